@@ -1,0 +1,88 @@
+//! A peer as the endpoint's thread sees it: what arrives from it, and the way to it.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use transport_core::ErrorKind;
+use transport_core::spi::{Completions, Event, PeerSlot, ReceiveRequest};
+
+use crate::lane::{ENTRIES, Inlet};
+use crate::peer::{Inbound, Outbound};
+use crate::status::status;
+
+/// Events taken from one peer before the next one's turn.
+const TURN: usize = 32;
+
+/// One peer of an endpoint, from its first sight to `PeerGone`.
+pub(crate) struct Attached {
+    pub(crate) inbound: Arc<Inbound>,
+    pub(crate) outbound: Option<Arc<Outbound>>,
+    pub(crate) leaving: bool,
+    peer: PeerSlot,
+    inlet: Inlet,
+}
+
+impl Attached {
+    /// Takes over the receiving end, unless another endpoint has it.
+    pub(crate) fn new(peer: PeerSlot, inbound: Arc<Inbound>) -> Option<Self> {
+        let inlet = inbound.take_inlet()?;
+        Some(Self { inbound, outbound: None, leaving: false, peer, inlet })
+    }
+
+    /// Puts the receiving end back for the next endpoint.
+    pub(crate) fn detach(self) {
+        self.inbound.return_inlet(self.inlet);
+    }
+
+    /// Takes up to a turn's worth of what has arrived. Whether there was any.
+    pub(crate) fn hear(&mut self, receives: &mut VecDeque<ReceiveRequest>, into: &mut Completions) -> bool {
+        if self.leaving || self.inlet.is_broken() {
+            return false;
+        }
+        let layout = self.inbound.layout();
+        let before = into.spare();
+        for _ in 0..before.min(TURN) {
+            let Some(imm) = self.inlet.next_imm(layout) else { break };
+            let _ = into.push(Event::Imm { peer: self.peer, imm });
+        }
+        while into.spare() > 0 {
+            let Some(message) = self.inlet.next_message() else { break };
+            let Some(receive) = receives.pop_front() else { break };
+            let fits = message.len as u64 <= receive.len;
+            // SAFETY: the receive is posted and not ended: its span is ours to write,
+            // by the contract of `post_recv`.
+            unsafe { self.inlet.take_message(layout, receive.local, if fits { message.len } else { 0 }) };
+            let _ = into.push(if fits {
+                Event::Received { id: receive.id, peer: self.peer, len: message.len as u64, imm: message.imm }
+            } else {
+                Event::ReceiveFailed { id: receive.id, status: status(ErrorKind::TooLarge) }
+            });
+        }
+        if self.inlet.is_broken() {
+            tracing::warn!(
+                peer = self.peer.0,
+                "loopback: a peer wrote nonsense into its lane; it is cut off"
+            );
+            self.inbound.close();
+            self.outbound.iter().for_each(|outbound| outbound.hang_up());
+        }
+        into.spare() < before
+    }
+
+    /// The immediate data that arrived before the end.
+    pub(crate) fn last_words(&mut self) -> impl Iterator<Item = Event> {
+        let next = || Some(Event::Imm { peer: self.peer, imm: self.inlet.next_imm(self.inbound.layout())? });
+        std::iter::from_fn(next).take(ENTRIES)
+    }
+
+    /// Asks to be rung at the next arrival. `false` if something is there already.
+    pub(crate) fn arm(&mut self, can_receive: bool) -> bool {
+        self.leaving
+            || self.inlet.arm(self.inbound.layout()) && !(can_receive && self.inlet.next_message().is_some())
+    }
+
+    /// Takes that back.
+    pub(crate) fn disarm(&mut self) {
+        self.inlet.disarm(self.inbound.layout());
+    }
+}

@@ -1,0 +1,92 @@
+//! The backend: devices that are nothing but a name.
+
+use std::sync::Arc;
+
+use transport_core::spi::{Backend, DeviceInfo, Domain, DomainSetup, Probe};
+use transport_core::{Error, ErrorKind, Result};
+
+use crate::domain::LoopbackDomain;
+use crate::link::LinkModel;
+
+/// How many devices there are and how they behave.
+#[derive(Debug, Clone)]
+#[non_exhaustive]
+pub struct LoopbackConfig {
+    /// Devices, named `lo0` and so on; at least one.
+    pub devices: u32,
+    /// A device to impersonate; `None` copies at once, in the posting thread.
+    pub link: Option<LinkModel>,
+}
+
+impl Default for LoopbackConfig {
+    fn default() -> Self {
+        Self { devices: 1, link: None }
+    }
+}
+
+impl LoopbackConfig {
+    /// `devices` devices.
+    pub fn devices(mut self, devices: u32) -> Self {
+        self.devices = devices.max(1);
+        self
+    }
+
+    /// Devices that behave like `link`.
+    pub fn link(mut self, link: LinkModel) -> Self {
+        self.link = Some(link);
+        self
+    }
+}
+
+/// Memory copies on one host.
+#[derive(Debug, Clone, Default)]
+pub struct Loopback {
+    config: LoopbackConfig,
+}
+
+impl Loopback {
+    /// One device, no link model.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// As `config` says.
+    pub fn with(config: LoopbackConfig) -> Self {
+        Self { config }
+    }
+
+    fn device(&self, number: u32) -> DeviceInfo {
+        DeviceInfo {
+            name: format!("lo{number}"),
+            about: match self.config.link {
+                Some(_) => "memory copies behind a link model".into(),
+                None => "memory copies on this host".into(),
+            },
+            link_bits_per_s: self.config.link.as_ref().and_then(|link| link.bits_per_s),
+            numa_node: None,
+        }
+    }
+}
+
+impl Backend for Loopback {
+    fn name(&self) -> &'static str {
+        "loopback"
+    }
+
+    fn probe(&self) -> Probe {
+        Ok((0..self.config.devices.max(1)).map(|number| self.device(number)).collect())
+    }
+
+    fn open(&self, device: &DeviceInfo, setup: &DomainSetup) -> Result<Arc<dyn Domain>> {
+        let known = (0..self.config.devices.max(1)).find(|number| device.name == format!("lo{number}"));
+        let number = known.ok_or_else(|| {
+            let context = format!(
+                "loopback has no device {:?}: it has lo0 to lo{}",
+                device.name,
+                self.config.devices - 1
+            );
+            Error::new(ErrorKind::NotFound, "open", context)
+        })?;
+        Ok(Arc::new(LoopbackDomain::open(number, setup, self.config.link.clone())?))
+    }
+}

@@ -1,0 +1,114 @@
+//! One small request at once, in the calling thread.
+
+use std::any::Any;
+use std::sync::Arc;
+
+use transport_core::spi::{Direct, RemoteMemory, WorkKind, WorkRequest};
+use transport_core::{Error, ErrorKind, Result};
+
+use crate::lane::{self, MESSAGE};
+use crate::peer::Outbound;
+use crate::remote::{Import, Place, Remote};
+use crate::runner::{announce, send_imm, transfer};
+use crate::status;
+
+/// The way to one peer. Any thread may use it.
+pub(crate) struct LoopbackDirect {
+    outbound: Arc<Outbound>,
+}
+
+impl LoopbackDirect {
+    pub(crate) fn new(outbound: Arc<Outbound>) -> Self {
+        Self { outbound }
+    }
+
+    /// Moves the bytes of a write or read, if every check allows it.
+    #[inline(always)]
+    unsafe fn transfer(
+        &self,
+        request: &WorkRequest,
+        remote: Option<&dyn RemoteMemory>,
+    ) -> Result<(), ErrorKind> {
+        let remote = remote.ok_or(ErrorKind::RemoteAccess)?;
+        let remote = (remote as &dyn Any).downcast_ref::<Remote>().ok_or(ErrorKind::RemoteAccess)?;
+        let import = &*remote.import;
+        if !Arc::ptr_eq(&import.target, &self.outbound) {
+            return Err(ErrorKind::RemoteAccess);
+        }
+        let offset = import.check(request.kind, request.remote, request.len)?;
+        import.enter()?;
+        let _entered = Entered(import);
+        match import.place {
+            // SAFETY: range checked, lease held, local span by the caller.
+            Place::Here(base) => unsafe { transfer(request, base.as_ptr().add(offset)) },
+            #[cfg(target_os = "linux")]
+            Place::There(base) => {
+                let address = base.wrapping_add(offset as u64);
+                // SAFETY: as above.
+                unsafe { crate::foreign::run_one(&self.outbound, request, address) }
+                    .map_err(|status| status.kind)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Runs what is more than moving bytes: messages and immediate data.
+    #[inline(never)]
+    unsafe fn announce(
+        &self,
+        request: &WorkRequest,
+        remote: Option<&dyn RemoteMemory>,
+    ) -> Option<Result<(), ErrorKind>> {
+        if !self.outbound.is_alive() {
+            return Some(Err(ErrorKind::PeerDied));
+        }
+        if request.kind == WorkKind::Send || request.len == 0 {
+            // SAFETY: by the caller.
+            return unsafe { announce(&self.outbound, request) };
+        }
+        let imm = request.imm.filter(|_| request.kind == WorkKind::Write);
+        if request.len > MESSAGE as u64 || imm.is_some() && !lane::has_room(self.outbound.layout()) {
+            return None;
+        }
+        // SAFETY: by the caller.
+        if let Err(kind) = unsafe { self.transfer(request, remote) } {
+            return Some(Err(kind));
+        }
+        imm.is_none_or(|imm| send_imm(&self.outbound, imm)).then_some(Ok(()))
+    }
+}
+
+/// A lease that is given back even if the copy unwinds.
+struct Entered<'a>(&'a Import);
+
+impl Drop for Entered<'_> {
+    #[inline]
+    fn drop(&mut self) {
+        self.0.leave();
+    }
+}
+
+impl Direct for LoopbackDirect {
+    unsafe fn run(&self, request: &WorkRequest, remote: Option<&dyn RemoteMemory>) -> Option<Result<()>> {
+        let outcome = if request.kind == WorkKind::Send || request.len == 0 || request.imm.is_some() {
+            // SAFETY: by the caller.
+            unsafe { self.announce(request, remote) }?
+        } else if request.len > MESSAGE as u64 {
+            return None;
+        } else {
+            // SAFETY: by the caller.
+            unsafe { self.transfer(request, remote) }
+        };
+        Some(outcome.map_err(|kind| refusal(request.kind, kind)))
+    }
+}
+
+#[cold]
+fn refusal(work: WorkKind, kind: ErrorKind) -> Error {
+    let operation = match work {
+        WorkKind::Write => "write",
+        WorkKind::Read => "read",
+        WorkKind::Send => "send",
+    };
+    Error::new(kind, operation, status::describe(status::status(kind)))
+}

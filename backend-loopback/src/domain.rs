@@ -1,0 +1,220 @@
+//! An opened loopback device.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, Weak};
+use std::time::Duration;
+
+use transport_core::spi::{
+    AbortScope, Capabilities, Connector, DeliveredCost, Direct, Domain, DomainSetup, Endpoint,
+    EndpointConfig, KeyMaterial, MemoryRegion, Operations, Ordering as Ordered, PeerSlot, Progress,
+    RemoteMemory, Revocation,
+};
+use transport_core::{Access, Doorbell, Error, ErrorKind, Memory, Result};
+
+use crate::board::SLOTS;
+use crate::direct::LoopbackDirect;
+use crate::endpoint::LoopbackEndpoint;
+use crate::lane::MESSAGE;
+use crate::link::LinkModel;
+use crate::peer::{Outbound, Reach};
+use crate::peers::Peers;
+use crate::region::{Key, Regions};
+use crate::registration::Registration;
+use crate::remote::{Answer, Imports, Place, Remote};
+
+/// Requests that may have ended without having been polled.
+const SEND_DEPTH: u32 = 4096;
+/// Receives that may be posted.
+const RECV_DEPTH: u32 = 1024;
+
+/// The tables of a domain: all that its server thread needs.
+pub(crate) struct Core {
+    pub(crate) id: u64,
+    pub(crate) capabilities: Capabilities,
+    pub(crate) peers: Peers,
+    pub(crate) regions: Regions,
+    pub(crate) imports: Imports,
+    pub(crate) doorbell: Arc<Doorbell>,
+    /// Whether an endpoint is open, which then says goodbye to peers.
+    pub(crate) polled: AtomicBool,
+}
+
+/// A domain as its parts hold it; the last one stops the server.
+pub(crate) struct Shared {
+    pub(crate) core: Arc<Core>,
+    pub(crate) setup: DomainSetup,
+    pub(crate) number: u32,
+    pub(crate) link: Option<LinkModel>,
+    #[cfg(target_os = "linux")]
+    pub(crate) server: std::sync::OnceLock<crate::server::Server>,
+}
+
+/// Domains of this process, by id, with the process that made them: a forked
+/// child must not take its parent's for its own.
+static HERE: Mutex<BTreeMap<u64, (u32, Weak<Core>)>> = Mutex::new(BTreeMap::new());
+
+impl Core {
+    /// The domain of this process that has that id.
+    pub(crate) fn here(id: u64) -> Option<Arc<Self>> {
+        let domains = HERE.lock().expect("domains");
+        let (process, core) = domains.get(&id)?;
+        (*process == std::process::id()).then(|| core.upgrade())?
+    }
+}
+
+impl Drop for Shared {
+    fn drop(&mut self) {
+        HERE.lock().expect("domains").remove(&self.core.id);
+        for (_, peer) in self.core.peers.all() {
+            peer.inbound.close();
+            self.core.regions.remove_board(&peer.inbound);
+            if let Some(outbound) = peer.outbound {
+                outbound.hang_up();
+            }
+        }
+    }
+}
+
+/// An opened device of [`crate::Loopback`].
+pub(crate) struct LoopbackDomain {
+    pub(crate) shared: Arc<Shared>,
+}
+
+impl LoopbackDomain {
+    /// Opens device `number`.
+    pub(crate) fn open(number: u32, setup: &DomainSetup, link: Option<LinkModel>) -> Result<Self> {
+        let core = Arc::new(Core {
+            id: u64::from_ne_bytes(random()?),
+            capabilities: capabilities(link.as_ref()),
+            peers: Peers::default(),
+            regions: Regions::default(),
+            imports: Imports::default(),
+            doorbell: Arc::new(Doorbell::new()?),
+            polled: AtomicBool::new(false),
+        });
+        let entry = (std::process::id(), Arc::downgrade(&core));
+        HERE.lock().expect("domains").insert(core.id, entry);
+        let shared = Shared {
+            core,
+            setup: setup.clone(),
+            number,
+            link,
+            #[cfg(target_os = "linux")]
+            server: std::sync::OnceLock::new(),
+        };
+        Ok(Self { shared: Arc::new(shared) })
+    }
+
+    fn connected(&self, operation: &'static str, slot: PeerSlot) -> Result<Arc<Outbound>> {
+        let peer = self.shared.core.peers.find(slot).filter(|peer| !peer.leaving);
+        peer.and_then(|peer| peer.outbound).ok_or_else(|| {
+            let context = format!("peer slot {} is not connected: complete the connection first", slot.0);
+            Error::new(ErrorKind::Unreachable, operation, context)
+        })
+    }
+}
+
+impl Domain for LoopbackDomain {
+    fn capabilities(&self) -> &Capabilities {
+        &self.shared.core.capabilities
+    }
+
+    fn id(&self) -> u64 {
+        self.shared.core.id
+    }
+
+    unsafe fn register(&self, memory: Arc<dyn Memory>, access: Access) -> Result<Arc<dyn MemoryRegion>> {
+        let len = memory.len() as u64;
+        let key = self.shared.core.regions.insert(memory, access)?;
+        Ok(Arc::new(Registration::new(self.shared.clone(), key, len)))
+    }
+
+    fn import(&self, peer: PeerSlot, key: &KeyMaterial, limit: Duration) -> Result<Arc<dyn RemoteMemory>> {
+        let target = self.connected("import", peer)?;
+        let answer = ask(&target, key.key, limit)?;
+        if key.base != 0 || key.len > answer.len {
+            let context = "the descriptor does not match the peer's region: ask the peer for a new one";
+            return Err(Error::new(ErrorKind::RemoteAccess, "import", context));
+        }
+        let import = self.shared.core.imports.insert(target, answer)?;
+        Ok(Arc::new(Remote { import, shared: self.shared.clone() }))
+    }
+
+    fn connector(&self) -> &dyn Connector {
+        self
+    }
+
+    fn endpoint(&self, config: EndpointConfig) -> Result<Box<dyn Endpoint>> {
+        if self.shared.core.polled.swap(true, Ordering::AcqRel) {
+            let context = "the domain's endpoint is open already: drop it first";
+            return Err(Error::new(ErrorKind::Busy, "open an endpoint", context));
+        }
+        Ok(Box::new(LoopbackEndpoint::new(self.shared.clone(), &config)))
+    }
+
+    fn direct(&self, peer: PeerSlot) -> Option<Arc<dyn Direct>> {
+        if self.shared.link.is_some() {
+            return None;
+        }
+        let outbound = self.connected("direct", peer).ok()?;
+        Some(Arc::new(LoopbackDirect::new(outbound)))
+    }
+}
+
+/// Asks the target what `key` names.
+fn ask(target: &Outbound, key: u64, limit: Duration) -> Result<Answer> {
+    match &target.reach {
+        Reach::Local { domain, .. } => {
+            let _ = limit;
+            let gone =
+                || Error::new(ErrorKind::PeerDied, "import", "the peer's domain is closed: connect again");
+            let found = domain.upgrade().ok_or_else(gone)?.regions.find(key).map_err(refused)?;
+            let first = std::ptr::NonNull::new(found.memory.as_ptr()).ok_or_else(gone)?;
+            Ok(Answer {
+                key: Key::from_wire(key).ok_or_else(|| refused(ErrorKind::RemoteAccess))?,
+                len: found.memory.len() as u64,
+                access: found.access,
+                place: Place::Here(first),
+                #[cfg(target_os = "linux")]
+                mapping: None,
+            })
+        }
+        #[cfg(target_os = "linux")]
+        Reach::Process(line) => line.ask(key, limit),
+    }
+}
+
+/// The error for a key the target refused.
+pub(crate) fn refused(kind: ErrorKind) -> Error {
+    Error::new(kind, "import", crate::status::describe(crate::status::status(kind)))
+}
+
+/// Bytes nobody can guess.
+pub(crate) fn random<const N: usize>() -> Result<[u8; N]> {
+    let mut bytes = [0; N];
+    getrandom::fill(&mut bytes).map_err(|e| {
+        Error::new(ErrorKind::Io, "open", "the system has no randomness; check /dev/urandom").with_source(e)
+    })?;
+    Ok(bytes)
+}
+
+fn capabilities(link: Option<&LinkModel>) -> Capabilities {
+    let mut it = Capabilities::minimal();
+    it.operations = Operations::all();
+    it.imm_bytes = 4;
+    it.ordering = if link.is_some_and(|link| link.reorder) { Ordered::empty() } else { Ordered::all() };
+    it.send_depth = link.and_then(|link| link.send_depth).unwrap_or(SEND_DEPTH).max(1);
+    it.recv_depth = RECV_DEPTH;
+    it.max_message = MESSAGE as u64;
+    it.max_write = 1 << 30;
+    it.chunk = 256 << 10;
+    it.max_regions = SLOTS as u32;
+    it.link_bits_per_s = link.and_then(|link| link.bits_per_s);
+    it.progress = Progress::Manual;
+    it.abort_scope = AbortScope::Peer;
+    it.revocation = Revocation::Checked;
+    it.delivered = DeliveredCost::None;
+    it.max_direct = if link.is_some() { 0 } else { MESSAGE as u64 };
+    it
+}

@@ -1,0 +1,263 @@
+//! The endpoint: posts run at once (or when the link model says), polls report.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use transport_core::ErrorKind;
+use transport_core::spi::{
+    Armed, Batch, Completions, Endpoint, EndpointConfig, Event, PeerSlot, PostResult, ReceiveRequest, Status,
+};
+
+use crate::attached::Attached;
+use crate::domain::Shared;
+use crate::ended::Ended;
+#[cfg(target_os = "linux")]
+use crate::foreign::Vector;
+use crate::link::{Model, Verdict};
+use crate::runner::Runner;
+use crate::shortcut::Shortcut;
+use crate::status::{self, status};
+
+/// The domain's endpoint.
+pub(crate) struct LoopbackEndpoint {
+    shared: Arc<Shared>,
+    depth: usize,
+    ended: Ended,
+    peers: Vec<Option<Attached>>,
+    seen: u64,
+    turn: usize,
+    receives: VecDeque<ReceiveRequest>,
+    armed: bool,
+    model: Option<Model>,
+    #[cfg(target_os = "linux")]
+    vector: Vector,
+}
+
+// SAFETY: the raw pointers inside are those of accepted requests and receives;
+// `Endpoint::post` binds their validity to the endpoint, not to a thread.
+unsafe impl Send for LoopbackEndpoint {}
+
+impl LoopbackEndpoint {
+    pub(crate) fn new(shared: Arc<Shared>, config: &EndpointConfig) -> Self {
+        let limit = shared.core.capabilities.send_depth;
+        let depth = config.send_depth.unwrap_or(limit).clamp(1, limit) as usize;
+        let model = shared.link.clone().map(|link| Model::new(link, shared.setup.seed, shared.number));
+        Self {
+            depth,
+            ended: Ended::default(),
+            peers: Vec::new(),
+            seen: 0,
+            turn: 0,
+            receives: VecDeque::new(),
+            armed: false,
+            model,
+            #[cfg(target_os = "linux")]
+            vector: Vector::default(),
+            shared,
+        }
+    }
+
+    #[inline]
+    fn refresh(&mut self) {
+        if self.shared.core.peers.version() != self.seen {
+            self.look_again();
+        }
+    }
+
+    /// Learns who came and who is to go.
+    #[cold]
+    fn look_again(&mut self) {
+        let core = self.shared.core.clone();
+        self.seen = core.peers.version();
+        for (slot, peer) in core.peers.all() {
+            let at = slot.0 as usize;
+            if self.peers.len() <= at {
+                self.peers.resize_with(at + 1, || None);
+            }
+            if self.peers[at].is_none() {
+                self.peers[at] = Attached::new(slot, peer.inbound);
+            }
+            let Some(attached) = &mut self.peers[at] else { continue };
+            if attached.leaving {
+                continue;
+            }
+            attached.outbound = peer.outbound;
+            attached.leaving = peer.leaving;
+            if peer.leaving {
+                self.say_goodbye(slot);
+            }
+        }
+    }
+
+    /// Files all that is left of a peer, and last that it is gone.
+    fn say_goodbye(&mut self, slot: PeerSlot) {
+        if let Some(model) = &mut self.model {
+            model.abort(slot, |id| self.ended.request(id, Err(status(ErrorKind::PeerDied))));
+        }
+        if let Some(Some(peer)) = self.peers.get_mut(slot.0 as usize) {
+            peer.outbound = None;
+            peer.last_words().for_each(|event| self.ended.event(event));
+        }
+        self.ended.event(Event::PeerGone { peer: slot });
+    }
+
+    fn runner(&mut self) -> Runner<'_> {
+        Runner {
+            imports: &self.shared.core.imports,
+            peers: &self.peers,
+            ended: &mut self.ended,
+            #[cfg(target_os = "linux")]
+            vector: &mut self.vector,
+            held: None,
+            short: Shortcut::default(),
+        }
+    }
+
+    /// Runs what the link model has let through by now.
+    fn run_due(&mut self) {
+        let Some(mut model) = self.model.take() else { return };
+        let now = self.shared.setup.clock.now();
+        while let Some((request, verdict)) = model.next(now) {
+            let refused = match verdict {
+                Verdict::Run => {
+                    // SAFETY: accepted and not ended yet: valid by the contract of `post`.
+                    if !unsafe { self.runner().run(&request) } {
+                        model.put_back(request);
+                        break;
+                    }
+                    continue;
+                }
+                Verdict::Fail => ErrorKind::Io,
+                Verdict::Lost => ErrorKind::DeviceLost,
+            };
+            self.ended.request(request.id, Err(status(refused)));
+        }
+        if model.reports_loss() {
+            self.ended.event(Event::DeviceLost { status: status(ErrorKind::DeviceLost) });
+        }
+        self.model = Some(model);
+    }
+
+    /// Moves filed events out; a peer's slot is free once its last one is out.
+    fn report(&mut self, into: &mut Completions) {
+        while into.spare() > 0 {
+            let Some(event) = self.ended.pop() else { return };
+            if let Event::PeerGone { peer } = event
+                && let Some(gone) = self.peers.get_mut(peer.0 as usize).and_then(Option::take)
+            {
+                self.shared.core.peers.remove(peer, &gone.inbound);
+            }
+            let _ = into.push(event);
+        }
+    }
+
+    /// Takes events from all lanes, in turns.
+    fn listen(&mut self, into: &mut Completions) {
+        let peers = self.peers.len();
+        let mut silent = 0;
+        while silent < peers && into.spare() > 0 {
+            self.turn = if self.turn + 1 < peers { self.turn + 1 } else { 0 };
+            let peer = self.peers[self.turn].as_mut();
+            let heard = peer.is_some_and(|peer| peer.hear(&mut self.receives, into));
+            silent = if heard { 0 } else { silent + 1 };
+        }
+    }
+
+    fn disarm(&mut self) {
+        if std::mem::take(&mut self.armed) {
+            self.shared.core.doorbell.clear();
+            self.peers.iter_mut().flatten().for_each(Attached::disarm);
+        }
+    }
+}
+
+impl Endpoint for LoopbackEndpoint {
+    unsafe fn post(&mut self, batch: &Batch) -> PostResult {
+        self.refresh();
+        let room = self.depth.saturating_sub(self.ended.requests());
+        if let Some(model) = &mut self.model {
+            return model.accept(batch, self.shared.setup.clock.now(), room);
+        }
+        let mut runner = self.runner();
+        let mut accepted = 0;
+        for (template, pieces) in batch.runs() {
+            let pieces = &pieces[..pieces.len().min(room - accepted)];
+            // SAFETY: by the caller.
+            let ran = unsafe { runner.run_all(template, pieces) };
+            accepted += ran;
+            if ran < pieces.len() || accepted == room {
+                break;
+            }
+        }
+        PostResult { accepted, error: None }
+    }
+
+    unsafe fn post_recv(&mut self, batch: &[ReceiveRequest]) -> PostResult {
+        let room = (self.shared.core.capabilities.recv_depth as usize).saturating_sub(self.receives.len());
+        let accepted = room.min(batch.len());
+        self.receives.extend(&batch[..accepted]);
+        PostResult { accepted, error: None }
+    }
+
+    fn poll(&mut self, into: &mut Completions) {
+        self.disarm();
+        self.refresh();
+        self.run_due();
+        self.shared.core.regions.sweep();
+        self.report(into);
+        self.listen(into);
+    }
+
+    fn arm(&mut self) -> Armed {
+        self.refresh();
+        let waiting = self.model.as_ref().is_some_and(|model| !model.is_idle());
+        if waiting {
+            return Armed::Unsupported;
+        }
+        self.shared.core.doorbell.clear();
+        self.armed = true;
+        let mut quiet = self.ended.is_empty();
+        for peer in self.peers.iter_mut().flatten() {
+            quiet &= peer.arm(!self.receives.is_empty());
+        }
+        // Who changed the table before this look is seen here; who does after it rings.
+        if !quiet || self.shared.core.peers.version() != self.seen {
+            self.disarm();
+            return Armed::Ready;
+        }
+        #[cfg(unix)]
+        return Armed::Fd(self.shared.core.doorbell.raw_fd());
+        #[cfg(not(unix))]
+        return Armed::Unsupported;
+    }
+
+    fn abort(&mut self, peer: PeerSlot) {
+        if let Some(model) = &mut self.model {
+            model.abort(peer, |id| self.ended.request(id, Err(status(ErrorKind::Cancelled))));
+        }
+    }
+
+    fn cancel_recv(&mut self, id: u64) {
+        if let Some(at) = self.receives.iter().position(|receive| receive.id == id) {
+            self.receives.remove(at);
+            self.ended.event(Event::ReceiveFailed { id, status: status(ErrorKind::Cancelled) });
+        }
+    }
+
+    fn describe(&self, status: Status) -> String {
+        status::describe(status)
+    }
+}
+
+impl Drop for LoopbackEndpoint {
+    fn drop(&mut self) {
+        self.disarm();
+        let core = &self.shared.core;
+        self.peers.drain(..).flatten().for_each(Attached::detach);
+        core.polled.store(false, Ordering::Release);
+        for (slot, peer) in core.peers.all().into_iter().filter(|(_, peer)| peer.leaving) {
+            core.peers.remove(slot, &peer.inbound);
+        }
+    }
+}

@@ -1,0 +1,184 @@
+//! Memory of another process, through the kernel: one call for many pieces.
+
+use libc::iovec;
+use transport_core::ErrorKind;
+use transport_core::spi::{Status, WorkKind, WorkRequest};
+
+use crate::peer::{Outbound, Reach};
+use crate::status::{from_errno, status};
+
+/// Pieces per system call, the kernel's limit (UIO_MAXIOV).
+const PIECES: usize = 1024;
+
+/// Neighbouring requests to one foreign region, gathered.
+#[derive(Default)]
+pub(crate) struct Vector {
+    kind: Option<WorkKind>,
+    local: Vec<iovec>,
+    remote: Vec<iovec>,
+    ids: Vec<u64>,
+    outcomes: Vec<Result<(), Status>>,
+}
+
+impl Vector {
+    /// Whether nothing is gathered.
+    #[inline]
+    pub(crate) fn is_empty(&self) -> bool {
+        self.ids.is_empty()
+    }
+
+    /// Whether nothing more can be.
+    pub(crate) fn is_full(&self) -> bool {
+        self.ids.len() == PIECES
+    }
+
+    /// Whether requests of this kind can join the gathered ones.
+    pub(crate) fn takes(&self, kind: WorkKind) -> bool {
+        self.is_empty() || self.kind == Some(kind)
+    }
+
+    /// Gathers one more; nothing moves yet.
+    pub(crate) fn push(&mut self, request: &WorkRequest, address: u64) {
+        let [local, remote] = pieces(request, address);
+        self.kind = Some(request.kind);
+        self.ids.push(request.id);
+        self.local.push(local);
+        self.remote.push(remote);
+    }
+
+    /// Moves all, and tells each one's end in order.
+    ///
+    /// # Safety
+    /// The local spans of all gathered requests are valid.
+    pub(crate) unsafe fn flush(&mut self, target: &Outbound, mut each: impl FnMut(u64, Result<(), Status>)) {
+        let kind = self.kind.take().unwrap_or(WorkKind::Write);
+        // SAFETY: by the caller.
+        unsafe { move_all(target, kind, &mut self.local, &mut self.remote, &mut self.outcomes) };
+        self.ids.drain(..).zip(self.outcomes.drain(..)).for_each(|(id, outcome)| each(id, outcome));
+        self.local.clear();
+        self.remote.clear();
+    }
+}
+
+/// Moves one request's bytes.
+///
+/// # Safety
+/// Its local span is valid.
+pub(crate) unsafe fn run_one(target: &Outbound, request: &WorkRequest, address: u64) -> Result<(), Status> {
+    let [mut local, mut remote] = pieces(request, address).map(|piece| [piece]);
+    let mut outcomes = Vec::with_capacity(1);
+    // SAFETY: by the caller.
+    unsafe { move_all(target, request.kind, &mut local, &mut remote, &mut outcomes) };
+    outcomes.pop().unwrap_or(Err(status(ErrorKind::Io)))
+}
+
+fn pieces(request: &WorkRequest, address: u64) -> [iovec; 2] {
+    let len = request.len as usize;
+    [
+        iovec { iov_base: request.local.cast(), iov_len: len },
+        iovec { iov_base: address as *mut _, iov_len: len },
+    ]
+}
+
+unsafe fn move_all(
+    target: &Outbound,
+    kind: WorkKind,
+    local: &mut [iovec],
+    remote: &mut [iovec],
+    outcomes: &mut Vec<Result<(), Status>>,
+) {
+    let Reach::Process(line) = &target.reach else {
+        return outcomes.resize(local.len(), Err(status(ErrorKind::RemoteAccess)));
+    };
+    // Before: the number still means our peer. After: it did all along.
+    if line.process.is_alive() {
+        let pid = line.process.pid().as_raw_nonzero().get();
+        // SAFETY: by the caller.
+        unsafe { move_pieces(pid, kind, local, remote, outcomes) };
+    }
+    if !line.process.is_alive() {
+        target.hang_up();
+        outcomes.clear();
+        outcomes.resize(local.len(), Err(status(ErrorKind::PeerDied)));
+    }
+}
+
+unsafe fn move_pieces(
+    pid: libc::pid_t,
+    kind: WorkKind,
+    local: &mut [iovec],
+    remote: &mut [iovec],
+    outcomes: &mut Vec<Result<(), Status>>,
+) {
+    let call = if kind == WorkKind::Read { libc::process_vm_readv } else { libc::process_vm_writev };
+    let total = local.len();
+    while outcomes.len() < total {
+        let at = outcomes.len();
+        let (here, there) = (&mut local[at..], &mut remote[at..]);
+        let count = here.len() as libc::c_ulong;
+        // SAFETY: the local spans are valid by the caller; the kernel checks the others.
+        let moved = unsafe { call(pid, here.as_ptr(), count, there.as_ptr(), count, 0) };
+        match usize::try_from(moved) {
+            Ok(0) => outcomes.push(Err(status(ErrorKind::Io))),
+            Ok(moved) => advance(here, there, moved, outcomes),
+            Err(_) => match std::io::Error::last_os_error().raw_os_error().unwrap_or(0) {
+                libc::EINTR => {}
+                // Only the first piece is at fault: nothing before it was left over.
+                libc::EFAULT => outcomes.push(Err(from_errno(libc::EFAULT))),
+                code => outcomes.resize(total, Err(from_errno(code))),
+            },
+        }
+    }
+}
+
+/// Files whole pieces among the first `moved` bytes as done, and cuts a part from the next.
+fn advance(
+    here: &mut [iovec],
+    there: &mut [iovec],
+    mut moved: usize,
+    outcomes: &mut Vec<Result<(), Status>>,
+) {
+    for (here, there) in here.iter_mut().zip(there) {
+        if moved < here.iov_len {
+            for piece in [here, there] {
+                piece.iov_base = piece.iov_base.wrapping_byte_add(moved);
+                piece.iov_len -= moved;
+            }
+            return;
+        }
+        moved -= here.iov_len;
+        outcomes.push(Ok(()));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_bad_page_fails_its_own_piece_only() {
+        let pid = std::process::id() as libc::pid_t;
+        let (mut from, mut to) = (vec![7_u8; 12], vec![0_u8; 12]);
+        let piece = |base: *mut u8, len| iovec { iov_base: base.cast(), iov_len: len };
+        let at = |bytes: &mut Vec<u8>, n: usize| piece(bytes.as_mut_ptr().wrapping_add(n), 4);
+        let mut local = [at(&mut from, 0), at(&mut from, 4), at(&mut from, 8)];
+        let mut remote = [at(&mut to, 0), piece(std::ptr::without_provenance_mut(8), 4), at(&mut to, 8)];
+        let mut outcomes = Vec::new();
+        // SAFETY: the local pieces lie in `from`, the good remote ones in `to`.
+        unsafe { move_pieces(pid, WorkKind::Write, &mut local, &mut remote, &mut outcomes) };
+        let bad = Err(from_errno(libc::EFAULT));
+        assert_eq!(outcomes, [Ok(()), bad, Ok(())]);
+        assert_eq!(to, [7, 7, 7, 7, 0, 0, 0, 0, 7, 7, 7, 7]);
+    }
+
+    #[test]
+    fn a_partial_transfer_goes_on_where_it_stopped() {
+        let piece = |n: usize, len| iovec { iov_base: std::ptr::without_provenance_mut(n), iov_len: len };
+        let (mut here, mut there) = ([piece(100, 10), piece(200, 10)], [piece(300, 10), piece(400, 10)]);
+        let mut outcomes = Vec::new();
+        advance(&mut here, &mut there, 13, &mut outcomes);
+        assert_eq!(outcomes.len(), 1);
+        assert_eq!((here[1].iov_base as usize, here[1].iov_len), (203, 7));
+        assert_eq!((there[1].iov_base as usize, there[1].iov_len), (403, 7));
+    }
+}

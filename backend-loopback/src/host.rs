@@ -1,0 +1,84 @@
+//! Which host, kernel instance and namespaces this process runs in.
+
+use serde::{Deserialize, Serialize};
+
+/// Two processes whose `Host` is equal can share memory and name each other.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Host {
+    /// Random at every boot; zero where the system has none to tell.
+    pub(crate) boot: u128,
+    /// The process id namespace: a peer's pid means nothing in another one.
+    pub(crate) pids: u64,
+    /// The network namespace: abstract socket names live in it.
+    pub(crate) network: u64,
+    /// The effective user.
+    pub(crate) user: u32,
+}
+
+impl Host {
+    /// Where this process runs.
+    pub(crate) fn here() -> Self {
+        Self { boot: boot(), pids: namespace("pid"), network: namespace("net"), user: user() }
+    }
+
+    /// Why a process there cannot share memory with this one, if it cannot.
+    pub(crate) fn obstacle(&self, there: &Self) -> Option<&'static str> {
+        if self.boot != there.boot {
+            Some("the peer runs on another host, or this one rebooted: use a network transport")
+        } else if self.pids != there.pids {
+            Some("the peer is in another pid namespace: share it (docker: --pid=container:... or --pid=host)")
+        } else if self.network != there.network {
+            Some("the peer is in another network namespace: share it (docker: --network=container:...)")
+        } else if self.user != there.user {
+            Some("the peer runs as another user: run both processes as one user")
+        } else {
+            None
+        }
+    }
+}
+
+#[cfg(target_os = "linux")]
+fn boot() -> u128 {
+    let text = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
+    u128::from_str_radix(&text.trim().replace('-', ""), 16).unwrap_or(0)
+}
+
+#[cfg(target_os = "linux")]
+fn namespace(kind: &str) -> u64 {
+    use std::os::unix::fs::MetadataExt;
+    std::fs::metadata(format!("/proc/self/ns/{kind}")).map_or(0, |file| file.ino())
+}
+
+#[cfg(not(target_os = "linux"))]
+fn boot() -> u128 {
+    0
+}
+
+#[cfg(not(target_os = "linux"))]
+fn namespace(_: &str) -> u64 {
+    0
+}
+
+#[cfg(unix)]
+fn user() -> u32 {
+    rustix::process::geteuid().as_raw()
+}
+
+#[cfg(not(unix))]
+fn user() -> u32 {
+    0
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn obstacles_are_named() {
+        let here = Host::here();
+        assert_eq!(here.obstacle(&Host::here()), None);
+        assert!(here.obstacle(&Host { boot: !here.boot, ..here }).unwrap().contains("another host"));
+        assert!(here.obstacle(&Host { pids: 1, ..here }).unwrap().contains("pid namespace"));
+        assert!(here.obstacle(&Host { user: here.user ^ 1, ..here }).unwrap().contains("another user"));
+    }
+}

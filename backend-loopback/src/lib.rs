@@ -1,0 +1,77 @@
+//! Loopback: memory copies on one host.
+//!
+//! A real backend (the fastest way to move memory between two places of one
+//! host) and the test bench of everything above it. A target keeps a *segment*
+//! per peer: a lane for immediate data and messages, and a board of lease words,
+//! one per region. An initiator in the same process shares it; one in another
+//! process maps it.
+//!
+//! Read in this order: `ring`, `lane` and `board` lie in a `segment`;
+//! `region`, `registration` and `remote` are memory, ours and theirs; `peer`, `peers`,
+//! `offer`, `host` and `connector` bring two domains together; `runner`, with
+//! `shortcut`, moves bytes for the `endpoint` and `direct`; `attached` is a peer in
+//! the endpoint's eyes, `ended` what it has to report; `link` stands in for a
+//! device; `domain` and `backend` hold it together. On Linux, `server`,
+//! `dial`, `wire`, `mapping`, `process` and `foreign` reach other processes.
+//!
+//! ```
+//! use backend_loopback::Loopback;
+//! use transport_core::spi::Backend;
+//!
+//! assert_eq!(Loopback::new().probe().unwrap()[0].name, "lo0");
+//! ```
+//!
+//! # Trust
+//!
+//! Processes of one user trust each other with the *contents* of what they
+//! register: a peer process maps the file of a shared region and could ignore
+//! bounds, rights and leases, as it could with ptrace. What a peer cannot do is
+//! break this process: files are checked for size and seals before they are
+//! mapped, and everything read from shared memory or a socket is bounded and
+//! checked. A hostile or dying peer spoils its own lane and board, no others.
+//! Other users are refused at the socket.
+//!
+//! # Threads and cleanup
+//!
+//! Domains may be used from any thread; an endpoint by one at a time. On Linux a
+//! domain has one more thread, which hands files to peers and notices their
+//! deaths; it ends with the last of domain, endpoint and regions. A region that is
+//! dropped while a peer is inside keeps its memory until the peer has left or died.
+
+mod attached;
+mod backend;
+mod board;
+mod connector;
+#[cfg(target_os = "linux")]
+mod dial;
+mod direct;
+mod domain;
+mod ended;
+mod endpoint;
+#[cfg(target_os = "linux")]
+mod foreign;
+mod host;
+mod lane;
+mod link;
+#[cfg(target_os = "linux")]
+mod mapping;
+mod offer;
+mod peer;
+mod peers;
+#[cfg(target_os = "linux")]
+mod process;
+mod region;
+mod registration;
+mod remote;
+mod ring;
+mod runner;
+mod segment;
+#[cfg(target_os = "linux")]
+mod server;
+mod shortcut;
+mod status;
+#[cfg(target_os = "linux")]
+mod wire;
+
+pub use backend::{Loopback, LoopbackConfig};
+pub use link::LinkModel;

@@ -1,0 +1,166 @@
+//! The link model: a device that is slow, unordered, small or doomed, from one seed.
+
+use std::collections::VecDeque;
+use std::time::Duration;
+
+use transport_core::Time;
+use transport_core::spi::{Batch, PeerSlot, PostResult, WorkRequest};
+
+use crate::status::status;
+
+/// How an impersonated device behaves. The default is a perfect one that works in `poll`.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct LinkModel {
+    /// Requests that may be outstanding; `None` takes loopback's own limit.
+    pub send_depth: Option<u32>,
+    /// Each post takes a random number of requests up to this one, sometimes none.
+    pub accept_at_most: Option<u32>,
+    /// Requests that are due run in random order.
+    pub reorder: bool,
+    /// Time from posting to arrival, at least.
+    pub latency: Duration,
+    /// Random time on top, up to this.
+    pub jitter: Duration,
+    /// Line rate in bits per second; requests queue for the line.
+    pub bits_per_s: Option<u64>,
+    /// The device is lost once so many requests have run.
+    pub lose_device_after: Option<u64>,
+    /// Every so many-th request fails and moves no byte.
+    pub fail_every: Option<u64>,
+}
+
+/// What becomes of a request that is due.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Verdict {
+    Run,
+    Fail,
+    Lost,
+}
+
+/// A device at work.
+pub(crate) struct Model {
+    link: LinkModel,
+    random: fastrand::Rng,
+    pending: VecDeque<(Time, WorkRequest)>,
+    due: VecDeque<WorkRequest>,
+    /// When the line is free again.
+    line: Time,
+    /// No request of an ordered link is due before this.
+    last: Time,
+    judged: u64,
+    loss: Loss,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Loss {
+    No,
+    Unreported,
+    Reported,
+}
+
+impl Model {
+    /// The device `number` of a fabric that was given `seed`.
+    pub(crate) fn new(link: LinkModel, seed: u64, number: u32) -> Self {
+        // Devices of one fabric must not roll the same dice.
+        let seed = seed.wrapping_add(u64::from(number).wrapping_mul(0x9e37_79b9_7f4a_7c15));
+        Self {
+            link,
+            random: fastrand::Rng::with_seed(seed),
+            pending: VecDeque::new(),
+            due: VecDeque::new(),
+            line: Time::ZERO,
+            last: Time::ZERO,
+            judged: 0,
+            loss: Loss::No,
+        }
+    }
+
+    /// Takes what fits; `room` counts the requests of this endpoint not yet reported.
+    pub(crate) fn accept(&mut self, batch: &Batch, now: Time, room: usize) -> PostResult {
+        if self.loss != Loss::No {
+            let lost = status(transport_core::ErrorKind::DeviceLost);
+            return PostResult { accepted: 0, error: Some(lost) };
+        }
+        let mut accepted = batch.len().min(room.saturating_sub(self.pending.len() + self.due.len()));
+        if let Some(most) = self.link.accept_at_most {
+            let some = if self.random.u8(..8) == 0 { 0 } else { self.random.u32(1..=most.max(1)) };
+            accepted = accepted.min(some as usize);
+        }
+        for request in batch.requests().take(accepted) {
+            let due = self.arrival(request.len, now);
+            self.pending.push_back((due, request));
+        }
+        PostResult { accepted, error: None }
+    }
+
+    /// The next request that is due, and its fate.
+    pub(crate) fn next(&mut self, now: Time) -> Option<(WorkRequest, Verdict)> {
+        self.collect(now);
+        if self.loss != Loss::No {
+            let request = self.due.pop_front().or_else(|| self.pending.pop_front().map(|(_, r)| r))?;
+            return Some((request, Verdict::Lost));
+        }
+        let at =
+            if self.link.reorder && !self.due.is_empty() { self.random.usize(..self.due.len()) } else { 0 };
+        let request = self.due.remove(at)?;
+        if self.link.lose_device_after.is_some_and(|after| self.judged >= after) {
+            self.loss = Loss::Unreported;
+            return Some((request, Verdict::Lost));
+        }
+        self.judged += 1;
+        let fails = self.link.fail_every.is_some_and(|every| self.judged.is_multiple_of(every.max(1)));
+        Some((request, if fails { Verdict::Fail } else { Verdict::Run }))
+    }
+
+    /// The receiver was not ready: `request` comes first next time.
+    pub(crate) fn put_back(&mut self, request: WorkRequest) {
+        self.judged -= 1;
+        self.due.push_front(request);
+    }
+
+    /// Forgets the requests to `peer`, naming each.
+    pub(crate) fn abort(&mut self, peer: PeerSlot, mut each: impl FnMut(u64)) {
+        self.due.retain(|request| request.peer != peer || (each(request.id), false).1);
+        self.pending.retain(|(_, request)| request.peer != peer || (each(request.id), false).1);
+    }
+
+    /// Whether nothing is under way.
+    pub(crate) fn is_idle(&self) -> bool {
+        self.pending.is_empty() && self.due.is_empty() && self.loss != Loss::Unreported
+    }
+
+    /// Whether the device was lost; true once.
+    pub(crate) fn reports_loss(&mut self) -> bool {
+        let news = self.loss == Loss::Unreported;
+        if news {
+            self.loss = Loss::Reported;
+        }
+        news
+    }
+
+    fn arrival(&mut self, len: u64, now: Time) -> Time {
+        if let Some(rate) = self.link.bits_per_s {
+            let nanos = u128::from(len) * 8 * 1_000_000_000 / u128::from(rate.max(1));
+            let span = Duration::from_nanos(u64::try_from(nanos).unwrap_or(u64::MAX));
+            self.line = self.line.max(now).after(span);
+        }
+        let jitter = u64::try_from(self.link.jitter.as_nanos()).unwrap_or(u64::MAX);
+        let jitter = Duration::from_nanos(self.random.u64(..=jitter));
+        let mut due = self.line.max(now).after(self.link.latency).after(jitter);
+        if !self.link.reorder {
+            due = due.max(self.last);
+            self.last = due;
+        }
+        due
+    }
+
+    fn collect(&mut self, now: Time) {
+        if self.link.reorder {
+            let due = &mut self.due;
+            self.pending.retain(|(at, request)| *at > now || (due.push_back(*request), false).1);
+        } else {
+            let ripe = self.pending.partition_point(|(at, _)| *at <= now);
+            self.due.extend(self.pending.drain(..ripe).map(|(_, request)| request));
+        }
+    }
+}

@@ -1,0 +1,118 @@
+//! What two domains tell each other before they connect, as bytes.
+//!
+//! `"MRLO"`, a version, the length of the rest, then the rest. An offer comes
+//! from afar: it is parsed within bounds and believed in nothing but the
+//! identity of who may answer to it.
+
+use serde::{Deserialize, Serialize};
+use transport_core::{Error, ErrorKind, Result};
+
+use crate::host::Host;
+
+/// A secret that admits one initiator to one inbound connection.
+pub(crate) type Token = [u8; 16];
+
+/// How to reach one prepared slot of a domain.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Offer {
+    pub(crate) host: Host,
+    /// The process, in its own pid namespace.
+    pub(crate) process: u32,
+    pub(crate) domain: u64,
+    pub(crate) token: Token,
+    /// Abstract name of the Unix socket that hands memory out.
+    pub(crate) socket: String,
+}
+
+const MAGIC: [u8; 4] = *b"MRLO";
+const VERSION: u16 = 1;
+const HEADER: usize = 8;
+const LONGEST: usize = 256;
+
+impl Offer {
+    /// The bytes to hand to the peer.
+    pub(crate) fn to_bytes(&self) -> Result<Vec<u8>> {
+        let body = postcard::to_stdvec(self).map_err(|e| {
+            Error::new(ErrorKind::Protocol, "prepare", "the offer does not encode").with_source(e)
+        })?;
+        let length = u16::try_from(body.len())
+            .map_err(|_| Error::new(ErrorKind::TooLarge, "prepare", "the offer is too long"))?;
+        let mut bytes = Vec::with_capacity(HEADER + body.len());
+        bytes.extend(MAGIC);
+        bytes.extend(VERSION.to_le_bytes());
+        bytes.extend(length.to_le_bytes());
+        bytes.extend(body);
+        Ok(bytes)
+    }
+
+    /// Reads a peer's bytes.
+    pub(crate) fn parse(bytes: &[u8]) -> Result<Self> {
+        let bad = |context| Error::new(ErrorKind::Protocol, "connect", context);
+        let (header, body) = bytes.split_at_checked(HEADER).ok_or_else(|| bad("the offer is cut short"))?;
+        if header[..4] != MAGIC {
+            return Err(bad("the bytes are no loopback offer: pass what the peer's `prepare` returned"));
+        }
+        let version = u16::from_le_bytes([header[4], header[5]]);
+        if version != VERSION {
+            let context =
+                format!("the offer has version {version}, this build speaks {VERSION}: use one build");
+            return Err(Error::new(ErrorKind::Version, "connect", context));
+        }
+        if body.len() > LONGEST || body.len() != usize::from(u16::from_le_bytes([header[6], header[7]])) {
+            return Err(bad("the offer's length does not match its bytes"));
+        }
+        let (offer, rest) = postcard::take_from_bytes::<Self>(body)
+            .map_err(|e| bad("the offer does not parse").with_source(e))?;
+        if !rest.is_empty() || offer.socket.len() > 100 {
+            return Err(bad("the offer has trailing or oversized fields"));
+        }
+        Ok(offer)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn offer() -> Offer {
+        Offer {
+            host: Host::here(),
+            process: 7,
+            domain: u64::MAX,
+            token: [9; 16],
+            socket: "multirail-lo".into(),
+        }
+    }
+
+    #[test]
+    fn survives_the_way() {
+        let bytes = offer().to_bytes().unwrap();
+        assert_eq!(Offer::parse(&bytes).unwrap(), offer());
+        for cut in 0..bytes.len() {
+            assert!(Offer::parse(&bytes[..cut]).is_err());
+        }
+        let mut newer = bytes.clone();
+        newer[4] = 2;
+        assert_eq!(Offer::parse(&newer).unwrap_err().kind(), ErrorKind::Version);
+        let longer = [&bytes[..], &[0]].concat();
+        assert_eq!(Offer::parse(&longer).unwrap_err().kind(), ErrorKind::Protocol);
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(256) })]
+
+        #[test]
+        fn garbage_is_an_error(body in proptest::collection::vec(any::<u8>(), 0..300), at in 0..200_usize, flip: u8) {
+            let mut bytes = [&MAGIC[..], &VERSION.to_le_bytes(), &(body.len() as u16).to_le_bytes(), &body].concat();
+            let _ = Offer::parse(&bytes);
+            bytes[4] ^= flip;
+            let _ = Offer::parse(&bytes);
+            let mut real = offer().to_bytes().unwrap();
+            let at = at % real.len();
+            real[at] ^= flip;
+            let _ = Offer::parse(&real);
+        }
+    }
+}

@@ -1,0 +1,178 @@
+//! The two halves of a connection: what a peer may do here, and what we may do there.
+
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, Weak};
+
+use transport_core::spi::PeerSlot;
+use transport_core::{Doorbell, Result};
+
+#[cfg(target_os = "linux")]
+use crate::dial::Line;
+use crate::domain::Core;
+use crate::lane::Inlet;
+use crate::offer::Token;
+use crate::segment::{Layout, Segment};
+
+/// Our side of a peer's way in: the segment it was given, and who it is.
+pub(crate) struct Inbound {
+    segment: Segment,
+    doorbell: Arc<Doorbell>,
+    pub(crate) token: Token,
+    claimed: AtomicBool,
+    closed: AtomicBool,
+    departed: AtomicBool,
+    inlet: Mutex<Option<Inlet>>,
+    /// The process on the other side, once another process has claimed it.
+    #[cfg(target_os = "linux")]
+    pub(crate) initiator: std::sync::OnceLock<crate::process::Process>,
+}
+
+impl Inbound {
+    /// A new one; `doorbell` wakes the endpoint.
+    pub(crate) fn new(doorbell: Arc<Doorbell>, token: Token) -> Result<Self> {
+        Ok(Self {
+            segment: Segment::create()?,
+            doorbell,
+            token,
+            claimed: AtomicBool::new(false),
+            closed: AtomicBool::new(false),
+            departed: AtomicBool::new(false),
+            inlet: Mutex::new(Some(Inlet::default())),
+            #[cfg(target_os = "linux")]
+            initiator: std::sync::OnceLock::new(),
+        })
+    }
+
+    /// The first who asks with the right token is the initiator; nobody else ever is.
+    pub(crate) fn claim(&self) -> bool {
+        !self.claimed.swap(true, Ordering::AcqRel)
+    }
+
+    /// The shared memory.
+    #[inline]
+    pub(crate) fn layout(&self) -> &Layout {
+        self.segment.layout()
+    }
+
+    /// Its file and the bell, for a peer process.
+    #[cfg(target_os = "linux")]
+    pub(crate) fn files(&self) -> Option<[std::os::fd::BorrowedFd<'_>; 2]> {
+        use std::os::fd::AsFd;
+        Some([self.segment.file()?, self.doorbell.bell().as_fd()])
+    }
+
+    /// Tells the initiator that nobody listens any more, and lets it into no region.
+    pub(crate) fn close(&self) {
+        self.closed.store(true, Ordering::Release);
+        self.layout().state.closed.store(1, Ordering::Release);
+    }
+
+    /// Whether it was closed here.
+    #[cfg(target_os = "linux")]
+    pub(crate) fn is_closed(&self) -> bool {
+        self.closed.load(Ordering::Acquire)
+    }
+
+    /// Whether the initiator can no longer touch anything here: it let go, or died.
+    pub(crate) fn has_departed(&self) -> bool {
+        if self.departed.load(Ordering::Acquire) {
+            return true;
+        }
+        #[cfg(target_os = "linux")]
+        if self.initiator.get().is_some_and(|process| !process.is_alive()) {
+            self.depart();
+            return true;
+        }
+        false
+    }
+
+    /// The initiator let go, or its process ended.
+    pub(crate) fn depart(&self) {
+        self.departed.store(true, Ordering::Release);
+    }
+
+    /// Takes the receiving end; the endpoint returns it when it closes.
+    pub(crate) fn take_inlet(&self) -> Option<Inlet> {
+        self.inlet.lock().expect("inlet").take()
+    }
+
+    /// Puts it back.
+    pub(crate) fn return_inlet(&self, inlet: Inlet) {
+        *self.inlet.lock().expect("inlet") = Some(inlet);
+    }
+}
+
+/// Our way to a peer: its segment for us, mapped here.
+pub(crate) struct Outbound {
+    /// Our number for the peer.
+    pub(crate) peer: PeerSlot,
+    alive: AtomicBool,
+    /// Into `reach`'s segment: one step on the way of every request.
+    layout: NonNull<Layout>,
+    pub(crate) reach: Reach,
+}
+
+// SAFETY: `layout` points into the segment that `reach` owns or shares; `Layout` is `Sync`.
+unsafe impl Send for Outbound {}
+// SAFETY: as above.
+unsafe impl Sync for Outbound {}
+
+/// Where the peer is.
+pub(crate) enum Reach {
+    /// In this process: its half is ours to hold.
+    Local { inbound: Arc<Inbound>, domain: Weak<Core> },
+    /// In another process of this host.
+    #[cfg(target_os = "linux")]
+    Process(Box<Line>),
+}
+
+impl Outbound {
+    /// A live connection.
+    pub(crate) fn new(peer: PeerSlot, reach: Reach) -> Self {
+        let layout = NonNull::from(match &reach {
+            Reach::Local { inbound, .. } => inbound.layout(),
+            #[cfg(target_os = "linux")]
+            Reach::Process(line) => line.segment.layout(),
+        });
+        Self { peer, alive: AtomicBool::new(true), layout, reach }
+    }
+
+    /// The peer's segment.
+    #[inline]
+    pub(crate) fn layout(&self) -> &Layout {
+        // SAFETY: a segment stays mapped, in its place, as long as `reach` holds it.
+        unsafe { self.layout.as_ref() }
+    }
+
+    /// Whether neither side has hung up, as far as is known.
+    #[inline]
+    pub(crate) fn is_alive(&self) -> bool {
+        self.alive.load(Ordering::Relaxed) && self.layout().state.closed.load(Ordering::Relaxed) == 0
+    }
+
+    /// Nothing more goes to this peer.
+    pub(crate) fn hang_up(&self) {
+        self.alive.store(false, Ordering::Release);
+    }
+
+    /// Wakes the peer's endpoint.
+    #[cold]
+    pub(crate) fn ring(&self) {
+        match &self.reach {
+            Reach::Local { inbound, .. } => inbound.doorbell.bell().ring(),
+            #[cfg(target_os = "linux")]
+            Reach::Process(line) => line.bell.ring(),
+        }
+    }
+}
+
+impl Drop for Outbound {
+    fn drop(&mut self) {
+        // Imports hold their `Outbound`, so nothing of ours is under way there now.
+        #[allow(irrefutable_let_patterns, reason = "one of two where processes connect")]
+        if let Reach::Local { inbound, .. } = &self.reach {
+            inbound.depart();
+        }
+    }
+}

@@ -1,0 +1,261 @@
+//! The table of registered memory: who owns it, who may touch it, and when it may be freed.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard};
+
+use transport_core::{Access, Error, ErrorKind, Memory, MemoryKind, Result};
+
+use crate::board::SLOTS;
+use crate::peer::Inbound;
+
+/// A region's slot and generation. Generations start at 1 and never come back.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Key {
+    pub(crate) slot: u32,
+    pub(crate) generation: u32,
+}
+
+impl Key {
+    /// As it travels.
+    pub(crate) fn to_wire(self) -> u64 {
+        u64::from(self.generation) << 32 | u64::from(self.slot)
+    }
+
+    /// From a peer's number, if a key can look like this.
+    pub(crate) fn from_wire(key: u64) -> Option<Self> {
+        let (slot, generation) = (key as u32, (key >> 32) as u32);
+        ((slot as usize) < SLOTS && generation != 0).then_some(Self { slot, generation })
+    }
+}
+
+/// What a peer learns about a region it asks for.
+pub(crate) struct Found {
+    pub(crate) memory: Arc<dyn Memory>,
+    pub(crate) access: Access,
+    /// Whether its file may be mapped by others.
+    #[cfg(target_os = "linux")]
+    pub(crate) shared: bool,
+}
+
+/// All regions of a domain and the boards that guard them.
+#[derive(Default)]
+pub(crate) struct Regions {
+    state: Mutex<State>,
+    graves: AtomicUsize,
+}
+
+#[derive(Default)]
+struct State {
+    slots: Vec<Slot>,
+    free: Vec<u32>,
+    boards: Vec<Board>,
+    /// Slots whose owner let go while a writer was still inside.
+    graves: Vec<u32>,
+}
+
+#[derive(Default)]
+struct Slot {
+    generation: u32,
+    entry: Option<Entry>,
+}
+
+struct Entry {
+    memory: Arc<dyn Memory>,
+    access: Access,
+    #[cfg(target_os = "linux")]
+    shared: bool,
+    closed: bool,
+}
+
+struct Board {
+    inbound: Arc<Inbound>,
+    leaving: bool,
+}
+
+/// Memory of closed domains that a writer may still hit; swept by every registration.
+static ORPHANS: Mutex<Vec<Orphan>> = Mutex::new(Vec::new());
+
+struct Orphan {
+    slot: usize,
+    boards: Vec<Arc<Inbound>>,
+    _memory: Arc<dyn Memory>,
+}
+
+impl Regions {
+    /// Enters `memory` in the table and on every board.
+    pub(crate) fn insert(&self, memory: Arc<dyn Memory>, access: Access) -> Result<Key> {
+        if memory.kind() != MemoryKind::Host {
+            let context = "this build of loopback copies host memory only: register host memory";
+            return Err(Error::new(ErrorKind::Unsupported, "register", context));
+        }
+        self.sweep();
+        ORPHANS.lock().expect("orphans").retain(|orphan| {
+            !orphan.boards.iter().all(|b| b.has_departed() || b.layout().board[orphan.slot].is_quiet())
+        });
+        #[cfg(target_os = "linux")]
+        let shared = memory.shared_file().is_some_and(|file| crate::mapping::is_sealed(file, memory.len()));
+        let mut state = self.lock();
+        let slot = match state.free.pop() {
+            Some(slot) => slot,
+            None if state.slots.len() < SLOTS => {
+                state.slots.push(Slot::default());
+                state.slots.len() as u32 - 1
+            }
+            None => {
+                let context = format!("{SLOTS} regions are registered: drop some, or register larger ones");
+                return Err(Error::new(ErrorKind::Exhausted, "register", context));
+            }
+        };
+        let entry = &mut state.slots[slot as usize];
+        entry.generation += 1;
+        entry.entry = Some(Entry {
+            memory,
+            access,
+            #[cfg(target_os = "linux")]
+            shared,
+            closed: false,
+        });
+        let generation = entry.generation;
+        for board in state.boards.iter().filter(|board| !board.leaving) {
+            board.inbound.layout().board[slot as usize].open(generation);
+        }
+        Ok(Key { slot, generation })
+    }
+
+    /// What `key` names, for a peer that asks.
+    pub(crate) fn find(&self, key: u64) -> Result<Found, ErrorKind> {
+        let key = Key::from_wire(key).ok_or(ErrorKind::RemoteAccess)?;
+        let state = self.lock();
+        let slot = state.slots.get(key.slot as usize).ok_or(ErrorKind::RemoteAccess)?;
+        if key.generation > slot.generation {
+            return Err(ErrorKind::RemoteAccess);
+        }
+        match &slot.entry {
+            // Not even its file is any business of peers.
+            Some(entry) if entry.access.is_empty() => Err(ErrorKind::RemoteAccess),
+            Some(entry) if key.generation == slot.generation && !entry.closed => Ok(Found {
+                memory: entry.memory.clone(),
+                access: entry.access,
+                #[cfg(target_os = "linux")]
+                shared: entry.shared,
+            }),
+            _ => Err(ErrorKind::Revoked),
+        }
+    }
+
+    /// Admits a new peer to all regions.
+    pub(crate) fn add_board(&self, inbound: Arc<Inbound>) {
+        self.sweep_boards();
+        let mut state = self.lock();
+        for (slot, word) in state.slots.iter().zip(&inbound.layout().board) {
+            if slot.entry.as_ref().is_some_and(|entry| !entry.closed) {
+                word.open(slot.generation);
+            }
+        }
+        state.boards.push(Board { inbound, leaving: false });
+    }
+
+    /// Locks a peer out of all regions. Its board is kept until it is quiet.
+    pub(crate) fn remove_board(&self, inbound: &Arc<Inbound>) {
+        let mut state = self.lock();
+        let known = state.slots.len();
+        if let Some(board) = state.boards.iter_mut().find(|board| Arc::ptr_eq(&board.inbound, inbound)) {
+            board.leaving = true;
+            inbound.layout().board[..known].iter().for_each(|word| word.close());
+        }
+        drop(state);
+        self.sweep_boards();
+    }
+
+    /// Frees what has become quiet. Cheap when nothing waits.
+    pub(crate) fn sweep(&self) {
+        if self.graves.load(Ordering::Relaxed) == 0 {
+            return;
+        }
+        let mut freed = Vec::new();
+        let mut state = self.lock();
+        for slot in std::mem::take(&mut state.graves) {
+            if state.is_quiet(slot) {
+                freed.extend(state.release(slot));
+            } else {
+                state.graves.push(slot);
+            }
+        }
+        self.graves.store(state.graves.len(), Ordering::Relaxed);
+        drop(state);
+        // Owners run their own code when dropped: outside of the lock.
+        drop(freed);
+    }
+
+    fn sweep_boards(&self) {
+        let mut state = self.lock();
+        let known = state.slots.len();
+        state.boards.retain(|board| {
+            let words = &board.inbound.layout().board[..known];
+            !board.leaving || !(board.inbound.has_departed() || words.iter().all(|word| word.is_quiet()))
+        });
+    }
+
+    /// Lets nobody into a region any more.
+    pub(crate) fn close(&self, key: Key) {
+        let mut state = self.lock();
+        if let Some(entry) = &mut state.slots[key.slot as usize].entry {
+            entry.closed = true;
+        }
+        for board in &state.boards {
+            board.inbound.layout().board[key.slot as usize].close();
+        }
+    }
+
+    /// Whether nobody is inside it.
+    pub(crate) fn is_quiet(&self, key: Key) -> bool {
+        self.lock().is_quiet(key.slot)
+    }
+
+    /// Frees a closed region's slot and memory, now or once it is quiet.
+    pub(crate) fn bury(&self, key: Key) {
+        let mut state = self.lock();
+        if state.is_quiet(key.slot) {
+            let memory = state.release(key.slot);
+            drop(state);
+            drop(memory);
+        } else {
+            state.graves.push(key.slot);
+            self.graves.store(state.graves.len(), Ordering::Relaxed);
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().expect("region table")
+    }
+}
+
+impl State {
+    fn is_quiet(&self, slot: u32) -> bool {
+        self.boards.iter().all(|board| {
+            board.inbound.layout().board[slot as usize].is_quiet() || board.inbound.has_departed()
+        })
+    }
+
+    fn release(&mut self, slot: u32) -> Option<Arc<dyn Memory>> {
+        let entry = &mut self.slots[slot as usize];
+        if entry.generation < u32::MAX {
+            self.free.push(slot);
+        }
+        entry.entry.take().map(|entry| entry.memory)
+    }
+}
+
+impl Drop for Regions {
+    fn drop(&mut self) {
+        self.sweep();
+        let state = self.state.get_mut().expect("region table");
+        let boards: Vec<_> = state.boards.iter().map(|board| board.inbound.clone()).collect();
+        let graves = std::mem::take(&mut state.graves);
+        let orphans = graves.into_iter().filter_map(|slot| {
+            let memory = state.slots[slot as usize].entry.take()?.memory;
+            Some(Orphan { slot: slot as usize, boards: boards.clone(), _memory: memory })
+        });
+        ORPHANS.lock().expect("orphans").extend(orphans);
+    }
+}

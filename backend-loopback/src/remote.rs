@@ -1,0 +1,188 @@
+//! Peers' regions as they are used from here, and the table that names them.
+
+use std::ptr::NonNull;
+use std::sync::{Arc, Mutex, OnceLock};
+
+use arc_swap::{ArcSwapOption, Guard};
+use transport_core::spi::{RemoteMemory, WorkKind};
+use transport_core::{Access, Error, ErrorKind, Result};
+
+use crate::domain::Shared;
+#[cfg(target_os = "linux")]
+use crate::mapping::Mapping;
+use crate::peer::Outbound;
+use crate::region::Key;
+
+/// A peer's region: what it is, and where its bytes are.
+pub(crate) struct Import {
+    /// Our name for it: generation and index in the [`Imports`] table.
+    pub(crate) rkey: u64,
+    pub(crate) target: Arc<Outbound>,
+    pub(crate) place: Place,
+    pub(crate) len: u64,
+    pub(crate) access: Access,
+    key: Key,
+    /// Keeps the bytes mapped where they are the peer's file.
+    #[cfg(target_os = "linux")]
+    _mapping: Option<Mapping>,
+}
+
+/// Where a region's first byte is.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Place {
+    /// At an address of this process.
+    Here(NonNull<u8>),
+    /// At an address of the peer's process.
+    #[cfg(target_os = "linux")]
+    There(u64),
+}
+
+// SAFETY: the addresses are plain numbers here; they are followed only between
+// `enter` and `leave`, while the target keeps its bytes (or `_mapping` ours).
+unsafe impl Send for Import {}
+// SAFETY: as above.
+unsafe impl Sync for Import {}
+
+impl Import {
+    /// The offset of `remote`, if `len` bytes from there may be used so.
+    #[inline]
+    pub(crate) fn check(&self, kind: WorkKind, remote: u64, len: u64) -> Result<usize, ErrorKind> {
+        let needed = match kind {
+            WorkKind::Write => Access::REMOTE_WRITE,
+            WorkKind::Read => Access::REMOTE_READ,
+            WorkKind::Send => return Err(ErrorKind::InvalidRequest),
+        };
+        let inside = remote.checked_add(len).is_some_and(|end| end <= self.len);
+        if !inside || !self.access.contains(needed) {
+            return Err(ErrorKind::RemoteAccess);
+        }
+        Ok(remote as usize)
+    }
+
+    /// Takes the lease; the caller leaves once its bytes have moved.
+    #[inline]
+    pub(crate) fn enter(&self) -> Result<(), ErrorKind> {
+        if !self.target.is_alive() {
+            return Err(ErrorKind::PeerDied);
+        }
+        let lease = &self.target.layout().board[self.key.slot as usize];
+        if lease.enter(self.key.generation) { Ok(()) } else { Err(ErrorKind::Revoked) }
+    }
+
+    /// Gives the lease back.
+    #[inline]
+    pub(crate) fn leave(&self) {
+        self.target.layout().board[self.key.slot as usize].leave();
+    }
+}
+
+/// What the target said about a region.
+pub(crate) struct Answer {
+    pub(crate) key: Key,
+    pub(crate) len: u64,
+    pub(crate) access: Access,
+    pub(crate) place: Place,
+    #[cfg(target_os = "linux")]
+    pub(crate) mapping: Option<Mapping>,
+}
+
+const PAGE: usize = 256;
+const PAGES: usize = 1024;
+
+type Entry = ArcSwapOption<Import>;
+
+/// All imports of a domain. Looked up without locks, by the worker, per batch.
+pub(crate) struct Imports {
+    pages: Box<[OnceLock<Box<[Entry]>>]>,
+    names: Mutex<Names>,
+}
+
+#[derive(Default)]
+struct Names {
+    generations: Vec<u32>,
+    free: Vec<u32>,
+}
+
+impl Default for Imports {
+    fn default() -> Self {
+        Self { pages: (0..PAGES).map(|_| OnceLock::new()).collect(), names: Mutex::default() }
+    }
+}
+
+impl Imports {
+    /// Gives `answer` a name.
+    pub(crate) fn insert(&self, target: Arc<Outbound>, answer: Answer) -> Result<Arc<Import>> {
+        let mut names = self.names.lock().expect("import names");
+        let index = match names.free.pop() {
+            Some(index) => index,
+            None if names.generations.len() < PAGE * PAGES => {
+                names.generations.push(0);
+                names.generations.len() as u32 - 1
+            }
+            None => {
+                let context = format!("{} regions of peers are in use: drop some", PAGE * PAGES);
+                return Err(Error::new(ErrorKind::Exhausted, "import", context));
+            }
+        };
+        names.generations[index as usize] += 1;
+        let import = Arc::new(Import {
+            rkey: u64::from(names.generations[index as usize]) << 32 | u64::from(index),
+            target,
+            place: answer.place,
+            len: answer.len,
+            access: answer.access,
+            key: answer.key,
+            #[cfg(target_os = "linux")]
+            _mapping: answer.mapping,
+        });
+        let page = self.pages[index as usize / PAGE]
+            .get_or_init(|| (0..PAGE).map(|_| ArcSwapOption::empty()).collect());
+        page[index as usize % PAGE].store(Some(import.clone()));
+        Ok(import)
+    }
+
+    /// The import of that name, if it is still in use.
+    #[inline]
+    pub(crate) fn find(&self, rkey: u64) -> Option<Guard<Option<Arc<Import>>>> {
+        let found = self.entry(rkey)?.load();
+        found.as_ref().is_some_and(|import| import.rkey == rkey).then_some(found)
+    }
+
+    fn entry(&self, rkey: u64) -> Option<&Entry> {
+        let index = rkey as u32 as usize;
+        self.pages.get(index / PAGE)?.get()?.get(index % PAGE)
+    }
+
+    fn remove(&self, rkey: u64) {
+        if let Some(entry) = self.entry(rkey) {
+            entry.store(None);
+        }
+        let index = rkey as u32;
+        let mut names = self.names.lock().expect("import names");
+        if names.generations[index as usize] < u32::MAX {
+            names.free.push(index);
+        }
+    }
+}
+
+/// An import in the hands of its owner; its name dies with it.
+pub(crate) struct Remote {
+    pub(crate) import: Arc<Import>,
+    pub(crate) shared: Arc<Shared>,
+}
+
+impl RemoteMemory for Remote {
+    fn rkey(&self) -> u64 {
+        self.import.rkey
+    }
+
+    fn base(&self) -> u64 {
+        0
+    }
+}
+
+impl Drop for Remote {
+    fn drop(&mut self) {
+        self.shared.core.imports.remove(self.import.rkey);
+    }
+}

@@ -1,0 +1,260 @@
+//! Runs requests in the calling thread, a batch under as few leases as can be.
+
+use std::sync::Arc;
+
+use arc_swap::Guard;
+use transport_core::spi::{Piece, Status, WorkKind, WorkRequest};
+use transport_core::{ErrorKind, copy};
+
+use crate::attached::Attached;
+use crate::ended::Ended;
+#[cfg(target_os = "linux")]
+use crate::foreign::Vector;
+use crate::lane::{self, MESSAGE};
+use crate::peer::Outbound;
+use crate::remote::{Import, Imports, Place};
+use crate::shortcut::Shortcut;
+use crate::status::status;
+
+/// One batch under way.
+pub(crate) struct Runner<'a> {
+    pub(crate) imports: &'a Imports,
+    pub(crate) peers: &'a [Option<Attached>],
+    pub(crate) ended: &'a mut Ended,
+    #[cfg(target_os = "linux")]
+    pub(crate) vector: &'a mut Vector,
+    pub(crate) held: Option<Held>,
+    pub(crate) short: Shortcut,
+}
+
+/// The import used last, with its lease.
+pub(crate) struct Held {
+    import: Guard<Option<Arc<Import>>>,
+}
+
+impl Held {
+    #[inline]
+    fn import(&self) -> &Import {
+        self.import.as_ref().expect("`Imports::find` returns what is there")
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        self.import().leave();
+    }
+}
+
+impl Runner<'_> {
+    /// Runs the requests of a run in order and files their ends, up to the first
+    /// whose lane is full. Returns how many it ran.
+    ///
+    /// # Safety
+    /// As [`transport_core::spi::Endpoint::post`].
+    pub(crate) unsafe fn run_all(&mut self, template: &WorkRequest, pieces: &[Piece]) -> usize {
+        let mut ran = 0;
+        while ran < pieces.len() {
+            // SAFETY: by the caller; `short` is what `held` has entered.
+            let followed = unsafe { self.short.follow(template, &pieces[ran..]) };
+            self.ended.done(template.id + ran as u64, followed as u32);
+            ran += followed;
+            let Some(piece) = pieces.get(ran) else { break };
+            // SAFETY: by the caller.
+            if !unsafe { self.run(&template.with_piece(ran, piece)) } {
+                break;
+            }
+            ran += 1;
+        }
+        ran
+    }
+
+    /// Runs one request and files its end. `false` if the peer's lane is full: nothing was done.
+    ///
+    /// # Safety
+    /// As [`transport_core::spi::Endpoint::post`].
+    pub(crate) unsafe fn run(&mut self, request: &WorkRequest) -> bool {
+        if request.kind == WorkKind::Send || request.len == 0 {
+            // SAFETY: by the caller.
+            return unsafe { self.run_without_import(request) };
+        }
+        let offset = match self.hold(request) {
+            Ok(offset) => offset,
+            Err(kind) => return self.file(request.id, Err(status(kind))),
+        };
+        self.short.spend(request.len);
+        let Some(held) = &self.held else { return false };
+        let import = held.import();
+        if request.imm.is_some() && request.kind == WorkKind::Write && !lane::has_room(import.target.layout())
+        {
+            return false;
+        }
+        let base = match import.place {
+            Place::Here(base) => base,
+            #[cfg(target_os = "linux")]
+            Place::There(base) => {
+                let address = base.wrapping_add(offset as u64);
+                // SAFETY: by the caller.
+                return unsafe { self.run_foreign(request, address) };
+            }
+        };
+        // SAFETY: `hold` checked the range and took the lease, so the target's
+        // bytes are there; the local ones are by the caller.
+        unsafe { transfer(request, base.as_ptr().add(offset)) };
+        if let (Some(imm), WorkKind::Write) = (request.imm, request.kind)
+            && !send_imm(&import.target, imm)
+        {
+            return false;
+        }
+        self.ended.done(request.id, 1);
+        true
+    }
+
+    /// Completes what was begun and gives the lease back.
+    pub(crate) fn settle(&mut self) {
+        #[cfg(target_os = "linux")]
+        self.flush();
+        self.short = Shortcut::default();
+        self.held = None;
+    }
+
+    /// Makes the request's import the held one, and checks the request against it.
+    #[inline]
+    fn hold(&mut self, request: &WorkRequest) -> Result<usize, ErrorKind> {
+        let fits = self.held.as_ref().is_some_and(|held| {
+            let import = held.import();
+            import.rkey == request.rkey && import.target.peer == request.peer && !self.short.is_spent()
+        });
+        if !fits {
+            self.renew(request)?;
+        }
+        match &self.held {
+            Some(held) => held.import().check(request.kind, request.remote, request.len),
+            None => Err(ErrorKind::RemoteAccess),
+        }
+    }
+
+    #[inline(never)]
+    fn renew(&mut self, request: &WorkRequest) -> Result<(), ErrorKind> {
+        self.settle();
+        self.outbound(request)?;
+        let import = self.imports.find(request.rkey).ok_or(ErrorKind::RemoteAccess)?;
+        if let Some(known) = &*import {
+            if known.target.peer != request.peer {
+                return Err(ErrorKind::RemoteAccess);
+            }
+            known.enter()?;
+            self.short = Shortcut::new(known);
+        }
+        self.held = Some(Held { import });
+        Ok(())
+    }
+
+    unsafe fn run_without_import(&mut self, request: &WorkRequest) -> bool {
+        // A completion must not overtake those of gathered requests.
+        self.settle();
+        let outbound = match self.outbound(request) {
+            Ok(outbound) => outbound,
+            Err(kind) => return self.file(request.id, Err(status(kind))),
+        };
+        // SAFETY: by the caller.
+        match unsafe { announce(outbound, request) } {
+            Some(outcome) => self.file(request.id, outcome.map_err(status)),
+            None => false,
+        }
+    }
+
+    fn outbound(&self, request: &WorkRequest) -> Result<&Outbound, ErrorKind> {
+        let peer = self.peers.get(request.peer.0 as usize).and_then(Option::as_ref);
+        let peer = peer.filter(|peer| !peer.leaving).ok_or(ErrorKind::PeerDied)?;
+        let outbound = peer.outbound.as_deref().ok_or(ErrorKind::Unreachable)?;
+        if outbound.is_alive() { Ok(outbound) } else { Err(ErrorKind::PeerDied) }
+    }
+
+    fn file(&mut self, id: u64, outcome: Result<(), Status>) -> bool {
+        #[cfg(target_os = "linux")]
+        self.flush();
+        self.ended.request(id, outcome);
+        true
+    }
+}
+
+#[cfg(target_os = "linux")]
+impl Runner<'_> {
+    /// Gathers `request` with its neighbours; one with an imm ends the gathering.
+    unsafe fn run_foreign(&mut self, request: &WorkRequest, address: u64) -> bool {
+        if self.vector.is_full() || !self.vector.takes(request.kind) {
+            self.flush();
+        }
+        if request.imm.is_none() || request.kind != WorkKind::Write {
+            self.vector.push(request, address);
+            return true;
+        }
+        self.flush();
+        let Some(held) = &self.held else { return false };
+        let target = held.import().target.clone();
+        // SAFETY: by the caller.
+        let outcome = unsafe { crate::foreign::run_one(&target, request, address) };
+        if let (Ok(()), Some(imm)) = (outcome, request.imm)
+            && !send_imm(&target, imm)
+        {
+            return false;
+        }
+        self.file(request.id, outcome)
+    }
+
+    fn flush(&mut self) {
+        if let (Some(held), false) = (&self.held, self.vector.is_empty()) {
+            // SAFETY: the vector holds accepted requests only, whose local spans
+            // are valid by the contract of `post`; the lease is still held.
+            unsafe {
+                self.vector.flush(&held.import().target, |id, outcome| self.ended.request(id, outcome))
+            };
+        }
+    }
+}
+
+impl Drop for Runner<'_> {
+    fn drop(&mut self) {
+        self.settle();
+    }
+}
+
+/// Moves the bytes of a write or read between the local span and `remote`.
+///
+/// # Safety
+/// `request.len` bytes are valid at both ends.
+#[inline(always)]
+pub(crate) unsafe fn transfer(request: &WorkRequest, remote: *mut u8) {
+    let way = request.way;
+    let (to, from) = match request.kind {
+        WorkKind::Read => (request.local, remote.cast_const()),
+        _ => (remote, request.local.cast_const()),
+    };
+    // SAFETY: by the caller.
+    unsafe { copy::copy(way, to, from, request.len as usize) };
+    copy::finish(way);
+}
+
+/// Sends an imm to a peer and wakes it if it sleeps; `false` if its lane is full.
+#[inline]
+pub(crate) fn send_imm(outbound: &Outbound, imm: u32) -> bool {
+    lane::send_imm(outbound.layout(), imm, || outbound.ring())
+}
+
+/// Runs a message or an empty write; `None` if the lane is full.
+///
+/// # Safety
+/// The local span of a message is readable.
+pub(crate) unsafe fn announce(outbound: &Outbound, request: &WorkRequest) -> Option<Result<(), ErrorKind>> {
+    let sent = match (request.kind, request.imm) {
+        (WorkKind::Send, _) if request.len > MESSAGE as u64 => return Some(Err(ErrorKind::TooLarge)),
+        // SAFETY: the length was checked; the span is the caller's to vouch for.
+        (WorkKind::Send, imm) => unsafe {
+            let ring = || outbound.ring();
+            lane::send_message(outbound.layout(), request.local, request.len as usize, imm, ring)
+        },
+        (WorkKind::Write, Some(imm)) => send_imm(outbound, imm),
+        _ => true,
+    };
+    sent.then_some(Ok(()))
+}

@@ -1,0 +1,98 @@
+//! The memory that two peers share: the target makes it, the initiator maps it.
+
+use std::cell::UnsafeCell;
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicU32, AtomicU64};
+
+use crossbeam_utils::CachePadded;
+use transport_core::{HostBuffer, Memory, Result};
+
+use crate::board::{Lease, SLOTS};
+use crate::lane::{ENTRIES, MESSAGE, PAYLOADS};
+use crate::ring::Cell;
+
+/// What lies in the shared memory. All of it is atomic or raw: the other side
+/// may write any byte at any time. Zeroed memory is its initial state.
+#[repr(C)]
+pub(crate) struct Layout {
+    pub(crate) state: CachePadded<State>,
+    pub(crate) tail: CachePadded<AtomicU64>,
+    /// Message payloads in use, a bit each: set by the initiator, cleared by the target.
+    pub(crate) taken: CachePadded<AtomicU32>,
+    pub(crate) cells: [Cell<AtomicU64>; ENTRIES],
+    pub(crate) board: [Lease; SLOTS],
+    pub(crate) payloads: [UnsafeCell<[u8; MESSAGE]>; PAYLOADS],
+}
+
+/// Flags the target sets.
+#[repr(C)]
+pub(crate) struct State {
+    /// The consumer sleeps: ring.
+    pub(crate) armed: AtomicU32,
+    /// The target has closed the connection.
+    pub(crate) closed: AtomicU32,
+}
+
+// SAFETY: the payloads are only reached through raw pointers, by `copy`.
+unsafe impl Sync for Layout {}
+// SAFETY: plain memory.
+unsafe impl Send for Layout {}
+
+/// Exact size of the shared file.
+pub(crate) const SIZE: usize = size_of::<Layout>();
+
+/// A mapped [`Layout`], ours or the peer's.
+pub(crate) struct Segment {
+    layout: NonNull<Layout>,
+    #[cfg_attr(not(target_os = "linux"), expect(dead_code, reason = "keeps the bytes mapped"))]
+    owner: Owner,
+}
+
+#[cfg_attr(not(target_os = "linux"), expect(dead_code, reason = "keeps the bytes mapped"))]
+enum Owner {
+    Ours(HostBuffer),
+    #[cfg(target_os = "linux")]
+    Theirs(#[expect(dead_code, reason = "keeps the bytes mapped")] crate::mapping::Mapping),
+}
+
+// SAFETY: `layout` points into `owner`, which is `Send + Sync`; `Layout` is too.
+unsafe impl Send for Segment {}
+// SAFETY: as above.
+unsafe impl Sync for Segment {}
+
+impl Segment {
+    /// A new one, zeroed.
+    pub(crate) fn create() -> Result<Self> {
+        let buffer = HostBuffer::new(SIZE)?;
+        Ok(Self { layout: checked(buffer.as_ptr(), buffer.len()), owner: Owner::Ours(buffer) })
+    }
+
+    /// The peer's, from its file.
+    #[cfg(target_os = "linux")]
+    pub(crate) fn map(file: std::os::fd::BorrowedFd<'_>) -> Result<Self> {
+        let mapping = crate::mapping::Mapping::new("connect", file, SIZE, true)?;
+        Ok(Self { layout: checked(mapping.start().as_ptr(), SIZE), owner: Owner::Theirs(mapping) })
+    }
+
+    /// The file behind it, to be handed to the peer.
+    #[cfg(target_os = "linux")]
+    pub(crate) fn file(&self) -> Option<std::os::fd::BorrowedFd<'_>> {
+        match &self.owner {
+            Owner::Ours(buffer) => buffer.shared_file(),
+            Owner::Theirs(_) => None,
+        }
+    }
+
+    /// What is in it.
+    #[inline]
+    pub(crate) fn layout(&self) -> &Layout {
+        // SAFETY: `checked` saw size and alignment, `owner` keeps the bytes
+        // mapped, and every field tolerates concurrent writes.
+        unsafe { self.layout.as_ref() }
+    }
+}
+
+fn checked(start: *mut u8, len: usize) -> NonNull<Layout> {
+    assert!(len == SIZE && (start as usize).is_multiple_of(align_of::<Layout>()));
+    NonNull::new(start.cast()).expect("a mapping is not null")
+}

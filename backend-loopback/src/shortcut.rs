@@ -1,0 +1,86 @@
+//! The way of a request that follows another one to the same region.
+
+use transport_core::spi::{Piece, WorkKind, WorkRequest};
+use transport_core::{Access, copy};
+
+use crate::remote::{Import, Place};
+
+/// Bytes after which a lease is renewed, so that revoking never waits long.
+const LEASE_BYTES: u64 = 4 << 20;
+
+/// What the next request needs to follow the last one without another look-up.
+pub(crate) struct Shortcut {
+    rkey: u64,
+    peer: u32,
+    /// Whether it may go this way, by `WorkKind`: never to foreign memory.
+    allowed: [bool; 3],
+    base: *mut u8,
+    len: u64,
+    /// Bytes until the lease is renewed.
+    left: u64,
+}
+
+impl Default for Shortcut {
+    fn default() -> Self {
+        Self { rkey: 0, peer: 0, allowed: [false; 3], base: std::ptr::null_mut(), len: 0, left: 0 }
+    }
+}
+
+impl Shortcut {
+    /// To an import that was just entered.
+    pub(crate) fn new(import: &Import) -> Self {
+        let mut it =
+            Self { rkey: import.rkey, peer: import.target.peer.0, left: LEASE_BYTES, ..Self::default() };
+        #[allow(irrefutable_let_patterns, reason = "one of two where processes connect")]
+        if let Place::Here(base) = import.place {
+            (it.base, it.len) = (base.as_ptr(), import.len);
+            it.allowed[WorkKind::Write as usize] = import.access.contains(Access::REMOTE_WRITE);
+            it.allowed[WorkKind::Read as usize] = import.access.contains(Access::REMOTE_READ);
+        }
+        it
+    }
+
+    /// Moves the first of `pieces`, as many as may go this way, and says how many.
+    ///
+    /// # Safety
+    /// As [`transport_core::spi::Endpoint::post`]; the lease is held.
+    #[inline]
+    pub(crate) unsafe fn follow(&mut self, template: &WorkRequest, pieces: &[Piece]) -> usize {
+        let follows = template.rkey == self.rkey
+            && template.peer.0 == self.peer
+            && template.imm.is_none()
+            && self.allowed[template.kind as usize];
+        if !follows {
+            return 0;
+        }
+        let writes = template.kind == WorkKind::Write;
+        let mut moved = 0;
+        for piece in pieces {
+            // A piece of no bytes wraps around and goes the long way.
+            let fits = piece.len.wrapping_sub(1) < self.left
+                && piece.remote <= self.len
+                && piece.len <= self.len - piece.remote;
+            if !fits {
+                break;
+            }
+            self.left -= piece.len;
+            let there = self.base.wrapping_add(piece.remote as usize);
+            let (to, from) = if writes { (there, piece.local) } else { (piece.local, there) };
+            // SAFETY: in the held import's range; the local span is by the caller.
+            unsafe { copy::copy(template.way, to, from, piece.len as usize) };
+            moved += 1;
+        }
+        copy::finish(template.way);
+        moved
+    }
+
+    /// Counts bytes that went another way under the same lease.
+    pub(crate) fn spend(&mut self, bytes: u64) {
+        self.left = self.left.saturating_sub(bytes);
+    }
+
+    /// Whether the lease is to be renewed.
+    pub(crate) fn is_spent(&self) -> bool {
+        self.left == 0
+    }
+}

@@ -1,0 +1,76 @@
+//! One place where failures become statuses, and statuses become words.
+
+use transport_core::ErrorKind;
+use transport_core::spi::Status;
+
+/// A status without a code of the operating system.
+pub(crate) const fn status(kind: ErrorKind) -> Status {
+    Status { kind, code: 0 }
+}
+
+/// What the kernel's refusal to touch another process's memory means.
+#[cfg(target_os = "linux")]
+pub(crate) fn from_errno(code: i32) -> Status {
+    let kind = match code {
+        libc::EPERM | libc::EACCES | libc::ENOSYS => ErrorKind::Permission,
+        libc::ESRCH => ErrorKind::PeerDied,
+        libc::EFAULT => ErrorKind::RemoteAccess,
+        libc::ENOMEM => ErrorKind::Exhausted,
+        _ => ErrorKind::Io,
+    };
+    Status { kind, code }
+}
+
+/// What `status` means and what to do next.
+pub(crate) fn describe(status: Status) -> String {
+    let advice = match status.kind {
+        ErrorKind::Permission => {
+            "the kernel refused process_vm_readv/writev: set kernel.yama.ptrace_scope to 0 or 1 \
+             (sysctl -w kernel.yama.ptrace_scope=1), run both processes as one user and dumpable, allow the calls \
+             in the container's seccomp profile (docker: --cap-add SYS_PTRACE), or register memory \
+             that can be shared (HostBuffer)"
+        }
+        ErrorKind::RemoteAccess => {
+            "the key is unknown, the range lies outside the region, or the region does not allow \
+             this access: check the descriptor and the rights it was registered with"
+        }
+        ErrorKind::Revoked => "the target took the region back: ask it for a new descriptor",
+        ErrorKind::PeerDied => "the peer's process or connection is gone: connect again",
+        ErrorKind::TooLarge => {
+            "longer than the receive it met, or than a message may be: post larger receives"
+        }
+        ErrorKind::Unreachable => "the peer slot is not connected: complete the connection first",
+        ErrorKind::Cancelled => "taken back before it ran",
+        ErrorKind::DeviceLost => "the link model lost its device: open it again",
+        ErrorKind::Io if status.code == 0 => "the link model failed this request, as it was told to",
+        kind => return with_code(kind.to_string(), status.code),
+    };
+    with_code(format!("{}: {advice}", status.kind), status.code)
+}
+
+fn with_code(text: String, code: i32) -> String {
+    if code == 0 {
+        return text;
+    }
+    format!("{text} ({})", std::io::Error::from_raw_os_error(code))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_refusal_names_the_setting() {
+        assert!(describe(status(ErrorKind::Permission)).contains("ptrace_scope"));
+        assert!(describe(Status { kind: ErrorKind::Io, code: 5 }).contains("os error 5"));
+        assert!(describe(Status { kind: ErrorKind::Version, code: 0 }).contains("version"));
+    }
+
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn errno_becomes_a_kind() {
+        assert_eq!(from_errno(libc::ESRCH).kind, ErrorKind::PeerDied);
+        assert_eq!(from_errno(libc::EPERM).kind, ErrorKind::Permission);
+        assert_eq!(from_errno(12345), Status { kind: ErrorKind::Io, code: 12345 });
+    }
+}

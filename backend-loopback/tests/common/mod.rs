@@ -1,0 +1,151 @@
+//! A domain with an endpoint, driven through the SPI.
+#![allow(dead_code, reason = "every test binary uses its own part")]
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use backend_loopback::{Loopback, LoopbackConfig};
+use transport_core::copy::Way;
+use transport_core::spi::*;
+use transport_core::{Access, Error, HostBuffer, Memory, VirtualClock};
+
+pub const BOTH: Access = Access::REMOTE_READ.union(Access::REMOTE_WRITE);
+pub const SOON: Duration = Duration::from_secs(5);
+
+pub struct Node {
+    pub domain: Arc<dyn Domain>,
+    pub endpoint: Box<dyn Endpoint>,
+    pub clock: VirtualClock,
+}
+
+pub fn node(config: LoopbackConfig, seed: u64) -> Node {
+    let clock = VirtualClock::default();
+    let setup = DomainSetup { clock: Arc::new(clock.clone()), seed, incarnation: 1 };
+    let backend = Loopback::with(config);
+    let device = backend.probe().unwrap().remove(0);
+    let domain = backend.open(&device, &setup).unwrap();
+    let endpoint = domain.endpoint(EndpointConfig::default()).unwrap();
+    Node { domain, endpoint, clock }
+}
+
+/// Two plain nodes, connected: a's slot for b, b's slot for a.
+pub fn pair() -> (Node, Node, PeerSlot, PeerSlot) {
+    let (a, b) = (node(LoopbackConfig::default(), 1), node(LoopbackConfig::default(), 2));
+    let (to_b, to_a) = connect(&a, &b);
+    (a, b, to_b, to_a)
+}
+
+pub fn connect(a: &Node, b: &Node) -> (PeerSlot, PeerSlot) {
+    let (to_b, offer_a) = a.domain.connector().prepare().unwrap();
+    let (to_a, offer_b) = b.domain.connector().prepare().unwrap();
+    a.domain.connector().complete(to_b, &offer_b).unwrap();
+    b.domain.connector().complete(to_a, &offer_a).unwrap();
+    (to_b, to_a)
+}
+
+/// A registered buffer.
+pub struct Held {
+    pub buffer: Arc<HostBuffer>,
+    pub region: Arc<dyn MemoryRegion>,
+}
+
+impl Held {
+    pub fn fill(&self, byte: u8) {
+        // SAFETY: the buffer's own bytes; tests do not read them meanwhile.
+        unsafe { self.buffer.as_ptr().write_bytes(byte, self.buffer.len()) };
+    }
+
+    pub fn byte(&self, at: usize) -> u8 {
+        assert!(at < self.buffer.len());
+        // SAFETY: in bounds; a volatile read tolerates a peer's write.
+        unsafe { self.buffer.as_ptr().add(at).read_volatile() }
+    }
+}
+
+impl Node {
+    pub fn held(&self, len: usize, access: Access) -> Held {
+        let buffer = Arc::new(HostBuffer::new(len).unwrap());
+        // SAFETY: `Held` hands out no references into the buffer.
+        let region = unsafe { self.domain.register(buffer.clone(), access) }.unwrap();
+        Held { buffer, region }
+    }
+
+    pub fn import(&self, peer: PeerSlot, region: &dyn MemoryRegion) -> Arc<dyn RemoteMemory> {
+        self.try_import(peer, region.key()).unwrap()
+    }
+
+    pub fn try_import(&self, peer: PeerSlot, key: KeyMaterial) -> Result<Arc<dyn RemoteMemory>, Error> {
+        self.domain.import(peer, &key, Duration::from_secs(2))
+    }
+
+    pub fn post(&mut self, batch: &[WorkRequest]) -> PostResult {
+        // SAFETY: tests keep buffers and imports until they have polled the end.
+        unsafe { self.endpoint.post(&batch.iter().copied().collect()) }
+    }
+
+    pub fn poll(&mut self) -> Vec<Event> {
+        let mut events = Completions::with_room(4096);
+        self.endpoint.poll(&mut events);
+        events.as_slice().to_vec()
+    }
+
+    /// Polls until `count` events have come; requests done count one each.
+    pub fn wait(&mut self, count: usize) -> Vec<Event> {
+        let (mut events, start) = (Vec::new(), Instant::now());
+        while total(&events) < count {
+            events.extend(self.poll());
+            assert!(start.elapsed() < SOON, "got only {events:?}");
+        }
+        events
+    }
+
+    /// Posts one request and waits for its end.
+    pub fn run(&mut self, request: WorkRequest) -> Event {
+        assert_eq!(self.post(&[request]), PostResult { accepted: 1, error: None });
+        self.wait(1)[0]
+    }
+
+    pub fn recv(&mut self, id: u64, into: &Held) {
+        let (local, len) = (into.buffer.as_ptr(), into.buffer.len() as u64);
+        // SAFETY: tests keep the buffer until the receive has ended.
+        let posted = unsafe {
+            self.endpoint.post_recv(&[ReceiveRequest { id, local, lkey: into.region.lkey(), len }])
+        };
+        assert_eq!(posted.accepted, 1);
+    }
+}
+
+/// A write of all of `from` to the beginning of `to`; change what differs.
+pub fn write(id: u64, peer: PeerSlot, from: &Held, to: Option<&Arc<dyn RemoteMemory>>) -> WorkRequest {
+    let len = from.buffer.len() as u64;
+    WorkRequest {
+        id,
+        peer,
+        kind: WorkKind::Write,
+        local: from.buffer.as_ptr(),
+        lkey: from.region.lkey(),
+        len,
+        remote: to.map_or(0, |to| to.base()),
+        rkey: to.map_or(0, |to| to.rkey()),
+        imm: None,
+        way: Way::Plain,
+    }
+}
+
+/// How many events there are, counting joined ones apart.
+pub fn total(events: &[Event]) -> usize {
+    let one = |event: &Event| if let Event::Done { count, .. } = event { *count as usize } else { 1 };
+    events.iter().map(one).sum()
+}
+
+/// Requests `first` and its `count - 1` successors are done.
+pub fn done(first: u64, count: u32) -> Event {
+    Event::Done { first, count }
+}
+
+pub fn failed(event: Event) -> transport_core::ErrorKind {
+    match event {
+        Event::Failed { status, .. } | Event::ReceiveFailed { status, .. } => status.kind,
+        other => panic!("{other:?} is no failure"),
+    }
+}

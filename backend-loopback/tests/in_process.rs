@@ -1,0 +1,258 @@
+//! Two domains of one process, through the SPI alone.
+
+mod common;
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::task::Poll;
+
+use backend_loopback::LoopbackConfig;
+use common::*;
+use transport_core::spi::*;
+use transport_core::{Access, ErrorKind};
+
+#[test]
+fn writes_reads_and_announces() {
+    let (mut a, mut b, to_b, to_a) = pair();
+    let (source, target) = (a.held(100_000, Access::LOCAL), b.held(200_000, BOTH));
+    let import = a.import(to_b, &*target.region);
+    source.fill(7);
+    let request = write(1, to_b, &source, Some(&import));
+    assert_eq!(a.run(WorkRequest { remote: import.base() + 50, imm: Some(u32::MAX), ..request }), done(1, 1));
+    assert_eq!(b.poll(), [Event::Imm { peer: to_a, imm: u32::MAX }]);
+    assert_eq!([target.byte(49), target.byte(50), target.byte(100_049), target.byte(100_050)], [0, 7, 7, 0]);
+    target.fill(9);
+    assert_eq!(a.run(WorkRequest { kind: WorkKind::Read, id: 2, ..request }), done(2, 1));
+    assert_eq!(source.byte(99_999), 9);
+    let empty = WorkRequest { id: 3, len: 0, rkey: 0, imm: Some(0), ..request };
+    assert_eq!(a.run(empty), done(3, 1));
+    assert_eq!(b.poll(), [Event::Imm { peer: to_a, imm: 0 }]);
+}
+
+#[test]
+fn every_bound_and_right_is_checked() {
+    let (mut a, b, to_b, _) = pair();
+    let (source, target) = (a.held(64, Access::LOCAL), b.held(64, Access::REMOTE_WRITE));
+    let import = a.import(to_b, &*target.region);
+    let request = write(1, to_b, &source, Some(&import));
+    let bad = [
+        WorkRequest { remote: 1, ..request },
+        WorkRequest { remote: u64::MAX - 10, ..request },
+        WorkRequest { len: u64::MAX, remote: 2, ..request },
+        WorkRequest { kind: WorkKind::Read, ..request },
+        WorkRequest { rkey: request.rkey + 1, ..request },
+        WorkRequest { rkey: request.rkey ^ (1 << 32), ..request },
+        WorkRequest { rkey: u64::MAX, ..request },
+    ];
+    for request in bad {
+        assert_eq!(failed(a.run(request)), ErrorKind::RemoteAccess, "{request:?}");
+    }
+    assert_eq!(failed(a.run(WorkRequest { peer: PeerSlot(77), ..request })), ErrorKind::PeerDied);
+    drop(import);
+    assert_eq!(failed(a.run(request)), ErrorKind::RemoteAccess);
+    let (key, local) = (target.region.key(), b.held(64, Access::LOCAL));
+    for bad in [
+        local.region.key(),
+        KeyMaterial { key: key.key + 1, ..key },
+        KeyMaterial { key: key.key + (1 << 32), ..key },
+        KeyMaterial { key: u64::MAX, ..key },
+        KeyMaterial { len: 65, ..key },
+        KeyMaterial { base: 1, ..key },
+    ] {
+        assert_eq!(a.try_import(to_b, bad).err().unwrap().kind(), ErrorKind::RemoteAccess);
+    }
+}
+
+#[test]
+fn a_key_taken_back_never_comes_to_mean_another_region() {
+    let (mut a, b, to_b, _) = pair();
+    let (source, target) = (a.held(64, Access::LOCAL), b.held(64, BOTH));
+    let (key, import) = (target.region.key(), a.import(to_b, &*target.region));
+    assert!(matches!(target.region.revoke(), Poll::Ready(Ok(()))));
+    assert_eq!(failed(a.run(write(1, to_b, &source, Some(&import)))), ErrorKind::Revoked);
+    assert_eq!(a.try_import(to_b, key).err().unwrap().kind(), ErrorKind::Revoked);
+    drop(target);
+    let next = b.held(64, BOTH);
+    assert_ne!(next.region.key().key, key.key);
+    source.fill(1);
+    assert_eq!(failed(a.run(write(2, to_b, &source, Some(&import)))), ErrorKind::Revoked);
+    let direct = a.domain.direct(to_b).unwrap();
+    // SAFETY: source and import outlive the call.
+    let refused = unsafe { direct.run(&write(3, to_b, &source, Some(&import)), Some(&*import)) };
+    assert_eq!(refused.unwrap().unwrap_err().kind(), ErrorKind::Revoked);
+    assert_eq!(next.byte(0), 0);
+}
+
+#[test]
+fn nothing_lands_once_revoked() {
+    let (mut a, b, to_b, _) = pair();
+    let stop = AtomicBool::new(false);
+    for round in 0..50 {
+        let (source, target) = (a.held(16 << 10, Access::LOCAL), b.held(16 << 10, BOTH));
+        source.fill(1);
+        let import = a.import(to_b, &*target.region);
+        stop.store(false, Ordering::Relaxed);
+        std::thread::scope(|scope| {
+            let (a, source, import, stop) = (&mut a, &source, &import, &stop);
+            scope.spawn(move || {
+                let batch: Vec<_> = (0..8).map(|id| write(id, to_b, source, Some(import))).collect();
+                while !stop.load(Ordering::Relaxed) {
+                    a.post(&batch);
+                    a.poll();
+                }
+            });
+            while target.byte(0) == 0 {
+                std::thread::yield_now();
+            }
+            if round % 2 == 0 {
+                while target.region.revoke().is_pending() {
+                    std::thread::yield_now();
+                }
+                target.fill(2);
+                std::thread::sleep(std::time::Duration::from_micros(200));
+                assert!((0..16 << 10).all(|at| target.byte(at) == 2));
+            } else {
+                // Dropped under fire: the memory must outlive the writer.
+                drop(target);
+            }
+            stop.store(true, Ordering::Relaxed);
+        });
+    }
+}
+
+#[test]
+fn messages_wait_for_receives_and_must_fit() {
+    let (mut a, mut b, to_b, to_a) = pair();
+    let (source, small, large) =
+        (a.held(65536, BOTH), b.held(100, Access::LOCAL), b.held(65536, Access::LOCAL));
+    source.fill(5);
+    let message = WorkRequest { kind: WorkKind::Send, imm: Some(3), ..write(1, to_b, &source, None) };
+    assert_eq!(a.run(message), done(1, 1));
+    assert_eq!(a.run(message), done(1, 1));
+    assert!(b.poll().is_empty());
+    b.recv(10, &small);
+    b.recv(11, &large);
+    let events = b.wait(2);
+    assert_eq!((failed(events[0]), small.byte(0)), (ErrorKind::TooLarge, 0));
+    assert_eq!(events[1], Event::Received { id: 11, peer: to_a, len: 65536, imm: Some(3) });
+    assert_eq!(large.byte(65535), 5);
+    b.recv(12, &small);
+    b.endpoint.cancel_recv(12);
+    assert_eq!(failed(b.wait(1)[0]), ErrorKind::Cancelled);
+    let batch: Vec<_> = (0..100).map(|id| WorkRequest { id, ..message }).collect();
+    assert_eq!(a.post(&batch).accepted, 32);
+    let direct = a.domain.direct(to_b).unwrap();
+    // SAFETY: the source outlives the call.
+    assert!(unsafe { direct.run(&message, None) }.is_none());
+    // SAFETY: as above.
+    let too_large = unsafe { direct.run(&WorkRequest { len: 65537, ..message }, None) };
+    assert_eq!(too_large.unwrap().unwrap_err().kind(), ErrorKind::TooLarge);
+    b.recv(13, &large);
+    b.wait(1);
+    // SAFETY: as above.
+    assert!(unsafe { direct.run(&message, None) }.unwrap().is_ok());
+}
+
+#[test]
+fn full_queues_push_back() {
+    let (mut a, mut b, to_b, _) = pair();
+    let (source, target) = (a.held(8, Access::LOCAL), b.held(8, BOTH));
+    let import = a.import(to_b, &*target.region);
+    let request = write(0, to_b, &source, Some(&import));
+    let batch: Vec<_> = (0..5000).map(|id| WorkRequest { id, ..request }).collect();
+    assert_eq!(a.post(&batch).accepted, 4096);
+    assert_eq!(a.post(&batch).accepted, 0);
+    assert_eq!(total(&a.poll()), 4096);
+    let batch: Vec<_> = batch.iter().map(|request| WorkRequest { imm: Some(1), ..*request }).collect();
+    assert_eq!(a.post(&batch).accepted, 1024);
+    assert_eq!(total(&a.poll()), 1024);
+    assert_eq!(a.post(&batch), PostResult { accepted: 0, error: None });
+    assert_eq!(b.poll().len(), 1024);
+    assert_eq!(a.post(&batch).accepted, 1024);
+}
+
+#[test]
+fn a_domain_reaches_itself() {
+    let mut a = node(LoopbackConfig::default(), 1);
+    let (slot, offer) = a.domain.connector().prepare().unwrap();
+    a.domain.connector().complete(slot, &offer).unwrap();
+    assert_eq!(a.domain.connector().complete(slot, &offer).unwrap_err().kind(), ErrorKind::Busy);
+    let (source, target) = (a.held(8, Access::LOCAL), a.held(8, BOTH));
+    let import = a.import(slot, &*target.region);
+    source.fill(4);
+    assert_eq!(a.post(&[WorkRequest { imm: Some(1), ..write(1, slot, &source, Some(&import)) }]).accepted, 1);
+    assert_eq!(a.wait(2), [done(1, 1), Event::Imm { peer: slot, imm: 1 }]);
+    assert_eq!(target.byte(7), 4);
+    let (other, _) = a.domain.connector().prepare().unwrap();
+    assert_eq!(a.domain.connector().complete(other, &offer).unwrap_err().kind(), ErrorKind::Unreachable);
+    assert_eq!(a.domain.connector().complete(other, b"junk").unwrap_err().kind(), ErrorKind::Protocol);
+    assert_eq!(a.domain.connector().complete(PeerSlot(9), &offer).unwrap_err().kind(), ErrorKind::NotFound);
+}
+
+#[test]
+fn a_peer_goes_and_its_slot_comes_back() {
+    let (mut a, mut b, to_b, to_a) = pair();
+    let (source, target) = (a.held(8, Access::LOCAL), b.held(8, BOTH));
+    let import = a.import(to_b, &*target.region);
+    let request = write(1, to_b, &source, Some(&import));
+    let direct = a.domain.direct(to_b).unwrap();
+    assert_eq!(a.post(&[request, WorkRequest { imm: Some(6), ..request }]).accepted, 2);
+    a.domain.connector().disconnect(to_b);
+    assert!(a.domain.direct(to_b).is_none());
+    assert_ne!(a.domain.connector().prepare().unwrap().0, to_b);
+    let done = done(1, 1);
+    assert_eq!(a.wait(3), [done, done, Event::PeerGone { peer: to_b }]);
+    assert_eq!(failed(a.run(request)), ErrorKind::PeerDied);
+    // SAFETY: source and import outlive the call.
+    let refused = unsafe { direct.run(&request, Some(&*import)) };
+    assert_eq!(refused.unwrap().unwrap_err().kind(), ErrorKind::PeerDied);
+    assert_eq!(a.domain.connector().prepare().unwrap().0, to_b);
+    // The other side finds out when it posts; what was sent before still arrives.
+    assert_eq!(b.poll(), [Event::Imm { peer: to_a, imm: 6 }]);
+    let back = WorkRequest { len: 0, imm: Some(1), ..write(2, to_a, &target, None) };
+    assert_eq!(failed(b.run(back)), ErrorKind::PeerDied);
+}
+
+#[test]
+fn a_closed_domain_is_a_dead_peer() {
+    let (mut a, b, to_b, _) = pair();
+    let source = a.held(8, Access::LOCAL);
+    let target = b.held(8, BOTH);
+    let import = a.import(to_b, &*target.region);
+    drop(target);
+    drop(b);
+    assert_eq!(failed(a.run(write(1, to_b, &source, Some(&import)))), ErrorKind::PeerDied);
+}
+
+#[test]
+fn an_armed_endpoint_is_woken() {
+    let (mut a, mut b, to_b, to_a) = pair();
+    let source = a.held(8, Access::LOCAL);
+    b.poll();
+    let Armed::Fd(fd) = b.endpoint.arm() else { panic!("nothing has happened yet") };
+    let readable = || {
+        // SAFETY: the endpoint keeps its descriptor open.
+        let fd = unsafe { std::os::fd::BorrowedFd::borrow_raw(fd) };
+        let mut fds = [rustix::event::PollFd::from_borrowed_fd(fd, rustix::event::PollFlags::IN)];
+        let at_once = rustix::event::Timespec { tv_sec: 0, tv_nsec: 0 };
+        rustix::event::poll(&mut fds, Some(&at_once)).unwrap() == 1
+    };
+    assert!(!readable());
+    let imm = WorkRequest { len: 0, imm: Some(1), ..write(1, to_b, &source, None) };
+    a.run(imm);
+    assert!(readable());
+    assert_eq!(b.poll(), [Event::Imm { peer: to_a, imm: 1 }]);
+    assert!(!readable());
+    a.run(imm);
+    assert_eq!(b.endpoint.arm(), Armed::Ready);
+    assert!(!readable());
+    assert_eq!(b.poll().len(), 1);
+}
+
+#[test]
+fn one_endpoint_at_a_time() {
+    let Node { domain, endpoint, .. } = node(LoopbackConfig::default(), 1);
+    let again = || domain.endpoint(EndpointConfig::default());
+    assert_eq!(again().err().unwrap().kind(), ErrorKind::Busy);
+    drop(endpoint);
+    assert!(again().is_ok());
+}

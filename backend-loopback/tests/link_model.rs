@@ -1,0 +1,126 @@
+//! Loopback behind a link model: slow, unordered, small, doomed, and repeatable.
+
+mod common;
+
+use std::time::Duration;
+
+use backend_loopback::{LinkModel, LoopbackConfig};
+use common::*;
+use transport_core::spi::*;
+use transport_core::{Access, ErrorKind};
+
+fn linked(link: LinkModel, seed: u64) -> (Node, Node, PeerSlot, PeerSlot) {
+    let (a, b) = (node(LoopbackConfig::default().link(link), seed), node(LoopbackConfig::default(), 2));
+    let (to_b, to_a) = connect(&a, &b);
+    (a, b, to_b, to_a)
+}
+
+fn imms(to_b: PeerSlot, source: &Held, count: u32) -> Vec<WorkRequest> {
+    let request = WorkRequest { len: 0, ..write(0, to_b, source, None) };
+    (0..count).map(|n| WorkRequest { id: n.into(), imm: Some(n), ..request }).collect()
+}
+
+/// Posts 200 imms to an unruly device; the order of arrival and how many each post took.
+fn trace(seed: u64) -> (Vec<Event>, Vec<usize>) {
+    let link = LinkModel {
+        accept_at_most: Some(20),
+        reorder: true,
+        jitter: Duration::from_micros(5),
+        fail_every: Some(7),
+        ..LinkModel::default()
+    };
+    let (mut a, mut b, to_b, _) = linked(link, seed);
+    assert!(a.domain.capabilities().ordering.is_empty() && a.domain.direct(to_b).is_none());
+    let source = a.held(8, Access::LOCAL);
+    let batch = imms(to_b, &source, 200);
+    let (mut at, mut taken, mut events) = (0, Vec::new(), Vec::new());
+    for _ in 0..1000 {
+        if at < batch.len() {
+            taken.push(a.post(&batch[at..]).accepted);
+            at += taken.last().unwrap();
+        }
+        a.clock.advance(Duration::from_micros(1));
+        events.extend(a.poll());
+        events.extend(b.poll());
+    }
+    (events, taken)
+}
+
+#[test]
+fn one_seed_one_behaviour() {
+    let (events, taken) = trace(42);
+    assert_eq!((events.clone(), taken.clone()), trace(42));
+    assert_ne!(events, trace(43).0);
+    assert!(taken.contains(&0) && taken.iter().any(|n| *n > 1));
+    let count = |pick: fn(&Event) -> bool| events.iter().filter(|event| pick(event)).count();
+    assert_eq!(count(|event| matches!(event, Event::Failed { .. })), 200 / 7);
+    let all_done: Vec<_> =
+        events.iter().copied().filter(|event| matches!(event, Event::Done { .. })).collect();
+    assert_eq!(total(&all_done), 200 - 200 / 7);
+    assert_eq!(count(|event| matches!(event, Event::Imm { .. })), 200 - 200 / 7);
+    let imms =
+        events.iter().filter_map(|event| if let Event::Imm { imm, .. } = event { Some(imm) } else { None });
+    assert!(!imms.is_sorted());
+}
+
+#[test]
+fn time_passes_only_by_the_clock() {
+    let link = LinkModel {
+        latency: Duration::from_micros(10),
+        bits_per_s: Some(8_000_000_000),
+        ..LinkModel::default()
+    };
+    let (mut a, b, to_b, _) = linked(link, 1);
+    let (source, target) = (a.held(1000, Access::LOCAL), b.held(1000, BOTH));
+    let import = a.import(to_b, &*target.region);
+    source.fill(1);
+    let request = write(1, to_b, &source, Some(&import));
+    assert_eq!(a.post(&[request, WorkRequest { id: 2, ..request }]).accepted, 2);
+    assert_eq!(a.endpoint.arm(), Armed::Unsupported);
+    a.clock.advance(Duration::from_micros(10));
+    assert!(a.poll().is_empty() && target.byte(0) == 0);
+    a.clock.advance(Duration::from_micros(1));
+    assert_eq!(a.poll(), [done(1, 1)]);
+    assert_eq!(target.byte(999), 1);
+    a.clock.advance(Duration::from_micros(1));
+    assert_eq!(a.poll(), [done(2, 1)]);
+}
+
+#[test]
+fn depth_loss_and_abort() {
+    let link = LinkModel {
+        send_depth: Some(4),
+        lose_device_after: Some(6),
+        latency: Duration::from_micros(1),
+        ..LinkModel::default()
+    };
+    let (mut a, _b, to_b, _) = linked(link, 1);
+    let source = a.held(8, Access::LOCAL);
+    let batch = imms(to_b, &source, 10);
+    assert_eq!(a.post(&batch).accepted, 4);
+    a.endpoint.abort(to_b);
+    assert!(a.poll().iter().all(|event| failed(*event) == ErrorKind::Cancelled));
+    for _ in 0..2 {
+        assert_eq!(a.post(&batch).accepted, 4);
+        a.clock.advance(Duration::from_micros(1));
+        let events = a.poll();
+        if total(&events) > 4 {
+            assert_eq!([failed(events[1]), failed(events[2])], [ErrorKind::DeviceLost; 2]);
+            assert!(matches!(events[3], Event::DeviceLost { .. }));
+        }
+    }
+    assert_eq!(a.post(&batch).error.unwrap().kind, ErrorKind::DeviceLost);
+    assert!(a.poll().is_empty());
+}
+
+#[test]
+fn a_goodbye_fails_what_was_under_way() {
+    let (mut a, _b, to_b, _) =
+        linked(LinkModel { latency: Duration::from_secs(1), ..LinkModel::default() }, 1);
+    let source = a.held(8, Access::LOCAL);
+    assert_eq!(a.post(&imms(to_b, &source, 2)).accepted, 2);
+    a.domain.connector().disconnect(to_b);
+    let events = a.poll();
+    assert_eq!([failed(events[0]), failed(events[1])], [ErrorKind::PeerDied; 2]);
+    assert_eq!(events[2], Event::PeerGone { peer: to_b });
+}

@@ -1,0 +1,238 @@
+//! Two processes of one host: this test, and itself started again as its peer.
+#![cfg(target_os = "linux")]
+
+#[path = "../common/mod.rs"]
+mod common;
+mod process;
+
+use std::io::Write;
+use std::time::{Duration, Instant};
+
+use backend_loopback::LoopbackConfig;
+use common::*;
+use process::{CHILD, Peer, hex, parse_key, private, unhex};
+use transport_core::spi::*;
+use transport_core::{Access, ErrorKind, Memory};
+
+const LEN: usize = 6 << 20;
+const PAGE: u64 = 4096;
+
+/// The peer: does what it reads, answers with lines that begin with `@`.
+#[test]
+#[ignore = "the other process of the tests below"]
+fn peer() {
+    if std::env::var_os(CHILD).is_none() {
+        return;
+    }
+    let mut lines = std::io::stdin().lines();
+    let mut line = || lines.next().unwrap().unwrap();
+    let say = |text: String| {
+        println!("\n@{text}");
+        std::io::stdout().flush().unwrap();
+    };
+    let mut b = node(LoopbackConfig::default(), 2);
+    let (slot, offer) = b.domain.connector().prepare().unwrap();
+    say(hex(&offer));
+    b.domain.connector().complete(slot, &unhex(&line())).unwrap();
+    let (shared, foreign) = (b.held(LEN, BOTH), private(LEN));
+    // SAFETY: nobody refers to the bytes.
+    let foreign_region = unsafe { b.domain.register(foreign.clone(), BOTH) }.unwrap();
+    let (k, f) = (shared.region.key(), foreign_region.key());
+    say(format!("{} {} {} {}", k.key, k.len, f.key, f.len));
+    let inbox = b.held(65536, Access::LOCAL);
+    let mut import = None;
+    loop {
+        let command = line();
+        let words: Vec<&str> = command.split(' ').collect();
+        let numbers: Vec<u64> = words[1..].iter().filter_map(|word| word.parse().ok()).collect();
+        match words[0] {
+            "bytes" => {
+                let at = numbers[0] as usize;
+                // SAFETY: in bounds, volatile.
+                let private = unsafe { foreign.as_ptr().add(at).read_volatile() };
+                say(format!("{} {private}", shared.byte(at)));
+            }
+            "events" => {
+                b.recv(1, &inbox);
+                let events = b.wait(numbers[0] as usize);
+                say(format!("{events:?} {}", inbox.byte(0)));
+            }
+            "revoke" => {
+                let quiet =
+                    [foreign_region.revoke(), shared.region.revoke()].iter().all(|poll| poll.is_ready());
+                say(format!("{quiet}"));
+            }
+            "import" => {
+                import = Some(b.try_import(slot, parse_key(&numbers)).unwrap());
+                say("imported".into());
+            }
+            // Writes to the parent for ever: it will be killed doing so.
+            "hammer" => loop {
+                shared.fill(0xaa);
+                let request = write(1, slot, &shared, import.as_ref());
+                b.post(&[request]);
+                b.poll();
+            },
+            _ => return,
+        }
+    }
+}
+
+fn count(what: &str) -> usize {
+    std::fs::read_dir(format!("/proc/self/{what}")).unwrap().count()
+}
+
+#[test]
+fn processes_reach_each_other_and_leave_nothing_behind() {
+    let (files, threads) = (count("fd"), count("task"));
+    moves_bytes();
+    a_killed_writer_does_not_hold_memory();
+    strangers_are_dropped();
+    assert_eq!((count("fd"), count("task")), (files, threads));
+}
+
+fn moves_bytes() {
+    let mut a = node(LoopbackConfig::default(), 1);
+    let mut peer = Peer::start(&a);
+    let slot = peer.slot;
+    let source = a.held(LEN, Access::LOCAL);
+    for (key, other) in [(peer.shared, false), (peer.foreign, true)] {
+        let import = a.try_import(slot, key).unwrap();
+        source.fill(if other { 9 } else { 8 });
+        // More pages than one system call takes, then one with an imm.
+        let all = write(0, slot, &source, Some(&import));
+        let page = |n: u64| WorkRequest {
+            id: n,
+            local: source.buffer.as_ptr().wrapping_add((n * PAGE) as usize),
+            remote: n * PAGE,
+            len: PAGE,
+            imm: (n == 1499).then_some(77),
+            ..all
+        };
+        let batch: Vec<_> = (0..1500).map(page).collect();
+        assert_eq!(a.post(&batch).accepted, 1500);
+        assert_eq!(a.wait(1500), [done(0, 1500)]);
+        assert!(peer.ask("events 1").contains("imm: 77"));
+        source.fill(0);
+        assert_eq!(a.run(WorkRequest { kind: WorkKind::Read, len: 5000, ..all }), done(0, 1));
+        assert_eq!((source.byte(4999), source.byte(5000)), (if other { 9 } else { 8 }, 0));
+        let direct = a.domain.direct(slot).unwrap();
+        source.fill(3);
+        let small = WorkRequest { remote: LEN as u64 - 4, len: 4, imm: Some(5), ..all };
+        // SAFETY: source and import outlive the call.
+        unsafe { direct.run(&small, Some(&*import)) }.unwrap().unwrap();
+        let over = WorkRequest { remote: LEN as u64 - 3, ..small };
+        // SAFETY: as above.
+        let refused = unsafe { direct.run(&over, Some(&*import)) };
+        assert_eq!(refused.unwrap().unwrap_err().kind(), ErrorKind::RemoteAccess);
+        assert!(peer.ask("events 1").contains("imm: 5"));
+    }
+    let at = |n: usize| format!("bytes {n}");
+    assert_eq!(peer.ask(&at(0)), "8 9");
+    assert_eq!(peer.ask(&at(1500 * 4096 - 1)), "8 9");
+    assert_eq!(peer.ask(&at(1500 * 4096)), "0 0");
+    assert_eq!(peer.ask(&at(LEN - 1)), "3 3");
+    let message = WorkRequest { kind: WorkKind::Send, len: 65536, ..write(7, slot, &source, None) };
+    assert_eq!(a.run(message), done(7, 1));
+    assert!(peer.ask("events 1").ends_with("len: 65536, imm: None }] 3"));
+    let bad = KeyMaterial { key: peer.shared.key + (7 << 32), ..peer.shared };
+    assert_eq!(a.try_import(slot, bad).err().unwrap().kind(), ErrorKind::RemoteAccess);
+    let imports = [peer.shared, peer.foreign].map(|key| a.try_import(slot, key).unwrap());
+    assert_eq!(peer.ask("revoke"), "true");
+    for import in &imports {
+        assert_eq!(failed(a.run(write(1, slot, &source, Some(import)))), ErrorKind::Revoked);
+    }
+    assert_eq!(a.try_import(slot, peer.shared).err().unwrap().kind(), ErrorKind::Revoked);
+    // A peer that closes in order is gone at once.
+    let _ = writeln!(peer.input, "exit");
+    peer.child.wait().unwrap();
+    assert_eq!(failed(a.run(WorkRequest { len: 8, ..message })), ErrorKind::PeerDied);
+}
+
+#[test]
+#[ignore = "a measurement"]
+fn foreign_pages() {
+    if std::env::var_os(CHILD).is_some() {
+        return;
+    }
+    let mut a = node(LoopbackConfig::default(), 1);
+    let peer = Peer::start(&a);
+    let source = a.held(LEN, Access::LOCAL);
+    source.fill(1);
+    for (name, key) in [("shared", peer.shared), ("foreign", peer.foreign)] {
+        let import = a.try_import(peer.slot, key).unwrap();
+        let page = |n: u64| WorkRequest {
+            local: source.buffer.as_ptr().wrapping_add((n * PAGE) as usize),
+            remote: n * PAGE,
+            len: PAGE,
+            ..write(n, peer.slot, &source, Some(&import))
+        };
+        let batch: Vec<_> = (0..1024).map(page).collect();
+        let mut best = f64::MAX;
+        for _ in 0..200 {
+            let start = Instant::now();
+            assert_eq!(a.post(&batch).accepted, 1024);
+            best = best.min(start.elapsed().as_secs_f64() * 1e6 / 1024.0);
+            a.poll();
+        }
+        println!("{name}: {best:.3} us per 4 KiB page, 1024 pages a post");
+    }
+}
+
+fn a_killed_writer_does_not_hold_memory() {
+    let mut pending = 0;
+    for _ in 0..4 {
+        let mut a = node(LoopbackConfig::default(), 1);
+        let mut peer = Peer::start(&a);
+        let target = a.held(LEN, BOTH);
+        let key = target.region.key();
+        assert_eq!(peer.ask(&format!("import {} {}", key.key, key.len)), "imported");
+        writeln!(peer.input, "hammer").unwrap();
+        while target.byte(LEN - 1) == 0 {
+            std::hint::spin_loop();
+        }
+        let import = a.try_import(peer.slot, peer.foreign).unwrap();
+        peer.child.kill().unwrap();
+        let start = Instant::now();
+        while target.region.revoke().is_pending() {
+            pending += 1;
+            assert!(start.elapsed() < Duration::from_secs(1), "a dead writer keeps the region busy");
+        }
+        peer.child.wait().unwrap();
+        // Through the kernel at once; through shared memory once the server has seen it.
+        let source = a.held(64, Access::LOCAL);
+        assert_eq!(failed(a.run(write(1, peer.slot, &source, Some(&import)))), ErrorKind::PeerDied);
+        let imm = WorkRequest { len: 0, imm: Some(1), ..write(2, peer.slot, &source, None) };
+        assert_eq!(failed(a.run(imm)), ErrorKind::PeerDied);
+        a.domain.connector().disconnect(peer.slot);
+        assert_eq!(a.wait(1), [Event::PeerGone { peer: peer.slot }]);
+    }
+    println!("revoke was pending {pending} times");
+}
+
+fn strangers_are_dropped() {
+    use rustix::net::*;
+    let a = node(LoopbackConfig::default(), 1);
+    let (_, offer) = a.domain.connector().prepare().unwrap();
+    let at = offer.windows(12).position(|bytes| bytes == b"multirail-lo").unwrap();
+    let address = SocketAddrUnix::new_abstract_name(&offer[at..]).unwrap();
+    for garbage in [&b"\xff\xff\xff"[..], &[0; 100], &[1, 0, 0], &[7; 4000], &[0, 1, 0, 0]] {
+        let socket =
+            socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).unwrap();
+        connect(&socket, &address).unwrap();
+        send(&socket, garbage, SendFlags::NOSIGNAL).unwrap();
+        sockopt::set_socket_timeout(&socket, sockopt::Timeout::Recv, Some(SOON)).unwrap();
+        let mut answer = [0; 200];
+        let end = loop {
+            match recv(&socket, &mut answer, RecvFlags::empty()) {
+                Ok((_, 1..)) => {}
+                end => break end,
+            }
+        };
+        assert!(matches!(end, Ok((_, 0)) | Err(rustix::io::Errno::CONNRESET)), "{end:?}");
+    }
+    let mut elsewhere = offer.clone();
+    elsewhere[8] ^= 1;
+    let error = a.domain.connector().complete(PeerSlot(0), &elsewhere).unwrap_err();
+    assert!(error.kind() == ErrorKind::Unreachable && error.context().contains("another host"), "{error}");
+}

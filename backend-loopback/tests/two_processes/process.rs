@@ -1,0 +1,99 @@
+//! The other process: started, spoken to over pipes, killed in the end.
+
+use std::cell::UnsafeCell;
+use std::io::{BufRead, BufReader, Lines, Write};
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::sync::Arc;
+
+use transport_core::spi::*;
+use transport_core::{ErrorKind, Memory};
+
+use crate::common::*;
+
+/// Tells this test executable that it is the peer.
+pub const CHILD: &str = "MULTIRAIL_LOOPBACK_CHILD";
+
+/// Memory without a file: another process reaches it through the kernel only.
+pub struct Private(Box<[UnsafeCell<u8>]>);
+
+// SAFETY: reached through `as_ptr` only.
+unsafe impl Send for Private {}
+// SAFETY: as above.
+unsafe impl Sync for Private {}
+
+// SAFETY: the box never moves its bytes and nobody refers to them.
+unsafe impl Memory for Private {
+    fn as_ptr(&self) -> *mut u8 {
+        self.0.as_ptr() as *mut u8
+    }
+
+    fn len(&self) -> usize {
+        self.0.len()
+    }
+}
+
+pub fn private(len: usize) -> Arc<Private> {
+    Arc::new(Private((0..len).map(|_| UnsafeCell::new(0)).collect()))
+}
+
+pub fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+pub fn unhex(text: &str) -> Vec<u8> {
+    (0..text.len() / 2).map(|n| u8::from_str_radix(&text[2 * n..2 * n + 2], 16).unwrap()).collect()
+}
+
+pub fn parse_key(words: &[u64]) -> KeyMaterial {
+    KeyMaterial { base: 0, key: words[0], len: words[1] }
+}
+
+pub struct Peer {
+    pub child: Child,
+    pub input: ChildStdin,
+    output: Lines<BufReader<ChildStdout>>,
+    pub slot: PeerSlot,
+    pub shared: KeyMaterial,
+    pub foreign: KeyMaterial,
+}
+
+impl Peer {
+    pub fn start(a: &Node) -> Self {
+        let mut command = Command::new(std::env::current_exe().unwrap());
+        command.args(["--ignored", "--exact", "peer", "--nocapture"]).env(CHILD, "1");
+        let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+        let (input, output) = (child.stdin.take().unwrap(), child.stdout.take().unwrap());
+        let none = KeyMaterial { base: 0, key: 0, len: 0 };
+        let output = BufReader::new(output).lines();
+        let (slot, offer) = a.domain.connector().prepare().unwrap();
+        let mut peer = Self { child, input, output, slot, shared: none, foreign: none };
+        let theirs = unhex(&peer.hear());
+        a.domain.connector().complete(slot, &theirs).unwrap();
+        // An offer admits once.
+        let (other, _) = a.domain.connector().prepare().unwrap();
+        let again = a.domain.connector().complete(other, &theirs);
+        assert_eq!(again.unwrap_err().kind(), ErrorKind::Unreachable);
+        let keys = peer.ask(&hex(&offer));
+        let keys: Vec<u64> = keys.split(' ').map(|word| word.parse().unwrap()).collect();
+        (peer.shared, peer.foreign) = (parse_key(&keys), parse_key(&keys[2..]));
+        peer
+    }
+
+    pub fn ask(&mut self, text: &str) -> String {
+        writeln!(self.input, "{text}").unwrap();
+        self.hear()
+    }
+
+    pub fn hear(&mut self) -> String {
+        let mut said =
+            self.output.by_ref().map(Result::unwrap).filter_map(|line| Some(line.strip_prefix('@')?.into()));
+        said.next().expect("the peer said nothing; see its panic above")
+    }
+}
+
+impl Drop for Peer {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}

@@ -1,0 +1,150 @@
+//! Copies against memcpy: hot blocks, and 64 MiB that no cache holds.
+//!
+//! `cargo bench -p benches --bench copy`. The cold groups rotate through a pool on each
+//! side that must exceed the last-level cache: `COPY_POOL_MIB` (default 1024).
+
+use std::hint::black_box;
+use std::time::Duration;
+
+use criterion::{Bencher, Criterion, Throughput, criterion_group, criterion_main};
+use rustix::mm;
+use transport_core::copy::{Way, copy, finish};
+
+const KIB: usize = 1 << 10;
+const MIB: usize = 1 << 20;
+
+/// What the cold groups copy at once.
+const COLD: usize = 64 * MIB;
+
+/// Memory that is mapped and touched, so that no copy faults.
+struct Pool {
+    base: *mut u8,
+    len: usize,
+}
+
+impl Pool {
+    /// 4 KiB pages, private to this process.
+    fn anonymous(len: usize) -> Self {
+        // SAFETY: a new mapping at an address of the kernel's choice.
+        let base = unsafe {
+            mm::mmap_anonymous(std::ptr::null_mut(), len, Self::protection(), mm::MapFlags::PRIVATE)
+        };
+        Self::touched(base.expect("mmap").cast(), len)
+    }
+
+    /// A memfd mapped shared, as loopback's regions are.
+    #[cfg(target_os = "linux")]
+    fn memfd(len: usize) -> Self {
+        use rustix::fs;
+        let file = fs::memfd_create("copy-bench", fs::MemfdFlags::CLOEXEC).expect("memfd");
+        fs::ftruncate(&file, len as u64).expect("ftruncate");
+        // SAFETY: a new mapping at an address of the kernel's choice.
+        let base = unsafe {
+            mm::mmap(std::ptr::null_mut(), len, Self::protection(), mm::MapFlags::SHARED, &file, 0)
+        };
+        Self::touched(base.expect("mmap").cast(), len)
+    }
+
+    fn protection() -> mm::ProtFlags {
+        mm::ProtFlags::READ | mm::ProtFlags::WRITE
+    }
+
+    fn touched(base: *mut u8, len: usize) -> Self {
+        // SAFETY: both callers just mapped `len` writable bytes at `base`.
+        unsafe { base.write_bytes(1, len) };
+        Self { base, len }
+    }
+
+    /// Window `index` of `len` bytes.
+    fn window(&self, index: usize, len: usize) -> *mut u8 {
+        debug_assert!((index + 1) * len <= self.len);
+        // SAFETY: the window lies inside the pool: `rotate` counts to `self.len / len`.
+        unsafe { self.base.add(index * len) }
+    }
+}
+
+impl Drop for Pool {
+    fn drop(&mut self) {
+        // SAFETY: mapped by this value, which is the last to name it.
+        unsafe { mm::munmap(self.base.cast(), self.len).expect("munmap") }
+    }
+}
+
+/// One way to copy, with the fence it owes. Safety: as [`copy`]'s.
+type Contender = (&'static str, unsafe fn(*mut u8, *const u8, usize));
+
+/// # Safety
+/// Those of [`copy`].
+unsafe fn memcpy(dst: *mut u8, src: *const u8, len: usize) {
+    // SAFETY: the caller's promise; nobody races in this bench.
+    unsafe { std::ptr::copy_nonoverlapping(src, dst, len) }
+}
+
+/// # Safety
+/// Those of [`copy`].
+unsafe fn plain(dst: *mut u8, src: *const u8, len: usize) {
+    // SAFETY: the caller's promise.
+    unsafe { copy(Way::Plain, dst, src, len) }
+    finish(Way::Plain);
+}
+
+/// # Safety
+/// Those of [`copy`].
+unsafe fn stream(dst: *mut u8, src: *const u8, len: usize) {
+    // SAFETY: the caller's promise.
+    unsafe { copy(Way::Stream, dst, src, len) }
+    finish(Way::Stream);
+}
+
+const CONTENDERS: [Contender; 3] = [("memcpy", memcpy), ("plain", plain), ("stream", stream)];
+
+fn rotate(bencher: &mut Bencher, contender: Contender, dst: &Pool, src: &Pool, len: usize) {
+    let windows = dst.len.min(src.len) / len;
+    let mut index = 0;
+    bencher.iter(|| {
+        // SAFETY: windows of `len` bytes of two different pools.
+        unsafe { contender.1(dst.window(index, len), src.window(index, len), black_box(len)) };
+        index = if index + 1 < windows { index + 1 } else { 0 };
+    });
+}
+
+fn hot(criterion: &mut Criterion) {
+    for len in [8, 64, 256, KIB, 4 * KIB, 64 * KIB, MIB] {
+        // One window each: the same bytes again and again.
+        let (dst, src) = (Pool::anonymous(len), Pool::anonymous(len));
+        let mut group = criterion.benchmark_group(format!("hot/{len}"));
+        group.throughput(Throughput::BytesDecimal(len as u64));
+        group.warm_up_time(Duration::from_millis(300)).measurement_time(Duration::from_secs(1));
+        for contender in CONTENDERS {
+            group.bench_function(contender.0, |bencher| rotate(bencher, contender, &dst, &src, len));
+        }
+    }
+}
+
+fn cold(criterion: &mut Criterion, kind: &str, dst: &Pool, src: &Pool) {
+    let mut group = criterion.benchmark_group(format!("cold/{kind}/64MiB"));
+    group.throughput(Throughput::BytesDecimal(COLD as u64));
+    group.sample_size(20).measurement_time(Duration::from_secs(3));
+    for contender in CONTENDERS {
+        group.bench_function(contender.0, |bencher| rotate(bencher, contender, dst, src, COLD));
+    }
+}
+
+fn pool_bytes() -> usize {
+    let mib = std::env::var("COPY_POOL_MIB").ok().and_then(|text| text.parse().ok());
+    (mib.unwrap_or(1024) * MIB).max(COLD)
+}
+
+fn cold_anonymous(criterion: &mut Criterion) {
+    cold(criterion, "anonymous", &Pool::anonymous(pool_bytes()), &Pool::anonymous(pool_bytes()));
+}
+
+fn cold_memfd(criterion: &mut Criterion) {
+    #[cfg(target_os = "linux")]
+    cold(criterion, "memfd", &Pool::memfd(pool_bytes()), &Pool::memfd(pool_bytes()));
+    #[cfg(not(target_os = "linux"))]
+    let _ = criterion;
+}
+
+criterion_group!(benches, hot, cold_anonymous, cold_memfd);
+criterion_main!(benches);

@@ -1,0 +1,137 @@
+//! Counts instructions per operation with callgrind, caller-driven, on one thread.
+//!
+//! `cargo run --release -p benches --bin instructions` runs itself under valgrind
+//! once per case, with and without the operations around the copies, and prints
+//! what is ours. It exits with 1 if a case is over its limit: counts, unlike
+//! times, are the same on every machine with the same binary.
+
+use std::hint::black_box;
+use std::process::{Command, ExitCode};
+
+use benches::{Driven, Pair, shuffled};
+use transport_core::copy::{Way, copy};
+use transport_core::{Pages, Region};
+
+const PAGE: usize = 4096;
+const PAGES: u32 = 256;
+const ROUNDS: u64 = 200;
+
+/// A measured loop, its name, the operations per round and the limit beyond the copy.
+struct Case {
+    name: &'static str,
+    measured: fn(&Pair),
+    copies: fn(&Pair),
+    per_round: u64,
+    limit: u64,
+}
+
+const CASES: &[Case] = &[
+    Case {
+        name: "4 KiB write, post to done",
+        measured: writes,
+        copies: bare_copies,
+        per_round: 1,
+        limit: 250,
+    },
+    Case {
+        name: "page of a 256 x 4 KiB batch",
+        measured: batches,
+        copies: bare_batches,
+        per_round: PAGES as u64,
+        limit: 80,
+    },
+];
+
+#[inline(never)]
+fn writes(pair: &Pair) {
+    (0..ROUNDS).for_each(|_| pair.write(black_box(0), PAGE).expect("write"));
+}
+
+#[inline(never)]
+fn bare_copies(pair: &Pair) {
+    (0..ROUNDS).for_each(|_| bare_copy(&pair.src, &pair.landing, black_box(0), 0));
+}
+
+#[inline(never)]
+fn batches(pair: &Pair) {
+    let (from, to) = (Pages::new(shuffled(PAGES, 1)), Pages::new(shuffled(PAGES, 2)));
+    (0..ROUNDS).for_each(|_| pair.write_pages(&from, &to, PAGE).expect("write_pages"));
+}
+
+#[inline(never)]
+fn bare_batches(pair: &Pair) {
+    let (from, to) = (shuffled(PAGES, 1), shuffled(PAGES, 2));
+    for _ in 0..ROUNDS {
+        for (from, to) in from.iter().zip(&to) {
+            bare_copy(&pair.src, &pair.landing, *from as usize * PAGE, *to as usize * PAGE);
+        }
+    }
+}
+
+fn bare_copy(src: &Region, landing: &Region, from: usize, to: usize) {
+    // SAFETY: both regions hold `PAGES` pages, do not overlap, and nobody else
+    // touches them: everything here is one thread.
+    unsafe { copy(Way::Plain, landing.as_ptr().add(to), src.as_ptr().add(from), PAGE) };
+}
+
+fn main() -> ExitCode {
+    let arguments: Vec<_> = std::env::args().skip(1).collect();
+    match arguments.iter().map(String::as_str).collect::<Vec<_>>()[..] {
+        [] => report(),
+        [index, which] => {
+            let case = &CASES[index.parse::<usize>().expect("a case's number")];
+            let pair = Pair::open(Driven::ByCaller, PAGES as usize * PAGE).expect("loopback opens");
+            if which == "bare" {
+                (case.copies)(&pair)
+            } else {
+                (case.measured)(&pair)
+            }
+            ExitCode::SUCCESS
+        }
+        _ => {
+            eprintln!("instructions takes no arguments");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn report() -> ExitCode {
+    let mut code = ExitCode::SUCCESS;
+    for (index, case) in CASES.iter().enumerate() {
+        let counted = count(index, "ours").and_then(|ours| Ok((ours, count(index, "bare")?)));
+        match counted {
+            Ok((ours, bare)) => {
+                let each = ours.saturating_sub(bare) / (ROUNDS * case.per_round);
+                println!("{}: {each} instructions beyond the copy (limit {})", case.name, case.limit);
+                if each > case.limit {
+                    code = ExitCode::FAILURE;
+                }
+            }
+            Err(why) => {
+                eprintln!("{}: not measured: {why}", case.name);
+                code = ExitCode::FAILURE;
+            }
+        }
+    }
+    code
+}
+
+/// Instructions of one measured loop, by callgrind's own total.
+fn count(index: usize, which: &str) -> Result<u64, String> {
+    let program = std::env::current_exe().map_err(|e| e.to_string())?;
+    let functions: &[&str] = match which {
+        "bare" => &["instructions::bare_copies*", "instructions::bare_batches*"],
+        _ => &["instructions::writes*", "instructions::batches*"],
+    };
+    let mut valgrind = Command::new("valgrind");
+    valgrind.args(["--tool=callgrind", "--callgrind-out-file=/dev/null", "--collect-atstart=no"]);
+    valgrind.args(functions.iter().map(|function| format!("--toggle-collect={function}")));
+    let run = valgrind.arg(program).args([&index.to_string(), which]).output();
+    let run = run.map_err(|e| format!("valgrind does not start ({e}); install Debian's package valgrind"))?;
+    let text = String::from_utf8_lossy(&run.stderr);
+    let total = text.lines().find_map(|line| line.split("Collected :").nth(1)).map(str::trim);
+    total
+        .and_then(|total| total.parse().ok())
+        .filter(|total| *total > 0)
+        .ok_or_else(|| format!("no count in: {text}"))
+}

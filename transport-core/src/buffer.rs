@@ -1,0 +1,171 @@
+//! Host memory that peers of this host can map.
+
+use crate::{Error, ErrorKind, Memory, Result};
+
+/// Page-aligned, zeroed host memory.
+///
+/// On Linux it is a memfd of exactly its size, sealed against resizing, so that a
+/// peer process may map it without fear of `SIGBUS`. Elsewhere it is anonymous.
+pub struct HostBuffer {
+    mapping: platform::Mapping,
+    len: usize,
+}
+
+impl HostBuffer {
+    /// `len` zeroed bytes, at least one.
+    pub fn new(len: usize) -> Result<Self> {
+        if len == 0 || len > isize::MAX as usize {
+            return Err(Error::new(
+                ErrorKind::InvalidRequest,
+                "allocate",
+                format!("{len} bytes asked for; ask for at least one"),
+            ));
+        }
+        let mapping = platform::Mapping::new(len).map_err(|e| {
+            Error::os("allocate", format!("{len} bytes of host memory; free some or raise the limit"), e)
+        })?;
+        Ok(Self { mapping, len })
+    }
+}
+
+// SAFETY: the mapping lives as long as the value, never moves, spans `len`
+// bytes, and no method of `HostBuffer` hands out a reference into it.
+unsafe impl Memory for HostBuffer {
+    fn as_ptr(&self) -> *mut u8 {
+        self.mapping.start().as_ptr()
+    }
+
+    fn len(&self) -> usize {
+        self.len
+    }
+
+    #[cfg(unix)]
+    fn shared_file(&self) -> Option<std::os::fd::BorrowedFd<'_>> {
+        self.mapping.file()
+    }
+}
+
+#[cfg(all(unix, not(miri)))]
+mod platform {
+    use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+    use std::ptr::NonNull;
+
+    use rustix::mm::{MapFlags, ProtFlags};
+
+    pub struct Mapping {
+        start: NonNull<u8>,
+        len: usize,
+        file: Option<OwnedFd>,
+    }
+
+    // SAFETY: `start` is an address; access through it is governed by `Memory`'s contract.
+    unsafe impl Send for Mapping {}
+    // SAFETY: as above.
+    unsafe impl Sync for Mapping {}
+
+    impl Mapping {
+        pub fn new(len: usize) -> rustix::io::Result<Self> {
+            let file = shareable(len)?;
+            let protection = ProtFlags::READ | ProtFlags::WRITE;
+            // SAFETY: a new mapping at an address of the kernel's choosing overlaps nothing.
+            let start = unsafe {
+                match &file {
+                    Some(fd) => {
+                        rustix::mm::mmap(std::ptr::null_mut(), len, protection, MapFlags::SHARED, fd, 0)?
+                    }
+                    None => {
+                        rustix::mm::mmap_anonymous(std::ptr::null_mut(), len, protection, MapFlags::PRIVATE)?
+                    }
+                }
+            };
+            let start = NonNull::new(start.cast()).ok_or(rustix::io::Errno::NOMEM)?;
+            Ok(Self { start, len, file })
+        }
+
+        pub fn start(&self) -> NonNull<u8> {
+            self.start
+        }
+
+        pub fn file(&self) -> Option<BorrowedFd<'_>> {
+            self.file.as_ref().map(AsFd::as_fd)
+        }
+    }
+
+    impl Drop for Mapping {
+        fn drop(&mut self) {
+            // SAFETY: `new` mapped exactly this range, and `Memory`'s contract ends with the owner.
+            let unmapped = unsafe { rustix::mm::munmap(self.start.as_ptr().cast(), self.len) };
+            debug_assert!(unmapped.is_ok());
+        }
+    }
+
+    #[cfg(target_os = "linux")]
+    fn shareable(len: usize) -> rustix::io::Result<Option<OwnedFd>> {
+        use rustix::fs::{MemfdFlags, SealFlags};
+        let file = rustix::fs::memfd_create("multirail", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
+        rustix::fs::ftruncate(&file, len as u64)?;
+        rustix::fs::fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
+        Ok(Some(file))
+    }
+
+    #[cfg(not(target_os = "linux"))]
+    fn shareable(_: usize) -> rustix::io::Result<Option<OwnedFd>> {
+        Ok(None)
+    }
+}
+
+#[cfg(any(not(unix), miri))]
+mod platform {
+    use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
+    use std::ptr::NonNull;
+
+    pub struct Mapping {
+        start: NonNull<u8>,
+        layout: Layout,
+    }
+
+    // SAFETY: `start` is an address; access through it is governed by `Memory`'s contract.
+    unsafe impl Send for Mapping {}
+    // SAFETY: as above.
+    unsafe impl Sync for Mapping {}
+
+    impl Mapping {
+        pub fn new(len: usize) -> std::io::Result<Self> {
+            let layout = Layout::from_size_align(len, 4096).map_err(std::io::Error::other)?;
+            // SAFETY: the layout is not empty: `HostBuffer::new` refuses zero bytes.
+            let start = unsafe { alloc_zeroed(layout) };
+            Ok(Self { start: NonNull::new(start).unwrap_or_else(|| handle_alloc_error(layout)), layout })
+        }
+
+        pub fn start(&self) -> NonNull<u8> {
+            self.start
+        }
+
+        #[cfg(unix)]
+        pub fn file(&self) -> Option<std::os::fd::BorrowedFd<'_>> {
+            None
+        }
+    }
+
+    impl Drop for Mapping {
+        fn drop(&mut self) {
+            // SAFETY: allocated by `new` with this layout.
+            unsafe { dealloc(self.start.as_ptr(), self.layout) };
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn zeroed_and_page_aligned() {
+        let buffer = HostBuffer::new(5000).unwrap();
+        assert_eq!(buffer.len(), 5000);
+        assert_eq!(buffer.as_ptr() as usize % 4096, 0);
+        // SAFETY: in bounds, and nobody else has the buffer.
+        assert_eq!(unsafe { buffer.as_ptr().add(4999).read() }, 0);
+        assert!(HostBuffer::new(0).is_err());
+    }
+}

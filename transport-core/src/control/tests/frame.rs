@@ -1,0 +1,109 @@
+//! Frames survive the wire, and no bytes do harm.
+
+use proptest::prelude::*;
+
+use super::*;
+
+fn text(limit: usize) -> impl Strategy<Value = String> {
+    prop_oneof!["[a-z0-9 ]{0,40}", Just("é".repeat(limit / 2))]
+}
+
+fn frames() -> impl Strategy<Value = Frame> {
+    let rails = prop::collection::vec(prop::collection::vec(any::<u8>(), 0..50), 0..6);
+    let offer = (text(MAX_NAME), text(MAX_NAME), rails).prop_map(|(label, backend, rails)| TransportOffer {
+        label,
+        backend,
+        rails,
+    });
+    let link = (text(MAX_NAME), prop::option::of(text(MAX_REASON)))
+        .prop_map(|(label, refused)| LinkReport { label, refused });
+    let cause = prop_oneof![Just(Cause::Protocol), Just(Cause::Unreachable), Just(Cause::Failed)];
+    prop_oneof![
+        prop::collection::vec(offer, 0..5).prop_map(|transports| Frame::Offers { transports }),
+        prop::collection::vec(link, 0..5).prop_map(|links| Frame::Report { links }),
+        Just(Frame::Ready),
+        (cause, text(MAX_REASON)).prop_map(|(cause, reason)| Frame::Refuse { cause, reason }),
+        any::<u64>().prop_map(|seq| Frame::Heartbeat { seq }),
+        (any::<u64>(), text(MAX_NAME)).prop_map(|(id, name)| Frame::Lookup { id, name }),
+        (any::<u64>(), prop::option::of(prop::collection::vec(any::<u8>(), 0..300)))
+            .prop_map(|(id, descriptor)| Frame::Found { id, descriptor }),
+        (any::<u64>(), any::<u64>()).prop_map(|(incarnation, region)| Frame::Revoked { incarnation, region }),
+        Just(Frame::Goodbye),
+    ]
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { failure_persistence: None, ..Default::default() })]
+
+    #[test]
+    fn survives_the_wire(frame in frames()) {
+        prop_assert_eq!(Frame::decode(&frame.encode().unwrap()).unwrap(), frame);
+    }
+
+    #[test]
+    fn garbage_never_panics(bytes in prop::collection::vec(any::<u8>(), 0..400)) {
+        if let Ok(frame) = Frame::decode(&bytes) {
+            // What is accepted is within the bounds, so it can be said as well.
+            prop_assert!(frame.encode().is_ok());
+        }
+    }
+
+    #[test]
+    fn damage_never_panics(frame in frames(), hits in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..4), cut: prop::sample::Index) {
+        let mut bytes = frame.encode().unwrap();
+        for (at, to) in hits {
+            let at = at.index(bytes.len());
+            bytes[at] = to;
+        }
+        let _ = Frame::decode(&bytes);
+        bytes.truncate(cut.index(bytes.len()));
+        let _ = Frame::decode(&bytes);
+    }
+
+    #[test]
+    fn trailing_bytes_are_refused(frame in frames(), extra in prop::collection::vec(any::<u8>(), 1..9)) {
+        let mut bytes = frame.encode().unwrap();
+        bytes.extend(extra);
+        prop_assert_eq!(Frame::decode(&bytes).unwrap_err().kind(), ErrorKind::Protocol);
+    }
+}
+
+#[test]
+fn bounds_hold_for_both_directions() {
+    let offer = |rails: Vec<Vec<u8>>| TransportOffer { label: "a".into(), backend: "b".into(), rails };
+    let link = |refused: usize| LinkReport { label: "a".into(), refused: Some("x".repeat(refused)) };
+    let too_much = [
+        Frame::Offers { transports: vec![offer(vec![]); MAX_OFFERS + 1] },
+        Frame::Offers { transports: vec![offer(vec![vec![]; MAX_RAILS + 1])] },
+        Frame::Offers { transports: vec![offer(vec![vec![0; MAX_RAIL + 1]])] },
+        Frame::Report { links: vec![link(0); MAX_OFFERS + 1] },
+        Frame::Report { links: vec![link(MAX_REASON + 1)] },
+        Frame::Refuse { cause: Cause::Failed, reason: "x".repeat(MAX_REASON + 1) },
+        Frame::Lookup { id: 0, name: "x".repeat(MAX_NAME + 1) },
+        Frame::Found { id: 0, descriptor: Some(vec![0; MAX_DESCRIPTOR + 1]) },
+    ];
+    for frame in too_much {
+        let error = frame.encode().unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::TooLarge);
+        assert!(error.context().contains("the limit is"), "{error}");
+        let bytes = postcard::to_stdvec(&frame).unwrap();
+        assert_eq!(Frame::decode(&bytes).unwrap_err().kind(), ErrorKind::Protocol, "{}", frame.name());
+    }
+    // A count that no memory holds is found out from the bytes that are not there.
+    let huge = [0, 0xff, 0xff, 0xff, 0xff, 0x0f];
+    assert_eq!(Frame::decode(&huge).unwrap_err().kind(), ErrorKind::Protocol);
+}
+
+#[test]
+fn our_own_long_reasons_are_cut_and_theirs_are_printable() {
+    let long = Error::new(ErrorKind::Protocol, "test", "é".repeat(MAX_REASON));
+    let Frame::Refuse { reason, .. } = Frame::refusal(&long) else { panic!("no refusal") };
+    assert_eq!(reason.len(), MAX_REASON);
+    let report = Frame::report(&[LinkReport { label: "a".into(), refused: Some("x€".repeat(MAX_REASON)) }]);
+    assert!(report.encode().is_ok());
+    let rude = Frame::Refuse { cause: Cause::Failed, reason: "\x1b[2J\nbye".into() };
+    let Ok(Frame::Refuse { reason, .. }) = Frame::decode(&rude.encode().unwrap()) else {
+        panic!("no refusal")
+    };
+    assert_eq!(reason, " [2J bye");
+}

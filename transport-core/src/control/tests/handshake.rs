@@ -1,0 +1,223 @@
+//! Whoever breaks the handshake gets a typed end, and nobody else notices.
+
+use std::io::Write;
+use std::net::TcpListener;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use async_trait::async_trait;
+
+use super::raw::Raw;
+use super::{builder, fabric, listening, pair, wait};
+use crate::control::frame::{Cause, Frame, LinkReport, TransportOffer};
+use crate::control::{Acceptor, Bootstrap, Channel};
+use crate::{Error, ErrorKind, Result};
+
+/// Two fabrics see each other, and the connection works.
+fn good_client_gets_through(listener: &crate::Listener) {
+    let client = fabric();
+    let peer = wait(client.connect(&listener.local_addr())).unwrap();
+    let here = wait(listener.accept()).unwrap();
+    assert_eq!(here.incarnation(), client.incarnation());
+    assert!(peer.is_alive() && here.is_alive());
+}
+
+#[test]
+fn garbage_at_each_step_stops_no_good_client() {
+    let (_server, listener, address) = listening();
+    let hello = |raw: &mut Raw| drop(raw.hello());
+    let offers = move |raw: &mut Raw| {
+        hello(raw);
+        raw.offers();
+    };
+    let report = move |raw: &mut Raw| {
+        offers(raw);
+        raw.report();
+        assert_eq!(raw.recv(), Some(Frame::Ready));
+    };
+    let nothing = |_: &mut Raw| ();
+    let steps: [&dyn Fn(&mut Raw); 4] = [&nothing, &hello, &offers, &report];
+    let mut heartbeat = Frame::Heartbeat { seq: 1 }.encode().unwrap();
+    let early = heartbeat.clone();
+    heartbeat.push(0);
+    for (step, prologue) in steps.iter().enumerate() {
+        for garbage in [&b""[..], b"\xff\xff\xff", b"mrailctl\x01\0\x01\0\xff\xff", &early, &heartbeat] {
+            let mut raw = Raw::connect(&address);
+            prologue(&mut raw);
+            raw.send_bytes(garbage);
+            if step == 0 {
+                assert!(raw.recv_bytes().unwrap().starts_with(b"mrailctl"));
+            } else if step == 1 {
+                assert!(matches!(raw.recv(), Some(Frame::Offers { .. })));
+            } else if step == 2 {
+                assert!(matches!(raw.recv(), Some(Frame::Report { .. })));
+            }
+            match raw.recv() {
+                Some(Frame::Refuse { cause: Cause::Protocol, reason }) => assert!(!reason.is_empty()),
+                other => panic!("{other:?} after {garbage:?} at step {step}"),
+            }
+            assert_eq!(raw.recv_bytes(), None);
+        }
+        // Not even frames, and gone at once.
+        let mut http = Raw::connect(&address);
+        prologue(&mut http);
+        http.0.write_all(b"GET / HTTP/1.1\r\n\r\n").unwrap();
+        while http.recv_bytes().is_some() {}
+        prologue(&mut Raw::connect(&address));
+    }
+    good_client_gets_through(&listener);
+}
+
+/// A server that is not ours: what `connect` says after `server` did its part.
+fn connect_to(server: impl FnOnce(Raw) + Send + 'static) -> Error {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap().to_string();
+    let server = std::thread::spawn(move || server(Raw::accept(&listener)));
+    let error = wait(fabric().connect(&address)).err().unwrap();
+    server.join().unwrap();
+    error
+}
+
+#[test]
+fn connecting_to_strangers_ends_typed() {
+    let error = connect_to(drop);
+    assert_eq!(error.kind(), ErrorKind::PeerDied, "{error}");
+
+    let error = connect_to(|mut raw| raw.0.write_all(b"220 mail.example.org ESMTP\r\n").unwrap());
+    assert_eq!(error.kind(), ErrorKind::Protocol, "{error}");
+    assert!(error.context().contains("check that the other side is a multirail fabric"), "{error}");
+
+    let error = connect_to(|mut raw| {
+        raw.send_bytes(b"mrailctl\x03\0\x04\0and things we cannot know");
+        raw.recv_bytes();
+        raw.recv_bytes();
+    });
+    assert_eq!(error.kind(), ErrorKind::Version, "{error}");
+    assert!(error.context().contains("peer speaks 3..=4, we speak 1..=1"), "{error}");
+
+    let error = connect_to(|mut raw| {
+        raw.hello();
+        raw.send(&Frame::Refuse { cause: Cause::Failed, reason: "no room".into() });
+        raw.recv();
+    });
+    assert_eq!(error.kind(), ErrorKind::PeerDied, "{error}");
+    assert!(error.context().contains("no room"), "{error}");
+}
+
+#[test]
+fn nobody_listens_there() {
+    let free = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string();
+    let error = wait(fabric().connect(&free)).err().unwrap();
+    assert_eq!(error.kind(), ErrorKind::Unreachable);
+    assert!(error.context().contains("is the other side listening?"), "{error}");
+}
+
+#[test]
+fn without_a_common_transport_both_sides_say_so() {
+    let (_server, listener, address) = listening();
+    let other = builder("other").open().unwrap();
+    let error = wait(other.connect(&address)).err().unwrap();
+    assert_eq!(error.kind(), ErrorKind::Unreachable, "{error}");
+    assert!(error.context().contains("other"), "{error}");
+    // One that we refuse, one that refuses us, and one whose backend breaks.
+    let mut raw = Raw::connect(&address);
+    raw.hello();
+    raw.offers();
+    raw.send(&Frame::report(&[LinkReport { label: "null".into(), refused: Some("no cable".into()) }]));
+    assert!(matches!(raw.recv(), Some(Frame::Report { .. })));
+    match raw.recv() {
+        Some(Frame::Refuse { cause: Cause::Unreachable, reason }) => {
+            assert!(reason.contains("no cable"), "{reason}")
+        }
+        other => panic!("{other:?}"),
+    }
+    let mut raw = Raw::connect(&address);
+    raw.hello();
+    let rails = vec![b"panic".to_vec()];
+    raw.send(&Frame::Offers {
+        transports: vec![TransportOffer { label: "null".into(), backend: "null".into(), rails }],
+    });
+    assert!(matches!(raw.recv(), Some(Frame::Offers { .. })));
+    assert!(matches!(raw.recv(), Some(Frame::Goodbye | Frame::Refuse { .. })));
+    good_client_gets_through(&listener);
+}
+
+#[test]
+fn a_silent_client_blocks_nobody_and_is_dropped() {
+    let (_server, listener, address) = listening();
+    let started = Instant::now();
+    let mut silent: Vec<_> = (0..10).map(|_| Raw::connect(&address)).collect();
+    silent[0].send_bytes(b"");
+    good_client_gets_through(&listener);
+    assert!(started.elapsed() < Duration::from_secs(3));
+    let mut last = silent.remove(9);
+    while last.recv_bytes().is_some() {}
+    assert!((4..8).contains(&started.elapsed().as_secs()), "{:?}", started.elapsed());
+}
+
+#[test]
+fn peers_nobody_claims_are_disconnected() {
+    let (_server, listener, address) = listening();
+    let client = fabric();
+    let peer = wait(client.connect(&address)).unwrap();
+    wait(listener.close());
+    assert_eq!(wait(peer.closed()).kind(), ErrorKind::Closed);
+    // Closing freed the address.
+    drop(TcpListener::bind(&address).unwrap());
+
+    let (_server, listener, address) = listening();
+    let mut connecting = Box::pin(client.connect(&address));
+    let mut context = std::task::Context::from_waker(std::task::Waker::noop());
+    assert!(connecting.as_mut().poll(&mut context).is_pending());
+    drop(connecting);
+    // The server may have seen a client; that one is gone by itself.
+    good_client_gets_through_after_ghosts(&listener);
+}
+
+fn good_client_gets_through_after_ghosts(listener: &crate::Listener) {
+    let client = fabric();
+    let peer = wait(client.connect(&listener.local_addr())).unwrap();
+    loop {
+        let here = wait(listener.accept()).unwrap();
+        if here.incarnation() == client.incarnation() {
+            break assert!(here.is_alive() && peer.is_alive());
+        }
+        wait(here.closed());
+    }
+}
+
+#[test]
+fn closed_fabrics_neither_listen_nor_connect() {
+    let ((client, _), (server, _)) = pair();
+    let listener = wait(server.listen("0")).unwrap();
+    let address = listener.local_addr();
+    server.close();
+    assert_eq!(wait(listener.accept()).err().unwrap().kind(), ErrorKind::Closed);
+    assert_eq!(wait(server.listen("0")).err().unwrap().kind(), ErrorKind::Closed);
+    assert_eq!(wait(client.connect(&address)).err().unwrap().kind(), ErrorKind::Unreachable);
+}
+
+/// Finds nobody, ever.
+struct Lost;
+
+#[async_trait]
+impl Bootstrap for Lost {
+    async fn listen(&self, _: &str) -> Result<Box<dyn Acceptor>> {
+        Err(Error::new(ErrorKind::Unsupported, "listen", "this bootstrap only connects"))
+    }
+
+    async fn connect(&self, _: &str) -> Result<Channel> {
+        std::future::pending().await
+    }
+}
+
+#[test]
+fn a_bootstrap_of_ones_own_is_asked_and_bounded_by_close() {
+    let fabric = builder("null").bootstrap(Arc::new(Lost)).open().unwrap();
+    assert_eq!(wait(fabric.listen("anywhere")).err().unwrap().kind(), ErrorKind::Unsupported);
+    let connecting = fabric.connect("anywhere");
+    let waiting = std::thread::spawn(move || wait(connecting).err().unwrap());
+    std::thread::sleep(Duration::from_millis(50));
+    fabric.close();
+    assert_eq!(waiting.join().unwrap().kind(), ErrorKind::Closed);
+}

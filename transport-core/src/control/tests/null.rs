@@ -1,0 +1,131 @@
+//! A backend that connects and registers, and moves nothing.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::task::Poll;
+use std::time::Duration;
+
+use crate::spi::*;
+use crate::{Access, Error, ErrorKind, Memory, Result};
+
+pub(super) struct Null;
+
+impl Backend for Null {
+    fn name(&self) -> &'static str {
+        "null"
+    }
+
+    fn probe(&self) -> Probe {
+        Ok(vec![DeviceInfo {
+            name: "null0".into(),
+            about: "nothing".into(),
+            link_bits_per_s: None,
+            numa_node: None,
+        }])
+    }
+
+    fn open(&self, _: &DeviceInfo, _: &DomainSetup) -> Result<Arc<dyn Domain>> {
+        Ok(Arc::new(NullDomain { capabilities: Capabilities::minimal(), slots: AtomicU32::new(0) }))
+    }
+}
+
+struct NullDomain {
+    capabilities: Capabilities,
+    slots: AtomicU32,
+}
+
+impl Domain for NullDomain {
+    fn capabilities(&self) -> &Capabilities {
+        &self.capabilities
+    }
+
+    fn id(&self) -> u64 {
+        std::ptr::from_ref(self) as u64
+    }
+
+    unsafe fn register(&self, memory: Arc<dyn Memory>, _: Access) -> Result<Arc<dyn MemoryRegion>> {
+        Ok(Arc::new(NullRegion(memory.len() as u64)))
+    }
+
+    fn import(&self, _: PeerSlot, _: &KeyMaterial, _: Duration) -> Result<Arc<dyn RemoteMemory>> {
+        Ok(Arc::new(NullImport))
+    }
+
+    fn connector(&self) -> &dyn Connector {
+        self
+    }
+
+    fn endpoint(&self, _: EndpointConfig) -> Result<Box<dyn Endpoint>> {
+        Ok(Box::new(NullEndpoint))
+    }
+}
+
+impl Connector for NullDomain {
+    fn prepare(&self) -> Result<(PeerSlot, Vec<u8>)> {
+        Ok((PeerSlot(self.slots.fetch_add(1, Ordering::Relaxed)), b"null rail".to_vec()))
+    }
+
+    fn complete(&self, _: PeerSlot, offer: &[u8]) -> Result<()> {
+        match offer {
+            b"null rail" | b"raw rail" => Ok(()),
+            b"panic" => panic!("as the test wants"),
+            _ => Err(Error::new(ErrorKind::Unreachable, "connect", "an offer of another kind")),
+        }
+    }
+
+    fn disconnect(&self, _: PeerSlot) {}
+}
+
+struct NullRegion(u64);
+
+impl MemoryRegion for NullRegion {
+    fn lkey(&self) -> u64 {
+        0
+    }
+
+    fn key(&self) -> KeyMaterial {
+        KeyMaterial { base: 0, key: 0, len: self.0 }
+    }
+
+    fn revoke(&self) -> Poll<Result<()>> {
+        Poll::Ready(Ok(()))
+    }
+}
+
+struct NullImport;
+
+impl RemoteMemory for NullImport {
+    fn rkey(&self) -> u64 {
+        0
+    }
+
+    fn base(&self) -> u64 {
+        0
+    }
+}
+
+struct NullEndpoint;
+
+impl Endpoint for NullEndpoint {
+    unsafe fn post(&mut self, _: &Batch) -> PostResult {
+        PostResult { accepted: 0, error: None }
+    }
+
+    unsafe fn post_recv(&mut self, _: &[ReceiveRequest]) -> PostResult {
+        PostResult { accepted: 0, error: None }
+    }
+
+    fn poll(&mut self, _: &mut Completions) {}
+
+    fn arm(&mut self) -> Armed {
+        Armed::Unsupported
+    }
+
+    fn abort(&mut self, _: PeerSlot) {}
+
+    fn cancel_recv(&mut self, _: u64) {}
+
+    fn describe(&self, _: Status) -> String {
+        String::new()
+    }
+}

@@ -1,0 +1,205 @@
+//! The fabric's own thread, where the whole control plane runs.
+
+use std::cell::Cell;
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, PoisonError};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use tokio::runtime::{Builder, Runtime};
+use tokio::sync::{mpsc, watch};
+use tokio::task::{JoinError, JoinSet};
+use tokio::time::timeout;
+
+use super::wire::FAREWELL;
+use crate::{Error, Result};
+
+/// How long bringing up links may still block a helper thread at shutdown. A name
+/// server that hangs is left behind after it.
+const BLOCKING_LIMIT: Duration = Duration::from_secs(3);
+
+type Task = Pin<Box<dyn Future<Output = ()> + Send>>;
+
+thread_local! {
+    /// The control thread this thread is or helps; 0 for all others.
+    static BELONGS_TO: Cell<u64> = const { Cell::new(0) };
+}
+
+/// Owns the thread `multirail-control`. Dropping it shuts it down.
+pub(crate) struct ControlThread {
+    id: u64,
+    spawner: Spawner,
+    closing: watch::Sender<bool>,
+    thread: Mutex<Option<JoinHandle<()>>>,
+}
+
+/// Starts tasks on a control thread, from any thread.
+///
+/// It holds no part of the runtime: no descriptor outlives the thread through it.
+#[derive(Clone)]
+pub(crate) struct Spawner {
+    tasks: mpsc::UnboundedSender<Task>,
+    closing: watch::Receiver<bool>,
+}
+
+impl ControlThread {
+    /// Starts the thread.
+    pub fn start() -> Result<Self> {
+        static NEXT: AtomicU64 = AtomicU64::new(1);
+        let id = NEXT.fetch_add(1, Ordering::Relaxed);
+        let refuse =
+            |e| Error::os("open", "cannot start the control thread: see `ulimit -n` and `ulimit -u`", e);
+        let runtime = Builder::new_current_thread()
+            .enable_all()
+            .thread_name("multirail-control-blocking")
+            .on_thread_start(move || BELONGS_TO.set(id))
+            .build()
+            .map_err(refuse)?;
+        let (tasks, queue) = mpsc::unbounded_channel();
+        let (closing, closed) = watch::channel(false);
+        let spawner = Spawner { tasks, closing: closed.clone() };
+        let body = move || {
+            BELONGS_TO.set(id);
+            serve(runtime, queue, closed);
+        };
+        let thread =
+            std::thread::Builder::new().name("multirail-control".into()).spawn(body).map_err(refuse)?;
+        Ok(Self { id, spawner, closing, thread: Mutex::new(Some(thread)) })
+    }
+
+    /// Something to start tasks with.
+    pub fn spawner(&self) -> Spawner {
+        self.spawner.clone()
+    }
+
+    /// Ends all sessions, saying goodbye, then all tasks and the thread. Blocks
+    /// until they are gone, usually for some milliseconds.
+    ///
+    /// Called on the control thread itself (the last handle of a fabric may be
+    /// dropped anywhere) it cannot wait: the thread then ends by itself right after.
+    pub fn shutdown(&self) {
+        self.closing.send_replace(true);
+        if BELONGS_TO.get() == self.id {
+            return;
+        }
+        // Held while joining, so that a second caller waits as well.
+        let mut thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner);
+        if thread.take().is_some_and(|thread| thread.join().is_err()) {
+            tracing::error!("the control thread panicked");
+        }
+    }
+}
+
+impl Drop for ControlThread {
+    fn drop(&mut self) {
+        self.shutdown();
+    }
+}
+
+impl Spawner {
+    /// Starts a task; after shutdown the task is dropped instead.
+    pub fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) {
+        let _ = self.tasks.send(Box::pin(task));
+    }
+
+    /// Ends when the thread is being shut down.
+    pub async fn closing(&self) {
+        let _ = self.closing.clone().wait_for(|closing| *closing).await;
+    }
+}
+
+/// The thread's life.
+fn serve(runtime: Runtime, mut queue: mpsc::UnboundedReceiver<Task>, mut closing: watch::Receiver<bool>) {
+    runtime.block_on(async {
+        let mut running = JoinSet::new();
+        loop {
+            tokio::select! {
+                _ = closing.wait_for(|closing| *closing) => break,
+                Some(task) = queue.recv() => { running.spawn(task); }
+                Some(ended) = running.join_next() => report(ended),
+            }
+        }
+        // All tasks watch `closing`, and may still start one to say goodbye. A
+        // session takes two farewells: to speak, and to listen.
+        let ended = async {
+            loop {
+                tokio::select! {
+                    biased;
+                    Some(task) = queue.recv() => { running.spawn(task); }
+                    ended = running.join_next() => match ended {
+                        Some(ended) => report(ended),
+                        None => break,
+                    },
+                }
+            }
+        };
+        let _ = timeout(3 * FAREWELL, ended).await;
+        drop(queue);
+        running.shutdown().await;
+    });
+    runtime.shutdown_timeout(BLOCKING_LIMIT);
+}
+
+fn report(ended: Result<(), JoinError>) {
+    if let Err(error) = ended.as_ref()
+        && error.is_panic()
+    {
+        tracing::error!(%error, "a control task panicked");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+    use std::time::Instant;
+
+    use super::*;
+
+    #[test]
+    fn tasks_run_elsewhere_and_all_are_gone_after_shutdown() {
+        let thread = ControlThread::start().unwrap();
+        let (tell, told) = std::sync::mpsc::channel();
+        let alive = Arc::new(());
+        let (kept, spawner) = (Arc::clone(&alive), thread.spawner());
+        thread.spawner().spawn(async move {
+            tell.send(std::thread::current().name().map(str::to_owned)).unwrap();
+            // Even a task that does not watch for the end is ended.
+            std::future::pending::<()>().await;
+            drop(kept);
+        });
+        assert_eq!(told.recv().unwrap().as_deref(), Some("multirail-control"));
+        spawner.spawn(async { panic!("one task's panic is no other's") });
+        let started = Instant::now();
+        thread.shutdown();
+        thread.shutdown();
+        assert!(started.elapsed() < Duration::from_secs(2));
+        assert_eq!(Arc::strong_count(&alive), 1);
+        let late = Arc::clone(&alive);
+        spawner.spawn(async move { drop(late) });
+        assert_eq!(Arc::strong_count(&alive), 1);
+    }
+
+    #[test]
+    fn may_be_dropped_on_itself_and_its_helpers() {
+        for helper in [false, true] {
+            let thread = ControlThread::start().unwrap();
+            let (tell, told) = std::sync::mpsc::channel();
+            thread.spawner().spawn(async move {
+                // The thread is moved in only after it started this task.
+                let thread: ControlThread = told.recv().unwrap();
+                if helper {
+                    tokio::task::spawn_blocking(move || drop(thread)).await.unwrap();
+                } else {
+                    drop(thread);
+                }
+            });
+            let gone = thread.spawner();
+            tell.send(thread).unwrap();
+            while !gone.tasks.is_closed() {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+        }
+    }
+}

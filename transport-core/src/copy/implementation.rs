@@ -1,0 +1,85 @@
+//! The loops a CPU can run, and the choice among them.
+
+use std::ptr;
+use std::sync::atomic::{AtomicPtr, Ordering};
+
+/// One copy loop: `(dst, src, len)`, with [`copy`](super::copy)'s safety rules.
+pub(super) type Copier = unsafe fn(*mut u8, *const u8, usize);
+
+/// A pair of loops, one for each [`Way`](super::Way).
+pub(super) struct Implementation {
+    /// The instructions it uses, for test messages.
+    #[cfg_attr(not(test), allow(dead_code))]
+    pub(super) name: &'static str,
+    pub(super) plain: Copier,
+    pub(super) stream: Copier,
+}
+
+/// What this process uses. It begins as [`RESOLVE`], whose loops detect the CPU,
+/// store the answer here and go on: so a copy never tests whether that was done.
+static ACTIVE: AtomicPtr<Implementation> = AtomicPtr::new(ptr::from_ref(&RESOLVE).cast_mut());
+
+static RESOLVE: Implementation = Implementation {
+    name: "unresolved",
+    // SAFETY: (both) `copy`'s caller vouches for the ranges, `resolve` for the CPU.
+    plain: |dst, src, len| unsafe { (resolve().plain)(dst, src, len) },
+    // SAFETY: as above.
+    stream: |dst, src, len| unsafe { (resolve().stream)(dst, src, len) },
+};
+
+/// The implementation of this process.
+#[inline]
+pub(super) fn active() -> &'static Implementation {
+    // Relaxed: everything it may point to is a constant of the executable.
+    let active = ACTIVE.load(Ordering::Relaxed);
+    // SAFETY: ACTIVE only ever holds pointers made from `&'static Implementation`,
+    // here and in `resolve`.
+    unsafe { &*active }
+}
+
+#[cold]
+fn resolve() -> &'static Implementation {
+    let best = available()[0];
+    ACTIVE.store(ptr::from_ref(best).cast_mut(), Ordering::Relaxed);
+    best
+}
+
+/// All that this CPU can run, best first; never empty.
+#[cfg(all(target_arch = "x86_64", not(any(miri, multirail_loom))))]
+pub(super) fn available() -> Vec<&'static Implementation> {
+    use super::x86_64::{AVX2, AVX512, SSE2};
+    let mut available = Vec::new();
+    // The macro also asks whether the operating system saves these registers.
+    if is_x86_feature_detected!("avx512f") {
+        available.push(&AVX512);
+    }
+    if is_x86_feature_detected!("avx2") {
+        available.push(&AVX2);
+    }
+    available.push(&SSE2);
+    #[cfg(test)]
+    available.extend([&super::portable::WORDS, &super::portable::BYTES]);
+    available
+}
+
+/// All that this CPU can run, best first; never empty.
+#[cfg(all(target_arch = "aarch64", not(any(miri, multirail_loom))))]
+pub(super) fn available() -> Vec<&'static Implementation> {
+    vec![
+        &super::aarch64::NEON,
+        #[cfg(test)]
+        &super::portable::WORDS,
+        #[cfg(test)]
+        &super::portable::BYTES,
+    ]
+}
+
+/// All that may run here, best first; never empty.
+///
+/// Bytes come first under miri and loom: two racing copies of different alignment
+/// would meet as atomics of different sizes, which miri reports as undefined.
+#[cfg(any(miri, multirail_loom, not(any(target_arch = "x86_64", target_arch = "aarch64"))))]
+pub(super) fn available() -> Vec<&'static Implementation> {
+    use super::portable::{BYTES, WORDS};
+    if cfg!(any(miri, multirail_loom)) { vec![&BYTES, &WORDS] } else { vec![&WORDS, &BYTES] }
+}

@@ -1,0 +1,177 @@
+use super::implementation::{Copier, active, available};
+use super::{COLD_STREAM_FROM, STREAM_FROM, Way, copy, finish, way};
+use crate::Locality;
+
+/// Bytes either side of a copy that must stay as they were: more than any piece
+/// that a loop moves at once. (Under miri there are only words and bytes.)
+const GUARD: usize = if cfg!(miri) { 16 } else { 512 };
+const UNTOUCHED: u8 = 0xa5;
+
+/// A source and a destination whose first bytes can be put at any alignment.
+struct Pair {
+    src: Vec<u8>,
+    dst: Vec<u8>,
+}
+
+/// The index in `bytes` that is at least [`GUARD`] and `offset` past a 64-byte line.
+fn start(bytes: &[u8], offset: usize) -> usize {
+    GUARD + (bytes.as_ptr().addr() + GUARD).wrapping_neg() % 64 + offset
+}
+
+impl Pair {
+    fn new(longest: usize) -> Self {
+        let room = longest + 2 * GUARD + 64 + if cfg!(miri) { 64 } else { 4096 };
+        // No period that is a power of two: lines put in each other's place show.
+        let src = (0..room).map(|at| (at % 251) as u8 ^ (at / 251) as u8).collect();
+        Self { src, dst: vec![UNTOUCHED; room] }
+    }
+
+    /// Copies once, compares with std's copy, and cleans up.
+    fn check(&mut self, name: &str, copier: Copier, len: usize, src_offset: usize, dst_offset: usize) {
+        let from = start(&self.src, src_offset);
+        let to = start(&self.dst, dst_offset);
+        let guarded = to - GUARD..to + len + GUARD;
+        let mut expected = vec![UNTOUCHED; guarded.len()];
+        expected[GUARD..GUARD + len].copy_from_slice(&self.src[from..from + len]);
+        assert!(from + len <= self.src.len() && guarded.end <= self.dst.len());
+        // SAFETY: both ranges are inside their vectors (just checked), which are two
+        // allocations; `available` names only what this CPU can run.
+        unsafe { copier(self.dst.as_mut_ptr().add(to), self.src.as_ptr().add(from), len) };
+        finish(Way::Stream);
+        assert!(
+            self.dst[guarded.clone()] == expected,
+            "{name}: {len} bytes, source at 64k+{src_offset}, destination at 64k+{dst_offset}"
+        );
+        self.dst[guarded].fill(UNTOUCHED);
+    }
+}
+
+fn for_all(mut check: impl FnMut(&str, Copier)) {
+    for implementation in available() {
+        check(&format!("{} plain", implementation.name), implementation.plain);
+        check(&format!("{} stream", implementation.name), implementation.stream);
+    }
+}
+
+#[test]
+fn every_small_size() {
+    let longest = if cfg!(miri) { 40 } else { 1100 };
+    let mut pair = Pair::new(longest);
+    for_all(|name, copier| {
+        for len in 0..=longest {
+            for (src, dst) in [(0, 0), (0, 1), (1, 0), (3, 7), (63, 63), (8, 24)] {
+                pair.check(name, copier, len, src, dst);
+            }
+        }
+    });
+}
+
+#[test]
+fn every_alignment() {
+    let sizes: &[usize] = if cfg!(miri) { &[17] } else { &[1, 8, 64, 65, 255, 256, 257, 513, 2500] };
+    let step = if cfg!(miri) { 13 } else { 1 };
+    let mut pair = Pair::new(2500);
+    for_all(|name, copier| {
+        for &len in sizes {
+            for src in (0..64).step_by(step) {
+                for dst in (0..64).step_by(step) {
+                    pair.check(name, copier, len, src, dst);
+                }
+            }
+        }
+    });
+}
+
+#[test]
+#[cfg_attr(miri, ignore = "millions of interpreted bytes")]
+fn big_sizes() {
+    // Both sides of every threshold: prefetching from 32 KiB, parts from 16, 64 and 256.
+    let sizes = [
+        (4 << 10) - 1,
+        4 << 10,
+        (16 << 10) + 63,
+        (32 << 10) - 1,
+        32 << 10,
+        (32 << 10) + 1,
+        (64 << 10) + 255,
+        (80 << 10) + 17,
+        256 << 10,
+        (256 << 10) + 64,
+        (1 << 20) + 12345,
+        (3 << 20) + 1,
+    ];
+    let mut pair = Pair::new(4 << 20);
+    for_all(|name, copier| {
+        for len in sizes {
+            // 4095 apart: the offset at which loads alias with earlier stores.
+            for (src, dst) in [(0, 0), (1, 0), (0, 1), (5, 43), (0, 4095)] {
+                pair.check(name, copier, len, src, dst);
+            }
+        }
+    });
+}
+
+#[test]
+fn the_public_copy_moves_bytes() {
+    let src: Vec<u8> = (0..200).collect();
+    for way in [Way::Plain, Way::Stream] {
+        let mut dst = vec![0; 200];
+        // SAFETY: two vectors of 200 bytes each.
+        unsafe { copy(way, dst.as_mut_ptr(), src.as_ptr(), 200) };
+        finish(way);
+        assert_eq!(dst, src);
+    }
+    assert_eq!(active().name, available()[0].name);
+}
+
+#[test]
+fn ways() {
+    assert_eq!(way(0, Locality::Cold), Way::Plain);
+    assert_eq!(way(COLD_STREAM_FROM - 1, Locality::Cold), Way::Plain);
+    assert_eq!(way(COLD_STREAM_FROM, Locality::Cold), Way::Stream);
+    assert_eq!(way(STREAM_FROM - 1, Locality::Auto), Way::Plain);
+    assert_eq!(way(STREAM_FROM, Locality::Auto), Way::Stream);
+    assert_eq!(way(u64::MAX, Locality::Auto), Way::Stream);
+}
+
+/// Words published by a streaming copy and `finish` are seen whole by a thread that
+/// sees the flag; and copies may race without harm.
+#[test]
+fn a_peer_thread_sees_finished_copies() {
+    use std::sync::atomic::{AtomicU64, Ordering};
+    const WORDS: usize = if cfg!(miri) { 16 } else { 512 };
+    let rounds = if cfg!(miri) { 3 } else { 20_000 };
+    let memory: Vec<AtomicU64> = (0..WORDS).map(|_| AtomicU64::new(0)).collect();
+    let seen: Vec<AtomicU64> = (0..WORDS).map(|_| AtomicU64::new(0)).collect();
+    let (flag, ready) = (AtomicU64::new(0), AtomicU64::new(0));
+    let address = |words: &[AtomicU64]| words[..].as_ptr().cast::<u8>().cast_mut();
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            for round in 1..=rounds {
+                while ready.load(Ordering::Acquire) != round - 1 {
+                    std::thread::yield_now();
+                }
+                let source = vec![round; WORDS];
+                // SAFETY: WORDS words on both sides; `memory` is only reached through
+                // atomics and `copy`.
+                unsafe { copy(Way::Stream, address(&memory), source.as_ptr().cast(), 8 * WORDS) };
+                finish(Way::Stream);
+                flag.store(round, Ordering::Release);
+            }
+        });
+        for round in 1..=rounds {
+            loop {
+                let done = flag.load(Ordering::Acquire) == round;
+                // Copies that race are allowed; their bytes are a mix.
+                // SAFETY: as above, into `seen`.
+                unsafe { copy(Way::Plain, address(&seen), address(&memory), 8 * WORDS) };
+                if done {
+                    break;
+                }
+                std::thread::yield_now();
+            }
+            assert!(seen.iter().all(|word| word.load(Ordering::Relaxed) == round));
+            ready.store(round, Ordering::Release);
+        }
+    });
+}

@@ -1,0 +1,188 @@
+//! The x86_64 loops, one set for each width of register.
+//!
+//! All move *lines* of 64 bytes, and turns of four lines: four zmm registers, eight
+//! ymm or sixteen xmm. Loads of a turn come before its stores, so that stores whose
+//! address matches a later load's in the low 12 bits (4K aliasing) hold up no turn.
+
+use std::arch::asm;
+
+/// A cache line.
+pub(super) const LINE: usize = 64;
+
+/// What one turn of a loop moves.
+pub(super) const TURN: usize = 4 * LINE;
+
+/// How far [`Vector::plain_ahead`] prefetches.
+///
+/// 2 KiB on both sides was the best of 1, 2, 4 and 8 on Sapphire Rapids.
+pub(super) const AHEAD: usize = 2048;
+
+/// The loops of one register width.
+///
+/// # Safety
+/// For every function: the CPU has the instructions, the bytes named are readable at
+/// `src` and writable at `dst`, and the two ranges do not overlap.
+pub(super) trait Vector {
+    /// 64 bytes, at any alignment.
+    unsafe fn line(dst: *mut u8, src: *const u8);
+    /// `turns >= 1` turns.
+    unsafe fn plain(dst: *mut u8, src: *const u8, turns: usize);
+    /// As `plain`, prefetching [`AHEAD`] bytes ahead on both sides.
+    unsafe fn plain_ahead(dst: *mut u8, src: *const u8, turns: usize);
+    /// `turns >= 1` turns of non-temporal stores; `dst` is aligned to a line.
+    unsafe fn stream(dst: *mut u8, src: *const u8, turns: usize);
+    /// Four ranges of `apart` bytes each side by side, one line of each per turn, with
+    /// non-temporal stores; `dst` is aligned and `apart` a multiple of a line, not 0.
+    unsafe fn stream_apart(dst: *mut u8, src: *const u8, apart: usize);
+    /// Leaves the registers as code compiled for the baseline wants them.
+    unsafe fn leave();
+}
+
+macro_rules! vector {
+    (
+        $(#[$doc:meta])* $name:ident: $load:literal, $store:literal, $stream:literal,
+        line [$($one:literal $at:literal),*],
+        turn [$($register:literal $offset:literal $place:literal),*],
+        clobbers [$($clobber:tt),*], leave [$($leave:literal, $($left:tt),*)?]
+    ) => {
+        $(#[$doc])*
+        pub(super) struct $name;
+
+        impl Vector for $name {
+            #[inline(always)]
+            unsafe fn line(dst: *mut u8, src: *const u8) {
+                // SAFETY: the caller vouches for one line of both ranges and the CPU.
+                unsafe {
+                    asm!(
+                        $(concat!($load, " ", $one, ", [{s} + ", $at, "]"),)*
+                        $(concat!($store, " [{d} + ", $at, "], ", $one),)*
+                        s = in(reg) src, d = in(reg) dst,
+                        $(out($clobber) _,)*
+                        options(nostack, preserves_flags),
+                    );
+                }
+            }
+
+            #[inline(always)]
+            unsafe fn plain(dst: *mut u8, src: *const u8, turns: usize) {
+                vector!(@loop dst, src, turns, [], $load, $store,
+                    [$($register $offset),*], [$($clobber),*]);
+            }
+
+            #[inline(always)]
+            unsafe fn plain_ahead(dst: *mut u8, src: *const u8, turns: usize) {
+                vector!(@loop dst, src, turns, [
+                    "prefetcht0 [{s} + {ahead}]" "prefetcht0 [{s} + {ahead} + 64]"
+                    "prefetcht0 [{s} + {ahead} + 128]" "prefetcht0 [{s} + {ahead} + 192]"
+                    "prefetchw [{d} + {ahead}]" "prefetchw [{d} + {ahead} + 64]"
+                    "prefetchw [{d} + {ahead} + 128]" "prefetchw [{d} + {ahead} + 192]"
+                ], $load, $store, [$($register $offset),*], [$($clobber),*], ahead = const AHEAD);
+            }
+
+            #[inline(always)]
+            unsafe fn stream(dst: *mut u8, src: *const u8, turns: usize) {
+                vector!(@loop dst, src, turns, [], $load, $stream,
+                    [$($register $offset),*], [$($clobber),*]);
+            }
+
+            #[inline(always)]
+            unsafe fn stream_apart(dst: *mut u8, src: *const u8, apart: usize) {
+                // SAFETY: the caller vouches for `4 * apart` bytes of both ranges and
+                // the CPU; line `i` of the four parts is read and written in turn `i`.
+                unsafe {
+                    asm!(
+                        ".p2align 4",
+                        "2:",
+                        $(concat!($load, " ", $register, ", [{s} + ", $place, "]"),)*
+                        $(concat!($stream, " [{d} + ", $place, "], ", $register),)*
+                        "add {s}, 64",
+                        "add {d}, 64",
+                        "sub {n}, 64",
+                        "jnz 2b",
+                        s = inout(reg) src => _, d = inout(reg) dst => _, n = inout(reg) apart => _,
+                        apart = in(reg) apart, apart3 = in(reg) 3 * apart,
+                        $(out($clobber) _,)*
+                        options(nostack),
+                    );
+                }
+            }
+
+            #[inline(always)]
+            unsafe fn leave() {
+                $(
+                    // SAFETY: the caller vouches for the CPU; all it changes is declared.
+                    unsafe { asm!($leave, $(out($left) _,)* options(nostack, preserves_flags)) }
+                )?
+            }
+        }
+    };
+    (
+        @loop $dst:ident, $src:ident, $turns:ident, [$($prefetch:literal)*], $load:literal, $store:literal,
+        [$($register:literal $offset:literal),*], [$($clobber:tt),*] $(, $($extra:tt)*)?
+    ) => {
+        // SAFETY: the caller vouches for `turns` turns of both ranges and the CPU; a
+        // prefetch cannot fault.
+        unsafe {
+            asm!(
+                ".p2align 4",
+                "2:",
+                $($prefetch,)*
+                $(concat!($load, " ", $register, ", [{s} + ", $offset, "]"),)*
+                $(concat!($store, " [{d} + ", $offset, "], ", $register),)*
+                "add {s}, 256",
+                "add {d}, 256",
+                "dec {n}",
+                "jnz 2b",
+                s = inout(reg) $src => _, d = inout(reg) $dst => _, n = inout(reg) $turns => _,
+                $(out($clobber) _,)*
+                $($($extra)*,)?
+                options(nostack),
+            );
+        }
+    };
+}
+
+vector! {
+    /// AVX-512F. Registers 16 and up have no legacy halves: no `vzeroupper` is owed.
+    Avx512: "vmovdqu64", "vmovdqu64", "vmovntdq",
+    line ["zmm16" "0"],
+    turn ["zmm16" "0" "0", "zmm17" "64" "{apart}", "zmm18" "128" "2 * {apart}", "zmm19" "192" "{apart3}"],
+    clobbers ["zmm16", "zmm17", "zmm18", "zmm19"], leave []
+}
+
+vector! {
+    /// AVX2.
+    Avx2: "vmovdqu", "vmovdqu", "vmovntdq",
+    line ["ymm0" "0", "ymm1" "32"],
+    turn [
+        "ymm0" "0" "0", "ymm1" "32" "32",
+        "ymm2" "64" "{apart}", "ymm3" "96" "{apart} + 32",
+        "ymm4" "128" "2 * {apart}", "ymm5" "160" "2 * {apart} + 32",
+        "ymm6" "192" "{apart3}", "ymm7" "224" "{apart3} + 32"
+    ],
+    clobbers ["ymm0", "ymm1", "ymm2", "ymm3", "ymm4", "ymm5", "ymm6", "ymm7"],
+    leave [
+        "vzeroupper", "zmm0", "zmm1", "zmm2", "zmm3", "zmm4", "zmm5", "zmm6", "zmm7",
+        "zmm8", "zmm9", "zmm10", "zmm11", "zmm12", "zmm13", "zmm14", "zmm15"
+    ]
+}
+
+vector! {
+    /// SSE2, which every x86_64 CPU has.
+    Sse2: "movdqu", "movdqu", "movntdq",
+    line ["xmm0" "0", "xmm1" "16", "xmm2" "32", "xmm3" "48"],
+    turn [
+        "xmm0" "0" "0", "xmm1" "16" "16", "xmm2" "32" "32", "xmm3" "48" "48",
+        "xmm4" "64" "{apart}", "xmm5" "80" "{apart} + 16",
+        "xmm6" "96" "{apart} + 32", "xmm7" "112" "{apart} + 48",
+        "xmm8" "128" "2 * {apart}", "xmm9" "144" "2 * {apart} + 16",
+        "xmm10" "160" "2 * {apart} + 32", "xmm11" "176" "2 * {apart} + 48",
+        "xmm12" "192" "{apart3}", "xmm13" "208" "{apart3} + 16",
+        "xmm14" "224" "{apart3} + 32", "xmm15" "240" "{apart3} + 48"
+    ],
+    clobbers [
+        "xmm0", "xmm1", "xmm2", "xmm3", "xmm4", "xmm5", "xmm6", "xmm7",
+        "xmm8", "xmm9", "xmm10", "xmm11", "xmm12", "xmm13", "xmm14", "xmm15"
+    ],
+    leave []
+}

@@ -1,0 +1,168 @@
+//! What a peer needs to reach a region: bytes a user may send by any means.
+
+use serde::{Deserialize, Serialize};
+
+use crate::spi::KeyMaterial;
+use crate::{Access, Error, ErrorKind, MemoryKind, Result};
+
+/// First bytes of every descriptor: `mrD` and the version of the format.
+const MAGIC: [u8; 4] = *b"mrD\x01";
+/// More than any sensible fabric has: 64 transports of 64 rails would be 4096 entries
+/// of about 40 bytes.
+const MAX_BYTES: usize = 256 << 10;
+const MAX_ENTRIES: usize = 4096;
+const MAX_LABEL: usize = 64;
+
+/// A region's address and keys, one entry per transport and rail.
+///
+/// Entries of transports the reader does not know are skipped, so a descriptor
+/// serves peers with other backends. It is bound to one opening of the owner's
+/// fabric (incarnation) and to one registration (region id).
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Descriptor {
+    pub(crate) incarnation: u64,
+    pub(crate) region: u64,
+    pub(crate) len: u64,
+    access: u32,
+    pub(crate) kind: MemoryKind,
+    pub(crate) entries: Vec<Entry>,
+}
+
+/// How one rail of one transport addresses the region.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Entry {
+    pub transport: String,
+    pub domain: u64,
+    pub rail: u16,
+    pub key: KeyMaterial,
+}
+
+impl Descriptor {
+    pub(crate) fn new(
+        incarnation: u64,
+        region: u64,
+        len: u64,
+        access: Access,
+        kind: MemoryKind,
+        entries: Vec<Entry>,
+    ) -> Self {
+        Self { incarnation, region, len, access: access.bits(), kind, entries }
+    }
+
+    /// The region's length in bytes.
+    pub fn len(&self) -> u64 {
+        self.len
+    }
+
+    /// Whether the region has no bytes; such a region cannot be registered.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// What the reader may do with the region.
+    pub fn access(&self) -> Access {
+        Access::from_bits_truncate(self.access)
+    }
+
+    /// The descriptor as bytes.
+    pub fn to_bytes(&self) -> Vec<u8> {
+        let bytes = MAGIC.to_vec();
+        // Extending a Vec with plain integers and strings cannot fail.
+        postcard::to_extend(self, bytes).unwrap_or_default()
+    }
+
+    /// Parses bytes that are not trusted.
+    pub fn from_bytes(bytes: &[u8]) -> Result<Self> {
+        let refuse = |why: String| Error::new(ErrorKind::Protocol, "parse a descriptor", why);
+        if bytes.len() > MAX_BYTES {
+            return Err(refuse(format!("{} bytes, at most {MAX_BYTES} are allowed", bytes.len())));
+        }
+        let Some((magic, body)) = bytes.split_first_chunk::<4>() else {
+            return Err(refuse(format!(
+                "{} bytes are too few; pass Descriptor::to_bytes() whole",
+                bytes.len()
+            )));
+        };
+        if magic[..3] != MAGIC[..3] {
+            return Err(refuse("not a descriptor; pass what Descriptor::to_bytes() gave".into()));
+        }
+        if magic[3] != MAGIC[3] {
+            let (theirs, ours) = (magic[3], MAGIC[3]);
+            let why = format!("format {theirs}, this library reads {ours}; run one version on both sides");
+            return Err(Error::new(ErrorKind::Version, "parse a descriptor", why));
+        }
+        let (descriptor, rest) = postcard::take_from_bytes::<Self>(body)
+            .map_err(|e| refuse("cut short or damaged".into()).with_source(e))?;
+        if !rest.is_empty() {
+            return Err(refuse(format!("{} bytes too many", rest.len())));
+        }
+        if descriptor.entries.len() > MAX_ENTRIES
+            || descriptor.entries.iter().any(|e| e.transport.len() > MAX_LABEL)
+        {
+            return Err(refuse("more entries or longer names than any fabric makes".into()));
+        }
+        if descriptor
+            .entries
+            .iter()
+            .any(|e| e.key.len != descriptor.len || e.key.base.checked_add(e.key.len).is_none())
+        {
+            return Err(refuse("an entry that does not span the region".into()));
+        }
+        Ok(descriptor)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn entries() -> impl Strategy<Value = Vec<Entry>> {
+        prop::collection::vec(
+            ("[a-z0-9:]{1,20}", any::<u64>(), any::<u16>(), any::<u32>(), any::<u64>()),
+            0..6,
+        )
+        .prop_map(|list| {
+            list.into_iter()
+                .map(|(transport, domain, rail, base, key)| Entry {
+                    transport,
+                    domain,
+                    rail,
+                    key: KeyMaterial { base: base.into(), key, len: 4096 },
+                })
+                .collect()
+        })
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig { cases: if cfg!(miri) { 4 } else { 256 }, failure_persistence: None, ..Default::default() })]
+
+        #[test]
+        fn survives_the_wire(incarnation: u64, region: u64, access in 0_u32..4, entries in entries()) {
+            let sent = Descriptor::new(incarnation, region, 4096, Access::from_bits_truncate(access), MemoryKind::Host, entries);
+            prop_assert_eq!(Descriptor::from_bytes(&sent.to_bytes()).unwrap(), sent);
+        }
+
+        #[test]
+        fn damage_is_an_error_or_harmless(entries in entries(), at: prop::sample::Index, to: u8, cut: prop::sample::Index) {
+            let mut bytes = Descriptor::new(1, 2, 4096, Access::REMOTE_WRITE, MemoryKind::Host, entries).to_bytes();
+            let at = at.index(bytes.len());
+            bytes[at] = to;
+            // Any answer will do but a panic; what parses obeys the bounds.
+            if let Ok(parsed) = Descriptor::from_bytes(&bytes) {
+                prop_assert!(parsed.entries.iter().all(|e| e.key.len == parsed.len));
+            }
+            bytes.truncate(cut.index(bytes.len()));
+            prop_assert!(Descriptor::from_bytes(&bytes).is_err() || !bytes.is_empty());
+        }
+
+        #[test]
+        fn garbage_never_panics(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
+            prop_assert!(Descriptor::from_bytes(&bytes).is_err());
+            let mut with_magic = MAGIC.to_vec();
+            with_magic.extend(&bytes);
+            let _ = Descriptor::from_bytes(&with_magic);
+        }
+    }
+}

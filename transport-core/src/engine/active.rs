@@ -1,0 +1,126 @@
+//! An operation on the worker's side: what is posted, what is not, how it will end.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use super::Work;
+use crate::op::OpId;
+use crate::peer::PeerInner;
+use crate::plan::RailRange;
+use crate::spi::{Batch, PeerSlot, Piece, WorkRequest};
+use crate::{Error, ImmMode, Time, copy};
+
+/// Where an operation stands.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Stage {
+    /// Bytes are moving.
+    Data,
+    /// All bytes are delivered; the one zero-byte imm is on its way.
+    Imm,
+}
+
+/// An operation the engine knows. It holds `work`, and so every region the
+/// hardware may touch, until `outstanding` is zero.
+pub(crate) struct Active {
+    pub id: OpId,
+    pub work: Work,
+    pub link: u32,
+    pub peer: Arc<PeerInner>,
+    pub deadline: Time,
+    pub stage: Stage,
+    /// One per rail of the engine; a pooled allocation.
+    pub rails: Vec<ActiveRail>,
+    /// Pieces not yet posted, over all rails.
+    pub unposted: u32,
+    /// Pieces posted and not acknowledged, over all rails.
+    pub outstanding: u32,
+    pub work_requests: u64,
+    /// Why it will fail, once nothing is outstanding.
+    pub error: Option<Error>,
+    /// The waiter wants it stopped: at the deadline the abort scope goes down.
+    pub cancelled: bool,
+    /// The deadline has passed and the waiter has its answer.
+    pub expired: bool,
+    /// The abort scope is down.
+    pub aborted: bool,
+}
+
+/// An operation's share of one rail.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct ActiveRail {
+    pub range: RailRange,
+    /// The next piece to post.
+    pub next: u32,
+    /// Whether the rail's rotation holds the operation.
+    pub queued: bool,
+    /// Whether the peer and the region can be reached over it.
+    pub usable: bool,
+    /// The peer's slot there.
+    pub slot: u32,
+    pub lkey: u64,
+    pub rkey: u64,
+    pub base: u64,
+}
+
+impl ActiveRail {
+    pub fn left(&self) -> u32 {
+        self.range.end - self.next
+    }
+}
+
+impl Active {
+    /// Forgets what is not posted; it never will be.
+    pub fn drop_unposted(&mut self) {
+        for rail in &mut self.rails {
+            rail.next = rail.range.end;
+        }
+        self.unposted = 0;
+    }
+
+    /// Appends the requests of `items` for one rail; returns their bytes.
+    #[inline]
+    pub fn expand(&self, items: Range<u32>, rail: &ActiveRail, first_id: u64, batch: &mut Batch) -> u64 {
+        let work = &self.work;
+        let start = work.local.as_ref().map_or(std::ptr::null_mut(), |region| region.start);
+        let request = WorkRequest {
+            id: first_id,
+            peer: PeerSlot(rail.slot),
+            kind: work.kind,
+            local: start,
+            lkey: rail.lkey,
+            len: 0,
+            remote: rail.base,
+            rkey: rail.rkey,
+            imm: self.piece_imm(),
+            way: copy::way(work.shape.bytes(), work.locality),
+        };
+        if self.stage == Stage::Imm {
+            batch.push(request);
+            return 0;
+        }
+        let bytes = work.shape.bytes_of(items.clone());
+        batch.push_run(request, |pieces| {
+            work.shape.expand(items, pieces, |local, remote, len| Piece {
+                local: start.wrapping_add(local as usize),
+                remote: rail.base.wrapping_add(remote),
+                len,
+            });
+        });
+        bytes
+    }
+
+    /// The imm a piece carries: every piece's (`PerWr`), the last stage's, or that
+    /// of the only piece there is.
+    fn piece_imm(&self) -> Option<u32> {
+        let alone = self.work.shape.items() == 1;
+        match (self.work.imm_mode, self.stage) {
+            (ImmMode::Last, Stage::Data) if !alone => None,
+            _ => self.work.imm,
+        }
+    }
+
+    /// Nothing is posted and nothing will be.
+    pub fn is_over(&self) -> bool {
+        self.outstanding == 0 && self.unposted == 0
+    }
+}

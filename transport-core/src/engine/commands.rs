@@ -1,0 +1,232 @@
+//! Commands in: submissions become active operations, controls take effect.
+
+use std::sync::Arc;
+use std::task::Poll;
+
+use super::active::Stage;
+use super::{Active, ActiveRail, Control, Engine, LinkState, Revoking, Submission, Work};
+use crate::op::OpId;
+use crate::peer::PeerInner;
+use crate::plan::{RailRange, split};
+use crate::spi::WorkKind;
+use crate::{Error, ErrorKind};
+
+/// Commands per turn, so that posting and polling get theirs.
+const PER_TURN: usize = 256;
+
+impl Engine {
+    pub(super) fn take_commands(&mut self) -> usize {
+        // Controls first: a link must be known before its first operation.
+        let mut taken = self.take_controls();
+        while taken < PER_TURN {
+            let Some(submission) = self.handle.submissions.pop() else { break };
+            taken += 1;
+            self.activate(submission);
+        }
+        taken
+    }
+
+    pub(super) fn take_controls(&mut self) -> usize {
+        let mut taken = 0;
+        while let Some(control) = self.handle.controls.pop() {
+            taken += 1;
+            self.take_control(control);
+        }
+        taken
+    }
+
+    fn take_control(&mut self, control: Control) {
+        match control {
+            Control::Link { peer } => self.link(peer),
+            Control::Unlink { peer, error } => {
+                if let Some(link) = self.link_of.remove(&peer) {
+                    self.note(1, link.into());
+                    self.fail_link(link, &error);
+                }
+            }
+            Control::Cancel(id) => self.cancel(id),
+            Control::Receive { id, region, offset, len } => {
+                self.receives.add(id, region, offset, len);
+                self.receives.post(&mut self.rails, &self.handle);
+            }
+            Control::PoolReceive { pool, buffer } => {
+                self.receives.add_pooled(pool, buffer);
+                self.receives.post(&mut self.rails, &self.handle);
+            }
+            Control::PoolClosed { pool } => self.receives.close_pool(&pool, &mut self.rails, &self.handle),
+            Control::Revoke { id, region, deadline } => {
+                self.next_deadline = self.next_deadline.min(deadline);
+                self.revoking.push(Revoking { id, region, deadline });
+            }
+        }
+    }
+
+    fn link(&mut self, peer: Arc<PeerInner>) {
+        let link = &peer.links[self.handle.transport];
+        let index = link.index;
+        let slots: Vec<_> = link.rails.iter().map(|rail| rail.as_ref().map(|rail| rail.slot)).collect();
+        for (by_slot, slot) in self.slot_links.iter_mut().zip(&slots) {
+            if let Some(slot) = slot {
+                by_slot.insert(*slot, index);
+            }
+        }
+        self.link_of.insert(peer.id, index);
+        if self.links.len() <= index as usize {
+            self.links.resize_with(index as usize + 1, || None);
+        }
+        self.links[index as usize] = Some(LinkState { peer, slots, dead: false });
+        for (rail, event) in std::mem::take(&mut self.early) {
+            self.take_event(rail, event);
+        }
+    }
+
+    /// Gives a submission its share of every usable rail and queues it there.
+    fn activate(&mut self, submission: Submission) {
+        let Submission { id, peer, deadline, work } = submission;
+        self.note(2, id.index.into());
+        let transport = self.handle.transport;
+        let link = peer.links[transport].index;
+        if !matches!(self.links.get(link as usize), Some(Some(link)) if !link.dead && link.peer.id == peer.id)
+        {
+            let error =
+                peer.death().unwrap_or_else(|| Error::new(ErrorKind::PeerDied, "submit", "the peer is gone"));
+            peer.links[transport].operation_ended();
+            self.handle.table.answer(id, Err(error));
+            self.handle.table.quiet(id);
+            return;
+        }
+        let mut rails = self.spare.pop().unwrap_or_default();
+        self.fill_rails(&work, link, &mut rails);
+        self.next_deadline = self.next_deadline.min(deadline);
+        self.running += 1;
+        let mut active = Active {
+            id,
+            work,
+            link,
+            peer,
+            deadline,
+            stage: Stage::Data,
+            rails,
+            unposted: 0,
+            outstanding: 0,
+            work_requests: 0,
+            error: None,
+            cancelled: false,
+            expired: false,
+            aborted: false,
+        };
+        let usable = |rail: &ActiveRail| rail.usable;
+        if !active.rails.iter().any(usable) {
+            active.error = Some(Error::new(
+                ErrorKind::DeviceLost,
+                "submit",
+                "no rail to this peer is left; open the fabric anew",
+            ));
+        } else if active.work.shape.bytes() == 0 || active.work.kind == WorkKind::Send {
+            // An imm alone, or one message: the first usable rail, whole.
+            if let Some(rail) = active.rails.iter_mut().find(|rail| rail.usable) {
+                rail.range = RailRange { start: 0, end: 1 };
+            }
+            active.unposted = 1;
+        } else {
+            let count = active.rails.iter().filter(|rail| rail.usable).count() as u32;
+            let items = active.work.shape.items();
+            split(items, count, self.turn % count, &mut self.ranges);
+            self.turn = self.turn.wrapping_add(1);
+            let ranges = self.ranges.iter();
+            active.rails.iter_mut().filter(|rail| rail.usable).zip(ranges).for_each(|(rail, range)| {
+                rail.range = *range;
+                rail.next = range.start;
+            });
+            active.unposted = items;
+        }
+        let index = id.index as usize;
+        self.active[index] = Some(active);
+        self.queue(id.index);
+        self.finish_if_over(id.index);
+    }
+
+    fn fill_rails(&self, work: &Work, link: u32, rails: &mut Vec<ActiveRail>) {
+        let transport = self.handle.transport;
+        rails.clear();
+        let slots = self.links[link as usize].as_ref().map_or(&[][..], |link| &link.slots);
+        for (rail, local_rail) in self.rails.iter().enumerate() {
+            let mut filled = ActiveRail::default();
+            if let (Some(Some(slot)), None) = (slots.get(rail), local_rail.lost) {
+                filled.slot = slot.0;
+                filled.usable = true;
+                if let Some(region) = &work.local {
+                    filled.lkey = region.regions[transport][rail].lkey();
+                }
+                if let Some(remote) = &work.remote {
+                    match remote.imports.get(rail) {
+                        Some(Some(import)) => (filled.rkey, filled.base) = (import.rkey(), import.base()),
+                        _ => filled.usable = false,
+                    }
+                }
+            }
+            rails.push(filled);
+        }
+    }
+
+    /// Puts an operation into the rotation of each rail it has pieces for.
+    pub(super) fn queue(&mut self, op: u32) {
+        let Some(active) = &mut self.active[op as usize] else { return };
+        for (rail, share) in self.rails.iter_mut().zip(&mut active.rails) {
+            if share.left() > 0 && !share.queued {
+                share.queued = true;
+                rail.rotation.push(active.link, op);
+            }
+        }
+    }
+
+    /// All bytes are delivered: the one imm that announces them goes out.
+    pub(super) fn begin_imm(&mut self, op: u32) {
+        let Some(active) = &mut self.active[op as usize] else { return };
+        active.stage = Stage::Imm;
+        if let Some(rail) = active.rails.iter_mut().find(|rail| rail.usable) {
+            rail.range = RailRange { start: 0, end: 1 };
+            rail.next = 0;
+            active.unposted = 1;
+        }
+        self.queue(op);
+    }
+
+    fn cancel(&mut self, id: OpId) {
+        if self.receives.cancel(id, &mut self.rails, &self.handle) {
+            return;
+        }
+        // Controls overtake submissions: one that is still queued is activated first,
+        // or its cancel would be lost. All before it in the queue have their links.
+        while !self.active[id.index as usize].as_ref().is_some_and(|active| active.id == id) {
+            let Some(submission) = self.handle.submissions.pop() else { break };
+            self.activate(submission);
+        }
+        self.cancel_active(id);
+        if let Some(place) = self.revoking.iter().position(|revoking| revoking.id == id) {
+            let revoking = self.revoking.swap_remove(place);
+            let error =
+                Error::new(ErrorKind::Cancelled, "revoke", "no longer awaited; the region stays revoked");
+            self.handle.table.answer(revoking.id, Err(error));
+            self.handle.table.quiet(revoking.id);
+        }
+    }
+
+    /// Asks every region that is being revoked whether it is quiet.
+    pub(super) fn advance_revokes(&mut self) -> usize {
+        if self.revoking.is_empty() {
+            return 0;
+        }
+        let before = self.revoking.len();
+        let table = &self.handle.table;
+        self.revoking.retain(|revoking| match revoking.region.poll_quiet() {
+            Poll::Pending => true,
+            Poll::Ready(result) => {
+                table.answer(revoking.id, result.map(|()| crate::Outcome::default()));
+                table.quiet(revoking.id);
+                false
+            }
+        });
+        before - self.revoking.len()
+    }
+}

@@ -1,0 +1,152 @@
+//! How operations end: done, failed, cancelled, expired, or with their peer.
+
+use super::Engine;
+use super::active::Stage;
+use crate::op::OpId;
+use crate::spi::PeerSlot;
+use crate::{Error, ErrorKind, ImmMode, Outcome, Time};
+
+impl Engine {
+    /// Ends an operation that has nothing posted and nothing to post.
+    pub(super) fn finish_if_over(&mut self, op: u32) {
+        let Some(active) = &self.active[op as usize] else { return };
+        if !active.is_over() {
+            return;
+        }
+        let imm_is_due = active.stage == Stage::Data
+            && active.error.is_none()
+            && active.work.imm.is_some()
+            && active.work.imm_mode == ImmMode::Last
+            && active.work.shape.items() > 1;
+        if imm_is_due {
+            self.begin_imm(op);
+            return;
+        }
+        let Some(mut active) = self.active[op as usize].take() else { return };
+        self.note(10, op.into());
+        self.running -= 1;
+        let result = match active.error.take() {
+            Some(error) => Err(error),
+            None => Ok(Outcome {
+                bytes: active.work.shape.bytes(),
+                work_requests: active.work_requests,
+                ..Outcome::default()
+            }),
+        };
+        let mut rails = std::mem::take(&mut active.rails);
+        rails.clear();
+        self.spare.push(rails);
+        active.peer.links[self.handle.transport].operation_ended();
+        let (id, link) = (active.id, active.link);
+        // The memory is let go before anyone is told that it is.
+        drop(active);
+        self.handle.table.answer(id, result);
+        self.handle.table.quiet(id);
+        if self.links[link as usize].as_ref().is_some_and(|link| link.dead) {
+            self.retire_link(link);
+        }
+    }
+
+    /// Fails an operation with its first error, once nothing of it is posted.
+    pub(super) fn fail_op(&mut self, op: u32, error: Error) {
+        let Some(active) = &mut self.active[op as usize] else { return };
+        active.error.get_or_insert(error);
+        active.drop_unposted();
+        self.finish_if_over(op);
+    }
+
+    /// Answers the waiter at once; the memory stays held until nothing is posted.
+    fn answer_early(&mut self, op: u32, error: Error) {
+        let Some(active) = &self.active[op as usize] else { return };
+        self.handle.table.answer(active.id, Err(error.clone()));
+        self.fail_op(op, error);
+    }
+
+    pub(super) fn cancel_active(&mut self, id: OpId) {
+        let Some(active) = &mut self.active[id.index as usize] else { return };
+        if active.id != id {
+            return;
+        }
+        active.cancelled = true;
+        self.next_deadline = self.next_deadline.min(active.deadline);
+        let error = Self::ended(ErrorKind::Cancelled, active.work.kind);
+        self.note(11, id.index.into());
+        self.fail_op(id.index, error);
+    }
+
+    /// Looks at every deadline once one may have passed.
+    pub(super) fn expire(&mut self, now: Time) -> usize {
+        let mut next = Time::NEVER;
+        let mut expired = 0;
+        for op in 0..self.active.len() as u32 {
+            let Some(active) = &mut self.active[op as usize] else { continue };
+            if active.deadline > now {
+                next = next.min(active.deadline);
+            } else if active.cancelled && !active.aborted {
+                // Awaited long enough: the abort scope goes down.
+                active.aborted = true;
+                expired += 1;
+                let (link, error) = (active.link, Self::ended(ErrorKind::Cancelled, active.work.kind));
+                self.answer_early(op, error);
+                self.abort_link(link);
+            } else if !active.expired {
+                active.expired = true;
+                expired += 1;
+                let error = Self::ended(ErrorKind::DeadlineExceeded, active.work.kind);
+                self.note(12, op.into());
+                self.answer_early(op, error);
+            }
+        }
+        let table = &self.handle.table;
+        self.revoking.retain(|revoking| {
+            let over = revoking.deadline <= now;
+            if over {
+                expired += 1;
+                let why = "a peer is still inside a copy to the region; it stays revoked, revoke() again to wait on";
+                table.answer(revoking.id, Err(Error::new(ErrorKind::DeadlineExceeded, "revoke", why)));
+                table.quiet(revoking.id);
+            } else {
+                next = next.min(revoking.deadline);
+            }
+            !over
+        });
+        self.next_deadline = next;
+        expired
+    }
+
+    /// The peer is gone: its operations are answered now, and what is posted to
+    /// it is torn down.
+    pub(super) fn fail_link(&mut self, link: u32, error: &Error) {
+        let Some(state) = self.links.get_mut(link as usize).and_then(Option::as_mut) else { return };
+        if std::mem::replace(&mut state.dead, true) {
+            return;
+        }
+        self.link_of.retain(|_, known| *known != link);
+        for op in 0..self.active.len() as u32 {
+            if self.active[op as usize].as_ref().is_some_and(|active| active.link == link) {
+                self.answer_early(op, error.clone());
+            }
+        }
+        self.abort_link(link);
+        self.retire_link(link);
+    }
+
+    fn abort_link(&mut self, link: u32) {
+        let Some(Some(state)) = self.links.get(link as usize) else { return };
+        for (rail, slot) in state.slots.iter().enumerate() {
+            if let Some(slot) = slot {
+                self.rails[rail].endpoint.abort(PeerSlot(slot.0));
+            }
+        }
+    }
+
+    /// Frees a dead link once every rail has said goodbye and no operation is left.
+    pub(super) fn retire_link(&mut self, link: u32) {
+        let Some(Some(state)) = self.links.get(link as usize) else { return };
+        let in_use = self.active.iter().flatten().any(|active| active.link == link);
+        if state.dead && state.slots.iter().all(Option::is_none) && !in_use {
+            self.links[link as usize] = None;
+            self.handle.release_link(link);
+        }
+    }
+}

@@ -1,0 +1,166 @@
+//! What other threads hold of an engine: its op table, its queues, its doorbell.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, TryLockError, Weak};
+
+use crossbeam_queue::{ArrayQueue, SegQueue};
+
+use super::{Engine, RailCounts};
+use crate::op::{OpId, OpTable};
+use crate::peer::PeerInner;
+use crate::plan::Shape;
+use crate::pool::PoolPart;
+use crate::region::RegionInner;
+use crate::remote::RemoteInner;
+use crate::spi::WorkKind;
+use crate::{Bell, Error, ErrorKind, ImmMode, Locality, PeerId, Result, Time};
+
+/// A checked operation on its way to the worker. A plain value, never boxed.
+pub(crate) struct Submission {
+    pub id: OpId,
+    pub peer: Arc<PeerInner>,
+    pub deadline: Time,
+    pub work: Work,
+}
+
+/// What an operation does, and the memory that must outlive it.
+pub(crate) struct Work {
+    pub kind: WorkKind,
+    pub shape: Shape,
+    /// `None` only for an imm without bytes.
+    pub local: Option<Arc<RegionInner>>,
+    /// `None` for sends and for an imm without bytes.
+    pub remote: Option<Arc<RemoteInner>>,
+    pub imm: Option<u32>,
+    pub imm_mode: ImmMode,
+    pub locality: Locality,
+}
+
+/// Everything rarer than a submission.
+pub(crate) enum Control {
+    /// A peer was admitted; its link on this engine's transport.
+    Link { peer: Arc<PeerInner> },
+    /// A peer is gone.
+    Unlink { peer: PeerId, error: Error },
+    /// The waiter wants an operation stopped.
+    Cancel(OpId),
+    /// One receive, answered through the op table.
+    Receive { id: OpId, region: Arc<RegionInner>, offset: u64, len: u64 },
+    /// One buffer of a pool, to be posted again.
+    PoolReceive { pool: Arc<PoolPart>, buffer: u32 },
+    /// A pool was dropped: take its receives back.
+    PoolClosed { pool: Arc<PoolPart> },
+    /// Wait until a region is quiet.
+    Revoke { id: OpId, region: Arc<RegionInner>, deadline: Time },
+}
+
+/// The part of an engine that is shared.
+pub(crate) struct EngineHandle {
+    /// Position of its transport in the fabric.
+    pub transport: usize,
+    pub table: OpTable,
+    pub submissions: ArrayQueue<Submission>,
+    pub controls: SegQueue<Control>,
+    pub counts: Box<[RailCounts]>,
+    /// The worker sleeps: whoever adds work rings.
+    pub parked: AtomicBool,
+    pub bell: Bell,
+    pub hash: AtomicU64,
+    /// Set on a caller-driven fabric: the engine itself, for whoever waits.
+    driver: OnceLock<Weak<Mutex<Engine>>>,
+    links: Mutex<FreeIndices>,
+}
+
+#[derive(Default)]
+struct FreeIndices {
+    free: Vec<u32>,
+    next: u32,
+}
+
+impl EngineHandle {
+    pub fn new(transport: usize, max_operations: usize, rails: usize, bell: Bell) -> Self {
+        let table = OpTable::new(max_operations);
+        Self {
+            transport,
+            submissions: ArrayQueue::new(table.capacity()),
+            table,
+            controls: SegQueue::new(),
+            counts: (0..rails).map(|_| RailCounts::default()).collect(),
+            parked: AtomicBool::new(false),
+            bell,
+            hash: AtomicU64::new(0),
+            driver: OnceLock::new(),
+            links: Mutex::default(),
+        }
+    }
+
+    pub fn drive_by_caller(&self, engine: &Arc<Mutex<Engine>>) {
+        let _ = self.driver.set(Arc::downgrade(engine));
+    }
+
+    /// Takes a slot in the op table.
+    pub fn insert(&self, operation: &'static str) -> Result<OpId> {
+        self.table.insert().ok_or_else(|| {
+            let why = format!(
+                "{} operations are under way; await some, or raise max_operations",
+                self.table.capacity()
+            );
+            Error::new(ErrorKind::Busy, operation, why)
+        })
+    }
+
+    /// Hands an operation to the worker.
+    pub fn submit(&self, submission: Submission) {
+        // As many places as op slots, and every submission holds a slot: there is room.
+        let pushed = self.submissions.push(submission);
+        debug_assert!(pushed.is_ok());
+        self.wake();
+    }
+
+    pub fn control(&self, control: Control) {
+        self.controls.push(control);
+        self.wake();
+    }
+
+    pub fn cancel(&self, id: OpId) {
+        self.control(Control::Cancel(id));
+    }
+
+    pub fn has_commands(&self) -> bool {
+        !self.submissions.is_empty() || !self.controls.is_empty()
+    }
+
+    /// Wakes the worker if it sleeps; costs a fence otherwise.
+    pub fn wake(&self) {
+        // Pairs with the fence in `worker`: either it sees the command, or we see it parked.
+        fence(Ordering::SeqCst);
+        if self.parked.load(Ordering::Relaxed) && self.parked.swap(false, Ordering::AcqRel) {
+            self.bell.ring();
+        }
+    }
+
+    /// Takes a turn of a caller-driven engine; false if a worker drives it.
+    pub fn drive(&self) -> bool {
+        let Some(engine) = self.driver.get().and_then(Weak::upgrade) else { return false };
+        match engine.try_lock() {
+            Ok(mut engine) => drop(engine.step()),
+            Err(TryLockError::Poisoned(engine)) => drop(engine.into_inner().step()),
+            // Another thread is driving it this moment.
+            Err(TryLockError::WouldBlock) => std::thread::yield_now(),
+        }
+        true
+    }
+
+    /// An index for a new link, unique until `release_link`.
+    pub fn claim_link(&self) -> u32 {
+        let mut links = self.links.lock().unwrap_or_else(PoisonError::into_inner);
+        links.free.pop().unwrap_or_else(|| {
+            links.next += 1;
+            links.next - 1
+        })
+    }
+
+    pub fn release_link(&self, index: u32) {
+        self.links.lock().unwrap_or_else(PoisonError::into_inner).free.push(index);
+    }
+}

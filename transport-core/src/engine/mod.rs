@@ -1,0 +1,193 @@
+//! The engine: one thread's turn of taking commands, posting and polling.
+//!
+//! A worker thread calls [`Engine::step`] in a loop; a caller-driven fabric calls
+//! it from the user's thread. Nothing else may touch the endpoints.
+//! Reading order: `handle` (what others see), `commands` (in), `post` (out),
+//! `reap` (back), `end` (how operations end).
+
+mod active;
+mod commands;
+mod end;
+mod handle;
+mod post;
+mod posted;
+mod rail;
+mod reap;
+mod receive;
+mod rotation;
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+pub(crate) use handle::{Control, EngineHandle, Submission, Work};
+pub use rail::RailCounters;
+pub(crate) use rail::{Rail, RailCounts};
+
+use active::{Active, ActiveRail};
+use receive::Receives;
+
+use crate::op::OpId;
+use crate::peer::PeerInner;
+use crate::plan::RailRange;
+use crate::region::RegionInner;
+use crate::spi::{Completions, Event, PeerSlot};
+use crate::{Clock, Error, ErrorKind, PeerId, Time};
+
+/// Events taken per poll of an endpoint.
+const POLL_ROOM: usize = 256;
+
+/// What a turn did.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[non_exhaustive]
+pub struct Progress {
+    /// Commands taken, requests posted and events seen.
+    pub events: usize,
+    /// Operations under way after it.
+    pub outstanding: usize,
+}
+
+/// A peer's link as the engine sees it.
+struct LinkState {
+    peer: Arc<PeerInner>,
+    /// The peer's slot on each rail; `None` once gone there, or never paired.
+    slots: Vec<Option<PeerSlot>>,
+    /// Set when the peer is gone; the link is reused after its last `PeerGone`.
+    dead: bool,
+}
+
+struct Revoking {
+    id: OpId,
+    region: Arc<RegionInner>,
+    deadline: Time,
+}
+
+pub(crate) struct Engine {
+    handle: Arc<EngineHandle>,
+    clock: Arc<dyn Clock>,
+    rails: Vec<Rail>,
+    /// By op index.
+    active: Vec<Option<Active>>,
+    running: usize,
+    links: Vec<Option<LinkState>>,
+    link_of: HashMap<PeerId, u32>,
+    /// Link by `[rail][slot]`.
+    slot_links: Vec<HashMap<PeerSlot, u32>>,
+    /// Events of peers whose `Link` command is still on its way.
+    early: Vec<(usize, Event)>,
+    receives: Receives,
+    revoking: Vec<Revoking>,
+    completions: Completions,
+    /// No deadline of an operation under way is before this.
+    next_deadline: Time,
+    /// Rail that the next single write begins with.
+    turn: u32,
+    /// Spare allocations of per-rail state.
+    spare: Vec<Vec<ActiveRail>>,
+    ranges: Vec<RailRange>,
+    hash: u64,
+}
+
+impl Engine {
+    pub fn new(handle: Arc<EngineHandle>, rails: Vec<Rail>, clock: Arc<dyn Clock>, seed: u64) -> Self {
+        let operations = handle.table.capacity();
+        Self {
+            clock,
+            slot_links: rails.iter().map(|_| HashMap::new()).collect(),
+            rails,
+            active: (0..operations).map(|_| None).collect(),
+            running: 0,
+            links: Vec::new(),
+            link_of: HashMap::new(),
+            early: Vec::new(),
+            receives: Receives::default(),
+            revoking: Vec::new(),
+            completions: Completions::with_room(POLL_ROOM),
+            next_deadline: Time::NEVER,
+            turn: 0,
+            spare: Vec::new(),
+            ranges: Vec::new(),
+            hash: seed,
+            handle,
+        }
+    }
+
+    /// One turn. Never blocks.
+    pub fn step(&mut self) -> Progress {
+        let mut events = self.take_commands();
+        events += self.post();
+        events += self.reap();
+        events += self.advance_revokes();
+        if self.next_deadline != Time::NEVER {
+            let now = self.clock.now();
+            if now >= self.next_deadline {
+                events += self.expire(now);
+            }
+        }
+        self.handle.hash.store(self.hash, Ordering::Relaxed);
+        Progress { events, outstanding: self.outstanding() }
+    }
+
+    /// Operations that have not ended, posted receives apart.
+    pub fn outstanding(&self) -> usize {
+        self.running + self.revoking.len()
+    }
+
+    /// How long a worker may sleep although nothing happens: to the next
+    /// deadline, and briefly while a backend cannot wake it.
+    pub fn nap(&self, can_be_woken: bool) -> Option<Duration> {
+        let backoff = self.rails.iter().map(|rail| rail.domain.capabilities().idle_backoff).min();
+        // Nothing tells when a peer leaves a region that is being revoked, nor when
+        // the queue that held up our work, such as a peer's for imms, has room again.
+        let waits = !self.revoking.is_empty() || self.rails.iter().any(Rail::is_held_up);
+        let look_again = if can_be_woken && !waits { None } else { backoff };
+        let deadline =
+            (self.next_deadline != Time::NEVER).then(|| self.next_deadline.since(self.clock.now()));
+        look_again.into_iter().chain(deadline).min()
+    }
+
+    /// The rails' endpoints, to be armed before a sleep.
+    pub fn rails_mut(&mut self) -> &mut [Rail] {
+        &mut self.rails
+    }
+
+    pub fn handle(&self) -> &Arc<EngineHandle> {
+        &self.handle
+    }
+
+    /// Ends everything with `Closed`: what is posted is aborted and awaited.
+    pub fn close(&mut self) {
+        let error = Error::new(ErrorKind::Closed, "close", "the fabric was closed");
+        self.take_commands();
+        for link in 0..self.links.len() {
+            self.fail_link(link as u32, &error);
+        }
+        self.receives.close(&mut self.rails, &self.handle);
+        let limit = std::time::Instant::now() + Duration::from_secs(1);
+        while (self.running > 0 || self.receives.posted() > 0) && std::time::Instant::now() < limit {
+            self.reap();
+            self.take_commands();
+        }
+        for revoking in std::mem::take(&mut self.revoking) {
+            self.handle.table.answer(revoking.id, Err(error.clone()));
+            self.handle.table.quiet(revoking.id);
+        }
+        // What a backend did not give back within the limit stays allocated for
+        // ever rather than be freed under the hardware.
+        for active in self.active.iter_mut().filter_map(Option::take) {
+            tracing::error!("closing with work outstanding: its memory is leaked");
+            self.handle.table.answer(active.id, Err(error.clone()));
+            std::mem::forget(active);
+        }
+    }
+
+    /// Mixes what happened into the event hash: two runs of one seed agree on it.
+    #[inline]
+    fn note(&mut self, what: u64, which: u64) {
+        // One round of splitmix64's finaliser over the running state.
+        let mut z = self.hash ^ which.wrapping_add(what << 56).wrapping_add(0x9e37_79b9_7f4a_7c15);
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        self.hash = z ^ (z >> 27);
+    }
+}

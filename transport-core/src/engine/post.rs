@@ -1,0 +1,156 @@
+//! Work out: plans are expanded here, lazily and fairly, and nowhere else.
+
+use super::Engine;
+use super::posted::{RUN, Run};
+use super::rail::BATCH;
+use crate::spi::{Status, WorkKind};
+use crate::{Error, ErrorKind};
+
+/// Bytes per batch: a backend that copies while posting returns within about
+/// 50 µs at 20 GB/s, so that small requests do not wait behind large ones.
+const BATCH_BYTES: u64 = 1 << 20;
+
+impl Engine {
+    /// Posts one batch per rail. Returns the number of requests taken.
+    pub(super) fn post(&mut self) -> usize {
+        (0..self.rails.len()).map(|rail| self.post_rail(rail)).sum()
+    }
+
+    fn post_rail(&mut self, rail: usize) -> usize {
+        if self.rails[rail].rotation.front().is_none() {
+            return 0;
+        }
+        let bytes = self.fill_batch(rail);
+        let this = &mut self.rails[rail];
+        if this.batch.is_empty() {
+            return 0;
+        }
+        // SAFETY: every request's spans were checked when it was submitted, and
+        // `self.active` holds its regions and imports until `reap` has seen its end.
+        let result = unsafe { this.endpoint.post(&this.batch) };
+        let accepted = result.accepted.min(this.batch.len());
+        let cut_short = accepted < this.batch.len();
+        let bytes = if cut_short {
+            this.batch.requests().take(accepted).map(|request| request.len).sum()
+        } else {
+            bytes
+        };
+        self.handle.counts[rail].batch(accepted as u64, bytes, cut_short);
+        self.account(rail, accepted as u32, result.error);
+        self.note(3, accepted as u64);
+        accepted
+    }
+
+    /// Builds the next batch of a rail; returns its bytes.
+    fn fill_batch(&mut self, rail: usize) -> u64 {
+        let this = &mut self.rails[rail];
+        this.batch.clear();
+        this.runs.clear();
+        let mut room = this.credits().min(BATCH) as u32;
+        let mut bytes = 0;
+        while room > 0 && bytes < BATCH_BYTES {
+            let Some(op) = this.rotation.front() else { break };
+            let Some(active) = &mut self.active[op as usize] else {
+                this.rotation.pop();
+                continue;
+            };
+            let share = active.rails[rail];
+            let by_bytes = (BATCH_BYTES - bytes).div_ceil(active.work.shape.piece_bytes());
+            let turn = room.min(RUN).min(u32::try_from(by_bytes).unwrap_or(u32::MAX));
+            let items = share.next..share.next + share.left().min(turn);
+            if !items.is_empty() {
+                let run = Run { op, item: items.start, count: items.len() as u32 };
+                bytes += active.expand(items, &share, this.posted.id_of(this.runs.len()), &mut this.batch);
+                this.runs.push(run);
+                room -= run.count;
+                active.rails[rail].next += run.count;
+            }
+            let share = &mut active.rails[rail];
+            if share.left() == 0 {
+                share.queued = false;
+                this.rotation.pop();
+            } else {
+                this.rotation.rotate();
+            }
+        }
+        bytes
+    }
+
+    /// Books what was accepted. What was not goes back to its plan; a request that
+    /// was refused for good fails its operation.
+    fn account(&mut self, rail: usize, accepted: u32, refusal: Option<Status>) {
+        let mut left = accepted;
+        let mut refused = refusal;
+        let mut cut = None;
+        for place in 0..self.rails[rail].runs.len() {
+            let run = self.rails[rail].runs[place];
+            let taken = run.count.min(left);
+            left -= taken;
+            let Some(active) = &mut self.active[run.op as usize] else { continue };
+            active.unposted -= taken;
+            active.outstanding += taken;
+            active.work_requests += u64::from(taken);
+            if taken > 0 {
+                self.rails[rail].posted.push(Run { count: taken, ..run });
+            }
+            if taken == run.count || active.error.is_some() {
+                continue;
+            }
+            // Earlier turns of an operation come first: the least piece stays.
+            let share = &mut active.rails[rail];
+            share.next = share.next.min(run.item + taken);
+            self.queue(run.op);
+            cut.get_or_insert(place);
+            if let Some(status) = refused.take() {
+                self.handle.counts[rail].completed(0, 1);
+                self.fail_with(run.op, rail, status);
+            }
+        }
+        if let Some(cut) = cut {
+            self.take_turns_after_cut(rail, cut);
+        }
+    }
+
+    /// Who stood behind the cut comes first next time, in the same order. Who stood
+    /// at it comes last: what holds it up (its peer's full queue) is not the others'.
+    #[cold]
+    fn take_turns_after_cut(&mut self, rail: usize, cut: usize) {
+        let super::Rail { rotation, runs, .. } = &mut self.rails[rail];
+        let link = |run: &Run| self.active[run.op as usize].as_ref().map(|active| active.link);
+        for run in runs[cut + 1..].iter().rev() {
+            if let Some(link) = link(run) {
+                rotation.prefer(link, run.op);
+            }
+        }
+        if let Some(link) = link(&runs[cut]) {
+            rotation.defer(link, runs[cut].op);
+        }
+    }
+
+    /// Fails an operation with a status of one of its rails.
+    pub(super) fn fail_with(&mut self, op: u32, rail: usize, status: Status) {
+        let words = self.rails[rail].endpoint.describe(status);
+        let name = self.active[op as usize]
+            .as_ref()
+            .map_or("write", |active| Self::operation_name(active.work.kind));
+        self.fail_op(op, Error::new(status.kind, name, words));
+    }
+
+    /// The name users know an operation by, for its errors.
+    pub(super) fn operation_name(kind: WorkKind) -> &'static str {
+        match kind {
+            WorkKind::Write => "write",
+            WorkKind::Read => "read",
+            WorkKind::Send => "send",
+        }
+    }
+
+    /// The error of an operation whose waiter or deadline ended it.
+    pub(super) fn ended(kind: ErrorKind, of: WorkKind) -> Error {
+        let why = match kind {
+            ErrorKind::DeadlineExceeded => "not complete in time; memory stays held until the device lets go",
+            _ => "stopped before it was complete",
+        };
+        Error::new(kind, Self::operation_name(of), why)
+    }
+}

@@ -1,0 +1,125 @@
+//! A rail's posted work in sequence: which bytes are unacknowledged, always.
+
+use std::collections::VecDeque;
+use std::ops::Range;
+
+/// Pieces in one run: a turn of the rotation, and the bits of a mask.
+pub(crate) const RUN: u32 = 32;
+
+/// Consecutive pieces of one operation, posted in one turn.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Run {
+    /// Index in the op table.
+    pub op: u32,
+    /// The first piece of its plan.
+    pub item: u32,
+    /// How many, at most `RUN`.
+    pub count: u32,
+}
+
+#[derive(Debug)]
+struct PostedRun {
+    run: Run,
+    /// A bit per piece that is not acknowledged.
+    open: u32,
+}
+
+/// Posted runs, oldest first. The id of a request is its run's place in the
+/// sequence since the rail was opened, and its place in the run: finding it takes
+/// no search, in whatever order completions come.
+#[derive(Debug, Default)]
+pub(crate) struct Posted {
+    runs: VecDeque<PostedRun>,
+    /// The sequence number of `runs[0]`.
+    first: u64,
+    /// Pieces of all runs in the window.
+    held: usize,
+}
+
+impl Posted {
+    /// The id of the first request of the `ahead`-th run from now.
+    #[inline]
+    pub fn id_of(&self, ahead: usize) -> u64 {
+        (self.first + (self.runs.len() + ahead) as u64) * u64::from(RUN)
+    }
+
+    /// Pieces in the window. Acknowledged ones count while their run, or an
+    /// earlier one, is open: that bounds the window's memory.
+    pub fn held(&self) -> usize {
+        self.held
+    }
+
+    #[inline]
+    pub fn push(&mut self, run: Run) {
+        debug_assert!((1..=RUN).contains(&run.count));
+        self.runs.push_back(PostedRun { run, open: mask(0..run.count) });
+        self.held += run.count as usize;
+    }
+
+    /// Acknowledges `count` requests from id `id` on; a joined completion never
+    /// crosses a run. Gives their operation and how many of them were outstanding.
+    #[inline]
+    pub fn acknowledge(&mut self, id: u64, count: u32) -> Option<(u32, u32)> {
+        let place = usize::try_from((id / u64::from(RUN)).checked_sub(self.first)?).ok()?;
+        let run = self.runs.get_mut(place)?;
+        let start = (id % u64::from(RUN)) as u32;
+        let ended = run.open & mask(start..start.saturating_add(count).min(RUN));
+        run.open &= !ended;
+        let op = run.run.op;
+        while let Some(front) = self.runs.front().filter(|front| front.open == 0) {
+            self.held -= front.run.count as usize;
+            self.runs.pop_front();
+            self.first += 1;
+        }
+        (ended != 0).then_some((op, ended.count_ones()))
+    }
+
+    /// Id and operation of each request that is unacknowledged, oldest first.
+    pub fn unacknowledged(&self) -> impl Iterator<Item = (u64, u32)> + '_ {
+        (self.first..).zip(&self.runs).flat_map(|(sequence, posted)| {
+            let open = (0..RUN).filter(|place| posted.open & (1 << place) != 0);
+            open.map(move |place| (sequence * u64::from(RUN) + u64::from(place), posted.run.op))
+        })
+    }
+}
+
+fn mask(places: Range<u32>) -> u32 {
+    let below = |end: u32| ((1_u64 << end) - 1) as u32;
+    below(places.end) & !below(places.start)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        #![proptest_config(ProptestConfig { cases: if cfg!(miri) { 4 } else { 256 }, failure_persistence: None, ..Default::default() })]
+
+        /// Against a map: any order of completions, and repeated or made-up ids.
+        #[test]
+        fn knows_what_is_unacknowledged(script in prop::collection::vec(any::<(bool, u16)>(), 1..400)) {
+            let mut posted = Posted::default();
+            let mut model = BTreeMap::new();
+            for (post, number) in script {
+                if post {
+                    let run = Run { op: u32::from(number), item: 0, count: u32::from(number) % RUN + 1 };
+                    model.extend((0..u64::from(run.count)).map(|place| (posted.id_of(0) + place, run.op)));
+                    posted.push(run);
+                } else {
+                    let (id, count) = (u64::from(number % 1600), u32::from(number) % 40);
+                    let run = u64::from(RUN);
+                    let end = (id + u64::from(count)).min((id / run + 1) * run);
+                    let ended: Vec<_> = model.extract_if(id..end.max(id), |_, _| true).collect();
+                    let expected = ended.first().map(|(_, op)| (*op, ended.len() as u32));
+                    prop_assert_eq!(posted.acknowledge(id, count), expected);
+                }
+                prop_assert!(posted.unacknowledged().eq(model.iter().map(|(id, op)| (*id, *op))));
+                prop_assert!(posted.held() >= model.len());
+            }
+        }
+    }
+}

@@ -1,0 +1,161 @@
+//! Events back: each finds its operation, its peer or its receive.
+
+use super::Engine;
+use super::posted::RUN;
+use crate::spi::{Event, PeerSlot, Status};
+use crate::{Error, ErrorKind};
+
+/// Events kept for peers whose admission is still on its way; beyond that the
+/// peer's arrivals are refused room and stay in the backend's queues.
+const EARLY_ROOM: usize = 1 << 16;
+
+impl Engine {
+    /// Polls every rail once. Returns the number of events.
+    pub(super) fn reap(&mut self) -> usize {
+        let mut events = 0;
+        for rail in 0..self.rails.len() {
+            if self.early.len() >= EARLY_ROOM {
+                break;
+            }
+            let mut completions = std::mem::replace(&mut self.completions, crate::spi::Completions::empty());
+            self.rails[rail].endpoint.poll(&mut completions);
+            let count = completions.as_slice().len();
+            let (mut done, mut failed) = (0, 0);
+            for event in completions.as_slice() {
+                match *event {
+                    Event::Done { first, count } => {
+                        done += u64::from(count);
+                        self.acknowledge(rail, first, count, None);
+                    }
+                    Event::Failed { id, status } => {
+                        failed += 1;
+                        self.acknowledge(rail, id, 1, Some(status));
+                    }
+                    other => self.take_event(rail, other),
+                }
+            }
+            if done + failed > 0 {
+                self.handle.counts[rail].completed(done, failed);
+            }
+            completions.clear();
+            self.completions = completions;
+            events += count;
+        }
+        events
+    }
+
+    /// Requests of ours ended.
+    #[inline]
+    fn acknowledge(&mut self, rail: usize, first: u64, count: u32, failed: Option<Status>) {
+        self.note(4, first);
+        let mut id = first;
+        let end = first + u64::from(count);
+        while id < end {
+            // A joined completion may span several runs.
+            let run_end = (id / u64::from(RUN) + 1) * u64::from(RUN);
+            let here = (run_end.min(end) - id) as u32;
+            match self.rails[rail].posted.acknowledge(id, here) {
+                Some((op, pieces)) => self.pieces_ended(rail, op, pieces, failed),
+                None => tracing::error!(rail, id, "a completion of nothing that is outstanding; ignored"),
+            }
+            id = run_end;
+        }
+    }
+
+    fn pieces_ended(&mut self, rail: usize, op: u32, pieces: u32, failed: Option<Status>) {
+        let Some(active) = &mut self.active[op as usize] else { return };
+        active.outstanding -= pieces;
+        let over = active.is_over();
+        if let Some(status) = failed {
+            self.fail_with(op, rail, status);
+        } else if over {
+            self.finish_if_over(op);
+        }
+    }
+
+    /// An event that is not the end of one of our requests.
+    pub(super) fn take_event(&mut self, rail: usize, event: Event) {
+        match event {
+            Event::Imm { peer, imm } => {
+                let Some(link) = self.link_at(rail, peer, event) else { return };
+                self.note(5, imm.into());
+                if let Some(link) = &self.links[link as usize] {
+                    link.peer.imms.arrived(imm);
+                }
+            }
+            Event::Received { id, peer, len, imm } => {
+                let Some(link) = self.link_at(rail, peer, event) else { return };
+                self.note(6, id);
+                let sender = self.links[link as usize].as_ref().map(|link| link.peer.id);
+                self.receives.received(id, sender, len, imm, &self.handle);
+            }
+            Event::ReceiveFailed { id, status } => {
+                self.note(7, id);
+                let words = self.rails[rail].endpoint.describe(status);
+                self.receives.failed(
+                    id,
+                    Error::new(status.kind, "recv", words),
+                    &mut self.rails,
+                    &self.handle,
+                );
+            }
+            Event::PeerGone { peer } => self.peer_gone(rail, peer),
+            Event::DeviceLost { status } => self.lose_rail(rail, status),
+            Event::Done { .. } | Event::Failed { .. } => {}
+        }
+    }
+
+    /// The link of a slot. An event of a peer that is being admitted is kept.
+    fn link_at(&mut self, rail: usize, peer: PeerSlot, event: Event) -> Option<u32> {
+        let link = self.slot_links[rail].get(&peer).copied();
+        if link.is_none() {
+            self.early.push((rail, event));
+        }
+        link
+    }
+
+    /// The last event of a slot: the link is over when this was its last rail.
+    fn peer_gone(&mut self, rail: usize, peer: PeerSlot) {
+        if !self.slot_links[rail].contains_key(&peer) {
+            // Admission queues `Link` before anyone can disconnect: it is here by now.
+            self.take_controls();
+        }
+        let Some(index) = self.slot_links[rail].remove(&peer) else {
+            // Prepared and never admitted.
+            self.early.retain(|(at, early)| *at != rail || early.peer() != Some(peer));
+            return;
+        };
+        self.note(8, index.into());
+        let Some(link) = &mut self.links[index as usize] else { return };
+        link.slots[rail] = None;
+        if !link.dead {
+            // The backend noticed before the control plane did.
+            let gone = link.peer.clone();
+            let error = Error::new(ErrorKind::PeerDied, "poll", "the backend lost the connection");
+            self.fail_link(index, &error);
+            crate::Peer(gone).fail(error);
+        }
+        self.retire_link(index);
+    }
+
+    /// A device is lost: what is posted on it will not move, what uses it fails.
+    fn lose_rail(&mut self, rail: usize, status: Status) {
+        self.note(9, rail as u64);
+        let words = self.rails[rail].endpoint.describe(status);
+        let error = Error::new(ErrorKind::DeviceLost, "poll", format!("rail {rail}: {words}"));
+        self.rails[rail].lost = Some(status);
+        let posted: Vec<_> = self.rails[rail].posted.unacknowledged().collect();
+        for op in 0..self.active.len() as u32 {
+            let uses = |active: &super::Active| {
+                active.rails[rail].left() > 0 || posted.iter().any(|(_, of)| *of == op)
+            };
+            if self.active[op as usize].as_ref().is_some_and(uses) {
+                self.fail_op(op, error.clone());
+            }
+        }
+        for (id, _) in posted {
+            self.acknowledge(rail, id, 1, Some(Status { kind: ErrorKind::DeviceLost, code: status.code }));
+        }
+        self.receives.lost(rail, &error, &self.handle);
+    }
+}

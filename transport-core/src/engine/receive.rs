@@ -1,0 +1,197 @@
+//! Receives: posted on the first rail, matched by the backend, answered here.
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::Arc;
+
+use super::{EngineHandle, Rail};
+use crate::op::OpId;
+use crate::pool::PoolPart;
+use crate::region::RegionInner;
+use crate::spi::ReceiveRequest;
+use crate::{Error, ErrorKind, Outcome, PeerId};
+
+/// The rail that messages arrive on.
+const RAIL: usize = 0;
+
+/// Who learns of a message.
+enum Sink {
+    Op(OpId),
+    Pool { part: Arc<PoolPart>, buffer: u32 },
+}
+
+struct Receive {
+    sink: Sink,
+    /// Held until the device can no longer write to it.
+    region: Arc<RegionInner>,
+    offset: u64,
+    len: u64,
+    posted: bool,
+}
+
+/// Every receive that has not ended.
+#[derive(Default)]
+pub(crate) struct Receives {
+    known: HashMap<u64, Receive>,
+    /// Those the endpoint had no room for yet, oldest first.
+    waiting: VecDeque<u64>,
+    next: u64,
+    closed: bool,
+}
+
+impl Receives {
+    /// Receives the endpoint holds.
+    pub fn posted(&self) -> usize {
+        self.known.values().filter(|receive| receive.posted).count()
+    }
+
+    pub fn add(&mut self, id: OpId, region: Arc<RegionInner>, offset: u64, len: u64) {
+        self.insert(Receive { sink: Sink::Op(id), region, offset, len, posted: false });
+    }
+
+    pub fn add_pooled(&mut self, part: Arc<PoolPart>, buffer: u32) {
+        let (region, offset, len) = part.buffer(buffer);
+        self.insert(Receive { sink: Sink::Pool { part, buffer }, region, offset, len, posted: false });
+    }
+
+    fn insert(&mut self, receive: Receive) {
+        self.known.insert(self.next, receive);
+        self.waiting.push_back(self.next);
+        self.next += 1;
+    }
+
+    /// Posts what waits, as far as the endpoint takes it.
+    pub fn post(&mut self, rails: &mut [Rail], handle: &EngineHandle) {
+        if self.closed {
+            self.end_waiting(handle, &closed());
+            return;
+        }
+        while let Some(id) = self.waiting.front().copied() {
+            let Some(receive) = self.known.get_mut(&id) else {
+                self.waiting.pop_front();
+                continue;
+            };
+            let region = &receive.region;
+            let request = ReceiveRequest {
+                id,
+                local: region.start.wrapping_add(receive.offset as usize),
+                lkey: region.regions[handle.transport][RAIL].lkey(),
+                len: receive.len,
+            };
+            // SAFETY: the range was checked when the receive was made, and
+            // `self.known` holds its region until the endpoint has ended it.
+            let result = unsafe { rails[RAIL].endpoint.post_recv(&[request]) };
+            match (result.accepted, result.error) {
+                (0, None) => return,
+                (0, Some(status)) => {
+                    self.waiting.pop_front();
+                    let words = rails[RAIL].endpoint.describe(status);
+                    self.end(id, Err(Error::new(status.kind, "recv", words)), handle);
+                }
+                _ => {
+                    receive.posted = true;
+                    self.waiting.pop_front();
+                }
+            }
+        }
+    }
+
+    pub fn received(
+        &mut self,
+        id: u64,
+        peer: Option<PeerId>,
+        len: u64,
+        imm: Option<u32>,
+        handle: &EngineHandle,
+    ) {
+        self.end(id, Ok(Outcome { bytes: len, work_requests: 0, peer, imm }), handle);
+    }
+
+    pub fn failed(&mut self, id: u64, error: Error, rails: &mut [Rail], handle: &EngineHandle) {
+        let pooled = match self.known.get(&id).map(|receive| &receive.sink) {
+            Some(Sink::Pool { part, buffer }) if !part.is_closed() && !self.closed => {
+                Some((Arc::clone(part), *buffer))
+            }
+            _ => None,
+        };
+        // What closing took back ends with the fabric, not by somebody's cancel.
+        let error = if self.closed && error.kind() == ErrorKind::Cancelled { closed() } else { error };
+        self.end(id, Err(error), handle);
+        // A pool keeps its buffers posted whatever happened to one message.
+        if let Some((part, buffer)) = pooled {
+            self.add_pooled(part, buffer);
+            self.post(rails, handle);
+        }
+    }
+
+    /// Cancels the receive of an operation; false if it is no receive.
+    pub fn cancel(&mut self, op: OpId, rails: &mut [Rail], handle: &EngineHandle) -> bool {
+        let found = self.known.iter().find(|(_, receive)| matches!(receive.sink, Sink::Op(id) if id == op));
+        let Some((&id, receive)) = found else { return false };
+        if receive.posted {
+            // It ends by an event, once the device has let go of the buffer.
+            rails[RAIL].endpoint.cancel_recv(id);
+        } else {
+            self.end(id, Err(cancelled()), handle);
+        }
+        true
+    }
+
+    pub fn close_pool(&mut self, part: &Arc<PoolPart>, rails: &mut [Rail], handle: &EngineHandle) {
+        let of_pool =
+            |receive: &Receive| matches!(&receive.sink, Sink::Pool { part: of, .. } if Arc::ptr_eq(of, part));
+        let ids: Vec<_> =
+            self.known.iter().filter(|(_, receive)| of_pool(receive)).map(|(id, _)| *id).collect();
+        for id in ids {
+            if self.known[&id].posted {
+                rails[RAIL].endpoint.cancel_recv(id);
+            } else {
+                self.end(id, Err(cancelled()), handle);
+            }
+        }
+    }
+
+    /// Takes everything back; posted receives end by their events.
+    pub fn close(&mut self, rails: &mut [Rail], handle: &EngineHandle) {
+        self.closed = true;
+        self.end_waiting(handle, &closed());
+        for id in self.known.keys() {
+            rails[RAIL].endpoint.cancel_recv(*id);
+        }
+    }
+
+    /// The device of `rail` is lost, and with it every receive posted there.
+    pub fn lost(&mut self, rail: usize, error: &Error, handle: &EngineHandle) {
+        if rail == RAIL {
+            self.closed = true;
+            for id in self.known.keys().copied().collect::<Vec<_>>() {
+                self.end(id, Err(error.clone()), handle);
+            }
+        }
+    }
+
+    fn end_waiting(&mut self, handle: &EngineHandle, error: &Error) {
+        for id in std::mem::take(&mut self.waiting) {
+            self.end(id, Err(error.clone()), handle);
+        }
+    }
+
+    fn end(&mut self, id: u64, result: crate::Result<Outcome>, handle: &EngineHandle) {
+        let Some(receive) = self.known.remove(&id) else { return };
+        drop(receive.region);
+        match receive.sink {
+            Sink::Op(op) => {
+                handle.table.answer(op, result);
+                handle.table.quiet(op);
+            }
+            Sink::Pool { part, buffer } => part.arrived(buffer, result),
+        }
+    }
+}
+
+fn cancelled() -> Error {
+    Error::new(ErrorKind::Cancelled, "recv", "taken back before a message came")
+}
+
+fn closed() -> Error {
+    Error::new(ErrorKind::Closed, "recv", "the fabric was closed")
+}

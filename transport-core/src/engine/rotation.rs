@@ -1,0 +1,129 @@
+//! Whose turn it is on a rail: round robin over peers, and over each peer's operations.
+
+use std::collections::VecDeque;
+
+/// Operations that still have pieces to post on one rail.
+#[derive(Debug, Default)]
+pub(crate) struct Rotation {
+    /// Links with something queued, the next one first.
+    turns: VecDeque<u32>,
+    /// Operations per link, the next one first.
+    queues: Vec<VecDeque<u32>>,
+}
+
+impl Rotation {
+    /// Queues an operation behind its link's others.
+    pub fn push(&mut self, link: u32, op: u32) {
+        let queue = link as usize;
+        if self.queues.len() <= queue {
+            self.queues.resize_with(queue + 1, VecDeque::new);
+        }
+        if self.queues[queue].is_empty() {
+            self.turns.push_back(link);
+        }
+        self.queues[queue].push_back(op);
+    }
+
+    /// The operation whose turn it is.
+    #[inline]
+    pub fn front(&self) -> Option<u32> {
+        let link = *self.turns.front()?;
+        self.queues[link as usize].front().copied()
+    }
+
+    /// Ends the turn: link and operation go to the back of their lines.
+    #[inline]
+    pub fn rotate(&mut self) {
+        let Some(link) = self.turns.pop_front() else { return };
+        let queue = &mut self.queues[link as usize];
+        queue.rotate_left(usize::from(queue.len() > 1));
+        self.turns.push_back(link);
+    }
+
+    /// Makes it this operation's turn, and its link's.
+    pub fn prefer(&mut self, link: u32, op: u32) {
+        let Some(queue) = self.queues.get_mut(link as usize) else { return };
+        if take(queue, op) {
+            queue.push_front(op);
+        }
+        if take(&mut self.turns, link) {
+            self.turns.push_front(link);
+        }
+    }
+
+    /// Lets all others go first.
+    pub fn defer(&mut self, link: u32, op: u32) {
+        let Some(queue) = self.queues.get_mut(link as usize) else { return };
+        if take(queue, op) {
+            queue.push_back(op);
+        }
+        if take(&mut self.turns, link) {
+            self.turns.push_back(link);
+        }
+    }
+
+    /// Takes the operation whose turn it is out.
+    pub fn pop(&mut self) {
+        let Some(link) = self.turns.pop_front() else { return };
+        let queue = &mut self.queues[link as usize];
+        queue.pop_front();
+        if !queue.is_empty() {
+            self.turns.push_back(link);
+        }
+    }
+}
+
+/// Takes `item` out; it was rotated to the back lately, so the search starts there.
+fn take(line: &mut VecDeque<u32>, item: u32) -> bool {
+    let place = line.iter().rposition(|queued| *queued == item);
+    place.and_then(|place| line.remove(place)).is_some()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn peers_share_whatever_their_number_of_operations() {
+        let mut rotation = Rotation::default();
+        (0..10).for_each(|op| rotation.push(0, op));
+        rotation.push(1, 100);
+        let mut turns = Vec::new();
+        for _ in 0..6 {
+            turns.extend(rotation.front());
+            rotation.rotate();
+        }
+        assert_eq!(turns, [0, 100, 1, 100, 2, 100]);
+    }
+
+    #[test]
+    fn who_is_held_up_lets_all_others_go_first() {
+        let mut rotation = Rotation::default();
+        [(0, 1), (0, 2), (1, 3), (2, 4)].into_iter().for_each(|(link, op)| rotation.push(link, op));
+        let mut turns = Vec::new();
+        rotation.defer(0, 1);
+        for _ in 0..4 {
+            turns.extend(rotation.front());
+            rotation.rotate();
+        }
+        assert_eq!(turns, [3, 4, 2, 3]);
+        rotation.defer(9, 1);
+        rotation.defer(1, 99);
+        assert_eq!(rotation.front(), Some(4));
+        rotation.prefer(0, 2);
+        assert_eq!(rotation.front(), Some(2));
+    }
+
+    #[test]
+    fn an_operation_taken_out_leaves_the_rest_in_turn() {
+        let mut rotation = Rotation::default();
+        rotation.push(3, 1);
+        rotation.push(5, 2);
+        rotation.pop();
+        assert_eq!(rotation.front(), Some(2));
+        rotation.pop();
+        assert_eq!(rotation.front(), None);
+        rotation.push(3, 7);
+        assert_eq!(rotation.front(), Some(7));
+    }
+}

@@ -1,0 +1,193 @@
+//! The one error type of this layer: what went wrong, in which operation, and
+//! what to do next.
+
+use std::fmt;
+
+/// Shorthand for results of this crate.
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// What went wrong. Match on this; the text is for people.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum ErrorKind {
+    /// A request that can never succeed as given: empty list, zero page size.
+    InvalidRequest,
+    /// A range that does not lie inside its region.
+    OutOfBounds,
+    /// The local region was not registered for this use.
+    LocalAccess,
+    /// The target refused: wrong key, out of bounds there, or no such right.
+    RemoteAccess,
+    /// The target took the region back, or registered it anew.
+    Revoked,
+    /// Larger than the backend can carry in one piece.
+    TooLarge,
+    /// The backend, or this platform, cannot do this.
+    Unsupported,
+    /// A queue or table is full and the caller asked not to wait.
+    Busy,
+    /// A limit on how many of something may exist is reached.
+    Exhausted,
+    /// The deadline passed first.
+    DeadlineExceeded,
+    /// Cancelled by the caller, or by dropping the operation.
+    Cancelled,
+    /// The peer's process, host or connection is gone.
+    PeerDied,
+    /// The local device is gone or no longer usable.
+    DeviceLost,
+    /// This fabric, listener or peer was closed locally.
+    Closed,
+    /// Nothing of that name.
+    NotFound,
+    /// No transport of ours reaches that peer.
+    Unreachable,
+    /// The peer speaks another version of the protocol.
+    Version,
+    /// Bytes from the peer that do not parse or break the protocol.
+    Protocol,
+    /// Operating system refused for lack of a right or a setting.
+    Permission,
+    /// Any other failure of the operating system.
+    Io,
+}
+
+impl fmt::Display for ErrorKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::InvalidRequest => "invalid request",
+            Self::OutOfBounds => "out of bounds",
+            Self::LocalAccess => "local access refused",
+            Self::RemoteAccess => "remote access error",
+            Self::Revoked => "region revoked",
+            Self::TooLarge => "too large",
+            Self::Unsupported => "unsupported",
+            Self::Busy => "busy",
+            Self::Exhausted => "limit reached",
+            Self::DeadlineExceeded => "deadline exceeded",
+            Self::Cancelled => "cancelled",
+            Self::PeerDied => "peer died",
+            Self::DeviceLost => "device lost",
+            Self::Closed => "closed",
+            Self::NotFound => "not found",
+            Self::Unreachable => "unreachable",
+            Self::Version => "version mismatch",
+            Self::Protocol => "protocol error",
+            Self::Permission => "permission denied",
+            Self::Io => "I/O error",
+        })
+    }
+}
+
+/// An error: kind, operation, context in words, and its cause if there is one.
+///
+/// One word wide, so that results stay small on the hot path.
+#[derive(Debug, Clone, thiserror::Error)]
+#[error("{}", .0)]
+pub struct Error(#[source] Box<Detail>);
+
+#[derive(Debug, Clone)]
+struct Detail {
+    kind: ErrorKind,
+    operation: &'static str,
+    context: String,
+    source: Option<std::sync::Arc<dyn std::error::Error + Send + Sync>>,
+}
+
+impl fmt::Display for Detail {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {}", self.operation, self.kind)?;
+        if !self.context.is_empty() {
+            write!(f, ": {}", self.context)?;
+        }
+        match &self.source {
+            Some(source) => write!(f, " ({source})"),
+            None => Ok(()),
+        }
+    }
+}
+
+impl std::error::Error for Detail {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        self.source.as_ref().map(|s| &**s as _)
+    }
+}
+
+impl Error {
+    /// An error of `kind` in `operation`; `context` says what to do next.
+    #[cold]
+    pub fn new(kind: ErrorKind, operation: &'static str, context: impl Into<String>) -> Self {
+        Self(Box::new(Detail { kind, operation, context: context.into(), source: None }))
+    }
+
+    /// The operating system's refusal, classified by its error number.
+    #[cold]
+    pub fn os(
+        operation: &'static str,
+        context: impl Into<String>,
+        source: impl Into<std::io::Error>,
+    ) -> Self {
+        let source = source.into();
+        Self::new(os_kind(&source), operation, context).with_source(source)
+    }
+
+    /// The same error with its cause attached.
+    pub fn with_source(mut self, source: impl std::error::Error + Send + Sync + 'static) -> Self {
+        self.0.source = Some(std::sync::Arc::new(source));
+        self
+    }
+
+    /// What went wrong.
+    pub fn kind(&self) -> ErrorKind {
+        self.0.kind
+    }
+
+    /// The operation that failed, as the API names it.
+    pub fn operation(&self) -> &'static str {
+        self.0.operation
+    }
+
+    /// What is known about it, and what would mend it.
+    pub fn context(&self) -> &str {
+        &self.0.context
+    }
+}
+
+/// The only place where error numbers of the operating system become kinds.
+fn os_kind(source: &std::io::Error) -> ErrorKind {
+    use std::io::ErrorKind as Os;
+    match source.kind() {
+        Os::PermissionDenied => ErrorKind::Permission,
+        Os::NotFound => ErrorKind::NotFound,
+        Os::TimedOut | Os::WouldBlock => ErrorKind::DeadlineExceeded,
+        Os::ConnectionRefused | Os::HostUnreachable | Os::NetworkUnreachable | Os::AddrNotAvailable => {
+            ErrorKind::Unreachable
+        }
+        Os::ConnectionReset | Os::ConnectionAborted | Os::BrokenPipe | Os::UnexpectedEof => {
+            ErrorKind::PeerDied
+        }
+        Os::OutOfMemory => ErrorKind::Exhausted,
+        Os::Unsupported => ErrorKind::Unsupported,
+        _ => ErrorKind::Io,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_word_wide_and_readable() {
+        assert_eq!(size_of::<Result<()>>(), size_of::<usize>());
+        let error = Error::new(ErrorKind::OutOfBounds, "write", "range 0..9 of a region of 8 bytes");
+        assert_eq!(error.to_string(), "write: out of bounds: range 0..9 of a region of 8 bytes");
+    }
+
+    #[test]
+    fn os_errors_keep_their_cause() {
+        let error =
+            Error::os("connect", "127.0.0.1:1", std::io::Error::from(std::io::ErrorKind::ConnectionRefused));
+        assert_eq!(error.kind(), ErrorKind::Unreachable);
+        assert!(std::error::Error::source(&error).is_some());
+    }
+}

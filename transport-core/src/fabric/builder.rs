@@ -1,0 +1,199 @@
+//! Opening a fabric.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use super::transport::OpenSettings;
+use super::{Fabric, FabricInner, Transport};
+use crate::control::{Bootstrap, ControlSettings, Identity, TcpBootstrap};
+use crate::spi::{Backend, DeviceInfo, DomainSetup};
+use crate::{Clock, Error, ErrorKind, Result, SystemClock};
+
+/// One transport to open: a backend, and which of its devices.
+#[derive(Clone)]
+pub struct TransportConfig {
+    pub(super) label: String,
+    pub(super) backend: Arc<dyn Backend>,
+    pub(super) devices: Option<Vec<DeviceInfo>>,
+}
+
+impl TransportConfig {
+    /// All devices the backend finds. Peers match transports by `label`.
+    pub fn new(label: impl Into<String>, backend: Arc<dyn Backend>) -> Self {
+        Self { label: label.into(), backend, devices: None }
+    }
+
+    /// These devices, each a rail.
+    pub fn devices(mut self, devices: Vec<DeviceInfo>) -> Self {
+        self.devices = Some(devices);
+        self
+    }
+}
+
+/// Settings of a fabric; [`FabricBuilder::open`] opens it.
+pub struct FabricBuilder {
+    transports: Vec<TransportConfig>,
+    clock: Arc<dyn Clock>,
+    seed: Option<u64>,
+    incarnation: Option<u64>,
+    caller_driven: bool,
+    max_operations: usize,
+    deadline: Duration,
+    settings: ControlSettings,
+    bootstrap: Arc<dyn Bootstrap>,
+}
+
+impl Default for FabricBuilder {
+    fn default() -> Self {
+        Self {
+            transports: Vec::new(),
+            clock: Arc::new(SystemClock::default()),
+            seed: None,
+            incarnation: None,
+            caller_driven: false,
+            max_operations: 4096,
+            deadline: Duration::from_secs(30),
+            settings: ControlSettings::default(),
+            bootstrap: Arc::new(TcpBootstrap::default()),
+        }
+    }
+}
+
+impl FabricBuilder {
+    /// The defaults, and no transport yet.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Adds a transport; the first added is preferred.
+    pub fn transport(mut self, transport: TransportConfig) -> Self {
+        self.transports.push(transport);
+        self
+    }
+
+    /// Where the engines take the time from.
+    pub fn clock(mut self, clock: Arc<dyn Clock>) -> Self {
+        self.clock = clock;
+        self
+    }
+
+    /// Seed of every random choice; a random one by default.
+    pub fn seed(mut self, seed: u64) -> Self {
+        self.seed = Some(seed);
+        self
+    }
+
+    /// The number of this opening; a random one by default.
+    pub fn incarnation(mut self, incarnation: u64) -> Self {
+        self.incarnation = Some(incarnation);
+        self
+    }
+
+    /// No worker threads: the caller drives the engines by [`Fabric::step`].
+    pub fn caller_driven(mut self) -> Self {
+        self.caller_driven = true;
+        self
+    }
+
+    /// Operations that may be under way at once, per transport. Default 4096.
+    pub fn max_operations(mut self, operations: usize) -> Self {
+        self.max_operations = operations;
+        self
+    }
+
+    /// Deadline of operations that state none. Default 30 s.
+    pub fn deadline(mut self, span: Duration) -> Self {
+        self.deadline = span;
+        self
+    }
+
+    /// How often we show peers that we live. Default 500 ms.
+    pub fn heartbeat(mut self, span: Duration) -> Self {
+        self.settings.heartbeat = span;
+        self
+    }
+
+    /// Silence after which a peer counts as dead. Default 3 s.
+    pub fn peer_timeout(mut self, span: Duration) -> Self {
+        self.settings.peer_timeout = span;
+        self
+    }
+
+    /// How peers find each other and exchange control frames. Default TCP.
+    pub fn bootstrap(mut self, bootstrap: Arc<dyn Bootstrap>) -> Self {
+        self.bootstrap = bootstrap;
+        self
+    }
+
+    /// Opens every transport and starts its worker.
+    pub fn open(self) -> Result<Fabric> {
+        self.check()?;
+        let seed = self.seed.map_or_else(|| random("open"), Ok)?;
+        let incarnation = self.incarnation.map_or_else(|| random("open"), Ok)?;
+        let mut transports = Vec::new();
+        for (position, config) in self.transports.iter().enumerate() {
+            let setup = DomainSetup {
+                clock: Arc::clone(&self.clock),
+                seed: seed.wrapping_add(position as u64),
+                incarnation,
+            };
+            let settings = OpenSettings {
+                position,
+                max_operations: self.max_operations,
+                caller_driven: self.caller_driven,
+            };
+            transports.push(Transport::open(config, &setup, settings)?);
+        }
+        static FABRICS: AtomicU64 = AtomicU64::new(1);
+        Ok(Fabric(Arc::new(FabricInner {
+            id: FABRICS.fetch_add(1, Ordering::Relaxed),
+            identity: Identity { incarnation, host: host_name() },
+            clock: self.clock,
+            default_deadline: self.deadline,
+            transports,
+            settings: self.settings,
+            bootstrap: self.bootstrap,
+            control: Mutex::new(None),
+            published: Mutex::new(HashMap::new()),
+            peers: Mutex::new(HashMap::new()),
+            next_region: AtomicU64::new(1),
+            closed: AtomicBool::new(false),
+        })))
+    }
+
+    fn check(&self) -> Result<()> {
+        let refuse = |why: String| Err(Error::new(ErrorKind::InvalidRequest, "open", why));
+        if self.transports.is_empty() {
+            return refuse("no transport was given; add at least one".into());
+        }
+        let labels: Vec<_> = self.transports.iter().map(|transport| transport.label.as_str()).collect();
+        if let Some(label) = labels.iter().find(|label| label.is_empty() || label.len() > 64) {
+            return refuse(format!("transport label {label:?}; 1 to 64 bytes are allowed"));
+        }
+        if let Some(position) = (1..labels.len()).find(|at| labels[..*at].contains(&labels[*at])) {
+            return refuse(format!(
+                "two transports are labelled {:?}; give each its own label",
+                labels[position]
+            ));
+        }
+        if self.settings.peer_timeout <= self.settings.heartbeat {
+            let (timeout, beat) = (self.settings.peer_timeout, self.settings.heartbeat);
+            return refuse(format!("peer_timeout {timeout:?} must be longer than heartbeat {beat:?}"));
+        }
+        Ok(())
+    }
+}
+
+fn random(operation: &'static str) -> Result<u64> {
+    getrandom::u64()
+        .map_err(|e| Error::new(ErrorKind::Io, operation, format!("the system gave no random number: {e}")))
+}
+
+fn host_name() -> String {
+    #[cfg(unix)]
+    return rustix::system::uname().nodename().to_string_lossy().into_owned();
+    #[cfg(not(unix))]
+    "localhost".to_owned()
+}

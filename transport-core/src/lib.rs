@@ -1,0 +1,44 @@
+//! Types, backend traits and engine of multirail; knows no backend.
+
+mod buffer;
+mod control;
+pub mod copy;
+mod descriptor;
+mod doorbell;
+mod engine;
+mod error;
+mod fabric;
+mod imm;
+mod link;
+mod memory;
+mod op;
+mod operations;
+mod options;
+mod pages;
+mod peer;
+mod plan;
+mod pool;
+mod region;
+mod remote;
+pub mod spi;
+mod sync;
+mod time;
+mod worker;
+
+pub use buffer::HostBuffer;
+pub use control::{Acceptor, Bootstrap, Channel, Listener, MAX_FRAME, RecvHalf, SendHalf, TcpBootstrap};
+pub use descriptor::Descriptor;
+pub use doorbell::{Bell, Doorbell};
+pub use engine::{Progress, RailCounters};
+pub use error::{Error, ErrorKind, Result};
+pub use fabric::{Fabric, FabricBuilder, TransportConfig, TransportInfo};
+pub use imm::{Expect, ImmCounter};
+pub use memory::{Access, Locality, Memory, MemoryKind};
+pub use op::{Cancel, Op, Outcome};
+pub use options::{ImmMode, ReadOptions, SendOptions, WriteOptions, imm_count};
+pub use pages::Pages;
+pub use peer::{Peer, PeerClosed, PeerId};
+pub use pool::{Message, NextMessage, RecvPool};
+pub use region::Region;
+pub use remote::RemoteRegion;
+pub use time::{Clock, SystemClock, Time, VirtualClock};

@@ -1,0 +1,153 @@
+//! The way to a peer over one transport, and the shortcut past its worker.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use crossbeam_utils::CachePadded;
+
+use crate::copy::{self, Way};
+use crate::engine::EngineHandle;
+use crate::options::WriteOptions;
+use crate::remote::RemoteInner;
+use crate::spi::{Capabilities, Direct, Domain, Operations, PeerSlot, WorkKind, WorkRequest};
+use crate::{Error, ErrorKind, Op, Outcome, Region, Result};
+
+/// The way to a peer over one transport.
+pub(crate) struct Link {
+    pub label: String,
+    pub engine: Arc<EngineHandle>,
+    /// The engine's number for it.
+    pub index: u32,
+    /// One per local rail, each paired with the peer's rail of the same position;
+    /// `None` where the peer has none.
+    pub rails: Vec<Option<PairedRail>>,
+    /// Why this transport does not reach the peer; then all rails are `None`.
+    pub refused: Option<String>,
+    /// Runs small requests in the calling thread.
+    pub direct: Option<Arc<dyn Direct>>,
+    /// The peer's slot for it.
+    pub direct_slot: u32,
+    /// Largest operation for `direct`.
+    pub max_direct: u64,
+    /// Operations handed to the worker and not ended: while there are any, small
+    /// ones queue behind them.
+    pub pending: CachePadded<AtomicU32>,
+}
+
+pub(crate) struct PairedRail {
+    pub domain: Arc<dyn Domain>,
+    pub slot: PeerSlot,
+}
+
+/// Offsets into both regions, checked.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Span {
+    pub local: u64,
+    pub remote: u64,
+    pub len: u64,
+}
+
+impl Link {
+    pub fn is_up(&self) -> bool {
+        self.refused.is_none()
+    }
+
+    /// An operation was handed to the worker.
+    #[inline]
+    pub fn operation_begins(&self) {
+        self.pending.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// The worker is done with an operation.
+    pub fn operation_ended(&self) {
+        self.pending.fetch_sub(1, Ordering::Release);
+    }
+
+    /// Nothing is queued for the worker, so a request may run ahead of it.
+    #[inline]
+    pub fn is_quiet(&self) -> bool {
+        self.pending.load(Ordering::Acquire) == 0
+    }
+
+    pub fn capabilities(&self) -> Option<&Capabilities> {
+        self.rails.iter().flatten().next().map(|rail| rail.domain.capabilities())
+    }
+}
+
+impl Link {
+    /// Runs a small request in this thread, if nothing of the peer's is queued.
+    #[inline]
+    pub fn run_now(
+        &self,
+        region: &Region,
+        remote: &RemoteInner,
+        span: Span,
+        kind: WorkKind,
+        options: &WriteOptions,
+    ) -> Option<Op> {
+        let way = remote.shortcut.as_ref().filter(|way| span.len <= way.max && self.is_quiet())?;
+        let request = WorkRequest {
+            id: 0,
+            peer: way.slot,
+            kind,
+            local: region.0.start.wrapping_add(span.local as usize),
+            lkey: 0,
+            len: span.len,
+            remote: way.base.wrapping_add(span.remote),
+            rkey: way.rkey,
+            imm: options.imm,
+            way: copy::way(span.len, options.locality),
+        };
+        // SAFETY: the local range was checked and `region` lives through the call;
+        // `way.import` is where `rkey` came from.
+        let result = unsafe { way.direct.run(&request, Some(&*way.import)) }?;
+        Some(self.ran(result, span.len))
+    }
+
+    /// The same for what addresses no region.
+    pub fn run_message(&self, kind: WorkKind, local: *mut u8, len: u64, imm: Option<u32>) -> Option<Op> {
+        let direct = self.direct.as_ref().filter(|_| len <= self.max_direct && self.is_quiet())?;
+        let request = WorkRequest {
+            id: 0,
+            peer: PeerSlot(self.direct_slot),
+            kind,
+            local,
+            lkey: 0,
+            len,
+            remote: 0,
+            rkey: 0,
+            imm,
+            way: Way::Plain,
+        };
+        // SAFETY: `local` is valid for `len` bytes: checked by the caller against a
+        // region that lives through the call.
+        let result = unsafe { direct.run(&request, None) }?;
+        Some(self.ran(result, len))
+    }
+
+    #[inline]
+    fn ran(&self, result: Result<()>, bytes: u64) -> Op {
+        self.engine.counts[0].direct(1, bytes);
+        Op::ready(result.map(|()| Outcome { bytes, ..Outcome::default() }))
+    }
+
+    /// Refuses what the transport cannot do.
+    pub fn require(
+        &self,
+        operation: Operations,
+        imm: Option<u32>,
+        name: &'static str,
+    ) -> Result<&Capabilities> {
+        let Some(caps) = self.capabilities() else {
+            return Err(Error::new(ErrorKind::Unreachable, name, "no rail reaches the peer"));
+        };
+        if !caps.operations.contains(operation) || (imm.is_some() && caps.imm_bytes < 4) {
+            let why = format!(
+                "transport {} cannot: it offers {:?} and {} bytes of imm",
+                self.label, caps.operations, caps.imm_bytes
+            );
+            return Err(Error::new(ErrorKind::Unsupported, name, why));
+        }
+        Ok(caps)
+    }
+}

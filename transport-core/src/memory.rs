@@ -1,0 +1,74 @@
+//! Who owns bytes a device may touch, and what may be done with them.
+
+#[cfg(unix)]
+use std::os::fd::BorrowedFd;
+
+bitflags::bitflags! {
+    /// What peers may do with a registered region. The owner may always read
+    /// from and receive into it.
+    #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+    pub struct Access: u32 {
+        /// Peers may write.
+        const REMOTE_WRITE = 1;
+        /// Peers may read.
+        const REMOTE_READ = 2;
+    }
+}
+
+impl Access {
+    /// No peer may touch it: sources and receive buffers.
+    pub const LOCAL: Self = Self::empty();
+}
+
+/// Where memory lives.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
+#[non_exhaustive]
+pub enum MemoryKind {
+    /// The host's memory.
+    Host,
+    /// A CUDA device's memory.
+    Cuda {
+        /// The device's ordinal.
+        device: u32,
+    },
+}
+
+/// What the caller knows about the caches. A hint: it changes speed, never bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Hash)]
+pub enum Locality {
+    /// Decide by size.
+    #[default]
+    Auto,
+    /// Neither side is in a cache, nor will be read soon: copies stream.
+    Cold,
+}
+
+/// The owner of a range of memory.
+///
+/// # Safety
+/// While the value lives: `as_ptr` is the same address at every call, `len` bytes
+/// from it are mapped and writable, and nobody holds a Rust reference into them.
+pub unsafe trait Memory: Send + Sync {
+    /// The first byte.
+    fn as_ptr(&self) -> *mut u8;
+
+    /// Bytes.
+    fn len(&self) -> usize;
+
+    /// Whether there are no bytes.
+    fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Where the bytes live.
+    fn kind(&self) -> MemoryKind {
+        MemoryKind::Host
+    }
+
+    /// A shareable file that holds exactly these bytes, sealed against resizing.
+    /// Processes of this host then map it instead of going through the kernel.
+    #[cfg(unix)]
+    fn shared_file(&self) -> Option<BorrowedFd<'_>> {
+        None
+    }
+}

@@ -1,0 +1,212 @@
+//! Operations as their submitter sees them: [`Op`], its outcome, its cancel.
+
+mod table;
+mod wait;
+
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+pub(crate) use table::{OpId, OpTable};
+pub(crate) use wait::block_on;
+
+use crate::engine::EngineHandle;
+use crate::{Error, ErrorKind, PeerId, Result};
+
+/// What an operation did.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[non_exhaustive]
+pub struct Outcome {
+    /// Bytes moved; for a receive, bytes of the message.
+    pub bytes: u64,
+    /// Work requests it took; 0 for what ran in the calling thread, and for receives.
+    pub work_requests: u64,
+    /// Who sent the message (receives only).
+    pub peer: Option<PeerId>,
+    /// The message's immediate data (receives only).
+    pub imm: Option<u32>,
+}
+
+/// A submitted operation. It runs whether or not it is polled.
+///
+/// Dropping it requests a cancel and returns at once: the memory it uses stays
+/// held until the hardware is done with it. [`Op::detach`] lets it run instead.
+#[must_use = "dropping an operation cancels it; await it, or call detach()"]
+pub struct Op(State);
+
+enum State {
+    /// Ran in the calling thread.
+    Ready(Result<Outcome>),
+    /// Known to an engine.
+    Pending(Pending),
+    /// The result was handed out.
+    Taken,
+}
+
+struct Pending {
+    engine: Arc<EngineHandle>,
+    id: OpId,
+    answered: bool,
+    cancel_on_drop: bool,
+}
+
+impl Op {
+    pub(crate) fn ready(result: Result<Outcome>) -> Self {
+        Self(State::Ready(result))
+    }
+
+    pub(crate) fn pending(engine: Arc<EngineHandle>, id: OpId) -> Self {
+        Self(State::Pending(Pending { engine, id, answered: false, cancel_on_drop: true }))
+    }
+
+    /// Lets the operation run to its end with nobody waiting.
+    pub fn detach(mut self) {
+        if let State::Pending(pending) = &mut self.0 {
+            pending.cancel_on_drop = false;
+        }
+    }
+
+    /// The result if it is there; `None` before, and after it was handed out.
+    #[inline]
+    pub fn try_result(&mut self) -> Option<Result<Outcome>> {
+        self.take_ready().or_else(|| self.try_pending())
+    }
+
+    /// Blocks until the result is there, at most `limit`; then the error is
+    /// `DeadlineExceeded`, the operation goes on, and `wait` may be called again.
+    ///
+    /// On a caller-driven fabric it drives the engine meanwhile.
+    #[inline]
+    pub fn wait(&mut self, limit: Duration) -> Result<Outcome> {
+        match self.take_ready() {
+            Some(result) => result,
+            None => self.wait_pending(limit),
+        }
+    }
+
+    #[inline]
+    fn take_ready(&mut self) -> Option<Result<Outcome>> {
+        if !matches!(self.0, State::Ready(_)) {
+            return None;
+        }
+        match std::mem::replace(&mut self.0, State::Taken) {
+            State::Ready(result) => Some(result),
+            _ => None,
+        }
+    }
+
+    fn try_pending(&mut self) -> Option<Result<Outcome>> {
+        let State::Pending(pending) = &mut self.0 else { return None };
+        if pending.answered {
+            return None;
+        }
+        let result = pending.engine.table.try_result(pending.id);
+        pending.answered = result.is_some();
+        result
+    }
+
+    #[cold]
+    fn wait_pending(&mut self, limit: Duration) -> Result<Outcome> {
+        if let Some(result) = self.try_pending() {
+            return result;
+        }
+        let State::Pending(pending) = &self.0 else { return Err(taken()) };
+        let engine = Arc::clone(&pending.engine);
+        block_on(&mut *self, limit, || engine.drive()).unwrap_or_else(|| {
+            Err(Error::new(
+                ErrorKind::DeadlineExceeded,
+                "wait",
+                format!("no result within {limit:?}; the operation goes on"),
+            ))
+        })
+    }
+
+    /// Requests a cancel; the future returns once no byte can move any more,
+    /// with the outcome if the operation was faster.
+    ///
+    /// Work that is posted cannot be recalled: it is awaited, and at the
+    /// operation's deadline the backend's abort scope is torn down.
+    pub fn cancel(mut self) -> Cancel {
+        let early = self.try_result();
+        let pending = match std::mem::replace(&mut self.0, State::Taken) {
+            State::Pending(pending) => {
+                pending.engine.cancel(pending.id);
+                Some(pending)
+            }
+            _ => None,
+        };
+        Cancel { early, pending }
+    }
+}
+
+impl Future for Op {
+    type Output = Result<Outcome>;
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        if let State::Pending(pending) = &mut self.0 {
+            if pending.answered {
+                return Poll::Ready(Err(taken()));
+            }
+            let polled = pending.engine.table.poll_result(pending.id, context);
+            pending.answered = polled.is_ready();
+            return polled;
+        }
+        Poll::Ready(self.try_result().unwrap_or_else(|| Err(taken())))
+    }
+}
+
+impl Drop for Pending {
+    #[cold]
+    fn drop(&mut self) {
+        if self.cancel_on_drop && !self.engine.table.is_answered(self.id) {
+            self.engine.cancel(self.id);
+        }
+        self.engine.table.release(self.id);
+    }
+}
+
+/// The future of [`Op::cancel`].
+#[must_use = "the cancel is requested, but only the awaited future says when no byte can move"]
+pub struct Cancel {
+    early: Option<Result<Outcome>>,
+    pending: Option<Pending>,
+}
+
+impl Cancel {
+    /// Blocks until no byte can move any more, at most `limit`.
+    pub fn wait(&mut self, limit: Duration) -> Result<Outcome> {
+        let Some(pending) = &self.pending else { return self.early.take().unwrap_or_else(|| Err(taken())) };
+        let engine = Arc::clone(&pending.engine);
+        block_on(&mut *self, limit, || engine.drive()).unwrap_or_else(|| {
+            Err(Error::new(
+                ErrorKind::DeadlineExceeded,
+                "cancel",
+                format!("bytes may still move after {limit:?}; wait again"),
+            ))
+        })
+    }
+}
+
+impl Future for Cancel {
+    type Output = Result<Outcome>;
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        if let Some(pending) = &self.pending {
+            if pending.engine.table.poll_quiet(pending.id, context).is_pending() {
+                return Poll::Pending;
+            }
+            if self.early.is_none() {
+                self.early = pending.engine.table.try_result(pending.id);
+            }
+            self.pending = None;
+        }
+        Poll::Ready(self.early.take().unwrap_or_else(|| Err(taken())))
+    }
+}
+
+#[cold]
+fn taken() -> Error {
+    Error::new(ErrorKind::Closed, "poll", "the operation's result was handed out before")
+}

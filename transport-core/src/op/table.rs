@@ -1,0 +1,184 @@
+//! Where an operation lives between its submission and its last completion.
+//!
+//! A slot has two owners: the *waiter* (an [`Op`](super::Op)) and the *engine*.
+//! The engine answers once, and says separately when no byte can move any more
+//! (quiet). The waiter lets go whenever it likes. Whoever lets go second frees
+//! the slot, so neither a dropped future nor an early answer can free what the
+//! hardware may still touch: that is kept by the engine under the same index.
+
+use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed};
+use std::task::{Context, Poll};
+
+use crossbeam_queue::ArrayQueue;
+
+use super::Outcome;
+use crate::sync::{AtomicU64, UnsafeCell, WakerCell};
+use crate::{Error, Result};
+
+/// A slot and the generation in which it was filled.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) struct OpId {
+    pub index: u32,
+    pub generation: u32,
+}
+
+/// The result is there; only the waiter may take it.
+const ANSWERED: u64 = 1;
+/// The engine is done: no byte can move, nothing will be written here.
+const QUIET: u64 = 2;
+/// The waiter is gone and will not look again.
+const RELEASED: u64 = 4;
+/// Generations start above the flags.
+const GENERATION_SHIFT: u32 = 32;
+
+struct Slot {
+    /// `generation << 32 | flags`.
+    state: AtomicU64,
+    waker: WakerCell,
+    result: UnsafeCell<Option<Result<Outcome>>>,
+}
+
+/// All slots of an engine.
+pub(crate) struct OpTable {
+    slots: Box<[Slot]>,
+    free: ArrayQueue<u32>,
+}
+
+// SAFETY: `result` is the only field that is not Sync. The engine writes it before
+// it sets ANSWERED, the waiter takes it after it saw ANSWERED, and whoever frees
+// the slot clears it after both let go: three phases ordered by `state`.
+unsafe impl Sync for OpTable {}
+// SAFETY: as above; results are Send.
+unsafe impl Send for OpTable {}
+
+impl OpTable {
+    pub fn new(capacity: usize) -> Self {
+        let capacity = capacity.clamp(1, 1 << 24);
+        let free = ArrayQueue::new(capacity);
+        let slots = (0..capacity)
+            .map(|index| {
+                let _ = free.push(index as u32);
+                Slot { state: AtomicU64::new(0), waker: WakerCell::new(), result: UnsafeCell::new(None) }
+            })
+            .collect();
+        Self { slots, free }
+    }
+
+    pub fn capacity(&self) -> usize {
+        self.slots.len()
+    }
+
+    /// Takes a slot; `None` when all are in use.
+    pub fn insert(&self) -> Option<OpId> {
+        let index = self.free.pop()?;
+        let state = self.slots[index as usize].state.load(Relaxed);
+        Some(OpId { index, generation: (state >> GENERATION_SHIFT) as u32 })
+    }
+
+    /// Slots in use.
+    #[cfg(test)]
+    pub fn in_use(&self) -> usize {
+        self.slots.len() - self.free.len()
+    }
+
+    // ---- the engine's side ----
+
+    /// Publishes the result, once. Later answers of the same slot are ignored.
+    pub fn answer(&self, id: OpId, result: Result<Outcome>) {
+        let slot = self.slot(id);
+        if slot.state.load(Relaxed) & ANSWERED != 0 {
+            return;
+        }
+        // SAFETY: not ANSWERED and not QUIET, so neither the waiter nor a freeing
+        // party touches the cell, and the engine is one thread.
+        slot.result.with_mut(|cell| unsafe { *cell = Some(result) });
+        slot.state.fetch_or(ANSWERED, AcqRel);
+        slot.waker.wake();
+    }
+
+    pub fn is_answered(&self, id: OpId) -> bool {
+        self.slot(id).state.load(Acquire) & ANSWERED != 0
+    }
+
+    /// Says that no byte can move any more. The engine forgets `id` after this.
+    pub fn quiet(&self, id: OpId) {
+        let slot = self.slot(id);
+        let before = slot.state.fetch_or(QUIET, AcqRel);
+        if before & RELEASED != 0 {
+            self.free(id);
+        } else {
+            // Should the waiter let go just now and the slot be filled anew, this
+            // wakes a stranger for nothing: it looks, and registers again.
+            slot.waker.wake();
+        }
+    }
+
+    // ---- the waiter's side ----
+
+    /// The result, once it is there. At most one `Ready` per operation.
+    pub fn poll_result(&self, id: OpId, context: &mut Context<'_>) -> Poll<Result<Outcome>> {
+        self.poll_flag(id, ANSWERED, context).map(|()| self.take(id))
+    }
+
+    /// The result if it is there.
+    pub fn try_result(&self, id: OpId) -> Option<Result<Outcome>> {
+        self.is_answered(id).then(|| self.take(id))
+    }
+
+    /// Ready once no byte can move any more.
+    pub fn poll_quiet(&self, id: OpId, context: &mut Context<'_>) -> Poll<()> {
+        self.poll_flag(id, QUIET, context)
+    }
+
+    /// The waiter lets go. It must not use `id` after this.
+    pub fn release(&self, id: OpId) {
+        let before = self.slot(id).state.fetch_or(RELEASED, AcqRel);
+        if before & QUIET != 0 {
+            self.free(id);
+        }
+    }
+
+    fn poll_flag(&self, id: OpId, flag: u64, context: &mut Context<'_>) -> Poll<()> {
+        let slot = self.slot(id);
+        if slot.state.load(Acquire) & flag != 0 {
+            return Poll::Ready(());
+        }
+        slot.waker.register(context.waker());
+        match slot.state.load(Acquire) & flag {
+            0 => Poll::Pending,
+            _ => Poll::Ready(()),
+        }
+    }
+
+    fn take(&self, id: OpId) -> Result<Outcome> {
+        // SAFETY: ANSWERED was seen, so the engine writes no more; the waiter is
+        // one value and has not released the slot.
+        let result = self.slot(id).result.with_mut(|cell| unsafe { (*cell).take() });
+        result.unwrap_or_else(|| {
+            Err(Error::new(crate::ErrorKind::Closed, "poll", "the result was taken before"))
+        })
+    }
+
+    fn free(&self, id: OpId) {
+        let slot = self.slot(id);
+        // SAFETY: both owners have let go, and this is the second of them.
+        slot.result.with_mut(|cell| unsafe { *cell = None });
+        slot.waker.clear();
+        slot.state.store(u64::from(id.generation.wrapping_add(1)) << GENERATION_SHIFT, Relaxed);
+        let pushed = self.free.push(id.index);
+        debug_assert!(pushed.is_ok(), "a slot was freed twice");
+    }
+
+    fn slot(&self, id: OpId) -> &Slot {
+        let slot = &self.slots[id.index as usize];
+        debug_assert_eq!(
+            (slot.state.load(Relaxed) >> GENERATION_SHIFT) as u32,
+            id.generation,
+            "stale operation id"
+        );
+        slot
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,123 @@
+//! Who may free a slot, and when: exhaustively under loom, by threads otherwise.
+
+use std::sync::Arc;
+use std::task::{Context, Poll, Wake, Waker};
+
+use super::{OpId, OpTable};
+use crate::{ErrorKind, Outcome};
+
+fn outcome(bytes: u64) -> crate::Result<Outcome> {
+    Ok(Outcome { bytes, ..Outcome::default() })
+}
+
+struct Nobody;
+
+impl Wake for Nobody {
+    fn wake(self: Arc<Self>) {}
+}
+
+fn waker() -> Waker {
+    Waker::from(Arc::new(Nobody))
+}
+
+/// The engine's part: answers, then says that nothing moves any more.
+fn engine_side(table: &OpTable, id: OpId) {
+    table.answer(id, outcome(7));
+    table.quiet(id);
+}
+
+/// A waiter that looks once and lets go, whatever it saw.
+fn impatient_waiter(table: &OpTable, id: OpId) {
+    let waker = waker();
+    if let Poll::Ready(result) = table.poll_result(id, &mut Context::from_waker(&waker)) {
+        assert_eq!(result.unwrap().bytes, 7);
+    }
+    table.release(id);
+}
+
+#[cfg(multirail_loom)]
+mod exhaustive {
+    use super::*;
+
+    #[test]
+    fn drop_races_answer_and_quiet() {
+        loom::model(|| {
+            let table = Arc::new(OpTable::new(1));
+            let id = table.insert().unwrap();
+            let engine = Arc::clone(&table);
+            let engine = loom::thread::spawn(move || engine_side(&engine, id));
+            impatient_waiter(&table, id);
+            engine.join().unwrap();
+            assert_eq!(table.in_use(), 0, "the second to let go frees the slot");
+            assert_ne!(table.insert().unwrap(), id, "a slot comes back with another generation");
+        });
+    }
+
+    #[test]
+    fn a_waiting_task_is_woken() {
+        loom::model(|| {
+            let table = Arc::new(OpTable::new(1));
+            let id = table.insert().unwrap();
+            let engine = Arc::clone(&table);
+            let engine = loom::thread::spawn(move || engine_side(&engine, id));
+            let waiting = Arc::clone(&table);
+            let result = loom::future::block_on(std::future::poll_fn(move |cx| waiting.poll_result(id, cx)));
+            assert_eq!(result.unwrap().bytes, 7);
+            let quiet = Arc::clone(&table);
+            loom::future::block_on(std::future::poll_fn(move |cx| quiet.poll_quiet(id, cx)));
+            table.release(id);
+            engine.join().unwrap();
+            assert_eq!(table.in_use(), 0);
+        });
+    }
+}
+
+#[cfg(not(multirail_loom))]
+mod threaded {
+    use super::*;
+
+    #[test]
+    fn every_slot_comes_back() {
+        let rounds = if cfg!(miri) { 20 } else { 20_000 };
+        let table = Arc::new(OpTable::new(4));
+        let (send, receive) = std::sync::mpsc::channel::<OpId>();
+        let engine = Arc::clone(&table);
+        let engine = std::thread::spawn(move || receive.iter().for_each(|id| engine_side(&engine, id)));
+        for _ in 0..rounds {
+            let id = loop {
+                match table.insert() {
+                    Some(id) => break id,
+                    None => std::thread::yield_now(),
+                }
+            };
+            send.send(id).unwrap();
+            impatient_waiter(&table, id);
+        }
+        drop(send);
+        engine.join().unwrap();
+        assert_eq!(table.in_use(), 0);
+    }
+
+    #[test]
+    fn the_first_answer_stays_and_memory_is_held_until_quiet() {
+        let table = OpTable::new(1);
+        let id = table.insert().unwrap();
+        table.answer(id, Err(crate::Error::new(ErrorKind::DeadlineExceeded, "write", "late")));
+        table.answer(id, outcome(7));
+        assert_eq!(table.try_result(id).unwrap().unwrap_err().kind(), ErrorKind::DeadlineExceeded);
+        table.release(id);
+        assert_eq!(table.in_use(), 1, "answered and dropped, but the engine still holds memory");
+        table.quiet(id);
+        assert_eq!(table.in_use(), 0);
+    }
+
+    #[test]
+    fn a_full_table_says_so() {
+        let table = OpTable::new(2);
+        let ids = [table.insert().unwrap(), table.insert().unwrap()];
+        assert!(table.insert().is_none());
+        table.release(ids[0]);
+        engine_side(&table, ids[0]);
+        assert_eq!(table.insert().unwrap().index, ids[0].index);
+    }
+}

@@ -1,0 +1,262 @@
+//! The operations of a peer: checked once here, then run at once or submitted.
+
+use std::ops::Range;
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::engine::{Submission, Work};
+use crate::link::{Link, Span};
+use crate::options::{ImmMode, PER_WR_UNIT, ReadOptions, SendOptions, WriteOptions};
+use crate::pages::Pages;
+use crate::peer::PeerInner;
+use crate::plan::Shape;
+use crate::remote::RemoteInner;
+use crate::spi::{Capabilities, Operations, WorkKind};
+use crate::{Access, Error, ErrorKind, Op, Peer, Region, RemoteRegion, Result};
+
+impl Peer {
+    /// Writes a range of `src` to `offset` bytes into `dst`.
+    ///
+    /// The operation resolves when the bytes are visible at the target.
+    /// Errors before submission: `OutOfBounds`, `RemoteAccess`, `Revoked`,
+    /// `PeerDied`, `InvalidRequest` (an empty range), `Busy`.
+    #[inline]
+    pub fn write(&self, src: &Region, range: Range<usize>, dst: &RemoteRegion, offset: usize) -> Result<Op> {
+        self.write_with(src, range, dst, offset, &WriteOptions::DEFAULT)
+    }
+
+    /// As [`Peer::write`], with options.
+    pub fn write_with(
+        &self,
+        src: &Region,
+        range: Range<usize>,
+        dst: &RemoteRegion,
+        offset: usize,
+        options: &WriteOptions,
+    ) -> Result<Op> {
+        let (local, len) = src.0.check(range, "write")?;
+        if len == 0 && options.imm.is_none() {
+            return Err(empty("write"));
+        }
+        dst.0.check(offset as u64, len, Access::REMOTE_WRITE, "write")?;
+        let link = self.0.link_to(src, &dst.0, "write")?;
+        let span = Span { local, remote: offset as u64, len };
+        if let Some(op) = link.run_now(src, &dst.0, span, WorkKind::Write, options) {
+            return Ok(op);
+        }
+        let caps = link.require(Operations::WRITE, options.imm, "write")?;
+        let chunk = match (options.imm, options.imm_mode) {
+            (Some(_), ImmMode::PerWr) => per_wr_chunk(caps)?,
+            _ => Shape::chunk_for(len, caps.chunk, caps.max_write),
+        };
+        let shape = Shape::Range { local, remote: offset as u64, len, chunk };
+        self.0.submit(link, options.work(shape, src, dst), options.deadline, "write")
+    }
+
+    /// Delivers immediate data alone, without bytes.
+    pub fn write_imm(&self, imm: u32) -> Result<Op> {
+        self.0.check_alive()?;
+        let link = self.0.first_link("write_imm")?;
+        link.require(Operations::WRITE_IMM, Some(imm), "write_imm")?;
+        if let Some(op) = link.run_message(WorkKind::Write, std::ptr::null_mut(), 0, Some(imm)) {
+            return Ok(op);
+        }
+        let shape = Shape::Range { local: 0, remote: 0, len: 0, chunk: 1 };
+        let work = Work {
+            kind: WorkKind::Write,
+            shape,
+            local: None,
+            remote: None,
+            imm: Some(imm),
+            imm_mode: ImmMode::Last,
+            locality: Default::default(),
+        };
+        self.0.submit(link, work, None, "write_imm")
+    }
+
+    /// Writes pages of `page` bytes: the i-th of `from` in `src` to the i-th of `to` in `dst`.
+    pub fn write_pages(
+        &self,
+        src: &Region,
+        from: &Pages,
+        dst: &RemoteRegion,
+        to: &Pages,
+        page: usize,
+    ) -> Result<Op> {
+        self.write_pages_with(src, from, dst, to, page, &WriteOptions::DEFAULT)
+    }
+
+    /// As [`Peer::write_pages`], with options.
+    pub fn write_pages_with(
+        &self,
+        src: &Region,
+        from: &Pages,
+        dst: &RemoteRegion,
+        to: &Pages,
+        page: usize,
+        options: &WriteOptions,
+    ) -> Result<Op> {
+        let page = page as u64;
+        let count = u32::try_from(from.len()).unwrap_or(u32::MAX);
+        if page == 0 || from.is_empty() || from.len() != to.len() || count == u32::MAX {
+            let why = format!(
+                "{} source and {} destination pages of {page} bytes; both lists need the same length, and neither may be empty",
+                from.len(),
+                to.len()
+            );
+            return Err(Error::new(ErrorKind::InvalidRequest, "write_pages", why));
+        }
+        from.check(page, src.0.len, "source")?;
+        to.check(page, dst.0.len, "destination")?;
+        dst.0.check(0, page, Access::REMOTE_WRITE, "write_pages")?;
+        let link = self.0.link_to(src, &dst.0, "write_pages")?;
+        let caps = link.require(Operations::WRITE, options.imm, "write_pages")?;
+        if page > caps.max_write {
+            let why =
+                format!("a page of {page} bytes; this transport writes at most {} at once", caps.max_write);
+            return Err(Error::new(ErrorKind::TooLarge, "write_pages", why));
+        }
+        let shape = Shape::Pages { local: from.layout(page), remote: to.layout(page), page, count };
+        self.0.submit(link, options.work(shape, src, dst), options.deadline, "write_pages")
+    }
+
+    /// Reads from `offset` bytes into `src` to a range of `dst`.
+    pub fn read(&self, dst: &Region, range: Range<usize>, src: &RemoteRegion, offset: usize) -> Result<Op> {
+        self.read_with(dst, range, src, offset, &ReadOptions::default())
+    }
+
+    /// As [`Peer::read`], with options.
+    pub fn read_with(
+        &self,
+        dst: &Region,
+        range: Range<usize>,
+        src: &RemoteRegion,
+        offset: usize,
+        options: &ReadOptions,
+    ) -> Result<Op> {
+        let (local, len) = dst.0.check(range, "read")?;
+        if len == 0 {
+            return Err(empty("read"));
+        }
+        src.0.check(offset as u64, len, Access::REMOTE_READ, "read")?;
+        let link = self.0.link_to(dst, &src.0, "read")?;
+        let write_options = WriteOptions { locality: options.locality, ..WriteOptions::DEFAULT };
+        let span = Span { local, remote: offset as u64, len };
+        if let Some(op) = link.run_now(dst, &src.0, span, WorkKind::Read, &write_options) {
+            return Ok(op);
+        }
+        let caps = link.require(Operations::READ, None, "read")?;
+        let chunk = Shape::chunk_for(len, caps.chunk, caps.max_write);
+        let shape = Shape::Range { local, remote: offset as u64, len, chunk };
+        let work = Work { kind: WorkKind::Read, ..write_options.work(shape, dst, src) };
+        self.0.submit(link, work, options.deadline, "read")
+    }
+
+    /// Sends a range of `src` as one message into a receive the peer has posted.
+    /// Without one it waits there, until the deadline.
+    pub fn send(&self, src: &Region, range: Range<usize>) -> Result<Op> {
+        self.send_with(src, range, &SendOptions::default())
+    }
+
+    /// As [`Peer::send`], with options.
+    pub fn send_with(&self, src: &Region, range: Range<usize>, options: &SendOptions) -> Result<Op> {
+        let (local, len) = src.0.check(range, "send")?;
+        self.0.check_alive()?;
+        let link = self.0.first_link("send")?;
+        self.0.same_fabric(src, "send")?;
+        let caps = link.require(Operations::SEND, options.imm, "send")?;
+        if len > caps.max_message {
+            let why = format!("a message of {len} bytes; at most {}: use write for more", caps.max_message);
+            return Err(Error::new(ErrorKind::TooLarge, "send", why));
+        }
+        let start = src.0.start.wrapping_add(local as usize);
+        if let Some(op) = link.run_message(WorkKind::Send, start, len, options.imm) {
+            return Ok(op);
+        }
+        let shape = Shape::Range { local, remote: 0, len, chunk: len.max(1) };
+        let work = Work {
+            kind: WorkKind::Send,
+            shape,
+            local: Some(Arc::clone(&src.0)),
+            remote: None,
+            imm: options.imm,
+            imm_mode: ImmMode::Last,
+            locality: Default::default(),
+        };
+        self.0.submit(link, work, options.deadline, "send")
+    }
+
+    /// The largest message `send` takes, in bytes; 0 if the transport has none.
+    pub fn max_message(&self) -> u64 {
+        let link = self.0.links.iter().find(|link| link.is_up());
+        link.and_then(Link::capabilities).map_or(0, |caps| caps.max_message)
+    }
+}
+
+impl PeerInner {
+    /// The link that `remote` was imported for, after the checks every access shares.
+    #[inline]
+    fn link_to(&self, region: &Region, remote: &RemoteInner, operation: &'static str) -> Result<&Link> {
+        if remote.peer != self.id {
+            return Err(foreign(operation, "the remote region was imported for another peer"));
+        }
+        self.same_fabric(region, operation)?;
+        self.check_alive()?;
+        Ok(&self.links[remote.route])
+    }
+
+    #[inline]
+    fn same_fabric(&self, region: &Region, operation: &'static str) -> Result<()> {
+        if region.0.fabric_id != self.fabric_id {
+            return Err(foreign(operation, "the local region belongs to another fabric"));
+        }
+        Ok(())
+    }
+
+    fn first_link(&self, operation: &'static str) -> Result<&Link> {
+        self.links
+            .iter()
+            .find(|link| link.is_up())
+            .ok_or_else(|| Error::new(ErrorKind::Unreachable, operation, "no transport is up"))
+    }
+
+    fn submit(
+        self: &Arc<Self>,
+        link: &Link,
+        work: Work,
+        deadline: Option<Duration>,
+        operation: &'static str,
+    ) -> Result<Op> {
+        let fabric = self
+            .fabric
+            .upgrade()
+            .ok_or_else(|| Error::new(ErrorKind::Closed, operation, "the fabric is closed"))?;
+        let deadline = fabric.deadline(deadline);
+        let id = link.engine.insert(operation)?;
+        link.operation_begins();
+        link.engine.submit(Submission { id, peer: Arc::clone(self), deadline, work });
+        Ok(Op::pending(Arc::clone(&link.engine), id))
+    }
+}
+
+/// Pieces of a `PerWr` write have one size everywhere, so that both sides can count.
+fn per_wr_chunk(caps: &Capabilities) -> Result<u64> {
+    if caps.max_write < PER_WR_UNIT {
+        let why = format!(
+            "this transport writes {} bytes at once, PerWr needs {PER_WR_UNIT}; write pages instead",
+            caps.max_write
+        );
+        return Err(Error::new(ErrorKind::Unsupported, "write", why));
+    }
+    Ok(PER_WR_UNIT)
+}
+
+#[cold]
+fn empty(operation: &'static str) -> Error {
+    Error::new(ErrorKind::InvalidRequest, operation, "an empty range; for an imm alone use write_imm")
+}
+
+#[cold]
+fn foreign(operation: &'static str, why: &'static str) -> Error {
+    Error::new(ErrorKind::InvalidRequest, operation, why)
+}

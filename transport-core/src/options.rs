@@ -1,0 +1,142 @@
+//! What may be said about an operation beyond its bytes.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::engine::Work;
+use crate::plan::Shape;
+use crate::spi::WorkKind;
+use crate::{Locality, Region, RemoteRegion};
+
+/// Bytes per work request of a single write with [`ImmMode::PerWr`]: fixed, so
+/// that the receiver can compute the number of imms from the length alone.
+pub(crate) const PER_WR_UNIT: u64 = 1 << 20;
+
+/// When immediate data is delivered.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum ImmMode {
+    /// Once, after every byte of the operation is visible at the target.
+    #[default]
+    Last,
+    /// With every work request: one per page of a paged write, and as many as
+    /// [`imm_count`] says for a single write. No order among them.
+    PerWr,
+}
+
+/// The number of imms a single write of `len` bytes delivers in [`ImmMode::PerWr`]:
+/// one per started MiB, at least one.
+pub fn imm_count(len: u64) -> u64 {
+    len.div_ceil(PER_WR_UNIT).max(1)
+}
+
+/// Options of writes.
+#[derive(Debug, Clone, Default)]
+#[non_exhaustive]
+pub struct WriteOptions {
+    /// Immediate data for the target.
+    pub imm: Option<u32>,
+    /// When it is delivered.
+    pub imm_mode: ImmMode,
+    /// Time until the operation fails; `None` takes the fabric's default.
+    pub deadline: Option<Duration>,
+    /// What the caller knows about the caches.
+    pub locality: Locality,
+}
+
+impl WriteOptions {
+    pub(crate) const DEFAULT: Self =
+        Self { imm: None, imm_mode: ImmMode::Last, deadline: None, locality: Locality::Auto };
+
+    /// No imm, the default deadline.
+    pub fn new() -> Self {
+        Self::DEFAULT
+    }
+
+    /// Delivers `imm` to the target.
+    pub fn imm(mut self, imm: u32) -> Self {
+        self.imm = Some(imm);
+        self
+    }
+
+    /// Delivers the imm with every work request.
+    pub fn per_wr(mut self) -> Self {
+        self.imm_mode = ImmMode::PerWr;
+        self
+    }
+
+    /// Fails the operation after `span`.
+    pub fn deadline(mut self, span: Duration) -> Self {
+        self.deadline = Some(span);
+        self
+    }
+
+    /// Neither side is in a cache: copies stream past it.
+    pub fn cold(mut self) -> Self {
+        self.locality = Locality::Cold;
+        self
+    }
+
+    pub(crate) fn work(&self, shape: Shape, local: &Region, remote: &RemoteRegion) -> Work {
+        Work {
+            kind: WorkKind::Write,
+            shape,
+            local: Some(Arc::clone(&local.0)),
+            remote: Some(Arc::clone(&remote.0)),
+            imm: self.imm,
+            imm_mode: self.imm_mode,
+            locality: self.locality,
+        }
+    }
+}
+
+/// Options of reads.
+#[derive(Debug, Clone, Default)]
+#[non_exhaustive]
+pub struct ReadOptions {
+    /// Time until the operation fails; `None` takes the fabric's default.
+    pub deadline: Option<Duration>,
+    /// What the caller knows about the caches.
+    pub locality: Locality,
+}
+
+impl ReadOptions {
+    /// The default deadline.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Fails the operation after `span`.
+    pub fn deadline(mut self, span: Duration) -> Self {
+        self.deadline = Some(span);
+        self
+    }
+}
+
+/// Options of sends.
+#[derive(Debug, Clone, Default)]
+#[non_exhaustive]
+pub struct SendOptions {
+    /// Immediate data that goes with the message.
+    pub imm: Option<u32>,
+    /// Time until the operation fails; `None` takes the fabric's default.
+    pub deadline: Option<Duration>,
+}
+
+impl SendOptions {
+    /// No imm, the default deadline.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Sends `imm` along.
+    pub fn imm(mut self, imm: u32) -> Self {
+        self.imm = Some(imm);
+        self
+    }
+
+    /// Fails the operation after `span`.
+    pub fn deadline(mut self, span: Duration) -> Self {
+        self.deadline = Some(span);
+        self
+    }
+}

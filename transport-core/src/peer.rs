@@ -1,0 +1,256 @@
+//! A connected peer: its identity, its links, its end.
+
+use std::collections::{HashMap, VecDeque};
+use std::future::Future;
+use std::num::NonZeroU64;
+use std::pin::Pin;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+use std::task::{Context, Poll, Waker};
+
+use crate::control::{Identity, SessionHandle};
+use crate::engine::Control;
+use crate::fabric::FabricInner;
+use crate::imm::{ImmCounter, ImmCounts};
+use crate::link::Link;
+use crate::remote::RemoteInner;
+use crate::{Error, ErrorKind, Result};
+
+/// A connected peer's number, unique among all fabrics of this process; never reused.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct PeerId(pub(crate) NonZeroU64);
+
+impl PeerId {
+    pub(crate) fn next() -> Self {
+        static PEERS: AtomicU64 = AtomicU64::new(1);
+        Self(NonZeroU64::new(PEERS.fetch_add(1, Ordering::Relaxed)).unwrap_or(NonZeroU64::MAX))
+    }
+}
+
+impl std::fmt::Display for PeerId {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "peer {}", self.0)
+    }
+}
+
+/// A connected peer. Clones share the connection; dropping them does not end it.
+#[derive(Clone)]
+pub struct Peer(pub(crate) Arc<PeerInner>);
+
+pub(crate) struct PeerInner {
+    pub id: PeerId,
+    pub fabric_id: u64,
+    pub fabric: Weak<FabricInner>,
+    pub identity: Identity,
+    /// One per local transport, in order of preference.
+    pub links: Vec<Link>,
+    pub imms: ImmCounts,
+    pub session: SessionHandle,
+    alive: AtomicBool,
+    end: OnceLock<Error>,
+    watchers: Mutex<Vec<Waker>>,
+    imports: Mutex<Imports>,
+    /// In a pair connected within this process: how the other side sees us.
+    pub twin: OnceLock<Weak<PeerInner>>,
+}
+
+/// What we imported of a peer, by the owner's region number.
+#[derive(Default)]
+struct Imports {
+    known: HashMap<u64, Vec<Weak<RemoteInner>>>,
+    /// Revoked while it was not imported, newest last: a descriptor may be late.
+    revoked: VecDeque<u64>,
+}
+
+/// Revocations remembered per peer; a descriptor that comes after so many more is
+/// refused by the backend instead.
+const REVOCATIONS: usize = 4096;
+
+impl Peer {
+    pub(crate) fn new(
+        id: PeerId,
+        fabric: &Arc<FabricInner>,
+        identity: Identity,
+        links: Vec<Link>,
+        session: SessionHandle,
+    ) -> Self {
+        Self(Arc::new(PeerInner {
+            id,
+            fabric_id: fabric.id(),
+            fabric: Arc::downgrade(fabric),
+            identity,
+            links,
+            imms: ImmCounts::default(),
+            session,
+            alive: AtomicBool::new(true),
+            end: OnceLock::new(),
+            watchers: Mutex::default(),
+            imports: Mutex::default(),
+            twin: OnceLock::new(),
+        }))
+    }
+
+    /// Its number.
+    pub fn id(&self) -> PeerId {
+        self.0.id
+    }
+
+    /// The number of this opening of the peer's fabric: a restarted peer has another.
+    pub fn incarnation(&self) -> u64 {
+        self.0.identity.incarnation
+    }
+
+    /// Whether it is connected, as far as is known.
+    pub fn is_alive(&self) -> bool {
+        self.0.alive.load(Ordering::Acquire)
+    }
+
+    /// The count of one imm value from this peer.
+    pub fn imm(&self, imm: u32) -> ImmCounter {
+        ImmCounter { peer: Arc::clone(&self.0), imm }
+    }
+
+    /// Resolves when the peer is gone, to the reason.
+    pub fn closed(&self) -> PeerClosed {
+        PeerClosed(self.clone())
+    }
+
+    /// Ends the connection. Operations in flight end with `Closed`.
+    pub fn disconnect(&self) {
+        self.say_goodbye();
+        self.fail(Error::new(ErrorKind::Closed, "disconnect", "this side ended the connection"));
+    }
+
+    /// Tells the other side that we are going.
+    pub(crate) fn say_goodbye(&self) {
+        self.0.session.goodbye();
+        if let Some(twin) = self.twin() {
+            twin.fail(Error::new(ErrorKind::Closed, "peer", "the peer closed the connection"));
+        }
+    }
+
+    /// Tells the other side that a region of ours is revoked.
+    pub(crate) fn tell_revoked(&self, region: u64) {
+        self.0.session.revoked(region);
+        if let Some(twin) = self.twin() {
+            twin.note_revoked(twin.incarnation(), region);
+        }
+    }
+
+    /// The other side of a connection within this process.
+    pub(crate) fn twin(&self) -> Option<Self> {
+        self.0.twin.get().and_then(Weak::upgrade).map(Self)
+    }
+
+    /// Which transport reaches the peer over which rails, and why others do not.
+    pub fn explain(&self) -> String {
+        let mut text = format!("{} ({}):", self.id(), self.0.identity.host);
+        let mut taken = false;
+        for link in &self.0.links {
+            let rails = link.rails.iter().flatten().count();
+            let verdict = match &link.refused {
+                Some(reason) => format!("not used: {reason}"),
+                None if taken => format!("{rails} rails, stands by"),
+                None => format!("{rails} rails, taken"),
+            };
+            taken |= link.is_up();
+            text.push_str(&format!("\n  {}: {verdict}", link.label));
+        }
+        text
+    }
+
+    /// Marks the peer as gone, ends its operations and wakes whoever waits. The
+    /// first reason stays.
+    pub(crate) fn fail(&self, error: Error) {
+        if self.0.end.set(error.clone()).is_err() {
+            return;
+        }
+        self.0.alive.store(false, Ordering::Release);
+        tracing::debug!(peer = self.0.id.0.get(), %error, "peer is gone");
+        for link in self.0.links.iter().filter(|link| link.is_up()) {
+            link.engine.control(Control::Unlink { peer: self.0.id, error: error.clone() });
+            for rail in link.rails.iter().flatten() {
+                rail.domain.connector().disconnect(rail.slot);
+            }
+        }
+        self.0.imms.wake_all();
+        let watchers = std::mem::take(&mut *self.0.watchers.lock().unwrap_or_else(PoisonError::into_inner));
+        watchers.into_iter().for_each(Waker::wake);
+        if let Some(fabric) = self.0.fabric.upgrade() {
+            fabric.forget(self.0.id);
+        }
+    }
+
+    /// The owner took a region back: later operations on it are refused at once.
+    pub(crate) fn note_revoked(&self, incarnation: u64, region: u64) {
+        if incarnation != self.incarnation() {
+            return;
+        }
+        let mut imports = self.0.imports();
+        if imports.revoked.len() == REVOCATIONS {
+            imports.revoked.pop_front();
+        }
+        imports.revoked.push_back(region);
+        for remote in imports.known.remove(&region).iter().flatten().filter_map(Weak::upgrade) {
+            remote.revoked.store(true, Ordering::Release);
+        }
+    }
+}
+
+impl PeerInner {
+    /// Why the peer is gone, once it is.
+    pub fn death(&self) -> Option<Error> {
+        self.end.get().cloned()
+    }
+
+    /// An error unless the peer is connected.
+    #[inline]
+    pub fn check_alive(&self) -> Result<()> {
+        if self.alive.load(Ordering::Acquire) { Ok(()) } else { Err(self.gone()) }
+    }
+
+    #[cold]
+    fn gone(&self) -> Error {
+        self.death().unwrap_or_else(|| Error::new(ErrorKind::PeerDied, "peer", "the peer is gone"))
+    }
+
+    /// Remembers an import, to be marked when its owner revokes it.
+    pub fn remember(&self, remote: &Arc<RemoteInner>) {
+        let mut imports = self.imports();
+        if imports.revoked.contains(&remote.region) {
+            remote.revoked.store(true, Ordering::Release);
+            return;
+        }
+        if imports.known.len().is_power_of_two() {
+            imports.known.retain(|_, list| list.iter().any(|known| known.strong_count() > 0));
+        }
+        let list = imports.known.entry(remote.region).or_default();
+        list.retain(|known| known.strong_count() > 0);
+        list.push(Arc::downgrade(remote));
+    }
+
+    fn imports(&self) -> MutexGuard<'_, Imports> {
+        // No holder panics half way through a change: poison carries no news.
+        self.imports.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The future of [`Peer::closed`].
+#[must_use = "futures do nothing unless awaited"]
+pub struct PeerClosed(Peer);
+
+impl Future for PeerClosed {
+    type Output = Error;
+
+    fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Error> {
+        let peer = &self.0.0;
+        let mut watchers = peer.watchers.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(error) = peer.death() {
+            return Poll::Ready(error);
+        }
+        if !watchers.iter().any(|waker| waker.will_wake(context.waker())) {
+            watchers.push(context.waker().clone());
+        }
+        Poll::Pending
+    }
+}

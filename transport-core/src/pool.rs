@@ -1,0 +1,225 @@
+//! A pool of receives that posts its buffers again by itself.
+
+use std::collections::VecDeque;
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::{Context, Poll, Waker};
+use std::time::Duration;
+
+use crate::engine::{Control, EngineHandle};
+use crate::fabric::Fabric;
+use crate::op::block_on;
+use crate::region::RegionInner;
+use crate::{Error, ErrorKind, Outcome, PeerId, Region, Result};
+
+/// Receives of equal size, posted on every transport, reposted as messages are dropped.
+pub struct RecvPool {
+    inbox: Arc<Inbox>,
+    parts: Vec<Arc<PoolPart>>,
+    fabric: Fabric,
+}
+
+/// One transport's share of a pool.
+pub(crate) struct PoolPart {
+    region: Region,
+    size: usize,
+    engine: Arc<EngineHandle>,
+    inbox: Arc<Inbox>,
+    closed: AtomicBool,
+}
+
+#[derive(Default)]
+struct Inbox(Mutex<Arrivals>);
+
+#[derive(Default)]
+struct Arrivals {
+    queue: VecDeque<Result<Message>>,
+    waiting: Vec<Waker>,
+    closed: Option<Error>,
+}
+
+/// A received message. Dropping it gives its buffer back to the pool.
+pub struct Message {
+    part: Arc<PoolPart>,
+    buffer: u32,
+    len: usize,
+    peer: PeerId,
+    imm: Option<u32>,
+}
+
+impl RecvPool {
+    pub(crate) fn new(
+        fabric: &Fabric,
+        engines: &[Arc<EngineHandle>],
+        count: usize,
+        size: usize,
+    ) -> Result<Self> {
+        let bytes = count
+            .checked_mul(size)
+            .filter(|bytes| *bytes > 0 && u32::try_from(count).is_ok())
+            .ok_or_else(|| {
+                let why =
+                    format!("{count} buffers of {size} bytes; ask for at least one of at least one byte");
+                Error::new(ErrorKind::InvalidRequest, "recv_pool", why)
+            })?;
+        let inbox = Arc::new(Inbox::default());
+        let mut parts = Vec::new();
+        for engine in engines {
+            let region = fabric.alloc(bytes, crate::Access::LOCAL)?;
+            let (engine, inbox) = (Arc::clone(engine), Arc::clone(&inbox));
+            parts.push(Arc::new(PoolPart { region, size, engine, inbox, closed: AtomicBool::new(false) }));
+        }
+        for part in &parts {
+            (0..count as u32).for_each(|buffer| part.post(buffer));
+        }
+        Ok(Self { inbox, parts, fabric: fabric.clone() })
+    }
+
+    /// The next message, from whatever peer.
+    ///
+    /// A message too long for the buffers is an error of kind `TooLarge`; the pool
+    /// goes on. `Closed` is the last answer of a closed fabric.
+    pub fn next(&self) -> NextMessage<'_> {
+        NextMessage(self)
+    }
+
+    /// The next message if one is here.
+    pub fn try_next(&self) -> Option<Result<Message>> {
+        self.inbox.lock().queue.pop_front()
+    }
+}
+
+impl Drop for RecvPool {
+    fn drop(&mut self) {
+        for part in &self.parts {
+            part.closed.store(true, Ordering::Release);
+            part.engine.control(Control::PoolClosed { pool: Arc::clone(part) });
+        }
+        let undelivered = std::mem::take(&mut self.inbox.lock().queue);
+        drop(undelivered);
+    }
+}
+
+impl PoolPart {
+    pub fn is_closed(&self) -> bool {
+        self.closed.load(Ordering::Acquire)
+    }
+
+    /// Region, offset and length of a buffer.
+    pub fn buffer(&self, buffer: u32) -> (Arc<RegionInner>, u64, u64) {
+        (Arc::clone(&self.region.0), u64::from(buffer) * self.size as u64, self.size as u64)
+    }
+
+    /// A receive ended: a message, or why there is none.
+    pub fn arrived(self: &Arc<Self>, buffer: u32, result: Result<Outcome>) {
+        let mut inbox = self.inbox.lock();
+        match result {
+            Ok(Outcome { bytes, peer: Some(peer), imm, .. }) if !self.is_closed() => {
+                inbox.queue.push_back(Ok(Message {
+                    part: Arc::clone(self),
+                    buffer,
+                    len: bytes as usize,
+                    peer,
+                    imm,
+                }));
+            }
+            Ok(_) => {}
+            Err(error) if matches!(error.kind(), ErrorKind::Closed | ErrorKind::DeviceLost) => {
+                inbox.closed = Some(error)
+            }
+            Err(error) if error.kind() == ErrorKind::Cancelled => {}
+            Err(error) => inbox.queue.push_back(Err(error)),
+        }
+        inbox.waiting.drain(..).for_each(Waker::wake);
+    }
+
+    fn post(self: &Arc<Self>, buffer: u32) {
+        self.engine.control(Control::PoolReceive { pool: Arc::clone(self), buffer });
+    }
+}
+
+impl Inbox {
+    fn lock(&self) -> MutexGuard<'_, Arrivals> {
+        // Nothing in here panics half way through a change.
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The future of [`RecvPool::next`].
+#[must_use = "futures do nothing unless awaited"]
+pub struct NextMessage<'a>(&'a RecvPool);
+
+impl NextMessage<'_> {
+    /// Blocks until a message is here, at most `limit`: then `DeadlineExceeded`.
+    pub fn wait(mut self, limit: Duration) -> Result<Message> {
+        let fabric = self.0.fabric.clone();
+        block_on(&mut self, limit, || fabric.drive()).unwrap_or_else(|| {
+            Err(Error::new(ErrorKind::DeadlineExceeded, "recv", format!("no message within {limit:?}")))
+        })
+    }
+}
+
+impl Future for NextMessage<'_> {
+    type Output = Result<Message>;
+
+    fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        let mut inbox = self.0.inbox.lock();
+        if let Some(message) = inbox.queue.pop_front() {
+            return Poll::Ready(message);
+        }
+        if let Some(error) = &inbox.closed {
+            return Poll::Ready(Err(error.clone()));
+        }
+        if !inbox.waiting.iter().any(|waker| waker.will_wake(context.waker())) {
+            inbox.waiting.push(context.waker().clone());
+        }
+        Poll::Pending
+    }
+}
+
+impl Message {
+    /// Who sent it.
+    pub fn peer(&self) -> PeerId {
+        self.peer
+    }
+
+    /// Immediate data, if it carried any.
+    pub fn imm(&self) -> Option<u32> {
+        self.imm
+    }
+
+    /// Bytes.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether it carries no bytes.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// Copies the first bytes into `into`, as many as fit or are there.
+    pub fn copy_out(&self, into: &mut [u8]) -> usize {
+        let len = into.len().min(self.len);
+        let copied = self.part.region.copy_out(self.buffer as usize * self.part.size, &mut into[..len]);
+        debug_assert!(copied.is_ok(), "buffers lie inside the pool's region");
+        len
+    }
+
+    /// A copy of the message.
+    pub fn to_vec(&self) -> Vec<u8> {
+        let mut bytes = vec![0; self.len];
+        self.copy_out(&mut bytes);
+        bytes
+    }
+}
+
+impl Drop for Message {
+    fn drop(&mut self) {
+        if !self.part.is_closed() {
+            self.part.post(self.buffer);
+        }
+    }
+}

@@ -1,0 +1,101 @@
+//! A peer's region, imported and ready to be addressed.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use crate::spi::{Direct, PeerSlot, RemoteMemory};
+use crate::{Access, Error, ErrorKind, PeerId, Result};
+
+/// A peer's region. Clones share it; the last one releases what was mapped for it.
+#[derive(Clone)]
+pub struct RemoteRegion(pub(crate) Arc<RemoteInner>);
+
+pub(crate) struct RemoteInner {
+    /// Whose it is. Another peer's handle cannot use it.
+    pub peer: PeerId,
+    /// The owner's number for this registration.
+    pub region: u64,
+    pub len: u64,
+    pub access: Access,
+    /// The transport that operations take: the first that both sides have.
+    pub route: usize,
+    /// Imports on `route`, one per local rail; `None` where a rail has no partner.
+    pub imports: Vec<Option<Arc<dyn RemoteMemory>>>,
+    /// The way past the worker, if the route has one.
+    pub shortcut: Option<Shortcut>,
+    pub revoked: AtomicBool,
+}
+
+/// What a request in the calling thread needs, all in one place.
+pub(crate) struct Shortcut {
+    pub direct: Arc<dyn Direct>,
+    /// The largest operation it takes, in bytes.
+    pub max: u64,
+    pub slot: PeerSlot,
+    /// The import on the first rail, and its numbers.
+    pub import: Arc<dyn RemoteMemory>,
+    pub rkey: u64,
+    pub base: u64,
+}
+
+impl RemoteRegion {
+    /// Bytes.
+    pub fn len(&self) -> usize {
+        self.0.len as usize
+    }
+
+    /// Whether there are no bytes; such a region cannot be registered.
+    pub fn is_empty(&self) -> bool {
+        self.0.len == 0
+    }
+
+    /// What the owner lets us do with it.
+    pub fn access(&self) -> Access {
+        self.0.access
+    }
+
+    /// Whose region it is.
+    pub fn peer(&self) -> PeerId {
+        self.0.peer
+    }
+}
+
+impl RemoteInner {
+    /// Checks right, revocation and bounds for `len` bytes from `offset` on.
+    #[inline]
+    pub fn check(&self, offset: u64, len: u64, need: Access, operation: &'static str) -> Result<()> {
+        if !self.access.contains(need) {
+            return Err(refused(operation, need));
+        }
+        if self.revoked.load(Ordering::Acquire) {
+            return Err(revoked(operation));
+        }
+        match offset.checked_add(len) {
+            Some(end) if end <= self.len => Ok(()),
+            _ => Err(outside(operation, offset, len, self.len)),
+        }
+    }
+}
+
+#[cold]
+fn refused(operation: &'static str, need: Access) -> Error {
+    Error::new(
+        ErrorKind::RemoteAccess,
+        operation,
+        format!("the owner did not register the region with {need:?}"),
+    )
+}
+
+#[cold]
+fn revoked(operation: &'static str) -> Error {
+    Error::new(ErrorKind::Revoked, operation, "the owner took the region back; ask for a new descriptor")
+}
+
+#[cold]
+fn outside(operation: &'static str, offset: u64, len: u64, region: u64) -> Error {
+    Error::new(
+        ErrorKind::OutOfBounds,
+        operation,
+        format!("{len} bytes at {offset} of a remote region of {region}"),
+    )
+}

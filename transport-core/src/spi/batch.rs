@@ -1,0 +1,110 @@
+//! Requests posted under one doorbell: runs that share everything but their bytes.
+//!
+//! Most requests of a batch are pieces of one operation. A run states what they
+//! have in common once, so that a page costs an endpoint three numbers.
+
+use super::WorkRequest;
+
+/// The bytes of one request of a run.
+#[derive(Debug, Clone, Copy)]
+pub struct Piece {
+    /// First local byte.
+    pub local: *mut u8,
+    /// First remote byte.
+    pub remote: u64,
+    /// Bytes.
+    pub len: u64,
+}
+
+// SAFETY: the pointer is a plain address here; who may dereference it, and when,
+// is the contract of `Endpoint::post`.
+unsafe impl Send for Piece {}
+
+#[derive(Debug, Clone, Copy)]
+struct Run {
+    /// The first request; the others differ in bytes, and in id by their place.
+    template: WorkRequest,
+    end: usize,
+}
+
+/// Work requests in order, joined into runs.
+#[derive(Debug, Default)]
+pub struct Batch {
+    runs: Vec<Run>,
+    pieces: Vec<Piece>,
+}
+
+impl Batch {
+    /// Room for `requests` requests without allocating.
+    pub fn with_capacity(requests: usize) -> Self {
+        Self { runs: Vec::with_capacity(requests), pieces: Vec::with_capacity(requests) }
+    }
+
+    /// Forgets everything and keeps the memory.
+    pub fn clear(&mut self) {
+        self.runs.clear();
+        self.pieces.clear();
+    }
+
+    /// Requests.
+    pub fn len(&self) -> usize {
+        self.pieces.len()
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.pieces.is_empty()
+    }
+
+    /// Appends one request.
+    pub fn push(&mut self, request: WorkRequest) {
+        self.push_run(request, |pieces| {
+            pieces.push(Piece { local: request.local, remote: request.remote, len: request.len });
+        });
+    }
+
+    /// Appends a run: `fill` appends the bytes of each request. Ids count up from
+    /// the template's; its own bytes are ignored.
+    #[inline]
+    pub fn push_run(&mut self, template: WorkRequest, fill: impl FnOnce(&mut Vec<Piece>)) {
+        let before = self.pieces.len();
+        fill(&mut self.pieces);
+        if self.pieces.len() > before {
+            self.runs.push(Run { template, end: self.pieces.len() });
+        }
+    }
+
+    /// The runs: a template and the bytes of each request. Never an empty one.
+    #[inline]
+    pub fn runs(&self) -> impl Iterator<Item = (&WorkRequest, &[Piece])> {
+        let mut start = 0;
+        self.runs.iter().map(move |run| {
+            let pieces = &self.pieces[start..run.end];
+            start = run.end;
+            (&run.template, pieces)
+        })
+    }
+
+    /// The requests one by one.
+    pub fn requests(&self) -> impl Iterator<Item = WorkRequest> + '_ {
+        self.runs().flat_map(|(template, pieces)| {
+            pieces.iter().enumerate().map(move |(place, piece)| template.with_piece(place, piece))
+        })
+    }
+}
+
+impl WorkRequest {
+    /// Request `place` of the run this is the template of.
+    #[inline]
+    pub fn with_piece(&self, place: usize, piece: &Piece) -> Self {
+        Self { id: self.id + place as u64, local: piece.local, remote: piece.remote, len: piece.len, ..*self }
+    }
+}
+
+impl FromIterator<WorkRequest> for Batch {
+    fn from_iter<I: IntoIterator<Item = WorkRequest>>(requests: I) -> Self {
+        let mut batch = Self::default();
+        requests.into_iter().for_each(|request| batch.push(request));
+        batch
+    }
+}

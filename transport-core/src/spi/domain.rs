@@ -1,0 +1,105 @@
+//! An opened device: memory registration and connecting, off the posting thread.
+
+use std::any::Any;
+use std::sync::Arc;
+use std::task::Poll;
+
+use super::{Capabilities, Endpoint, EndpointConfig, PeerSlot, WorkRequest};
+use crate::{Access, Memory, Result};
+
+/// An opened device. Everything here may be called while traffic flows.
+pub trait Domain: Send + Sync {
+    /// Facts and limits; they do not change while the domain is open.
+    fn capabilities(&self) -> &Capabilities;
+
+    /// A number no other domain of this host has, now or later.
+    fn id(&self) -> u64;
+
+    /// Registers `memory` so that the device, and peers as `access` allows, may touch it.
+    ///
+    /// # Safety
+    /// The bytes may change under the owner's eyes until the region is dropped
+    /// and quiet: the caller holds no reference into them.
+    unsafe fn register(&self, memory: Arc<dyn Memory>, access: Access) -> Result<Arc<dyn MemoryRegion>>;
+
+    /// Makes a peer's key usable here. May ask the peer's process for a mapping,
+    /// within `limit`; a malformed key is an error, a revoked one may be found out later.
+    fn import(
+        &self,
+        peer: PeerSlot,
+        key: &KeyMaterial,
+        limit: std::time::Duration,
+    ) -> Result<Arc<dyn RemoteMemory>>;
+
+    /// The control object for connecting.
+    fn connector(&self) -> &dyn Connector;
+
+    /// Opens the domain's endpoint. One thread owns it from then on. A second
+    /// call is an error of kind `Busy` unless the first endpoint was dropped.
+    fn endpoint(&self, config: EndpointConfig) -> Result<Box<dyn Endpoint>>;
+
+    /// A way to run small requests to `peer` in the calling thread, where there is one.
+    fn direct(&self, peer: PeerSlot) -> Option<Arc<dyn Direct>> {
+        let _ = peer;
+        None
+    }
+}
+
+/// Connecting in two steps, apart from the posting thread.
+pub trait Connector: Send + Sync {
+    /// Reserves a peer slot and says how the peer can reach it.
+    fn prepare(&self) -> Result<(PeerSlot, Vec<u8>)>;
+
+    /// Brings the slot up with the peer's offer, bytes that are not trusted.
+    /// `Unreachable` says why this domain cannot reach that peer.
+    fn complete(&self, slot: PeerSlot, offer: &[u8]) -> Result<()>;
+
+    /// Tears the connection down. The endpoint reports [`super::Event::PeerGone`]
+    /// after the last flush; the slot is reused only then.
+    fn disconnect(&self, slot: PeerSlot);
+}
+
+/// What a peer needs to address a region, in a backend's own numbers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
+pub struct KeyMaterial {
+    /// Address of the first byte as the wire wants it; 0 for offset addressing.
+    pub base: u64,
+    /// The key.
+    pub key: u64,
+    /// Length of the region in bytes.
+    pub len: u64,
+}
+
+/// A registration. Dropping it deregisters, after work in flight has ended.
+pub trait MemoryRegion: Send + Sync {
+    /// The local key that work requests carry.
+    fn lkey(&self) -> u64;
+
+    /// What a peer needs.
+    fn key(&self) -> KeyMaterial;
+
+    /// Starts taking the key back, and says whether it is done: once `Ready`, no
+    /// peer's byte can land any more. Call again until then; never blocks.
+    fn revoke(&self) -> Poll<Result<()>>;
+}
+
+/// A peer's region, usable from here.
+pub trait RemoteMemory: Send + Sync + Any {
+    /// The key that work requests carry, valid while this value lives.
+    fn rkey(&self) -> u64;
+
+    /// The address that work requests add their offset to.
+    fn base(&self) -> u64;
+}
+
+/// Runs one small request at once, in the calling thread.
+///
+/// It makes the same checks of key, bounds, revocation and peer as a posted one.
+pub trait Direct: Send + Sync {
+    /// Runs `request`; `None` if it must be posted instead (lane full, too large).
+    ///
+    /// # Safety
+    /// As [`Endpoint::post`]: the local span is valid for the call, and `remote`
+    /// is the import that `request.rkey` came from.
+    unsafe fn run(&self, request: &WorkRequest, remote: Option<&dyn RemoteMemory>) -> Option<Result<()>>;
+}
