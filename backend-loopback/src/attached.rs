@@ -4,9 +4,9 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use transport_core::ErrorKind;
-use transport_core::spi::{Completions, Event, PeerSlot, ReceiveRequest};
+use transport_core::spi::{Completions, Event, PeerSlot, ReceiveRequest, WorkKind};
 
-use crate::lane::{ENTRIES, Inlet};
+use crate::lane::{self, ENTRIES, Inlet};
 use crate::peer::{Inbound, Outbound};
 use crate::status::status;
 
@@ -18,6 +18,8 @@ pub(crate) struct Attached {
     pub(crate) inbound: Arc<Inbound>,
     pub(crate) outbound: Option<Arc<Outbound>>,
     pub(crate) leaving: bool,
+    /// The kind of request that its lane had no room for.
+    pub(crate) starved: Option<WorkKind>,
     peer: PeerSlot,
     inlet: Inlet,
 }
@@ -26,7 +28,7 @@ impl Attached {
     /// Takes over the receiving end, unless another endpoint has it.
     pub(crate) fn new(peer: PeerSlot, inbound: Arc<Inbound>) -> Option<Self> {
         let inlet = inbound.take_inlet()?;
-        Some(Self { inbound, outbound: None, leaving: false, peer, inlet })
+        Some(Self { inbound, outbound: None, leaving: false, starved: None, peer, inlet })
     }
 
     /// Puts the receiving end back for the next endpoint.
@@ -58,6 +60,9 @@ impl Attached {
                 Event::ReceiveFailed { id: receive.id, status: status(ErrorKind::TooLarge) }
             });
         }
+        if self.inlet.made_room(layout) {
+            self.outbound.iter().for_each(|outbound| outbound.ring());
+        }
         if self.inlet.is_broken() {
             tracing::warn!(
                 peer = self.peer.0,
@@ -75,10 +80,17 @@ impl Attached {
         std::iter::from_fn(next).take(ENTRIES)
     }
 
-    /// Asks to be rung at the next arrival. `false` if something is there already.
+    /// Asks to be rung at the next arrival, and when a full lane has room again.
+    /// `false` if something is there already.
     pub(crate) fn arm(&mut self, can_receive: bool) -> bool {
-        self.leaving
-            || self.inlet.arm(self.inbound.layout()) && !(can_receive && self.inlet.next_message().is_some())
+        let may_sleep = match (self.starved.take(), &self.outbound) {
+            (Some(kind), Some(outbound)) => lane::starve(outbound.layout(), kind),
+            (Some(_), None) => false,
+            (None, _) => true,
+        };
+        let quiet = self.leaving
+            || self.inlet.arm(self.inbound.layout()) && !(can_receive && self.inlet.next_message().is_some());
+        quiet && may_sleep
     }
 
     /// Takes that back.

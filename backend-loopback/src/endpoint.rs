@@ -180,15 +180,24 @@ impl Endpoint for LoopbackEndpoint {
             return model.accept(batch, self.shared.setup.clock.now(), room);
         }
         let mut runner = self.runner();
-        let mut accepted = 0;
+        let (mut accepted, mut starved) = (0, None);
         for (template, pieces) in batch.runs() {
             let pieces = &pieces[..pieces.len().min(room - accepted)];
             // SAFETY: by the caller.
             let ran = unsafe { runner.run_all(template, pieces) };
             accepted += ran;
-            if ran < pieces.len() || accepted == room {
+            if ran < pieces.len() {
+                starved = Some((template.peer, template.kind));
+            }
+            if starved.is_some() || accepted == room {
                 break;
             }
+        }
+        drop(runner);
+        if let Some((peer, kind)) = starved
+            && let Some(Some(peer)) = self.peers.get_mut(peer.0 as usize)
+        {
+            peer.starved = Some(kind);
         }
         PostResult { accepted, error: None }
     }

@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicU64, Ordering, fence};
 
 use transport_core::Locality;
 use transport_core::copy::{copy, finish, way};
+use transport_core::spi::WorkKind;
 
 use crate::ring::{Entry, Ring};
 use crate::segment::Layout;
@@ -40,6 +41,19 @@ pub(crate) fn send_imm(layout: &Layout, imm: u32, bell: impl FnOnce()) -> bool {
 #[inline]
 pub(crate) fn has_room(layout: &Layout) -> bool {
     ring(layout).has_room()
+}
+
+/// Whether a request of that kind would find room now.
+fn takes(layout: &Layout, kind: WorkKind) -> bool {
+    has_room(layout) && (kind != WorkKind::Send || layout.taken.load(Ordering::Relaxed) != u32::MAX)
+}
+
+/// Asks to be rung once there is room for a request of that kind. `false` if there
+/// is already. The fence pairs with the one in [`Inlet::made_room`].
+pub(crate) fn starve(layout: &Layout, kind: WorkKind) -> bool {
+    layout.state.starved.store(1, Ordering::Relaxed);
+    fence(Ordering::SeqCst);
+    !takes(layout, kind)
 }
 
 /// Sends a message of `len` <= [`MESSAGE`] bytes; `false` if the lane is full.
@@ -97,6 +111,8 @@ pub(crate) struct Inlet {
     head: u64,
     held: u32,
     waiting: VecDeque<Message>,
+    /// Entries or payloads were freed since [`Inlet::made_room`].
+    freed: bool,
     broken: bool,
 }
 
@@ -105,6 +121,7 @@ impl Inlet {
     #[inline]
     pub(crate) fn next_imm(&mut self, layout: &Layout) -> Option<u32> {
         while let Some(entry) = ring(layout).pop(&mut self.head) {
+            self.freed = true;
             match self.classify(entry) {
                 Some(imm) => return Some(imm),
                 None if self.broken => return None,
@@ -131,8 +148,19 @@ impl Inlet {
             copy(way, into, layout.payloads[message.payload as usize].get().cast(), len.min(message.len))
         };
         finish(way);
+        self.freed = true;
         self.held &= !(1 << message.payload);
         layout.taken.fetch_and(!(1 << message.payload), Ordering::Release);
+    }
+
+    /// Whether room was made for a peer that asked to be rung for it.
+    pub(crate) fn made_room(&mut self, layout: &Layout) -> bool {
+        if !std::mem::take(&mut self.freed) {
+            return false;
+        }
+        fence(Ordering::SeqCst);
+        layout.state.starved.load(Ordering::Relaxed) != 0
+            && layout.state.starved.swap(0, Ordering::AcqRel) != 0
     }
 
     /// Whether the peer broke the protocol: nothing more is taken from it.

@@ -24,11 +24,13 @@ pub(crate) struct Layout {
     pub(crate) payloads: [UnsafeCell<[u8; MESSAGE]>; PAYLOADS],
 }
 
-/// Flags the target sets.
+/// Flags by which one side asks the other to ring.
 #[repr(C)]
 pub(crate) struct State {
     /// The consumer sleeps: ring.
     pub(crate) armed: AtomicU32,
+    /// The initiator found the lane full: ring when there is room again.
+    pub(crate) starved: AtomicU32,
     /// The target has closed the connection.
     pub(crate) closed: AtomicU32,
 }

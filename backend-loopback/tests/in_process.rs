@@ -229,13 +229,7 @@ fn an_armed_endpoint_is_woken() {
     let source = a.held(8, Access::LOCAL);
     b.poll();
     let Armed::Fd(fd) = b.endpoint.arm() else { panic!("nothing has happened yet") };
-    let readable = || {
-        // SAFETY: the endpoint keeps its descriptor open.
-        let fd = unsafe { std::os::fd::BorrowedFd::borrow_raw(fd) };
-        let mut fds = [rustix::event::PollFd::from_borrowed_fd(fd, rustix::event::PollFlags::IN)];
-        let at_once = rustix::event::Timespec { tv_sec: 0, tv_nsec: 0 };
-        rustix::event::poll(&mut fds, Some(&at_once)).unwrap() == 1
-    };
+    let readable = || is_readable(fd);
     assert!(!readable());
     let imm = WorkRequest { len: 0, imm: Some(1), ..write(1, to_b, &source, None) };
     a.run(imm);
@@ -246,6 +240,32 @@ fn an_armed_endpoint_is_woken() {
     assert_eq!(b.endpoint.arm(), Armed::Ready);
     assert!(!readable());
     assert_eq!(b.poll().len(), 1);
+}
+
+#[test]
+fn a_starved_sender_is_woken_by_room() {
+    let (mut a, mut b, to_b, _) = pair();
+    let (source, landing) = (a.held(8, Access::LOCAL), b.held(8, Access::LOCAL));
+    let message = WorkRequest { kind: WorkKind::Send, len: 8, ..write(1, to_b, &source, None) };
+    let batch: Vec<_> = (0..33).map(|id| WorkRequest { id, ..message }).collect();
+    assert_eq!(a.post(&batch).accepted, 32);
+    a.wait(1);
+    assert!(b.poll().is_empty());
+    let Armed::Fd(fd) = a.endpoint.arm() else { panic!("the lane is full and nothing else happened") };
+    assert!(b.poll().is_empty() && !is_readable(fd), "nobody has made room");
+    b.recv(1, &landing);
+    assert_eq!(b.wait(1).len(), 1);
+    assert!(is_readable(fd));
+    assert_eq!(a.post(&batch[32..]).accepted, 1);
+}
+
+/// Whether a sleeper on `fd` would wake.
+fn is_readable(fd: std::os::fd::RawFd) -> bool {
+    // SAFETY: the endpoint that gave it keeps its descriptor open.
+    let fd = unsafe { std::os::fd::BorrowedFd::borrow_raw(fd) };
+    let mut fds = [rustix::event::PollFd::from_borrowed_fd(fd, rustix::event::PollFlags::IN)];
+    let at_once = rustix::event::Timespec { tv_sec: 0, tv_nsec: 0 };
+    rustix::event::poll(&mut fds, Some(&at_once)).unwrap() == 1
 }
 
 #[test]

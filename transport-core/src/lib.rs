@@ -1,15 +1,22 @@
 //! Types, backend traits and engine of multirail; knows no backend.
 
+#![deny(unsafe_code)]
+
+#[allow(unsafe_code, reason = "maps memory")]
 mod buffer;
 mod control;
+#[allow(unsafe_code, reason = "the one place that copies racing bytes")]
 pub mod copy;
 mod descriptor;
 mod doorbell;
 mod engine;
 mod error;
+#[allow(unsafe_code, reason = "hands the contract of registration on")]
 mod fabric;
 mod imm;
+#[allow(unsafe_code, reason = "runs checked requests in the calling thread")]
 mod link;
+#[allow(unsafe_code, reason = "states the contract of an owner of memory")]
 mod memory;
 mod op;
 mod operations;
@@ -18,11 +25,14 @@ mod pages;
 mod peer;
 mod plan;
 mod pool;
+#[allow(unsafe_code, reason = "copies into and out of checked ranges")]
 mod region;
 mod remote;
+#[allow(unsafe_code, reason = "states the contracts of registering and posting")]
 pub mod spi;
 mod sync;
 mod time;
+#[allow(unsafe_code, reason = "borrows the descriptors that endpoints keep open")]
 mod worker;
 
 pub use buffer::HostBuffer;

@@ -105,6 +105,12 @@ impl ReadOptions {
         Self::default()
     }
 
+    /// Neither side is in a cache: copies stream past it.
+    pub fn cold(mut self) -> Self {
+        self.locality = Locality::Cold;
+        self
+    }
+
     /// Fails the operation after `span`.
     pub fn deadline(mut self, span: Duration) -> Self {
         self.deadline = Some(span);

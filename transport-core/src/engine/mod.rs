@@ -9,10 +9,12 @@ mod active;
 mod commands;
 mod end;
 mod handle;
+#[allow(unsafe_code, reason = "posts what `active` keeps alive")]
 mod post;
 mod posted;
 mod rail;
 mod reap;
+#[allow(unsafe_code, reason = "posts receives that `known` keeps alive")]
 mod receive;
 mod rotation;
 

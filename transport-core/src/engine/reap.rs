@@ -87,7 +87,7 @@ impl Engine {
                 let Some(link) = self.link_at(rail, peer, event) else { return };
                 self.note(6, id);
                 let sender = self.links[link as usize].as_ref().map(|link| link.peer.id);
-                self.receives.received(id, sender, len, imm, &self.handle);
+                self.receives.received(id, sender, len, imm, &mut self.rails, &self.handle);
             }
             Event::ReceiveFailed { id, status } => {
                 self.note(7, id);

@@ -101,9 +101,12 @@ impl Receives {
         peer: Option<PeerId>,
         len: u64,
         imm: Option<u32>,
+        rails: &mut [Rail],
         handle: &EngineHandle,
     ) {
         self.end(id, Ok(Outcome { bytes: len, work_requests: 0, peer, imm }), handle);
+        // The endpoint has room for one that waits.
+        self.post(rails, handle);
     }
 
     pub fn failed(&mut self, id: u64, error: Error, rails: &mut [Rail], handle: &EngineHandle) {
@@ -119,8 +122,8 @@ impl Receives {
         // A pool keeps its buffers posted whatever happened to one message.
         if let Some((part, buffer)) = pooled {
             self.add_pooled(part, buffer);
-            self.post(rails, handle);
         }
+        self.post(rails, handle);
     }
 
     /// Cancels the receive of an operation; false if it is no receive.

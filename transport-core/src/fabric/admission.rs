@@ -222,7 +222,8 @@ impl Peer {
     pub async fn region(&self, name: &str) -> Result<RemoteRegion> {
         let bytes = match self.twin() {
             Some(twin) => twin.published(name)?,
-            None => self.0.session.lookup(name).await?,
+            // The death that ended the lookup says more than that the session is over.
+            None => self.0.session.lookup(name).await.map_err(|error| self.0.death().unwrap_or(error))?,
         };
         self.import(&Descriptor::from_bytes(&bytes)?)
     }

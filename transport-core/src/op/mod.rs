@@ -1,5 +1,6 @@
 //! Operations as their submitter sees them: [`Op`], its outcome, its cancel.
 
+#[allow(unsafe_code, reason = "slots with two owners, explored by loom")]
 mod table;
 mod wait;
 

@@ -110,7 +110,9 @@ pub struct Capabilities {
     pub delivered: DeliveredCost,
     /// Largest operation worth running in the calling thread; 0 without [`super::Direct`].
     pub max_direct: u64,
-    /// How long an idle worker naps where `arm` is unsupported.
+    /// Whether `arm` can wake a sleeping worker.
+    pub wakes: bool,
+    /// How long an idle worker naps where it cannot.
     pub idle_backoff: Duration,
 }
 
@@ -137,6 +139,7 @@ impl Capabilities {
             revocation: Revocation::DeviceKey,
             delivered: DeliveredCost::RoundTrip,
             max_direct: 0,
+            wakes: false,
             idle_backoff: Duration::from_micros(500),
         }
     }

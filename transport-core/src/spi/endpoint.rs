@@ -35,7 +35,8 @@ pub trait Endpoint: Send {
     /// Appends what happened since the last call, up to `into`'s spare room.
     fn poll(&mut self, into: &mut Completions);
 
-    /// Asks to be woken by the next event.
+    /// Asks to be woken by the next event, or once a request that it had no room
+    /// for may be posted again.
     fn arm(&mut self) -> Armed;
 
     /// Stops posted work within the abort scope of `peer`: every such request

@@ -1,6 +1,7 @@
 //! The control plane end to end: real sockets, real fabrics, a backend that moves nothing.
 
 mod handshake;
+#[allow(unsafe_code, reason = "a backend that moves nothing")]
 mod null;
 mod raw;
 mod session;

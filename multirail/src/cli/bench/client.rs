@@ -1,0 +1,218 @@
+//! The measuring side of a bench.
+
+use std::time::{Duration, Instant};
+
+use multirail::{Access, Fabric, Peer, Region};
+
+use super::content;
+use super::limit::Limit;
+use super::load::{Kind, Load};
+use super::mover::Mover;
+use super::protocol::{PROTOCOL, REGION, ToClient, ToServer, VERSION};
+use super::row::Row;
+use super::sampler::Sampler;
+use crate::cli::failure::{Done, Failure, printable};
+use crate::cli::units::{Size, gbytes_per_s};
+use crate::cli::wait::within;
+use crate::cli::wire::{Inbox, MESSAGE_BYTES, Outbox, PROMPT, RECEIVES};
+
+/// How long the server may take to allocate, fill, overwrite or compare 4 GiB,
+/// on a slow machine and in a debug build.
+const WORK: Duration = Duration::from_secs(600);
+
+/// Fewest rounds a median is taken of.
+const ROUNDS: usize = 3;
+
+/// A round lasts about this long: far above the clock's grain, and short enough
+/// that the limit's rounds and the transfer's see the same weather.
+const ROUND: Duration = Duration::from_millis(10);
+
+/// A client that a server has greeted.
+pub struct Client<'a> {
+    fabric: &'a Fabric,
+    peer: Peer,
+    outbox: Outbox,
+    inbox: Inbox,
+    backend: String,
+}
+
+impl<'a> Client<'a> {
+    /// Hears the server's greeting.
+    pub fn greet(fabric: &'a Fabric, peer: &Peer) -> Done<Self> {
+        let mut inbox = Inbox::new(fabric.recv_pool(RECEIVES, MESSAGE_BYTES)?, peer);
+        let outbox = Outbox::new(fabric, peer)?;
+        match inbox.hear(PROMPT)? {
+            ToClient::Hello { protocol: PROTOCOL, version: VERSION } => {}
+            ToClient::Hello { protocol: PROTOCOL, version } => {
+                return Err(Failure::new(format!(
+                    "the bench server speaks version {version}, this client {VERSION}; run the same multirail on both sides"
+                )));
+            }
+            _ => return Err(Failure::new("that address is no `multirail bench server`")),
+        }
+        let mut names: Vec<_> = fabric.transports().iter().map(|t| t.backend.to_string()).collect();
+        names.dedup();
+        Ok(Self { fabric, peer: peer.clone(), outbox, inbox, backend: names.join("+") })
+    }
+
+    /// Bytes of the largest message.
+    pub fn max_message(&self) -> u64 {
+        self.peer.max_message()
+    }
+
+    /// Measures one load.
+    pub fn measure(&mut self, load: &Load, duration: Duration, verify: bool, cold: bool) -> Done<Row> {
+        if load.kind == Kind::Send && load.size > self.max_message() {
+            let (size, most) = (Size(load.size), Size(self.max_message()));
+            return Err(Failure::new(format!(
+                "a message of {size} is over the largest of {most}; take a smaller --size"
+            )));
+        }
+        self.ask(&ToServer::Prepare(load.clone()))?;
+        let local = self.fabric.alloc(load.total(), Access::LOCAL)?;
+        match load.kind {
+            Kind::Read => content::scrub(&local)?,
+            _ => content::fill(&local, load)?,
+        }
+        let remote = match load.kind {
+            Kind::Send => None,
+            _ => Some(within(PROMPT, self.peer.region(REGION)).unwrap_or_else(|| Err(no_answer()))?),
+        };
+        let peer = self.peer.clone();
+        let mut mover = Mover::new(&peer, &local, remote, load, cold);
+        tracing::info!(op = load.kind.name(), size = load.size, pages = load.pages, "measuring");
+
+        mover.pass(verify)?;
+        if verify {
+            self.check(&local, load, mover.operations())?;
+            match load.kind {
+                Kind::Read => content::scrub(&local)?,
+                _ => self.ask(&ToServer::Scrub)?,
+            }
+        }
+        let measured = rounds(self.fabric, &local, load, &mut mover, duration)?;
+        if verify {
+            if load.kind == Kind::Send {
+                mover.pass(true)?;
+            }
+            self.check(&local, load, mover.operations())?;
+        }
+        Ok(Row::new(&self.backend, load, &measured, verify))
+    }
+
+    /// Says goodbye.
+    pub fn leave(mut self) -> Done {
+        self.outbox.say(&ToServer::Bye)?;
+        match self.inbox.hear(PROMPT)? {
+            ToClient::Bye => {
+                self.peer.disconnect();
+                Ok(())
+            }
+            other => Err(unexpected(other)),
+        }
+    }
+
+    fn ask(&mut self, request: &ToServer) -> Done {
+        self.outbox.say(request)?;
+        match self.inbox.hear(WORK)? {
+            ToClient::Ready => Ok(()),
+            other => Err(unexpected(other)),
+        }
+    }
+
+    fn check(&mut self, local: &Region, load: &Load, operations: u64) -> Done {
+        let wrong = match load.kind {
+            Kind::Read => content::first_wrong(local, load)?
+                .map(|offset| format!("what was read differs from the server's content near byte {offset}")),
+            _ => {
+                self.outbox.say(&ToServer::Check { operations })?;
+                match self.inbox.hear(WORK)? {
+                    ToClient::Checked(checked) => checked.err(),
+                    other => return Err(unexpected(other)),
+                }
+            }
+        };
+        match wrong {
+            None => Ok(()),
+            Some(wrong) => Err(Failure::new(format!("verification failed: {}", printable(&wrong)))),
+        }
+    }
+}
+
+/// What the rounds of one load came to.
+pub struct Measured {
+    /// Median of the transfer's rounds, decimal GB/s.
+    pub speed: f64,
+    /// Median of the limit's rounds, decimal GB/s.
+    pub limit: f64,
+    /// Latencies of the transfer's operations.
+    pub latencies: Sampler,
+}
+
+/// Alternates rounds of the limit and of the transfer.
+fn rounds(
+    fabric: &Fabric,
+    local: &Region,
+    load: &Load,
+    mover: &mut Mover<'_>,
+    duration: Duration,
+) -> Done<Measured> {
+    let limit = Limit::new(fabric, local, load)?;
+    let bytes = load.total() as u64;
+    let mut ignored = Sampler::new(Duration::MAX);
+    let limit_passes = calibrate(|passes| {
+        limit.run(passes);
+        Ok(())
+    })?;
+    let passes = calibrate(|passes| mover.run(passes, &mut ignored))?;
+
+    let begun = Instant::now();
+    mover.run(passes, &mut ignored)?;
+    let each = begun.elapsed().div_f64(passes as f64 * load.operations() as f64);
+    let mut latencies = Sampler::new(each);
+    let (mut speeds, mut limits) = (Vec::new(), Vec::new());
+    let begun = Instant::now();
+    while begun.elapsed() < duration || speeds.len() < ROUNDS {
+        let round = Instant::now();
+        limit.run(limit_passes);
+        limits.push(gbytes_per_s(bytes * limit_passes, round.elapsed()));
+        let round = Instant::now();
+        mover.run(passes, &mut latencies)?;
+        speeds.push(gbytes_per_s(bytes * passes, round.elapsed()));
+    }
+    Ok(Measured { speed: median(speeds), limit: median(limits), latencies })
+}
+
+/// How many passes make a round.
+fn calibrate(mut run: impl FnMut(u64) -> Done) -> Done<u64> {
+    let mut passes = 1;
+    loop {
+        let begun = Instant::now();
+        run(passes)?;
+        let took = begun.elapsed();
+        if took >= ROUND / 4 {
+            let ratio = ROUND.as_secs_f64() / took.as_secs_f64();
+            return Ok((passes as f64 * ratio).ceil().max(1.0) as u64);
+        }
+        passes *= 2;
+    }
+}
+
+fn median(mut values: Vec<f64>) -> f64 {
+    values.sort_unstable_by(f64::total_cmp);
+    values.get(values.len() / 2).copied().unwrap_or(0.0)
+}
+
+fn unexpected(answer: ToClient) -> Failure {
+    match answer {
+        ToClient::Refused(reason) => Failure::new(format!("the server refused: {}", printable(&reason))),
+        other => {
+            Failure::new(format!("the server answered out of turn: {}", printable(&format!("{other:?}"))))
+        }
+    }
+}
+
+fn no_answer() -> multirail::Error {
+    let context = format!("the server did not describe its region within {} s", PROMPT.as_secs());
+    multirail::Error::new(multirail::ErrorKind::DeadlineExceeded, "region", context)
+}

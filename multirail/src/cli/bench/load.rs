@@ -1,0 +1,103 @@
+//! What one measurement moves.
+
+use serde::{Deserialize, Serialize};
+
+/// The operation measured.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Kind {
+    /// One page per write
+    Write,
+    /// All pages in one operation
+    WritePages,
+    /// One page per write, with immediate data
+    WriteImm,
+    /// One page per read
+    Read,
+    /// One page per message
+    Send,
+}
+
+/// One measurement, as both sides know it. Comes over the wire: check it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Load {
+    /// The operation.
+    pub kind: Kind,
+    /// Bytes of a page.
+    pub size: u64,
+    /// Pages.
+    pub pages: u32,
+    /// Operations under way at once.
+    pub inflight: u32,
+    /// What the content and the order of the pages follow from.
+    pub seed: u64,
+    /// The imm of this measurement's writes.
+    pub imm: u32,
+}
+
+impl Load {
+    /// Bytes a client may make a server allocate.
+    const MOST_BYTES: u64 = 4 << 30;
+    const MOST_PAGES: u32 = 1 << 20;
+    const MOST_INFLIGHT: u32 = 1024;
+
+    /// Says what is out of bounds.
+    pub fn check(&self) -> Result<(), String> {
+        if self.size == 0 || self.pages == 0 || self.inflight == 0 {
+            return Err("size, pages and inflight are at least 1".to_owned());
+        }
+        if self.pages > Self::MOST_PAGES || self.inflight > Self::MOST_INFLIGHT {
+            return Err(format!("at most {} pages and {} in flight", Self::MOST_PAGES, Self::MOST_INFLIGHT));
+        }
+        match self.size.checked_mul(u64::from(self.pages)) {
+            Some(total) if total <= Self::MOST_BYTES => Ok(()),
+            _ => Err(format!(
+                "{} pages of {} bytes are over 4 GiB; take fewer or smaller pages",
+                self.pages, self.size
+            )),
+        }
+    }
+
+    /// Bytes of all pages.
+    pub fn total(&self) -> usize {
+        self.size as usize * self.pages as usize
+    }
+
+    /// Operations that move every page once.
+    pub fn operations(&self) -> usize {
+        match self.kind {
+            Kind::WritePages => 1,
+            _ => self.pages as usize,
+        }
+    }
+}
+
+impl Kind {
+    /// The name, as the option has it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Write => "write",
+            Self::WritePages => "write-pages",
+            Self::WriteImm => "write-imm",
+            Self::Read => "read",
+            Self::Send => "send",
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bounds() {
+        let load = Load { kind: Kind::Write, size: 4096, pages: 8, inflight: 1, seed: 0, imm: 0 };
+        assert!(load.check().is_ok());
+        assert!(Load { size: 0, ..load.clone() }.check().is_err());
+        assert!(Load { pages: 0, ..load.clone() }.check().is_err());
+        assert!(Load { pages: u32::MAX, size: u64::MAX, ..load.clone() }.check().is_err());
+        assert!(Load { size: u64::MAX, ..load.clone() }.check().is_err());
+        assert!(Load { inflight: 1 << 20, ..load.clone() }.check().is_err());
+        assert_eq!(Load { kind: Kind::WritePages, ..load }.operations(), 1);
+    }
+}

@@ -1,0 +1,164 @@
+//! The measured loop: posts operations, waits for them, allocates nothing of its own.
+
+use std::time::{Duration, Instant};
+
+use multirail::{Op, Pages, Peer, ReadOptions, Region, RemoteRegion, Result, SendOptions, WriteOptions};
+
+use super::content;
+use super::load::{Kind, Load};
+use super::protocol::COMPARE;
+use super::sampler::Sampler;
+use crate::cli::failure::{Done, Failure};
+
+/// Longer than the fabric's deadline of an operation, which ends it first.
+const LIMIT: Duration = Duration::from_secs(60);
+
+/// Everything the operations of one load need, prepared once.
+pub struct Mover<'a> {
+    peer: &'a Peer,
+    local: &'a Region,
+    remote: Option<RemoteRegion>,
+    kind: Kind,
+    size: usize,
+    /// Offsets of the pages' sources and targets, in the order they are moved.
+    offsets: Vec<(usize, usize)>,
+    from: Pages,
+    to: Pages,
+    write: WriteOptions,
+    read: ReadOptions,
+    compare: bool,
+    per_pass: usize,
+    window: Vec<Option<(Op, Option<Instant>)>>,
+    operations: u64,
+}
+
+impl<'a> Mover<'a> {
+    /// A mover of `load` between `local` and `remote` (none for messages).
+    pub fn new(
+        peer: &'a Peer,
+        local: &'a Region,
+        remote: Option<RemoteRegion>,
+        load: &Load,
+        cold: bool,
+    ) -> Self {
+        let (sources, targets) = (content::sources(load), content::targets(load));
+        let size = load.size as usize;
+        let offsets =
+            sources.iter().zip(&targets).map(|(&s, &t)| (s as usize * size, t as usize * size)).collect();
+        let (mut write, mut read) = (WriteOptions::default(), ReadOptions::default());
+        if cold {
+            write = write.cold();
+            read.locality = multirail::Locality::Cold;
+        }
+        if load.kind == Kind::WriteImm {
+            write = write.imm(load.imm);
+        }
+        Self {
+            peer,
+            local,
+            remote,
+            kind: load.kind,
+            size,
+            offsets,
+            from: Pages::new(sources),
+            to: Pages::new(targets),
+            write,
+            read,
+            compare: false,
+            per_pass: load.operations(),
+            window: (0..load.inflight).map(|_| None).collect(),
+            operations: 0,
+        }
+    }
+
+    /// Operations done so far.
+    pub fn operations(&self) -> u64 {
+        self.operations
+    }
+
+    /// Moves every page once, untimed; with `compare`, messages say so.
+    pub fn pass(&mut self, compare: bool) -> Done {
+        self.compare = compare;
+        let done = self.run(1, &mut Sampler::new(Duration::MAX));
+        self.compare = false;
+        done
+    }
+
+    /// Moves every page `passes` times.
+    pub fn run(&mut self, passes: u64, sampler: &mut Sampler) -> Done {
+        match self.window.len() {
+            1 => self.one_by_one(passes, sampler)?,
+            _ => self.windowed(passes, sampler)?,
+        }
+        self.operations += passes * self.per_pass as u64;
+        Ok(())
+    }
+
+    fn one_by_one(&self, passes: u64, sampler: &mut Sampler) -> Done {
+        for _ in 0..passes {
+            for place in 0..self.per_pass {
+                if sampler.due() {
+                    let begun = Instant::now();
+                    self.post(place)?.wait(LIMIT)?;
+                    sampler.record(begun.elapsed());
+                } else {
+                    self.post(place)?.wait(LIMIT)?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn windowed(&mut self, passes: u64, sampler: &mut Sampler) -> Done {
+        let mut at = 0;
+        for _ in 0..passes {
+            for place in 0..self.per_pass {
+                finish(&mut self.window[at], sampler)?;
+                let begun = sampler.due().then(Instant::now);
+                self.window[at] = Some((self.post(place)?, begun));
+                at = if at + 1 == self.window.len() { 0 } else { at + 1 };
+            }
+        }
+        for _ in 0..self.window.len() {
+            finish(&mut self.window[at], sampler)?;
+            at = if at + 1 == self.window.len() { 0 } else { at + 1 };
+        }
+        Ok(())
+    }
+
+    #[inline]
+    fn post(&self, place: usize) -> Done<Op> {
+        let posted: Result<Op> = match (self.kind, &self.remote) {
+            (Kind::WritePages, Some(remote)) => {
+                self.peer.write_pages_with(self.local, &self.from, remote, &self.to, self.size, &self.write)
+            }
+            (Kind::Read, Some(remote)) => {
+                let (from, to) = self.offsets[place];
+                self.peer.read_with(self.local, to..to + self.size, remote, from, &self.read)
+            }
+            (Kind::Send, _) => {
+                let (from, _) = self.offsets[place];
+                let flag = if self.compare { COMPARE } else { 0 };
+                let options = SendOptions::new().imm(place as u32 | flag);
+                self.peer.send_with(self.local, from..from + self.size, &options)
+            }
+            (Kind::Write | Kind::WriteImm, Some(remote)) => {
+                let (from, to) = self.offsets[place];
+                self.peer.write_with(self.local, from..from + self.size, remote, to, &self.write)
+            }
+            (_, None) => return Err(Failure::new("the server has no region for this operation")),
+        };
+        Ok(posted?)
+    }
+}
+
+#[inline]
+fn finish(slot: &mut Option<(Op, Option<Instant>)>, sampler: &mut Sampler) -> Done {
+    if let Some((mut op, begun)) = slot.take() {
+        op.wait(LIMIT)?;
+        if let Some(begun) = begun {
+            sampler.record(begun.elapsed());
+        }
+    }
+    Ok(())
+}

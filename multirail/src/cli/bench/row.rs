@@ -1,0 +1,100 @@
+//! One measurement as it is printed.
+
+use serde::Serialize;
+
+use super::client::Measured;
+use super::load::Load;
+use crate::cli::failure::Done;
+use crate::cli::output;
+use crate::cli::units::Size;
+
+/// One measurement; the fields are the keys of the JSON.
+#[derive(Debug, Serialize)]
+pub struct Row {
+    backend: String,
+    op: &'static str,
+    size: u64,
+    pages: u32,
+    inflight: u32,
+    gbytes_per_s: f64,
+    gbps: f64,
+    ops_per_s: f64,
+    p50_us: f64,
+    p99_us: f64,
+    p999_us: f64,
+    max_us: f64,
+    verified: bool,
+    limit_gbytes_per_s: f64,
+    percent_of_limit: f64,
+}
+
+impl Row {
+    /// The row of a measurement.
+    pub fn new(backend: &str, load: &Load, measured: &Measured, verified: bool) -> Self {
+        let bytes_per_op = load.total() as f64 / load.operations() as f64;
+        Self {
+            backend: backend.to_owned(),
+            op: load.kind.name(),
+            size: load.size,
+            pages: load.pages,
+            inflight: load.inflight,
+            gbytes_per_s: round(measured.speed),
+            gbps: round(measured.speed * 8.0),
+            ops_per_s: round(measured.speed * 1e9 / bytes_per_op),
+            p50_us: measured.latencies.quantile_us(0.5),
+            p99_us: measured.latencies.quantile_us(0.99),
+            p999_us: measured.latencies.quantile_us(0.999),
+            max_us: measured.latencies.max_us(),
+            verified,
+            limit_gbytes_per_s: round(measured.limit),
+            percent_of_limit: round(measured.speed / measured.limit * 100.0),
+        }
+    }
+
+    /// Prints a table.
+    pub fn print(rows: &[Self]) -> Done {
+        let header = [
+            "backend",
+            "op",
+            "size",
+            "pages",
+            "in flight",
+            "GB/s",
+            "Gbps",
+            "ops/s",
+            "p50 µs",
+            "p99 µs",
+            "p99.9 µs",
+            "max µs",
+            "verified",
+            "memcpy GB/s",
+            "% of memcpy",
+        ];
+        output::table(&header, rows.iter().map(Self::cells).collect(), 2..15)
+    }
+
+    fn cells(&self) -> Vec<String> {
+        vec![
+            self.backend.clone(),
+            self.op.to_owned(),
+            Size(self.size).to_string(),
+            self.pages.to_string(),
+            self.inflight.to_string(),
+            format!("{:.2}", self.gbytes_per_s),
+            format!("{:.1}", self.gbps),
+            format!("{:.0}", self.ops_per_s),
+            format!("{:.2}", self.p50_us),
+            format!("{:.2}", self.p99_us),
+            format!("{:.2}", self.p999_us),
+            format!("{:.2}", self.max_us),
+            if self.verified { "yes" } else { "no" }.to_owned(),
+            format!("{:.2}", self.limit_gbytes_per_s),
+            format!("{:.0}", self.percent_of_limit),
+        ]
+    }
+}
+
+/// To four decimals: more would be noise.
+fn round(value: f64) -> f64 {
+    (value * 1e4).round() / 1e4
+}

@@ -1,0 +1,115 @@
+//! The command line: arguments in, one sentence out if it fails.
+
+mod bench;
+mod failure;
+mod files;
+mod info;
+mod output;
+mod send;
+mod serve;
+mod units;
+mod wait;
+mod wire;
+
+use std::process::ExitCode;
+
+use clap::{ArgAction, Parser, Subcommand};
+use multirail::{BackendChoice, Fabric};
+use tracing_subscriber::filter::LevelFilter;
+
+use failure::{Done, Failure};
+
+/// Moves memory and files between processes and machines.
+#[derive(Parser)]
+#[command(name = "multirail", version, about)]
+struct Arguments {
+    #[command(flatten)]
+    common: Common,
+
+    #[command(subcommand)]
+    command: Command,
+}
+
+/// What every command understands.
+#[derive(clap::Args, Clone)]
+struct Common {
+    /// The backend to use: auto, loopback, efa or verbs [default: $MULTIRAIL_BACKEND, or auto]
+    #[arg(long, global = true, value_name = "NAME")]
+    backend: Option<BackendChoice>,
+
+    /// Print one JSON object per row instead of a table
+    #[arg(long, global = true)]
+    json: bool,
+
+    /// Log to stderr; twice for debug, three times for everything
+    #[arg(short, long, global = true, action = ArgAction::Count)]
+    verbose: u8,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// List the backends: available, or why not and what would mend it
+    Info,
+    /// Measure a transfer against the memcpy limit of the same run, and verify every byte
+    Bench(bench::BenchArguments),
+    /// Receive files into a directory
+    Serve(serve::ServeArguments),
+    /// Send files to a `multirail serve`
+    Send(send::SendArguments),
+}
+
+impl Common {
+    /// The backend asked for by the option, else by the environment.
+    fn choice(&self) -> Done<BackendChoice> {
+        match &self.backend {
+            Some(choice) => Ok(choice.clone()),
+            None => Ok(BackendChoice::from_env()?),
+        }
+    }
+
+    /// A fabric of that backend.
+    fn open(&self) -> Done<Fabric> {
+        Ok(multirail::builder(&self.choice()?)?.open()?)
+    }
+}
+
+/// Parses the arguments, runs the command, and says in one sentence if it failed.
+pub fn run() -> ExitCode {
+    let arguments = Arguments::parse();
+    log_to_stderr(arguments.common.verbose);
+    let common = &arguments.common;
+    let done = match arguments.command {
+        Command::Info => info::run(common),
+        Command::Bench(bench) => bench::run(common, bench),
+        Command::Serve(serve) => serve::run(common, serve),
+        Command::Send(send) => send::run(common, send),
+    };
+    match done {
+        Ok(()) | Err(Failure::ClosedPipe) => ExitCode::SUCCESS,
+        Err(Failure::Sentence(sentence)) => {
+            output::complain(&sentence);
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn log_to_stderr(verbosity: u8) {
+    let level = match verbosity {
+        0 => return,
+        1 => LevelFilter::INFO,
+        2 => LevelFilter::DEBUG,
+        _ => LevelFilter::TRACE,
+    };
+    tracing_subscriber::fmt().with_max_level(level).with_writer(std::io::stderr).with_ansi(false).init();
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn arguments_are_well_formed() {
+        use clap::CommandFactory;
+        Arguments::command().debug_assert();
+    }
+}

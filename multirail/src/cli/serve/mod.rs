@@ -1,0 +1,160 @@
+//! `multirail serve`: receives files into a directory, from several senders at once.
+
+mod session;
+mod store;
+
+use std::collections::HashMap;
+use std::path::PathBuf;
+use std::sync::mpsc::{self, Receiver, SyncSender};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use multirail::{ErrorKind, Fabric, Peer, PeerId, RecvPool};
+
+use super::failure::{Done, Failure};
+use super::files::{Layout, ToSender};
+use super::wire::{MESSAGE_BYTES, Outbox};
+use super::{Common, output, wait};
+use session::Session;
+use store::Directory;
+
+/// Senders served at once; each has a region of `Layout::OFFERED.total()` bytes.
+const MOST_SENDERS: usize = 6;
+
+/// Messages a sender may have under way: every window, and one word more.
+const BACKLOG: usize = Layout::OFFERED.windows as usize + 4;
+
+/// Pause after a connection attempt that failed, so that a stream of them stays cheap.
+const BREATH: Duration = Duration::from_millis(20);
+
+#[derive(clap::Args)]
+pub struct ServeArguments {
+    /// The directory that files are stored in
+    #[arg(long, value_name = "DIR")]
+    into: PathBuf,
+
+    /// Where to listen; port 0 takes a free one
+    #[arg(long, default_value = "127.0.0.1:7411", value_name = "ADDRESS")]
+    listen: String,
+
+    /// Serve one sender, then exit
+    #[arg(long)]
+    once: bool,
+
+    /// Replace files that exist already
+    #[arg(long)]
+    overwrite: bool,
+}
+
+/// Which session a peer's messages belong to.
+#[derive(Clone, Default)]
+struct Routes(Arc<Mutex<HashMap<PeerId, SyncSender<Vec<u8>>>>>);
+
+struct Server {
+    fabric: Fabric,
+    directory: Directory,
+    routes: Routes,
+    json: bool,
+}
+
+/// Serves until it is stopped, or one sender with `--once`.
+pub fn run(common: &Common, arguments: ServeArguments) -> Done {
+    let directory = Directory::open(arguments.into, arguments.overwrite)?;
+    let fabric = common.open()?;
+    // Senders speak once a session has welcomed them, never before there are receives.
+    let pool = fabric.recv_pool(MOST_SENDERS * BACKLOG, MESSAGE_BYTES)?;
+    let listener = wait::listen(&fabric, &arguments.listen)?;
+    let address = listener.local_addr();
+    match common.json {
+        true => output::json(&serde_json::json!({ "listening": address }))?,
+        false => output::line(&format!("listening on {address}; run: multirail send FILE --to {address}"))?,
+    }
+    let routes = Routes::default();
+    let server = Arc::new(Server { fabric, directory, routes: routes.clone(), json: common.json });
+    std::thread::spawn(move || dispatch(pool, &routes));
+    if arguments.once {
+        let peer = pollster::block_on(listener.accept())?;
+        drop(listener);
+        return server.serve(&peer);
+    }
+    loop {
+        match pollster::block_on(listener.accept()) {
+            Ok(peer) => {
+                let server = Arc::clone(&server);
+                std::thread::spawn(move || {
+                    if let Err(failure) = server.serve(&peer) {
+                        output::complain(failure.sentence());
+                    }
+                });
+            }
+            Err(error) if error.kind() == ErrorKind::Closed => return Err(error.into()),
+            Err(error) => {
+                output::complain(&format!("a sender could not connect: {error}"));
+                std::thread::sleep(BREATH);
+            }
+        }
+    }
+}
+
+/// Hands every message to its peer's session until the fabric closes.
+fn dispatch(pool: RecvPool, routes: &Routes) {
+    loop {
+        match pollster::block_on(pool.next()) {
+            Ok(message) => routes.deliver(message.peer(), message.to_vec()),
+            Err(error) if matches!(error.kind(), ErrorKind::Closed | ErrorKind::DeviceLost) => return,
+            // A message nobody should have sent; its sender's session times out or ends.
+            Err(error) => tracing::warn!(%error, "a message was dropped"),
+        }
+    }
+}
+
+impl Server {
+    fn serve(&self, peer: &Peer) -> Done {
+        let served = match self.routes.add(peer.id()) {
+            Some(inbox) => Session::run(&self.fabric, peer, inbox, &self.directory, self.json),
+            None => self.turn_away(peer),
+        };
+        self.routes.remove(peer.id());
+        peer.disconnect();
+        served
+    }
+
+    fn turn_away(&self, peer: &Peer) -> Done {
+        let reason = format!("{MOST_SENDERS} senders are being served already; try again later");
+        Outbox::new(&self.fabric, peer)?.say(&ToSender::Refused(reason.clone()))?;
+        wait::let_go(peer);
+        Err(Failure::new(format!("a sender was refused: {reason}")))
+    }
+}
+
+impl Routes {
+    /// A way for this peer's messages; `None` if there are enough senders.
+    fn add(&self, peer: PeerId) -> Option<Receiver<Vec<u8>>> {
+        let mut routes = self.lock();
+        if routes.len() >= MOST_SENDERS {
+            return None;
+        }
+        let (sender, receiver) = mpsc::sync_channel(BACKLOG);
+        routes.insert(peer, sender);
+        Some(receiver)
+    }
+
+    fn remove(&self, peer: PeerId) {
+        self.lock().remove(&peer);
+    }
+
+    /// A peer with more messages under way than agreed loses its route; its
+    /// session ends by that. One without a session is not listened to.
+    fn deliver(&self, peer: PeerId, message: Vec<u8>) {
+        let mut routes = self.lock();
+        if let Some(route) = routes.get(&peer)
+            && route.try_send(message).is_err()
+        {
+            routes.remove(&peer);
+        }
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, HashMap<PeerId, SyncSender<Vec<u8>>>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

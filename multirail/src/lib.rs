@@ -1,0 +1,56 @@
+//! Moves memory between processes and machines at the speed of what connects
+//! them: whole buffers or thousands of scattered pages, from any peer to any peer.
+//!
+//! This crate is the one to depend on. It re-exports the types and the engine of
+//! `transport-core` and adds what only it knows, the backends by name:
+//!
+//! 1. [`BackendChoice`]: which backend, from a string, from `MULTIRAIL_BACKEND`,
+//!    or automatic; [`builder`] and [`open`] make a [`Fabric`] of it.
+//! 2. [`Registry`]: every backend by name, available or why not.
+//!
+//! # Example
+//! Two fabrics in one process; three pages cross in one operation, and an imm
+//! tells the target that all of them are there.
+//!
+//! ```
+//! use multirail::{Access, Pages, WriteOptions};
+//! # fn main() -> multirail::Result<()> {
+//! let (here, there) = (multirail::open()?, multirail::open()?);
+//! let (peer, origin) = here.connect_local(&there)?;
+//! let window = there.alloc(8 * 4096, Access::REMOTE_WRITE)?;
+//! there.publish("window", &window)?;
+//! let source = here.alloc(8 * 4096, Access::LOCAL)?;
+//! source.copy_in(4096, &[7; 4096])?;
+//!
+//! pollster::block_on(async {
+//!     let remote = peer.region("window").await?;
+//!     let (from, to) = (Pages::new([0, 1, 2]), Pages::new([6, 3, 5]));
+//!     let options = WriteOptions::default().imm(42);
+//!     peer.write_pages_with(&source, &from, &remote, &to, 4096, &options)?.await?;
+//!     origin.imm(42).expect(1).await
+//! })?;
+//!
+//! let mut page = [0; 4096];
+//! window.copy_out(3 * 4096, &mut page)?;
+//! assert_eq!(page, [7; 4096]);
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! # Threads
+//! A [`Fabric`] and everything it hands out may be used from any thread. Futures
+//! need no particular executor. A fabric owns its worker threads and one control
+//! thread; without work they sleep.
+//!
+//! # Cleanup
+//! Dropping the last handle of a fabric, or [`Fabric::close`], ends its sessions
+//! and joins its threads. Regions stay valid memory until their own last handle
+//! is gone. Dropping an unfinished operation cancels it.
+#![deny(unsafe_code)]
+
+mod choice;
+mod registry;
+
+pub use choice::{BackendChoice, builder, open};
+pub use registry::{BackendRow, Registry};
+pub use transport_core::*;

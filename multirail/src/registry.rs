@@ -1,0 +1,195 @@
+//! Every backend by name.
+
+use std::sync::Arc;
+
+use transport_core::spi::{Backend, DeviceInfo, Domain, DomainSetup, Probe, Unavailable};
+use transport_core::{Error, ErrorKind, Result, TransportConfig};
+
+use crate::BackendChoice;
+
+/// The backends a program knows, in order of preference.
+#[derive(Clone)]
+pub struct Registry {
+    backends: Vec<Arc<dyn Backend>>,
+}
+
+/// What [`Registry::rows`] says about one backend.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct BackendRow {
+    /// The name users type.
+    pub name: &'static str,
+    /// The devices that can be opened now, or why there are none.
+    pub probe: Probe,
+}
+
+impl Registry {
+    /// No backends; add some with [`Registry::with`].
+    pub fn empty() -> Self {
+        Self { backends: Vec::new() }
+    }
+
+    /// All of multirail's backends: `loopback`, `efa`, `verbs`.
+    pub fn standard() -> Self {
+        Self::empty()
+            .with(Arc::new(backend_loopback::Loopback::new()))
+            .with(Arc::new(NotBuilt { name: "efa", library: "libfabric" }))
+            .with(Arc::new(NotBuilt { name: "verbs", library: "libibverbs" }))
+    }
+
+    /// Adds a backend behind those that are there. One of the same name is replaced.
+    pub fn with(mut self, backend: Arc<dyn Backend>) -> Self {
+        match self.backends.iter_mut().find(|known| known.name() == backend.name()) {
+            Some(known) => *known = backend,
+            None => self.backends.push(backend),
+        }
+        self
+    }
+
+    /// The names, in order of preference.
+    pub fn names(&self) -> impl Iterator<Item = &'static str> + '_ {
+        self.backends.iter().map(|backend| backend.name())
+    }
+
+    /// The backend of that name.
+    ///
+    /// # Errors
+    /// `NotFound`, with the names there are.
+    pub fn find(&self, name: &str) -> Result<&Arc<dyn Backend>> {
+        self.backends.iter().find(|backend| backend.name() == name).ok_or_else(|| {
+            let context = format!("no backend is called {name:?}; choose auto or one of: {}", self.list());
+            Error::new(ErrorKind::NotFound, "choose backend", context)
+        })
+    }
+
+    /// Probes every backend.
+    pub fn rows(&self) -> Vec<BackendRow> {
+        self.backends
+            .iter()
+            .map(|backend| BackendRow { name: backend.name(), probe: backend.probe() })
+            .collect()
+    }
+
+    /// The transports that `choice` means, labelled with their backend's name.
+    ///
+    /// # Errors
+    /// `NotFound` for an unknown name; `Unsupported` where the chosen backend, or
+    /// with `Auto` every backend, is unavailable.
+    pub fn transports(&self, choice: &BackendChoice) -> Result<Vec<TransportConfig>> {
+        match choice {
+            BackendChoice::Named(name) => Ok(vec![self.named(name)?]),
+            BackendChoice::Auto => self.available(),
+        }
+    }
+
+    fn named(&self, name: &str) -> Result<TransportConfig> {
+        let backend = self.find(name)?;
+        match backend.probe() {
+            Ok(devices) => Ok(transport(backend, devices)),
+            Err(why) => Err(Error::new(
+                ErrorKind::Unsupported,
+                "choose backend",
+                format!(
+                    "{name} is unavailable: {}; {}; the backends are: {}",
+                    why.reason,
+                    why.remedy,
+                    self.list()
+                ),
+            )),
+        }
+    }
+
+    fn available(&self) -> Result<Vec<TransportConfig>> {
+        let mut chosen = Vec::new();
+        let mut reasons = Vec::new();
+        for backend in &self.backends {
+            match backend.probe() {
+                Ok(devices) => {
+                    tracing::info!(backend = backend.name(), devices = devices.len(), "auto: taken");
+                    chosen.push(transport(backend, devices));
+                }
+                Err(why) => {
+                    tracing::info!(backend = backend.name(), reason = %why.reason, "auto: not available");
+                    reasons.push(format!("{}: {}", backend.name(), why.reason));
+                }
+            }
+        }
+        if chosen.is_empty() {
+            let context = format!(
+                "no backend is available ({}); `multirail info` says what would mend it",
+                reasons.join("; ")
+            );
+            return Err(Error::new(ErrorKind::Unsupported, "choose backend", context));
+        }
+        Ok(chosen)
+    }
+
+    fn list(&self) -> String {
+        self.names().collect::<Vec<_>>().join(", ")
+    }
+}
+
+fn transport(backend: &Arc<dyn Backend>, devices: Vec<DeviceInfo>) -> TransportConfig {
+    TransportConfig::new(backend.name(), Arc::clone(backend)).devices(devices)
+}
+
+/// A backend whose name is taken but whose code is not in this version.
+struct NotBuilt {
+    name: &'static str,
+    library: &'static str,
+}
+
+impl NotBuilt {
+    fn why(&self) -> Unavailable {
+        Unavailable {
+            reason: format!("not built yet: this version of multirail has no {} backend", self.library),
+            remedy: "use loopback on one host, or a later version".to_owned(),
+        }
+    }
+}
+
+impl Backend for NotBuilt {
+    fn name(&self) -> &'static str {
+        self.name
+    }
+
+    fn probe(&self) -> Probe {
+        Err(self.why())
+    }
+
+    fn open(&self, _device: &DeviceInfo, _setup: &DomainSetup) -> Result<Arc<dyn Domain>> {
+        let Unavailable { reason, remedy } = self.why();
+        Err(Error::new(ErrorKind::Unsupported, "open device", format!("{reason}; {remedy}")))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn three_names_and_no_substitute() {
+        let registry = Registry::standard();
+        assert_eq!(registry.names().collect::<Vec<_>>(), ["loopback", "efa", "verbs"]);
+        let refused =
+            |name: &str| registry.transports(&BackendChoice::Named(name.into())).err().expect("refused");
+        assert_eq!(refused("tcp").kind(), ErrorKind::NotFound);
+        assert!(refused("tcp").context().contains("loopback, efa, verbs"));
+        assert_eq!(refused("efa").kind(), ErrorKind::Unsupported);
+        assert!(refused("efa").context().contains("not built yet"));
+    }
+
+    #[test]
+    fn auto_without_any_says_why() {
+        let registry = Registry::empty().with(Arc::new(NotBuilt { name: "efa", library: "libfabric" }));
+        let refused = registry.transports(&BackendChoice::Auto).err().expect("refused");
+        assert!(refused.context().contains("efa: not built yet"));
+    }
+
+    #[test]
+    fn a_second_of_the_same_name_replaces() {
+        let registry = Registry::standard().with(Arc::new(NotBuilt { name: "loopback", library: "memory" }));
+        assert_eq!(registry.names().count(), 3);
+        assert!(registry.find("loopback").unwrap().probe().is_err());
+    }
+}

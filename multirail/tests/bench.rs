@@ -1,0 +1,107 @@
+//! `multirail bench`: what it prints, and that every byte is verified.
+#![cfg(target_os = "linux")]
+
+mod process;
+
+use process::{Running, run};
+
+const KEYS: &str = "backend op size pages inflight gbytes_per_s gbps ops_per_s p50_us p99_us p999_us max_us verified \
+                    limit_gbytes_per_s percent_of_limit";
+
+fn row(arguments: &[&str]) -> serde_json::Value {
+    let (done, rows, said) = run(&[&["bench", "--json", "--duration", "50ms"], arguments].concat());
+    assert!(done, "{said}");
+    assert_eq!(rows.lines().count(), 1, "{rows}");
+    serde_json::from_str(&rows).expect("JSON")
+}
+
+fn plausible(row: &serde_json::Value) {
+    let number = |key: &str| row[key].as_f64().unwrap_or_else(|| panic!("{key} in {row}"));
+    assert!(
+        number("gbytes_per_s") > 0.0 && number("limit_gbytes_per_s") > 0.0 && number("ops_per_s") > 0.0,
+        "{row}"
+    );
+    assert!((number("gbps") / number("gbytes_per_s") / 8.0 - 1.0).abs() < 0.01, "{row}");
+    let percent = number("gbytes_per_s") / number("limit_gbytes_per_s") * 100.0;
+    assert!((percent / number("percent_of_limit") - 1.0).abs() < 0.05, "{row}");
+    assert!(number("p50_us") <= number("p99_us") && number("p99_us") <= number("p999_us"), "{row}");
+    assert!(number("p999_us") <= number("max_us") && number("max_us") > 0.0, "{row}");
+}
+
+#[test]
+fn two_processes_with_all_keys() {
+    let (done, rows, said) = run(&["bench", "--json", "--duration", "50ms", "--pages", "64"]);
+    assert!(done, "{said}");
+    let mut at = 0;
+    for key in KEYS.split_whitespace() {
+        let found =
+            rows[at..].find(&format!("\"{key}\":")).unwrap_or_else(|| panic!("{key}, in order, in {rows}"));
+        at += found;
+    }
+    let row: serde_json::Value = serde_json::from_str(&rows).expect("JSON");
+    assert_eq!(row.as_object().expect("an object").len(), KEYS.split_whitespace().count());
+    assert_eq!((&row["backend"], &row["op"]), (&"loopback".into(), &"write-pages".into()));
+    assert_eq!((&row["size"], &row["pages"], &row["verified"]), (&65536.into(), &64.into(), &true.into()));
+    plausible(&row);
+}
+
+#[test]
+fn every_operation_in_both_arrangements() {
+    for op in ["write", "write-pages", "write-imm", "read", "send"] {
+        for arrangement in [&["--in-process"][..], &[]] {
+            for inflight in ["1", "8"] {
+                let load = ["--op", op, "--size", "4097", "--pages", "33", "--inflight", inflight];
+                let row = row(&[&load, arrangement].concat());
+                assert_eq!(row["op"], op);
+                assert_eq!(row["verified"], true, "{row}");
+                plausible(&row);
+            }
+        }
+    }
+}
+
+#[test]
+fn odd_sizes_and_hints() {
+    for load in [
+        &["--size", "1", "--pages", "1"][..],
+        &["--size", "3MiB", "--pages", "2"],
+        &["--cold", "--pages", "8"],
+    ] {
+        assert_eq!(row(load)["verified"], true);
+    }
+    assert_eq!(row(&["--no-verify", "--pages", "4"])["verified"], false);
+}
+
+#[test]
+fn a_sweep_has_a_row_per_size() {
+    let (done, rows, said) = run(&["bench", "--json", "--duration", "10ms", "--sweep", "--pages", "4"]);
+    assert!(done, "{said}");
+    let sizes: Vec<u64> = rows
+        .lines()
+        .map(|row| {
+            serde_json::from_str::<serde_json::Value>(row).expect("JSON")["size"].as_u64().expect("a size")
+        })
+        .collect();
+    assert_eq!((sizes[0], sizes[sizes.len() - 1]), (8, 4 << 20));
+    assert!(sizes.is_sorted());
+}
+
+#[test]
+fn a_table_without_json() {
+    let (done, table, said) = run(&["bench", "--duration", "50ms", "--pages", "16"]);
+    assert!(done, "{said}");
+    for word in ["GB/s", "Gbps", "p99.9 µs", "% of memcpy", "64 KiB", "yes"] {
+        assert!(table.contains(word), "{word} in {table}");
+    }
+}
+
+#[test]
+fn two_terminals() {
+    let (mut server, address) = Running::server(&["bench", "server"]);
+    let (done, rows, said) =
+        run(&["bench", "client", &address, "--json", "--duration", "50ms", "--pages", "16"]);
+    assert!(done, "{said}");
+    assert!(rows.contains("\"verified\":true"), "{rows}");
+    assert_eq!(server.json()["ready"], "write-pages");
+    server.succeeds();
+}

@@ -1,0 +1,113 @@
+//! Either side of a bench dies or stops: the other ends soon, with one sentence.
+#![cfg(target_os = "linux")]
+
+mod process;
+
+use std::time::Duration;
+
+use process::{LIMIT, Running, eventually};
+use rustix::process::{Pid, Signal, kill_process};
+
+/// A death is seen at once, from the closed connection.
+const KILLED: Duration = Duration::from_secs(5);
+
+/// A stopped process is found out by its silence: the peer timeout of 3 s, and margin.
+const STOPPED: Duration = Duration::from_secs(7);
+
+fn pair(op: &str) -> (Running, Running) {
+    let (server, address) = Running::server(&["bench", "server"]);
+    let client = Running::start(&[
+        "bench",
+        "client",
+        &address,
+        "--duration",
+        "10min",
+        "--op",
+        op,
+        "--pages",
+        "64",
+        "-v",
+    ]);
+    client.await_error("measuring");
+    (server, client)
+}
+
+fn one_sentence(client: &mut Running, limit: Duration) {
+    let (status, said) = client.end_within(limit);
+    assert!(status.code().is_some_and(|code| code != 0), "{status}");
+    let sentences: Vec<_> = said.iter().filter(|line| line.starts_with("multirail: ")).collect();
+    assert_eq!(sentences.len(), 1, "{said:?}");
+}
+
+#[test]
+fn killed_server() {
+    for op in ["write", "write-pages", "send"] {
+        let (server, mut client) = pair(op);
+        server.signal(Signal::KILL);
+        one_sentence(&mut client, KILLED);
+    }
+}
+
+#[test]
+fn killed_client() {
+    for op in ["write", "read", "write-imm"] {
+        let (mut server, client) = pair(op);
+        client.signal(Signal::KILL);
+        server.fails_within(KILLED);
+    }
+}
+
+#[test]
+fn stopped_server() {
+    let (server, mut client) = pair("write-pages");
+    server.signal(Signal::STOP);
+    one_sentence(&mut client, STOPPED);
+}
+
+#[test]
+fn stopped_client() {
+    let (mut server, mut client) = pair("write");
+    client.signal(Signal::STOP);
+    server.fails_within(STOPPED);
+    client.signal(Signal::CONT);
+    one_sentence(&mut client, STOPPED);
+}
+
+fn with_its_own_server() -> (Running, Pid) {
+    let bench = Running::start(&["bench", "--duration", "10min", "--pages", "64", "-v"]);
+    bench.await_error("measuring");
+    let children = format!("/proc/{0}/task/{0}/children", bench.id());
+    let server =
+        std::fs::read_to_string(children).expect("children of the bench").trim().parse().expect("one child");
+    (bench, Pid::from_raw(server).expect("not 0"))
+}
+
+#[test]
+fn killed_child() {
+    let (mut bench, server) = with_its_own_server();
+    kill_process(server, Signal::KILL).expect("kill");
+    one_sentence(&mut bench, KILLED);
+}
+
+#[test]
+fn stopped_child_is_not_left_behind() {
+    let (mut bench, server) = with_its_own_server();
+    kill_process(server, Signal::STOP).expect("stop");
+    one_sentence(&mut bench, STOPPED);
+    eventually(LIMIT, "the child is gone", || is_gone(server).then_some(()));
+}
+
+#[test]
+fn killed_parent_takes_its_child_along() {
+    let (bench, server) = with_its_own_server();
+    bench.signal(Signal::KILL);
+    eventually(KILLED, "the child is gone", || is_gone(server).then_some(()));
+}
+
+/// Gone, or dead and waiting for whoever inherited it.
+fn is_gone(process: Pid) -> bool {
+    match std::fs::read_to_string(format!("/proc/{}/stat", process.as_raw_nonzero())) {
+        Ok(stat) => stat.rsplit(')').next().is_some_and(|rest| rest.trim_start().starts_with('Z')),
+        Err(_) => true,
+    }
+}

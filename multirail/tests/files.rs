@@ -1,0 +1,215 @@
+//! `multirail serve` and `multirail send`.
+#![cfg(target_os = "linux")]
+
+mod process;
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use process::{LIMIT, Running, eventually, multirail, run};
+use rustix::process::Signal;
+use tempfile::TempDir;
+
+/// A death is seen at once, from the closed connection.
+const KILLED: Duration = Duration::from_secs(5);
+
+const PAGE: usize = 64 << 10;
+
+fn random_file(directory: &Path, name: &str, bytes: usize) -> PathBuf {
+    let mut content = vec![0; bytes];
+    fastrand::Rng::with_seed(bytes as u64).fill(&mut content);
+    let path = directory.join(name);
+    fs::write(&path, content).expect("write a file");
+    path
+}
+
+/// A file too long to be sent before a test has acted; sparse, so it costs no disk.
+fn endless_file(directory: &Path) -> PathBuf {
+    let path = directory.join("endless");
+    fs::File::create(&path).and_then(|file| file.set_len(1 << 40)).expect("a sparse file");
+    path
+}
+
+fn text(path: &Path) -> &str {
+    path.to_str().expect("UTF-8 path")
+}
+
+fn server(into: &TempDir, more: &[&str]) -> (Running, String) {
+    Running::server(&[&["serve", "--into", text(into.path())], more].concat())
+}
+
+fn names(directory: &TempDir) -> Vec<String> {
+    let entries = fs::read_dir(directory.path()).expect("list");
+    entries.map(|entry| entry.expect("entry").file_name().into_string().expect("UTF-8")).collect()
+}
+
+fn is_empty(directory: &TempDir) -> Option<()> {
+    names(directory).is_empty().then_some(())
+}
+
+#[test]
+fn files_arrive_identical() {
+    let (from, into) = (TempDir::new().unwrap(), TempDir::new().unwrap());
+    let (_server, address) = server(&into, &[]);
+    let sizes = [0, 1, PAGE - 1, PAGE, PAGE + 1, (8 << 20) + 5, (40 << 20) - 3];
+    let files: Vec<_> =
+        sizes.iter().map(|&size| random_file(from.path(), &format!("of {size} ✓"), size)).collect();
+    let paths: Vec<_> = files.iter().map(|path| text(path)).collect();
+    let (done, rows, said) = run(&[&["send", "--json", "--to", &address], &paths[..]].concat());
+    assert!(done, "{said}");
+    assert_eq!(rows.lines().count(), sizes.len());
+    for file in &files {
+        let arrived = into.path().join(file.file_name().unwrap());
+        assert!(fs::read(file).unwrap() == fs::read(arrived).unwrap(), "{file:?}");
+    }
+    assert_eq!(names(&into).len(), sizes.len(), "nothing else is left");
+}
+
+#[test]
+fn several_senders_at_once() {
+    let (from, into) = (TempDir::new().unwrap(), TempDir::new().unwrap());
+    let (_server, address) = server(&into, &[]);
+    let files: Vec<_> = (0..4).map(|n| random_file(from.path(), &format!("{n}"), (9 << 20) + n)).collect();
+    let senders: Vec<_> =
+        files.iter().map(|file| Running::start(&["send", text(file), "--to", &address])).collect();
+    for mut sender in senders {
+        sender.succeeds();
+    }
+    for file in &files {
+        assert!(fs::read(file).unwrap() == fs::read(into.path().join(file.file_name().unwrap())).unwrap());
+    }
+}
+
+#[test]
+fn too_many_senders_are_told_to_wait() {
+    let (from, into) = (TempDir::new().unwrap(), TempDir::new().unwrap());
+    let (server, address) = server(&into, &[]);
+    let endless = endless_file(from.path());
+    let start = || Running::start(&["send", text(&endless), "--to", &address]);
+    let busy: Vec<_> = (0..6).map(|_| start()).collect();
+    eventually(LIMIT, "six files arrive", || (names(&into).len() == 6).then_some(()));
+    let sentence = start().fails_within(LIMIT);
+    assert!(sentence.contains("try again later"), "{sentence}");
+    server.await_error("try again later");
+    drop(busy);
+    eventually(LIMIT, "all are removed", || is_empty(&into));
+}
+
+#[test]
+fn killed_sender_leaves_nothing() {
+    let (from, into) = (TempDir::new().unwrap(), TempDir::new().unwrap());
+    let (server, address) = server(&into, &[]);
+    let sender = Running::start(&["send", text(&endless_file(from.path())), "--to", &address]);
+    growing(&into);
+    sender.signal(Signal::KILL);
+    eventually(KILLED, "the temporary file is removed", || is_empty(&into));
+    server.await_error("endless was not stored");
+
+    // The server goes on.
+    let file = random_file(from.path(), "next", 1000);
+    let (done, _, said) = run(&["send", text(&file), "--to", &address]);
+    assert!(done, "{said}");
+    assert_eq!(names(&into), ["next"]);
+}
+
+#[test]
+fn killed_sender_ends_a_server_of_one() {
+    let (from, into) = (TempDir::new().unwrap(), TempDir::new().unwrap());
+    let (mut server, address) = server(&into, &["--once"]);
+    let sender = Running::start(&["send", text(&endless_file(from.path())), "--to", &address]);
+    growing(&into);
+    sender.signal(Signal::KILL);
+    let sentence = server.fails_within(KILLED);
+    assert!(sentence.contains("endless was not stored"), "{sentence}");
+    assert!(names(&into).is_empty());
+}
+
+#[test]
+fn killed_server_ends_the_sender() {
+    let (from, into) = (TempDir::new().unwrap(), TempDir::new().unwrap());
+    let (server, address) = server(&into, &[]);
+    let mut sender = Running::start(&["send", text(&endless_file(from.path())), "--to", &address]);
+    growing(&into);
+    server.signal(Signal::KILL);
+    let sentence = sender.fails_within(KILLED);
+    assert!(sentence.contains("endless was not sent"), "{sentence}");
+    assert!(names(&into).iter().all(|name| name.starts_with(".endless.multirail-")), "no final name");
+}
+
+#[test]
+fn stopped_sender_leaves_nothing() {
+    let (from, into) = (TempDir::new().unwrap(), TempDir::new().unwrap());
+    let (mut server, address) = server(&into, &["--once"]);
+    let sender = Running::start(&["send", text(&endless_file(from.path())), "--to", &address]);
+    growing(&into);
+    sender.signal(Signal::STOP);
+    server.fails_within(Duration::from_secs(7));
+    assert!(names(&into).is_empty());
+}
+
+#[test]
+fn existing_names_are_kept_unless_told_otherwise() {
+    let (from, into) = (TempDir::new().unwrap(), TempDir::new().unwrap());
+    let file = random_file(from.path(), "name", 5000);
+    fs::write(into.path().join("name"), "old").unwrap();
+    let (mut refusing, address) = server(&into, &["--once"]);
+    let (done, _, said) = run(&["send", text(&file), "--to", &address]);
+    assert!(!done);
+    assert!(said.contains("exists") && said.lines().count() == 1, "{said}");
+    let sentence = refusing.fails_within(LIMIT);
+    assert!(sentence.contains("exists"), "{sentence}");
+    assert_eq!(fs::read(into.path().join("name")).unwrap(), b"old");
+
+    let (mut replacing, address) = server(&into, &["--once", "--overwrite"]);
+    let (done, _, said) = run(&["send", text(&file), "--to", &address]);
+    assert!(done, "{said}");
+    replacing.succeeds();
+    assert!(fs::read(into.path().join("name")).unwrap() == fs::read(&file).unwrap());
+    assert_eq!(names(&into), ["name"]);
+}
+
+#[test]
+fn a_full_disk_is_told_to_both() {
+    let (from, into) = (TempDir::new().unwrap(), TempDir::new().unwrap());
+    // A limit of the file size stands in for a full disk: writes fail the same way.
+    // It is above what the registered memory needs, which counts as a file too.
+    let mut command = std::process::Command::new("sh");
+    let serve =
+        multirail(&["serve", "--into", text(into.path()), "--listen", "127.0.0.1:0", "--json", "--once"]);
+    command
+        .args(["-c", "ulimit -f 131072; trap '' XFSZ; exec \"$0\" \"$@\""])
+        .arg(serve.get_program())
+        .args(serve.get_args());
+    let mut server = Running::spawn(command);
+    let address = server.json()["listening"].as_str().expect("an address").to_owned();
+    let mut sender = Running::start(&["send", text(&endless_file(from.path())), "--to", &address]);
+    let sentence = sender.fails_within(LIMIT);
+    assert!(sentence.contains("refused") && sentence.contains("write the file"), "{sentence}");
+    let sentence = server.fails_within(LIMIT);
+    assert!(sentence.contains("write the file"), "{sentence}");
+    assert!(names(&into).is_empty());
+}
+
+#[test]
+fn a_file_that_shrinks_is_not_stored() {
+    let (from, into) = (TempDir::new().unwrap(), TempDir::new().unwrap());
+    let (mut server, address) = server(&into, &["--once"]);
+    let path = endless_file(from.path());
+    let mut sender = Running::start(&["send", text(&path), "--to", &address]);
+    growing(&into);
+    fs::OpenOptions::new().write(true).open(&path).and_then(|file| file.set_len(0)).expect("truncate");
+    for sentence in [sender.fails_within(LIMIT), server.fails_within(LIMIT)] {
+        assert!(sentence.contains("became shorter") && !sentence.contains("refused"), "{sentence}");
+    }
+    assert!(names(&into).is_empty());
+}
+
+/// Waits until a file in the directory has grown past a few windows.
+fn growing(into: &TempDir) {
+    eventually(LIMIT, "a temporary file grows", || {
+        let name = names(into).into_iter().next()?;
+        assert!(name.starts_with('.'), "{name} is no temporary name");
+        (fs::metadata(into.path().join(name)).ok()?.len() > 1 << 20).then_some(())
+    });
+}

@@ -1,0 +1,97 @@
+//! `multirail info`, the choice of a backend, and the manners of the command.
+#![cfg(unix)]
+
+mod process;
+
+use process::{multirail, run};
+
+#[test]
+fn info_lists_three_backends() {
+    let (done, rows, _) = run(&["info", "--json"]);
+    assert!(done);
+    let rows: Vec<serde_json::Value> =
+        rows.lines().map(|row| serde_json::from_str(row).expect("JSON")).collect();
+    let names: Vec<_> = rows.iter().map(|row| row["backend"].as_str().expect("name")).collect();
+    assert_eq!(names, ["loopback", "efa", "verbs"]);
+    assert_eq!(rows[0]["available"], true);
+    assert_eq!(rows[0]["devices"][0]["name"], "lo0");
+    assert!(rows[0]["send_depth"].as_u64() > Some(0));
+    for row in &rows[1..] {
+        assert_eq!(row["available"], false);
+        assert!(row["reason"].as_str().is_some_and(|reason| reason.contains("not built yet")));
+        assert!(row["remedy"].is_string());
+    }
+}
+
+#[test]
+fn info_prints_a_table() {
+    let (done, table, _) = run(&["info"]);
+    assert!(done);
+    for word in ["loopback", "efa", "verbs", "available", "what mends it"] {
+        assert!(table.contains(word), "{word} in {table}");
+    }
+}
+
+#[test]
+fn backends_are_never_substituted() {
+    for (name, says) in [("tcp", "no backend is called"), ("efa", "not built yet"), ("", "empty")] {
+        for arguments in [&["--backend", name, "bench", "--in-process"][..], &["bench", "--in-process"][..]] {
+            let mut command = multirail(arguments);
+            if arguments.len() == 2 {
+                if name.is_empty() {
+                    continue; // an empty variable is an unset one
+                }
+                command.env("MULTIRAIL_BACKEND", name);
+            }
+            let output = command.output().expect("start");
+            let said = String::from_utf8_lossy(&output.stderr).into_owned();
+            assert!(!output.status.success(), "{name}");
+            assert!(said.contains(says), "{said}");
+            if !name.is_empty() {
+                assert_eq!(said.lines().count(), 1, "{said}");
+                assert!(said.contains("loopback, efa, verbs"), "{said}");
+            }
+            assert!(output.stdout.is_empty());
+        }
+    }
+}
+
+#[test]
+fn a_closed_pipe_is_no_failure() {
+    let mut command = multirail(&["info"]);
+    let (reader, writer) = std::io::pipe().expect("pipe");
+    drop(reader);
+    let output = command.stdout(writer).output().expect("start");
+    assert!(output.status.success());
+    assert!(output.stderr.is_empty(), "{}", String::from_utf8_lossy(&output.stderr));
+}
+
+#[test]
+fn nonsense_is_refused_before_anything_runs() {
+    for arguments in [
+        &["bench", "--size", "64KB"][..],
+        &["bench", "--size", "0"],
+        &["bench", "--pages", "0"],
+        &["bench", "--size", "1GiB", "--pages", "1000000"],
+        &["bench", "--inflight", "1000000"],
+        &["bench", "--duration", "0s"],
+        &["send", "--to", "127.0.0.1:1", "/"],
+        &["send", "--to", "127.0.0.1:1", "no such file"],
+        &["serve", "--into", "no such directory"],
+    ] {
+        let (done, _, said) = run(arguments);
+        assert!(!done, "{arguments:?}");
+        assert!(!said.contains("panicked"), "{said}");
+        assert!(!said.is_empty(), "{arguments:?}");
+    }
+}
+
+#[test]
+fn nobody_there_is_one_sentence() {
+    // Nothing listens on a port that was just given back.
+    let port =
+        std::net::TcpListener::bind("127.0.0.1:0").and_then(|l| l.local_addr()).expect("a port").port();
+    let (done, _, said) = run(&["bench", "client", &format!("127.0.0.1:{port}")]);
+    assert!(!done);
+    assert_eq!(said.lines().count(), 1, "{said}");
+}

@@ -1,0 +1,149 @@
+//! Processes of the command under test, watched with limits and never left behind.
+#![allow(dead_code)]
+
+use std::io::{BufRead, BufReader, Read};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::mpsc::{self, Receiver};
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal, kill_process};
+
+/// Long enough for anything that must happen at all, on a loaded machine.
+pub const LIMIT: Duration = Duration::from_secs(60);
+
+/// A running `multirail`. Dropping it kills it.
+pub struct Running {
+    child: Child,
+    stdout: Receiver<String>,
+    stderr: Receiver<String>,
+}
+
+/// A command line of `multirail` that no environment variable changes.
+pub fn multirail(arguments: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_multirail"));
+    command.args(arguments).env_remove("MULTIRAIL_BACKEND").stdin(Stdio::null());
+    command
+}
+
+/// Runs to the end: whether it succeeded, stdout, stderr.
+pub fn run(arguments: &[&str]) -> (bool, String, String) {
+    let output = multirail(arguments).output().expect("start multirail");
+    let text = |bytes: Vec<u8>| String::from_utf8(bytes).expect("UTF-8 output");
+    (output.status.success(), text(output.stdout), text(output.stderr))
+}
+
+impl Running {
+    /// Starts `multirail`.
+    pub fn start(arguments: &[&str]) -> Self {
+        Self::spawn(multirail(arguments))
+    }
+
+    /// Starts a command.
+    pub fn spawn(mut command: Command) -> Self {
+        let mut child =
+            command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("start multirail");
+        let stdout = lines(child.stdout.take().expect("piped"));
+        let stderr = lines(child.stderr.take().expect("piped"));
+        Self { child, stdout, stderr }
+    }
+
+    /// Starts a server and reads the address it listens on.
+    pub fn server(arguments: &[&str]) -> (Self, String) {
+        let server = Self::start(&[arguments, &["--listen", "127.0.0.1:0", "--json"]].concat());
+        let address = server.json()["listening"].as_str().expect("an address").to_owned();
+        (server, address)
+    }
+
+    /// The next line of stdout.
+    pub fn line(&self) -> String {
+        self.stdout.recv_timeout(LIMIT).unwrap_or_else(|_| panic!("no line; stderr: {:?}", self.errors()))
+    }
+
+    /// The next line of stdout as JSON.
+    pub fn json(&self) -> serde_json::Value {
+        serde_json::from_str(&self.line()).expect("a JSON line")
+    }
+
+    /// Lines on stderr so far.
+    pub fn errors(&self) -> Vec<String> {
+        self.stderr.try_iter().collect()
+    }
+
+    /// Waits for a line on stderr that contains `text`.
+    pub fn await_error(&self, text: &str) -> String {
+        let until = Instant::now() + LIMIT;
+        loop {
+            let left = until.saturating_duration_since(Instant::now());
+            let line =
+                self.stderr.recv_timeout(left).unwrap_or_else(|_| panic!("stderr never said {text:?}"));
+            if line.contains(text) {
+                return line;
+            }
+        }
+    }
+
+    /// Process id.
+    pub fn id(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// Sends a signal.
+    pub fn signal(&self, signal: Signal) {
+        kill_process(Pid::from_child(&self.child), signal).expect("signal");
+    }
+
+    /// Waits for the end, at most `limit`: exit status and what is left on stderr.
+    pub fn end_within(&mut self, limit: Duration) -> (ExitStatus, Vec<String>) {
+        let status = eventually(limit, "the process ends", || self.child.try_wait().expect("wait"));
+        // The pipe may be held open by a child of it; what it said itself is there by now.
+        let mut said = Vec::new();
+        while let Ok(line) = self.stderr.recv_timeout(Duration::from_millis(200)) {
+            said.push(line);
+        }
+        (status, said)
+    }
+
+    /// Waits for a failure told in one sentence, at most `limit`.
+    pub fn fails_within(&mut self, limit: Duration) -> String {
+        let (status, said) = self.end_within(limit);
+        assert!(status.code().is_some_and(|code| code != 0), "{status}: {said:?}");
+        assert_eq!(said.len(), 1, "one sentence: {said:?}");
+        assert!(said[0].starts_with("multirail: "), "{said:?}");
+        said[0].clone()
+    }
+
+    /// Waits for success.
+    pub fn succeeds(&mut self) {
+        let (status, said) = self.end_within(LIMIT);
+        assert!(status.success(), "{status}: {said:?}");
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// Asks until there is an answer, at most `limit`.
+pub fn eventually<T>(limit: Duration, what: &str, mut ask: impl FnMut() -> Option<T>) -> T {
+    let until = Instant::now() + limit;
+    loop {
+        if let Some(answer) = ask() {
+            return answer;
+        }
+        assert!(Instant::now() < until, "within {limit:?}: {what}");
+        std::thread::sleep(Duration::from_millis(2));
+    }
+}
+
+fn lines(pipe: impl Read + Send + 'static) -> Receiver<String> {
+    let (sender, receiver) = mpsc::channel();
+    std::thread::spawn(move || {
+        for line in BufReader::new(pipe).lines().map_while(Result::ok) {
+            let _ = sender.send(line);
+        }
+    });
+    receiver
+}
