@@ -118,13 +118,14 @@ impl LoopbackEndpoint {
     fn run_due(&mut self) {
         let Some(mut model) = self.model.take() else { return };
         let now = self.shared.setup.clock.now();
-        while let Some((request, verdict)) = model.next(now) {
+        let mut full = Vec::new();
+        while let Some((request, verdict)) = model.next(now, &full) {
             let refused = match verdict {
                 Verdict::Run => {
                     // SAFETY: accepted and not ended yet: valid by the contract of `post`.
                     if !unsafe { self.runner().run(&request) } {
+                        full.push(request.peer);
                         model.put_back(request);
-                        break;
                     }
                     continue;
                 }

@@ -93,15 +93,24 @@ impl Model {
         PostResult { accepted, error: None }
     }
 
-    /// The next request that is due, and its fate.
-    pub(crate) fn next(&mut self, now: Time) -> Option<(WorkRequest, Verdict)> {
+    /// The next request that is due and not to a peer that is `full`, and its fate.
+    pub(crate) fn next(&mut self, now: Time, full: &[PeerSlot]) -> Option<(WorkRequest, Verdict)> {
         self.collect(now);
         if self.loss != Loss::No {
             let request = self.due.pop_front().or_else(|| self.pending.pop_front().map(|(_, r)| r))?;
             return Some((request, Verdict::Lost));
         }
-        let at =
-            if self.link.reorder && !self.due.is_empty() { self.random.usize(..self.due.len()) } else { 0 };
+        let able = if full.is_empty() {
+            self.due.len()
+        } else {
+            self.due.iter().filter(|request| !full.contains(&request.peer)).count()
+        };
+        let turn = if self.link.reorder && able > 0 { self.random.usize(..able) } else { 0 };
+        let at = if full.is_empty() {
+            turn
+        } else {
+            (0..self.due.len()).filter(|at| !full.contains(&self.due[*at].peer)).nth(turn)?
+        };
         let request = self.due.remove(at)?;
         if self.link.lose_device_after.is_some_and(|after| self.judged >= after) {
             self.loss = Loss::Unreported;

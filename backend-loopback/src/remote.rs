@@ -66,7 +66,12 @@ impl Import {
             return Err(ErrorKind::PeerDied);
         }
         let lease = &self.target.layout().board[self.key.slot as usize];
-        if lease.enter(self.key.generation) { Ok(()) } else { Err(ErrorKind::Revoked) }
+        match lease.enter(self.key.generation) {
+            true => Ok(()),
+            // A peer that closes takes its regions back on the way.
+            false if !self.target.is_alive() => Err(ErrorKind::PeerDied),
+            false => Err(ErrorKind::Revoked),
+        }
     }
 
     /// Gives the lease back.

@@ -1,0 +1,98 @@
+//! Assertions that become sentences.
+
+use std::fmt;
+use std::future::Future;
+use std::panic::Location;
+use std::sync::Arc;
+use std::task::{Context, Poll, Wake, Waker};
+use std::thread::Thread;
+use std::time::{Duration, Instant};
+
+use transport_core::{Error, ErrorKind};
+
+/// Why a trial failed, and where.
+#[derive(Debug, Clone)]
+pub struct Failure {
+    what: String,
+    at: &'static Location<'static>,
+}
+
+impl Failure {
+    /// With the caller's place.
+    #[track_caller]
+    pub(crate) fn new(what: impl Into<String>) -> Self {
+        Self { what: what.into(), at: Location::caller() }
+    }
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} (at {}:{})", self.what, self.at.file(), self.at.line())
+    }
+}
+
+impl From<Error> for Failure {
+    #[track_caller]
+    fn from(error: Error) -> Self {
+        Self::new(format!("unexpected error: {error}"))
+    }
+}
+
+impl From<std::io::Error> for Failure {
+    #[track_caller]
+    fn from(error: std::io::Error) -> Self {
+        Self::new(format!("unexpected system error: {error}"))
+    }
+}
+
+/// What trials return.
+pub(crate) type Verdict<T = ()> = Result<T, Failure>;
+
+/// `got` must be `want`.
+#[track_caller]
+pub(crate) fn same<T: PartialEq + fmt::Debug>(what: &str, got: T, want: T) -> Verdict {
+    if got == want { Ok(()) } else { Err(Failure::new(format!("{what}: got {got:?}, want {want:?}"))) }
+}
+
+/// `holds` must be true.
+#[track_caller]
+pub(crate) fn ensure(holds: bool, what: impl Into<String>) -> Verdict {
+    if holds { Ok(()) } else { Err(Failure::new(what)) }
+}
+
+/// `result` must be an error of one of these kinds.
+#[track_caller]
+pub(crate) fn refused<T>(what: &str, result: Result<T, Error>, kinds: &[ErrorKind]) -> Verdict<Error> {
+    match result {
+        Ok(_) => Err(Failure::new(format!("{what}: succeeded, want an error of {kinds:?}"))),
+        Err(error) if kinds.contains(&error.kind()) => Ok(error),
+        Err(error) => Err(Failure::new(format!("{what}: got {error}, want one of {kinds:?}"))),
+    }
+}
+
+/// Polls `future` from this thread, at most `limit`.
+#[track_caller]
+pub(crate) fn within<F: Future>(limit: Duration, what: &str, future: F) -> Verdict<F::Output> {
+    let late = Failure::new(format!("{what}: still waiting after {limit:?}"));
+    let mut future = std::pin::pin!(future);
+    let waker = Waker::from(Arc::new(Unpark(std::thread::current())));
+    let until = Instant::now() + limit;
+    loop {
+        if let Poll::Ready(output) = future.as_mut().poll(&mut Context::from_waker(&waker)) {
+            return Ok(output);
+        }
+        let left = until.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return Err(late);
+        }
+        std::thread::park_timeout(left);
+    }
+}
+
+struct Unpark(Thread);
+
+impl Wake for Unpark {
+    fn wake(self: Arc<Self>) {
+        self.0.unpark();
+    }
+}

@@ -1,0 +1,102 @@
+//! Memory that knows what it should contain: every trial checks whole regions, so
+//! a byte that strays anywhere inside them is found.
+
+use std::ops::Range;
+
+use transport_core::{Access, Fabric, Region, RemoteRegion};
+
+use crate::check::{Failure, Verdict};
+
+/// Anything a peer may do.
+pub(crate) const OPEN: Access = Access::all();
+
+/// A region and its expected bytes.
+pub(crate) struct Ground {
+    pub region: Region,
+    expected: Vec<u8>,
+}
+
+impl Ground {
+    /// `len` bytes, filled by `seed`.
+    #[track_caller]
+    pub(crate) fn new(fabric: &Fabric, len: usize, access: Access, seed: u64) -> Verdict<Self> {
+        let region = fabric.alloc(len, access)?;
+        let expected = content(seed, len);
+        region.copy_in(0, &expected)?;
+        Ok(Self { region, expected })
+    }
+
+    /// Bytes.
+    pub(crate) fn len(&self) -> usize {
+        self.expected.len()
+    }
+
+    /// What should be in `range`.
+    pub(crate) fn bytes(&self, range: Range<usize>) -> &[u8] {
+        &self.expected[range]
+    }
+
+    /// From now on `bytes` should be at `at`.
+    pub(crate) fn expect(&mut self, at: usize, bytes: &[u8]) {
+        self.expected[at..at + bytes.len()].copy_from_slice(bytes);
+    }
+
+    /// From now on what `from` has in `range` should be at `at`.
+    pub(crate) fn expect_from(&mut self, at: usize, from: &Self, range: Range<usize>) {
+        self.expect(at, &from.expected[range]);
+    }
+
+    /// Writes new content by `seed`, as the owner.
+    #[track_caller]
+    pub(crate) fn fill(&mut self, seed: u64) -> Verdict {
+        self.expected = content(seed, self.len());
+        Ok(self.region.copy_in(0, &self.expected)?)
+    }
+
+    /// Takes what is there now for what should be there.
+    #[track_caller]
+    pub(crate) fn accept(&mut self) -> Verdict {
+        Ok(self.region.copy_out(0, &mut self.expected)?)
+    }
+
+    /// Whether all is as it should be.
+    pub(crate) fn is_right(&self) -> bool {
+        self.actual().is_ok_and(|actual| actual == self.expected)
+    }
+
+    /// An error that names the first wrong byte.
+    #[track_caller]
+    pub(crate) fn check(&self, what: &str) -> Verdict {
+        let actual = self.actual()?;
+        if actual == self.expected {
+            return Ok(());
+        }
+        let at = actual.iter().zip(&self.expected).position(|(got, want)| got != want).unwrap_or(0);
+        let wrong = actual.iter().zip(&self.expected).filter(|(got, want)| got != want).count();
+        let (got, want) = (actual[at], self.expected[at]);
+        Err(Failure::new(format!(
+            "{what}: byte {at} of {} is {got}, want {want}; {wrong} bytes differ",
+            self.len()
+        )))
+    }
+
+    /// Imports it through a peer.
+    #[track_caller]
+    pub(crate) fn import(&self, by: &transport_core::Peer) -> Verdict<RemoteRegion> {
+        Ok(by.import(&self.region.descriptor())?)
+    }
+
+    #[track_caller]
+    fn actual(&self) -> Verdict<Vec<u8>> {
+        let mut actual = vec![0; self.len()];
+        self.region.copy_out(0, &mut actual)?;
+        Ok(actual)
+    }
+}
+
+/// `len` bytes, always the same for one seed.
+pub(crate) fn content(seed: u64, len: usize) -> Vec<u8> {
+    let mut bytes = vec![0; len];
+    fastrand::Rng::with_seed(seed).fill(&mut bytes);
+    bytes
+}

@@ -1,0 +1,206 @@
+//! Caller-driven fabrics and the clock they share.
+
+use std::cell::{Cell, RefCell};
+use std::sync::Arc;
+use std::time::Duration;
+
+use transport_core::spi::Capabilities;
+use transport_core::{Error, ErrorKind, Fabric, FabricBuilder, Op, Outcome, Peer, VirtualClock};
+
+use crate::check::{Failure, Verdict, ensure, refused};
+use crate::subject::{Shape, Variant};
+use crate::trial::Context;
+
+/// The label of a fabric's only transport.
+pub(crate) const LABEL: &str = "under-test";
+/// Turns after which a wait that should have ended is a failure.
+const PATIENCE: usize = 200_000;
+/// The first step of the clock when nothing happens; it doubles up to [`LEAP`].
+const TICK: Duration = Duration::from_micros(1);
+const LEAP: Duration = Duration::from_millis(500);
+
+/// Fabrics that live in one virtual time.
+pub(crate) struct Lab {
+    pub clock: VirtualClock,
+    context: Context,
+    fabrics: RefCell<Vec<Fabric>>,
+    idle: Cell<u32>,
+}
+
+/// What is special about a fabric.
+pub(crate) struct Options<'a> {
+    pub labels: &'a [&'a str],
+    pub rails: Option<u32>,
+    pub variant: Option<Variant>,
+    pub max_operations: usize,
+    pub deadline: Duration,
+}
+
+impl Default for Options<'_> {
+    fn default() -> Self {
+        let (max_operations, deadline) = (4096, Duration::from_secs(3600));
+        Self { labels: &[LABEL], rails: None, variant: None, max_operations, deadline }
+    }
+}
+
+/// The builder of a fabric of the subject's, with transports and seed.
+#[track_caller]
+pub(crate) fn builder(context: &Context, options: &Options<'_>) -> Verdict<FabricBuilder> {
+    let rails = options.rails.unwrap_or_else(|| context.subject.rails());
+    let shape = Shape { rails, variant: options.variant.unwrap_or(context.variant) };
+    let mut builder = FabricBuilder::new().max_operations(options.max_operations).deadline(options.deadline);
+    for label in options.labels {
+        builder = builder.transport(context.subject.transport(label, shape).map_err(Failure::new)?);
+    }
+    Ok(builder)
+}
+
+impl Lab {
+    pub(crate) fn new(context: &Context) -> Self {
+        let (fabrics, idle) = (RefCell::default(), Cell::new(0));
+        Self { clock: VirtualClock::default(), context: context.clone(), fabrics, idle }
+    }
+
+    /// Opens a fabric; the lab drives it from now on.
+    #[track_caller]
+    pub(crate) fn open(&self, options: &Options<'_>) -> Verdict<Fabric> {
+        let number = self.fabrics.borrow().len() as u64;
+        let builder = builder(&self.context, options)?
+            .caller_driven()
+            .clock(Arc::new(self.clock.clone()))
+            .seed(self.context.seed.wrapping_mul(1000).wrapping_add(number))
+            .incarnation(self.context.seed.wrapping_mul(1000).wrapping_add(number + 1));
+        let fabric = builder.open()?;
+        self.fabrics.borrow_mut().push(fabric.clone());
+        Ok(fabric)
+    }
+
+    /// One turn of every fabric, in the order they were opened. Time stands still.
+    pub(crate) fn turn(&self) -> usize {
+        self.fabrics.borrow().iter().map(|fabric| fabric.step().events).sum()
+    }
+
+    /// One turn; time moves on if nothing happened.
+    pub(crate) fn tick(&self) -> usize {
+        let events = self.turn();
+        if events > 0 {
+            self.idle.set(0);
+        } else {
+            self.clock.advance((TICK * (1 << self.idle.get().min(20))).min(LEAP));
+            self.idle.set(self.idle.get() + 1);
+        }
+        events
+    }
+
+    /// Operations under way.
+    pub(crate) fn outstanding(&self) -> usize {
+        self.fabrics.borrow().iter().map(|fabric| fabric.step().outstanding).sum()
+    }
+
+    /// Ticks until `done`.
+    #[track_caller]
+    pub(crate) fn until(&self, what: &str, mut done: impl FnMut() -> bool) -> Verdict {
+        for _ in 0..PATIENCE {
+            if done() {
+                return Ok(());
+            }
+            self.tick();
+        }
+        Err(Failure::new(format!("{what}: not after {PATIENCE} turns")))
+    }
+
+    /// Ticks until `op` has its result.
+    #[track_caller]
+    pub(crate) fn result(&self, op: &mut Op) -> Verdict<Result<Outcome, Error>> {
+        let mut result = None;
+        self.until("an operation", || {
+            result = op.try_result();
+            result.is_some()
+        })?;
+        result.ok_or_else(|| Failure::new("no result"))
+    }
+
+    /// The operation must succeed.
+    #[track_caller]
+    pub(crate) fn done(&self, mut op: Op) -> Verdict<Outcome> {
+        Ok(self.result(&mut op)??)
+    }
+
+    /// All must succeed.
+    #[track_caller]
+    pub(crate) fn all_done(&self, ops: Vec<Op>) -> Verdict {
+        for op in ops {
+            self.done(op)?;
+        }
+        Ok(())
+    }
+
+    /// The operation must be refused, at once or later.
+    #[track_caller]
+    pub(crate) fn fails(&self, what: &str, op: Result<Op, Error>, kinds: &[ErrorKind]) -> Verdict<Error> {
+        match op {
+            Ok(mut op) => refused(what, self.result(&mut op)?, kinds),
+            Err(error) => refused::<()>(what, Err(error), kinds),
+        }
+    }
+
+    /// Ticks until nothing is under way and nothing happens any more, also later.
+    #[track_caller]
+    pub(crate) fn settle(&self) -> Verdict {
+        self.until("everything ends", || self.outstanding() == 0)?;
+        // Two leaps of silence: longer than any latency of a variant.
+        let mut silent = 0;
+        self.until("silence", || {
+            silent = if self.turn() == 0 { silent + 1 } else { 0 };
+            self.clock.advance(Variant::SLOW / 4);
+            silent > 8
+        })
+    }
+
+    /// Two fabrics, connected.
+    #[track_caller]
+    pub(crate) fn pair(self) -> Verdict<Pair> {
+        let options = Options::default();
+        self.pair_of(&options, &options)
+    }
+
+    /// Two fabrics of these options, connected.
+    #[track_caller]
+    pub(crate) fn pair_of(self, ours: &Options<'_>, theirs: &Options<'_>) -> Verdict<Pair> {
+        let (a, b) = (self.open(ours)?, self.open(theirs)?);
+        let (to_b, to_a) = a.connect_local(&b)?;
+        Ok(Pair { lab: self, a, b, to_b, to_a })
+    }
+}
+
+/// Two connected fabrics: `a` begins, `b` is the target.
+pub(crate) struct Pair {
+    pub lab: Lab,
+    pub a: Fabric,
+    pub b: Fabric,
+    /// `a`'s view of `b`.
+    pub to_b: Peer,
+    /// `b`'s view of `a`.
+    pub to_a: Peer,
+}
+
+impl Pair {
+    #[track_caller]
+    pub(crate) fn new(context: &Context) -> Verdict<Self> {
+        Lab::new(context).pair()
+    }
+
+    /// Of `a`'s first transport.
+    pub(crate) fn capabilities(&self) -> Capabilities {
+        self.a.transports()[0].capabilities.clone()
+    }
+
+    /// Steps until at least one request of `a` is posted and not complete.
+    #[track_caller]
+    pub(crate) fn post(&self) -> Verdict {
+        self.a.step();
+        self.a.step();
+        let posts: u64 = self.a.counters().iter().map(|rail| rail.posts).sum();
+        ensure(posts > 0 && self.a.step().outstanding > 0, "nothing is posted and outstanding")
+    }
+}

@@ -1,0 +1,39 @@
+//! One behaviour suite of named trials, run against every backend.
+//!
+//! A [`Subject`] says how to open the backend under test; [`main`] runs all trials
+//! against it and is the whole of a test without harness:
+//!
+//! ```ignore
+//! fn main() -> std::process::ExitCode {
+//!     conformance::main(vec![std::sync::Arc::new(MyBackend)])
+//! }
+//! ```
+//!
+//! Read in this order: `subject` is what a backend states, `trial` what a
+//! trial states; `check` turns assertions into sentences, `ground` is memory
+//! that knows what it should contain, `lab` holds caller-driven fabrics and their
+//! clock. The trials are in `trials`, one file per noun; `process` has the helper
+//! processes. `runner` runs it all.
+//!
+//! Trials are tagged: `virtual` ones run in one thread, on a clock that they move
+//! themselves, and do the same at every run of one seed; `process` ones take real
+//! time and real processes, and run alone.
+//!
+//! `MULTIRAIL_SEED` chooses the seed; a failure prints the command that replays it.
+//! What a subject cannot do is skipped with the reason; what is known to fail is
+//! listed in [`Subject::known_failures`], and passing unexpectedly is a failure.
+
+mod check;
+mod ground;
+mod lab;
+mod process;
+mod runner;
+mod subject;
+mod trial;
+mod trials;
+
+pub use check::Failure;
+pub use runner::main;
+pub use subject::{KnownFailure, Shape, Subject, Tag, Variant};
+pub use trial::{Context, Trial};
+pub use trials::trials;

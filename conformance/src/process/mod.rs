@@ -1,0 +1,73 @@
+//! Helper processes: the test's own program, started again with a part to play.
+//!
+//! [`child`] is the parent's handle, [`role`] is what the helper does, both over
+//! lines on standard input and output. [`proxy`] stands between two fabrics'
+//! control connections, and [`census`] counts what a process holds.
+
+mod census;
+mod child;
+mod proxy;
+mod role;
+
+use std::time::Duration;
+
+use transport_core::{Fabric, FabricBuilder};
+
+pub(crate) use census::Census;
+pub(crate) use child::Child;
+pub(crate) use proxy::Proxy;
+pub(crate) use role::{permutation, role};
+
+use crate::check::{Verdict, within};
+use crate::lab::{Options, builder};
+use crate::trial::Context;
+
+/// How often fabrics of process trials show that they live.
+pub(crate) const HEARTBEAT: Duration = Duration::from_millis(100);
+/// Silence after which they give a peer up.
+pub(crate) const PEER_TIMEOUT: Duration = Duration::from_millis(600);
+/// What any single step of a process trial may take on a busy machine.
+pub(crate) const LIMIT: Duration = Duration::from_secs(20);
+
+/// A fabric with workers, in real time, that gives peers up soon.
+#[track_caller]
+pub(crate) fn live(context: &Context) -> Verdict<Fabric> {
+    Ok(workers(context)?.heartbeat(HEARTBEAT).peer_timeout(PEER_TIMEOUT).open()?)
+}
+
+/// A fabric with workers, in real time, otherwise as users get it.
+#[track_caller]
+pub(crate) fn patient(context: &Context) -> Verdict<Fabric> {
+    Ok(workers(context)?.open()?)
+}
+
+#[track_caller]
+fn workers(context: &Context) -> Verdict<FabricBuilder> {
+    let options = Options { deadline: Duration::from_secs(30), ..Options::default() };
+    Ok(builder(context, &options)?.seed(context.seed))
+}
+
+/// A fabric here, one in a helper process, and our view of that.
+pub(crate) struct Meeting {
+    pub fabric: Fabric,
+    pub peer: transport_core::Peer,
+    pub child: Child,
+}
+
+impl Meeting {
+    /// The helper listens, we connect.
+    #[track_caller]
+    pub(crate) fn new(context: &Context) -> Verdict<Self> {
+        let fabric = live(context)?;
+        let mut child = Child::spawn(context)?;
+        let address = child.ask("listen")?;
+        let peer = child.meets(&fabric, &address)?;
+        Ok(Self { fabric, peer, child })
+    }
+
+    /// Waits for the peer's end.
+    #[track_caller]
+    pub(crate) fn end(&self, limit: Duration) -> Verdict<transport_core::Error> {
+        within(limit, "the end of the peer", self.peer.closed())
+    }
+}

@@ -1,0 +1,102 @@
+//! What is under test: a backend, and what it can impersonate.
+
+use transport_core::TransportConfig;
+
+/// A backend under test. The suite opens all its fabrics through this.
+pub trait Subject: Send + Sync {
+    /// Its name; part of every trial's name.
+    fn name(&self) -> &str;
+
+    /// Rails of a fabric, where a trial does not ask for a number.
+    fn rails(&self) -> u32 {
+        1
+    }
+
+    /// Whether trials of that kind run against it; those that do not are not listed.
+    fn takes(&self, tag: Tag) -> bool {
+        let _ = tag;
+        true
+    }
+
+    /// A transport for a fabric, or the reason why there is none of that shape.
+    fn transport(&self, label: &str, shape: Shape) -> Result<TransportConfig, String>;
+
+    /// Trials that are known to fail against it. An unexpected pass fails the run.
+    fn known_failures(&self) -> &[KnownFailure] {
+        &[]
+    }
+}
+
+/// What a trial runs in.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Tag {
+    /// In this thread: caller-driven fabrics, a clock that only the trial moves.
+    Virtual,
+    /// Real time, worker threads and, mostly, more processes.
+    Process,
+}
+
+/// What a transport should look like.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Shape {
+    /// Devices, each a rail.
+    pub rails: u32,
+    /// How they behave.
+    pub variant: Variant,
+}
+
+/// How a device behaves. A backend that cannot impersonate a variant says so, and
+/// its trials are skipped with that reason.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Variant {
+    /// As it is.
+    Plain,
+    /// As it is, but nothing runs in the posting thread.
+    Queued,
+    /// At most [`Variant::SMALL_DEPTH`] requests outstanding per rail.
+    SmallQueue,
+    /// Every batch is accepted in part only.
+    Partial,
+    /// Completions come in any order, by the fabric's seed.
+    Reorder,
+    /// What is posted arrives [`Variant::SLOW`] later.
+    Slow,
+    /// Each device is lost after [`Variant::LOST_AFTER`] requests.
+    Doomed,
+    /// Every [`Variant::FAULT_EVERY`]th request of a device fails.
+    Faulty,
+}
+
+impl Variant {
+    /// Queue depth of [`Variant::SmallQueue`].
+    pub const SMALL_DEPTH: u32 = 4;
+    /// Latency of [`Variant::Slow`]: long enough for a process trial to find work posted.
+    pub const SLOW: std::time::Duration = std::time::Duration::from_secs(10);
+    /// Requests that a device of [`Variant::Doomed`] runs.
+    pub const LOST_AFTER: u64 = 5;
+    /// Requests per failure of [`Variant::Faulty`].
+    pub const FAULT_EVERY: u64 = 7;
+
+    /// As trial names show it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Plain => "plain",
+            Self::Queued => "queued",
+            Self::SmallQueue => "small-queue",
+            Self::Partial => "partial",
+            Self::Reorder => "reorder",
+            Self::Slow => "slow",
+            Self::Doomed => "doomed",
+            Self::Faulty => "faulty",
+        }
+    }
+}
+
+/// A trial that fails, and why that is accepted for now.
+#[derive(Debug, Clone, Copy)]
+pub struct KnownFailure {
+    /// The trial's name, without the subject's; with its variant if it has several.
+    pub trial: &'static str,
+    /// The reason, and what will mend it.
+    pub why: &'static str,
+}

@@ -1,0 +1,79 @@
+//! A trial: a name, what it needs, and a function.
+
+use std::sync::Arc;
+
+use transport_core::spi::Operations;
+
+use crate::check::Failure;
+use crate::subject::{Subject, Tag, Variant};
+
+/// A behaviour that every backend must show.
+#[derive(Clone, Copy)]
+pub struct Trial {
+    /// `noun::behaviour`.
+    pub name: &'static str,
+    /// What it runs in.
+    pub tag: Tag,
+    /// Operations it cannot do without.
+    pub needs: Operations,
+    /// Rails of a fabric that it opens beyond the subject's own, if any.
+    pub rails: u32,
+    /// Devices it runs on: once per variant.
+    pub variants: &'static [Variant],
+    pub(crate) run: fn(&Context) -> Result<(), Failure>,
+}
+
+/// What one run of a trial is given.
+#[derive(Clone)]
+pub struct Context {
+    pub(crate) subject: Arc<dyn Subject>,
+    pub(crate) variant: Variant,
+    pub(crate) seed: u64,
+}
+
+impl Context {
+    /// The same with another seed.
+    pub(crate) fn with_seed(&self, seed: u64) -> Self {
+        Self { seed, ..self.clone() }
+    }
+
+    /// The same with other devices.
+    pub(crate) fn with_variant(&self, variant: Variant) -> Self {
+        Self { variant, ..self.clone() }
+    }
+}
+
+/// The data path in all its shapes.
+pub(crate) const ALL_PATHS: &[Variant] =
+    &[Variant::Plain, Variant::Queued, Variant::SmallQueue, Variant::Partial, Variant::Reorder];
+
+impl Trial {
+    /// A virtual trial of writes on a plain device.
+    pub(crate) const fn new(name: &'static str, run: fn(&Context) -> Result<(), Failure>) -> Self {
+        Self { name, tag: Tag::Virtual, needs: Operations::WRITE, rails: 1, variants: &[Variant::Plain], run }
+    }
+
+    /// On these devices instead.
+    pub(crate) const fn on(mut self, variants: &'static [Variant]) -> Self {
+        self.variants = variants;
+        self
+    }
+
+    /// Needs these operations too.
+    pub(crate) const fn needs(mut self, operations: Operations) -> Self {
+        self.needs = self.needs.union(operations);
+        self
+    }
+
+    /// Opens fabrics of that many rails.
+    pub(crate) const fn rails(mut self, rails: u32) -> Self {
+        self.rails = rails;
+        self
+    }
+
+    /// In real time, with workers and other processes.
+    pub(crate) const fn process(mut self) -> Self {
+        self.tag = Tag::Process;
+        self
+    }
+}

@@ -1,0 +1,266 @@
+//! Cancelling and dropping: nothing moves afterwards, everything comes back.
+
+use transport_core::spi::Operations;
+use transport_core::{Access, Cancel, ErrorKind, Fabric, Op, Pages, WriteOptions};
+
+use crate::check::{Verdict, ensure, refused, same};
+use crate::ground::{Ground, OPEN};
+use crate::lab::{Lab, Options, Pair};
+use crate::subject::Variant;
+use crate::trial::{ALL_PATHS, Context, Trial};
+
+const QUEUED: &[Variant] =
+    &[Variant::Queued, Variant::SmallQueue, Variant::Partial, Variant::Reorder, Variant::Slow];
+
+pub(super) const TRIALS: &[Trial] = &[
+    Trial::new("cancel::before_posting", before_posting).on(QUEUED),
+    Trial::new("cancel::at_any_turn", at_any_turn).on(QUEUED),
+    Trial::new("cancel::returns_only_when_quiet", returns_only_when_quiet).on(&[Variant::Slow]),
+    Trial::new("cancel::tears_down_at_the_deadline", tears_down_at_the_deadline).on(&[Variant::Slow]),
+    Trial::new("cancel::after_the_end", after_the_end).on(ALL_PATHS),
+    Trial::new("cancel::spares_other_operations", spares_other_operations).on(QUEUED),
+    Trial::new("cancel::dropped_then_complete", dropped_then_complete).on(&[Variant::Slow]),
+    Trial::new("cancel::slots_come_back", slots_come_back).on(QUEUED),
+    Trial::new("cancel::no_imm_of_a_cancelled_write", no_imm).on(QUEUED).needs(Operations::WRITE_IMM),
+];
+
+const LEN: usize = 1 << 20;
+
+/// The outcome of a cancel if it is there.
+fn poll(cancel: &mut Cancel) -> Option<Result<transport_core::Outcome, transport_core::Error>> {
+    use std::future::Future;
+    let mut task = std::task::Context::from_waker(std::task::Waker::noop());
+    match std::pin::Pin::new(cancel).poll(&mut task) {
+        std::task::Poll::Ready(result) => Some(result),
+        std::task::Poll::Pending => None,
+    }
+}
+
+#[track_caller]
+fn cancelled(
+    lab: &Lab,
+    mut cancel: Cancel,
+) -> Verdict<Result<transport_core::Outcome, transport_core::Error>> {
+    let mut result = None;
+    lab.until("a cancel", || {
+        result = poll(&mut cancel);
+        result.is_some()
+    })?;
+    result.ok_or_else(|| crate::check::Failure::new("no result"))
+}
+
+fn before_posting(context: &Context) -> Verdict {
+    let pair = Pair::new(context)?;
+    let src = Ground::new(&pair.a, LEN, Access::LOCAL, context.seed)?;
+    let dst = Ground::new(&pair.b, LEN, OPEN, context.seed + 1)?;
+    let remote = dst.import(&pair.to_b)?;
+    let op = pair.to_b.write(&src.region, 0..LEN, &remote, 0)?;
+    let result = cancelled(&pair.lab, op.cancel())?;
+    refused("never posted", result, &[ErrorKind::Cancelled])?;
+    pair.lab.settle()?;
+    dst.check("a write that was never posted")
+}
+
+fn at_any_turn(context: &Context) -> Verdict {
+    const COUNT: u32 = 400;
+    for turns in 0..20 {
+        let pair = Pair::new(&context.with_seed(context.seed + turns))?;
+        let mut src = Ground::new(&pair.a, 512 * COUNT as usize, Access::LOCAL, context.seed)?;
+        let mut dst = Ground::new(&pair.b, 512 * COUNT as usize, OPEN, context.seed + 1)?;
+        let remote = dst.import(&pair.to_b)?;
+        let pages = Pages::new((0..COUNT).collect::<Vec<_>>());
+        let op = pair.to_b.write_pages(&src.region, &pages, &remote, &pages, 512)?;
+        for _ in 0..turns {
+            pair.lab.tick();
+        }
+        let result = cancelled(&pair.lab, op.cancel())?;
+        let mut whole = Vec::new();
+        match result {
+            Ok(outcome) => {
+                same("bytes", outcome.bytes, u64::from(COUNT) * 512)?;
+                dst.expect_from(0, &src, 0..src.len());
+            }
+            Err(error) => {
+                refused::<()>("the cancelled write", Err(error), &[ErrorKind::Cancelled])?;
+                // Each page is there whole or not at all: posted work is awaited.
+                whole = (0..COUNT as usize).map(|page| page * 512..(page + 1) * 512).collect();
+            }
+        }
+        let mut actual = vec![0; dst.len()];
+        dst.region.copy_out(0, &mut actual)?;
+        for page in whole {
+            let moved = &actual[page.clone()] == src.bytes(page.clone());
+            ensure(
+                moved || &actual[page.clone()] == dst.bytes(page.clone()),
+                format!("half a page at {page:?}"),
+            )?;
+            if moved {
+                dst.expect_from(page.start, &src, page);
+            }
+        }
+        // Both memories are their owners' again.
+        dst.check("when the cancel returned")?;
+        src.fill(context.seed + 9)?;
+        pair.lab.settle()?;
+        dst.check("later")?;
+    }
+    Ok(())
+}
+
+fn returns_only_when_quiet(context: &Context) -> Verdict {
+    let pair = Pair::new(context)?;
+    let src = Ground::new(&pair.a, 4096, Access::LOCAL, context.seed)?;
+    let mut dst = Ground::new(&pair.b, 4096, OPEN, context.seed + 1)?;
+    let remote = dst.import(&pair.to_b)?;
+    let op = pair.to_b.write(&src.region, 0..4096, &remote, 0)?;
+    pair.post()?;
+    let mut cancel = op.cancel();
+    pair.lab.clock.advance(Variant::SLOW / 2);
+    for _ in 0..20 {
+        pair.lab.turn();
+        ensure(poll(&mut cancel).is_none(), "returned while the write was posted")?;
+    }
+    dst.check("while it is posted")?;
+    pair.lab.clock.advance(Variant::SLOW);
+    pair.lab.turn();
+    ensure(poll(&mut cancel).is_some(), "did not return when the write was over")?;
+    dst.expect_from(0, &src, 0..4096);
+    dst.check("posted work is awaited")
+}
+
+fn tears_down_at_the_deadline(context: &Context) -> Verdict {
+    let pair = Pair::new(context)?;
+    let src = Ground::new(&pair.a, LEN, Access::LOCAL, context.seed)?;
+    let dst = Ground::new(&pair.b, LEN, OPEN, context.seed + 1)?;
+    let remote = dst.import(&pair.to_b)?;
+    let options = WriteOptions::new().deadline(Variant::SLOW / 10);
+    let op = pair.to_b.write_with(&src.region, 0..LEN, &remote, 0, &options)?;
+    pair.post()?;
+    let mut cancel = op.cancel();
+    pair.lab.turn();
+    ensure(poll(&mut cancel).is_none(), "returned while the write was posted")?;
+    pair.lab.clock.advance(Variant::SLOW / 10);
+    for _ in 0..10 {
+        pair.lab.turn();
+    }
+    let result = poll(&mut cancel).ok_or_else(|| crate::check::Failure::new("not over at its deadline"))?;
+    refused("the write", result, &[ErrorKind::Cancelled])?;
+    pair.lab.settle()?;
+    dst.check("torn down before it arrived")
+}
+
+fn after_the_end(context: &Context) -> Verdict {
+    let pair = Pair::new(context)?;
+    let src = Ground::new(&pair.a, LEN, Access::LOCAL, context.seed)?;
+    let mut dst = Ground::new(&pair.b, LEN, OPEN, context.seed + 1)?;
+    let remote = dst.import(&pair.to_b)?;
+    for len in [8, LEN] {
+        let op = pair.to_b.write(&src.region, 0..len, &remote, 0)?;
+        pair.lab.settle()?;
+        same("bytes", cancelled(&pair.lab, op.cancel())??.bytes, len as u64)?;
+        dst.expect_from(0, &src, 0..len);
+        dst.check("a cancel that came too late")?;
+    }
+    Ok(())
+}
+
+fn spares_other_operations(context: &Context) -> Verdict {
+    const PART: usize = 3000;
+    let pair = Pair::new(context)?;
+    let src = Ground::new(&pair.a, PART * 60, Access::LOCAL, context.seed)?;
+    let mut dst = Ground::new(&pair.b, PART * 60, OPEN, context.seed + 1)?;
+    let remote = dst.import(&pair.to_b)?;
+    let part = |number: usize| number * PART..(number + 1) * PART;
+    let mut kept = Vec::new();
+    let mut cancels = Vec::new();
+    for number in 0..60 {
+        let op = pair.to_b.write(&src.region, part(number), &remote, number * PART)?;
+        match number % 3 {
+            0 => cancels.push((number, op.cancel())),
+            _ => kept.push(op),
+        }
+    }
+    for (number, cancel) in cancels {
+        if cancelled(&pair.lab, cancel)?.is_ok() {
+            dst.expect_from(number * PART, &src, part(number));
+        }
+    }
+    pair.lab.all_done(kept)?;
+    (0..60)
+        .filter(|number| number % 3 != 0)
+        .for_each(|number| dst.expect_from(number * PART, &src, part(number)));
+    pair.lab.settle()?;
+    dst.check("what was not cancelled")
+}
+
+/// Operation and source are dropped while posted; the device reads the source later.
+fn dropped_then_complete(context: &Context) -> Verdict {
+    let pair = Pair::new(context)?;
+    let src = Ground::new(&pair.a, 4096, Access::LOCAL, context.seed)?;
+    let mut dst = Ground::new(&pair.b, 4096, OPEN, context.seed + 1)?;
+    let remote = dst.import(&pair.to_b)?;
+    let op = pair.to_b.write(&src.region, 0..4096, &remote, 0)?;
+    pair.post()?;
+    dst.expect_from(0, &src, 0..4096);
+    drop((op, src, remote));
+    pair.lab.turn();
+    same("under way", pair.a.step().outstanding, 1)?;
+    let other = Ground::new(&pair.a, 4096, Access::LOCAL, context.seed + 5)?;
+    pair.lab.clock.advance(Variant::SLOW);
+    pair.lab.settle()?;
+    dst.check("posted before it was dropped")?;
+    other.check("memory taken meanwhile")
+}
+
+fn slots_come_back(context: &Context) -> Verdict {
+    const SLOTS: usize = 16;
+    let options = Options { max_operations: SLOTS, ..Options::default() };
+    let pair = Lab::new(context).pair_of(&options, &options)?;
+    let src = Ground::new(&pair.a, 4096, Access::LOCAL, context.seed)?;
+    let dst = Ground::new(&pair.b, 4096, OPEN, context.seed + 1)?;
+    let remote = dst.import(&pair.to_b)?;
+    let write = || pair.to_b.write(&src.region, 0..4096, &remote, 0);
+    for round in 0..8 {
+        let ops: Result<Vec<Op>, _> = (0..SLOTS).map(|_| write()).collect();
+        for (number, op) in ops?.into_iter().enumerate() {
+            step(&pair.a, number % 3);
+            match (number + round) % 4 {
+                0 => op.detach(),
+                1 => drop(op.cancel()),
+                _ => drop(op),
+            }
+        }
+        pair.lab.settle()?;
+    }
+    Ok(())
+}
+
+fn step(fabric: &Fabric, turns: usize) {
+    for _ in 0..turns {
+        fabric.step();
+    }
+}
+
+fn no_imm(context: &Context) -> Verdict {
+    let pair = Pair::new(context)?;
+    let src = Ground::new(&pair.a, LEN, Access::LOCAL, context.seed)?;
+    let dst = Ground::new(&pair.b, LEN, OPEN, context.seed + 1)?;
+    let remote = dst.import(&pair.to_b)?;
+    for turns in 0..10 {
+        let imm = turns as u32;
+        let op = pair.to_b.write_with(&src.region, 0..LEN, &remote, 0, &WriteOptions::new().imm(imm))?;
+        step(&pair.a, turns);
+        let done = cancelled(&pair.lab, op.cancel())?.is_ok();
+        pair.lab.settle()?;
+        let arrived = pair.to_a.imm(imm).count();
+        // An imm already posted may still arrive, but only behind all bytes.
+        let complete = || {
+            let mut actual = vec![0; LEN];
+            dst.region.copy_out(0, &mut actual).is_ok() && actual == src.bytes(0..LEN)
+        };
+        ensure(!done || arrived == 1, "done, and no imm")?;
+        ensure(arrived == 0 || complete(), "an imm before its bytes")?;
+        ensure(arrived <= 1, "more than one imm")?;
+    }
+    Ok(())
+}

@@ -1,0 +1,177 @@
+//! Every operation between two processes, each byte checked by its owner.
+
+use transport_core::spi::Operations;
+use transport_core::{ErrorKind, Pages, SendOptions, WriteOptions};
+
+use crate::check::{Verdict, refused, same, within};
+use crate::ground::{Ground, OPEN};
+use crate::process::{LIMIT, Meeting, permutation};
+use crate::subject::Variant;
+use crate::trial::{Context, Trial};
+
+const ALL: Operations = Operations::all();
+const PATHS: &[Variant] = &[Variant::Plain, Variant::Queued];
+
+pub(super) const TRIALS: &[Trial] = &[
+    Trial::new("crossing::outward", outward).on(PATHS).needs(ALL).process(),
+    Trial::new("crossing::inward", inward).on(PATHS).needs(ALL).process(),
+    Trial::new("crossing::more_imms_than_any_queue", more_imms).on(PATHS).needs(ALL).process(),
+    Trial::new("crossing::named_regions", named_regions).process(),
+    Trial::new("crossing::revoked_under_fire", revoked_under_fire).on(PATHS).process(),
+];
+
+const LEN: usize = 6 << 20;
+const PIECES: [(usize, usize, usize); 7] = [
+    (0, 1, 3),
+    (5, 4095, 100),
+    (9, 4096, 8192),
+    (77, 4097, 20_001),
+    (1000, 65_537, 40_000),
+    (3, 262_145, 200_000),
+    (11, 4 << 20, 1 << 20),
+];
+
+/// We are the initiator.
+fn outward(context: &Context) -> Verdict {
+    let Meeting { fabric, peer, mut child } = Meeting::new(context)?;
+    let mut near = Ground::new(&fabric, LEN, OPEN, 1)?;
+    child.ask(&format!("alloc far {LEN} 2"))?;
+    let mut far = Ground::new(&fabric, LEN, OPEN, 2)?; // What the helper should hold.
+    let remote = within(LIMIT, "a lookup", peer.region("far"))??;
+    for (number, (from, len, to)) in PIECES.into_iter().enumerate() {
+        let options = WriteOptions::new().imm(number as u32);
+        peer.write_with(&near.region, from..from + len, &remote, to, &options)?.wait(LIMIT)?;
+        far.expect_from(to, &near, from..from + len);
+        same("imms", child.ask(&format!("expect {number} 1"))?, "1".into())?;
+    }
+    peer.read(&near.region, 0..LEN, &remote, 0)?.wait(LIMIT)?;
+    near.expect_from(0, &far, 0..LEN);
+    near.check("all of the helper's region, read back")?;
+    // And with content of ours: the helper knows it by its seed.
+    near.fill(3)?;
+    let (from, to) = permutation(1500, 4);
+    child.ask("fill far 3")?;
+    let (from, to) = (Pages::new(from), Pages::new(to));
+    let options = WriteOptions::new().imm(50).per_wr();
+    peer.write_pages_with(&near.region, &from, &remote, &to, 4096, &options)?.wait(LIMIT)?;
+    same("imms of pages", child.ask("expect 50 1500")?, "1500".into())?;
+    // The inverse brings every page back to where the helper had it.
+    peer.write_pages(&near.region, &to, &remote, &to, 4096)?.wait(LIMIT)?;
+    child.ask("holds far")?;
+    let most = peer.max_message() as usize;
+    for len in [0, 1, 4096, most] {
+        child.ask(&format!("receive far {} {}", LEN / 2, most))?;
+        peer.send_with(&near.region, 0..len, &SendOptions::new().imm(len as u32))?.wait(LIMIT)?;
+        same("the message", child.ask("received")?, format!("{len} {:?}", Some(len as u32)))?;
+        // A prefix of one seed's content is the same at any length.
+        child.ask(&format!("check far {} {len} 3", LEN / 2))?;
+    }
+    Ok(())
+}
+
+/// The helper is the initiator.
+fn inward(context: &Context) -> Verdict {
+    let Meeting { fabric, peer, mut child } = Meeting::new(context)?;
+    let mut near = Ground::new(&fabric, LEN, OPEN, 1)?;
+    fabric.publish("near", &near.region)?;
+    child.ask(&format!("alloc far {LEN} 2"))?;
+    let far = Ground::new(&fabric, LEN, OPEN, 2)?;
+    for (number, (from, len, to)) in PIECES.into_iter().enumerate() {
+        child.ask(&format!("write far {from} {len} near {to} {number}"))?;
+        peer.imm(number as u32).expect(1).wait(LIMIT)?;
+        near.expect_from(to, &far, from..from + len);
+        near.check("a write")?;
+    }
+    child.ask("pages far near 1500 4096 4 60")?;
+    peer.imm(60).expect(1).wait(LIMIT)?;
+    let (from, to) = permutation(1500, 4);
+    for (from, to) in from.into_iter().zip(to) {
+        let (from, to) = (from as usize * 4096, to as usize * 4096);
+        near.expect_from(to, &far, from..from + 4096);
+    }
+    near.check("1500 pages")?;
+    let mut receive = fabric.recv(&near.region, 5000..5000 + 4096)?;
+    child.ask("send far 100 4096 9")?;
+    let got = receive.wait(LIMIT)?;
+    same("the message", (got.bytes, got.imm, got.peer), (4096, Some(9), Some(peer.id())))?;
+    near.expect_from(5000, &far, 100..4196);
+    near.check("a message")?;
+    child.ask(&format!("read far 0 {LEN} near 0"))?;
+    near.check("the source of a read")?;
+    near.fill(8)?;
+    child.ask("fill far 9")?;
+    child.ask("read far 17 1000000 near 0")?;
+    child.ask("check far 17 1000000 8").map(drop)
+}
+
+/// The sender is held back and goes on by itself, in both directions.
+fn more_imms(context: &Context) -> Verdict {
+    let Meeting { fabric, peer, mut child } = Meeting::new(context)?;
+    for round in 1..=5 {
+        let ops: Result<Vec<_>, _> = (0..4000).map(|_| peer.write_imm(3)).collect();
+        for mut op in ops? {
+            op.wait(LIMIT)?;
+        }
+        let sum = 4000 * round;
+        same("imms there", child.ask(&format!("expect 3 {sum}"))?, sum.to_string())?;
+        child.ask("imms 4 4000")?;
+        peer.imm(4).expect(sum).wait(LIMIT)?;
+        same("imms here", peer.imm(4).count(), sum)?;
+    }
+    drop(fabric);
+    Ok(())
+}
+
+fn named_regions(context: &Context) -> Verdict {
+    let Meeting { fabric, peer, mut child } = Meeting::new(context)?;
+    let lookup = |name: &str| within(LIMIT, "a lookup", peer.region(name));
+    refused("no such name", lookup("nothing")?.map(drop), &[ErrorKind::NotFound])?;
+    refused("too long a name", lookup(&"n".repeat(5000))?.map(drop), &[ErrorKind::InvalidRequest])?;
+    child.ask("alloc one 10000 1")?;
+    child.ask("alloc two 20000 2")?;
+    same("length", (lookup("one")??.len(), lookup("two")??.len()), (10_000, 20_000))?;
+    child.ask("unpublish one")?;
+    refused("a name taken back", lookup("one")?.map(drop), &[ErrorKind::NotFound])?;
+    child.ask("revoke two")?;
+    refused("a revoked region", lookup("two")?.map(drop), &[ErrorKind::NotFound, ErrorKind::Revoked])?;
+    // Many at once.
+    for number in 0..100 {
+        child.ask(&format!("alloc r{number} {} 1", 1000 + number))?;
+    }
+    let names: Vec<_> = (0..100).map(|number| format!("r{number}")).collect();
+    let lookups: Vec<_> = names.iter().map(|name| peer.region(name)).collect();
+    for (number, lookup) in lookups.into_iter().enumerate() {
+        same("length", within(LIMIT, "a lookup", lookup)??.len(), 1000 + number)?;
+    }
+    drop(fabric);
+    Ok(())
+}
+
+/// The owner takes its region back while we write to it as fast as we can.
+fn revoked_under_fire(context: &Context) -> Verdict {
+    let Meeting { fabric, peer, mut child } = Meeting::new(context)?;
+    let src = Ground::new(&fabric, 1 << 20, OPEN, 1)?;
+    for round in 0..10 {
+        child.ask(&format!("alloc target {} 2", 1 << 20))?;
+        let remote = within(LIMIT, "a lookup", peer.region("target"))??;
+        child.tell("revoke target")?;
+        let error = loop {
+            // Several under way at any time, small and large.
+            let sizes = [64, 1 << 20, 4096, 300_000];
+            let ops: Vec<_> = sizes.map(|size| peer.write(&src.region, 0..size, &remote, 0)).into();
+            let results = ops.into_iter().map(|op| op.and_then(|mut op| op.wait(LIMIT)));
+            if let Some(error) = results.filter_map(Result::err).last() {
+                break error;
+            }
+        };
+        refused::<()>("the writes", Err(error), &[ErrorKind::Revoked, ErrorKind::RemoteAccess])?;
+        child.answer("revoke target")?;
+        child.ask(&format!("fill target {round}"))?;
+        for size in [64, 1 << 20] {
+            let late = peer.write(&src.region, 0..size, &remote, 0).and_then(|mut op| op.wait(LIMIT));
+            refused("a late write", late, &[ErrorKind::Revoked, ErrorKind::RemoteAccess])?;
+        }
+        child.ask("holds target")?;
+    }
+    Ok(())
+}

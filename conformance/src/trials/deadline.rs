@@ -1,0 +1,206 @@
+//! Deadlines: answered at once, the memory held until the device lets go.
+
+use std::time::Duration;
+
+use transport_core::spi::Operations;
+use transport_core::{Access, ErrorKind, Op, ReadOptions, SendOptions, WriteOptions};
+
+use crate::check::{Failure, Verdict, ensure, refused, same};
+use crate::ground::{Ground, OPEN};
+use crate::lab::{Lab, Options, Pair};
+use crate::subject::Variant;
+use crate::trial::{ALL_PATHS, Context, Trial};
+
+const SLOW: &[Variant] = &[Variant::Slow];
+const NANO: Duration = Duration::from_nanos(1);
+
+pub(super) const TRIALS: &[Trial] = &[
+    Trial::new("deadline::answers_on_time_and_holds_the_memory", answers_on_time).on(SLOW),
+    Trial::new("deadline::every_operation_has_one", every_operation)
+        .on(SLOW)
+        .needs(Operations::WRITE_IMM.union(Operations::READ).union(Operations::SEND)),
+    Trial::new("deadline::the_fabrics_default", the_default).on(SLOW),
+    Trial::new("deadline::of_what_waits_behind", of_what_waits_behind).on(SLOW),
+    Trial::new("deadline::messages_without_receives", messages_without_receives)
+        .on(ALL_PATHS)
+        .needs(Operations::SEND),
+    Trial::new("deadline::already_over", already_over).on(&[
+        Variant::Queued,
+        Variant::SmallQueue,
+        Variant::Slow,
+    ]),
+    Trial::new("deadline::never_is_never", never_is_never).on(SLOW),
+];
+
+#[track_caller]
+fn expired(op: &mut Op) -> Verdict {
+    let result = op.try_result().ok_or_else(|| Failure::new("not answered at its deadline"))?;
+    refused("the operation", result, &[ErrorKind::DeadlineExceeded]).map(drop)
+}
+
+fn answers_on_time(context: &Context) -> Verdict {
+    let limit = Variant::SLOW / 10;
+    let pair = Pair::new(context)?;
+    let src = Ground::new(&pair.a, 4096, Access::LOCAL, context.seed)?;
+    let mut dst = Ground::new(&pair.b, 4096, OPEN, context.seed + 1)?;
+    let remote = dst.import(&pair.to_b)?;
+    let options = WriteOptions::new().deadline(limit);
+    let mut op = pair.to_b.write_with(&src.region, 0..4096, &remote, 0, &options)?;
+    pair.post()?;
+    pair.lab.clock.advance(limit - NANO);
+    pair.lab.turn();
+    ensure(op.try_result().is_none(), "answered before its deadline")?;
+    pair.lab.clock.advance(NANO);
+    pair.lab.turn();
+    expired(&mut op)?;
+    drop(op);
+    // Posted work cannot be recalled: it keeps its memory and may still land.
+    same("under way after the answer", pair.a.step().outstanding, 1)?;
+    dst.check("at the deadline")?;
+    dst.expect_from(0, &src, 0..4096);
+    drop((src, remote));
+    pair.lab.clock.advance(Variant::SLOW);
+    pair.lab.settle()?;
+    dst.check("after the late completion")
+}
+
+fn every_operation(context: &Context) -> Verdict {
+    let limit = Variant::SLOW / 10;
+    let options = Options { deadline: limit, ..Options::default() };
+    let pair = Lab::new(context).pair_of(&options, &options)?;
+    let ours = Ground::new(&pair.a, 8192, Access::LOCAL, context.seed)?;
+    let theirs = Ground::new(&pair.b, 8192, OPEN, context.seed + 1)?;
+    let remote = theirs.import(&pair.to_b)?;
+    let pages = transport_core::Pages::new([0, 1]);
+    let read = ReadOptions::new().deadline(limit);
+    let send = SendOptions::new().deadline(limit);
+    let mut ops = vec![
+        pair.to_b.write(&ours.region, 0..64, &remote, 0)?,
+        pair.to_b.write_imm(1)?,
+        pair.to_b.write_pages(&ours.region, &pages, &remote, &pages, 4096)?,
+        pair.to_b.read_with(&ours.region, 0..64, &remote, 0, &read)?,
+        pair.to_b.send_with(&ours.region, 0..64, &send)?,
+    ];
+    pair.lab.turn();
+    pair.lab.clock.advance(limit);
+    pair.lab.turn();
+    ops.iter_mut().try_for_each(expired)?;
+    drop(ops);
+    pair.lab.settle()
+}
+
+fn the_default(context: &Context) -> Verdict {
+    let limit = Variant::SLOW / 5;
+    let options = Options { deadline: limit, ..Options::default() };
+    let pair = Lab::new(context).pair_of(&options, &options)?;
+    let src = Ground::new(&pair.a, 4096, Access::LOCAL, context.seed)?;
+    let dst = Ground::new(&pair.b, 4096, OPEN, context.seed + 1)?;
+    let remote = dst.import(&pair.to_b)?;
+    let mut ordinary = pair.to_b.write(&src.region, 0..4096, &remote, 0)?;
+    let longer = WriteOptions::new().deadline(Variant::SLOW * 3);
+    let patient = pair.to_b.write_with(&src.region, 0..4096, &remote, 0, &longer)?;
+    pair.lab.turn();
+    pair.lab.clock.advance(limit - NANO);
+    pair.lab.turn();
+    ensure(ordinary.try_result().is_none(), "answered before its deadline")?;
+    pair.lab.clock.advance(NANO);
+    pair.lab.turn();
+    expired(&mut ordinary)?;
+    pair.lab.done(patient).map(drop)
+}
+
+/// What was never posted is dropped at its deadline and moves nothing.
+fn of_what_waits_behind(context: &Context) -> Verdict {
+    let pair = Pair::new(context)?;
+    let depth = pair.capabilities().send_depth as usize * pair.a.transports()[0].devices.len();
+    let src = Ground::new(&pair.a, 64, Access::LOCAL, context.seed)?;
+    let dst = Ground::new(&pair.b, 128, OPEN, context.seed + 1)?;
+    let remote = dst.import(&pair.to_b)?;
+    // Fills every queue; its pages all go to the same place.
+    let pages = transport_core::Pages::new(vec![0; depth]);
+    let first = pair.to_b.write_pages(&src.region, &pages, &remote, &pages, 64)?;
+    while pair.a.step().events > 0 {}
+    let options = WriteOptions::new().deadline(Variant::SLOW / 10);
+    let mut behind = pair.to_b.write_with(&src.region, 0..64, &remote, 64, &options)?;
+    pair.lab.turn();
+    pair.lab.clock.advance(Variant::SLOW / 10);
+    pair.lab.turn();
+    expired(&mut behind)?;
+    pair.lab.done(first)?;
+    pair.lab.settle()?;
+    let mut second = [0; 64];
+    dst.region.copy_out(64, &mut second)?;
+    ensure(second == dst.bytes(64..128), "a write that was never posted moved bytes")
+}
+
+fn messages_without_receives(context: &Context) -> Verdict {
+    let pair = Pair::new(context)?;
+    let src = Ground::new(&pair.a, 1000, Access::LOCAL, context.seed)?;
+    let limit = Duration::from_secs(1);
+    let options = SendOptions::new().deadline(limit);
+    let ops: Result<Vec<Op>, _> =
+        (0..2000).map(|_| pair.to_b.send_with(&src.region, 0..1000, &options)).collect();
+    let mut ops = ops?;
+    for _ in 0..200 {
+        pair.lab.turn();
+    }
+    let mut sent = 0;
+    ops.retain_mut(|op| match op.try_result() {
+        Some(Ok(_)) => (sent += 1, false).1,
+        _ => true,
+    });
+    ensure(!ops.is_empty(), "2000 messages went nowhere")?;
+    pair.lab.clock.advance(limit);
+    pair.lab.turn();
+    for op in &mut ops {
+        match pair.lab.result(op)? {
+            Ok(_) => sent += 1,
+            Err(error) => drop(refused::<()>("a message", Err(error), &[ErrorKind::DeadlineExceeded])?),
+        }
+    }
+    drop(ops);
+    // What was taken for sent arrives, however late.
+    let pool = pair.b.recv_pool(4, 1000)?;
+    let mut arrived = 0;
+    for _ in 0..4000 {
+        pair.lab.tick();
+        if let Some(message) = pool.try_next() {
+            ensure(message?.to_vec() == src.bytes(0..1000), "a damaged message")?;
+            arrived += 1;
+        }
+    }
+    ensure(arrived >= sent, format!("{arrived} of {sent} sent messages arrived"))
+}
+
+fn already_over(context: &Context) -> Verdict {
+    let pair = Pair::new(context)?;
+    let src = Ground::new(&pair.a, 1 << 20, Access::LOCAL, context.seed)?;
+    let dst = Ground::new(&pair.b, 1 << 20, OPEN, context.seed + 1)?;
+    let remote = dst.import(&pair.to_b)?;
+    let options = WriteOptions::new().deadline(Duration::ZERO);
+    let mut op = match pair.to_b.write_with(&src.region, 0..1 << 20, &remote, 0, &options) {
+        Ok(op) => op,
+        Err(error) => {
+            return refused::<()>("no time at all", Err(error), &[ErrorKind::DeadlineExceeded]).map(drop);
+        }
+    };
+    pair.lab.turn();
+    pair.lab.turn();
+    // It may have been quick enough; waiting on is what it may not.
+    if let Err(error) = op.try_result().ok_or_else(|| Failure::new("neither done nor expired"))? {
+        refused::<()>("no time at all", Err(error), &[ErrorKind::DeadlineExceeded])?;
+    }
+    pair.lab.settle()
+}
+
+fn never_is_never(context: &Context) -> Verdict {
+    let pair = Pair::new(context)?;
+    let src = Ground::new(&pair.a, 4096, Access::LOCAL, context.seed)?;
+    let mut dst = Ground::new(&pair.b, 4096, OPEN, context.seed + 1)?;
+    let remote = dst.import(&pair.to_b)?;
+    let options = WriteOptions::new().deadline(Duration::MAX);
+    let op = pair.to_b.write_with(&src.region, 0..4096, &remote, 0, &options)?;
+    pair.lab.done(op)?;
+    dst.expect_from(0, &src, 0..4096);
+    dst.check("without a deadline")
+}

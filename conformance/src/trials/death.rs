@@ -1,0 +1,186 @@
+//! Peers that die, freeze, lose their connection, or come back as another.
+
+use std::time::{Duration, Instant};
+
+use rustix::process::Signal;
+use transport_core::spi::Operations;
+use transport_core::{Descriptor, Error, ErrorKind, Op};
+
+use crate::check::{Failure, Verdict, ensure, refused, within};
+use crate::ground::{Ground, OPEN};
+use crate::process::{Child, LIMIT, Meeting, PEER_TIMEOUT, Proxy, live};
+use crate::subject::Variant;
+use crate::trial::{Context, Trial};
+
+/// Kills are noticed by the operating system, silence by the timeout: both within this.
+const NOTICED: Duration = Duration::from_secs(4);
+/// Work that ends at once, and work that is posted for long.
+const PATHS: &[Variant] = &[Variant::Plain, Variant::Queued, Variant::Slow];
+
+pub(super) const TRIALS: &[Trial] = &[
+    Trial::new("death::killed", killed).on(PATHS).needs(Operations::WRITE_IMM).process(),
+    Trial::new("death::stopped", stopped).on(PATHS).needs(Operations::WRITE_IMM).process(),
+    Trial::new("death::connection_cut", cut).on(PATHS).needs(Operations::WRITE_IMM).process(),
+    Trial::new("death::connection_silent", silent).needs(Operations::WRITE_IMM).process(),
+    Trial::new("death::says_goodbye", says_goodbye).on(PATHS).needs(Operations::WRITE_IMM).process(),
+    Trial::new("death::our_end_is_seen_there", seen_there).process(),
+    Trial::new("death::comes_back_as_another", comes_back).process(),
+    Trial::new("death::a_frozen_peer_thaws", thaws).process(),
+    Trial::new("death::killed_while_it_writes", killed_while_it_writes).on(PATHS).process(),
+];
+
+/// Does `end` to the peer in the middle of everything; every waiter must learn of
+/// it within [`NOTICED`], by an error of one of `kinds`.
+fn every_waiter(
+    context: &Context,
+    kinds: &[ErrorKind],
+    end: impl FnOnce(&mut Child, &Proxy) -> Verdict,
+) -> Verdict {
+    let fabric = live(context)?;
+    let mut child = Child::spawn(context)?;
+    let proxy = Proxy::to(&child.ask("listen")?)?;
+    let peer = child.meets(&fabric, proxy.address())?;
+    child.ask(&format!("alloc far {} 1", 4 << 20))?;
+    let src = Ground::new(&fabric, 4 << 20, OPEN, 2)?;
+    let remote = within(LIMIT, "a lookup", peer.region("far"))??;
+    let write = || peer.write(&src.region, 0..4 << 20, &remote, 0);
+    let mut ops: Vec<Op> = vec![write()?, write()?, write()?];
+    // Nobody there receives: messages wait.
+    if fabric.transports()[0].capabilities.operations.contains(Operations::SEND) {
+        for _ in 0..200 {
+            ops.push(peer.send(&src.region, 0..1000)?);
+        }
+    }
+    let expected = peer.imm(1).expect(1);
+    let lookup = peer.region("far");
+    end(&mut child, &proxy)?;
+    let started = Instant::now();
+    // Who goes on writing learns of it too.
+    let error = loop {
+        match write().and_then(|mut op| op.wait(NOTICED)) {
+            Ok(_) if started.elapsed() < NOTICED => {}
+            Ok(_) => return Err(Failure::new(format!("writes still succeed after {NOTICED:?}"))),
+            Err(error) => break error,
+        }
+    };
+    refused::<()>("a write", Err(error), kinds)?;
+    let left = || NOTICED.saturating_sub(started.elapsed()).max(Duration::from_millis(100));
+    for mut op in ops {
+        let result = op.wait(left());
+        ensure_over(&mut op, &result)?;
+        if let Err(error) = result {
+            refused::<()>("an operation under way", Err(error), kinds)?;
+        }
+    }
+    refused("an expected imm", expected.wait(left()), kinds)?;
+    refused("the peer", Err::<(), _>(within(left(), "the peer's end", peer.closed())?), kinds)?;
+    if let Err(error) = within(left(), "a lookup", lookup)? {
+        refused::<()>("a lookup", Err(error), kinds)?;
+    }
+    ensure(!peer.is_alive(), "alive after its end")?;
+    refused("a later imm", peer.write_imm(1).map(drop), kinds)?;
+    // The fabric itself is well.
+    let mut next = Child::spawn(&context.with_variant(context.variant))?;
+    let address = next.ask("listen")?;
+    next.meets(&fabric, &address)?;
+    src.check("the source")
+}
+
+/// A wait that gave up says `DeadlineExceeded`, and so does an operation: tell them apart.
+#[track_caller]
+fn ensure_over(op: &mut Op, result: &Result<transport_core::Outcome, Error>) -> Verdict {
+    let over = result.is_ok() || result.as_ref().is_err_and(|error| error.operation() != "wait");
+    ensure(over && op.try_result().is_none(), "an operation still waits for a peer that is gone")
+}
+
+fn killed(context: &Context) -> Verdict {
+    every_waiter(context, &[ErrorKind::PeerDied], |child, _| child.signal(Signal::KILL))
+}
+
+fn stopped(context: &Context) -> Verdict {
+    every_waiter(context, &[ErrorKind::PeerDied], |child, _| child.signal(Signal::STOP))
+}
+
+fn cut(context: &Context) -> Verdict {
+    every_waiter(context, &[ErrorKind::PeerDied, ErrorKind::Closed], |_, proxy| {
+        proxy.cut();
+        Ok(())
+    })
+}
+
+fn silent(context: &Context) -> Verdict {
+    every_waiter(context, &[ErrorKind::PeerDied], |_, proxy| {
+        proxy.fall_silent();
+        Ok(())
+    })
+}
+
+fn says_goodbye(context: &Context) -> Verdict {
+    every_waiter(context, &[ErrorKind::Closed, ErrorKind::PeerDied], |child, _| child.tell("close"))
+}
+
+fn seen_there(context: &Context) -> Verdict {
+    let mut meeting = Meeting::new(context)?;
+    meeting.child.tell("ended")?;
+    meeting.peer.disconnect();
+    let kind = meeting.child.answer("ended")?;
+    ensure(kind == "Closed", format!("a disconnect is seen as {kind}"))?;
+    let mut meeting = Meeting::new(context)?;
+    meeting.child.tell("ended")?;
+    // The last handle goes: that closes the fabric as well.
+    let Meeting { fabric, peer, mut child } = meeting;
+    drop((fabric, peer));
+    let kind = child.answer("ended")?;
+    ensure(kind == "Closed", format!("a dropped fabric is seen as {kind}"))
+}
+
+fn comes_back(context: &Context) -> Verdict {
+    let Meeting { fabric, peer, mut child } = Meeting::new(context)?;
+    child.ask("alloc far 4096 1")?;
+    let hex = child.ask("descriptor far")?;
+    let bytes: Vec<u8> =
+        (0..hex.len()).step_by(2).filter_map(|at| u8::from_str_radix(&hex[at..at + 2], 16).ok()).collect();
+    let old = Descriptor::from_bytes(&bytes)?;
+    peer.import(&old)?;
+    drop(child);
+    let mut child = Child::spawn(context)?;
+    child.ask("alloc far 4096 1")?;
+    let address = child.ask("listen")?;
+    let again = child.meets(&fabric, &address)?;
+    ensure(again.incarnation() != peer.incarnation(), "a restarted peer has its old incarnation")?;
+    refused("a descriptor of its former life", again.import(&old).map(drop), &[ErrorKind::Revoked])?;
+    within(LIMIT, "a lookup", again.region("far"))??;
+    child.ask("holds far").map(drop)
+}
+
+/// It comes back after we gave it up: it learns so, and nothing of its is let in.
+fn thaws(context: &Context) -> Verdict {
+    let Meeting { fabric, peer, mut child } = Meeting::new(context)?;
+    let mut near = Ground::new(&fabric, 1 << 20, OPEN, 1)?;
+    fabric.publish("near", &near.region)?;
+    child.ask(&format!("alloc far {} 2", 1 << 20))?;
+    child.ask("write far 0 1000 near 0 -")?;
+    child.signal(Signal::STOP)?;
+    within(PEER_TIMEOUT + NOTICED, "the end of a frozen peer", peer.closed())?;
+    near.fill(3)?;
+    child.signal(Signal::CONT)?;
+    child.refuses("write far 0 1000 near 0 -", &["PeerDied", "Closed"])?;
+    child.ask("ended")?;
+    near.check("memory that a thawed peer may not touch")
+}
+
+/// The helper dies with its writes to us under way: our memory is ours again.
+fn killed_while_it_writes(context: &Context) -> Verdict {
+    let mut meeting = Meeting::new(context)?;
+    let mut near = Ground::new(&meeting.fabric, 4 << 20, OPEN, 1)?;
+    meeting.fabric.publish("near", &near.region)?;
+    meeting.child.ask(&format!("alloc far {} 2", 4 << 20))?;
+    for _ in 0..50 {
+        meeting.child.tell(&format!("write far 0 {} near 0 -", 4 << 20))?;
+    }
+    meeting.child.signal(Signal::KILL)?;
+    refused::<()>("the peer", Err(meeting.end(NOTICED)?), &[ErrorKind::PeerDied])?;
+    near.region.revoke()?.wait(LIMIT)?;
+    near.fill(3)?;
+    near.check("after a revocation")
+}

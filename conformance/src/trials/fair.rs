@@ -1,0 +1,130 @@
+//! Fairness: a large transfer starves nobody.
+
+use transport_core::{Access, Op, Pages};
+
+use crate::check::{Verdict, ensure};
+use crate::ground::{Ground, OPEN};
+use crate::lab::{Lab, Options, Pair};
+use crate::subject::Variant;
+use crate::trial::{Context, Trial};
+
+/// Turns within which a small write must be done while a large transfer runs.
+const SOON: usize = 64;
+const PAGES: u32 = 20_000;
+const PAGE: usize = 64;
+
+const PATHS: &[Variant] = &[Variant::SmallQueue, Variant::Partial];
+
+pub(super) const TRIALS: &[Trial] = &[
+    Trial::new("fair::small_beside_large_to_another_peer", to_another_peer).on(PATHS),
+    Trial::new("fair::small_beside_large_to_one_peer", to_one_peer).on(PATHS),
+    Trial::new("fair::many_operations_buy_no_more", many_operations).on(PATHS),
+    Trial::new("fair::equal_transfers_end_together", equal_transfers).on(PATHS),
+];
+
+fn large(pair: &Pair, src: &Ground, context: &Context) -> Verdict<(Ground, Op)> {
+    let dst = Ground::new(&pair.b, PAGES as usize * PAGE, OPEN, context.seed + 1)?;
+    let remote = dst.import(&pair.to_b)?;
+    let pages = Pages::new((0..PAGES).collect::<Vec<_>>());
+    let op = pair.to_b.write_pages(&src.region, &pages, &remote, &pages, PAGE)?;
+    Ok((dst, op))
+}
+
+/// Turns until `op` is done, while `large` is not.
+#[track_caller]
+fn soon(lab: &Lab, op: &mut Op, large: &mut Op) -> Verdict {
+    for _ in 0..SOON {
+        lab.turn();
+        if let Some(result) = op.try_result() {
+            result?;
+            return ensure(large.try_result().is_none(), "the large transfer was over first");
+        }
+    }
+    Err(crate::check::Failure::new(format!("a small write was not done after {SOON} turns")))
+}
+
+fn to_another_peer(context: &Context) -> Verdict {
+    let pair = Pair::new(context)?;
+    let other = pair.lab.open(&Options::default())?;
+    let (to_other, _) = pair.a.connect_local(&other)?;
+    let src = Ground::new(&pair.a, PAGES as usize * PAGE, Access::LOCAL, context.seed)?;
+    let (mut dst, mut op) = large(&pair, &src, context)?;
+    let mut small = Ground::new(&other, 4096, OPEN, context.seed + 2)?;
+    let remote = small.import(&to_other)?;
+    for number in 0..10 {
+        let mut write = to_other.write(&src.region, number..number + 100, &remote, number * 200)?;
+        soon(&pair.lab, &mut write, &mut op)?;
+        small.expect_from(number * 200, &src, number..number + 100);
+        small.check("the small write")?;
+    }
+    pair.lab.result(&mut op)??;
+    dst.expect_from(0, &src, 0..PAGES as usize * PAGE);
+    dst.check("the large transfer")
+}
+
+fn to_one_peer(context: &Context) -> Verdict {
+    let pair = Pair::new(context)?;
+    let src = Ground::new(&pair.a, PAGES as usize * PAGE, Access::LOCAL, context.seed)?;
+    let (_dst, mut op) = large(&pair, &src, context)?;
+    let small = Ground::new(&pair.b, 4096, OPEN, context.seed + 2)?;
+    let remote = small.import(&pair.to_b)?;
+    for _ in 0..10 {
+        let mut write = pair.to_b.write(&src.region, 0..100, &remote, 0)?;
+        soon(&pair.lab, &mut write, &mut op)?;
+    }
+    pair.lab.result(&mut op)?.map(drop).map_err(Into::into)
+}
+
+/// A peer with 100 large operations gets no more turns than one with a single one.
+fn many_operations(context: &Context) -> Verdict {
+    let pair = Pair::new(context)?;
+    let other = pair.lab.open(&Options::default())?;
+    let (to_other, _) = pair.a.connect_local(&other)?;
+    let src = Ground::new(&pair.a, PAGE, Access::LOCAL, context.seed)?;
+    let busy = Ground::new(&pair.b, 500 * PAGE, OPEN, context.seed + 1)?;
+    let lone = Ground::new(&other, 500 * PAGE, OPEN, context.seed + 1)?;
+    let (to_busy, to_lone) = (busy.import(&pair.to_b)?, lone.import(&to_other)?);
+    let (from, to) = (Pages::new(vec![0; 500]), Pages::new((0..500).collect::<Vec<_>>()));
+    let mut ops = Vec::new();
+    for _ in 0..100 {
+        ops.push(pair.to_b.write_pages(&src.region, &from, &to_busy, &to, PAGE)?);
+    }
+    pair.lab.done(to_other.write_pages(&src.region, &from, &to_lone, &to, PAGE)?)?;
+    let posts: u64 = pair.a.counters().iter().map(|rail| rail.posts).sum();
+    // 500 of its own, as many of the other peer's, and what quanta and queues add.
+    ensure(posts < 2000, format!("{posts} requests were posted before 500 of the second peer were done"))?;
+    pair.lab.all_done(ops)
+}
+
+fn equal_transfers(context: &Context) -> Verdict {
+    let lab = Lab::new(context);
+    let hub = lab.open(&Options::default())?;
+    let src = Ground::new(&hub, PAGE, Access::LOCAL, context.seed)?;
+    let (from, to) = (Pages::new(vec![0; 600]), Pages::new((0..600).collect::<Vec<_>>()));
+    let mut ops = Vec::new();
+    let mut kept = Vec::new();
+    for _ in 0..5 {
+        let spoke = lab.open(&Options::default())?;
+        let (to_spoke, _) = hub.connect_local(&spoke)?;
+        let dst = Ground::new(&spoke, 600 * PAGE, OPEN, context.seed + 1)?;
+        let remote = dst.import(&to_spoke)?;
+        ops.push(Some(to_spoke.write_pages(&src.region, &from, &remote, &to, PAGE)?));
+        kept.push(dst);
+    }
+    let posts = || hub.counters().iter().map(|rail| rail.posts).sum::<u64>();
+    let mut first = None;
+    lab.until("five transfers", || {
+        for op in &mut ops {
+            if op.as_mut().and_then(Op::try_result).is_some() {
+                *op = None;
+                first.get_or_insert_with(posts);
+            }
+        }
+        ops.iter().all(Option::is_none)
+    })?;
+    let first = first.unwrap_or(0);
+    ensure(
+        first > 3000 * 8 / 10,
+        format!("the first of five equal transfers ended after {first} of 3000 requests"),
+    )
+}

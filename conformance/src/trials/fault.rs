@@ -1,0 +1,177 @@
+//! Devices that fail: typed errors for all, no byte astray, nothing hangs.
+
+use transport_core::spi::Operations;
+use transport_core::{Access, ErrorKind, Op, Pages, WriteOptions};
+
+use crate::check::{Verdict, ensure, refused, same};
+use crate::ground::{Ground, OPEN};
+use crate::lab::{Lab, Options, Pair};
+use crate::subject::Variant;
+use crate::trial::{Context, Trial};
+
+pub(super) const TRIALS: &[Trial] = &[
+    Trial::new("fault::device_lost", device_lost).on(&[Variant::Doomed]),
+    Trial::new("fault::device_lost_ends_receives", device_lost_ends_receives)
+        .on(&[Variant::Doomed])
+        .needs(Operations::SEND),
+    Trial::new("fault::device_lost_before_the_imm", device_lost_before_the_imm)
+        .on(&[Variant::Doomed])
+        .needs(Operations::WRITE_IMM),
+    Trial::new("fault::a_failed_request_fails_its_operation", a_failed_request).on(&[Variant::Faulty]),
+    Trial::new("fault::no_imm_behind_a_failure", no_imm_behind_a_failure)
+        .on(&[Variant::Faulty])
+        .needs(Operations::WRITE_IMM),
+];
+
+/// Checks that each 64-byte page of `dst` holds what was written or what was there,
+/// and returns how many hold what was written.
+#[track_caller]
+fn pages_moved(src: &Ground, dst: &Ground) -> Verdict<usize> {
+    let mut actual = vec![0; dst.len()];
+    dst.region.copy_out(0, &mut actual)?;
+    let mut moved = 0;
+    for at in (0..dst.len()).step_by(64) {
+        let page = &actual[at..at + 64];
+        let new = page == src.bytes(at..at + 64);
+        ensure(new || page == dst.bytes(at..at + 64), format!("half a page at {at}"))?;
+        moved += usize::from(new);
+    }
+    Ok(moved)
+}
+
+fn device_lost(context: &Context) -> Verdict {
+    let pair = Pair::new(context)?;
+    let src = Ground::new(&pair.a, 400 * 64, Access::LOCAL, context.seed)?;
+    let dst = Ground::new(&pair.b, 400 * 64, OPEN, context.seed + 1)?;
+    let remote = dst.import(&pair.to_b)?;
+    let pages = Pages::new((0..400).collect::<Vec<_>>());
+    let mut ops = Vec::new();
+    for _ in 0..3 {
+        ops.push(pair.to_b.write_pages(&src.region, &pages, &remote, &pages, 64)?);
+    }
+    for mut op in ops {
+        refused("under way when its device was lost", pair.lab.result(&mut op)?, &[ErrorKind::DeviceLost])?;
+    }
+    // Whatever is asked for afterwards: with rails left it may work, without it may not.
+    for _ in 0..40 {
+        let late = pair.to_b.write(&src.region, 0..64, &remote, 0);
+        match late {
+            Ok(mut op) => {
+                let result = pair.lab.result(&mut op)?;
+                ensure(
+                    result.is_ok() || result.is_err_and(|e| e.kind() == ErrorKind::DeviceLost),
+                    "another error",
+                )?;
+            }
+            Err(error) => drop(refused::<()>("later", Err(error), &[ErrorKind::DeviceLost])?),
+        }
+    }
+    pair.lab.fails(
+        "with no device left",
+        pair.to_b.write(&src.region, 0..64, &remote, 0),
+        &[ErrorKind::DeviceLost],
+    )?;
+    pair.lab.settle()?;
+    let rails = pair.a.transports()[0].devices.len();
+    let most = rails * Variant::LOST_AFTER as usize;
+    ensure(pages_moved(&src, &dst)? <= most, "more pages than requests ran")?;
+    src.check("the source")
+}
+
+fn device_lost_ends_receives(context: &Context) -> Verdict {
+    let pair = Pair::new(context)?;
+    let src = Ground::new(&pair.a, 4096, Access::LOCAL, context.seed)?;
+    let dst = Ground::new(&pair.b, 4096, OPEN, context.seed + 1)?;
+    let remote = dst.import(&pair.to_b)?;
+    let into = Ground::new(&pair.a, 4096, Access::LOCAL, context.seed + 2)?;
+    let mut receive = pair.a.recv(&into.region, 0..4096)?;
+    pair.lab.turn();
+    for _ in 0..100 {
+        if let Ok(mut op) = pair.to_b.write(&src.region, 0..64, &remote, 0) {
+            let _ = pair.lab.result(&mut op)?;
+        }
+    }
+    refused("a receive of a lost device", pair.lab.result(&mut receive)?, &[ErrorKind::DeviceLost])?;
+    into.check("its buffer")
+}
+
+/// The bytes are over when the last device goes: the imm cannot, and must not hang.
+fn device_lost_before_the_imm(context: &Context) -> Verdict {
+    let lost = Variant::LOST_AFTER as usize;
+    for pages in lost.saturating_sub(2)..=lost + 2 {
+        let options = Options { rails: Some(1), ..Options::default() };
+        let pair = Lab::new(context).pair_of(&options, &options)?;
+        let src = Ground::new(&pair.a, 64 * pages, Access::LOCAL, context.seed)?;
+        let dst = Ground::new(&pair.b, 64 * pages, OPEN, context.seed + 1)?;
+        let remote = dst.import(&pair.to_b)?;
+        let list = Pages::new((0..pages as u32).collect::<Vec<_>>());
+        let options = WriteOptions::new().imm(3);
+        let mut op = pair.to_b.write_pages_with(&src.region, &list, &remote, &list, 64, &options)?;
+        let result = pair.lab.result(&mut op)?;
+        pair.lab.settle()?;
+        let imms = pair.to_a.imm(3).count();
+        // Each page is a request, and the imm is one more.
+        same(
+            &format!("{pages} pages and their imm succeed"),
+            (result.is_ok(), imms),
+            (pages < lost, u64::from(pages < lost)),
+        )?;
+        if let Err(error) = result {
+            refused::<()>("the write", Err(error), &[ErrorKind::DeviceLost])?;
+        }
+        ensure(imms == 0 || pages_moved(&src, &dst)? == pages, "an imm before its bytes")?;
+    }
+    Ok(())
+}
+
+fn a_failed_request(context: &Context) -> Verdict {
+    let pair = Pair::new(context)?;
+    let src = Ground::new(&pair.a, 300 * 64, Access::LOCAL, context.seed)?;
+    let dst = Ground::new(&pair.b, 300 * 64, OPEN, context.seed + 1)?;
+    let remote = dst.import(&pair.to_b)?;
+    let ops: Result<Vec<Op>, _> = (0..300)
+        .map(|slot| pair.to_b.write(&src.region, slot * 64..slot * 64 + 64, &remote, slot * 64))
+        .collect();
+    let (mut done, mut failed) = (0, 0);
+    for mut op in ops? {
+        match pair.lab.result(&mut op)? {
+            Ok(_) => done += 1,
+            Err(error) => {
+                refused::<()>("a request", Err(error), &[ErrorKind::Io])?;
+                failed += 1;
+            }
+        }
+    }
+    ensure(failed > 0 && done > failed, format!("{done} done and {failed} failed"))?;
+    same("pages there", pages_moved(&src, &dst)?, done)?;
+    // A paged write with a failure in it fails as a whole.
+    let pages = Pages::new((0..300).collect::<Vec<_>>());
+    pair.lab.fails(
+        "300 pages",
+        pair.to_b.write_pages(&src.region, &pages, &remote, &pages, 64),
+        &[ErrorKind::Io],
+    )?;
+    pair.lab.settle()
+}
+
+fn no_imm_behind_a_failure(context: &Context) -> Verdict {
+    let pair = Pair::new(context)?;
+    let src = Ground::new(&pair.a, 60 * 64, Access::LOCAL, context.seed)?;
+    let dst = Ground::new(&pair.b, 60 * 64, OPEN, context.seed + 1)?;
+    let remote = dst.import(&pair.to_b)?;
+    let pages = Pages::new((0..60).collect::<Vec<_>>());
+    for imm in 0..5 {
+        let op = pair.to_b.write_pages_with(
+            &src.region,
+            &pages,
+            &remote,
+            &pages,
+            64,
+            &WriteOptions::new().imm(imm),
+        );
+        pair.lab.fails("60 pages", op, &[ErrorKind::Io])?;
+        pair.lab.settle()?;
+        same("imms of a failed write", pair.to_a.imm(imm).count(), 0)?;
+    }
+    Ok(())
+}

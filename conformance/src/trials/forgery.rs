@@ -1,0 +1,184 @@
+//! Descriptors that nobody gave out: refused, and touching nothing.
+
+use serde::{Deserialize, Serialize};
+use transport_core::spi::Operations;
+use transport_core::{Access, Descriptor, ErrorKind, MemoryKind, RemoteRegion};
+
+use crate::check::{Failure, Verdict, ensure, refused};
+use crate::ground::{Ground, OPEN};
+use crate::lab::Pair;
+use crate::trial::{Context, Trial};
+
+pub(super) const TRIALS: &[Trial] = &[
+    Trial::new("forgery::damaged_bytes", damaged_bytes),
+    Trial::new("forgery::another_key", another_key),
+    Trial::new("forgery::more_rights", more_rights).needs(Operations::READ),
+    Trial::new("forgery::more_bytes", more_bytes),
+    Trial::new("forgery::unknown_transports_are_skipped", unknown_transports),
+];
+
+/// A descriptor as it travels, behind its four bytes of magic.
+#[derive(Clone, Serialize, Deserialize)]
+pub(super) struct Wire {
+    incarnation: u64,
+    region: u64,
+    len: u64,
+    access: u32,
+    kind: MemoryKind,
+    pub(super) entries: Vec<Entry>,
+}
+
+/// One of its entries.
+#[derive(Clone, Serialize, Deserialize)]
+pub(super) struct Entry {
+    pub(super) transport: String,
+    domain: u64,
+    rail: u16,
+    key: Key,
+}
+
+#[derive(Clone, Serialize, Deserialize)]
+struct Key {
+    base: u64,
+    key: u64,
+    len: u64,
+}
+
+impl Wire {
+    #[track_caller]
+    pub(super) fn of(ground: &Ground) -> Verdict<Self> {
+        let bytes = ground.region.descriptor().to_bytes();
+        postcard::from_bytes(&bytes[4..])
+            .map_err(|error| Failure::new(format!("the format has changed: {error}")))
+    }
+
+    #[track_caller]
+    pub(super) fn forge(&self) -> Verdict<Descriptor> {
+        let bytes = postcard::to_extend(self, b"mrD\x01".to_vec())
+            .map_err(|error| Failure::new(error.to_string()))?;
+        Ok(Descriptor::from_bytes(&bytes)?)
+    }
+
+    fn keys(&mut self) -> impl Iterator<Item = &mut Key> {
+        self.entries.iter_mut().map(|entry| &mut entry.key)
+    }
+}
+
+fn damaged_bytes(context: &Context) -> Verdict {
+    let pair = Pair::new(context)?;
+    let dst = Ground::new(&pair.b, 4096, OPEN, context.seed)?;
+    let good = dst.region.descriptor().to_bytes();
+    let mut bad: Vec<Vec<u8>> = (0..good.len()).map(|len| good[..len].to_vec()).collect();
+    bad.push([&good[..], b"x"].concat());
+    bad.push([b"mrX\x01", &good[4..]].concat());
+    bad.push(vec![0xff; 1 << 20]);
+    for bytes in bad {
+        let what = format!("{} of {} bytes", bytes.len(), good.len());
+        refused(&what, Descriptor::from_bytes(&bytes), &[ErrorKind::Protocol])?;
+    }
+    let later = [b"mrD\x02", &good[4..]].concat();
+    refused("a later version", Descriptor::from_bytes(&later), &[ErrorKind::Version]).map(drop)
+}
+
+/// Whatever a forged descriptor is refused with, at import or at the operation.
+const REFUSALS: &[ErrorKind] = &[ErrorKind::RemoteAccess, ErrorKind::Revoked];
+
+/// Tries to write and read through a forged descriptor, small and large.
+#[track_caller]
+fn try_all(pair: &Pair, src: &Ground, what: &str, forged: &Descriptor, at: usize) -> Verdict {
+    let remote: RemoteRegion = match pair.to_b.import(forged) {
+        Ok(remote) => remote,
+        Err(error) => return refused::<()>(what, Err(error), REFUSALS).map(drop),
+    };
+    for len in [8, 4000] {
+        if remote.access().contains(Access::REMOTE_WRITE) {
+            pair.lab.fails(what, pair.to_b.write(&src.region, 0..len, &remote, at), REFUSALS)?;
+        }
+        if remote.access().contains(Access::REMOTE_READ)
+            && pair.capabilities().operations.contains(Operations::READ)
+        {
+            pair.lab.fails(what, pair.to_b.read(&src.region, 0..len, &remote, at), REFUSALS)?;
+        }
+    }
+    Ok(())
+}
+
+fn another_key(context: &Context) -> Verdict {
+    let pair = Pair::new(context)?;
+    let src = Ground::new(&pair.a, 4096, Access::LOCAL, context.seed)?;
+    let dst = Ground::new(&pair.b, 4096, OPEN, context.seed + 1)?;
+    // A neighbour that nobody may touch: its key is not hard to guess.
+    let neighbour = Ground::new(&pair.b, 4096, Access::LOCAL, context.seed + 2)?;
+    let good = Wire::of(&dst)?;
+    let mut random = fastrand::Rng::with_seed(context.seed);
+    let forgeries = (0..64).map(|bit| 1 << bit).chain((0..64).map(|_| random.u64(1..)));
+    for flip in forgeries {
+        let mut wire = good.clone();
+        wire.keys().for_each(|key| key.key ^= flip);
+        try_all(&pair, &src, &format!("key with {flip:#x} flipped"), &wire.forge()?, 0)?;
+    }
+    pair.lab.settle()?;
+    src.check("the source")?;
+    dst.check("the region")?;
+    neighbour.check("its neighbour")
+}
+
+fn more_rights(context: &Context) -> Verdict {
+    let pair = Pair::new(context)?;
+    let src = Ground::new(&pair.a, 4096, Access::LOCAL, context.seed)?;
+    for (access, forged) in [
+        (Access::REMOTE_READ, Access::REMOTE_WRITE),
+        (Access::REMOTE_WRITE, Access::REMOTE_READ),
+        (Access::LOCAL, Access::REMOTE_WRITE),
+        (Access::LOCAL, Access::REMOTE_READ),
+    ] {
+        let dst = Ground::new(&pair.b, 4096, access, context.seed + 1)?;
+        let mut wire = Wire::of(&dst)?;
+        wire.access = forged.bits();
+        try_all(&pair, &src, &format!("{access:?} forged to {forged:?}"), &wire.forge()?, 0)?;
+        pair.lab.settle()?;
+        src.check("the source")?;
+        dst.check("the region")?;
+    }
+    Ok(())
+}
+
+fn more_bytes(context: &Context) -> Verdict {
+    let pair = Pair::new(context)?;
+    let src = Ground::new(&pair.a, 4096, Access::LOCAL, context.seed)?;
+    let dst = Ground::new(&pair.b, 4096, OPEN, context.seed + 1)?;
+    for len in [4097, 1 << 20, u64::MAX / 2] {
+        let mut wire = Wire::of(&dst)?;
+        wire.len = len;
+        wire.keys().for_each(|key| key.len = len);
+        for at in [4096, 4095, len as usize - 4000] {
+            try_all(&pair, &src, &format!("4096 bytes forged to {len}, at {at}"), &wire.forge()?, at)?;
+        }
+    }
+    pair.lab.settle()?;
+    src.check("the source")?;
+    dst.check("the region")
+}
+
+fn unknown_transports(context: &Context) -> Verdict {
+    let pair = Pair::new(context)?;
+    let src = Ground::new(&pair.a, 4096, Access::LOCAL, context.seed)?;
+    let mut dst = Ground::new(&pair.b, 4096, OPEN, context.seed + 1)?;
+    let good = Wire::of(&dst)?;
+    let strange = good.entries.iter().map(|entry| Entry { transport: "strange".into(), ..entry.clone() });
+    let both =
+        Wire { entries: strange.clone().chain(good.entries.iter().cloned()).collect(), ..good.clone() };
+    let remote = pair.to_b.import(&both.forge()?)?;
+    pair.lab.done(pair.to_b.write(&src.region, 0..4096, &remote, 0)?)?;
+    dst.expect_from(0, &src, 0..4096);
+    dst.check("past an unknown entry")?;
+    let only = Wire { entries: strange.collect(), ..good.clone() };
+    let error = refused(
+        "only unknown entries",
+        pair.to_b.import(&only.forge()?).map(drop),
+        &[ErrorKind::Unreachable],
+    )?;
+    ensure(!error.context().is_empty(), "no reason given")?;
+    let none = Wire { entries: Vec::new(), ..good };
+    refused("no entry", pair.to_b.import(&none.forge()?).map(drop), &[ErrorKind::Unreachable]).map(drop)
+}

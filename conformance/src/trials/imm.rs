@@ -1,0 +1,187 @@
+//! Immediate data: after the bytes, exactly once, never lost.
+
+use std::time::Duration;
+
+use transport_core::spi::Operations;
+use transport_core::{Access, ErrorKind, Pages, WriteOptions, imm_count};
+
+use crate::check::{Verdict, ensure, refused, same};
+use crate::ground::{Ground, OPEN};
+use crate::lab::Pair;
+use crate::trial::{ALL_PATHS, Context, Trial};
+
+pub(super) const TRIALS: &[Trial] = &[
+    Trial::new("imm::after_all_bytes", after_all_bytes).on(ALL_PATHS).needs(Operations::WRITE_IMM),
+    Trial::new("imm::after_all_pages", after_all_pages).on(ALL_PATHS).needs(Operations::WRITE_IMM),
+    Trial::new("imm::one_per_page", one_per_page).on(ALL_PATHS).needs(Operations::WRITE_IMM),
+    Trial::new("imm::one_per_started_mib", one_per_started_mib).on(ALL_PATHS).needs(Operations::WRITE_IMM),
+    Trial::new("imm::accumulates_and_is_taken", accumulates_and_is_taken)
+        .on(ALL_PATHS)
+        .needs(Operations::WRITE_IMM),
+    Trial::new("imm::all_32_bits", all_32_bits).on(ALL_PATHS).needs(Operations::WRITE_IMM),
+    Trial::new("imm::more_than_any_queue", more_than_any_queue).on(ALL_PATHS).needs(Operations::WRITE_IMM),
+    Trial::new("imm::wakes_who_expects_it", wakes_who_expects_it).on(ALL_PATHS).needs(Operations::WRITE_IMM),
+];
+
+fn after_all_bytes(context: &Context) -> Verdict {
+    for seed in context.seed..context.seed + 6 {
+        let pair = Pair::new(&context.with_seed(seed))?;
+        let src = Ground::new(&pair.a, 1_500_000, Access::LOCAL, seed)?;
+        let mut dst = Ground::new(&pair.b, 1_500_000, OPEN, seed + 1)?;
+        let remote = dst.import(&pair.to_b)?;
+        for (imm, size) in (0..).zip([1, 4096, 300_000, 1_400_000]) {
+            dst.fill(seed + 10 + u64::from(imm))?;
+            let mut op =
+                pair.to_b.write_with(&src.region, 3..3 + size, &remote, 7, &WriteOptions::new().imm(imm))?;
+            dst.expect_from(7, &src, 3..3 + size);
+            announced(&pair, &dst, imm)?;
+            pair.lab.result(&mut op)??;
+        }
+        exactly_once(&pair, 0..4)?;
+    }
+    Ok(())
+}
+
+fn after_all_pages(context: &Context) -> Verdict {
+    const PAGES: u32 = 150;
+    for seed in context.seed..context.seed + 6 {
+        let pair = Pair::new(&context.with_seed(seed))?;
+        let src = Ground::new(&pair.a, PAGES as usize * 512, Access::LOCAL, seed)?;
+        let mut dst = Ground::new(&pair.b, PAGES as usize * 512, OPEN, seed + 1)?;
+        let remote = dst.import(&pair.to_b)?;
+        let mut list: Vec<_> = (0..PAGES).collect();
+        fastrand::Rng::with_seed(seed).shuffle(&mut list);
+        let (from, to) = (Pages::new(list.clone()), Pages::new((0..PAGES).collect::<Vec<_>>()));
+        let options = WriteOptions::new().imm(99);
+        let mut op = pair.to_b.write_pages_with(&src.region, &from, &remote, &to, 512, &options)?;
+        for (to, from) in list.iter().map(|index| *index as usize * 512).enumerate() {
+            dst.expect_from(to * 512, &src, from..from + 512);
+        }
+        announced(&pair, &dst, 99)?;
+        pair.lab.result(&mut op)??;
+        exactly_once(&pair, 99..100)?;
+    }
+    Ok(())
+}
+
+/// Ticks until the imm is there; at that very moment all bytes must be.
+fn announced(pair: &Pair, dst: &Ground, imm: u32) -> Verdict {
+    let counter = pair.to_a.imm(imm);
+    pair.lab.until("the imm", || counter.count() > 0)?;
+    dst.check("the bytes that the imm announced")
+}
+
+fn exactly_once(pair: &Pair, imms: std::ops::Range<u32>) -> Verdict {
+    pair.lab.settle()?;
+    imms.into_iter().try_for_each(|imm| same("arrivals of one imm", pair.to_a.imm(imm).count(), 1))
+}
+
+fn one_per_page(context: &Context) -> Verdict {
+    let pair = Pair::new(context)?;
+    let src = Ground::new(&pair.a, 4096, Access::LOCAL, context.seed)?;
+    let mut dst = Ground::new(&pair.b, 200 * 256, OPEN, context.seed + 1)?;
+    let remote = dst.import(&pair.to_b)?;
+    let mut sum = 0;
+    for count in [1, 2, 17, 200] {
+        let from = Pages::new(vec![3; count]);
+        let to = Pages::new((0..count as u32).collect::<Vec<_>>());
+        let options = WriteOptions::new().imm(8).per_wr();
+        pair.lab.done(pair.to_b.write_pages_with(&src.region, &from, &remote, &to, 256, &options)?)?;
+        (0..count).for_each(|page| dst.expect_from(page * 256, &src, 768..1024));
+        sum += count as u64;
+        pair.lab.until("an imm per page", || pair.to_a.imm(8).count() >= sum)?;
+        dst.check("the pages")?;
+    }
+    pair.lab.settle()?;
+    same("imms", pair.to_a.imm(8).count(), sum)
+}
+
+fn one_per_started_mib(context: &Context) -> Verdict {
+    const MIB: usize = 1 << 20;
+    let pair = Pair::new(context)?;
+    let src = Ground::new(&pair.a, 3 * MIB + 10, Access::LOCAL, context.seed)?;
+    let mut dst = Ground::new(&pair.b, 3 * MIB + 10, OPEN, context.seed + 1)?;
+    let remote = dst.import(&pair.to_b)?;
+    for (imm, size) in (0..).zip([1, MIB - 1, MIB, MIB + 1, 3 * MIB, 3 * MIB + 1]) {
+        let options = WriteOptions::new().imm(imm).per_wr();
+        pair.lab.done(pair.to_b.write_with(&src.region, 1..1 + size, &remote, 5, &options)?)?;
+        dst.expect_from(5, &src, 1..1 + size);
+        let want = imm_count(size as u64);
+        same("imm_count", want, size.div_ceil(MIB) as u64)?;
+        pair.lab.until("the imms", || pair.to_a.imm(imm).count() >= want)?;
+        dst.check("the bytes")?;
+        pair.lab.settle()?;
+        same("imms", pair.to_a.imm(imm).count(), want)?;
+    }
+    Ok(())
+}
+
+fn accumulates_and_is_taken(context: &Context) -> Verdict {
+    let pair = Pair::new(context)?;
+    for _ in 0..10 {
+        pair.lab.done(pair.to_b.write_imm(77)?)?;
+    }
+    // Nobody had asked for 77 before it came.
+    let counter = pair.to_a.imm(77);
+    pair.lab.until("ten imms", || counter.count() == 10)?;
+    pollster::block_on(counter.expect(10))?;
+    pollster::block_on(counter.expect(0))?;
+    ensure(!counter.take(11), "took 11 of 10")?;
+    ensure(counter.take(4), "could not take 4 of 10")?;
+    ensure(counter.take(0), "could not take nothing")?;
+    same("left", counter.count(), 6)?;
+    refused(
+        "seven of six",
+        counter.expect(7).wait(Duration::from_millis(20)),
+        &[ErrorKind::DeadlineExceeded],
+    )?;
+    ensure(counter.take(6), "could not take the rest")?;
+    same("left", pair.to_a.imm(77).count(), 0)
+}
+
+fn all_32_bits(context: &Context) -> Verdict {
+    let pair = Pair::new(context)?;
+    let imms: Vec<_> = (0..32).map(|bit| 1 << bit).chain([0, u32::MAX, 0x8000_0001, 0xdead_beef]).collect();
+    for imm in &imms {
+        pair.lab.done(pair.to_b.write_imm(*imm)?)?;
+    }
+    pair.lab.settle()?;
+    imms.iter().try_for_each(|imm| same(&format!("arrivals of {imm:#x}"), pair.to_a.imm(*imm).count(), 1))
+}
+
+/// The receiver does not look for a while: the sender is held back, nothing is lost.
+fn more_than_any_queue(context: &Context) -> Verdict {
+    const IMMS: u32 = 3500;
+    let pair = Pair::new(context)?;
+    let mut ops = Vec::new();
+    for imm in 0..IMMS {
+        ops.push(pair.to_b.write_imm(imm % 7)?);
+    }
+    for _ in 0..50 {
+        pair.a.step();
+    }
+    pair.lab.all_done(ops)?;
+    pair.lab.settle()?;
+    let counts: Vec<_> = (0..7).map(|imm| pair.to_a.imm(imm).count()).collect();
+    same("imms of each value", counts, vec![u64::from(IMMS) / 7; 7])
+}
+
+fn wakes_who_expects_it(context: &Context) -> Verdict {
+    use std::future::Future;
+    use std::task::{Context as Task, Poll};
+    let pair = Pair::new(context)?;
+    let (wakes, waker) = super::futures::counting_waker();
+    let mut expected = std::pin::pin!(pair.to_a.imm(4).expect(3));
+    let mut task = Task::from_waker(&waker);
+    for _ in 0..3 {
+        ensure(expected.as_mut().poll(&mut task).is_pending(), "ready before the third imm")?;
+        pair.lab.done(pair.to_b.write_imm(4)?)?;
+        pair.lab.done(pair.to_b.write_imm(5)?)?;
+        pair.lab.settle()?;
+    }
+    same("wakes", wakes.count(), 1)?;
+    match expected.as_mut().poll(&mut task) {
+        Poll::Ready(result) => Ok(result?),
+        Poll::Pending => Err(crate::check::Failure::new("pending after the third imm")),
+    }
+}

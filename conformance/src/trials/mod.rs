@@ -1,0 +1,55 @@
+//! The trials, one file per noun.
+
+mod cancel;
+mod cleanup;
+mod crossing;
+mod deadline;
+mod death;
+mod fair;
+mod fault;
+mod forgery;
+mod futures;
+mod imm;
+mod message;
+mod order;
+mod pages;
+mod peers;
+mod pool;
+mod queue;
+mod rails;
+mod read;
+mod refusal;
+mod revoke;
+mod routing;
+mod write;
+
+use crate::trial::Trial;
+
+/// All trials.
+pub fn trials() -> impl Iterator<Item = &'static Trial> {
+    const ALL: &[&[Trial]] = &[
+        write::TRIALS,
+        read::TRIALS,
+        pages::TRIALS,
+        imm::TRIALS,
+        message::TRIALS,
+        pool::TRIALS,
+        futures::TRIALS,
+        refusal::TRIALS,
+        forgery::TRIALS,
+        revoke::TRIALS,
+        cancel::TRIALS,
+        deadline::TRIALS,
+        queue::TRIALS,
+        order::TRIALS,
+        fair::TRIALS,
+        routing::TRIALS,
+        rails::TRIALS,
+        fault::TRIALS,
+        peers::TRIALS,
+        crossing::TRIALS,
+        death::TRIALS,
+        cleanup::TRIALS,
+    ];
+    ALL.iter().copied().flatten()
+}

@@ -1,0 +1,94 @@
+//! Completions in any order, and runs that repeat themselves.
+
+use transport_core::spi::Operations;
+use transport_core::{Access, Pages, WriteOptions};
+
+use crate::check::{Verdict, ensure, same};
+use crate::ground::{Ground, OPEN};
+use crate::lab::Pair;
+use crate::subject::Variant;
+use crate::trial::{ALL_PATHS, Context, Trial};
+
+pub(super) const TRIALS: &[Trial] = &[
+    Trial::new("order::any_order_same_bytes", any_order).on(&[Variant::Reorder]).needs(Operations::WRITE_IMM),
+    Trial::new("order::completions_do_overtake", completions_do_overtake).on(&[Variant::Reorder]),
+    Trial::new("order::one_seed_one_hash", one_seed)
+        .on(ALL_PATHS)
+        .needs(Operations::WRITE_IMM.union(Operations::READ)),
+    Trial::new("order::another_seed_another_hash", another_seed)
+        .on(&[Variant::Reorder, Variant::Partial])
+        .needs(Operations::WRITE_IMM.union(Operations::READ)),
+];
+
+/// A mixed load; returns both event hashes.
+fn load(context: &Context) -> Verdict<(u64, u64)> {
+    let pair = Pair::new(context)?;
+    let mut random = fastrand::Rng::with_seed(77);
+    let src = Ground::new(&pair.a, 1 << 20, Access::LOCAL, 1)?;
+    let mut dst = Ground::new(&pair.b, 1 << 20, OPEN, 2)?;
+    let back = Ground::new(&pair.a, 1 << 20, Access::LOCAL, 3)?;
+    let remote = dst.import(&pair.to_b)?;
+    let mut ops = Vec::new();
+    for part in 0..16 {
+        let start = part << 16;
+        let mut list: Vec<_> = (0..64).collect();
+        random.shuffle(&mut list);
+        let to = Pages::new(list.clone()).offset(start);
+        let from = Pages::new((0..64).collect::<Vec<_>>()).offset(start);
+        let options = WriteOptions::new().imm(part as u32);
+        ops.push(pair.to_b.write_pages_with(&src.region, &from, &remote, &to, 512, &options)?);
+        for (item, page) in list.into_iter().enumerate() {
+            dst.expect_from(start + page as usize * 512, &src, start + item * 512..start + (item + 1) * 512);
+        }
+        ops.push(pair.to_b.write(&src.region, start + 40_000..start + 60_000, &remote, start + 40_000)?);
+        dst.expect_from(start + 40_000, &src, start + 40_000..start + 60_000);
+        ops.push(pair.to_b.write_imm(100)?);
+        // Reads of what nobody writes: from the end of each part.
+        ops.push(pair.to_b.read(&back.region, start..start + 5000, &remote, start + 60_000)?);
+    }
+    pair.lab.all_done(ops)?;
+    pair.lab.settle()?;
+    dst.check("a mixed load")?;
+    (0..16).try_for_each(|part| same("imms of a part", pair.to_a.imm(part).count(), 1))?;
+    same("imms alone", pair.to_a.imm(100).count(), 16)?;
+    Ok((pair.a.event_hash(), pair.b.event_hash()))
+}
+
+fn any_order(context: &Context) -> Verdict {
+    (context.seed..context.seed + 12).try_for_each(|seed| load(&context.with_seed(seed)).map(drop))
+}
+
+/// Otherwise the variant would prove nothing.
+fn completions_do_overtake(context: &Context) -> Verdict {
+    let pair = Pair::new(context)?;
+    let src = Ground::new(&pair.a, 64, Access::LOCAL, context.seed)?;
+    let dst = Ground::new(&pair.b, 64, OPEN, context.seed + 1)?;
+    let remote = dst.import(&pair.to_b)?;
+    let mut ops = Vec::new();
+    for number in 0..64 {
+        ops.push((number, pair.to_b.write(&src.region, number..number + 1, &remote, number)?));
+    }
+    let mut order = Vec::new();
+    pair.lab.until("64 writes", || {
+        ops.retain_mut(|(number, op)| op.try_result().is_none() || (order.push(*number), false).1);
+        ops.is_empty()
+    })?;
+    ensure(!order.is_sorted(), "64 writes completed in the order of posting")
+}
+
+fn one_seed(context: &Context) -> Verdict {
+    for seed in context.seed..context.seed + 3 {
+        let context = context.with_seed(seed);
+        same("the hashes of two runs of one seed", load(&context)?, load(&context)?)?;
+    }
+    Ok(())
+}
+
+fn another_seed(context: &Context) -> Verdict {
+    let hashes: Verdict<Vec<_>> =
+        (context.seed..context.seed + 4).map(|seed| load(&context.with_seed(seed))).collect();
+    let mut hashes = hashes?;
+    hashes.sort_unstable();
+    hashes.dedup();
+    same("different hashes of four seeds", hashes.len(), 4)
+}

@@ -1,0 +1,162 @@
+//! Paged writes: permutations, strides, offsets, repeats, many pages.
+
+use transport_core::{Access, Pages};
+
+use crate::check::{Verdict, same};
+use crate::ground::{Ground, OPEN};
+use crate::lab::Pair;
+use crate::trial::{ALL_PATHS, Context, Trial};
+
+pub(super) const TRIALS: &[Trial] = &[
+    Trial::new("pages::permuted", permuted).on(ALL_PATHS),
+    Trial::new("pages::strides_and_offsets", strides_and_offsets).on(ALL_PATHS),
+    Trial::new("pages::repeated_sources", repeated_sources).on(ALL_PATHS),
+    Trial::new("pages::every_page_size", every_page_size).on(ALL_PATHS),
+    Trial::new("pages::several_operations", several_operations).on(ALL_PATHS),
+    Trial::new("pages::many", many).on(ALL_PATHS),
+];
+
+fn shuffled(count: u32, random: &mut fastrand::Rng) -> Vec<u32> {
+    let mut list: Vec<_> = (0..count).collect();
+    random.shuffle(&mut list);
+    list
+}
+
+/// Where the pages of one side lie.
+#[derive(Clone)]
+struct Layout {
+    indices: Vec<u32>,
+    stride: usize,
+    offset: usize,
+}
+
+impl Layout {
+    fn dense(indices: Vec<u32>, page: usize) -> Self {
+        Self { indices, stride: page, offset: 0 }
+    }
+
+    fn pages(&self) -> Pages {
+        Pages::new(self.indices.clone()).stride(self.stride).offset(self.offset)
+    }
+
+    fn at(&self, item: usize) -> usize {
+        self.offset + self.indices[item] as usize * self.stride
+    }
+}
+
+/// Tells `dst` what a paged write will leave there.
+fn expect(dst: &mut Ground, to: &Layout, src: &Ground, from: &Layout, page: usize) {
+    for item in 0..to.indices.len() {
+        dst.expect_from(to.at(item), src, from.at(item)..from.at(item) + page);
+    }
+}
+
+fn transfer(
+    pair: &Pair,
+    from: &Layout,
+    to: &Layout,
+    page: usize,
+    rooms: (usize, usize),
+    seed: u64,
+) -> Verdict {
+    let src = Ground::new(&pair.a, rooms.0, Access::LOCAL, seed)?;
+    let mut dst = Ground::new(&pair.b, rooms.1, OPEN, seed + 1)?;
+    let remote = dst.import(&pair.to_b)?;
+    let outcome =
+        pair.lab.done(pair.to_b.write_pages(&src.region, &from.pages(), &remote, &to.pages(), page)?)?;
+    let count = to.indices.len();
+    same("bytes", outcome.bytes, (count * page) as u64)?;
+    expect(&mut dst, to, &src, from, page);
+    dst.check(&format!("{count} pages of {page} bytes"))?;
+    src.check("the source")
+}
+
+fn permuted(context: &Context) -> Verdict {
+    let pair = Pair::new(context)?;
+    let mut random = fastrand::Rng::with_seed(context.seed);
+    for count in [1, 2, 3, 15, 16, 17, 63, 64, 65, 200] {
+        let (from, to) = (shuffled(count, &mut random), shuffled(count, &mut random));
+        let (from, to) = (Layout::dense(from, 4096), Layout::dense(to, 4096));
+        let room = (count as usize + 1) * 4096;
+        transfer(&pair, &from, &to, 4096, (room, room), context.seed)?;
+    }
+    Ok(())
+}
+
+fn strides_and_offsets(context: &Context) -> Verdict {
+    let pair = Pair::new(context)?;
+    let mut random = fastrand::Rng::with_seed(context.seed);
+    for (page, strides, offsets) in [
+        (4096, (4096, 8192), (0, 100)),
+        (1000, (1001, 3000), (17, 1)),
+        (777, (777, 778), (5, 0)),
+        (64, (256, 64), (3, 9)),
+    ] {
+        let (from, to) = (shuffled(90, &mut random), shuffled(90, &mut random));
+        let from = Layout { indices: from, stride: strides.0, offset: offsets.0 };
+        let to = Layout { indices: to, stride: strides.1, offset: offsets.1 };
+        // Both end exactly where the last page does.
+        let rooms = (offsets.0 + 89 * strides.0 + page, offsets.1 + 89 * strides.1 + page);
+        transfer(&pair, &from, &to, page, rooms, context.seed)?;
+    }
+    Ok(())
+}
+
+fn repeated_sources(context: &Context) -> Verdict {
+    let pair = Pair::new(context)?;
+    let mut random = fastrand::Rng::with_seed(context.seed);
+    let from = Layout::dense((0..150).map(|_| random.u32(0..4)).collect(), 2048);
+    let to = Layout::dense(shuffled(150, &mut random), 2048);
+    transfer(&pair, &from, &to, 2048, (4 * 2048, 150 * 2048), context.seed)?;
+    // A source stride below the page: the pages overlap, which reading may.
+    let from = Layout { indices: (0..100).collect(), stride: 10, offset: 1 };
+    transfer(
+        &pair,
+        &from,
+        &Layout::dense((0..100).rev().collect(), 512),
+        512,
+        (4096, 100 * 512),
+        context.seed,
+    )
+}
+
+fn every_page_size(context: &Context) -> Verdict {
+    let pair = Pair::new(context)?;
+    let mut random = fastrand::Rng::with_seed(context.seed);
+    let chunk = pair.capabilities().chunk.min(1 << 20) as usize;
+    for page in [1, 2, 63, 64, 4095, 4097, 65_536, chunk, chunk + 1] {
+        let (from, to) = (shuffled(9, &mut random), shuffled(9, &mut random));
+        let (from, to) = (Layout::dense(from, page), Layout::dense(to, page));
+        transfer(&pair, &from, &to, page, (9 * page, 9 * page + 50), context.seed)?;
+    }
+    Ok(())
+}
+
+/// Operations that are under way together, over one shared list.
+fn several_operations(context: &Context) -> Verdict {
+    const PAGE: usize = 1024;
+    let pair = Pair::new(context)?;
+    let mut random = fastrand::Rng::with_seed(context.seed);
+    let src = Ground::new(&pair.a, 100 * PAGE, Access::LOCAL, context.seed)?;
+    let mut dst = Ground::new(&pair.b, 8 * 100 * PAGE, OPEN, context.seed + 1)?;
+    let remote = dst.import(&pair.to_b)?;
+    let from = Layout::dense(shuffled(100, &mut random), PAGE);
+    let list = from.pages();
+    let mut ops = Vec::new();
+    for part in 0..8 {
+        let to = Layout { indices: shuffled(100, &mut random), stride: PAGE, offset: part * 100 * PAGE };
+        ops.push(pair.to_b.write_pages(&src.region, &list, &remote, &to.pages(), PAGE)?);
+        expect(&mut dst, &to, &src, &from, PAGE);
+    }
+    pair.lab.all_done(ops)?;
+    dst.check("eight paged writes")
+}
+
+/// More pages than any queue holds.
+fn many(context: &Context) -> Verdict {
+    let pair = Pair::new(context)?;
+    let mut random = fastrand::Rng::with_seed(context.seed);
+    let (from, to) = (shuffled(10_000, &mut random), shuffled(10_000, &mut random));
+    let (from, to) = (Layout::dense(from, 64), Layout::dense(to, 64));
+    transfer(&pair, &from, &to, 64, (640_000, 640_000), context.seed)
+}

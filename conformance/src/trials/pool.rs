@@ -1,0 +1,173 @@
+//! Pools of receives that repost themselves.
+
+use std::time::Duration;
+
+use transport_core::spi::Operations;
+use transport_core::{Access, ErrorKind, Message, Op, RecvPool, SendOptions};
+
+use crate::check::{Failure, Verdict, ensure, refused, same};
+use crate::ground::{Ground, OPEN};
+use crate::lab::{Lab, Pair};
+use crate::trial::{ALL_PATHS, Context, Trial};
+
+pub(super) const TRIALS: &[Trial] = &[
+    Trial::new("pool::reposts_itself", reposts_itself).on(ALL_PATHS).needs(Operations::SEND),
+    Trial::new("pool::kept_messages_keep_their_bytes", kept_messages).on(ALL_PATHS).needs(Operations::SEND),
+    Trial::new("pool::goes_on_after_too_large", goes_on_after_too_large)
+        .on(ALL_PATHS)
+        .needs(Operations::SEND),
+    Trial::new("pool::from_many_peers", from_many_peers).on(ALL_PATHS).needs(Operations::SEND),
+    Trial::new("pool::dropped_with_messages", dropped_with_messages).on(ALL_PATHS).needs(Operations::SEND),
+    Trial::new("pool::refuses_nonsense", refuses_nonsense).needs(Operations::SEND),
+    Trial::new("pool::ends_with_its_fabric", ends_with_its_fabric).on(ALL_PATHS).needs(Operations::SEND),
+];
+
+#[track_caller]
+fn next(lab: &Lab, pool: &RecvPool) -> Verdict<Result<Message, transport_core::Error>> {
+    let mut message = None;
+    lab.until("a message", || {
+        message = pool.try_next();
+        message.is_some()
+    })?;
+    message.ok_or_else(|| Failure::new("no message"))
+}
+
+/// Ten times as many messages as buffers.
+fn reposts_itself(context: &Context) -> Verdict {
+    let pair = Pair::new(context)?;
+    let pool = pair.b.recv_pool(4, 300)?;
+    let src = Ground::new(&pair.a, 12_000, Access::LOCAL, context.seed)?;
+    let size = |number: usize| 1 + number * 37 % 300;
+    let ops: Result<Vec<Op>, _> = (0..40)
+        .map(|number| {
+            let options = SendOptions::new().imm(number as u32);
+            pair.to_b.send_with(&src.region, number * 300..number * 300 + size(number), &options)
+        })
+        .collect();
+    let mut seen = [false; 40];
+    for _ in 0..40 {
+        let message = next(&pair.lab, &pool)??;
+        let number = message.imm().unwrap_or(u32::MAX) as usize;
+        ensure(seen.get(number) == Some(&false), format!("message {number} came twice, or never was"))?;
+        seen[number] = true;
+        same("sender", message.peer(), pair.to_a.id())?;
+        ensure(
+            message.to_vec() == src.bytes(number * 300..number * 300 + size(number)),
+            "a damaged message",
+        )?;
+    }
+    pair.lab.all_done(ops?)?;
+    ensure(pool.try_next().is_none(), "a 41st message")
+}
+
+fn kept_messages(context: &Context) -> Verdict {
+    let pair = Pair::new(context)?;
+    let pool = pair.b.recv_pool(3, 64)?;
+    let src = Ground::new(&pair.a, 640, Access::LOCAL, context.seed)?;
+    let mut ops = Vec::new();
+    for number in 0..10 {
+        ops.push(pair.to_b.send(&src.region, number * 64..(number + 1) * 64)?);
+    }
+    let kept = [next(&pair.lab, &pool)??, next(&pair.lab, &pool)??];
+    let before = kept.each_ref().map(Message::to_vec);
+    // All others go through the one buffer that is left.
+    for _ in 2..10 {
+        next(&pair.lab, &pool)??;
+    }
+    pair.lab.all_done(ops)?;
+    same("kept messages", kept.each_ref().map(Message::to_vec), before)?;
+    let mut short = [0; 10];
+    same("a short copy", kept[0].copy_out(&mut short), 10)?;
+    same("its bytes", &short[..], &kept[0].to_vec()[..10])
+}
+
+fn goes_on_after_too_large(context: &Context) -> Verdict {
+    let pair = Pair::new(context)?;
+    let pool = pair.b.recv_pool(2, 100)?;
+    let src = Ground::new(&pair.a, 200, Access::LOCAL, context.seed)?;
+    for _ in 0..5 {
+        // More failures than buffers: each gives its buffer back.
+        let mut op = pair.to_b.send(&src.region, 0..101)?;
+        refused("101 bytes", next(&pair.lab, &pool)?.map(drop), &[ErrorKind::TooLarge])?;
+        let _ = pair.lab.result(&mut op)?;
+    }
+    pair.lab.done(pair.to_b.send(&src.region, 0..100)?)?;
+    let message = next(&pair.lab, &pool)??;
+    ensure(message.to_vec() == src.bytes(0..100), "a damaged message")
+}
+
+fn from_many_peers(context: &Context) -> Verdict {
+    let lab = Lab::new(context);
+    let hub = lab.open(&Default::default())?;
+    let pool = hub.recv_pool(2, 64)?;
+    let mut spokes = Vec::new();
+    let mut ops = Vec::new();
+    for number in 0..6 {
+        let spoke = lab.open(&Default::default())?;
+        let (to_hub, from_spoke) = spoke.connect_local(&hub)?;
+        let src = Ground::new(&spoke, 64, Access::LOCAL, context.seed + number)?;
+        for _ in 0..20 {
+            ops.push(to_hub.send(&src.region, 0..64)?);
+        }
+        spokes.push((from_spoke.id(), src, 0));
+    }
+    for _ in 0..120 {
+        let message = next(&lab, &pool)??;
+        let spoke = spokes.iter_mut().find(|(id, ..)| *id == message.peer());
+        let (_, src, count) = spoke.ok_or_else(|| Failure::new("a message from nobody"))?;
+        *count += 1;
+        ensure(message.to_vec() == src.bytes(0..64), "a message of another sender's bytes")?;
+    }
+    ensure(spokes.iter().all(|(.., count)| *count == 20), "a sender's messages are missing")?;
+    lab.all_done(ops)
+}
+
+fn dropped_with_messages(context: &Context) -> Verdict {
+    let pair = Pair::new(context)?;
+    let pool = pair.b.recv_pool(4, 64)?;
+    let src = Ground::new(&pair.a, 64, Access::LOCAL, context.seed)?;
+    let mut ops = Vec::new();
+    for _ in 0..3 {
+        ops.push(pair.to_b.send(&src.region, 0..64)?);
+    }
+    let held = next(&pair.lab, &pool)??;
+    pair.lab.all_done(ops)?;
+    drop(pool);
+    pair.lab.settle()?;
+    // The message outlives its pool; later messages go to whoever receives next.
+    ensure(held.to_vec() == src.bytes(0..64), "a damaged message")?;
+    drop(held);
+    let mut dst = Ground::new(&pair.b, 64, OPEN, context.seed + 1)?;
+    let mut receive = pair.b.recv(&dst.region, 0..64)?;
+    pair.b.step();
+    pair.lab.done(pair.to_b.send(&src.region, 0..64)?)?;
+    pair.lab.result(&mut receive)??;
+    dst.expect_from(0, &src, 0..64);
+    dst.check("a receive after the pool")
+}
+
+fn refuses_nonsense(context: &Context) -> Verdict {
+    let pair = Pair::new(context)?;
+    for (count, size) in [(0, 64), (4, 0), (usize::MAX, 2)] {
+        let pool = pair.b.recv_pool(count, size);
+        refused(&format!("{count} buffers of {size}"), pool.map(drop), &[ErrorKind::InvalidRequest])?;
+    }
+    Ok(())
+}
+
+fn ends_with_its_fabric(context: &Context) -> Verdict {
+    let pair = Pair::new(context)?;
+    let pool = pair.b.recv_pool(4, 64)?;
+    let dst = Ground::new(&pair.b, 64, OPEN, context.seed)?;
+    let mut receive = pair.b.recv(&dst.region, 0..64)?;
+    pair.lab.settle()?;
+    refused(
+        "no message",
+        pool.next().wait(Duration::from_millis(5)).map(drop),
+        &[ErrorKind::DeadlineExceeded],
+    )?;
+    pair.b.close();
+    refused("the pool", pool.next().wait(Duration::from_secs(10)).map(drop), &[ErrorKind::Closed])?;
+    refused("a receive", receive.wait(Duration::from_secs(10)), &[ErrorKind::Closed, ErrorKind::Cancelled])
+        .map(drop)
+}

@@ -1,0 +1,161 @@
+//! Full queues: back-pressure, never loss, never a second delivery.
+
+use std::time::Duration;
+
+use transport_core::spi::Operations;
+use transport_core::{Access, ErrorKind, Op, Pages};
+
+use crate::check::{Verdict, ensure, refused, same};
+use crate::ground::{Ground, OPEN};
+use crate::lab::{Lab, Options, Pair};
+use crate::subject::Variant;
+use crate::trial::{ALL_PATHS, Context, Trial};
+
+pub(super) const TRIALS: &[Trial] = &[
+    Trial::new("queue::more_operations_than_depth", more_operations)
+        .on(&[Variant::SmallQueue, Variant::Partial]),
+    Trial::new("queue::more_pages_than_depth", more_pages).on(&[Variant::SmallQueue, Variant::Partial]),
+    Trial::new("queue::depth_is_respected", depth_is_respected).on(&[Variant::SmallQueue]),
+    Trial::new("queue::every_request_once", every_request_once).on(ALL_PATHS),
+    Trial::new("queue::a_full_table_says_busy", a_full_table).on(&[Variant::Queued, Variant::Slow]),
+    Trial::new("queue::a_stalled_peer_holds_up_no_other", a_stalled_peer)
+        .on(&[Variant::Plain, Variant::Queued, Variant::Reorder])
+        .needs(Operations::WRITE_IMM),
+];
+
+fn more_operations(context: &Context) -> Verdict {
+    const SLOT: usize = 700;
+    for seed in context.seed..context.seed + 4 {
+        let pair = Pair::new(&context.with_seed(seed))?;
+        let src = Ground::new(&pair.a, 1000 * SLOT, Access::LOCAL, seed)?;
+        let mut dst = Ground::new(&pair.b, 1000 * SLOT, OPEN, seed + 1)?;
+        let remote = dst.import(&pair.to_b)?;
+        let mut ops = Vec::new();
+        for slot in (0..1000).map(|slot| slot * SLOT) {
+            ops.push(pair.to_b.write(&src.region, slot..slot + SLOT - 1, &remote, slot)?);
+            dst.expect_from(slot, &src, slot..slot + SLOT - 1);
+        }
+        pair.lab.all_done(ops)?;
+        dst.check("1000 writes")?;
+    }
+    Ok(())
+}
+
+fn more_pages(context: &Context) -> Verdict {
+    for seed in context.seed..context.seed + 4 {
+        let pair = Pair::new(&context.with_seed(seed))?;
+        let src = Ground::new(&pair.a, 3000 * 128, Access::LOCAL, seed)?;
+        let mut dst = Ground::new(&pair.b, 3000 * 128, OPEN, seed + 1)?;
+        let remote = dst.import(&pair.to_b)?;
+        let (from, to) =
+            (Pages::new((0..3000).rev().collect::<Vec<_>>()), Pages::new((0..3000).collect::<Vec<_>>()));
+        let outcome = pair.lab.done(pair.to_b.write_pages(&src.region, &from, &remote, &to, 128)?)?;
+        same("requests", outcome.work_requests, 3000)?;
+        (0..3000)
+            .for_each(|page| dst.expect_from(page * 128, &src, (2999 - page) * 128..(3000 - page) * 128));
+        dst.check("3000 pages")?;
+    }
+    Ok(())
+}
+
+/// Whatever is submitted, no rail ever has more outstanding than its depth.
+fn depth_is_respected(context: &Context) -> Verdict {
+    let pair = Pair::new(context)?;
+    let src = Ground::new(&pair.a, 200 * 128, Access::LOCAL, context.seed)?;
+    let dst = Ground::new(&pair.b, 200 * 128, OPEN, context.seed + 1)?;
+    let remote = dst.import(&pair.to_b)?;
+    let pages = Pages::new((0..200).collect::<Vec<_>>());
+    let mut op = pair.to_b.write_pages(&src.region, &pages, &remote, &pages, 128)?;
+    let depth = u64::from(pair.capabilities().send_depth);
+    while op.try_result().is_none() {
+        pair.lab.tick();
+        for rail in pair.a.counters() {
+            let outstanding = rail.posts - rail.completions - rail.errors;
+            ensure(
+                outstanding <= depth,
+                format!("rail {} has {outstanding} requests of {depth}", rail.rail),
+            )?;
+        }
+    }
+    Ok(())
+}
+
+/// The device sees each request once: a batch accepted in part is not posted twice.
+fn every_request_once(context: &Context) -> Verdict {
+    for seed in context.seed..context.seed + 4 {
+        let pair = Pair::new(&context.with_seed(seed))?;
+        let src = Ground::new(&pair.a, 64, Access::LOCAL, seed)?;
+        let dst = Ground::new(&pair.b, 500 * 64, OPEN, seed + 1)?;
+        let remote = dst.import(&pair.to_b)?;
+        let (from, to) = (Pages::new(vec![0; 500]), Pages::new((0..500).collect::<Vec<_>>()));
+        let outcome = pair.lab.done(pair.to_b.write_pages(&src.region, &from, &remote, &to, 64)?)?;
+        pair.lab.settle()?;
+        let counters = pair.a.counters();
+        let sum = |of: fn(&transport_core::RailCounters) -> u64| counters.iter().map(of).sum::<u64>();
+        same("requests", outcome.work_requests, 500)?;
+        same("posts", sum(|rail| rail.posts), 500)?;
+        same("completions", sum(|rail| rail.completions), 500)?;
+        same("errors", sum(|rail| rail.errors), 0)?;
+        same("bytes", sum(|rail| rail.bytes), 500 * 64)?;
+    }
+    Ok(())
+}
+
+fn a_full_table(context: &Context) -> Verdict {
+    let options = Options { max_operations: 8, ..Options::default() };
+    let pair = Lab::new(context).pair_of(&options, &options)?;
+    let src = Ground::new(&pair.a, 4096, Access::LOCAL, context.seed)?;
+    let mut dst = Ground::new(&pair.b, 9 * 4096, OPEN, context.seed + 1)?;
+    let remote = dst.import(&pair.to_b)?;
+    let write = |slot: usize| pair.to_b.write(&src.region, 0..4096, &remote, slot * 4096);
+    for _ in 0..5 {
+        let ops: Result<Vec<Op>, _> = (0..8).map(write).collect();
+        refused("the ninth of eight", write(8), &[ErrorKind::Busy])?;
+        (0..8).for_each(|slot| dst.expect_from(slot * 4096, &src, 0..4096));
+        pair.lab.all_done(ops?)?;
+        dst.check("the eight")?;
+    }
+    // One slot that comes back is enough.
+    let mut ops = (0..8).map(write).collect::<Result<Vec<_>, _>>()?;
+    if let Some(first) = ops.pop() {
+        pair.lab.done(first)?;
+    }
+    pair.lab.done(write(8)?)?;
+    dst.expect_from(8 * 4096, &src, 0..4096);
+    dst.check("the ninth at last")?;
+    pair.lab.all_done(ops)
+}
+
+/// One peer takes no messages: writes to it and to others go on.
+fn a_stalled_peer(context: &Context) -> Verdict {
+    let pair = Pair::new(context)?;
+    let other = pair.lab.open(&Options::default())?;
+    let (to_other, _) = pair.a.connect_local(&other)?;
+    let src = Ground::new(&pair.a, 2 << 20, Access::LOCAL, context.seed)?;
+    let mut dst = Ground::new(&other, 2 << 20, OPEN, context.seed + 1)?;
+    let remote = dst.import(&to_other)?;
+    // Nobody at `b` receives, nor looks: its lanes are full soon.
+    let mut stuck = Vec::new();
+    for _ in 0..1500 {
+        stuck.push(pair.to_b.write_imm(1)?);
+    }
+    while pair.a.step().events > 0 {
+        pair.lab.clock.advance(Duration::from_micros(100));
+    }
+    let mut op = to_other.write(&src.region, 0..2 << 20, &remote, 0)?;
+    let mut result = None;
+    for _ in 0..20_000 {
+        result = op.try_result();
+        if result.is_some() {
+            break;
+        }
+        pair.a.step();
+        other.step();
+        pair.lab.clock.advance(Duration::from_micros(1));
+    }
+    ensure(result.is_some(), "a peer that does not look holds up another one")?;
+    dst.expect_from(0, &src, 0..2 << 20);
+    dst.check("the other peer")?;
+    drop(stuck);
+    pair.lab.settle()
+}

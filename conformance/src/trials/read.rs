@@ -1,0 +1,71 @@
+//! Reads, where the backend has them.
+
+use transport_core::Access;
+use transport_core::spi::Operations;
+
+use super::write::sizes;
+use crate::check::{Verdict, same};
+use crate::ground::{Ground, OPEN};
+use crate::lab::Pair;
+use crate::trial::{ALL_PATHS, Context, Trial};
+
+pub(super) const TRIALS: &[Trial] = &[
+    Trial::new("read::every_size", every_size).on(ALL_PATHS).needs(Operations::READ),
+    Trial::new("read::many_at_once", many_at_once).on(ALL_PATHS).needs(Operations::READ),
+    Trial::new("read::sees_an_earlier_write", sees_an_earlier_write).on(ALL_PATHS).needs(Operations::READ),
+];
+
+fn every_size(context: &Context) -> Verdict {
+    let pair = Pair::new(context)?;
+    let sizes = sizes(&pair);
+    let room = sizes.iter().max().copied().unwrap_or(0) + 100;
+    let mut dst = Ground::new(&pair.a, room, Access::LOCAL, context.seed)?;
+    let src = Ground::new(&pair.b, room, Access::REMOTE_READ, context.seed + 1)?;
+    let remote = src.import(&pair.to_b)?;
+    for (number, size) in sizes.into_iter().enumerate() {
+        let (from, to) = (11 + number, 3 + 2 * number);
+        let outcome = pair.lab.done(pair.to_b.read(&dst.region, to..to + size, &remote, from)?)?;
+        same("bytes", outcome.bytes, size as u64)?;
+        dst.expect_from(to, &src, from..from + size);
+        dst.check(&format!("{size} bytes"))?;
+        dst.fill(context.seed + 2 + number as u64)?;
+    }
+    src.check("the source")
+}
+
+fn many_at_once(context: &Context) -> Verdict {
+    const SLOT: usize = 5000;
+    let pair = Pair::new(context)?;
+    let mut random = fastrand::Rng::with_seed(context.seed);
+    let mut dst = Ground::new(&pair.a, 200 * SLOT, Access::LOCAL, context.seed)?;
+    let src = Ground::new(&pair.b, 100_000, Access::REMOTE_READ, context.seed + 1)?;
+    let remote = src.import(&pair.to_b)?;
+    let mut ops = Vec::new();
+    for slot in 0..200 {
+        let size = random.usize(1..=SLOT);
+        let from = random.usize(0..=src.len() - size);
+        let to = slot * SLOT + random.usize(0..=SLOT - size);
+        ops.push(pair.to_b.read(&dst.region, to..to + size, &remote, from)?);
+        dst.expect_from(to, &src, from..from + size);
+    }
+    pair.lab.all_done(ops)?;
+    dst.check("200 reads")
+}
+
+fn sees_an_earlier_write(context: &Context) -> Verdict {
+    let pair = Pair::new(context)?;
+    let src = Ground::new(&pair.a, 300_000, Access::LOCAL, context.seed)?;
+    let mut back = Ground::new(&pair.a, 300_000, Access::LOCAL, context.seed + 1)?;
+    let mut there = Ground::new(&pair.b, 300_000, OPEN, context.seed + 2)?;
+    let remote = there.import(&pair.to_b)?;
+    // A write that is done is visible to everyone, however it went.
+    for size in [100, 4096, 290_000] {
+        pair.lab.done(pair.to_b.write(&src.region, 0..size, &remote, 9)?)?;
+        pair.lab.done(pair.to_b.read(&back.region, 17..17 + size, &remote, 9)?)?;
+        there.expect_from(9, &src, 0..size);
+        back.expect_from(17, &src, 0..size);
+        there.check("there")?;
+        back.check("read back")?;
+    }
+    Ok(())
+}

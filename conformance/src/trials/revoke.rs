@@ -1,0 +1,212 @@
+//! Taking regions back: once a revocation resolves, no late byte lands.
+
+use transport_core::spi::Operations;
+use transport_core::{Access, ErrorKind, Pages};
+
+use crate::check::{Verdict, ensure, refused};
+use crate::ground::{Ground, OPEN};
+use crate::lab::Pair;
+use crate::subject::Variant;
+use crate::trial::{ALL_PATHS, Context, Trial};
+
+const REFUSALS: &[ErrorKind] = &[ErrorKind::Revoked, ErrorKind::RemoteAccess];
+/// The data path, and work that is posted for long.
+const PATHS: &[Variant] = &[
+    Variant::Plain,
+    Variant::Queued,
+    Variant::SmallQueue,
+    Variant::Partial,
+    Variant::Reorder,
+    Variant::Slow,
+];
+
+pub(super) const TRIALS: &[Trial] = &[
+    Trial::new("revoke::operations_after_it", operations_after_it).on(ALL_PATHS),
+    Trial::new("revoke::reads_after_it", reads_after_it).on(ALL_PATHS).needs(Operations::READ),
+    Trial::new("revoke::import_after_it", import_after_it),
+    Trial::new("revoke::in_flight", in_flight).on(PATHS),
+    Trial::new("revoke::pages_in_flight", pages_in_flight).on(PATHS),
+    Trial::new("revoke::spares_other_regions", spares_other_regions).on(ALL_PATHS),
+    Trial::new("revoke::may_be_repeated", may_be_repeated),
+    Trial::new("revoke::a_key_is_not_reused", a_key_is_not_reused),
+    Trial::new("revoke::target_dropped_while_posted", target_dropped).on(PATHS),
+    Trial::new("revoke::source_dropped_while_posted", source_dropped).on(PATHS),
+];
+
+fn operations_after_it(context: &Context) -> Verdict {
+    let pair = Pair::new(context)?;
+    let src = Ground::new(&pair.a, 300_000, Access::LOCAL, context.seed)?;
+    let dst = Ground::new(&pair.b, 300_000, OPEN, context.seed + 1)?;
+    let remote = dst.import(&pair.to_b)?;
+    pair.lab.done(dst.region.revoke()?)?;
+    for len in [1, 4096, 300_000] {
+        pair.lab.fails("a write", pair.to_b.write(&src.region, 0..len, &remote, 0), REFUSALS)?;
+    }
+    let pages = Pages::new([0, 1]);
+    pair.lab.fails("pages", pair.to_b.write_pages(&src.region, &pages, &remote, &pages, 4096), REFUSALS)?;
+    pair.lab.settle()?;
+    dst.check("the region")
+}
+
+fn reads_after_it(context: &Context) -> Verdict {
+    let pair = Pair::new(context)?;
+    let dst = Ground::new(&pair.a, 300_000, Access::LOCAL, context.seed)?;
+    let src = Ground::new(&pair.b, 300_000, OPEN, context.seed + 1)?;
+    let remote = src.import(&pair.to_b)?;
+    pair.lab.done(src.region.revoke()?)?;
+    for len in [1, 300_000] {
+        pair.lab.fails("a read", pair.to_b.read(&dst.region, 0..len, &remote, 0), REFUSALS)?;
+    }
+    dst.check("the reader's memory")
+}
+
+fn import_after_it(context: &Context) -> Verdict {
+    let pair = Pair::new(context)?;
+    let src = Ground::new(&pair.a, 4096, Access::LOCAL, context.seed)?;
+    let dst = Ground::new(&pair.b, 4096, OPEN, context.seed + 1)?;
+    let descriptor = dst.region.descriptor();
+    pair.lab.done(dst.region.revoke()?)?;
+    match pair.to_b.import(&descriptor) {
+        Err(error) => drop(refused::<()>("the import", Err(error), REFUSALS)?),
+        Ok(remote) => {
+            pair.lab.fails("a write", pair.to_b.write(&src.region, 0..4096, &remote, 0), REFUSALS)?;
+        }
+    }
+    dst.check("the region")
+}
+
+fn in_flight(context: &Context) -> Verdict {
+    // Revoked after one turn more each time.
+    for turns in 0..8 {
+        let pair = Pair::new(&context.with_seed(context.seed + turns))?;
+        let src = Ground::new(&pair.a, 3 << 20, Access::LOCAL, context.seed)?;
+        let mut dst = Ground::new(&pair.b, 3 << 20, OPEN, context.seed + 1)?;
+        let remote = dst.import(&pair.to_b)?;
+        let mut op = pair.to_b.write(&src.region, 0..3 << 20, &remote, 0)?;
+        for _ in 0..turns {
+            pair.lab.turn();
+        }
+        pair.lab.done(dst.region.revoke()?)?;
+        // The memory is ours alone again.
+        dst.fill(context.seed + 2)?;
+        if let Err(error) = pair.lab.result(&mut op)? {
+            refused::<()>("the write", Err(error), REFUSALS)?;
+        }
+        pair.lab.settle()?;
+        dst.check(&format!("revoked after {turns} turns"))?;
+    }
+    Ok(())
+}
+
+fn pages_in_flight(context: &Context) -> Verdict {
+    const COUNT: u32 = 600;
+    for turns in 0..12 {
+        let pair = Pair::new(&context.with_seed(context.seed + turns))?;
+        let src = Ground::new(&pair.a, 512 * COUNT as usize, Access::LOCAL, context.seed)?;
+        let mut dst = Ground::new(&pair.b, 512 * COUNT as usize, OPEN, context.seed + 1)?;
+        let remote = dst.import(&pair.to_b)?;
+        let pages = Pages::new((0..COUNT).collect::<Vec<_>>());
+        let mut op = pair.to_b.write_pages(&src.region, &pages, &remote, &pages, 512)?;
+        for _ in 0..turns {
+            pair.lab.tick();
+        }
+        pair.lab.done(dst.region.revoke()?)?;
+        dst.fill(context.seed + 2)?;
+        if let Err(error) = pair.lab.result(&mut op)? {
+            refused::<()>("the pages", Err(error), REFUSALS)?;
+        }
+        pair.lab.settle()?;
+        dst.check(&format!("revoked after {turns} turns"))?;
+    }
+    Ok(())
+}
+
+fn spares_other_regions(context: &Context) -> Verdict {
+    let pair = Pair::new(context)?;
+    let src = Ground::new(&pair.a, 400_000, Access::LOCAL, context.seed)?;
+    let gone = Ground::new(&pair.b, 400_000, OPEN, context.seed + 1)?;
+    let mut stays = Ground::new(&pair.b, 400_000, OPEN, context.seed + 2)?;
+    let (remote_gone, remote) = (gone.import(&pair.to_b)?, stays.import(&pair.to_b)?);
+    let under_way = pair.to_b.write(&src.region, 0..400_000, &remote, 0)?;
+    pair.lab.turn();
+    pair.lab.done(gone.region.revoke()?)?;
+    pair.lab.done(under_way)?;
+    pair.lab.fails("the revoked one", pair.to_b.write(&src.region, 0..8, &remote_gone, 0), REFUSALS)?;
+    stays.expect_from(0, &src, 0..400_000);
+    pair.lab.done(pair.to_b.write(&src.region, 500..600, &remote, 50)?)?;
+    stays.expect_from(50, &src, 500..600);
+    stays.check("the region that stays")?;
+    gone.check("the revoked region")
+}
+
+fn may_be_repeated(context: &Context) -> Verdict {
+    let pair = Pair::new(context)?;
+    let mut ground = Ground::new(&pair.b, 4096, OPEN, context.seed)?;
+    let both = [ground.region.revoke()?, ground.region.revoke()?];
+    pair.lab.all_done(both.into())?;
+    pair.lab.done(ground.region.clone().revoke()?)?;
+    ground.fill(context.seed + 1)?;
+    ground.check("still the owner's")
+}
+
+/// Regions that come after get keys that an old descriptor does not open.
+fn a_key_is_not_reused(context: &Context) -> Verdict {
+    let pair = Pair::new(context)?;
+    let src = Ground::new(&pair.a, 4096, Access::LOCAL, context.seed)?;
+    for round in 0..50 {
+        let old = Ground::new(&pair.b, 4096, OPEN, context.seed)?;
+        let (descriptor, remote) = (old.region.descriptor(), old.import(&pair.to_b)?);
+        if round % 2 == 0 {
+            pair.lab.done(old.region.revoke()?)?;
+        }
+        drop(old);
+        pair.lab.turn();
+        let new = Ground::new(&pair.b, 4096, OPEN, context.seed + round)?;
+        pair.lab.fails("an old import", pair.to_b.write(&src.region, 0..4096, &remote, 0), REFUSALS)?;
+        if let Ok(again) = pair.to_b.import(&descriptor) {
+            pair.lab.fails("an old key", pair.to_b.write(&src.region, 0..4096, &again, 0), REFUSALS)?;
+        }
+        new.check("the new region")?;
+    }
+    Ok(())
+}
+
+fn target_dropped(context: &Context) -> Verdict {
+    for turns in 0..6 {
+        let pair = Pair::new(&context.with_seed(context.seed + turns))?;
+        let src = Ground::new(&pair.a, 1 << 20, Access::LOCAL, context.seed)?;
+        let dst = Ground::new(&pair.b, 1 << 20, OPEN, context.seed + 1)?;
+        let remote = dst.import(&pair.to_b)?;
+        let mut op = pair.to_b.write(&src.region, 0..1 << 20, &remote, 0)?;
+        for _ in 0..turns {
+            pair.lab.turn();
+        }
+        drop(dst);
+        if let Err(error) = pair.lab.result(&mut op)? {
+            refused::<()>("the write", Err(error), REFUSALS)?;
+        }
+        pair.lab.settle()?;
+        // The peer itself is well.
+        let mut next = Ground::new(&pair.b, 1 << 20, OPEN, context.seed + 2)?;
+        let remote = next.import(&pair.to_b)?;
+        pair.lab.done(pair.to_b.write(&src.region, 0..1 << 20, &remote, 0)?)?;
+        next.expect_from(0, &src, 0..1 << 20);
+        next.check("the next region")?;
+    }
+    Ok(())
+}
+
+fn source_dropped(context: &Context) -> Verdict {
+    let pair = Pair::new(context)?;
+    let mut dst = Ground::new(&pair.b, 1 << 20, OPEN, context.seed + 1)?;
+    let remote = dst.import(&pair.to_b)?;
+    let src = Ground::new(&pair.a, 1 << 20, Access::LOCAL, context.seed)?;
+    let op = pair.to_b.write(&src.region, 0..1 << 20, &remote, 0)?;
+    dst.expect_from(0, &src, 0..1 << 20);
+    drop((src, remote));
+    // Whoever takes the freed memory must not be read from.
+    let other = Ground::new(&pair.a, 1 << 20, Access::LOCAL, context.seed + 5)?;
+    pair.lab.done(op)?;
+    dst.check("from a region its owner let go")?;
+    ensure(other.is_right(), "the next region was changed")
+}

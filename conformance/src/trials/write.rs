@@ -1,0 +1,157 @@
+//! Single writes: every size, many at once, both ways.
+
+use transport_core::spi::Operations;
+use transport_core::{Access, WriteOptions};
+
+use crate::check::{Verdict, same};
+use crate::ground::{Ground, OPEN};
+use crate::lab::{Lab, Pair};
+use crate::trial::{ALL_PATHS, Context, Trial};
+
+pub(super) const TRIALS: &[Trial] = &[
+    Trial::new("write::every_size", every_size).on(ALL_PATHS),
+    Trial::new("write::many_at_once", many_at_once).on(ALL_PATHS),
+    Trial::new("write::both_directions", both_directions).on(ALL_PATHS),
+    Trial::new("write::cold", cold).on(ALL_PATHS),
+    Trial::new("write::imm_without_bytes", imm_without_bytes).on(ALL_PATHS).needs(Operations::WRITE_IMM),
+    Trial::new("write::every_alignment", every_alignment),
+    Trial::new("write::to_itself", to_itself).on(ALL_PATHS),
+];
+
+/// The sizes at which something changes, each with its neighbours.
+pub(super) fn sizes(pair: &Pair) -> Vec<usize> {
+    let capabilities = pair.capabilities();
+    let mut sizes = vec![1, 2, 3, 4095, 4096, 4097, 3 * (1 << 20) + 17];
+    for edge in [capabilities.max_direct, u64::from(capabilities.max_inline), capabilities.chunk] {
+        let edge = edge.min(4 << 20) as usize;
+        sizes.extend([edge.saturating_sub(1), edge, edge + 1].into_iter().filter(|size| *size > 0));
+    }
+    sizes.sort_unstable();
+    sizes.dedup();
+    sizes
+}
+
+fn every_size(context: &Context) -> Verdict {
+    let pair = Pair::new(context)?;
+    let sizes = sizes(&pair);
+    let room = sizes.iter().max().copied().unwrap_or(0) + 100;
+    let src = Ground::new(&pair.a, room, Access::LOCAL, context.seed)?;
+    let mut dst = Ground::new(&pair.b, room, OPEN, context.seed + 1)?;
+    let remote = dst.import(&pair.to_b)?;
+    for (number, size) in sizes.into_iter().enumerate() {
+        let (from, to) = (7 + number, 13 + 2 * number);
+        let outcome = pair.lab.done(pair.to_b.write(&src.region, from..from + size, &remote, to)?)?;
+        same("bytes", outcome.bytes, size as u64)?;
+        dst.expect_from(to, &src, from..from + size);
+        dst.check(&format!("{size} bytes"))?;
+        dst.fill(context.seed + 2 + number as u64)?;
+    }
+    src.check("the source")
+}
+
+fn every_alignment(context: &Context) -> Verdict {
+    let pair = Pair::new(context)?;
+    let src = Ground::new(&pair.a, 1024, Access::LOCAL, context.seed)?;
+    let mut dst = Ground::new(&pair.b, 1024, OPEN, context.seed + 1)?;
+    let remote = dst.import(&pair.to_b)?;
+    for from in 0..32 {
+        for to in 0..32 {
+            for size in [1, 31, 64, 200] {
+                pair.lab.done(pair.to_b.write(&src.region, from..from + size, &remote, to)?)?;
+                dst.expect_from(to, &src, from..from + size);
+                dst.check(&format!("{size} bytes from {from} to {to}"))?;
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Slots of 8 KiB in random order, a write of random size and place into each.
+fn many_at_once(context: &Context) -> Verdict {
+    const SLOTS: usize = 400;
+    const SLOT: usize = 8192;
+    let pair = Pair::new(context)?;
+    let mut random = fastrand::Rng::with_seed(context.seed);
+    let src = Ground::new(&pair.a, SLOTS * SLOT, Access::LOCAL, context.seed)?;
+    let mut dst = Ground::new(&pair.b, SLOTS * SLOT, OPEN, context.seed + 1)?;
+    let remote = dst.import(&pair.to_b)?;
+    let mut slots: Vec<_> = (0..SLOTS).collect();
+    random.shuffle(&mut slots);
+    let mut ops = Vec::new();
+    for slot in slots {
+        let size = random.usize(1..=SLOT);
+        let to = slot * SLOT + random.usize(0..=SLOT - size);
+        let from = random.usize(0..=src.len() - size);
+        ops.push(pair.to_b.write(&src.region, from..from + size, &remote, to)?);
+        dst.expect_from(to, &src, from..from + size);
+    }
+    pair.lab.all_done(ops)?;
+    dst.check("400 writes")
+}
+
+fn both_directions(context: &Context) -> Verdict {
+    const PART: usize = 50_000;
+    let pair = Pair::new(context)?;
+    let mut ours = Ground::new(&pair.a, 40 * PART, OPEN, context.seed)?;
+    let mut theirs = Ground::new(&pair.b, 40 * PART, OPEN, context.seed + 1)?;
+    let (there, here) = (theirs.import(&pair.to_b)?, ours.import(&pair.to_a)?);
+    let mut ops = Vec::new();
+    for part in (0..20).map(|part| part * PART) {
+        // Lower halves are sources, upper halves are destinations.
+        let upper = 20 * PART + part;
+        ops.push(pair.to_b.write(&ours.region, part..part + PART, &there, upper)?);
+        ops.push(pair.to_a.write(&theirs.region, part..part + PART, &here, upper)?);
+        theirs.expect_from(upper, &ours, part..part + PART);
+        ours.expect_from(upper, &theirs, part..part + PART);
+    }
+    pair.lab.all_done(ops)?;
+    theirs.check("there")?;
+    ours.check("here")
+}
+
+fn cold(context: &Context) -> Verdict {
+    let pair = Pair::new(context)?;
+    let src = Ground::new(&pair.a, 1 << 20, Access::LOCAL, context.seed)?;
+    let mut dst = Ground::new(&pair.b, 1 << 20, OPEN, context.seed + 1)?;
+    let remote = dst.import(&pair.to_b)?;
+    for size in [1, 63, 64, 65, 4096, 70_001, 900_000] {
+        let options = WriteOptions::new().cold();
+        pair.lab.done(pair.to_b.write_with(&src.region, 5..5 + size, &remote, 11, &options)?)?;
+        dst.expect_from(11, &src, 5..5 + size);
+        dst.check(&format!("{size} cold bytes"))?;
+    }
+    Ok(())
+}
+
+fn imm_without_bytes(context: &Context) -> Verdict {
+    let pair = Pair::new(context)?;
+    let src = Ground::new(&pair.a, 64, Access::LOCAL, context.seed)?;
+    let dst = Ground::new(&pair.b, 64, OPEN, context.seed + 1)?;
+    let remote = dst.import(&pair.to_b)?;
+    let outcome = pair.lab.done(pair.to_b.write_imm(5)?)?;
+    same("bytes of an imm alone", outcome.bytes, 0)?;
+    // An empty range at the very end of both regions is in bounds.
+    let options = WriteOptions::new().imm(6);
+    pair.lab.done(pair.to_b.write_with(&src.region, 64..64, &remote, 64, &options)?)?;
+    pair.lab.until("both imms", || pair.to_a.imm(5).count() == 1 && pair.to_a.imm(6).count() == 1)?;
+    pair.lab.settle()?;
+    same("imms of 5 and 6", (pair.to_a.imm(5).count(), pair.to_a.imm(6).count()), (1, 1))?;
+    dst.check("no bytes")
+}
+
+fn to_itself(context: &Context) -> Verdict {
+    let lab = Lab::new(context);
+    let fabric = lab.open(&Default::default())?;
+    let (there, here) = fabric.connect_local(&fabric)?;
+    let mut ground = Ground::new(&fabric, 1 << 20, OPEN, context.seed)?;
+    let remote = ground.import(&there)?;
+    for size in [1, 4096, 400_000] {
+        let options = WriteOptions::new().imm(size as u32);
+        lab.done(there.write_with(&ground.region, 100..100 + size, &remote, 600_000, &options)?)?;
+        let bytes = ground.bytes(100..100 + size).to_vec();
+        ground.expect(600_000, &bytes);
+        ground.check(&format!("{size} bytes to itself"))?;
+        lab.until("the imm", || here.imm(size as u32).count() == 1)?;
+    }
+    same("imms at the sending end", there.imm(1).count(), 0)
+}

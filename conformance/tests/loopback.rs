@@ -1,0 +1,70 @@
+//! The suite against loopback: one, two and four devices.
+
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::time::Duration;
+
+use backend_loopback::{LinkModel, Loopback, LoopbackConfig};
+use conformance::{KnownFailure, Shape, Subject, Tag, Variant};
+use transport_core::TransportConfig;
+
+/// None; an entry whose trial passes fails the suite.
+const KNOWN_FAILURES: &[KnownFailure] = &[];
+
+struct LoopbackDevices {
+    rails: u32,
+    name: String,
+}
+
+impl Subject for LoopbackDevices {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn rails(&self) -> u32 {
+        self.rails
+    }
+
+    fn takes(&self, tag: Tag) -> bool {
+        // Between processes rails differ in nothing but their number: two stand for four.
+        tag == Tag::Virtual || self.rails <= 2
+    }
+
+    fn known_failures(&self) -> &[KnownFailure] {
+        KNOWN_FAILURES
+    }
+
+    fn transport(&self, label: &str, shape: Shape) -> Result<TransportConfig, String> {
+        let config = LoopbackConfig::default().devices(shape.rails);
+        let config = match link(shape.variant)? {
+            Some(link) => config.link(link),
+            None => config,
+        };
+        Ok(TransportConfig::new(label, Arc::new(Loopback::with(config))))
+    }
+}
+
+fn link(variant: Variant) -> Result<Option<LinkModel>, String> {
+    let link = LinkModel::default();
+    Ok(Some(match variant {
+        Variant::Plain => return Ok(None),
+        Variant::Queued => link,
+        Variant::SmallQueue => LinkModel { send_depth: Some(Variant::SMALL_DEPTH), ..link },
+        Variant::Partial => LinkModel { accept_at_most: Some(3), ..link },
+        Variant::Reorder => LinkModel {
+            reorder: true,
+            latency: Duration::from_micros(10),
+            jitter: Duration::from_micros(200),
+            ..link
+        },
+        Variant::Slow => LinkModel { latency: Variant::SLOW, ..link },
+        Variant::Doomed => LinkModel { lose_device_after: Some(Variant::LOST_AFTER), ..link },
+        Variant::Faulty => LinkModel { fail_every: Some(Variant::FAULT_EVERY), ..link },
+    }))
+}
+
+fn main() -> ExitCode {
+    let subject =
+        |rails| Arc::new(LoopbackDevices { rails, name: format!("loopback-x{rails}") }) as Arc<dyn Subject>;
+    conformance::main([1, 2, 4].map(subject).into())
+}
