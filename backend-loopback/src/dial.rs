@@ -1,8 +1,7 @@
 //! The initiator's end of a connection to another process.
 
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::Mutex;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
@@ -16,10 +15,14 @@ use crate::process::Process;
 use crate::region::Key;
 use crate::remote::{Answer, Place};
 use crate::segment::Segment;
+use crate::turn::Turns;
 use crate::wire::{self, Refusal, Reply, Request};
 
 /// How long a peer may take to answer while connecting.
 const PATIENCE: Duration = Duration::from_secs(2);
+
+/// Nobody waits longer; more could overflow the system's clocks.
+const LONGEST: Duration = Duration::from_secs(24 * 3600);
 
 /// Answers to questions given up earlier that are skipped before the right one.
 const STALE_ANSWERS: usize = 64;
@@ -30,8 +33,8 @@ pub(crate) struct Line {
     pub(crate) bell: Bell,
     pub(crate) process: Process,
     socket: OwnedFd,
-    /// Counts questions; held while one is asked.
-    asked: Mutex<u64>,
+    /// One question at a time; its turn's number names it.
+    turns: Turns,
 }
 
 /// Calls the process that made `offer`.
@@ -45,13 +48,15 @@ pub(crate) fn dial(offer: &Offer) -> Result<Line> {
     let socket =
         rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)
             .map_err(fail("opening a socket"))?;
-    set_limit(&socket, PATIENCE).map_err(fail("setting a time limit"))?;
-    rustix::net::connect(&socket, &address).map_err(fail("calling the peer's process"))?;
+    let deadline = Instant::now() + PATIENCE;
+    within(&socket, deadline, || rustix::net::connect(&socket, &address))
+        .map_err(fail("calling the peer's process"))?;
     let process = Process::behind(&socket)?;
     let hello = Request::Hello { version: wire::VERSION, token: offer.token };
-    wire::send(&socket, &hello, &[], SendFlags::empty()).map_err(fail("greeting the peer"))?;
-    let (reply, files) =
-        wire::receive(&socket, RecvFlags::empty()).map_err(fail("waiting for the peer's answer"))?;
+    within(&socket, deadline, || wire::send(&socket, &hello, &[], SendFlags::empty()))
+        .map_err(fail("greeting the peer"))?;
+    let (reply, files) = within(&socket, deadline, || wire::receive(&socket, RecvFlags::empty()))
+        .map_err(fail("waiting for the peer's answer"))?;
     match reply {
         Reply::Welcome => {}
         Reply::Refused { why: Refusal::Version, .. } => {
@@ -70,30 +75,33 @@ pub(crate) fn dial(offer: &Offer) -> Result<Line> {
     let segment = Segment::map(file.as_fd())?;
     // The descriptor shares its flags with the peer's own; setting this one twice does no harm.
     rustix::io::ioctl_fionbio(&bell, true).map_err(fail("preparing the peer's bell"))?;
-    Ok(Line { segment, bell: bell.into(), process, socket, asked: Mutex::new(0) })
+    Ok(Line { segment, bell: bell.into(), process, socket, turns: Turns::default() })
 }
 
 impl Line {
-    /// Asks what `key` names, and maps it if it can be mapped.
+    /// Asks what `key` names, and maps it if it can be mapped. Waiting for others
+    /// who ask counts: all together takes no longer than `limit`.
     pub(crate) fn ask(&self, key: u64, limit: Duration) -> Result<Answer> {
         let fail = |e: Errno| Error::os("import", "asking the peer for its region", e);
-        let mut asked = self.asked.lock().expect("line");
-        *asked += 1;
-        set_limit(&self.socket, limit).map_err(fail)?;
-        let request = Request::Region { number: *asked, key };
-        wire::send(&self.socket, &request, &[], SendFlags::empty()).map_err(fail)?;
+        let (socket, deadline) = (&self.socket, Instant::now() + limit.min(LONGEST));
+        let turn = self.turns.take(deadline).ok_or(Errno::TIMEDOUT).map_err(fail)?;
+        let asked = turn.number;
+        let request = Request::Region { number: asked, key };
+        within(socket, deadline, || wire::send(socket, &request, &[], SendFlags::empty())).map_err(fail)?;
         for _ in 0..STALE_ANSWERS {
-            let (reply, files) = wire::receive::<Reply>(&self.socket, RecvFlags::empty()).map_err(fail)?;
+            let (reply, files) =
+                within(socket, deadline, || wire::receive::<Reply>(socket, RecvFlags::empty()))
+                    .map_err(fail)?;
             match reply {
-                Reply::Shared { number, len, access } if number == *asked => {
+                Reply::Shared { number, len, access } if number == asked => {
                     return shared(key, len, Access::from_bits_truncate(access), &files);
                 }
-                Reply::Foreign { number, len, access, address } if number == *asked => {
+                Reply::Foreign { number, len, access, address } if number == asked => {
                     let place = Place::There(address);
                     let access = Access::from_bits_truncate(access);
                     return Ok(Answer { key: parse(key)?, len, access, place, mapping: None });
                 }
-                Reply::Refused { number, why } if number == *asked => {
+                Reply::Refused { number, why } if number == asked => {
                     let revoked = why == Refusal::Revoked;
                     return Err(refused(if revoked { ErrorKind::Revoked } else { ErrorKind::RemoteAccess }));
                 }
@@ -117,9 +125,24 @@ fn parse(key: u64) -> Result<Key> {
     Key::from_wire(key).ok_or_else(|| refused(ErrorKind::RemoteAccess))
 }
 
-fn set_limit(socket: &OwnedFd, limit: Duration) -> rustix::io::Result<()> {
-    // Zero would mean for ever.
-    let limit = Some(limit.max(Duration::from_millis(1)));
-    set_socket_timeout(socket, Timeout::Recv, limit)?;
-    set_socket_timeout(socket, Timeout::Send, limit)
+/// Has `call` wait on `socket` until `deadline` and no longer; again when a signal interrupts it.
+fn within<T>(
+    socket: &OwnedFd,
+    deadline: Instant,
+    call: impl Fn() -> rustix::io::Result<T>,
+) -> rustix::io::Result<T> {
+    loop {
+        let left = deadline.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return Err(Errno::TIMEDOUT);
+        }
+        // Rounded down to zero it would mean for ever.
+        let left = Some(left.max(Duration::from_millis(1)));
+        set_socket_timeout(socket, Timeout::Recv, left)?;
+        set_socket_timeout(socket, Timeout::Send, left)?;
+        match call() {
+            Err(Errno::INTR) => {}
+            other => return other,
+        }
+    }
 }

@@ -25,6 +25,8 @@ pub(crate) struct LoopbackEndpoint {
     depth: usize,
     ended: Ended,
     peers: Vec<Option<Attached>>,
+    /// Slots whose `PeerGone` the last poll handed out.
+    gone: Vec<PeerSlot>,
     seen: u64,
     turn: usize,
     receives: VecDeque<ReceiveRequest>,
@@ -47,6 +49,7 @@ impl LoopbackEndpoint {
             depth,
             ended: Ended::default(),
             peers: Vec::new(),
+            gone: Vec::new(),
             seen: 0,
             turn: 0,
             receives: VecDeque::new(),
@@ -135,21 +138,31 @@ impl LoopbackEndpoint {
             self.ended.request(request.id, Err(status(refused)));
         }
         if model.reports_loss() {
+            // Their owner gives the memory away on this event: no message may land there.
+            self.receives.clear();
             self.ended.event(Event::DeviceLost { status: status(ErrorKind::DeviceLost) });
         }
         self.model = Some(model);
     }
 
-    /// Moves filed events out; a peer's slot is free once its last one is out.
+    /// Moves filed events out.
     fn report(&mut self, into: &mut Completions) {
         while into.spare() > 0 {
             let Some(event) = self.ended.pop() else { return };
-            if let Event::PeerGone { peer } = event
-                && let Some(gone) = self.peers.get_mut(peer.0 as usize).and_then(Option::take)
-            {
-                self.shared.core.peers.remove(peer, &gone.inbound);
+            if let Event::PeerGone { peer } = event {
+                self.gone.push(peer);
             }
             let _ = into.push(event);
+        }
+    }
+
+    /// Frees the slots of peers whose last event is handled: who polls again has
+    /// handled it. Sooner, it could be taken for the end of the slot's next peer.
+    fn free_slots(&mut self) {
+        for slot in self.gone.drain(..) {
+            if let Some(gone) = self.peers.get_mut(slot.0 as usize).and_then(Option::take) {
+                self.shared.core.peers.remove(slot, &gone.inbound);
+            }
         }
     }
 
@@ -204,6 +217,9 @@ impl Endpoint for LoopbackEndpoint {
     }
 
     unsafe fn post_recv(&mut self, batch: &[ReceiveRequest]) -> PostResult {
+        if self.model.as_ref().is_some_and(Model::is_lost) {
+            return PostResult { accepted: 0, error: Some(status(ErrorKind::DeviceLost)) };
+        }
         let room = (self.shared.core.capabilities.recv_depth as usize).saturating_sub(self.receives.len());
         let accepted = room.min(batch.len());
         self.receives.extend(&batch[..accepted]);
@@ -212,6 +228,7 @@ impl Endpoint for LoopbackEndpoint {
 
     fn poll(&mut self, into: &mut Completions) {
         self.disarm();
+        self.free_slots();
         self.refresh();
         self.run_due();
         self.shared.core.regions.sweep();
@@ -227,7 +244,7 @@ impl Endpoint for LoopbackEndpoint {
         }
         self.shared.core.doorbell.clear();
         self.armed = true;
-        let mut quiet = self.ended.is_empty();
+        let mut quiet = self.ended.is_empty() && self.gone.is_empty();
         for peer in self.peers.iter_mut().flatten() {
             quiet &= peer.arm(!self.receives.is_empty());
         }
@@ -266,6 +283,7 @@ impl Drop for LoopbackEndpoint {
         let core = &self.shared.core;
         self.peers.drain(..).flatten().for_each(Attached::detach);
         core.polled.store(false, Ordering::Release);
+        // Those in `gone` among them.
         for (slot, peer) in core.peers.all().into_iter().filter(|(_, peer)| peer.leaving) {
             core.peers.remove(slot, &peer.inbound);
         }

@@ -7,12 +7,12 @@
 //! process maps it.
 //!
 //! Read in this order: `ring`, `lane` and `board` lie in a `segment`;
-//! `region`, `registration` and `remote` are memory, ours and theirs; `peer`, `peers`,
+//! `region`, `orphan`, `registration` and `remote` are memory, ours and theirs; `peer`, `peers`,
 //! `offer`, `host` and `connector` bring two domains together; `runner`, with
 //! `shortcut`, moves bytes for the `endpoint` and `direct`; `attached` is a peer in
 //! the endpoint's eyes, `ended` what it has to report; `link` stands in for a
 //! device; `domain` and `backend` hold it together. On Linux, `server`,
-//! `dial`, `wire`, `mapping`, `process` and `foreign` reach other processes.
+//! `dial`, `turn`, `wire`, `mapping`, `process` and `foreign` reach other processes.
 //!
 //! ```
 //! use backend_loopback::Loopback;
@@ -56,6 +56,7 @@ mod link;
 #[cfg(target_os = "linux")]
 mod mapping;
 mod offer;
+mod orphan;
 mod peer;
 mod peers;
 #[cfg(target_os = "linux")]
@@ -70,6 +71,8 @@ mod segment;
 mod server;
 mod shortcut;
 mod status;
+#[cfg(target_os = "linux")]
+mod turn;
 #[cfg(target_os = "linux")]
 mod wire;
 

@@ -77,7 +77,7 @@ impl Model {
 
     /// Takes what fits; `room` counts the requests of this endpoint not yet reported.
     pub(crate) fn accept(&mut self, batch: &Batch, now: Time, room: usize) -> PostResult {
-        if self.loss != Loss::No {
+        if self.is_lost() {
             let lost = status(transport_core::ErrorKind::DeviceLost);
             return PostResult { accepted: 0, error: Some(lost) };
         }
@@ -96,7 +96,7 @@ impl Model {
     /// The next request that is due and not to a peer that is `full`, and its fate.
     pub(crate) fn next(&mut self, now: Time, full: &[PeerSlot]) -> Option<(WorkRequest, Verdict)> {
         self.collect(now);
-        if self.loss != Loss::No {
+        if self.is_lost() {
             let request = self.due.pop_front().or_else(|| self.pending.pop_front().map(|(_, r)| r))?;
             return Some((request, Verdict::Lost));
         }
@@ -136,6 +136,11 @@ impl Model {
     /// Whether nothing is under way.
     pub(crate) fn is_idle(&self) -> bool {
         self.pending.is_empty() && self.due.is_empty() && self.loss != Loss::Unreported
+    }
+
+    /// Whether the device is lost: it takes and moves nothing any more.
+    pub(crate) fn is_lost(&self) -> bool {
+        self.loss != Loss::No
     }
 
     /// Whether the device was lost; true once.

@@ -64,16 +64,39 @@ impl Process {
 /// The kernel remembers one tracer: with several peers, any process of this user
 /// is let in, as it is on systems without Yama.
 pub(crate) fn permit(process: &Process) {
-    static PERMITTED: Mutex<Option<Pid>> = Mutex::new(None);
+    static PERMITTED: Mutex<Permitted> = Mutex::new(Permitted::Nobody);
     let mut permitted = PERMITTED.lock().expect("permitted tracer");
-    let tracer = match *permitted {
-        Some(pid) if pid != process.pid() => PTracer::Any,
-        _ => PTracer::ProcessID(process.pid()),
-    };
-    *permitted = Some(process.pid());
+    *permitted = permitted.and(process.pid());
     // Without Yama the call is refused and nothing needs permitting.
-    if let Err(error) = rustix::process::set_ptracer(tracer) {
+    if let Err(error) = rustix::process::set_ptracer(permitted.tracer()) {
         tracing::debug!(%error, "loopback: PR_SET_PTRACER");
+    }
+}
+
+/// Who may reach in. It only grows: whoever was let in may be at work.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Permitted {
+    Nobody,
+    One(Pid),
+    Any,
+}
+
+impl Permitted {
+    /// With `pid` let in as well.
+    fn and(self, pid: Pid) -> Self {
+        match self {
+            Self::Nobody => Self::One(pid),
+            Self::One(known) if known == pid => self,
+            Self::One(_) | Self::Any => Self::Any,
+        }
+    }
+
+    fn tracer(self) -> PTracer {
+        match self {
+            Self::Nobody => PTracer::None,
+            Self::One(pid) => PTracer::ProcessID(pid),
+            Self::Any => PTracer::Any,
+        }
     }
 }
 
@@ -107,6 +130,14 @@ mod tests {
     use std::os::unix::net::UnixStream;
 
     use super::*;
+
+    #[test]
+    fn who_was_let_in_stays_in() {
+        let [a, b] = [1, 2].map(|pid| Pid::from_raw(pid).unwrap());
+        let one = Permitted::Nobody.and(a);
+        assert_eq!((one, one.and(a)), (Permitted::One(a), Permitted::One(a)));
+        assert_eq!((one.and(b), one.and(b).and(b)), (Permitted::Any, Permitted::Any));
+    }
 
     #[test]
     fn knows_its_own_kind() {

@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use transport_core::{Access, Error, ErrorKind, Memory, MemoryKind, Result};
 
 use crate::board::SLOTS;
+use crate::orphan::{self, Orphan};
 use crate::peer::Inbound;
 
 /// A region's slot and generation. Generations start at 1 and never come back.
@@ -72,15 +73,6 @@ struct Board {
     leaving: bool,
 }
 
-/// Memory of closed domains that a writer may still hit; swept by every registration.
-static ORPHANS: Mutex<Vec<Orphan>> = Mutex::new(Vec::new());
-
-struct Orphan {
-    slot: usize,
-    boards: Vec<Arc<Inbound>>,
-    _memory: Arc<dyn Memory>,
-}
-
 impl Regions {
     /// Enters `memory` in the table and on every board.
     pub(crate) fn insert(&self, memory: Arc<dyn Memory>, access: Access) -> Result<Key> {
@@ -89,9 +81,7 @@ impl Regions {
             return Err(Error::new(ErrorKind::Unsupported, "register", context));
         }
         self.sweep();
-        ORPHANS.lock().expect("orphans").retain(|orphan| {
-            !orphan.boards.iter().all(|b| b.has_departed() || b.layout().board[orphan.slot].is_quiet())
-        });
+        orphan::sweep();
         #[cfg(target_os = "linux")]
         let shared = memory.shared_file().is_some_and(|file| crate::mapping::is_sealed(file, memory.len()));
         let mut state = self.lock();
@@ -254,8 +244,8 @@ impl Drop for Regions {
         let graves = std::mem::take(&mut state.graves);
         let orphans = graves.into_iter().filter_map(|slot| {
             let memory = state.slots[slot as usize].entry.take()?.memory;
-            Some(Orphan { slot: slot as usize, boards: boards.clone(), _memory: memory })
+            Some(Orphan::new(slot as usize, boards.clone(), memory))
         });
-        ORPHANS.lock().expect("orphans").extend(orphans);
+        orphan::adopt(orphans);
     }
 }

@@ -164,7 +164,7 @@ impl Client {
     fn serve(&mut self, core: &Core) -> bool {
         loop {
             let answered = match wire::receive::<Request>(&self.socket, RecvFlags::DONTWAIT) {
-                Err(Errno::AGAIN) => return true,
+                Err(Errno::AGAIN | Errno::INTR) => return true,
                 Err(_) => false,
                 Ok((Request::Hello { version, token }, _)) => self.greet(core, version, token),
                 Ok((Request::Region { number, key }, _)) => self.describe(core, number, key),

@@ -7,7 +7,7 @@ use std::time::Duration;
 use backend_loopback::{LinkModel, LoopbackConfig};
 use common::*;
 use transport_core::spi::*;
-use transport_core::{Access, ErrorKind};
+use transport_core::{Access, ErrorKind, Memory};
 
 fn linked(link: LinkModel, seed: u64) -> (Node, Node, PeerSlot, PeerSlot) {
     let (a, b) = (node(LoopbackConfig::default().link(link), seed), node(LoopbackConfig::default(), 2));
@@ -111,6 +111,30 @@ fn depth_loss_and_abort() {
     }
     assert_eq!(a.post(&batch).error.unwrap().kind, ErrorKind::DeviceLost);
     assert!(a.poll().is_empty());
+}
+
+#[test]
+fn a_lost_device_touches_no_receive() {
+    let (mut a, mut b, to_b, to_a) =
+        linked(LinkModel { lose_device_after: Some(0), ..LinkModel::default() }, 1);
+    let (source, landing, message) =
+        (a.held(8, Access::LOCAL), a.held(8, Access::LOCAL), b.held(8, Access::LOCAL));
+    message.fill(1);
+    a.recv(1, &landing);
+    let send = WorkRequest { kind: WorkKind::Send, ..write(2, to_a, &message, None) };
+    assert_eq!(b.run(send), done(2, 1));
+    // The message is there before the loss: the poll that reports one must not take the other.
+    assert_eq!(a.post(&imms(to_b, &source, 1)).accepted, 1);
+    let events = a.poll();
+    assert_eq!(failed(events[0]), ErrorKind::DeviceLost);
+    assert!(matches!(events[1..], [Event::DeviceLost { .. }]), "{events:?}");
+    assert_eq!(b.run(send), done(2, 1));
+    assert!(a.poll().is_empty() && landing.byte(0) == 0);
+    let (local, lkey) = (landing.buffer.as_ptr(), landing.region.lkey());
+    // SAFETY: the buffer outlives the endpoint.
+    let posted = unsafe { a.endpoint.post_recv(&[ReceiveRequest { id: 3, local, lkey, len: 8 }]) };
+    assert_eq!((posted.accepted, posted.error.unwrap().kind), (0, ErrorKind::DeviceLost));
+    assert!(a.poll().is_empty() && landing.byte(0) == 0);
 }
 
 #[test]

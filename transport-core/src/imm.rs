@@ -7,11 +7,12 @@ use std::collections::HashMap;
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::task::{Context, Poll, Waker};
+use std::task::{Context, Poll};
 use std::time::Duration;
 
 use crate::op::block_on;
 use crate::peer::PeerInner;
+use crate::watchers::Watchers;
 use crate::{Error, ErrorKind, Result};
 
 /// Distinct imm values that may have a count above zero per peer. More means that
@@ -25,11 +26,13 @@ pub(crate) struct ImmCounts(Mutex<Counts>);
 #[derive(Default)]
 struct Counts {
     values: HashMap<u32, u64>,
-    waiting: Vec<(u32, u64, Waker)>,
+    /// By the imm and the count they wait for.
+    waiting: Watchers<(u32, u64)>,
     lost: u64,
 }
 
 impl ImmCounts {
+    /// One more has arrived.
     pub fn arrived(&self, imm: u32) {
         let mut counts = self.lock();
         if counts.values.len() >= MAX_VALUES && !counts.values.contains_key(&imm) {
@@ -45,16 +48,15 @@ impl ImmCounts {
         let count = counts.values.entry(imm).or_default();
         *count += 1;
         let count = *count;
-        if !counts.waiting.is_empty() {
-            let due =
-                counts.waiting.extract_if(.., |(value, at_least, _)| *value == imm && *at_least <= count);
-            due.for_each(|(_, _, waker)| waker.wake());
-        }
+        let due = counts.waiting.due((imm, 0)..=(imm, count));
+        drop(counts);
+        due.wake();
     }
 
     /// Wakes everyone: the peer is gone.
     pub fn wake_all(&self) {
-        self.lock().waiting.drain(..).for_each(|(_, _, waker)| waker.wake());
+        let due = self.lock().waiting.all();
+        due.wake();
     }
 
     fn lock(&self) -> MutexGuard<'_, Counts> {
@@ -78,7 +80,7 @@ impl ImmCounter {
 
     /// Waits until at least `n` have arrived. `PeerDied` if the peer goes first.
     pub fn expect(&self, n: u64) -> Expect {
-        Expect { counter: self.clone(), n }
+        Expect { counter: self.clone(), n, id: None }
     }
 
     /// Takes `n` off the count, if it is that high.
@@ -100,6 +102,8 @@ impl ImmCounter {
 pub struct Expect {
     counter: ImmCounter,
     n: u64,
+    /// Among those who wait.
+    id: Option<u64>,
 }
 
 impl Expect {
@@ -107,7 +111,7 @@ impl Expect {
     pub fn wait(mut self, limit: Duration) -> Result<()> {
         let fabric = self.counter.peer.fabric.clone();
         let drive = || fabric.upgrade().is_some_and(|fabric| fabric.drive());
-        block_on(&mut self, limit, drive).unwrap_or_else(|| {
+        block_on(&mut self, limit, |_| true, drive).unwrap_or_else(|| {
             let (have, want) = (self.counter.count(), self.n);
             Err(Error::new(
                 ErrorKind::DeadlineExceeded,
@@ -122,21 +126,107 @@ impl Future for Expect {
     type Output = Result<(), Error>;
 
     fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
-        let (peer, imm) = (&self.counter.peer, self.counter.imm);
+        let Self { counter: ImmCounter { peer, imm }, n, id } = self.get_mut();
         let mut counts = peer.imms.lock();
-        if counts.values.get(&imm).copied().unwrap_or(0) >= self.n {
-            return Poll::Ready(Ok(()));
+        let output = if counts.values.get(imm).copied().unwrap_or(0) >= *n {
+            Some(Ok(()))
+        } else {
+            peer.death().map(Err)
+        };
+        let waiting = &mut counts.waiting;
+        let old = match output {
+            Some(_) => waiting.forget(id, (*imm, *n)),
+            None => waiting.watch(id, (*imm, *n), context.waker()),
+        };
+        drop(counts);
+        drop(old);
+        output.map_or(Poll::Pending, Poll::Ready)
+    }
+}
+
+impl Drop for Expect {
+    fn drop(&mut self) {
+        if self.id.is_some() {
+            let key = (self.counter.imm, self.n);
+            let old = self.counter.peer.imms.lock().waiting.forget(&mut self.id, key);
+            drop(old);
         }
-        if let Some(error) = peer.death() {
-            return Poll::Ready(Err(error));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+    use crate::Peer;
+    use crate::watchers::tests::{Dropping, Woken, poll};
+
+    #[test]
+    fn an_arrival_wakes_only_those_due() {
+        let peer = Peer::alone();
+        let woken = Arc::<Woken>::default();
+        let mut expect = peer.imm(7).expect(2);
+        let mut others = [peer.imm(7).expect(3), peer.imm(8).expect(1), peer.imm(6).expect(1)];
+        assert!(poll(&mut expect, &woken).is_pending());
+        let idle = Arc::<Woken>::default();
+        assert!(others.iter_mut().all(|other| poll(other, &idle).is_pending()));
+        peer.0.imms.arrived(7);
+        assert_eq!(woken.take(), 0);
+        assert!(poll(&mut expect, &woken).is_pending());
+        peer.0.imms.arrived(7);
+        assert_eq!((woken.take(), idle.take()), (1, 0));
+        assert!(matches!(poll(&mut expect, &woken), Poll::Ready(Ok(()))));
+        peer.0.imms.arrived(7);
+        assert_eq!((woken.take(), idle.take()), (0, 1));
+    }
+
+    #[test]
+    fn a_wake_may_find_the_count_taken() {
+        let peer = Peer::alone();
+        let (woken, counter) = (Arc::<Woken>::default(), peer.imm(1));
+        let mut expect = counter.expect(1);
+        assert!(poll(&mut expect, &woken).is_pending());
+        peer.0.imms.arrived(1);
+        assert!(counter.take(1));
+        assert!(poll(&mut expect, &woken).is_pending());
+        peer.0.imms.arrived(1);
+        assert_eq!(woken.take(), 2);
+    }
+
+    #[test]
+    fn the_end_of_the_peer_wakes() {
+        let peer = Peer::alone();
+        let woken = Arc::<Woken>::default();
+        let mut expect = peer.imm(7).expect(1);
+        assert!(poll(&mut expect, &woken).is_pending());
+        peer.disconnect();
+        assert_eq!(woken.take(), 1);
+        assert!(matches!(poll(&mut expect, &woken), Poll::Ready(Err(e)) if e.kind() == ErrorKind::Closed));
+    }
+
+    #[test]
+    fn leaves_nothing_behind() {
+        let peer = Peer::alone();
+        for _ in 0..100 {
+            let woken = Arc::<Woken>::default();
+            let mut expect = peer.imm(7).expect(1);
+            assert!(poll(&mut expect, &woken).is_pending());
+            assert_eq!(woken.kept(), 1);
+            drop(expect);
+            assert_eq!(woken.kept(), 0);
         }
-        if !counts
-            .waiting
-            .iter()
-            .any(|(value, n, waker)| (*value, *n) == (imm, self.n) && waker.will_wake(context.waker()))
-        {
-            counts.waiting.push((imm, self.n, context.waker().clone()));
-        }
-        Poll::Pending
+        let late = peer.imm(7).expect(1).wait(Duration::from_millis(1));
+        assert_eq!(late.unwrap_err().kind(), ErrorKind::DeadlineExceeded);
+    }
+
+    #[test]
+    fn a_waker_may_drop_the_future() {
+        let peer = Peer::alone();
+        let (one, two) = (Dropping::leave(peer.imm(1).expect(1)), Dropping::leave(peer.imm(2).expect(1)));
+        peer.0.imms.arrived(1);
+        assert_eq!((one.is_done(), two.is_done()), (true, false));
+        peer.disconnect();
+        assert!(two.is_done());
     }
 }

@@ -32,6 +32,7 @@ mod remote;
 pub mod spi;
 mod sync;
 mod time;
+mod watchers;
 #[allow(unsafe_code, reason = "borrows the descriptors that endpoints keep open")]
 mod worker;
 

@@ -6,7 +6,7 @@ use std::num::NonZeroU64;
 use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
-use std::task::{Context, Poll, Waker};
+use std::task::{Context, Poll};
 
 use crate::control::{Identity, SessionHandle};
 use crate::engine::Control;
@@ -14,6 +14,7 @@ use crate::fabric::FabricInner;
 use crate::imm::{ImmCounter, ImmCounts};
 use crate::link::Link;
 use crate::remote::RemoteInner;
+use crate::watchers::Watchers;
 use crate::{Error, ErrorKind, Result};
 
 /// A connected peer's number, unique among all fabrics of this process; never reused.
@@ -48,7 +49,7 @@ pub(crate) struct PeerInner {
     pub session: SessionHandle,
     alive: AtomicBool,
     end: OnceLock<Error>,
-    watchers: Mutex<Vec<Waker>>,
+    watchers: Mutex<Watchers<()>>,
     imports: Mutex<Imports>,
     /// In a pair connected within this process: how the other side sees us.
     pub twin: OnceLock<Weak<PeerInner>>,
@@ -112,7 +113,7 @@ impl Peer {
 
     /// Resolves when the peer is gone, to the reason.
     pub fn closed(&self) -> PeerClosed {
-        PeerClosed(self.clone())
+        PeerClosed { peer: self.clone(), id: None }
     }
 
     /// Ends the connection. Operations in flight end with `Closed`.
@@ -174,8 +175,8 @@ impl Peer {
             }
         }
         self.0.imms.wake_all();
-        let watchers = std::mem::take(&mut *self.0.watchers.lock().unwrap_or_else(PoisonError::into_inner));
-        watchers.into_iter().for_each(Waker::wake);
+        let due = self.0.watchers().all();
+        due.wake();
         if let Some(fabric) = self.0.fabric.upgrade() {
             fabric.forget(self.0.id);
         }
@@ -229,6 +230,11 @@ impl PeerInner {
         list.push(Arc::downgrade(remote));
     }
 
+    fn watchers(&self) -> MutexGuard<'_, Watchers<()>> {
+        // As with the imports.
+        self.watchers.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     fn imports(&self) -> MutexGuard<'_, Imports> {
         // No holder panics half way through a change: poison carries no news.
         self.imports.lock().unwrap_or_else(PoisonError::into_inner)
@@ -237,20 +243,55 @@ impl PeerInner {
 
 /// The future of [`Peer::closed`].
 #[must_use = "futures do nothing unless awaited"]
-pub struct PeerClosed(Peer);
+pub struct PeerClosed {
+    peer: Peer,
+    /// Among the watchers.
+    id: Option<u64>,
+}
 
 impl Future for PeerClosed {
     type Output = Error;
 
     fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Error> {
-        let peer = &self.0.0;
-        let mut watchers = peer.watchers.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(error) = peer.death() {
-            return Poll::Ready(error);
+        let Self { peer: Peer(peer), id } = self.get_mut();
+        let mut watchers = peer.watchers();
+        let end = peer.death();
+        let old = match end {
+            Some(_) => watchers.forget(id, ()),
+            None => watchers.watch(id, (), context.waker()),
+        };
+        drop(watchers);
+        drop(old);
+        end.map_or(Poll::Pending, Poll::Ready)
+    }
+}
+
+impl Drop for PeerClosed {
+    fn drop(&mut self) {
+        if self.id.is_some() {
+            let old = self.peer.0.watchers().forget(&mut self.id, ());
+            drop(old);
         }
-        if !watchers.iter().any(|waker| waker.will_wake(context.waker())) {
-            watchers.push(context.waker().clone());
-        }
-        Poll::Pending
+    }
+}
+
+#[cfg(test)]
+impl Peer {
+    /// A connected peer of no fabric and without links.
+    pub(crate) fn alone() -> Self {
+        Self(Arc::new(PeerInner {
+            id: PeerId::next(),
+            fabric_id: 0,
+            fabric: Weak::new(),
+            identity: Identity { incarnation: 1, host: String::new() },
+            links: Vec::new(),
+            imms: ImmCounts::default(),
+            session: SessionHandle::detached(),
+            alive: AtomicBool::new(true),
+            end: OnceLock::new(),
+            watchers: Mutex::default(),
+            imports: Mutex::default(),
+            twin: OnceLock::new(),
+        }))
     }
 }

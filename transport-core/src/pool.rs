@@ -27,7 +27,10 @@ pub(crate) struct PoolPart {
     size: usize,
     engine: Arc<EngineHandle>,
     inbox: Arc<Inbox>,
+    /// The pool was dropped.
     closed: AtomicBool,
+    /// The engine is gone: nothing will arrive here.
+    over: AtomicBool,
 }
 
 #[derive(Default)]
@@ -35,18 +38,30 @@ struct Inbox(Mutex<Arrivals>);
 
 #[derive(Default)]
 struct Arrivals {
-    queue: VecDeque<Result<Message>>,
+    queue: VecDeque<Result<Message, Refused>>,
     waiting: Vec<Waker>,
+    /// Parts whose engine still serves them.
+    open: usize,
+    /// Why the last of them went.
     closed: Option<Error>,
 }
 
+/// A message that did not come, and the buffer it would have had: posted again
+/// when the error is taken, so that errors nobody reads are bounded too.
+struct Refused(Error, #[expect(dead_code, reason = "reposts when dropped")] Buffer);
+
 /// A received message. Dropping it gives its buffer back to the pool.
 pub struct Message {
-    part: Arc<PoolPart>,
-    buffer: u32,
+    buffer: Buffer,
     len: usize,
     peer: PeerId,
     imm: Option<u32>,
+}
+
+/// A buffer in the user's hands; posted again when dropped.
+struct Buffer {
+    part: Arc<PoolPart>,
+    number: u32,
 }
 
 impl RecvPool {
@@ -69,8 +84,9 @@ impl RecvPool {
         for engine in engines {
             let region = fabric.alloc(bytes, crate::Access::LOCAL)?;
             let (engine, inbox) = (Arc::clone(engine), Arc::clone(&inbox));
-            parts.push(Arc::new(PoolPart { region, size, engine, inbox, closed: AtomicBool::new(false) }));
+            parts.push(Arc::new(PoolPart { region, size, engine, inbox, closed: AtomicBool::new(false), over: AtomicBool::new(false) }));
         }
+        inbox.lock().open = parts.len();
         for part in &parts {
             (0..count as u32).for_each(|buffer| part.post(buffer));
         }
@@ -87,7 +103,9 @@ impl RecvPool {
 
     /// The next message if one is here.
     pub fn try_next(&self) -> Option<Result<Message>> {
-        self.inbox.lock().queue.pop_front()
+        let message = self.inbox.lock().queue.pop_front()?;
+        // The lock is open again: a refused message posts its buffer as it goes.
+        Some(message.map_err(|Refused(error, _)| error))
     }
 }
 
@@ -113,26 +131,33 @@ impl PoolPart {
     }
 
     /// A receive ended: a message, or why there is none.
-    pub fn arrived(self: &Arc<Self>, buffer: u32, result: Result<Outcome>) {
-        let mut inbox = self.inbox.lock();
-        match result {
-            Ok(Outcome { bytes, peer: Some(peer), imm, .. }) if !self.is_closed() => {
-                inbox.queue.push_back(Ok(Message {
-                    part: Arc::clone(self),
-                    buffer,
-                    len: bytes as usize,
-                    peer,
-                    imm,
-                }));
-            }
-            Ok(_) => {}
-            Err(error) if matches!(error.kind(), ErrorKind::Closed | ErrorKind::DeviceLost) => {
-                inbox.closed = Some(error)
-            }
-            Err(error) if error.kind() == ErrorKind::Cancelled => {}
-            Err(error) => inbox.queue.push_back(Err(error)),
+    pub fn arrived(self: &Arc<Self>, number: u32, result: Result<Outcome>) {
+        let terminal = [ErrorKind::Closed, ErrorKind::DeviceLost, ErrorKind::Cancelled];
+        if result.as_ref().is_err_and(|error| terminal.contains(&error.kind())) {
+            return;
         }
-        inbox.waiting.drain(..).for_each(Waker::wake);
+        let buffer = Buffer { part: Arc::clone(self), number };
+        let arrival = match result {
+            Ok(Outcome { bytes, peer: Some(peer), imm, .. }) => {
+                Ok(Message { buffer, len: bytes as usize, peer, imm })
+            }
+            // A message of a peer that is gone already.
+            Ok(_) => return,
+            Err(error) => Err(Refused(error, buffer)),
+        };
+        if !self.is_closed() {
+            self.inbox.tell(|inbox| inbox.queue.push_back(arrival));
+        }
+    }
+
+    /// The engine serves this part no more.
+    pub fn close(&self, error: Error) {
+        if !self.over.swap(true, Ordering::AcqRel) {
+            self.inbox.tell(|inbox| {
+                inbox.open -= 1;
+                inbox.closed = (inbox.open == 0).then_some(error);
+            });
+        }
     }
 
     fn post(self: &Arc<Self>, buffer: u32) {
@@ -141,6 +166,16 @@ impl PoolPart {
 }
 
 impl Inbox {
+    /// Changes the arrivals and wakes whoever waits, with the lock open again.
+    fn tell(&self, change: impl FnOnce(&mut Arrivals)) {
+        let waiting = {
+            let mut arrivals = self.lock();
+            change(&mut arrivals);
+            std::mem::take(&mut arrivals.waiting)
+        };
+        waiting.into_iter().for_each(Waker::wake);
+    }
+
     fn lock(&self) -> MutexGuard<'_, Arrivals> {
         // Nothing in here panics half way through a change.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
@@ -155,7 +190,7 @@ impl NextMessage<'_> {
     /// Blocks until a message is here, at most `limit`: then `DeadlineExceeded`.
     pub fn wait(mut self, limit: Duration) -> Result<Message> {
         let fabric = self.0.fabric.clone();
-        block_on(&mut self, limit, || fabric.drive()).unwrap_or_else(|| {
+        block_on(&mut self, limit, |_| true, || fabric.drive()).unwrap_or_else(|| {
             Err(Error::new(ErrorKind::DeadlineExceeded, "recv", format!("no message within {limit:?}")))
         })
     }
@@ -165,9 +200,14 @@ impl Future for NextMessage<'_> {
     type Output = Result<Message>;
 
     fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
-        let mut inbox = self.0.inbox.lock();
-        if let Some(message) = inbox.queue.pop_front() {
+        if let Some(message) = self.0.try_next() {
             return Poll::Ready(message);
+        }
+        let mut inbox = self.0.inbox.lock();
+        if !inbox.queue.is_empty() {
+            // It came between the two looks.
+            context.waker().wake_by_ref();
+            return Poll::Pending;
         }
         if let Some(error) = &inbox.closed {
             return Poll::Ready(Err(error.clone()));
@@ -202,8 +242,8 @@ impl Message {
 
     /// Copies the first bytes into `into`, as many as fit or are there.
     pub fn copy_out(&self, into: &mut [u8]) -> usize {
-        let len = into.len().min(self.len);
-        let copied = self.part.region.copy_out(self.buffer as usize * self.part.size, &mut into[..len]);
+        let (part, len) = (&self.buffer.part, into.len().min(self.len));
+        let copied = part.region.copy_out(self.buffer.number as usize * part.size, &mut into[..len]);
         debug_assert!(copied.is_ok(), "buffers lie inside the pool's region");
         len
     }
@@ -216,10 +256,10 @@ impl Message {
     }
 }
 
-impl Drop for Message {
+impl Drop for Buffer {
     fn drop(&mut self) {
         if !self.part.is_closed() {
-            self.part.post(self.buffer);
+            self.part.post(self.number);
         }
     }
 }

@@ -123,14 +123,16 @@ impl RegionInner {
     /// Takes every key back; ready once no peer is inside a copy.
     pub fn poll_quiet(&self) -> Poll<Result<()>> {
         let mut quiet = Poll::Ready(Ok(()));
+        let mut failed = None;
         for region in self.regions.iter().flatten() {
             match region.revoke() {
                 Poll::Pending => quiet = Poll::Pending,
-                Poll::Ready(Err(error)) => return Poll::Ready(Err(error)),
+                // Every key is taken back, whatever became of the others.
+                Poll::Ready(Err(error)) => failed = Some(error),
                 Poll::Ready(Ok(())) => {}
             }
         }
-        quiet
+        failed.map_or(quiet, |error| Poll::Ready(Err(error)))
     }
 
     pub fn is_revoked(&self) -> bool {

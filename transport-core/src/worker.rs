@@ -1,6 +1,7 @@
 //! The thread that drives an engine: spins while there is work, sleeps otherwise.
 
 use std::os::fd::BorrowedFd;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering, fence};
 use std::thread::JoinHandle;
@@ -33,8 +34,13 @@ impl Worker {
         let thread = std::thread::Builder::new()
             .name(name.into())
             .spawn(move || {
-                run(&mut engine, &door, &stopped);
+                // A panic here is a bug, or a user's waker's or memory's; either way
+                // no waiter may hang for it.
+                let ran = catch_unwind(AssertUnwindSafe(|| run(&mut engine, &door, &stopped)));
                 engine.close();
+                if let Err(panic) = ran {
+                    resume_unwind(panic);
+                }
             })
             .map_err(|e| {
                 Error::os("open", "start a worker thread; raise the limit of processes (ulimit -u)", e)

@@ -87,6 +87,7 @@ fn processes_reach_each_other_and_leave_nothing_behind() {
     let (files, threads) = (count("fd"), count("task"));
     moves_bytes();
     a_killed_writer_does_not_hold_memory();
+    a_stopped_peer_holds_importers_up_together();
     strangers_are_dropped();
     assert_eq!((count("fd"), count("task")), (files, threads));
 }
@@ -208,6 +209,28 @@ fn a_killed_writer_does_not_hold_memory() {
         assert_eq!(a.wait(1), [Event::PeerGone { peer: peer.slot }]);
     }
     println!("revoke was pending {pending} times");
+}
+
+fn a_stopped_peer_holds_importers_up_together() {
+    use rustix::process::*;
+    let a = node(LoopbackConfig::default(), 1);
+    let peer = Peer::start(&a);
+    let child = Pid::from_child(&peer.child);
+    kill_process(child, Signal::STOP).unwrap();
+    let (_, status) = waitpid(Some(child), WaitOptions::UNTRACED).unwrap().unwrap();
+    assert!(status.stopped());
+    let start = Instant::now();
+    std::thread::scope(|scope| {
+        for _ in 0..16 {
+            scope.spawn(|| {
+                let late = a.domain.import(peer.slot, &peer.shared, SOON / 10).err().unwrap();
+                assert_eq!(late.kind(), ErrorKind::DeadlineExceeded, "{late}");
+            });
+        }
+    });
+    assert!(start.elapsed() < SOON, "one after the other waited for its own limit");
+    kill_process(child, Signal::CONT).unwrap();
+    a.try_import(peer.slot, peer.shared).unwrap();
 }
 
 fn strangers_are_dropped() {

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::task::Poll;
 
 use super::active::Stage;
+use super::receive::RAIL as MESSAGES;
 use super::{Active, ActiveRail, Control, Engine, LinkState, Revoking, Submission, Work};
 use crate::op::OpId;
 use crate::peer::PeerInner;
@@ -49,6 +50,8 @@ impl Engine {
                 self.receives.add(id, region, offset, len);
                 self.receives.post(&mut self.rails, &self.handle);
             }
+            // Its pool was closed on the way.
+            Control::PoolReceive { pool, .. } if pool.is_closed() => {}
             Control::PoolReceive { pool, buffer } => {
                 self.receives.add_pooled(pool, buffer);
                 self.receives.post(&mut self.rails, &self.handle);
@@ -75,26 +78,45 @@ impl Engine {
             self.links.resize_with(index as usize + 1, || None);
         }
         self.links[index as usize] = Some(LinkState { peer, slots, dead: false });
-        for (rail, event) in std::mem::take(&mut self.early) {
-            self.take_event(rail, event);
+        self.replay(index);
+    }
+
+    /// What arrived from a peer before its link did.
+    fn replay(&mut self, index: u32) {
+        let Some(link) = &self.links[index as usize] else { return };
+        let (peer, slots) = (Arc::clone(&link.peer), link.slots.clone());
+        for (rail, slot) in slots.into_iter().enumerate().filter_map(|(rail, slot)| Some((rail, slot?))) {
+            let kept = self.early.take(rail, slot);
+            kept.events.into_iter().for_each(|event| self.take_event(rail, event));
+            if kept.flooded {
+                let why = "sent more than there is room for before it was admitted";
+                crate::Peer(Arc::clone(&peer)).fail(Error::new(ErrorKind::Protocol, "peer", why));
+            }
         }
+    }
+
+    /// The live link of a submission's peer.
+    fn live_link(&self, peer: &PeerInner) -> Option<u32> {
+        let index = peer.links[self.handle.transport].index;
+        let known = self.links.get(index as usize)?.as_ref()?;
+        (!known.dead && known.peer.id == peer.id).then_some(index)
     }
 
     /// Gives a submission its share of every usable rail and queues it there.
     fn activate(&mut self, submission: Submission) {
         let Submission { id, peer, deadline, work } = submission;
         self.note(2, id.index.into());
-        let transport = self.handle.transport;
-        let link = peer.links[transport].index;
-        if !matches!(self.links.get(link as usize), Some(Some(link)) if !link.dead && link.peer.id == peer.id)
-        {
-            let error =
-                peer.death().unwrap_or_else(|| Error::new(ErrorKind::PeerDied, "submit", "the peer is gone"));
-            peer.links[transport].operation_ended();
-            self.handle.table.answer(id, Err(error));
-            self.handle.table.quiet(id);
-            return;
+        if self.live_link(&peer).is_none() && peer.death().is_none() {
+            // Its link was queued after the controls were taken, and before it.
+            self.take_controls();
         }
+        let Some(link) = self.live_link(&peer) else {
+            let died = || Error::new(ErrorKind::PeerDied, "submit", "the peer is gone");
+            let error = peer.death().unwrap_or_else(died);
+            peer.links[self.handle.transport].operation_ended();
+            self.handle.table.end(id, Err(error));
+            return;
+        };
         let mut rails = self.spare.pop().unwrap_or_default();
         self.fill_rails(&work, link, &mut rails);
         self.next_deadline = self.next_deadline.min(deadline);
@@ -122,6 +144,9 @@ impl Engine {
                 "submit",
                 "no rail to this peer is left; open the fabric anew",
             ));
+        } else if active.work.kind == WorkKind::Send && !active.rails[MESSAGES].usable {
+            let why = "the rail that carries messages is lost; open the fabric anew";
+            active.error = Some(Error::new(ErrorKind::DeviceLost, "send", why));
         } else if active.work.shape.bytes() == 0 || active.work.kind == WorkKind::Send {
             // An imm alone, or one message: the first usable rail, whole.
             if let Some(rail) = active.rails.iter_mut().find(|rail| rail.usable) {
@@ -184,20 +209,23 @@ impl Engine {
     pub(super) fn begin_imm(&mut self, op: u32) {
         let Some(active) = &mut self.active[op as usize] else { return };
         active.stage = Stage::Imm;
-        if let Some(rail) = active.rails.iter_mut().find(|rail| rail.usable) {
-            rail.range = RailRange { start: 0, end: 1 };
-            rail.next = 0;
-            active.unposted = 1;
-        }
+        let Some(rail) = active.rails.iter_mut().find(|rail| rail.usable) else {
+            let why = "every rail to the peer was lost before the imm";
+            self.fail_op(op, Error::new(ErrorKind::DeviceLost, "write", why));
+            return;
+        };
+        rail.range = RailRange { start: 0, end: 1 };
+        rail.next = 0;
+        active.unposted = 1;
         self.queue(op);
     }
 
     fn cancel(&mut self, id: OpId) {
-        if self.receives.cancel(id, &mut self.rails, &self.handle) {
+        if !self.handle.table.is_under_way(id) || self.receives.cancel(id, &mut self.rails, &self.handle) {
             return;
         }
         // Controls overtake submissions: one that is still queued is activated first,
-        // or its cancel would be lost. All before it in the queue have their links.
+        // or its cancel would be lost.
         while !self.active[id.index as usize].as_ref().is_some_and(|active| active.id == id) {
             let Some(submission) = self.handle.submissions.pop() else { break };
             self.activate(submission);
@@ -207,8 +235,7 @@ impl Engine {
             let revoking = self.revoking.swap_remove(place);
             let error =
                 Error::new(ErrorKind::Cancelled, "revoke", "no longer awaited; the region stays revoked");
-            self.handle.table.answer(revoking.id, Err(error));
-            self.handle.table.quiet(revoking.id);
+            self.handle.table.end(revoking.id, Err(error));
         }
     }
 
@@ -222,8 +249,7 @@ impl Engine {
         self.revoking.retain(|revoking| match revoking.region.poll_quiet() {
             Poll::Pending => true,
             Poll::Ready(result) => {
-                table.answer(revoking.id, result.map(|()| crate::Outcome::default()));
-                table.quiet(revoking.id);
+                table.end(revoking.id, result.map(|()| crate::Outcome::default()));
                 false
             }
         });

@@ -40,8 +40,7 @@ impl Engine {
         let (id, link) = (active.id, active.link);
         // The memory is let go before anyone is told that it is.
         drop(active);
-        self.handle.table.answer(id, result);
-        self.handle.table.quiet(id);
+        self.handle.table.end(id, result);
         if self.links[link as usize].as_ref().is_some_and(|link| link.dead) {
             self.retire_link(link);
         }
@@ -103,8 +102,7 @@ impl Engine {
             if over {
                 expired += 1;
                 let why = "a peer is still inside a copy to the region; it stays revoked, revoke() again to wait on";
-                table.answer(revoking.id, Err(Error::new(ErrorKind::DeadlineExceeded, "revoke", why)));
-                table.quiet(revoking.id);
+                table.end(revoking.id, Err(Error::new(ErrorKind::DeadlineExceeded, "revoke", why)));
             } else {
                 next = next.min(revoking.deadline);
             }

@@ -69,6 +69,8 @@ pub(crate) struct EngineHandle {
     /// Set on a caller-driven fabric: the engine itself, for whoever waits.
     driver: OnceLock<Weak<Mutex<Engine>>>,
     links: Mutex<FreeIndices>,
+    /// The engine is gone: what is still queued, nobody else will take.
+    closed: AtomicBool,
 }
 
 #[derive(Default)]
@@ -91,6 +93,7 @@ impl EngineHandle {
             hash: AtomicU64::new(0),
             driver: OnceLock::new(),
             links: Mutex::default(),
+            closed: AtomicBool::new(false),
         }
     }
 
@@ -114,12 +117,46 @@ impl EngineHandle {
         // As many places as op slots, and every submission holds a slot: there is room.
         let pushed = self.submissions.push(submission);
         debug_assert!(pushed.is_ok());
-        self.wake();
+        self.announce();
     }
 
     pub fn control(&self, control: Control) {
         self.controls.push(control);
+        self.announce();
+    }
+
+    fn announce(&self) {
         self.wake();
+        // After the fence in `wake`, as `close` fences before it drains: one of us
+        // sees the other, and whoever pops a command answers it.
+        if self.closed.load(Ordering::Relaxed) {
+            self.drain();
+        }
+    }
+
+    /// The engine takes no more commands; those that still come end at once.
+    pub fn close(&self) {
+        self.closed.store(true, Ordering::Relaxed);
+        fence(Ordering::SeqCst);
+        self.drain();
+    }
+
+    #[cold]
+    fn drain(&self) {
+        let closed = || Error::new(ErrorKind::Closed, "submit", "the fabric was closed");
+        while let Some(submission) = self.submissions.pop() {
+            submission.peer.links[self.transport].operation_ended();
+            let id = submission.id;
+            drop(submission);
+            self.table.end(id, Err(closed()));
+        }
+        while let Some(control) = self.controls.pop() {
+            match control {
+                Control::Receive { id, .. } | Control::Revoke { id, .. } => self.table.end(id, Err(closed())),
+                Control::PoolReceive { pool, .. } | Control::PoolClosed { pool } => pool.close(closed()),
+                Control::Link { .. } | Control::Unlink { .. } | Control::Cancel(_) => {}
+            }
+        }
     }
 
     pub fn cancel(&self, id: OpId) {

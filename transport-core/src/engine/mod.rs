@@ -7,6 +7,7 @@
 
 mod active;
 mod commands;
+mod early;
 mod end;
 mod handle;
 #[allow(unsafe_code, reason = "posts what `active` keeps alive")]
@@ -21,24 +22,28 @@ mod rotation;
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 pub(crate) use handle::{Control, EngineHandle, Submission, Work};
 pub use rail::RailCounters;
 pub(crate) use rail::{Rail, RailCounts};
 
 use active::{Active, ActiveRail};
+use early::Early;
 use receive::Receives;
 
 use crate::op::OpId;
 use crate::peer::PeerInner;
 use crate::plan::RailRange;
 use crate::region::RegionInner;
-use crate::spi::{Completions, Event, PeerSlot};
+use crate::spi::{Completions, PeerSlot};
 use crate::{Clock, Error, ErrorKind, PeerId, Time};
 
 /// Events taken per poll of an endpoint.
 const POLL_ROOM: usize = 256;
+
+/// How long closing waits for a backend to give back what is posted.
+const CLOSE_LIMIT: Duration = Duration::from_secs(1);
 
 /// What a turn did.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -77,7 +82,7 @@ pub(crate) struct Engine {
     /// Link by `[rail][slot]`.
     slot_links: Vec<HashMap<PeerSlot, u32>>,
     /// Events of peers whose `Link` command is still on its way.
-    early: Vec<(usize, Event)>,
+    early: Early,
     receives: Receives,
     revoking: Vec<Revoking>,
     completions: Completions,
@@ -102,7 +107,7 @@ impl Engine {
             running: 0,
             links: Vec::new(),
             link_of: HashMap::new(),
-            early: Vec::new(),
+            early: Early::default(),
             receives: Receives::default(),
             revoking: Vec::new(),
             completions: Completions::with_room(POLL_ROOM),
@@ -140,10 +145,8 @@ impl Engine {
     /// deadline, and briefly while a backend cannot wake it.
     pub fn nap(&self, can_be_woken: bool) -> Option<Duration> {
         let backoff = self.rails.iter().map(|rail| rail.domain.capabilities().idle_backoff).min();
-        // Nothing tells when a peer leaves a region that is being revoked, nor when
-        // the queue that held up our work, such as a peer's for imms, has room again.
-        let waits = !self.revoking.is_empty() || self.rails.iter().any(Rail::is_held_up);
-        let look_again = if can_be_woken && !waits { None } else { backoff };
+        // Nothing tells when a peer leaves a region that is being revoked.
+        let look_again = if can_be_woken && self.revoking.is_empty() { None } else { backoff };
         let deadline =
             (self.next_deadline != Time::NEVER).then(|| self.next_deadline.since(self.clock.now()));
         look_again.into_iter().chain(deadline).min()
@@ -165,23 +168,33 @@ impl Engine {
         for link in 0..self.links.len() {
             self.fail_link(link as u32, &error);
         }
-        self.receives.close(&mut self.rails, &self.handle);
-        let limit = std::time::Instant::now() + Duration::from_secs(1);
-        while (self.running > 0 || self.receives.posted() > 0) && std::time::Instant::now() < limit {
+        self.receives.close(&error, &mut self.rails, &self.handle);
+        let limit = Instant::now() + CLOSE_LIMIT;
+        while self.is_busy() && Instant::now() < limit {
             self.reap();
             self.take_commands();
         }
         for revoking in std::mem::take(&mut self.revoking) {
-            self.handle.table.answer(revoking.id, Err(error.clone()));
-            self.handle.table.quiet(revoking.id);
+            self.handle.table.end(revoking.id, Err(error.clone()));
         }
-        // What a backend did not give back within the limit stays allocated for
-        // ever rather than be freed under the hardware.
+        if self.is_busy() {
+            tracing::warn!("closing with work outstanding: the endpoints go down with it");
+        }
+        // A closed endpoint touches nothing any more: what it held is let go now.
+        self.rails.clear();
         for active in self.active.iter_mut().filter_map(Option::take) {
-            tracing::error!("closing with work outstanding: its memory is leaked");
-            self.handle.table.answer(active.id, Err(error.clone()));
-            std::mem::forget(active);
+            active.peer.links[self.handle.transport].operation_ended();
+            let id = active.id;
+            drop(active);
+            self.handle.table.end(id, Err(error.clone()));
         }
+        self.running = 0;
+        self.receives.end_all(&error, &self.handle);
+        self.handle.close();
+    }
+
+    fn is_busy(&self) -> bool {
+        self.running > 0 || self.receives.posted() > 0 || self.handle.has_commands()
     }
 
     /// Mixes what happened into the event hash: two runs of one seed agree on it.

@@ -133,7 +133,14 @@ impl Engine {
         let name = self.active[op as usize]
             .as_ref()
             .map_or("write", |active| Self::operation_name(active.work.kind));
-        self.fail_op(op, Error::new(status.kind, name, words));
+        let mut error = Error::new(status.kind, name, words);
+        if status.kind == ErrorKind::PeerDied
+            && let Some(end) = self.active[op as usize].as_ref().and_then(|active| active.peer.death())
+        {
+            // The backend saw the end of the link; the peer knows why it ended.
+            error = end;
+        }
+        self.fail_op(op, error);
     }
 
     /// The name users know an operation by, for its errors.

@@ -43,11 +43,6 @@ impl Rail {
         })
     }
 
-    /// Whether there is work to post and credit for it: the device took no more.
-    pub fn is_held_up(&self) -> bool {
-        self.rotation.front().is_some() && self.credits() > 0
-    }
-
     /// Requests that may be posted now.
     pub fn credits(&self) -> usize {
         if self.lost.is_some() { 0 } else { self.depth.saturating_sub(self.posted.held()) }

@@ -5,18 +5,11 @@ use super::posted::RUN;
 use crate::spi::{Event, PeerSlot, Status};
 use crate::{Error, ErrorKind};
 
-/// Events kept for peers whose admission is still on its way; beyond that the
-/// peer's arrivals are refused room and stay in the backend's queues.
-const EARLY_ROOM: usize = 1 << 16;
-
 impl Engine {
     /// Polls every rail once. Returns the number of events.
     pub(super) fn reap(&mut self) -> usize {
         let mut events = 0;
         for rail in 0..self.rails.len() {
-            if self.early.len() >= EARLY_ROOM {
-                break;
-            }
             let mut completions = std::mem::replace(&mut self.completions, crate::spi::Completions::empty());
             self.rails[rail].endpoint.poll(&mut completions);
             let count = completions.as_slice().len();
@@ -108,8 +101,13 @@ impl Engine {
     /// The link of a slot. An event of a peer that is being admitted is kept.
     fn link_at(&mut self, rail: usize, peer: PeerSlot, event: Event) -> Option<u32> {
         let link = self.slot_links[rail].get(&peer).copied();
-        if link.is_none() {
-            self.early.push((rail, event));
+        if link.is_none()
+            && !self.early.keep(rail, peer, event)
+            && let Event::Received { id, .. } = event
+        {
+            let why = "a peer flooded us before it was admitted; its messages are dropped";
+            let error = Error::new(ErrorKind::Protocol, "recv", why);
+            self.receives.failed(id, error, &mut self.rails, &self.handle);
         }
         link
     }
@@ -122,7 +120,7 @@ impl Engine {
         }
         let Some(index) = self.slot_links[rail].remove(&peer) else {
             // Prepared and never admitted.
-            self.early.retain(|(at, early)| *at != rail || early.peer() != Some(peer));
+            self.early.take(rail, peer);
             return;
         };
         self.note(8, index.into());
@@ -131,7 +129,9 @@ impl Engine {
         if !link.dead {
             // The backend noticed before the control plane did.
             let gone = link.peer.clone();
-            let error = Error::new(ErrorKind::PeerDied, "poll", "the backend lost the connection");
+            let lost = || Error::new(ErrorKind::PeerDied, "poll", "the backend lost the connection");
+            // Or whoever ended it told the backend before this engine.
+            let error = gone.death().unwrap_or_else(lost);
             self.fail_link(index, &error);
             crate::Peer(gone).fail(error);
         }
@@ -144,6 +144,9 @@ impl Engine {
         let words = self.rails[rail].endpoint.describe(status);
         let error = Error::new(ErrorKind::DeviceLost, "poll", format!("rail {rail}: {words}"));
         self.rails[rail].lost = Some(status);
+        for active in self.active.iter_mut().flatten() {
+            active.rails[rail].usable = false;
+        }
         let posted: Vec<_> = self.rails[rail].posted.unacknowledged().collect();
         for op in 0..self.active.len() as u32 {
             let uses = |active: &super::Active| {

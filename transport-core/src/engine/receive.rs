@@ -1,7 +1,7 @@
 //! Receives: posted on the first rail, matched by the backend, answered here.
 
 use std::collections::{HashMap, VecDeque};
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 use super::{EngineHandle, Rail};
 use crate::op::OpId;
@@ -11,7 +11,7 @@ use crate::spi::ReceiveRequest;
 use crate::{Error, ErrorKind, Outcome, PeerId};
 
 /// The rail that messages arrive on.
-const RAIL: usize = 0;
+pub(super) const RAIL: usize = 0;
 
 /// Who learns of a message.
 enum Sink {
@@ -35,7 +35,10 @@ pub(crate) struct Receives {
     /// Those the endpoint had no room for yet, oldest first.
     waiting: VecDeque<u64>,
     next: u64,
-    closed: bool,
+    /// Pools that have had a buffer here, to be told of the end.
+    pools: Vec<Weak<PoolPart>>,
+    /// Why nothing is posted any more.
+    closed: Option<Error>,
 }
 
 impl Receives {
@@ -49,6 +52,10 @@ impl Receives {
     }
 
     pub fn add_pooled(&mut self, part: Arc<PoolPart>, buffer: u32) {
+        if !self.pools.iter().any(|known| Weak::as_ptr(known) == Arc::as_ptr(&part)) {
+            self.pools.retain(|known| known.strong_count() > 0);
+            self.pools.push(Arc::downgrade(&part));
+        }
         let (region, offset, len) = part.buffer(buffer);
         self.insert(Receive { sink: Sink::Pool { part, buffer }, region, offset, len, posted: false });
     }
@@ -61,8 +68,8 @@ impl Receives {
 
     /// Posts what waits, as far as the endpoint takes it.
     pub fn post(&mut self, rails: &mut [Rail], handle: &EngineHandle) {
-        if self.closed {
-            self.end_waiting(handle, &closed());
+        if let Some(error) = self.closed.clone() {
+            self.end_waiting(handle, &error);
             return;
         }
         while let Some(id) = self.waiting.front().copied() {
@@ -110,19 +117,8 @@ impl Receives {
     }
 
     pub fn failed(&mut self, id: u64, error: Error, rails: &mut [Rail], handle: &EngineHandle) {
-        let pooled = match self.known.get(&id).map(|receive| &receive.sink) {
-            Some(Sink::Pool { part, buffer }) if !part.is_closed() && !self.closed => {
-                Some((Arc::clone(part), *buffer))
-            }
-            _ => None,
-        };
-        // What closing took back ends with the fabric, not by somebody's cancel.
-        let error = if self.closed && error.kind() == ErrorKind::Cancelled { closed() } else { error };
         self.end(id, Err(error), handle);
-        // A pool keeps its buffers posted whatever happened to one message.
-        if let Some((part, buffer)) = pooled {
-            self.add_pooled(part, buffer);
-        }
+        // The endpoint has room for one that waits.
         self.post(rails, handle);
     }
 
@@ -154,9 +150,9 @@ impl Receives {
     }
 
     /// Takes everything back; posted receives end by their events.
-    pub fn close(&mut self, rails: &mut [Rail], handle: &EngineHandle) {
-        self.closed = true;
-        self.end_waiting(handle, &closed());
+    pub fn close(&mut self, error: &Error, rails: &mut [Rail], handle: &EngineHandle) {
+        self.closed.get_or_insert_with(|| error.clone());
+        self.end_waiting(handle, error);
         for id in self.known.keys() {
             rails[RAIL].endpoint.cancel_recv(*id);
         }
@@ -165,10 +161,18 @@ impl Receives {
     /// The device of `rail` is lost, and with it every receive posted there.
     pub fn lost(&mut self, rail: usize, error: &Error, handle: &EngineHandle) {
         if rail == RAIL {
-            self.closed = true;
-            for id in self.known.keys().copied().collect::<Vec<_>>() {
-                self.end(id, Err(error.clone()), handle);
-            }
+            self.closed.get_or_insert_with(|| error.clone());
+            self.end_all(error, handle);
+        }
+    }
+
+    /// Ends everything: no endpoint holds a receive any more.
+    pub fn end_all(&mut self, error: &Error, handle: &EngineHandle) {
+        for id in self.known.keys().copied().collect::<Vec<_>>() {
+            self.end(id, Err(error.clone()), handle);
+        }
+        for pool in self.pools.drain(..).filter_map(|pool| pool.upgrade()) {
+            pool.close(error.clone());
         }
     }
 
@@ -182,10 +186,7 @@ impl Receives {
         let Some(receive) = self.known.remove(&id) else { return };
         drop(receive.region);
         match receive.sink {
-            Sink::Op(op) => {
-                handle.table.answer(op, result);
-                handle.table.quiet(op);
-            }
+            Sink::Op(op) => handle.table.end(op, result),
             Sink::Pool { part, buffer } => part.arrived(buffer, result),
         }
     }
@@ -193,8 +194,4 @@ impl Receives {
 
 fn cancelled() -> Error {
     Error::new(ErrorKind::Cancelled, "recv", "taken back before a message came")
-}
-
-fn closed() -> Error {
-    Error::new(ErrorKind::Closed, "recv", "the fabric was closed")
 }

@@ -8,6 +8,7 @@ use std::collections::HashMap;
 use std::future::Future;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::Poll;
 use std::time::Duration;
 
 pub(crate) use admission::Prepared;
@@ -19,7 +20,7 @@ use crate::control::{self, Bootstrap, ControlSettings, ControlThread, Identity, 
 use crate::engine::{Control, Progress, RailCounters};
 use crate::pool::RecvPool;
 use crate::region::RegionInner;
-use crate::{Access, Clock, Error, ErrorKind, HostBuffer, Memory, Op, Peer, PeerId, Region, Result, Time};
+use crate::{Access, Clock, Error, ErrorKind, HostBuffer, Memory, Op, Outcome, Peer, PeerId, Region, Result, Time};
 
 /// Opened transports, ready to register memory and meet peers. Clones share it.
 ///
@@ -216,13 +217,17 @@ impl FabricInner {
 
     /// Starts a revocation: peers are told, the engine waits until it is quiet.
     pub(crate) fn revoke(&self, region: Arc<RegionInner>) -> Result<Op> {
-        let engine = &self.transports[0].engine;
-        let id = engine.insert("revoke")?;
         // Refused from this moment on; the engine only waits for who is inside.
-        let _ = region.poll_quiet();
+        let quiet = region.poll_quiet();
         for peer in lock(&self.peers).values() {
             peer.tell_revoked(region.id);
         }
+        if let Poll::Ready(result) = quiet {
+            return Ok(Op::ready(result.map(|()| Outcome::default())));
+        }
+        self.check_open("revoke")?;
+        let engine = &self.transports[0].engine;
+        let id = engine.insert("revoke")?;
         engine.control(Control::Revoke { id, region, deadline: self.deadline(None) });
         Ok(Op::pending(Arc::clone(engine), id))
     }

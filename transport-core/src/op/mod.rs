@@ -114,8 +114,9 @@ impl Op {
             return result;
         }
         let State::Pending(pending) = &self.0 else { return Err(taken()) };
-        let engine = Arc::clone(&pending.engine);
-        block_on(&mut *self, limit, || engine.drive()).unwrap_or_else(|| {
+        let (engine, id) = (Arc::clone(&pending.engine), pending.id);
+        let is_ready = |_: &Self| engine.table.is_answered(id);
+        block_on(&mut *self, limit, is_ready, || engine.drive()).unwrap_or_else(|| {
             Err(Error::new(
                 ErrorKind::DeadlineExceeded,
                 "wait",
@@ -179,8 +180,9 @@ impl Cancel {
     /// Blocks until no byte can move any more, at most `limit`.
     pub fn wait(&mut self, limit: Duration) -> Result<Outcome> {
         let Some(pending) = &self.pending else { return self.early.take().unwrap_or_else(|| Err(taken())) };
-        let engine = Arc::clone(&pending.engine);
-        block_on(&mut *self, limit, || engine.drive()).unwrap_or_else(|| {
+        let (engine, id) = (Arc::clone(&pending.engine), pending.id);
+        let is_ready = |_: &Self| engine.table.is_quiet(id);
+        block_on(&mut *self, limit, is_ready, || engine.drive()).unwrap_or_else(|| {
             Err(Error::new(
                 ErrorKind::DeadlineExceeded,
                 "cancel",

@@ -100,6 +100,11 @@ impl OpTable {
         self.slot(id).state.load(Acquire) & ANSWERED != 0
     }
 
+    /// Whether no byte can move any more.
+    pub fn is_quiet(&self, id: OpId) -> bool {
+        self.slot(id).state.load(Acquire) & QUIET != 0
+    }
+
     /// Says that no byte can move any more. The engine forgets `id` after this.
     pub fn quiet(&self, id: OpId) {
         let slot = self.slot(id);
@@ -111,6 +116,18 @@ impl OpTable {
             // wakes a stranger for nothing: it looks, and registers again.
             slot.waker.wake();
         }
+    }
+
+    /// Answers, and is quiet at once.
+    pub fn end(&self, id: OpId, result: Result<Outcome>) {
+        self.answer(id, result);
+        self.quiet(id);
+    }
+
+    /// Whether `id` is an operation that is not quiet; any id may be asked about.
+    pub fn is_under_way(&self, id: OpId) -> bool {
+        let state = self.slots[id.index as usize].state.load(Acquire);
+        (state >> GENERATION_SHIFT) as u32 == id.generation && state & QUIET == 0
     }
 
     // ---- the waiter's side ----

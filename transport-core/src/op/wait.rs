@@ -28,12 +28,14 @@ thread_local! {
     static WAKER: RefCell<Waker> = RefCell::new(Waker::from(Arc::new(Unpark(std::thread::current()))));
 }
 
-/// Polls `future` until it is ready or `limit` has passed. `drive` takes a turn of
-/// a caller-driven engine and says whether there is one; without, this thread
-/// spins briefly, then parks.
+/// Waits for `future`, at most `limit`. `drive` takes a turn of a caller-driven
+/// engine and says whether there is one; without, this thread spins briefly, then
+/// parks. While it spins it only looks by `is_ready`: polling would write to the
+/// cache line that the worker is about to write.
 pub(crate) fn block_on<F: Future + Unpin>(
     future: &mut F,
     limit: Duration,
+    is_ready: impl Fn(&F) -> bool,
     drive: impl Fn() -> bool,
 ) -> Option<F::Output> {
     let waker = WAKER.with_borrow(Waker::clone);
@@ -41,15 +43,21 @@ pub(crate) fn block_on<F: Future + Unpin>(
     let started = Instant::now();
     let mut turns = 0_u32;
     loop {
-        if let Poll::Ready(output) = Pin::new(&mut *future).poll(&mut context) {
+        let driven = drive();
+        if is_ready(future)
+            && let Poll::Ready(output) = Pin::new(&mut *future).poll(&mut context)
+        {
             return Some(output);
         }
         turns = turns.wrapping_add(1);
-        let driven = drive();
         if turns.is_multiple_of(TURNS_PER_LOOK) {
             let elapsed = started.elapsed();
             let left = limit.checked_sub(elapsed).filter(|left| !left.is_zero())?;
             if !driven && elapsed >= SPIN {
+                // Leaves the waker behind, or finds that there is no need to sleep.
+                if let Poll::Ready(output) = Pin::new(&mut *future).poll(&mut context) {
+                    return Some(output);
+                }
                 std::thread::park_timeout(left);
             }
         }

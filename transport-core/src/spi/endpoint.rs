@@ -14,6 +14,8 @@ pub struct EndpointConfig {
 }
 
 /// Queues of a domain, owned by one thread.
+///
+/// Dropping an endpoint stops everything posted to it: nothing is touched after that.
 pub trait Endpoint: Send {
     /// Posts a batch under one doorbell, in order.
     ///
