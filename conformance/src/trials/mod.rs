@@ -2,6 +2,7 @@
 
 mod cancel;
 mod cleanup;
+mod close;
 mod crossing;
 mod deadline;
 mod death;
@@ -50,6 +51,7 @@ pub fn trials() -> impl Iterator<Item = &'static Trial> {
         crossing::TRIALS,
         death::TRIALS,
         cleanup::TRIALS,
+        close::TRIALS,
     ];
     ALL.iter().copied().flatten()
 }
