@@ -84,7 +84,14 @@ impl RecvPool {
         for engine in engines {
             let region = fabric.alloc(bytes, crate::Access::LOCAL)?;
             let (engine, inbox) = (Arc::clone(engine), Arc::clone(&inbox));
-            parts.push(Arc::new(PoolPart { region, size, engine, inbox, closed: AtomicBool::new(false), over: AtomicBool::new(false) }));
+            parts.push(Arc::new(PoolPart {
+                region,
+                size,
+                engine,
+                inbox,
+                closed: AtomicBool::new(false),
+                over: AtomicBool::new(false),
+            }));
         }
         inbox.lock().open = parts.len();
         for part in &parts {

@@ -20,7 +20,9 @@ use crate::control::{self, Bootstrap, ControlSettings, ControlThread, Identity, 
 use crate::engine::{Control, Progress, RailCounters};
 use crate::pool::RecvPool;
 use crate::region::RegionInner;
-use crate::{Access, Clock, Error, ErrorKind, HostBuffer, Memory, Op, Outcome, Peer, PeerId, Region, Result, Time};
+use crate::{
+    Access, Clock, Error, ErrorKind, HostBuffer, Memory, Op, Outcome, Peer, PeerId, Region, Result, Time,
+};
 
 /// Opened transports, ready to register memory and meet peers. Clones share it.
 ///
