@@ -1,21 +1,21 @@
 //! A connected peer: its identity, its links, its end.
 
+mod end;
+
 use std::collections::{HashMap, VecDeque};
-use std::future::Future;
 use std::num::NonZeroU64;
-use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
-use std::task::{Context, Poll};
 
 use crate::control::{Identity, SessionHandle};
-use crate::engine::Control;
 use crate::fabric::FabricInner;
 use crate::imm::{ImmCounter, ImmCounts};
 use crate::link::Link;
 use crate::remote::RemoteInner;
 use crate::watchers::Watchers;
 use crate::{Error, ErrorKind, Result};
+
+pub use end::PeerClosed;
 
 /// A connected peer's number, unique among all fabrics of this process; never reused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -111,25 +111,6 @@ impl Peer {
         ImmCounter { peer: Arc::clone(&self.0), imm }
     }
 
-    /// Resolves when the peer is gone, to the reason.
-    pub fn closed(&self) -> PeerClosed {
-        PeerClosed { peer: self.clone(), id: None }
-    }
-
-    /// Ends the connection. Operations in flight end with `Closed`.
-    pub fn disconnect(&self) {
-        self.say_goodbye();
-        self.fail(Error::new(ErrorKind::Closed, "disconnect", "this side ended the connection"));
-    }
-
-    /// Tells the other side that we are going.
-    pub(crate) fn say_goodbye(&self) {
-        self.0.session.goodbye();
-        if let Some(twin) = self.twin() {
-            twin.fail(Error::new(ErrorKind::Closed, "peer", "the peer closed the connection"));
-        }
-    }
-
     /// Tells the other side that a region of ours is revoked.
     pub(crate) fn tell_revoked(&self, region: u64) {
         self.0.session.revoked(region);
@@ -158,28 +139,6 @@ impl Peer {
             text.push_str(&format!("\n  {}: {verdict}", link.label));
         }
         text
-    }
-
-    /// Marks the peer as gone, ends its operations and wakes whoever waits. The
-    /// first reason stays.
-    pub(crate) fn fail(&self, error: Error) {
-        if self.0.end.set(error.clone()).is_err() {
-            return;
-        }
-        self.0.alive.store(false, Ordering::Release);
-        tracing::debug!(peer = self.0.id.0.get(), %error, "peer is gone");
-        for link in self.0.links.iter().filter(|link| link.is_up()) {
-            link.engine.control(Control::Unlink { peer: self.0.id, error: error.clone() });
-            for rail in link.rails.iter().flatten() {
-                rail.domain.connector().disconnect(rail.slot);
-            }
-        }
-        self.0.imms.wake_all();
-        let due = self.0.watchers().all();
-        due.wake();
-        if let Some(fabric) = self.0.fabric.upgrade() {
-            fabric.forget(self.0.id);
-        }
     }
 
     /// The owner took a region back: later operations on it are refused at once.
@@ -238,40 +197,6 @@ impl PeerInner {
     fn imports(&self) -> MutexGuard<'_, Imports> {
         // No holder panics half way through a change: poison carries no news.
         self.imports.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-/// The future of [`Peer::closed`].
-#[must_use = "futures do nothing unless awaited"]
-pub struct PeerClosed {
-    peer: Peer,
-    /// Among the watchers.
-    id: Option<u64>,
-}
-
-impl Future for PeerClosed {
-    type Output = Error;
-
-    fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Error> {
-        let Self { peer: Peer(peer), id } = self.get_mut();
-        let mut watchers = peer.watchers();
-        let end = peer.death();
-        let old = match end {
-            Some(_) => watchers.forget(id, ()),
-            None => watchers.watch(id, (), context.waker()),
-        };
-        drop(watchers);
-        drop(old);
-        end.map_or(Poll::Pending, Poll::Ready)
-    }
-}
-
-impl Drop for PeerClosed {
-    fn drop(&mut self) {
-        if self.id.is_some() {
-            let old = self.peer.0.watchers().forget(&mut self.id, ());
-            drop(old);
-        }
     }
 }
 

@@ -269,12 +269,12 @@ impl FabricInner {
             return;
         }
         let peers: Vec<_> = lock(&self.peers).drain().map(|(_, peer)| peer).collect();
-        peers.iter().for_each(Peer::say_goodbye);
+        peers.iter().for_each(|peer| peer.0.session.goodbye());
         if let Some(thread) = lock(&self.control).take() {
             thread.shutdown();
         }
         for peer in peers {
-            peer.fail(Error::new(ErrorKind::Closed, "close", "this fabric was closed"));
+            peer.part(Error::new(ErrorKind::Closed, "close", "this fabric was closed"));
         }
         self.transports.iter().for_each(Transport::close);
         lock(&self.published).clear();
