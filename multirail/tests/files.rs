@@ -138,6 +138,21 @@ fn killed_server_ends_the_sender() {
 }
 
 #[test]
+fn interrupted_server_leaves_nothing() {
+    for arguments in [&[][..], &["--once"]] {
+        let (from, into) = (TempDir::new().unwrap(), TempDir::new().unwrap());
+        let (mut server, address) = server(&into, arguments);
+        let mut sender = Running::start(&["send", text(&endless_file(from.path())), "--to", &address]);
+        growing(&into);
+        server.signal(Signal::INT);
+        server.ends_within(KILLED);
+        assert!(names(&into).is_empty(), "{:?}", names(&into));
+        let sentence = sender.fails_within(KILLED);
+        assert!(sentence.contains("endless was not sent"), "{sentence}");
+    }
+}
+
+#[test]
 fn stopped_sender_leaves_nothing() {
     let (from, into) = (TempDir::new().unwrap(), TempDir::new().unwrap());
     let (mut server, address) = server(&into, &["--once"]);

@@ -112,6 +112,12 @@ impl Running {
         said[0].clone()
     }
 
+    /// Waits for any failure, at most `limit`.
+    pub fn ends_within(&mut self, limit: Duration) {
+        let (status, said) = self.end_within(limit);
+        assert!(status.code().is_some_and(|code| code != 0), "{status}: {said:?}");
+    }
+
     /// Waits for success.
     pub fn succeeds(&mut self) {
         let (status, said) = self.end_within(LIMIT);

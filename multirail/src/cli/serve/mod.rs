@@ -7,6 +7,7 @@ use std::collections::HashMap;
 use std::path::PathBuf;
 use std::sync::mpsc::{self, Receiver, SyncSender};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
 use std::time::Duration;
 
 use multirail::{ErrorKind, Fabric, Peer, PeerId, RecvPool};
@@ -69,6 +70,10 @@ pub fn run(common: &Common, arguments: ServeArguments) -> Done {
         true => output::json(&serde_json::json!({ "listening": address }))?,
         false => output::line(&format!("listening on {address}; run: multirail send FILE --to {address}"))?,
     }
+    // Closing ends every session, and a session that ends removes what is unfinished.
+    let interrupted = fabric.clone();
+    ctrlc::set_handler(move || interrupted.close())
+        .map_err(|error| Failure::new(format!("cannot take interrupts: {error}")))?;
     let routes = Routes::default();
     let server = Arc::new(Server { fabric, directory, routes: routes.clone(), json: common.json });
     std::thread::spawn(move || dispatch(pool, &routes));
@@ -77,17 +82,23 @@ pub fn run(common: &Common, arguments: ServeArguments) -> Done {
         drop(listener);
         return server.serve(&peer);
     }
+    let mut sessions: Vec<JoinHandle<()>> = Vec::new();
     loop {
         match pollster::block_on(listener.accept()) {
             Ok(peer) => {
                 let server = Arc::clone(&server);
-                std::thread::spawn(move || {
+                sessions.retain(|session| !session.is_finished());
+                sessions.push(std::thread::spawn(move || {
                     if let Err(failure) = server.serve(&peer) {
                         output::complain(failure.sentence());
                     }
-                });
+                }));
             }
-            Err(error) if error.kind() == ErrorKind::Closed => return Err(error.into()),
+            Err(error) if error.kind() == ErrorKind::Closed => {
+                let unfinished = sessions.into_iter().filter(|session| !session.is_finished());
+                unfinished.for_each(|session| drop(session.join()));
+                return Err(Failure::new("interrupted; files that were not whole are removed"));
+            }
             Err(error) => {
                 output::complain(&format!("a sender could not connect: {error}"));
                 std::thread::sleep(BREATH);
