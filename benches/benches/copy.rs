@@ -109,7 +109,7 @@ fn rotate(bencher: &mut Bencher, contender: Contender, dst: &Pool, src: &Pool, l
 }
 
 fn hot(criterion: &mut Criterion) {
-    for len in [8, 64, 256, KIB, 4 * KIB, 64 * KIB, MIB] {
+    for len in [8, 64, 256, KIB, 4 * KIB, 64 * KIB, 256 * KIB, MIB] {
         // One window each: the same bytes again and again.
         let (dst, src) = (Pool::anonymous(len), Pool::anonymous(len));
         let mut group = criterion.benchmark_group(format!("hot/{len}"));

@@ -16,6 +16,10 @@ const SPIN: Duration = Duration::from_micros(60);
 /// Polls between two looks at the clock.
 const TURNS_PER_LOOK: u32 = 16;
 
+/// Pauses between two polls at most: about half a microsecond, little beside a wait
+/// that has already taken several.
+const MOST_PAUSES: u32 = 16;
+
 struct Unpark(Thread);
 
 impl Wake for Unpark {
@@ -62,7 +66,8 @@ pub(crate) fn block_on<F: Future + Unpin>(
             }
         }
         if !driven {
-            std::hint::spin_loop();
+            // Ever more slowly: the worker may share this core with us.
+            (0..(turns / 8 + 1).min(MOST_PAUSES)).for_each(|_| std::hint::spin_loop());
         }
     }
 }
