@@ -1,4 +1,44 @@
 //! Types, backend traits and engine of multirail; knows no backend.
+//!
+//! Users depend on the facade `multirail`, which re-exports all of this and knows
+//! the backends by name; backends implement [`spi`].
+//!
+//! In reading order:
+//!
+//! - [`Fabric`], [`FabricBuilder`]: opened transports, and what they are opened with.
+//! - [`Region`], [`Descriptor`], [`RemoteRegion`]: memory here, as bytes, and there;
+//!   [`Memory`] and [`HostBuffer`] own it, [`copy`] moves it.
+//! - [`Peer`] and its operations, with [`WriteOptions`] and [`Pages`]; [`Op`] is
+//!   their future, [`ImmCounter`] and [`RecvPool`] the other side of them.
+//! - [`Bootstrap`], [`Listener`]: how peers find each other; TCP is built in.
+//! - [`Clock`]: time is injected, as is every seed.
+//! - [`spi`]: what a backend implements.
+//!
+//! Inside: `engine` runs operations (one turn is `Engine::step`), `op` keeps them,
+//! `plan` splits them, `worker` is the thread that drives an engine, `control` the
+//! plane beside it.
+//!
+//! ```
+//! use transport_core::{Pages, imm_count};
+//!
+//! // Pages 4, 0 and 9 of a region, 8 KiB apart, behind a header of 512 bytes.
+//! let pages = Pages::new([4, 0, 9]).stride(8192).offset(512);
+//! assert_eq!(pages.len(), 3);
+//! // A single write of 2.5 MiB with an imm per work request delivers three.
+//! assert_eq!(imm_count(5 << 19), 3);
+//! ```
+//!
+//! # Threads
+//!
+//! Everything public may be used from any thread, and every future polled by any
+//! executor. A fabric owns one worker thread per transport and one control thread;
+//! a caller-driven fabric has no workers, and [`Fabric::step`] drives it.
+//!
+//! # Cleanup
+//!
+//! The last [`Fabric`] closes it: peers are told, what is posted is taken back,
+//! threads are joined, every waiter has its answer. Dropping an [`Op`] requests a
+//! cancel; the memory it uses stays held until the hardware is done with it.
 
 #![deny(unsafe_code)]
 
