@@ -5,13 +5,14 @@ use std::future::Future;
 use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::task::{Context, Poll, Waker};
+use std::task::{Context, Poll};
 use std::time::Duration;
 
 use crate::engine::{Control, EngineHandle};
 use crate::fabric::Fabric;
 use crate::op::block_on;
 use crate::region::RegionInner;
+use crate::watchers::Watchers;
 use crate::{Error, ErrorKind, Outcome, PeerId, Region, Result};
 
 /// Receives of equal size, posted on every transport, reposted as messages are dropped.
@@ -39,7 +40,7 @@ struct Inbox(Mutex<Arrivals>);
 #[derive(Default)]
 struct Arrivals {
     queue: VecDeque<Result<Message, Refused>>,
-    waiting: Vec<Waker>,
+    waiting: Watchers<()>,
     /// Parts whose engine still serves them.
     open: usize,
     /// Why the last of them went.
@@ -105,7 +106,7 @@ impl RecvPool {
     /// A message too long for the buffers is an error of kind `TooLarge`; the pool
     /// goes on. `Closed` is the last answer of a closed fabric.
     pub fn next(&self) -> NextMessage<'_> {
-        NextMessage(self)
+        NextMessage { pool: self, id: None }
     }
 
     /// The next message if one is here.
@@ -175,12 +176,12 @@ impl PoolPart {
 impl Inbox {
     /// Changes the arrivals and wakes whoever waits, with the lock open again.
     fn tell(&self, change: impl FnOnce(&mut Arrivals)) {
-        let waiting = {
+        let due = {
             let mut arrivals = self.lock();
             change(&mut arrivals);
-            std::mem::take(&mut arrivals.waiting)
+            arrivals.waiting.all()
         };
-        waiting.into_iter().for_each(Waker::wake);
+        due.wake();
     }
 
     fn lock(&self) -> MutexGuard<'_, Arrivals> {
@@ -191,12 +192,16 @@ impl Inbox {
 
 /// The future of [`RecvPool::next`].
 #[must_use = "futures do nothing unless awaited"]
-pub struct NextMessage<'a>(&'a RecvPool);
+pub struct NextMessage<'a> {
+    pool: &'a RecvPool,
+    /// Among those who wait.
+    id: Option<u64>,
+}
 
 impl NextMessage<'_> {
     /// Blocks until a message is here, at most `limit`: then `DeadlineExceeded`.
     pub fn wait(mut self, limit: Duration) -> Result<Message> {
-        let fabric = self.0.fabric.clone();
+        let fabric = self.pool.fabric.clone();
         block_on(&mut self, limit, |_| true, || fabric.drive()).unwrap_or_else(|| {
             Err(Error::new(ErrorKind::DeadlineExceeded, "recv", format!("no message within {limit:?}")))
         })
@@ -207,22 +212,31 @@ impl Future for NextMessage<'_> {
     type Output = Result<Message>;
 
     fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
-        if let Some(message) = self.0.try_next() {
-            return Poll::Ready(message);
+        let Self { pool, id } = self.get_mut();
+        let mut inbox = pool.inbox.lock();
+        let message = inbox.queue.pop_front();
+        let closed = if message.is_none() { inbox.closed.clone() } else { None };
+        let old = match message.is_none() && closed.is_none() {
+            true => inbox.waiting.watch(id, (), context.waker()),
+            false => inbox.waiting.forget(id, ()),
+        };
+        drop(inbox);
+        drop(old);
+        // The lock is open again: a refused message posts its buffer as it goes.
+        let message = message.map(|message| message.map_err(|Refused(error, _)| error));
+        match message.or(closed.map(Err)) {
+            Some(answer) => Poll::Ready(answer),
+            None => Poll::Pending,
         }
-        let mut inbox = self.0.inbox.lock();
-        if !inbox.queue.is_empty() {
-            // It came between the two looks.
-            context.waker().wake_by_ref();
-            return Poll::Pending;
+    }
+}
+
+impl Drop for NextMessage<'_> {
+    fn drop(&mut self) {
+        if self.id.is_some() {
+            let old = self.pool.inbox.lock().waiting.forget(&mut self.id, ());
+            drop(old);
         }
-        if let Some(error) = &inbox.closed {
-            return Poll::Ready(Err(error.clone()));
-        }
-        if !inbox.waiting.iter().any(|waker| waker.will_wake(context.waker())) {
-            inbox.waiting.push(context.waker().clone());
-        }
-        Poll::Pending
     }
 }
 
