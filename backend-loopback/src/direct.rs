@@ -6,11 +6,16 @@ use std::sync::Arc;
 use transport_core::spi::{Direct, RemoteMemory, WorkKind, WorkRequest};
 use transport_core::{Error, ErrorKind, Result};
 
-use crate::lane::{self, MESSAGE};
+use crate::lane;
 use crate::peer::Outbound;
 use crate::remote::{Import, Place, Remote};
 use crate::runner::{announce, send_imm, transfer};
 use crate::status;
+
+/// Largest write or read in the calling thread. Handing one to the worker costs 0.4 µs
+/// when it spins and 16 µs when it sleeps; 256 KiB take 5 µs hot and 35 µs cold, so
+/// that larger ones are better off there and smaller ones are not.
+pub(crate) const DIRECT: u64 = 256 << 10;
 
 /// The way to one peer. Any thread may use it.
 pub(crate) struct LoopbackDirect {
@@ -67,7 +72,7 @@ impl LoopbackDirect {
             return unsafe { announce(&self.outbound, request) };
         }
         let imm = request.imm.filter(|_| request.kind == WorkKind::Write);
-        if request.len > MESSAGE as u64 || imm.is_some() && !lane::has_room(self.outbound.layout()) {
+        if request.len > DIRECT || imm.is_some() && !lane::has_room(self.outbound.layout()) {
             return None;
         }
         // SAFETY: by the caller.
@@ -93,7 +98,7 @@ impl Direct for LoopbackDirect {
         let outcome = if request.kind == WorkKind::Send || request.len == 0 || request.imm.is_some() {
             // SAFETY: by the caller.
             unsafe { self.announce(request, remote) }?
-        } else if request.len > MESSAGE as u64 {
+        } else if request.len > DIRECT {
             return None;
         } else {
             // SAFETY: by the caller.

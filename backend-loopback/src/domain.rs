@@ -13,7 +13,7 @@ use transport_core::spi::{
 use transport_core::{Access, Doorbell, Error, ErrorKind, Memory, Result};
 
 use crate::board::SLOTS;
-use crate::direct::LoopbackDirect;
+use crate::direct::{DIRECT, LoopbackDirect};
 use crate::endpoint::LoopbackEndpoint;
 use crate::lane::MESSAGE;
 use crate::link::LinkModel;
@@ -217,6 +217,6 @@ fn capabilities(link: Option<&LinkModel>) -> Capabilities {
     it.delivered = DeliveredCost::None;
     // The link model has requests that no event announces.
     it.wakes = cfg!(unix) && link.is_none();
-    it.max_direct = if link.is_some() { 0 } else { MESSAGE as u64 };
+    it.max_direct = if link.is_some() { 0 } else { DIRECT };
     it
 }
