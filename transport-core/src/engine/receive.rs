@@ -117,6 +117,11 @@ impl Receives {
     }
 
     pub fn failed(&mut self, id: u64, error: Error, rails: &mut [Rail], handle: &EngineHandle) {
+        // What closing took back ends with the fabric, not by somebody's cancel.
+        let error = match &self.closed {
+            Some(closed) if error.kind() == ErrorKind::Cancelled => closed.clone(),
+            _ => error,
+        };
         self.end(id, Err(error), handle);
         // The endpoint has room for one that waits.
         self.post(rails, handle);
