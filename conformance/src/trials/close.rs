@@ -19,6 +19,7 @@ pub(super) const TRIALS: &[Trial] = &[
         Variant::Slow,
     ]),
     Trial::new("close::a_pool_in_use_says_so", a_pool_in_use_says_so).needs(Operations::SEND),
+    Trial::new("close::a_posted_receive_says_so", a_posted_receive_says_so).needs(Operations::SEND),
     Trial::new("close::late_revoke_ends", late_revoke_ends).process(),
     Trial::new("close::meanwhile_submitted_ends", meanwhile_submitted_ends).process(),
 ];
@@ -65,6 +66,18 @@ fn a_pool_in_use_says_so(context: &Context) -> Verdict {
     }
     drop(pool);
     Ok(())
+}
+
+/// What closing takes back was closed, not cancelled.
+fn a_posted_receive_says_so(context: &Context) -> Verdict {
+    let pair = Pair::new(context)?;
+    let landing = Ground::new(&pair.b, 64, Access::LOCAL, context.seed)?;
+    let mut op = pair.b.recv(&landing.region, 0..64)?;
+    pair.lab.settle()?;
+    pair.b.close();
+    let result = op.try_result().ok_or_else(|| Failure::new("a receive outlives its fabric"))?;
+    refused("a posted receive", result, CLOSED)?;
+    landing.check("a buffer that nothing came to")
 }
 
 fn late_revoke_ends(context: &Context) -> Verdict {
