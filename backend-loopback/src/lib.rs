@@ -57,10 +57,13 @@ mod link;
 mod mapping;
 mod offer;
 mod orphan;
+mod outlet;
 mod peer;
 mod peers;
 #[cfg(target_os = "linux")]
 mod process;
+#[cfg(target_os = "linux")]
+mod refusal;
 mod region;
 mod registration;
 mod remote;
@@ -70,6 +73,8 @@ mod segment;
 #[cfg(target_os = "linux")]
 mod server;
 mod shortcut;
+mod stage;
+mod staging;
 mod status;
 #[cfg(target_os = "linux")]
 mod turn;
@@ -78,3 +83,4 @@ mod wire;
 
 pub use backend::{Loopback, LoopbackConfig};
 pub use link::LinkModel;
+pub use staging::Staging;
