@@ -1,10 +1,11 @@
-//! The suite against loopback: one, two and four devices.
+//! The suite against loopback: one, two and four devices, and one whose peers' memory
+//! is staged, always.
 
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
 
-use backend_loopback::{LinkModel, Loopback, LoopbackConfig};
+use backend_loopback::{LinkModel, Loopback, LoopbackConfig, Staging};
 use conformance::{KnownFailure, Shape, Subject, Tag, Variant};
 use transport_core::TransportConfig;
 
@@ -13,6 +14,7 @@ const KNOWN_FAILURES: &[KnownFailure] = &[];
 
 struct LoopbackDevices {
     rails: u32,
+    staging: Staging,
     name: String,
 }
 
@@ -35,7 +37,7 @@ impl Subject for LoopbackDevices {
     }
 
     fn transport(&self, label: &str, shape: Shape) -> Result<TransportConfig, String> {
-        let config = LoopbackConfig::default().devices(shape.rails);
+        let config = LoopbackConfig::default().devices(shape.rails).staging(self.staging);
         let config = match link(shape.variant)? {
             Some(link) => config.link(link),
             None => config,
@@ -64,7 +66,13 @@ fn link(variant: Variant) -> Result<Option<LinkModel>, String> {
 }
 
 fn main() -> ExitCode {
-    let subject =
-        |rails| Arc::new(LoopbackDevices { rails, name: format!("loopback-x{rails}") }) as Arc<dyn Subject>;
-    conformance::main([1, 2, 4].map(subject).into())
+    let subject = |rails, staging, name: &str| {
+        Arc::new(LoopbackDevices { rails, staging, name: name.into() }) as Arc<dyn Subject>
+    };
+    conformance::main(vec![
+        subject(1, Staging::Never, "loopback-x1"),
+        subject(2, Staging::Never, "loopback-x2"),
+        subject(4, Staging::Never, "loopback-x4"),
+        subject(1, Staging::Always, "loopback-staged"),
+    ])
 }

@@ -9,8 +9,8 @@ use std::time::Duration;
 use backend_loopback::Loopback;
 use rustix::process::{DumpableBehavior, set_dumpable_behavior};
 use transport_core::{
-    Access, Error, Fabric, FabricBuilder, ImmMode, Listener, Memory, Pages, Peer, Region, RemoteRegion,
-    Result, TransportConfig, WriteOptions,
+    Access, Error, Fabric, FabricBuilder, Listener, Memory, Pages, Peer, Region, RemoteRegion, Result,
+    TransportConfig, WriteOptions,
 };
 
 /// Tells this test executable that it is a child, and how it stages.
@@ -118,9 +118,8 @@ impl Sibling {
             "read" => peer.read(region, 0..LEN, remote, 0)?,
             "beyond" => peer.write(region, 0..PAGE, remote, LEN - PAGE + 1)?,
             "pages" => {
-                let mode = if words[3] == "last" { ImmMode::Last } else { ImmMode::PerWr };
                 let all = || Pages::new((0..PAGES).collect::<Vec<_>>());
-                let options = imm().imm_mode(mode);
+                let options = if words[3] == "last" { imm() } else { imm().per_wr() };
                 peer.write_pages_with(region, &all(), remote, &all(), PAGE, &options)?
             }
             // For ever: it will be killed doing so.
