@@ -70,11 +70,8 @@ impl Drop for Shared {
     fn drop(&mut self) {
         HERE.lock().expect("domains").remove(&self.core.id);
         for (_, peer) in self.core.peers.all() {
-            peer.inbound.close();
+            peer.hang_up();
             self.core.regions.remove_board(&peer.inbound);
-            if let Some(outbound) = peer.outbound {
-                outbound.hang_up();
-            }
         }
     }
 }

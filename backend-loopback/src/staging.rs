@@ -103,7 +103,7 @@ impl Outlets {
 
     /// Asks to be rung when there is something to do. `false` if there is already.
     pub(crate) fn arm(&self) -> bool {
-        self.0.iter().flatten().fold(true, |quiet, outlet| outlet.arm() && quiet)
+        self.0.iter().flatten().all(Outlet::arm)
     }
 }
 

@@ -12,6 +12,15 @@ use transport_core::TransportConfig;
 /// None; an entry whose trial passes fails the suite.
 const KNOWN_FAILURES: &[KnownFailure] = &[];
 
+/// Those of staging.
+const STAGED_FAILURES: &[KnownFailure] = &[
+    KnownFailure { trial: "futures::wait_drives[plain]", why: NOBODY },
+    KnownFailure { trial: "futures::wait_drives[queued]", why: NOBODY },
+    KnownFailure { trial: "futures::wait_drives[small-queue]", why: NOBODY },
+];
+
+const NOBODY: &str = "the target's turns move staged bytes, and here nobody takes them; not to be mended";
+
 struct LoopbackDevices {
     rails: u32,
     staging: Staging,
@@ -33,7 +42,7 @@ impl Subject for LoopbackDevices {
     }
 
     fn known_failures(&self) -> &[KnownFailure] {
-        KNOWN_FAILURES
+        if self.staging == Staging::Never { KNOWN_FAILURES } else { STAGED_FAILURES }
     }
 
     fn transport(&self, label: &str, shape: Shape) -> Result<TransportConfig, String> {
