@@ -27,6 +27,7 @@ pub(crate) struct Attached {
 }
 
 /// Takes events from all lanes, in turns.
+#[inline]
 pub(crate) fn listen(
     all: &mut [Option<Attached>],
     turn: &mut usize,
@@ -39,11 +40,6 @@ pub(crate) fn listen(
         let heard = all[*turn].as_mut().is_some_and(|peer| peer.hear(receives, into));
         silent = if heard { 0 } else { silent + 1 };
     }
-}
-
-/// Moves staged bytes for every peer, a turn's worth each.
-pub(crate) fn serve_all(all: &mut [Option<Attached>], regions: &Regions) {
-    all.iter_mut().flatten().for_each(|peer| peer.serve(regions));
 }
 
 impl Attached {
@@ -97,13 +93,14 @@ impl Attached {
     }
 
     /// Moves staged bytes for the peer, up to a turn's worth. Only once it can be told.
-    #[inline]
+    #[cold]
     pub(crate) fn serve(&mut self, regions: &Regions) {
         let (Some(stage), Some(outbound)) = (self.inbound.stage(), &self.outbound) else { return };
-        if self.leaving || self.inlet.is_broken() {
+        let at = self.inbound.served.load(Ordering::Relaxed);
+        if self.leaving || self.inlet.is_broken() || !stage.is_due(at) {
             return;
         }
-        let (served, sleeps) = stage.serve(self.inbound.served.load(Ordering::Relaxed), regions);
+        let (served, sleeps) = stage.serve(at, regions);
         self.inbound.served.fetch_add(served, Ordering::Relaxed);
         if sleeps {
             outbound.ring();

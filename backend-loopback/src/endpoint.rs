@@ -17,7 +17,7 @@ use crate::foreign::Vector;
 use crate::link::{Model, Verdict};
 use crate::runner::Runner;
 use crate::shortcut::Shortcut;
-use crate::staging::Outlets;
+use crate::staging::{Outlets, Staging};
 use crate::status::{self, status};
 
 /// The domain's endpoint.
@@ -229,7 +229,9 @@ impl Endpoint for LoopbackEndpoint {
         self.outlets.advance(&mut self.peers, &mut self.ended);
         self.shared.core.regions.sweep();
         self.report(into);
-        attached::serve_all(&mut self.peers, &self.shared.core.regions);
+        if self.shared.core.staging != Staging::Never {
+            self.peers.iter_mut().flatten().for_each(|peer| peer.serve(&self.shared.core.regions));
+        }
         attached::listen(&mut self.peers, &mut self.turn, &mut self.receives, into);
     }
 

@@ -56,6 +56,7 @@ pub(crate) struct Outlets(Vec<Option<Outlet>>);
 
 impl Outlets {
     /// Takes a request to an import that is staged.
+    #[cold]
     pub(crate) fn push(&mut self, request: &WorkRequest, import: &Import) {
         let at = request.peer.0 as usize;
         if self.0.len() <= at {
@@ -72,6 +73,13 @@ impl Outlets {
     /// Moves what can be moved, and files what has ended.
     #[inline]
     pub(crate) fn advance(&mut self, peers: &mut [Option<Attached>], ended: &mut Ended) {
+        if !self.0.is_empty() {
+            self.advance_all(peers, ended);
+        }
+    }
+
+    #[cold]
+    fn advance_all(&mut self, peers: &mut [Option<Attached>], ended: &mut Ended) {
         for (outlet, peer) in self.0.iter_mut().zip(peers) {
             if let Some(outlet) = outlet
                 && let Some(kind) = outlet.advance(ended)
