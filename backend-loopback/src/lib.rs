@@ -55,6 +55,8 @@ mod ended;
 mod endpoint;
 #[cfg(target_os = "linux")]
 mod foreign;
+#[cfg(all(fuzzing, target_os = "linux"))]
+pub mod fuzz;
 mod host;
 mod lane;
 mod link;

@@ -142,8 +142,13 @@ pub(crate) fn receive<T: DeserializeOwned>(
     if got.flags.intersects(ReturnFlags::TRUNC | ReturnFlags::CTRUNC) {
         return Err(Errno::PROTO);
     }
-    match postcard::take_from_bytes(packet.get(..got.bytes).ok_or(Errno::PROTO)?) {
-        Ok((message, [])) => Ok((message, files)),
+    Ok((parse(packet.get(..got.bytes).ok_or(Errno::PROTO)?)?, files))
+}
+
+/// Parses a packet's bytes, which are not trusted.
+pub(crate) fn parse<T: DeserializeOwned>(packet: &[u8]) -> rustix::io::Result<T> {
+    match postcard::take_from_bytes(packet) {
+        Ok((message, [])) => Ok(message),
         _ => Err(Errno::PROTO),
     }
 }
