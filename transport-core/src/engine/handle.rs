@@ -52,6 +52,8 @@ pub(crate) enum Control {
     PoolClosed { pool: Arc<PoolPart> },
     /// Wait until a region is quiet.
     Revoke { id: OpId, region: Arc<RegionInner>, deadline: Time },
+    /// Wait until what was submitted to a peer is over.
+    Drain { id: OpId, peer: PeerId, deadline: Time },
 }
 
 /// The part of an engine that is shared.
@@ -99,6 +101,10 @@ impl EngineHandle {
 
     pub fn drive_by_caller(&self, engine: &Arc<Mutex<Engine>>) {
         let _ = self.driver.set(Arc::downgrade(engine));
+    }
+
+    pub fn is_driven_by_caller(&self) -> bool {
+        self.driver.get().is_some()
     }
 
     /// Takes a slot in the op table.
@@ -152,7 +158,9 @@ impl EngineHandle {
         }
         while let Some(control) = self.controls.pop() {
             match control {
-                Control::Receive { id, .. } | Control::Revoke { id, .. } => self.table.end(id, Err(closed())),
+                Control::Receive { id, .. } | Control::Revoke { id, .. } | Control::Drain { id, .. } => {
+                    self.table.end(id, Err(closed()));
+                }
                 Control::PoolReceive { pool, .. } | Control::PoolClosed { pool } => pool.close(closed()),
                 Control::Link { .. } | Control::Unlink { .. } | Control::Cancel(_) => {}
             }
