@@ -4,7 +4,7 @@
 use multirail::{Access, Peer, Result};
 
 use crate::child::{self, Other};
-use crate::device::{Device, outlast};
+use crate::device::{Device, limited, outlast};
 use crate::flood::reclaim;
 use crate::page::{PAGE, Page};
 
@@ -17,7 +17,7 @@ fn a_dropped_write_is_over_there_too() {
     for seed in SEEDS {
         let mut other = Other::start(seed);
         let fabric = Device::Late.open(seed + 100).unwrap();
-        smol::block_on(async {
+        smol::block_on(limited(async {
             let peer = fabric.connect(&other.address).await?;
             // Its answer comes behind the regions it publishes.
             other.ask("fill 2");
@@ -46,7 +46,7 @@ fn a_dropped_write_is_over_there_too() {
             }
             assert!(lost > 0);
             Ok::<_, multirail::Error>(())
-        })
+        }))
         .unwrap();
     }
 }
@@ -70,10 +70,10 @@ fn a_revoke_stops_the_other_process() {
         let peer = runtime.block_on(fabric.connect(&other.address)).unwrap();
         for round in 0..ROUNDS {
             let page = Page::new(&fabric, Access::all(), round).unwrap();
-            let name = format!("page {round}").replace(' ', "-");
+            let name = format!("page-{round}");
             fabric.publish(&name, &page.region).unwrap();
             other.tell(&format!("flood {name} {round}"));
-            let page = runtime.block_on(reclaim(&peer, page, seed + round)).unwrap();
+            let page = runtime.block_on(limited(reclaim(&peer, page, seed + round))).unwrap();
             other.hear();
             assert_eq!(page.strays(), 0, "late bytes in round {round}");
         }

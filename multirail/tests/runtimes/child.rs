@@ -7,13 +7,14 @@
 //! | `strays` | says how many bytes of its page differ from that |
 //! | `expect IMM SEED` | waits for an imm; then its page has the content of SEED |
 //! | `flood NAME SEED` | floods our region NAME until it is revoked and nothing is under way |
+#![cfg(target_os = "linux")]
 
 use std::io::{BufRead, BufReader, Lines, Write};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 
 use multirail::{Access, Fabric, Peer, wait};
 
-use crate::device::{Device, LIMIT};
+use crate::device::{Device, LIMIT, limited};
 use crate::flood::flood;
 use crate::page::{Page, differing};
 
@@ -109,7 +110,7 @@ fn obey(fabric: &Fabric, peer: &Peer, page: &mut Page, order: &str) -> String {
                 flood(peer, &src.region, &to, number(2)).await
             };
             let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
-            runtime.block_on(flooding).unwrap();
+            runtime.block_on(limited(flooding)).unwrap();
         }
         _ => panic!("{order:?} is no order"),
     }

@@ -1,5 +1,6 @@
 //! Fabrics on loopback, as it is or behind a link on which everything is late.
 
+use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -40,6 +41,19 @@ impl Device {
         let loopback = Arc::new(Loopback::with(config));
         FabricBuilder::new().transport(TransportConfig::new("loopback", loopback)).seed(seed)
     }
+}
+
+/// `future`, which must be over within the limit. It is polled no more often for that.
+///
+/// # Panics
+/// If it is not: something waits for ever, or a wake-up was lost.
+pub async fn limited<T>(future: impl Future<Output = T>) -> T {
+    let late = async {
+        smol::Timer::after(LIMIT).await;
+        panic!("not over within {LIMIT:?}")
+    };
+    // The limit is looked at first, so that its own wake-up cannot stand in for a lost one.
+    smol::future::or(late, future).await
 }
 
 /// Returns when all that was posted to `peer` before has arrived, if it still may:

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use multirail::Result;
 
-use crate::device::{Device, LIMIT};
+use crate::device::{Device, LIMIT, limited};
 use crate::scenario::scenario;
 use crate::strict;
 
@@ -13,12 +13,14 @@ use crate::strict;
 const TASKS: u64 = 6;
 
 fn of(device: Device, seed: u64) -> impl Future<Output = Result<()>> + Send + 'static {
-    scenario(device.builder(seed), device.builder(seed + 1))
+    limited(scenario(device.builder(seed), device.builder(seed + 1)))
 }
 
 #[test]
 fn woken_only() {
-    Device::ALL.into_iter().for_each(|device| strict::run(of(device, 1)).unwrap());
+    Device::ALL.into_iter().for_each(|device| {
+        strict::run(scenario(device.builder(1), device.builder(2))).unwrap();
+    });
 }
 
 #[test]

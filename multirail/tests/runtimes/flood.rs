@@ -2,7 +2,7 @@
 
 use multirail::{Access, ErrorKind, Op, Peer, Region, RemoteRegion, Result};
 
-use crate::device::{Device, LIMIT, outlast};
+use crate::device::{Device, LIMIT, limited, outlast};
 use crate::page::{PAGE, Page};
 
 /// Writes after which a flood says that it has begun, by this imm.
@@ -91,7 +91,7 @@ fn in_one_process() {
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).build().unwrap();
     let tasks: Vec<_> = Device::ALL
         .into_iter()
-        .flat_map(|device| [10, 20, 30].map(|seed| runtime.spawn(rounds(device, seed))))
+        .flat_map(|device| [10, 20, 30].map(|seed| runtime.spawn(limited(rounds(device, seed)))))
         .collect();
     for task in tasks {
         runtime.block_on(task).unwrap().unwrap();

@@ -7,7 +7,7 @@ use std::task::{Context, Poll};
 use futures::FutureExt;
 use multirail::{Access, Fabric, Op, Peer, Region, RemoteRegion, Result};
 
-use crate::device::{Device, outlast};
+use crate::device::{Device, limited, outlast};
 use crate::page::{PAGE, Page, differing};
 use crate::strict;
 
@@ -116,7 +116,7 @@ fn tokio_select_drops_it() {
             written = op => written.map_or_else(|error| panic!("{error}"), |_| None),
         }
     };
-    SEEDS.for_each(|seed| runtime.block_on(rounds(seed, race, drained)).unwrap());
+    SEEDS.for_each(|seed| runtime.block_on(limited(rounds(seed, race, drained))).unwrap());
 }
 
 #[test]
@@ -129,7 +129,7 @@ fn tokio_select_keeps_it_for_a_cancel() {
             written = &mut op => written.map_or_else(|error| panic!("{error}"), |_| None),
         }
     };
-    SEEDS.for_each(|seed| runtime.block_on(rounds(seed, race, cancelled)).unwrap());
+    SEEDS.for_each(|seed| runtime.block_on(limited(rounds(seed, race, cancelled))).unwrap());
 }
 
 #[test]
@@ -141,7 +141,7 @@ fn futures_select_drops_it() {
             written = op => written.map_or_else(|error| panic!("{error}"), |_| None),
         }
     };
-    SEEDS.for_each(|seed| futures::executor::block_on(rounds(seed, race, drained)).unwrap());
+    SEEDS.for_each(|seed| futures::executor::block_on(limited(rounds(seed, race, drained))).unwrap());
 }
 
 #[test]
@@ -151,7 +151,7 @@ fn smol_or_drops_it() {
         let written = async { op.await.map_or_else(|error| panic!("{error}"), |_| None) };
         smol::future::or(late, written).await
     };
-    SEEDS.for_each(|seed| smol::block_on(rounds(seed, race, drained)).unwrap());
+    SEEDS.for_each(|seed| smol::block_on(limited(rounds(seed, race, drained))).unwrap());
 }
 
 /// A task is aborted while it awaits its write; nobody else has the operation.
@@ -164,7 +164,7 @@ fn an_aborted_task_drops_it() {
         task.abort();
         task.await.is_err().then_some(())
     };
-    SEEDS.for_each(|seed| runtime.block_on(rounds(seed, race, drained)).unwrap());
+    SEEDS.for_each(|seed| runtime.block_on(limited(rounds(seed, race, drained))).unwrap());
 }
 
 /// That the rounds above show anything: on this link, what is posted lands after the
