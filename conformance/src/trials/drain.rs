@@ -194,9 +194,21 @@ fn dropped(context: &Context) -> Verdict {
         pair.lab.turn();
     }
     same("under way", pair.a.step().outstanding, 1)?;
-    let many: Vec<_> = (0..3).map(|_| pair.to_b.drain()).collect::<Result<_, _>>()?;
-    refused("one too many", pair.to_b.drain().map(drop), &[ErrorKind::Busy])?;
+    drop(op);
+    // As many operations as there may be, all dropped, and more drains than that.
+    let (src, dst) =
+        (Ground::new(&pair.a, 64, Access::LOCAL, 1)?, Ground::new(&pair.b, 64, OPEN, context.seed)?);
+    let remote = dst.import(&pair.to_b)?;
+    let write = || pair.to_b.write(&src.region, 0..64, &remote, 0);
+    for op in (0..3).map(|_| write()).collect::<Result<Vec<_>, _>>()? {
+        pair.lab.turn();
+        drop(op);
+    }
+    refused("one write too many", write().map(drop), &[ErrorKind::Busy])?;
+    let drains = (0..9).map(|_| pair.to_b.drain()).collect::<Result<Vec<_>, _>>()?;
+    pair.lab.turn();
     pair.lab.clock.advance(Variant::SLOW * 2);
-    many.into_iter().try_for_each(|drain| drained(&pair.lab, drain))?;
-    pair.lab.done(op).map(drop)
+    drains.into_iter().try_for_each(|drain| drained(&pair.lab, drain))?;
+    drop(write()?);
+    Ok(())
 }

@@ -14,7 +14,7 @@ const REFUSALS: u32 = 200;
 /// for long after. Then nothing of it is under way.
 pub async fn flood(peer: &Peer, from: &Region, to: &RemoteRegion, seed: u64) -> Result<()> {
     let mut random = fastrand::Rng::with_seed(seed);
-    let (mut held, mut refused, mut written) = (Vec::<Op>::new(), 0, 0_u64);
+    let (mut held, mut refused, mut written, mut silent) = (Vec::<Op>::new(), 0, 0_u64, true);
     while refused < REFUSALS {
         let start = random.usize(..PAGE);
         let range = start..random.usize(start + 1..=PAGE);
@@ -29,9 +29,13 @@ pub async fn flood(peer: &Peer, from: &Region, to: &RemoteRegion, seed: u64) -> 
                 refused += 1;
             }
         }
-        if written == 20 {
-            written += 1;
-            peer.write_imm(BEGUN)?.detach();
+        if silent && written >= 20 {
+            match peer.write_imm(BEGUN) {
+                Ok(op) => op.detach(),
+                Err(error) if error.kind() == ErrorKind::Busy => continue,
+                Err(error) => return Err(error),
+            }
+            silent = false;
         }
         match random.u8(..8) {
             0..4 => drop(held.pop()),

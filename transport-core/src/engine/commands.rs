@@ -61,7 +61,7 @@ impl Engine {
                 self.next_deadline = self.next_deadline.min(deadline);
                 self.revoking.push(Revoking { id, region, deadline });
             }
-            Control::Drain { id, peer, deadline } => self.drain(id, peer, deadline),
+            Control::Drain { peer, deadline, done } => self.drain(peer, deadline, done),
         }
     }
 
@@ -238,7 +238,6 @@ impl Engine {
                 Error::new(ErrorKind::Cancelled, "revoke", "no longer awaited; the region stays revoked");
             self.handle.table.end(revoking.id, Err(error));
         }
-        self.cancel_drain(id);
     }
 
     /// Asks every region that is being revoked whether it is quiet.

@@ -4,6 +4,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, TryLockError, Weak};
 
 use crossbeam_queue::{ArrayQueue, SegQueue};
+use tokio::sync::oneshot;
 
 use super::{Engine, RailCounts};
 use crate::op::{OpId, OpTable};
@@ -53,7 +54,7 @@ pub(crate) enum Control {
     /// Wait until a region is quiet.
     Revoke { id: OpId, region: Arc<RegionInner>, deadline: Time },
     /// Wait until what was submitted to a peer is over.
-    Drain { id: OpId, peer: PeerId, deadline: Time },
+    Drain { peer: PeerId, deadline: Time, done: oneshot::Sender<Result<()>> },
 }
 
 /// The part of an engine that is shared.
@@ -158,9 +159,8 @@ impl EngineHandle {
         }
         while let Some(control) = self.controls.pop() {
             match control {
-                Control::Receive { id, .. } | Control::Revoke { id, .. } | Control::Drain { id, .. } => {
-                    self.table.end(id, Err(closed()));
-                }
+                Control::Receive { id, .. } | Control::Revoke { id, .. } => self.table.end(id, Err(closed())),
+                Control::Drain { done, .. } => drop(done.send(Err(closed()))),
                 Control::PoolReceive { pool, .. } | Control::PoolClosed { pool } => pool.close(closed()),
                 Control::Link { .. } | Control::Unlink { .. } | Control::Cancel(_) => {}
             }

@@ -2,12 +2,16 @@
 
 use std::future::Future;
 use std::pin::Pin;
+use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
+use tokio::sync::oneshot;
+
 use super::Peer;
-use crate::engine::Control;
-use crate::{Error, ErrorKind, Op, Result, wait};
+use crate::engine::{Control, EngineHandle};
+use crate::op::needs_turns;
+use crate::{Error, ErrorKind, Result, wait};
 
 impl Peer {
     /// Resolves once no byte can move any more of all operations that were submitted
@@ -22,20 +26,15 @@ impl Peer {
     /// ends by the fabric's default one with `DeadlineExceeded`, and may be repeated.
     ///
     /// # Errors
-    /// `Closed` if the fabric is closed, which ended them all; `Busy` if as many
-    /// operations are under way as there may be.
+    /// `Closed` if the fabric is closed, which ended them all.
     pub fn drain(&self) -> Result<Drain> {
-        let fabric = self
-            .0
-            .fabric
-            .upgrade()
-            .ok_or_else(|| Error::new(ErrorKind::Closed, "drain", "the fabric is closed"))?;
+        let fabric = self.0.fabric.upgrade().ok_or_else(closed)?;
         fabric.check_open("drain")?;
         let mut waits = Vec::new();
         for link in self.0.links.iter().filter(|link| !link.is_quiet()) {
-            let id = link.engine.insert("drain")?;
-            link.engine.control(Control::Drain { id, peer: self.0.id, deadline: fabric.deadline(None) });
-            waits.push(Op::pending(link.engine.clone(), id));
+            let (done, answer) = oneshot::channel();
+            link.engine.control(Control::Drain { peer: self.0.id, deadline: fabric.deadline(None), done });
+            waits.push((Arc::clone(&link.engine), answer));
         }
         Ok(Drain { waits, failed: None })
     }
@@ -45,7 +44,7 @@ impl Peer {
 #[must_use = "only the awaited future says when no byte can move"]
 pub struct Drain {
     /// One per transport that has not answered.
-    waits: Vec<Op>,
+    waits: Vec<(Arc<EngineHandle>, oneshot::Receiver<Result<()>>)>,
     failed: Option<Error>,
 }
 
@@ -62,10 +61,13 @@ impl Future for Drain {
 
     fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
         let Self { waits, failed } = self.get_mut();
-        waits.retain_mut(|wait| match Pin::new(wait).poll(context) {
-            Poll::Pending => true,
-            Poll::Ready(result) => {
-                *failed = failed.take().or(result.err());
+        waits.retain_mut(|(engine, answer)| match Pin::new(answer).poll(context) {
+            Poll::Pending => {
+                needs_turns(engine);
+                true
+            }
+            Poll::Ready(answer) => {
+                *failed = failed.take().or(answer.unwrap_or_else(|_| Err(closed())).err());
                 false
             }
         });
@@ -74,4 +76,9 @@ impl Future for Drain {
             false => Poll::Pending,
         }
     }
+}
+
+#[cold]
+fn closed() -> Error {
+    Error::new(ErrorKind::Closed, "drain", "the fabric is closed")
 }
