@@ -17,8 +17,8 @@ use backend_loopback::{LinkModel, Loopback, LoopbackConfig};
 use multirail::{Access, ErrorKind, Fabric, FabricBuilder, Peer, Region, TransportConfig};
 use tokio::time::timeout;
 
-/// At 2 Gbps it takes a quarter of a second.
-const LEN: usize = 64 << 20;
+/// At half a Gbps it takes a quarter of a second.
+const LEN: usize = 16 << 20;
 const PATIENCE: Duration = Duration::from_millis(20);
 
 #[tokio::main(flavor = "current_thread")]
@@ -84,7 +84,7 @@ async fn reuse(source: &Region, target: &Region) -> Result<(), Box<dyn Error>> {
     source.copy_in(0, &vec![8; LEN])?;
     target.copy_in(0, &vec![9; LEN])?;
     // More than all posted requests take on this link.
-    tokio::time::sleep(3 * PATIENCE).await;
+    tokio::time::sleep(5 * PATIENCE).await;
     assert_eq!(count(target, 9)?, LEN, "late bytes");
     Ok(())
 }
@@ -96,9 +96,9 @@ fn count(region: &Region, value: u8) -> multirail::Result<usize> {
     Ok(bytes.into_iter().filter(|byte| *byte == value).count())
 }
 
-/// A device of 2 Gbps that holds four requests at a time.
+/// A device of half a Gbps that holds four requests at a time.
 fn slow_fabric() -> multirail::Result<Fabric> {
-    let link = LinkModel { bits_per_s: Some(2_000_000_000), send_depth: Some(4), ..LinkModel::default() };
+    let link = LinkModel { bits_per_s: Some(500_000_000), send_depth: Some(4), ..LinkModel::default() };
     let loopback = Loopback::with(LoopbackConfig::default().link(link));
     FabricBuilder::new().transport(TransportConfig::new("slow", Arc::new(loopback))).open()
 }

@@ -15,11 +15,11 @@ use crate::{Error, ErrorKind, Result, wait};
 
 impl Peer {
     /// Resolves once no byte can move any more of all operations that were submitted
-    /// to this peer before, whether their [`Op`] was dropped, detached or is held.
+    /// to this peer before, whether their [`Op`](crate::Op) was dropped, detached or is held.
     ///
     /// For operations that nobody can await any more: dropped by a `select!`, or with
     /// a task that was aborted. From then on their memory, here and there, is its
-    /// owner's. Who still has the `Op` can ask for one alone by [`Op::cancel`].
+    /// owner's. Who still has the `Op` can ask for one alone by [`Op::cancel`](crate::Op::cancel).
     /// Operations that are submitted later are not waited for.
     ///
     /// Dropped operations are over by their deadline at the latest. The wait itself
