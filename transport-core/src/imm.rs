@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use crate::op::block_on;
+use crate::op::{block_on, needs_turns};
 use crate::peer::PeerInner;
 use crate::watchers::Watchers;
 use crate::{Error, ErrorKind, Result};
@@ -140,6 +140,9 @@ impl Future for Expect {
         };
         drop(counts);
         drop(old);
+        if output.is_none() {
+            peer.links.iter().for_each(|link| needs_turns(&link.engine));
+        }
         output.map_or(Poll::Pending, Poll::Ready)
     }
 }
