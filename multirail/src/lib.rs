@@ -49,6 +49,8 @@
 #![deny(unsafe_code)]
 
 mod choice;
+#[doc(hidden)]
+pub mod files;
 mod registry;
 
 pub use choice::{BackendChoice, builder, open};

@@ -1,8 +1,8 @@
 //! The command line: arguments in, one sentence out if it fails.
 
 mod bench;
+mod content;
 mod failure;
-mod files;
 mod info;
 mod output;
 mod send;
