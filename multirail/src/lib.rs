@@ -51,6 +51,8 @@
 #![deny(unsafe_code)]
 
 mod choice;
+#[doc(hidden)]
+pub mod files;
 mod registry;
 
 // The command line is the binary's; the fuzzer reaches its parsers through here.

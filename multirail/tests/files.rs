@@ -2,6 +2,7 @@
 #![cfg(target_os = "linux")]
 
 mod process;
+mod tree;
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -24,11 +25,16 @@ fn random_file(directory: &Path, name: &str, bytes: usize) -> PathBuf {
     path
 }
 
-/// A file too long to be sent before a test has acted; sparse, so it costs no disk.
+/// A file too long to be sent before a test has acted; a hole, so it costs no disk here.
 fn endless_file(directory: &Path) -> PathBuf {
     let path = directory.join("endless");
     fs::File::create(&path).and_then(|file| file.set_len(1 << 40)).expect("a sparse file");
     path
+}
+
+/// Sends it, the hole as zeros.
+fn send_endless(from: &TempDir, address: &str) -> Running {
+    Running::start(&["send", text(&endless_file(from.path())), "--to", address, "--no-sparse"])
 }
 
 fn text(path: &Path) -> &str {
@@ -39,13 +45,11 @@ fn server(into: &TempDir, more: &[&str]) -> (Running, String) {
     Running::server(&[&["serve", "--into", text(into.path())], more].concat())
 }
 
+/// Final names in a server's directory.
 fn names(directory: &TempDir) -> Vec<String> {
     let entries = fs::read_dir(directory.path()).expect("list");
-    entries.map(|entry| entry.expect("entry").file_name().into_string().expect("UTF-8")).collect()
-}
-
-fn is_empty(directory: &TempDir) -> Option<()> {
-    names(directory).is_empty().then_some(())
+    let names = entries.map(|entry| entry.expect("entry").file_name().into_string().expect("UTF-8"));
+    names.filter(|name| name != ".multirail").collect()
 }
 
 #[test]
@@ -85,26 +89,26 @@ fn several_senders_at_once() {
 fn too_many_senders_are_told_to_wait() {
     let (from, into) = (TempDir::new().unwrap(), TempDir::new().unwrap());
     let (server, address) = server(&into, &[]);
-    let endless = endless_file(from.path());
-    let start = || Running::start(&["send", text(&endless), "--to", &address]);
+    let start = || send_endless(&from, &address);
     let busy: Vec<_> = (0..6).map(|_| start()).collect();
-    eventually(LIMIT, "six files arrive", || (names(&into).len() == 6).then_some(()));
+    // One name from six at once: each has its own partial file.
+    eventually(LIMIT, "six files arrive", || (tree::partials(into.path()).len() == 6).then_some(()));
     let sentence = start().fails_within(LIMIT);
     assert!(sentence.contains("try again later"), "{sentence}");
     server.await_error("try again later");
     drop(busy);
-    eventually(LIMIT, "all are removed", || is_empty(&into));
+    assert!(names(&into).is_empty());
 }
 
 #[test]
-fn killed_sender_leaves_nothing() {
+fn killed_sender_leaves_no_final_file() {
     let (from, into) = (TempDir::new().unwrap(), TempDir::new().unwrap());
     let (server, address) = server(&into, &[]);
-    let sender = Running::start(&["send", text(&endless_file(from.path())), "--to", &address]);
+    let sender = send_endless(&from, &address);
     growing(&into);
     sender.signal(Signal::KILL);
-    eventually(KILLED, "the temporary file is removed", || is_empty(&into));
     server.await_error("endless was not stored");
+    assert!(names(&into).is_empty(), "no final name");
 
     // The server goes on.
     let file = random_file(from.path(), "next", 1000);
@@ -117,7 +121,7 @@ fn killed_sender_leaves_nothing() {
 fn killed_sender_ends_a_server_of_one() {
     let (from, into) = (TempDir::new().unwrap(), TempDir::new().unwrap());
     let (mut server, address) = server(&into, &["--once"]);
-    let sender = Running::start(&["send", text(&endless_file(from.path())), "--to", &address]);
+    let sender = send_endless(&from, &address);
     growing(&into);
     sender.signal(Signal::KILL);
     let sentence = server.fails_within(KILLED);
@@ -129,20 +133,20 @@ fn killed_sender_ends_a_server_of_one() {
 fn killed_server_ends_the_sender() {
     let (from, into) = (TempDir::new().unwrap(), TempDir::new().unwrap());
     let (server, address) = server(&into, &[]);
-    let mut sender = Running::start(&["send", text(&endless_file(from.path())), "--to", &address]);
+    let mut sender = send_endless(&from, &address);
     growing(&into);
     server.signal(Signal::KILL);
     let sentence = sender.fails_within(KILLED);
     assert!(sentence.contains("endless was not sent"), "{sentence}");
-    assert!(names(&into).iter().all(|name| name.starts_with(".endless.multirail-")), "no final name");
+    assert!(names(&into).is_empty(), "no final name");
 }
 
 #[test]
-fn interrupted_server_leaves_nothing() {
+fn interrupted_server_leaves_no_final_file() {
     for arguments in [&[][..], &["--once"]] {
         let (from, into) = (TempDir::new().unwrap(), TempDir::new().unwrap());
         let (mut server, address) = server(&into, arguments);
-        let mut sender = Running::start(&["send", text(&endless_file(from.path())), "--to", &address]);
+        let mut sender = send_endless(&from, &address);
         growing(&into);
         server.signal(Signal::INT);
         server.ends_within(KILLED);
@@ -153,10 +157,10 @@ fn interrupted_server_leaves_nothing() {
 }
 
 #[test]
-fn stopped_sender_leaves_nothing() {
+fn stopped_sender_leaves_no_final_file() {
     let (from, into) = (TempDir::new().unwrap(), TempDir::new().unwrap());
     let (mut server, address) = server(&into, &["--once"]);
-    let sender = Running::start(&["send", text(&endless_file(from.path())), "--to", &address]);
+    let sender = send_endless(&from, &address);
     growing(&into);
     sender.signal(Signal::STOP);
     server.fails_within(Duration::from_secs(7));
@@ -184,9 +188,8 @@ fn existing_names_are_kept_unless_told_otherwise() {
     assert_eq!(names(&into), ["name"]);
 }
 
-#[test]
-fn a_full_disk_is_told_to_both() {
-    let (from, into) = (TempDir::new().unwrap(), TempDir::new().unwrap());
+/// A server of one sender whose disk is soon full.
+fn limited_server(into: &TempDir) -> (Running, String) {
     // A limit of the file size stands in for a full disk: writes fail the same way.
     // It is above what the registered memory needs, which counts as a file too.
     let mut command = std::process::Command::new("sh");
@@ -196,9 +199,16 @@ fn a_full_disk_is_told_to_both() {
         .args(["-c", "ulimit -f 131072; trap '' XFSZ; exec \"$0\" \"$@\""])
         .arg(serve.get_program())
         .args(serve.get_args());
-    let mut server = Running::spawn(command);
+    let server = Running::spawn(command);
     let address = server.json()["listening"].as_str().expect("an address").to_owned();
-    let mut sender = Running::start(&["send", text(&endless_file(from.path())), "--to", &address]);
+    (server, address)
+}
+
+#[test]
+fn a_full_disk_is_told_to_both() {
+    let (from, into) = (TempDir::new().unwrap(), TempDir::new().unwrap());
+    let (mut server, address) = limited_server(&into);
+    let mut sender = send_endless(&from, &address);
     let sentence = sender.fails_within(LIMIT);
     assert!(sentence.contains("refused") && sentence.contains("write the file"), "{sentence}");
     let sentence = server.fails_within(LIMIT);
@@ -207,11 +217,28 @@ fn a_full_disk_is_told_to_both() {
 }
 
 #[test]
+fn a_full_disk_in_the_middle_of_a_directory() {
+    let (from, into) = (TempDir::new().unwrap(), TempDir::new().unwrap());
+    let tree = from.path().join("tree");
+    fs::create_dir(&tree).unwrap();
+    random_file(&tree, "a", 1000);
+    fs::File::create(tree.join("b")).and_then(|file| file.set_len(1 << 40)).expect("a sparse file");
+    random_file(&tree, "c", 1000);
+    let (mut server, address) = limited_server(&into);
+    let mut sender = Running::start(&["send", text(&tree), "--to", &address, "--no-sparse"]);
+    for sentence in [sender.fails_within(LIMIT), server.fails_within(LIMIT)] {
+        assert!(sentence.contains("tree/b") && sentence.contains("write the file"), "{sentence}");
+    }
+    assert!(fs::read(tree.join("a")).unwrap() == fs::read(into.path().join("tree/a")).unwrap());
+    assert!(!into.path().join("tree/b").exists() && !into.path().join("tree/c").exists());
+}
+
+#[test]
 fn a_file_that_shrinks_is_not_stored() {
     let (from, into) = (TempDir::new().unwrap(), TempDir::new().unwrap());
     let (mut server, address) = server(&into, &["--once"]);
     let path = endless_file(from.path());
-    let mut sender = Running::start(&["send", text(&path), "--to", &address]);
+    let mut sender = Running::start(&["send", text(&path), "--to", &address, "--no-sparse"]);
     growing(&into);
     fs::OpenOptions::new().write(true).open(&path).and_then(|file| file.set_len(0)).expect("truncate");
     for sentence in [sender.fails_within(LIMIT), server.fails_within(LIMIT)] {
@@ -220,11 +247,10 @@ fn a_file_that_shrinks_is_not_stored() {
     assert!(names(&into).is_empty());
 }
 
-/// Waits until a file in the directory has grown past a few windows.
+/// Waits until a partial file has a journal of some pieces, and no final name.
 fn growing(into: &TempDir) {
-    eventually(LIMIT, "a temporary file grows", || {
-        let name = names(into).into_iter().next()?;
-        assert!(name.starts_with('.'), "{name} is no temporary name");
-        (fs::metadata(into.path().join(name)).ok()?.len() > 1 << 20).then_some(())
+    eventually(LIMIT, "a partial file grows", || {
+        assert!(names(into).is_empty(), "{:?}", names(into));
+        tree::partials(into.path()).iter().any(|(_, journal)| *journal > 4 * 44).then_some(())
     });
 }

@@ -1,112 +1,111 @@
-//! A sender that breaks the rules of `multirail serve`: refused, and nothing is
-//! written anywhere but in the directory.
+//! A sender by hand that breaks the rules of `multirail serve`: refused, and the server
+//! goes on.
 #![cfg(target_os = "linux")]
 
 mod process;
+mod wire;
 
-use std::time::Duration;
-
-use multirail::{Access, ErrorKind, Fabric, Peer, RecvPool, Region};
+use multirail::files::{Entry, Item, Piece, ToSender, ToServer, TreePath};
 use process::{Running, run};
 use tempfile::TempDir;
+use wire::{Hostile, MTIME, file, is_untouched, raw, server, text};
 
-const LIMIT: Duration = Duration::from_secs(20);
-
-/// The server's `Refused`, as postcard numbers it.
-const REFUSED: u8 = 4;
-const ACCEPTED: u8 = 1;
-
-struct Hostile {
-    fabric: Fabric,
-    peer: Peer,
-    pool: RecvPool,
-    buffer: Region,
-}
-
-impl Hostile {
-    fn connect(address: &str) -> Self {
-        let fabric = multirail::open().expect("open");
-        let pool = fabric.recv_pool(8, 16 << 10).expect("receives");
-        let peer = pollster::block_on(fabric.connect(address)).expect("connect");
-        let buffer = fabric.alloc(32 << 10, Access::LOCAL).expect("memory");
-        let hostile = Self { fabric, peer, pool, buffer };
-        assert_eq!(hostile.hear()[0], 0, "a welcome");
-        hostile
+#[test]
+fn messages_and_items_out_of_turn() {
+    let (root, from) = (TempDir::new().unwrap(), TempDir::new().unwrap());
+    let (into, server, address) = server(&root);
+    // Nonsense, a message with a tail, an unknown word.
+    let mut tail = postcard::to_stdvec(&ToServer::Bye).unwrap();
+    tail.push(0);
+    for bytes in [&[0xff; 40][..], &tail, &[77]] {
+        let hostile = Hostile::connect(&address);
+        assert!(hostile.say_bytes(bytes));
+        hostile.ends_refused("protocol");
+        server.await_error("protocol");
     }
-
-    fn say(&self, bytes: &[u8]) -> Result<(), ErrorKind> {
-        self.buffer.copy_in(0, bytes).expect("copy");
-        let sent = self.peer.send(&self.buffer, 0..bytes.len()).and_then(|mut op| op.wait(LIMIT));
-        sent.map(|_| ()).map_err(|e| e.kind())
+    // Windows that are not free, and tables that are too long or broken.
+    for message in [
+        ToServer::Offer { sequence: 1, table: 1 },
+        ToServer::Offer { sequence: 0, table: u32::MAX },
+        ToServer::Filled { sequence: 0, table: 1, data: 1 },
+        ToServer::Commit { next: 0 },
+        ToServer::Hello { total: 0, resume: true },
+        ToServer::Abandon("over\x1b[2J".repeat(900)),
+    ] {
+        let hostile = Hostile::ready(&address);
+        hostile.say(&message);
+        hostile.ends_refused("");
+        server.await_error("multirail: ");
     }
-
-    fn hear(&self) -> Vec<u8> {
-        self.pool.next().wait(LIMIT).expect("an answer").to_vec()
+    let piece = |offset, len| Item::Piece(Piece { offset, len, hash: [0; 32] });
+    let begin = Item::Begin { index: 0, keep: 0 };
+    let whole = Item::Whole { index: 0, hash: blake3::hash(b"x").into() };
+    for items in [
+        &[piece(0, 1)][..],
+        &[Item::End],
+        &[Item::Make { index: 0 }],
+        &[Item::Same { index: 0 }],
+        &[Item::Whole { index: 9, hash: [0; 32] }],
+        &[Item::Whole { index: 0, hash: [7; 32] }],
+        &[begin.clone(), begin.clone()],
+        &[Item::Begin { index: 0, keep: 1 }],
+        &[begin.clone(), piece(0, 0)],
+        &[begin.clone(), piece(1, 1)],
+        &[begin.clone(), piece(u64::MAX, 1)],
+        &[begin.clone(), piece(0, 1)],
+        // The first of these is whole, and kept.
+        &[whole.clone(), whole],
+    ] {
+        let hostile = Hostile::ready(&address);
+        hostile.offer(&raw(b"file", file(1)));
+        assert!(matches!(hostile.answer(), ToSender::Verdicts { .. }));
+        hostile.fill(items, b"x");
+        hostile.ends_refused("file was not stored");
+        server.await_error("file was not stored");
     }
+    // More bytes than the window has.
+    let hostile = Hostile::ready(&address);
+    hostile.offer(&raw(b"other", file(2)));
+    assert!(matches!(hostile.answer(), ToSender::Verdicts { .. }));
+    hostile.fill(&[Item::Whole { index: 0, hash: [0; 32] }], b"x");
+    hostile.ends_refused("other was not stored");
+    server.await_error("more bytes");
+    // A message too long for the server's receives.
+    let hostile = Hostile::connect(&address);
+    hostile.say_bytes(&[0; 20 << 10]);
+    drop(hostile);
 
-    fn begin(name: &[u8], size: u8) -> Vec<u8> {
-        assert!(name.len() < 128 && size < 128, "one byte each, as postcard has it");
-        [&[0, name.len() as u8], name, &[size]].concat()
-    }
-}
-
-impl Drop for Hostile {
-    fn drop(&mut self) {
-        self.fabric.close();
-    }
+    is_untouched(&root);
+    let good = from.path().join("good");
+    std::fs::write(&good, "content").unwrap();
+    let (done, _, said) = run(&["send", text(&good), "--to", &address]);
+    assert!(done, "{said}");
+    let names = std::fs::read_dir(&into).unwrap().map(|entry| entry.unwrap().file_name());
+    let mut names: Vec<_> = names.filter(|name| name != ".multirail").collect();
+    names.sort();
+    assert_eq!(names, ["file", "good"]);
 }
 
 #[test]
-fn rules_are_kept_by_the_server() {
-    let (root, from) = (TempDir::new().unwrap(), TempDir::new().unwrap());
-    let into = root.path().join("into");
-    std::fs::create_dir(&into).unwrap();
-    let (server, address) = Running::server(&["serve", "--into", into.to_str().unwrap()]);
-
-    for name in [&b""[..], b".", b"..", b"../evil", b"/evil", b"a/b", b"a\0b"] {
-        let hostile = Hostile::connect(&address);
-        hostile.say(&Hostile::begin(name, 1)).expect("sent");
-        assert_eq!(hostile.hear()[0], REFUSED, "{name:?}");
-        drop(hostile);
-        server.await_error("name");
-    }
-    // Nonsense, a message with a tail, an unknown word.
-    for bytes in [&[0xff; 40][..], &[0, 1, b'a', 1, 9, 9], &[77]] {
-        let hostile = Hostile::connect(&address);
-        hostile.say(bytes).expect("sent");
-        assert_eq!(hostile.hear()[0], REFUSED);
-        drop(hostile);
-        server.await_error("protocol");
-    }
-    // A window that is not its turn, and a checksum of something else.
-    for word in [[&[1, 50][..]].concat(), [&[2][..], &[7; 32]].concat()] {
-        let hostile = Hostile::connect(&address);
-        let size = if word[0] == 2 { 0 } else { 1 };
-        hostile.say(&Hostile::begin(b"file", size)).expect("sent");
-        assert_eq!(hostile.hear()[0], ACCEPTED);
-        hostile.say(&word).expect("sent");
-        assert_eq!(hostile.hear()[0], REFUSED);
-        drop(hostile);
-        server.await_error("file was not stored");
-    }
-    // A message too long for the server's receives.
-    let hostile = Hostile::connect(&address);
-    let _ = hostile.say(&[0; 20 << 10]);
-    drop(hostile);
-
-    assert_eq!(std::fs::read_dir(root.path()).unwrap().count(), 1, "nothing beside the directory");
-    let file = from.path().join("good");
-    std::fs::write(&file, "content").unwrap();
-    let (done, _, said) = run(&["send", file.to_str().unwrap(), "--to", &address]);
-    assert!(done, "{said}");
-    let names: Vec<_> = std::fs::read_dir(&into).unwrap().map(|entry| entry.unwrap().file_name()).collect();
-    assert_eq!(names, ["good"]);
+fn a_decent_sender_by_hand() {
+    let root = TempDir::new().unwrap();
+    let (into, _server, address) = server(&root);
+    let hostile = Hostile::ready(&address);
+    let path = TreePath::new(b"name").unwrap();
+    let mut table = Vec::new();
+    Entry { path, kind: file(4), mode: 0o640, mtime: MTIME }.encode(&mut table).unwrap();
+    hostile.offer(&table);
+    assert!(matches!(hostile.answer(), ToSender::Verdicts { .. }));
+    hostile.fill(&[Item::Whole { index: 0, hash: blake3::hash(b"good").into() }], b"good");
+    hostile.say(&ToServer::Commit { next: 2 });
+    assert_eq!(hostile.answer(), ToSender::Stored);
+    assert_eq!(std::fs::read(into.join("name")).unwrap(), b"good");
 }
 
 #[test]
 fn a_stranger_is_told_so() {
     let into = TempDir::new().unwrap();
-    let (_server, address) = Running::server(&["serve", "--into", into.path().to_str().unwrap()]);
+    let (_server, address) = Running::server(&["serve", "--into", text(into.path())]);
     let (done, _, said) = run(&["bench", "client", &address]);
     assert!(!done);
     assert_eq!(said.lines().count(), 1, "{said}");

@@ -1,28 +1,53 @@
 //! The parsers of bytes that are not trusted, for the fuzzer alone (`cfg(fuzzing)`).
 
+use multirail::files::{Layout, ToSender, ToServer, TreePath, check_link, decode_entries, decode_items};
+
 use super::bench::protocol as bench;
-use super::files::{FileName, ToSender, ToServer};
 use super::wire::decode;
 
-/// What `send` and `serve` say to each other.
+/// Messages of `send` and `serve`.
 pub fn files(bytes: &[u8]) {
-    if let Ok(ToSender::Welcome { layout, .. }) = decode::<ToSender>(bytes)
-        && layout.is_sound()
-    {
-        for sequence in [0, 1, u64::MAX] {
-            assert!(layout.offset(sequence) as u64 + u64::from(layout.window) <= layout.total());
-        }
+    let _ = ToServer::decode(bytes);
+    if let Ok(ToSender::Welcome { layout, .. }) = ToSender::decode(bytes) {
+        sound(&layout);
     }
-    if let Ok(ToServer::Begin { name, .. }) = decode::<ToServer>(bytes)
-        && let Ok(name) = FileName::new(&name)
-    {
-        assert!(!name.as_bytes().contains(&b'/') && name.as_bytes() != b"..");
-        let _ = name.to_string();
+}
+
+/// Tables of entries and items, which lie in a window that a peer writes.
+pub fn tables(bytes: &[u8]) {
+    for entry in decode_entries(bytes).unwrap_or_default() {
+        inside(entry.path.as_bytes());
+        assert!(entry.data() <= entry.size());
+    }
+    let _ = decode_items(bytes);
+    if let Ok(path) = TreePath::new(bytes) {
+        inside(path.as_bytes());
+        assert_eq!(path.names().collect::<Vec<_>>().join(&b'/'), path.as_bytes());
+        // A target taken as sound leads no further up than its link lies deep.
+        if let Ok(link) = TreePath::new(b"a/b") {
+            let _ = check_link(&link, bytes);
+        }
     }
 }
 
 /// What the two sides of a bench say to each other.
 pub fn bench(bytes: &[u8]) {
-    let _ = decode::<bench::ToServer>(bytes);
+    if let Ok(bench::ToServer::Prepare(load)) = decode::<bench::ToServer>(bytes) {
+        let _ = load.check();
+    }
     let _ = decode::<bench::ToClient>(bytes);
+}
+
+fn sound(layout: &Layout) {
+    if layout.is_sound() {
+        for sequence in [0, 1, u64::MAX] {
+            assert!((layout.slot(sequence) as u64) < layout.total());
+            assert!((layout.table_at(sequence) as u64) < layout.total());
+        }
+    }
+}
+
+fn inside(path: &[u8]) {
+    let names: Vec<_> = path.split(|byte| *byte == b'/').collect();
+    assert!(!names.iter().any(|name| matches!(*name, b"" | b"." | b"..") || name.contains(&0)));
 }

@@ -1,8 +1,8 @@
 //! The command line: arguments in, one sentence out if it fails.
 
 mod bench;
+mod content;
 mod failure;
-mod files;
 #[cfg(fuzzing)]
 pub mod fuzz;
 mod info;

@@ -64,6 +64,12 @@ impl Running {
         serde_json::from_str(&self.line()).expect("a JSON line")
     }
 
+    /// The next line of stdout of a process that ended, as JSON; `None` at its end.
+    pub fn rest(&self) -> Option<serde_json::Value> {
+        let line = self.stdout.recv_timeout(LIMIT).ok()?;
+        Some(serde_json::from_str(&line).expect("a JSON line"))
+    }
+
     /// Lines on stderr so far.
     pub fn errors(&self) -> Vec<String> {
         self.stderr.try_iter().collect()
@@ -116,6 +122,12 @@ impl Running {
     pub fn ends_within(&mut self, limit: Duration) {
         let (status, said) = self.end_within(limit);
         assert!(status.code().is_some_and(|code| code != 0), "{status}: {said:?}");
+    }
+
+    /// Waits for the end, by a signal or otherwise.
+    pub fn ends_within_any(&mut self, limit: Duration) {
+        let (status, said) = self.end_within(limit);
+        assert!(!status.success(), "{said:?}");
     }
 
     /// Waits for success.

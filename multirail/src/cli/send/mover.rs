@@ -2,13 +2,24 @@
 
 use std::time::Duration;
 
+use multirail::files::Layout;
 use multirail::{Op, Pages, Peer, Region, RemoteRegion};
 
 use crate::cli::failure::Done;
-use crate::cli::files::Layout;
 
 /// Longer than the fabric's deadline of an operation, which ends it first.
 const LIMIT: Duration = Duration::from_secs(60);
+
+/// A window that is ready to move.
+#[derive(Debug, Clone, Copy)]
+pub struct Window {
+    /// Its number.
+    pub sequence: u64,
+    /// Bytes of its table.
+    pub table: u32,
+    /// Bytes of files.
+    pub data: u32,
+}
 
 /// Moves windows of a local region to the same place in a remote one.
 pub struct Mover {
@@ -24,17 +35,17 @@ impl Mover {
     /// A mover between two regions of one layout.
     pub fn new(peer: &Peer, local: &Region, remote: RemoteRegion, layout: Layout) -> Self {
         let full = (0..layout.windows)
-            .map(|slot| pages(layout, layout.offset(u64::from(slot)), layout.window as usize));
+            .map(|slot| pages(layout, layout.data_at(u64::from(slot)), layout.data as usize));
         Self { peer: peer.clone(), local: local.clone(), remote, layout, full: full.collect() }
     }
 
-    /// Moves the first `len` bytes of window `sequence`; they are delivered on return.
-    pub fn move_window(&self, sequence: u64, len: usize) -> Done {
-        let (page, offset) = (self.layout.page as usize, self.layout.offset(sequence));
-        let slot = (sequence % u64::from(self.layout.windows)) as usize;
+    /// Moves the bytes and the table of a window; they are delivered on return.
+    pub fn move_window(&self, window: Window) -> Done {
+        let Window { sequence, table, data } = window;
+        let (page, offset, len) = (self.layout.page as usize, self.layout.data_at(sequence), data as usize);
         let partial;
-        let whole = match len == self.layout.window as usize {
-            true => &self.full[slot],
+        let whole = match data == self.layout.data {
+            true => &self.full[self.layout.slot(sequence)],
             false => {
                 partial = pages(self.layout, offset, len);
                 &partial
@@ -44,11 +55,14 @@ impl Mover {
             true => None,
             false => Some(self.peer.write_pages(&self.local, whole, &self.remote, whole, page)?),
         };
-        let tail = (!len.is_multiple_of(page)).then(|| {
-            let (from, to) = (offset + len - len % page, offset + len);
-            self.peer.write(&self.local, from..to, &self.remote, from)
+        let at = self.layout.table_at(sequence);
+        let tail = offset + len - len % page..offset + len;
+        let plain = [tail, at..at + table as usize].map(|range| {
+            let start = range.start;
+            (!range.is_empty()).then(|| self.peer.write(&self.local, range, &self.remote, start)).transpose()
         });
-        for mut op in [paged, tail.transpose()?].into_iter().flatten() {
+        let [tail, table] = plain;
+        for mut op in [paged, tail?, table?].into_iter().flatten() {
             Op::wait(&mut op, LIMIT)?;
         }
         Ok(())

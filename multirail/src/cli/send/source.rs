@@ -1,91 +1,98 @@
-//! A file to send, read window by window.
+//! A file to send.
 
 use std::fs::File;
-use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::FileExt;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use multirail::Region;
+use rustix::fs::{CWD, Mode, OFlags};
 
+use crate::cli::content::Pieces;
 use crate::cli::failure::{Done, Failure};
-use crate::cli::files::FileName;
 
 /// Bytes read at a time: they stay in a core's cache while they are hashed and
 /// copied into the window.
-const PIECE: usize = 256 << 10;
+const PART: usize = 256 << 10;
 
-/// An open file and the size it had then.
+/// An open file, of which so many bytes were offered.
 pub struct Source {
     path: PathBuf,
     file: File,
-    name: FileName,
     size: u64,
 }
 
 impl Source {
-    /// Opens a regular file.
-    pub fn open(path: impl AsRef<Path>) -> Done<Self> {
-        let path = path.as_ref();
+    /// Opens a regular file that was listed; `follow` if it may be a link.
+    pub fn open(path: PathBuf, size: u64, follow: bool) -> Done<Self> {
+        let mut flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK;
+        flags.set(OFlags::NOFOLLOW, !follow);
         let failed = |e: std::io::Error| Failure::new(format!("cannot open {}: {e}", path.display()));
-        // A pipe would block here; ask what it is before opening it.
-        if !std::fs::metadata(path).map_err(failed)?.is_file() {
-            return Err(Failure::new(format!("{} is not a regular file; send files only", path.display())));
+        // A pipe that took its place would block, without NONBLOCK.
+        let file = rustix::fs::openat(CWD, &path, flags, Mode::empty()).map_err(|e| failed(e.into()))?;
+        let file = File::from(file);
+        if !file.metadata().map_err(failed)?.is_file() {
+            return Err(Failure::new(format!(
+                "{} is no longer a regular file; send it again",
+                path.display()
+            )));
         }
-        let name = path.file_name().map(|name| FileName::new(name.as_bytes()));
-        let name = match name {
-            Some(name) => name.map_err(Failure::new)?,
-            None => return Err(Failure::new(format!("{} has no file name", path.display()))),
-        };
-        let file = File::open(path).map_err(failed)?;
-        let size = file.metadata().map_err(failed)?.len();
-        Ok(Self { path: path.to_owned(), file, name, size })
+        Ok(Self { path, file, size })
     }
 
-    /// The name it is sent under.
-    pub fn name(&self) -> &FileName {
-        &self.name
+    /// Its pieces.
+    pub fn pieces(&self, sparse: bool) -> Pieces<'_> {
+        Pieces::new(&self.file, self.size, sparse)
     }
 
-    /// Bytes to send.
-    pub fn size(&self) -> u64 {
-        self.size
+    /// The file.
+    pub fn file(&self) -> &File {
+        &self.file
     }
 
-    /// Reads from the start.
-    pub fn reader(&self) -> Reader<'_> {
-        Reader { source: self, at: 0, hasher: blake3::Hasher::new(), piece: vec![0; PIECE] }
-    }
-}
-
-/// Reads a file from start to end, hashing it.
-pub struct Reader<'a> {
-    source: &'a Source,
-    at: u64,
-    hasher: blake3::Hasher,
-    piece: Vec<u8>,
-}
-
-impl Reader<'_> {
-    /// Reads the next `len` bytes into the region.
-    pub fn fill(&mut self, region: &Region, offset: usize, len: usize) -> Done {
-        for done in (0..len).step_by(PIECE) {
-            let piece = &mut self.piece[..PIECE.min(len - done)];
-            self.source.file.read_exact_at(piece, self.at).map_err(|e| self.source.unreadable(&e))?;
-            self.hasher.update(piece);
-            region.copy_in(offset + done, piece)?;
-            self.at += piece.len() as u64;
+    /// Reads `len` bytes at `at`, part by part.
+    pub fn read(
+        &self,
+        mut at: u64,
+        len: usize,
+        part: &mut Vec<u8>,
+        mut take: impl FnMut(&[u8]) -> Done,
+    ) -> Done {
+        part.resize(PART, 0);
+        for done in (0..len).step_by(PART) {
+            let bytes = &mut part[..PART.min(len - done)];
+            self.file.read_exact_at(bytes, at).map_err(|e| self.unreadable(&e))?;
+            at += bytes.len() as u64;
+            take(bytes)?;
         }
         Ok(())
     }
 
-    /// The hash of all that was read.
-    pub fn hash(&self) -> blake3::Hash {
-        self.hasher.finalize()
+    /// Reads `len` bytes at `at` into the region.
+    pub fn fill(
+        &self,
+        at: u64,
+        len: usize,
+        part: &mut Vec<u8>,
+        region: &Region,
+        mut to: usize,
+        mut hash: impl FnMut(&[u8]),
+    ) -> Done {
+        self.read(at, len, part, |bytes| {
+            hash(bytes);
+            region.copy_in(to, bytes)?;
+            to += bytes.len();
+            Ok(())
+        })
     }
-}
 
-impl Source {
-    fn unreadable(&self, error: &std::io::Error) -> Failure {
+    /// That the file did not become shorter: what is missing looks like a hole.
+    pub fn is_whole(&self) -> Done {
+        let len = self.file.metadata().map_err(|e| self.unreadable(&e))?.len();
+        if len < self.size { Err(self.unreadable(&std::io::ErrorKind::UnexpectedEof.into())) } else { Ok(()) }
+    }
+
+    /// Why it cannot be read.
+    pub fn unreadable(&self, error: &std::io::Error) -> Failure {
         let path = self.path.display();
         match error.kind() {
             std::io::ErrorKind::UnexpectedEof => Failure::new(format!(

@@ -1,7 +1,18 @@
 //! `multirail serve`: receives files into a directory, from several senders at once.
 
+mod beneath;
+mod directory;
+mod journal;
+mod judge;
+mod partial;
+mod quota;
+mod reason;
+mod report;
 mod session;
+mod staged;
+mod staging;
 mod store;
+mod window;
 
 use std::collections::HashMap;
 use std::path::PathBuf;
@@ -10,14 +21,16 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use multirail::files::{Layout, ToSender};
 use multirail::{ErrorKind, Fabric, Peer, PeerId, RecvPool};
 
 use super::failure::{Done, Failure};
-use super::files::{Layout, ToSender};
+use super::units::Size;
 use super::wire::{MESSAGE_BYTES, Outbox};
 use super::{Common, output, wait};
+use directory::{Clash, Directory};
+use quota::Quota;
 use session::Session;
-use store::Directory;
 
 /// Senders served at once; each has a region of `Layout::OFFERED.total()` bytes.
 const MOST_SENDERS: usize = 6;
@@ -30,7 +43,7 @@ const BREATH: Duration = Duration::from_millis(20);
 
 #[derive(clap::Args)]
 pub struct ServeArguments {
-    /// The directory that files are stored in
+    /// The directory that files are stored in; unfinished ones wait in its .multirail
     #[arg(long, value_name = "DIR")]
     into: PathBuf,
 
@@ -42,9 +55,17 @@ pub struct ServeArguments {
     #[arg(long)]
     once: bool,
 
-    /// Replace files that exist already
-    #[arg(long)]
+    /// What to do with a file whose name is taken
+    #[arg(long, value_enum, default_value_t = Clash::Refuse, value_name = "RULE")]
+    on_clash: Clash,
+
+    /// Replace files that exist already: the same as --on-clash overwrite
+    #[arg(long, conflicts_with = "on_clash")]
     overwrite: bool,
+
+    /// Store at most so many bytes in all, unfinished files included, as in 500MiB or 2GiB
+    #[arg(long, value_name = "SIZE")]
+    max_bytes: Option<Size>,
 }
 
 /// Which session a peer's messages belong to.
@@ -60,7 +81,8 @@ struct Server {
 
 /// Serves until it is stopped, or one sender with `--once`.
 pub fn run(common: &Common, arguments: ServeArguments) -> Done {
-    let directory = Directory::open(arguments.into, arguments.overwrite)?;
+    let clash = if arguments.overwrite { Clash::Overwrite } else { arguments.on_clash };
+    let directory = Directory::open(arguments.into, clash, Quota::new(arguments.max_bytes))?;
     let fabric = common.open()?;
     // Senders speak once a session has welcomed them, never before there are receives.
     let pool = fabric.recv_pool(MOST_SENDERS * BACKLOG, MESSAGE_BYTES)?;
@@ -68,9 +90,10 @@ pub fn run(common: &Common, arguments: ServeArguments) -> Done {
     let address = listener.local_addr();
     match common.json {
         true => output::json(&serde_json::json!({ "listening": address }))?,
-        false => output::line(&format!("listening on {address}; run: multirail send FILE --to {address}"))?,
+        false => output::line(&format!("listening on {address}; run: multirail send PATH --to {address}"))?,
     }
-    // Closing ends every session, and a session that ends removes what is unfinished.
+    // Closing ends every session; one that ends keeps whole files, and partial ones with
+    // a journal.
     let interrupted = fabric.clone();
     ctrlc::set_handler(move || interrupted.close())
         .map_err(|error| Failure::new(format!("cannot take interrupts: {error}")))?;
@@ -97,7 +120,9 @@ pub fn run(common: &Common, arguments: ServeArguments) -> Done {
             Err(error) if error.kind() == ErrorKind::Closed => {
                 let unfinished = sessions.into_iter().filter(|session| !session.is_finished());
                 unfinished.for_each(|session| drop(session.join()));
-                return Err(Failure::new("interrupted; files that were not whole are removed"));
+                return Err(Failure::new(
+                    "interrupted; files that were not whole wait in .multirail for `send --resume`",
+                ));
             }
             Err(error) => {
                 output::complain(&format!("a sender could not connect: {error}"));

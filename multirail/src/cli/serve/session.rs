@@ -3,26 +3,26 @@
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
+use multirail::files::{
+    Layout, PROTOCOL, ToSender, ToServer, VERDICTS, VERSION, decode_entries, decode_items,
+};
 use multirail::{Access, Fabric, Peer, Region};
-use serde::Serialize;
 
-use super::store::{Directory, Incoming};
+use super::directory::{Clash, Directory};
+use super::judge::judge;
+use super::report::Report;
+use super::store::Store;
+use super::window::Bytes;
 use crate::cli::failure::{Done, Failure, printable};
-use crate::cli::files::{FileName, Layout, PROTOCOL, ToSender, ToServer, VERSION};
-use crate::cli::output;
-use crate::cli::units::{Size, gbytes_per_s};
 use crate::cli::wait::let_go;
-use crate::cli::wire::{self, Outbox};
+use crate::cli::wire::Outbox;
 
-/// How long a sender that is alive may be silent, reading a slow disk.
-const PATIENCE: Duration = Duration::from_secs(600);
+/// How long a sender that is alive may be silent: it reads a slow disk, or compares a
+/// large file with ours.
+const PATIENCE: Duration = Duration::from_secs(3600);
 
 /// How often a silent sender is looked after.
 const LOOK: Duration = Duration::from_millis(50);
-
-/// Bytes taken out of a window at a time: they stay in a core's cache while they
-/// are hashed and written.
-const PIECE: usize = 256 << 10;
 
 /// The conversation with one sender.
 pub struct Session<'a> {
@@ -31,17 +31,10 @@ pub struct Session<'a> {
     inbox: Receiver<Vec<u8>>,
     outbox: Outbox,
     region: Region,
-    piece: Vec<u8>,
-    json: bool,
-}
-
-#[derive(Serialize)]
-struct StoredRow {
-    stored: String,
-    bytes: u64,
-    seconds: f64,
-    gbytes_per_s: f64,
-    blake3: String,
+    part: Vec<u8>,
+    /// The next window.
+    next: u64,
+    report: Report,
 }
 
 impl<'a> Session<'a> {
@@ -55,13 +48,14 @@ impl<'a> Session<'a> {
     ) -> Done {
         let region = fabric.alloc(Layout::OFFERED.total() as usize, Access::REMOTE_WRITE)?;
         let outbox = Outbox::new(fabric, peer)?;
-        let mut session = Self { peer, directory, inbox, outbox, region, piece: vec![0; PIECE], json };
+        let (part, report) = (Vec::new(), Report::new(json));
+        let mut session = Self { peer, directory, inbox, outbox, region, part, next: 0, report };
         let served = session.serve();
         if let Err(failure) = &served
             && peer.is_alive()
         {
             // The sender may be gone by now; our own sentence is printed anyway.
-            let _ = session.outbox.say(&ToSender::Refused(failure.sentence().to_owned()));
+            let _ = session.outbox.say(&ToSender::Refused(printable(failure.sentence())));
         }
         // The windows outlive the conversation: a sender that is refused goes on
         // writing until it has heard so.
@@ -76,13 +70,22 @@ impl<'a> Session<'a> {
             layout: Layout::OFFERED,
             region: self.region.descriptor().to_bytes(),
         })?;
-        loop {
-            match self.hear().map_err(|failure| failure.within("a sender did not finish"))? {
-                ToServer::Begin { name, size } => {
-                    let name = FileName::new(&name).map_err(Failure::new)?;
-                    self.receive(&name, size)
-                        .map_err(|failure| failure.within(format!("{name} was not stored")))?;
+        let unfinished = |failure: Failure| failure.within("a sender did not finish");
+        let resume = match self.hear().map_err(unfinished)? {
+            ToServer::Hello { total, resume } => {
+                // With these, less may be needed: each group is asked for its room.
+                if !resume && self.directory.clash != Clash::Skip {
+                    let checked = self.directory.staging.quota.check(total);
+                    checked.map_err(|failure| failure.within("nothing was stored"))?;
                 }
+                resume
+            }
+            other => return Err(out_of_turn(&other)),
+        };
+        self.outbox.say(&ToSender::Ready)?;
+        loop {
+            match self.hear().map_err(unfinished)? {
+                ToServer::Offer { sequence, table } => self.group(sequence, table, resume)?,
                 ToServer::Bye => {
                     // The sender may have read it and left before we see it taken.
                     let _ = self.outbox.say(&ToSender::Farewell);
@@ -93,54 +96,106 @@ impl<'a> Session<'a> {
         }
     }
 
-    fn receive(&mut self, name: &FileName, size: u64) -> Done {
-        let begun = Instant::now();
-        let mut incoming = Incoming::create(self.directory, name)?;
-        self.outbox.say(&ToSender::Accepted)?;
-        let layout = Layout::OFFERED;
-        let count = layout.count(size);
-        // Which of the next windows are written; a message may overtake another.
-        let mut filled = vec![false; layout.windows as usize];
-        let mut next = 0;
-        while next < count {
-            let slot = (next % u64::from(layout.windows)) as usize;
-            while !filled[slot] {
-                let sequence = self.filled()?;
-                if sequence < next || sequence >= count || sequence - next >= u64::from(layout.windows) {
-                    return Err(Failure::new(format!(
-                        "the sender filled window {sequence}, which was not free"
-                    )));
-                }
-                filled[(sequence % u64::from(layout.windows)) as usize] = true;
+    fn group(&mut self, sequence: u64, table: u32, resume: bool) -> Done {
+        if sequence != self.next {
+            return Err(not_free(sequence));
+        }
+        let entries = decode_entries(&self.table(sequence, table)?).map_err(Failure::new)?;
+        let (directory, peer) = (self.directory, self.peer);
+        let (mut store, verdicts) = judge(directory, entries, resume, &|| peer.is_alive())?;
+        self.next += 1;
+        self.outbox.say(&ToSender::Free { sequence })?;
+        for (some, first) in verdicts.chunks(VERDICTS).zip((0..).step_by(VERDICTS)) {
+            self.outbox.say(&ToSender::Verdicts { first, verdicts: some.to_vec() })?;
+        }
+        if let Err(failure) = self.windows(&mut store).and_then(|()| store.commit()) {
+            let failure = failure.within(format!("{} was not stored", store.current()));
+            // What is whole gets its name all the same.
+            if let Err(also) = store.commit() {
+                tracing::warn!(reason = also.sentence(), "whole files were not kept");
             }
-            filled[slot] = false;
-            self.store(&mut incoming, layout.offset(next), layout.len(next, size))?;
-            self.outbox.say(&ToSender::Free { sequence: next })?;
-            next += 1;
+            return Err(failure);
         }
-        let hash = match self.hear()? {
-            ToServer::End { hash } => hash,
-            other => return Err(out_of_turn(&other)),
-        };
-        let hash = incoming.keep(hash)?;
+        let stored = store.finish()?;
         self.outbox.say(&ToSender::Stored)?;
-        self.announce(name, size, begun.elapsed(), hash)
+        stored.iter().try_for_each(|stored| self.report.add(stored))
     }
 
-    fn filled(&mut self) -> Done<u64> {
-        match self.hear()? {
-            ToServer::Filled { sequence } => Ok(sequence),
-            other => Err(out_of_turn(&other)),
+    /// Stores windows until the group is complete.
+    fn windows(&mut self, store: &mut Store<'_>) -> Done {
+        let layout = Layout::OFFERED;
+        // Which of the next windows are filled; a message may overtake another.
+        let mut filled = vec![None; layout.windows as usize];
+        // The first window that waits for the store to commit; the rest is free.
+        let mut held = self.next;
+        let mut commit = None;
+        loop {
+            while let Some((table, data)) = filled[layout.slot(self.next)].take() {
+                self.window(store, table, data)?;
+                self.next += 1;
+                if !store.is_pending() {
+                    self.free(&mut held)?;
+                }
+            }
+            if commit == Some(self.next) {
+                return self.free(&mut held);
+            }
+            let message = match self.inbox.try_recv() {
+                Ok(bytes) => ToServer::decode(&bytes).map_err(Failure::new)?,
+                // Nothing is under way: the time to sync, once for all that came.
+                Err(_) if store.is_pending() || held < self.next => {
+                    store.commit()?;
+                    self.free(&mut held)?;
+                    continue;
+                }
+                Err(_) => self.hear()?,
+            };
+            match message {
+                ToServer::Filled { sequence, table, data } => {
+                    let ahead = sequence.checked_sub(held).ok_or_else(|| not_free(sequence))?;
+                    let slot = &mut filled[layout.slot(sequence)];
+                    if sequence < self.next || ahead >= u64::from(layout.windows) || slot.is_some() {
+                        return Err(not_free(sequence));
+                    }
+                    *slot = Some((table, data));
+                }
+                ToServer::Resume { index, first } => {
+                    let (pieces, last, bytes) = store.have(index, first)?;
+                    self.outbox.say(&ToSender::Have { pieces, last, bytes })?;
+                }
+                ToServer::Commit { next } if next >= self.next && commit.is_none() => commit = Some(next),
+                other => return Err(out_of_turn(&other)),
+            }
         }
     }
 
-    fn store(&mut self, incoming: &mut Incoming<'_>, offset: usize, len: usize) -> Done {
-        for at in (0..len).step_by(PIECE) {
-            let piece = &mut self.piece[..PIECE.min(len - at)];
-            self.region.copy_out(offset + at, piece)?;
-            incoming.append(piece)?;
+    /// Frees all windows from `held` to the next.
+    fn free(&mut self, held: &mut u64) -> Done {
+        while *held < self.next {
+            self.outbox.say(&ToSender::Free { sequence: *held })?;
+            *held += 1;
         }
         Ok(())
+    }
+
+    fn window(&mut self, store: &mut Store<'_>, table: u32, data: u32) -> Done {
+        let items = decode_items(&self.table(self.next, table)?).map_err(Failure::new)?;
+        if data > Layout::OFFERED.data {
+            return Err(Failure::new("the sender filled more than a window"));
+        }
+        let at = Layout::OFFERED.data_at(self.next);
+        let mut bytes = Bytes::new(&self.region, &mut self.part, at, data as usize);
+        items.iter().try_for_each(|item| store.item(item, &mut bytes))
+    }
+
+    /// The table of a window: copied first, since the sender may write it meanwhile.
+    fn table(&self, sequence: u64, len: u32) -> Done<Vec<u8>> {
+        if len > Layout::OFFERED.table {
+            return Err(Failure::new("the sender's table is too long"));
+        }
+        let mut table = vec![0; len as usize];
+        self.region.copy_out(Layout::OFFERED.table_at(sequence), &mut table)?;
+        Ok(table)
     }
 
     /// The next message, or why there will be none.
@@ -150,7 +205,7 @@ impl<'a> Session<'a> {
             // Asked before the wait: what a peer said before it died is heard first.
             let alive = self.peer.is_alive();
             match self.inbox.recv_timeout(LOOK) {
-                Ok(bytes) => return wire::decode(&bytes),
+                Ok(bytes) => return ToServer::decode(&bytes).map_err(Failure::new),
                 Err(RecvTimeoutError::Timeout) if !alive => return Err(gone(self.peer)),
                 Err(RecvTimeoutError::Timeout) if Instant::now() < until => {}
                 Err(RecvTimeoutError::Timeout) => {
@@ -164,24 +219,6 @@ impl<'a> Session<'a> {
                 }
             }
         }
-    }
-
-    fn announce(&self, name: &FileName, size: u64, took: Duration, hash: blake3::Hash) -> Done {
-        let speed = gbytes_per_s(size, took);
-        if self.json {
-            return output::json(&StoredRow {
-                stored: name.to_string(),
-                bytes: size,
-                seconds: took.as_secs_f64(),
-                gbytes_per_s: speed,
-                blake3: hash.to_string(),
-            });
-        }
-        output::line(&format!(
-            "stored {name}: {} in {:.2} s, {speed:.2} GB/s",
-            Size(size),
-            took.as_secs_f64()
-        ))
     }
 }
 
@@ -197,4 +234,8 @@ fn out_of_turn(message: &ToServer) -> Failure {
         ToServer::Abandon(reason) => Failure::new(format!("the sender gave up: {}", printable(reason))),
         _ => Failure::new("the sender spoke out of turn; run the same multirail version on both sides"),
     }
+}
+
+fn not_free(sequence: u64) -> Failure {
+    Failure::new(format!("the sender filled window {sequence}, which was not free"))
 }

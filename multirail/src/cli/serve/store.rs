@@ -1,162 +1,295 @@
-//! Files on their way into a directory: under a temporary name until they are whole.
+//! One group of entries on its way into the directory.
 
-use std::ffi::OsString;
 use std::fs::File;
-use std::os::fd::OwnedFd;
-use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::FileExt;
-use std::path::PathBuf;
+use std::io::Write;
+use std::time::Instant;
 
-use rustix::fs::{AtFlags, CWD, Mode, OFlags, RenameFlags};
-use rustix::io::Errno;
+use multirail::files::{CHUNK, Entry, Item, Kind, Piece, Verdict};
+use rustix::fs::AtFlags;
 
+use super::directory::{Clash, Directory, dress, exists, times};
+use super::partial::Partial;
+use super::reason::{failed, out_of_turn};
+use super::staged::Staged;
+use super::window::Bytes;
 use crate::cli::failure::{Done, Failure};
-use crate::cli::files::FileName;
 
-/// Attempts at a temporary name nobody has.
-const ATTEMPTS: usize = 16;
-
-/// Bytes of the name kept in the temporary one, so that it is never too long.
-const KEPT: usize = 200;
-
-/// Where files are stored.
-pub struct Directory {
-    path: PathBuf,
-    fd: OwnedFd,
-    overwrite: bool,
-}
-
-impl Directory {
-    /// Opens a directory; with `overwrite`, files in it may be replaced.
-    pub fn open(path: PathBuf, overwrite: bool) -> Done<Self> {
-        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
-        match rustix::fs::openat(CWD, &path, flags, Mode::empty()) {
-            Ok(fd) => Ok(Self { path, fd, overwrite }),
-            Err(error) => {
-                let reason = std::io::Error::from(error);
-                Err(Failure::new(format!(
-                    "cannot open the directory {}: {reason}; create it first",
-                    path.display()
-                )))
-            }
-        }
-    }
-
-    fn refuse_existing(&self, name: &FileName) -> Done {
-        if self.overwrite {
-            return Ok(());
-        }
-        match rustix::fs::statat(&self.fd, name.as_os_str(), AtFlags::SYMLINK_NOFOLLOW) {
-            Err(Errno::NOENT) => Ok(()),
-            Ok(_) => Err(exists()),
-            Err(error) => Err(failed("look for the name in the directory", error)),
-        }
-    }
-
-    /// Gives `temporary` its final name.
-    fn rename(&self, temporary: &OsString, name: &FileName) -> Done {
-        let (fd, to) = (&self.fd, name.as_os_str());
-        if self.overwrite {
-            return rustix::fs::renameat(fd, temporary, fd, to)
-                .map_err(|e| failed("rename the whole file", e));
-        }
-        let renamed = match rustix::fs::renameat_with(fd, temporary, fd, to, RenameFlags::NOREPLACE) {
-            // File systems without that flag: a link refuses an existing name as well.
-            Err(Errno::INVAL | Errno::NOSYS | Errno::NOTSUP) => {
-                rustix::fs::linkat(fd, temporary, fd, to, AtFlags::empty())
-                    .and_then(|()| rustix::fs::unlinkat(fd, temporary, AtFlags::empty()))
-            }
-            renamed => renamed,
-        };
-        match renamed {
-            Err(Errno::EXIST) => Err(exists()),
-            other => other.map_err(|e| failed("rename the whole file", e)),
-        }
-    }
-}
-
-/// A file that is not whole yet. Dropping it removes it.
-pub struct Incoming<'a> {
+/// A group whose entries have been judged.
+pub struct Store<'a> {
     directory: &'a Directory,
-    name: FileName,
-    temporary: OsString,
-    file: File,
-    written: u64,
-    hasher: blake3::Hasher,
-    kept: bool,
+    entries: Vec<Entry>,
+    verdicts: Vec<Verdict>,
+    /// Items come in ascending order; this is the first that may.
+    next: usize,
+    /// The file that comes in pieces.
+    open: Option<(usize, Partial<'a>)>,
+    /// The partial file that the sender asks about.
+    found: Option<(usize, Partial<'a>)>,
+    /// What waits for the next sync, in order.
+    batch: Vec<Step<'a>>,
+    /// Bytes promised to the sender that have not come.
+    promised: u64,
+    /// The entry that could not get its name.
+    unnamed: Option<usize>,
+    begun: Instant,
+    stored: Vec<Stored>,
 }
 
-impl<'a> Incoming<'a> {
-    /// Creates the temporary file of `name`.
-    pub fn create(directory: &'a Directory, name: &FileName) -> Done<Self> {
-        directory.refuse_existing(name)?;
-        let (temporary, file) = create(directory, name)?;
-        let hasher = blake3::Hasher::new();
-        Ok(Self { directory, name: name.clone(), temporary, file, written: 0, hasher, kept: false })
+/// What happens once the bytes so far are durable.
+enum Step<'a> {
+    Publish { index: usize, staged: Staged<'a>, hash: Option<blake3::Hash> },
+    Leave { index: usize },
+}
+
+/// Something that has its final name.
+pub struct Stored {
+    /// Which.
+    pub entry: Entry,
+    /// Of files without holes.
+    pub hash: Option<blake3::Hash>,
+    /// When the group began.
+    pub begun: Instant,
+}
+
+impl<'a> Store<'a> {
+    /// A group with a verdict on each entry, and room for it promised.
+    pub fn new(directory: &'a Directory, entries: Vec<Entry>, verdicts: Vec<Verdict>, promised: u64) -> Self {
+        let (open, found, batch, stored, unnamed) = (None, None, Vec::new(), Vec::new(), None);
+        Self {
+            directory,
+            entries,
+            verdicts,
+            next: 0,
+            open,
+            found,
+            batch,
+            promised,
+            unnamed,
+            begun: Instant::now(),
+            stored,
+        }
     }
 
-    /// Writes and hashes the next bytes.
-    pub fn append(&mut self, bytes: &[u8]) -> Done {
-        self.hasher.update(bytes);
-        self.file.write_all_at(bytes, self.written).map_err(|e| failed("write the file", e))?;
-        self.written += bytes.len() as u64;
+    /// What the sender is at, for the sentence if it ends here.
+    pub fn current(&self) -> String {
+        let last = || self.open.as_ref().map_or(self.next.saturating_sub(1), |(index, _)| *index);
+        let index = self.unnamed.unwrap_or_else(last);
+        self.entries.get(index).map_or_else(|| "an empty group".to_owned(), |entry| entry.path.to_string())
+    }
+
+    /// Whether something waits for [`Store::commit`].
+    pub fn is_pending(&self) -> bool {
+        !self.batch.is_empty()
+    }
+
+    /// Pieces of the partial file of an entry, from number `first`; whether these are
+    /// the last; and bytes of all its pieces.
+    pub fn have(&mut self, index: u32, first: u64) -> Done<(Vec<Piece>, bool, u64)> {
+        let index = index as usize;
+        if self.verdicts.get(index) != Some(&Verdict::Partial) || self.next > 0 {
+            return Err(out_of_turn());
+        }
+        if self.found.as_ref().is_none_or(|(found, _)| *found != index) {
+            self.found = None;
+            self.found =
+                Partial::find(&self.directory.staging, &self.entries[index].path).map(|p| (index, p));
+        }
+        match &self.found {
+            Some((_, partial)) => {
+                let (pieces, last) = partial.have(first)?;
+                Ok((pieces, last, partial.bytes()))
+            }
+            None => Ok((Vec::new(), true, 0)),
+        }
+    }
+
+    /// Stores one item with its bytes.
+    pub fn item(&mut self, item: &Item, bytes: &mut Bytes<'_>) -> Done {
+        let index = match *item {
+            Item::Piece(piece) => return self.piece(&piece, bytes),
+            Item::End => return self.end(),
+            Item::Make { index }
+            | Item::Whole { index, .. }
+            | Item::Same { index }
+            | Item::Begin { index, .. } => self.turn(index)?,
+        };
+        match *item {
+            Item::Whole { hash, .. } => self.whole(index, hash, bytes),
+            Item::Same { .. } => self.same(index),
+            Item::Begin { keep, .. } => self.begin(index, keep),
+            _ => self.make(index),
+        }
+    }
+
+    /// The index of an item, if it may come now.
+    fn turn(&mut self, index: u32) -> Done<usize> {
+        let index = index as usize;
+        if self.open.is_some() || index < self.next || index >= self.entries.len() {
+            return Err(out_of_turn());
+        }
+        self.next = index + 1;
+        Ok(index)
+    }
+
+    fn make(&mut self, index: usize) -> Done {
+        let (entry, staging) = (&self.entries[index], &self.directory.staging);
+        match &entry.kind {
+            Kind::Directory => self.directory.make(&entry.path),
+            Kind::Leave => {
+                self.batch.push(Step::Leave { index });
+                Ok(())
+            }
+            Kind::Link { target } if self.verdicts[index] == Verdict::Send => {
+                let staged = staging.link(target)?;
+                rustix::fs::utimensat(
+                    &staging.fd,
+                    staged.name(),
+                    &times(entry.mtime),
+                    AtFlags::SYMLINK_NOFOLLOW,
+                )
+                .map_err(|error| failed("set a time", error))?;
+                self.batch.push(Step::Publish { index, staged, hash: None });
+                Ok(())
+            }
+            _ => Err(out_of_turn()),
+        }
+    }
+
+    fn whole(&mut self, index: usize, hash: [u8; 32], bytes: &mut Bytes<'_>) -> Done {
+        let size = self.wanted(index)?;
+        if size > CHUNK || self.entries[index].data() != size {
+            return Err(out_of_turn());
+        }
+        self.spend(size)?;
+        let (mut staged, mut file) = self.directory.staging.temporary()?;
+        staged.add(size);
+        let mut hasher = blake3::Hasher::new();
+        bytes.take(size as usize, |part| {
+            hasher.update(part);
+            file.write_all(part).map_err(|error| failed("write the file", error))
+        })?;
+        if hasher.finalize() != hash {
+            return Err(Failure::new("what arrived has another checksum than what was sent; send it again"));
+        }
+        self.ready(index, staged, &file, Some(hash.into()))
+    }
+
+    fn same(&mut self, index: usize) -> Done {
+        match self.verdicts[index] {
+            Verdict::Compare { .. } => {
+                let entry = &self.entries[index];
+                self.directory.staging.discard(&entry.path);
+                dress(&self.directory.file(&entry.path)?, entry)
+            }
+            _ => Err(out_of_turn()),
+        }
+    }
+
+    fn begin(&mut self, index: usize, keep: u64) -> Done {
+        let size = self.wanted(index)?;
+        let (path, staging) = (&self.entries[index].path, &self.directory.staging);
+        let found = match self.found.take() {
+            Some((found, partial)) if found == index => Some(partial),
+            other => {
+                drop(other);
+                Partial::find(staging, path).filter(|_| keep > 0)
+            }
+        };
+        let partial = match found {
+            Some(mut partial) => {
+                self.promised += partial.keep(keep, size)?;
+                partial
+            }
+            None if keep == 0 => Partial::begin(staging, path)?,
+            None => return Err(Failure::new("its partial file is gone; send it again")),
+        };
+        self.open = Some((index, partial));
         Ok(())
     }
 
-    /// Compares the sender's hash, makes the bytes durable and gives the file its name.
-    pub fn keep(mut self, wanted: [u8; 32]) -> Done<blake3::Hash> {
-        let found = self.hasher.finalize();
-        if found != blake3::Hash::from(wanted) {
-            return Err(Failure::new("what arrived has another checksum than what was sent; send it again"));
+    fn piece(&mut self, piece: &Piece, bytes: &mut Bytes<'_>) -> Done {
+        self.spend(piece.len.into())?;
+        match (&mut self.open, &self.entries) {
+            (Some((index, partial)), entries) if piece.is_sound(entries[*index].size()) => {
+                partial.push(piece, bytes)
+            }
+            _ => Err(out_of_turn()),
         }
-        self.file.sync_all().map_err(|e| failed("sync the file", e))?;
-        self.directory.rename(&self.temporary, &self.name)?;
-        self.kept = true;
-        rustix::fs::fsync(&self.directory.fd).map_err(|e| failed("sync the directory", e))?;
-        Ok(found)
+    }
+
+    fn end(&mut self) -> Done {
+        let (index, partial) = self.open.take().ok_or_else(out_of_turn)?;
+        let (staged, file, hash) = partial.finish(self.entries[index].size())?;
+        self.ready(index, staged, &file, hash)
+    }
+
+    /// The size of a file that may come, by its verdict.
+    fn wanted(&self, index: usize) -> Done<u64> {
+        match (&self.entries[index].kind, self.verdicts[index]) {
+            (Kind::File { .. }, Verdict::Compare { skip: false, .. })
+                if self.directory.clash == Clash::Refuse =>
+            {
+                Err(exists())
+            }
+            (
+                Kind::File { size, .. },
+                Verdict::Send | Verdict::Partial | Verdict::Compare { skip: false, .. },
+            ) => Ok(*size),
+            _ => Err(out_of_turn()),
+        }
+    }
+
+    fn spend(&mut self, bytes: u64) -> Done {
+        self.promised = self
+            .promised
+            .checked_sub(bytes)
+            .ok_or_else(|| Failure::new("the sender sent more bytes than it offered; send it again"))?;
+        Ok(())
+    }
+
+    fn ready(&mut self, index: usize, staged: Staged<'a>, file: &File, hash: Option<blake3::Hash>) -> Done {
+        dress(file, &self.entries[index])?;
+        #[cfg(not(target_os = "linux"))]
+        file.sync_all().map_err(|error| failed("sync the file", error))?;
+        self.batch.push(Step::Publish { index, staged, hash });
+        Ok(())
+    }
+
+    /// Makes what has come durable, and gives it its final names.
+    pub fn commit(&mut self) -> Done {
+        if self.batch.iter().any(|step| matches!(step, Step::Publish { .. })) {
+            self.directory.sync()?;
+        }
+        for step in self.batch.drain(..) {
+            let (index, hash, done) = match step {
+                Step::Publish { index, staged, hash } => {
+                    (index, hash, self.directory.publish(staged, &self.entries[index].path))
+                }
+                Step::Leave { index } => (index, None, self.directory.leave(&self.entries[index])),
+            };
+            let entry = &self.entries[index];
+            if done.is_err() {
+                self.unnamed = Some(index);
+                return done;
+            }
+            self.stored.push(Stored { entry: entry.clone(), hash, begun: self.begun });
+        }
+        Ok(())
+    }
+
+    /// The group is complete: makes it and its names durable, and says what it was.
+    pub fn finish(mut self) -> Done<Vec<Stored>> {
+        if self.open.is_some() {
+            return Err(out_of_turn());
+        }
+        self.commit()?;
+        self.directory.sync()?;
+        Ok(std::mem::take(&mut self.stored))
     }
 }
 
-impl Drop for Incoming<'_> {
+impl Drop for Store<'_> {
     fn drop(&mut self) {
-        if !self.kept
-            && let Err(error) = rustix::fs::unlinkat(&self.directory.fd, &self.temporary, AtFlags::empty())
-        {
-            let path = self.directory.path.join(&self.temporary);
-            tracing::warn!(%error, path = %path.display(), "temporary file stays behind");
-        }
+        self.directory.staging.quota.release(self.promised);
     }
-}
-
-/// A new file `.NAME.multirail-XXXXXXXX`.
-fn create(directory: &Directory, name: &FileName) -> Done<(OsString, File)> {
-    let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC | OFlags::NOFOLLOW;
-    let mode = Mode::from_raw_mode(0o666);
-    let shown = &name.as_bytes()[..name.as_bytes().len().min(KEPT)];
-    for _ in 0..ATTEMPTS {
-        let mut temporary = OsString::from(".");
-        temporary.push(std::ffi::OsStr::from_bytes(shown));
-        temporary.push(format!(".multirail-{:08x}", fastrand::u32(..)));
-        match rustix::fs::openat(&directory.fd, &temporary, flags, mode) {
-            Ok(fd) => return Ok((temporary, File::from(fd))),
-            Err(Errno::EXIST) => {}
-            Err(error) => return Err(failed("create a file in the directory", error)),
-        }
-    }
-    Err(Failure::new("no temporary name is free in the directory; remove old .*.multirail-* files"))
-}
-
-fn exists() -> Failure {
-    Failure::new("a file of that name exists; rename it, or start the server with --overwrite")
-}
-
-/// What the sender is told too, so without the directory's path.
-fn failed(what: &str, error: impl Into<std::io::Error>) -> Failure {
-    let error = error.into();
-    let remedy = match error.kind() {
-        std::io::ErrorKind::StorageFull | std::io::ErrorKind::QuotaExceeded => "; make room there",
-        std::io::ErrorKind::PermissionDenied => "; check the directory's permissions",
-        _ => "",
-    };
-    Failure::new(format!("the server cannot {what}: {error}{remedy}"))
 }

@@ -1,0 +1,285 @@
+//! The conversation with a server, group by group.
+
+use std::ops::Range;
+use std::sync::mpsc;
+use std::time::Duration;
+
+use multirail::files::{Item, Kind, PROTOCOL, ToSender, ToServer, VERSION, Verdict};
+use multirail::{Access, Descriptor, Fabric, Peer, Region};
+
+use super::list::List;
+use super::mover::{Mover, Window};
+use super::packer::Packer;
+use super::plan::Plan;
+use super::progress::Progress;
+use super::source::Source;
+use super::talk::{Stop, Talk, refused, unexpected};
+use crate::cli::failure::{Done, Failure, printable};
+use crate::cli::wire::{Inbox, MESSAGE_BYTES, Outbox, PROMPT, RECEIVES};
+
+/// How long to look for the server's reason once something broke.
+const AUTOPSY: Duration = Duration::from_millis(300);
+
+/// How long the server may take to answer that we give up.
+const FAREWELL: Duration = Duration::from_secs(2);
+
+/// Most entries in a group, and bytes of files unless one file has more.
+const GROUP: (usize, u64) = (4096, 256 << 20);
+
+/// A sender that a server has welcomed.
+pub struct Sender {
+    peer: Peer,
+    pub(super) outbox: Outbox,
+    pub(super) talk: Talk,
+    region: Region,
+    mover: Mover,
+    /// Holes are not sent.
+    pub(super) sparse: bool,
+    /// The entry at hand, for the sentence if it ends there.
+    at: usize,
+}
+
+/// What became of an entry.
+#[derive(Debug, Default, Clone, Copy)]
+pub struct Outcome {
+    /// Bytes that went over the wire.
+    pub sent: u64,
+    /// Of these, bytes that the server had stored from an earlier attempt.
+    pub again: u64,
+    /// It was at the server already.
+    pub same: bool,
+    /// Something else of its name stays at the server.
+    pub skipped: bool,
+    /// Of a file without holes.
+    pub hash: Option<blake3::Hash>,
+}
+
+impl Sender {
+    /// Hears the server's welcome, and says what will come.
+    pub fn greet(fabric: &Fabric, peer: &Peer, list: &List, resume: bool, sparse: bool) -> Done<Self> {
+        let inbox = Inbox::new(fabric.recv_pool(RECEIVES, MESSAGE_BYTES)?, peer);
+        let mut outbox = Outbox::new(fabric, peer)?;
+        let mut talk = Talk::new(inbox, multirail::files::Layout::OFFERED);
+        let (layout, descriptor) = match talk.hear_within(PROMPT)? {
+            ToSender::Welcome { protocol: PROTOCOL, version: VERSION, layout, region } => (layout, region),
+            ToSender::Welcome { protocol: PROTOCOL, version, .. } => {
+                return Err(Failure::new(format!(
+                    "the server speaks version {version}, this sender {VERSION}; run the same multirail on both sides"
+                )));
+            }
+            ToSender::Refused(reason) => return Err(refused(&reason)),
+            _ => return Err(Failure::new("that address is no `multirail serve`")),
+        };
+        let remote = peer.import(&Descriptor::from_bytes(&descriptor)?)?;
+        if !layout.is_sound() || (remote.len() as u64) < layout.total() {
+            return Err(Failure::new(
+                "the server's windows make no sense; run the same multirail on both sides",
+            ));
+        }
+        talk.divide(layout);
+        outbox.say(&ToServer::Hello { total: list.total, resume })?;
+        match talk.hear()? {
+            ToSender::Ready => {}
+            other => return Err(unexpected(other)),
+        }
+        let region = fabric.alloc(layout.total() as usize, Access::LOCAL)?;
+        let mover = Mover::new(peer, &region, remote, layout);
+        Ok(Self { peer: peer.clone(), outbox, talk, region, mover, sparse, at: 0 })
+    }
+
+    /// Sends the next group of `list`, from entry `first` on. The group is durable at the
+    /// server on return.
+    pub fn group(&mut self, list: &List, first: usize, progress: &mut Progress) -> Done<Vec<Outcome>> {
+        self.at = first;
+        self.whole_group(list, first, progress).map_err(|stop| {
+            let failure = self.give_up(stop);
+            failure.within(format!("{} was not sent", list.entries[self.at].path))
+        })
+    }
+
+    fn whole_group(
+        &mut self,
+        list: &List,
+        first: usize,
+        progress: &mut Progress,
+    ) -> Result<Vec<Outcome>, Stop> {
+        let (range, verdicts) = self.offer(list, first)?;
+        let mut plans = Vec::with_capacity(range.len());
+        for ((index, at), verdict) in (0..).zip(range.clone()).zip(verdicts) {
+            self.at = at;
+            let entry = &list.entries[at];
+            plans.push(self.plan(index, entry, verdict, || open(list, at))?);
+        }
+        self.at = first;
+        let outcomes = self.windows(list, range, plans, progress)?;
+        progress.now("the server syncs it to disk");
+        self.outbox.say(&ToServer::Commit { next: self.talk.next })?;
+        match self.talk.hear()? {
+            ToSender::Stored => Ok(outcomes),
+            other => Err(Stop::Answered(unexpected(other))),
+        }
+    }
+
+    /// Offers as many entries as make a group; the server's verdict on each.
+    fn offer(&mut self, list: &List, first: usize) -> Result<(Range<usize>, Vec<Verdict>), Stop> {
+        let (mut table, mut end, mut bytes) = (Vec::new(), first, 0_u64);
+        for entry in &list.entries[first..] {
+            let len = table.len();
+            entry.encode(&mut table).map_err(Failure::new)?;
+            bytes = bytes.saturating_add(entry.data());
+            let full = table.len() > self.talk.layout.table as usize || end - first == GROUP.0;
+            if end > first && (full || bytes > GROUP.1) {
+                table.truncate(len);
+                break;
+            }
+            end += 1;
+        }
+        self.talk.await_free()?;
+        let (sequence, len) = (self.talk.next, table.len() as u32);
+        self.region.copy_in(self.talk.layout.table_at(sequence), &table).map_err(Failure::from)?;
+        self.talk.take_window();
+        self.mover.move_window(Window { sequence, table: len, data: 0 })?;
+        self.outbox.say(&ToServer::Offer { sequence, table: len })?;
+        let mut verdicts = vec![None; end - first];
+        let mut missing = verdicts.len();
+        while missing > 0 {
+            match self.talk.hear()? {
+                ToSender::Verdicts { first, verdicts: some } => {
+                    for (at, verdict) in (first as usize..).zip(some) {
+                        let place = verdicts.get_mut(at).filter(|place| place.is_none());
+                        let place = place.ok_or_else(|| Failure::new("the server judged something else"))?;
+                        *place = Some(verdict);
+                        missing -= 1;
+                    }
+                }
+                other => return Err(Stop::Answered(unexpected(other))),
+            }
+        }
+        Ok((first..end, verdicts.into_iter().flatten().collect()))
+    }
+
+    /// Reads and hashes windows here while a thread moves those before.
+    fn windows(
+        &mut self,
+        list: &List,
+        range: Range<usize>,
+        plans: Vec<Plan>,
+        progress: &mut Progress,
+    ) -> Result<Vec<Outcome>, Stop> {
+        let (region, sparse, at) = (&self.region, self.sparse, &mut self.at);
+        let (talk, outbox, mover, peer) = (&mut self.talk, &mut self.outbox, &self.mover, &self.peer);
+        std::thread::scope(|scope| {
+            let (filled, to_move) = mpsc::sync_channel::<Window>(talk.layout.windows as usize);
+            let moving = scope.spawn(move || {
+                let moved = to_move.iter().try_for_each(|window| {
+                    let Window { sequence, table, data } = window;
+                    progress.moving(data.into())?;
+                    mover.move_window(window)?;
+                    outbox.say(&ToServer::Filled { sequence, table, data })
+                });
+                if moved.is_err() {
+                    // The reader may wait for a window that will never be free again.
+                    // First it may hear the server's reason, if there is one.
+                    let _ = multirail::wait(peer.closed(), AUTOPSY);
+                    peer.disconnect();
+                }
+                moved
+            });
+            let read = pack(list, range, plans, Packer::new(talk, region, filled), sparse, at);
+            let moved = moving.join().unwrap_or_else(|_| Err(Failure::new("the moving thread panicked")));
+            match (read, moved) {
+                (Err(Stop::Answered(failure)), _) => Err(Stop::Answered(failure)),
+                (_, Err(failure)) | (Err(Stop::Broken(failure)), Ok(())) => Err(Stop::Broken(failure)),
+                (Ok(outcomes), Ok(())) => Ok(outcomes),
+            }
+        })
+    }
+
+    /// Ends the conversation, or rather gives the server's reason if it gave one: that
+    /// says more than the broken connection that follows it.
+    fn give_up(&mut self, stop: Stop) -> Failure {
+        let failure = match stop {
+            Stop::Answered(failure) => return failure,
+            Stop::Broken(failure) => failure,
+        };
+        if let Some(reason) = self.talk.refusal(AUTOPSY) {
+            return refused(&reason);
+        }
+        if !self.peer.is_alive() {
+            return Failure::new(format!("{}; once it is back, go on with --resume", failure.sentence()));
+        }
+        // If this is not taken, the server sees us leave instead.
+        if self.outbox.say(&ToServer::Abandon(printable(failure.sentence()))).is_ok() {
+            // It answers with a refusal; leaving earlier might drop our word unread.
+            self.talk.refusal(FAREWELL);
+        }
+        failure
+    }
+
+    /// Says goodbye.
+    pub fn leave(mut self) -> Done {
+        self.outbox.say(&ToServer::Bye)?;
+        match self.talk.hear_within(PROMPT)? {
+            ToSender::Farewell => {
+                self.peer.disconnect();
+                Ok(())
+            }
+            other => Err(unexpected(other)),
+        }
+    }
+}
+
+fn open(list: &List, at: usize) -> Done<Source> {
+    Source::open(list.path(at), list.entries[at].size(), list.entries[at].path.is_top())
+}
+
+/// Packs the entries of a group as planned; `at` is the one at hand.
+fn pack(
+    list: &List,
+    range: Range<usize>,
+    plans: Vec<Plan>,
+    mut packer: Packer<'_>,
+    sparse: bool,
+    at: &mut usize,
+) -> Result<Vec<Outcome>, Stop> {
+    let mut outcomes = Vec::with_capacity(plans.len());
+    for ((index, number), plan) in (0..).zip(range).zip(plans) {
+        *at = number;
+        let (entry, mut outcome) = (&list.entries[number], Outcome::default());
+        match plan {
+            Plan::Skip => outcome.skipped = true,
+            Plan::Have => outcome.same = true,
+            Plan::Same => {
+                outcome.same = true;
+                packer.item(&Item::Same { index })?;
+            }
+            Plan::Make => packer.item(&Item::Make { index })?,
+            Plan::Whole => {
+                let source = open(list, number)?;
+                outcome.hash = Some(packer.whole(index, &source, entry.size() as usize)?);
+                outcome.sent = entry.size();
+            }
+            Plan::Pieces(mut plan) => {
+                let source = open(list, number)?;
+                let mut pieces = source.pieces(sparse);
+                let mut next = || pieces.next().map_err(|error| source.unreadable(&error));
+                packer.item(&Item::Begin { index, keep: plan.keep })?;
+                for _ in 0..plan.keep {
+                    next()?;
+                }
+                while let Some(range) = next()? {
+                    outcome.sent += range.end - range.start;
+                    plan.hash.push(&packer.piece(&source, range)?);
+                }
+                source.is_whole()?;
+                packer.item(&Item::End)?;
+                outcome.again = plan.again;
+                outcome.hash = plan.hash.finish(entry.size());
+            }
+        }
+        debug_assert!(outcome.sent == 0 || matches!(entry.kind, Kind::File { .. }));
+        outcomes.push(outcome);
+    }
+    packer.finish()?;
+    Ok(outcomes)
+}

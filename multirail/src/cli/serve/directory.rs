@@ -1,0 +1,198 @@
+//! The directory that files are stored in.
+
+use std::fs::File;
+use std::os::fd::OwnedFd;
+use std::path::PathBuf;
+
+use multirail::files::{Entry, Mtime, TreePath};
+use rustix::fs::{AtFlags, CWD, Mode, OFlags, RenameFlags, Stat, Timespec, Timestamps, UTIME_OMIT};
+use rustix::io::Errno;
+
+use super::beneath;
+use super::quota::Quota;
+use super::reason::failed;
+use super::staged::Staged;
+use super::staging::Staging;
+use crate::cli::failure::{Done, Failure};
+
+/// Numbers tried behind a name that is taken.
+const RENAMES: usize = 10_000;
+
+/// What happens to a file whose name is taken.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub enum Clash {
+    /// Refuse it, and end the conversation
+    Refuse,
+    /// Replace what is there
+    Overwrite,
+    /// Store it as NAME.1, NAME.2, ...
+    Rename,
+    /// Keep what is there, and go on
+    Skip,
+}
+
+/// Where files are stored.
+pub struct Directory {
+    fd: OwnedFd,
+    /// Files that are not whole yet.
+    pub staging: Staging,
+    /// The rule for names that are taken.
+    pub clash: Clash,
+}
+
+impl Directory {
+    /// Opens a directory, and locks it for this server.
+    pub fn open(path: PathBuf, clash: Clash, quota: Quota) -> Done<Self> {
+        let unusable = |error: Errno, advice| {
+            let reason = std::io::Error::from(error);
+            Failure::new(format!("cannot open the directory {}: {reason}; {advice}", path.display()))
+        };
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let fd = rustix::fs::openat(CWD, &path, flags, Mode::empty())
+            .map_err(|error| unusable(error, "create it first"))?;
+        let again = fd.try_clone().map_err(|error| failed("open the directory twice", error))?;
+        Ok(Self { staging: Staging::open(again, quota)?, fd, clash })
+    }
+
+    /// The directory that `path` lies in.
+    pub fn parent(&self, path: &TreePath) -> Done<OwnedFd> {
+        beneath::open(&self.fd, path.parent()).map_err(misplaced)
+    }
+
+    /// What is there under the name of `path`, if anything.
+    pub fn look(&self, path: &TreePath) -> Done<Option<Stat>> {
+        let parent = match beneath::open(&self.fd, path.parent()) {
+            Err(Errno::NOENT) => return Ok(None),
+            opened => opened.map_err(misplaced)?,
+        };
+        match rustix::fs::statat(&parent, path.name_os(), AtFlags::SYMLINK_NOFOLLOW) {
+            Err(Errno::NOENT) => Ok(None),
+            found => found.map(Some).map_err(|error| failed("look for the name in the directory", error)),
+        }
+    }
+
+    /// Opens a regular file that is there.
+    pub fn file(&self, path: &TreePath) -> Done<File> {
+        let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+        let opened = rustix::fs::openat(self.parent(path)?, path.name_os(), flags, Mode::empty());
+        Ok(File::from(opened.map_err(|error| failed("read the file that is there", error))?))
+    }
+
+    /// Makes a directory, or uses the one that is there.
+    pub fn make(&self, path: &TreePath) -> Done {
+        match rustix::fs::mkdirat(self.parent(path)?, path.name_os(), Mode::RWXU) {
+            Err(Errno::EXIST) => {
+                let fd = beneath::open(&self.fd, path.as_bytes()).map_err(misplaced)?;
+                let mode = rustix::fs::fstat(&fd).map(|stat| Mode::from_raw_mode(stat.st_mode));
+                // It gets its mode back with the last of what lies in it.
+                match mode {
+                    Ok(mode) if !mode.contains(Mode::RWXU) => rustix::fs::fchmod(&fd, mode | Mode::RWXU),
+                    mode => mode.map(drop),
+                }
+                .map_err(|error| failed("use the directory that is there", error))
+            }
+            made => made.map_err(|error| failed("create a directory", error)),
+        }
+    }
+
+    /// Sets mode and time of a directory.
+    pub fn leave(&self, entry: &Entry) -> Done {
+        let fd = beneath::open(&self.fd, entry.path.as_bytes()).map_err(misplaced)?;
+        dress(&File::from(fd), entry)
+    }
+
+    /// Makes everything durable that was written so far.
+    pub fn sync(&self) -> Done {
+        #[cfg(target_os = "linux")]
+        let synced = rustix::fs::syncfs(&self.fd);
+        // Elsewhere every file is synced when it is whole, see `Batch::publish`.
+        #[cfg(not(target_os = "linux"))]
+        let synced = rustix::fs::fsync(&self.fd);
+        synced.map_err(|error| failed("sync the files", error))
+    }
+
+    /// Gives a staged file its final name, by the rule for names that are taken.
+    pub fn publish(&self, staged: Staged<'_>, path: &TreePath) -> Done {
+        let (parent, from) = (self.parent(path)?, &self.staging.fd);
+        let name = path.name_os();
+        let exclusively = |to: &std::ffi::OsStr| rename_exclusively(from, staged.name(), &parent, to);
+        let renamed = match self.clash {
+            Clash::Overwrite => rustix::fs::renameat(from, staged.name(), &parent, name),
+            Clash::Refuse | Clash::Skip => exclusively(name),
+            Clash::Rename => match exclusively(name) {
+                Err(Errno::EXIST) => (1..RENAMES)
+                    .map(|n| exclusively(&numbered(path.name(), n)))
+                    .find(|renamed| *renamed != Err(Errno::EXIST))
+                    .unwrap_or(Err(Errno::EXIST)),
+                renamed => renamed,
+            },
+        };
+        match renamed {
+            Ok(()) => staged.named(),
+            Err(Errno::EXIST) if self.clash == Clash::Skip => {}
+            Err(Errno::EXIST) => return Err(exists()),
+            Err(Errno::ISDIR | Errno::NOTEMPTY) => {
+                return Err(Failure::new("a directory of that name exists; remove or rename it"));
+            }
+            Err(error) => return Err(failed("rename the whole file", error)),
+        }
+        self.staging.discard(path);
+        #[cfg(not(target_os = "linux"))]
+        rustix::fs::fsync(&parent).map_err(|error| failed("sync the directory", error))?;
+        Ok(())
+    }
+}
+
+/// Sets mode and time of a file or directory.
+pub fn dress(file: &File, entry: &Entry) -> Done {
+    rustix::fs::fchmod(file, Mode::from_raw_mode(entry.mode.into()))
+        .and_then(|()| rustix::fs::futimens(file, &times(entry.mtime)))
+        .map_err(|error| failed("set mode and time", error))
+}
+
+/// A time of modification for the system.
+pub fn times(mtime: Mtime) -> Timestamps {
+    Timestamps {
+        last_access: Timespec { tv_sec: 0, tv_nsec: UTIME_OMIT as _ },
+        last_modification: Timespec { tv_sec: mtime.seconds, tv_nsec: mtime.nanoseconds.into() },
+    }
+}
+
+/// Why a file is refused whose name is taken.
+pub fn exists() -> Failure {
+    Failure::new("a file of that name exists; rename it, or start the server with --on-clash overwrite")
+}
+
+fn rename_exclusively(
+    from: &OwnedFd,
+    name: &str,
+    to: &OwnedFd,
+    new: &std::ffi::OsStr,
+) -> rustix::io::Result<()> {
+    match rustix::fs::renameat_with(from, name, to, new, RenameFlags::NOREPLACE) {
+        // File systems without that flag: a link refuses an existing name as well.
+        Err(Errno::INVAL | Errno::NOSYS | Errno::NOTSUP) => {
+            rustix::fs::linkat(from, name, to, new, AtFlags::empty())
+                .and_then(|()| rustix::fs::unlinkat(from, name, AtFlags::empty()))
+        }
+        renamed => renamed,
+    }
+}
+
+/// `NAME.n`, with the name cut where that would be too long.
+fn numbered(name: &[u8], n: usize) -> std::ffi::OsString {
+    use std::os::unix::ffi::OsStringExt;
+    let suffix = format!(".{n}");
+    let kept = name.len().min(TreePath::LONGEST_NAME - suffix.len());
+    std::ffi::OsString::from_vec([&name[..kept], suffix.as_bytes()].concat())
+}
+
+fn misplaced(error: Errno) -> Failure {
+    Failure::new(match error {
+        Errno::LOOP => "a symbolic link is in its way; the server follows none",
+        Errno::NOTDIR => "something that is no directory is in its way; remove or rename it",
+        Errno::XDEV => "another file system is mounted in its way; serve that directory itself",
+        Errno::NOENT => "its directory does not exist",
+        error => return failed("open its directory", error),
+    })
+}

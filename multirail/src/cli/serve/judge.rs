@@ -1,0 +1,98 @@
+//! What to do with each entry that a sender offers.
+
+use std::io;
+
+use multirail::files::{Entry, Kind, Verdict};
+use rustix::fs::{FileType, Stat};
+
+use super::directory::{Clash, Directory, exists};
+use super::reason::failed;
+use super::store::Store;
+use crate::cli::content;
+use crate::cli::failure::{Done, Failure};
+
+/// Most entries in a group.
+const MOST: usize = 1 << 13;
+
+/// Judges entries, and promises room for what may come. `wanted` says whether the
+/// sender still waits for it.
+pub fn judge<'a>(
+    directory: &'a Directory,
+    entries: Vec<Entry>,
+    resume: bool,
+    wanted: &dyn Fn() -> bool,
+) -> Done<(Store<'a>, Vec<Verdict>)> {
+    if entries.len() > MOST {
+        return Err(Failure::new(format!("the sender offers more than {MOST} files at once")));
+    }
+    let (mut verdicts, mut bytes) = (Vec::with_capacity(entries.len()), 0_u64);
+    for entry in &entries {
+        let verdict = one(directory, entry, resume, wanted)
+            .map_err(|failure| failure.within(format!("{} was not stored", entry.path)))?;
+        bytes = bytes.saturating_add(match verdict {
+            Verdict::Skip | Verdict::Have => 0,
+            Verdict::Partial => {
+                entry.data().saturating_sub(directory.staging.bytes(&entry.path).unwrap_or(0))
+            }
+            Verdict::Compare { skip: true, .. } => 0,
+            Verdict::Send | Verdict::Compare { .. } => entry.data(),
+        });
+        verdicts.push(verdict);
+    }
+    let first = entries.first().map_or_else(String::new, |entry| entry.path.to_string());
+    directory
+        .staging
+        .quota
+        .reserve(bytes)
+        .map_err(|failure| failure.within(format!("{first} was not stored")))?;
+    Ok((Store::new(directory, entries, verdicts.clone(), bytes), verdicts))
+}
+
+fn one(directory: &Directory, entry: &Entry, resume: bool, wanted: &dyn Fn() -> bool) -> Done<Verdict> {
+    let is_file = matches!(entry.kind, Kind::File { .. });
+    if is_file && !resume {
+        directory.staging.discard(&entry.path);
+    }
+    let Some(found) = directory.look(&entry.path)? else {
+        let partial = is_file && resume && directory.staging.bytes(&entry.path).is_some();
+        return Ok(if partial { Verdict::Partial } else { Verdict::Send });
+    };
+    let skip = directory.clash == Clash::Skip;
+    match (&entry.kind, FileType::from_raw_mode(found.st_mode)) {
+        (Kind::Directory | Kind::Leave, FileType::Directory) => return Ok(Verdict::Send),
+        (Kind::Directory | Kind::Leave, _) => {
+            return Err(Failure::new("a file has the name of this directory; remove or rename it"));
+        }
+        (Kind::File { size, .. }, FileType::RegularFile) if resume && is_size(&found, *size) => {
+            return Ok(Verdict::Compare { digest: digest(directory, entry, wanted)?, skip });
+        }
+        (Kind::Link { target }, FileType::Symlink) if resume => {
+            let parent = directory.parent(&entry.path)?;
+            let there = rustix::fs::readlinkat(parent, entry.path.name_os(), Vec::new());
+            if there.is_ok_and(|there| there.as_bytes() == target) {
+                return Ok(Verdict::Have);
+            }
+        }
+        _ => {}
+    }
+    match directory.clash {
+        Clash::Skip => Ok(Verdict::Skip),
+        Clash::Refuse => Err(exists()),
+        Clash::Overwrite | Clash::Rename => {
+            let partial = is_file && resume && directory.staging.bytes(&entry.path).is_some();
+            Ok(if partial { Verdict::Partial } else { Verdict::Send })
+        }
+    }
+}
+
+fn is_size(found: &Stat, size: u64) -> bool {
+    u64::try_from(found.st_size) == Ok(size)
+}
+
+fn digest(directory: &Directory, entry: &Entry, wanted: &dyn Fn() -> bool) -> Done<[u8; 32]> {
+    let file = directory.file(&entry.path)?;
+    content::digest(&file, entry.size(), wanted).map_err(|error| match error.kind() {
+        io::ErrorKind::Interrupted => Failure::new("the sender is gone"),
+        _ => failed("read the file that is there", error),
+    })
+}

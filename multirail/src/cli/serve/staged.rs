@@ -1,0 +1,75 @@
+//! One file of the staging directory, until it has its final name.
+
+use super::staging::Staging;
+
+/// A file or link in the staging directory. Dropped without its final name, a
+/// temporary one is removed; a partial one stays if any piece of it is stored.
+pub struct Staged<'a> {
+    staging: &'a Staging,
+    name: String,
+    slot: bool,
+    /// Bytes counted against the quota.
+    bytes: u64,
+    named: bool,
+}
+
+impl<'a> Staged<'a> {
+    /// A whole one.
+    pub(super) fn temporary(staging: &'a Staging, name: String) -> Self {
+        Self { staging, name, slot: false, bytes: 0, named: false }
+    }
+
+    /// A partial one, whose slot the caller has made busy.
+    pub(super) fn slot(staging: &'a Staging, name: String, bytes: u64) -> Self {
+        Self { staging, name, slot: true, bytes, named: false }
+    }
+
+    /// Its name in the staging directory.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Counts bytes stored in it.
+    pub fn add(&mut self, bytes: u64) {
+        self.bytes += bytes;
+    }
+
+    /// Bytes stored in it.
+    pub fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// Sets the bytes to fewer: the rest is the caller's again.
+    pub fn shrink(&mut self, bytes: u64) -> u64 {
+        std::mem::replace(&mut self.bytes, bytes) - bytes
+    }
+
+    /// It has its final name: only its journal is left to remove.
+    pub fn named(mut self) {
+        self.named = true;
+        if self.slot {
+            self.staging.remove(&format!("{}.journal", self.name));
+        }
+    }
+}
+
+impl Drop for Staged<'_> {
+    fn drop(&mut self) {
+        if self.slot && !self.named && self.bytes > 0 {
+            if let Some(slot) = self.staging.lock().get_mut(&self.name) {
+                (slot.busy, slot.bytes) = (false, self.bytes);
+            }
+            return;
+        }
+        if !self.named {
+            self.staging.remove(&self.name);
+            self.staging.quota.release(self.bytes);
+            if self.slot {
+                self.staging.remove(&format!("{}.journal", self.name));
+            }
+        }
+        if self.slot {
+            self.staging.lock().remove(&self.name);
+        }
+    }
+}

@@ -1,0 +1,155 @@
+//! Bytes of large files and their checksums.
+
+use std::ops::Range;
+
+use blake3::hazmat::{HasherExt, Mode, merge_subtrees_non_root, merge_subtrees_root};
+use serde::{Deserialize, Serialize};
+
+/// Files are cut at multiples of this: a journal has one entry per piece. Files up to
+/// this long go whole.
+pub const CHUNK: u64 = 1 << 20;
+
+/// Some bytes of a large file, within one chunk.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Piece {
+    /// Where they lie in the file.
+    pub offset: u64,
+    /// How many they are, at least one.
+    pub len: u32,
+    /// Their [`PieceHash`].
+    pub hash: [u8; 32],
+}
+
+impl Piece {
+    /// One past the last byte.
+    pub fn end(&self) -> u64 {
+        self.offset.saturating_add(u64::from(self.len))
+    }
+
+    /// Whether it has bytes, lies within one chunk and in a file of `size` bytes.
+    pub fn is_sound(&self, size: u64) -> bool {
+        let end = self.offset.checked_add(u64::from(self.len)).filter(|&end| end <= size);
+        self.len > 0 && end.is_some_and(|end| end - self.offset / CHUNK * CHUNK <= CHUNK)
+    }
+}
+
+/// The first piece of an extent: up to the next multiple of [`CHUNK`].
+pub fn next_piece(extent: &Range<u64>) -> Range<u64> {
+    extent.start..extent.end.min((extent.start / CHUNK + 1).saturating_mul(CHUNK))
+}
+
+/// The checksum of a piece. At a multiple of [`CHUNK`] it is the chaining value of
+/// that subtree of the file's BLAKE3, elsewhere the BLAKE3 of the bytes alone.
+pub struct PieceHash {
+    hasher: blake3::Hasher,
+    subtree: bool,
+}
+
+impl PieceHash {
+    /// Of a piece that starts at `offset` and is within one chunk.
+    pub fn new(offset: u64) -> Self {
+        let (mut hasher, subtree) = (blake3::Hasher::new(), offset.is_multiple_of(CHUNK));
+        if subtree {
+            hasher.set_input_offset(offset);
+        }
+        Self { hasher, subtree }
+    }
+
+    /// Of all the piece's bytes.
+    pub fn of(offset: u64, bytes: &[u8]) -> [u8; 32] {
+        let mut hash = Self::new(offset);
+        hash.update(bytes);
+        hash.finish()
+    }
+
+    /// Takes the next bytes.
+    pub fn update(&mut self, bytes: &[u8]) {
+        self.hasher.update(bytes);
+    }
+
+    /// The checksum.
+    pub fn finish(&self) -> [u8; 32] {
+        match self.subtree {
+            true => self.hasher.finalize_non_root(),
+            false => self.hasher.finalize().into(),
+        }
+    }
+}
+
+/// The BLAKE3 of a file out of its pieces, as long as they leave no hole.
+#[derive(Default)]
+pub struct FileHash {
+    /// Complete subtrees, largest first, and the latest piece.
+    stack: Vec<[u8; 32]>,
+    latest: Option<[u8; 32]>,
+    chunks: u64,
+    end: u64,
+    holes: bool,
+}
+
+impl FileHash {
+    /// Takes the next piece, in ascending order.
+    pub fn push(&mut self, piece: &Piece) {
+        self.holes |= piece.offset != self.end || !piece.offset.is_multiple_of(CHUNK);
+        self.end = piece.end();
+        // A subtree is joined only when more follows: the last join makes the root.
+        if let Some(mut subtree) = self.latest.replace(piece.hash) {
+            self.chunks += 1;
+            for _ in 0..self.chunks.trailing_zeros() {
+                if let Some(left) = self.stack.pop() {
+                    subtree = merge_subtrees_non_root(&left, &subtree, Mode::Hash);
+                }
+            }
+            self.stack.push(subtree);
+        }
+    }
+
+    /// The BLAKE3 of the file's `size` bytes; `None` if it has holes, or is one piece.
+    pub fn finish(mut self, size: u64) -> Option<blake3::Hash> {
+        if self.holes || self.end != size {
+            return None;
+        }
+        let (mut right, first) = (self.latest?, (!self.stack.is_empty()).then(|| self.stack.remove(0))?);
+        for left in self.stack.iter().rev() {
+            right = merge_subtrees_non_root(left, &right, Mode::Hash);
+        }
+        Some(merge_subtrees_root(&first, &right, Mode::Hash))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pieces_make_the_hash_of_the_file() {
+        let mut bytes = vec![0; 9 * CHUNK as usize + 77];
+        fastrand::Rng::with_seed(1).fill(&mut bytes);
+        for len in [CHUNK + 1, 2 * CHUNK, 3 * CHUNK + 5, 4 * CHUNK, 7 * CHUNK - 1, bytes.len() as u64] {
+            let (mut whole, mut at) = (FileHash::default(), 0);
+            while at < len {
+                let range = next_piece(&(at..len));
+                let content = &bytes[range.start as usize..range.end as usize];
+                let piece = Piece { offset: at, len: content.len() as u32, hash: PieceHash::of(at, content) };
+                assert!(piece.is_sound(len) && !piece.is_sound(range.end - 1));
+                whole.push(&piece);
+                at = range.end;
+            }
+            assert_eq!(whole.finish(len), Some(blake3::hash(&bytes[..len as usize])), "{len}");
+        }
+    }
+
+    #[test]
+    fn holes_and_odd_pieces() {
+        let piece = |offset, len| Piece { offset, len, hash: [0; 32] };
+        assert!(piece(CHUNK - 1, 1).is_sound(CHUNK) && piece(CHUNK, 1 << 20).is_sound(2 * CHUNK));
+        for odd in [piece(0, 0), piece(1, 1 << 20), piece(u64::MAX, 1), piece(u64::MAX - 1, 9)] {
+            assert!(!odd.is_sound(u64::MAX), "{odd:?}");
+        }
+        let mut hash = FileHash::default();
+        hash.push(&piece(0, 4096));
+        hash.push(&piece(CHUNK, 4096));
+        assert_eq!(hash.finish(CHUNK + 4096), None);
+        assert_eq!(PieceHash::of(4096, b"x"), *blake3::hash(b"x").as_bytes());
+    }
+}

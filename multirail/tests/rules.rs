@@ -1,0 +1,144 @@
+//! Rules of `multirail serve`: its quota, and names that are taken.
+#![cfg(target_os = "linux")]
+
+mod process;
+mod tree;
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use process::{LIMIT, Running, run};
+use rustix::process::Signal;
+use tempfile::TempDir;
+
+fn text(path: &Path) -> &str {
+    path.to_str().expect("UTF-8 path")
+}
+
+/// A directory `tree` with `a`, `b` and `sub/c`.
+fn small(from: &TempDir) -> PathBuf {
+    let tree = from.path().join("tree");
+    fs::create_dir_all(tree.join("sub")).unwrap();
+    for name in ["a", "b", "sub/c"] {
+        fs::write(tree.join(name), format!("new {name}")).unwrap();
+    }
+    tree
+}
+
+/// Sends `small` to a server with `rule` where `tree/b` is taken; whether that succeeded,
+/// what was said, and what is in `tree/b` now.
+fn clash(rule: &[&str], into: &TempDir) -> (bool, String, String) {
+    let from = TempDir::new().unwrap();
+    let tree = small(&from);
+    fs::create_dir(into.path().join("tree")).unwrap();
+    fs::write(into.path().join("tree/b"), "old").unwrap();
+    let (_server, address) = Running::server(&[&["serve", "--into", text(into.path())], rule].concat());
+    let (done, rows, said) = run(&["send", text(&tree), "--to", &address]);
+    (done, rows + &said, fs::read_to_string(into.path().join("tree/b")).unwrap())
+}
+
+#[test]
+fn refuse() {
+    for rule in [&[][..], &["--on-clash", "refuse"]] {
+        let into = TempDir::new().unwrap();
+        let (done, said, b) = clash(rule, &into);
+        assert!(!done && said.contains("tree/b was not stored") && said.contains("exists"), "{said}");
+        assert_eq!(b, "old");
+        assert!(!into.path().join("tree/a").exists(), "refused before bytes move");
+    }
+}
+
+#[test]
+fn overwrite() {
+    for rule in [&["--overwrite"][..], &["--on-clash", "overwrite"]] {
+        let into = TempDir::new().unwrap();
+        let (done, said, b) = clash(rule, &into);
+        assert!(done, "{said}");
+        assert_eq!(b, "new b");
+        assert_eq!(tree::facts(into.path()).len(), 5);
+    }
+}
+
+#[test]
+fn rename() {
+    let into = TempDir::new().unwrap();
+    fs::create_dir(into.path().join("other")).unwrap();
+    let (done, said, b) = clash(&["--on-clash", "rename"], &into);
+    assert!(done, "{said}");
+    assert_eq!(b, "old");
+    assert_eq!(fs::read_to_string(into.path().join("tree/b.1")).unwrap(), "new b");
+    assert_eq!(fs::read_to_string(into.path().join("tree/sub/c")).unwrap(), "new sub/c");
+}
+
+#[test]
+fn skip() {
+    let into = TempDir::new().unwrap();
+    let (done, said, b) = clash(&["--on-clash", "skip"], &into);
+    assert!(done && said.contains("1 were skipped"), "{said}");
+    assert_eq!(b, "old");
+    assert_eq!(fs::read_to_string(into.path().join("tree/sub/c")).unwrap(), "new sub/c");
+}
+
+#[test]
+fn files_and_directories_never_replace_each_other() {
+    let (from, into) = (TempDir::new().unwrap(), TempDir::new().unwrap());
+    let tree = small(&from);
+    fs::create_dir_all(into.path().join("tree/a")).unwrap();
+    let (_server, address) =
+        Running::server(&["serve", "--into", text(into.path()), "--on-clash", "overwrite"]);
+    let (done, _, said) = run(&["send", text(&tree), "--to", &address]);
+    assert!(!done && said.contains("a directory of that name exists"), "{said}");
+    fs::remove_dir_all(into.path().join("tree")).unwrap();
+    fs::write(into.path().join("tree"), "file").unwrap();
+    let (done, _, said) = run(&["send", text(&tree), "--to", &address]);
+    assert!(!done && said.contains("a file has the name of this directory"), "{said}");
+}
+
+#[test]
+fn quota() {
+    let (from, into) = (TempDir::new().unwrap(), TempDir::new().unwrap());
+    let file = |name: &str, mib: usize| {
+        tree::random(&from.path().join(name), mib << 20);
+        from.path().join(name)
+    };
+    let (five, large, six, four) = (file("five", 5), file("large", 40), file("six", 6), file("four", 4));
+    let (server, address) = Running::server(&["serve", "--into", text(into.path()), "--max-bytes", "10MiB"]);
+    let send = |paths: &[&Path]| {
+        let paths: Vec<_> = paths.iter().map(|path| text(path)).collect();
+        run(&[&["send", "--to", &address, "--json", "--progress"], &paths[..]].concat())
+    };
+    let refused = |paths: &[&Path]| {
+        let (done, rows, said) = send(paths);
+        assert!(!done && said.contains("--max-bytes") && said.lines().count() == 1, "{said}");
+        assert_eq!(rows, "", "no byte moves");
+        server.await_error("--max-bytes");
+    };
+    refused(&[&large]);
+    refused(&[&five, &six]);
+    assert!(send(&[&five]).0);
+    refused(&[&six]);
+    let (done, _, said) = run(&["send", text(&six), "--to", &address, "--resume"]);
+    assert!(!done && said.contains("--max-bytes"), "resuming too: {said}");
+    server.await_error("--max-bytes");
+    assert!(send(&[&four]).0, "what was refused does not count");
+    assert_eq!(tree::facts(into.path()).len(), 2);
+}
+
+#[test]
+fn partial_files_count() {
+    let (from, into) = (TempDir::new().unwrap(), TempDir::new().unwrap());
+    let (large, other) = (from.path().join("large"), from.path().join("other"));
+    tree::random(&large, 64 << 20);
+    tree::random(&other, 50 << 20);
+    let (_server, address) = Running::server(&["serve", "--into", text(into.path()), "--max-bytes", "70MiB"]);
+    let mut sender = Running::start(&["send", text(&large), "--to", &address, "--json", "--progress"]);
+    while sender.json()["progress_bytes"].as_u64().expect("progress") < 40 << 20 {}
+    sender.signal(Signal::KILL);
+    sender.ends_within_any(LIMIT);
+    _server.await_error("large was not stored");
+    let (done, _, said) = run(&["send", text(&other), "--to", &address]);
+    assert!(!done && said.contains("--max-bytes"), "{said}");
+    let (done, _, said) = run(&["send", text(&large), "--to", &address, "--resume"]);
+    assert!(done, "{said}");
+    assert_eq!(fs::metadata(into.path().join("large")).unwrap().len(), 64 << 20);
+}
