@@ -10,7 +10,8 @@
 //!   [`Memory`] and [`HostBuffer`] own it, [`copy`] moves it.
 //! - [`Peer`] and its operations, with [`WriteOptions`] and [`Pages`]; [`Op`] is
 //!   their future, [`ImmCounter`] and [`RecvPool`] the other side of them.
-//! - [`Bootstrap`], [`Listener`]: how peers find each other; TCP is built in.
+//! - [`Bootstrap`], [`Listener`]: how peers find each other; TCP is built in. A
+//!   [`Token`] keeps strangers out, [`Fabric::tenant`] keeps peers apart.
 //! - [`Clock`]: time is injected, as is every seed.
 //! - [`spi`]: what a backend implements.
 //!
@@ -77,7 +78,11 @@ mod watchers;
 mod worker;
 
 pub use buffer::HostBuffer;
-pub use control::{Acceptor, Bootstrap, Channel, Listener, MAX_FRAME, RecvHalf, SendHalf, TcpBootstrap};
+#[cfg(feature = "tls")]
+pub use control::TlsBootstrap;
+pub use control::{
+    Acceptor, Bootstrap, Channel, Incoming, Listener, MAX_FRAME, RecvHalf, SendHalf, TcpBootstrap, Token,
+};
 pub use descriptor::Descriptor;
 pub use doorbell::{Bell, Doorbell};
 pub use engine::{Progress, RailCounters};
