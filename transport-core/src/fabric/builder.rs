@@ -125,6 +125,12 @@ impl FabricBuilder {
         self
     }
 
+    #[cfg(test)]
+    pub(crate) fn handshake_limit(mut self, span: Duration) -> Self {
+        self.settings.handshake_limit = span;
+        self
+    }
+
     /// How peers find each other and exchange control frames. Default TCP.
     pub fn bootstrap(mut self, bootstrap: Arc<dyn Bootstrap>) -> Self {
         self.bootstrap = bootstrap;
