@@ -177,7 +177,11 @@ impl Frame {
             Self::Found { descriptor, .. } => {
                 within("bytes of a descriptor", descriptor.as_ref().map_or(0, Vec::len), MAX_DESCRIPTOR)?;
             }
-            Self::Proof { .. } | Self::Ready | Self::Heartbeat { .. } | Self::Revoked { .. } | Self::Goodbye => {}
+            Self::Proof { .. }
+            | Self::Ready
+            | Self::Heartbeat { .. }
+            | Self::Revoked { .. }
+            | Self::Goodbye => {}
         }
         Ok(())
     }

@@ -33,7 +33,9 @@ impl Token {
         let why = match bytes.len() {
             SHORTEST..=LONGEST => return Ok(Self(Arc::new(Zeroizing::new(bytes.to_vec())))),
             len if len < SHORTEST => {
-                format!("{len} bytes can be guessed, at least {SHORTEST} are needed: make one by `openssl rand -hex 32`")
+                format!(
+                    "{len} bytes can be guessed, at least {SHORTEST} are needed: make one by `openssl rand -hex 32`"
+                )
             }
             _ => format!("more than {LONGEST} bytes: is this the right file?"),
         };

@@ -8,7 +8,6 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use super::raw::Raw;
 use super::{builder, gets_through, served, token};
 use crate::FabricBuilder;
-use crate::control::frame::Frame;
 
 const CROWD: usize = 1000;
 
@@ -46,11 +45,9 @@ fn survives(builder: impl Fn() -> FabricBuilder, act: impl Fn(&mut Raw)) {
         }
     }
     // The first were told nothing; the last are still borne.
-    let first = crowd.remove(0);
-    first.0.set_nonblocking(false).unwrap();
-    let mut first = first;
+    let mut first = crowd.remove(0);
     while let Some(frame) = first.recv_bytes() {
-        assert!(frame.starts_with(b"mrailctl") || matches!(Frame::decode(&frame), Ok(Frame::Proof { .. })));
+        assert!(frame.starts_with(b"mrailctl"), "{frame:?}");
     }
     let last = crowd.pop().unwrap();
     last.0.set_nonblocking(true).unwrap();

@@ -17,7 +17,12 @@ fn frames() -> impl Strategy<Value = Frame> {
     });
     let link = (text(MAX_NAME), prop::option::of(text(MAX_REASON)))
         .prop_map(|(label, refused)| LinkReport { label, refused });
-    let cause = prop_oneof![Just(Cause::Protocol), Just(Cause::Unreachable), Just(Cause::Failed), Just(Cause::Permission)];
+    let cause = prop_oneof![
+        Just(Cause::Protocol),
+        Just(Cause::Unreachable),
+        Just(Cause::Failed),
+        Just(Cause::Permission)
+    ];
     prop_oneof![
         any::<Code>().prop_map(|mac| Frame::Proof { mac }),
         (text(MAX_NAME), any::<u64>(), any::<u32>(), prop::collection::vec(offer, 0..5)).prop_map(

@@ -18,7 +18,7 @@ mod versions;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::{ErrorKind, Token, Fabric, FabricBuilder, Listener, Peer, TransportConfig};
+use crate::{ErrorKind, Fabric, FabricBuilder, Listener, Peer, Token, TransportConfig};
 
 const MS: Duration = Duration::from_millis(1);
 const PEER_TIMEOUT: Duration = Duration::from_millis(400);

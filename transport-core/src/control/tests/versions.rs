@@ -10,7 +10,8 @@ use crate::ErrorKind;
 use crate::control::frame::{Cause, Frame, Identity, LinkReport, TransportOffer};
 use crate::control::hello::Hello;
 
-fn recorded() -> Vec<(&'static str, Frame)> {
+/// A frame of every kind, as recorded.
+pub(super) fn recorded() -> Vec<(&'static str, Frame)> {
     let mac = std::array::from_fn(|at| at as u8);
     let identity = Identity { incarnation: 0x0123_4567_89ab_cdef, host: "node-7.example".into() };
     let offer = |label: &str, rails: &[&[u8]]| TransportOffer {

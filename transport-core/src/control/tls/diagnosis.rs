@@ -59,9 +59,10 @@ fn explain(error: &Tls) -> (ErrorKind, String) {
             _ => (Permission, "the peer's certificate is not accepted: make a new one"),
         },
         Tls::AlertReceived(alert) => match alert {
-            Alert::CertificateRequired => {
-                (Permission, "the peer asks for a certificate: TlsBootstrap::new, or --tls-cert and --tls-key")
-            }
+            Alert::CertificateRequired => (
+                Permission,
+                "the peer asks for a certificate: TlsBootstrap::new, or --tls-cert and --tls-key",
+            ),
             Alert::UnknownCA | Alert::DecryptError => (
                 Permission,
                 "the peer does not accept our certificate, which is not signed by its roots: give both sides \
@@ -75,7 +76,9 @@ fn explain(error: &Tls) -> (ErrorKind, String) {
             | Alert::AccessDenied => {
                 (Permission, "the peer does not accept our certificate: see its log, and make a new one")
             }
-            Alert::ProtocolVersion => (Protocol, "the peer does not speak TLS 1.3: use one release on both sides"),
+            Alert::ProtocolVersion => {
+                (Protocol, "the peer does not speak TLS 1.3: use one release on both sides")
+            }
             _ => (Protocol, "the peer ended TLS: see its log"),
         },
         Tls::InvalidMessage(_) | Tls::InappropriateMessage { .. } | Tls::PeerSentOversizedRecord => (

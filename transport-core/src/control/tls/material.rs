@@ -63,7 +63,8 @@ impl Material {
 
     pub fn server(&self) -> Result<Arc<ServerConfig>> {
         let Some((chain, key)) = &self.identity else {
-            let why = "to listen takes a certificate and its key: TlsBootstrap::new, or --tls-cert and --tls-key";
+            let why =
+                "to listen takes a certificate and its key: TlsBootstrap::new, or --tls-cert and --tls-key";
             return Err(Error::new(ErrorKind::InvalidRequest, "listen", why));
         };
         let provider = provider()?;
