@@ -22,6 +22,7 @@ mod read;
 mod refusal;
 mod revoke;
 mod routing;
+mod tenant;
 mod write;
 
 use crate::trial::Trial;
@@ -45,6 +46,7 @@ pub fn trials() -> impl Iterator<Item = &'static Trial> {
         order::TRIALS,
         fair::TRIALS,
         routing::TRIALS,
+        tenant::TRIALS,
         rails::TRIALS,
         fault::TRIALS,
         peers::TRIALS,

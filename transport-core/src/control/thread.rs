@@ -115,11 +115,7 @@ impl ControlThread {
         // Held while joining, so that a second caller waits as well.
         let mut end = self.end.lock().unwrap_or_else(PoisonError::into_inner);
         match end.take() {
-            Some(End::Thread(thread)) => {
-                if thread.join().is_err() {
-                    tracing::error!("the control thread panicked");
-                }
-            }
+            Some(End::Thread(thread)) => join(thread),
             Some(End::Branch(tasks)) => {
                 tasks.await_none(3 * FAREWELL);
                 self.closing.send_replace(State::Over);
@@ -188,6 +184,12 @@ fn serve(runtime: Runtime, mut queue: mpsc::UnboundedReceiver<Task>, mut closing
         running.shutdown().await;
     });
     runtime.shutdown_timeout(BLOCKING_LIMIT);
+}
+
+fn join(thread: JoinHandle<()>) {
+    if thread.join().is_err() {
+        tracing::error!("the control thread panicked");
+    }
 }
 
 fn report(ended: Result<(), JoinError>) {
