@@ -29,7 +29,8 @@
 //! break this process: files are checked for size and seals before they are
 //! mapped, and everything read from shared memory or a socket is bounded and
 //! checked. A hostile or dying peer spoils its own lane and board, no others.
-//! Other users are refused at the socket.
+//! Other users are refused at the socket, and so is whoever lacks an offer's secret.
+//! `docs/trust.md` has the details, and what holds for foreign memory.
 //!
 //! # Threads and cleanup
 //!

@@ -2,6 +2,7 @@
 #![cfg(target_os = "linux")]
 
 #[cfg(feature = "tls")]
+#[allow(dead_code, reason = "another test uses the rest")]
 #[path = "../../transport-core/src/control/tests/certificates.rs"]
 mod certificates;
 mod process;
@@ -121,8 +122,8 @@ fn files_go_over_tls_between_those_of_one_authority() {
     }
     let (a, b, c) = (options("a", &ca), options("b", &ca), options("c", &foreign));
     let token = place.path("token");
-    let (_server, address) = place.serve(&text(&with_token(&a)));
     let with_token = |options: &[String]| [options, &["--token-file".to_owned(), token.clone()]].concat();
+    let (_server, address) = place.serve(&text(&with_token(&a)));
     place.send(&address, &text(&with_token(&b))).succeeds();
     assert_eq!(place.arrived().as_deref(), Some("what is sent"));
 
