@@ -25,7 +25,7 @@ fn good_client_gets_through(listener: &crate::Listener) {
 #[test]
 fn garbage_at_each_step_stops_no_good_client() {
     let (_server, listener, address) = listening();
-    let hello = |raw: &mut Raw| drop(raw.hello());
+    let hello = |raw: &mut Raw| assert!(!raw.hello().token);
     let offered = move |raw: &mut Raw| {
         hello(raw);
         raw.offers();
