@@ -52,13 +52,15 @@ impl Security {
 
     /// The arguments that make another process of this program ask for the same.
     pub fn arguments(&self) -> Vec<OsString> {
-        let mut options = vec![("--token-file", self.token_file())];
-        #[cfg(feature = "tls")]
-        options.extend([
+        let options = [
+            ("--token-file", self.token_file()),
+            #[cfg(feature = "tls")]
             ("--tls-cert", self.tls_cert.clone()),
+            #[cfg(feature = "tls")]
             ("--tls-key", self.tls_key.clone()),
+            #[cfg(feature = "tls")]
             ("--tls-ca", self.tls_ca.clone()),
-        ]);
+        ];
         let given = options.into_iter().filter_map(|(name, file)| Some([name.into(), file?.into()]));
         given.flatten().collect()
     }
