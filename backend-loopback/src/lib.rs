@@ -31,10 +31,11 @@
 //! break this process: files are checked for size and seals before they are
 //! mapped, and everything read from shared memory or a socket is bounded and
 //! checked. A hostile or dying peer spoils its own lane and board, no others.
-//! Other users are refused at the socket: the effective user ids must be one, root's too.
-//! Memory without a file is reached by the rules of ptrace, which ask for more (see
-//! `foreign`); a staged region is moved by its owner, who checks bounds, rights and
-//! revocation itself.
+//! Other users are refused at the socket (the effective user ids must be one, root's
+//! too), and so is whoever lacks an offer's secret. Memory without a file is reached by
+//! the rules of ptrace, which ask for more (see `foreign`); a staged region is moved by
+//! its owner, who checks bounds, rights and revocation itself. `docs/trust.md` has the
+//! details.
 //!
 //! # Threads and cleanup
 //!

@@ -60,7 +60,7 @@ impl Peers {
     pub(crate) fn by_token(&self, token: &Token) -> Option<Arc<Inbound>> {
         let slots = self.lock();
         let mut live = slots.iter().flatten().filter(|peer| !peer.leaving);
-        live.find(|peer| peer.inbound.token == *token).map(|peer| peer.inbound.clone())
+        live.find(|peer| same(&peer.inbound.token, token)).map(|peer| peer.inbound.clone())
     }
 
     /// Changes the peer in `slot`, if there is one.
@@ -98,4 +98,10 @@ impl Peers {
     fn lock(&self) -> MutexGuard<'_, Vec<Option<Peer>>> {
         self.slots.lock().expect("peer table")
     }
+}
+
+/// Whether both are one secret, in a time that does not tell where they differ.
+fn same(a: &Token, b: &Token) -> bool {
+    let differing = a.iter().zip(b).fold(0, |sum, (a, b)| std::hint::black_box(sum | (a ^ b)));
+    differing == 0
 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use transport_core::spi::Capabilities;
-use transport_core::{Error, ErrorKind, Fabric, FabricBuilder, Op, Outcome, Peer, VirtualClock};
+use transport_core::{Error, ErrorKind, Fabric, FabricBuilder, Op, Outcome, Peer, Token, VirtualClock};
 
 use crate::check::{Failure, Verdict, ensure, refused};
 use crate::subject::{Shape, Variant};
@@ -34,12 +34,13 @@ pub(crate) struct Options<'a> {
     pub variant: Option<Variant>,
     pub max_operations: usize,
     pub deadline: Duration,
+    pub token: Option<Token>,
 }
 
 impl Default for Options<'_> {
     fn default() -> Self {
         let (max_operations, deadline) = (4096, Duration::from_secs(3600));
-        Self { labels: &[LABEL], rails: None, variant: None, max_operations, deadline }
+        Self { labels: &[LABEL], rails: None, variant: None, max_operations, deadline, token: None }
     }
 }
 
@@ -51,6 +52,9 @@ pub(crate) fn builder(context: &Context, options: &Options<'_>) -> Verdict<Fabri
     let mut builder = FabricBuilder::new().max_operations(options.max_operations).deadline(options.deadline);
     for label in options.labels {
         builder = builder.transport(context.subject.transport(label, shape).map_err(Failure::new)?);
+    }
+    if let Some(token) = &options.token {
+        builder = builder.token(token.clone());
     }
     Ok(builder)
 }
@@ -71,8 +75,13 @@ impl Lab {
             .seed(self.context.seed.wrapping_mul(1000).wrapping_add(number))
             .incarnation(self.context.seed.wrapping_mul(1000).wrapping_add(number + 1));
         let fabric = builder.open()?;
-        self.fabrics.borrow_mut().push(fabric.clone());
+        self.drive(&fabric);
         Ok(fabric)
+    }
+
+    /// Drives a fabric that was opened elsewhere on this lab's clock.
+    pub(crate) fn drive(&self, fabric: &Fabric) {
+        self.fabrics.borrow_mut().push(fabric.clone());
     }
 
     /// One turn of every fabric, in the order they were opened. Time stands still.

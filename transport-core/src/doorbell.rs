@@ -4,7 +4,7 @@
 //! sending end can be handed to another process. Rung only at a sleeper, so its
 //! cost (a system call) is paid once per sleep, never per operation.
 
-use std::io::{ErrorKind as Os, Read, Write};
+use std::io::{ErrorKind as Os, Read};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::os::unix::net::UnixStream;
 use std::time::Duration;
@@ -64,12 +64,20 @@ impl Doorbell {
 impl Bell {
     /// Rings. A full bell is rung already; a vanished listener needs no waking.
     pub fn ring(&self) {
-        loop {
-            match (&self.0).write(&[1]) {
-                Err(error) if error.kind() == Os::Interrupted => {}
-                _ => return,
-            }
-        }
+        while matches!(self.ring_once(), Err(error) if error.kind() == Os::Interrupted) {}
+    }
+
+    /// Never blocks or signals, whatever it was made of: a bell may come from another
+    /// process, which can change the flags it shares with us, or hand over no socket.
+    #[cfg(target_os = "linux")]
+    fn ring_once(&self) -> std::io::Result<usize> {
+        let flags = rustix::net::SendFlags::DONTWAIT | rustix::net::SendFlags::NOSIGNAL;
+        Ok(rustix::net::send(&self.0, &[1], flags)?)
+    }
+
+    #[cfg(not(target_os = "linux"))]
+    fn ring_once(&self) -> std::io::Result<usize> {
+        std::io::Write::write(&mut &self.0, &[1])
     }
 
     /// A second bell for the same door.

@@ -46,7 +46,8 @@ pub enum ErrorKind {
     Version,
     /// Bytes from the peer that do not parse or break the protocol.
     Protocol,
-    /// Operating system refused for lack of a right or a setting.
+    /// The operating system refused for lack of a right or a setting, or a peer for
+    /// lack of a token or a certificate.
     Permission,
     /// Any other failure of the operating system.
     Io,

@@ -11,7 +11,8 @@
 //! - [`Peer`] and its operations, with [`WriteOptions`] and [`Pages`]; [`Op`] is
 //!   their future, [`ImmCounter`] and [`RecvPool`] the other side of them.
 //!   [`wait`] blocks on any future where there is no executor.
-//! - [`Bootstrap`], [`Listener`]: how peers find each other; TCP is built in.
+//! - [`Bootstrap`], [`Listener`]: how peers find each other; TCP is built in. A
+//!   [`Token`] keeps strangers out, [`Fabric::tenant`] keeps peers apart.
 //! - [`Clock`]: time is injected, as is every seed.
 //! - [`spi`]: what a backend implements.
 //!
@@ -80,7 +81,11 @@ mod watchers;
 mod worker;
 
 pub use buffer::HostBuffer;
-pub use control::{Acceptor, Bootstrap, Channel, Listener, MAX_FRAME, RecvHalf, SendHalf, TcpBootstrap};
+#[cfg(feature = "tls")]
+pub use control::TlsBootstrap;
+pub use control::{
+    Acceptor, Bootstrap, Channel, Incoming, Listener, MAX_FRAME, RecvHalf, SendHalf, TcpBootstrap, Token,
+};
 pub use descriptor::Descriptor;
 pub use doorbell::{Bell, Doorbell};
 pub use engine::{Progress, RailCounters};

@@ -44,6 +44,7 @@ pub(crate) struct PeerInner {
     pub id: PeerId,
     pub fabric_id: u64,
     pub fabric: Weak<FabricInner>,
+    tenant: Arc<str>,
     pub identity: Identity,
     /// One per local transport, in order of preference.
     pub links: Vec<Link>,
@@ -81,6 +82,7 @@ impl Peer {
             id,
             fabric_id: fabric.id(),
             fabric: Arc::downgrade(fabric),
+            tenant: Arc::clone(fabric.tenant_name()),
             identity,
             links,
             imms: ImmCounts::default(),
@@ -101,6 +103,11 @@ impl Peer {
     /// The number of this opening of the peer's fabric: a restarted peer has another.
     pub fn incarnation(&self) -> u64 {
         self.0.identity.incarnation
+    }
+
+    /// The tenant of ours that it is a peer of; empty for the fabric itself.
+    pub fn tenant(&self) -> &str {
+        &self.0.tenant
     }
 
     /// Whether it is connected, as far as is known.
@@ -218,6 +225,7 @@ impl Peer {
             id: PeerId::next(),
             fabric_id: 0,
             fabric: Weak::new(),
+            tenant: "".into(),
             identity: Identity { incarnation: 1, host: String::new() },
             links: Vec::new(),
             imms: ImmCounts::default(),

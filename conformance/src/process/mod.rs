@@ -11,7 +11,7 @@ mod role;
 
 use std::time::Duration;
 
-use transport_core::{Fabric, FabricBuilder};
+use transport_core::{Fabric, FabricBuilder, Token};
 
 pub(crate) use census::Census;
 pub(crate) use child::Child;
@@ -39,6 +39,12 @@ pub(crate) fn live(context: &Context) -> Verdict<Fabric> {
 #[track_caller]
 pub(crate) fn patient(context: &Context) -> Verdict<Fabric> {
     Ok(workers(context)?.open()?)
+}
+
+/// As [`patient`], for peers with that token only.
+#[track_caller]
+pub(crate) fn guarded(context: &Context, token: Token) -> Verdict<Fabric> {
+    Ok(workers(context)?.token(token).open()?)
 }
 
 #[track_caller]

@@ -59,6 +59,12 @@ impl Wire {
         Ok(Descriptor::from_bytes(&bytes)?)
     }
 
+    /// As if it were of the fabric with that incarnation, with every key flipped so.
+    pub(super) fn claim(&mut self, incarnation: u64, flip: u64) {
+        self.incarnation = incarnation;
+        self.keys().for_each(|key| key.key ^= flip);
+    }
+
     fn keys(&mut self) -> impl Iterator<Item = &mut Key> {
         self.entries.iter_mut().map(|entry| &mut entry.key)
     }

@@ -23,6 +23,7 @@ mod read;
 mod refusal;
 mod revoke;
 mod routing;
+mod tenant;
 mod write;
 
 use crate::trial::Trial;
@@ -47,6 +48,7 @@ pub fn trials() -> impl Iterator<Item = &'static Trial> {
         order::TRIALS,
         fair::TRIALS,
         routing::TRIALS,
+        tenant::TRIALS,
         rails::TRIALS,
         fault::TRIALS,
         peers::TRIALS,

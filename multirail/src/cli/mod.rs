@@ -7,6 +7,7 @@ mod failure;
 pub mod fuzz;
 mod info;
 mod output;
+mod security;
 mod send;
 mod serve;
 mod units;
@@ -46,6 +47,9 @@ struct Common {
     /// Log to stderr; twice for debug, three times for everything
     #[arg(short, long, global = true, action = ArgAction::Count)]
     verbose: u8,
+
+    #[command(flatten)]
+    security: security::Security,
 }
 
 #[derive(Subcommand)]
@@ -71,7 +75,7 @@ impl Common {
 
     /// A fabric of that backend.
     fn open(&self) -> Done<Fabric> {
-        Ok(multirail::builder(&self.choice()?)?.open()?)
+        Ok(self.security.apply(multirail::builder(&self.choice()?)?)?.open()?)
     }
 }
 

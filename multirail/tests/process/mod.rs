@@ -21,7 +21,8 @@ pub struct Running {
 /// A command line of `multirail` that no environment variable changes.
 pub fn multirail(arguments: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_multirail"));
-    command.args(arguments).env_remove("MULTIRAIL_BACKEND").stdin(Stdio::null());
+    command.args(arguments).stdin(Stdio::null());
+    command.env_remove("MULTIRAIL_BACKEND").env_remove("MULTIRAIL_TOKEN_FILE");
     command
 }
 

@@ -9,7 +9,9 @@ use tokio::time::timeout;
 
 use super::bootstrap::Bootstrap;
 use super::ending::closed;
-use super::handshake::{Unclaimed, establish};
+use super::greeting::greet;
+use super::handshake::{Unclaimed, establish, upgrade};
+use super::proof::Role;
 use super::thread::{ControlThread, Spawner};
 use crate::fabric::FabricInner;
 use crate::{Error, ErrorKind, Peer, Result};
@@ -84,5 +86,6 @@ async fn attempt(
     limit: Duration,
 ) -> Result<Unclaimed> {
     let channel = bounded("connect", address, limit, bootstrap.connect(address)).await?;
-    establish(fabric, spawner, channel).await
+    let limit = upgrade(&fabric)?.control_settings().handshake_limit;
+    establish(greet(fabric, spawner, channel, Role::Connecting, limit).await?).await
 }

@@ -52,6 +52,7 @@ pub(crate) fn refused(cause: Cause, reason: &str) -> Error {
         Cause::Protocol => ErrorKind::Protocol,
         Cause::Unreachable => ErrorKind::Unreachable,
         Cause::Failed => ErrorKind::PeerDied,
+        Cause::Permission => ErrorKind::Permission,
     };
     Error::new(kind, "control", format!("the peer ended the connection: {reason}"))
 }

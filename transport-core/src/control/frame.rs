@@ -2,6 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
+use super::proof::Code;
 use crate::{Error, ErrorKind, Result};
 
 /// Bytes of a name: of a region, a transport, a backend, a host.
@@ -56,13 +57,20 @@ pub(crate) enum Cause {
     Unreachable,
     /// It went silent, or the sender failed.
     Failed,
+    /// Its token is missing or another one.
+    Permission,
 }
 
 /// One frame.
 #[derive(Serialize, Deserialize, Clone, Debug, PartialEq)]
 pub(crate) enum Frame {
-    /// After the hellos: the sender's transports.
-    Offers { transports: Vec<TransportOffer> },
+    /// After the hellos, where both sides have a token: the sender has it. The side
+    /// that connected proves first, and the other only to one that has proved.
+    Proof { mac: Code },
+    /// After the hellos and proofs: who the sender is, the silence in milliseconds
+    /// after which it takes us for dead, and its transports. The side that connected
+    /// offers first; the other reserves nothing before that.
+    Offers { identity: Identity, peer_timeout_ms: u32, transports: Vec<TransportOffer> },
     /// After the offers: which of them the sender brought up.
     Report { links: Vec<LinkReport> },
     /// After the reports: the sender has admitted the peer; traffic may come.
@@ -87,6 +95,7 @@ impl Frame {
         let cause = match error.kind() {
             ErrorKind::Protocol | ErrorKind::Version => Cause::Protocol,
             ErrorKind::Unreachable => Cause::Unreachable,
+            ErrorKind::Permission => Cause::Permission,
             _ => Cause::Failed,
         };
         let mut reason =
@@ -127,6 +136,7 @@ impl Frame {
     /// Its name, for messages.
     pub fn name(&self) -> &'static str {
         match self {
+            Self::Proof { .. } => "Proof",
             Self::Offers { .. } => "Offers",
             Self::Report { .. } => "Report",
             Self::Ready => "Ready",
@@ -142,7 +152,8 @@ impl Frame {
     /// The bounds of every field; the same for what is sent and what is received.
     fn check(&self) -> Result<(), String> {
         match self {
-            Self::Offers { transports } => {
+            Self::Offers { identity, transports, .. } => {
+                within("bytes of a host name", identity.host.len(), MAX_NAME)?;
                 within("transports", transports.len(), MAX_OFFERS)?;
                 for offer in transports {
                     within("bytes of a label", offer.label.len(), MAX_NAME)?;
@@ -166,7 +177,11 @@ impl Frame {
             Self::Found { descriptor, .. } => {
                 within("bytes of a descriptor", descriptor.as_ref().map_or(0, Vec::len), MAX_DESCRIPTOR)?;
             }
-            Self::Ready | Self::Heartbeat { .. } | Self::Revoked { .. } | Self::Goodbye => {}
+            Self::Proof { .. }
+            | Self::Ready
+            | Self::Heartbeat { .. }
+            | Self::Revoked { .. }
+            | Self::Goodbye => {}
         }
         Ok(())
     }

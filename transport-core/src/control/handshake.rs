@@ -1,10 +1,13 @@
 //! From a fresh channel to a peer that both sides have admitted.
 //!
-//! 1. Both say [`Hello`] at once: who they are, and which versions they speak.
-//! 2. Both reserve slots and send their offers. Strangers never get that far.
-//! 3. Each brings its links up with the other's offers and reports what worked.
-//! 4. Each admits the peer with the links that both reported, and says `Ready`.
-//! 5. The peer is handed out when the other side is `Ready` too: what is posted
+//! 1. Both say [`Hello`](super::hello::Hello) at once: which versions they speak.
+//! 2. With tokens, the side that connected proves that it has it, then the other.
+//!    This far it goes in [`super::greeting`]; strangers never get further.
+//! 3. The side that connected reserves slots and offers them, with its name; then
+//!    the other does.
+//! 4. Each brings its links up with the other's offers and reports what worked.
+//! 5. Each admits the peer with the links that both reported, and says `Ready`.
+//! 6. The peer is handed out when the other side is `Ready` too: what is posted
 //!    from then on arrives at a fabric that knows the sender.
 
 use std::sync::{Arc, Weak};
@@ -14,12 +17,12 @@ use tokio::sync::mpsc;
 use tokio::task::spawn_blocking;
 use tokio::time::timeout;
 
-use super::bootstrap::Channel;
 use super::ending::{End, closed, refused};
-use super::frame::{Frame, LinkReport, TransportOffer};
-use super::hello::Hello;
+use super::frame::{Frame, Identity, LinkReport, TransportOffer};
+use super::greeting::Greeted;
 use super::liveness::Liveness;
 use super::lookups::Lookups;
+use super::proof::Role;
 use super::session::{Command, Session, SessionHandle};
 use super::thread::Spawner;
 use super::wire::Wire;
@@ -33,7 +36,7 @@ pub(crate) struct ControlSettings {
     pub heartbeat: Duration,
     /// Silence after which a peer is dead.
     pub peer_timeout: Duration,
-    /// Limit of a handshake, and of a lookup.
+    /// Limit of a greeting, of the handshake after it, and of a lookup.
     pub handshake_limit: Duration,
 }
 
@@ -65,17 +68,19 @@ impl Drop for Unclaimed {
     }
 }
 
-/// Shakes hands over `channel` and starts the session. Runs on the control thread.
-pub(crate) async fn establish(
-    fabric: Weak<FabricInner>,
-    spawner: &Spawner,
-    channel: Channel,
-) -> Result<Unclaimed> {
-    let settings = upgrade(&fabric)?.control_settings();
-    let address = channel.peer_address().to_owned();
-    let mut handshake = Handshake { wire: Some(Wire::new(channel)), stage: "say hello", spawner };
-    let outcome =
-        timeout(settings.handshake_limit, handshake.run(&fabric, settings)).await.unwrap_or_else(|_| {
+/// Shakes hands with a peer that may come in, and starts the session. Runs on the
+/// control thread.
+pub(crate) async fn establish(greeted: Greeted) -> Result<Unclaimed> {
+    let Greeted { wire, address, role, fabric, offers } = greeted;
+    let inner = upgrade(&fabric)?;
+    let settings = inner.control_settings();
+    // Of a tenant it is the tenant's, which ends before its parent's.
+    let spawner = inner.control_thread("connect")?.spawner();
+    drop(inner);
+    let mut handshake = Handshake { wire: Some(wire), stage: "send its offers", spawner: &spawner };
+    let outcome = timeout(settings.handshake_limit, handshake.run(&fabric, settings, role, offers))
+        .await
+        .unwrap_or_else(|_| {
             let (limit, stage) = (settings.handshake_limit.as_secs_f64(), handshake.stage);
             let why = format!(
                 "{address} did not {stage} within {limit:.1} s: is it a multirail fabric, and is it running?"
@@ -86,10 +91,31 @@ pub(crate) async fn establish(
     let Admitted { peer, commands, incarnation, liveness } = admitted;
     let unclaimed = Unclaimed(Some(peer.clone()));
     let wire = handshake.wire.take().ok_or_else(abandoned)?;
-    let (spawner, lookups) = (spawner.clone(), Lookups::new(settings.handshake_limit));
+    drop(handshake);
+    let lookups = Lookups::new(settings.handshake_limit);
     let session = Session { wire, peer, fabric, spawner, commands, incarnation, liveness, lookups };
     session.spawner.clone().spawn(session.run());
     Ok(unclaimed)
+}
+
+/// What a peer says about itself.
+pub(crate) struct Offers {
+    identity: Identity,
+    /// Silence after which it takes us for dead.
+    timeout: Duration,
+    transports: Vec<TransportOffer>,
+}
+
+impl Offers {
+    /// Of a frame, if it is that one.
+    pub fn from_frame(frame: Frame) -> Result<Self> {
+        match frame {
+            Frame::Offers { identity, peer_timeout_ms, transports } => {
+                Ok(Self { identity, timeout: Duration::from_millis(peer_timeout_ms.into()), transports })
+            }
+            other => Err(unexpected(&other, "Offers")),
+        }
+    }
 }
 
 struct Handshake<'a> {
@@ -115,28 +141,39 @@ struct Admitted {
 }
 
 impl Handshake<'_> {
-    async fn run(&mut self, fabric: &Weak<FabricInner>, settings: ControlSettings) -> Result<Admitted> {
-        let ours = Hello::new(upgrade(fabric)?.identity().clone(), settings.peer_timeout);
-        self.wire()?.push_bytes(ours.encode()?);
-        let theirs = Hello::decode(&self.wire()?.recv_bytes().await?)?;
-
-        self.stage = "send its offers";
+    async fn run(
+        &mut self,
+        fabric: &Weak<FabricInner>,
+        settings: ControlSettings,
+        role: Role,
+        offers: Option<Offers>,
+    ) -> Result<Admitted> {
+        // Who was called reserves nothing before the peer has said what it wants.
+        let offers = match (offers, role) {
+            (None, Role::Accepting) => Some(self.offers().await?),
+            (offers, _) => offers,
+        };
         let inner = upgrade(fabric)?;
+        let identity = inner.identity().clone();
+        let incarnation = identity.incarnation;
         let prepared = blocking(move || inner.prepare()).await??;
-        self.wire()?.push(&Frame::Offers { transports: prepared.offers() })?;
-        let offers = self.offers().await?;
+        let peer_timeout_ms = u32::try_from(settings.peer_timeout.as_millis()).unwrap_or(u32::MAX);
+        let transports = prepared.offers();
+        self.wire()?.push(&Frame::Offers { identity, peer_timeout_ms, transports })?;
+        let Offers { identity, timeout: their_timeout, transports } = match offers {
+            Some(offers) => offers,
+            None => self.offers().await?,
+        };
 
         self.stage = "report on its links";
-        let (prepared, report) = blocking(move || complete(prepared, &offers)).await?;
+        let (prepared, report) = blocking(move || complete(prepared, &transports)).await?;
         self.wire()?.push(&Frame::report(&report))?;
         let report = self.report().await?;
 
         self.stage = "get ready";
         let (handle, commands) = SessionHandle::new();
-        let incarnation = ours.identity.incarnation;
-        let their_timeout = theirs.peer_timeout();
         // Until `Ready` the peer is nobody's: if this future ends early, so does the peer.
-        let mut unclaimed = Unclaimed(Some(prepared.admit(&report, theirs.identity, handle)?));
+        let mut unclaimed = Unclaimed(Some(prepared.admit(&report, identity, handle)?));
         self.wire()?.push(&Frame::Ready)?;
         self.ready().await?;
         let liveness =
@@ -158,11 +195,8 @@ impl Handshake<'_> {
         self.spawner.spawn(wire.close());
     }
 
-    async fn offers(&mut self) -> Result<Vec<TransportOffer>> {
-        match self.wire()?.recv().await? {
-            Frame::Offers { transports } => Ok(transports),
-            other => Err(unexpected(&other, "Offers")),
-        }
+    async fn offers(&mut self) -> Result<Offers> {
+        Offers::from_frame(self.wire()?.recv().await?)
     }
 
     async fn report(&mut self) -> Result<Vec<LinkReport>> {
@@ -181,7 +215,7 @@ impl Handshake<'_> {
 }
 
 /// What the peer said instead of `wanted`.
-fn unexpected(frame: &Frame, wanted: &str) -> Error {
+pub(crate) fn unexpected(frame: &Frame, wanted: &str) -> Error {
     match frame {
         Frame::Refuse { cause, reason } => refused(*cause, reason),
         Frame::Goodbye => closed("the peer closed the connection during the handshake"),
@@ -196,7 +230,7 @@ fn abandoned() -> Error {
     closed("this side gave up the handshake")
 }
 
-fn upgrade(fabric: &Weak<FabricInner>) -> Result<Arc<FabricInner>> {
+pub(crate) fn upgrade(fabric: &Weak<FabricInner>) -> Result<Arc<FabricInner>> {
     fabric.upgrade().ok_or_else(|| closed("this fabric was closed"))
 }
 

@@ -1,12 +1,23 @@
-//! The first frame of each side. Its head never changes, so that any later
-//! version of this protocol can be told apart and refused in plain words.
+//! The first frame of each side: which versions it speaks, a nonce, and whether it
+//! has a token. A stranger learns nothing else.
+//!
+//! # Versions
+//!
+//! The head of a hello never changes: eight bytes of magic, the lowest and the
+//! highest version the sender speaks. The rule, for every release:
+//!
+//! - What follows the hellos is in the highest version that both sides speak.
+//! - If they have none in common, both end with an error that names both ranges and
+//!   the side to upgrade. Nothing is guessed or tried.
+//! - The rest of a hello is written in the *lowest* version its sender speaks, so
+//!   that a newer release that still speaks version 1 is understood by an older one.
+//! - The frames of a version that was released never change, in meaning or in bytes.
+//!   Version 1 is recorded in `tests/frames/v1`; a change there is a new version.
 
 use std::ops::RangeInclusive;
-use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use super::frame::{Identity, MAX_NAME};
 use crate::{Error, ErrorKind, Result};
 
 /// Versions of the protocol that this code speaks.
@@ -17,31 +28,27 @@ pub(crate) const VERSIONS: RangeInclusive<u16> = 1..=1;
 const MAGIC: [u8; 8] = *b"mrailctl";
 const HEAD: usize = MAGIC.len() + 4;
 
-/// Who a side is and how long it bears silence.
-///
-/// It is written as the lowest version says that its sender speaks; what comes
-/// after it is in the highest version both speak.
+/// What a side says before it knows whom it speaks to.
 #[derive(Serialize, Deserialize, Clone, Debug, PartialEq)]
 pub(crate) struct Hello {
-    pub identity: Identity,
-    /// Silence after which the sender takes us for dead, in milliseconds: we
-    /// must be heard well within it, whatever our own heartbeat is.
-    peer_timeout_ms: u32,
+    /// Random, and new for every connection: it makes proofs fresh.
+    pub nonce: [u8; 32],
+    /// Whether the sender has a token, and so expects a proof.
+    pub token: bool,
 }
 
 impl Hello {
-    pub fn new(identity: Identity, peer_timeout: Duration) -> Self {
-        Self { identity, peer_timeout_ms: u32::try_from(peer_timeout.as_millis()).unwrap_or(u32::MAX) }
-    }
-
-    /// Silence after which the sender takes us for dead.
-    pub fn peer_timeout(&self) -> Duration {
-        Duration::from_millis(self.peer_timeout_ms.into())
+    /// A hello with a new nonce.
+    pub fn new(token: bool) -> Result<Self> {
+        let mut nonce = [0; 32];
+        getrandom::fill(&mut nonce).map_err(|e| {
+            Error::new(ErrorKind::Io, "say hello", format!("the system gave no random number: {e}"))
+        })?;
+        Ok(Self { nonce, token })
     }
 
     /// The frame.
     pub fn encode(&self) -> Result<Vec<u8>> {
-        self.check().map_err(|why| Error::new(ErrorKind::InvalidRequest, "say hello", why))?;
         let head = [&MAGIC[..], &VERSIONS.start().to_le_bytes(), &VERSIONS.end().to_le_bytes()].concat();
         postcard::to_extend(self, head)
             .map_err(|e| Error::new(ErrorKind::InvalidRequest, "say hello", "").with_source(e))
@@ -62,17 +69,7 @@ impl Hello {
         if !rest.is_empty() {
             return Err(refuse(format!("{} bytes too many", rest.len())));
         }
-        hello.check().map_err(refuse)?;
         Ok(hello)
-    }
-
-    fn check(&self) -> Result<(), String> {
-        let host = self.identity.host.len();
-        if host > MAX_NAME {
-            Err(format!("a host name of {host} bytes; the limit is {MAX_NAME}"))
-        } else {
-            Ok(())
-        }
     }
 }
 
@@ -95,7 +92,7 @@ mod tests {
     use super::*;
 
     fn hello() -> Hello {
-        Hello::new(Identity { incarnation: u64::MAX, host: "node-7".into() }, Duration::from_secs(3))
+        Hello { nonce: [7; 32], token: true }
     }
 
     /// A hello of another version, with a body of its own.
@@ -107,7 +104,7 @@ mod tests {
     fn survives_the_wire() {
         let decoded = Hello::decode(&hello().encode().unwrap()).unwrap();
         assert_eq!(decoded, hello());
-        assert_eq!(decoded.peer_timeout(), Duration::from_secs(3));
+        assert_ne!(Hello::new(true).unwrap().nonce, Hello::new(true).unwrap().nonce);
     }
 
     #[test]
@@ -125,12 +122,10 @@ mod tests {
     }
 
     #[test]
-    fn strangers_and_long_names_are_refused() {
+    fn strangers_are_refused() {
         for bytes in [&b""[..], b"mrailctl", b"GET / HTTP/1.1\r\n\r\n"] {
             assert_eq!(Hello::decode(bytes).unwrap_err().kind(), ErrorKind::Protocol);
         }
-        let long = Hello::new(Identity { incarnation: 0, host: "x".repeat(MAX_NAME + 1) }, Duration::ZERO);
-        assert_eq!(long.encode().unwrap_err().kind(), ErrorKind::InvalidRequest);
         let mut trailing = hello().encode().unwrap();
         trailing.push(0);
         assert_eq!(Hello::decode(&trailing).unwrap_err().kind(), ErrorKind::Protocol);

@@ -5,20 +5,25 @@ use std::future::Future;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use tokio::sync::{Mutex, mpsc, oneshot};
+use tokio::sync::{Mutex, Semaphore, mpsc, oneshot};
 use tokio::task::JoinSet;
-use tokio::time::sleep;
+use tokio::time::{sleep, timeout};
 
-use super::bootstrap::{Acceptor, Channel};
+use super::bootstrap::{Acceptor, Incoming};
 use super::connect::{bootstrap_limit, bounded, on_thread};
 use super::ending::closed;
+use super::greeting::{Greeted, greet};
 use super::handshake::{Unclaimed, establish};
+use super::proof::Role;
+use super::strangers::Strangers;
 use super::thread::{ControlThread, Spawner};
 use crate::fabric::FabricInner;
-use crate::{ErrorKind, Peer, Result};
+use crate::{Error, ErrorKind, Peer, Result};
 
-/// Handshakes at once: a client that says nothing blocks nobody but a 64th of the room.
+/// Handshakes at once, of peers that are no strangers any more.
 const HANDSHAKES: usize = 64;
+/// Peers that may wait for a handshake of theirs to begin.
+const WAITING: usize = 256;
 /// Peers that wait for [`Listener::accept`]; further ones wait in their handshake.
 const BACKLOG: usize = 64;
 /// After a failed accept, such as for lack of descriptors, before the next.
@@ -27,7 +32,9 @@ const BACK_OFF: Duration = Duration::from_millis(100);
 /// Waits for peers. Dropping it stops listening; accepted peers stay connected.
 ///
 /// Handshakes run on the fabric's control thread, whether or not anyone waits in
-/// [`Listener::accept`]. A client that fails its handshake is logged and dropped.
+/// [`Listener::accept`]. A client that fails its handshake is logged and dropped. Up
+/// to 256 clients that have said nothing yet, or nothing that lets them in, are borne
+/// at once, for 5 s each; the oldest makes way for a newer one and is told nothing.
 pub struct Listener {
     address: String,
     peers: Mutex<mpsc::Receiver<Result<Unclaimed>>>,
@@ -73,6 +80,7 @@ pub(crate) fn listen(
 ) -> impl Future<Output = Result<Listener>> + Send + use<> {
     let spawner = thread.spawner();
     let (bootstrap, limit) = (fabric.bootstrap(), bootstrap_limit(&fabric));
+    let handshake_limit = fabric.control_settings().handshake_limit;
     let fabric = Arc::downgrade(&fabric);
     async move {
         let wanted = async move { bounded("listen", &address, limit, bootstrap.listen(&address)).await };
@@ -80,41 +88,53 @@ pub(crate) fn listen(
         let (ready, peers) = mpsc::channel(BACKLOG);
         let (stop, stopped) = oneshot::channel();
         let address = acceptor.local_address();
-        let incoming = Incoming { fabric, spawner: spawner.clone(), ready };
+        let room = Arc::new(Semaphore::new(HANDSHAKES));
+        let door = Door { fabric, spawner: spawner.clone(), ready, room, limit: handshake_limit };
         spawner.spawn(async move {
-            incoming.serve(acceptor).await;
+            door.serve(acceptor).await;
             let _ = stop.send(());
         });
         Ok(Listener { address, peers: Mutex::new(peers), stopped })
     }
 }
 
-/// What a handshake of an incoming channel needs.
+/// What becomes of a client.
 #[derive(Clone)]
-struct Incoming {
+struct Door {
     fabric: Weak<FabricInner>,
     spawner: Spawner,
     ready: mpsc::Sender<Result<Unclaimed>>,
+    room: Arc<Semaphore>,
+    limit: Duration,
 }
 
-impl Incoming {
+impl Door {
     /// Accepts until the listener is dropped or the thread shuts down; then ends
     /// the handshakes under way and closes the socket.
     async fn serve(self, mut acceptor: Box<dyn Acceptor>) {
-        let mut handshakes = JoinSet::new();
+        let (mut strangers, mut handshakes) = (Strangers::new(), JoinSet::new());
         loop {
             tokio::select! {
                 () = self.ready.closed() => return,
                 () = self.spawner.closing() => return,
                 Some(_) = handshakes.join_next() => {}
-                accepted = acceptor.accept(), if handshakes.len() < HANDSHAKES => match accepted {
-                    Ok(channel) => { handshakes.spawn(self.clone().welcome(channel)); }
+                Some(greeted) = strangers.next() => match greeted.flatten() {
+                    Some(greeted) if handshakes.len() < HANDSHAKES + WAITING => {
+                        handshakes.spawn(self.clone().welcome(greeted));
+                    }
+                    Some(greeted) => self.spawner.spawn(greeted.refuse(&busy())),
+                    None => {}
+                },
+                accepted = acceptor.accept() => match accepted {
+                    Ok(incoming) => strangers.add(self.clone().greet(incoming)),
                     Err(error) if error.kind() == ErrorKind::Closed => {
                         let _ = self.ready.send(Err(error)).await;
                         return;
                     }
                     Err(error) => {
                         tracing::warn!(%error, "cannot accept; trying again");
+                        // If descriptors ran out, one of these gives its own back.
+                        strangers.drop_oldest();
                         sleep(BACK_OFF).await;
                     }
                 },
@@ -122,12 +142,36 @@ impl Incoming {
         }
     }
 
-    async fn welcome(self, channel: Channel) {
-        let address = channel.peer_address().to_owned();
-        match establish(self.fabric, &self.spawner, channel).await {
+    /// The stranger's part. Whoever does not get through is logged and gone.
+    async fn greet(self, incoming: Incoming) -> Option<Greeted> {
+        let address = incoming.peer_address().to_owned();
+        let greeted = async {
+            let channel = bounded("accept", &address, self.limit, incoming.open()).await?;
+            greet(self.fabric, &self.spawner, channel, Role::Accepting, self.limit).await
+        };
+        greeted.await.inspect_err(|error| turned_away(&address, error)).ok()
+    }
+
+    /// The part of a peer that may come in: the handshake, when there is room.
+    async fn welcome(self, greeted: Greeted) {
+        let address = greeted.address.clone();
+        let Ok(Ok(_room)) = timeout(self.limit, self.room.acquire()).await else {
+            turned_away(&address, &busy());
+            return greeted.refuse(&busy()).await;
+        };
+        match establish(greeted).await {
             // If nobody takes the peer any more it is dropped, which disconnects it.
             Ok(peer) => drop(self.ready.send(Ok(peer)).await),
-            Err(error) => tracing::warn!(%address, %error, "a client was turned away"),
+            Err(error) => turned_away(&address, &error),
         }
     }
+}
+
+fn turned_away(address: &str, error: &Error) {
+    tracing::warn!(%address, %error, "a client was turned away");
+}
+
+fn busy() -> Error {
+    let why = format!("{HANDSHAKES} handshakes are under way already: try again, and accept peers faster");
+    Error::new(ErrorKind::Busy, "accept", why)
 }

@@ -5,36 +5,48 @@
 //! channels, which any executor can poll. In reading order:
 //!
 //! - [`bootstrap`]: the traits by which two fabrics exchange bounded frames;
-//!   [`tcp`] is the one that is built in, on the framing of [`stream`].
+//!   [`tcp`] is the one that is built in, on the framing of [`stream`];
+//!   `tls` (feature `tls`) is the same below TLS.
 //! - [`hello`] and [`frame`]: what the frames say; nothing in them is trusted.
+//! - [`token`] and [`proof`]: the secret that peers share, and how they show it.
 //! - [`wire`]: frames in both directions at once; [`outbox`] is its sending half.
-//! - [`handshake`]: from a fresh channel to an admitted [`Peer`](crate::Peer).
+//! - [`greeting`]: from a fresh channel to a peer that may come in; [`strangers`] are
+//!   those that have not got so far. [`handshake`]: from there to an admitted
+//!   [`Peer`](crate::Peer).
 //! - [`session`]: one task per peer from then on, with its [`liveness`], its
 //!   [`lookups`] and its [`ending`].
-//! - [`thread`], [`listener`], [`connect`](mod@connect): where it all runs, and the ways in.
+//! - [`thread`], [`listener`], [`connect`](mod@connect): where it all runs, and the ways in;
+//!   [`branch`]: a part of the thread, which ends by itself.
 
 mod bootstrap;
+mod branch;
 mod connect;
 mod ending;
 mod frame;
+mod greeting;
 mod handshake;
 mod hello;
 mod listener;
 mod liveness;
 mod lookups;
 mod outbox;
+mod proof;
 mod session;
+mod strangers;
 mod stream;
 mod tcp;
 #[cfg(test)]
 mod tests;
 mod thread;
+#[cfg(feature = "tls")]
+mod tls;
+mod token;
 mod wire;
 
 #[cfg(fuzzing)]
 pub(crate) use {frame::Frame, hello::Hello, stream::StreamReceiver};
 
-pub use bootstrap::{Acceptor, Bootstrap, Channel, MAX_FRAME, RecvHalf, SendHalf};
+pub use bootstrap::{Acceptor, Bootstrap, Channel, Incoming, MAX_FRAME, RecvHalf, SendHalf};
 pub(crate) use connect::connect;
 pub(crate) use frame::{Identity, LinkReport, MAX_NAME, TransportOffer};
 pub(crate) use handshake::ControlSettings;
@@ -43,3 +55,6 @@ pub(crate) use listener::listen;
 pub(crate) use session::SessionHandle;
 pub use tcp::TcpBootstrap;
 pub(crate) use thread::ControlThread;
+#[cfg(feature = "tls")]
+pub use tls::TlsBootstrap;
+pub use token::Token;

@@ -161,7 +161,7 @@ impl Session {
             Frame::Revoked { incarnation, region } => self.peer.note_revoked(incarnation, region),
             Frame::Goodbye => return Err(End::by_peer(closed("peer closed the connection"))),
             Frame::Refuse { cause, reason } => return Err(End::by_peer(refused(cause, &reason))),
-            Frame::Offers { .. } | Frame::Report { .. } | Frame::Ready => {
+            Frame::Proof { .. } | Frame::Offers { .. } | Frame::Report { .. } | Frame::Ready => {
                 return Err(End::breach(format!("{} after the handshake", frame.name())));
             }
         }

@@ -10,12 +10,21 @@ use crate::{Error, ErrorKind, Result};
 const CHUNK: usize = 8 << 10;
 const PREFIX: usize = size_of::<u32>();
 
+/// Turns a failure of the stream into our error.
+pub(crate) type Diagnosis = fn(std::io::Error) -> Error;
+
 /// Writes frames to a byte stream.
 pub(crate) struct StreamSender<W>(W);
 
 impl<W> StreamSender<W> {
     pub fn new(stream: W) -> Self {
         Self(stream)
+    }
+
+    /// The stream.
+    #[cfg(feature = "tls")]
+    pub fn into_inner(self) -> W {
+        self.0
     }
 }
 
@@ -42,22 +51,38 @@ pub(crate) struct StreamReceiver<R> {
     chunk: Box<[u8]>,
     /// What was read and not returned. Grows with what arrives, not with what is announced.
     kept: Vec<u8>,
+    limit: usize,
+    diagnosis: Diagnosis,
 }
 
 impl<R> StreamReceiver<R> {
     pub fn new(stream: R) -> Self {
-        Self { stream, chunk: vec![0; CHUNK].into(), kept: Vec::new() }
+        Self { stream, chunk: vec![0; CHUNK].into(), kept: Vec::new(), limit: MAX_FRAME, diagnosis: lost }
+    }
+
+    /// With errors of the stream explained by `diagnosis`.
+    #[cfg(feature = "tls")]
+    pub fn explained(mut self, diagnosis: Diagnosis) -> Self {
+        self.diagnosis = diagnosis;
+        self
     }
 
     /// The first whole frame of what is kept.
     fn take_frame(&mut self) -> Result<Option<Vec<u8>>> {
         let Some((prefix, rest)) = self.kept.split_first_chunk::<PREFIX>() else { return Ok(None) };
         let length = u32::from_le_bytes(*prefix) as usize;
-        if length > MAX_FRAME {
-            let why = format!(
-                "a frame of {length} bytes was announced, the limit is {MAX_FRAME}: \
-                 check that the other side is a multirail fabric"
-            );
+        if length > self.limit {
+            let why = match prefix {
+                // The head of a TLS record: type and version (RFC 8446, 5.1).
+                [20..=23, 3, 0..=4, _] => "the other side speaks TLS and this side does not: \
+                     FabricBuilder::bootstrap with a TlsBootstrap, or --tls-ca"
+                    .into(),
+                _ => format!(
+                    "a frame of {length} bytes was announced, the limit is {}: \
+                     check that the other side is a multirail fabric",
+                    self.limit
+                ),
+            };
             return Err(Error::new(ErrorKind::Protocol, "receive a control frame", why));
         }
         if rest.len() < length {
@@ -77,17 +102,21 @@ impl<R: AsyncRead + Send + Unpin> RecvHalf for StreamReceiver<R> {
                 return Ok(frame);
             }
             // `read` is cancel-safe, and what it gave is kept before the next await.
-            let count = self.stream.read(&mut self.chunk).await.map_err(lost)?;
+            let count = self.stream.read(&mut self.chunk).await.map_err(self.diagnosis)?;
             if count == 0 {
-                return Err(lost(std::io::ErrorKind::UnexpectedEof.into()));
+                return Err((self.diagnosis)(std::io::ErrorKind::UnexpectedEof.into()));
             }
             self.kept.extend_from_slice(&self.chunk[..count]);
         }
     }
+
+    fn limit(&mut self, bytes: usize) {
+        self.limit = bytes.min(MAX_FRAME);
+    }
 }
 
 /// The connection broke: its peer may be dead, or has just closed it.
-fn lost(source: std::io::Error) -> Error {
+pub(crate) fn lost(source: std::io::Error) -> Error {
     let why = "control connection lost: the peer's process, its host or the network is gone";
     Error::new(ErrorKind::PeerDied, "control", why).with_source(source)
 }
@@ -148,6 +177,21 @@ mod tests {
             assert!(error.context().contains("1048577") && error.context().contains("1048576"), "{error}");
             let error = StreamSender::new(far).send(&vec![0; MAX_FRAME + 1]).await.unwrap_err();
             assert_eq!(error.kind(), ErrorKind::TooLarge);
+        });
+    }
+
+    #[test]
+    fn strangers_are_held_to_little_and_tls_is_told_by_name() {
+        run(async {
+            for (bytes, why) in [([0, 8, 0, 0], "a frame of 2048 bytes"), ([0x15, 3, 3, 0], "speaks TLS")] {
+                let (mut far, near) = duplex(64);
+                let mut receiver = StreamReceiver::new(near);
+                receiver.limit(1024);
+                far.write_all(&bytes).await.unwrap();
+                let error = receiver.recv().await.unwrap_err();
+                assert_eq!(error.kind(), ErrorKind::Protocol);
+                assert!(error.context().contains(why), "{error}");
+            }
         });
     }
 

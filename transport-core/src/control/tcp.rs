@@ -8,7 +8,7 @@ use async_trait::async_trait;
 use tokio::net::{TcpListener, TcpStream, lookup_host};
 use tokio::time::timeout;
 
-use super::bootstrap::{Acceptor, Bootstrap, Channel};
+use super::bootstrap::{Acceptor, Bootstrap, Channel, Incoming};
 use super::stream::{StreamReceiver, StreamSender};
 use crate::{Error, ErrorKind, Result};
 
@@ -19,9 +19,14 @@ const CONNECT_LIMIT: Duration = Duration::from_secs(5);
 ///
 /// An address without a host (`:7000` or `7000`) means this host, 127.0.0.1, for
 /// listening too: to be reached from elsewhere, name an interface's address or
-/// `0.0.0.0`. Port 0 listens on any free port. Traffic is neither encrypted nor
-/// authenticated: listen only where every client may be trusted with the regions
-/// that are published.
+/// `0.0.0.0`. Port 0 listens on any free port.
+///
+/// Nothing here is encrypted. Without a token every client is admitted, and may use
+/// the regions it finds: listen only where all of them are trusted.
+/// [`FabricBuilder::token`](crate::FabricBuilder::token) keeps strangers out, who
+/// then learn nothing but that somebody listens; whoever can change packets on the
+/// way can still take over an admitted connection. `TlsBootstrap` (feature `tls`)
+/// protects the frames themselves. `docs/trust.md` says who can do what.
 #[derive(Debug, Clone)]
 pub struct TcpBootstrap {
     connect_limit: Duration,
@@ -44,13 +49,18 @@ impl TcpBootstrap {
 #[async_trait]
 impl Bootstrap for TcpBootstrap {
     async fn listen(&self, address: &str) -> Result<Box<dyn Acceptor>> {
-        let address = with_host("listen", address)?;
-        let listener = TcpListener::bind(&*address).await.map_err(|e| listen_error(&address, e))?;
-        let local = listener.local_addr().map_err(|e| listen_error(&address, e))?;
-        Ok(Box::new(TcpAcceptor { listener, local }))
+        Ok(Box::new(self.bind(address).await?))
     }
 
     async fn connect(&self, address: &str) -> Result<Channel> {
+        let (stream, address) = self.dial(address).await?;
+        Ok(channel(stream, address))
+    }
+}
+
+impl TcpBootstrap {
+    /// A connection to `address`, and that address with its host.
+    pub(super) async fn dial(&self, address: &str) -> Result<(TcpStream, String)> {
         let address = with_host("connect", address)?;
         let stream = timeout(self.connect_limit, reach(&address)).await.unwrap_or_else(|_| {
             let limit = self.connect_limit.as_secs_f64();
@@ -59,11 +69,19 @@ impl Bootstrap for TcpBootstrap {
             );
             Err(Error::new(ErrorKind::DeadlineExceeded, "connect", why))
         })?;
-        channel(stream, address)
+        Ok((prepared(stream)?, address))
+    }
+
+    /// Takes connections at `address`.
+    pub(super) async fn bind(&self, address: &str) -> Result<TcpAcceptor> {
+        let address = with_host("listen", address)?;
+        let listener = TcpListener::bind(&*address).await.map_err(|e| listen_error(&address, e))?;
+        let local = listener.local_addr().map_err(|e| listen_error(&address, e))?;
+        Ok(TcpAcceptor { listener, local })
     }
 }
 
-struct TcpAcceptor {
+pub(super) struct TcpAcceptor {
     listener: TcpListener,
     local: SocketAddr,
 }
@@ -74,7 +92,15 @@ impl Acceptor for TcpAcceptor {
         self.local.to_string()
     }
 
-    async fn accept(&mut self) -> Result<Channel> {
+    async fn accept(&mut self) -> Result<Incoming> {
+        let (stream, address) = self.take().await?;
+        Ok(channel(stream, address).into())
+    }
+}
+
+impl TcpAcceptor {
+    /// The next connection and where it is from. Cancel-safe.
+    pub(super) async fn take(&mut self) -> Result<(TcpStream, String)> {
         let (stream, peer) = self.listener.accept().await.map_err(|e| {
             let why = match e.raw_os_error() {
                 // EMFILE and ENFILE: accept(2).
@@ -83,15 +109,19 @@ impl Acceptor for TcpAcceptor {
             };
             Error::os("accept", why, e)
         })?;
-        channel(stream, peer.to_string())
+        Ok((prepared(stream)?, peer.to_string()))
     }
 }
 
-fn channel(stream: TcpStream, address: String) -> Result<Channel> {
+fn prepared(stream: TcpStream) -> Result<TcpStream> {
     // Control frames are small and someone waits for each of them.
-    stream.set_nodelay(true).map_err(|e| Error::os("connect", format!("{address}: TCP_NODELAY"), e))?;
+    stream.set_nodelay(true).map_err(|e| Error::os("connect", "TCP_NODELAY", e))?;
+    Ok(stream)
+}
+
+fn channel(stream: TcpStream, address: String) -> Channel {
     let (read, write) = stream.into_split();
-    Ok(Channel::new(address, StreamSender::new(write), StreamReceiver::new(read)))
+    Channel::new(address, StreamSender::new(write), StreamReceiver::new(read))
 }
 
 /// Connects to the first address of a name that answers.
@@ -148,7 +178,7 @@ mod tests {
         let mut acceptor = tcp.listen("0").await.unwrap();
         let address = acceptor.local_address();
         let (client, server) = tokio::join!(tcp.connect(&address), acceptor.accept());
-        let (mut client, mut server) = (client.unwrap(), server.unwrap());
+        let (mut client, mut server) = (client.unwrap(), server.unwrap().open().await.unwrap());
         client.send(b"there").await.unwrap();
         assert_eq!(server.recv().await.unwrap(), b"there");
         server.send(b"back").await.unwrap();

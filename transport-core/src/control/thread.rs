@@ -4,7 +4,7 @@ use std::cell::Cell;
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -13,6 +13,7 @@ use tokio::sync::{mpsc, watch};
 use tokio::task::{JoinError, JoinSet};
 use tokio::time::timeout;
 
+use super::branch::{Held, Tasks};
 use super::wire::FAREWELL;
 use crate::{Error, Result};
 
@@ -27,12 +28,28 @@ thread_local! {
     static BELONGS_TO: Cell<u64> = const { Cell::new(0) };
 }
 
-/// Owns the thread `multirail-control`. Dropping it shuts it down.
+/// Owns the thread `multirail-control`, or a branch of one. Dropping it shuts it down.
 pub(crate) struct ControlThread {
     id: u64,
     spawner: Spawner,
-    closing: watch::Sender<bool>,
-    thread: Mutex<Option<JoinHandle<()>>>,
+    closing: watch::Sender<State>,
+    end: Mutex<Option<End>>,
+}
+
+/// What is awaited at the end.
+enum End {
+    Thread(JoinHandle<()>),
+    Branch(Arc<Tasks>),
+}
+
+/// How far the end has come.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum State {
+    Open,
+    /// Tasks say goodbye.
+    Closing,
+    /// Tasks of a branch are dropped where they are.
+    Over,
 }
 
 /// Starts tasks on a control thread, from any thread.
@@ -41,7 +58,8 @@ pub(crate) struct ControlThread {
 #[derive(Clone)]
 pub(crate) struct Spawner {
     tasks: mpsc::UnboundedSender<Task>,
-    closing: watch::Receiver<bool>,
+    closing: watch::Receiver<State>,
+    branch: Option<Arc<Tasks>>,
 }
 
 impl ControlThread {
@@ -58,15 +76,25 @@ impl ControlThread {
             .build()
             .map_err(refuse)?;
         let (tasks, queue) = mpsc::unbounded_channel();
-        let (closing, closed) = watch::channel(false);
-        let spawner = Spawner { tasks, closing: closed.clone() };
+        let (closing, closed) = watch::channel(State::Open);
+        let spawner = Spawner { tasks, closing: closed.clone(), branch: None };
         let body = move || {
             BELONGS_TO.set(id);
             serve(runtime, queue, closed);
         };
         let thread =
             std::thread::Builder::new().name("multirail-control".into()).spawn(body).map_err(refuse)?;
-        Ok(Self { id, spawner, closing, thread: Mutex::new(Some(thread)) })
+        Ok(Self { id, spawner, closing, end: Mutex::new(Some(End::Thread(thread))) })
+    }
+
+    /// A part of this thread that ends by itself: its tasks end before the rest's.
+    /// Whoever ends the thread ends its branches first.
+    pub fn branch(&self) -> Self {
+        let (closing, closed) = watch::channel(State::Open);
+        let tasks = Arc::new(Tasks::default());
+        let branch = Some(Arc::clone(&tasks));
+        let spawner = Spawner { tasks: self.spawner.tasks.clone(), closing: closed, branch };
+        Self { id: self.id, spawner, closing, end: Mutex::new(Some(End::Branch(tasks))) }
     }
 
     /// Something to start tasks with.
@@ -80,14 +108,19 @@ impl ControlThread {
     /// Called on the control thread itself (the last handle of a fabric may be
     /// dropped anywhere) it cannot wait: the thread then ends by itself right after.
     pub fn shutdown(&self) {
-        self.closing.send_replace(true);
+        self.closing.send_replace(State::Closing);
         if BELONGS_TO.get() == self.id {
             return;
         }
         // Held while joining, so that a second caller waits as well.
-        let mut thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner);
-        if thread.take().is_some_and(|thread| thread.join().is_err()) {
-            tracing::error!("the control thread panicked");
+        let mut end = self.end.lock().unwrap_or_else(PoisonError::into_inner);
+        match end.take() {
+            Some(End::Thread(thread)) => join(thread),
+            Some(End::Branch(tasks)) => {
+                tasks.await_none(3 * FAREWELL);
+                self.closing.send_replace(State::Over);
+            }
+            None => {}
         }
     }
 }
@@ -101,22 +134,33 @@ impl Drop for ControlThread {
 impl Spawner {
     /// Starts a task; after shutdown the task is dropped instead.
     pub fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) {
-        let _ = self.tasks.send(Box::pin(task));
+        let Some(held) = self.branch.as_ref().map(Held::new) else {
+            let _ = self.tasks.send(Box::pin(task));
+            return;
+        };
+        let mut closing = self.closing.clone();
+        let _ = self.tasks.send(Box::pin(async move {
+            let _held = held;
+            tokio::select! {
+                () = task => {}
+                _ = closing.wait_for(|state| *state == State::Over) => {}
+            }
+        }));
     }
 
     /// Ends when the thread is being shut down.
     pub async fn closing(&self) {
-        let _ = self.closing.clone().wait_for(|closing| *closing).await;
+        let _ = self.closing.clone().wait_for(|state| *state >= State::Closing).await;
     }
 }
 
 /// The thread's life.
-fn serve(runtime: Runtime, mut queue: mpsc::UnboundedReceiver<Task>, mut closing: watch::Receiver<bool>) {
+fn serve(runtime: Runtime, mut queue: mpsc::UnboundedReceiver<Task>, mut closing: watch::Receiver<State>) {
     runtime.block_on(async {
         let mut running = JoinSet::new();
         loop {
             tokio::select! {
-                _ = closing.wait_for(|closing| *closing) => break,
+                _ = closing.wait_for(|state| *state >= State::Closing) => break,
                 Some(task) = queue.recv() => { running.spawn(task); }
                 Some(ended) = running.join_next() => report(ended),
             }
@@ -142,6 +186,12 @@ fn serve(runtime: Runtime, mut queue: mpsc::UnboundedReceiver<Task>, mut closing
     runtime.shutdown_timeout(BLOCKING_LIMIT);
 }
 
+fn join(thread: JoinHandle<()>) {
+    if thread.join().is_err() {
+        tracing::error!("the control thread panicked");
+    }
+}
+
 fn report(ended: Result<(), JoinError>) {
     if let Err(error) = ended.as_ref()
         && error.is_panic()
@@ -152,7 +202,6 @@ fn report(ended: Result<(), JoinError>) {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
     use std::time::Instant;
 
     use super::*;
@@ -179,6 +228,33 @@ mod tests {
         let late = Arc::clone(&alive);
         spawner.spawn(async move { drop(late) });
         assert_eq!(Arc::strong_count(&alive), 1);
+    }
+
+    #[test]
+    fn a_branch_ends_alone_and_its_tasks_get_to_speak() {
+        let thread = ControlThread::start().unwrap();
+        let branch = thread.branch();
+        let (tell, told) = std::sync::mpsc::channel();
+        let (spawner, other) = (branch.spawner(), thread.spawner());
+        let later = tell.clone();
+        branch.spawner().spawn(async move {
+            spawner.closing().await;
+            // What is started on the way out is awaited too.
+            spawner.spawn(async move { later.send("goodbye").unwrap() });
+        });
+        let stuck = Arc::new(());
+        let kept = Arc::clone(&stuck);
+        branch.spawner().spawn(async move {
+            std::future::pending::<()>().await;
+            drop(kept);
+        });
+        branch.shutdown();
+        assert_eq!(told.try_recv(), Ok("goodbye"));
+        other.spawn(async move { tell.send("still here").unwrap() });
+        assert_eq!(told.recv(), Ok("still here"));
+        drop(branch);
+        thread.shutdown();
+        assert_eq!(Arc::strong_count(&stuck), 1);
     }
 
     #[test]

@@ -50,6 +50,11 @@ impl Wire {
         Frame::decode(&self.recv_bytes().await?)
     }
 
+    /// Holds the peer to frames of at most `bytes`.
+    pub fn limit(&mut self, bytes: usize) {
+        self.receiver.limit(bytes);
+    }
+
     /// What is on its way out.
     pub fn outbox(&self) -> &Outbox {
         &self.outbox

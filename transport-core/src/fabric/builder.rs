@@ -5,9 +5,10 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use super::tenant::Lineage;
 use super::transport::OpenSettings;
 use super::{Fabric, FabricInner, Transport};
-use crate::control::{Bootstrap, ControlSettings, Identity, TcpBootstrap};
+use crate::control::{Bootstrap, ControlSettings, Identity, TcpBootstrap, Token};
 use crate::spi::{Backend, DeviceInfo, DomainSetup};
 use crate::{Clock, Error, ErrorKind, Result, SystemClock};
 
@@ -33,6 +34,7 @@ impl TransportConfig {
 }
 
 /// Settings of a fabric; [`FabricBuilder::open`] opens it.
+#[derive(Clone)]
 pub struct FabricBuilder {
     transports: Vec<TransportConfig>,
     clock: Arc<dyn Clock>,
@@ -43,6 +45,7 @@ pub struct FabricBuilder {
     deadline: Duration,
     settings: ControlSettings,
     bootstrap: Arc<dyn Bootstrap>,
+    pub(super) token: Option<Token>,
 }
 
 impl Default for FabricBuilder {
@@ -57,6 +60,7 @@ impl Default for FabricBuilder {
             deadline: Duration::from_secs(30),
             settings: ControlSettings::default(),
             bootstrap: Arc::new(TcpBootstrap::default()),
+            token: None,
         }
     }
 }
@@ -122,14 +126,43 @@ impl FabricBuilder {
         self
     }
 
+    #[cfg(test)]
+    pub(crate) fn handshake_limit(mut self, span: Duration) -> Self {
+        self.settings.handshake_limit = span;
+        self
+    }
+
     /// How peers find each other and exchange control frames. Default TCP.
     pub fn bootstrap(mut self, bootstrap: Arc<dyn Bootstrap>) -> Self {
         self.bootstrap = bootstrap;
         self
     }
 
+    /// Meets only peers that have the same token; both sides prove it.
+    ///
+    /// A stranger learns that somebody listens and asks for a token, nothing else. A
+    /// peer with another token or none ends with `Permission`, on both sides, and so
+    /// does a peer that asks for a token here. Fabrics that are connected by
+    /// [`Fabric::connect_local`] prove nothing: one caller holds both.
+    pub fn token(mut self, token: Token) -> Self {
+        self.token = Some(token);
+        self
+    }
+
     /// Opens every transport and starts its worker.
     pub fn open(self) -> Result<Fabric> {
+        let lineage = Lineage::root(&self);
+        self.open_as(lineage)
+    }
+
+    /// With seed and incarnation moved, where they are given.
+    pub(super) fn apart(mut self, by: u64) -> Self {
+        self.seed = self.seed.map(|seed| seed.wrapping_add(by));
+        self.incarnation = self.incarnation.map(|incarnation| incarnation.wrapping_add(by));
+        self
+    }
+
+    pub(super) fn open_as(self, lineage: Lineage) -> Result<Fabric> {
         self.check()?;
         let seed = self.seed.map_or_else(|| random("open"), Ok)?;
         let incarnation = self.incarnation.map_or_else(|| random("open"), Ok)?;
@@ -150,6 +183,7 @@ impl FabricBuilder {
         static FABRICS: AtomicU64 = AtomicU64::new(1);
         Ok(Fabric(Arc::new(FabricInner {
             id: FABRICS.fetch_add(1, Ordering::Relaxed),
+            lineage,
             identity: Identity { incarnation, host: host_name() },
             clock: self.clock,
             default_deadline: self.deadline,

@@ -2,6 +2,7 @@
 
 mod admission;
 mod builder;
+mod tenant;
 mod transport;
 
 use std::collections::HashMap;
@@ -33,6 +34,7 @@ pub struct Fabric(Arc<FabricInner>);
 
 pub(crate) struct FabricInner {
     id: u64,
+    lineage: tenant::Lineage,
     identity: Identity,
     clock: Arc<dyn Clock>,
     default_deadline: Duration,
@@ -101,6 +103,7 @@ impl Fabric {
     pub fn listen(&self, address: &str) -> impl Future<Output = Result<Listener>> + Send + 'static {
         let (fabric, address) = (Arc::clone(&self.0), address.to_owned());
         async move {
+            fabric.check_may_listen()?;
             let thread = fabric.control_thread("listen")?;
             control::listen(fabric, &thread, address).await
         }
@@ -246,13 +249,13 @@ impl FabricInner {
     }
 
     /// The control thread, started with the first listen or connect.
-    fn control_thread(&self, operation: &'static str) -> Result<Arc<ControlThread>> {
+    pub(crate) fn control_thread(&self, operation: &'static str) -> Result<Arc<ControlThread>> {
         self.check_open(operation)?;
         let mut control = lock(&self.control);
         if let Some(thread) = &*control {
             return Ok(Arc::clone(thread));
         }
-        let thread = Arc::new(ControlThread::start()?);
+        let thread = Arc::new(self.own_thread()?);
         *control = Some(Arc::clone(&thread));
         Ok(thread)
     }
@@ -268,6 +271,7 @@ impl FabricInner {
         if self.closed.swap(true, Ordering::AcqRel) {
             return;
         }
+        self.close_tenants();
         let peers: Vec<_> = lock(&self.peers).drain().map(|(_, peer)| peer).collect();
         peers.iter().for_each(|peer| peer.0.session.goodbye());
         if let Some(thread) = lock(&self.control).take() {

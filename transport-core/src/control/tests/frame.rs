@@ -17,9 +17,21 @@ fn frames() -> impl Strategy<Value = Frame> {
     });
     let link = (text(MAX_NAME), prop::option::of(text(MAX_REASON)))
         .prop_map(|(label, refused)| LinkReport { label, refused });
-    let cause = prop_oneof![Just(Cause::Protocol), Just(Cause::Unreachable), Just(Cause::Failed)];
+    let cause = prop_oneof![
+        Just(Cause::Protocol),
+        Just(Cause::Unreachable),
+        Just(Cause::Failed),
+        Just(Cause::Permission)
+    ];
     prop_oneof![
-        prop::collection::vec(offer, 0..5).prop_map(|transports| Frame::Offers { transports }),
+        any::<Code>().prop_map(|mac| Frame::Proof { mac }),
+        (text(MAX_NAME), any::<u64>(), any::<u32>(), prop::collection::vec(offer, 0..5)).prop_map(
+            |(host, incarnation, peer_timeout_ms, transports)| Frame::Offers {
+                identity: Identity { incarnation, host },
+                peer_timeout_ms,
+                transports
+            }
+        ),
         prop::collection::vec(link, 0..5).prop_map(|links| Frame::Report { links }),
         Just(Frame::Ready),
         (cause, text(MAX_REASON)).prop_map(|(cause, reason)| Frame::Refuse { cause, reason }),
@@ -71,11 +83,17 @@ proptest! {
 #[test]
 fn bounds_hold_for_both_directions() {
     let offer = |rails: Vec<Vec<u8>>| TransportOffer { label: "a".into(), backend: "b".into(), rails };
+    let offers = |host: usize, transports| Frame::Offers {
+        identity: Identity { incarnation: 1, host: "x".repeat(host) },
+        peer_timeout_ms: 1,
+        transports,
+    };
     let link = |refused: usize| LinkReport { label: "a".into(), refused: Some("x".repeat(refused)) };
     let too_much = [
-        Frame::Offers { transports: vec![offer(vec![]); MAX_OFFERS + 1] },
-        Frame::Offers { transports: vec![offer(vec![vec![]; MAX_RAILS + 1])] },
-        Frame::Offers { transports: vec![offer(vec![vec![0; MAX_RAIL + 1]])] },
+        offers(MAX_NAME + 1, vec![]),
+        offers(1, vec![offer(vec![]); MAX_OFFERS + 1]),
+        offers(1, vec![offer(vec![vec![]; MAX_RAILS + 1])]),
+        offers(1, vec![offer(vec![vec![0; MAX_RAIL + 1]])]),
         Frame::Report { links: vec![link(0); MAX_OFFERS + 1] },
         Frame::Report { links: vec![link(MAX_REASON + 1)] },
         Frame::Refuse { cause: Cause::Failed, reason: "x".repeat(MAX_REASON + 1) },
@@ -90,7 +108,9 @@ fn bounds_hold_for_both_directions() {
         assert_eq!(Frame::decode(&bytes).unwrap_err().kind(), ErrorKind::Protocol, "{}", frame.name());
     }
     // A count that no memory holds is found out from the bytes that are not there.
-    let huge = [0, 0xff, 0xff, 0xff, 0xff, 0x0f];
+    let mut huge = offers(0, vec![]).encode().unwrap();
+    huge.pop();
+    huge.extend([0xff, 0xff, 0xff, 0xff, 0x0f]);
     assert_eq!(Frame::decode(&huge).unwrap_err().kind(), ErrorKind::Protocol);
 }
 

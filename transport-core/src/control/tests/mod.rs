@@ -1,22 +1,31 @@
 //! The control plane end to end: real sockets, real fabrics, a backend that moves nothing.
 
+#[cfg(feature = "tls")]
+mod certificates;
+mod crowd;
 mod handshake;
+mod hostile;
 #[allow(unsafe_code, reason = "a backend that moves nothing")]
 mod null;
 mod raw;
 mod session;
+mod tenant;
+#[cfg(feature = "tls")]
+mod tls;
+mod token;
+mod versions;
 
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::{Fabric, FabricBuilder, Listener, Peer, TransportConfig};
+use crate::{ErrorKind, Fabric, FabricBuilder, Listener, Peer, Token, TransportConfig};
 
 const MS: Duration = Duration::from_millis(1);
 const PEER_TIMEOUT: Duration = Duration::from_millis(400);
 
 /// A fabric with quick limits, to be opened by the test.
 fn builder(label: &str) -> FabricBuilder {
-    let transport = TransportConfig::new(label, Arc::new(null::Null));
+    let transport = TransportConfig::new(label, Arc::new(null::Null::default()));
     FabricBuilder::new().transport(transport).caller_driven().heartbeat(50 * MS).peer_timeout(PEER_TIMEOUT)
 }
 
@@ -24,9 +33,19 @@ fn fabric() -> Fabric {
     builder("null").open().unwrap()
 }
 
+/// A token of that name.
+fn token(name: &str) -> Token {
+    Token::new(format!("the token of {name} and of nobody else")).unwrap()
+}
+
 /// A fabric that listens, and where.
 fn listening() -> (Fabric, Listener, String) {
-    let fabric = fabric();
+    served(builder("null"))
+}
+
+/// That fabric, listening.
+fn served(builder: FabricBuilder) -> (Fabric, Listener, String) {
+    let fabric = builder.open().unwrap();
     let listener = wait(fabric.listen("0")).unwrap();
     let address = listener.local_addr();
     (fabric, listener, address)
@@ -39,6 +58,22 @@ fn pair() -> ((Fabric, Peer), (Fabric, Peer)) {
     let there = wait(client.connect(&address)).unwrap();
     let here = wait(listener.accept()).unwrap();
     ((client, there), (server, here))
+}
+
+/// A client that can connect, and is accepted as the next.
+fn gets_through(client: &Fabric, listener: &Listener) -> (Peer, Peer) {
+    let there = wait(client.connect(&listener.local_addr())).unwrap();
+    loop {
+        // Others may have come before, and may be gone already.
+        match wait(listener.accept()) {
+            Ok(here) if here.incarnation() == client.incarnation() => {
+                assert!(there.is_alive() && here.is_alive());
+                return (there, here);
+            }
+            Ok(_) => {}
+            Err(error) => assert_ne!(error.kind(), ErrorKind::Closed, "{error}"),
+        }
+    }
 }
 
 /// Waits without any runtime, and not for ever.

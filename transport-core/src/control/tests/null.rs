@@ -8,7 +8,11 @@ use std::time::Duration;
 use crate::spi::*;
 use crate::{Access, Error, ErrorKind, Memory, Result};
 
-pub(super) struct Null;
+/// Counts the slots that are reserved and not given back.
+#[derive(Default)]
+pub(super) struct Null {
+    pub reserved: Arc<AtomicU32>,
+}
 
 impl Backend for Null {
     fn name(&self) -> &'static str {
@@ -25,13 +29,15 @@ impl Backend for Null {
     }
 
     fn open(&self, _: &DeviceInfo, _: &DomainSetup) -> Result<Arc<dyn Domain>> {
-        Ok(Arc::new(NullDomain { capabilities: Capabilities::minimal(), slots: AtomicU32::new(0) }))
+        let (slots, reserved) = (AtomicU32::new(0), Arc::clone(&self.reserved));
+        Ok(Arc::new(NullDomain { capabilities: Capabilities::minimal(), slots, reserved }))
     }
 }
 
 struct NullDomain {
     capabilities: Capabilities,
     slots: AtomicU32,
+    reserved: Arc<AtomicU32>,
 }
 
 impl Domain for NullDomain {
@@ -62,6 +68,7 @@ impl Domain for NullDomain {
 
 impl Connector for NullDomain {
     fn prepare(&self) -> Result<(PeerSlot, Vec<u8>)> {
+        self.reserved.fetch_add(1, Ordering::Relaxed);
         Ok((PeerSlot(self.slots.fetch_add(1, Ordering::Relaxed)), b"null rail".to_vec()))
     }
 
@@ -73,7 +80,9 @@ impl Connector for NullDomain {
         }
     }
 
-    fn disconnect(&self, _: PeerSlot) {}
+    fn disconnect(&self, _: PeerSlot) {
+        self.reserved.fetch_sub(1, Ordering::Relaxed);
+    }
 }
 
 struct NullRegion(u64);

@@ -4,10 +4,24 @@ use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::time::Duration;
 
+use crate::Token;
 use crate::control::frame::{Frame, Identity, LinkReport, TransportOffer};
 use crate::control::hello::Hello;
+use crate::control::proof::{Role, Transcript};
 
-pub(super) struct Raw(pub TcpStream);
+/// Its socket, and the silence it bears.
+pub(super) struct Raw(pub TcpStream, pub Duration);
+
+/// Offers as good as any.
+pub(super) fn offers(peer_timeout: Duration, rail: &[u8]) -> Frame {
+    let transport =
+        TransportOffer { label: "null".into(), backend: "null".into(), rails: vec![rail.to_vec()] };
+    Frame::Offers {
+        identity: Identity { incarnation: 77, host: "raw".into() },
+        peer_timeout_ms: peer_timeout.as_millis() as u32,
+        transports: vec![transport],
+    }
+}
 
 impl Raw {
     pub fn connect(address: &str) -> Self {
@@ -16,7 +30,7 @@ impl Raw {
 
     pub fn of(stream: TcpStream) -> Self {
         stream.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
-        Self(stream)
+        Self(stream, Duration::from_secs(60))
     }
 
     /// The next client of a listener that is not ours.
@@ -52,25 +66,40 @@ impl Raw {
         }
     }
 
+    /// Says hello without a token, and reads the other's.
     pub fn hello(&mut self) -> Hello {
-        self.send_hello(Duration::from_secs(60));
-        Hello::decode(&self.recv_bytes().unwrap()).unwrap()
+        self.greet(false).0
     }
 
-    pub fn send_hello(&mut self, peer_timeout: Duration) {
-        let identity = Identity { incarnation: 77, host: "raw".into() };
-        self.send_bytes(&Hello::new(identity, peer_timeout).encode().unwrap());
+    /// Says hello, and reads the other's; both as they were on the wire too.
+    pub fn greet(&mut self, token: bool) -> (Hello, [Vec<u8>; 2]) {
+        let ours = Hello::new(token).unwrap().encode().unwrap();
+        self.send_bytes(&ours);
+        let theirs = self.recv_bytes().unwrap();
+        (Hello::decode(&theirs).unwrap(), [ours, theirs])
+    }
+
+    /// Says hello and proves `token` as the side that connected; what was proved.
+    pub fn prove(&mut self, token: &Token) -> Transcript {
+        let (_, [connecting, accepting]) = self.greet(true);
+        let transcript = Transcript { connecting, accepting, binding: Vec::new() };
+        self.send(&Frame::Proof { mac: transcript.prove(token, Role::Connecting) });
+        transcript
     }
 
     pub fn offers(&mut self) -> Vec<TransportOffer> {
-        let rails = vec![b"raw rail".to_vec()];
-        self.send(&Frame::Offers {
-            transports: vec![TransportOffer { label: "null".into(), backend: "null".into(), rails }],
-        });
+        self.send(&offers(self.1, b"raw rail"));
         match self.recv() {
-            Some(Frame::Offers { transports }) => transports,
+            Some(Frame::Offers { transports, .. }) => transports,
             other => panic!("{other:?} where offers were due"),
         }
+    }
+
+    /// All that comes until the end of the connection.
+    pub fn rest(&mut self) -> Vec<u8> {
+        let mut bytes = Vec::new();
+        let _ = self.0.read_to_end(&mut bytes);
+        bytes
     }
 
     pub fn report(&mut self) -> Vec<LinkReport> {

@@ -146,8 +146,8 @@ fn a_peer_that_asks_and_never_reads_is_dropped() {
 fn an_impatient_peer_hears_more_heartbeats() {
     let (_fabric, listener, address) = listening();
     let mut raw = Raw::connect(&address);
-    raw.send_hello(60 * MS);
-    raw.recv_bytes();
+    raw.1 = 60 * MS;
+    raw.hello();
     raw.offers();
     raw.report();
     raw.send(&Frame::Ready);

@@ -1,0 +1,40 @@
+//! Counts the tasks of a part of the control thread, so that its end can be awaited.
+
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+/// The tasks of a branch that have not ended.
+#[derive(Default)]
+pub(crate) struct Tasks {
+    count: Mutex<usize>,
+    none: Condvar,
+}
+
+impl Tasks {
+    /// Waits until there are none, for at most `limit`.
+    pub fn await_none(&self, limit: Duration) {
+        let _ = self.none.wait_timeout_while(self.lock(), limit, |count| *count > 0);
+    }
+
+    fn lock(&self) -> MutexGuard<'_, usize> {
+        self.count.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// One of them, until it is dropped. A task that starts another holds its own
+/// meanwhile, so the count is not zero in between.
+pub(crate) struct Held(Arc<Tasks>);
+
+impl Held {
+    pub fn new(tasks: &Arc<Tasks>) -> Self {
+        *tasks.lock() += 1;
+        Self(Arc::clone(tasks))
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        *self.0.lock() -= 1;
+        self.0.none.notify_all();
+    }
+}

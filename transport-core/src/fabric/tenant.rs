@@ -1,0 +1,155 @@
+//! Tenants: fabrics behind one listener, each with peers and memory of its own.
+//!
+//! A tenant is a protection domain. It opens the same devices as its parent once
+//! more, so it has its own domains, endpoints, keys and worker threads; its own
+//! regions, published names, peers and counters. It shares the parent's listener
+//! and control thread. Who belongs to it is decided by the token alone: an incoming
+//! peer is admitted to the fabric, parent or tenant, whose token verifies its proof.
+//!
+//! - A peer of one tenant finds no name, and can use no descriptor or key, of another
+//!   tenant or of the parent: the incarnations differ, so an import is refused, and a
+//!   forged key is looked up in the tables of its own tenant's domains.
+//! - What tenants share is the process: its memory limit, its processors, the links.
+//! - Processes of one user on one host are not kept apart by this: `docs/trust.md`.
+//!
+//! Closing the parent closes its tenants. A tenant that is closed or dropped ends
+//! its own peers, and its token admits nobody any more.
+
+use std::sync::{Arc, Mutex, Weak};
+
+use super::{Fabric, FabricBuilder, FabricInner, lock};
+use crate::control::{ControlThread, MAX_NAME, Token};
+use crate::{Error, ErrorKind, Result};
+
+/// Seeds and incarnations of tenants are this far apart where they are given.
+const STRIDE: u64 = 0x9e37_79b9_7f4a_7c15;
+
+/// Where a fabric comes from, and which it has brought forth.
+pub(super) struct Lineage {
+    /// Empty for a fabric that is no tenant.
+    pub name: Arc<str>,
+    parent: Option<Weak<FabricInner>>,
+    /// What it was opened with.
+    blueprint: FabricBuilder,
+    tenants: Mutex<Vec<Weak<FabricInner>>>,
+    /// Tenants opened so far; held while one is opened, which may take a while.
+    opened: Mutex<u64>,
+}
+
+impl Lineage {
+    /// Of a fabric that is no tenant.
+    pub fn root(blueprint: &FabricBuilder) -> Self {
+        Self::new("", None, blueprint)
+    }
+
+    fn new(name: &str, parent: Option<Weak<FabricInner>>, blueprint: &FabricBuilder) -> Self {
+        let (blueprint, tenants, opened) = (blueprint.clone(), Mutex::default(), Mutex::default());
+        Self { name: name.into(), parent, blueprint, tenants, opened }
+    }
+}
+
+impl Fabric {
+    /// A tenant of this fabric: a fabric of its own behind the same listener, for the
+    /// peers that have `token`.
+    ///
+    /// It is opened with this fabric's transports and settings, and meets peers
+    /// through the parent's [`Listener`](crate::Listener), where
+    /// [`Peer::tenant`](crate::Peer::tenant) tells them apart. Its own
+    /// [`Fabric::connect`] proves `token`; it does not listen. Close it or drop its
+    /// last clone to end it.
+    ///
+    /// # Errors
+    /// `InvalidRequest` if the parent has no token or is a tenant itself, if the name
+    /// is empty or longer than 255 bytes, or if name or token are taken; otherwise as
+    /// [`FabricBuilder::open`].
+    pub fn tenant(&self, name: &str, token: Token) -> Result<Self> {
+        let parent = &self.0;
+        parent.check_open("open a tenant")?;
+        let refuse = |why: String| Err(Error::new(ErrorKind::InvalidRequest, "open a tenant", why));
+        if parent.lineage.parent.is_some() {
+            return refuse("a tenant has no tenants: open them all from its parent".into());
+        }
+        if name.is_empty() || name.len() > MAX_NAME {
+            return refuse(format!("a name of {} bytes; 1 to {MAX_NAME} are allowed", name.len()));
+        }
+        let Some(own) = parent.token() else {
+            let why = "the parent has no token, so anybody is its peer: give it one by FabricBuilder::token";
+            return refuse(why.into());
+        };
+        // Held until the tenant is entered, so that two of one name cannot both pass.
+        let mut opened = lock(&parent.lineage.opened);
+        let live = parent.tenants();
+        if live.iter().any(|tenant| *tenant.lineage.name == *name) {
+            return refuse(format!("there is a tenant {name:?} already: close it, or choose another name"));
+        }
+        if own.is(&token) || live.iter().filter_map(|tenant| tenant.token()).any(|other| other.is(&token)) {
+            return refuse("the token is the parent's or another tenant's: make one for each".into());
+        }
+        *opened += 1;
+        let apart = STRIDE.wrapping_mul(*opened);
+        let blueprint = parent.lineage.blueprint.clone().token(token).apart(apart);
+        let lineage = Lineage::new(name, Some(Arc::downgrade(parent)), &blueprint);
+        let tenant = blueprint.open_as(lineage)?;
+        let mut tenants = lock(&parent.lineage.tenants);
+        tenants.retain(|tenant| tenant.strong_count() > 0);
+        tenants.push(Arc::downgrade(&tenant.0));
+        drop(tenants);
+        // Closed meanwhile, it may not have seen its new tenant.
+        if let Err(error) = parent.check_open("open a tenant") {
+            tenant.close();
+            return Err(error);
+        }
+        Ok(tenant)
+    }
+}
+
+impl FabricInner {
+    /// The token that its peers prove, if it asks for one.
+    pub(crate) fn token(&self) -> Option<&Token> {
+        self.lineage.blueprint.token.as_ref()
+    }
+
+    /// Its name as a tenant; empty if it is none.
+    pub(crate) fn tenant_name(&self) -> &Arc<str> {
+        &self.lineage.name
+    }
+
+    /// The fabrics behind this one's listener, with the tokens that lead to them.
+    pub(crate) fn admitting(self: &Arc<Self>) -> Vec<(Arc<Self>, Token)> {
+        let all = std::iter::once(Arc::clone(self)).chain(self.tenants());
+        all.filter_map(|fabric| fabric.token().cloned().map(|token| (fabric, token))).collect()
+    }
+
+    /// The control thread of this fabric: a new one, or a branch of the parent's.
+    pub(super) fn own_thread(&self) -> Result<ControlThread> {
+        match &self.lineage.parent {
+            None => ControlThread::start(),
+            Some(parent) => {
+                let gone = || Error::new(ErrorKind::Closed, "connect", "the tenant's parent was closed");
+                Ok(parent.upgrade().ok_or_else(gone)?.control_thread("connect")?.branch())
+            }
+        }
+    }
+
+    /// Refused to tenants: whoever comes to the parent's listener comes to them too.
+    pub(super) fn check_may_listen(&self) -> Result<()> {
+        match self.lineage.parent {
+            None => Ok(()),
+            Some(_) => {
+                let why = "a tenant's peers come to its parent's listener: listen there";
+                Err(Error::new(ErrorKind::InvalidRequest, "listen", why))
+            }
+        }
+    }
+
+    pub(super) fn close_tenants(&self) {
+        let tenants = std::mem::take(&mut *lock(&self.lineage.tenants));
+        tenants.iter().filter_map(Weak::upgrade).for_each(|tenant| tenant.close());
+    }
+
+    /// The tenants that are open.
+    fn tenants(&self) -> Vec<Arc<Self>> {
+        let all: Vec<_> = lock(&self.lineage.tenants).iter().filter_map(Weak::upgrade).collect();
+        all.into_iter().filter(|tenant| tenant.check_open("").is_ok()).collect()
+    }
+}
