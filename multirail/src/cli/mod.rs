@@ -1,22 +1,27 @@
 //! The command line: arguments in, one sentence out if it fails.
 
 mod bench;
+mod dump;
 mod failure;
 mod files;
 mod info;
 mod output;
 mod send;
 mod serve;
+mod trace;
 mod units;
 mod wait;
 mod wire;
 
+use std::path::PathBuf;
 use std::process::ExitCode;
+use std::sync::Arc;
 
 use clap::{ArgAction, Parser, Subcommand};
 use multirail::{BackendChoice, Fabric};
 use tracing_subscriber::filter::LevelFilter;
 
+use dump::Dumps;
 use failure::{Done, Failure};
 
 /// Moves memory and files between processes and machines.
@@ -44,6 +49,15 @@ struct Common {
     /// Log to stderr; twice for debug, three times for everything
     #[arg(short, long, global = true, action = ArgAction::Count)]
     verbose: u8,
+
+    /// Record what the transports are doing to this file on SIGUSR1, on a stall and
+    /// when a peer dies; read it with `multirail trace`
+    #[arg(long, global = true, value_name = "FILE")]
+    dump: Option<PathBuf>,
+
+    /// Where dumps of the opened fabrics go.
+    #[arg(skip)]
+    dumps: Arc<Dumps>,
 }
 
 #[derive(Subcommand)]
@@ -56,6 +70,8 @@ enum Command {
     Serve(serve::ServeArguments),
     /// Send files to a `multirail serve`
     Send(send::SendArguments),
+    /// Print a recording made with --dump, or convert it for a trace viewer
+    Trace(trace::TraceArguments),
 }
 
 impl Common {
@@ -69,20 +85,28 @@ impl Common {
 
     /// A fabric of that backend.
     fn open(&self) -> Done<Fabric> {
-        Ok(multirail::builder(&self.choice()?)?.open()?)
+        self.dumps.open(multirail::builder(&self.choice()?)?)
     }
 }
 
 /// Parses the arguments, runs the command, and says in one sentence if it failed.
 pub fn run() -> ExitCode {
-    let arguments = Arguments::parse();
+    let mut arguments = Arguments::parse();
     log_to_stderr(arguments.common.verbose);
+    match Dumps::new(arguments.common.dump.as_deref(), matches!(arguments.command, Command::Bench(_))) {
+        Ok(dumps) => arguments.common.dumps = Arc::new(dumps),
+        Err(failure) => {
+            output::complain(failure.sentence());
+            return ExitCode::FAILURE;
+        }
+    }
     let common = &arguments.common;
     let done = match arguments.command {
         Command::Info => info::run(common),
         Command::Bench(bench) => bench::run(common, bench),
         Command::Serve(serve) => serve::run(common, serve),
         Command::Send(send) => send::run(common, send),
+        Command::Trace(trace) => trace::run(&trace),
     };
     match done {
         Ok(()) | Err(Failure::ClosedPipe) => ExitCode::SUCCESS,

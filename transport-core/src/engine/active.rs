@@ -4,10 +4,10 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use super::Work;
+use crate::observe::OperationKind;
 use crate::op::OpId;
 use crate::peer::PeerInner;
 use crate::plan::RailRange;
-use crate::observe::OperationKind;
 use crate::spi::{Batch, PeerSlot, Piece, WorkKind, WorkRequest};
 use crate::{Error, ImmMode, Time, copy};
 

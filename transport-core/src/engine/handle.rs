@@ -186,10 +186,8 @@ impl EngineHandle {
             match control {
                 Control::Receive { id, .. } | Control::Revoke { id, .. } => self.table.end(id, Err(closed())),
                 Control::PoolReceive { pool, .. } | Control::PoolClosed { pool } => pool.close(closed()),
-                Control::Link { .. }
-                | Control::Unlink { .. }
-                | Control::Cancel(_)
-                | Control::Dump { .. } => {}
+                Control::Link { .. } | Control::Unlink { .. } | Control::Cancel(_) | Control::Dump { .. } => {
+                }
             }
         }
     }

@@ -14,24 +14,22 @@ impl Engine {
             let mut completions = std::mem::replace(&mut self.completions, crate::spi::Completions::empty());
             self.rails[rail].endpoint.poll(&mut completions);
             let count = completions.as_slice().len();
-            let (mut done, mut failed) = (0, 0);
-            for event in completions.as_slice() {
-                match *event {
-                    Event::Done { first, count } => {
-                        done += u64::from(count);
-                        self.acknowledge(rail, first, count, None);
-                    }
-                    Event::Failed { id, status } => {
-                        failed += 1;
-                        self.acknowledge(rail, id, 1, Some(status));
-                    }
-                    other => self.take_event(rail, other),
-                }
-            }
+            let (done, failed) = tally(completions.as_slice());
             if done + failed > 0 {
                 self.handle.counts[rail].completed(done, failed);
                 let requests = done as u32;
                 self.record(What::Completed { rail: rail as u16, requests, failed: failed as u32 });
+            }
+            for event in completions.as_slice() {
+                match *event {
+                    Event::Done { first, count } => {
+                        self.acknowledge(rail, first, count, None);
+                    }
+                    Event::Failed { id, status } => {
+                        self.acknowledge(rail, id, 1, Some(status));
+                    }
+                    other => self.take_event(rail, other),
+                }
             }
             completions.clear();
             self.completions = completions;
@@ -173,4 +171,13 @@ impl Engine {
         }
         self.receives.lost(rail, &error, &self.handle);
     }
+}
+
+/// Requests that were done, and that failed.
+fn tally(events: &[Event]) -> (u64, u64) {
+    events.iter().fold((0, 0), |(done, failed), event| match event {
+        Event::Done { count, .. } => (done + u64::from(*count), failed),
+        Event::Failed { .. } => (done, failed + 1),
+        _ => (done, failed),
+    })
 }

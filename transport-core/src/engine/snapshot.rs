@@ -37,13 +37,23 @@ impl Engine {
         let revoking = self.revoking.iter().map(|revoking| self.describe_revoke(revoking, now));
         let receives = self.receives.operations().map(|(op, len, posted, begun)| {
             let (rail, device) = (MESSAGES as u32, self.handle.devices[MESSAGES].clone());
-            let wait = if posted { Wait::Message { rail, device } } else { Wait::ReceiveQueue { rail, device } };
-            OperationDump { bytes: len, waits: vec![wait], ..self.blank(op, OperationKind::Receive, begun, now) }
+            let wait =
+                if posted { Wait::Message { rail, device } } else { Wait::ReceiveQueue { rail, device } };
+            OperationDump {
+                bytes: len,
+                waits: vec![wait],
+                ..self.blank(op, OperationKind::Receive, begun, now)
+            }
         });
         let mut operations: Vec<_> = running.chain(revoking).chain(receives).collect();
         operations.sort_by_key(|operation| operation.id.index);
         Snapshot {
-            rails: self.rails.iter().enumerate().map(|(at, rail)| (posted(at), rail.depth as u64, rail.lost.is_some())).collect(),
+            rails: self
+                .rails
+                .iter()
+                .enumerate()
+                .map(|(at, rail)| (posted(at), rail.depth as u64, rail.lost.is_some()))
+                .collect(),
             receives: self.receives.posted() as u64,
             operations,
             casualties: self.casualties.clone(),

@@ -189,15 +189,8 @@ impl Dump {
 }
 
 impl OperationKind {
-    const ALL: [Self; 7] = [
-        Self::Write,
-        Self::WritePages,
-        Self::WriteImm,
-        Self::Read,
-        Self::Send,
-        Self::Receive,
-        Self::Revoke,
-    ];
+    const ALL: [Self; 7] =
+        [Self::Write, Self::WritePages, Self::WriteImm, Self::Read, Self::Send, Self::Receive, Self::Revoke];
 
     /// The API's name.
     pub fn name(self) -> &'static str {

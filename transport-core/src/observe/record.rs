@@ -74,7 +74,9 @@ impl What {
     pub(crate) fn pack(self, time: Time) -> Words {
         let (head, subject, value) = match self {
             Self::Begun { op, kind, peer, bytes } => (head(1, kind.code(), 0, peer), op.word(), bytes),
-            Self::Ended { op, error } => (head(2, error.map_or(0, |kind| kind.code() + 1), 0, 0), op.word(), 0),
+            Self::Ended { op, error } => {
+                (head(2, error.map_or(0, |kind| kind.code() + 1), 0, 0), op.word(), 0)
+            }
             Self::Posted { rail, op, requests, bytes } => (head(3, 0, rail, requests), op.word(), bytes),
             Self::Completed { rail, requests, failed } => (head(4, 0, rail, requests), 0, failed.into()),
             Self::Pressure { rail, op, refused } => (head(5, 0, rail, refused), op.word(), 0),

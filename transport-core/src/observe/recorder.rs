@@ -129,7 +129,9 @@ mod tests {
             while recorder.written() < u64::from(most) {
                 for record in recorder.read() {
                     assert_eq!(record.time.as_nanos(), record.sequence);
-                    assert!(matches!(record.what, What::Imm { imm, .. } if u64::from(imm) == record.sequence));
+                    assert!(
+                        matches!(record.what, What::Imm { imm, .. } if u64::from(imm) == record.sequence)
+                    );
                 }
             }
         });

@@ -42,7 +42,10 @@ impl Recording {
             return Err(broken("no recording of multirail; write one with --dump FILE"));
         };
         let Some(mut rest) = rest.strip_prefix(version) else {
-            let why = format!("version {:?}, this reader has {version:?}; read it with what wrote it", rest.first());
+            let why = format!(
+                "version {:?}, this reader has {version:?}; read it with what wrote it",
+                rest.first()
+            );
             return Err(Error::new(ErrorKind::Version, "read recording", why));
         };
         let mut dumps = Vec::new();

@@ -119,7 +119,11 @@ impl fmt::Display for OperationDump {
         }
         for share in &self.rails {
             let (rail, device) = (share.rail, Clean(&share.device));
-            write!(f, "; rail {rail} ({device}): {} unposted, {} outstanding", share.unposted, share.outstanding)?;
+            write!(
+                f,
+                "; rail {rail} ({device}): {} unposted, {} outstanding",
+                share.unposted, share.outstanding
+            )?;
         }
         for (at, wait) in self.waits.iter().enumerate() {
             write!(f, "{} {wait}", if at == 0 { "; waits for" } else { ", and for" })?;
