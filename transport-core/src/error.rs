@@ -53,7 +53,7 @@ pub enum ErrorKind {
 }
 
 impl ErrorKind {
-    /// By their codes.
+    /// By their codes: every kind, in the order of the declaration.
     const ALL: [Self; 20] = [
         Self::InvalidRequest,
         Self::OutOfBounds,

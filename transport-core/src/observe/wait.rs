@@ -46,6 +46,9 @@ impl fmt::Display for Wait {
                 "a receive of the peer, or room in its lane, on rail {rail} ({})",
                 super::text::Clean(device)
             ),
+            Self::Turn { rail, device, ahead: 0 } => {
+                write!(f, "the next batch on rail {rail} ({})", super::text::Clean(device))
+            }
             Self::Turn { rail, device, ahead } => {
                 write!(f, "its turn behind {ahead} others on rail {rail} ({})", super::text::Clean(device))
             }
