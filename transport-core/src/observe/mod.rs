@@ -2,11 +2,11 @@
 //!
 //! Nothing here is on the way of a request. In reading order:
 //!
-//! - [`record`]: one thing that happened, as a value and as four words.
-//! - [`recorder`]: the flight recorder, a ring of records per engine.
-//! - [`dump`]: a fabric at one moment, with [`wait`] and, for people, [`text`].
-//! - [`recording`]: dumps as bytes, and back from bytes that are not trusted.
-//! - [`watch`]: who learns of operations that make no progress.
+//! - `record`: one thing that happened, as a value and as four words.
+//! - `recorder`: the flight recorder, a ring of records per engine.
+//! - `dump`: a fabric at one moment, with `wait` and, for people, `text`.
+//! - `recording`: dumps as bytes, and back from bytes that are not trusted.
+//! - `watch`: who learns of operations that make no progress.
 //! - `metrics`: counters through the `metrics` facade (a cargo feature).
 
 mod dump;
