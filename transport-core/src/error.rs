@@ -7,7 +7,7 @@ use std::fmt;
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 /// What went wrong. Match on this; the text is for people.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
 #[non_exhaustive]
 pub enum ErrorKind {
     /// A request that can never succeed as given: empty list, zero page size.
@@ -51,6 +51,41 @@ pub enum ErrorKind {
     Permission,
     /// Any other failure of the operating system.
     Io,
+}
+
+impl ErrorKind {
+    /// By their codes: every kind, in the order of the declaration.
+    const ALL: [Self; 20] = [
+        Self::InvalidRequest,
+        Self::OutOfBounds,
+        Self::LocalAccess,
+        Self::RemoteAccess,
+        Self::Revoked,
+        Self::TooLarge,
+        Self::Unsupported,
+        Self::Busy,
+        Self::Exhausted,
+        Self::DeadlineExceeded,
+        Self::Cancelled,
+        Self::PeerDied,
+        Self::DeviceLost,
+        Self::Closed,
+        Self::NotFound,
+        Self::Unreachable,
+        Self::Version,
+        Self::Protocol,
+        Self::Permission,
+        Self::Io,
+    ];
+
+    /// Its number in the flight recorder.
+    pub(crate) fn code(self) -> u8 {
+        self as u8
+    }
+
+    pub(crate) fn from_code(code: u8) -> Option<Self> {
+        Self::ALL.get(usize::from(code)).copied()
+    }
 }
 
 impl fmt::Display for ErrorKind {
@@ -182,6 +217,12 @@ mod tests {
         assert_eq!(size_of::<Result<()>>(), size_of::<usize>());
         let error = Error::new(ErrorKind::OutOfBounds, "write", "range 0..9 of a region of 8 bytes");
         assert_eq!(error.to_string(), "write: out of bounds: range 0..9 of a region of 8 bytes");
+    }
+
+    #[test]
+    fn codes_lead_back() {
+        assert!(ErrorKind::ALL.iter().all(|kind| ErrorKind::from_code(kind.code()) == Some(*kind)));
+        assert_eq!(usize::from(ErrorKind::Io.code()) + 1, ErrorKind::ALL.len());
     }
 
     #[test]

@@ -14,6 +14,7 @@
 //! - [`Bootstrap`], [`Listener`]: how peers find each other; TCP is built in. A
 //!   [`Token`] keeps strangers out, [`Fabric::tenant`] keeps peers apart.
 //! - [`Clock`]: time is injected, as is every seed.
+//! - [`observe`]: what a fabric is doing, and what each operation waits for.
 //! - [`spi`]: what a backend implements.
 //!
 //! Inside: `engine` runs operations (one turn is `Engine::step`), `op` keeps them,
@@ -62,6 +63,7 @@ mod imm;
 mod link;
 #[allow(unsafe_code, reason = "states the contract of an owner of memory")]
 mod memory;
+pub mod observe;
 mod op;
 mod operations;
 mod options;
@@ -90,10 +92,11 @@ pub use descriptor::Descriptor;
 pub use doorbell::{Bell, Doorbell};
 pub use engine::{Progress, RailCounters};
 pub use error::{Error, ErrorKind, Result};
-pub use fabric::{Fabric, FabricBuilder, TransportConfig, TransportInfo};
+pub use fabric::{Fabric, FabricBuilder, TransportConfig, TransportInfo, WeakFabric};
 pub use imm::{Expect, ImmCounter};
 pub use memory::{Access, Locality, Memory, MemoryKind};
-pub use op::{Cancel, Op, Outcome, wait};
+pub use observe::{Dump, Recording};
+pub use op::{Cancel, Op, OpId, Outcome, wait};
 pub use options::{ImmMode, ReadOptions, SendOptions, WriteOptions, imm_count};
 pub use pages::Pages;
 pub use peer::{Drain, Peer, PeerClosed, PeerId};

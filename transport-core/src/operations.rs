@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use crate::engine::{Submission, Work};
 use crate::link::{Link, Span};
+use crate::op::OpId;
 use crate::options::{ImmMode, PER_WR_UNIT, ReadOptions, SendOptions, WriteOptions};
 use crate::pages::Pages;
 use crate::peer::PeerInner;
@@ -231,11 +232,27 @@ impl PeerInner {
             .fabric
             .upgrade()
             .ok_or_else(|| Error::new(ErrorKind::Closed, operation, "the fabric is closed"))?;
-        let deadline = fabric.deadline(deadline);
+        let begun = fabric.now();
+        let deadline = fabric.deadline(begun, deadline);
         let id = link.engine.insert(operation)?;
         link.operation_begins();
-        link.engine.submit(Submission { id, peer: Arc::clone(self), deadline, work });
+        let span = self.span(id, &link.label, operation, &work);
+        link.engine.submit(Submission { id, peer: Arc::clone(self), begun, deadline, work, span });
         Ok(Op::pending(Arc::clone(&link.engine), id))
+    }
+}
+
+impl PeerInner {
+    /// What the events of an operation belong to; a child of the caller's span.
+    #[inline]
+    fn span(&self, id: OpId, transport: &str, operation: &'static str, work: &Work) -> tracing::Span {
+        if !tracing::enabled!(tracing::Level::DEBUG) {
+            return tracing::Span::none();
+        }
+        let (peer, bytes) = (self.id.0.get(), work.shape.bytes());
+        let span = tracing::debug_span!("operation", op = %id, transport, operation, peer, bytes);
+        tracing::trace!(parent: &span, "submitted");
+        span
     }
 }
 

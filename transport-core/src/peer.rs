@@ -7,11 +7,13 @@ use std::collections::{HashMap, VecDeque};
 use std::num::NonZeroU64;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+use std::time::{Duration, Instant};
 
 use crate::control::{Identity, SessionHandle};
 use crate::fabric::FabricInner;
 use crate::imm::{ImmCounter, ImmCounts};
 use crate::link::Link;
+use crate::observe::PeerName;
 use crate::remote::RemoteInner;
 use crate::watchers::Watchers;
 use crate::{Error, ErrorKind, Result};
@@ -56,6 +58,10 @@ pub(crate) struct PeerInner {
     imports: Mutex<Imports>,
     /// In a pair connected within this process: how the other side sees us.
     pub twin: OnceLock<Weak<PeerInner>>,
+    /// Where its control connection leads to.
+    pub address: OnceLock<String>,
+    /// When that was last heard.
+    heard: Mutex<Option<Instant>>,
 }
 
 /// What we imported of a peer, by the owner's region number.
@@ -92,6 +98,8 @@ impl Peer {
             watchers: Mutex::default(),
             imports: Mutex::default(),
             twin: OnceLock::new(),
+            address: OnceLock::new(),
+            heard: Mutex::default(),
         }))
     }
 
@@ -180,6 +188,26 @@ impl PeerInner {
         self.end.get().cloned()
     }
 
+    /// Who it is, for dumps.
+    pub fn name(&self) -> PeerName {
+        PeerName {
+            id: self.id.0.get(),
+            host: self.identity.host.clone(),
+            incarnation: self.identity.incarnation,
+            address: self.address.get().cloned(),
+        }
+    }
+
+    /// Something came over its control connection.
+    pub fn is_heard(&self, now: Instant) {
+        *self.heard.lock().unwrap_or_else(PoisonError::into_inner) = Some(now);
+    }
+
+    /// For how long nothing has come over its control connection.
+    pub fn silence(&self) -> Option<Duration> {
+        self.heard.lock().unwrap_or_else(PoisonError::into_inner).map(|heard| heard.elapsed())
+    }
+
     /// An error unless the peer is connected.
     #[inline]
     pub fn check_alive(&self) -> Result<()> {
@@ -235,6 +263,8 @@ impl Peer {
             watchers: Mutex::default(),
             imports: Mutex::default(),
             twin: OnceLock::new(),
+            address: OnceLock::new(),
+            heard: Mutex::default(),
         }))
     }
 }

@@ -48,6 +48,11 @@ impl Shape {
         }
     }
 
+    /// Whether it is a list of pages.
+    pub fn is_pages(&self) -> bool {
+        matches!(self, Self::Pages { .. })
+    }
+
     /// Bytes of pieces `items`.
     #[inline]
     pub fn bytes_of(&self, items: Range<u32>) -> u64 {

@@ -3,10 +3,13 @@
 use std::task::Waker;
 
 #[cfg(multirail_loom)]
-pub(crate) use loom::{cell::UnsafeCell, sync::atomic::AtomicU64};
+pub(crate) use loom::{
+    cell::UnsafeCell,
+    sync::atomic::{AtomicU64, fence},
+};
 
 #[cfg(not(multirail_loom))]
-pub(crate) use std::sync::atomic::AtomicU64;
+pub(crate) use std::sync::atomic::{AtomicU64, fence};
 
 /// One task's waker, set by that task and taken by any thread.
 #[cfg(not(multirail_loom))]

@@ -106,6 +106,7 @@ fn sleep(engine: &mut Engine, door: &Doorbell, stop: &AtomicBool) {
         }
     }
     if !ready {
+        engine.parks();
         let limit = engine.nap(can_be_woken);
         door.sleep(&wakers, limit);
     }

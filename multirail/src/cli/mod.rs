@@ -2,6 +2,7 @@
 
 mod bench;
 mod content;
+mod dump;
 mod failure;
 #[cfg(fuzzing)]
 pub mod fuzz;
@@ -10,16 +11,20 @@ mod output;
 mod security;
 mod send;
 mod serve;
+mod trace;
 mod units;
 mod wait;
 mod wire;
 
+use std::path::PathBuf;
 use std::process::ExitCode;
+use std::sync::Arc;
 
 use clap::{ArgAction, Parser, Subcommand};
 use multirail::{BackendChoice, Fabric};
 use tracing_subscriber::filter::LevelFilter;
 
+use dump::Dumps;
 use failure::{Done, Failure};
 
 /// Moves memory and files between processes and machines.
@@ -50,6 +55,15 @@ struct Common {
 
     #[command(flatten)]
     security: security::Security,
+
+    /// Record what the transports are doing to this file on SIGUSR1, on a stall and
+    /// when a peer dies; read it with `multirail trace`
+    #[arg(long, global = true, value_name = "FILE")]
+    dump: Option<PathBuf>,
+
+    /// Where dumps of the opened fabrics go.
+    #[arg(skip)]
+    dumps: Arc<Dumps>,
 }
 
 #[derive(Subcommand)]
@@ -62,6 +76,8 @@ enum Command {
     Serve(serve::ServeArguments),
     /// Send files to a `multirail serve`
     Send(send::SendArguments),
+    /// Print a recording made with --dump, or convert it for a trace viewer
+    Trace(trace::TraceArguments),
 }
 
 impl Common {
@@ -75,20 +91,28 @@ impl Common {
 
     /// A fabric of that backend.
     fn open(&self) -> Done<Fabric> {
-        Ok(self.security.apply(multirail::builder(&self.choice()?)?)?.open()?)
+        self.dumps.open(self.security.apply(multirail::builder(&self.choice()?)?)?)
     }
 }
 
 /// Parses the arguments, runs the command, and says in one sentence if it failed.
 pub fn run() -> ExitCode {
-    let arguments = Arguments::parse();
+    let mut arguments = Arguments::parse();
     log_to_stderr(arguments.common.verbose);
+    match Dumps::new(arguments.common.dump.as_deref(), matches!(arguments.command, Command::Bench(_))) {
+        Ok(dumps) => arguments.common.dumps = Arc::new(dumps),
+        Err(failure) => {
+            output::complain(failure.sentence());
+            return ExitCode::FAILURE;
+        }
+    }
     let common = &arguments.common;
     let done = match arguments.command {
         Command::Info => info::run(common),
         Command::Bench(bench) => bench::run(common, bench),
         Command::Serve(serve) => serve::run(common, serve),
         Command::Send(send) => send::run(common, send),
+        Command::Trace(trace) => trace::run(&trace),
     };
     match done {
         Ok(()) | Err(Failure::ClosedPipe) => ExitCode::SUCCESS,

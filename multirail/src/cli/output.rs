@@ -18,6 +18,14 @@ pub fn line(text: &str) -> Done {
     Ok(())
 }
 
+/// Prints lines that end by themselves.
+pub fn text(text: &str) -> Done {
+    let mut out = io::stdout().lock();
+    out.write_all(text.as_bytes())?;
+    out.flush()?;
+    Ok(())
+}
+
 /// Prints one row as a JSON object on its own line.
 pub fn json(row: &impl Serialize) -> Done {
     let text = serde_json::to_string(row).map_err(io::Error::from)?;

@@ -89,6 +89,8 @@ pub(crate) async fn establish(greeted: Greeted) -> Result<Unclaimed> {
         });
     let admitted = outcome.inspect_err(|error| handshake.part(error))?;
     let Admitted { peer, commands, incarnation, liveness } = admitted;
+    peer.0.is_heard(Instant::now());
+    let _ = peer.0.address.set(address);
     let unclaimed = Unclaimed(Some(peer.clone()));
     let wire = handshake.wire.take().ok_or_else(abandoned)?;
     drop(handshake);

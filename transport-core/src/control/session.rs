@@ -147,7 +147,9 @@ impl Session {
 
     fn receive(&mut self, frame: Result<Frame>) -> Result<(), End> {
         let frame = frame.map_err(End::unreadable)?;
-        self.liveness.heard(Instant::now());
+        let now = Instant::now();
+        self.liveness.heard(now);
+        self.peer.0.is_heard(now);
         match frame {
             Frame::Heartbeat { seq } => tracing::trace!(seq, "heartbeat"),
             Frame::Lookup { id, name } => {

@@ -4,10 +4,11 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use super::Work;
+use crate::observe::OperationKind;
 use crate::op::OpId;
 use crate::peer::PeerInner;
 use crate::plan::RailRange;
-use crate::spi::{Batch, PeerSlot, Piece, WorkRequest};
+use crate::spi::{Batch, PeerSlot, Piece, WorkKind, WorkRequest};
 use crate::{Error, ImmMode, Time, copy};
 
 /// Where an operation stands.
@@ -27,6 +28,14 @@ pub(crate) struct Active {
     pub link: u32,
     pub peer: Arc<PeerInner>,
     pub deadline: Time,
+    /// When it was submitted.
+    pub begun: Time,
+    /// When a request of it was last posted or ended.
+    pub moved: Time,
+    /// It was found to make no progress.
+    pub stalled: bool,
+    /// What its events belong to.
+    pub span: tracing::Span,
     pub stage: Stage,
     /// One per rail of the engine; a pooled allocation.
     pub rails: Vec<ActiveRail>,
@@ -55,6 +64,8 @@ pub(crate) struct ActiveRail {
     pub queued: bool,
     /// Whether the peer and the region can be reached over it.
     pub usable: bool,
+    /// The endpoint had no room for its next piece, for the peer's sake.
+    pub held: bool,
     /// The peer's slot there.
     pub slot: u32,
     pub lkey: u64,
@@ -65,6 +76,17 @@ pub(crate) struct ActiveRail {
 impl ActiveRail {
     pub fn left(&self) -> u32 {
         self.range.end - self.next
+    }
+}
+
+/// What users call it.
+pub(super) fn kind_of(work: &Work) -> OperationKind {
+    match work.kind {
+        WorkKind::Read => OperationKind::Read,
+        WorkKind::Send => OperationKind::Send,
+        WorkKind::Write if work.local.is_none() => OperationKind::WriteImm,
+        WorkKind::Write if work.shape.is_pages() => OperationKind::WritePages,
+        WorkKind::Write => OperationKind::Write,
     }
 }
 
@@ -116,6 +138,16 @@ impl Active {
         match (self.work.imm_mode, self.stage) {
             (ImmMode::Last, Stage::Data) if !alone => None,
             _ => self.work.imm,
+        }
+    }
+
+    /// A request of it was posted or ended.
+    #[inline]
+    pub fn moves(&mut self, now: Time, next_look: &mut Time) {
+        self.moved = now;
+        if std::mem::take(&mut self.stalled) {
+            // It may stall again.
+            *next_look = now;
         }
     }
 

@@ -3,9 +3,10 @@
 use std::sync::Arc;
 use std::task::Poll;
 
-use super::active::Stage;
+use super::active::{Stage, kind_of};
 use super::receive::RAIL as MESSAGES;
 use super::{Active, ActiveRail, Control, Engine, LinkState, Revoking, Submission, Work};
+use crate::observe::{OperationKind, What};
 use crate::op::OpId;
 use crate::peer::PeerInner;
 use crate::plan::{RailRange, split};
@@ -42,12 +43,14 @@ impl Engine {
             Control::Unlink { peer, error } => {
                 if let Some(link) = self.link_of.remove(&peer) {
                     self.note(1, link.into());
+                    self.record(What::PeerFailed { peer: peer.0.get() as u32, error: error.kind() });
                     self.fail_link(link, &error);
                 }
             }
             Control::Cancel(id) => self.cancel(id),
             Control::Receive { id, region, offset, len } => {
-                self.receives.add(id, region, offset, len);
+                let now = self.now();
+                self.receives.add(id, now, region, offset, len);
                 self.receives.post(&mut self.rails, &self.handle);
             }
             // Its pool was closed on the way.
@@ -58,10 +61,14 @@ impl Engine {
             }
             Control::PoolClosed { pool } => self.receives.close_pool(&pool, &mut self.rails, &self.handle),
             Control::Revoke { id, region, deadline } => {
-                self.next_deadline = self.next_deadline.min(deadline);
-                self.revoking.push(Revoking { id, region, deadline });
+                let begun = self.now();
+                self.begins(id, OperationKind::Revoke, 0, region.len);
+                self.watch_until(begun, deadline);
+                self.revoking.push(Revoking { id, region, deadline, begun, stalled: false });
             }
             Control::Drain { peer, deadline, done } => self.drain(peer, deadline, done),
+            // Nobody may wait for it any more.
+            Control::Dump { answer } => drop(answer.try_send(self.snapshot())),
         }
     }
 
@@ -75,6 +82,8 @@ impl Engine {
             }
         }
         self.link_of.insert(peer.id, index);
+        self.record(What::PeerLinked { peer: peer.short_id() });
+        tracing::debug!(transport = %self.handle.label, peer = peer.id.0.get(), "peer admitted");
         if self.links.len() <= index as usize {
             self.links.resize_with(index as usize + 1, || None);
         }
@@ -105,8 +114,9 @@ impl Engine {
 
     /// Gives a submission its share of every usable rail and queues it there.
     pub(super) fn activate(&mut self, submission: Submission) {
-        let Submission { id, peer, deadline, work } = submission;
+        let Submission { id, peer, begun, deadline, work, span } = submission;
         self.note(2, id.index.into());
+        self.begins(id, kind_of(&work), peer.short_id(), work.shape.bytes());
         if self.live_link(&peer).is_none() && peer.death().is_none() {
             // Its link was queued after the controls were taken, and before it.
             self.take_controls();
@@ -115,12 +125,14 @@ impl Engine {
             let died = || Error::new(ErrorKind::PeerDied, "submit", "the peer is gone");
             let error = peer.death().unwrap_or_else(died);
             peer.links[self.handle.transport].operation_ended();
+            self.ends(id, &span, Some(&error));
             self.handle.table.end(id, Err(error));
             return;
         };
         let mut rails = self.spare.pop().unwrap_or_default();
         self.fill_rails(&work, link, &mut rails);
-        self.next_deadline = self.next_deadline.min(deadline);
+        let now = self.now();
+        self.watch_until(now, deadline);
         self.running += 1;
         let mut active = Active {
             id,
@@ -128,6 +140,10 @@ impl Engine {
             link,
             peer,
             deadline,
+            begun,
+            moved: now,
+            stalled: false,
+            span,
             stage: Stage::Data,
             rails,
             unposted: 0,
@@ -231,11 +247,13 @@ impl Engine {
             let Some(submission) = self.handle.submissions.pop() else { break };
             self.activate(submission);
         }
+        self.record(What::Cancelled { op: id });
         self.cancel_active(id);
         if let Some(place) = self.revoking.iter().position(|revoking| revoking.id == id) {
             let revoking = self.revoking.swap_remove(place);
             let error =
                 Error::new(ErrorKind::Cancelled, "revoke", "no longer awaited; the region stays revoked");
+            self.record(What::Ended { op: id, error: Some(error.kind()) });
             self.handle.table.end(revoking.id, Err(error));
         }
     }
@@ -245,15 +263,14 @@ impl Engine {
         if self.revoking.is_empty() {
             return 0;
         }
-        let before = self.revoking.len();
-        let table = &self.handle.table;
-        self.revoking.retain(|revoking| match revoking.region.poll_quiet() {
-            Poll::Pending => true,
-            Poll::Ready(result) => {
-                table.end(revoking.id, result.map(|()| crate::Outcome::default()));
-                false
-            }
-        });
-        before - self.revoking.len()
+        let mut ended = 0;
+        for place in (0..self.revoking.len()).rev() {
+            let Poll::Ready(result) = self.revoking[place].region.poll_quiet() else { continue };
+            let id = self.revoking.swap_remove(place).id;
+            ended += 1;
+            self.record(What::Ended { op: id, error: result.as_ref().err().map(Error::kind) });
+            self.handle.table.end(id, result.map(|()| crate::Outcome::default()));
+        }
+        ended
     }
 }

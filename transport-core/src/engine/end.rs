@@ -2,6 +2,7 @@
 
 use super::Engine;
 use super::active::Stage;
+use crate::observe::What;
 use crate::op::OpId;
 use crate::spi::PeerSlot;
 use crate::{Error, ErrorKind, ImmMode, Outcome, Time};
@@ -38,6 +39,7 @@ impl Engine {
         self.spare.push(rails);
         active.peer.links[self.handle.transport].operation_ended();
         let (id, link) = (active.id, active.link);
+        self.ends(id, &active.span, result.as_ref().err());
         // The memory is let go before anyone is told that it is.
         drop(active);
         self.handle.table.end(id, result);
@@ -92,15 +94,18 @@ impl Engine {
                 active.expired = true;
                 expired += 1;
                 let error = Self::ended(ErrorKind::DeadlineExceeded, active.work.kind);
+                let id = active.id;
                 self.note(12, op.into());
+                self.record(What::Expired { op: id });
                 self.answer_early(op, error);
             }
         }
-        let table = &self.handle.table;
+        let (table, recorder) = (&self.handle.table, &self.handle.recorder);
         self.revoking.retain(|revoking| {
             let over = revoking.deadline <= now;
             if over {
                 expired += 1;
+                recorder.write(What::Expired { op: revoking.id }.pack(now));
                 let why = "a peer is still inside a copy to the region; it stays revoked, revoke() again to wait on";
                 table.end(revoking.id, Err(Error::new(ErrorKind::DeadlineExceeded, "revoke", why)));
             } else {
@@ -120,6 +125,9 @@ impl Engine {
         if std::mem::replace(&mut state.dead, true) {
             return;
         }
+        if error.kind() != ErrorKind::Closed {
+            self.keep_casualties(link, error);
+        }
         self.link_of.retain(|_, known| *known != link);
         for op in 0..self.active.len() as u32 {
             if self.active[op as usize].as_ref().is_some_and(|active| active.link == link) {
@@ -132,11 +140,13 @@ impl Engine {
 
     fn abort_link(&mut self, link: u32) {
         let Some(Some(state)) = self.links.get(link as usize) else { return };
+        let peer = state.peer.short_id();
         for (rail, slot) in state.slots.iter().enumerate() {
             if let Some(slot) = slot {
                 self.rails[rail].endpoint.abort(PeerSlot(slot.0));
             }
         }
+        self.record(What::Aborted { peer });
     }
 
     /// Frees a dead link once every rail has said goodbye and no operation is left.

@@ -1,12 +1,14 @@
 //! What other threads hold of an engine: its op table, its queues, its doorbell.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
+use std::sync::mpsc::SyncSender;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, TryLockError, Weak};
 
 use crossbeam_queue::{ArrayQueue, SegQueue};
 use tokio::sync::oneshot;
 
-use super::{Engine, RailCounts};
+use super::{Engine, RailCounts, Snapshot};
+use crate::observe::{Recorder, Watch};
 use crate::op::{OpId, OpTable};
 use crate::peer::PeerInner;
 use crate::plan::Shape;
@@ -20,8 +22,12 @@ use crate::{Bell, Error, ErrorKind, ImmMode, Locality, PeerId, Result, Time};
 pub(crate) struct Submission {
     pub id: OpId,
     pub peer: Arc<PeerInner>,
+    /// When it was submitted.
+    pub begun: Time,
     pub deadline: Time,
     pub work: Work,
+    /// Disabled, and then a few words of nothing, unless a subscriber wants it.
+    pub span: tracing::Span,
 }
 
 /// What an operation does, and the memory that must outlive it.
@@ -55,16 +61,23 @@ pub(crate) enum Control {
     Revoke { id: OpId, region: Arc<RegionInner>, deadline: Time },
     /// Wait until what was submitted to a peer is over.
     Drain { peer: PeerId, deadline: Time, done: oneshot::Sender<Result<()>> },
+    /// Somebody wants to know what is going on; a channel of one, never waited for.
+    Dump { answer: SyncSender<Snapshot> },
 }
 
 /// The part of an engine that is shared.
 pub(crate) struct EngineHandle {
     /// Position of its transport in the fabric.
     pub transport: usize,
+    /// Its label, and the names of its rails' devices.
+    pub label: String,
+    pub devices: Vec<String>,
     pub table: OpTable,
     pub submissions: ArrayQueue<Submission>,
     pub controls: SegQueue<Control>,
     pub counts: Box<[RailCounts]>,
+    pub recorder: Recorder,
+    pub watch: Arc<Watch>,
     /// The worker sleeps: whoever adds work rings.
     pub parked: AtomicBool,
     pub bell: Bell,
@@ -76,6 +89,17 @@ pub(crate) struct EngineHandle {
     closed: AtomicBool,
 }
 
+/// What a handle is made of.
+pub(crate) struct HandleSetup {
+    pub transport: usize,
+    pub label: String,
+    pub devices: Vec<String>,
+    pub max_operations: usize,
+    /// Records of the flight recorder.
+    pub records: usize,
+    pub watch: Arc<Watch>,
+}
+
 #[derive(Default)]
 struct FreeIndices {
     free: Vec<u32>,
@@ -83,14 +107,18 @@ struct FreeIndices {
 }
 
 impl EngineHandle {
-    pub fn new(transport: usize, max_operations: usize, rails: usize, bell: Bell) -> Self {
-        let table = OpTable::new(max_operations);
+    pub fn new(setup: HandleSetup, bell: Bell) -> Self {
+        let table = OpTable::new(setup.max_operations);
         Self {
-            transport,
+            transport: setup.transport,
+            counts: setup.devices.iter().map(|_| RailCounts::default()).collect(),
+            label: setup.label,
+            devices: setup.devices,
+            recorder: Recorder::new(setup.records),
+            watch: setup.watch,
             submissions: ArrayQueue::new(table.capacity()),
             table,
             controls: SegQueue::new(),
-            counts: (0..rails).map(|_| RailCounts::default()).collect(),
             parked: AtomicBool::new(false),
             bell,
             hash: AtomicU64::new(0),
@@ -162,7 +190,8 @@ impl EngineHandle {
                 Control::Receive { id, .. } | Control::Revoke { id, .. } => self.table.end(id, Err(closed())),
                 Control::Drain { done, .. } => drop(done.send(Err(closed()))),
                 Control::PoolReceive { pool, .. } | Control::PoolClosed { pool } => pool.close(closed()),
-                Control::Link { .. } | Control::Unlink { .. } | Control::Cancel(_) => {}
+                Control::Link { .. } | Control::Unlink { .. } | Control::Cancel(_) | Control::Dump { .. } => {
+                }
             }
         }
     }
@@ -193,6 +222,7 @@ impl EngineHandle {
             // Another thread is driving it this moment.
             Err(TryLockError::WouldBlock) => std::thread::yield_now(),
         }
+        self.watch.report();
         true
     }
 

@@ -19,21 +19,25 @@ mod reap;
 #[allow(unsafe_code, reason = "posts receives that `known` keeps alive")]
 mod receive;
 mod rotation;
+mod snapshot;
+mod stall;
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-pub(crate) use handle::{Control, EngineHandle, Submission, Work};
+pub(crate) use handle::{Control, EngineHandle, HandleSetup, Submission, Work};
 pub use rail::RailCounters;
 pub(crate) use rail::{Rail, RailCounts};
+pub(crate) use snapshot::Snapshot;
 
 use active::{Active, ActiveRail};
 use drain::Draining;
 use early::Early;
 use receive::Receives;
 
+use crate::observe::{OperationDump, OperationKind, What};
 use crate::op::OpId;
 use crate::peer::PeerInner;
 use crate::plan::RailRange;
@@ -70,6 +74,8 @@ struct Revoking {
     id: OpId,
     region: Arc<RegionInner>,
     deadline: Time,
+    begun: Time,
+    stalled: bool,
 }
 
 pub(crate) struct Engine {
@@ -91,6 +97,14 @@ pub(crate) struct Engine {
     completions: Completions,
     /// No deadline of an operation under way is before this.
     next_deadline: Time,
+    /// No operation under way stalls before this.
+    next_look: Time,
+    /// The clock in this turn, once somebody has asked.
+    time: Option<Time>,
+    /// The last record says so.
+    parked: bool,
+    /// The last operations that a peer's end cut short.
+    casualties: VecDeque<OperationDump>,
     /// Rail that the next single write begins with.
     turn: u32,
     /// Spare allocations of per-rail state.
@@ -116,6 +130,10 @@ impl Engine {
             draining: Vec::new(),
             completions: Completions::with_room(POLL_ROOM),
             next_deadline: Time::NEVER,
+            next_look: Time::NEVER,
+            time: None,
+            parked: false,
+            casualties: VecDeque::new(),
             turn: 0,
             spare: Vec::new(),
             ranges: Vec::new(),
@@ -126,15 +144,20 @@ impl Engine {
 
     /// One turn. Never blocks.
     pub fn step(&mut self) -> Progress {
+        self.time = None;
         let mut events = self.take_commands();
         events += self.post();
         events += self.reap();
         events += self.advance_revokes();
         events += self.advance_drains();
-        if self.next_deadline != Time::NEVER {
-            let now = self.clock.now();
+        let alarm = self.next_deadline.min(self.next_look);
+        if alarm != Time::NEVER {
+            let now = self.now();
             if now >= self.next_deadline {
                 events += self.expire(now);
+            }
+            if now >= self.next_look {
+                self.look_for_stalls(now);
             }
         }
         self.handle.hash.store(self.hash, Ordering::Relaxed);
@@ -152,9 +175,9 @@ impl Engine {
         let backoff = self.rails.iter().map(|rail| rail.domain.capabilities().idle_backoff).min();
         // Nothing tells when a peer leaves a region that is being revoked.
         let look_again = if can_be_woken && self.revoking.is_empty() { None } else { backoff };
-        let deadline =
-            (self.next_deadline != Time::NEVER).then(|| self.next_deadline.since(self.clock.now()));
-        look_again.into_iter().chain(deadline).min()
+        let alarm = self.next_deadline.min(self.next_look);
+        let alarm = (alarm != Time::NEVER).then(|| alarm.since(self.clock.now()));
+        look_again.into_iter().chain(alarm).min()
     }
 
     /// The rails' endpoints, to be armed before a sleep.
@@ -169,6 +192,7 @@ impl Engine {
     /// Ends everything with `Closed`: what is posted is aborted and awaited.
     pub fn close(&mut self) {
         let error = Error::new(ErrorKind::Closed, "close", "the fabric was closed");
+        self.time = None;
         self.take_commands();
         for link in 0..self.links.len() {
             self.fail_link(link as u32, &error);
@@ -201,6 +225,57 @@ impl Engine {
 
     fn is_busy(&self) -> bool {
         self.running > 0 || self.receives.posted() > 0 || self.handle.has_commands()
+    }
+
+    /// The time in this turn: read once, and only if somebody asks.
+    #[inline]
+    fn now(&mut self) -> Time {
+        *self.time.get_or_insert_with(|| self.clock.now())
+    }
+
+    /// Puts a record into the flight recorder.
+    #[inline]
+    fn record(&mut self, what: What) {
+        if self.handle.recorder.is_off() {
+            return;
+        }
+        let now = self.now();
+        if std::mem::take(&mut self.parked) {
+            self.handle.recorder.write(What::Woken.pack(now));
+        }
+        self.handle.recorder.write(what.pack(now));
+    }
+
+    /// The worker is about to sleep. Waking up for nothing leaves no record.
+    pub fn parks(&mut self) {
+        self.time = None;
+        if !self.parked {
+            self.record(What::Parked);
+            self.parked = true;
+        }
+    }
+
+    /// An operation is taken over.
+    #[inline]
+    fn begins(&mut self, op: OpId, kind: OperationKind, peer: u32, bytes: u64) {
+        self.record(What::Begun { op, kind, peer, bytes });
+    }
+
+    /// An operation ended.
+    #[inline]
+    fn ends(&mut self, op: OpId, span: &tracing::Span, error: Option<&Error>) {
+        self.record(What::Ended { op, error: error.map(Error::kind) });
+        match error {
+            Some(error) => tracing::debug!(parent: span, op = %op, %error, "ended"),
+            None => tracing::trace!(parent: span, op = %op, "done"),
+        }
+    }
+
+    /// Looks at an operation of now again at its deadline, and when it may have stalled.
+    #[inline]
+    fn watch_until(&mut self, now: Time, deadline: Time) {
+        self.next_deadline = self.next_deadline.min(deadline);
+        self.next_look = self.next_look.min(now.after(self.handle.watch.after));
     }
 
     /// Mixes what happened into the event hash: two runs of one seed agree on it.

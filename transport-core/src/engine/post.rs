@@ -3,6 +3,7 @@
 use super::Engine;
 use super::posted::{RUN, Run};
 use super::rail::BATCH;
+use crate::observe::What;
 use crate::spi::{Status, WorkKind};
 use crate::{Error, ErrorKind};
 
@@ -30,13 +31,19 @@ impl Engine {
         // `self.active` holds its regions and imports until `reap` has seen its end.
         let result = unsafe { this.endpoint.post(&this.batch) };
         let accepted = result.accepted.min(this.batch.len());
-        let cut_short = accepted < this.batch.len();
+        let this_len = this.batch.len();
+        let cut_short = accepted < this_len;
         let bytes = if cut_short {
             this.batch.requests().take(accepted).map(|request| request.len).sum()
         } else {
             bytes
         };
-        self.handle.counts[rail].batch(accepted as u64, bytes, cut_short);
+        self.handle.counts[rail].batch(accepted as u64, bytes);
+        if cut_short {
+            let refused = usize::from(result.error.is_some());
+            self.handle.counts[rail].cut_short((this_len - accepted - refused) as u64);
+        }
+        self.record_batch(rail, accepted as u32, bytes);
         self.account(rail, accepted as u32, result.error);
         self.note(3, accepted as u64);
         accepted
@@ -48,6 +55,11 @@ impl Engine {
         this.batch.clear();
         this.runs.clear();
         let mut room = this.credits().min(BATCH) as u32;
+        let was_full = std::mem::replace(&mut this.full, room == 0);
+        if room == 0 && !was_full {
+            self.record(What::QueueFull { rail: rail as u16 });
+            return 0;
+        }
         let mut bytes = 0;
         while room > 0 && bytes < BATCH_BYTES {
             let Some(op) = this.rotation.front() else { break };
@@ -77,12 +89,22 @@ impl Engine {
         bytes
     }
 
+    #[inline]
+    fn record_batch(&mut self, rail: usize, requests: u32, bytes: u64) {
+        let first = self.rails[rail].runs.first().and_then(|run| self.active[run.op as usize].as_ref());
+        if let Some(op) = first.filter(|_| requests > 0).map(|active| active.id) {
+            self.rails[rail].pressed = false;
+            self.record(What::Posted { rail: rail as u16, op, requests, bytes });
+        }
+    }
+
     /// Books what was accepted. What was not goes back to its plan; a request that
     /// was refused for good fails its operation.
     fn account(&mut self, rail: usize, accepted: u32, refusal: Option<Status>) {
         let mut left = accepted;
         let mut refused = refusal;
         let mut cut = None;
+        let now = self.now();
         for place in 0..self.rails[rail].runs.len() {
             let run = self.rails[rail].runs[place];
             let taken = run.count.min(left);
@@ -93,6 +115,8 @@ impl Engine {
             active.work_requests += u64::from(taken);
             if taken > 0 {
                 self.rails[rail].posted.push(Run { count: taken, ..run });
+                active.rails[rail].held = false;
+                active.moves(now, &mut self.next_look);
             }
             if taken == run.count || active.error.is_some() {
                 continue;
@@ -100,6 +124,7 @@ impl Engine {
             // Earlier turns of an operation come first: the least piece stays.
             let share = &mut active.rails[rail];
             share.next = share.next.min(run.item + taken);
+            share.held |= cut.is_none() && refused.is_none();
             self.queue(run.op);
             cut.get_or_insert(place);
             if let Some(status) = refused.take() {
@@ -108,7 +133,19 @@ impl Engine {
             }
         }
         if let Some(cut) = cut {
+            self.record_pressure(rail, cut, accepted);
             self.take_turns_after_cut(rail, cut);
+        }
+    }
+
+    #[cold]
+    fn record_pressure(&mut self, rail: usize, cut: usize, accepted: u32) {
+        let offered: u32 = self.rails[rail].runs.iter().map(|run| run.count).sum();
+        let op = self.active[self.rails[rail].runs[cut].op as usize].as_ref().map(|active| active.id);
+        // A peer that takes nothing is asked over and over: that is one record.
+        let was_pressed = std::mem::replace(&mut self.rails[rail].pressed, accepted == 0);
+        if let Some(op) = op.filter(|_| !was_pressed) {
+            self.record(What::Pressure { rail: rail as u16, op, refused: offered - accepted });
         }
     }
 

@@ -24,7 +24,11 @@ pub(crate) struct Rail {
     pub runs: Vec<Run>,
     /// Set once the device is lost: nothing is posted any more.
     pub lost: Option<Status>,
-    depth: usize,
+    /// The last look found no credit; recorded once.
+    pub full: bool,
+    /// The last batch was not taken at all; recorded once.
+    pub pressed: bool,
+    pub depth: usize,
 }
 
 impl Rail {
@@ -39,6 +43,8 @@ impl Rail {
             batch: Batch::with_capacity(BATCH),
             runs: Vec::with_capacity(BATCH),
             lost: None,
+            full: false,
+            pressed: false,
             depth,
         })
     }
@@ -64,6 +70,7 @@ struct WorkerCounts {
     completions: AtomicU64,
     errors: AtomicU64,
     queue_full: AtomicU64,
+    retries: AtomicU64,
 }
 
 #[derive(Debug, Default)]
@@ -73,13 +80,15 @@ struct DirectCounts {
 }
 
 /// A reading of one rail's counters, since the fabric was opened.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 #[non_exhaustive]
 pub struct RailCounters {
     /// The transport's label.
     pub transport: String,
+    /// The backend's name.
+    pub backend: String,
     /// The rail's position in its transport.
-    pub rail: usize,
+    pub rail: u32,
     /// The device's name.
     pub device: String,
     /// Work requests posted.
@@ -94,6 +103,8 @@ pub struct RailCounters {
     pub errors: u64,
     /// Times a batch was not taken whole.
     pub queue_full: u64,
+    /// Requests that were not taken then, and are posted again.
+    pub retries: u64,
     /// Requests that ran in the submitting thread.
     pub direct: u64,
     /// Bytes of those.
@@ -101,11 +112,18 @@ pub struct RailCounters {
 }
 
 impl RailCounts {
-    pub fn batch(&self, requests: u64, bytes: u64, cut_short: bool) {
+    /// A batch that was taken whole.
+    pub fn batch(&self, requests: u64, bytes: u64) {
         add(&self.worker.posts, requests);
         add(&self.worker.doorbells, 1);
         add(&self.worker.bytes, bytes);
-        add(&self.worker.queue_full, u64::from(cut_short));
+    }
+
+    /// A batch of which `left` requests are to be posted again.
+    #[cold]
+    pub fn cut_short(&self, left: u64) {
+        add(&self.worker.queue_full, 1);
+        add(&self.worker.retries, left);
     }
 
     pub fn completed(&self, ok: u64, failed: u64) {
@@ -120,10 +138,11 @@ impl RailCounts {
         self.direct.bytes.fetch_add(bytes, Relaxed);
     }
 
-    pub fn read(&self, transport: &str, rail: usize, device: &str) -> RailCounters {
+    pub fn read(&self, transport: &str, backend: &str, rail: u32, device: &str) -> RailCounters {
         let (worker, direct) = (&self.worker, &self.direct);
         RailCounters {
             transport: transport.into(),
+            backend: backend.into(),
             rail,
             device: device.into(),
             posts: worker.posts.load(Relaxed),
@@ -132,6 +151,7 @@ impl RailCounts {
             completions: worker.completions.load(Relaxed),
             errors: worker.errors.load(Relaxed),
             queue_full: worker.queue_full.load(Relaxed),
+            retries: worker.retries.load(Relaxed),
             direct: direct.requests.load(Relaxed),
             direct_bytes: direct.bytes.load(Relaxed),
         }

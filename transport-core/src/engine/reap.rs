@@ -2,6 +2,7 @@
 
 use super::Engine;
 use super::posted::RUN;
+use crate::observe::What;
 use crate::spi::{Event, PeerSlot, Status};
 use crate::{Error, ErrorKind};
 
@@ -13,22 +14,22 @@ impl Engine {
             let mut completions = std::mem::replace(&mut self.completions, crate::spi::Completions::empty());
             self.rails[rail].endpoint.poll(&mut completions);
             let count = completions.as_slice().len();
-            let (mut done, mut failed) = (0, 0);
+            let (done, failed) = tally(completions.as_slice());
+            if done + failed > 0 {
+                self.handle.counts[rail].completed(done, failed);
+                let requests = done as u32;
+                self.record(What::Completed { rail: rail as u16, requests, failed: failed as u32 });
+            }
             for event in completions.as_slice() {
                 match *event {
                     Event::Done { first, count } => {
-                        done += u64::from(count);
                         self.acknowledge(rail, first, count, None);
                     }
                     Event::Failed { id, status } => {
-                        failed += 1;
                         self.acknowledge(rail, id, 1, Some(status));
                     }
                     other => self.take_event(rail, other),
                 }
-            }
-            if done + failed > 0 {
-                self.handle.counts[rail].completed(done, failed);
             }
             completions.clear();
             self.completions = completions;
@@ -56,8 +57,10 @@ impl Engine {
     }
 
     fn pieces_ended(&mut self, rail: usize, op: u32, pieces: u32, failed: Option<Status>) {
+        let now = self.now();
         let Some(active) = &mut self.active[op as usize] else { return };
         active.outstanding -= pieces;
+        active.moves(now, &mut self.next_look);
         let over = active.is_over();
         if let Some(status) = failed {
             self.fail_with(op, rail, status);
@@ -74,12 +77,16 @@ impl Engine {
                 self.note(5, imm.into());
                 if let Some(link) = &self.links[link as usize] {
                     link.peer.imms.arrived(imm);
+                    let peer = link.peer.short_id();
+                    self.record(What::Imm { rail: rail as u16, peer, imm });
                 }
             }
             Event::Received { id, peer, len, imm } => {
                 let Some(link) = self.link_at(rail, peer, event) else { return };
                 self.note(6, id);
                 let sender = self.links[link as usize].as_ref().map(|link| link.peer.id);
+                let from = sender.map_or(0, |peer| peer.0.get() as u32);
+                self.record(What::Message { rail: rail as u16, peer: from, bytes: len });
                 self.receives.received(id, sender, len, imm, &mut self.rails, &self.handle);
             }
             Event::ReceiveFailed { id, status } => {
@@ -124,6 +131,8 @@ impl Engine {
             return;
         };
         self.note(8, index.into());
+        let known = self.links[index as usize].as_ref().map_or(0, |link| link.peer.short_id());
+        self.record(What::PeerGone { rail: rail as u16, peer: known });
         let Some(link) = &mut self.links[index as usize] else { return };
         link.slots[rail] = None;
         if !link.dead {
@@ -141,6 +150,7 @@ impl Engine {
     /// A device is lost: what is posted on it will not move, what uses it fails.
     fn lose_rail(&mut self, rail: usize, status: Status) {
         self.note(9, rail as u64);
+        self.record(What::DeviceLost { rail: rail as u16 });
         let words = self.rails[rail].endpoint.describe(status);
         let error = Error::new(ErrorKind::DeviceLost, "poll", format!("rail {rail}: {words}"));
         self.rails[rail].lost = Some(status);
@@ -161,4 +171,13 @@ impl Engine {
         }
         self.receives.lost(rail, &error, &self.handle);
     }
+}
+
+/// Requests that were done, and that failed.
+fn tally(events: &[Event]) -> (u64, u64) {
+    events.iter().fold((0, 0), |(done, failed), event| match event {
+        Event::Done { count, .. } => (done + u64::from(*count), failed),
+        Event::Failed { .. } => (done, failed + 1),
+        _ => (done, failed),
+    })
 }

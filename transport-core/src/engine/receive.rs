@@ -8,7 +8,7 @@ use crate::op::OpId;
 use crate::pool::PoolPart;
 use crate::region::RegionInner;
 use crate::spi::ReceiveRequest;
-use crate::{Error, ErrorKind, Outcome, PeerId};
+use crate::{Error, ErrorKind, Outcome, PeerId, Time};
 
 /// The rail that messages arrive on.
 pub(super) const RAIL: usize = 0;
@@ -26,6 +26,8 @@ struct Receive {
     offset: u64,
     len: u64,
     posted: bool,
+    /// When an operation of a user's began.
+    begun: Time,
 }
 
 /// Every receive that has not ended.
@@ -47,8 +49,16 @@ impl Receives {
         self.known.values().filter(|receive| receive.posted).count()
     }
 
-    pub fn add(&mut self, id: OpId, region: Arc<RegionInner>, offset: u64, len: u64) {
-        self.insert(Receive { sink: Sink::Op(id), region, offset, len, posted: false });
+    /// Receives of users: id, room in bytes, whether it is posted, since when.
+    pub fn operations(&self) -> impl Iterator<Item = (OpId, u64, bool, Time)> {
+        self.known.values().filter_map(|receive| match receive.sink {
+            Sink::Op(id) => Some((id, receive.len, receive.posted, receive.begun)),
+            Sink::Pool { .. } => None,
+        })
+    }
+
+    pub fn add(&mut self, id: OpId, begun: Time, region: Arc<RegionInner>, offset: u64, len: u64) {
+        self.insert(Receive { sink: Sink::Op(id), region, offset, len, posted: false, begun });
     }
 
     pub fn add_pooled(&mut self, part: Arc<PoolPart>, buffer: u32) {
@@ -57,7 +67,8 @@ impl Receives {
             self.pools.push(Arc::downgrade(&part));
         }
         let (region, offset, len) = part.buffer(buffer);
-        self.insert(Receive { sink: Sink::Pool { part, buffer }, region, offset, len, posted: false });
+        let sink = Sink::Pool { part, buffer };
+        self.insert(Receive { sink, region, offset, len, posted: false, begun: Time::ZERO });
     }
 
     fn insert(&mut self, receive: Receive) {

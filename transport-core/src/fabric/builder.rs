@@ -9,8 +9,9 @@ use super::tenant::Lineage;
 use super::transport::OpenSettings;
 use super::{Fabric, FabricInner, Transport};
 use crate::control::{Bootstrap, ControlSettings, Identity, TcpBootstrap, Token};
+use crate::observe::{StallHook, Watch};
 use crate::spi::{Backend, DeviceInfo, DomainSetup};
-use crate::{Clock, Error, ErrorKind, Result, SystemClock};
+use crate::{Clock, Dump, Error, ErrorKind, Result, SystemClock};
 
 /// One transport to open: a backend, and which of its devices.
 #[derive(Clone)]
@@ -46,6 +47,9 @@ pub struct FabricBuilder {
     settings: ControlSettings,
     bootstrap: Arc<dyn Bootstrap>,
     pub(super) token: Option<Token>,
+    records: usize,
+    stall_after: Duration,
+    on_stall: Option<StallHook>,
 }
 
 impl Default for FabricBuilder {
@@ -61,6 +65,9 @@ impl Default for FabricBuilder {
             settings: ControlSettings::default(),
             bootstrap: Arc::new(TcpBootstrap::default()),
             token: None,
+            records: 4096,
+            stall_after: Duration::from_secs(1),
+            on_stall: None,
         }
     }
 }
@@ -149,6 +156,30 @@ impl FabricBuilder {
         self
     }
 
+    /// Records that each transport's flight recorder keeps, rounded up to a power of
+    /// two, of 40 bytes each. Default 4096; 0 records nothing.
+    pub fn flight_recorder(mut self, records: usize) -> Self {
+        self.records = records;
+        self
+    }
+
+    /// How long an operation may make no progress until it counts as stalled: a
+    /// warning of `tracing` then says what it waits for, and [`FabricBuilder::on_stall`]
+    /// is called, once per stall. Default 1 s; `Duration::MAX` never.
+    ///
+    /// Receives wait for as long as it takes, and are no stalls.
+    pub fn stall_after(mut self, span: Duration) -> Self {
+        self.stall_after = span;
+        self
+    }
+
+    /// Called with a dump when operations stall; [`Dump::stalled`] has them. On a
+    /// thread of its own, or in the driving thread of a caller-driven fabric.
+    pub fn on_stall(mut self, hook: Arc<dyn Fn(&Dump) + Send + Sync>) -> Self {
+        self.on_stall = Some(hook);
+        self
+    }
+
     /// Opens every transport and starts its worker.
     pub fn open(self) -> Result<Fabric> {
         let lineage = Lineage::root(&self);
@@ -166,6 +197,7 @@ impl FabricBuilder {
         self.check()?;
         let seed = self.seed.map_or_else(|| random("open"), Ok)?;
         let incarnation = self.incarnation.map_or_else(|| random("open"), Ok)?;
+        let watch = Arc::new(Watch::new(self.stall_after, self.on_stall));
         let mut transports = Vec::new();
         for (position, config) in self.transports.iter().enumerate() {
             let setup = DomainSetup {
@@ -177,11 +209,13 @@ impl FabricBuilder {
                 position,
                 max_operations: self.max_operations,
                 caller_driven: self.caller_driven,
+                records: self.records,
+                watch: Arc::clone(&watch),
             };
             transports.push(Transport::open(config, &setup, settings)?);
         }
         static FABRICS: AtomicU64 = AtomicU64::new(1);
-        Ok(Fabric(Arc::new(FabricInner {
+        let fabric = Arc::new(FabricInner {
             id: FABRICS.fetch_add(1, Ordering::Relaxed),
             lineage,
             identity: Identity { incarnation, host: host_name() },
@@ -195,7 +229,9 @@ impl FabricBuilder {
             peers: Mutex::new(HashMap::new()),
             next_region: AtomicU64::new(1),
             closed: AtomicBool::new(false),
-        })))
+        });
+        watch.over(&fabric);
+        Ok(Fabric(fabric))
     }
 
     fn check(&self) -> Result<()> {
@@ -212,6 +248,9 @@ impl FabricBuilder {
                 "two transports are labelled {:?}; give each its own label",
                 labels[position]
             ));
+        }
+        if self.stall_after.is_zero() {
+            return refuse("stall_after is zero; take Duration::MAX to turn the watch off".into());
         }
         if self.settings.peer_timeout <= self.settings.heartbeat {
             let (timeout, beat) = (self.settings.peer_timeout, self.settings.heartbeat);

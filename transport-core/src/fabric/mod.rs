@@ -2,6 +2,7 @@
 
 mod admission;
 mod builder;
+mod dump;
 mod tenant;
 mod transport;
 
@@ -14,6 +15,7 @@ use std::time::Duration;
 
 pub(crate) use admission::Prepared;
 pub use builder::{FabricBuilder, TransportConfig};
+pub use dump::WeakFabric;
 pub(crate) use transport::Transport;
 pub use transport::TransportInfo;
 
@@ -30,7 +32,7 @@ use crate::{
 /// The last clone closes it, as does [`Fabric::close`]: sessions say goodbye,
 /// workers end, threads are joined.
 #[derive(Clone)]
-pub struct Fabric(Arc<FabricInner>);
+pub struct Fabric(pub(crate) Arc<FabricInner>);
 
 pub(crate) struct FabricInner {
     id: u64,
@@ -215,9 +217,13 @@ impl FabricInner {
         self.transports.iter().map(Transport::address).collect()
     }
 
-    /// When an operation submitted now must have ended.
-    pub(crate) fn deadline(&self, span: Option<Duration>) -> Time {
-        self.clock.now().after(span.unwrap_or(self.default_deadline))
+    /// When an operation submitted `now` must have ended.
+    pub(crate) fn deadline(&self, now: Time, span: Option<Duration>) -> Time {
+        now.after(span.unwrap_or(self.default_deadline))
+    }
+
+    pub(crate) fn now(&self) -> Time {
+        self.clock.now()
     }
 
     /// Starts a revocation: peers are told, the engine waits until it is quiet.
@@ -233,7 +239,7 @@ impl FabricInner {
         self.check_open("revoke")?;
         let engine = &self.transports[0].engine;
         let id = engine.insert("revoke")?;
-        engine.control(Control::Revoke { id, region, deadline: self.deadline(None) });
+        engine.control(Control::Revoke { id, region, deadline: self.deadline(self.now(), None) });
         Ok(Op::pending(Arc::clone(engine), id))
     }
 

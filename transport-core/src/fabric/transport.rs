@@ -3,7 +3,8 @@
 use std::sync::{Arc, Mutex};
 
 use super::{TransportConfig, lock};
-use crate::engine::{Engine, EngineHandle, Progress, Rail, RailCounters};
+use crate::engine::{Engine, EngineHandle, HandleSetup, Progress, Rail, RailCounters, RailCounts};
+use crate::observe::Watch;
 use crate::spi::{Capabilities, DeviceInfo, Domain, DomainSetup, MemoryRegion};
 use crate::worker::Worker;
 use crate::{Access, Doorbell, Error, ErrorKind, Memory, Result};
@@ -14,10 +15,10 @@ pub(crate) struct Transport {
     pub devices: Vec<DeviceInfo>,
     pub domains: Vec<Arc<dyn Domain>>,
     pub engine: Arc<EngineHandle>,
-    driver: Driver,
+    pub(super) driver: Driver,
 }
 
-enum Driver {
+pub(super) enum Driver {
     /// A thread of its own, until closed.
     Worker(Mutex<Option<Worker>>),
     /// Whoever calls `step` or waits.
@@ -28,6 +29,8 @@ pub(super) struct OpenSettings {
     pub position: usize,
     pub max_operations: usize,
     pub caller_driven: bool,
+    pub records: usize,
+    pub watch: Arc<Watch>,
 }
 
 /// What a fabric opened.
@@ -74,8 +77,15 @@ impl Transport {
         }
         let door = Doorbell::new()?;
         let bell = door.bell().try_clone()?;
-        let engine =
-            Arc::new(EngineHandle::new(settings.position, settings.max_operations, rails.len(), bell));
+        let handle = HandleSetup {
+            transport: settings.position,
+            label: config.label.clone(),
+            devices: devices.iter().map(|device| device.name.clone()).collect(),
+            max_operations: settings.max_operations,
+            records: settings.records,
+            watch: settings.watch,
+        };
+        let engine = Arc::new(EngineHandle::new(handle, bell));
         let driven = Engine::new(Arc::clone(&engine), rails, Arc::clone(&setup.clock), setup.seed);
         let driver = if settings.caller_driven {
             let driven = Arc::new(Mutex::new(driven));
@@ -109,7 +119,12 @@ impl Transport {
 
     pub(super) fn step(&self) -> Option<Progress> {
         match &self.driver {
-            Driver::Caller(engine) => Some(lock(engine).step()),
+            Driver::Caller(engine) => {
+                let turn = lock(engine).step();
+                // Between two turns: the hook may look at the engine.
+                self.engine.watch.report();
+                Some(turn)
+            }
             Driver::Worker(_) => None,
         }
     }
@@ -129,7 +144,10 @@ impl Transport {
 
     pub(super) fn counters(&self) -> Vec<RailCounters> {
         let counts = self.engine.counts.iter().zip(&self.devices).enumerate();
-        counts.map(|(rail, (counts, device))| counts.read(&self.label, rail, &device.name)).collect()
+        let read = |(rail, (counts, device)): (_, (&RailCounts, &DeviceInfo))| {
+            counts.read(&self.label, self.backend, rail as u32, &device.name)
+        };
+        counts.map(read).collect()
     }
 
     pub(super) fn close(&self) {

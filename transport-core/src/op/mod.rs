@@ -10,7 +10,8 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-pub(crate) use table::{OpId, OpTable};
+pub use table::OpId;
+pub(crate) use table::OpTable;
 pub use wait::wait;
 pub(crate) use wait::{block_on, needs_turns};
 
@@ -63,6 +64,14 @@ impl Op {
 
     pub(crate) fn pending(engine: Arc<EngineHandle>, id: OpId) -> Self {
         Self(State::Pending(Pending { engine, id, answered: false, cancel_on_drop: true }))
+    }
+
+    /// Its id in dumps, traces and logs; `None` for what ran in the calling thread.
+    pub fn id(&self) -> Option<OpId> {
+        match &self.0 {
+            State::Pending(pending) => Some(pending.id),
+            State::Ready(_) | State::Taken => None,
+        }
     }
 
     /// Lets the operation run to its end with nobody waiting.

@@ -15,11 +15,29 @@ use super::Outcome;
 use crate::sync::{AtomicU64, UnsafeCell, WakerCell};
 use crate::{Error, Result};
 
-/// A slot and the generation in which it was filled.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub(crate) struct OpId {
-    pub index: u32,
-    pub generation: u32,
+/// An operation's id: a slot of its transport's op table, and the generation in
+/// which that was filled. Printed as `slot.generation`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
+pub struct OpId {
+    pub(crate) index: u32,
+    pub(crate) generation: u32,
+}
+
+impl std::fmt::Display for OpId {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}.{}", self.index, self.generation)
+    }
+}
+
+impl OpId {
+    /// Both in one word, for the flight recorder.
+    pub(crate) fn word(self) -> u64 {
+        u64::from(self.generation) << 32 | u64::from(self.index)
+    }
+
+    pub(crate) fn from_word(word: u64) -> Self {
+        Self { index: word as u32, generation: (word >> 32) as u32 }
+    }
 }
 
 /// The result is there; only the waiter may take it.

@@ -33,7 +33,8 @@ impl Peer {
         let mut waits = Vec::new();
         for link in self.0.links.iter().filter(|link| !link.is_quiet()) {
             let (done, answer) = oneshot::channel();
-            link.engine.control(Control::Drain { peer: self.0.id, deadline: fabric.deadline(None), done });
+            let deadline = fabric.deadline(fabric.now(), None);
+            link.engine.control(Control::Drain { peer: self.0.id, deadline, done });
             waits.push((Arc::clone(&link.engine), answer));
         }
         Ok(Drain { waits, failed: None })

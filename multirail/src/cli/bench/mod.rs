@@ -167,7 +167,8 @@ fn in_process(common: &Common, measured: &Measured) -> Done {
 
 fn measure_at(common: &Common, fabric: &Fabric, address: &str, measured: &Measured, loads: &[Load]) -> Done {
     let peer = super::wait::connect(fabric, address)?;
-    measure(common, Client::greet(fabric, &peer)?, measured, loads)
+    let done = Client::greet(fabric, &peer).and_then(|client| measure(common, client, measured, loads));
+    done.inspect_err(|_| common.dumps.after_failure(fabric))
 }
 
 fn measure(common: &Common, mut client: Client<'_>, measured: &Measured, loads: &[Load]) -> Done {

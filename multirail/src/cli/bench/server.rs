@@ -49,6 +49,7 @@ pub fn run(common: &Common, arguments: &ServerArguments) -> Done {
             false => output::line(&format!("ready for {kind} of {pages} pages of {size}")),
         }
     })
+    .inspect_err(|_| common.dumps.after_failure(&fabric))
     .map_err(|failure| failure.within("the bench client is gone before it was done"))
 }
 

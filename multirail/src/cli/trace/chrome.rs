@@ -1,0 +1,141 @@
+//! A recording as Chrome trace events: a track per rail, operations as async spans.
+//!
+//! The format: <https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU>.
+
+use std::collections::BTreeMap;
+
+use multirail::observe::{Record, What};
+use multirail::{OpId, Recording, Time};
+use serde_json::{Value, json};
+
+use super::track::{Track, tracks};
+
+/// The worker's track of a process; rails come after it.
+const WORKER: u32 = 0;
+
+/// The whole recording.
+pub fn trace(recording: &Recording) -> Value {
+    let mut events = Vec::new();
+    for (number, track) in (1..).zip(&tracks(recording)) {
+        Events { number, track, events: &mut events, open: BTreeMap::new(), parked: None }.add();
+    }
+    json!({ "traceEvents": events, "displayTimeUnit": "ns" })
+}
+
+/// The events of one track; a "process" of the format.
+struct Events<'a> {
+    number: u32,
+    track: &'a Track<'a>,
+    events: &'a mut Vec<Value>,
+    /// Names of the spans that have begun and not ended.
+    open: BTreeMap<String, String>,
+    parked: Option<Time>,
+}
+
+impl Events<'_> {
+    fn add(mut self) {
+        let Track { host, process, incarnation, label, .. } = self.track;
+        let name = format!("{label} of {host}, process {process}, incarnation {incarnation:016x}");
+        self.name("process_name", WORKER, &name);
+        self.name("thread_name", WORKER, "worker");
+        for (rail, device) in (0_u32..).zip(&self.track.devices) {
+            self.name("thread_name", rail + 1, &format!("rail {rail} ({device})"));
+        }
+        for record in self.track.records.values() {
+            self.record(record);
+        }
+        let end = self.track.records.values().map(|record| record.time).fold(self.track.end, Time::max);
+        self.wake(end);
+        for (key, name) in std::mem::take(&mut self.open) {
+            self.span("e", &key, &name, end);
+        }
+    }
+
+    fn record(&mut self, record: &Record) {
+        let (time, what) = (record.time, record.what);
+        match what {
+            What::Begun { op, kind, bytes, .. } => {
+                self.end(op, time);
+                self.begin(op, &format!("{} of {bytes} bytes", kind.name()), time);
+            }
+            What::Ended { op, .. } => {
+                self.note(op, &what, time);
+                self.end(op, time);
+            }
+            What::Cancelled { op } | What::Expired { op } | What::Stalled { op } => {
+                self.note(op, &what, time)
+            }
+            What::Parked => self.parked = Some(time),
+            What::Woken => self.wake(time),
+            What::Posted { rail, .. }
+            | What::Completed { rail, .. }
+            | What::Pressure { rail, .. }
+            | What::QueueFull { rail }
+            | What::Imm { rail, .. }
+            | What::Message { rail, .. }
+            | What::PeerGone { rail, .. }
+            | What::DeviceLost { rail } => self.instant(u32::from(rail) + 1, &what, time),
+            _ => self.instant(WORKER, &what, time),
+        }
+    }
+
+    fn name(&mut self, which: &str, thread: u32, name: &str) {
+        let args = json!({ "name": name });
+        self.events
+            .push(json!({ "ph": "M", "name": which, "pid": self.number, "tid": thread, "args": args }));
+    }
+
+    fn instant(&mut self, thread: u32, what: &What, time: Time) {
+        let (name, ts) = (what.to_string(), micros(time));
+        self.events
+            .push(json!({ "ph": "i", "s": "t", "name": name, "pid": self.number, "tid": thread, "ts": ts }));
+    }
+
+    /// The worker slept until `time`.
+    fn wake(&mut self, time: Time) {
+        let Some(since) = self.parked.take() else { return };
+        let (ts, dur) = (micros(since), time.since(since).as_secs_f64() * 1e6);
+        self.events.push(
+            json!({ "ph": "X", "name": "parked", "pid": self.number, "tid": WORKER, "ts": ts, "dur": dur }),
+        );
+    }
+
+    fn begin(&mut self, op: OpId, name: &str, time: Time) {
+        let key = self.key(op);
+        self.span("b", &key, name, time);
+        self.open.insert(key, name.to_owned());
+    }
+
+    fn end(&mut self, op: OpId, time: Time) {
+        let key = self.key(op);
+        if let Some(name) = self.open.remove(&key) {
+            self.span("e", &key, &name, time);
+        }
+    }
+
+    /// A moment of an operation, which may have begun before the first record.
+    fn note(&mut self, op: OpId, what: &What, time: Time) {
+        let key = self.key(op);
+        if !self.open.contains_key(&key) {
+            let first = self.track.records.values().map(|record| record.time).min();
+            self.begin(op, "operation", first.map_or(time, |first| first.min(time)));
+        }
+        self.span("n", &key, &what.to_string(), time);
+    }
+
+    fn span(&mut self, phase: &str, id: &str, name: &str, time: Time) {
+        let ts = micros(time);
+        self.events.push(json!({
+            "ph": phase, "cat": "operation", "id": id, "name": name, "pid": self.number, "tid": WORKER, "ts": ts
+        }));
+    }
+
+    /// Ids are unique in the whole file.
+    fn key(&self, op: OpId) -> String {
+        format!("{}:{op}", self.number)
+    }
+}
+
+fn micros(time: Time) -> f64 {
+    time.since(Time::ZERO).as_secs_f64() * 1e6
+}

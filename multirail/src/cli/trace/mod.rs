@@ -1,0 +1,95 @@
+//! `multirail trace`: a recording of dumps as a timeline, or for a trace viewer.
+
+mod chrome;
+mod track;
+
+use std::fs::File;
+use std::io::{BufWriter, Read, Write};
+use std::path::{Path, PathBuf};
+
+use multirail::observe::{MAX_RECORDING, Record};
+use multirail::{Recording, Time};
+
+use super::failure::{Done, Failure};
+use track::{Track, tracks};
+
+#[derive(clap::Args)]
+pub struct TraceArguments {
+    /// The recording, made with --dump
+    #[arg(value_name = "FILE")]
+    file: PathBuf,
+
+    /// Write Chrome trace JSON here instead, for chrome://tracing or ui.perfetto.dev
+    #[arg(long, value_name = "OUT.json")]
+    chrome: Option<PathBuf>,
+}
+
+/// Prints or converts a recording.
+pub fn run(arguments: &TraceArguments) -> Done {
+    let bytes = read(&arguments.file)?;
+    let recording = Recording::from_bytes(&bytes).map_err(|error| {
+        Failure::new(format!("{}: {}: {}", arguments.file.display(), error.kind(), error.context()))
+    })?;
+    let Some(out) = &arguments.chrome else { return super::output::text(&timeline(&recording)) };
+    let refuse = |error| Failure::new(format!("cannot write {}: {error}", out.display()));
+    let mut file = BufWriter::new(File::create(out).map_err(refuse)?);
+    serde_json::to_writer(&mut file, &chrome::trace(&recording)).map_err(|error| refuse(error.into()))?;
+    file.flush().map_err(refuse)
+}
+
+/// As much of a file as a recording may have, and a byte more.
+fn read(path: &Path) -> Done<Vec<u8>> {
+    let mut bytes = Vec::new();
+    File::open(path)
+        .and_then(|file| file.take(MAX_RECORDING as u64 + 1).read_to_end(&mut bytes))
+        .map_err(|error| Failure::new(format!("cannot read {}: {error}", path.display())))?;
+    Ok(bytes)
+}
+
+/// One moment of one fabric: a record of a transport, or a dump that was taken.
+type Moment = (Time, u64, String);
+
+/// Every fabric's records and dumps, each fabric in the order of its time.
+fn timeline(recording: &Recording) -> String {
+    let mut text = String::new();
+    let all = tracks(recording);
+    let mut fabrics: Vec<_> = all.iter().map(Track::fabric).collect();
+    fabrics.dedup();
+    for fabric in fabrics {
+        let of_fabric: Vec<_> = all.iter().filter(|track| track.fabric() == fabric).collect();
+        let mut moments: Vec<Moment> = of_fabric.iter().flat_map(|track| records(track)).collect();
+        moments.extend(dumps(recording, fabric));
+        moments.sort_by_key(|(time, sequence, _)| (*time, *sequence));
+        let (process, incarnation) = fabric;
+        text.push_str(&format!("process {process}, incarnation {incarnation:016x}\n"));
+        moments.iter().for_each(|(.., line)| text.push_str(line));
+    }
+    text
+}
+
+fn records<'a>(track: &'a Track<'_>) -> impl Iterator<Item = Moment> + 'a {
+    let line = |record: &Record| {
+        let label = super::failure::printable(track.label);
+        (record.time, record.sequence, format!("{:>14.9} {label}: {}\n", seconds(record.time), record.what))
+    };
+    track.records.values().map(line)
+}
+
+fn dumps(recording: &Recording, fabric: (u32, u64)) -> impl Iterator<Item = Moment> + '_ {
+    recording.dumps.iter().filter(move |dump| (dump.process, dump.incarnation) == fabric).map(|dump| {
+        let mut lines = format!("{:>14.9} dump taken\n", seconds(dump.time));
+        for transport in &dump.transports {
+            for line in transport.to_string().lines() {
+                lines.push_str(&format!("{:>15}{line}\n", ""));
+            }
+        }
+        (dump.time, u64::MAX, lines)
+    })
+}
+
+fn seconds(time: Time) -> f64 {
+    time.since(Time::ZERO).as_secs_f64()
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,49 @@
+//! The records of one transport, put together from all dumps of its fabric.
+
+use std::collections::BTreeMap;
+
+use multirail::observe::Record;
+use multirail::{Recording, Time};
+
+/// A transport and what is known of it.
+pub struct Track<'a> {
+    pub host: &'a str,
+    pub process: u32,
+    pub incarnation: u64,
+    pub label: &'a str,
+    /// Names of the rails' devices.
+    pub devices: Vec<&'a str>,
+    /// By their sequence numbers: dumps overlap.
+    pub records: BTreeMap<u64, Record>,
+    /// When the last dump was taken.
+    pub end: Time,
+}
+
+impl Track<'_> {
+    /// What tells its fabric from others.
+    pub fn fabric(&self) -> (u32, u64) {
+        (self.process, self.incarnation)
+    }
+}
+
+/// The tracks of a recording, fabric by fabric.
+pub fn tracks(recording: &Recording) -> Vec<Track<'_>> {
+    let mut tracks = BTreeMap::new();
+    for dump in &recording.dumps {
+        for transport in &dump.transports {
+            let key = (dump.process, dump.incarnation, &transport.label);
+            let track = tracks.entry(key).or_insert_with(|| Track {
+                host: &dump.host,
+                process: dump.process,
+                incarnation: dump.incarnation,
+                label: &transport.label,
+                devices: transport.rails.iter().map(|rail| rail.counters.device.as_str()).collect(),
+                records: BTreeMap::new(),
+                end: dump.time,
+            });
+            track.end = track.end.max(dump.time);
+            track.records.extend(transport.records.iter().map(|record| (record.sequence, *record)));
+        }
+    }
+    tracks.into_values().collect()
+}

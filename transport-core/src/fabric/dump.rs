@@ -1,0 +1,124 @@
+//! Taking a dump of a whole fabric, whatever its workers are at.
+
+use std::sync::atomic::Ordering;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
+use std::sync::{Arc, TryLockError, Weak};
+use std::time::{Duration, Instant};
+
+use super::transport::Driver;
+use super::{Fabric, FabricInner, Transport, lock};
+use crate::engine::{Control, Snapshot};
+use crate::observe::{Dump, PeerDump, RailDump, TransportDump, WorkerState};
+
+/// How long a dump waits for all workers together. One that is awake answers within
+/// a batch, tens of microseconds; a loaded machine may take a while to wake one.
+const LIMIT: Duration = Duration::from_millis(500);
+
+/// Between two tries to look into an engine that another thread is driving.
+const BREATH: Duration = Duration::from_micros(200);
+
+/// A fabric that is not kept open by this.
+#[derive(Clone)]
+pub struct WeakFabric(Weak<FabricInner>);
+
+impl WeakFabric {
+    /// The fabric, while somebody else has it.
+    pub fn upgrade(&self) -> Option<Fabric> {
+        self.0.upgrade().map(Fabric)
+    }
+}
+
+impl Fabric {
+    /// A handle that does not keep it open.
+    pub fn downgrade(&self) -> WeakFabric {
+        WeakFabric(Arc::downgrade(&self.0))
+    }
+
+    /// What is going on: counters, windows, operations and what each waits for, peers,
+    /// and the flight recorder.
+    ///
+    /// Any thread may ask at any time, within half a second: a worker that sleeps is
+    /// woken, and of one that is stuck inside a backend or a user's code the dump
+    /// says so, with its counters and records.
+    pub fn dump(&self) -> Dump {
+        let fabric = &*self.0;
+        let until = Instant::now() + LIMIT;
+        let asked: Vec<_> = fabric.transports.iter().map(Transport::ask).collect();
+        let parts = fabric.transports.iter().zip(asked);
+        let transports = parts.map(|(transport, asked)| transport.dump(asked, until)).collect();
+        let name = |peer: &crate::Peer| PeerDump { name: peer.0.name(), heard: peer.0.silence() };
+        let mut peers: Vec<_> = lock(&fabric.peers).values().map(name).collect();
+        peers.sort_by_key(|peer| peer.name.id);
+        Dump {
+            host: fabric.identity.host.clone(),
+            process: std::process::id(),
+            incarnation: fabric.identity.incarnation,
+            time: fabric.clock.now(),
+            transports,
+            peers,
+        }
+    }
+
+    /// Peers that are connected.
+    #[cfg(feature = "metrics")]
+    pub(crate) fn peer_count(&self) -> usize {
+        lock(&self.0.peers).len()
+    }
+}
+
+/// An answer that is on its way, and whether the worker slept.
+struct Asked(Option<Receiver<Snapshot>>, bool);
+
+impl Transport {
+    fn ask(&self) -> Asked {
+        let Driver::Worker(_) = self.driver else { return Asked(None, false) };
+        let (answer, answered) = sync_channel(1);
+        let parked = self.engine.parked.load(Ordering::Relaxed);
+        self.engine.control(Control::Dump { answer });
+        Asked(Some(answered), parked)
+    }
+
+    fn dump(&self, Asked(answered, parked): Asked, until: Instant) -> TransportDump {
+        let left = || until.saturating_duration_since(Instant::now());
+        let (worker, snapshot) = match answered.map(|answered| answered.recv_timeout(left())) {
+            Some(Ok(snapshot)) if parked => (WorkerState::Parked, Some(snapshot)),
+            Some(Ok(snapshot)) => (WorkerState::Running, Some(snapshot)),
+            Some(Err(RecvTimeoutError::Timeout)) => (WorkerState::Blocked, None),
+            Some(Err(RecvTimeoutError::Disconnected)) => (WorkerState::Closed, None),
+            None => match self.look_inside(until) {
+                Some(snapshot) => (WorkerState::Running, Some(snapshot)),
+                None => (WorkerState::Blocked, None),
+            },
+        };
+        let snapshot = snapshot.unwrap_or_default();
+        let rails = self.counters().into_iter().enumerate().map(|(at, counters)| {
+            let depth = u64::from(self.domains[at].capabilities().send_depth);
+            let (outstanding, depth, lost) = snapshot.rails.get(at).copied().unwrap_or((0, depth, false));
+            RailDump { counters, outstanding, depth, lost }
+        });
+        TransportDump {
+            label: self.label.clone(),
+            backend: self.backend.into(),
+            worker,
+            rails: rails.collect(),
+            queued: self.engine.submissions.len() as u64,
+            receives: snapshot.receives,
+            operations: snapshot.operations,
+            casualties: snapshot.casualties.into(),
+            records: self.engine.recorder.read(),
+        }
+    }
+
+    /// Reads a caller-driven engine between two turns, without taking one.
+    fn look_inside(&self, until: Instant) -> Option<Snapshot> {
+        let Driver::Caller(engine) = &self.driver else { return None };
+        loop {
+            match engine.try_lock() {
+                Ok(engine) => return Some(engine.snapshot()),
+                Err(TryLockError::Poisoned(engine)) => return Some(engine.into_inner().snapshot()),
+                Err(TryLockError::WouldBlock) if Instant::now() >= until => return None,
+                Err(TryLockError::WouldBlock) => std::thread::sleep(BREATH),
+            }
+        }
+    }
+}

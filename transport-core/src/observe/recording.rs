@@ -1,0 +1,138 @@
+//! Dumps as bytes: a header, then frames of a length and a dump each.
+
+use super::Dump;
+use crate::{Error, ErrorKind, Result};
+
+/// Bytes of a recording at most; a parser takes no more.
+pub const MAX_RECORDING: usize = 32 << 20;
+
+/// First bytes of a recording; the last of them is the version of what follows.
+const HEADER: [u8; 8] = *b"mr-dump\x01";
+
+/// A file of dumps of one fabric, or of several, in the order they were taken.
+///
+/// The bytes are a header of 8 (`mr-dump`, version 1), then per dump its length in
+/// 4 bytes, little endian, and the dump in postcard. Dumps are simply appended.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Recording {
+    /// The dumps.
+    pub dumps: Vec<Dump>,
+}
+
+impl Recording {
+    /// What a new file begins with.
+    pub fn header() -> &'static [u8] {
+        &HEADER
+    }
+
+    /// Reads a recording. Any bytes may be given: bounded by their length and by
+    /// [`MAX_RECORDING`], it never panics.
+    ///
+    /// # Errors
+    /// `TooLarge`; `Protocol` for bytes that are no recording, or are cut off;
+    /// `Version` for one of another version of this crate.
+    pub fn from_bytes(bytes: &[u8]) -> Result<Self> {
+        if bytes.len() > MAX_RECORDING {
+            let why = format!("{} bytes; at most {MAX_RECORDING} are read", bytes.len());
+            return Err(Error::new(ErrorKind::TooLarge, "read recording", why));
+        }
+        let (name, version) = HEADER.split_at(HEADER.len() - 1);
+        let Some(rest) = bytes.strip_prefix(name) else {
+            return Err(broken("no recording of multirail; write one with --dump FILE"));
+        };
+        let Some(mut rest) = rest.strip_prefix(version) else {
+            let why = format!(
+                "version {:?}, this reader has {version:?}; read it with what wrote it",
+                rest.first()
+            );
+            return Err(Error::new(ErrorKind::Version, "read recording", why));
+        };
+        let mut dumps = Vec::new();
+        while !rest.is_empty() {
+            let (length, after) = rest.split_first_chunk().ok_or_else(|| cut_off(bytes, rest))?;
+            let length = u32::from_le_bytes(*length) as usize;
+            let frame = after.get(..length).ok_or_else(|| cut_off(bytes, rest))?;
+            match postcard::take_from_bytes(frame) {
+                Ok((dump, [])) => dumps.push(dump),
+                _ => return Err(broken(format!("dump {} does not parse", dumps.len()))),
+            }
+            rest = &after[length..];
+        }
+        Ok(Self { dumps })
+    }
+}
+
+impl Dump {
+    /// The frame to append to a recording.
+    pub fn to_bytes(&self) -> Result<Vec<u8>> {
+        let frame = postcard::to_stdvec(self).map_err(|e| broken(format!("cannot be written: {e}")))?;
+        let length = u32::try_from(frame.len()).map_err(|_| broken("a dump over 4 GiB"))?;
+        Ok([&length.to_le_bytes(), &frame[..]].concat())
+    }
+}
+
+#[cold]
+fn cut_off(bytes: &[u8], rest: &[u8]) -> Error {
+    broken(format!("cut off in the dump at byte {}", bytes.len() - rest.len()))
+}
+
+#[cold]
+fn broken(why: impl Into<String>) -> Error {
+    Error::new(ErrorKind::Protocol, "read recording", why)
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::Time;
+
+    fn dump(host: String) -> Dump {
+        let time = Time::from_nanos(5);
+        Dump { host, process: 7, incarnation: u64::MAX, time, transports: Vec::new(), peers: Vec::new() }
+    }
+
+    fn recording() -> Vec<u8> {
+        let frames = ["a", "b"].map(|host| dump(host.into()).to_bytes().unwrap()).concat();
+        [Recording::header(), &frames].concat()
+    }
+
+    #[test]
+    fn dumps_are_appended() {
+        let read = Recording::from_bytes(&recording()).unwrap();
+        assert_eq!(read.dumps, [dump("a".into()), dump("b".into())]);
+        assert!(Recording::from_bytes(Recording::header()).unwrap().dumps.is_empty());
+    }
+
+    #[test]
+    fn what_is_wrong_is_said() {
+        let kind = |bytes: &[u8]| Recording::from_bytes(bytes).unwrap_err().kind();
+        assert_eq!(kind(b""), ErrorKind::Protocol);
+        assert_eq!(kind(b"mr-dump\x02"), ErrorKind::Version);
+        assert_eq!(kind(&vec![0; MAX_RECORDING + 1]), ErrorKind::TooLarge);
+        let whole = recording();
+        let cut = Recording::from_bytes(&whole[..whole.len() - 1]).unwrap_err();
+        assert!(cut.context().contains("cut off"), "{cut}");
+        assert_eq!(kind(&[Recording::header(), &[0; 4]].concat()), ErrorKind::Protocol);
+        assert_eq!(kind(&[Recording::header(), &[255; 4]].concat()), ErrorKind::Protocol);
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig { cases: if cfg!(miri) { 4 } else { 512 }, failure_persistence: None, ..Default::default() })]
+
+        #[test]
+        fn any_bytes_are_read_or_refused(body in prop::collection::vec(any::<u8>(), 0..2000), at in 0_usize..200, flip in 1_u8..) {
+            let _ = Recording::from_bytes(&body);
+            let framed = [Recording::header(), &(body.len() as u32).to_le_bytes(), &body].concat();
+            let _ = Recording::from_bytes(&framed);
+            let mut bent = recording();
+            let place = at % bent.len();
+            bent[place] ^= flip;
+            if let Ok(read) = Recording::from_bytes(&bent) {
+                read.dumps.iter().for_each(|dump| drop(dump.to_string()));
+            }
+        }
+    }
+}
