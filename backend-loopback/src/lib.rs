@@ -55,6 +55,7 @@ mod lane;
 mod link;
 #[cfg(target_os = "linux")]
 mod mapping;
+mod null;
 mod offer;
 mod orphan;
 mod peer;
@@ -78,3 +79,4 @@ mod wire;
 
 pub use backend::{Loopback, LoopbackConfig};
 pub use link::LinkModel;
+pub use null::Null;

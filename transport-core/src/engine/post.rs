@@ -6,11 +6,6 @@ use super::rail::BATCH;
 use crate::spi::{Status, WorkKind};
 use crate::{Error, ErrorKind};
 
-/// Bytes per batch: a backend that copies while posting returns within about
-/// 25 µs at 20 GB/s, so that small requests do not wait behind large ones. Twice as
-/// much was 10 % slower for writes of 1 MiB (`benches/benches/write.rs`).
-const BATCH_BYTES: u64 = 1 << 19;
-
 impl Engine {
     /// Posts one batch per rail. Returns the number of requests taken.
     pub(super) fn post(&mut self) -> usize {
@@ -49,14 +44,15 @@ impl Engine {
         this.runs.clear();
         let mut room = this.credits().min(BATCH) as u32;
         let mut bytes = 0;
-        while room > 0 && bytes < BATCH_BYTES {
+        let most = this.batch_bytes;
+        while room > 0 && bytes < most {
             let Some(op) = this.rotation.front() else { break };
             let Some(active) = &mut self.active[op as usize] else {
                 this.rotation.pop();
                 continue;
             };
             let share = active.rails[rail];
-            let by_bytes = (BATCH_BYTES - bytes).div_ceil(active.work.shape.piece_bytes());
+            let by_bytes = (most - bytes).div_ceil(active.work.shape.piece_bytes());
             let turn = room.min(RUN).min(u32::try_from(by_bytes).unwrap_or(u32::MAX));
             let items = share.next..share.next + share.left().min(turn);
             if !items.is_empty() {
