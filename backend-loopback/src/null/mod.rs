@@ -74,8 +74,7 @@ impl Backend for Null {
 
     fn open(&self, device: &DeviceInfo, _setup: &DomainSetup) -> Result<Arc<dyn Domain>> {
         if !(0..self.devices).any(|number| device.name == format!("null{number}")) {
-            let context =
-                format!("no device {:?}: there are null0 to null{}", device.name, self.devices - 1);
+            let context = format!("no device {:?}: there are null0 to null{}", device.name, self.devices - 1);
             return Err(Error::new(ErrorKind::NotFound, "open", context));
         }
         Ok(Arc::new(NullDomain::open(self.imms_per_poll)?))

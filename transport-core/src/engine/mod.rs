@@ -80,7 +80,7 @@ pub(crate) struct Engine {
     links: Vec<Option<LinkState>>,
     link_of: HashMap<PeerId, u32>,
     /// Link by `[rail][slot]`.
-    slot_links: Vec<HashMap<PeerSlot, u32>>,
+    slot_links: Vec<foldhash::HashMap<PeerSlot, u32>>,
     /// Events of peers whose `Link` command is still on its way.
     early: Early,
     receives: Receives,
@@ -101,7 +101,7 @@ impl Engine {
         let operations = handle.table.capacity();
         Self {
             clock,
-            slot_links: rails.iter().map(|_| HashMap::new()).collect(),
+            slot_links: rails.iter().map(|_| Default::default()).collect(),
             rails,
             active: (0..operations).map(|_| None).collect(),
             running: 0,
