@@ -6,13 +6,15 @@ use std::task::Poll;
 use std::time::Duration;
 
 use transport_core::spi::{
-    AbortScope, Capabilities, Connector, DeliveredCost, Domain, Endpoint, EndpointConfig, KeyMaterial,
-    MemoryRegion, Operations, PeerSlot, Progress, RemoteMemory, Revocation,
+    AbortScope, Capabilities, Connector, DeliveredCost, Domain, DomainSetup, Endpoint, EndpointConfig,
+    KeyMaterial, MemoryRegion, Operations, PeerSlot, Progress, RemoteMemory, Revocation,
 };
-use transport_core::{Access, Error, ErrorKind, Memory, Result};
+use transport_core::{Access, Clock, Error, ErrorKind, Memory, Result};
 
+use super::Null;
 use super::endpoint::NullEndpoint;
 use crate::domain::random;
+use crate::link::Model;
 
 /// Requests that may be outstanding: an EFA card's send queue (FACTS of p5, `fi_info`).
 const SEND_DEPTH: u32 = 4096;
@@ -45,15 +47,20 @@ pub(super) struct NullDomain {
     capabilities: Capabilities,
     keys: AtomicU64,
     imms_per_poll: u32,
+    clock: Arc<dyn Clock>,
+    /// The endpoint's, once it is opened.
+    model: Mutex<Option<Model>>,
     shared: Arc<Shared>,
 }
 
 impl NullDomain {
-    pub(super) fn open(imms_per_poll: u32) -> Result<Self> {
+    pub(super) fn open(setup: &DomainSetup, null: &Null, model: Option<Model>) -> Result<Self> {
+        let link = null.link.as_ref();
         let mut capabilities = Capabilities::minimal();
         capabilities.operations = Operations::all();
         capabilities.imm_bytes = 4;
-        capabilities.send_depth = SEND_DEPTH;
+        capabilities.send_depth = link.and_then(|link| link.send_depth).unwrap_or(SEND_DEPTH).max(1);
+        capabilities.link_bits_per_s = link.and_then(|link| link.bits_per_s);
         capabilities.recv_depth = RECV_DEPTH;
         capabilities.max_message = 1 << 20;
         capabilities.chunk = 256 << 10;
@@ -66,7 +73,9 @@ impl NullDomain {
             id: u64::from_ne_bytes(random()?),
             capabilities,
             keys: AtomicU64::new(1),
-            imms_per_poll,
+            imms_per_poll: null.imms_per_poll,
+            clock: Arc::clone(&setup.clock),
+            model: Mutex::new(model),
             shared: Arc::default(),
         })
     }
@@ -107,8 +116,11 @@ impl Domain for NullDomain {
             let context = "the domain's endpoint is open already: drop it first";
             return Err(Error::new(ErrorKind::Busy, "open an endpoint", context));
         }
-        let depth = config.send_depth.unwrap_or(SEND_DEPTH).clamp(1, SEND_DEPTH);
-        Ok(Box::new(NullEndpoint::new(Arc::clone(&self.shared), depth as usize, self.imms_per_poll)))
+        let most = self.capabilities.send_depth;
+        let depth = config.send_depth.unwrap_or(most).clamp(1, most) as usize;
+        let model = self.model.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let (shared, clock) = (Arc::clone(&self.shared), Arc::clone(&self.clock));
+        Ok(Box::new(NullEndpoint::new(shared, clock, depth, self.imms_per_poll, model)))
     }
 }
 

@@ -4,19 +4,23 @@ use std::collections::VecDeque;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, PoisonError};
 
-use transport_core::ErrorKind;
 use transport_core::spi::{
     Armed, Batch, Completions, Endpoint, Event, PeerSlot, PostResult, ReceiveRequest, Status,
 };
+use transport_core::{Clock, ErrorKind, Time};
 
 use super::domain::Shared;
+use crate::link::{Model, Verdict};
 use crate::status::{describe, status};
 
 pub(super) struct NullEndpoint {
     shared: Arc<Shared>,
+    clock: Arc<dyn Clock>,
+    /// How long requests take; without one they are done when they are posted.
+    model: Option<Model>,
     depth: usize,
-    /// Requests done and not reported, as ranges of ids.
-    done: VecDeque<(u64, u32)>,
+    /// What happened and is not reported.
+    ended: VecDeque<Event>,
     outstanding: usize,
     receives: VecDeque<u64>,
     cancelled: Vec<u64>,
@@ -27,11 +31,19 @@ pub(super) struct NullEndpoint {
 }
 
 impl NullEndpoint {
-    pub(super) fn new(shared: Arc<Shared>, depth: usize, imms_per_poll: u32) -> Self {
+    pub(super) fn new(
+        shared: Arc<Shared>,
+        clock: Arc<dyn Clock>,
+        depth: usize,
+        imms_per_poll: u32,
+        model: Option<Model>,
+    ) -> Self {
         Self {
             shared,
+            clock,
+            model,
             depth,
-            done: VecDeque::with_capacity(64),
+            ended: VecDeque::with_capacity(64),
             outstanding: 0,
             receives: VecDeque::new(),
             cancelled: Vec::new(),
@@ -45,12 +57,43 @@ impl NullEndpoint {
     fn look_again(&mut self) {
         let mut peers = self.shared.peers.lock().unwrap_or_else(PoisonError::into_inner);
         self.first = peers.first;
-        self.gone.append(&mut peers.gone);
+        for peer in peers.gone.drain(..) {
+            if let Some(model) = &mut self.model {
+                model.abort(peer, |id| self.ended.push_back(failed(id, ErrorKind::PeerDied)));
+            }
+            self.gone.push(peer);
+        }
     }
+
+    /// Ends what the link model has let through by now.
+    fn run_due(&mut self) {
+        let Some(model) = &mut self.model else { return };
+        let now = self.clock.now();
+        while let Some((request, verdict)) = model.next(now, &[]) {
+            self.ended.push_back(match verdict {
+                Verdict::Run => Event::Done { first: request.id, count: 1 },
+                Verdict::Fail => failed(request.id, ErrorKind::Io),
+                Verdict::Lost => failed(request.id, ErrorKind::DeviceLost),
+            });
+        }
+        if model.reports_loss() {
+            self.ended.push_back(Event::DeviceLost { status: status(ErrorKind::DeviceLost) });
+        }
+    }
+}
+
+fn failed(id: u64, kind: ErrorKind) -> Event {
+    Event::Failed { id, status: status(kind) }
 }
 
 impl Endpoint for NullEndpoint {
     unsafe fn post(&mut self, batch: &Batch) -> PostResult {
+        if let Some(model) = &mut self.model {
+            let unreported = self.ended.len();
+            let result = model.accept(batch, self.clock.now(), self.depth.saturating_sub(unreported));
+            self.outstanding += result.accepted;
+            return result;
+        }
         let mut room = self.depth - self.outstanding;
         let mut accepted = 0;
         for (template, pieces) in batch.runs() {
@@ -58,7 +101,7 @@ impl Endpoint for NullEndpoint {
             if count == 0 {
                 break;
             }
-            self.done.push_back((template.id, count as u32));
+            self.ended.push_back(Event::Done { first: template.id, count: count as u32 });
             room -= count;
             accepted += count;
         }
@@ -75,11 +118,16 @@ impl Endpoint for NullEndpoint {
         if self.shared.changed.load(Ordering::Relaxed) && self.shared.changed.swap(false, Ordering::Acquire) {
             self.look_again();
         }
+        self.run_due();
         while into.spare() > 0
-            && let Some((first, count)) = self.done.pop_front()
+            && let Some(event) = self.ended.pop_front()
         {
-            self.outstanding -= count as usize;
-            let _ = into.push(Event::Done { first, count });
+            self.outstanding -= match event {
+                Event::Done { count, .. } => count as usize,
+                Event::Failed { .. } => 1,
+                _ => 0,
+            };
+            let _ = into.push(event);
         }
         while into.spare() > 0
             && let Some(id) = self.cancelled.pop()
@@ -88,7 +136,7 @@ impl Endpoint for NullEndpoint {
         }
         // Last of a peer: what was posted to it has been reported by now.
         while into.spare() > 0
-            && self.done.is_empty()
+            && self.ended.is_empty()
             && let Some(peer) = self.gone.pop()
         {
             let _ = into.push(Event::PeerGone { peer });
@@ -101,11 +149,20 @@ impl Endpoint for NullEndpoint {
     }
 
     fn arm(&mut self) -> Armed {
-        let idle = self.done.is_empty() && self.gone.is_empty() && self.cancelled.is_empty();
+        let idle = self.ended.is_empty() && self.gone.is_empty() && self.cancelled.is_empty();
         if idle && self.imms_per_poll == 0 { Armed::Unsupported } else { Armed::Ready }
     }
 
-    fn abort(&mut self, _: PeerSlot) {}
+    fn due(&self) -> Time {
+        self.model.as_ref().map_or(Time::NEVER, Model::next_due)
+    }
+
+    fn abort(&mut self, peer: PeerSlot) {
+        let Self { model, ended, .. } = self;
+        if let Some(model) = model {
+            model.abort(peer, |id| ended.push_back(failed(id, ErrorKind::Cancelled)));
+        }
+    }
 
     fn cancel_recv(&mut self, id: u64) {
         if let Some(place) = self.receives.iter().position(|posted| *posted == id) {

@@ -12,6 +12,8 @@ use std::sync::Arc;
 use transport_core::spi::{Backend, DeviceInfo, Domain, DomainSetup, Probe};
 use transport_core::{Error, ErrorKind, Result};
 
+use crate::LinkModel;
+use crate::link::Model;
 use domain::NullDomain;
 
 /// Devices without a line.
@@ -42,17 +44,25 @@ use domain::NullDomain;
 pub struct Null {
     devices: u32,
     imms_per_poll: u32,
+    link: Option<LinkModel>,
 }
 
 impl Null {
     /// `devices` devices, at least one.
     pub fn new(devices: u32) -> Self {
-        Self { devices: devices.max(1), imms_per_poll: 0 }
+        Self { devices: devices.max(1), imms_per_poll: 0, link: None }
     }
 
     /// Every poll of a device reports so many imms of its first peer, 0 by default.
     pub fn imms_per_poll(mut self, imms: u32) -> Self {
         self.imms_per_poll = imms;
+        self
+    }
+
+    /// Requests take as long as `link` says, instead of none: a simulation of devices
+    /// that are not there.
+    pub fn link(mut self, link: LinkModel) -> Self {
+        self.link = Some(link);
         self
     }
 }
@@ -66,17 +76,19 @@ impl Backend for Null {
         let device = |number| DeviceInfo {
             name: format!("null{number}"),
             about: "moves nothing: measures the software above it".into(),
-            link_bits_per_s: None,
+            link_bits_per_s: self.link.as_ref().and_then(|link| link.bits_per_s),
             numa_node: None,
         };
         Ok((0..self.devices).map(device).collect())
     }
 
-    fn open(&self, device: &DeviceInfo, _setup: &DomainSetup) -> Result<Arc<dyn Domain>> {
-        if !(0..self.devices).any(|number| device.name == format!("null{number}")) {
+    fn open(&self, device: &DeviceInfo, setup: &DomainSetup) -> Result<Arc<dyn Domain>> {
+        let known = (0..self.devices).find(|number| device.name == format!("null{number}"));
+        let number = known.ok_or_else(|| {
             let context = format!("no device {:?}: there are null0 to null{}", device.name, self.devices - 1);
-            return Err(Error::new(ErrorKind::NotFound, "open", context));
-        }
-        Ok(Arc::new(NullDomain::open(self.imms_per_poll)?))
+            Error::new(ErrorKind::NotFound, "open", context)
+        })?;
+        let model = self.link.clone().map(|link| Model::new(link, setup.seed, number));
+        Ok(Arc::new(NullDomain::open(setup, self, model)?))
     }
 }

@@ -147,9 +147,14 @@ impl Engine {
         let backoff = self.rails.iter().map(|rail| rail.domain.capabilities().idle_backoff).min();
         // Nothing tells when a peer leaves a region that is being revoked.
         let look_again = if can_be_woken && self.revoking.is_empty() { None } else { backoff };
-        let deadline =
-            (self.next_deadline != Time::NEVER).then(|| self.next_deadline.since(self.clock.now()));
-        look_again.into_iter().chain(deadline).min()
+        let due = (self.due() != Time::NEVER).then(|| self.due().since(self.clock.now()));
+        look_again.into_iter().chain(due).min()
+    }
+
+    /// When something is due by itself: a deadline, or what a modelled device has under way.
+    pub fn due(&self) -> Time {
+        let rails = self.rails.iter().map(|rail| rail.endpoint.due());
+        rails.fold(self.next_deadline, Time::min)
     }
 
     /// The rails' endpoints, to be armed before a sleep.

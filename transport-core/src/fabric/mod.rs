@@ -153,6 +153,13 @@ impl Fabric {
         })
     }
 
+    /// When a caller-driven fabric has something to do by itself, in its own clock: a
+    /// deadline, or what a modelled device has under way. Who drives it in virtual time
+    /// moves the clock there when a turn did nothing. `Time::NEVER` with workers.
+    pub fn due(&self) -> Time {
+        self.0.transports.iter().map(Transport::due).fold(Time::NEVER, Time::min)
+    }
+
     /// A hash over all that happened: caller-driven runs of one seed agree on it.
     pub fn event_hash(&self) -> u64 {
         let hashes = self.0.transports.iter().map(|transport| transport.engine.hash.load(Ordering::Relaxed));

@@ -6,7 +6,7 @@ use super::{TransportConfig, lock};
 use crate::engine::{Engine, EngineHandle, Progress, Rail, RailCounters};
 use crate::spi::{Capabilities, DeviceInfo, Domain, DomainSetup, MemoryRegion};
 use crate::worker::Worker;
-use crate::{Access, Doorbell, Error, ErrorKind, Memory, Result};
+use crate::{Access, Doorbell, Error, ErrorKind, Memory, Result, Time};
 
 pub(crate) struct Transport {
     pub label: String,
@@ -111,6 +111,14 @@ impl Transport {
         match &self.driver {
             Driver::Caller(engine) => Some(lock(engine).step()),
             Driver::Worker(_) => None,
+        }
+    }
+
+    /// When a caller-driven engine has something to do by itself.
+    pub(super) fn due(&self) -> Time {
+        match &self.driver {
+            Driver::Caller(engine) => lock(engine).due(),
+            Driver::Worker(_) => Time::NEVER,
         }
     }
 
