@@ -7,6 +7,7 @@ mod info;
 mod output;
 mod send;
 mod serve;
+mod simulate;
 mod units;
 mod wait;
 mod wire;
@@ -56,6 +57,8 @@ enum Command {
     Serve(serve::ServeArguments),
     /// Send files to a `multirail serve`
     Send(send::SendArguments),
+    /// Run the engine in virtual time against modelled cards
+    Simulate(simulate::SimulateArguments),
 }
 
 impl Common {
@@ -83,6 +86,7 @@ pub fn run() -> ExitCode {
         Command::Bench(bench) => bench::run(common, bench),
         Command::Serve(serve) => serve::run(common, serve),
         Command::Send(send) => send::run(common, send),
+        Command::Simulate(simulate) => simulate::run(common, simulate),
     };
     match done {
         Ok(()) | Err(Failure::ClosedPipe) => ExitCode::SUCCESS,

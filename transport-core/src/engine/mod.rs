@@ -51,6 +51,8 @@ const CLOSE_LIMIT: Duration = Duration::from_secs(1);
 pub struct Progress {
     /// Commands taken, requests posted and events seen.
     pub events: usize,
+    /// Of those, requests posted.
+    pub posted: usize,
     /// Operations under way after it.
     pub outstanding: usize,
 }
@@ -123,8 +125,8 @@ impl Engine {
     /// One turn. Never blocks.
     pub fn step(&mut self) -> Progress {
         let mut events = self.take_commands();
-        events += self.post();
-        events += self.reap();
+        let posted = self.post();
+        events += posted + self.reap();
         events += self.advance_revokes();
         if self.next_deadline != Time::NEVER {
             let now = self.clock.now();
@@ -133,7 +135,7 @@ impl Engine {
             }
         }
         self.handle.hash.store(self.hash, Ordering::Relaxed);
-        Progress { events, outstanding: self.outstanding() }
+        Progress { events, posted, outstanding: self.outstanding() }
     }
 
     /// Operations that have not ended, posted receives apart.

@@ -148,6 +148,7 @@ impl Fabric {
     pub fn step(&self) -> Progress {
         self.0.transports.iter().filter_map(Transport::step).fold(Progress::default(), |mut sum, turn| {
             sum.events += turn.events;
+            sum.posted += turn.posted;
             sum.outstanding += turn.outstanding;
             sum
         })
