@@ -2,12 +2,14 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use transport_core::ErrorKind;
 use transport_core::spi::{Completions, Event, PeerSlot, ReceiveRequest, WorkKind};
 
 use crate::lane::{self, ENTRIES, Inlet};
 use crate::peer::{Inbound, Outbound};
+use crate::region::Regions;
 use crate::status::status;
 
 /// Events taken from one peer before the next one's turn.
@@ -22,6 +24,22 @@ pub(crate) struct Attached {
     pub(crate) starved: Option<WorkKind>,
     peer: PeerSlot,
     inlet: Inlet,
+}
+
+/// Takes events from all lanes, in turns.
+#[inline]
+pub(crate) fn listen(
+    all: &mut [Option<Attached>],
+    turn: &mut usize,
+    receives: &mut VecDeque<ReceiveRequest>,
+    into: &mut Completions,
+) {
+    let mut silent = 0;
+    while silent < all.len() && into.spare() > 0 {
+        *turn = if *turn + 1 < all.len() { *turn + 1 } else { 0 };
+        let heard = all[*turn].as_mut().is_some_and(|peer| peer.hear(receives, into));
+        silent = if heard { 0 } else { silent + 1 };
+    }
 }
 
 impl Attached {
@@ -74,6 +92,21 @@ impl Attached {
         into.spare() < before
     }
 
+    /// Moves staged bytes for the peer, up to a turn's worth. Only once it can be told.
+    #[cold]
+    pub(crate) fn serve(&mut self, regions: &Regions) {
+        let (Some(stage), Some(outbound)) = (self.inbound.stage(), &self.outbound) else { return };
+        let at = self.inbound.served.load(Ordering::Relaxed);
+        if self.leaving || self.inlet.is_broken() || !stage.is_due(at) {
+            return;
+        }
+        let (served, sleeps) = stage.serve(at, regions);
+        self.inbound.served.fetch_add(served, Ordering::Relaxed);
+        if sleeps {
+            outbound.ring();
+        }
+    }
+
     /// The immediate data that arrived before the end.
     pub(crate) fn last_words(&mut self) -> impl Iterator<Item = Event> {
         let next = || Some(Event::Imm { peer: self.peer, imm: self.inlet.next_imm(self.inbound.layout())? });
@@ -88,8 +121,11 @@ impl Attached {
             (Some(_), None) => false,
             (None, _) => true,
         };
+        let staged = || self.inbound.stage().filter(|_| self.outbound.is_some());
         let quiet = self.leaving
-            || self.inlet.arm(self.inbound.layout()) && !(can_receive && self.inlet.next_message().is_some());
+            || self.inlet.arm(self.inbound.layout())
+                && !(can_receive && self.inlet.next_message().is_some())
+                && !staged().is_some_and(|stage| stage.is_due(self.inbound.served.load(Ordering::Relaxed)));
         quiet && may_sleep
     }
 

@@ -7,6 +7,7 @@ use transport_core::{Error, ErrorKind, Result};
 
 use crate::domain::LoopbackDomain;
 use crate::link::LinkModel;
+use crate::staging::Staging;
 
 /// How many devices there are and how they behave.
 #[derive(Debug, Clone)]
@@ -16,11 +17,13 @@ pub struct LoopbackConfig {
     pub devices: u32,
     /// A device to impersonate; `None` copies at once, in the posting thread.
     pub link: Option<LinkModel>,
+    /// When bytes may go through shared memory and the target's worker.
+    pub staging: Staging,
 }
 
 impl Default for LoopbackConfig {
     fn default() -> Self {
-        Self { devices: 1, link: None }
+        Self { devices: 1, link: None, staging: Staging::Never }
     }
 }
 
@@ -34,6 +37,12 @@ impl LoopbackConfig {
     /// Devices that behave like `link`.
     pub fn link(mut self, link: LinkModel) -> Self {
         self.link = Some(link);
+        self
+    }
+
+    /// Bytes go through shared memory when `staging` says so.
+    pub fn staging(mut self, staging: Staging) -> Self {
+        self.staging = staging;
         self
     }
 }
@@ -55,16 +64,34 @@ impl Loopback {
         Self { config }
     }
 
+    /// The same, with bytes going through shared memory when `staging` says so.
+    pub fn staging(mut self, staging: Staging) -> Self {
+        self.config.staging = staging;
+        self
+    }
+
     fn device(&self, number: u32) -> DeviceInfo {
         DeviceInfo {
             name: format!("lo{number}"),
-            about: match self.config.link {
-                Some(_) => "memory copies behind a link model".into(),
-                None => "memory copies on this host".into(),
-            },
+            about: self.about(),
             link_bits_per_s: self.config.link.as_ref().and_then(|link| link.bits_per_s),
             numa_node: None,
         }
+    }
+}
+
+impl Loopback {
+    fn about(&self) -> String {
+        let way = match self.config.link {
+            Some(_) => "memory copies behind a link model",
+            None => "memory copies on this host",
+        };
+        let staging = match self.config.staging {
+            Staging::Never => "",
+            Staging::WhereRefused => ", staged where the kernel refuses",
+            Staging::Always => ", all staged",
+        };
+        format!("{way}{staging}")
     }
 }
 
@@ -87,6 +114,6 @@ impl Backend for Loopback {
             );
             Error::new(ErrorKind::NotFound, "open", context)
         })?;
-        Ok(Arc::new(LoopbackDomain::open(number, setup, self.config.link.clone())?))
+        Ok(Arc::new(LoopbackDomain::open(number, setup, &self.config)?))
     }
 }

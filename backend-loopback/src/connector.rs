@@ -67,11 +67,8 @@ impl Connector for LoopbackDomain {
             first.then(|| peer.clone())
         });
         let Some(Some(peer)) = left else { return };
-        peer.inbound.close();
+        peer.hang_up();
         core.regions.remove_board(&peer.inbound);
-        if let Some(outbound) = peer.outbound {
-            outbound.hang_up();
-        }
         if core.polled.load(std::sync::atomic::Ordering::Acquire) {
             core.doorbell.bell().ring();
         } else {

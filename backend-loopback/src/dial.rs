@@ -1,6 +1,7 @@
 //! The initiator's end of a connection to another process.
 
 use std::os::fd::{AsFd, OwnedFd};
+use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
@@ -8,13 +9,17 @@ use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, SocketFlags, SocketType};
 use transport_core::{Access, Bell, Error, ErrorKind, Result};
 
-use crate::domain::refused;
+use crate::domain::{refused, unstaged};
+use crate::foreign;
 use crate::mapping::Mapping;
 use crate::offer::Offer;
 use crate::process::Process;
+use crate::refusal;
 use crate::region::Key;
 use crate::remote::{Answer, Place};
 use crate::segment::Segment;
+use crate::stage::Stage;
+use crate::staging::Staging;
 use crate::turn::Turns;
 use crate::wire::{self, Refusal, Reply, Request};
 
@@ -32,6 +37,8 @@ pub(crate) struct Line {
     pub(crate) segment: Segment,
     pub(crate) bell: Bell,
     pub(crate) process: Process,
+    /// For regions that only the peer can reach, once one was imported.
+    pub(crate) stage: OnceLock<Segment<Stage>>,
     socket: OwnedFd,
     /// One question at a time; its turn's number names it.
     turns: Turns,
@@ -75,41 +82,94 @@ pub(crate) fn dial(offer: &Offer) -> Result<Line> {
     let segment = Segment::map(file.as_fd())?;
     // The descriptor shares its flags with the peer's own; setting this one twice does no harm.
     rustix::io::ioctl_fionbio(&bell, true).map_err(fail("preparing the peer's bell"))?;
-    Ok(Line { segment, bell: bell.into(), process, socket, turns: Turns::default() })
+    Ok(Line { segment, bell: bell.into(), process, stage: OnceLock::new(), socket, turns: Turns::default() })
 }
 
 impl Line {
-    /// Asks what `key` names, and maps it if it can be mapped. Waiting for others
-    /// who ask counts: all together takes no longer than `limit`.
-    pub(crate) fn ask(&self, key: u64, limit: Duration) -> Result<Answer> {
+    /// Asks what `key` names, and finds the way to it: maps it, or reaches it through the
+    /// kernel, or stages it if the kernel refuses that and the user allows this. Waiting
+    /// for others who ask counts: all together takes no longer than `limit`.
+    pub(crate) fn import(&self, key: u64, limit: Duration, staging: Staging) -> Result<Answer> {
+        let deadline = Instant::now() + limit.min(LONGEST);
+        let (reply, files) = self.ask(deadline, |number| Request::Region { number, key })?;
+        let answer = match reply {
+            Reply::Shared { len, access, .. } => {
+                let access = Access::from_bits_truncate(access);
+                if staging == Staging::Always {
+                    Answer { key: parse(key)?, len, access, place: Place::Staged, mapping: None }
+                } else {
+                    return shared(key, len, access, &files);
+                }
+            }
+            Reply::Foreign { len, access, address, target, .. } => {
+                let access = Access::from_bits_truncate(access);
+                let there =
+                    Answer { key: parse(key)?, len, access, place: Place::There(address), mapping: None };
+                if staging == Staging::Always {
+                    Answer { place: Place::Staged, ..there }
+                } else if let Err((call, errno)) = foreign::probe(self.process.pid(), access) {
+                    if !self.process.is_alive() {
+                        return Err(refused(ErrorKind::PeerDied));
+                    }
+                    let why = refusal::explain(self.process.pid(), call, errno, &target);
+                    if staging == Staging::Never {
+                        return Err(refusal::error(&why));
+                    }
+                    tracing::info!(peer = %self.process.pid().as_raw_nonzero(), %why,
+                        "loopback: a region of the peer is staged through shared memory");
+                    Answer { place: Place::Staged, ..there }
+                } else {
+                    return Ok(there);
+                }
+            }
+            _ => return Err(nonsense()),
+        };
+        self.open_stage(deadline)?;
+        Ok(answer)
+    }
+
+    /// Maps the peer's bounce segment, once.
+    fn open_stage(&self, deadline: Instant) -> Result<()> {
+        if self.stage.get().is_some() {
+            return Ok(());
+        }
+        let (reply, files) = self.ask(deadline, |number| Request::Stage { number })?;
+        let (Reply::Stage { .. }, [file]) = (reply, &files[..]) else { return Err(nonsense()) };
+        let stage = Segment::map(file.as_fd())?;
+        // Whoever was first has mapped the same file.
+        let _ = self.stage.set(stage);
+        Ok(())
+    }
+
+    /// Asks one question and waits for its answer.
+    fn ask(&self, deadline: Instant, question: impl Fn(u64) -> Request) -> Result<(Reply, Vec<OwnedFd>)> {
         let fail = |e: Errno| Error::os("import", "asking the peer for its region", e);
-        let (socket, deadline) = (&self.socket, Instant::now() + limit.min(LONGEST));
+        let socket = &self.socket;
         let turn = self.turns.take(deadline).ok_or(Errno::TIMEDOUT).map_err(fail)?;
-        let asked = turn.number;
-        let request = Request::Region { number: asked, key };
+        let request = question(turn.number);
         within(socket, deadline, || wire::send(socket, &request, &[], SendFlags::empty())).map_err(fail)?;
         for _ in 0..STALE_ANSWERS {
             let (reply, files) =
                 within(socket, deadline, || wire::receive::<Reply>(socket, RecvFlags::empty()))
                     .map_err(fail)?;
             match reply {
-                Reply::Shared { number, len, access } if number == asked => {
-                    return shared(key, len, Access::from_bits_truncate(access), &files);
+                Reply::Refused { number, why } if number == turn.number => {
+                    return Err(match why {
+                        Refusal::Stage => unstaged("a region of the peer cannot be reached but by staging"),
+                        Refusal::Revoked => refused(ErrorKind::Revoked),
+                        _ => refused(ErrorKind::RemoteAccess),
+                    });
                 }
-                Reply::Foreign { number, len, access, address } if number == asked => {
-                    let place = Place::There(address);
-                    let access = Access::from_bits_truncate(access);
-                    return Ok(Answer { key: parse(key)?, len, access, place, mapping: None });
-                }
-                Reply::Refused { number, why } if number == asked => {
-                    let revoked = why == Refusal::Revoked;
-                    return Err(refused(if revoked { ErrorKind::Revoked } else { ErrorKind::RemoteAccess }));
-                }
+                reply if reply.number() == Some(turn.number) => return Ok((reply, files)),
                 _ => {}
             }
         }
-        Err(Error::new(ErrorKind::Protocol, "import", "the peer answers other questions: connect again"))
+        Err(nonsense())
     }
+}
+
+fn nonsense() -> Error {
+    Error::new(ErrorKind::Protocol, "import", "the peer answers other questions: connect again")
 }
 
 fn shared(key: u64, len: u64, access: Access, files: &[OwnedFd]) -> Result<Answer> {

@@ -27,13 +27,38 @@ impl LoopbackDirect {
         Self { outbound }
     }
 
-    /// Moves the bytes of a write or read, if every check allows it.
+    /// Moves the bytes of a write or read, if every check allows it; `None` if it is to be staged.
     #[inline(always)]
     unsafe fn transfer(
         &self,
         request: &WorkRequest,
         remote: Option<&dyn RemoteMemory>,
-    ) -> Result<(), ErrorKind> {
+    ) -> Option<Result<(), ErrorKind>> {
+        let (entered, offset) = match self.enter(request, remote) {
+            Ok(entered) => entered,
+            Err(kind) => return Some(Err(kind)),
+        };
+        match entered.0.place {
+            // SAFETY: range checked, lease held, local span by the caller.
+            Place::Here(base) => unsafe { transfer(request, base.as_ptr().add(offset)) },
+            #[cfg(target_os = "linux")]
+            Place::There(base) => {
+                let address = base.wrapping_add(offset as u64);
+                // SAFETY: as above.
+                let moved = unsafe { crate::foreign::run_one(&self.outbound, request, address) };
+                return Some(moved.map_err(|status| status.kind));
+            }
+            Place::Staged => return None,
+        }
+        Some(Ok(()))
+    }
+
+    #[inline(always)]
+    fn enter<'a>(
+        &self,
+        request: &WorkRequest,
+        remote: Option<&'a dyn RemoteMemory>,
+    ) -> Result<(Entered<'a>, usize), ErrorKind> {
         let remote = remote.ok_or(ErrorKind::RemoteAccess)?;
         let remote = (remote as &dyn Any).downcast_ref::<Remote>().ok_or(ErrorKind::RemoteAccess)?;
         let import = &*remote.import;
@@ -42,19 +67,7 @@ impl LoopbackDirect {
         }
         let offset = import.check(request.kind, request.remote, request.len)?;
         import.enter()?;
-        let _entered = Entered(import);
-        match import.place {
-            // SAFETY: range checked, lease held, local span by the caller.
-            Place::Here(base) => unsafe { transfer(request, base.as_ptr().add(offset)) },
-            #[cfg(target_os = "linux")]
-            Place::There(base) => {
-                let address = base.wrapping_add(offset as u64);
-                // SAFETY: as above.
-                unsafe { crate::foreign::run_one(&self.outbound, request, address) }
-                    .map_err(|status| status.kind)?;
-            }
-        }
-        Ok(())
+        Ok((Entered(import), offset))
     }
 
     /// Runs what is more than moving bytes: messages and immediate data.
@@ -76,7 +89,7 @@ impl LoopbackDirect {
             return None;
         }
         // SAFETY: by the caller.
-        if let Err(kind) = unsafe { self.transfer(request, remote) } {
+        if let Err(kind) = unsafe { self.transfer(request, remote) }? {
             return Some(Err(kind));
         }
         imm.is_none_or(|imm| send_imm(&self.outbound, imm)).then_some(Ok(()))
@@ -102,7 +115,7 @@ impl Direct for LoopbackDirect {
             return None;
         } else {
             // SAFETY: by the caller.
-            unsafe { self.transfer(request, remote) }
+            unsafe { self.transfer(request, remote) }?
         };
         Some(outcome.map_err(|kind| refusal(request.kind, kind)))
     }

@@ -12,6 +12,7 @@ use transport_core::spi::{
 };
 use transport_core::{Access, Doorbell, Error, ErrorKind, Memory, Result};
 
+use crate::backend::LoopbackConfig;
 use crate::board::SLOTS;
 use crate::direct::{DIRECT, LoopbackDirect};
 use crate::endpoint::LoopbackEndpoint;
@@ -22,6 +23,7 @@ use crate::peers::Peers;
 use crate::region::{Key, Regions};
 use crate::registration::Registration;
 use crate::remote::{Answer, Imports, Place, Remote};
+use crate::staging::Staging;
 
 /// Requests that may have ended without having been polled.
 const SEND_DEPTH: u32 = 4096;
@@ -36,6 +38,7 @@ pub(crate) struct Core {
     pub(crate) regions: Regions,
     pub(crate) imports: Imports,
     pub(crate) doorbell: Arc<Doorbell>,
+    pub(crate) staging: Staging,
     /// Whether an endpoint is open, which then says goodbye to peers.
     pub(crate) polled: AtomicBool,
 }
@@ -67,11 +70,8 @@ impl Drop for Shared {
     fn drop(&mut self) {
         HERE.lock().expect("domains").remove(&self.core.id);
         for (_, peer) in self.core.peers.all() {
-            peer.inbound.close();
+            peer.hang_up();
             self.core.regions.remove_board(&peer.inbound);
-            if let Some(outbound) = peer.outbound {
-                outbound.hang_up();
-            }
         }
     }
 }
@@ -83,14 +83,15 @@ pub(crate) struct LoopbackDomain {
 
 impl LoopbackDomain {
     /// Opens device `number`.
-    pub(crate) fn open(number: u32, setup: &DomainSetup, link: Option<LinkModel>) -> Result<Self> {
+    pub(crate) fn open(number: u32, setup: &DomainSetup, config: &LoopbackConfig) -> Result<Self> {
         let core = Arc::new(Core {
             id: u64::from_ne_bytes(random()?),
-            capabilities: capabilities(link.as_ref()),
+            capabilities: capabilities(config),
             peers: Peers::default(),
             regions: Regions::default(),
             imports: Imports::default(),
             doorbell: Arc::new(Doorbell::new()?),
+            staging: config.staging,
             polled: AtomicBool::new(false),
         });
         let entry = (std::process::id(), Arc::downgrade(&core));
@@ -99,7 +100,7 @@ impl LoopbackDomain {
             core,
             setup: setup.clone(),
             number,
-            link,
+            link: config.link.clone(),
             #[cfg(target_os = "linux")]
             server: std::sync::OnceLock::new(),
         };
@@ -132,7 +133,7 @@ impl Domain for LoopbackDomain {
 
     fn import(&self, peer: PeerSlot, key: &KeyMaterial, limit: Duration) -> Result<Arc<dyn RemoteMemory>> {
         let target = self.connected("import", peer)?;
-        let answer = ask(&target, key.key, limit)?;
+        let answer = ask(&target, key.key, limit, self.shared.core.staging)?;
         if key.base != 0 || key.len > answer.len {
             let context = "the descriptor does not match the peer's region: ask the peer for a new one";
             return Err(Error::new(ErrorKind::RemoteAccess, "import", context));
@@ -163,31 +164,49 @@ impl Domain for LoopbackDomain {
 }
 
 /// Asks the target what `key` names.
-fn ask(target: &Outbound, key: u64, limit: Duration) -> Result<Answer> {
+fn ask(target: &Outbound, key: u64, limit: Duration, staging: Staging) -> Result<Answer> {
     match &target.reach {
-        Reach::Local { domain, .. } => {
+        Reach::Local { domain, inbound } => {
             let _ = limit;
             let gone =
                 || Error::new(ErrorKind::PeerDied, "import", "the peer's domain is closed: connect again");
-            let found = domain.upgrade().ok_or_else(gone)?.regions.find(key).map_err(refused)?;
+            let core = domain.upgrade().ok_or_else(gone)?;
+            let found = core.regions.find(key).map_err(refused)?;
             let first = std::ptr::NonNull::new(found.memory.as_ptr()).ok_or_else(gone)?;
+            let mut place = Place::Here(first);
+            if staging == Staging::Always {
+                if core.staging == Staging::Never {
+                    return Err(unstaged("`Staging::Always` was asked for here"));
+                }
+                inbound.staged()?;
+                place = Place::Staged;
+            }
             Ok(Answer {
                 key: Key::from_wire(key).ok_or_else(|| refused(ErrorKind::RemoteAccess))?,
                 len: found.memory.len() as u64,
                 access: found.access,
-                place: Place::Here(first),
+                place,
                 #[cfg(target_os = "linux")]
                 mapping: None,
             })
         }
         #[cfg(target_os = "linux")]
-        Reach::Process(line) => line.ask(key, limit),
+        Reach::Process(line) => line.import(key, limit, staging),
     }
 }
 
 /// The error for a key the target refused.
 pub(crate) fn refused(kind: ErrorKind) -> Error {
     Error::new(kind, "import", crate::status::describe(crate::status::status(kind)))
+}
+
+/// The error for a peer that does not allow staging, which is needed for that reason.
+pub(crate) fn unstaged(why: &str) -> Error {
+    let context = format!(
+        "{why}, and the peer does not allow staging: allow it in both processes \
+         (LoopbackConfig::staging, MULTIRAIL_LOOPBACK_STAGING=1)"
+    );
+    Error::new(ErrorKind::Permission, "import", context)
 }
 
 /// Bytes nobody can guess.
@@ -199,11 +218,14 @@ pub(crate) fn random<const N: usize>() -> Result<[u8; N]> {
     Ok(bytes)
 }
 
-fn capabilities(link: Option<&LinkModel>) -> Capabilities {
+fn capabilities(config: &LoopbackConfig) -> Capabilities {
+    let link = config.link.as_ref();
     let mut it = Capabilities::minimal();
     it.operations = Operations::all();
     it.imm_bytes = 4;
-    it.ordering = if link.is_some_and(|link| link.reorder) { Ordered::empty() } else { Ordered::all() };
+    // Requests to shared regions overtake staged ones.
+    let reorders = link.is_some_and(|link| link.reorder) || config.staging != Staging::Never;
+    it.ordering = if reorders { Ordered::empty() } else { Ordered::all() };
     it.send_depth = link.and_then(|link| link.send_depth).unwrap_or(SEND_DEPTH).max(1);
     it.recv_depth = RECV_DEPTH;
     it.max_message = MESSAGE as u64;

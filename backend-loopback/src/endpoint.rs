@@ -9,7 +9,7 @@ use transport_core::spi::{
 };
 use transport_core::{ErrorKind, Time};
 
-use crate::attached::Attached;
+use crate::attached::{self, Attached};
 use crate::domain::Shared;
 use crate::ended::Ended;
 #[cfg(target_os = "linux")]
@@ -17,6 +17,7 @@ use crate::foreign::Vector;
 use crate::link::{Model, Verdict};
 use crate::runner::Runner;
 use crate::shortcut::Shortcut;
+use crate::staging::{Outlets, Staging};
 use crate::status::{self, status};
 
 /// The domain's endpoint.
@@ -32,6 +33,7 @@ pub(crate) struct LoopbackEndpoint {
     receives: VecDeque<ReceiveRequest>,
     armed: bool,
     model: Option<Model>,
+    outlets: Outlets,
     #[cfg(target_os = "linux")]
     vector: Vector,
 }
@@ -55,6 +57,7 @@ impl LoopbackEndpoint {
             receives: VecDeque::new(),
             armed: false,
             model,
+            outlets: Outlets::default(),
             #[cfg(target_os = "linux")]
             vector: Vector::default(),
             shared,
@@ -98,6 +101,7 @@ impl LoopbackEndpoint {
         if let Some(model) = &mut self.model {
             model.abort(slot, |id| self.ended.request(id, Err(status(ErrorKind::PeerDied))));
         }
+        self.outlets.remove(slot, &mut self.ended);
         if let Some(Some(peer)) = self.peers.get_mut(slot.0 as usize) {
             peer.outbound = None;
             peer.last_words().for_each(|event| self.ended.event(event));
@@ -114,6 +118,7 @@ impl LoopbackEndpoint {
             vector: &mut self.vector,
             held: None,
             short: Shortcut::default(),
+            outlets: &mut self.outlets,
         }
     }
 
@@ -140,6 +145,7 @@ impl LoopbackEndpoint {
         if model.reports_loss() {
             // Their owner gives the memory away on this event: no message may land there.
             self.receives.clear();
+            self.outlets.stop_all(ErrorKind::DeviceLost, &mut self.ended);
             self.ended.event(Event::DeviceLost { status: status(ErrorKind::DeviceLost) });
         }
         self.model = Some(model);
@@ -166,18 +172,6 @@ impl LoopbackEndpoint {
         }
     }
 
-    /// Takes events from all lanes, in turns.
-    fn listen(&mut self, into: &mut Completions) {
-        let peers = self.peers.len();
-        let mut silent = 0;
-        while silent < peers && into.spare() > 0 {
-            self.turn = if self.turn + 1 < peers { self.turn + 1 } else { 0 };
-            let peer = self.peers[self.turn].as_mut();
-            let heard = peer.is_some_and(|peer| peer.hear(&mut self.receives, into));
-            silent = if heard { 0 } else { silent + 1 };
-        }
-    }
-
     fn disarm(&mut self) {
         if std::mem::take(&mut self.armed) {
             self.shared.core.doorbell.clear();
@@ -189,7 +183,7 @@ impl LoopbackEndpoint {
 impl Endpoint for LoopbackEndpoint {
     unsafe fn post(&mut self, batch: &Batch) -> PostResult {
         self.refresh();
-        let room = self.depth.saturating_sub(self.ended.requests());
+        let room = self.depth.saturating_sub(self.ended.requests() + self.outlets.requests());
         if let Some(model) = &mut self.model {
             return model.accept(batch, self.shared.setup.clock.now(), room);
         }
@@ -213,6 +207,7 @@ impl Endpoint for LoopbackEndpoint {
         {
             peer.starved = Some(kind);
         }
+        self.outlets.advance(&mut self.peers, &mut self.ended);
         PostResult { accepted, error: None }
     }
 
@@ -231,16 +226,20 @@ impl Endpoint for LoopbackEndpoint {
         self.free_slots();
         self.refresh();
         self.run_due();
+        self.outlets.advance(&mut self.peers, &mut self.ended);
         self.shared.core.regions.sweep();
         self.report(into);
-        self.listen(into);
+        if self.shared.core.staging != Staging::Never {
+            self.peers.iter_mut().flatten().for_each(|peer| peer.serve(&self.shared.core.regions));
+        }
+        attached::listen(&mut self.peers, &mut self.turn, &mut self.receives, into);
     }
 
     fn arm(&mut self) -> Armed {
         self.refresh();
         self.shared.core.doorbell.clear();
         self.armed = true;
-        let mut quiet = self.ended.is_empty() && self.gone.is_empty();
+        let mut quiet = self.ended.is_empty() && self.gone.is_empty() && self.outlets.arm();
         for peer in self.peers.iter_mut().flatten() {
             quiet &= peer.arm(!self.receives.is_empty());
         }
@@ -263,6 +262,7 @@ impl Endpoint for LoopbackEndpoint {
         if let Some(model) = &mut self.model {
             model.abort(peer, |id| self.ended.request(id, Err(status(ErrorKind::Cancelled))));
         }
+        self.outlets.stop(peer, ErrorKind::Cancelled, &mut self.ended);
     }
 
     fn cancel_recv(&mut self, id: u64) {

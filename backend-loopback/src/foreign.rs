@@ -1,8 +1,17 @@
 //! Memory of another process, through the kernel: one call for many pieces.
+//!
+//! The kernel lets a process in by the rules of ptrace. Ours are stricter in one
+//! point: both must have one effective user id. On top of that the kernel wants the
+//! caller's real user and group id to be the target's real, effective and saved ones,
+//! the target to be dumpable, in the caller's user namespace or below, and without
+//! capabilities that the caller lacks; Yama and seccomp may refuse the rest. Whether all
+//! that holds is found out by [`probe`] at every import, and [`crate::refusal`] says
+//! what does not.
 
 use libc::iovec;
-use transport_core::ErrorKind;
+use rustix::process::Pid;
 use transport_core::spi::{Status, WorkKind, WorkRequest};
+use transport_core::{Access, ErrorKind};
 
 use crate::peer::{Outbound, Reach};
 use crate::status::{from_errno, status};
@@ -70,6 +79,54 @@ pub(crate) unsafe fn run_one(target: &Outbound, request: &WorkRequest, address: 
     // SAFETY: by the caller.
     unsafe { move_all(target, request.kind, &mut local, &mut remote, &mut outcomes) };
     outcomes.pop().unwrap_or(Err(status(ErrorKind::Io)))
+}
+
+/// The calls that moving bytes takes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Call {
+    Read,
+    Write,
+}
+
+impl Call {
+    /// As the kernel names it.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Read => "process_vm_readv",
+            Self::Write => "process_vm_writev",
+        }
+    }
+
+    /// Tries it on `pid` without touching a byte of its memory. The errno of a refusal.
+    ///
+    /// The address is none that user memory has: a call that is allowed ends with
+    /// `EFAULT`, which comes after every check of who may do what.
+    pub(crate) fn try_on(self, pid: Pid) -> Result<(), i32> {
+        let mut byte = 0_u8;
+        let here = iovec { iov_base: (&raw mut byte).cast(), iov_len: 1 };
+        let there = iovec { iov_base: std::ptr::without_provenance_mut(usize::MAX - 4095), iov_len: 1 };
+        let call = match self {
+            Self::Read => libc::process_vm_readv,
+            Self::Write => libc::process_vm_writev,
+        };
+        // SAFETY: the local byte is ours; the kernel checks the remote address.
+        let moved = unsafe { call(pid.as_raw_nonzero().get(), &raw const here, 1, &raw const there, 1, 0) };
+        match std::io::Error::last_os_error().raw_os_error() {
+            Some(code) if moved < 0 && from_errno(code).kind == ErrorKind::Permission => Err(code),
+            _ => Ok(()),
+        }
+    }
+}
+
+/// Whether the kernel lets us use `pid`'s memory as `access` says; else the call it
+/// refuses, and how.
+pub(crate) fn probe(pid: Pid, access: Access) -> Result<(), (Call, i32)> {
+    for (right, call) in [(Access::REMOTE_WRITE, Call::Write), (Access::REMOTE_READ, Call::Read)] {
+        if access.contains(right) {
+            call.try_on(pid).map_err(|errno| (call, errno))?;
+        }
+    }
+    Ok(())
 }
 
 fn pieces(request: &WorkRequest, address: u64) -> [iovec; 2] {

@@ -22,18 +22,23 @@ impl Host {
     }
 
     /// Why a process there cannot share memory with this one, if it cannot.
-    pub(crate) fn obstacle(&self, there: &Self) -> Option<&'static str> {
-        if self.boot != there.boot {
-            Some("the peer runs on another host, or this one rebooted: use a network transport")
+    pub(crate) fn obstacle(&self, there: &Self) -> Option<String> {
+        let obstacle = if self.boot != there.boot {
+            "the peer runs on another host, or this one rebooted: use a network transport"
         } else if self.pids != there.pids {
-            Some("the peer is in another pid namespace: share it (docker: --pid=container:... or --pid=host)")
+            "the peer is in another pid namespace: share it (docker: --pid=container:... or --pid=host)"
         } else if self.network != there.network {
-            Some("the peer is in another network namespace: share it (docker: --network=container:...)")
+            "the peer is in another network namespace: share it (docker: --network=container:...)"
         } else if self.user != there.user {
-            Some("the peer runs as another user: run both processes as one user")
+            let (ours, theirs) = (self.user, there.user);
+            return Some(format!(
+                "the peer runs as another user (user {theirs}, this process is user {ours}): run both processes \
+                 as one user, or use a network transport"
+            ));
         } else {
-            None
-        }
+            return None;
+        };
+        Some(obstacle.into())
     }
 }
 
@@ -43,8 +48,9 @@ fn boot() -> u128 {
     u128::from_str_radix(&text.trim().replace('-', ""), 16).unwrap_or(0)
 }
 
+/// The inode of this process's namespace of that kind; 0 if there is none.
 #[cfg(target_os = "linux")]
-fn namespace(kind: &str) -> u64 {
+pub(crate) fn namespace(kind: &str) -> u64 {
     use std::os::unix::fs::MetadataExt;
     std::fs::metadata(format!("/proc/self/ns/{kind}")).map_or(0, |file| file.ino())
 }

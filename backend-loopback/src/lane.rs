@@ -88,9 +88,9 @@ pub(crate) unsafe fn send_message(
 }
 
 /// Wakes the target if it sleeps. The fence pairs with the one in [`Inlet::arm`]:
-/// either we see it armed, or it sees the entry.
+/// either we see it armed, or it sees the entry (or the slot of a stage).
 #[inline]
-fn wake(layout: &Layout, bell: impl FnOnce()) {
+pub(crate) fn wake(layout: &Layout, bell: impl FnOnce()) {
     fence(Ordering::SeqCst);
     if layout.state.armed.load(Ordering::Relaxed) != 0 && layout.state.armed.swap(0, Ordering::AcqRel) != 0 {
         bell();

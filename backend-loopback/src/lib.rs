@@ -9,10 +9,12 @@
 //! Read in this order: `ring`, `lane` and `board` lie in a `segment`;
 //! `region`, `orphan`, `registration` and `remote` are memory, ours and theirs; `peer`, `peers`,
 //! `offer`, `host` and `connector` bring two domains together; `runner`, with
-//! `shortcut`, moves bytes for the `endpoint` and `direct`; `attached` is a peer in
-//! the endpoint's eyes, `ended` what it has to report; `link` stands in for a
+//! `shortcut`, moves bytes for the `endpoint` and `direct`; `staging`, `outlet` and
+//! `stage` move those that only their owner can reach; `attached` is a peer in the
+//! endpoint's eyes, `ended` what it has to report; `link` stands in for a
 //! device; `domain` and `backend` hold it together. On Linux, `server`,
-//! `dial`, `turn`, `wire`, `mapping`, `process` and `foreign` reach other processes.
+//! `dial`, `turn`, `wire`, `mapping`, `process` and `foreign` reach other processes, and
+//! `refusal` says why the kernel does not.
 //!
 //! ```
 //! use backend_loopback::Loopback;
@@ -29,7 +31,10 @@
 //! break this process: files are checked for size and seals before they are
 //! mapped, and everything read from shared memory or a socket is bounded and
 //! checked. A hostile or dying peer spoils its own lane and board, no others.
-//! Other users are refused at the socket.
+//! Other users are refused at the socket: the effective user ids must be one, root's too.
+//! Memory without a file is reached by the rules of ptrace, which ask for more (see
+//! `foreign`); a staged region is moved by its owner, who checks bounds, rights and
+//! revocation itself.
 //!
 //! # Threads and cleanup
 //!
@@ -50,6 +55,8 @@ mod ended;
 mod endpoint;
 #[cfg(target_os = "linux")]
 mod foreign;
+#[cfg(all(fuzzing, target_os = "linux"))]
+pub mod fuzz;
 mod host;
 mod lane;
 mod link;
@@ -58,10 +65,13 @@ mod mapping;
 mod null;
 mod offer;
 mod orphan;
+mod outlet;
 mod peer;
 mod peers;
 #[cfg(target_os = "linux")]
 mod process;
+#[cfg(target_os = "linux")]
+mod refusal;
 mod region;
 mod registration;
 mod remote;
@@ -71,6 +81,8 @@ mod segment;
 #[cfg(target_os = "linux")]
 mod server;
 mod shortcut;
+mod stage;
+mod staging;
 mod status;
 #[cfg(target_os = "linux")]
 mod turn;
@@ -80,3 +92,4 @@ mod wire;
 pub use backend::{Loopback, LoopbackConfig};
 pub use link::LinkModel;
 pub use null::Null;
+pub use staging::Staging;

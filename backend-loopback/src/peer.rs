@@ -1,8 +1,8 @@
 //! The two halves of a connection: what a peer may do here, and what we may do there.
 
 use std::ptr::NonNull;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, Weak};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, OnceLock, Weak};
 
 use transport_core::spi::PeerSlot;
 use transport_core::{Doorbell, Result};
@@ -12,7 +12,9 @@ use crate::dial::Line;
 use crate::domain::Core;
 use crate::lane::Inlet;
 use crate::offer::Token;
+use crate::outlet::Cursor;
 use crate::segment::{Layout, Segment};
+use crate::stage::Stage;
 
 /// Our side of a peer's way in: the segment it was given, and who it is.
 pub(crate) struct Inbound {
@@ -23,9 +25,13 @@ pub(crate) struct Inbound {
     closed: AtomicBool,
     departed: AtomicBool,
     inlet: Mutex<Option<Inlet>>,
+    /// For regions the peer cannot reach itself, once it asked for it.
+    stage: OnceLock<Segment<Stage>>,
+    /// Slots of the stage that were served.
+    pub(crate) served: AtomicU64,
     /// The process on the other side, once another process has claimed it.
     #[cfg(target_os = "linux")]
-    pub(crate) initiator: std::sync::OnceLock<crate::process::Process>,
+    pub(crate) initiator: OnceLock<crate::process::Process>,
 }
 
 impl Inbound {
@@ -39,8 +45,10 @@ impl Inbound {
             closed: AtomicBool::new(false),
             departed: AtomicBool::new(false),
             inlet: Mutex::new(Some(Inlet::default())),
+            stage: OnceLock::new(),
+            served: AtomicU64::new(0),
             #[cfg(target_os = "linux")]
-            initiator: std::sync::OnceLock::new(),
+            initiator: OnceLock::new(),
         })
     }
 
@@ -60,6 +68,21 @@ impl Inbound {
     pub(crate) fn files(&self) -> Option<[std::os::fd::BorrowedFd<'_>; 2]> {
         use std::os::fd::AsFd;
         Some([self.segment.file()?, self.doorbell.bell().as_fd()])
+    }
+
+    /// The bounce segment, if the peer has asked for it.
+    #[inline]
+    pub(crate) fn stage(&self) -> Option<&Stage> {
+        self.stage.get().map(Segment::layout)
+    }
+
+    /// The bounce segment; made at first use.
+    pub(crate) fn staged(&self) -> Result<&Segment<Stage>> {
+        if let Some(stage) = self.stage.get() {
+            return Ok(stage);
+        }
+        let stage = Segment::create()?;
+        Ok(self.stage.get_or_init(|| stage))
     }
 
     /// Tells the initiator that nobody listens any more, and lets it into no region.
@@ -110,6 +133,8 @@ pub(crate) struct Outbound {
     alive: AtomicBool,
     /// Into `reach`'s segment: one step on the way of every request.
     layout: NonNull<Layout>,
+    /// How far the peer's stage is used.
+    pub(crate) staged: Mutex<Cursor>,
     pub(crate) reach: Reach,
 }
 
@@ -135,7 +160,7 @@ impl Outbound {
             #[cfg(target_os = "linux")]
             Reach::Process(line) => line.segment.layout(),
         });
-        Self { peer, alive: AtomicBool::new(true), layout, reach }
+        Self { peer, alive: AtomicBool::new(true), layout, staged: Mutex::default(), reach }
     }
 
     /// The peer's segment.
@@ -143,6 +168,16 @@ impl Outbound {
     pub(crate) fn layout(&self) -> &Layout {
         // SAFETY: a segment stays mapped, in its place, as long as `reach` holds it.
         unsafe { self.layout.as_ref() }
+    }
+
+    /// The peer's bounce segment, once an import needed it.
+    #[inline]
+    pub(crate) fn stage(&self) -> Option<&Stage> {
+        match &self.reach {
+            Reach::Local { inbound, .. } => inbound.stage(),
+            #[cfg(target_os = "linux")]
+            Reach::Process(line) => line.stage.get().map(Segment::layout),
+        }
     }
 
     /// Whether neither side has hung up, as far as is known.

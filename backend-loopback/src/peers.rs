@@ -18,6 +18,19 @@ pub(crate) struct Peer {
     pub(crate) leaving: bool,
 }
 
+impl Peer {
+    /// Ends both directions. A peer that waits for staged bytes hears of it.
+    pub(crate) fn hang_up(&self) {
+        self.inbound.close();
+        if let Some(outbound) = &self.outbound {
+            if self.inbound.stage().is_some() {
+                outbound.ring();
+            }
+            outbound.hang_up();
+        }
+    }
+}
+
 /// All peers. Changes are rare: the endpoint watches the version, not the lock.
 #[derive(Default)]
 pub(crate) struct Peers {

@@ -7,6 +7,8 @@ use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::process::{PTracer, Pid, PidfdFlags};
 use transport_core::{Error, ErrorKind, Result};
 
+use crate::wire::Hints;
+
 /// Another process, held by a pidfd so that its number cannot come to mean another.
 #[derive(Debug)]
 pub(crate) struct Process {
@@ -62,14 +64,23 @@ impl Process {
 /// Permits `process` to reach into this one's memory, where Yama guards it.
 ///
 /// The kernel remembers one tracer: with several peers, any process of this user
-/// is let in, as it is on systems without Yama.
-pub(crate) fn permit(process: &Process) {
+/// is let in, as it is on systems without Yama. Returns the errno of a refusal, or 0.
+pub(crate) fn permit(process: &Process) -> i32 {
     static PERMITTED: Mutex<Permitted> = Mutex::new(Permitted::Nobody);
     let mut permitted = PERMITTED.lock().expect("permitted tracer");
     *permitted = permitted.and(process.pid());
     // Without Yama the call is refused and nothing needs permitting.
-    if let Err(error) = rustix::process::set_ptracer(permitted.tracer()) {
-        tracing::debug!(%error, "loopback: PR_SET_PTRACER");
+    let permitted = rustix::process::set_ptracer(permitted.tracer());
+    permitted.map_or_else(|error| error.raw_os_error(), |()| 0)
+}
+
+/// What this process knows of itself that decides who may reach into its memory.
+pub(crate) fn hints(permitted: i32) -> Hints {
+    let dumpable = rustix::process::dumpable_behavior();
+    Hints {
+        permitted,
+        dumpable: dumpable.is_ok_and(|it| it == rustix::process::DumpableBehavior::Dumpable),
+        users: crate::host::namespace("user"),
     }
 }
 

@@ -58,6 +58,28 @@ struct State {
 struct Slot {
     generation: u32,
     entry: Option<Entry>,
+    /// Staged copies of ours under way: no peer's word to spoil.
+    inside: u32,
+}
+
+/// A staged copy's place inside a region: it keeps the region's bytes until it is dropped.
+pub(crate) struct Inside<'a> {
+    regions: &'a Regions,
+    slot: u32,
+    start: *mut u8,
+}
+
+impl Inside<'_> {
+    /// The first byte of the range that was asked for.
+    pub(crate) fn start(&self) -> *mut u8 {
+        self.start
+    }
+}
+
+impl Drop for Inside<'_> {
+    fn drop(&mut self) {
+        self.regions.lock().slots[self.slot as usize].inside -= 1;
+    }
 }
 
 struct Entry {
@@ -131,6 +153,30 @@ impl Regions {
             }),
             _ => Err(ErrorKind::Revoked),
         }
+    }
+
+    /// Goes inside `len` bytes of a region from `offset` on, on a peer's behalf.
+    pub(crate) fn enter(
+        &self,
+        key: Key,
+        need: Access,
+        offset: u64,
+        len: u64,
+    ) -> Result<Inside<'_>, ErrorKind> {
+        let found = self.find(key.to_wire())?;
+        let fits = offset.checked_add(len).is_some_and(|end| end <= found.memory.len() as u64);
+        if !fits || !found.access.contains(need) {
+            return Err(ErrorKind::RemoteAccess);
+        }
+        let mut state = self.lock();
+        let slot = &mut state.slots[key.slot as usize];
+        // It may have been taken back between the two locks.
+        if slot.generation != key.generation || slot.entry.as_ref().is_none_or(|entry| entry.closed) {
+            return Err(ErrorKind::Revoked);
+        }
+        slot.inside += 1;
+        let start = found.memory.as_ptr().wrapping_add(offset as usize);
+        Ok(Inside { regions: self, slot: key.slot, start })
     }
 
     /// Admits a new peer to all regions.
@@ -222,9 +268,11 @@ impl Regions {
 
 impl State {
     fn is_quiet(&self, slot: u32) -> bool {
-        self.boards.iter().all(|board| {
-            board.inbound.layout().board[slot as usize].is_quiet() || board.inbound.has_departed()
-        })
+        let staged = self.slots[slot as usize].inside > 0;
+        !staged
+            && self.boards.iter().all(|board| {
+                board.inbound.layout().board[slot as usize].is_quiet() || board.inbound.has_departed()
+            })
     }
 
     fn release(&mut self, slot: u32) -> Option<Arc<dyn Memory>> {

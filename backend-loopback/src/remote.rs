@@ -21,7 +21,7 @@ pub(crate) struct Import {
     pub(crate) place: Place,
     pub(crate) len: u64,
     pub(crate) access: Access,
-    key: Key,
+    pub(crate) key: Key,
     /// Keeps the bytes mapped where they are the peer's file.
     #[cfg(target_os = "linux")]
     _mapping: Option<Mapping>,
@@ -35,6 +35,8 @@ pub(crate) enum Place {
     /// At an address of the peer's process.
     #[cfg(target_os = "linux")]
     There(u64),
+    /// Where only the peer's own worker gets: through its stage.
+    Staged,
 }
 
 // SAFETY: the addresses are plain numbers here; they are followed only between
@@ -183,6 +185,15 @@ impl RemoteMemory for Remote {
 
     fn base(&self) -> u64 {
         0
+    }
+
+    fn path(&self) -> &'static str {
+        match self.import.place {
+            Place::Here(_) => "mapped memory",
+            #[cfg(target_os = "linux")]
+            Place::There(_) => "process_vm_writev and process_vm_readv",
+            Place::Staged => "staged through shared memory",
+        }
     }
 }
 

@@ -14,6 +14,7 @@ use crate::lane::{self, MESSAGE};
 use crate::peer::Outbound;
 use crate::remote::{Import, Imports, Place};
 use crate::shortcut::Shortcut;
+use crate::staging::Outlets;
 use crate::status::status;
 
 /// One batch under way.
@@ -25,6 +26,7 @@ pub(crate) struct Runner<'a> {
     pub(crate) vector: &'a mut Vector,
     pub(crate) held: Option<Held>,
     pub(crate) short: Shortcut,
+    pub(crate) outlets: &'a mut Outlets,
 }
 
 /// The import used last, with its lease.
@@ -95,6 +97,10 @@ impl Runner<'_> {
                 let address = base.wrapping_add(offset as u64);
                 // SAFETY: by the caller.
                 return unsafe { self.run_foreign(request, address) };
+            }
+            Place::Staged => {
+                self.outlets.push(request, import);
+                return true;
             }
         };
         // SAFETY: `hold` checked the range and took the lease, so the target's

@@ -40,12 +40,18 @@ unsafe impl Sync for Layout {}
 // SAFETY: plain memory.
 unsafe impl Send for Layout {}
 
-/// Exact size of the shared file.
-pub(crate) const SIZE: usize = size_of::<Layout>();
+/// What may lie in a segment.
+///
+/// # Safety
+/// All of it is atomic or raw, and zeroed memory is a value of it.
+pub(crate) unsafe trait Plain: Send + Sync {}
+
+// SAFETY: atomics and raw payloads.
+unsafe impl Plain for Layout {}
 
 /// A mapped [`Layout`], ours or the peer's.
-pub(crate) struct Segment {
-    layout: NonNull<Layout>,
+pub(crate) struct Segment<T = Layout> {
+    layout: NonNull<T>,
     #[cfg_attr(not(target_os = "linux"), expect(dead_code, reason = "keeps the bytes mapped"))]
     owner: Owner,
 }
@@ -57,23 +63,26 @@ enum Owner {
     Theirs(#[expect(dead_code, reason = "keeps the bytes mapped")] crate::mapping::Mapping),
 }
 
-// SAFETY: `layout` points into `owner`, which is `Send + Sync`; `Layout` is too.
-unsafe impl Send for Segment {}
+// SAFETY: `layout` points into `owner`, which is `Send + Sync`; what is `Plain` is too.
+unsafe impl<T: Plain> Send for Segment<T> {}
 // SAFETY: as above.
-unsafe impl Sync for Segment {}
+unsafe impl<T: Plain> Sync for Segment<T> {}
 
-impl Segment {
+impl<T: Plain> Segment<T> {
+    /// Exact size of the shared file.
+    const SIZE: usize = size_of::<T>();
+
     /// A new one, zeroed.
     pub(crate) fn create() -> Result<Self> {
-        let buffer = HostBuffer::new(SIZE)?;
+        let buffer = HostBuffer::new(Self::SIZE)?;
         Ok(Self { layout: checked(buffer.as_ptr(), buffer.len()), owner: Owner::Ours(buffer) })
     }
 
     /// The peer's, from its file.
     #[cfg(target_os = "linux")]
     pub(crate) fn map(file: std::os::fd::BorrowedFd<'_>) -> Result<Self> {
-        let mapping = crate::mapping::Mapping::new("connect", file, SIZE, true)?;
-        Ok(Self { layout: checked(mapping.start().as_ptr(), SIZE), owner: Owner::Theirs(mapping) })
+        let mapping = crate::mapping::Mapping::new("connect", file, Self::SIZE, true)?;
+        Ok(Self { layout: checked(mapping.start().as_ptr(), Self::SIZE), owner: Owner::Theirs(mapping) })
     }
 
     /// The file behind it, to be handed to the peer.
@@ -87,14 +96,14 @@ impl Segment {
 
     /// What is in it.
     #[inline]
-    pub(crate) fn layout(&self) -> &Layout {
+    pub(crate) fn layout(&self) -> &T {
         // SAFETY: `checked` saw size and alignment, `owner` keeps the bytes
         // mapped, and every field tolerates concurrent writes.
         unsafe { self.layout.as_ref() }
     }
 }
 
-fn checked(start: *mut u8, len: usize) -> NonNull<Layout> {
-    assert!(len == SIZE && (start as usize).is_multiple_of(align_of::<Layout>()));
+fn checked<T>(start: *mut u8, len: usize) -> NonNull<T> {
+    assert!(len == size_of::<T>() && (start as usize).is_multiple_of(align_of::<T>()));
     NonNull::new(start.cast()).expect("a mapping is not null")
 }

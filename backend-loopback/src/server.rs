@@ -14,6 +14,8 @@ use transport_core::{Doorbell, Error, ErrorKind, Result};
 use crate::domain::{Core, random};
 use crate::peer::{Inbound, Outbound, Reach};
 use crate::process::{self, Process};
+use crate::segment::Segment;
+use crate::staging::Staging;
 use crate::wire::{self, Refusal, Reply, Request};
 
 /// Connections at once. Strangers that only take up room are dropped beyond it.
@@ -168,6 +170,7 @@ impl Client {
                 Err(_) => false,
                 Ok((Request::Hello { version, token }, _)) => self.greet(core, version, token),
                 Ok((Request::Region { number, key }, _)) => self.describe(core, number, key),
+                Ok((Request::Stage { number }, _)) => self.stage(core, number),
             };
             if !answered {
                 return false;
@@ -204,11 +207,21 @@ impl Client {
         if let (true, Some(file)) = (found.shared, found.memory.shared_file()) {
             return self.reply(&Reply::Shared { number, len, access }, &[file]);
         }
-        if let Some(process) = inbound.initiator.get() {
-            process::permit(process);
-        }
+        let permitted = inbound.initiator.get().map_or(0, process::permit);
         let address = found.memory.as_ptr() as u64;
-        self.reply(&Reply::Foreign { number, len, access, address }, &[])
+        self.reply(&Reply::Foreign { number, len, access, address, target: process::hints(permitted) }, &[])
+    }
+
+    fn stage(&self, core: &Core, number: u64) -> bool {
+        let Some(inbound) = &self.inbound else { return false };
+        let staged = if core.staging == Staging::Never { None } else { inbound.staged().ok() };
+        match staged.and_then(Segment::file) {
+            Some(file) => {
+                tracing::info!("loopback: a peer's bytes go through shared memory and this worker");
+                self.reply(&Reply::Stage { number }, &[file])
+            }
+            None => self.reply(&Reply::Refused { number, why: Refusal::Stage }, &[]),
+        }
     }
 
     fn reply(&self, reply: &Reply, files: &[BorrowedFd<'_>]) -> bool {

@@ -1,5 +1,6 @@
 //! The way of a request that follows another one to the same region.
 
+use transport_core::copy::Way;
 use transport_core::spi::{Piece, WorkKind, WorkRequest};
 use transport_core::{Access, copy};
 
@@ -54,24 +55,78 @@ impl Shortcut {
             return 0;
         }
         let writes = template.kind == WorkKind::Write;
+        // SAFETY: (both) by the caller; what the template asks for was just found allowed.
+        let moved = unsafe {
+            match template.way {
+                Way::Plain => self.one_by_one(Way::Plain, writes, pieces),
+                Way::Stream => self.by_fours(writes, pieces),
+            }
+        };
+        copy::finish(template.way);
+        moved
+    }
+
+    /// # Safety
+    /// As [`follow`](Self::follow), and the pieces are of a request that may go this way.
+    #[inline(always)]
+    unsafe fn one_by_one(&mut self, way: Way, writes: bool, pieces: &[Piece]) -> usize {
         let mut moved = 0;
         for piece in pieces {
             // A piece of no bytes wraps around and goes the long way.
-            let fits = piece.len.wrapping_sub(1) < self.left
-                && piece.remote <= self.len
-                && piece.len <= self.len - piece.remote;
-            if !fits {
+            if piece.len.wrapping_sub(1) >= self.left || !self.holds(piece) {
                 break;
             }
             self.left -= piece.len;
-            let there = self.base.wrapping_add(piece.remote as usize);
-            let (to, from) = if writes { (there, piece.local) } else { (piece.local, there) };
+            let (to, from) = self.ends(writes, piece);
             // SAFETY: in the held import's range; the local span is by the caller.
-            unsafe { copy::copy(template.way, to, from, piece.len as usize) };
+            unsafe { copy::copy(way, to, from, piece.len as usize) };
             moved += 1;
         }
-        copy::finish(template.way);
         moved
+    }
+
+    /// Streams four equal pieces side by side wherever the next four are equal and the
+    /// lease lasts for them, else one.
+    ///
+    /// # Safety
+    /// As [`one_by_one`](Self::one_by_one).
+    #[inline(never)]
+    unsafe fn by_fours(&mut self, writes: bool, pieces: &[Piece]) -> usize {
+        let mut moved = 0;
+        loop {
+            let rest = &pieces[moved..];
+            if let Some(four) = rest.first_chunk::<4>()
+                && let len = four[0].len
+                && len.wrapping_sub(1) < self.left / 4
+                && four.iter().all(|piece| piece.len == len && self.holds(piece))
+            {
+                self.left -= 4 * len;
+                let ends = four.each_ref().map(|piece| self.ends(writes, piece));
+                // SAFETY: all four in the held import's range; the local spans are by
+                // the caller.
+                unsafe { copy::stream_four(ends.map(|ends| ends.0), ends.map(|ends| ends.1), len as usize) };
+                moved += 4;
+                continue;
+            }
+            // SAFETY: by the caller.
+            match unsafe { self.one_by_one(Way::Stream, writes, &rest[..rest.len().min(1)]) } {
+                0 => return moved,
+                one => moved += one,
+            }
+        }
+    }
+
+    /// Whether the import has the piece's remote bytes.
+    #[inline(always)]
+    fn holds(&self, piece: &Piece) -> bool {
+        piece.remote <= self.len && piece.len <= self.len - piece.remote
+    }
+
+    /// Where the piece's bytes go, and where they come from.
+    #[inline(always)]
+    fn ends(&self, writes: bool, piece: &Piece) -> (*mut u8, *const u8) {
+        let there = self.base.wrapping_add(piece.remote as usize);
+        if writes { (there, piece.local) } else { (piece.local, there) }
     }
 
     /// Counts bytes that went another way under the same lease.

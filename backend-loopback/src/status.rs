@@ -24,12 +24,8 @@ pub(crate) fn from_errno(code: i32) -> Status {
 /// What `status` means and what to do next.
 pub(crate) fn describe(status: Status) -> String {
     let advice = match status.kind {
-        ErrorKind::Permission => {
-            "the kernel refused process_vm_readv/writev: set kernel.yama.ptrace_scope to 0 or 1 \
-             (sysctl -w kernel.yama.ptrace_scope=1), run both processes as one user and dumpable, allow the calls \
-             in the container's seccomp profile (docker: --cap-add SYS_PTRACE), or register memory \
-             that can be shared (HostBuffer)"
-        }
+        #[cfg(target_os = "linux")]
+        ErrorKind::Permission => &crate::refusal::guess(status.code),
         ErrorKind::RemoteAccess => {
             "the key is unknown, the range lies outside the region, or the region does not allow \
              this access: check the descriptor and the rights it was registered with"
@@ -61,7 +57,8 @@ mod tests {
 
     #[test]
     fn a_refusal_names_the_setting() {
-        assert!(describe(status(ErrorKind::Permission)).contains("ptrace_scope"));
+        #[cfg(target_os = "linux")]
+        assert!(describe(status(ErrorKind::Permission)).contains("PR_SET_PTRACER"));
         assert!(describe(Status { kind: ErrorKind::Io, code: 5 }).contains("os error 5"));
         assert!(describe(Status { kind: ErrorKind::Version, code: 0 }).contains("version"));
     }

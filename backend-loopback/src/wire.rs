@@ -15,7 +15,7 @@ use serde::{Deserialize, Serialize};
 use crate::offer::Token;
 
 /// Version of this conversation; the first packet carries it.
-pub(crate) const VERSION: u16 = 1;
+pub(crate) const VERSION: u16 = 2;
 
 /// What an initiator asks.
 #[derive(Debug, Serialize, Deserialize)]
@@ -24,6 +24,8 @@ pub(crate) enum Request {
     Hello { version: u16, token: Token },
     /// What is this key? `number` comes back with the answer.
     Region { number: u64, key: u64 },
+    /// I cannot reach your memory myself: give me a bounce segment.
+    Stage { number: u64 },
 }
 
 /// What a target answers.
@@ -42,11 +44,29 @@ pub(crate) enum Reply {
         len: u64,
         access: u32,
         address: u64,
+        target: Hints,
+    },
+    /// The bounce segment's file.
+    Stage {
+        number: u64,
     },
     Refused {
         number: u64,
         why: Refusal,
     },
+}
+
+impl Reply {
+    /// The question it answers; a welcome answers none.
+    pub(crate) fn number(&self) -> Option<u64> {
+        match self {
+            Self::Welcome => None,
+            Self::Shared { number, .. }
+            | Self::Foreign { number, .. }
+            | Self::Stage { number }
+            | Self::Refused { number, .. } => Some(*number),
+        }
+    }
 }
 
 /// Why a target refuses.
@@ -60,6 +80,20 @@ pub(crate) enum Refusal {
     Key,
     /// The region was taken back.
     Revoked,
+    /// This process does not stage, or has no memory left to.
+    Stage,
+}
+
+/// What a target knows of itself that decides who may reach into its memory. Words
+/// for an error message: nothing is decided by them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Hints {
+    /// errno of its own PR_SET_PTRACER; 0 if that went well.
+    pub(crate) permitted: i32,
+    /// Whether PR_GET_DUMPABLE says 1.
+    pub(crate) dumpable: bool,
+    /// Inode of its user namespace.
+    pub(crate) users: u64,
 }
 
 /// Files in one packet, at most.
@@ -108,8 +142,13 @@ pub(crate) fn receive<T: DeserializeOwned>(
     if got.flags.intersects(ReturnFlags::TRUNC | ReturnFlags::CTRUNC) {
         return Err(Errno::PROTO);
     }
-    match postcard::take_from_bytes(packet.get(..got.bytes).ok_or(Errno::PROTO)?) {
-        Ok((message, [])) => Ok((message, files)),
+    Ok((parse(packet.get(..got.bytes).ok_or(Errno::PROTO)?)?, files))
+}
+
+/// Parses a packet's bytes, which are not trusted.
+pub(crate) fn parse<T: DeserializeOwned>(packet: &[u8]) -> rustix::io::Result<T> {
+    match postcard::take_from_bytes(packet) {
+        Ok((message, [])) => Ok(message),
         _ => Err(Errno::PROTO),
     }
 }

@@ -1,4 +1,5 @@
-//! Copies against memcpy: hot blocks, and 64 MiB that no cache holds.
+//! Copies against memcpy: hot blocks, 64 MiB that no cache holds, and scattered pages
+//! that no cache holds.
 //!
 //! `cargo bench -p benches --bench copy`. The cold groups rotate through a pool on each
 //! side that must exceed the last-level cache: `COPY_POOL_MIB` (default 1024).
@@ -6,15 +7,19 @@
 use std::hint::black_box;
 use std::time::Duration;
 
+use benches::shuffled;
 use criterion::{Bencher, Criterion, Throughput, criterion_group, criterion_main};
 use rustix::mm;
-use transport_core::copy::{Way, copy, finish};
+use transport_core::copy::{Way, copy, finish, stream_four};
 
 const KIB: usize = 1 << 10;
 const MIB: usize = 1 << 20;
 
 /// What the cold groups copy at once.
 const COLD: usize = 64 * MIB;
+
+/// Pages of one batch of the scattered groups.
+const BATCH: usize = 256;
 
 /// Memory that is mapped and touched, so that no copy faults.
 struct Pool {
@@ -53,6 +58,14 @@ impl Pool {
         // SAFETY: both callers just mapped `len` writable bytes at `base`.
         unsafe { base.write_bytes(1, len) };
         Self { base, len }
+    }
+
+    /// As loopback's regions are, where there is memfd.
+    fn shared(len: usize) -> Self {
+        #[cfg(target_os = "linux")]
+        return Self::memfd(len);
+        #[cfg(not(target_os = "linux"))]
+        return Self::anonymous(len);
     }
 
     /// Window `index` of `len` bytes.
@@ -130,6 +143,60 @@ fn cold(criterion: &mut Criterion, kind: &str, dst: &Pool, src: &Pool) {
     }
 }
 
+/// Batches of random pages of `len` bytes; `copy_batch` gets their ends and owes the fence.
+fn scatter(
+    bencher: &mut Bencher,
+    (dst, src): (&Pool, &Pool),
+    len: usize,
+    copy_batch: impl Fn(&[(*mut u8, *const u8)]),
+) {
+    let pages = dst.len.min(src.len) / len;
+    let (to, from) = (shuffled(pages as u32, 1), shuffled(pages as u32, 2));
+    let ends: Vec<_> = to
+        .iter()
+        .zip(&from)
+        .map(|(to, from)| (dst.window(*to as usize, len), src.window(*from as usize, len).cast_const()))
+        .collect();
+    let mut batches = ends.chunks_exact(BATCH).cycle();
+    bencher.iter(|| copy_batch(black_box(batches.next().expect("a pool holds many batches"))));
+}
+
+/// Random pages, one fence for each batch of them.
+fn cold_scattered(criterion: &mut Criterion) {
+    let pools = (&Pool::shared(pool_bytes()), &Pool::shared(pool_bytes()));
+    for len in [4 * KIB, 16 * KIB, 64 * KIB] {
+        let mut group = criterion.benchmark_group(format!("cold/scattered/{len}"));
+        group.throughput(Throughput::BytesDecimal((BATCH * len) as u64));
+        group.sample_size(20).measurement_time(Duration::from_secs(3));
+        for (name, way) in [("memcpy", None), ("stream", Some(Way::Stream))] {
+            group.bench_function(name, |bencher| {
+                scatter(bencher, pools, len, |batch| {
+                    for (to, from) in batch {
+                        // SAFETY: pages of `len` bytes of two different pools.
+                        unsafe {
+                            match way {
+                                None => memcpy(*to, *from, len),
+                                Some(way) => copy(way, *to, *from, len),
+                            }
+                        }
+                    }
+                    finish(way.unwrap_or(Way::Plain));
+                })
+            });
+        }
+        group.bench_function("stream_four", |bencher| {
+            scatter(bencher, pools, len, |batch| {
+                let (fours, _) = batch.as_chunks::<4>();
+                for four in fours {
+                    // SAFETY: pages of `len` bytes of two different pools.
+                    unsafe { stream_four(four.map(|ends| ends.0), four.map(|ends| ends.1), len) };
+                }
+                finish(Way::Stream);
+            })
+        });
+    }
+}
+
 fn pool_bytes() -> usize {
     let mib = std::env::var("COPY_POOL_MIB").ok().and_then(|text| text.parse().ok());
     (mib.unwrap_or(1024) * MIB).max(COLD)
@@ -146,5 +213,5 @@ fn cold_memfd(criterion: &mut Criterion) {
     let _ = criterion;
 }
 
-criterion_group!(benches, hot, cold_anonymous, cold_memfd);
+criterion_group!(benches, hot, cold_anonymous, cold_memfd, cold_scattered);
 criterion_main!(benches);

@@ -115,5 +115,32 @@ fn large(c: &mut Criterion) {
     group.finish();
 }
 
-criterion_group!(writes, small, batch, in_flight, large);
+/// 16 MiB and 32 MiB, each the next part of regions of 256 MiB: bytes that a shared
+/// cache of tens of MiB holds on neither side.
+fn cold(c: &mut Criterion) {
+    const REGION: usize = 256 * MIB;
+    let mut group = c.benchmark_group("cold");
+    group.sample_size(20);
+    let pair = Pair::open(Driven::ByWorkers, REGION).expect("loopback opens");
+    for size in [16 * MIB, 32 * MIB] {
+        group.throughput(Throughput::Bytes(size as u64));
+        let mut at = 0;
+        let mut next = || {
+            at = (at + size) % REGION;
+            black_box(at)
+        };
+        group.bench_function(BenchmarkId::new("memcpy", size), |b| {
+            b.iter(|| {
+                let at = next();
+                memcpy(&pair, at, at, size);
+            })
+        });
+        group.bench_function(BenchmarkId::new("write", size), |b| {
+            b.iter(|| pair.write(next(), size).expect("write"))
+        });
+    }
+    group.finish();
+}
+
+criterion_group!(writes, small, batch, in_flight, large, cold);
 criterion_main!(writes);

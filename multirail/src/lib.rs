@@ -51,6 +51,15 @@
 mod choice;
 mod registry;
 
+// The command line is the binary's; the fuzzer reaches its parsers through here.
+#[cfg(fuzzing)]
+extern crate self as multirail;
+#[cfg(fuzzing)]
+#[allow(dead_code, reason = "only its parsers run")]
+mod cli;
+#[cfg(fuzzing)]
+pub use cli::fuzz;
+
 pub use choice::{BackendChoice, builder, open};
 pub use registry::{BackendRow, Registry};
 pub use transport_core::*;

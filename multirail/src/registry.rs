@@ -1,11 +1,16 @@
 //! Every backend by name.
 
+use std::ffi::OsString;
 use std::sync::Arc;
 
+use backend_loopback::Loopback;
 use transport_core::spi::{Backend, DeviceInfo, Domain, DomainSetup, Probe, Unavailable};
 use transport_core::{Error, ErrorKind, Result, TransportConfig};
 
 use crate::BackendChoice;
+
+/// The environment variable that says when loopback may stage.
+const STAGING: &str = "MULTIRAIL_LOOPBACK_STAGING";
 
 /// The backends a program knows, in order of preference.
 #[derive(Clone)]
@@ -30,11 +35,15 @@ impl Registry {
     }
 
     /// All of multirail's backends: `loopback`, `efa`, `verbs`.
+    ///
+    /// `MULTIRAIL_LOOPBACK_STAGING` says when loopback may stage memory of other
+    /// processes: `1` where the kernel refuses the way to it, `always`, or `0`, which is
+    /// the default. With anything else there loopback is unavailable, and says so.
     pub fn standard() -> Self {
         Self::empty()
-            .with(Arc::new(backend_loopback::Loopback::new()))
-            .with(Arc::new(NotBuilt { name: "efa", library: "libfabric" }))
-            .with(Arc::new(NotBuilt { name: "verbs", library: "libibverbs" }))
+            .with(loopback(std::env::var_os(STAGING)))
+            .with(Absent::not_built("efa", "libfabric"))
+            .with(Absent::not_built("verbs", "libibverbs"))
     }
 
     /// Adds a backend behind those that are there. One of the same name is replaced.
@@ -129,26 +138,43 @@ impl Registry {
     }
 }
 
-fn transport(backend: &Arc<dyn Backend>, devices: Vec<DeviceInfo>) -> TransportConfig {
-    TransportConfig::new(backend.name(), Arc::clone(backend)).devices(devices)
-}
-
-/// A backend whose name is taken but whose code is not in this version.
-struct NotBuilt {
-    name: &'static str,
-    library: &'static str,
-}
-
-impl NotBuilt {
-    fn why(&self) -> Unavailable {
-        Unavailable {
-            reason: format!("not built yet: this version of multirail has no {} backend", self.library),
-            remedy: "use loopback on one host, or a later version".to_owned(),
+/// Loopback as the environment wants it.
+fn loopback(staging: Option<OsString>) -> Arc<dyn Backend> {
+    let text = staging.unwrap_or_default();
+    match text.to_string_lossy().parse() {
+        Ok(staging) => Arc::new(Loopback::new().staging(staging)),
+        Err(error) => {
+            let error: Error = error;
+            let reason = format!("{STAGING} is not understood");
+            Arc::new(Absent { name: "loopback", reason, remedy: error.context().to_owned() })
         }
     }
 }
 
-impl Backend for NotBuilt {
+fn transport(backend: &Arc<dyn Backend>, devices: Vec<DeviceInfo>) -> TransportConfig {
+    TransportConfig::new(backend.name(), Arc::clone(backend)).devices(devices)
+}
+
+/// A backend whose name is taken but which cannot be had.
+struct Absent {
+    name: &'static str,
+    reason: String,
+    remedy: String,
+}
+
+impl Absent {
+    /// One whose code is not in this version.
+    fn not_built(name: &'static str, library: &str) -> Arc<Self> {
+        let reason = format!("not built yet: this version of multirail has no {library} backend");
+        Arc::new(Self { name, reason, remedy: "use loopback on one host, or a later version".to_owned() })
+    }
+
+    fn why(&self) -> Unavailable {
+        Unavailable { reason: self.reason.clone(), remedy: self.remedy.clone() }
+    }
+}
+
+impl Backend for Absent {
     fn name(&self) -> &'static str {
         self.name
     }
@@ -181,14 +207,23 @@ mod tests {
 
     #[test]
     fn auto_without_any_says_why() {
-        let registry = Registry::empty().with(Arc::new(NotBuilt { name: "efa", library: "libfabric" }));
+        let registry = Registry::empty().with(Absent::not_built("efa", "libfabric"));
         let refused = registry.transports(&BackendChoice::Auto).err().expect("refused");
         assert!(refused.context().contains("efa: not built yet"));
     }
 
     #[test]
+    fn staging_is_for_the_environment_to_allow() {
+        let about = |text: &str| loopback(Some(text.into())).probe().map(|devices| devices[0].about.clone());
+        assert_eq!(about("").unwrap(), "memory copies on this host");
+        assert!(about("1").unwrap().contains("staged where the kernel refuses"));
+        let why = about("perhaps").unwrap_err();
+        assert!(why.reason.contains(STAGING) && why.remedy.contains("give 0, 1 or always"), "{why:?}");
+    }
+
+    #[test]
     fn a_second_of_the_same_name_replaces() {
-        let registry = Registry::standard().with(Arc::new(NotBuilt { name: "loopback", library: "memory" }));
+        let registry = Registry::standard().with(Absent::not_built("loopback", "memory"));
         assert_eq!(registry.names().count(), 3);
         assert!(registry.find("loopback").unwrap().probe().is_err());
     }

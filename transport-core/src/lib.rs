@@ -53,6 +53,8 @@ mod engine;
 mod error;
 #[allow(unsafe_code, reason = "hands the contract of registration on")]
 mod fabric;
+#[cfg(fuzzing)]
+pub mod fuzz;
 mod imm;
 #[allow(unsafe_code, reason = "runs checked requests in the calling thread")]
 mod link;

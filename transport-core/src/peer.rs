@@ -124,7 +124,8 @@ impl Peer {
         self.0.twin.get().and_then(Weak::upgrade).map(Self)
     }
 
-    /// Which transport reaches the peer over which rails, and why others do not.
+    /// Which transport reaches the peer over which rails, why others do not, and what
+    /// carries bytes to the regions imported from it.
     pub fn explain(&self) -> String {
         let mut text = format!("{} ({}):", self.id(), self.0.identity.host);
         let mut taken = false;
@@ -137,6 +138,13 @@ impl Peer {
             };
             taken |= link.is_up();
             text.push_str(&format!("\n  {}: {verdict}", link.label));
+        }
+        let imports = self.0.imports();
+        let mut paths: Vec<_> =
+            imports.known.values().flatten().filter_map(Weak::upgrade).map(|remote| remote.path()).collect();
+        paths.sort_unstable();
+        for same in paths.chunk_by(|a, b| a == b) {
+            text.push_str(&format!("\n  regions by {}: {}", same[0], same.len()));
         }
         text
     }

@@ -1,5 +1,6 @@
 //! A peer's region, imported and ready to be addressed.
 
+use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -58,9 +59,32 @@ impl RemoteRegion {
     pub fn peer(&self) -> PeerId {
         self.0.peer
     }
+
+    /// What carries bytes to it, in a few words for people: the device, mapped
+    /// memory, a copy by the kernel, staging.
+    pub fn path(&self) -> &'static str {
+        self.0.path()
+    }
+}
+
+impl fmt::Debug for RemoteRegion {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("RemoteRegion")
+            .field("peer", &self.0.peer)
+            .field("region", &self.0.region)
+            .field("len", &self.0.len)
+            .field("access", &self.0.access)
+            .field("path", &self.path())
+            .finish()
+    }
 }
 
 impl RemoteInner {
+    /// See [`RemoteRegion::path`]. Its rails are of one transport and go one way.
+    pub fn path(&self) -> &'static str {
+        self.imports.iter().flatten().next().map_or("no rail", |import| import.path())
+    }
+
     /// Checks right, revocation and bounds for `len` bytes from `offset` on.
     #[inline]
     pub fn check(&self, offset: u64, len: u64, need: Access, operation: &'static str) -> Result<()> {

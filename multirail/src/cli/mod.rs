@@ -3,6 +3,8 @@
 mod bench;
 mod failure;
 mod files;
+#[cfg(fuzzing)]
+pub mod fuzz;
 mod info;
 mod output;
 mod send;

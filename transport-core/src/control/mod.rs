@@ -31,6 +31,9 @@ mod tests;
 mod thread;
 mod wire;
 
+#[cfg(fuzzing)]
+pub(crate) use {frame::Frame, hello::Hello, stream::StreamReceiver};
+
 pub use bootstrap::{Acceptor, Bootstrap, Channel, MAX_FRAME, RecvHalf, SendHalf};
 pub(crate) use connect::connect;
 pub(crate) use frame::{Identity, LinkReport, MAX_NAME, TransportOffer};

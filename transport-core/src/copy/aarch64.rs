@@ -5,7 +5,7 @@ use std::arch::asm;
 use super::implementation::Implementation;
 
 /// NEON registers, which every aarch64 CPU that Rust's std supports has.
-pub(super) static NEON: Implementation = Implementation { name: "neon", plain, stream };
+pub(super) static NEON: Implementation = Implementation { name: "neon", plain, stream, stream_four: None };
 
 /// What one turn of a loop moves.
 const TURN: usize = 128;

@@ -9,13 +9,15 @@
 //! whether they are whole.
 //!
 //! Reading order: this file, `implementation` (which loop this CPU runs), then
-//! `x86_64` with `vector` and `small`, `aarch64`, `portable`.
+//! `x86_64` with `vector`, `small` and `rep`, `aarch64`, `portable`.
 
 #[cfg(all(target_arch = "aarch64", not(any(miri, multirail_loom))))]
 mod aarch64;
 mod implementation;
 #[cfg(any(test, miri, multirail_loom, not(any(target_arch = "x86_64", target_arch = "aarch64"))))]
 mod portable;
+#[cfg(all(target_arch = "x86_64", not(any(miri, multirail_loom))))]
+mod rep;
 #[cfg(all(target_arch = "x86_64", not(any(miri, multirail_loom))))]
 mod small;
 #[cfg(test)]
@@ -87,6 +89,24 @@ pub unsafe fn copy(way: Way, dst: *mut u8, src: *const u8, len: usize) {
     // SAFETY: the ranges are as the caller promises; `active` only names loops that
     // this CPU can run.
     unsafe { copier(dst, src, len) }
+}
+
+/// Four copies of `len` bytes each, [`Way::Stream`], as if by four calls of [`copy`] in
+/// no particular order, and like those without a fence.
+///
+/// Where the CPU gains by it they advance side by side, so that misses of the TLB
+/// overlap: the way to move scattered pages of memory that is mapped in 4 KiB pages.
+/// Cold random pages of a memfd (Zen 4), GB/s of memcpy, one by one, four at once: 4 KiB
+/// 4.9, 5.9, 9.7; 16 KiB 6.4, 10.9, 13.7; 64 KiB 8.2, 13.6, 15.3.
+///
+/// # Safety
+/// Those of [`copy`], for each of the four. Destinations may overlap each other: what
+/// lies in two of them ends as some mix of both.
+#[inline]
+pub unsafe fn stream_four(dst: [*mut u8; 4], src: [*const u8; 4], len: usize) {
+    // SAFETY: the ranges are as the caller promises; `active` only names loops that
+    // this CPU can run.
+    unsafe { implementation::active().stream_four(dst, src, len) }
 }
 
 /// The store fence owed after streaming copies, before their completion or imm is

@@ -6,10 +6,12 @@ use std::sync::atomic::{AtomicU8, AtomicU64, Ordering::Relaxed};
 use super::implementation::Implementation;
 
 /// Eight bytes at a time where both sides can be aligned together.
-pub(super) static WORDS: Implementation = Implementation { name: "words", plain: words, stream: words };
+pub(super) static WORDS: Implementation =
+    Implementation { name: "words", plain: words, stream: words, stream_four: None };
 
 /// One byte at a time.
-pub(super) static BYTES: Implementation = Implementation { name: "bytes", plain: bytes, stream: bytes };
+pub(super) static BYTES: Implementation =
+    Implementation { name: "bytes", plain: bytes, stream: bytes, stream_four: None };
 
 const WORD: usize = size_of::<u64>();
 

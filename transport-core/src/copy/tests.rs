@@ -1,5 +1,5 @@
 use super::implementation::{Copier, active, available};
-use super::{COLD_STREAM_FROM, STREAM_FROM, Way, copy, finish, way};
+use super::{COLD_STREAM_FROM, STREAM_FROM, Way, copy, finish, stream_four, way};
 use crate::Locality;
 
 /// Bytes either side of a copy that must stay as they were: more than any piece
@@ -85,7 +85,8 @@ fn every_alignment() {
 #[test]
 #[cfg_attr(miri, ignore = "millions of interpreted bytes")]
 fn big_sizes() {
-    // Both sides of every threshold: prefetching from 32 KiB, parts from 16, 64 and 256.
+    // Both sides of every threshold: prefetching from 32 KiB, parts from 16, 64 and 256,
+    // `rep movsb` from 512 KiB (where the offsets are congruent modulo a line).
     let sizes = [
         (4 << 10) - 1,
         4 << 10,
@@ -97,6 +98,8 @@ fn big_sizes() {
         (80 << 10) + 17,
         256 << 10,
         (256 << 10) + 64,
+        (512 << 10) - 1,
+        512 << 10,
         (1 << 20) + 12345,
         (3 << 20) + 1,
     ];
@@ -104,11 +107,60 @@ fn big_sizes() {
     for_all(|name, copier| {
         for len in sizes {
             // 4095 apart: the offset at which loads alias with earlier stores.
-            for (src, dst) in [(0, 0), (1, 0), (0, 1), (5, 43), (0, 4095)] {
+            for (src, dst) in [(0, 0), (1, 0), (0, 1), (5, 43), (0, 4095), (7, 7), (43, 107)] {
                 pair.check(name, copier, len, src, dst);
             }
         }
     });
+}
+
+/// Four pieces of one length, each with guards; `offsets` is where their sources and
+/// destinations lie in a line.
+#[test]
+fn four_at_once() {
+    let sizes: &[usize] = if cfg!(miri) {
+        &[0, 17]
+    } else {
+        &[0, 1, 63, 64, 255, 256, 257, 319, 320, 2048, 4095, 4096, 4097, 16384 + 77]
+    };
+    // Aligned, aligned together, and each its own way.
+    let offsets: [([usize; 4], [usize; 4]); 6] = [
+        ([0, 0, 0, 0], [0, 0, 0, 0]),
+        ([1, 17, 0, 63], [0, 0, 0, 0]),
+        ([0, 0, 0, 0], [24, 24, 24, 24]),
+        ([9, 8, 7, 6], [63, 63, 63, 63]),
+        ([0, 0, 0, 0], [0, 0, 0, 1]),
+        ([5, 0, 40, 2], [3, 64, 33, 1]),
+    ];
+    let longest = sizes.iter().copied().max().unwrap_or(0);
+    let mut pairs = [(); 4].map(|()| Pair::new(longest));
+    for (i, pair) in pairs.iter_mut().enumerate() {
+        pair.src.iter_mut().for_each(|byte| *byte = byte.wrapping_add(50 * i as u8));
+    }
+    for implementation in available() {
+        for &len in sizes {
+            for (from, to) in offsets {
+                let src =
+                    std::array::from_fn(|i| pairs[i].src[start(&pairs[i].src, from[i])..][..len].as_ptr());
+                let dst = std::array::from_fn(|i| {
+                    let at = start(&pairs[i].dst, to[i]);
+                    pairs[i].dst[at..][..len].as_mut_ptr()
+                });
+                // SAFETY: eight ranges of `len` bytes (just sliced) of eight allocations;
+                // `available` names only what this CPU can run.
+                unsafe { implementation.stream_four(dst, src, len) };
+                finish(Way::Stream);
+                for (i, pair) in pairs.iter_mut().enumerate() {
+                    let (from, to) = (start(&pair.src, from[i]), start(&pair.dst, to[i]));
+                    let mut expected = vec![UNTOUCHED; pair.dst.len()];
+                    expected[to..to + len].copy_from_slice(&pair.src[from..from + len]);
+                    let name = implementation.name;
+                    assert!(pair.dst == expected, "{name}: piece {i} of {len} bytes, {offsets:?}");
+                    pair.dst.fill(UNTOUCHED);
+                }
+            }
+        }
+    }
 }
 
 #[test]
@@ -121,6 +173,13 @@ fn the_public_copy_moves_bytes() {
         finish(way);
         assert_eq!(dst, src);
     }
+    let mut dst = [[0; 50]; 4];
+    let to = dst.each_mut().map(|piece| piece.as_mut_ptr());
+    let from = [0, 50, 100, 150].map(|at| src[at..].as_ptr());
+    // SAFETY: four arrays, and four quarters of a vector, of 50 bytes each.
+    unsafe { stream_four(to, from, 50) };
+    finish(Way::Stream);
+    assert_eq!(dst.as_flattened(), src);
     assert_eq!(active().name, available()[0].name);
 }
 

@@ -31,9 +31,9 @@ pub(super) trait Vector {
     unsafe fn plain_ahead(dst: *mut u8, src: *const u8, turns: usize);
     /// `turns >= 1` turns of non-temporal stores; `dst` is aligned to a line.
     unsafe fn stream(dst: *mut u8, src: *const u8, turns: usize);
-    /// Four ranges of `apart` bytes each side by side, one line of each per turn, with
-    /// non-temporal stores; `dst` is aligned and `apart` a multiple of a line, not 0.
-    unsafe fn stream_apart(dst: *mut u8, src: *const u8, apart: usize);
+    /// Four ranges of `len` bytes each side by side, one line of each per turn, with
+    /// non-temporal stores; each `dst` is aligned and `len` a multiple of a line, not 0.
+    unsafe fn stream_four(dst: [*mut u8; 4], src: [*const u8; 4], len: usize);
     /// Leaves the registers as code compiled for the baseline wants them.
     unsafe fn leave();
 }
@@ -42,7 +42,7 @@ macro_rules! vector {
     (
         $(#[$doc:meta])* $name:ident: $load:literal, $store:literal, $stream:literal,
         line [$($one:literal $at:literal),*],
-        turn [$($register:literal $offset:literal $place:literal),*],
+        turn [$($register:literal $offset:literal $range:literal $within:literal),*],
         clobbers [$($clobber:tt),*], leave [$($leave:literal, $($left:tt),*)?]
     ) => {
         $(#[$doc])*
@@ -86,21 +86,23 @@ macro_rules! vector {
             }
 
             #[inline(always)]
-            unsafe fn stream_apart(dst: *mut u8, src: *const u8, apart: usize) {
-                // SAFETY: the caller vouches for `4 * apart` bytes of both ranges and
-                // the CPU; line `i` of the four parts is read and written in turn `i`.
+            unsafe fn stream_four(dst: [*mut u8; 4], src: [*const u8; 4], len: usize) {
+                // One index for all eight pointers, counting up to zero from `-len`.
+                let dst = dst.map(|dst| dst.wrapping_add(len));
+                let src = src.map(|src| src.wrapping_add(len));
+                // SAFETY: the caller vouches for `len` bytes of all ranges and the CPU;
+                // every turn moves the line at `len + i` of each.
                 unsafe {
                     asm!(
                         ".p2align 4",
                         "2:",
-                        $(concat!($load, " ", $register, ", [{s} + ", $place, "]"),)*
-                        $(concat!($stream, " [{d} + ", $place, "], ", $register),)*
-                        "add {s}, 64",
-                        "add {d}, 64",
-                        "sub {n}, 64",
+                        $(concat!($load, " ", $register, ", [{s", $range, "} + {i} + ", $within, "]"),)*
+                        $(concat!($stream, " [{d", $range, "} + {i} + ", $within, "], ", $register),)*
+                        "add {i}, 64",
                         "jnz 2b",
-                        s = inout(reg) src => _, d = inout(reg) dst => _, n = inout(reg) apart => _,
-                        apart = in(reg) apart, apart3 = in(reg) 3 * apart,
+                        s0 = in(reg) src[0], s1 = in(reg) src[1], s2 = in(reg) src[2], s3 = in(reg) src[3],
+                        d0 = in(reg) dst[0], d1 = in(reg) dst[1], d2 = in(reg) dst[2], d3 = in(reg) dst[3],
+                        i = inout(reg) len.wrapping_neg() => _,
                         $(out($clobber) _,)*
                         options(nostack),
                     );
@@ -146,7 +148,7 @@ vector! {
     /// AVX-512F. Registers 16 and up have no legacy halves: no `vzeroupper` is owed.
     Avx512: "vmovdqu64", "vmovdqu64", "vmovntdq",
     line ["zmm16" "0"],
-    turn ["zmm16" "0" "0", "zmm17" "64" "{apart}", "zmm18" "128" "2 * {apart}", "zmm19" "192" "{apart3}"],
+    turn ["zmm16" "0" "0" "0", "zmm17" "64" "1" "0", "zmm18" "128" "2" "0", "zmm19" "192" "3" "0"],
     clobbers ["zmm16", "zmm17", "zmm18", "zmm19"], leave []
 }
 
@@ -155,10 +157,10 @@ vector! {
     Avx2: "vmovdqu", "vmovdqu", "vmovntdq",
     line ["ymm0" "0", "ymm1" "32"],
     turn [
-        "ymm0" "0" "0", "ymm1" "32" "32",
-        "ymm2" "64" "{apart}", "ymm3" "96" "{apart} + 32",
-        "ymm4" "128" "2 * {apart}", "ymm5" "160" "2 * {apart} + 32",
-        "ymm6" "192" "{apart3}", "ymm7" "224" "{apart3} + 32"
+        "ymm0" "0" "0" "0", "ymm1" "32" "0" "32",
+        "ymm2" "64" "1" "0", "ymm3" "96" "1" "32",
+        "ymm4" "128" "2" "0", "ymm5" "160" "2" "32",
+        "ymm6" "192" "3" "0", "ymm7" "224" "3" "32"
     ],
     clobbers ["ymm0", "ymm1", "ymm2", "ymm3", "ymm4", "ymm5", "ymm6", "ymm7"],
     leave [
@@ -172,13 +174,10 @@ vector! {
     Sse2: "movdqu", "movdqu", "movntdq",
     line ["xmm0" "0", "xmm1" "16", "xmm2" "32", "xmm3" "48"],
     turn [
-        "xmm0" "0" "0", "xmm1" "16" "16", "xmm2" "32" "32", "xmm3" "48" "48",
-        "xmm4" "64" "{apart}", "xmm5" "80" "{apart} + 16",
-        "xmm6" "96" "{apart} + 32", "xmm7" "112" "{apart} + 48",
-        "xmm8" "128" "2 * {apart}", "xmm9" "144" "2 * {apart} + 16",
-        "xmm10" "160" "2 * {apart} + 32", "xmm11" "176" "2 * {apart} + 48",
-        "xmm12" "192" "{apart3}", "xmm13" "208" "{apart3} + 16",
-        "xmm14" "224" "{apart3} + 32", "xmm15" "240" "{apart3} + 48"
+        "xmm0" "0" "0" "0", "xmm1" "16" "0" "16", "xmm2" "32" "0" "32", "xmm3" "48" "0" "48",
+        "xmm4" "64" "1" "0", "xmm5" "80" "1" "16", "xmm6" "96" "1" "32", "xmm7" "112" "1" "48",
+        "xmm8" "128" "2" "0", "xmm9" "144" "2" "16", "xmm10" "160" "2" "32", "xmm11" "176" "2" "48",
+        "xmm12" "192" "3" "0", "xmm13" "208" "3" "16", "xmm14" "224" "3" "32", "xmm15" "240" "3" "48"
     ],
     clobbers [
         "xmm0", "xmm1", "xmm2", "xmm3", "xmm4", "xmm5", "xmm6", "xmm7",

@@ -90,6 +90,11 @@ pub trait RemoteMemory: Send + Sync + Any {
 
     /// The address that work requests add their offset to.
     fn base(&self) -> u64;
+
+    /// What carries bytes to it, in a few words for people.
+    fn path(&self) -> &'static str {
+        "the device"
+    }
 }
 
 /// Runs one small request at once, in the calling thread.

@@ -5,7 +5,7 @@ mod content;
 mod limit;
 mod load;
 mod mover;
-mod protocol;
+pub(super) mod protocol;
 mod row;
 mod sampler;
 mod server;

@@ -1,0 +1,227 @@
+//! Staged requests within one process, driven through the SPI: a and b by hand.
+
+mod common;
+
+use std::task::Poll;
+
+use backend_loopback::{LoopbackConfig, Staging};
+use common::*;
+use transport_core::spi::*;
+use transport_core::{Access, ErrorKind, Memory};
+
+/// More than a stage holds.
+const LEN: usize = 3 << 20;
+
+fn staged() -> LoopbackConfig {
+    LoopbackConfig::default().staging(Staging::Always)
+}
+
+/// a's way to b.
+fn pair() -> (Node, Node, PeerSlot, PeerSlot) {
+    let (a, b) = (node(staged(), 1), node(staged(), 2));
+    let (to_b, to_a) = connect(&a, &b);
+    (a, b, to_b, to_a)
+}
+
+/// Polls both until a has `count` events.
+fn both(a: &mut Node, b: &mut Node, count: usize) -> (Vec<Event>, Vec<Event>) {
+    let (mut ours, mut theirs, start) = (Vec::new(), Vec::new(), std::time::Instant::now());
+    while total(&ours) < count {
+        theirs.extend(b.poll());
+        ours.extend(a.poll());
+        assert!(start.elapsed() < SOON, "got only {ours:?}");
+    }
+    theirs.extend(b.poll());
+    (ours, theirs)
+}
+
+/// Every byte tells its place.
+fn pattern(held: &Held, seed: usize) {
+    for at in 0..LEN {
+        // SAFETY: the buffer's own bytes, and nothing is under way.
+        unsafe { held.buffer.as_ptr().add(at).write(mark(at, seed)) };
+    }
+}
+
+fn mark(at: usize, seed: usize) -> u8 {
+    (at / 251 + at + seed) as u8
+}
+
+#[test]
+fn whole_regions_travel_and_return() {
+    let (mut a, mut b, to_b, _) = pair();
+    let (source, target) = (a.held(LEN, Access::LOCAL), b.held(LEN, BOTH));
+    let import = a.import(to_b, &*target.region);
+    assert_eq!(import.path(), "staged through shared memory");
+    pattern(&source, 3);
+    let all = WorkRequest { imm: Some(8), ..write(1, to_b, &source, Some(&import)) };
+    let direct = a.domain.direct(to_b).unwrap();
+    // SAFETY: source and import outlive the call.
+    assert!(unsafe { direct.run(&WorkRequest { len: 8, ..all }, Some(&*import)) }.is_none());
+    assert_eq!(a.post(&[all]).accepted, 1);
+    assert!(a.poll().is_empty() && target.byte(0) == 0, "the target has not moved yet");
+    // Whenever b hears the imm, all bytes are there.
+    let (mut heard, start) = (Vec::new(), std::time::Instant::now());
+    while heard.is_empty() {
+        heard = b.poll();
+        if heard.is_empty() {
+            a.poll();
+        } else {
+            assert!((0..LEN).all(|at| target.byte(at) == mark(at, 3)));
+        }
+        assert!(start.elapsed() < SOON);
+    }
+    assert!(matches!(heard[..], [Event::Imm { imm: 8, .. }]));
+    pattern(&source, 0);
+    let read = WorkRequest { kind: WorkKind::Read, id: 5, imm: None, ..all };
+    assert_eq!(a.post(&[read]).accepted, 1);
+    let (events, _) = both(&mut a, &mut b, 1);
+    assert!(events.contains(&done(5, 1)), "{events:?}");
+    assert!((0..LEN).all(|at| source.byte(at) == mark(at, 3)));
+}
+
+#[test]
+fn pages_end_each_with_its_own_imm_or_failure() {
+    let (mut a, mut b, to_b, to_a) = pair();
+    let (source, target) = (a.held(LEN, Access::LOCAL), b.held(LEN, BOTH));
+    let import = a.import(to_b, &*target.region);
+    pattern(&source, 1);
+    let all = write(0, to_b, &source, Some(&import));
+    let page = |n: u64| WorkRequest {
+        id: n,
+        local: source.buffer.as_ptr().wrapping_add((n * 4096) as usize),
+        remote: (699 - n) * 4096,
+        len: 4096,
+        imm: Some(n as u32),
+        ..all
+    };
+    let batch: Vec<_> = (0..700).map(page).collect();
+    assert_eq!(a.post(&batch).accepted, 700);
+    let over = WorkRequest { id: 900, remote: LEN as u64 - 7, len: 8, imm: Some(9), ..all };
+    assert_eq!(failed(a.run(over)), ErrorKind::RemoteAccess, "not even staged");
+    let (events, heard) = both(&mut a, &mut b, 700);
+    assert_eq!((total(&events), heard.len()), (700, 700));
+    let imms: Vec<_> = (0..700).map(|imm| Event::Imm { peer: to_a, imm }).collect();
+    assert_eq!(heard, imms);
+    for n in 0..700 {
+        assert!((0..4096).all(|at| target.byte((699 - n) * 4096 + at) == mark(n * 4096 + at, 1)), "page {n}");
+    }
+}
+
+#[test]
+fn no_byte_lands_after_a_revoke() {
+    let (mut a, mut b, to_b, _) = pair();
+    let (source, target) = (a.held(LEN, Access::LOCAL), b.held(LEN, BOTH));
+    let import = a.import(to_b, &*target.region);
+    source.fill(5);
+    assert_eq!(a.post(&[WorkRequest { imm: Some(1), ..write(1, to_b, &source, Some(&import)) }]).accepted, 1);
+    for _ in 0..3 {
+        b.poll();
+        a.poll();
+    }
+    assert_eq!((target.byte(0), target.byte(LEN - 1)), (5, 0), "under way");
+    assert!(matches!(target.region.revoke(), Poll::Ready(Ok(()))));
+    target.fill(0);
+    let (events, heard) = both(&mut a, &mut b, 1);
+    assert_eq!(failed(events[0]), ErrorKind::Revoked);
+    assert!(heard.is_empty() && (0..LEN).all(|at| target.byte(at) == 0));
+    assert_eq!(failed(a.run(write(2, to_b, &source, Some(&import)))), ErrorKind::Revoked);
+}
+
+#[test]
+fn no_byte_moves_after_an_abort_and_the_stage_goes_on() {
+    let (mut a, mut b, to_b, _) = pair();
+    let (source, target) = (a.held(LEN, Access::LOCAL), b.held(LEN, BOTH));
+    let import = a.import(to_b, &*target.region);
+    source.fill(5);
+    for kind in [WorkKind::Write, WorkKind::Read] {
+        let request = WorkRequest { kind, ..write(1, to_b, &source, Some(&import)) };
+        assert_eq!(a.post(&[request, WorkRequest { id: 2, ..request }]).accepted, 2);
+        for _ in 0..3 {
+            b.poll();
+            a.poll();
+        }
+        a.endpoint.abort(to_b);
+        assert_eq!(a.wait(2).into_iter().map(failed).collect::<Vec<_>>(), [ErrorKind::Cancelled; 2]);
+        target.fill(1);
+        source.fill(2);
+        for _ in 0..100 {
+            b.poll();
+            a.poll();
+        }
+        assert!((0..LEN).all(|at| (source.byte(at), target.byte(at)) == (2, 1)));
+    }
+    assert_eq!(a.post(&[write(3, to_b, &source, Some(&import))]).accepted, 1);
+    assert_eq!(both(&mut a, &mut b, 1).0, [done(3, 1)]);
+    assert!((0..LEN).all(|at| target.byte(at) == 2));
+}
+
+#[test]
+fn a_new_endpoint_goes_on_where_the_last_one_stopped() {
+    let (mut a, mut b, to_b, _) = pair();
+    let (source, target) = (a.held(LEN, Access::LOCAL), b.held(LEN, BOTH));
+    let import = a.import(to_b, &*target.region);
+    for round in 0..5 {
+        source.fill(round + 1);
+        a.post(&[write(1, to_b, &source, Some(&import))]);
+        b.poll();
+        let Node { domain, endpoint, clock } = a;
+        drop(endpoint);
+        a = Node { endpoint: domain.endpoint(EndpointConfig::default()).unwrap(), domain, clock };
+        source.fill(round + 100);
+        assert_eq!(a.post(&[write(2, to_b, &source, Some(&import))]).accepted, 1);
+        assert_eq!(both(&mut a, &mut b, 1).0, [done(2, 1)]);
+        assert!((0..LEN).all(|at| target.byte(at) == round + 100));
+        let Node { domain, endpoint, clock } = b;
+        drop(endpoint);
+        b = Node { endpoint: domain.endpoint(EndpointConfig::default()).unwrap(), domain, clock };
+    }
+}
+
+#[test]
+fn a_peer_that_leaves_ends_what_is_staged() {
+    let (mut a, b, to_b, to_a) = pair();
+    let (source, target) = (a.held(LEN, Access::LOCAL), b.held(LEN, BOTH));
+    let import = a.import(to_b, &*target.region);
+    let request = write(1, to_b, &source, Some(&import));
+    assert_eq!(a.post(&[request, WorkRequest { id: 2, ..request }]).accepted, 2);
+    b.domain.connector().disconnect(to_a);
+    assert_eq!(a.wait(2).into_iter().map(failed).collect::<Vec<_>>(), [ErrorKind::PeerDied; 2]);
+    let (mut a, mut b, to_b, _) = pair();
+    let (source, target) = (a.held(LEN, Access::LOCAL), b.held(LEN, BOTH));
+    let import = a.import(to_b, &*target.region);
+    assert_eq!(a.post(&[write(1, to_b, &source, Some(&import))]).accepted, 1);
+    a.domain.connector().disconnect(to_b);
+    let events = a.wait(2);
+    assert_eq!(failed(events[0]), ErrorKind::PeerDied);
+    assert_eq!(events[1], Event::PeerGone { peer: to_b });
+    target.fill(3);
+    (0..100).for_each(|_| drop(b.poll()));
+    assert!((0..LEN).all(|at| target.byte(at) == 3), "written after PeerGone");
+}
+
+#[test]
+fn slots_and_requests_are_bounded() {
+    let (mut a, mut b, to_b, _) = pair();
+    let (source, target) = (a.held(LEN, Access::LOCAL), b.held(LEN, BOTH));
+    let import = a.import(to_b, &*target.region);
+    let depth = a.domain.capabilities().send_depth as usize;
+    let small = |n: usize| WorkRequest { id: n as u64, len: 8, ..write(0, to_b, &source, Some(&import)) };
+    let batch: Vec<_> = (0..depth + 5).map(small).collect();
+    assert_eq!(a.post(&batch), PostResult { accepted: depth, error: None });
+    assert_eq!(a.post(&batch[..1]).accepted, 0, "none has ended");
+    let (events, _) = both(&mut a, &mut b, depth);
+    assert_eq!(total(&events), depth);
+    assert_eq!(a.post(&batch[..1]).accepted, 1);
+}
+
+#[test]
+fn both_sides_must_allow_it() {
+    let (a, b) = (node(staged(), 1), node(LoopbackConfig::default(), 2));
+    let (to_b, to_a) = connect(&a, &b);
+    let (ours, theirs) = (a.held(64, BOTH), b.held(64, BOTH));
+    let refused = a.try_import(to_b, theirs.region.key()).err().unwrap();
+    assert_eq!(refused.kind(), ErrorKind::Permission);
+    assert!(refused.context().contains("MULTIRAIL_LOOPBACK_STAGING=1"), "{refused}");
+    assert_eq!(b.import(to_a, &*ours.region).path(), "mapped memory");
+}
