@@ -39,13 +39,15 @@
 //!
 //! # Threads
 //! A [`Fabric`] and everything it hands out may be used from any thread. Futures
-//! need no particular executor. A fabric owns its worker threads and one control
-//! thread; without work they sleep.
+//! need no particular executor, and [`wait`] blocks on any where there is none. A
+//! fabric owns its worker threads and one control thread; without work they sleep.
 //!
 //! # Cleanup
 //! Dropping the last handle of a fabric, or [`Fabric::close`], ends its sessions
 //! and joins its threads. Regions stay valid memory until their own last handle
-//! is gone. Dropping an unfinished operation cancels it.
+//! is gone. Dropping an unfinished operation cancels it; [`Op::cancel`],
+//! [`Peer::drain`] and, at the target, [`Region::revoke`] say when no byte of it can
+//! land any more.
 #![deny(unsafe_code)]
 
 mod choice;

@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use foldhash::HashMap;
 
-use crate::op::block_on;
+use crate::op::{block_on, needs_turns};
 use crate::peer::PeerInner;
 use crate::watchers::Watchers;
 use crate::{Error, ErrorKind, Result};
@@ -142,6 +142,9 @@ impl Future for Expect {
         };
         drop(counts);
         drop(old);
+        if output.is_none() {
+            peer.links.iter().for_each(|link| needs_turns(&link.engine));
+        }
         output.map_or(Poll::Pending, Poll::Ready)
     }
 }

@@ -10,6 +10,7 @@
 //!   [`Memory`] and [`HostBuffer`] own it, [`copy`] moves it.
 //! - [`Peer`] and its operations, with [`WriteOptions`] and [`Pages`]; [`Op`] is
 //!   their future, [`ImmCounter`] and [`RecvPool`] the other side of them.
+//!   [`wait`] blocks on any future where there is no executor.
 //! - [`Bootstrap`], [`Listener`]: how peers find each other; TCP is built in.
 //! - [`Clock`]: time is injected, as is every seed.
 //! - [`spi`]: what a backend implements.
@@ -87,10 +88,10 @@ pub use error::{Error, ErrorKind, Result};
 pub use fabric::{Fabric, FabricBuilder, TransportConfig, TransportInfo};
 pub use imm::{Expect, ImmCounter};
 pub use memory::{Access, Locality, Memory, MemoryKind};
-pub use op::{Cancel, Op, Outcome};
+pub use op::{Cancel, Op, Outcome, wait};
 pub use options::{ImmMode, ReadOptions, SendOptions, WriteOptions, imm_count};
 pub use pages::Pages;
-pub use peer::{Peer, PeerClosed, PeerId};
+pub use peer::{Drain, Peer, PeerClosed, PeerId};
 pub use pool::{Message, NextMessage, RecvPool};
 pub use region::Region;
 pub use remote::RemoteRegion;

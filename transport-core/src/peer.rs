@@ -1,5 +1,6 @@
 //! A connected peer: its identity, its links, its end.
 
+mod drain;
 mod end;
 
 use std::collections::{HashMap, VecDeque};
@@ -15,6 +16,7 @@ use crate::remote::RemoteInner;
 use crate::watchers::Watchers;
 use crate::{Error, ErrorKind, Result};
 
+pub use drain::Drain;
 pub use end::PeerClosed;
 
 /// A connected peer's number, unique among all fabrics of this process; never reused.

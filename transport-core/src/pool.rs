@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use crate::engine::{Control, EngineHandle};
 use crate::fabric::Fabric;
-use crate::op::block_on;
+use crate::op::{block_on, needs_turns};
 use crate::region::RegionInner;
 use crate::watchers::Watchers;
 use crate::{Error, ErrorKind, Outcome, PeerId, Region, Result};
@@ -226,7 +226,10 @@ impl Future for NextMessage<'_> {
         let message = message.map(|message| message.map_err(|Refused(error, _)| error));
         match message.or(closed.map(Err)) {
             Some(answer) => Poll::Ready(answer),
-            None => Poll::Pending,
+            None => {
+                pool.parts.iter().for_each(|part| needs_turns(&part.engine));
+                Poll::Pending
+            }
         }
     }
 }

@@ -6,7 +6,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::task::{Context as Task, Poll, Wake, Waker};
 use std::time::Duration;
 
-use transport_core::{Access, ErrorKind, Op};
+use transport_core::spi::Operations;
+use transport_core::{Access, ErrorKind, Op, WriteOptions, wait};
 
 use crate::check::{Failure, Verdict, ensure, refused, same};
 use crate::ground::{Ground, OPEN};
@@ -20,6 +21,7 @@ pub(super) const TRIALS: &[Trial] = &[
         Variant::Queued,
         Variant::SmallQueue,
     ]),
+    Trial::new("futures::any_wait_drives", any_wait_drives).on(ALL_PATHS).needs(Operations::WRITE_IMM),
     Trial::new("futures::wait_gives_up_and_may_go_on", wait_gives_up).on(&[Variant::Slow]),
     Trial::new("futures::wakes_the_last_waker", wakes_the_last_waker).on(&[Variant::Slow]),
     Trial::new("futures::result_is_handed_out_once", handed_out_once).on(ALL_PATHS),
@@ -62,6 +64,38 @@ fn wait_drives(context: &Context) -> Verdict {
         dst.check("waited for")?;
     }
     Ok(())
+}
+
+/// So does the one that takes any future, for every fabric that the future looks to.
+fn any_wait_drives(context: &Context) -> Verdict {
+    const LIMIT: Duration = Duration::from_secs(20);
+    let pair = Pair::new(context)?;
+    let src = Ground::new(&pair.a, 300_000, Access::LOCAL, context.seed)?;
+    let mut dst = Ground::new(&pair.b, 300_000, OPEN, context.seed + 1)?;
+    let remote = dst.import(&pair.to_b)?;
+    let never = wait(pair.to_a.imm(9).expect(1), Duration::from_millis(5));
+    refused("an imm that nobody sends", never, &[ErrorKind::DeadlineExceeded])?;
+    // A lab's clock stands still: a device with a latency needs it moved.
+    let (clock, stop) = (pair.lab.clock.clone(), std::sync::atomic::AtomicBool::new(false));
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !stop.load(Ordering::Relaxed) {
+                clock.advance(Duration::from_micros(1));
+                std::thread::yield_now();
+            }
+        });
+        let moved = (0..3).try_for_each(|imm| {
+            let options = WriteOptions::new().imm(imm);
+            let arrives = pair.to_a.imm(imm).expect(1);
+            let write = pair.to_b.write_with(&src.region, 0..300_000, &remote, 0, &options)?;
+            let both = async { Ok::<_, transport_core::Error>((write.await?, arrives.await?)) };
+            same("bytes", wait(both, LIMIT)??.0.bytes, 300_000)
+        });
+        stop.store(true, Ordering::Relaxed);
+        moved
+    })?;
+    dst.expect_from(0, &src, 0..300_000);
+    dst.check("waited for")
 }
 
 fn wait_gives_up(context: &Context) -> Verdict {

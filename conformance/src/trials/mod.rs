@@ -6,6 +6,7 @@ mod close;
 mod crossing;
 mod deadline;
 mod death;
+mod drain;
 mod fair;
 mod fault;
 mod forgery;
@@ -40,6 +41,7 @@ pub fn trials() -> impl Iterator<Item = &'static Trial> {
         forgery::TRIALS,
         revoke::TRIALS,
         cancel::TRIALS,
+        drain::TRIALS,
         deadline::TRIALS,
         queue::TRIALS,
         order::TRIALS,

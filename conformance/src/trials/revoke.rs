@@ -26,6 +26,7 @@ pub(super) const TRIALS: &[Trial] = &[
     Trial::new("revoke::import_after_it", import_after_it),
     Trial::new("revoke::in_flight", in_flight).on(PATHS),
     Trial::new("revoke::pages_in_flight", pages_in_flight).on(PATHS),
+    Trial::new("revoke::under_a_flood", under_a_flood).on(PATHS),
     Trial::new("revoke::spares_other_regions", spares_other_regions).on(ALL_PATHS),
     Trial::new("revoke::may_be_repeated", may_be_repeated),
     Trial::new("revoke::a_key_is_not_reused", a_key_is_not_reused),
@@ -117,6 +118,55 @@ fn pages_in_flight(context: &Context) -> Verdict {
         }
         pair.lab.settle()?;
         dst.check(&format!("revoked after {turns} turns"))?;
+    }
+    Ok(())
+}
+
+/// The initiator goes on writing and drops operations as it likes.
+fn under_a_flood(context: &Context) -> Verdict {
+    for seed in context.seed..context.seed + 12 {
+        let mut random = fastrand::Rng::with_seed(seed);
+        let pair = Pair::new(&context.with_seed(seed))?;
+        let src = Ground::new(&pair.a, 64 << 10, Access::LOCAL, seed)?;
+        let mut dst = Ground::new(&pair.b, 64 << 10, OPEN, seed + 1)?;
+        let remote = dst.import(&pair.to_b)?;
+        let (mut held, mut revoke) = (Vec::new(), None);
+        for round in 0..60 {
+            if round == 30 {
+                revoke = Some(dst.region.revoke()?);
+            }
+            let from = random.usize(..src.len());
+            let range = from..random.usize(from + 1..=src.len());
+            match pair.to_b.write(&src.region, range, &remote, 0) {
+                Ok(op) if random.bool() => held.push(op),
+                Ok(op) => drop(op),
+                Err(error) => drop(refused::<()>("a write", Err(error), REFUSALS)?),
+            }
+            if random.bool() && !held.is_empty() {
+                drop(held.swap_remove(random.usize(..held.len())));
+            }
+            for _ in 0..random.u8(..3) {
+                pair.lab.tick();
+            }
+            if let Some(mut revoking) = revoke.take() {
+                match revoking.try_result() {
+                    None => revoke = Some(revoking),
+                    Some(result) => {
+                        result?;
+                        // The memory is ours alone again, whatever is still on its way.
+                        dst.fill(seed + 2)?;
+                    }
+                }
+            }
+        }
+        if let Some(revoking) = revoke {
+            pair.lab.done(revoking)?;
+            dst.fill(seed + 2)?;
+        }
+        dst.check("revoked under a flood")?;
+        drop(held);
+        pair.lab.settle()?;
+        dst.check("after the flood")?;
     }
     Ok(())
 }

@@ -2,12 +2,12 @@
 
 use std::time::Duration;
 
-use multirail::{Access, Fabric, Peer, RecvPool, Region};
+use multirail::{Access, Fabric, Peer, RecvPool, Region, wait};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use super::failure::{Done, Failure};
-use super::wait::{unless_gone, within};
+use super::wait::unless_gone;
 
 /// Largest message: a descriptor with many transports fits many times over.
 pub const MESSAGE_BYTES: usize = 16 << 10;
@@ -58,9 +58,9 @@ impl Inbox {
 
     /// The next message as it came.
     pub fn next(&mut self, limit: Duration) -> Done<multirail::Message> {
-        match within(limit, unless_gone(&self.peer, self.pool.next())) {
-            Some(message) => Ok(message?),
-            None => Err(Failure::new(format!(
+        match wait(unless_gone(&self.peer, self.pool.next()), limit) {
+            Ok(message) => Ok(message?),
+            Err(_) => Err(Failure::new(format!(
                 "the other side is connected but said nothing for {} s; restart it",
                 limit.as_secs()
             ))),

@@ -61,6 +61,7 @@ impl Engine {
                 self.next_deadline = self.next_deadline.min(deadline);
                 self.revoking.push(Revoking { id, region, deadline });
             }
+            Control::Drain { peer, deadline, done } => self.drain(peer, deadline, done),
         }
     }
 
@@ -103,7 +104,7 @@ impl Engine {
     }
 
     /// Gives a submission its share of every usable rail and queues it there.
-    fn activate(&mut self, submission: Submission) {
+    pub(super) fn activate(&mut self, submission: Submission) {
         let Submission { id, peer, deadline, work } = submission;
         self.note(2, id.index.into());
         if self.live_link(&peer).is_none() && peer.death().is_none() {

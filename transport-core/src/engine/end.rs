@@ -108,6 +108,7 @@ impl Engine {
             }
             !over
         });
+        expired += self.expire_drains(now, &mut next);
         self.next_deadline = next;
         expired
     }

@@ -4,6 +4,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, TryLockError, Weak};
 
 use crossbeam_queue::{ArrayQueue, SegQueue};
+use tokio::sync::oneshot;
 
 use super::{Engine, RailCounts};
 use crate::op::{OpId, OpTable};
@@ -52,6 +53,8 @@ pub(crate) enum Control {
     PoolClosed { pool: Arc<PoolPart> },
     /// Wait until a region is quiet.
     Revoke { id: OpId, region: Arc<RegionInner>, deadline: Time },
+    /// Wait until what was submitted to a peer is over.
+    Drain { peer: PeerId, deadline: Time, done: oneshot::Sender<Result<()>> },
 }
 
 /// The part of an engine that is shared.
@@ -99,6 +102,10 @@ impl EngineHandle {
 
     pub fn drive_by_caller(&self, engine: &Arc<Mutex<Engine>>) {
         let _ = self.driver.set(Arc::downgrade(engine));
+    }
+
+    pub fn is_driven_by_caller(&self) -> bool {
+        self.driver.get().is_some()
     }
 
     /// Takes a slot in the op table.
@@ -153,6 +160,7 @@ impl EngineHandle {
         while let Some(control) = self.controls.pop() {
             match control {
                 Control::Receive { id, .. } | Control::Revoke { id, .. } => self.table.end(id, Err(closed())),
+                Control::Drain { done, .. } => drop(done.send(Err(closed()))),
                 Control::PoolReceive { pool, .. } | Control::PoolClosed { pool } => pool.close(closed()),
                 Control::Link { .. } | Control::Unlink { .. } | Control::Cancel(_) => {}
             }

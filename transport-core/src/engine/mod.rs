@@ -7,6 +7,7 @@
 
 mod active;
 mod commands;
+mod drain;
 mod early;
 mod end;
 mod handle;
@@ -29,6 +30,7 @@ pub use rail::RailCounters;
 pub(crate) use rail::{Rail, RailCounts};
 
 use active::{Active, ActiveRail};
+use drain::Draining;
 use early::Early;
 use receive::Receives;
 
@@ -87,6 +89,7 @@ pub(crate) struct Engine {
     early: Early,
     receives: Receives,
     revoking: Vec<Revoking>,
+    draining: Vec<Draining>,
     completions: Completions,
     /// No deadline of an operation under way is before this.
     next_deadline: Time,
@@ -112,6 +115,7 @@ impl Engine {
             early: Early::default(),
             receives: Receives::default(),
             revoking: Vec::new(),
+            draining: Vec::new(),
             completions: Completions::with_room(POLL_ROOM),
             next_deadline: Time::NEVER,
             turn: 0,
@@ -128,6 +132,7 @@ impl Engine {
         let posted = self.post();
         events += posted + self.reap();
         events += self.advance_revokes();
+        events += self.advance_drains();
         if self.next_deadline != Time::NEVER {
             let now = self.clock.now();
             if now >= self.next_deadline {
@@ -140,7 +145,7 @@ impl Engine {
 
     /// Operations that have not ended, posted receives apart.
     pub fn outstanding(&self) -> usize {
-        self.running + self.revoking.len()
+        self.running + self.revoking.len() + self.draining.len()
     }
 
     /// How long a worker may sleep although nothing happens: to the next
@@ -196,6 +201,7 @@ impl Engine {
             self.handle.table.end(id, Err(error.clone()));
         }
         self.running = 0;
+        self.advance_drains();
         self.receives.end_all(&error, &self.handle);
         self.handle.close();
     }

@@ -1,5 +1,6 @@
 //! Admitting a peer: offers out, offers in, links up on both sides or not at all.
 
+use std::future::Future;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU32;
 use std::time::Duration;
@@ -219,27 +220,26 @@ impl Peer {
     }
 
     /// Looks up a region the peer published, and imports it.
-    pub async fn region(&self, name: &str) -> Result<RemoteRegion> {
-        let bytes = match self.twin() {
-            Some(twin) => twin.published(name)?,
-            // The death that ended the lookup says more than that the session is over.
-            None => self.0.session.lookup(name).await.map_err(|error| self.0.death().unwrap_or(error))?,
-        };
-        self.import(&Descriptor::from_bytes(&bytes)?)
+    pub fn region(&self, name: &str) -> impl Future<Output = Result<RemoteRegion>> + Send + 'static {
+        let (peer, name) = (self.clone(), name.to_owned());
+        async move {
+            let bytes = match peer.twin() {
+                Some(twin) => twin.published(&name)?,
+                // The death that ended the lookup says more than that the session is over.
+                None => {
+                    let found = peer.0.session.lookup(&name).await;
+                    found.map_err(|error| peer.0.death().unwrap_or(error))?
+                }
+            };
+            peer.import(&Descriptor::from_bytes(&bytes)?)
+        }
     }
-}
 
-impl Peer {
     /// What the fabric that knows this peer has published.
     fn published(&self, name: &str) -> Result<Vec<u8>> {
         let found = self.0.fabric.upgrade().and_then(|fabric| fabric.published(name));
-        found.ok_or_else(|| {
-            Error::new(
-                ErrorKind::NotFound,
-                "region",
-                format!("the peer has published nothing named {name:?}"),
-            )
-        })
+        let why = || format!("the peer has published nothing named {name:?}");
+        found.ok_or_else(|| Error::new(ErrorKind::NotFound, "region", why()))
     }
 }
 

@@ -91,7 +91,8 @@ impl FabricBuilder {
         self
     }
 
-    /// No worker threads: the caller drives the engines by [`Fabric::step`].
+    /// No worker threads: the caller drives the engines by [`Fabric::step`], or by waiting
+    /// in [`wait`](crate::wait) or a `wait` method.
     pub fn caller_driven(mut self) -> Self {
         self.caller_driven = true;
         self

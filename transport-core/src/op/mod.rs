@@ -11,7 +11,8 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 pub(crate) use table::{OpId, OpTable};
-pub(crate) use wait::block_on;
+pub use wait::wait;
+pub(crate) use wait::{block_on, needs_turns};
 
 use crate::engine::EngineHandle;
 use crate::{Error, ErrorKind, PeerId, Result};
@@ -33,7 +34,9 @@ pub struct Outcome {
 /// A submitted operation. It runs whether or not it is polled.
 ///
 /// Dropping it requests a cancel and returns at once: the memory it uses stays
-/// held until the hardware is done with it. [`Op::detach`] lets it run instead.
+/// held until the hardware is done with it, and what is posted may still land.
+/// [`Peer::drain`](crate::Peer::drain) says when that is over; [`Op::cancel`] does for
+/// one operation, and [`Op::detach`] lets it run instead.
 #[must_use = "dropping an operation cancels it; await it, or call detach()"]
 pub struct Op(State);
 
@@ -153,6 +156,9 @@ impl Future for Op {
             }
             let polled = pending.engine.table.poll_result(pending.id, context);
             pending.answered = polled.is_ready();
+            if !pending.answered {
+                needs_turns(&pending.engine);
+            }
             return polled;
         }
         Poll::Ready(self.try_result().unwrap_or_else(|| Err(taken())))
@@ -198,6 +204,7 @@ impl Future for Cancel {
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
         if let Some(pending) = &self.pending {
             if pending.engine.table.poll_quiet(pending.id, context).is_pending() {
+                needs_turns(&pending.engine);
                 return Poll::Pending;
             }
             if self.early.is_none() {

@@ -1,12 +1,15 @@
-//! Blocking on a future without an executor.
+//! Blocking on a future without an executor: [`wait`], and what every `wait` method uses.
 
 use std::cell::RefCell;
 use std::future::Future;
-use std::pin::Pin;
+use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::task::{Context, Poll, Wake, Waker};
 use std::thread::Thread;
 use std::time::{Duration, Instant};
+
+use crate::engine::EngineHandle;
+use crate::{Error, ErrorKind, Result};
 
 /// How long a waiter looks before it sleeps: a sleep and its wake were measured at
 /// 16 µs and more, a megabyte's copy at 40 µs, so shorter spinning would mostly
@@ -30,6 +33,58 @@ impl Wake for Unpark {
 
 thread_local! {
     static WAKER: RefCell<Waker> = RefCell::new(Waker::from(Arc::new(Unpark(std::thread::current()))));
+    /// Inside [`wait`]: the caller-driven engines whose turns the polled futures need.
+    static DRIVEN: RefCell<Option<Vec<Arc<EngineHandle>>>> = const { RefCell::new(None) };
+}
+
+/// Blocks until `future` is ready, at most `limit`: for callers without an executor.
+///
+/// It takes any future. Engines of caller-driven fabrics that futures of this library
+/// wait for are driven meanwhile. Not for use inside an executor's thread: it blocks it.
+///
+/// ```
+/// use std::time::Duration;
+/// use transport_core::{ErrorKind, wait};
+///
+/// assert_eq!(wait(async { 7 }, Duration::from_secs(1)).unwrap(), 7);
+/// let never = wait(std::future::pending::<()>(), Duration::from_millis(1));
+/// assert_eq!(never.unwrap_err().kind(), ErrorKind::DeadlineExceeded);
+/// ```
+///
+/// # Errors
+/// `DeadlineExceeded` if it was not ready in time. The future is dropped then, which
+/// cancels an operation inside it; pass `&mut future` to go on later. A future with a
+/// result of its own gives one inside the other: `wait(fabric.connect(address), limit)??`.
+pub fn wait<F: Future>(future: F, limit: Duration) -> Result<F::Output> {
+    /// The waits of one thread may lie in each other: the outer's engines come back.
+    struct Outer(Option<Vec<Arc<EngineHandle>>>);
+    impl Drop for Outer {
+        fn drop(&mut self) {
+            DRIVEN.set(self.0.take());
+        }
+    }
+    let _outer = Outer(DRIVEN.replace(Some(Vec::new())));
+    let drive = || {
+        let engines = DRIVEN.with_borrow(Clone::clone).unwrap_or_default();
+        engines.iter().filter(|engine| engine.drive()).count() > 0
+    };
+    block_on(&mut pin!(future), limit, |_| true, drive).ok_or_else(|| {
+        let why = format!("not ready within {limit:?}; wait longer, or find out what it waits for");
+        Error::new(ErrorKind::DeadlineExceeded, "wait", why)
+    })
+}
+
+/// A future that is pending tells the [`wait`] that polls it, if one does, that it
+/// needs turns of a caller-driven engine.
+pub(crate) fn needs_turns(engine: &Arc<EngineHandle>) {
+    if engine.is_driven_by_caller() {
+        DRIVEN.with_borrow_mut(|driven| match driven {
+            Some(driven) if !driven.iter().any(|known| Arc::ptr_eq(known, engine)) => {
+                driven.push(Arc::clone(engine));
+            }
+            _ => {}
+        });
+    }
 }
 
 /// Waits for `future`, at most `limit`. `drive` takes a turn of a caller-driven

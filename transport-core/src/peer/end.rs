@@ -7,6 +7,7 @@ use std::task::{Context, Poll};
 
 use super::Peer;
 use crate::engine::Control;
+use crate::op::needs_turns;
 use crate::{Error, ErrorKind};
 
 impl Peer {
@@ -88,6 +89,9 @@ impl Future for PeerClosed {
         };
         drop(watchers);
         drop(old);
+        if end.is_none() {
+            peer.links.iter().for_each(|link| needs_turns(&link.engine));
+        }
         end.map_or(Poll::Pending, Poll::Ready)
     }
 }

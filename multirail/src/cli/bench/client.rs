@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use multirail::{Access, Fabric, Peer, Region};
+use multirail::{Access, Fabric, Peer, Region, wait};
 
 use super::content;
 use super::limit::Limit;
@@ -13,7 +13,6 @@ use super::row::Row;
 use super::sampler::Sampler;
 use crate::cli::failure::{Done, Failure, printable};
 use crate::cli::units::{Size, gbytes_per_s};
-use crate::cli::wait::within;
 use crate::cli::wire::{Inbox, MESSAGE_BYTES, Outbox, PROMPT, RECEIVES};
 
 /// How long the server may take to allocate, fill, overwrite or compare 4 GiB,
@@ -76,7 +75,7 @@ impl<'a> Client<'a> {
         }
         let remote = match load.kind {
             Kind::Send => None,
-            _ => Some(within(PROMPT, self.peer.region(REGION)).unwrap_or_else(|| Err(no_answer()))?),
+            _ => Some(wait(self.peer.region(REGION), PROMPT).map_err(|_| no_answer())??),
         };
         let peer = self.peer.clone();
         let mut mover = Mover::new(&peer, &local, remote, load, cold);

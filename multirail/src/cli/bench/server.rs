@@ -2,14 +2,14 @@
 
 use std::time::Duration;
 
-use multirail::{Access, Fabric, Peer, Region};
+use multirail::{Access, Fabric, Peer, Region, wait};
 
 use super::content;
 use super::load::{Kind, Load};
 use super::protocol::{COMPARE, PROTOCOL, REGION, ToClient, ToServer, VERSION};
 use crate::cli::failure::{Done, Failure};
 use crate::cli::units::{self, Size};
-use crate::cli::wait::{let_go, within};
+use crate::cli::wait::{let_go, unless_gone};
 use crate::cli::wire::{self, Inbox, MESSAGE_BYTES, Outbox, PROMPT, RECEIVES};
 use crate::cli::{Common, output};
 
@@ -40,11 +40,8 @@ pub fn run(common: &Common, arguments: &ServerArguments) -> Done {
         false => output::line(&format!("listening on {address}; run: multirail bench client {address}"))?,
     }
     let limit = arguments.wait.unwrap_or(Duration::MAX);
-    let peer = match limit {
-        Duration::MAX => pollster::block_on(listener.accept())?,
-        limit => within(limit, listener.accept())
-            .ok_or_else(|| Failure::new(format!("no client came within {} s", limit.as_secs())))??,
-    };
+    let peer = wait(listener.accept(), limit)
+        .map_err(|_| Failure::new(format!("no client came within {} s", limit.as_secs())))??;
     serve_one(&fabric, &peer, |load| {
         let (kind, size, pages) = (load.kind.name(), Size(load.size), load.pages);
         match common.json {
@@ -189,10 +186,10 @@ impl Target<'_> {
     fn check_imms(&self, operations: u64) -> Done<Result<(), String>> {
         let Some(work) = &self.work else { return Ok(Err("nothing is prepared".to_owned())) };
         let counter = self.peer.imm(work.load.imm);
-        let arrived = within(PROMPT, crate::cli::wait::unless_gone(self.peer, counter.expect(operations)));
+        let arrived = wait(unless_gone(self.peer, counter.expect(operations)), PROMPT);
         match arrived {
-            Some(Err(error)) => return Err(error.into()),
-            Some(Ok(())) if counter.count() == operations => {}
+            Ok(Err(error)) => return Err(error.into()),
+            Ok(Ok(())) if counter.count() == operations => {}
             _ => return Ok(Err(format!("{} imms came, {operations} were sent", counter.count()))),
         }
         bytes(work)

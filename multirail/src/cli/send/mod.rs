@@ -162,7 +162,7 @@ impl Sender {
                 if moved.is_err() {
                     // The reader may wait for a window that will never be free again.
                     // First it may hear the server's reason, if there is one.
-                    let _ = wait::within(AUTOPSY, peer.closed());
+                    let _ = multirail::wait(peer.closed(), AUTOPSY);
                     peer.disconnect();
                 }
                 moved

@@ -24,7 +24,7 @@ use row::Row;
 const SIZES: [u64; 6] = [1 << 10, 4 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20];
 
 /// Virtual time that is measured, after a tenth of it to fill the queues.
-const SPAN: Duration = Duration::from_millis(20);
+const SPAN: Duration = Duration::from_millis(50);
 
 #[derive(clap::Args)]
 pub struct SimulateArguments {

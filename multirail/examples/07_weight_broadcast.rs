@@ -1,0 +1,86 @@
+//! One trainer, several inference servers: new weights go to all of them at once.
+//!
+//! Every server registers the memory of its model and waits for an imm, the version's
+//! number. The trainer writes to all servers side by side. A server that has switched
+//! says so by an imm of its own; only then is its memory overwritten again.
+//!
+//! ```console
+//! $ cargo run --example 07_weight_broadcast
+//! ```
+
+use std::error::Error;
+use std::time::Duration;
+
+use multirail::{Access, Op, Result, WriteOptions, wait};
+
+const SERVERS: usize = 4;
+const WEIGHTS: usize = 8 << 20;
+const VERSIONS: u32 = 3;
+const LIMIT: Duration = Duration::from_secs(20);
+
+fn main() -> std::result::Result<(), Box<dyn Error>> {
+    let trainer = multirail::open()?;
+    let listener = wait(trainer.listen("127.0.0.1:0"), LIMIT)??;
+    let address = listener.local_addr();
+    // Each server is a thread here; on a cluster, a process on another machine.
+    let servers: Vec<_> = (0..SERVERS)
+        .map(|_| {
+            let address = address.clone();
+            std::thread::spawn(move || pollster::block_on(serve(&address)))
+        })
+        .collect();
+
+    let mut peers = Vec::new();
+    for _ in 0..SERVERS {
+        let peer = wait(listener.accept(), LIMIT)??;
+        // The server has published its memory before it connected.
+        let model = wait(peer.region("model"), LIMIT)??;
+        peers.push((peer, model));
+    }
+
+    let weights = trainer.alloc(WEIGHTS, Access::LOCAL)?;
+    for version in 1..=VERSIONS {
+        weights.copy_in(0, &trained(version))?;
+        let options = WriteOptions::new().imm(version).cold();
+        let writes: Result<Vec<Op>> = peers
+            .iter()
+            .map(|(peer, model)| peer.write_with(&weights, 0..WEIGHTS, model, 0, &options))
+            .collect();
+        for mut write in writes? {
+            assert_eq!(write.wait(LIMIT)?.bytes, WEIGHTS as u64);
+        }
+        for (peer, _) in &peers {
+            peer.imm(version).expect(1).wait(LIMIT)?;
+        }
+        println!("version {version} is in use on {SERVERS} servers");
+    }
+
+    peers.iter().for_each(|(peer, _)| peer.disconnect());
+    for server in servers {
+        let seen = server.join().map_err(|_| "a server panicked")??;
+        assert_eq!(seen, VERSIONS);
+    }
+    Ok(())
+}
+
+/// Takes every version as it comes; gives the number of versions it has verified.
+async fn serve(address: &str) -> Result<u32> {
+    let fabric = multirail::open()?;
+    let model = fabric.alloc(WEIGHTS, Access::REMOTE_WRITE)?;
+    fabric.publish("model", &model)?;
+    let trainer = fabric.connect(address).await?;
+    let mut weights = vec![0; WEIGHTS];
+    for version in 1..=VERSIONS {
+        trainer.imm(version).expect(1).await?;
+        model.copy_out(0, &mut weights)?;
+        assert!(weights == trained(version), "version {version} is not what was sent");
+        trainer.write_imm(version)?.await?;
+    }
+    trainer.closed().await;
+    Ok(VERSIONS)
+}
+
+/// What stands for the weights of a version.
+fn trained(version: u32) -> Vec<u8> {
+    (0..WEIGHTS).map(|byte| (byte ^ (byte >> 11)) as u8 ^ version as u8).collect()
+}

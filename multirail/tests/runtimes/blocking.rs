@@ -1,0 +1,98 @@
+//! Callers without async: every wait has a limit, and giving up is typed.
+
+use std::time::Duration;
+
+use multirail::{Access, ErrorKind, wait};
+
+use crate::device::{Device, LIMIT};
+use crate::page::{PAGE, Page, differing};
+
+const SHORT: Duration = Duration::from_millis(3);
+
+#[test]
+fn from_listening_to_closing() {
+    let (a, b) = (Device::Late.open(1).unwrap(), Device::Late.open(2).unwrap());
+    let listener = wait(b.listen("127.0.0.1:0"), LIMIT).unwrap().unwrap();
+    assert_eq!(wait(listener.accept(), SHORT).err().unwrap().kind(), ErrorKind::DeadlineExceeded);
+    let address = listener.local_addr();
+    let connecting = std::thread::spawn(move || (wait(a.connect(&address), LIMIT).unwrap().unwrap(), a));
+    let to_a = wait(listener.accept(), LIMIT).unwrap().unwrap();
+    let (to_b, a) = connecting.join().unwrap();
+
+    let (src, dst) = (Page::new(&a, Access::LOCAL, 1).unwrap(), Page::new(&b, Access::all(), 2).unwrap());
+    b.publish("dst", &dst.region).unwrap();
+    let remote = wait(to_b.region("dst"), LIMIT).unwrap().unwrap();
+    let write = || to_b.write(&src.region, 0..PAGE, &remote, 0).unwrap();
+    assert_eq!(write().wait(LIMIT).unwrap().bytes as usize, PAGE);
+    assert_eq!(differing(&dst.region, 1), 0);
+
+    // The limit ends the wait, not the operation.
+    let mut op = write();
+    assert_eq!(wait(&mut op, Duration::ZERO).err().unwrap().kind(), ErrorKind::DeadlineExceeded);
+    assert_eq!(op.wait(Duration::ZERO).err().unwrap().kind(), ErrorKind::DeadlineExceeded);
+    assert_eq!(wait(op, LIMIT).unwrap().unwrap().bytes as usize, PAGE);
+    let mut cancel = write().cancel();
+    let _ = cancel.wait(LIMIT);
+    drop(write());
+    to_b.drain().unwrap().wait(LIMIT).unwrap();
+
+    assert_eq!(to_a.imm(1).expect(1).wait(SHORT).err().unwrap().kind(), ErrorKind::DeadlineExceeded);
+    to_b.write_imm(1).unwrap().wait(LIMIT).unwrap();
+    to_a.imm(1).expect(1).wait(LIMIT).unwrap();
+    let pool = b.recv_pool(1, 16).unwrap();
+    assert_eq!(pool.next().wait(SHORT).err().unwrap().kind(), ErrorKind::DeadlineExceeded);
+    to_b.send(&src.region, 0..16).unwrap().detach();
+    assert_eq!(pool.next().wait(LIMIT).unwrap().len(), 16);
+    dst.region.revoke().unwrap().wait(LIMIT).unwrap();
+
+    assert_eq!(wait(to_a.closed(), SHORT).err().unwrap().kind(), ErrorKind::DeadlineExceeded);
+    to_b.disconnect();
+    assert_eq!(wait(to_a.closed(), LIMIT).unwrap().kind(), ErrorKind::Closed);
+    wait(listener.close(), LIMIT).unwrap();
+}
+
+#[test]
+fn without_workers_too() {
+    let open = |seed| Device::Late.builder(seed).caller_driven().open().unwrap();
+    let (a, b) = (open(1), open(2));
+    let listener = wait(b.listen("127.0.0.1:0"), LIMIT).unwrap().unwrap();
+    let (both, address) = (futures::future::try_join, listener.local_addr());
+    let (to_b, to_a) = wait(both(a.connect(&address), listener.accept()), LIMIT).unwrap().unwrap();
+    let (src, dst) = (Page::new(&a, Access::LOCAL, 1).unwrap(), Page::new(&b, Access::all(), 2).unwrap());
+    let remote = to_b.import(&dst.region.descriptor()).unwrap();
+    let write = || to_b.write(&src.region, 0..PAGE, &remote, 0).unwrap();
+    assert_eq!(wait(write(), LIMIT).unwrap().unwrap().bytes as usize, PAGE);
+    assert_eq!(differing(&dst.region, 1), 0);
+    drop(write());
+    to_b.drain().unwrap().wait(LIMIT).unwrap();
+    assert!(wait(write().cancel(), LIMIT).is_ok());
+    // One wait may lie inside another's future, here on its one thread.
+    let inner = async { wait(write(), LIMIT).unwrap().unwrap().bytes };
+    let (inner, outer) = wait(futures::future::join(inner, write()), LIMIT).unwrap();
+    assert_eq!((inner as usize, outer.unwrap().bytes as usize), (PAGE, PAGE));
+    assert_eq!(wait(to_a.imm(3).expect(1), SHORT).err().unwrap().kind(), ErrorKind::DeadlineExceeded);
+    to_b.write_imm(3).unwrap().wait(LIMIT).unwrap();
+    wait(to_a.imm(3).expect(1), LIMIT).unwrap().unwrap();
+}
+
+/// Each thread is woken for its own operation.
+#[test]
+fn from_many_threads_at_once() {
+    let (a, b) = (Device::Late.open(1).unwrap(), Device::Late.open(2).unwrap());
+    let (to_b, _to_a) = a.connect_local(&b).unwrap();
+    let (src, dst) = (Page::new(&a, Access::LOCAL, 1).unwrap(), Page::new(&b, Access::all(), 2).unwrap());
+    let remote = to_b.import(&dst.region.descriptor()).unwrap();
+    std::thread::scope(|scope| {
+        for thread in 0..8 {
+            let part = thread * PAGE / 8..(thread + 1) * PAGE / 8;
+            let (to_b, src, remote) = (&to_b, &src, &remote);
+            scope.spawn(move || {
+                for _ in 0..20 {
+                    let op = to_b.write(&src.region, part.clone(), remote, part.start).unwrap();
+                    wait(op, LIMIT).unwrap().unwrap();
+                }
+            });
+        }
+    });
+    assert_eq!(differing(&dst.region, 1), 0);
+}

@@ -1,0 +1,104 @@
+//! A target takes its page back from under writes that go on and are dropped at random.
+
+use multirail::{Access, ErrorKind, Op, Peer, Region, RemoteRegion, Result};
+
+use crate::device::{Device, LIMIT, limited, outlast};
+use crate::page::{PAGE, Page};
+
+/// Writes after which a flood says that it has begun, by this imm.
+const BEGUN: u32 = 1;
+/// Refusals in a row after which it ends: the region is revoked.
+const REFUSALS: u32 = 200;
+
+/// Writes random ranges and drops operations as it likes, until the page is revoked and
+/// for long after. Then nothing of it is under way.
+pub async fn flood(peer: &Peer, from: &Region, to: &RemoteRegion, seed: u64) -> Result<()> {
+    let mut random = fastrand::Rng::with_seed(seed);
+    let (mut held, mut refused, mut written, mut silent) = (Vec::<Op>::new(), 0, 0_u64, true);
+    while refused < REFUSALS {
+        let start = random.usize(..PAGE);
+        let range = start..random.usize(start + 1..=PAGE);
+        match peer.write(from, range, to, start) {
+            Ok(op) => {
+                written += 1;
+                held.push(op);
+            }
+            Err(error) if error.kind() == ErrorKind::Busy => held.clear(),
+            Err(error) => {
+                assert!(is_refusal(error.kind()), "{error}");
+                refused += 1;
+            }
+        }
+        if silent && written >= 20 {
+            match peer.write_imm(BEGUN) {
+                Ok(op) => op.detach(),
+                Err(error) if error.kind() == ErrorKind::Busy => continue,
+                Err(error) => return Err(error),
+            }
+            silent = false;
+        }
+        match random.u8(..8) {
+            0..4 => drop(held.pop()),
+            4 if !held.is_empty() => drop(held.swap_remove(random.usize(..held.len()))),
+            5 if !held.is_empty() => {
+                // As a `select!` does: awaited for a while, then dropped.
+                let op = held.swap_remove(random.usize(..held.len()));
+                smol::future::or(async { drop(op.await) }, smol::future::yield_now()).await;
+            }
+            6 => held.truncate(16),
+            // The target may be another task of this thread.
+            7 => smol::future::yield_now().await,
+            _ => {}
+        }
+    }
+    drop(held);
+    peer.drain()?.await
+}
+
+/// The target's side: lets the flood rise, revokes the page and uses it for something
+/// else. Gives it back, to be looked at again when the flood is over.
+pub async fn reclaim(initiator: &Peer, mut page: Page, seed: u64) -> Result<Page> {
+    initiator.imm(BEGUN).expect(1).await?;
+    initiator.imm(BEGUN).take(1);
+    for _ in 0..fastrand::Rng::with_seed(seed).u32(..200) {
+        smol::future::yield_now().await;
+    }
+    page.region.revoke()?.await?;
+    page.fill(seed + 1000)?;
+    assert_eq!(page.strays(), 0, "right after the revoke");
+    Ok(page)
+}
+
+fn is_refusal(kind: ErrorKind) -> bool {
+    [ErrorKind::Revoked, ErrorKind::RemoteAccess].contains(&kind)
+}
+
+async fn rounds(device: Device, seed: u64) -> Result<()> {
+    let (a, b) = (device.open(seed)?, device.open(seed + 1)?);
+    let (to_b, to_a) = a.connect_local(&b)?;
+    let src = Page::new(&a, Access::LOCAL, seed)?;
+    let probed = b.alloc(64, Access::all())?;
+    let probe = to_b.import(&probed.descriptor())?;
+    for round in seed..seed + 6 {
+        let page = Page::new(&b, Access::all(), round)?;
+        let remote = to_b.import(&page.region.descriptor())?;
+        let flooding = flood(&to_b, &src.region, &remote, round);
+        let (page, ()) = futures::future::try_join(reclaim(&to_a, page, round), flooding).await?;
+        outlast(&to_b, &src.region, &probe).await?;
+        assert_eq!(page.strays(), 0, "late bytes in round {round}");
+    }
+    Ok(())
+}
+
+#[test]
+fn in_one_process() {
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).build().unwrap();
+    let tasks: Vec<_> = Device::ALL
+        .into_iter()
+        .flat_map(|device| [10, 20, 30].map(|seed| runtime.spawn(limited(rounds(device, seed)))))
+        .collect();
+    for task in tasks {
+        runtime.block_on(task).unwrap().unwrap();
+    }
+    multirail::wait(rounds(Device::Late, 40), LIMIT).unwrap().unwrap();
+}

@@ -1,0 +1,75 @@
+//! Waits that a `select!` drops lose nothing: what they waited for is there for the next.
+
+use std::future::Future;
+
+use futures::future::{join, try_join};
+use multirail::{Access, Result};
+use smol::future::{poll_once, yield_now};
+
+use crate::device::Device;
+use crate::page::{PAGE, Page};
+use crate::strict;
+
+/// Looks a few times at what `wait` makes, and drops it, pending or not.
+async fn give_up<F: Future>(mut wait: impl FnMut() -> F) {
+    for _ in 0..3 {
+        drop(poll_once(wait()).await);
+    }
+}
+
+async fn dropped_waits(device: Device) -> Result<()> {
+    let (a, b) = (device.open(1)?, device.open(2)?);
+    let listener = b.listen("127.0.0.1:0").await?;
+    let address = listener.local_addr();
+    give_up(|| listener.accept()).await;
+    // Takes connections, and never says a word.
+    let silent = std::net::TcpListener::bind("127.0.0.1:0").expect("a free port");
+    let nobody = silent.local_addr().expect("bound").to_string();
+    give_up(|| a.connect(&nobody)).await;
+    let (to_a, to_b) = try_join(listener.accept(), a.connect(&address)).await?;
+
+    let (src, dst) = (Page::new(&a, Access::LOCAL, 1)?, Page::new(&b, Access::all(), 2)?);
+    b.publish("dst", &dst.region)?;
+    give_up(|| to_b.region("dst")).await;
+    let remote = to_b.region("dst").await?;
+    to_b.write(&src.region, 0..PAGE, &remote, 0)?.await?;
+
+    let pool = b.recv_pool(4, 16)?;
+    give_up(|| pool.next()).await;
+    // Both wait; the one that is dropped must not have the only wake-up.
+    let mut first = Box::pin(pool.next());
+    assert!(poll_once(&mut first).await.is_none());
+    let sends = async {
+        to_b.send(&src.region, 0..3)?.await?;
+        drop(first);
+        Ok(())
+    };
+    let (message, ()) = try_join(pool.next(), sends).await?;
+    assert_eq!(message.len(), 3);
+
+    let counter = to_a.imm(5);
+    give_up(|| counter.expect(1)).await;
+    to_b.write_imm(5)?.await?;
+    counter.expect(1).await?;
+    assert_eq!(counter.count(), 1);
+
+    // The second accept waits for its turn behind the first, which is dropped.
+    let mut turn = Box::pin(listener.accept());
+    assert!(poll_once(&mut turn).await.is_none());
+    let connects = async {
+        yield_now().await;
+        drop(turn);
+        a.connect(&address).await
+    };
+    try_join(listener.accept(), connects).await?;
+
+    give_up(|| to_a.closed()).await;
+    let (end, ()) = join(to_a.closed(), async { to_b.disconnect() }).await;
+    assert_eq!(end.kind(), multirail::ErrorKind::Closed);
+    Ok(())
+}
+
+#[test]
+fn what_a_dropped_wait_waited_for_is_still_there() {
+    Device::ALL.into_iter().for_each(|device| strict::run(dropped_waits(device)).unwrap());
+}

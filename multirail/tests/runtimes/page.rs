@@ -1,0 +1,46 @@
+//! Memory that knows what it should contain.
+
+use multirail::{Access, Fabric, Region, Result};
+
+/// Bytes of a page.
+pub const PAGE: usize = 64 << 10;
+
+/// A region that its owner fills and looks at as a whole.
+pub struct Page {
+    pub region: Region,
+    seed: u64,
+}
+
+impl Page {
+    /// A page with the content of `seed`.
+    pub fn new(fabric: &Fabric, access: Access, seed: u64) -> Result<Self> {
+        let region = fabric.alloc(PAGE, access)?;
+        let mut page = Self { region, seed };
+        page.fill(seed)?;
+        Ok(page)
+    }
+
+    /// Gives it the content of `seed`, as its owner.
+    pub fn fill(&mut self, seed: u64) -> Result<()> {
+        self.seed = seed;
+        self.region.copy_in(0, &content(seed))
+    }
+
+    /// How many bytes differ from the content it was given.
+    pub fn strays(&self) -> usize {
+        differing(&self.region, self.seed)
+    }
+}
+
+/// How many bytes of `region` differ from the content of `seed`.
+pub fn differing(region: &Region, seed: u64) -> usize {
+    let mut actual = vec![0; PAGE];
+    region.copy_out(0, &mut actual).expect("a page");
+    actual.iter().zip(content(seed)).filter(|(got, want)| *got != want).count()
+}
+
+fn content(seed: u64) -> Vec<u8> {
+    let mut bytes = vec![0; PAGE];
+    fastrand::Rng::with_seed(seed).fill(&mut bytes);
+    bytes
+}
