@@ -237,8 +237,8 @@ fn capabilities(config: &LoopbackConfig) -> Capabilities {
     it.abort_scope = AbortScope::Peer;
     it.revocation = Revocation::Checked;
     it.delivered = DeliveredCost::None;
-    // The link model has requests that no event announces.
-    it.wakes = cfg!(unix) && link.is_none();
+    // What a link model has under way, `Endpoint::due` announces.
+    it.wakes = cfg!(unix);
     it.max_direct = if link.is_some() { 0 } else { DIRECT };
     it
 }

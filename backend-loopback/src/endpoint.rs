@@ -4,10 +4,10 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use transport_core::ErrorKind;
 use transport_core::spi::{
     Armed, Batch, Completions, Endpoint, EndpointConfig, Event, PeerSlot, PostResult, ReceiveRequest, Status,
 };
+use transport_core::{ErrorKind, Time};
 
 use crate::attached::{self, Attached};
 use crate::domain::Shared;
@@ -237,10 +237,6 @@ impl Endpoint for LoopbackEndpoint {
 
     fn arm(&mut self) -> Armed {
         self.refresh();
-        let waiting = self.model.as_ref().is_some_and(|model| !model.is_idle());
-        if waiting {
-            return Armed::Unsupported;
-        }
         self.shared.core.doorbell.clear();
         self.armed = true;
         let mut quiet = self.ended.is_empty() && self.gone.is_empty() && self.outlets.arm();
@@ -256,6 +252,10 @@ impl Endpoint for LoopbackEndpoint {
         return Armed::Fd(self.shared.core.doorbell.raw_fd());
         #[cfg(not(unix))]
         return Armed::Unsupported;
+    }
+
+    fn due(&self) -> Time {
+        self.model.as_ref().map_or(Time::NEVER, Model::next_due)
     }
 
     fn abort(&mut self, peer: PeerSlot) {

@@ -63,6 +63,7 @@ mod lane;
 mod link;
 #[cfg(target_os = "linux")]
 mod mapping;
+mod null;
 mod offer;
 mod orphan;
 mod outlet;
@@ -91,4 +92,5 @@ mod wire;
 
 pub use backend::{Loopback, LoopbackConfig};
 pub use link::LinkModel;
+pub use null::Null;
 pub use staging::Staging;

@@ -1,6 +1,7 @@
 //! The link model: a device that is slow, unordered, small or doomed, from one seed.
 
-use std::collections::VecDeque;
+use std::cmp::Reverse;
+use std::collections::{BinaryHeap, VecDeque};
 use std::time::Duration;
 
 use transport_core::Time;
@@ -21,12 +22,44 @@ pub struct LinkModel {
     pub latency: Duration,
     /// Random time on top, up to this.
     pub jitter: Duration,
-    /// Line rate in bits per second; requests queue for the line.
+    /// Payload bits per second; requests queue for the line.
     pub bits_per_s: Option<u64>,
+    /// Requests per second, whatever their size; more queue for the device.
+    pub ops_per_s: Option<u64>,
     /// The device is lost once so many requests have run.
     pub lose_device_after: Option<u64>,
     /// Every so many-th request fails and moves no byte.
     pub fail_every: Option<u64>,
+}
+
+impl LinkModel {
+    /// One EFA card of a p5.48xlarge: 97.433 Gbps of payload (Perplexity's published
+    /// figure of one card), 0.81 million requests a second (`fi_rma_bw` on a p5, 1.24 µs
+    /// each), a send queue of 4096 (`fi_info` there), delivery out of order (SRD). The
+    /// latency of 15 µs one way is a round figure for EFA, not measured by this project.
+    pub fn p5() -> Self {
+        Self {
+            send_depth: Some(4096),
+            reorder: true,
+            latency: Duration::from_micros(15),
+            jitter: Duration::from_micros(2),
+            bits_per_s: Some(97_433_000_000),
+            ops_per_s: Some(810_000),
+            ..Self::default()
+        }
+    }
+
+    /// How long one request of `len` bytes keeps the device busy.
+    fn occupancy(&self, len: u64) -> Duration {
+        let line = self.bits_per_s.map_or(0, |rate| per_second(u128::from(len) * 8, rate));
+        let device = self.ops_per_s.map_or(0, |rate| per_second(1, rate));
+        Duration::from_nanos(line.max(device))
+    }
+}
+
+/// Nanoseconds that `amount` takes at `rate` a second.
+fn per_second(amount: u128, rate: u64) -> u64 {
+    u64::try_from(amount * 1_000_000_000 / u128::from(rate.max(1))).unwrap_or(u64::MAX)
 }
 
 /// What becomes of a request that is due.
@@ -41,7 +74,9 @@ pub(crate) enum Verdict {
 pub(crate) struct Model {
     link: LinkModel,
     random: fastrand::Rng,
-    pending: VecDeque<(Time, WorkRequest)>,
+    /// By the moment they are due, then by their posting.
+    pending: BinaryHeap<Reverse<Pending>>,
+    posted: u64,
     due: VecDeque<WorkRequest>,
     /// When the line is free again.
     line: Time,
@@ -50,6 +85,32 @@ pub(crate) struct Model {
     judged: u64,
     loss: Loss,
 }
+
+struct Pending {
+    due: Time,
+    place: u64,
+    request: WorkRequest,
+}
+
+impl Ord for Pending {
+    fn cmp(&self, other: &Self) -> std::cmp::Ordering {
+        (self.due, self.place).cmp(&(other.due, other.place))
+    }
+}
+
+impl PartialOrd for Pending {
+    fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl PartialEq for Pending {
+    fn eq(&self, other: &Self) -> bool {
+        self.cmp(other).is_eq()
+    }
+}
+
+impl Eq for Pending {}
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Loss {
@@ -66,7 +127,8 @@ impl Model {
         Self {
             link,
             random: fastrand::Rng::with_seed(seed),
-            pending: VecDeque::new(),
+            pending: BinaryHeap::new(),
+            posted: 0,
             due: VecDeque::new(),
             line: Time::ZERO,
             last: Time::ZERO,
@@ -88,7 +150,8 @@ impl Model {
         }
         for request in batch.requests().take(accepted) {
             let due = self.arrival(request.len, now);
-            self.pending.push_back((due, request));
+            self.posted += 1;
+            self.pending.push(Reverse(Pending { due, place: self.posted, request }));
         }
         PostResult { accepted, error: None }
     }
@@ -97,7 +160,8 @@ impl Model {
     pub(crate) fn next(&mut self, now: Time, full: &[PeerSlot]) -> Option<(WorkRequest, Verdict)> {
         self.collect(now);
         if self.is_lost() {
-            let request = self.due.pop_front().or_else(|| self.pending.pop_front().map(|(_, r)| r))?;
+            let request =
+                self.due.pop_front().or_else(|| self.pending.pop().map(|Reverse(next)| next.request))?;
             return Some((request, Verdict::Lost));
         }
         let able = if full.is_empty() {
@@ -130,12 +194,21 @@ impl Model {
     /// Forgets the requests to `peer`, naming each.
     pub(crate) fn abort(&mut self, peer: PeerSlot, mut each: impl FnMut(u64)) {
         self.due.retain(|request| request.peer != peer || (each(request.id), false).1);
-        self.pending.retain(|(_, request)| request.peer != peer || (each(request.id), false).1);
+        let (theirs, others): (Vec<_>, Vec<_>) =
+            self.pending.drain().partition(|Reverse(next)| next.request.peer == peer);
+        self.pending = others.into();
+        let mut theirs: Vec<_> = theirs.into_iter().map(|Reverse(next)| next).collect();
+        theirs.sort_unstable();
+        theirs.iter().for_each(|next| each(next.request.id));
     }
 
-    /// Whether nothing is under way.
-    pub(crate) fn is_idle(&self) -> bool {
-        self.pending.is_empty() && self.due.is_empty() && self.loss != Loss::Unreported
+    /// When the next request is due; nothing happens by itself before.
+    pub(crate) fn next_due(&self) -> Time {
+        match self.pending.peek() {
+            _ if !self.due.is_empty() || self.loss == Loss::Unreported => Time::ZERO,
+            Some(Reverse(next)) => next.due,
+            None => Time::NEVER,
+        }
     }
 
     /// Whether the device is lost: it takes and moves nothing any more.
@@ -153,11 +226,7 @@ impl Model {
     }
 
     fn arrival(&mut self, len: u64, now: Time) -> Time {
-        if let Some(rate) = self.link.bits_per_s {
-            let nanos = u128::from(len) * 8 * 1_000_000_000 / u128::from(rate.max(1));
-            let span = Duration::from_nanos(u64::try_from(nanos).unwrap_or(u64::MAX));
-            self.line = self.line.max(now).after(span);
-        }
+        self.line = self.line.max(now).after(self.link.occupancy(len));
         let jitter = u64::try_from(self.link.jitter.as_nanos()).unwrap_or(u64::MAX);
         let jitter = Duration::from_nanos(self.random.u64(..=jitter));
         let mut due = self.line.max(now).after(self.link.latency).after(jitter);
@@ -169,12 +238,8 @@ impl Model {
     }
 
     fn collect(&mut self, now: Time) {
-        if self.link.reorder {
-            let due = &mut self.due;
-            self.pending.retain(|(at, request)| *at > now || (due.push_back(*request), false).1);
-        } else {
-            let ripe = self.pending.partition_point(|(at, _)| *at <= now);
-            self.due.extend(self.pending.drain(..ripe).map(|(_, request)| request));
+        while self.pending.peek().is_some_and(|Reverse(next)| next.due <= now) {
+            self.due.extend(self.pending.pop().map(|Reverse(next)| next.request));
         }
     }
 }

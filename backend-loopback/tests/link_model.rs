@@ -7,7 +7,7 @@ use std::time::Duration;
 use backend_loopback::{LinkModel, LoopbackConfig};
 use common::*;
 use transport_core::spi::*;
-use transport_core::{Access, ErrorKind, Memory};
+use transport_core::{Access, ErrorKind, Memory, Time};
 
 fn linked(link: LinkModel, seed: u64) -> (Node, Node, PeerSlot, PeerSlot) {
     let (a, b) = (node(LoopbackConfig::default().link(link), seed), node(LoopbackConfig::default(), 2));
@@ -76,7 +76,8 @@ fn time_passes_only_by_the_clock() {
     source.fill(1);
     let request = write(1, to_b, &source, Some(&import));
     assert_eq!(a.post(&[request, WorkRequest { id: 2, ..request }]).accepted, 2);
-    assert_eq!(a.endpoint.arm(), Armed::Unsupported);
+    assert!(matches!(a.endpoint.arm(), Armed::Fd(_)));
+    assert_eq!(a.endpoint.due(), Time::ZERO.after(Duration::from_micros(11)));
     a.clock.advance(Duration::from_micros(10));
     assert!(a.poll().is_empty() && target.byte(0) == 0);
     a.clock.advance(Duration::from_micros(1));

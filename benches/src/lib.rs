@@ -3,7 +3,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use backend_loopback::Loopback;
+use backend_loopback::{Loopback, Null};
+use transport_core::spi::Backend;
 use transport_core::{
     Access, Fabric, FabricBuilder, Pages, Peer, Region, RemoteRegion, Result, TransportConfig,
 };
@@ -39,7 +40,17 @@ pub struct Pair {
 impl Pair {
     /// Opens both fabrics, with `bytes` of touched memory on either side.
     pub fn open(driven: Driven, bytes: usize) -> Result<Self> {
-        let (writer, target) = (open(driven)?, open(driven)?);
+        Self::over(Arc::new(Loopback::new()), driven, bytes)
+    }
+
+    /// Over `rails` null devices: what is measured is the software alone.
+    pub fn null(driven: Driven, rails: u32, bytes: usize) -> Result<Self> {
+        Self::over(Arc::new(Null::new(rails)), driven, bytes)
+    }
+
+    /// As [`Pair::open`], over any backend.
+    pub fn over(backend: Arc<dyn Backend>, driven: Driven, bytes: usize) -> Result<Self> {
+        let (writer, target) = (open(&backend, driven)?, open(&backend, driven)?);
         let (peer, _) = writer.connect_local(&target)?;
         let src = writer.alloc(bytes, Access::LOCAL)?;
         let landing = target.alloc(bytes, Access::REMOTE_WRITE | Access::REMOTE_READ)?;
@@ -68,9 +79,9 @@ pub fn shuffled(count: u32, seed: u64) -> Vec<u32> {
     indices
 }
 
-fn open(driven: Driven) -> Result<Fabric> {
-    let builder =
-        FabricBuilder::new().transport(TransportConfig::new("loopback", Arc::new(Loopback::new()))).seed(1);
+fn open(backend: &Arc<dyn Backend>, driven: Driven) -> Result<Fabric> {
+    let transport = TransportConfig::new(backend.name(), Arc::clone(backend));
+    let builder = FabricBuilder::new().transport(transport).seed(1);
     match driven {
         Driven::ByCaller => builder.caller_driven().open(),
         Driven::ByWorkers => builder.open(),

@@ -3,12 +3,13 @@
 //! Counts accumulate from the moment a peer is connected, so an imm that arrives
 //! before anyone waits for it is never lost.
 
-use std::collections::HashMap;
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll};
 use std::time::Duration;
+
+use foldhash::HashMap;
 
 use crate::op::{block_on, needs_turns};
 use crate::peer::PeerInner;
@@ -25,6 +26,7 @@ pub(crate) struct ImmCounts(Mutex<Counts>);
 
 #[derive(Default)]
 struct Counts {
+    /// Hashed with a seed of its own: a peer chooses the values.
     values: HashMap<u32, u64>,
     /// By the imm and the count they wait for.
     waiting: Watchers<(u32, u64)>,

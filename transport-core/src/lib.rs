@@ -71,6 +71,7 @@ mod pages;
 mod peer;
 mod plan;
 mod pool;
+mod prepared;
 #[allow(unsafe_code, reason = "copies into and out of checked ranges")]
 mod region;
 mod remote;
@@ -101,6 +102,7 @@ pub use options::{ImmMode, ReadOptions, SendOptions, WriteOptions, imm_count};
 pub use pages::Pages;
 pub use peer::{Drain, Peer, PeerClosed, PeerId};
 pub use pool::{Message, NextMessage, RecvPool};
+pub use prepared::PreparedWrite;
 pub use region::Region;
 pub use remote::RemoteRegion;
 pub use time::{Clock, SystemClock, Time, VirtualClock};

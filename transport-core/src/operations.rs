@@ -97,6 +97,20 @@ impl Peer {
         page: usize,
         options: &WriteOptions,
     ) -> Result<Op> {
+        let (link, work) = self.plan_write_pages(src, from, dst, to, page, options)?;
+        self.0.submit(link, work, options.deadline, "write_pages")
+    }
+
+    /// Checks a paged write and says what is to be submitted, and over which link.
+    pub(crate) fn plan_write_pages(
+        &self,
+        src: &Region,
+        from: &Pages,
+        dst: &RemoteRegion,
+        to: &Pages,
+        page: usize,
+        options: &WriteOptions,
+    ) -> Result<(&Link, Work)> {
         let page = page as u64;
         let count = u32::try_from(from.len()).unwrap_or(u32::MAX);
         if page == 0 || from.is_empty() || from.len() != to.len() || count == u32::MAX {
@@ -118,7 +132,7 @@ impl Peer {
             return Err(Error::new(ErrorKind::TooLarge, "write_pages", why));
         }
         let shape = Shape::Pages { local: from.layout(page), remote: to.layout(page), page, count };
-        self.0.submit(link, options.work(shape, src, dst), options.deadline, "write_pages")
+        Ok((link, options.work(shape, src, dst)))
     }
 
     /// Reads from `offset` bytes into `src` to a range of `dst`.
@@ -221,7 +235,7 @@ impl PeerInner {
             .ok_or_else(|| Error::new(ErrorKind::Unreachable, operation, "no transport is up"))
     }
 
-    fn submit(
+    pub(crate) fn submit(
         self: &Arc<Self>,
         link: &Link,
         work: Work,

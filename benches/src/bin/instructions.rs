@@ -10,15 +10,18 @@ use std::process::{Command, ExitCode};
 
 use benches::{Driven, Pair, shuffled};
 use transport_core::copy::{Way, copy};
-use transport_core::{Pages, Region};
+use transport_core::{Pages, Region, Result};
 
 const PAGE: usize = 4096;
 const PAGES: u32 = 256;
 const ROUNDS: u64 = 200;
+const NULL_PAGE: usize = 64 << 10;
+const NULL_PAGES: u32 = 1024;
 
 /// A measured loop, its name, the operations per round and the limit beyond the copy.
 struct Case {
     name: &'static str,
+    open: fn() -> Result<Pair>,
     measured: fn(&Pair),
     copies: fn(&Pair),
     per_round: u64,
@@ -28,6 +31,7 @@ struct Case {
 const CASES: &[Case] = &[
     Case {
         name: "4 KiB write, post to done",
+        open: loopback,
         measured: writes,
         copies: bare_copies,
         per_round: 1,
@@ -35,12 +39,29 @@ const CASES: &[Case] = &[
     },
     Case {
         name: "page of a 256 x 4 KiB batch",
+        open: loopback,
         measured: batches,
         copies: bare_batches,
         per_round: PAGES as u64,
         limit: 80,
     },
+    Case {
+        name: "page of 1024 x 64 KiB over 4 null rails",
+        open: null,
+        measured: null_batches,
+        copies: nothing,
+        per_round: NULL_PAGES as u64,
+        limit: 120,
+    },
 ];
+
+fn loopback() -> Result<Pair> {
+    Pair::open(Driven::ByCaller, PAGES as usize * PAGE)
+}
+
+fn null() -> Result<Pair> {
+    Pair::null(Driven::ByCaller, 4, NULL_PAGES as usize * NULL_PAGE)
+}
 
 #[inline(never)]
 fn writes(pair: &Pair) {
@@ -56,6 +77,18 @@ fn bare_copies(pair: &Pair) {
 fn batches(pair: &Pair) {
     let (from, to) = (Pages::new(shuffled(PAGES, 1)), Pages::new(shuffled(PAGES, 2)));
     (0..ROUNDS).for_each(|_| pair.write_pages(&from, &to, PAGE).expect("write_pages"));
+}
+
+#[inline(never)]
+fn null_batches(pair: &Pair) {
+    let (from, to) = (Pages::new(shuffled(NULL_PAGES, 1)), Pages::new(shuffled(NULL_PAGES, 2)));
+    (0..ROUNDS).for_each(|_| pair.write_pages(&from, &to, NULL_PAGE).expect("write_pages"));
+}
+
+/// A null device copies nothing; what stands around the loop is subtracted alike.
+#[inline(never)]
+fn nothing(_: &Pair) {
+    (0..ROUNDS).for_each(|round| _ = black_box(round));
 }
 
 #[inline(never)]
@@ -80,7 +113,7 @@ fn main() -> ExitCode {
         [] => report(),
         [index, which] => {
             let case = &CASES[index.parse::<usize>().expect("a case's number")];
-            let pair = Pair::open(Driven::ByCaller, PAGES as usize * PAGE).expect("loopback opens");
+            let pair = (case.open)().expect("the devices open");
             if which == "bare" {
                 (case.copies)(&pair)
             } else {
@@ -117,11 +150,11 @@ fn report() -> ExitCode {
 }
 
 /// Instructions of one measured loop, by callgrind's own total.
-fn count(index: usize, which: &str) -> Result<u64, String> {
+fn count(index: usize, which: &str) -> std::result::Result<u64, String> {
     let program = std::env::current_exe().map_err(|e| e.to_string())?;
     let functions: &[&str] = match which {
-        "bare" => &["instructions::bare_copies*", "instructions::bare_batches*"],
-        _ => &["instructions::writes*", "instructions::batches*"],
+        "bare" => &["instructions::bare_copies*", "instructions::bare_batches*", "instructions::nothing*"],
+        _ => &["instructions::writes*", "instructions::batches*", "instructions::null_batches*"],
     };
     let mut valgrind = Command::new("valgrind");
     valgrind.args(["--tool=callgrind", "--callgrind-out-file=/dev/null", "--collect-atstart=no"]);

@@ -17,6 +17,7 @@ mod order;
 mod pages;
 mod peers;
 mod pool;
+mod prepared;
 mod queue;
 mod rails;
 mod read;
@@ -34,6 +35,7 @@ pub fn trials() -> impl Iterator<Item = &'static Trial> {
         write::TRIALS,
         read::TRIALS,
         pages::TRIALS,
+        prepared::TRIALS,
         imm::TRIALS,
         message::TRIALS,
         pool::TRIALS,

@@ -11,6 +11,7 @@ mod output;
 mod security;
 mod send;
 mod serve;
+mod simulate;
 mod trace;
 mod units;
 mod wait;
@@ -76,6 +77,8 @@ enum Command {
     Serve(serve::ServeArguments),
     /// Send files to a `multirail serve`
     Send(send::SendArguments),
+    /// Run the engine in virtual time against modelled cards
+    Simulate(simulate::SimulateArguments),
     /// Print a recording made with --dump, or convert it for a trace viewer
     Trace(trace::TraceArguments),
 }
@@ -112,6 +115,7 @@ pub fn run() -> ExitCode {
         Command::Bench(bench) => bench::run(common, bench),
         Command::Serve(serve) => serve::run(common, serve),
         Command::Send(send) => send::run(common, send),
+        Command::Simulate(simulate) => simulate::run(common, simulate),
         Command::Trace(trace) => trace::run(&trace),
     };
     match done {

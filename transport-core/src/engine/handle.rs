@@ -31,6 +31,7 @@ pub(crate) struct Submission {
 }
 
 /// What an operation does, and the memory that must outlive it.
+#[derive(Clone)]
 pub(crate) struct Work {
     pub kind: WorkKind,
     pub shape: Shape,

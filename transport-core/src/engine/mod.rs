@@ -57,6 +57,8 @@ const CLOSE_LIMIT: Duration = Duration::from_secs(1);
 pub struct Progress {
     /// Commands taken, requests posted and events seen.
     pub events: usize,
+    /// Of those, requests posted.
+    pub posted: usize,
     /// Operations under way after it.
     pub outstanding: usize,
 }
@@ -88,7 +90,7 @@ pub(crate) struct Engine {
     links: Vec<Option<LinkState>>,
     link_of: HashMap<PeerId, u32>,
     /// Link by `[rail][slot]`.
-    slot_links: Vec<HashMap<PeerSlot, u32>>,
+    slot_links: Vec<foldhash::HashMap<PeerSlot, u32>>,
     /// Events of peers whose `Link` command is still on its way.
     early: Early,
     receives: Receives,
@@ -118,7 +120,7 @@ impl Engine {
         let operations = handle.table.capacity();
         Self {
             clock,
-            slot_links: rails.iter().map(|_| HashMap::new()).collect(),
+            slot_links: rails.iter().map(|_| Default::default()).collect(),
             rails,
             active: (0..operations).map(|_| None).collect(),
             running: 0,
@@ -146,8 +148,8 @@ impl Engine {
     pub fn step(&mut self) -> Progress {
         self.time = None;
         let mut events = self.take_commands();
-        events += self.post();
-        events += self.reap();
+        let posted = self.post();
+        events += posted + self.turns_left() + self.reap();
         events += self.advance_revokes();
         events += self.advance_drains();
         let alarm = self.next_deadline.min(self.next_look);
@@ -161,7 +163,7 @@ impl Engine {
             }
         }
         self.handle.hash.store(self.hash, Ordering::Relaxed);
-        Progress { events, outstanding: self.outstanding() }
+        Progress { events, posted, outstanding: self.outstanding() }
     }
 
     /// Operations that have not ended, posted receives apart.
@@ -175,9 +177,14 @@ impl Engine {
         let backoff = self.rails.iter().map(|rail| rail.domain.capabilities().idle_backoff).min();
         // Nothing tells when a peer leaves a region that is being revoked.
         let look_again = if can_be_woken && self.revoking.is_empty() { None } else { backoff };
-        let alarm = self.next_deadline.min(self.next_look);
-        let alarm = (alarm != Time::NEVER).then(|| alarm.since(self.clock.now()));
-        look_again.into_iter().chain(alarm).min()
+        let due = (self.due() != Time::NEVER).then(|| self.due().since(self.clock.now()));
+        look_again.into_iter().chain(due).min()
+    }
+
+    /// When something is due by itself: a deadline, a look for stalls, or what a modelled device has under way.
+    pub fn due(&self) -> Time {
+        let rails = self.rails.iter().map(|rail| rail.endpoint.due());
+        rails.fold(self.next_deadline.min(self.next_look), Time::min)
     }
 
     /// The rails' endpoints, to be armed before a sleep.
@@ -249,6 +256,8 @@ impl Engine {
     /// The worker is about to sleep. Waking up for nothing leaves no record.
     pub fn parks(&mut self) {
         self.time = None;
+        // Who wakes us does not say whose turn came.
+        self.rails.iter_mut().for_each(|rail| rail.passed = 0);
         if !self.parked {
             self.record(What::Parked);
             self.parked = true;

@@ -1,21 +1,23 @@
 //! Work out: plans are expanded here, lazily and fairly, and nowhere else.
 
-use super::Engine;
 use super::posted::{RUN, Run};
 use super::rail::BATCH;
+use super::{Engine, Rail};
 use crate::observe::What;
 use crate::spi::{Status, WorkKind};
 use crate::{Error, ErrorKind};
-
-/// Bytes per batch: a backend that copies while posting returns within about
-/// 25 µs at 20 GB/s, so that small requests do not wait behind large ones. Twice as
-/// much was 10 % slower for writes of 1 MiB (`benches/benches/write.rs`).
-const BATCH_BYTES: u64 = 1 << 19;
 
 impl Engine {
     /// Posts one batch per rail. Returns the number of requests taken.
     pub(super) fn post(&mut self) -> usize {
         (0..self.rails.len()).map(|rail| self.post_rail(rail)).sum()
+    }
+
+    /// Rails where others have not had their turn since something was taken: what stood
+    /// first was refused, and a worker must not sleep before it has tried them all.
+    pub(super) fn turns_left(&self) -> usize {
+        let left = |rail: &&Rail| (1..=rail.rotation.len()).contains(&rail.passed);
+        self.rails.iter().filter(left).count()
     }
 
     fn post_rail(&mut self, rail: usize) -> usize {
@@ -43,6 +45,8 @@ impl Engine {
             let refused = usize::from(result.error.is_some());
             self.handle.counts[rail].cut_short((this_len - accepted - refused) as u64);
         }
+        let this = &mut self.rails[rail];
+        this.passed = if cut_short && accepted == 0 { this.passed + 1 } else { 0 };
         self.record_batch(rail, accepted as u32, bytes);
         self.account(rail, accepted as u32, result.error);
         self.note(3, accepted as u64);
@@ -61,14 +65,15 @@ impl Engine {
             return 0;
         }
         let mut bytes = 0;
-        while room > 0 && bytes < BATCH_BYTES {
+        let most = this.batch_bytes;
+        while room > 0 && bytes < most {
             let Some(op) = this.rotation.front() else { break };
             let Some(active) = &mut self.active[op as usize] else {
                 this.rotation.pop();
                 continue;
             };
             let share = active.rails[rail];
-            let by_bytes = (BATCH_BYTES - bytes).div_ceil(active.work.shape.piece_bytes());
+            let by_bytes = (most - bytes).div_ceil(active.work.shape.piece_bytes());
             let turn = room.min(RUN).min(u32::try_from(by_bytes).unwrap_or(u32::MAX));
             let items = share.next..share.next + share.left().min(turn);
             if !items.is_empty() {
@@ -153,7 +158,7 @@ impl Engine {
     /// at it comes last: what holds it up (its peer's full queue) is not the others'.
     #[cold]
     fn take_turns_after_cut(&mut self, rail: usize, cut: usize) {
-        let super::Rail { rotation, runs, .. } = &mut self.rails[rail];
+        let Rail { rotation, runs, .. } = &mut self.rails[rail];
         let link = |run: &Run| self.active[run.op as usize].as_ref().map(|active| active.link);
         for run in runs[cut + 1..].iter().rev() {
             if let Some(link) = link(run) {

@@ -9,6 +9,8 @@ pub(crate) struct Rotation {
     turns: VecDeque<u32>,
     /// Operations per link, the next one first.
     queues: Vec<VecDeque<u32>>,
+    /// Operations in all of them.
+    len: usize,
 }
 
 impl Rotation {
@@ -22,6 +24,12 @@ impl Rotation {
             self.turns.push_back(link);
         }
         self.queues[queue].push_back(op);
+        self.len += 1;
+    }
+
+    /// Operations queued.
+    pub fn len(&self) -> usize {
+        self.len
     }
 
     /// The operation whose turn it is.
@@ -71,7 +79,7 @@ impl Rotation {
     pub fn pop(&mut self) {
         let Some(link) = self.turns.pop_front() else { return };
         let queue = &mut self.queues[link as usize];
-        queue.pop_front();
+        self.len -= usize::from(queue.pop_front().is_some());
         if !queue.is_empty() {
             self.turns.push_back(link);
         }

@@ -3,29 +3,26 @@
 mod admission;
 mod builder;
 mod dump;
+mod inner;
 mod tenant;
 mod transport;
 
-use std::collections::HashMap;
 use std::future::Future;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::task::Poll;
-use std::time::Duration;
 
 pub(crate) use admission::Prepared;
 pub use builder::{FabricBuilder, TransportConfig};
 pub use dump::WeakFabric;
+pub(crate) use inner::FabricInner;
 pub(crate) use transport::Transport;
 pub use transport::TransportInfo;
 
-use crate::control::{self, Bootstrap, ControlSettings, ControlThread, Identity, Listener};
+use crate::control::{self, Listener};
 use crate::engine::{Control, Progress, RailCounters};
 use crate::pool::RecvPool;
 use crate::region::RegionInner;
-use crate::{
-    Access, Clock, Error, ErrorKind, HostBuffer, Memory, Op, Outcome, Peer, PeerId, Region, Result, Time,
-};
+use crate::{Access, Error, ErrorKind, HostBuffer, Memory, Op, Peer, Region, Result, Time};
 
 /// Opened transports, ready to register memory and meet peers. Clones share it.
 ///
@@ -33,22 +30,6 @@ use crate::{
 /// workers end, threads are joined.
 #[derive(Clone)]
 pub struct Fabric(pub(crate) Arc<FabricInner>);
-
-pub(crate) struct FabricInner {
-    id: u64,
-    lineage: tenant::Lineage,
-    identity: Identity,
-    clock: Arc<dyn Clock>,
-    default_deadline: Duration,
-    transports: Vec<Transport>,
-    settings: ControlSettings,
-    bootstrap: Arc<dyn Bootstrap>,
-    control: Mutex<Option<Arc<ControlThread>>>,
-    published: Mutex<HashMap<String, Region>>,
-    peers: Mutex<HashMap<PeerId, Peer>>,
-    next_region: AtomicU64,
-    closed: AtomicBool,
-}
 
 impl Fabric {
     /// Allocates host memory that this host's peers can map, and registers it.
@@ -153,9 +134,17 @@ impl Fabric {
     pub fn step(&self) -> Progress {
         self.0.transports.iter().filter_map(Transport::step).fold(Progress::default(), |mut sum, turn| {
             sum.events += turn.events;
+            sum.posted += turn.posted;
             sum.outstanding += turn.outstanding;
             sum
         })
+    }
+
+    /// When a caller-driven fabric has something to do by itself, in its own clock: a
+    /// deadline, or what a modelled device has under way. Who drives it in virtual time
+    /// moves the clock there when a turn did nothing. `Time::NEVER` with workers.
+    pub fn due(&self) -> Time {
+        self.0.transports.iter().map(Transport::due).fold(Time::NEVER, Time::min)
     }
 
     /// A hash over all that happened: caller-driven runs of one seed agree on it.
@@ -187,113 +176,6 @@ impl Fabric {
 
     pub(crate) fn drive(&self) -> bool {
         self.0.drive()
-    }
-}
-
-impl FabricInner {
-    pub(crate) fn id(&self) -> u64 {
-        self.id
-    }
-
-    pub(crate) fn identity(&self) -> &Identity {
-        &self.identity
-    }
-
-    pub(crate) fn control_settings(&self) -> ControlSettings {
-        self.settings
-    }
-
-    pub(crate) fn bootstrap(&self) -> Arc<dyn Bootstrap> {
-        Arc::clone(&self.bootstrap)
-    }
-
-    pub(crate) fn published(&self, name: &str) -> Option<Vec<u8>> {
-        let region = lock(&self.published).get(name).cloned();
-        region.filter(|region| !region.0.is_revoked()).map(|region| region.descriptor().to_bytes())
-    }
-
-    /// Label and domain ids of each transport, as descriptors name them.
-    pub(crate) fn addresses(&self) -> Vec<(String, Vec<u64>)> {
-        self.transports.iter().map(Transport::address).collect()
-    }
-
-    /// When an operation submitted `now` must have ended.
-    pub(crate) fn deadline(&self, now: Time, span: Option<Duration>) -> Time {
-        now.after(span.unwrap_or(self.default_deadline))
-    }
-
-    pub(crate) fn now(&self) -> Time {
-        self.clock.now()
-    }
-
-    /// Starts a revocation: peers are told, the engine waits until it is quiet.
-    pub(crate) fn revoke(&self, region: Arc<RegionInner>) -> Result<Op> {
-        // Refused from this moment on; the engine only waits for who is inside.
-        let quiet = region.poll_quiet();
-        for peer in lock(&self.peers).values() {
-            peer.tell_revoked(region.id);
-        }
-        if let Poll::Ready(result) = quiet {
-            return Ok(Op::ready(result.map(|()| Outcome::default())));
-        }
-        self.check_open("revoke")?;
-        let engine = &self.transports[0].engine;
-        let id = engine.insert("revoke")?;
-        engine.control(Control::Revoke { id, region, deadline: self.deadline(self.now(), None) });
-        Ok(Op::pending(Arc::clone(engine), id))
-    }
-
-    /// Forgets a peer that is gone.
-    pub(crate) fn forget(&self, peer: PeerId) {
-        let peer = lock(&self.peers).remove(&peer);
-        drop(peer);
-    }
-
-    /// Takes a turn of every engine if this fabric is caller-driven.
-    pub(crate) fn drive(&self) -> bool {
-        self.transports.iter().filter(|transport| transport.engine.drive()).count() > 0
-    }
-
-    /// The control thread, started with the first listen or connect.
-    pub(crate) fn control_thread(&self, operation: &'static str) -> Result<Arc<ControlThread>> {
-        self.check_open(operation)?;
-        let mut control = lock(&self.control);
-        if let Some(thread) = &*control {
-            return Ok(Arc::clone(thread));
-        }
-        let thread = Arc::new(self.own_thread()?);
-        *control = Some(Arc::clone(&thread));
-        Ok(thread)
-    }
-
-    pub(crate) fn check_open(&self, operation: &'static str) -> Result<()> {
-        if self.closed.load(Ordering::Acquire) {
-            return Err(Error::new(ErrorKind::Closed, operation, "the fabric was closed"));
-        }
-        Ok(())
-    }
-
-    fn close(&self) {
-        if self.closed.swap(true, Ordering::AcqRel) {
-            return;
-        }
-        self.close_tenants();
-        let peers: Vec<_> = lock(&self.peers).drain().map(|(_, peer)| peer).collect();
-        peers.iter().for_each(|peer| peer.0.session.goodbye());
-        if let Some(thread) = lock(&self.control).take() {
-            thread.shutdown();
-        }
-        for peer in peers {
-            peer.part(Error::new(ErrorKind::Closed, "close", "this fabric was closed"));
-        }
-        self.transports.iter().for_each(Transport::close);
-        lock(&self.published).clear();
-    }
-}
-
-impl Drop for FabricInner {
-    fn drop(&mut self) {
-        self.close();
     }
 }
 

@@ -7,7 +7,7 @@ use crate::engine::{Engine, EngineHandle, HandleSetup, Progress, Rail, RailCount
 use crate::observe::Watch;
 use crate::spi::{Capabilities, DeviceInfo, Domain, DomainSetup, MemoryRegion};
 use crate::worker::Worker;
-use crate::{Access, Doorbell, Error, ErrorKind, Memory, Result};
+use crate::{Access, Doorbell, Error, ErrorKind, Memory, Result, Time};
 
 pub(crate) struct Transport {
     pub label: String,
@@ -126,6 +126,14 @@ impl Transport {
                 Some(turn)
             }
             Driver::Worker(_) => None,
+        }
+    }
+
+    /// When a caller-driven engine has something to do by itself.
+    pub(super) fn due(&self) -> Time {
+        match &self.driver {
+            Driver::Caller(engine) => lock(engine).due(),
+            Driver::Worker(_) => Time::NEVER,
         }
     }
 

@@ -4,6 +4,7 @@
 use std::os::fd::RawFd;
 
 use super::{Batch, Completions, PeerSlot, ReceiveRequest, Status};
+use crate::Time;
 
 /// What an endpoint is opened with.
 #[derive(Debug, Clone, Default)]
@@ -40,6 +41,12 @@ pub trait Endpoint: Send {
     /// Asks to be woken by the next event, or once a request that it had no room
     /// for may be posted again.
     fn arm(&mut self) -> Armed;
+
+    /// When something will happen by itself, in the fabric's clock: a model of a device
+    /// knows, a device does not. Nothing by default.
+    fn due(&self) -> Time {
+        Time::NEVER
+    }
 
     /// Stops posted work within the abort scope of `peer`: every such request
     /// is reported by later polls, done or failed, and touches nothing after that.

@@ -1,0 +1,187 @@
+//! An opened null device: numbers where others have memory and queues.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::task::Poll;
+use std::time::Duration;
+
+use transport_core::spi::{
+    AbortScope, Capabilities, Connector, DeliveredCost, Domain, DomainSetup, Endpoint, EndpointConfig,
+    KeyMaterial, MemoryRegion, Operations, PeerSlot, Progress, RemoteMemory, Revocation,
+};
+use transport_core::{Access, Clock, Error, ErrorKind, Memory, Result};
+
+use super::Null;
+use super::endpoint::NullEndpoint;
+use crate::domain::random;
+use crate::link::Model;
+
+/// Requests that may be outstanding: an EFA card's send queue (FACTS of p5, `fi_info`).
+const SEND_DEPTH: u32 = 4096;
+/// Receives that may be posted: an EFA card's receive queue.
+const RECV_DEPTH: u32 = 8192;
+/// What a null device offers a peer: enough to refuse any other backend's offer.
+const OFFER: &[u8] = b"MRNULL1";
+
+/// Peers that come and go, between the control plane and the endpoint.
+#[derive(Default)]
+pub(super) struct Peers {
+    next: u32,
+    /// The slot whose imms arrive.
+    pub(super) first: Option<PeerSlot>,
+    /// Slots whose `PeerGone` is to be reported.
+    pub(super) gone: Vec<PeerSlot>,
+}
+
+/// What the endpoint shares with the domain.
+#[derive(Default)]
+pub(super) struct Shared {
+    pub(super) peers: Mutex<Peers>,
+    /// Set when `peers` changed, so that a poll need not lock.
+    pub(super) changed: AtomicBool,
+    pub(super) open: AtomicBool,
+}
+
+pub(super) struct NullDomain {
+    id: u64,
+    capabilities: Capabilities,
+    keys: AtomicU64,
+    imms_per_poll: u32,
+    clock: Arc<dyn Clock>,
+    /// The endpoint's, once it is opened.
+    model: Mutex<Option<Model>>,
+    shared: Arc<Shared>,
+}
+
+impl NullDomain {
+    pub(super) fn open(setup: &DomainSetup, null: &Null, model: Option<Model>) -> Result<Self> {
+        let link = null.link.as_ref();
+        let mut capabilities = Capabilities::minimal();
+        capabilities.operations = Operations::all();
+        capabilities.imm_bytes = 4;
+        capabilities.send_depth = link.and_then(|link| link.send_depth).unwrap_or(SEND_DEPTH).max(1);
+        capabilities.link_bits_per_s = link.and_then(|link| link.bits_per_s);
+        capabilities.recv_depth = RECV_DEPTH;
+        capabilities.max_message = 1 << 20;
+        capabilities.chunk = 256 << 10;
+        capabilities.max_regions = u32::MAX;
+        capabilities.progress = Progress::Auto;
+        capabilities.abort_scope = AbortScope::Peer;
+        capabilities.revocation = Revocation::Checked;
+        capabilities.delivered = DeliveredCost::None;
+        Ok(Self {
+            id: u64::from_ne_bytes(random()?),
+            capabilities,
+            keys: AtomicU64::new(1),
+            imms_per_poll: null.imms_per_poll,
+            clock: Arc::clone(&setup.clock),
+            model: Mutex::new(model),
+            shared: Arc::default(),
+        })
+    }
+
+    fn change(&self, change: impl FnOnce(&mut Peers)) {
+        change(&mut self.shared.peers.lock().unwrap_or_else(PoisonError::into_inner));
+        self.shared.changed.store(true, Ordering::Release);
+    }
+}
+
+impl Domain for NullDomain {
+    fn capabilities(&self) -> &Capabilities {
+        &self.capabilities
+    }
+
+    fn id(&self) -> u64 {
+        self.id
+    }
+
+    unsafe fn register(&self, memory: Arc<dyn Memory>, _: Access) -> Result<Arc<dyn MemoryRegion>> {
+        Ok(Arc::new(Registration {
+            key: self.keys.fetch_add(1, Ordering::Relaxed),
+            len: memory.len() as u64,
+            _memory: memory,
+        }))
+    }
+
+    fn import(&self, _: PeerSlot, key: &KeyMaterial, _: Duration) -> Result<Arc<dyn RemoteMemory>> {
+        Ok(Arc::new(Import { key: *key }))
+    }
+
+    fn connector(&self) -> &dyn Connector {
+        self
+    }
+
+    fn endpoint(&self, config: EndpointConfig) -> Result<Box<dyn Endpoint>> {
+        if self.shared.open.swap(true, Ordering::AcqRel) {
+            let context = "the domain's endpoint is open already: drop it first";
+            return Err(Error::new(ErrorKind::Busy, "open an endpoint", context));
+        }
+        let most = self.capabilities.send_depth;
+        let depth = config.send_depth.unwrap_or(most).clamp(1, most) as usize;
+        let model = self.model.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let (shared, clock) = (Arc::clone(&self.shared), Arc::clone(&self.clock));
+        Ok(Box::new(NullEndpoint::new(shared, clock, depth, self.imms_per_poll, model)))
+    }
+}
+
+impl Connector for NullDomain {
+    fn prepare(&self) -> Result<(PeerSlot, Vec<u8>)> {
+        let mut slot = PeerSlot(0);
+        self.change(|peers| {
+            slot = PeerSlot(peers.next);
+            peers.next += 1;
+        });
+        Ok((slot, OFFER.to_vec()))
+    }
+
+    fn complete(&self, slot: PeerSlot, offer: &[u8]) -> Result<()> {
+        if offer != OFFER {
+            let context = "the offer is not a null device's: open the same devices on both sides";
+            return Err(Error::new(ErrorKind::Protocol, "connect", context));
+        }
+        self.change(|peers| _ = peers.first.get_or_insert(slot));
+        Ok(())
+    }
+
+    fn disconnect(&self, slot: PeerSlot) {
+        self.change(|peers| {
+            peers.first.take_if(|first| *first == slot);
+            peers.gone.push(slot);
+        });
+    }
+}
+
+/// A registration of memory that nothing will touch.
+struct Registration {
+    key: u64,
+    len: u64,
+    _memory: Arc<dyn Memory>,
+}
+
+impl MemoryRegion for Registration {
+    fn lkey(&self) -> u64 {
+        self.key
+    }
+
+    fn key(&self) -> KeyMaterial {
+        KeyMaterial { base: 0, key: self.key, len: self.len }
+    }
+
+    fn revoke(&self) -> Poll<Result<()>> {
+        Poll::Ready(Ok(()))
+    }
+}
+
+struct Import {
+    key: KeyMaterial,
+}
+
+impl RemoteMemory for Import {
+    fn rkey(&self) -> u64 {
+        self.key.key
+    }
+
+    fn base(&self) -> u64 {
+        self.key.base
+    }
+}

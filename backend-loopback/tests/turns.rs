@@ -1,0 +1,50 @@
+//! Workers that run in real time: what cannot be posted holds up nothing that can.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use backend_loopback::Loopback;
+use transport_core::{Access, Fabric, FabricBuilder, TransportConfig};
+
+/// Far more than any of this takes; an operation that nobody serves ends by its deadline.
+const LIMIT: Duration = Duration::from_secs(20);
+
+fn open() -> Fabric {
+    let transport = TransportConfig::new("loopback", Arc::new(Loopback::new()));
+    FabricBuilder::new().transport(transport).deadline(3 * LIMIT).open().unwrap()
+}
+
+#[test]
+fn a_write_behind_a_thousand_sends_that_nobody_takes() {
+    let (here, there) = (open(), open());
+    let (peer, _) = here.connect_local(&there).unwrap();
+    let source = here.alloc(1 << 20, Access::LOCAL).unwrap();
+    let target = there.alloc(1 << 20, Access::REMOTE_WRITE).unwrap();
+    let remote = peer.import(&target.descriptor()).unwrap();
+    source.copy_in(0, &vec![7; 1 << 20]).unwrap();
+    // The peer has posted no receive: its lane fills up, and the rest waits here.
+    let sends: Vec<_> = (0..1000).map(|_| peer.send(&source, 0..64).unwrap()).collect();
+    let mut write = peer.write(&source, 0..1 << 20, &remote, 0).unwrap();
+    assert_eq!(write.wait(LIMIT).unwrap().bytes, 1 << 20);
+    let mut last = [0];
+    target.copy_out((1 << 20) - 1, &mut last).unwrap();
+    assert_eq!(last, [7]);
+
+    // And they are still in turn: receives free them all.
+    let pool = there.recv_pool(16, 64).unwrap();
+    let took = transport_core::wait(
+        async {
+            for _ in 0..sends.len() {
+                pool_next(&pool).await;
+            }
+        },
+        LIMIT,
+    );
+    took.unwrap();
+    sends.into_iter().for_each(|mut send| assert_eq!(send.wait(LIMIT).unwrap().bytes, 64));
+}
+
+async fn pool_next(pool: &transport_core::RecvPool) {
+    let message = pool.next().await.unwrap();
+    assert_eq!(message.to_vec(), [7; 64]);
+}

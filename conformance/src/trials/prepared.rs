@@ -1,0 +1,115 @@
+//! Prepared writes: checked once, posted many times, and still refused when they must be.
+
+use transport_core::{Access, ErrorKind, Pages, WriteOptions};
+
+use crate::check::{Verdict, ensure, refused, same};
+use crate::ground::{Ground, OPEN};
+use crate::lab::Pair;
+use crate::trial::{ALL_PATHS, Context, Trial};
+
+pub(super) const TRIALS: &[Trial] = &[
+    Trial::new("prepared::posted_many_times", posted_many_times).on(ALL_PATHS),
+    Trial::new("prepared::several_under_way", several_under_way).on(ALL_PATHS),
+    Trial::new("prepared::its_imm_and_others", its_imm_and_others).on(ALL_PATHS),
+    Trial::new("prepared::refused_once_revoked", refused_once_revoked),
+    Trial::new("prepared::refused_once_the_peer_is_gone", refused_once_gone),
+];
+
+const PAGE: usize = 1024;
+const COUNT: usize = 40;
+
+/// Pages in reverse order.
+fn lists() -> (Pages, Pages) {
+    (
+        Pages::new((0..COUNT as u32).collect::<Vec<_>>()),
+        Pages::new((0..COUNT as u32).rev().collect::<Vec<_>>()),
+    )
+}
+
+fn grounds(context: &Context, pair: &Pair) -> Verdict<(Ground, Ground)> {
+    let src = Ground::new(&pair.a, COUNT * PAGE, Access::LOCAL, context.seed)?;
+    Ok((src, Ground::new(&pair.b, COUNT * PAGE, OPEN, context.seed + 1)?))
+}
+
+/// Tells `dst` what the reversed pages of `src` leave there.
+fn expect(dst: &mut Ground, src: &Ground) {
+    for page in 0..COUNT {
+        dst.expect_from((COUNT - 1 - page) * PAGE, src, page * PAGE..(page + 1) * PAGE);
+    }
+}
+
+fn posted_many_times(context: &Context) -> Verdict {
+    let pair = Pair::new(context)?;
+    let (mut src, mut dst) = grounds(context, &pair)?;
+    let (from, to) = lists();
+    let remote = dst.import(&pair.to_b)?;
+    let options = WriteOptions::new();
+    let prepared = pair.to_b.prepare_write_pages(&src.region, &from, &remote, &to, PAGE, &options)?;
+    same("bytes", prepared.bytes(), (COUNT * PAGE) as u64)?;
+    for round in 0..20 {
+        src.fill(context.seed + 10 + round)?;
+        let outcome = pair.lab.done(prepared.post()?)?;
+        same("bytes", outcome.bytes, prepared.bytes())?;
+        expect(&mut dst, &src);
+        dst.check(&format!("round {round}"))?;
+    }
+    Ok(())
+}
+
+fn several_under_way(context: &Context) -> Verdict {
+    let pair = Pair::new(context)?;
+    let (src, mut dst) = grounds(context, &pair)?;
+    let (from, to) = lists();
+    let remote = dst.import(&pair.to_b)?;
+    let options = WriteOptions::new();
+    let prepared = pair.to_b.prepare_write_pages(&src.region, &from, &remote, &to, PAGE, &options)?;
+    let ops = (0..16).map(|_| prepared.post()).collect::<Result<_, _>>()?;
+    pair.lab.all_done(ops)?;
+    expect(&mut dst, &src);
+    dst.check("sixteen at once")
+}
+
+fn its_imm_and_others(context: &Context) -> Verdict {
+    let pair = Pair::new(context)?;
+    let (src, dst) = grounds(context, &pair)?;
+    let (from, to) = lists();
+    let remote = dst.import(&pair.to_b)?;
+    let prepare = |options: &WriteOptions| {
+        pair.to_b.prepare_write_pages(&src.region, &from, &remote, &to, PAGE, options)
+    };
+    let last = prepare(&WriteOptions::new().imm(7))?;
+    let each = prepare(&WriteOptions::new().imm(8).per_wr())?;
+    pair.lab.all_done(vec![last.post()?, last.post_with_imm(9)?, each.post()?, last.post()?])?;
+    let count = |imm| pair.to_a.imm(imm).count();
+    pair.lab.until("the imms", || count(7) == 2 && count(9) == 1 && count(8) == COUNT as u64)?;
+    let without = prepare(&WriteOptions::new())?;
+    refused("an imm it was not prepared for", without.post_with_imm(1), &[ErrorKind::InvalidRequest])?;
+    ensure(format!("{last:?}").contains("40"), "Debug names the pages")
+}
+
+fn refused_once_revoked(context: &Context) -> Verdict {
+    let pair = Pair::new(context)?;
+    let (src, mut dst) = grounds(context, &pair)?;
+    let (from, to) = lists();
+    let remote = dst.import(&pair.to_b)?;
+    let options = WriteOptions::new();
+    let prepared = pair.to_b.prepare_write_pages(&src.region, &from, &remote, &to, PAGE, &options)?;
+    pair.lab.done(prepared.post()?)?;
+    expect(&mut dst, &src);
+    pair.lab.done(dst.region.revoke()?)?;
+    dst.fill(context.seed + 5)?;
+    pair.lab.fails("a post after revoke", prepared.post(), &[ErrorKind::Revoked, ErrorKind::RemoteAccess])?;
+    dst.check("after revoke")
+}
+
+fn refused_once_gone(context: &Context) -> Verdict {
+    let pair = Pair::new(context)?;
+    let (src, dst) = grounds(context, &pair)?;
+    let (from, to) = lists();
+    let remote = dst.import(&pair.to_b)?;
+    let options = WriteOptions::new();
+    let prepared = pair.to_b.prepare_write_pages(&src.region, &from, &remote, &to, PAGE, &options)?;
+    pair.to_b.disconnect();
+    let gone = [ErrorKind::Closed, ErrorKind::PeerDied];
+    pair.lab.fails("a post to a gone peer", prepared.post(), &gone).map(drop)
+}

@@ -1,0 +1,33 @@
+//! What a request costs this machine's processor: the engine on devices that move nothing.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use multirail::VirtualClock;
+
+use super::group::Group;
+use super::profile::{Name, Profile};
+use crate::cli::failure::Done;
+
+/// How long each round is measured.
+const ROUND: Duration = Duration::from_millis(50);
+/// Rounds; the cheapest counts, as the others were disturbed.
+const ROUNDS: usize = 5;
+
+/// Nanoseconds of one request from submission to completion, on `cards` null devices.
+pub fn measured(cards: u32) -> Done<f64> {
+    let mut profile = Profile::named(Name::P5);
+    (profile.cards, profile.card) = (cards, Default::default());
+    let mut group = Group::open(&profile, 0, 64 << 10, Arc::new(VirtualClock::default()))?;
+    let mut best = f64::INFINITY;
+    for _ in 0..ROUNDS {
+        let (begun, mut posted) = (Instant::now(), 0);
+        while begun.elapsed() < ROUND {
+            for _ in 0..64 {
+                posted += group.turn()?.0;
+            }
+        }
+        best = best.min(begun.elapsed().as_nanos() as f64 / posted.max(1) as f64);
+    }
+    Ok(best)
+}

@@ -1,0 +1,106 @@
+//! `multirail simulate`: virtual time and a given cost, so that every figure is exact.
+#![cfg(target_os = "linux")]
+
+mod process;
+
+use process::run;
+use serde_json::Value;
+
+/// What a request costs in these tests: far more than measured (about 10 ns).
+const COST: [&str; 2] = ["--post-cost-ns", "100"];
+
+/// The rows that `simulate` prints for these options.
+fn simulate(options: &[&str]) -> Vec<Value> {
+    let (done, rows, said) = run(&[&["simulate", "--json"], options].concat());
+    assert!(done, "{said}");
+    rows.lines().map(|row| serde_json::from_str(row).expect("JSON")).collect()
+}
+
+fn one(options: &[&str]) -> Value {
+    let mut rows = simulate(&[&COST, options].concat());
+    assert_eq!(rows.len(), 1);
+    rows.remove(0)
+}
+
+fn number(row: &Value, key: &str) -> f64 {
+    row[key].as_f64().unwrap_or_else(|| panic!("{key} in {row}"))
+}
+
+#[test]
+fn p5_reaches_its_ceiling() {
+    let row = one(&["--size", "64KiB", "--fewest-cores"]);
+    assert_eq!(row["rails"], 32);
+    assert!((number(&row, "ceiling_gbps") - 3118.0).abs() < 1.0, "{row}");
+    assert!(number(&row, "percent_of_ceiling") >= 99.8, "{row}");
+    assert!(number(&row, "imbalance_percent") < 1.0, "{row}");
+    // 6 million requests a second at 100 ns each.
+    assert_eq!(row["fewest_cores"], 1, "{row}");
+    assert_eq!(row["rail_bytes"].as_array().expect("rails").len(), 32);
+    assert!(row["model"].as_str().expect("text").contains("simulation"));
+}
+
+#[test]
+fn a_lost_card_costs_its_share_only() {
+    let row = one(&["--size", "64KiB", "--lost-cards", "1"]);
+    assert_eq!(row["rails"], 31);
+    assert!(number(&row, "percent_of_ceiling") >= 99.0, "{row}");
+}
+
+#[test]
+fn small_pages_meet_the_cards_rate_of_requests() {
+    let row = one(&["--size", "1KiB", "--groups", "1"]);
+    // Four cards of 0.81 million requests a second.
+    let gbps = 4.0 * 0.81e6 * 1024.0 * 8.0 / 1e9;
+    assert!((number(&row, "gbps") / gbps - 1.0).abs() < 0.01, "{row}");
+}
+
+#[test]
+fn a_slow_core_is_the_limit() {
+    let row = one(&["--size", "64KiB", "--cores", "1", "--op-rate", "0"]);
+    assert!(number(&row, "percent_of_ceiling") >= 99.0, "{row}");
+    let row = simulate(&["--size", "64KiB", "--cores", "1", "--post-cost-ns", "400"]).remove(0);
+    assert!((number(&row, "busy_cores") - 1.0).abs() < 0.02, "{row}");
+    // One request of 64 KiB in 400 ns.
+    assert!((number(&row, "gbps") / 1310.7 - 1.0).abs() < 0.02, "{row}");
+}
+
+#[test]
+fn it_is_calibrated_by_published_figures() {
+    // fabric-lib over two EFA cards of 200 Gbps: 17 Gbps at 1 KiB, 274 at 16 KiB, where
+    // 470 ns a request were the limit.
+    for (size, gbps) in [("1KiB", 17.0), ("16KiB", 274.0)] {
+        let row = simulate(&["--profile", "efa2x200", "--post-cost-ns", "470", "--size", size]).remove(0);
+        assert!((number(&row, "gbps") / gbps - 1.0).abs() < 0.1, "{row}");
+    }
+}
+
+#[test]
+fn one_seed_one_row() {
+    let rows = || simulate(&["--size", "16KiB", "--groups", "2", "--seed", "7", COST[0], COST[1]]);
+    assert_eq!(rows(), rows());
+}
+
+#[test]
+fn peers_are_cheap() {
+    let row = simulate(&["--peers", "10000"]).remove(0);
+    assert_eq!((&row["peers"], &row["rails"]), (&10_000.into(), &4.into()));
+    let each = number(&row, "bytes_per_rail_pair");
+    assert!(each > 0.0 && each < 4096.0, "{row}");
+}
+
+#[test]
+fn nonsense_is_refused_in_a_sentence() {
+    for (options, says) in [
+        (["--cores", "9"], "between 1 and the 8 rail groups"),
+        (["--cards", "0"], "between 1 and 64"),
+        (["--lost-cards", "4"], "below --cards"),
+        (["--size", "0"], "between 1 byte"),
+        (["--card-gbps", "0"], "more than 0"),
+        (["--post-cost-ns", "-1"], "0 or more"),
+        (["--peers", "0"], "between 1 and"),
+    ] {
+        let joined = format!("{}={}", options[0], options[1]);
+        let (done, _, said) = run(&["simulate", &joined]);
+        assert!(!done && said.contains(says), "{joined}: {said}");
+    }
+}

@@ -1,0 +1,99 @@
+//! Writes that are checked and planned once and posted many times.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::engine::Work;
+use crate::peer::PeerInner;
+use crate::{Access, Op, Pages, Peer, Region, RemoteRegion, Result, WriteOptions};
+
+/// A paged write, ready to be posted again and again: what a loop over a KV cache does.
+///
+/// Lists, bounds, rights and capability were checked when it was made. A post checks
+/// what can change since: that the peer lives and the region was not revoked. It
+/// allocates nothing. Posts of one prepared write may be under way at once.
+///
+/// It holds the regions, but not the peer's connection.
+pub struct PreparedWrite {
+    peer: Arc<PeerInner>,
+    route: usize,
+    work: Work,
+    deadline: Option<Duration>,
+}
+
+impl Peer {
+    /// Prepares [`Peer::write_pages_with`] of these arguments.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # use transport_core::{Peer, Region, RemoteRegion, Pages, WriteOptions, Result};
+    /// # fn hand_over(peer: &Peer, cache: &Region, theirs: &RemoteRegion) -> Result<()> {
+    /// let (from, to) = (Pages::new([7, 1, 3]), Pages::new([0, 1, 2]));
+    /// let options = WriteOptions::new().imm(1);
+    /// let pages = peer.prepare_write_pages(cache, &from, theirs, &to, 64 << 10, &options)?;
+    /// for _ in 0..1000 {
+    ///     pages.post()?.wait(Duration::from_secs(1))?;
+    /// }
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// As [`Peer::write_pages_with`]'s, before submission.
+    pub fn prepare_write_pages(
+        &self,
+        src: &Region,
+        from: &Pages,
+        dst: &RemoteRegion,
+        to: &Pages,
+        page: usize,
+        options: &WriteOptions,
+    ) -> Result<PreparedWrite> {
+        let (_, work) = self.plan_write_pages(src, from, dst, to, page, options)?;
+        Ok(PreparedWrite { peer: Arc::clone(&self.0), route: dst.0.route, work, deadline: options.deadline })
+    }
+}
+
+impl PreparedWrite {
+    /// Submits it once more.
+    ///
+    /// # Errors
+    /// `PeerDied`, `Revoked`, `Closed`; `Busy` if `max_operations` are under way.
+    pub fn post(&self) -> Result<Op> {
+        self.post_work(self.work.clone())
+    }
+
+    /// Submits it with another imm than it was prepared with.
+    ///
+    /// # Errors
+    /// As [`PreparedWrite::post`]'s, and `InvalidRequest` if it was prepared without
+    /// an imm: whether the transport carries them was not asked.
+    pub fn post_with_imm(&self, imm: u32) -> Result<Op> {
+        if self.work.imm.is_none() {
+            let why = "prepared without an imm; prepare it with any, and post it with this one";
+            return Err(crate::Error::new(crate::ErrorKind::InvalidRequest, "write_pages", why));
+        }
+        self.post_work(Work { imm: Some(imm), ..self.work.clone() })
+    }
+
+    /// Bytes of one post.
+    pub fn bytes(&self) -> u64 {
+        self.work.shape.bytes()
+    }
+
+    fn post_work(&self, work: Work) -> Result<Op> {
+        self.peer.check_alive()?;
+        if let Some(remote) = &work.remote {
+            remote.check(0, 0, Access::REMOTE_WRITE, "write_pages")?;
+        }
+        self.peer.submit(&self.peer.links[self.route], work, self.deadline, "write_pages")
+    }
+}
+
+impl fmt::Debug for PreparedWrite {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let pages = self.work.shape.items();
+        f.debug_struct("PreparedWrite").field("pages", &pages).field("bytes", &self.bytes()).finish()
+    }
+}
