@@ -1,8 +1,14 @@
 //! The parsers of bytes that are not trusted, for the fuzzer alone (`cfg(fuzzing)`).
 
+use std::fs::File;
+use std::io::Write;
+
+use multirail::Recording;
 use multirail::files::{Layout, ToSender, ToServer, TreePath, check_link, decode_entries, decode_items};
 
 use super::bench::protocol as bench;
+use super::serve::journal::Journal;
+use super::trace::{chrome, timeline};
 use super::wire::decode;
 
 /// Messages of `send` and `serve`.
@@ -27,6 +33,30 @@ pub fn tables(bytes: &[u8]) {
         if let Ok(link) = TreePath::new(b"a/b") {
             let _ = check_link(&link, bytes);
         }
+    }
+}
+
+/// The journal of a partial file, as an earlier server left it, or somebody else.
+pub fn journal(bytes: &[u8]) {
+    let file = rustix::fs::memfd_create("journal", rustix::fs::MemfdFlags::CLOEXEC).expect("a memfd");
+    let mut file = File::from(file);
+    file.write_all(bytes).expect("a memfd takes bytes");
+    let Some(path) = Journal::path(&file) else { return };
+    inside(path.as_bytes());
+    let journal = Journal::open(file, &path).expect("a memfd can be read");
+    let journal = journal.expect("it has the path it says");
+    for index in 0..journal.count() {
+        let _ = journal.piece(index).expect("what is counted is there");
+    }
+    journal.bytes().expect("what is counted is there");
+}
+
+/// A recording, printed and converted.
+pub fn trace(bytes: &[u8]) {
+    if let Ok(recording) = Recording::from_bytes(bytes) {
+        let _ = timeline(&recording);
+        let text = chrome::trace(&recording).to_string();
+        serde_json::from_str::<serde_json::Value>(&text).expect("JSON");
     }
 }
 

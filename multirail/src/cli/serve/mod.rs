@@ -2,7 +2,7 @@
 
 mod beneath;
 mod directory;
-mod journal;
+pub(super) mod journal;
 mod judge;
 mod partial;
 mod quota;

@@ -1,6 +1,6 @@
 //! `multirail trace`: a recording of dumps as a timeline, or for a trace viewer.
 
-mod chrome;
+pub(super) mod chrome;
 mod track;
 
 use std::fs::File;
@@ -50,7 +50,7 @@ fn read(path: &Path) -> Done<Vec<u8>> {
 type Moment = (Time, u64, String);
 
 /// Every fabric's records and dumps, each fabric in the order of its time.
-fn timeline(recording: &Recording) -> String {
+pub fn timeline(recording: &Recording) -> String {
     let mut text = String::new();
     let all = tracks(recording);
     let mut fabrics: Vec<_> = all.iter().map(Track::fabric).collect();
