@@ -70,14 +70,15 @@ fn resolve() -> &'static Implementation {
 /// All that this CPU can run, best first; never empty.
 #[cfg(all(target_arch = "x86_64", not(any(miri, multirail_loom))))]
 pub(super) fn available() -> Vec<&'static Implementation> {
-    use super::x86_64::{AVX2, AVX512, AVX512_REP, SSE2};
+    use super::x86_64::{AVX2, AVX512, AVX512_AHEAD, SSE2};
     let mut available = Vec::new();
     // The macro also asks whether the operating system saves these registers.
     if is_x86_feature_detected!("avx512f") {
-        if super::rep::is_fast() {
-            available.push(&AVX512_REP);
-        }
         available.push(&AVX512);
+        available.push(&AVX512_AHEAD);
+        if is_intel() {
+            available.swap(0, 1);
+        }
     }
     if is_x86_feature_detected!("avx2") {
         available.push(&AVX2);
@@ -86,6 +87,13 @@ pub(super) fn available() -> Vec<&'static Implementation> {
     #[cfg(test)]
     available.extend([&super::portable::WORDS, &super::portable::BYTES]);
     available
+}
+
+/// Whether Intel made this CPU, by the vendor's name in CPUID leaf 0.
+#[cfg(all(target_arch = "x86_64", not(any(miri, multirail_loom))))]
+fn is_intel() -> bool {
+    let leaf = std::arch::x86_64::__cpuid(0);
+    [leaf.ebx, leaf.edx, leaf.ecx].map(u32::to_le_bytes).concat() == b"GenuineIntel"
 }
 
 /// All that this CPU can run, best first; never empty.

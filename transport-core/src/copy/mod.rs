@@ -9,15 +9,13 @@
 //! whether they are whole.
 //!
 //! Reading order: this file, `implementation` (which loop this CPU runs), then
-//! `x86_64` with `vector`, `small` and `rep`, `aarch64`, `portable`.
+//! `x86_64` with `vector` and `small`, `aarch64`, `portable`.
 
 #[cfg(all(target_arch = "aarch64", not(any(miri, multirail_loom))))]
 mod aarch64;
 mod implementation;
 #[cfg(any(test, miri, multirail_loom, not(any(target_arch = "x86_64", target_arch = "aarch64"))))]
 mod portable;
-#[cfg(all(target_arch = "x86_64", not(any(miri, multirail_loom))))]
-mod rep;
 #[cfg(all(target_arch = "x86_64", not(any(miri, multirail_loom))))]
 mod small;
 #[cfg(test)]

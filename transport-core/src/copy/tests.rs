@@ -85,8 +85,7 @@ fn every_alignment() {
 #[test]
 #[cfg_attr(miri, ignore = "millions of interpreted bytes")]
 fn big_sizes() {
-    // Both sides of every threshold: prefetching from 32 KiB, parts from 16, 64 and 256,
-    // `rep movsb` from 512 KiB (where the offsets are congruent modulo a line).
+    // Both sides of every threshold: prefetching from 32 KiB, parts from 16, 64 and 256.
     let sizes = [
         (4 << 10) - 1,
         4 << 10,

@@ -1,15 +1,14 @@
 //! The x86_64 copies: how a range is cut into the pieces that `vector` moves.
 
 use super::implementation::Implementation;
-use super::rep;
 use super::small::{SMALL, small};
 use super::vector::{AHEAD, Avx2, Avx512, LINE, Sse2, TURN, Vector};
 
 /// 64-byte registers. Only for CPUs with AVX-512F.
 pub(super) static AVX512: Implementation = implementation::<Avx512, false>("avx512");
 
-/// As [`AVX512`], with `rep movsb` for big plain copies. Only where [`rep::is_fast`], too.
-pub(super) static AVX512_REP: Implementation = implementation::<Avx512, true>("avx512 with rep movsb");
+/// As [`AVX512`], prefetching: for Intel's CPUs.
+pub(super) static AVX512_AHEAD: Implementation = implementation::<Avx512, true>("avx512, prefetching");
 
 /// 32-byte registers. Only for CPUs with AVX2.
 pub(super) static AVX2: Implementation = implementation::<Avx2, false>("avx2");
@@ -17,8 +16,10 @@ pub(super) static AVX2: Implementation = implementation::<Avx2, false>("avx2");
 /// 16-byte registers.
 pub(super) static SSE2: Implementation = implementation::<Sse2, false>("sse2");
 
-/// From here a plain copy prefetches. Below, both sides fit in a 48 KiB L1, where the
-/// prefetches only cost issue slots; above, they gain 5 to 15 % (Sapphire Rapids).
+/// From here a plain copy prefetches, on Intel's CPUs. Below, both sides fit in a 48 KiB
+/// L1, where the prefetches only cost issue slots; above, they gain 5 to 15 % (Sapphire
+/// Rapids). A Zen 4 loses by them: nothing up to 512 KiB, 20 % at 1 MiB, where its own
+/// prefetchers and the plain loop are as fast as memcpy (`benches/benches/copy.rs`).
 const AHEAD_FROM: usize = 32 << 10;
 
 /// Pieces below this are not worth aligning and go plain in a streaming copy.
@@ -34,13 +35,18 @@ const STREAM_PIECE: usize = 256;
 /// Parts inside one page gain nothing.
 const APART: [usize; 3] = [64 << 10, 16 << 10, 4 << 10];
 
-const fn implementation<V: Vector, const REP: bool>(name: &'static str) -> Implementation {
-    Implementation { name, plain: plain::<V, REP>, stream: stream::<V>, stream_four: Some(stream_four::<V>) }
+const fn implementation<V: Vector, const PREFETCH: bool>(name: &'static str) -> Implementation {
+    Implementation {
+        name,
+        plain: plain::<V, PREFETCH>,
+        stream: stream::<V>,
+        stream_four: Some(stream_four::<V>),
+    }
 }
 
 /// # Safety
 /// Those of [`copy`](super::copy), and the CPU has `V`'s instructions.
-unsafe fn plain<V: Vector, const REP: bool>(dst: *mut u8, src: *const u8, len: usize) {
+unsafe fn plain<V: Vector, const PREFETCH: bool>(dst: *mut u8, src: *const u8, len: usize) {
     // SAFETY: the caller vouches for `len` bytes and the CPU; each function names
     // what it moves, always inside them.
     unsafe {
@@ -50,7 +56,7 @@ unsafe fn plain<V: Vector, const REP: bool>(dst: *mut u8, src: *const u8, len: u
             if len <= 2 * TURN {
                 lines::<V>(dst, src, len);
             } else {
-                long::<V, REP>(dst, src, len);
+                long::<V, PREFETCH>(dst, src, len);
             }
             V::leave();
         }
@@ -86,16 +92,13 @@ unsafe fn lines<V: Vector>(dst: *mut u8, src: *const u8, len: usize) {
 /// # Safety
 /// Those of [`plain`], and `len > 2 * TURN`.
 #[inline(always)]
-unsafe fn long<V: Vector, const REP: bool>(dst: *mut u8, src: *const u8, len: usize) {
+unsafe fn long<V: Vector, const PREFETCH: bool>(dst: *mut u8, src: *const u8, len: usize) {
     // SAFETY: `at` grows by what was moved and stays below `len`; the last turn
     // begins at `len - TURN`, which is positive.
     unsafe {
         V::line(dst, src);
         let mut at = LINE - dst.addr() % LINE;
-        if len >= AHEAD_FROM {
-            if REP && rep::suits(dst, src, len) {
-                return rep::copy(dst.add(at), src.add(at), len - at);
-            }
+        if PREFETCH && len >= AHEAD_FROM {
             // Prefetches stay inside the range: past it `prefetchw` would take
             // lines from the core that is using them.
             let turns = (len - at - AHEAD) / TURN;
