@@ -117,9 +117,13 @@ impl Engine {
         let Submission { id, peer, begun, deadline, work, span } = submission;
         self.note(2, id.index.into());
         self.begins(id, kind_of(&work), peer.short_id(), work.shape.bytes());
-        if self.live_link(&peer).is_none() && peer.death().is_none() {
-            // Its link was queued after the controls were taken, and before it.
-            self.take_controls();
+        // Its link was queued after the controls were taken, and before it. What was queued
+        // behind it stays there: it may be about this very submission.
+        while self.live_link(&peer).is_none()
+            && peer.death().is_none()
+            && let Some(control) = self.handle.controls.pop()
+        {
+            self.take_control(control);
         }
         let Some(link) = self.live_link(&peer) else {
             let died = || Error::new(ErrorKind::PeerDied, "submit", "the peer is gone");

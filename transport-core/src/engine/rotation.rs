@@ -39,11 +39,6 @@ impl Rotation {
         self.queues[link as usize].front().copied()
     }
 
-    /// How many operations are queued beside this one.
-    pub fn others(&self, op: u32) -> u64 {
-        self.queues.iter().flatten().filter(|queued| **queued != op).count() as u64
-    }
-
     /// Ends the turn: link and operation go to the back of their lines.
     #[inline]
     pub fn rotate(&mut self) {

@@ -123,7 +123,7 @@ impl Engine {
             _ if this.credits() == 0 => Wait::SendQueue { rail, device, depth: this.depth as u64 },
             WorkKind::Send if share.held => Wait::PeerReceive { rail, device },
             _ if share.held => Wait::PeerLane { rail, device },
-            _ => Wait::Turn { rail, device, ahead: this.rotation.others(active.id.index) },
+            _ => Wait::Turn { rail, device, ahead: this.rotation.len().saturating_sub(1) as u64 },
         }
     }
 
