@@ -6,6 +6,10 @@
 //! before, and by the same rule for every way: both processes have one effective user
 //! id, as the kernel tells it (SO_PEERCRED). Unlike mapped memory, a staged region is
 //! guarded by its owner: bounds, rights and revocation are not for the peer to skip.
+//!
+//! One promise is weaker than elsewhere: when *this* side ends the connection, what it
+//! had staged ends with it, although the target may be moving one last slot (16 KiB) at
+//! that moment. A cancel, and a revoke at the target, do wait for it.
 
 use std::str::FromStr;
 
