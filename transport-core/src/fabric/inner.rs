@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use super::transport::Transport;
 use super::{lock, tenant};
-use crate::control::{Bootstrap, ControlSettings, ControlThread, Identity};
+use crate::control::{Bootstrap, ControlSettings, ControlThread, Identity, Room};
 use crate::engine::Control;
 use crate::region::RegionInner;
 use crate::{Clock, Error, ErrorKind, Op, Outcome, Peer, PeerId, Region, Result, Time};
@@ -23,6 +23,7 @@ pub(crate) struct FabricInner {
     pub(super) settings: ControlSettings,
     pub(super) bootstrap: Arc<dyn Bootstrap>,
     pub(super) control: Mutex<Option<Arc<ControlThread>>>,
+    pub(super) room: Room,
     pub(super) published: Mutex<HashMap<String, Region>>,
     pub(super) peers: Mutex<HashMap<PeerId, Peer>>,
     pub(super) next_region: AtomicU64,
@@ -44,6 +45,11 @@ impl FabricInner {
 
     pub(crate) fn bootstrap(&self) -> Arc<dyn Bootstrap> {
         Arc::clone(&self.bootstrap)
+    }
+
+    /// Where peers that come to a listener shake hands.
+    pub(crate) fn room(&self) -> &Room {
+        &self.room
     }
 
     pub(crate) fn published(&self, name: &str) -> Option<Vec<u8>> {

@@ -5,6 +5,7 @@ use std::time::Duration;
 use super::raw::Raw;
 use super::{PEER_TIMEOUT, builder, gets_through, served, token, wait};
 use crate::control::frame::Frame;
+use crate::control::room::HANDSHAKES;
 use crate::{Access, ErrorKind, Fabric, Listener, Peer};
 
 fn client(name: &str) -> Fabric {
@@ -142,4 +143,27 @@ fn a_tenant_that_goes_while_a_peer_is_coming_ends_at_once() {
     assert_eq!(stalled.recv(), Some(Frame::Goodbye));
     assert_eq!(stalled.recv(), None);
     gets_through(&client("landlord"), &listener);
+}
+
+#[test]
+fn peers_of_one_tenant_that_stall_keep_no_others_out() {
+    let patient = builder("null").token(token("landlord")).handshake_limit(Duration::from_secs(600));
+    let (parent, listener, address) = served(patient);
+    let _a = parent.tenant("a", token("a")).unwrap();
+    let _b = parent.tenant("b", token("b")).unwrap();
+    let stalled: Vec<_> = (0..HANDSHAKES + 16)
+        .map(|number| {
+            let mut raw = Raw::connect(&address);
+            raw.prove(&token("a"));
+            // Those whose turn it is are answered; the others wait for it.
+            assert!(number >= HANDSHAKES || matches!(raw.recv(), Some(Frame::Proof { .. })));
+            raw
+        })
+        .collect();
+    let others = [client("b"), client("landlord")];
+    for other in &others {
+        gets_through(other, &listener);
+    }
+    drop(stalled);
+    gets_through(&client("a"), &listener);
 }
