@@ -64,9 +64,8 @@ fn tasks_of_a_branch_get_to_speak_when_it_is_dropped_on_the_thread_itself() {
     branch.spawner().spawn(async move {
         waiting.send("waiting").unwrap();
         spawner.closing().await;
-        for _ in 0..100 {
-            tokio::task::yield_now().await;
-        }
+        // As long as a peer may take to read it.
+        sleep(FAREWELL).await;
         waiting.send("goodbye").unwrap();
     });
     let (stuck, gone) = tokio::sync::oneshot::channel::<()>();
