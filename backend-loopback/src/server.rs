@@ -21,6 +21,13 @@ use crate::wire::{self, Refusal, Reply, Request};
 /// Connections at once. Strangers that only take up room are dropped beyond it.
 const CLIENTS: usize = 1024;
 
+/// Callers taken per turn, so that nobody who calls in a loop keeps the thread from
+/// its clients or its end; poll(2) tells of those left.
+const CALLS: usize = 32;
+
+/// Requests of one client answered per turn, for the same reason.
+const REQUESTS: usize = 64;
+
 /// Pause after a failed accept.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(10);
 
@@ -116,9 +123,10 @@ impl Service {
             }
             let mut at = 0;
             let core = &self.core;
+            let stop = &self.stop;
             self.clients.retain_mut(|client| {
                 at += 1;
-                !client.is_closed() && (!ready[at] || client.serve(core))
+                !client.is_closed() && (!ready[at] || stop.load(Ordering::Acquire) || client.serve(core))
             });
             if ready[0] {
                 self.accept();
@@ -134,14 +142,19 @@ impl Service {
     }
 
     fn accept(&mut self) {
-        loop {
+        for _ in 0..CALLS {
+            if self.stop.load(Ordering::Acquire) {
+                return;
+            }
             let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
             let socket = match rustix::net::accept_with(&self.listener, flags) {
                 Ok(socket) => socket,
                 Err(Errno::AGAIN) => return,
                 Err(error) => {
                     // Out of descriptors, most likely; the caller keeps waiting, so do not spin.
+                    // Strangers give theirs back.
                     tracing::warn!(%error, "loopback: cannot accept a peer; raise the limit of open files");
+                    self.clients.retain(|client| client.inbound.is_some());
                     return std::thread::sleep(ACCEPT_PAUSE);
                 }
             };
@@ -162,9 +175,13 @@ impl Service {
 }
 
 impl Client {
-    /// Answers what has come in. `false` ends the connection.
+    /// Answers what has come in, or as much of it as one turn bears. `false` ends the
+    /// connection.
     fn serve(&mut self, core: &Core) -> bool {
-        loop {
+        for _ in 0..REQUESTS {
+            if self.is_closed() {
+                return false;
+            }
             let answered = match wire::receive::<Request>(&self.socket, RecvFlags::DONTWAIT) {
                 Err(Errno::AGAIN | Errno::INTR) => return true,
                 Err(_) => false,
@@ -176,6 +193,7 @@ impl Client {
                 return false;
             }
         }
+        true
     }
 
     fn greet(&mut self, core: &Core, version: u16, token: crate::offer::Token) -> bool {

@@ -17,9 +17,16 @@ use transport_core::ErrorKind;
 /// Tells this test executable that it is the stranger, and whom to call.
 const CHILD: &str = "MULTIRAIL_LOOPBACK_STRANGER";
 
-/// `Request::Hello` of version 1 and `Request::Region`, as they travel.
+/// The version of the conversation: `wire::VERSION`.
+const VERSION: u8 = 2;
+
+/// `Request::Hello` and `Request::Region`, as they travel.
 fn hello(token: [u8; 16]) -> Vec<u8> {
-    [&[0, 1][..], &token].concat()
+    hello_of(VERSION, token)
+}
+
+fn hello_of(version: u8, token: [u8; 16]) -> Vec<u8> {
+    [&[0, version][..], &token].concat()
 }
 
 fn region(key: u64) -> Vec<u8> {
@@ -39,13 +46,22 @@ fn socket_of(offer: &[u8]) -> String {
     String::from_utf8(offer[start..].to_vec()).unwrap()
 }
 
+/// The secret, which stands before the name and its length.
+fn secret_of(offer: &[u8]) -> [u8; 16] {
+    let start = offer.windows(12).position(|bytes| bytes == b"multirail-lo").unwrap();
+    offer[start - 17..start - 1].try_into().unwrap()
+}
+
 fn call(name: &str) -> OwnedFd {
+    try_call(name).unwrap()
+}
+
+fn try_call(name: &str) -> rustix::io::Result<OwnedFd> {
     let socket =
-        rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)
-            .unwrap();
-    rustix::net::connect(&socket, &SocketAddrUnix::new_abstract_name(name.as_bytes()).unwrap()).unwrap();
-    set_socket_timeout(&socket, Timeout::Recv, Some(Duration::from_secs(10))).unwrap();
-    socket
+        rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
+    rustix::net::connect(&socket, &SocketAddrUnix::new_abstract_name(name.as_bytes())?)?;
+    set_socket_timeout(&socket, Timeout::Recv, Some(Duration::from_secs(10)))?;
+    Ok(socket)
 }
 
 /// All packets until the other end closes.
@@ -68,7 +84,8 @@ fn without_the_secret_of_an_offer_there_is_a_refusal_and_no_file() {
     let held = target.held(8192, BOTH);
     let (_slot, offer) = target.domain.connector().prepare().unwrap();
     let name = socket_of(&offer);
-    let refused: &[u8] = &[3, 0, 0];
+    // `Reply::Refused`, which answers no question, for `Refusal::Token`: the version is right.
+    let refused: &[u8] = &[4, 0, 0];
     let key = held.region.key().key;
     let talks: [&[Vec<u8>]; 5] = [
         &[hello([0; 16])],
@@ -87,6 +104,10 @@ fn without_the_secret_of_an_offer_there_is_a_refusal_and_no_file() {
         assert!(heard.iter().all(|packet| packet == refused) && heard.len() <= 1, "{says:?}: {heard:?}");
         assert_eq!(heard.len() == 1, at == 0 || (at == 1 && !heard.is_empty()), "{says:?}");
     }
+    // Who speaks another version is told so: the above was about the secret.
+    let other = call(&name);
+    rustix::net::send(&other, &hello_of(VERSION - 1, [0; 16]), SendFlags::NOSIGNAL).unwrap();
+    assert_eq!(packets(&other), [[4, 0, 1]]);
     // The offer is not used up by that: its owner still gets in.
     let mut peer = node(LoopbackConfig::default(), 2);
     let (to_target, _) = peer.domain.connector().prepare().unwrap();
@@ -100,6 +121,48 @@ fn without_the_secret_of_an_offer_there_is_a_refusal_and_no_file() {
     let (again, _) = peer.domain.connector().prepare().unwrap();
     let error = peer.domain.connector().complete(again, &offer).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Unreachable);
+}
+
+#[test]
+fn more_callers_and_requests_than_a_turn_takes_are_all_answered() {
+    let target = node(LoopbackConfig::default(), 1);
+    let (_slot, offer) = target.domain.connector().prepare().unwrap();
+    let name = socket_of(&offer);
+    let callers: Vec<_> = (0..100).map(|_| call(&name)).collect();
+    for caller in &callers {
+        rustix::net::send(caller, &hello([0; 16]), SendFlags::NOSIGNAL).unwrap();
+    }
+    assert!(callers.iter().all(|caller| packets(caller) == [[4, 0, 0]]));
+    let peer = call(&name);
+    rustix::net::send(&peer, &hello(secret_of(&offer)), SendFlags::NOSIGNAL).unwrap();
+    // No region has this key. They are all sent before an answer is read.
+    for _ in 0..150 {
+        rustix::net::send(&peer, &region(u64::MAX), SendFlags::NOSIGNAL).unwrap();
+    }
+    let mut packet = [0; 256];
+    for answer in 0..151 {
+        let (_, len) = rustix::net::recv(&peer, &mut packet, RecvFlags::empty()).unwrap();
+        let expected: &[u8] = if answer == 0 { &[0] } else { &[4, 7, 2] };
+        assert_eq!(&packet[..len], expected, "answer {answer}");
+    }
+}
+
+#[test]
+fn callers_in_a_loop_keep_no_domain_from_its_end() {
+    let target = node(LoopbackConfig::default(), 1);
+    let (_slot, offer) = target.domain.connector().prepare().unwrap();
+    let (name, (called, heard)) = (socket_of(&offer), std::sync::mpsc::channel());
+    let callers: Vec<_> = (0..4)
+        .map(|_| {
+            let (name, called) = (name.clone(), called.clone());
+            // Until the socket is gone.
+            std::thread::spawn(move || while try_call(&name).is_ok_and(|_| called.send(()).is_ok()) {})
+        })
+        .collect();
+    drop(called);
+    assert_eq!(heard.iter().take(1000).count(), 1000);
+    drop(target);
+    callers.into_iter().for_each(|caller| caller.join().unwrap());
 }
 
 #[test]

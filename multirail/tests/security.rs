@@ -75,6 +75,8 @@ fn files_go_between_those_with_one_token() {
     assert_eq!(place.arrived().as_deref(), Some("what is sent"));
     assert!(server.errors().iter().all(|line| !line.contains("panicked")));
 
+    // One server to a directory.
+    drop(server);
     let (_open, address) = place.serve(&[]);
     let sentence = place.send(&address, &["--token-file", &token]).fails_within(LIMIT);
     assert!(sentence.contains("this side has a token and the peer has none"), "{sentence}");
@@ -123,7 +125,7 @@ fn files_go_over_tls_between_those_of_one_authority() {
     let (a, b, c) = (options("a", &ca), options("b", &ca), options("c", &foreign));
     let token = place.path("token");
     let with_token = |options: &[String]| [options, &["--token-file".to_owned(), token.clone()]].concat();
-    let (_server, address) = place.serve(&text(&with_token(&a)));
+    let (server, address) = place.serve(&text(&with_token(&a)));
     place.send(&address, &text(&with_token(&b))).succeeds();
     assert_eq!(place.arrived().as_deref(), Some("what is sent"));
 
@@ -135,6 +137,7 @@ fn files_go_over_tls_between_those_of_one_authority() {
     assert!(sentence.contains("the peer asks for a token"), "{sentence}");
     assert_eq!(place.arrived(), None);
 
+    drop(server);
     let (_plain, address) = place.serve(&[]);
     let sentence = place.send(&address, &text(&b)).fails_within(LIMIT);
     assert!(sentence.contains("does not speak TLS"), "{sentence}");

@@ -7,6 +7,8 @@ use std::path::PathBuf;
 use multirail::{FabricBuilder, Token};
 
 use super::failure::Done;
+#[cfg(feature = "tls")]
+use super::failure::Failure;
 
 /// The environment variable that stands in for `--token-file`.
 const TOKEN_FILE: &str = "MULTIRAIL_TOKEN_FILE";
@@ -43,9 +45,14 @@ impl Security {
             builder = builder.token(Token::from_file(path)?);
         }
         #[cfg(feature = "tls")]
-        if let (Some(certificate), Some(key), Some(roots)) = (&self.tls_cert, &self.tls_key, &self.tls_ca) {
-            let bootstrap = multirail::TlsBootstrap::from_files(certificate, key, roots)?;
-            builder = builder.bootstrap(std::sync::Arc::new(bootstrap));
+        match (&self.tls_cert, &self.tls_key, &self.tls_ca) {
+            (None, None, None) => {}
+            (Some(certificate), Some(key), Some(roots)) => {
+                let bootstrap = multirail::TlsBootstrap::from_files(certificate, key, roots)?;
+                builder = builder.bootstrap(std::sync::Arc::new(bootstrap));
+            }
+            // Nothing goes unencrypted because of an option that was forgotten.
+            _ => return Err(Failure::new("--tls-cert, --tls-key and --tls-ca go together: give all three")),
         }
         Ok(builder)
     }

@@ -127,8 +127,15 @@ impl Frame {
             return Err(refuse(format!("{} bytes too many", rest.len())));
         }
         frame.check().map_err(refuse)?;
-        if let Self::Refuse { reason, .. } = &mut frame {
-            *reason = printable(reason);
+        // What goes into messages and logs; labels and names are compared as they are.
+        match &mut frame {
+            Self::Refuse { reason, .. } => *reason = printable(reason),
+            Self::Offers { identity, .. } => identity.host = printable(&identity.host),
+            Self::Report { links } => {
+                let reasons = links.iter_mut().filter_map(|link| link.refused.as_mut());
+                reasons.for_each(|reason| *reason = printable(reason));
+            }
+            _ => {}
         }
         Ok(frame)
     }

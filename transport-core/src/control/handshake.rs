@@ -78,15 +78,21 @@ pub(crate) async fn establish(greeted: Greeted) -> Result<Unclaimed> {
     let spawner = inner.control_thread("connect")?.spawner();
     drop(inner);
     let mut handshake = Handshake { wire: Some(wire), stage: "send its offers", spawner: &spawner };
-    let outcome = timeout(settings.handshake_limit, handshake.run(&fabric, settings, role, offers))
-        .await
-        .unwrap_or_else(|_| {
-            let (limit, stage) = (settings.handshake_limit.as_secs_f64(), handshake.stage);
-            let why = format!(
-                "{address} did not {stage} within {limit:.1} s: is it a multirail fabric, and is it running?"
-            );
-            Err(Error::new(ErrorKind::DeadlineExceeded, "connect", why))
-        });
+    let run = async {
+        tokio::select! {
+            biased;
+            outcome = handshake.run(&fabric, settings, role, offers) => outcome,
+            // A tenant's handshakes run on its parent's listener, which stays.
+            () = spawner.closing() => Err(closed("this fabric was closed")),
+        }
+    };
+    let outcome = timeout(settings.handshake_limit, run).await.unwrap_or_else(|_| {
+        let (limit, stage) = (settings.handshake_limit.as_secs_f64(), handshake.stage);
+        let why = format!(
+            "{address} did not {stage} within {limit:.1} s: is it a multirail fabric, and is it running?"
+        );
+        Err(Error::new(ErrorKind::DeadlineExceeded, "connect", why))
+    });
     let admitted = outcome.inspect_err(|error| handshake.part(error))?;
     let Admitted { peer, commands, incarnation, liveness } = admitted;
     peer.0.is_heard(Instant::now());

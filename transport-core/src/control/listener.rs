@@ -5,25 +5,22 @@ use std::future::Future;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use tokio::sync::{Mutex, Semaphore, mpsc, oneshot};
+use tokio::sync::{Mutex, mpsc, oneshot};
 use tokio::task::JoinSet;
-use tokio::time::{sleep, timeout};
+use tokio::time::sleep;
 
 use super::bootstrap::{Acceptor, Incoming};
 use super::connect::{bootstrap_limit, bounded, on_thread};
 use super::ending::closed;
 use super::greeting::{Greeted, greet};
-use super::handshake::{Unclaimed, establish};
+use super::handshake::{Unclaimed, establish, upgrade};
 use super::proof::Role;
+use super::room::{HANDSHAKES, Place};
 use super::strangers::Strangers;
 use super::thread::{ControlThread, Spawner};
 use crate::fabric::FabricInner;
 use crate::{Error, ErrorKind, Peer, Result};
 
-/// Handshakes at once, of peers that are no strangers any more.
-const HANDSHAKES: usize = 64;
-/// Peers that may wait for a handshake of theirs to begin.
-const WAITING: usize = 256;
 /// Peers that wait for [`Listener::accept`]; further ones wait in their handshake.
 const BACKLOG: usize = 64;
 /// After a failed accept, such as for lack of descriptors, before the next.
@@ -88,8 +85,7 @@ pub(crate) fn listen(
         let (ready, peers) = mpsc::channel(BACKLOG);
         let (stop, stopped) = oneshot::channel();
         let address = acceptor.local_address();
-        let room = Arc::new(Semaphore::new(HANDSHAKES));
-        let door = Door { fabric, spawner: spawner.clone(), ready, room, limit: handshake_limit };
+        let door = Door { fabric, spawner: spawner.clone(), ready, limit: handshake_limit };
         spawner.spawn(async move {
             door.serve(acceptor).await;
             let _ = stop.send(());
@@ -104,7 +100,6 @@ struct Door {
     fabric: Weak<FabricInner>,
     spawner: Spawner,
     ready: mpsc::Sender<Result<Unclaimed>>,
-    room: Arc<Semaphore>,
     limit: Duration,
 }
 
@@ -118,12 +113,11 @@ impl Door {
                 () = self.ready.closed() => return,
                 () = self.spawner.closing() => return,
                 Some(_) = handshakes.join_next() => {}
-                Some(greeted) = strangers.next() => match greeted.flatten() {
-                    Some(greeted) if handshakes.len() < HANDSHAKES + WAITING => {
-                        handshakes.spawn(self.clone().welcome(greeted));
+                Some(greeted) = strangers.next() => if let Some(greeted) = greeted.flatten() {
+                    match place_for(&greeted) {
+                        Ok(place) => drop(handshakes.spawn(self.clone().welcome(greeted, place))),
+                        Err(error) => self.spawner.spawn(greeted.refuse(&error)),
                     }
-                    Some(greeted) => self.spawner.spawn(greeted.refuse(&busy())),
-                    None => {}
                 },
                 accepted = acceptor.accept() => match accepted {
                     Ok(incoming) => strangers.add(self.clone().greet(incoming)),
@@ -152,10 +146,10 @@ impl Door {
         greeted.await.inspect_err(|error| turned_away(&address, error)).ok()
     }
 
-    /// The part of a peer that may come in: the handshake, when there is room.
-    async fn welcome(self, greeted: Greeted) {
+    /// The part of a peer that may come in: the handshake, when it is its turn.
+    async fn welcome(self, greeted: Greeted, place: Place) {
         let address = greeted.address.clone();
-        let Ok(Ok(_room)) = timeout(self.limit, self.room.acquire()).await else {
+        let Some(_turn) = place.turn(self.limit).await else {
             turned_away(&address, &busy());
             return greeted.refuse(&busy()).await;
         };
@@ -165,6 +159,11 @@ impl Door {
             Err(error) => turned_away(&address, &error),
         }
     }
+}
+
+/// In the room of the fabric that it may come to.
+fn place_for(greeted: &Greeted) -> Result<Place> {
+    upgrade(&greeted.fabric)?.room().enter().ok_or_else(busy)
 }
 
 fn turned_away(address: &str, error: &Error) {

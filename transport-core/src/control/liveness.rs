@@ -40,7 +40,8 @@ impl Liveness {
 
     /// When to call [`Liveness::tick`] next.
     pub fn wake(&self) -> Instant {
-        self.next_beat.min(self.heard + self.timeout)
+        // A timeout that no clock reaches is none.
+        self.heard.checked_add(self.timeout).map_or(self.next_beat, |death| self.next_beat.min(death))
     }
 
     /// The silence after which the peer is dead.
@@ -116,6 +117,16 @@ mod tests {
         let mut starved = liveness(start);
         assert!(!starved.tick(start + 3100 * MS).dead);
         assert_eq!(time_of_death(&mut starved, start), (3000 + 2600) * MS);
+    }
+
+    #[test]
+    fn an_endless_timeout_never_ends_and_its_heartbeats_are_heard() {
+        let start = Instant::now();
+        let mut endless = Liveness::new(start, 500 * MS, Duration::MAX, Duration::MAX);
+        for beat in 1..100 {
+            assert_eq!(endless.wake(), start + beat * 500 * MS);
+            assert_eq!(endless.tick(endless.wake()), BEAT);
+        }
     }
 
     #[test]

@@ -84,6 +84,8 @@ impl Lookups {
                 let _ = answer.send(Err(Error::new(ErrorKind::DeadlineExceeded, "region", why)));
             }
         }
+        // What the peer was not asked needs no place.
+        self.queue.retain(|lookup| lookup.answer.is_some());
     }
 
     /// When the first lookup expires.
@@ -126,6 +128,11 @@ mod tests {
         assert!(error.context().contains("\"region 1\""), "{error}");
         assert_eq!(std::iter::from_fn(|| lookups.next_question()).count(), 2);
         assert_eq!(lookups.found(1, None).unwrap_err().kind(), ErrorKind::Protocol);
+        // A peer that answers nothing more gathers none that nobody waits for.
+        assert_eq!(lookups.queue.len(), 4);
+        lookups.expire(now + Duration::from_secs(5));
+        assert_eq!((lookups.queue.len(), lookups.asked.len()), (0, OUTSTANDING));
+        assert_eq!(answers[68].try_recv().unwrap().unwrap_err().kind(), ErrorKind::DeadlineExceeded);
     }
 
     #[test]

@@ -12,7 +12,7 @@
 //! - [`wire`]: frames in both directions at once; [`outbox`] is its sending half.
 //! - [`greeting`]: from a fresh channel to a peer that may come in; [`strangers`] are
 //!   those that have not got so far. [`handshake`]: from there to an admitted
-//!   [`Peer`](crate::Peer).
+//!   [`Peer`](crate::Peer); [`room`]: how many of a fabric's at once.
 //! - [`session`]: one task per peer from then on, with its [`liveness`], its
 //!   [`lookups`] and its [`ending`].
 //! - [`thread`], [`listener`], [`connect`](mod@connect): where it all runs, and the ways in;
@@ -31,6 +31,7 @@ mod liveness;
 mod lookups;
 mod outbox;
 mod proof;
+mod room;
 mod session;
 mod strangers;
 mod stream;
@@ -52,6 +53,7 @@ pub(crate) use frame::{Identity, LinkReport, MAX_NAME, TransportOffer};
 pub(crate) use handshake::ControlSettings;
 pub use listener::Listener;
 pub(crate) use listener::listen;
+pub(crate) use room::Room;
 pub(crate) use session::SessionHandle;
 pub use tcp::TcpBootstrap;
 pub(crate) use thread::ControlThread;

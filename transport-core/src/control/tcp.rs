@@ -69,7 +69,7 @@ impl TcpBootstrap {
             );
             Err(Error::new(ErrorKind::DeadlineExceeded, "connect", why))
         })?;
-        Ok((prepared(stream)?, address))
+        Ok((prepared(stream), address))
     }
 
     /// Takes connections at `address`.
@@ -109,14 +109,17 @@ impl TcpAcceptor {
             };
             Error::os("accept", why, e)
         })?;
-        Ok((prepared(stream)?, peer.to_string()))
+        Ok((prepared(stream), peer.to_string()))
     }
 }
 
-fn prepared(stream: TcpStream) -> Result<TcpStream> {
-    // Control frames are small and someone waits for each of them.
-    stream.set_nodelay(true).map_err(|e| Error::os("connect", "TCP_NODELAY", e))?;
-    Ok(stream)
+fn prepared(stream: TcpStream) -> TcpStream {
+    // Control frames are small and someone waits for each of them. Where it is refused,
+    // the connection is about to fail with a better reason, or is slower and no worse.
+    if let Err(error) = stream.set_nodelay(true) {
+        tracing::debug!(%error, "no TCP_NODELAY");
+    }
+    stream
 }
 
 fn channel(stream: TcpStream, address: String) -> Channel {

@@ -11,7 +11,7 @@ use std::time::Duration;
 use tokio::runtime::{Builder, Runtime};
 use tokio::sync::{mpsc, watch};
 use tokio::task::{JoinError, JoinSet};
-use tokio::time::timeout;
+use tokio::time::{sleep, timeout};
 
 use super::branch::{Held, Tasks};
 use super::wire::FAREWELL;
@@ -141,9 +141,18 @@ impl Spawner {
         let mut closing = self.closing.clone();
         let _ = self.tasks.send(Box::pin(async move {
             let _held = held;
+            let over = async {
+                // Ended on the control thread itself, which cannot wait, a branch says
+                // nothing more: its tasks get as long as elsewhere.
+                if closing.wait_for(|state| *state == State::Over).await.is_err() {
+                    sleep(3 * FAREWELL).await;
+                }
+            };
             tokio::select! {
+                // What is started last gets a turn too, enough to speak.
+                biased;
                 () = task => {}
-                _ = closing.wait_for(|state| *state == State::Over) => {}
+                () = over => {}
             }
         }));
     }
@@ -201,81 +210,5 @@ fn report(ended: Result<(), JoinError>) {
 }
 
 #[cfg(test)]
-mod tests {
-    use std::time::Instant;
-
-    use super::*;
-
-    #[test]
-    fn tasks_run_elsewhere_and_all_are_gone_after_shutdown() {
-        let thread = ControlThread::start().unwrap();
-        let (tell, told) = std::sync::mpsc::channel();
-        let alive = Arc::new(());
-        let (kept, spawner) = (Arc::clone(&alive), thread.spawner());
-        thread.spawner().spawn(async move {
-            tell.send(std::thread::current().name().map(str::to_owned)).unwrap();
-            // Even a task that does not watch for the end is ended.
-            std::future::pending::<()>().await;
-            drop(kept);
-        });
-        assert_eq!(told.recv().unwrap().as_deref(), Some("multirail-control"));
-        spawner.spawn(async { panic!("one task's panic is no other's") });
-        let started = Instant::now();
-        thread.shutdown();
-        thread.shutdown();
-        assert!(started.elapsed() < Duration::from_secs(2));
-        assert_eq!(Arc::strong_count(&alive), 1);
-        let late = Arc::clone(&alive);
-        spawner.spawn(async move { drop(late) });
-        assert_eq!(Arc::strong_count(&alive), 1);
-    }
-
-    #[test]
-    fn a_branch_ends_alone_and_its_tasks_get_to_speak() {
-        let thread = ControlThread::start().unwrap();
-        let branch = thread.branch();
-        let (tell, told) = std::sync::mpsc::channel();
-        let (spawner, other) = (branch.spawner(), thread.spawner());
-        let later = tell.clone();
-        branch.spawner().spawn(async move {
-            spawner.closing().await;
-            // What is started on the way out is awaited too.
-            spawner.spawn(async move { later.send("goodbye").unwrap() });
-        });
-        let stuck = Arc::new(());
-        let kept = Arc::clone(&stuck);
-        branch.spawner().spawn(async move {
-            std::future::pending::<()>().await;
-            drop(kept);
-        });
-        branch.shutdown();
-        assert_eq!(told.try_recv(), Ok("goodbye"));
-        other.spawn(async move { tell.send("still here").unwrap() });
-        assert_eq!(told.recv(), Ok("still here"));
-        drop(branch);
-        thread.shutdown();
-        assert_eq!(Arc::strong_count(&stuck), 1);
-    }
-
-    #[test]
-    fn may_be_dropped_on_itself_and_its_helpers() {
-        for helper in [false, true] {
-            let thread = ControlThread::start().unwrap();
-            let (tell, told) = std::sync::mpsc::channel();
-            thread.spawner().spawn(async move {
-                // The thread is moved in only after it started this task.
-                let thread: ControlThread = told.recv().unwrap();
-                if helper {
-                    tokio::task::spawn_blocking(move || drop(thread)).await.unwrap();
-                } else {
-                    drop(thread);
-                }
-            });
-            let gone = thread.spawner();
-            tell.send(thread).unwrap();
-            while !gone.tasks.is_closed() {
-                std::thread::sleep(Duration::from_millis(1));
-            }
-        }
-    }
-}
+#[path = "tests/thread.rs"]
+mod tests;

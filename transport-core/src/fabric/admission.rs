@@ -1,13 +1,13 @@
 //! Admitting a peer: offers out, offers in, links up on both sides or not at all.
 
 use std::future::Future;
-use std::sync::Arc;
 use std::sync::atomic::AtomicU32;
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use crossbeam_utils::CachePadded;
 
-use super::{FabricInner, lock};
+use super::{FabricInner, Transport, lock};
 use crate::control::{Identity, LinkReport, SessionHandle, TransportOffer};
 use crate::descriptor::Entry;
 use crate::engine::Control;
@@ -22,12 +22,14 @@ const IMPORT_LIMIT: Duration = Duration::from_secs(2);
 
 /// Slots reserved for a peer on every transport. Dropped unadmitted, it gives them back.
 pub(crate) struct Prepared {
-    fabric: Arc<FabricInner>,
+    /// Weak, so that a peer that stalls in its handshake keeps no fabric open.
+    fabric: Weak<FabricInner>,
     transports: Vec<PreparedTransport>,
 }
 
-#[derive(Default)]
 struct PreparedTransport {
+    label: String,
+    backend: &'static str,
     rails: Vec<PreparedRail>,
     /// Rails brought up, in pairs with the peer's rail of the same position.
     up: usize,
@@ -44,16 +46,12 @@ impl FabricInner {
     /// Reserves a slot on every rail of every transport.
     pub(crate) fn prepare(self: &Arc<Self>) -> Result<Prepared> {
         self.check_open("connect")?;
-        let mut prepared = Prepared { fabric: Arc::clone(self), transports: Vec::new() };
-        prepared.transports.resize_with(self.transports.len(), PreparedTransport::default);
-        for (position, transport) in self.transports.iter().enumerate() {
+        let transports = self.transports.iter().map(PreparedTransport::new).collect();
+        let mut prepared = Prepared { fabric: Arc::downgrade(self), transports };
+        for (transport, prepared) in self.transports.iter().zip(&mut prepared.transports) {
             for domain in &transport.domains {
                 let (slot, offer) = domain.connector().prepare()?;
-                prepared.transports[position].rails.push(PreparedRail {
-                    domain: Arc::clone(domain),
-                    slot,
-                    offer,
-                });
+                prepared.rails.push(PreparedRail { domain: Arc::clone(domain), slot, offer });
             }
         }
         Ok(prepared)
@@ -63,30 +61,28 @@ impl FabricInner {
 impl Prepared {
     /// What to tell the peer.
     pub(crate) fn offers(&self) -> Vec<TransportOffer> {
-        let transports = self.fabric.transports.iter().zip(&self.transports);
-        transports
-            .map(|(transport, prepared)| TransportOffer {
-                label: transport.label.clone(),
-                backend: transport.backend.into(),
-                rails: prepared.rails.iter().map(|rail| rail.offer.clone()).collect(),
-            })
-            .collect()
+        let offer = |prepared: &PreparedTransport| TransportOffer {
+            label: prepared.label.clone(),
+            backend: prepared.backend.into(),
+            rails: prepared.rails.iter().map(|rail| rail.offer.clone()).collect(),
+        };
+        self.transports.iter().map(offer).collect()
     }
 
     /// Brings links up with the peer's offers, and says of each transport whether
     /// it worked. May block while a backend talks to the peer's process.
     pub(crate) fn complete(&mut self, theirs: &[TransportOffer]) -> Vec<LinkReport> {
-        let transports = self.fabric.transports.iter().zip(&mut self.transports);
-        transports
-            .map(|(transport, prepared)| {
-                let matching = theirs
-                    .iter()
-                    .find(|offer| offer.label == transport.label && offer.backend == transport.backend);
-                prepared.refused = match matching {
+        self.transports
+            .iter_mut()
+            .map(|prepared| {
+                let ours = |offer: &&TransportOffer| {
+                    offer.label == prepared.label && offer.backend == prepared.backend
+                };
+                prepared.refused = match theirs.iter().find(ours) {
                     None => Some("the peer has no transport of this label and backend".into()),
                     Some(offer) => prepared.pair(&offer.rails).err().map(|error| error.to_string()),
                 };
-                LinkReport { label: transport.label.clone(), refused: prepared.refused.clone() }
+                LinkReport { label: prepared.label.clone(), refused: prepared.refused.clone() }
             })
             .collect()
     }
@@ -98,17 +94,18 @@ impl Prepared {
         who: Identity,
         session: SessionHandle,
     ) -> Result<Peer> {
-        let fabric = Arc::clone(&self.fabric);
+        let closed = || Error::new(ErrorKind::Closed, "connect", "the fabric was closed");
+        let fabric = self.fabric.upgrade().ok_or_else(closed)?;
+        fabric.check_open("connect")?;
         let mut links = Vec::new();
         for (position, prepared) in self.transports.iter_mut().enumerate() {
-            let label = &fabric.transports[position].label;
             if prepared.refused.is_none() {
-                prepared.refused = match theirs.iter().find(|report| report.label == *label) {
+                prepared.refused = match theirs.iter().find(|report| report.label == prepared.label) {
                     None => Some("the peer did not report on this transport".into()),
                     Some(report) => report.refused.as_ref().map(|why| format!("refused by the peer: {why}")),
                 };
             }
-            links.push(prepared.link(&fabric, position));
+            links.push(prepared.link(&fabric.transports[position]));
         }
         if links.iter().all(|link| !link.is_up()) {
             let why: Vec<_> = links
@@ -132,13 +129,18 @@ impl Prepared {
             link.engine.control(Control::Link { peer: Arc::clone(&peer.0) });
         }
         if fabric.check_open("connect").is_err() {
-            peer.fail(Error::new(ErrorKind::Closed, "connect", "the fabric was closed"));
+            peer.fail(closed());
         }
         Ok(peer)
     }
 }
 
 impl PreparedTransport {
+    fn new(transport: &Transport) -> Self {
+        let (label, backend) = (transport.label.clone(), transport.backend);
+        Self { label, backend, rails: Vec::new(), up: 0, refused: None }
+    }
+
     /// Pairs local rail i with remote rail i, as far as both sides have rails.
     fn pair(&mut self, theirs: &[Vec<u8>]) -> Result<()> {
         for (rail, offer) in self.rails.iter().zip(theirs) {
@@ -151,15 +153,14 @@ impl PreparedTransport {
         }
     }
 
-    fn link(&self, fabric: &FabricInner, position: usize) -> Link {
-        let transport = &fabric.transports[position];
+    fn link(&self, transport: &Transport) -> Link {
         let up = if self.refused.is_some() { 0 } else { self.up };
         let pair = |rail: &PreparedRail| PairedRail { domain: Arc::clone(&rail.domain), slot: rail.slot };
         let mut rails: Vec<_> = self.rails.iter().take(up).map(|rail| Some(pair(rail))).collect();
         rails.resize_with(transport.domains.len(), || None);
         let first = rails.iter().flatten().next();
         Link {
-            label: transport.label.clone(),
+            label: self.label.clone(),
             engine: Arc::clone(&transport.engine),
             index: if up > 0 { transport.engine.claim_link() } else { u32::MAX },
             direct: first.and_then(|rail| rail.domain.direct(rail.slot)),

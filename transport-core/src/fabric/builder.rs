@@ -8,7 +8,7 @@ use std::time::Duration;
 use super::tenant::Lineage;
 use super::transport::OpenSettings;
 use super::{Fabric, FabricInner, Transport};
-use crate::control::{Bootstrap, ControlSettings, Identity, TcpBootstrap, Token};
+use crate::control::{Bootstrap, ControlSettings, Identity, Room, TcpBootstrap, Token};
 use crate::observe::{StallHook, Watch};
 use crate::spi::{Backend, DeviceInfo, DomainSetup};
 use crate::{Clock, Dump, Error, ErrorKind, Result, SystemClock};
@@ -127,7 +127,7 @@ impl FabricBuilder {
         self
     }
 
-    /// Silence after which a peer counts as dead. Default 3 s.
+    /// Silence after which a peer counts as dead. Default 3 s; `Duration::MAX` never.
     pub fn peer_timeout(mut self, span: Duration) -> Self {
         self.settings.peer_timeout = span;
         self
@@ -225,6 +225,7 @@ impl FabricBuilder {
             settings: self.settings,
             bootstrap: self.bootstrap,
             control: Mutex::new(None),
+            room: Room::default(),
             published: Mutex::new(HashMap::new()),
             peers: Mutex::new(HashMap::new()),
             next_region: AtomicU64::new(1),

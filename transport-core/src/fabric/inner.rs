@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use super::transport::Transport;
 use super::{lock, tenant};
-use crate::control::{Bootstrap, ControlSettings, ControlThread, Identity};
+use crate::control::{Bootstrap, ControlSettings, ControlThread, Identity, Room};
 use crate::engine::Control;
 use crate::region::RegionInner;
 use crate::{Clock, Error, ErrorKind, Op, Outcome, Peer, PeerId, Region, Result, Time};
@@ -23,6 +23,7 @@ pub(crate) struct FabricInner {
     pub(super) settings: ControlSettings,
     pub(super) bootstrap: Arc<dyn Bootstrap>,
     pub(super) control: Mutex<Option<Arc<ControlThread>>>,
+    pub(super) room: Room,
     pub(super) published: Mutex<HashMap<String, Region>>,
     pub(super) peers: Mutex<HashMap<PeerId, Peer>>,
     pub(super) next_region: AtomicU64,
@@ -44,6 +45,11 @@ impl FabricInner {
 
     pub(crate) fn bootstrap(&self) -> Arc<dyn Bootstrap> {
         Arc::clone(&self.bootstrap)
+    }
+
+    /// Where peers that come to a listener shake hands.
+    pub(crate) fn room(&self) -> &Room {
+        &self.room
     }
 
     pub(crate) fn published(&self, name: &str) -> Option<Vec<u8>> {
@@ -95,12 +101,16 @@ impl FabricInner {
 
     /// The control thread, started with the first listen or connect.
     pub(crate) fn control_thread(&self, operation: &'static str) -> Result<Arc<ControlThread>> {
-        self.check_open(operation)?;
+        // Let go after the lock: if it is the last handle of the parent, that closes its
+        // tenants, and so this one.
+        let parent = self.parent();
         let mut control = lock(&self.control);
+        // Under the lock, so that `close` finds whatever is started here.
+        self.check_open(operation)?;
         if let Some(thread) = &*control {
             return Ok(Arc::clone(thread));
         }
-        let thread = Arc::new(self.own_thread()?);
+        let thread = Arc::new(self.own_thread(parent.as_deref())?);
         *control = Some(Arc::clone(&thread));
         Ok(thread)
     }
@@ -119,7 +129,9 @@ impl FabricInner {
         self.close_tenants();
         let peers: Vec<_> = lock(&self.peers).drain().map(|(_, peer)| peer).collect();
         peers.iter().for_each(|peer| peer.0.session.goodbye());
-        if let Some(thread) = lock(&self.control).take() {
+        // Not under the lock: tasks that are awaited may ask for the thread.
+        let thread = lock(&self.control).take();
+        if let Some(thread) = thread {
             thread.shutdown();
         }
         for peer in peers {

@@ -120,13 +120,18 @@ impl FabricInner {
         all.filter_map(|fabric| fabric.token().cloned().map(|token| (fabric, token))).collect()
     }
 
-    /// The control thread of this fabric: a new one, or a branch of the parent's.
-    pub(super) fn own_thread(&self) -> Result<ControlThread> {
-        match &self.lineage.parent {
-            None => ControlThread::start(),
-            Some(parent) => {
-                let gone = || Error::new(ErrorKind::Closed, "connect", "the tenant's parent was closed");
-                Ok(parent.upgrade().ok_or_else(gone)?.control_thread("connect")?.branch())
+    /// The fabric this one is a tenant of, if it is one and that is there.
+    pub(super) fn parent(&self) -> Option<Arc<Self>> {
+        self.lineage.parent.as_ref().and_then(Weak::upgrade)
+    }
+
+    /// A control thread for this fabric: a new one, or a branch of its `parent`'s.
+    pub(super) fn own_thread(&self, parent: Option<&Self>) -> Result<ControlThread> {
+        match (&self.lineage.parent, parent) {
+            (None, _) => ControlThread::start(),
+            (Some(_), Some(parent)) => Ok(parent.control_thread("connect")?.branch()),
+            (Some(_), None) => {
+                Err(Error::new(ErrorKind::Closed, "connect", "the tenant's parent was closed"))
             }
         }
     }

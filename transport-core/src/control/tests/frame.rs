@@ -126,4 +126,18 @@ fn our_own_long_reasons_are_cut_and_theirs_are_printable() {
         panic!("no refusal")
     };
     assert_eq!(reason, " [2J bye");
+    let rude = Frame::Offers {
+        identity: Identity { incarnation: 1, host: "\x1b[2J\nhost".into() },
+        peer_timeout_ms: 1,
+        transports: vec![],
+    };
+    let Ok(Frame::Offers { identity, .. }) = Frame::decode(&rude.encode().unwrap()) else {
+        panic!("no offers")
+    };
+    assert_eq!(identity.host, " [2J host");
+    let rude = LinkReport { label: "a".into(), refused: Some("\rno\u{9b}".into()) };
+    let Ok(Frame::Report { links }) = Frame::decode(&Frame::report(&[rude]).encode().unwrap()) else {
+        panic!("no report")
+    };
+    assert_eq!(links[0].refused.as_deref(), Some(" no "));
 }

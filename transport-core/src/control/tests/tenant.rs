@@ -4,7 +4,8 @@ use std::time::Duration;
 
 use super::raw::Raw;
 use super::{PEER_TIMEOUT, builder, gets_through, served, token, wait};
-use crate::control::frame::{Cause, Frame};
+use crate::control::frame::Frame;
+use crate::control::room::HANDSHAKES;
 use crate::{Access, ErrorKind, Fabric, Listener, Peer};
 
 fn client(name: &str) -> Fabric {
@@ -124,19 +125,45 @@ fn a_tenant_connects_by_its_own_token() {
 }
 
 #[test]
-fn a_tenant_that_goes_while_its_peer_is_coming_ends_it_typed() {
-    let (parent, listener, address) = landlord();
+fn a_tenant_that_goes_while_a_peer_is_coming_ends_at_once() {
+    let patient = builder("null").token(token("landlord")).handshake_limit(Duration::from_secs(600));
+    let (parent, listener, address) = served(patient);
     let a = parent.tenant("a", token("a")).unwrap();
-    let mut raw = Raw::connect(&address);
-    raw.prove(&token("a"));
-    assert!(matches!(raw.recv(), Some(Frame::Proof { .. })));
-    raw.offers();
+    let of_a = client("a");
+    let (to_a, from_a) = gets_through(&of_a, &listener);
+    // It stalls where its report is due, and would for ten minutes.
+    let mut stalled = Raw::connect(&address);
+    stalled.prove(&token("a"));
+    assert!(matches!(stalled.recv(), Some(Frame::Proof { .. })));
+    stalled.offers();
+    assert!(matches!(stalled.recv(), Some(Frame::Report { .. })));
     drop(a);
-    match raw.recv() {
-        None | Some(Frame::Goodbye | Frame::Report { .. } | Frame::Refuse { cause: Cause::Failed, .. }) => {}
-        other => panic!("{other:?}"),
-    }
-    raw.0.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
-    while raw.recv().is_some() {}
+    assert_eq!(wait(to_a.closed()).kind(), ErrorKind::Closed);
+    assert_eq!(wait(from_a.closed()).kind(), ErrorKind::Closed);
+    assert_eq!(stalled.recv(), Some(Frame::Goodbye));
+    assert_eq!(stalled.recv(), None);
     gets_through(&client("landlord"), &listener);
+}
+
+#[test]
+fn peers_of_one_tenant_that_stall_keep_no_others_out() {
+    let patient = builder("null").token(token("landlord")).handshake_limit(Duration::from_secs(600));
+    let (parent, listener, address) = served(patient);
+    let _a = parent.tenant("a", token("a")).unwrap();
+    let _b = parent.tenant("b", token("b")).unwrap();
+    let stalled: Vec<_> = (0..HANDSHAKES + 16)
+        .map(|number| {
+            let mut raw = Raw::connect(&address);
+            raw.prove(&token("a"));
+            // Those whose turn it is are answered; the others wait for it.
+            assert!(number >= HANDSHAKES || matches!(raw.recv(), Some(Frame::Proof { .. })));
+            raw
+        })
+        .collect();
+    let others = [client("b"), client("landlord")];
+    for other in &others {
+        gets_through(other, &listener);
+    }
+    drop(stalled);
+    gets_through(&client("a"), &listener);
 }
