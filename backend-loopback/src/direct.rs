@@ -12,10 +12,12 @@ use crate::remote::{Import, Place, Remote};
 use crate::runner::{announce, send_imm, transfer};
 use crate::status;
 
-/// Largest write or read in the calling thread. Handing one to the worker costs 0.4 µs
-/// when it spins and 16 µs when it sleeps; 256 KiB take 5 µs hot and 35 µs cold, so
-/// that larger ones are better off there and smaller ones are not.
-pub(crate) const DIRECT: u64 = 256 << 10;
+/// Largest write or read in the calling thread. Handing one to the worker costs 1.5 µs
+/// when it spins, of lines that cross between cores, and 16 µs when it sleeps; 1 MiB takes
+/// 23 µs hot and about 100 µs cold, which a future may take to be polled. By the worker it
+/// ran at 0.88 to 0.94 of memcpy (Zen 4, `benches/benches/write.rs`), and callers queued
+/// for one worker where they now copy side by side.
+pub(crate) const DIRECT: u64 = 1 << 20;
 
 /// The way to one peer. Any thread may use it.
 pub(crate) struct LoopbackDirect {
