@@ -9,6 +9,7 @@ use rustix::fs::{AtFlags, CWD, Mode, OFlags, RenameFlags, Stat, Timespec, Timest
 use rustix::io::Errno;
 
 use super::beneath;
+use super::durable::Durable;
 use super::quota::Quota;
 use super::reason::failed;
 use super::staged::Staged;
@@ -38,6 +39,8 @@ pub struct Directory {
     pub staging: Staging,
     /// The rule for names that are taken.
     pub clash: Clash,
+    /// What is below it.
+    pub durable: Durable,
 }
 
 impl Directory {
@@ -51,7 +54,7 @@ impl Directory {
         let fd = rustix::fs::openat(CWD, &path, flags, Mode::empty())
             .map_err(|error| unusable(error, "create it first"))?;
         let again = fd.try_clone().map_err(|error| failed("open the directory twice", error))?;
-        Ok(Self { staging: Staging::open(again, quota)?, fd, clash })
+        Ok(Self { staging: Staging::open(again, quota)?, fd, clash, durable: Durable::new() })
     }
 
     /// The directory that `path` lies in.
@@ -103,12 +106,14 @@ impl Directory {
 
     /// Makes everything durable that was written so far.
     pub fn sync(&self) -> Done {
-        #[cfg(target_os = "linux")]
-        let synced = rustix::fs::syncfs(&self.fd);
-        // Elsewhere every file is synced when it is whole, see `Batch::publish`.
-        #[cfg(not(target_os = "linux"))]
-        let synced = rustix::fs::fsync(&self.fd);
-        synced.map_err(|error| failed("sync the files", error))
+        self.durable.all(|| {
+            #[cfg(target_os = "linux")]
+            let synced = rustix::fs::syncfs(&self.fd);
+            // Elsewhere every file is synced when it is whole, see `Durable::one`.
+            #[cfg(not(target_os = "linux"))]
+            let synced = rustix::fs::fsync(&self.fd);
+            synced
+        })
     }
 
     /// Gives a staged file its final name, by the rule for names that are taken.

@@ -2,6 +2,7 @@
 
 mod beneath;
 mod directory;
+mod durable;
 pub(super) mod journal;
 mod judge;
 mod partial;

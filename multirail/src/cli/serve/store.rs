@@ -249,8 +249,7 @@ impl<'a> Store<'a> {
 
     fn ready(&mut self, index: usize, staged: Staged<'a>, file: &File, hash: Option<blake3::Hash>) -> Done {
         dress(file, &self.entries[index])?;
-        #[cfg(not(target_os = "linux"))]
-        file.sync_all().map_err(|error| failed("sync the file", error))?;
+        self.directory.durable.one(file)?;
         self.batch.push(Step::Publish { index, staged, hash });
         Ok(())
     }
