@@ -125,6 +125,20 @@ fn quota() {
 }
 
 #[test]
+fn empty_files_count() {
+    let (from, into) = (TempDir::new().unwrap(), TempDir::new().unwrap());
+    let tree = from.path().join("tree");
+    fs::create_dir(&tree).unwrap();
+    (0..300).for_each(|n| fs::write(tree.join(n.to_string()), "").unwrap());
+    let (_server, address) = Running::server(&["serve", "--into", text(into.path()), "--max-bytes", "1MiB"]);
+    let (done, _, said) = run(&["send", text(&tree), "--to", &address]);
+    assert!(!done && said.contains("--max-bytes"), "{said}");
+    (250..300).for_each(|n| fs::remove_file(tree.join(n.to_string())).unwrap());
+    let (done, _, said) = run(&["send", text(&tree), "--to", &address]);
+    assert!(done, "{said}");
+}
+
+#[test]
 fn partial_files_count() {
     let (from, into) = (TempDir::new().unwrap(), TempDir::new().unwrap());
     let (large, other) = (from.path().join("large"), from.path().join("other"));

@@ -1,5 +1,6 @@
 //! One file of the staging directory, until it has its final name.
 
+use super::room::ENTRY;
 use super::staging::Staging;
 
 /// A file or link in the staging directory. Dropped without its final name, a
@@ -29,19 +30,15 @@ impl<'a> Staged<'a> {
         &self.name
     }
 
-    /// Counts bytes stored in it.
+    /// Counts bytes against the quota that its room was promised.
     pub fn add(&mut self, bytes: u64) {
         self.bytes += bytes;
     }
 
-    /// Bytes stored in it.
-    pub fn bytes(&self) -> u64 {
-        self.bytes
-    }
-
     /// Sets the bytes to fewer: the rest is the caller's again.
     pub fn shrink(&mut self, bytes: u64) -> u64 {
-        std::mem::replace(&mut self.bytes, bytes) - bytes
+        let fewer = bytes.min(self.bytes);
+        std::mem::replace(&mut self.bytes, fewer) - fewer
     }
 
     /// It has its final name: only its journal is left to remove.
@@ -55,7 +52,7 @@ impl<'a> Staged<'a> {
 
 impl Drop for Staged<'_> {
     fn drop(&mut self) {
-        if self.slot && !self.named && self.bytes > 0 {
+        if self.slot && !self.named && self.bytes > ENTRY {
             if let Some(slot) = self.staging.lock().get_mut(&self.name) {
                 (slot.busy, slot.bytes) = (false, self.bytes);
             }

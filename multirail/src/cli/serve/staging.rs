@@ -18,6 +18,7 @@ use rustix::io::Errno;
 use super::journal::Journal;
 use super::quota::Quota;
 use super::reason::failed;
+use super::room;
 use super::staged::Staged;
 use crate::cli::failure::{Done, Failure};
 
@@ -40,7 +41,7 @@ pub struct Staging {
 pub struct Slot {
     /// A session is at it.
     pub busy: bool,
-    /// Bytes stored in it.
+    /// What it takes of the quota.
     pub bytes: u64,
 }
 
@@ -66,7 +67,8 @@ impl Staging {
             } else if is_slot(data) {
                 match self.journal(data).filter(|(_, journal)| journal.count() > 0) {
                     Some((_, journal)) => {
-                        let bytes = journal.bytes().map_err(|e| failed("read a journal", e))?;
+                        let pieces = journal.bytes(room::piece).map_err(|e| failed("read a journal", e))?;
+                        let bytes = room::ENTRY + pieces.1;
                         let known = self.lock().insert(data.to_owned(), Slot { busy: false, bytes });
                         // It has two names; it counts once.
                         self.quota.count(if known.is_none() { bytes } else { 0 });
@@ -140,7 +142,7 @@ impl Staging {
         Some((staged, File::from(file), journal))
     }
 
-    /// Bytes of what [`Staging::find`] would give.
+    /// What [`Staging::find`] would give, as it counts for the quota.
     pub fn bytes(&self, path: &TreePath) -> Option<u64> {
         let (key, slots) = (key(path), self.lock());
         let ours = slots.range(key.clone()..).take_while(|(name, _)| name.starts_with(&key));

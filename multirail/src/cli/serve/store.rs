@@ -10,6 +10,7 @@ use rustix::fs::AtFlags;
 use super::directory::{Clash, Directory, dress, exists, times};
 use super::partial::Partial;
 use super::reason::{failed, out_of_turn};
+use super::room::{self, ENTRY, Room};
 use super::staged::Staged;
 use super::window::Bytes;
 use crate::cli::failure::{Done, Failure};
@@ -27,8 +28,8 @@ pub struct Store<'a> {
     found: Option<(usize, Partial<'a>)>,
     /// What waits for the next sync, in order.
     batch: Vec<Step<'a>>,
-    /// Bytes promised to the sender that have not come.
-    promised: u64,
+    /// For what has not come.
+    room: Room<'a>,
     /// The entry that could not get its name.
     unnamed: Option<usize>,
     begun: Instant,
@@ -52,8 +53,8 @@ pub struct Stored {
 }
 
 impl<'a> Store<'a> {
-    /// A group with a verdict on each entry, and room for it promised.
-    pub fn new(directory: &'a Directory, entries: Vec<Entry>, verdicts: Vec<Verdict>, promised: u64) -> Self {
+    /// A group with a verdict on each entry, and room for it.
+    pub fn new(directory: &'a Directory, entries: Vec<Entry>, verdicts: Vec<Verdict>, room: Room<'a>) -> Self {
         let (open, found, batch, stored, unnamed) = (None, None, Vec::new(), Vec::new(), None);
         Self {
             directory,
@@ -63,7 +64,7 @@ impl<'a> Store<'a> {
             open,
             found,
             batch,
-            promised,
+            room,
             unnamed,
             begun: Instant::now(),
             stored,
@@ -134,13 +135,22 @@ impl<'a> Store<'a> {
     fn make(&mut self, index: usize) -> Done {
         let (entry, staging) = (&self.entries[index], &self.directory.staging);
         match &entry.kind {
-            Kind::Directory => self.directory.make(&entry.path),
+            Kind::Directory => {
+                let cost = if self.directory.look(&entry.path)?.is_none() { ENTRY } else { 0 };
+                self.room.ensure(0, cost)?;
+                self.directory.make(&entry.path)?;
+                self.room.spend(0, cost);
+                Ok(())
+            }
             Kind::Leave => {
                 self.batch.push(Step::Leave { index });
                 Ok(())
             }
             Kind::Link { target } if self.verdicts[index] == Verdict::Send => {
-                let staged = staging.link(target)?;
+                self.room.ensure(0, ENTRY)?;
+                let mut staged = staging.link(target)?;
+                self.room.spend(0, ENTRY);
+                staged.add(ENTRY);
                 rustix::fs::utimensat(
                     &staging.fd,
                     staged.name(),
@@ -160,9 +170,11 @@ impl<'a> Store<'a> {
         if size > CHUNK || self.entries[index].data() != size {
             return Err(out_of_turn());
         }
-        self.spend(size)?;
+        let cost = ENTRY + room::whole(size);
+        self.room.ensure(size, cost)?;
         let (mut staged, mut file) = self.directory.staging.temporary()?;
-        staged.add(size);
+        self.room.spend(size, cost);
+        staged.add(cost);
         let mut hasher = blake3::Hasher::new();
         bytes.take(size as usize, |part| {
             hasher.update(part);
@@ -197,10 +209,10 @@ impl<'a> Store<'a> {
         };
         let partial = match found {
             Some(mut partial) => {
-                self.promised += partial.keep(keep, size)?;
+                partial.keep(keep, size, &mut self.room)?;
                 partial
             }
-            None if keep == 0 => Partial::begin(staging, path)?,
+            None if keep == 0 => Partial::begin(staging, path, &mut self.room)?,
             None => return Err(Failure::new("its partial file is gone; send it again")),
         };
         self.open = Some((index, partial));
@@ -208,10 +220,9 @@ impl<'a> Store<'a> {
     }
 
     fn piece(&mut self, piece: &Piece, bytes: &mut Bytes<'_>) -> Done {
-        self.spend(piece.len.into())?;
         match (&mut self.open, &self.entries) {
             (Some((index, partial)), entries) if piece.is_sound(entries[*index].size()) => {
-                partial.push(piece, bytes)
+                partial.push(piece, bytes, &mut self.room)
             }
             _ => Err(out_of_turn()),
         }
@@ -237,14 +248,6 @@ impl<'a> Store<'a> {
             ) => Ok(*size),
             _ => Err(out_of_turn()),
         }
-    }
-
-    fn spend(&mut self, bytes: u64) -> Done {
-        self.promised = self
-            .promised
-            .checked_sub(bytes)
-            .ok_or_else(|| Failure::new("the sender sent more bytes than it offered; send it again"))?;
-        Ok(())
     }
 
     fn ready(&mut self, index: usize, staged: Staged<'a>, file: &File, hash: Option<blake3::Hash>) -> Done {
@@ -284,11 +287,5 @@ impl<'a> Store<'a> {
         self.commit()?;
         self.directory.sync()?;
         Ok(std::mem::take(&mut self.stored))
-    }
-}
-
-impl Drop for Store<'_> {
-    fn drop(&mut self) {
-        self.directory.staging.quota.release(self.promised);
     }
 }
