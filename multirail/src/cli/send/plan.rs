@@ -66,6 +66,10 @@ impl Sender {
                 if skip {
                     return Ok(Plan::Skip);
                 }
+                let found = self.go_on(index, &source)?;
+                if found.keep > 0 || found.again > 0 {
+                    return Ok(Plan::Pieces(found));
+                }
             }
             Verdict::Partial => return self.go_on(index, &source()?).map(Plan::Pieces),
             Verdict::Send => {}

@@ -30,8 +30,8 @@ pub struct Store<'a> {
     batch: Vec<Step<'a>>,
     /// For what has not come.
     room: Room<'a>,
-    /// The entry that could not get its name.
-    unnamed: Option<usize>,
+    /// The entry that failed, if it is not the last that came.
+    failed: Option<usize>,
     begun: Instant,
     stored: Vec<Stored>,
 }
@@ -55,7 +55,7 @@ pub struct Stored {
 impl<'a> Store<'a> {
     /// A group with a verdict on each entry, and room for it.
     pub fn new(directory: &'a Directory, entries: Vec<Entry>, verdicts: Vec<Verdict>, room: Room<'a>) -> Self {
-        let (open, found, batch, stored, unnamed) = (None, None, Vec::new(), Vec::new(), None);
+        let (open, found, batch, stored, failed) = (None, None, Vec::new(), Vec::new(), None);
         Self {
             directory,
             entries,
@@ -65,7 +65,7 @@ impl<'a> Store<'a> {
             found,
             batch,
             room,
-            unnamed,
+            failed,
             begun: Instant::now(),
             stored,
         }
@@ -74,7 +74,7 @@ impl<'a> Store<'a> {
     /// What the sender is at, for the sentence if it ends here.
     pub fn current(&self) -> String {
         let last = || self.open.as_ref().map_or(self.next.saturating_sub(1), |(index, _)| *index);
-        let index = self.unnamed.unwrap_or_else(last);
+        let index = self.failed.unwrap_or_else(last);
         self.entries.get(index).map_or_else(|| "an empty group".to_owned(), |entry| entry.path.to_string())
     }
 
@@ -87,8 +87,13 @@ impl<'a> Store<'a> {
     /// the last; and bytes of all its pieces.
     pub fn have(&mut self, index: u32, first: u64) -> Done<(Vec<Piece>, bool, u64)> {
         let index = index as usize;
-        if self.verdicts.get(index) != Some(&Verdict::Partial) || self.next > 0 {
-            return Err(out_of_turn());
+        match self.verdicts.get(index) {
+            Some(Verdict::Partial | Verdict::Compare { skip: false, .. }) if self.next == 0 => {}
+            _ => return Err(out_of_turn()),
+        }
+        if let Err(failure) = self.wanted(index) {
+            self.failed = Some(index);
+            return Err(failure);
         }
         if self.found.as_ref().is_none_or(|(found, _)| *found != index) {
             self.found = None;
@@ -271,7 +276,7 @@ impl<'a> Store<'a> {
             };
             let entry = &self.entries[index];
             if done.is_err() {
-                self.unnamed = Some(index);
+                self.failed = Some(index);
                 return done;
             }
             self.stored.push(Stored { entry: entry.clone(), hash, begun: self.begun });
