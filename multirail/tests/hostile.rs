@@ -114,6 +114,22 @@ fn what_was_not_stored_takes_nothing_of_the_quota() {
 }
 
 #[test]
+fn a_name_taken_meanwhile_keeps_no_other_file_from_its_own() {
+    let root = TempDir::new().unwrap();
+    let (into, server, address) = server(&root);
+    let hostile = Hostile::ready(&address);
+    hostile.offer(&[raw(b"a", file(1)), raw(b"b", file(1))].concat());
+    assert!(matches!(hostile.answer(), ToSender::Verdicts { .. }));
+    std::fs::write(into.join("a"), "taken").unwrap();
+    let whole = |index| Item::Whole { index, hash: blake3::hash(b"x").into() };
+    hostile.fill(&[whole(0), whole(1)], b"xx");
+    hostile.ends_refused("a was not stored");
+    server.await_error("a was not stored");
+    assert_eq!(std::fs::read(into.join("a")).unwrap(), b"taken");
+    assert_eq!(std::fs::read(into.join("b")).unwrap(), b"x");
+}
+
+#[test]
 fn a_decent_sender_by_hand() {
     let root = TempDir::new().unwrap();
     let (into, _server, address) = server(&root);

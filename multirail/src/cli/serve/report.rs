@@ -2,13 +2,22 @@
 
 use std::time::Instant;
 
-use multirail::files::Kind;
+use multirail::files::{Entry, Kind};
 use serde::Serialize;
 
-use super::store::Stored;
 use crate::cli::failure::Done;
 use crate::cli::output;
 use crate::cli::units::{Size, gbytes_per_s};
+
+/// Something that has its final name.
+pub struct Stored {
+    /// Which.
+    pub entry: Entry,
+    /// Of files without holes.
+    pub hash: Option<blake3::Hash>,
+    /// When the group began.
+    pub begun: Instant,
+}
 
 /// Counts what lies in a tree until the tree is complete.
 pub struct Report {

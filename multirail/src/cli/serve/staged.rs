@@ -12,17 +12,18 @@ pub struct Staged<'a> {
     /// Bytes counted against the quota.
     bytes: u64,
     named: bool,
+    abandoned: bool,
 }
 
 impl<'a> Staged<'a> {
     /// A whole one.
     pub(super) fn temporary(staging: &'a Staging, name: String) -> Self {
-        Self { staging, name, slot: false, bytes: 0, named: false }
+        Self { staging, name, slot: false, bytes: 0, named: false, abandoned: false }
     }
 
     /// A partial one, whose slot the caller has made busy.
     pub(super) fn slot(staging: &'a Staging, name: String, bytes: u64) -> Self {
-        Self { staging, name, slot: true, bytes, named: false }
+        Self { staging, name, slot: true, bytes, named: false, abandoned: false }
     }
 
     /// Its name in the staging directory.
@@ -41,6 +42,11 @@ impl<'a> Staged<'a> {
         std::mem::replace(&mut self.bytes, fewer) - fewer
     }
 
+    /// It is not wanted, whatever is stored in it: removed, and no longer counted.
+    pub fn abandon(mut self) {
+        self.abandoned = true;
+    }
+
     /// It has its final name: only its journal is left to remove.
     pub fn named(mut self) {
         self.named = true;
@@ -52,7 +58,7 @@ impl<'a> Staged<'a> {
 
 impl Drop for Staged<'_> {
     fn drop(&mut self) {
-        if self.slot && !self.named && self.bytes > ENTRY {
+        if self.slot && !self.named && !self.abandoned && self.bytes > ENTRY {
             if let Some(slot) = self.staging.lock().get_mut(&self.name) {
                 (slot.busy, slot.bytes) = (false, self.bytes);
             }

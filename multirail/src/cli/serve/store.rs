@@ -10,6 +10,7 @@ use rustix::fs::AtFlags;
 use super::directory::{Clash, Directory, dress, exists, times};
 use super::partial::Partial;
 use super::reason::{failed, out_of_turn};
+use super::report::Stored;
 use super::room::{self, ENTRY, Room};
 use super::staged::Staged;
 use super::window::Bytes;
@@ -40,16 +41,6 @@ pub struct Store<'a> {
 enum Step<'a> {
     Publish { index: usize, staged: Staged<'a>, hash: Option<blake3::Hash> },
     Leave { index: usize },
-}
-
-/// Something that has its final name.
-pub struct Stored {
-    /// Which.
-    pub entry: Entry,
-    /// Of files without holes.
-    pub hash: Option<blake3::Hash>,
-    /// When the group began.
-    pub begun: Instant,
 }
 
 impl<'a> Store<'a> {
@@ -262,26 +253,31 @@ impl<'a> Store<'a> {
         Ok(())
     }
 
-    /// Makes what has come durable, and gives it its final names.
+    /// Makes what has come durable, and gives it its final names. One that cannot get its
+    /// name keeps no other from it.
     pub fn commit(&mut self) -> Done {
         if self.batch.iter().any(|step| matches!(step, Step::Publish { .. })) {
             self.directory.sync()?;
         }
+        let mut all = Ok(());
         for step in self.batch.drain(..) {
             let (index, hash, done) = match step {
                 Step::Publish { index, staged, hash } => {
                     (index, hash, self.directory.publish(staged, &self.entries[index].path))
                 }
-                Step::Leave { index } => (index, None, self.directory.leave(&self.entries[index])),
+                Step::Leave { index } => {
+                    (index, None, self.directory.leave(&self.entries[index]).map(|()| true))
+                }
             };
             let entry = &self.entries[index];
-            if done.is_err() {
-                self.failed = Some(index);
-                return done;
+            match done {
+                Ok(true) => self.stored.push(Stored { entry: entry.clone(), hash, begun: self.begun }),
+                Ok(false) => {}
+                Err(failure) if all.is_ok() => (self.failed, all) = (Some(index), Err(failure)),
+                Err(also) => tracing::warn!(path = %entry.path, reason = also.sentence(), "not stored either"),
             }
-            self.stored.push(Stored { entry: entry.clone(), hash, begun: self.begun });
         }
-        Ok(())
+        all
     }
 
     /// The group is complete: makes it and its names durable, and says what it was.
