@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use multirail::files::{STAGING, TreePath};
-use rustix::fs::{AtFlags, Dir, FlockOperation, Mode, OFlags};
+use rustix::fs::{AtFlags, Dir, FileType, FlockOperation, Mode, OFlags};
 use rustix::io::Errno;
 
 use super::journal::Journal;
@@ -82,10 +82,8 @@ impl Staging {
 
     /// The journal of a slot whose file is there too, and the path both are about.
     fn journal(&self, slot: &str) -> Option<(TreePath, Journal)> {
-        let flags = OFlags::RDWR | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        rustix::fs::openat(&self.fd, slot, flags, Mode::empty()).ok()?;
-        let file = rustix::fs::openat(&self.fd, format!("{slot}.journal"), flags, Mode::empty()).ok()?;
-        let file = File::from(file);
+        self.existing(slot)?;
+        let file = self.existing(&format!("{slot}.journal"))?;
         let path = Journal::path(&file).filter(|path| slot.starts_with(&key(path)))?;
         Journal::open(file, &path).ok().flatten().map(|journal| (path, journal))
     }
@@ -136,10 +134,9 @@ impl Staging {
             (name.clone(), slot.bytes)
         };
         let staged = Staged::slot(self, name.clone(), bytes);
-        let flags = OFlags::RDWR | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        let file = rustix::fs::openat(&self.fd, &name, flags, Mode::empty()).ok()?;
+        let file = self.existing(&name)?;
         let (_, journal) = self.journal(&name).filter(|(found, _)| found == path)?;
-        Some((staged, File::from(file), journal))
+        Some((staged, file, journal))
     }
 
     /// What [`Staging::find`] would give, as it counts for the quota.
@@ -166,6 +163,23 @@ impl Staging {
         let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC | OFlags::NOFOLLOW;
         let created = rustix::fs::openat(&self.fd, name, flags, PRIVATE);
         Ok(File::from(created.map_err(|e| failed("create a file", e))?))
+    }
+
+    /// A file that is there. A whole one that did not get its name has its mode already,
+    /// which may keep us from writing.
+    fn existing(&self, name: &str) -> Option<File> {
+        let flags = OFlags::RDWR | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let open = || rustix::fs::openat(&self.fd, name, flags, Mode::empty());
+        let opened = open().or_else(|error| {
+            let stat = rustix::fs::statat(&self.fd, name, AtFlags::SYMLINK_NOFOLLOW)?;
+            let is_file = FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile;
+            if error != Errno::ACCESS || !is_file {
+                return Err(error);
+            }
+            rustix::fs::chmodat(&self.fd, name, PRIVATE, AtFlags::empty())?;
+            open()
+        });
+        opened.map(File::from).ok()
     }
 
     pub(super) fn remove(&self, name: &str) {
@@ -233,4 +247,37 @@ fn is_slot(name: &str) -> bool {
 
 fn is_hex(text: &str) -> bool {
     text.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'))
+}
+
+#[cfg(all(test, target_os = "linux"))]
+mod tests {
+    use multirail::files::Piece;
+    use rustix::thread::{CapabilitySet, capabilities, set_capabilities};
+
+    use super::*;
+
+    #[test]
+    fn a_partial_file_that_has_its_mode_already_goes_on() {
+        let into = tempfile::TempDir::new().unwrap();
+        let root = || OwnedFd::from(File::open(into.path()).unwrap());
+        let path = TreePath::new(b"name").unwrap();
+        let staging = Staging::open(root(), Quota::new(None)).unwrap();
+        let (mut staged, file, mut journal) = staging.begin(&path).unwrap();
+        journal.push(&Piece { offset: 0, len: 1, hash: [0; 32] }).unwrap();
+        staged.add(room::ENTRY + room::piece(1));
+        rustix::fs::fchmod(&file, Mode::RUSR).unwrap();
+        // As a server leaves it that is killed.
+        drop(staged);
+        drop(staging);
+        let goes_on = || {
+            // Root would write all the same.
+            let mut sets = capabilities(None).unwrap();
+            sets.effective.remove(CapabilitySet::DAC_OVERRIDE);
+            set_capabilities(None, sets).unwrap();
+            let staging = Staging::open(root(), Quota::new(None)).unwrap();
+            let (_, file, journal) = staging.find(&path).expect("it is there, and not thrown away");
+            assert_eq!((journal.count(), file.metadata().unwrap().len()), (1, 0));
+        };
+        std::thread::scope(|scope| scope.spawn(goes_on).join().unwrap());
+    }
 }
