@@ -5,7 +5,9 @@ mod process;
 mod tree;
 
 use std::fs;
+use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
+use std::process::Stdio;
 
 use process::{LIMIT, Running, run};
 use rustix::process::Signal;
@@ -92,6 +94,23 @@ fn files_and_directories_never_replace_each_other() {
     fs::write(into.path().join("tree"), "file").unwrap();
     let (done, _, said) = run(&["send", text(&tree), "--to", &address]);
     assert!(!done && said.contains("a file has the name of this directory"), "{said}");
+}
+
+#[test]
+fn a_server_that_nobody_reads_from_goes_on() {
+    let (from, into) = (TempDir::new().unwrap(), TempDir::new().unwrap());
+    let file = from.path().join("file");
+    fs::write(&file, "content").unwrap();
+    let serve = ["serve", "--into", text(into.path()), "--listen", "127.0.0.1:0", "--json"];
+    let mut server = process::multirail(&serve).stdout(Stdio::piped()).spawn().unwrap();
+    let mut line = String::new();
+    BufReader::new(server.stdout.take().unwrap()).read_line(&mut line).unwrap();
+    let listening: serde_json::Value = serde_json::from_str(&line).unwrap();
+    let address = listening["listening"].as_str().unwrap();
+    let sent = [&[][..], &["--resume"]].map(|more| run(&[&["send", text(&file), "--to", address], more].concat()));
+    server.kill().and_then(|()| server.wait()).unwrap();
+    sent.iter().for_each(|(done, _, said)| assert!(done, "{said}"));
+    assert_eq!(fs::read(into.path().join("file")).unwrap(), b"content");
 }
 
 #[test]
