@@ -107,7 +107,8 @@ fn a_server_that_nobody_reads_from_goes_on() {
     BufReader::new(server.stdout.take().unwrap()).read_line(&mut line).unwrap();
     let listening: serde_json::Value = serde_json::from_str(&line).unwrap();
     let address = listening["listening"].as_str().unwrap();
-    let sent = [&[][..], &["--resume"]].map(|more| run(&[&["send", text(&file), "--to", address], more].concat()));
+    let sent =
+        [&[][..], &["--resume"]].map(|more| run(&[&["send", text(&file), "--to", address], more].concat()));
     server.kill().and_then(|()| server.wait()).unwrap();
     sent.iter().for_each(|(done, _, said)| assert!(done, "{said}"));
     assert_eq!(fs::read(into.path().join("file")).unwrap(), b"content");

@@ -45,7 +45,12 @@ enum Step<'a> {
 
 impl<'a> Store<'a> {
     /// A group with a verdict on each entry, and room for it.
-    pub fn new(directory: &'a Directory, entries: Vec<Entry>, verdicts: Vec<Verdict>, room: Room<'a>) -> Self {
+    pub fn new(
+        directory: &'a Directory,
+        entries: Vec<Entry>,
+        verdicts: Vec<Verdict>,
+        room: Room<'a>,
+    ) -> Self {
         let (open, found, batch, stored, failed) = (None, None, Vec::new(), Vec::new(), None);
         Self {
             directory,
@@ -274,7 +279,9 @@ impl<'a> Store<'a> {
                 Ok(true) => self.stored.push(Stored { entry: entry.clone(), hash, begun: self.begun }),
                 Ok(false) => {}
                 Err(failure) if all.is_ok() => (self.failed, all) = (Some(index), Err(failure)),
-                Err(also) => tracing::warn!(path = %entry.path, reason = also.sentence(), "not stored either"),
+                Err(also) => {
+                    tracing::warn!(path = %entry.path, reason = also.sentence(), "not stored either")
+                }
             }
         }
         all
