@@ -87,6 +87,49 @@ fn messages_and_items_out_of_turn() {
 }
 
 #[test]
+fn what_was_not_stored_takes_nothing_of_the_quota() {
+    let (into, from) = (TempDir::new().unwrap(), TempDir::new().unwrap());
+    let (server, address) = Running::server(&["serve", "--into", text(into.path()), "--max-bytes", "10MiB"]);
+    let piece = |offset, len| Item::Piece(Piece { offset, len, hash: [0; 32] });
+    let begin = Item::Begin { index: 0, keep: 0 };
+    for items in [
+        &[begin.clone(), piece(1, 9 << 20)][..],
+        &[piece(0, 9 << 20)],
+        &[begin.clone(), piece(0, 1)],
+        &[Item::Whole { index: 0, hash: [7; 32] }],
+    ] {
+        for _ in 0..2 {
+            let hostile = Hostile::ready(&address);
+            hostile.offer(&raw(b"file", file(9 << 20)));
+            assert!(matches!(hostile.answer(), ToSender::Verdicts { .. }));
+            hostile.fill(items, b"x");
+            hostile.ends_refused("file was not stored");
+            server.await_error("file was not stored");
+        }
+    }
+    let good = from.path().join("good");
+    std::fs::write(&good, vec![1; 9 << 20]).unwrap();
+    let (done, _, said) = run(&["send", text(&good), "--to", &address]);
+    assert!(done, "{said}");
+}
+
+#[test]
+fn a_name_taken_meanwhile_keeps_no_other_file_from_its_own() {
+    let root = TempDir::new().unwrap();
+    let (into, server, address) = server(&root);
+    let hostile = Hostile::ready(&address);
+    hostile.offer(&[raw(b"a", file(1)), raw(b"b", file(1))].concat());
+    assert!(matches!(hostile.answer(), ToSender::Verdicts { .. }));
+    std::fs::write(into.join("a"), "taken").unwrap();
+    let whole = |index| Item::Whole { index, hash: blake3::hash(b"x").into() };
+    hostile.fill(&[whole(0), whole(1)], b"xx");
+    hostile.ends_refused("a was not stored");
+    server.await_error("a was not stored");
+    assert_eq!(std::fs::read(into.join("a")).unwrap(), b"taken");
+    assert_eq!(std::fs::read(into.join("b")).unwrap(), b"x");
+}
+
+#[test]
 fn a_decent_sender_by_hand() {
     let root = TempDir::new().unwrap();
     let (into, _server, address) = server(&root);

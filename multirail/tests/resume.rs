@@ -137,6 +137,24 @@ fn a_changed_source_goes_on_from_the_change() {
 }
 
 #[test]
+fn a_file_that_replaces_one_of_its_size_goes_on() {
+    let (from, into) = (TempDir::new().unwrap(), TempDir::new().unwrap());
+    let path = from.path().join("large");
+    tree::random(&path, 64 << 20);
+    fs::File::create(into.path().join("large")).and_then(|old| old.set_len(64 << 20)).unwrap();
+    let (server, address) =
+        Running::server(&["serve", "--into", text(into.path()), "--on-clash", "overwrite"]);
+    let mut sender = begin(&path, &address, 40 << 20);
+    sender.signal(Signal::KILL);
+    sender.ends_within_any(LIMIT);
+    server.await_error("large was not stored");
+    let sent = most_sent(&sender, 40 << 20) + resume(&path, &address);
+    assert!(sent <= (64 << 20) + WINDOW, "{sent}");
+    assert!(fs::read(into.path().join("large")).unwrap() == fs::read(&path).unwrap());
+    assert!(tree::partials(into.path()).is_empty());
+}
+
+#[test]
 fn a_damaged_partial_is_noticed() {
     let (from, into) = (TempDir::new().unwrap(), TempDir::new().unwrap());
     let (path, _server, address) = interrupted(&from, &into);

@@ -5,7 +5,9 @@ mod process;
 mod tree;
 
 use std::fs;
+use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
+use std::process::Stdio;
 
 use process::{LIMIT, Running, run};
 use rustix::process::Signal;
@@ -95,6 +97,24 @@ fn files_and_directories_never_replace_each_other() {
 }
 
 #[test]
+fn a_server_that_nobody_reads_from_goes_on() {
+    let (from, into) = (TempDir::new().unwrap(), TempDir::new().unwrap());
+    let file = from.path().join("file");
+    fs::write(&file, "content").unwrap();
+    let serve = ["serve", "--into", text(into.path()), "--listen", "127.0.0.1:0", "--json"];
+    let mut server = process::multirail(&serve).stdout(Stdio::piped()).spawn().unwrap();
+    let mut line = String::new();
+    BufReader::new(server.stdout.take().unwrap()).read_line(&mut line).unwrap();
+    let listening: serde_json::Value = serde_json::from_str(&line).unwrap();
+    let address = listening["listening"].as_str().unwrap();
+    let sent =
+        [&[][..], &["--resume"]].map(|more| run(&[&["send", text(&file), "--to", address], more].concat()));
+    server.kill().and_then(|()| server.wait()).unwrap();
+    sent.iter().for_each(|(done, _, said)| assert!(done, "{said}"));
+    assert_eq!(fs::read(into.path().join("file")).unwrap(), b"content");
+}
+
+#[test]
 fn quota() {
     let (from, into) = (TempDir::new().unwrap(), TempDir::new().unwrap());
     let file = |name: &str, mib: usize| {
@@ -122,6 +142,20 @@ fn quota() {
     server.await_error("--max-bytes");
     assert!(send(&[&four]).0, "what was refused does not count");
     assert_eq!(tree::facts(into.path()).len(), 2);
+}
+
+#[test]
+fn empty_files_count() {
+    let (from, into) = (TempDir::new().unwrap(), TempDir::new().unwrap());
+    let tree = from.path().join("tree");
+    fs::create_dir(&tree).unwrap();
+    (0..300).for_each(|n| fs::write(tree.join(n.to_string()), "").unwrap());
+    let (_server, address) = Running::server(&["serve", "--into", text(into.path()), "--max-bytes", "1MiB"]);
+    let (done, _, said) = run(&["send", text(&tree), "--to", &address]);
+    assert!(!done && said.contains("--max-bytes"), "{said}");
+    (250..300).for_each(|n| fs::remove_file(tree.join(n.to_string())).unwrap());
+    let (done, _, said) = run(&["send", text(&tree), "--to", &address]);
+    assert!(done, "{said}");
 }
 
 #[test]

@@ -35,6 +35,16 @@ impl<'a> Pieces<'a> {
         self.extent.start = piece.end;
         Ok(Some(piece))
     }
+
+    /// Passes over the first `count` pieces; whether they have `bytes` bytes and end at `end`.
+    pub fn pass(&mut self, count: u64, bytes: u64, end: u64) -> io::Result<bool> {
+        let (mut passed, mut at) = (0, 0);
+        for _ in 0..count {
+            let Some(piece) = self.next()? else { return Ok(false) };
+            (passed, at) = (passed + piece.end - piece.start, piece.end);
+        }
+        Ok((passed, at) == (bytes, end))
+    }
 }
 
 /// Bytes of a file of `size` bytes that are in no hole.
@@ -117,5 +127,17 @@ mod tests {
             total += piece.end - piece.start;
         }
         assert_eq!(total, data(&sparse, size).unwrap());
+
+        // What is passed over must be what was there before.
+        let first = Pieces::new(&sparse, size, true).next().unwrap().unwrap();
+        let passes = || {
+            let (len, end) = (first.end - first.start, first.end);
+            Pieces::new(&sparse, size, true).pass(1, len, end).unwrap()
+        };
+        assert!(passes());
+        sparse.write_all_at(&[1], 0).unwrap();
+        assert!(!passes(), "a hole was filled meanwhile");
+        sparse.set_len(0).unwrap();
+        assert!(!passes(), "bytes became a hole");
     }
 }

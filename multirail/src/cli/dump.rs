@@ -5,7 +5,7 @@ use std::io::{self, Write};
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use multirail::observe::{OperationDump, OperationKind};
+use multirail::observe::{MAX_RECORDING, OperationDump, OperationKind};
 use multirail::{Dump, Fabric, FabricBuilder, Recording, WeakFabric};
 
 use super::failure::{Done, Failure};
@@ -13,21 +13,45 @@ use super::failure::{Done, Failure};
 /// Where dumps of the fabrics of this process go: stderr, and a recording if one was asked for.
 #[derive(Default)]
 pub struct Dumps {
-    recording: Mutex<Option<File>>,
+    recording: Mutex<Option<Log>>,
     /// Say on stderr what stalls.
     tell_stalls: bool,
     fabrics: Mutex<Vec<WeakFabric>>,
+}
+
+/// A recording that is being written.
+struct Log {
+    file: File,
+    bytes: usize,
+}
+
+impl Log {
+    fn create(path: &Path) -> io::Result<Self> {
+        let mut log = Self { file: File::create(path)?, bytes: 0 };
+        log.append(Recording::header())?;
+        Ok(log)
+    }
+
+    /// Appends as long as the recording can be read.
+    fn append(&mut self, bytes: &[u8]) -> io::Result<()> {
+        let sum = self.bytes.saturating_add(bytes.len());
+        if sum > MAX_RECORDING {
+            return Err(io::Error::other(format!(
+                "the recording would be over {} MiB, the most that `multirail trace` reads",
+                MAX_RECORDING >> 20
+            )));
+        }
+        self.file.write_all(bytes)?;
+        self.bytes = sum;
+        Ok(())
+    }
 }
 
 impl Dumps {
     /// To stderr, and to a new recording at `path`.
     pub fn new(path: Option<&Path>, tell_stalls: bool) -> Done<Self> {
         let create = |path: &Path| {
-            let created = File::create(path).and_then(|mut file| {
-                file.write_all(Recording::header())?;
-                Ok(file)
-            });
-            created
+            Log::create(path)
                 .map_err(|error| Failure::new(format!("cannot write dumps to {}: {error}", path.display())))
         };
         let recording = Mutex::new(path.map(create).transpose()?);
@@ -74,8 +98,8 @@ impl Dumps {
 
     fn record(&self, dump: &Dump) {
         let mut recording = lock(&self.recording);
-        let Some(file) = &mut *recording else { return };
-        let written = dump.to_bytes().map_err(io::Error::other).and_then(|frame| file.write_all(&frame));
+        let Some(log) = &mut *recording else { return };
+        let written = dump.to_bytes().map_err(io::Error::other).and_then(|frame| log.append(&frame));
         if let Err(error) = written {
             say(&format!("a dump was not recorded, nor will be later ones: {error}"));
             *recording = None;
@@ -107,4 +131,22 @@ fn say(text: &str) {
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_recording_ends_before_it_cannot_be_read() {
+        let path = tempfile::NamedTempFile::new().unwrap();
+        let mut log = Log::create(path.path()).unwrap();
+        let most = MAX_RECORDING - Recording::header().len();
+        let said = log.append(&vec![0; most + 1]).unwrap_err().to_string();
+        assert!(said.contains("32 MiB"), "{said}");
+        assert_eq!(std::fs::read(path.path()).unwrap(), Recording::header());
+        log.append(&vec![0; most]).unwrap();
+        assert!(log.append(&[0]).is_err());
+        assert_eq!(std::fs::metadata(path.path()).unwrap().len(), MAX_RECORDING as u64);
+    }
 }

@@ -72,7 +72,8 @@ pub enum Verdict {
     Skip,
     /// Do not: it is here already.
     Have,
-    /// A file of that size is here. If it has another content, skip or send yours.
+    /// A file of that size is here. If it has another content, skip or send yours; of that,
+    /// a part may be here too: ask for it by [`ToServer::Resume`].
     Compare {
         /// Its content digest.
         digest: [u8; 32],

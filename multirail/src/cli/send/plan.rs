@@ -31,6 +31,8 @@ pub struct Pieces {
     pub keep: u64,
     /// Bytes of them.
     pub kept: u64,
+    /// Where they end.
+    pub end: u64,
     /// Bytes the server stored before, but that are sent again.
     pub again: u64,
     /// Over the pieces kept.
@@ -65,6 +67,10 @@ impl Sender {
                 }
                 if skip {
                     return Ok(Plan::Skip);
+                }
+                let found = self.go_on(index, &source)?;
+                if found.keep > 0 || found.again > 0 {
+                    return Ok(Plan::Pieces(found));
                 }
             }
             Verdict::Partial => return self.go_on(index, &source()?).map(Plan::Pieces),
@@ -101,6 +107,7 @@ impl Sender {
                 found.hash.push(&piece);
                 found.keep += 1;
                 found.kept += u64::from(piece.len);
+                found.end = piece.end();
             }
             found.again = bytes.saturating_sub(found.kept);
             if done {

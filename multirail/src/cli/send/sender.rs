@@ -262,12 +262,12 @@ fn pack(
             Plan::Pieces(mut plan) => {
                 let source = open(list, number)?;
                 let mut pieces = source.pieces(sparse);
-                let mut next = || pieces.next().map_err(|error| source.unreadable(&error));
-                packer.item(&Item::Begin { index, keep: plan.keep })?;
-                for _ in 0..plan.keep {
-                    next()?;
+                let unreadable = |error| source.unreadable(&error);
+                if !pieces.pass(plan.keep, plan.kept, plan.end).map_err(unreadable)? {
+                    return Err(source.changed().into());
                 }
-                while let Some(range) = next()? {
+                packer.item(&Item::Begin { index, keep: plan.keep })?;
+                while let Some(range) = pieces.next().map_err(unreadable)? {
                     outcome.sent += range.end - range.start;
                     plan.hash.push(&packer.piece(&source, range)?);
                 }

@@ -91,6 +91,14 @@ impl Source {
         if len < self.size { Err(self.unreadable(&std::io::ErrorKind::UnexpectedEof.into())) } else { Ok(()) }
     }
 
+    /// Where it had holes, it has bytes now, or the other way round.
+    pub fn changed(&self) -> Failure {
+        Failure::new(format!(
+            "{} changed while it was sent; send it again when it is complete",
+            self.path.display()
+        ))
+    }
+
     /// Why it cannot be read.
     pub fn unreadable(&self, error: &std::io::Error) -> Failure {
         let path = self.path.display();

@@ -9,6 +9,7 @@ use rustix::fs::{AtFlags, CWD, Mode, OFlags, RenameFlags, Stat, Timespec, Timest
 use rustix::io::Errno;
 
 use super::beneath;
+use super::durable::Durable;
 use super::quota::Quota;
 use super::reason::failed;
 use super::staged::Staged;
@@ -38,6 +39,8 @@ pub struct Directory {
     pub staging: Staging,
     /// The rule for names that are taken.
     pub clash: Clash,
+    /// What is below it.
+    pub durable: Durable,
 }
 
 impl Directory {
@@ -51,7 +54,7 @@ impl Directory {
         let fd = rustix::fs::openat(CWD, &path, flags, Mode::empty())
             .map_err(|error| unusable(error, "create it first"))?;
         let again = fd.try_clone().map_err(|error| failed("open the directory twice", error))?;
-        Ok(Self { staging: Staging::open(again, quota)?, fd, clash })
+        Ok(Self { staging: Staging::open(again, quota)?, fd, clash, durable: Durable::new() })
     }
 
     /// The directory that `path` lies in.
@@ -103,16 +106,19 @@ impl Directory {
 
     /// Makes everything durable that was written so far.
     pub fn sync(&self) -> Done {
-        #[cfg(target_os = "linux")]
-        let synced = rustix::fs::syncfs(&self.fd);
-        // Elsewhere every file is synced when it is whole, see `Batch::publish`.
-        #[cfg(not(target_os = "linux"))]
-        let synced = rustix::fs::fsync(&self.fd);
-        synced.map_err(|error| failed("sync the files", error))
+        self.durable.all(|| {
+            #[cfg(target_os = "linux")]
+            let synced = rustix::fs::syncfs(&self.fd);
+            // Elsewhere every file is synced when it is whole, see `Durable::one`.
+            #[cfg(not(target_os = "linux"))]
+            let synced = rustix::fs::fsync(&self.fd);
+            synced
+        })
     }
 
-    /// Gives a staged file its final name, by the rule for names that are taken.
-    pub fn publish(&self, staged: Staged<'_>, path: &TreePath) -> Done {
+    /// Gives a staged file its final name, by the rule for names that are taken; whether it
+    /// got one, or something else had it first and stays.
+    pub fn publish(&self, staged: Staged<'_>, path: &TreePath) -> Done<bool> {
         let (parent, from) = (self.parent(path)?, &self.staging.fd);
         let name = path.name_os();
         let exclusively = |to: &std::ffi::OsStr| rename_exclusively(from, staged.name(), &parent, to);
@@ -129,7 +135,10 @@ impl Directory {
         };
         match renamed {
             Ok(()) => staged.named(),
-            Err(Errno::EXIST) if self.clash == Clash::Skip => {}
+            Err(Errno::EXIST) if self.clash == Clash::Skip => {
+                staged.abandon();
+                return Ok(false);
+            }
             Err(Errno::EXIST) => return Err(exists()),
             Err(Errno::ISDIR | Errno::NOTEMPTY) => {
                 return Err(Failure::new("a directory of that name exists; remove or rename it"));
@@ -139,7 +148,7 @@ impl Directory {
         self.staging.discard(path);
         #[cfg(not(target_os = "linux"))]
         rustix::fs::fsync(&parent).map_err(|error| failed("sync the directory", error))?;
-        Ok(())
+        Ok(true)
     }
 }
 
@@ -195,4 +204,41 @@ fn misplaced(error: Errno) -> Failure {
         Errno::NOENT => "its directory does not exist",
         error => return failed("open its directory", error),
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cli::serve::room::ENTRY;
+    use crate::cli::units::Size;
+
+    #[test]
+    fn the_loser_of_a_race_for_a_name_leaves_nothing_behind() {
+        let into = tempfile::TempDir::new().unwrap();
+        let quota = Quota::new(Some(Size(100 * ENTRY)));
+        let directory = Directory::open(into.path().to_owned(), Clash::Skip, quota).unwrap();
+        let staging = &directory.staging;
+        let path = TreePath::new(b"name").unwrap();
+        let partial = || {
+            let (mut staged, ..) = staging.begin(&path).unwrap();
+            staging.quota.reserve(90 * ENTRY).unwrap();
+            staged.add(90 * ENTRY);
+            staged
+        };
+        drop(partial());
+        assert_eq!(staging.bytes(&path), Some(90 * ENTRY), "one that is interrupted stays");
+        staging.discard(&path);
+
+        let loser = partial();
+        std::fs::write(into.path().join("name"), "winner").unwrap();
+        assert!(!directory.publish(loser, &path).unwrap());
+        assert_eq!(std::fs::read(into.path().join("name")).unwrap(), b"winner");
+        assert_eq!(staging.bytes(&path), None);
+        assert_eq!(std::fs::read_dir(into.path().join(".multirail")).unwrap().count(), 0);
+        staging.quota.check(100 * ENTRY).unwrap();
+
+        std::fs::remove_file(into.path().join("name")).unwrap();
+        assert!(directory.publish(partial(), &path).unwrap());
+        assert!(staging.quota.check(11 * ENTRY).is_err(), "it counts under its name too");
+    }
 }

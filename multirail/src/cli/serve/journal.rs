@@ -11,7 +11,8 @@ use std::os::unix::fs::FileExt;
 use multirail::files::{Piece, TreePath};
 
 const MAGIC: [u8; 8] = *b"mrjrnl01";
-const RECORD: u64 = 44;
+/// Bytes of a record.
+pub const RECORD: u64 = 44;
 
 /// The journal of one partial file.
 pub struct Journal {
@@ -82,9 +83,12 @@ impl Journal {
         Ok(piece.is_sound(i64::MAX as u64).then_some(piece))
     }
 
-    /// Bytes of all pieces.
-    pub fn bytes(&self) -> io::Result<u64> {
-        (0..self.count).try_fold(0, |sum, index| Ok(sum + self.piece(index)?.map_or(0, |p| u64::from(p.len))))
+    /// Bytes of all pieces, and what they take by `cost`.
+    pub fn bytes(&self, cost: impl Fn(u32) -> u64) -> io::Result<(u64, u64)> {
+        (0..self.count).try_fold((0, 0), |(bytes, taken), index| {
+            let len = self.piece(index)?.map_or(0, |piece| piece.len);
+            Ok((bytes + u64::from(len), taken + cost(len)))
+        })
     }
 
     /// Forgets all pieces but the first `count`.
@@ -117,7 +121,7 @@ mod tests {
         assert_eq!(Journal::path(&file), Some(path.clone()));
         file.set_len(file.metadata().unwrap().len() - 1).unwrap();
         let mut found = Journal::open(file.try_clone().unwrap(), &path).unwrap().expect("a journal");
-        assert_eq!((found.count(), found.bytes().unwrap()), (2, 30));
+        assert_eq!((found.count(), found.bytes(|len| len.into()).unwrap()), (2, (30, 30)));
         assert_eq!(found.piece(1).unwrap(), Some(pieces[1]));
         found.keep(1).unwrap();
         assert_eq!(found.count(), 1);

@@ -7,6 +7,7 @@ use rustix::fs::{FileType, Stat};
 
 use super::directory::{Clash, Directory, exists};
 use super::reason::failed;
+use super::room::{self, Room};
 use super::store::Store;
 use crate::cli::content;
 use crate::cli::failure::{Done, Failure};
@@ -25,27 +26,26 @@ pub fn judge<'a>(
     if entries.len() > MOST {
         return Err(Failure::new(format!("the sender offers more than {MOST} files at once")));
     }
-    let (mut verdicts, mut bytes) = (Vec::with_capacity(entries.len()), 0_u64);
+    let (mut verdicts, mut offered, mut room) = (Vec::with_capacity(entries.len()), 0_u64, 0_u64);
     for entry in &entries {
         let verdict = one(directory, entry, resume, wanted)
             .map_err(|failure| failure.within(format!("{} was not stored", entry.path)))?;
-        bytes = bytes.saturating_add(match verdict {
-            Verdict::Skip | Verdict::Have => 0,
-            Verdict::Partial => {
-                entry.data().saturating_sub(directory.staging.bytes(&entry.path).unwrap_or(0))
+        let (bytes, cost) = match verdict {
+            Verdict::Skip | Verdict::Have | Verdict::Compare { skip: true, .. } => (0, 0),
+            // What is stored counts already. If it is gone by then, room is taken as bytes come.
+            Verdict::Partial | Verdict::Compare { .. } => {
+                let stored = directory.staging.bytes(&entry.path).unwrap_or(0);
+                (entry.data(), room::entry(entry).saturating_sub(stored))
             }
-            Verdict::Compare { skip: true, .. } => 0,
-            Verdict::Send | Verdict::Compare { .. } => entry.data(),
-        });
+            Verdict::Send => (entry.data(), room::entry(entry)),
+        };
+        (offered, room) = (offered.saturating_add(bytes), room.saturating_add(cost));
         verdicts.push(verdict);
     }
     let first = entries.first().map_or_else(String::new, |entry| entry.path.to_string());
-    directory
-        .staging
-        .quota
-        .reserve(bytes)
+    let room = Room::reserve(&directory.staging.quota, offered, room)
         .map_err(|failure| failure.within(format!("{first} was not stored")))?;
-    Ok((Store::new(directory, entries, verdicts.clone(), bytes), verdicts))
+    Ok((Store::new(directory, entries, verdicts.clone(), room), verdicts))
 }
 
 fn one(directory: &Directory, entry: &Entry, resume: bool, wanted: &dyn Fn() -> bool) -> Done<Verdict> {

@@ -2,12 +2,14 @@
 
 mod beneath;
 mod directory;
+mod durable;
 pub(super) mod journal;
 mod judge;
 mod partial;
 mod quota;
 mod reason;
 mod report;
+mod room;
 mod session;
 mod staged;
 mod staging;
@@ -63,7 +65,8 @@ pub struct ServeArguments {
     #[arg(long, conflicts_with = "on_clash")]
     overwrite: bool,
 
-    /// Store at most so many bytes in all, unfinished files included, as in 500MiB or 2GiB
+    /// Store at most so many bytes in all, as in 500MiB or 2GiB: of unfinished files too, in
+    /// blocks of 4 KiB, and a block for each file, link or directory
     #[arg(long, value_name = "SIZE")]
     max_bytes: Option<Size>,
 }

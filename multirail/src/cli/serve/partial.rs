@@ -7,6 +7,7 @@ use multirail::files::{FileHash, HAVE_PIECES, Piece, PieceHash, TreePath};
 
 use super::journal::Journal;
 use super::reason::failed;
+use super::room::{self, ENTRY, Room};
 use super::staged::Staged;
 use super::staging::Staging;
 use super::window::Bytes;
@@ -18,26 +19,32 @@ pub struct Partial<'a> {
     file: File,
     journal: Journal,
     hash: FileHash,
+    /// Bytes of its pieces.
+    bytes: u64,
     /// One past the last byte stored.
     end: u64,
 }
 
 impl<'a> Partial<'a> {
     /// A new one.
-    pub fn begin(staging: &'a Staging, path: &TreePath) -> Done<Self> {
-        let (staged, file, journal) = staging.begin(path)?;
-        Ok(Self { staged, file, journal, hash: FileHash::default(), end: 0 })
+    pub fn begin(staging: &'a Staging, path: &TreePath, room: &mut Room<'_>) -> Done<Self> {
+        let (mut staged, file, journal) = staging.begin(path)?;
+        room.ensure(0, ENTRY)?;
+        room.spend(0, ENTRY);
+        staged.add(ENTRY);
+        Ok(Self { staged, file, journal, hash: FileHash::default(), bytes: 0, end: 0 })
     }
 
     /// What an earlier attempt left.
     pub fn find(staging: &'a Staging, path: &TreePath) -> Option<Self> {
         let (staged, file, journal) = staging.find(path)?;
-        Some(Self { staged, file, journal, hash: FileHash::default(), end: 0 })
+        let (bytes, _) = journal.bytes(room::piece).ok()?;
+        Some(Self { staged, file, journal, hash: FileHash::default(), bytes, end: 0 })
     }
 
     /// Bytes stored in it.
     pub fn bytes(&self) -> u64 {
-        self.staged.bytes()
+        self.bytes
     }
 
     /// Its pieces from number `first` on, up to the first that is not what the journal
@@ -61,29 +68,34 @@ impl<'a> Partial<'a> {
     }
 
     /// Forgets all but the first `count` pieces, for a file of `size` bytes. Bytes behind
-    /// them become a hole. Gives back how many are no longer stored.
-    pub fn keep(&mut self, count: u64, size: u64) -> Done<u64> {
+    /// them become a hole, and their room is promised again.
+    pub fn keep(&mut self, count: u64, size: u64, room: &mut Room<'_>) -> Done {
         let broken = |error| failed("continue a partial file", error);
         self.journal.keep(count).map_err(broken)?;
         if self.journal.count() < count {
             return Err(Failure::new("the sender keeps more pieces than there are; send it again"));
         }
-        let mut kept = 0;
+        let mut kept = ENTRY;
+        self.bytes = 0;
         for index in 0..self.journal.count() {
             let piece = self.journal.piece(index).map_err(broken)?;
             let Some(piece) = piece.filter(|piece| piece.is_sound(size) && piece.offset >= self.end) else {
                 return Err(Failure::new("a partial file is broken; send it without --resume"));
             };
             self.hash.push(&piece);
-            kept += u64::from(piece.len);
+            kept += room::piece(piece.len);
+            self.bytes += u64::from(piece.len);
             self.end = piece.end();
         }
         self.file.set_len(self.end).map_err(broken)?;
-        Ok(self.staged.shrink(kept.min(self.staged.bytes())))
+        room.regain(self.staged.shrink(kept));
+        Ok(())
     }
 
     /// Stores the next piece.
-    pub fn push(&mut self, piece: &Piece, bytes: &mut Bytes<'_>) -> Done {
+    pub fn push(&mut self, piece: &Piece, bytes: &mut Bytes<'_>, room: &mut Room<'_>) -> Done {
+        let (len, cost) = (u64::from(piece.len), room::piece(piece.len));
+        room.ensure(len, cost)?;
         if piece.offset < self.end {
             return Err(Failure::new("the sender sent pieces out of turn"));
         }
@@ -100,7 +112,9 @@ impl<'a> Partial<'a> {
         self.journal.push(piece).map_err(|e| failed("write a journal", e))?;
         self.hash.push(piece);
         self.end = piece.end();
-        self.staged.add(u64::from(piece.len));
+        room.spend(len, cost);
+        self.staged.add(cost);
+        self.bytes += len;
         Ok(())
     }
 

@@ -2,17 +2,28 @@
 
 use std::time::Instant;
 
-use multirail::files::Kind;
+use multirail::files::{Entry, Kind};
 use serde::Serialize;
 
-use super::store::Stored;
 use crate::cli::failure::Done;
 use crate::cli::output;
 use crate::cli::units::{Size, gbytes_per_s};
 
+/// Something that has its final name.
+pub struct Stored {
+    /// Which.
+    pub entry: Entry,
+    /// Of files without holes.
+    pub hash: Option<blake3::Hash>,
+    /// When the group began.
+    pub begun: Instant,
+}
+
 /// Counts what lies in a tree until the tree is complete.
 pub struct Report {
     json: bool,
+    /// Nobody reads what is printed.
+    closed: bool,
     files: u64,
     bytes: u64,
     begun: Option<Instant>,
@@ -32,11 +43,20 @@ struct StoredRow {
 impl Report {
     /// Prints rows of JSON, or lines.
     pub fn new(json: bool) -> Self {
-        Self { json, files: 0, bytes: 0, begun: None }
+        Self { json, closed: false, files: 0, bytes: 0, begun: None }
     }
 
-    /// Prints what is complete with this.
-    pub fn add(&mut self, stored: &Stored) -> Done {
+    /// Prints what is complete with this. A sender goes on if that fails, and we say so once.
+    pub fn add(&mut self, stored: &Stored) {
+        if !self.closed
+            && let Err(failure) = self.print(stored)
+        {
+            self.closed = true;
+            output::complain(&format!("cannot print what is stored: {}", failure.sentence()));
+        }
+    }
+
+    fn print(&mut self, stored: &Stored) -> Done {
         let entry = &stored.entry;
         let begun = *self.begun.get_or_insert(stored.begun);
         self.files += u64::from(entry.kind != Kind::Leave);

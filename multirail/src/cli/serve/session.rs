@@ -118,7 +118,8 @@ impl<'a> Session<'a> {
         }
         let stored = store.finish()?;
         self.outbox.say(&ToSender::Stored)?;
-        stored.iter().try_for_each(|stored| self.report.add(stored))
+        stored.iter().for_each(|stored| self.report.add(stored));
+        Ok(())
     }
 
     /// Stores windows until the group is complete.

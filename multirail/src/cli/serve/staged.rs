@@ -1,5 +1,6 @@
 //! One file of the staging directory, until it has its final name.
 
+use super::room::ENTRY;
 use super::staging::Staging;
 
 /// A file or link in the staging directory. Dropped without its final name, a
@@ -11,17 +12,18 @@ pub struct Staged<'a> {
     /// Bytes counted against the quota.
     bytes: u64,
     named: bool,
+    abandoned: bool,
 }
 
 impl<'a> Staged<'a> {
     /// A whole one.
     pub(super) fn temporary(staging: &'a Staging, name: String) -> Self {
-        Self { staging, name, slot: false, bytes: 0, named: false }
+        Self { staging, name, slot: false, bytes: 0, named: false, abandoned: false }
     }
 
     /// A partial one, whose slot the caller has made busy.
     pub(super) fn slot(staging: &'a Staging, name: String, bytes: u64) -> Self {
-        Self { staging, name, slot: true, bytes, named: false }
+        Self { staging, name, slot: true, bytes, named: false, abandoned: false }
     }
 
     /// Its name in the staging directory.
@@ -29,19 +31,20 @@ impl<'a> Staged<'a> {
         &self.name
     }
 
-    /// Counts bytes stored in it.
+    /// Counts bytes against the quota that its room was promised.
     pub fn add(&mut self, bytes: u64) {
         self.bytes += bytes;
     }
 
-    /// Bytes stored in it.
-    pub fn bytes(&self) -> u64 {
-        self.bytes
-    }
-
     /// Sets the bytes to fewer: the rest is the caller's again.
     pub fn shrink(&mut self, bytes: u64) -> u64 {
-        std::mem::replace(&mut self.bytes, bytes) - bytes
+        let fewer = bytes.min(self.bytes);
+        std::mem::replace(&mut self.bytes, fewer) - fewer
+    }
+
+    /// It is not wanted, whatever is stored in it: removed, and no longer counted.
+    pub fn abandon(mut self) {
+        self.abandoned = true;
     }
 
     /// It has its final name: only its journal is left to remove.
@@ -55,7 +58,7 @@ impl<'a> Staged<'a> {
 
 impl Drop for Staged<'_> {
     fn drop(&mut self) {
-        if self.slot && !self.named && self.bytes > 0 {
+        if self.slot && !self.named && !self.abandoned && self.bytes > ENTRY {
             if let Some(slot) = self.staging.lock().get_mut(&self.name) {
                 (slot.busy, slot.bytes) = (false, self.bytes);
             }

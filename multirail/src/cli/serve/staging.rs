@@ -12,12 +12,13 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use multirail::files::{STAGING, TreePath};
-use rustix::fs::{AtFlags, Dir, FlockOperation, Mode, OFlags};
+use rustix::fs::{AtFlags, Dir, FileType, FlockOperation, Mode, OFlags};
 use rustix::io::Errno;
 
 use super::journal::Journal;
 use super::quota::Quota;
 use super::reason::failed;
+use super::room;
 use super::staged::Staged;
 use crate::cli::failure::{Done, Failure};
 
@@ -40,7 +41,7 @@ pub struct Staging {
 pub struct Slot {
     /// A session is at it.
     pub busy: bool,
-    /// Bytes stored in it.
+    /// What it takes of the quota.
     pub bytes: u64,
 }
 
@@ -66,7 +67,8 @@ impl Staging {
             } else if is_slot(data) {
                 match self.journal(data).filter(|(_, journal)| journal.count() > 0) {
                     Some((_, journal)) => {
-                        let bytes = journal.bytes().map_err(|e| failed("read a journal", e))?;
+                        let pieces = journal.bytes(room::piece).map_err(|e| failed("read a journal", e))?;
+                        let bytes = room::ENTRY + pieces.1;
                         let known = self.lock().insert(data.to_owned(), Slot { busy: false, bytes });
                         // It has two names; it counts once.
                         self.quota.count(if known.is_none() { bytes } else { 0 });
@@ -80,10 +82,8 @@ impl Staging {
 
     /// The journal of a slot whose file is there too, and the path both are about.
     fn journal(&self, slot: &str) -> Option<(TreePath, Journal)> {
-        let flags = OFlags::RDWR | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        rustix::fs::openat(&self.fd, slot, flags, Mode::empty()).ok()?;
-        let file = rustix::fs::openat(&self.fd, format!("{slot}.journal"), flags, Mode::empty()).ok()?;
-        let file = File::from(file);
+        self.existing(slot)?;
+        let file = self.existing(&format!("{slot}.journal"))?;
         let path = Journal::path(&file).filter(|path| slot.starts_with(&key(path)))?;
         Journal::open(file, &path).ok().flatten().map(|journal| (path, journal))
     }
@@ -134,13 +134,12 @@ impl Staging {
             (name.clone(), slot.bytes)
         };
         let staged = Staged::slot(self, name.clone(), bytes);
-        let flags = OFlags::RDWR | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        let file = rustix::fs::openat(&self.fd, &name, flags, Mode::empty()).ok()?;
+        let file = self.existing(&name)?;
         let (_, journal) = self.journal(&name).filter(|(found, _)| found == path)?;
-        Some((staged, File::from(file), journal))
+        Some((staged, file, journal))
     }
 
-    /// Bytes of what [`Staging::find`] would give.
+    /// What [`Staging::find`] would give, as it counts for the quota.
     pub fn bytes(&self, path: &TreePath) -> Option<u64> {
         let (key, slots) = (key(path), self.lock());
         let ours = slots.range(key.clone()..).take_while(|(name, _)| name.starts_with(&key));
@@ -164,6 +163,23 @@ impl Staging {
         let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC | OFlags::NOFOLLOW;
         let created = rustix::fs::openat(&self.fd, name, flags, PRIVATE);
         Ok(File::from(created.map_err(|e| failed("create a file", e))?))
+    }
+
+    /// A file that is there. A whole one that did not get its name has its mode already,
+    /// which may keep us from writing.
+    fn existing(&self, name: &str) -> Option<File> {
+        let flags = OFlags::RDWR | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let open = || rustix::fs::openat(&self.fd, name, flags, Mode::empty());
+        let opened = open().or_else(|error| {
+            let stat = rustix::fs::statat(&self.fd, name, AtFlags::SYMLINK_NOFOLLOW)?;
+            let is_file = FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile;
+            if error != Errno::ACCESS || !is_file {
+                return Err(error);
+            }
+            rustix::fs::chmodat(&self.fd, name, PRIVATE, AtFlags::empty())?;
+            open()
+        });
+        opened.map(File::from).ok()
     }
 
     pub(super) fn remove(&self, name: &str) {
@@ -231,4 +247,37 @@ fn is_slot(name: &str) -> bool {
 
 fn is_hex(text: &str) -> bool {
     text.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'))
+}
+
+#[cfg(all(test, target_os = "linux"))]
+mod tests {
+    use multirail::files::Piece;
+    use rustix::thread::{CapabilitySet, capabilities, set_capabilities};
+
+    use super::*;
+
+    #[test]
+    fn a_partial_file_that_has_its_mode_already_goes_on() {
+        let into = tempfile::TempDir::new().unwrap();
+        let root = || OwnedFd::from(File::open(into.path()).unwrap());
+        let path = TreePath::new(b"name").unwrap();
+        let staging = Staging::open(root(), Quota::new(None)).unwrap();
+        let (mut staged, file, mut journal) = staging.begin(&path).unwrap();
+        journal.push(&Piece { offset: 0, len: 1, hash: [0; 32] }).unwrap();
+        staged.add(room::ENTRY + room::piece(1));
+        rustix::fs::fchmod(&file, Mode::RUSR).unwrap();
+        // As a server leaves it that is killed.
+        drop(staged);
+        drop(staging);
+        let goes_on = || {
+            // Root would write all the same.
+            let mut sets = capabilities(None).unwrap();
+            sets.effective.remove(CapabilitySet::DAC_OVERRIDE);
+            set_capabilities(None, sets).unwrap();
+            let staging = Staging::open(root(), Quota::new(None)).unwrap();
+            let (_, file, journal) = staging.find(&path).expect("it is there, and not thrown away");
+            assert_eq!((journal.count(), file.metadata().unwrap().len()), (1, 0));
+        };
+        std::thread::scope(|scope| scope.spawn(goes_on).join().unwrap());
+    }
 }

@@ -10,6 +10,8 @@ use rustix::fs::AtFlags;
 use super::directory::{Clash, Directory, dress, exists, times};
 use super::partial::Partial;
 use super::reason::{failed, out_of_turn};
+use super::report::Stored;
+use super::room::{self, ENTRY, Room};
 use super::staged::Staged;
 use super::window::Bytes;
 use crate::cli::failure::{Done, Failure};
@@ -27,10 +29,10 @@ pub struct Store<'a> {
     found: Option<(usize, Partial<'a>)>,
     /// What waits for the next sync, in order.
     batch: Vec<Step<'a>>,
-    /// Bytes promised to the sender that have not come.
-    promised: u64,
-    /// The entry that could not get its name.
-    unnamed: Option<usize>,
+    /// For what has not come.
+    room: Room<'a>,
+    /// The entry that failed, if it is not the last that came.
+    failed: Option<usize>,
     begun: Instant,
     stored: Vec<Stored>,
 }
@@ -41,20 +43,15 @@ enum Step<'a> {
     Leave { index: usize },
 }
 
-/// Something that has its final name.
-pub struct Stored {
-    /// Which.
-    pub entry: Entry,
-    /// Of files without holes.
-    pub hash: Option<blake3::Hash>,
-    /// When the group began.
-    pub begun: Instant,
-}
-
 impl<'a> Store<'a> {
-    /// A group with a verdict on each entry, and room for it promised.
-    pub fn new(directory: &'a Directory, entries: Vec<Entry>, verdicts: Vec<Verdict>, promised: u64) -> Self {
-        let (open, found, batch, stored, unnamed) = (None, None, Vec::new(), Vec::new(), None);
+    /// A group with a verdict on each entry, and room for it.
+    pub fn new(
+        directory: &'a Directory,
+        entries: Vec<Entry>,
+        verdicts: Vec<Verdict>,
+        room: Room<'a>,
+    ) -> Self {
+        let (open, found, batch, stored, failed) = (None, None, Vec::new(), Vec::new(), None);
         Self {
             directory,
             entries,
@@ -63,8 +60,8 @@ impl<'a> Store<'a> {
             open,
             found,
             batch,
-            promised,
-            unnamed,
+            room,
+            failed,
             begun: Instant::now(),
             stored,
         }
@@ -73,7 +70,7 @@ impl<'a> Store<'a> {
     /// What the sender is at, for the sentence if it ends here.
     pub fn current(&self) -> String {
         let last = || self.open.as_ref().map_or(self.next.saturating_sub(1), |(index, _)| *index);
-        let index = self.unnamed.unwrap_or_else(last);
+        let index = self.failed.unwrap_or_else(last);
         self.entries.get(index).map_or_else(|| "an empty group".to_owned(), |entry| entry.path.to_string())
     }
 
@@ -86,8 +83,13 @@ impl<'a> Store<'a> {
     /// the last; and bytes of all its pieces.
     pub fn have(&mut self, index: u32, first: u64) -> Done<(Vec<Piece>, bool, u64)> {
         let index = index as usize;
-        if self.verdicts.get(index) != Some(&Verdict::Partial) || self.next > 0 {
-            return Err(out_of_turn());
+        match self.verdicts.get(index) {
+            Some(Verdict::Partial | Verdict::Compare { skip: false, .. }) if self.next == 0 => {}
+            _ => return Err(out_of_turn()),
+        }
+        if let Err(failure) = self.wanted(index) {
+            self.failed = Some(index);
+            return Err(failure);
         }
         if self.found.as_ref().is_none_or(|(found, _)| *found != index) {
             self.found = None;
@@ -134,13 +136,22 @@ impl<'a> Store<'a> {
     fn make(&mut self, index: usize) -> Done {
         let (entry, staging) = (&self.entries[index], &self.directory.staging);
         match &entry.kind {
-            Kind::Directory => self.directory.make(&entry.path),
+            Kind::Directory => {
+                let cost = if self.directory.look(&entry.path)?.is_none() { ENTRY } else { 0 };
+                self.room.ensure(0, cost)?;
+                self.directory.make(&entry.path)?;
+                self.room.spend(0, cost);
+                Ok(())
+            }
             Kind::Leave => {
                 self.batch.push(Step::Leave { index });
                 Ok(())
             }
             Kind::Link { target } if self.verdicts[index] == Verdict::Send => {
-                let staged = staging.link(target)?;
+                self.room.ensure(0, ENTRY)?;
+                let mut staged = staging.link(target)?;
+                self.room.spend(0, ENTRY);
+                staged.add(ENTRY);
                 rustix::fs::utimensat(
                     &staging.fd,
                     staged.name(),
@@ -160,9 +171,11 @@ impl<'a> Store<'a> {
         if size > CHUNK || self.entries[index].data() != size {
             return Err(out_of_turn());
         }
-        self.spend(size)?;
+        let cost = ENTRY + room::whole(size);
+        self.room.ensure(size, cost)?;
         let (mut staged, mut file) = self.directory.staging.temporary()?;
-        staged.add(size);
+        self.room.spend(size, cost);
+        staged.add(cost);
         let mut hasher = blake3::Hasher::new();
         bytes.take(size as usize, |part| {
             hasher.update(part);
@@ -197,10 +210,10 @@ impl<'a> Store<'a> {
         };
         let partial = match found {
             Some(mut partial) => {
-                self.promised += partial.keep(keep, size)?;
+                partial.keep(keep, size, &mut self.room)?;
                 partial
             }
-            None if keep == 0 => Partial::begin(staging, path)?,
+            None if keep == 0 => Partial::begin(staging, path, &mut self.room)?,
             None => return Err(Failure::new("its partial file is gone; send it again")),
         };
         self.open = Some((index, partial));
@@ -208,10 +221,9 @@ impl<'a> Store<'a> {
     }
 
     fn piece(&mut self, piece: &Piece, bytes: &mut Bytes<'_>) -> Done {
-        self.spend(piece.len.into())?;
         match (&mut self.open, &self.entries) {
             (Some((index, partial)), entries) if piece.is_sound(entries[*index].size()) => {
-                partial.push(piece, bytes)
+                partial.push(piece, bytes, &mut self.room)
             }
             _ => Err(out_of_turn()),
         }
@@ -239,42 +251,40 @@ impl<'a> Store<'a> {
         }
     }
 
-    fn spend(&mut self, bytes: u64) -> Done {
-        self.promised = self
-            .promised
-            .checked_sub(bytes)
-            .ok_or_else(|| Failure::new("the sender sent more bytes than it offered; send it again"))?;
-        Ok(())
-    }
-
     fn ready(&mut self, index: usize, staged: Staged<'a>, file: &File, hash: Option<blake3::Hash>) -> Done {
         dress(file, &self.entries[index])?;
-        #[cfg(not(target_os = "linux"))]
-        file.sync_all().map_err(|error| failed("sync the file", error))?;
+        self.directory.durable.one(file)?;
         self.batch.push(Step::Publish { index, staged, hash });
         Ok(())
     }
 
-    /// Makes what has come durable, and gives it its final names.
+    /// Makes what has come durable, and gives it its final names. One that cannot get its
+    /// name keeps no other from it.
     pub fn commit(&mut self) -> Done {
         if self.batch.iter().any(|step| matches!(step, Step::Publish { .. })) {
             self.directory.sync()?;
         }
+        let mut all = Ok(());
         for step in self.batch.drain(..) {
             let (index, hash, done) = match step {
                 Step::Publish { index, staged, hash } => {
                     (index, hash, self.directory.publish(staged, &self.entries[index].path))
                 }
-                Step::Leave { index } => (index, None, self.directory.leave(&self.entries[index])),
+                Step::Leave { index } => {
+                    (index, None, self.directory.leave(&self.entries[index]).map(|()| true))
+                }
             };
             let entry = &self.entries[index];
-            if done.is_err() {
-                self.unnamed = Some(index);
-                return done;
+            match done {
+                Ok(true) => self.stored.push(Stored { entry: entry.clone(), hash, begun: self.begun }),
+                Ok(false) => {}
+                Err(failure) if all.is_ok() => (self.failed, all) = (Some(index), Err(failure)),
+                Err(also) => {
+                    tracing::warn!(path = %entry.path, reason = also.sentence(), "not stored either")
+                }
             }
-            self.stored.push(Stored { entry: entry.clone(), hash, begun: self.begun });
         }
-        Ok(())
+        all
     }
 
     /// The group is complete: makes it and its names durable, and says what it was.
@@ -285,11 +295,5 @@ impl<'a> Store<'a> {
         self.commit()?;
         self.directory.sync()?;
         Ok(std::mem::take(&mut self.stored))
-    }
-}
-
-impl Drop for Store<'_> {
-    fn drop(&mut self) {
-        self.directory.staging.quota.release(self.promised);
     }
 }

@@ -17,7 +17,9 @@ const WORKER: u32 = 0;
 pub fn trace(recording: &Recording) -> Value {
     let mut events = Vec::new();
     for (number, track) in (1..).zip(&tracks(recording)) {
-        Events { number, track, events: &mut events, open: BTreeMap::new(), parked: None }.add();
+        let first = track.records.values().map(|record| record.time).min();
+        let first = first.unwrap_or(track.end);
+        Events { number, track, first, events: &mut events, open: BTreeMap::new(), parked: None }.add();
     }
     json!({ "traceEvents": events, "displayTimeUnit": "ns" })
 }
@@ -26,6 +28,8 @@ pub fn trace(recording: &Recording) -> Value {
 struct Events<'a> {
     number: u32,
     track: &'a Track<'a>,
+    /// The time of its earliest record.
+    first: Time,
     events: &'a mut Vec<Value>,
     /// Names of the spans that have begun and not ended.
     open: BTreeMap<String, String>,
@@ -117,8 +121,7 @@ impl Events<'_> {
     fn note(&mut self, op: OpId, what: &What, time: Time) {
         let key = self.key(op);
         if !self.open.contains_key(&key) {
-            let first = self.track.records.values().map(|record| record.time).min();
-            self.begin(op, "operation", first.map_or(time, |first| first.min(time)));
+            self.begin(op, "operation", self.first.min(time));
         }
         self.span("n", &key, &what.to_string(), time);
     }

@@ -30,6 +30,13 @@ pub fn run(arguments: &TraceArguments) -> Done {
     let recording = Recording::from_bytes(&bytes).map_err(|error| {
         Failure::new(format!("{}: {}: {}", arguments.file.display(), error.kind(), error.context()))
     })?;
+    if recording.cut_off {
+        let what = format!("{} is cut off in its last dump", arguments.file.display());
+        match recording.dumps.len() {
+            0 => return Err(Failure::new(format!("{what}, and there is none before it"))),
+            _ => super::output::complain(&format!("{what}; here is what comes before it")),
+        }
+    }
     let Some(out) = &arguments.chrome else { return super::output::text(&timeline(&recording)) };
     let refuse = |error| Failure::new(format!("cannot write {}: {error}", out.display()));
     let mut file = BufWriter::new(File::create(out).map_err(refuse)?);
