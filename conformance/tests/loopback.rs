@@ -17,6 +17,11 @@ const STAGED_FAILURES: &[KnownFailure] = &[
     KnownFailure { trial: "futures::wait_drives[plain]", why: NOBODY },
     KnownFailure { trial: "futures::wait_drives[queued]", why: NOBODY },
     KnownFailure { trial: "futures::wait_drives[small-queue]", why: NOBODY },
+    KnownFailure { trial: "futures::any_wait_drives[plain]", why: NOBODY },
+    KnownFailure { trial: "futures::any_wait_drives[queued]", why: NOBODY },
+    KnownFailure { trial: "futures::any_wait_drives[small-queue]", why: NOBODY },
+    KnownFailure { trial: "futures::any_wait_drives[partial]", why: NOBODY },
+    KnownFailure { trial: "futures::any_wait_drives[reorder]", why: NOBODY },
 ];
 
 const NOBODY: &str = "the target's turns move staged bytes, and here nobody takes them; not to be mended";
