@@ -3,8 +3,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use backend_loopback::Loopback;
-use transport_core::{Access, Fabric, FabricBuilder, TransportConfig};
+use backend_loopback::{LinkModel, Loopback, LoopbackConfig};
+use transport_core::{Access, Fabric, FabricBuilder, TransportConfig, VirtualClock};
 
 /// Far more than any of this takes; an operation that nobody serves ends by its deadline.
 const LIMIT: Duration = Duration::from_secs(20);
@@ -47,4 +47,38 @@ fn a_write_behind_a_thousand_sends_that_nobody_takes() {
 async fn pool_next(pool: &transport_core::RecvPool) {
     let message = pool.next().await.unwrap();
     assert_eq!(message.to_vec(), [7; 64]);
+}
+
+#[test]
+fn a_lost_device_leaves_its_worker_nothing_to_do() {
+    for seed in 0..16 {
+        let clock = VirtualClock::default();
+        let open = |link: LinkModel| {
+            let loopback = Loopback::with(LoopbackConfig::default().link(link));
+            let transport = TransportConfig::new("loopback", Arc::new(loopback));
+            let builder = FabricBuilder::new().transport(transport).clock(Arc::new(clock.clone()));
+            builder.seed(seed).caller_driven().open().unwrap()
+        };
+        // Requests run some turns after they were posted: a turn that posts nothing may
+        // be the one that loses the device.
+        let doomed = LinkModel {
+            accept_at_most: Some(3),
+            latency: Duration::from_micros(5),
+            lose_device_after: Some(20),
+            ..LinkModel::default()
+        };
+        let (here, there) = (open(doomed), open(LinkModel::default()));
+        let (peer, _) = here.connect_local(&there).unwrap();
+        let source = here.alloc(4096, Access::LOCAL).unwrap();
+        let target = there.alloc(4096, Access::REMOTE_WRITE).unwrap();
+        let remote = peer.import(&target.descriptor()).unwrap();
+        let mut writes: Vec<_> = (0..40).map(|_| peer.write(&source, 0..4096, &remote, 0).unwrap()).collect();
+        for _ in 0..1000 {
+            here.step();
+            clock.advance(Duration::from_micros(1));
+        }
+        let lost = |write: &mut transport_core::Op| write.try_result().is_some_and(|result| result.is_err());
+        assert!(writes.iter_mut().any(lost), "seed {seed}: nothing was lost");
+        assert_eq!(here.step().events, 0, "seed {seed}: something to do on a lost device");
+    }
 }

@@ -177,7 +177,8 @@ impl Engine {
         let backoff = self.rails.iter().map(|rail| rail.domain.capabilities().idle_backoff).min();
         // Nothing tells when a peer leaves a region that is being revoked.
         let look_again = if can_be_woken && self.revoking.is_empty() { None } else { backoff };
-        let due = (self.due() != Time::NEVER).then(|| self.due().since(self.clock.now()));
+        let due = self.due();
+        let due = (due != Time::NEVER).then(|| due.since(self.clock.now()));
         look_again.into_iter().chain(due).min()
     }
 

@@ -21,6 +21,8 @@ impl Engine {
     }
 
     fn post_rail(&mut self, rail: usize) -> usize {
+        // Counts batches in a row: where none is tried, none was passed over.
+        let passed = std::mem::take(&mut self.rails[rail].passed);
         if self.rails[rail].rotation.front().is_none() {
             return 0;
         }
@@ -32,9 +34,9 @@ impl Engine {
         // SAFETY: every request's spans were checked when it was submitted, and
         // `self.active` holds its regions and imports until `reap` has seen its end.
         let result = unsafe { this.endpoint.post(&this.batch) };
-        let accepted = result.accepted.min(this.batch.len());
-        let this_len = this.batch.len();
-        let cut_short = accepted < this_len;
+        let offered = this.batch.len();
+        let accepted = result.accepted.min(offered);
+        let cut_short = accepted < offered;
         let bytes = if cut_short {
             this.batch.requests().take(accepted).map(|request| request.len).sum()
         } else {
@@ -43,10 +45,11 @@ impl Engine {
         self.handle.counts[rail].batch(accepted as u64, bytes);
         if cut_short {
             let refused = usize::from(result.error.is_some());
-            self.handle.counts[rail].cut_short((this_len - accepted - refused) as u64);
+            self.handle.counts[rail].cut_short((offered - accepted - refused) as u64);
         }
-        let this = &mut self.rails[rail];
-        this.passed = if cut_short && accepted == 0 { this.passed + 1 } else { 0 };
+        if accepted == 0 {
+            self.rails[rail].passed = passed + 1;
+        }
         self.record_batch(rail, accepted as u32, bytes);
         self.account(rail, accepted as u32, result.error);
         self.note(3, accepted as u64);
