@@ -71,6 +71,11 @@ pub fn gbytes_per_s(bytes: u64, took: Duration) -> f64 {
     bytes as f64 / took.as_secs_f64().max(1e-9) / 1e9
 }
 
+/// To four decimals: more would be noise.
+pub fn round(value: f64) -> f64 {
+    (value * 1e4).round() / 1e4
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

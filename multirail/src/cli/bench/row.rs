@@ -6,7 +6,7 @@ use super::client::Measured;
 use super::load::Load;
 use crate::cli::failure::Done;
 use crate::cli::output;
-use crate::cli::units::Size;
+use crate::cli::units::{Size, round};
 
 /// One measurement; the fields are the keys of the JSON.
 #[derive(Debug, Serialize)]
@@ -92,9 +92,4 @@ impl Row {
             format!("{:.0}", self.percent_of_limit),
         ]
     }
-}
-
-/// To four decimals: more would be noise.
-fn round(value: f64) -> f64 {
-    (value * 1e4).round() / 1e4
 }

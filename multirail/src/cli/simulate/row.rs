@@ -7,7 +7,7 @@ use super::profile::{Name, Profile};
 use crate::cli::Common;
 use crate::cli::failure::Done;
 use crate::cli::output;
-use crate::cli::units::Size;
+use crate::cli::units::{Size, round};
 
 /// One page size; the fields are the keys of the JSON.
 #[derive(Debug, Serialize)]
@@ -86,9 +86,4 @@ impl Row {
             self.fewest_cores.map_or("-".to_owned(), |cores| cores.to_string()),
         ]
     }
-}
-
-/// To four decimals: more would be noise.
-fn round(value: f64) -> f64 {
-    (value * 1e4).round() / 1e4
 }
