@@ -1,6 +1,6 @@
 //! Prepared writes: checked once, posted many times, and still refused when they must be.
 
-use transport_core::{Access, ErrorKind, Pages, WriteOptions};
+use transport_core::{Access, ErrorKind, Pages, PreparedWrite, WriteOptions};
 
 use crate::check::{Verdict, ensure, refused, same};
 use crate::ground::{Ground, OPEN};
@@ -31,6 +31,12 @@ fn grounds(context: &Context, pair: &Pair) -> Verdict<(Ground, Ground)> {
     Ok((src, Ground::new(&pair.b, COUNT * PAGE, OPEN, context.seed + 1)?))
 }
 
+/// All pages of `src` to those of `dst`, reversed.
+fn prepare(pair: &Pair, src: &Ground, dst: &Ground, options: &WriteOptions) -> Verdict<PreparedWrite> {
+    let ((from, to), remote) = (lists(), dst.import(&pair.to_b)?);
+    Ok(pair.to_b.prepare_write_pages(&src.region, &from, &remote, &to, PAGE, options)?)
+}
+
 /// Tells `dst` what the reversed pages of `src` leave there.
 fn expect(dst: &mut Ground, src: &Ground) {
     for page in 0..COUNT {
@@ -41,10 +47,7 @@ fn expect(dst: &mut Ground, src: &Ground) {
 fn posted_many_times(context: &Context) -> Verdict {
     let pair = Pair::new(context)?;
     let (mut src, mut dst) = grounds(context, &pair)?;
-    let (from, to) = lists();
-    let remote = dst.import(&pair.to_b)?;
-    let options = WriteOptions::new();
-    let prepared = pair.to_b.prepare_write_pages(&src.region, &from, &remote, &to, PAGE, &options)?;
+    let prepared = prepare(&pair, &src, &dst, &WriteOptions::new())?;
     same("bytes", prepared.bytes(), (COUNT * PAGE) as u64)?;
     for round in 0..20 {
         src.fill(context.seed + 10 + round)?;
@@ -59,10 +62,7 @@ fn posted_many_times(context: &Context) -> Verdict {
 fn several_under_way(context: &Context) -> Verdict {
     let pair = Pair::new(context)?;
     let (src, mut dst) = grounds(context, &pair)?;
-    let (from, to) = lists();
-    let remote = dst.import(&pair.to_b)?;
-    let options = WriteOptions::new();
-    let prepared = pair.to_b.prepare_write_pages(&src.region, &from, &remote, &to, PAGE, &options)?;
+    let prepared = prepare(&pair, &src, &dst, &WriteOptions::new())?;
     let ops = (0..16).map(|_| prepared.post()).collect::<Result<_, _>>()?;
     pair.lab.all_done(ops)?;
     expect(&mut dst, &src);
@@ -72,11 +72,7 @@ fn several_under_way(context: &Context) -> Verdict {
 fn its_imm_and_others(context: &Context) -> Verdict {
     let pair = Pair::new(context)?;
     let (src, dst) = grounds(context, &pair)?;
-    let (from, to) = lists();
-    let remote = dst.import(&pair.to_b)?;
-    let prepare = |options: &WriteOptions| {
-        pair.to_b.prepare_write_pages(&src.region, &from, &remote, &to, PAGE, options)
-    };
+    let prepare = |options: &WriteOptions| prepare(&pair, &src, &dst, options);
     let last = prepare(&WriteOptions::new().imm(7))?;
     let each = prepare(&WriteOptions::new().imm(8).per_wr())?;
     pair.lab.all_done(vec![last.post()?, last.post_with_imm(9)?, each.post()?, last.post()?])?;
@@ -90,10 +86,7 @@ fn its_imm_and_others(context: &Context) -> Verdict {
 fn refused_once_revoked(context: &Context) -> Verdict {
     let pair = Pair::new(context)?;
     let (src, mut dst) = grounds(context, &pair)?;
-    let (from, to) = lists();
-    let remote = dst.import(&pair.to_b)?;
-    let options = WriteOptions::new();
-    let prepared = pair.to_b.prepare_write_pages(&src.region, &from, &remote, &to, PAGE, &options)?;
+    let prepared = prepare(&pair, &src, &dst, &WriteOptions::new())?;
     pair.lab.done(prepared.post()?)?;
     expect(&mut dst, &src);
     pair.lab.done(dst.region.revoke()?)?;
@@ -105,10 +98,7 @@ fn refused_once_revoked(context: &Context) -> Verdict {
 fn refused_once_gone(context: &Context) -> Verdict {
     let pair = Pair::new(context)?;
     let (src, dst) = grounds(context, &pair)?;
-    let (from, to) = lists();
-    let remote = dst.import(&pair.to_b)?;
-    let options = WriteOptions::new();
-    let prepared = pair.to_b.prepare_write_pages(&src.region, &from, &remote, &to, PAGE, &options)?;
+    let prepared = prepare(&pair, &src, &dst, &WriteOptions::new())?;
     pair.to_b.disconnect();
     let gone = [ErrorKind::Closed, ErrorKind::PeerDied];
     pair.lab.fails("a post to a gone peer", prepared.post(), &gone).map(drop)
