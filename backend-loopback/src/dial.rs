@@ -11,7 +11,7 @@ use transport_core::{Access, Bell, Error, ErrorKind, Result};
 
 use crate::domain::{refused, unstaged};
 use crate::foreign;
-use crate::mapping::Mapping;
+use crate::mapping;
 use crate::offer::Offer;
 use crate::process::Process;
 use crate::refusal;
@@ -177,7 +177,7 @@ fn shared(key: u64, len: u64, access: Access, files: &[OwnedFd]) -> Result<Answe
         let context = "the peer did not hand over the region's file: do not trust this peer";
         return Err(Error::new(ErrorKind::Protocol, "import", context));
     };
-    let mapping = Mapping::new("import", file.as_fd(), size, access.contains(Access::REMOTE_WRITE))?;
+    let mapping = mapping::map("import", file.as_fd(), size, access.contains(Access::REMOTE_WRITE))?;
     Ok(Answer { key: parse(key)?, len, access, place: Place::Here(mapping.start()), mapping: Some(mapping) })
 }
 

@@ -4,12 +4,13 @@ use std::ptr::NonNull;
 use std::sync::{Arc, Mutex, OnceLock};
 
 use arc_swap::{ArcSwapOption, Guard};
+#[cfg(target_os = "linux")]
+use transport_core::spi::Mapping;
 use transport_core::spi::{RemoteMemory, WorkKind};
 use transport_core::{Access, Error, ErrorKind, Result};
 
 use crate::domain::Shared;
 #[cfg(target_os = "linux")]
-use crate::mapping::Mapping;
 use crate::peer::Outbound;
 use crate::region::Key;
 

@@ -60,7 +60,7 @@ pub(crate) struct Segment<T = Layout> {
 enum Owner {
     Ours(HostBuffer),
     #[cfg(target_os = "linux")]
-    Theirs(#[expect(dead_code, reason = "keeps the bytes mapped")] crate::mapping::Mapping),
+    Theirs(#[expect(dead_code, reason = "keeps the bytes mapped")] transport_core::spi::Mapping),
 }
 
 // SAFETY: `layout` points into `owner`, which is `Send + Sync`; what is `Plain` is too.
@@ -81,7 +81,7 @@ impl<T: Plain> Segment<T> {
     /// The peer's, from its file.
     #[cfg(target_os = "linux")]
     pub(crate) fn map(file: std::os::fd::BorrowedFd<'_>) -> Result<Self> {
-        let mapping = crate::mapping::Mapping::new("connect", file, Self::SIZE, true)?;
+        let mapping = crate::mapping::map("connect", file, Self::SIZE, true)?;
         Ok(Self { layout: checked(mapping.start().as_ptr(), Self::SIZE), owner: Owner::Theirs(mapping) })
     }
 

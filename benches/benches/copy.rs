@@ -11,6 +11,7 @@ use benches::shuffled;
 use criterion::{Bencher, Criterion, Throughput, criterion_group, criterion_main};
 use rustix::mm;
 use transport_core::copy::{Way, copy, finish, stream_four};
+use transport_core::{HostBuffer, Memory};
 
 const KIB: usize = 1 << 10;
 const MIB: usize = 1 << 20;
@@ -22,64 +23,60 @@ const COLD: usize = 64 * MIB;
 const BATCH: usize = 256;
 
 /// Memory that is mapped and touched, so that no copy faults.
-struct Pool {
-    base: *mut u8,
-    len: usize,
+enum Pool {
+    /// 4 KiB pages, private to this process.
+    Anonymous(*mut u8, usize),
+    /// As loopback's regions are: in huge pages, where the kernel has them.
+    Shared(HostBuffer),
 }
 
 impl Pool {
-    /// 4 KiB pages, private to this process.
     fn anonymous(len: usize) -> Self {
+        let protection = mm::ProtFlags::READ | mm::ProtFlags::WRITE;
         // SAFETY: a new mapping at an address of the kernel's choice.
-        let base = unsafe {
-            mm::mmap_anonymous(std::ptr::null_mut(), len, Self::protection(), mm::MapFlags::PRIVATE)
-        };
-        Self::touched(base.expect("mmap").cast(), len)
+        let base =
+            unsafe { mm::mmap_anonymous(std::ptr::null_mut(), len, protection, mm::MapFlags::PRIVATE) };
+        Self::Anonymous(base.expect("mmap").cast(), len).touched()
     }
 
-    /// A memfd mapped shared, as loopback's regions are.
-    #[cfg(target_os = "linux")]
-    fn memfd(len: usize) -> Self {
-        use rustix::fs;
-        let file = fs::memfd_create("copy-bench", fs::MemfdFlags::CLOEXEC).expect("memfd");
-        fs::ftruncate(&file, len as u64).expect("ftruncate");
-        // SAFETY: a new mapping at an address of the kernel's choice.
-        let base = unsafe {
-            mm::mmap(std::ptr::null_mut(), len, Self::protection(), mm::MapFlags::SHARED, &file, 0)
-        };
-        Self::touched(base.expect("mmap").cast(), len)
-    }
-
-    fn protection() -> mm::ProtFlags {
-        mm::ProtFlags::READ | mm::ProtFlags::WRITE
-    }
-
-    fn touched(base: *mut u8, len: usize) -> Self {
-        // SAFETY: both callers just mapped `len` writable bytes at `base`.
-        unsafe { base.write_bytes(1, len) };
-        Self { base, len }
-    }
-
-    /// As loopback's regions are, where there is memfd.
     fn shared(len: usize) -> Self {
-        #[cfg(target_os = "linux")]
-        return Self::memfd(len);
-        #[cfg(not(target_os = "linux"))]
-        return Self::anonymous(len);
+        Self::Shared(HostBuffer::new(len).expect("memory")).touched()
+    }
+
+    fn touched(self) -> Self {
+        // SAFETY: all of the pool, which nobody else knows of.
+        unsafe { self.base().write_bytes(1, self.len()) };
+        self
+    }
+
+    fn base(&self) -> *mut u8 {
+        match self {
+            Self::Anonymous(base, _) => *base,
+            Self::Shared(buffer) => buffer.as_ptr(),
+        }
+    }
+
+    fn len(&self) -> usize {
+        match self {
+            Self::Anonymous(_, len) => *len,
+            Self::Shared(buffer) => buffer.len(),
+        }
     }
 
     /// Window `index` of `len` bytes.
     fn window(&self, index: usize, len: usize) -> *mut u8 {
-        debug_assert!((index + 1) * len <= self.len);
-        // SAFETY: the window lies inside the pool: `rotate` counts to `self.len / len`.
-        unsafe { self.base.add(index * len) }
+        debug_assert!((index + 1) * len <= self.len());
+        // SAFETY: the window lies inside the pool: `rotate` counts to its length / `len`.
+        unsafe { self.base().add(index * len) }
     }
 }
 
 impl Drop for Pool {
     fn drop(&mut self) {
-        // SAFETY: mapped by this value, which is the last to name it.
-        unsafe { mm::munmap(self.base.cast(), self.len).expect("munmap") }
+        if let Self::Anonymous(base, len) = *self {
+            // SAFETY: mapped by this value, which is the last to name it.
+            unsafe { mm::munmap(base.cast(), len).expect("munmap") }
+        }
     }
 }
 
@@ -112,7 +109,7 @@ unsafe fn stream(dst: *mut u8, src: *const u8, len: usize) {
 const CONTENDERS: [Contender; 3] = [("memcpy", memcpy), ("plain", plain), ("stream", stream)];
 
 fn rotate(bencher: &mut Bencher, contender: Contender, dst: &Pool, src: &Pool, len: usize) {
-    let windows = dst.len.min(src.len) / len;
+    let windows = dst.len().min(src.len()) / len;
     let mut index = 0;
     bencher.iter(|| {
         // SAFETY: windows of `len` bytes of two different pools.
@@ -150,7 +147,7 @@ fn scatter(
     len: usize,
     copy_batch: impl Fn(&[(*mut u8, *const u8)]),
 ) {
-    let pages = dst.len.min(src.len) / len;
+    let pages = dst.len().min(src.len()) / len;
     let (to, from) = (shuffled(pages as u32, 1), shuffled(pages as u32, 2));
     let ends: Vec<_> = to
         .iter()
@@ -206,12 +203,9 @@ fn cold_anonymous(criterion: &mut Criterion) {
     cold(criterion, "anonymous", &Pool::anonymous(pool_bytes()), &Pool::anonymous(pool_bytes()));
 }
 
-fn cold_memfd(criterion: &mut Criterion) {
-    #[cfg(target_os = "linux")]
-    cold(criterion, "memfd", &Pool::memfd(pool_bytes()), &Pool::memfd(pool_bytes()));
-    #[cfg(not(target_os = "linux"))]
-    let _ = criterion;
+fn cold_shared(criterion: &mut Criterion) {
+    cold(criterion, "shared", &Pool::shared(pool_bytes()), &Pool::shared(pool_bytes()));
 }
 
-criterion_group!(benches, hot, cold_anonymous, cold_memfd, cold_scattered);
+criterion_group!(benches, hot, cold_anonymous, cold_shared, cold_scattered);
 criterion_main!(benches);

@@ -6,6 +6,9 @@ use crate::{Error, ErrorKind, Memory, Result};
 ///
 /// On Linux it is a memfd of exactly its size, sealed against resizing, so that a
 /// peer process may map it without fear of `SIGBUS`. Elsewhere it is anonymous.
+///
+/// From 2 MiB on it lies in huge pages where the kernel has them (Linux 6.1 on, no
+/// setting needed), and is committed at once, not at the first touch.
 pub struct HostBuffer {
     mapping: platform::Mapping,
     len: usize,
@@ -50,40 +53,28 @@ mod platform {
     use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
     use std::ptr::NonNull;
 
-    use rustix::mm::{MapFlags, ProtFlags};
+    use crate::mapping::Mapping as Pages;
 
     pub struct Mapping {
-        start: NonNull<u8>,
-        len: usize,
+        pages: Pages,
         file: Option<OwnedFd>,
     }
 
-    // SAFETY: `start` is an address; access through it is governed by `Memory`'s contract.
-    unsafe impl Send for Mapping {}
-    // SAFETY: as above.
-    unsafe impl Sync for Mapping {}
-
     impl Mapping {
-        pub fn new(len: usize) -> rustix::io::Result<Self> {
+        pub fn new(len: usize) -> std::io::Result<Self> {
             let file = shareable(len)?;
-            let protection = ProtFlags::READ | ProtFlags::WRITE;
-            // SAFETY: a new mapping at an address of the kernel's choosing overlaps nothing.
-            let start = unsafe {
-                match &file {
-                    Some(fd) => {
-                        rustix::mm::mmap(std::ptr::null_mut(), len, protection, MapFlags::SHARED, fd, 0)?
-                    }
-                    None => {
-                        rustix::mm::mmap_anonymous(std::ptr::null_mut(), len, protection, MapFlags::PRIVATE)?
-                    }
-                }
+            let pages = match &file {
+                Some(file) => Pages::of_file(file.as_fd(), len, true)?,
+                None => Pages::anonymous(len)?,
             };
-            let start = NonNull::new(start.cast()).ok_or(rustix::io::Errno::NOMEM)?;
-            Ok(Self { start, len, file })
+            if let Err(error) = pages.make_huge() {
+                tracing::info!(len, %error, "memory stays in small pages: large copies wait for the TLB more");
+            }
+            Ok(Self { pages, file })
         }
 
         pub fn start(&self) -> NonNull<u8> {
-            self.start
+            self.pages.start()
         }
 
         pub fn file(&self) -> Option<BorrowedFd<'_>> {
@@ -91,16 +82,8 @@ mod platform {
         }
     }
 
-    impl Drop for Mapping {
-        fn drop(&mut self) {
-            // SAFETY: `new` mapped exactly this range, and `Memory`'s contract ends with the owner.
-            let unmapped = unsafe { rustix::mm::munmap(self.start.as_ptr().cast(), self.len) };
-            debug_assert!(unmapped.is_ok());
-        }
-    }
-
     #[cfg(target_os = "linux")]
-    fn shareable(len: usize) -> rustix::io::Result<Option<OwnedFd>> {
+    fn shareable(len: usize) -> std::io::Result<Option<OwnedFd>> {
         use rustix::fs::{MemfdFlags, SealFlags};
         let file = rustix::fs::memfd_create("multirail", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
         rustix::fs::ftruncate(&file, len as u64)?;
@@ -109,7 +92,7 @@ mod platform {
     }
 
     #[cfg(not(target_os = "linux"))]
-    fn shareable(_: usize) -> rustix::io::Result<Option<OwnedFd>> {
+    fn shareable(_: usize) -> std::io::Result<Option<OwnedFd>> {
         Ok(None)
     }
 }

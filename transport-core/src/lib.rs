@@ -45,7 +45,7 @@
 
 #![deny(unsafe_code)]
 
-#[allow(unsafe_code, reason = "maps memory")]
+#[allow(unsafe_code, reason = "owns memory")]
 mod buffer;
 mod control;
 #[allow(unsafe_code, reason = "the one place that copies racing bytes")]
@@ -61,6 +61,10 @@ pub mod fuzz;
 mod imm;
 #[allow(unsafe_code, reason = "runs checked requests in the calling thread")]
 mod link;
+#[cfg(unix)]
+#[cfg_attr(miri, allow(dead_code, reason = "miri has no mmap of files"))]
+#[allow(unsafe_code, reason = "maps memory")]
+mod mapping;
 #[allow(unsafe_code, reason = "states the contract of an owner of memory")]
 mod memory;
 pub mod observe;

@@ -12,6 +12,8 @@ mod domain;
 mod endpoint;
 mod work;
 
+#[cfg(unix)]
+pub use crate::mapping::Mapping;
 pub use backend::{Backend, DeviceInfo, DomainSetup, Probe, Unavailable};
 pub use batch::{Batch, Piece};
 pub use capabilities::{AbortScope, Capabilities, DeliveredCost, Operations, Ordering, Progress, Revocation};

@@ -1,0 +1,158 @@
+//! Mapped memory, placed so that huge pages fit under it.
+
+use std::io;
+use std::os::fd::BorrowedFd;
+use std::ptr::{NonNull, null_mut};
+
+use rustix::mm::{MapFlags, ProtFlags};
+
+/// Bytes of a huge page: x86-64's, and aarch64's with small pages of 4 KiB.
+const HUGE: usize = 2 << 20;
+
+/// A range of this process's addresses, mapped until it is dropped.
+pub struct Mapping {
+    start: NonNull<u8>,
+    len: usize,
+}
+
+// SAFETY: an address; access through it is governed by the contract of whoever owns the mapping.
+unsafe impl Send for Mapping {}
+// SAFETY: as above.
+unsafe impl Sync for Mapping {}
+
+impl Mapping {
+    /// The first `len` bytes of `file`, shared with everyone who maps it.
+    pub fn of_file(file: BorrowedFd<'_>, len: usize, writable: bool) -> io::Result<Self> {
+        let protection = if writable { ProtFlags::READ | ProtFlags::WRITE } else { ProtFlags::READ };
+        if len < HUGE {
+            // SAFETY: a new mapping at an address of the kernel's choosing overlaps nothing.
+            let start = unsafe { rustix::mm::mmap(null_mut(), len, protection, MapFlags::SHARED, file, 0)? };
+            return Self::new(start.cast(), len);
+        }
+        // Huge pages need an address as aligned as the offset in the file.
+        let mut place = Self::reserve(len.checked_add(HUGE).ok_or(io::ErrorKind::OutOfMemory)?)?;
+        place.trim(len);
+        let (at, flags) = (place.start.as_ptr().cast(), MapFlags::SHARED | MapFlags::FIXED);
+        // SAFETY: replaces the pages of `place`, which nobody else knows of.
+        unsafe { rustix::mm::mmap(at, len, protection, flags, file, 0)? };
+        Ok(place)
+    }
+
+    /// `len` zeroed bytes of this process alone.
+    pub(crate) fn anonymous(len: usize) -> io::Result<Self> {
+        let protection = ProtFlags::READ | ProtFlags::WRITE;
+        // SAFETY: a new mapping at an address of the kernel's choosing overlaps nothing.
+        let start = unsafe { rustix::mm::mmap_anonymous(null_mut(), len, protection, MapFlags::PRIVATE)? };
+        Self::new(start.cast(), len)
+    }
+
+    /// Addresses without memory.
+    fn reserve(len: usize) -> io::Result<Self> {
+        let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
+        // SAFETY: a new mapping at an address of the kernel's choosing overlaps nothing.
+        let start = unsafe { rustix::mm::mmap_anonymous(null_mut(), len, ProtFlags::empty(), flags)? };
+        Self::new(start.cast(), len)
+    }
+
+    fn new(start: *mut u8, len: usize) -> io::Result<Self> {
+        let start = NonNull::new(start).ok_or(io::ErrorKind::OutOfMemory)?;
+        Ok(Self { start, len })
+    }
+
+    /// Keeps `len` bytes from the first multiple of [`HUGE`] on, of a reservation
+    /// that has `HUGE` more.
+    fn trim(&mut self, len: usize) {
+        let page = rustix::param::page_size();
+        let skip = self.start.as_ptr().align_offset(HUGE);
+        let end = skip + len.next_multiple_of(page);
+        let (start, whole) = (self.start.as_ptr(), self.len.next_multiple_of(page));
+        // SAFETY: both ends lie within the reservation, which nobody else knows of.
+        let trimmed = unsafe {
+            let head = if skip > 0 { rustix::mm::munmap(start.cast(), skip) } else { Ok(()) };
+            let tail =
+                if end < whole { rustix::mm::munmap(start.add(end).cast(), whole - end) } else { Ok(()) };
+            // SAFETY: less than `HUGE` bytes on, so within the reservation.
+            self.start = self.start.add(skip);
+            head.and(tail)
+        };
+        debug_assert!(trimmed.is_ok());
+        self.len = len;
+    }
+
+    /// Puts huge pages under the whole multiples of [`HUGE`], whatever the system's
+    /// defaults are. Of no effect on the bytes.
+    #[cfg(target_os = "linux")]
+    pub(crate) fn make_huge(&self) -> io::Result<()> {
+        let whole = self.len - self.len % HUGE;
+        for offset in (0..whole).step_by(HUGE) {
+            // The kernel collapses only what has a page already. Asked for by a
+            // call, not a touch: where memory is short that is an error, no signal.
+            // SAFETY: within the mapping; the advice changes no byte.
+            unsafe {
+                let at = self.start.as_ptr().add(offset).cast();
+                rustix::mm::madvise(at, 1, rustix::mm::Advice::LinuxPopulateWrite)?;
+            }
+        }
+        // SAFETY: within the mapping; the advice changes no byte.
+        if whole > 0 && unsafe { libc::madvise(self.start.as_ptr().cast(), whole, libc::MADV_COLLAPSE) } != 0
+        {
+            return Err(io::Error::last_os_error());
+        }
+        Ok(())
+    }
+
+    /// Nothing is known of huge pages elsewhere.
+    #[cfg(not(target_os = "linux"))]
+    pub(crate) fn make_huge(&self) -> io::Result<()> {
+        Ok(())
+    }
+
+    /// The first byte.
+    pub fn start(&self) -> NonNull<u8> {
+        self.start
+    }
+}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        // SAFETY: the value is the range's only owner; whoever holds the address holds it too.
+        let unmapped = unsafe { rustix::mm::munmap(self.start.as_ptr().cast(), self.len) };
+        debug_assert!(unmapped.is_ok());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{HostBuffer, Memory};
+
+    #[test]
+    fn every_length_is_mapped_whole_and_given_back() {
+        for len in [1, 4097, HUGE - 1, HUGE, HUGE + 1, 3 * HUGE + 5000] {
+            let buffer = HostBuffer::new(len).unwrap();
+            let Some(file) = buffer.shared_file() else { return };
+            let twin = Mapping::of_file(file, len, true).unwrap();
+            if len >= HUGE {
+                assert_eq!(buffer.as_ptr() as usize % HUGE, 0);
+                assert_eq!(twin.start().as_ptr() as usize % HUGE, 0);
+            }
+            for offset in [0, len / 2, len - 1] {
+                // SAFETY: in bounds of two mappings of one file; nobody else has them.
+                unsafe {
+                    assert_eq!(twin.start().as_ptr().add(offset).read(), 0);
+                    buffer.as_ptr().add(offset).write(9);
+                    assert_eq!(twin.start().as_ptr().add(offset).read(), 9);
+                    buffer.as_ptr().add(offset).write(0);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_length_beyond_all_addresses_is_refused() {
+        let buffer = HostBuffer::new(1).unwrap();
+        let Some(file) = buffer.shared_file() else { return };
+        assert!(Mapping::of_file(file, isize::MAX as usize, true).is_err());
+        assert!(Mapping::of_file(file, usize::MAX, true).is_err());
+    }
+}
