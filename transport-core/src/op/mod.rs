@@ -1,5 +1,7 @@
 //! Operations as their submitter sees them: [`Op`], its outcome, its cancel.
 
+mod cancel;
+mod many;
 #[allow(unsafe_code, reason = "slots with two owners, explored by loom")]
 mod table;
 mod wait;
@@ -10,6 +12,8 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
+pub use cancel::Cancel;
+use many::Joint;
 pub use table::OpId;
 pub(crate) use table::OpTable;
 pub use wait::wait;
@@ -45,9 +49,20 @@ enum State {
     /// Ran in the calling thread.
     Ready(Result<Outcome>),
     /// Known to an engine.
-    Pending(Pending),
+    /// Not over when it was submitted.
+    Waiting(Waiting),
     /// The result was handed out.
     Taken,
+}
+
+/// Apart from `State`, so that what ran at once is told apart and dropped in as few
+/// instructions as without joint operations.
+enum Waiting {
+    /// Known to an engine.
+    One(Pending),
+    /// Made of several. Behind a table of functions, which keeps the drop of the parts
+    /// out of the drop of every `Op`.
+    Many(Box<dyn Joint>),
 }
 
 struct Pending {
@@ -63,21 +78,25 @@ impl Op {
     }
 
     pub(crate) fn pending(engine: Arc<EngineHandle>, id: OpId) -> Self {
-        Self(State::Pending(Pending { engine, id, answered: false, cancel_on_drop: true }))
+        Self(State::Waiting(Waiting::One(Pending { engine, id, answered: false, cancel_on_drop: true })))
     }
 
     /// Its id in dumps, traces and logs; `None` for what ran in the calling thread.
+    /// A joint operation has that of its first part that has one.
     pub fn id(&self) -> Option<OpId> {
         match &self.0 {
-            State::Pending(pending) => Some(pending.id),
+            State::Waiting(Waiting::One(pending)) => Some(pending.id),
+            State::Waiting(Waiting::Many(many)) => many.id(),
             State::Ready(_) | State::Taken => None,
         }
     }
 
     /// Lets the operation run to its end with nobody waiting.
     pub fn detach(mut self) {
-        if let State::Pending(pending) = &mut self.0 {
-            pending.cancel_on_drop = false;
+        match &mut self.0 {
+            State::Waiting(Waiting::One(pending)) => pending.cancel_on_drop = false,
+            State::Waiting(Waiting::Many(many)) => many.detach(),
+            State::Ready(_) | State::Taken => {}
         }
     }
 
@@ -111,10 +130,11 @@ impl Op {
     }
 
     fn try_pending(&mut self) -> Option<Result<Outcome>> {
-        let State::Pending(pending) = &mut self.0 else { return None };
-        if pending.answered {
-            return None;
-        }
+        let pending = match &mut self.0 {
+            State::Waiting(Waiting::One(pending)) if !pending.answered => pending,
+            State::Waiting(Waiting::Many(many)) => return many.try_result(),
+            _ => return None,
+        };
         let result = pending.engine.table.try_result(pending.id);
         pending.answered = result.is_some();
         result
@@ -125,16 +145,34 @@ impl Op {
         if let Some(result) = self.try_pending() {
             return result;
         }
-        let State::Pending(pending) = &self.0 else { return Err(taken()) };
-        let (engine, id) = (Arc::clone(&pending.engine), pending.id);
-        let is_ready = |_: &Self| engine.table.is_answered(id);
-        block_on(&mut *self, limit, is_ready, || engine.drive()).unwrap_or_else(|| {
-            Err(Error::new(
-                ErrorKind::DeadlineExceeded,
-                "wait",
-                format!("no result within {limit:?}; the operation goes on"),
-            ))
+        let result = match &self.0 {
+            State::Waiting(Waiting::One(pending)) => {
+                let (engine, id) = (Arc::clone(&pending.engine), pending.id);
+                let is_ready = |_: &Self| engine.table.is_answered(id);
+                block_on(&mut *self, limit, is_ready, || engine.drive())
+            }
+            State::Waiting(Waiting::Many(many)) => {
+                let engines = many.engines();
+                let drive = || engines.iter().filter(|engine| engine.drive()).count() > 0;
+                block_on(&mut *self, limit, Self::has_news, drive)
+            }
+            State::Ready(_) | State::Taken => return Err(taken()),
+        };
+        result.unwrap_or_else(|| {
+            let why = format!("no result within {limit:?}; the operation goes on");
+            Err(Error::new(ErrorKind::DeadlineExceeded, "wait", why))
         })
+    }
+
+    /// Whether a poll would find something new. Only reads.
+    fn has_news(&self) -> bool {
+        match &self.0 {
+            State::Waiting(Waiting::One(pending)) => {
+                pending.answered || pending.engine.table.is_answered(pending.id)
+            }
+            State::Waiting(Waiting::Many(many)) => many.has_news(),
+            State::Ready(_) | State::Taken => true,
+        }
     }
 
     /// Requests a cancel; the future returns once no byte can move any more,
@@ -144,14 +182,11 @@ impl Op {
     /// operation's deadline the backend's abort scope is torn down.
     pub fn cancel(mut self) -> Cancel {
         let early = self.try_result();
-        let pending = match std::mem::replace(&mut self.0, State::Taken) {
-            State::Pending(pending) => {
-                pending.engine.cancel(pending.id);
-                Some(pending)
-            }
-            _ => None,
-        };
-        Cancel { early, pending }
+        match std::mem::replace(&mut self.0, State::Taken) {
+            State::Waiting(Waiting::One(pending)) => Cancel::of(early, pending),
+            State::Waiting(Waiting::Many(many)) => many.cancel(early),
+            State::Ready(_) | State::Taken => Cancel::over(early),
+        }
     }
 }
 
@@ -159,7 +194,7 @@ impl Future for Op {
     type Output = Result<Outcome>;
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
-        if let State::Pending(pending) = &mut self.0 {
+        if let State::Waiting(Waiting::One(pending)) = &mut self.0 {
             if pending.answered {
                 return Poll::Ready(Err(taken()));
             }
@@ -169,6 +204,9 @@ impl Future for Op {
                 needs_turns(&pending.engine);
             }
             return polled;
+        }
+        if let State::Waiting(Waiting::Many(many)) = &mut self.0 {
+            return many.poll(context);
         }
         Poll::Ready(self.try_result().unwrap_or_else(|| Err(taken())))
     }
@@ -181,47 +219,6 @@ impl Drop for Pending {
             self.engine.cancel(self.id);
         }
         self.engine.table.release(self.id);
-    }
-}
-
-/// The future of [`Op::cancel`].
-#[must_use = "the cancel is requested, but only the awaited future says when no byte can move"]
-pub struct Cancel {
-    early: Option<Result<Outcome>>,
-    pending: Option<Pending>,
-}
-
-impl Cancel {
-    /// Blocks until no byte can move any more, at most `limit`.
-    pub fn wait(&mut self, limit: Duration) -> Result<Outcome> {
-        let Some(pending) = &self.pending else { return self.early.take().unwrap_or_else(|| Err(taken())) };
-        let (engine, id) = (Arc::clone(&pending.engine), pending.id);
-        let is_ready = |_: &Self| engine.table.is_quiet(id);
-        block_on(&mut *self, limit, is_ready, || engine.drive()).unwrap_or_else(|| {
-            Err(Error::new(
-                ErrorKind::DeadlineExceeded,
-                "cancel",
-                format!("bytes may still move after {limit:?}; wait again"),
-            ))
-        })
-    }
-}
-
-impl Future for Cancel {
-    type Output = Result<Outcome>;
-
-    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
-        if let Some(pending) = &self.pending {
-            if pending.engine.table.poll_quiet(pending.id, context).is_pending() {
-                needs_turns(&pending.engine);
-                return Poll::Pending;
-            }
-            if self.early.is_none() {
-                self.early = pending.engine.table.try_result(pending.id);
-            }
-            self.pending = None;
-        }
-        Poll::Ready(self.early.take().unwrap_or_else(|| Err(taken())))
     }
 }
 

@@ -1,0 +1,110 @@
+//! Stopping an operation, and knowing when no byte of it can move any more.
+
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use super::many::Sum;
+use super::{Outcome, Pending, block_on, needs_turns, taken};
+use crate::engine::EngineHandle;
+use crate::{Error, ErrorKind, Result};
+
+/// The future of [`Op::cancel`](super::Op::cancel).
+#[must_use = "the cancel is requested, but only the awaited future says when no byte can move"]
+pub struct Cancel {
+    early: Option<Result<Outcome>>,
+    pending: Option<Pending>,
+    /// Of a joint operation: what is not quiet, and whether its result counts (it does
+    /// not if it was counted before).
+    parts: Vec<(Self, bool)>,
+    sum: Sum,
+}
+
+impl Cancel {
+    /// Of an operation with nothing under way.
+    pub(super) fn over(early: Option<Result<Outcome>>) -> Self {
+        Self { early, pending: None, parts: Vec::new(), sum: Sum::default() }
+    }
+
+    /// Requests the cancel of one that an engine knows.
+    pub(super) fn of(early: Option<Result<Outcome>>, pending: Pending) -> Self {
+        pending.engine.cancel(pending.id);
+        Self { pending: Some(pending), ..Self::over(early) }
+    }
+
+    /// Of a joint one, whose other parts make `sum`.
+    pub(super) fn joint(early: Option<Result<Outcome>>, parts: Vec<(Self, bool)>, sum: Sum) -> Self {
+        Self { early, pending: None, parts, sum }
+    }
+
+    /// Blocks until no byte can move any more, at most `limit`.
+    pub fn wait(&mut self, limit: Duration) -> Result<Outcome> {
+        let mut engines = Vec::new();
+        self.engines(&mut engines);
+        let drive = || engines.iter().filter(|engine| engine.drive()).count() > 0;
+        block_on(&mut *self, limit, Self::has_news, drive).unwrap_or_else(|| {
+            Err(Error::new(
+                ErrorKind::DeadlineExceeded,
+                "cancel",
+                format!("bytes may still move after {limit:?}; wait again"),
+            ))
+        })
+    }
+
+    /// Whether a poll would find something new. Only reads.
+    fn has_news(&self) -> bool {
+        let is_quiet = |pending: &Pending| pending.engine.table.is_quiet(pending.id);
+        match self.parts.is_empty() {
+            true => self.pending.as_ref().is_none_or(is_quiet),
+            false => self.parts.iter().any(|(part, _)| part.has_news()),
+        }
+    }
+
+    fn engines(&self, into: &mut Vec<Arc<EngineHandle>>) {
+        into.extend(self.pending.iter().map(|pending| Arc::clone(&pending.engine)));
+        self.parts.iter().for_each(|(part, _)| part.engines(into));
+        into.sort_unstable_by_key(Arc::as_ptr);
+        into.dedup_by(|a, b| Arc::ptr_eq(a, b));
+    }
+
+    fn poll_parts(&mut self, context: &mut Context<'_>) -> Poll<()> {
+        let Self { parts, sum, .. } = self;
+        parts.retain_mut(|(part, counts)| match Pin::new(part).poll(context) {
+            Poll::Pending => true,
+            Poll::Ready(result) => {
+                if *counts {
+                    sum.add(result);
+                }
+                false
+            }
+        });
+        if !parts.is_empty() {
+            return Poll::Pending;
+        }
+        self.early = self.early.take().or_else(|| self.sum.take());
+        Poll::Ready(())
+    }
+}
+
+impl Future for Cancel {
+    type Output = Result<Outcome>;
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        if let Some(pending) = &self.pending {
+            if pending.engine.table.poll_quiet(pending.id, context).is_pending() {
+                needs_turns(&pending.engine);
+                return Poll::Pending;
+            }
+            if self.early.is_none() {
+                self.early = pending.engine.table.try_result(pending.id);
+            }
+            self.pending = None;
+        }
+        if !self.parts.is_empty() && self.poll_parts(context).is_pending() {
+            return Poll::Pending;
+        }
+        Poll::Ready(self.early.take().unwrap_or_else(|| Err(taken())))
+    }
+}
