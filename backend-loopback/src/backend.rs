@@ -15,6 +15,8 @@ use crate::staging::Staging;
 pub struct LoopbackConfig {
     /// Devices, named `lo0` and so on; at least one.
     pub devices: u32,
+    /// Rail groups they are dealt into, neighbours together: as many threads copy.
+    pub groups: u32,
     /// A device to impersonate; `None` copies at once, in the posting thread.
     pub link: Option<LinkModel>,
     /// When bytes may go through shared memory and the target's worker.
@@ -23,7 +25,7 @@ pub struct LoopbackConfig {
 
 impl Default for LoopbackConfig {
     fn default() -> Self {
-        Self { devices: 1, link: None, staging: Staging::Never }
+        Self { devices: 1, groups: 1, link: None, staging: Staging::Never }
     }
 }
 
@@ -31,6 +33,12 @@ impl LoopbackConfig {
     /// `devices` devices.
     pub fn devices(mut self, devices: u32) -> Self {
         self.devices = devices.max(1);
+        self
+    }
+
+    /// `groups` rail groups, at most one per device.
+    pub fn groups(mut self, groups: u32) -> Self {
+        self.groups = groups.max(1);
         self
     }
 
@@ -76,8 +84,15 @@ impl Loopback {
             about: self.about(),
             link_bits_per_s: self.config.link.as_ref().and_then(|link| link.bits_per_s),
             numa_node: None,
+            group: group_of(number, self.config.devices, self.config.groups),
         }
     }
+}
+
+/// The group of device `number`: none where there is but one.
+pub(crate) fn group_of(number: u32, devices: u32, groups: u32) -> Option<u32> {
+    let groups = groups.min(devices);
+    (groups > 1).then(|| (u64::from(number) * u64::from(groups) / u64::from(devices.max(1))) as u32)
 }
 
 impl Loopback {

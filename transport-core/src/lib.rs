@@ -34,7 +34,7 @@
 //! # Threads
 //!
 //! Everything public may be used from any thread, and every future polled by any
-//! executor. A fabric owns one worker thread per transport and one control thread;
+//! executor. A fabric owns a worker thread per rail group and one control thread;
 //! a caller-driven fabric has no workers, and [`Fabric::step`] drives it.
 //!
 //! # Cleanup
@@ -81,6 +81,8 @@ mod region;
 mod remote;
 #[allow(unsafe_code, reason = "states the contracts of registering and posting")]
 pub mod spi;
+mod spread;
+mod submit;
 mod sync;
 mod time;
 mod watchers;
@@ -97,7 +99,7 @@ pub use descriptor::Descriptor;
 pub use doorbell::{Bell, Doorbell};
 pub use engine::{Progress, RailCounters};
 pub use error::{Error, ErrorKind, Result};
-pub use fabric::{Fabric, FabricBuilder, TransportConfig, TransportInfo, WeakFabric};
+pub use fabric::{Fabric, FabricBuilder, Pinning, TransportConfig, TransportInfo, WeakFabric, Workers};
 pub use imm::{Expect, ImmCounter};
 pub use memory::{Access, Locality, Memory, MemoryKind};
 pub use observe::{Dump, Recording};

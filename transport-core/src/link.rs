@@ -1,4 +1,4 @@
-//! The way to a peer over one transport, and the shortcut past its worker.
+//! The way to a peer over one rail group, and the shortcut past its worker.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -12,15 +12,16 @@ use crate::remote::RemoteInner;
 use crate::spi::{Capabilities, Direct, Domain, Operations, PeerSlot, WorkKind, WorkRequest};
 use crate::{Error, ErrorKind, Op, Outcome, Region, Result};
 
-/// The way to a peer over one transport.
+/// The way to a peer over one rail group of one transport.
 pub(crate) struct Link {
     pub label: String,
     pub engine: Arc<EngineHandle>,
     /// The engine's number for it.
     pub index: u32,
-    /// One per local rail, each paired with the peer's rail of the same position;
-    /// `None` where the peer has none.
+    /// One per rail of the engine: the pair it sends over; `None` where nothing is paired.
     pub rails: Vec<Option<PairedRail>>,
+    /// Pairs that only receive, with the engine's rail.
+    pub receiving: Vec<(usize, PairedRail)>,
     /// Why this transport does not reach the peer; then all rails are `None`.
     pub refused: Option<String>,
     /// Runs small requests in the calling thread.
@@ -37,6 +38,10 @@ pub(crate) struct Link {
 pub(crate) struct PairedRail {
     pub domain: Arc<dyn Domain>,
     pub slot: PeerSlot,
+    /// The peer's rail.
+    pub remote: u16,
+    /// Its share of what the link carries, relative to the others'.
+    pub weight: u32,
 }
 
 /// Offsets into both regions, checked.

@@ -2,15 +2,13 @@
 
 use std::ops::Range;
 use std::sync::Arc;
-use std::time::Duration;
 
-use crate::engine::{Submission, Work};
+use crate::engine::Work;
 use crate::link::{Link, Span};
-use crate::op::OpId;
 use crate::options::{ImmMode, PER_WR_UNIT, ReadOptions, SendOptions, WriteOptions};
 use crate::pages::Pages;
 use crate::peer::PeerInner;
-use crate::plan::Shape;
+use crate::plan::{RailRange, Shape};
 use crate::remote::RemoteInner;
 use crate::spi::{Capabilities, Operations, WorkKind};
 use crate::{Access, Error, ErrorKind, Op, Peer, Region, RemoteRegion, Result};
@@ -65,7 +63,9 @@ impl Peer {
         let shape = Shape::Range { local: 0, remote: 0, len: 0, chunk: 1 };
         let work = Work {
             kind: WorkKind::Write,
+            items: RailRange::all_of(&shape),
             shape,
+            gate: None,
             local: None,
             remote: None,
             imm: Some(imm),
@@ -191,7 +191,9 @@ impl Peer {
         let shape = Shape::Range { local, remote: 0, len, chunk: len.max(1) };
         let work = Work {
             kind: WorkKind::Send,
+            items: RailRange::all_of(&shape),
             shape,
+            gate: None,
             local: Some(Arc::clone(&src.0)),
             remote: None,
             imm: options.imm,
@@ -217,7 +219,7 @@ impl PeerInner {
         }
         self.same_fabric(region, operation)?;
         self.check_alive()?;
-        Ok(&self.links[remote.route])
+        Ok(&self.links[remote.lead])
     }
 
     #[inline]
@@ -233,40 +235,6 @@ impl PeerInner {
             .iter()
             .find(|link| link.is_up())
             .ok_or_else(|| Error::new(ErrorKind::Unreachable, operation, "no transport is up"))
-    }
-
-    pub(crate) fn submit(
-        self: &Arc<Self>,
-        link: &Link,
-        work: Work,
-        deadline: Option<Duration>,
-        operation: &'static str,
-    ) -> Result<Op> {
-        let fabric = self
-            .fabric
-            .upgrade()
-            .ok_or_else(|| Error::new(ErrorKind::Closed, operation, "the fabric is closed"))?;
-        let begun = fabric.now();
-        let deadline = fabric.deadline(begun, deadline);
-        let id = link.engine.insert(operation)?;
-        link.operation_begins();
-        let span = self.span(id, &link.label, operation, &work);
-        link.engine.submit(Submission { id, peer: Arc::clone(self), begun, deadline, work, span });
-        Ok(Op::pending(Arc::clone(&link.engine), id))
-    }
-}
-
-impl PeerInner {
-    /// What the events of an operation belong to; a child of the caller's span.
-    #[inline]
-    fn span(&self, id: OpId, transport: &str, operation: &'static str, work: &Work) -> tracing::Span {
-        if !tracing::enabled!(tracing::Level::DEBUG) {
-            return tracing::Span::none();
-        }
-        let (peer, bytes) = (self.id.0.get(), work.shape.bytes());
-        let span = tracing::debug_span!("operation", op = %id, transport, operation, peer, bytes);
-        tracing::trace!(parent: &span, "submitted");
-        span
     }
 }
 

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::engine::Work;
-use crate::plan::Shape;
+use crate::plan::{RailRange, Shape};
 use crate::spi::WorkKind;
 use crate::{Locality, Region, RemoteRegion};
 
@@ -78,6 +78,8 @@ impl WriteOptions {
 
     pub(crate) fn work(&self, shape: Shape, local: &Region, remote: &RemoteRegion) -> Work {
         Work {
+            items: RailRange::all_of(&shape),
+            gate: None,
             kind: WorkKind::Write,
             shape,
             local: Some(Arc::clone(&local.0)),

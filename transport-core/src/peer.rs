@@ -2,10 +2,12 @@
 
 mod drain;
 mod end;
+mod route;
 
 use std::collections::{HashMap, VecDeque};
 use std::num::NonZeroU64;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::ops::Range;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
@@ -48,8 +50,12 @@ pub(crate) struct PeerInner {
     pub fabric: Weak<FabricInner>,
     tenant: Arc<str>,
     pub identity: Identity,
-    /// One per local transport, in order of preference.
+    /// One per rail group of every local transport, in order of preference.
     pub links: Vec<Link>,
+    /// The links of each transport.
+    routes: Vec<Range<usize>>,
+    /// Rail group that the next operation goes over, where any will do.
+    pub turn: AtomicU32,
     pub imms: ImmCounts,
     pub session: SessionHandle,
     alive: AtomicBool,
@@ -90,7 +96,9 @@ impl Peer {
             fabric: Arc::downgrade(fabric),
             tenant: Arc::clone(fabric.tenant_name()),
             identity,
+            routes: route::routes(&links),
             links,
+            turn: AtomicU32::new(0),
             imms: ImmCounts::default(),
             session,
             alive: AtomicBool::new(true),
@@ -146,12 +154,17 @@ impl Peer {
     pub fn explain(&self) -> String {
         let mut text = format!("{} ({}):", self.id(), self.0.identity.host);
         let mut taken = false;
-        for link in &self.0.links {
-            let rails = link.rails.iter().flatten().count();
+        for links in self.0.routes() {
+            let link = &links[0];
+            let rails = links.iter().flat_map(|link| &link.rails).flatten().count();
+            let groups = match links.len() {
+                1 => String::new(),
+                groups => format!(" in {groups} groups"),
+            };
             let verdict = match &link.refused {
                 Some(reason) => format!("not used: {reason}"),
-                None if taken => format!("{rails} rails, stands by"),
-                None => format!("{rails} rails, taken"),
+                None if taken => format!("{rails} rails{groups}, stands by"),
+                None => format!("{rails} rails{groups}, taken"),
             };
             taken |= link.is_up();
             text.push_str(&format!("\n  {}: {verdict}", link.label));
@@ -256,6 +269,8 @@ impl Peer {
             tenant: "".into(),
             identity: Identity { incarnation: 1, host: String::new() },
             links: Vec::new(),
+            routes: Vec::new(),
+            turn: AtomicU32::new(0),
             imms: ImmCounts::default(),
             session: SessionHandle::detached(),
             alive: AtomicBool::new(true),

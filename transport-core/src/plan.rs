@@ -14,6 +14,8 @@ pub(crate) enum Shape {
     Range { local: u64, remote: u64, len: u64, chunk: u64 },
     /// One page per item.
     Pages { local: PageLayout, remote: PageLayout, page: u64, count: u32 },
+    /// Every piece written out: both offsets and the length.
+    Written { pieces: Vec<(u64, u64, u64)>, paged: bool },
 }
 
 impl Shape {
@@ -22,6 +24,7 @@ impl Shape {
         match self {
             Self::Range { len, chunk, .. } => u32::try_from(len.div_ceil(*chunk).max(1)).unwrap_or(u32::MAX),
             Self::Pages { count, .. } => *count,
+            Self::Written { pieces, .. } => pieces.len() as u32,
         }
     }
 
@@ -29,6 +32,7 @@ impl Shape {
         match self {
             Self::Range { len, .. } => *len,
             Self::Pages { page, count, .. } => page * u64::from(*count),
+            Self::Written { pieces, .. } => pieces.iter().map(|(_, _, len)| len).sum(),
         }
     }
 
@@ -45,12 +49,23 @@ impl Shape {
                 let places = local.places(items.clone()).zip(remote.places(items));
                 into.extend(places.map(|(local, remote)| make(local, remote, *page)));
             }
+            Self::Written { pieces, .. } => {
+                let pieces = &pieces[items.start as usize..items.end as usize];
+                into.extend(pieces.iter().map(|(local, remote, len)| make(*local, *remote, *len)));
+            }
         }
     }
 
     /// Whether it is a list of pages.
     pub fn is_pages(&self) -> bool {
-        matches!(self, Self::Pages { .. })
+        matches!(self, Self::Pages { .. } | Self::Written { paged: true, .. })
+    }
+
+    /// The same with every piece written out.
+    pub fn written(&self) -> Self {
+        let mut pieces = Vec::with_capacity(self.items() as usize);
+        self.expand(0..self.items(), &mut pieces, |local, remote, len| (local, remote, len));
+        Self::Written { pieces, paged: self.is_pages() }
     }
 
     /// Bytes of pieces `items`.
@@ -62,6 +77,9 @@ impl Shape {
                 at(items.end) - at(items.start)
             }
             Self::Pages { page, .. } => items.len() as u64 * page,
+            Self::Written { pieces, .. } => {
+                pieces[items.start as usize..items.end as usize].iter().map(|(_, _, len)| len).sum()
+            }
         }
     }
 
@@ -71,6 +89,7 @@ impl Shape {
         match self {
             Self::Range { chunk, .. } => *chunk,
             Self::Pages { page, .. } => *page,
+            Self::Written { pieces, .. } => pieces.first().map_or(0, |(_, _, len)| *len),
         }
     }
 
@@ -87,22 +106,58 @@ pub(crate) struct RailRange {
     pub end: u32,
 }
 
-/// Splits `items` over `rails` usable rails, beginning with rail `first`, as
-/// evenly as whole items allow. Writes one range per rail into `ranges`.
-pub(crate) fn split(items: u32, rails: u32, first: u32, ranges: &mut Vec<RailRange>) {
+impl RailRange {
+    /// All pieces of `shape`.
+    pub fn all_of(shape: &Shape) -> Self {
+        Self { start: 0, end: shape.items() }
+    }
+
+    /// How many.
+    pub fn len(self) -> u32 {
+        self.end - self.start
+    }
+
+    /// What lies between two fractions of it, `from` and `to` of `whole`.
+    pub fn part(self, from: u64, to: u64, whole: u64) -> Self {
+        let at = |part: u64| (u128::from(self.len()) * u128::from(part) / u128::from(whole.max(1))) as u32;
+        Self { start: self.start + at(from), end: self.start + at(to) }
+    }
+}
+
+/// Splits `items` over rails by their weights, beginning with rail `first`: as evenly as
+/// whole items allow. A rail of weight 0 gets none. Writes one range per rail into `ranges`.
+pub(crate) fn split(
+    items: RailRange,
+    weights: impl Iterator<Item = u32> + Clone,
+    first: u32,
+    ranges: &mut Vec<RailRange>,
+) {
     ranges.clear();
-    ranges.resize(rails as usize, RailRange::default());
+    ranges.extend(weights.clone().map(|_| RailRange::default()));
+    let usable = weights.clone().filter(|weight| *weight > 0);
+    let rails = usable.clone().count() as u32;
     if rails == 0 {
         return;
     }
-    // A rail that would get less than one item gets none.
-    let used = items.min(rails);
-    let mut start = 0;
-    for turn in 0..used {
-        // Spread the remainder over the first rails: sizes differ by one at most.
-        let end = ((u64::from(items) * u64::from(turn + 1)) / u64::from(used)) as u32;
-        ranges[((first + turn) % rails) as usize] = RailRange { start, end };
-        start = end;
+    let first = (first as usize) % ranges.len();
+    let turns = weights.clone().enumerate().skip(first).chain(weights.clone().enumerate().take(first));
+    let turns = turns.filter(|(_, weight)| *weight > 0);
+    let heaviest = usable.clone().max();
+    if usable.clone().min() == heaviest {
+        // A rail that would get less than one item gets none.
+        let used = items.len().min(rails);
+        for (turn, (rail, _)) in (0..used).zip(turns) {
+            // Spread the remainder over the rails: sizes differ by one at most.
+            ranges[rail] = items.part(turn.into(), u64::from(turn) + 1, used.into());
+        }
+        return;
+    }
+    let whole: u64 = usable.map(u64::from).sum();
+    let mut from = 0;
+    for (rail, weight) in turns {
+        let to = from + u64::from(weight);
+        ranges[rail] = items.part(from, to, whole);
+        from = to;
     }
 }
 
@@ -121,9 +176,9 @@ mod tests {
     }
 
     /// Expands every rail's range and says which destination bytes each piece covers.
-    fn expand(shape: &Shape, rails: u32, first: u32) -> Vec<Piece> {
+    fn expand(shape: &Shape, weights: &[u32], first: u32) -> Vec<Piece> {
         let mut ranges = Vec::new();
-        split(shape.items(), rails, first, &mut ranges);
+        split(RailRange::all_of(shape), weights.iter().copied(), first, &mut ranges);
         let mut pieces = Vec::new();
         for range in ranges {
             let (before, items) = (pieces.len(), range.start..range.end);
@@ -133,13 +188,21 @@ mod tests {
         pieces
     }
 
+    /// Some alike, some not, at least one not 0.
+    fn weights() -> impl Strategy<Value = Vec<u32>> {
+        let alike = (1_usize..40, 1_u32..500).prop_map(|(rails, weight)| vec![weight; rails]);
+        let mixed = prop::collection::vec(0_u32..500, 1..40);
+        let mixed = mixed.prop_filter("a weight", |weights| weights.iter().any(|weight| *weight > 0));
+        prop_oneof![alike, mixed]
+    }
+
     proptest! {
         #![proptest_config(ProptestConfig { cases: if cfg!(miri) { 4 } else { 512 }, failure_persistence: None, ..Default::default() })]
 
         #[test]
-        fn ranges_cover_every_byte_once(len in 0_u64..5_000_000, chunk in 1_u64..70_000, rails in 1_u32..40, first in 0_u32..40) {
+        fn ranges_cover_every_byte_once(len in 0_u64..5_000_000, chunk in 1_u64..70_000, weights in weights(), first in 0_u32..40) {
             let chunk = Shape::chunk_for(len, chunk.max(len / 2000), u64::MAX);
-            let mut pieces = expand(&Shape::Range { local: 7, remote: 1000, len, chunk }, rails, first % rails);
+            let mut pieces = expand(&Shape::Range { local: 7, remote: 1000, len, chunk }, &weights, first);
             pieces.sort_by_key(|piece| piece.local);
             let mut next = 0;
             for piece in &pieces {
@@ -149,17 +212,21 @@ mod tests {
                 next += piece.len;
             }
             prop_assert_eq!(next, len);
+            let shape = Shape::Range { local: 7, remote: 1000, len, chunk };
+            let mut written = expand(&shape.written(), &weights, first);
+            written.sort_by_key(|piece| piece.local);
+            prop_assert_eq!(written, pieces.clone());
             prop_assert_eq!(pieces.len() as u64, len.div_ceil(chunk).max(1));
         }
 
         #[test]
-        fn pages_are_each_moved_once(indices in prop::collection::vec(0_u32..1000, 1..300), rails in 1_u32..40, first in 0_u32..40) {
+        fn pages_are_each_moved_once(indices in prop::collection::vec(0_u32..1000, 1..300), weights in weights(), first in 0_u32..40) {
             let page = 4096;
             let count = indices.len() as u32;
             let src = Pages::new(indices.clone()).stride(5000).offset(3);
             let dst = Pages::new((0..count).rev().collect::<Vec<_>>());
             let shape = Shape::Pages { local: src.layout(page), remote: dst.layout(page), page, count };
-            let mut pieces = expand(&shape, rails, first % rails);
+            let mut pieces = expand(&shape, &weights, first);
             pieces.sort_by_key(|piece| std::cmp::Reverse(piece.remote));
             prop_assert_eq!(pieces.len(), indices.len());
             for (item, piece) in pieces.iter().enumerate() {
@@ -169,12 +236,17 @@ mod tests {
         }
 
         #[test]
-        fn rails_are_even(items in 0_u32..100_000, rails in 1_u32..64, first in 0_u32..64) {
+        fn rails_are_as_even_as_their_weights(start in 0_u32..1000, items in 0_u32..100_000, weights in weights(), first in 0_u32..64) {
             let mut ranges = Vec::new();
-            split(items, rails, first % rails, &mut ranges);
-            let sizes: Vec<_> = ranges.iter().map(|range| range.end - range.start).collect();
-            prop_assert_eq!(sizes.iter().sum::<u32>(), items);
-            prop_assert!(sizes.iter().max().unwrap() - sizes.iter().min().unwrap() <= 1);
+            let items = RailRange { start, end: start + items };
+            split(items, weights.iter().copied(), first, &mut ranges);
+            prop_assert_eq!(ranges.iter().map(|range| range.len()).sum::<u32>(), items.len());
+            let whole: f64 = weights.iter().map(|weight| f64::from(*weight)).sum();
+            for (range, weight) in ranges.iter().zip(&weights) {
+                let share = f64::from(items.len()) * f64::from(*weight) / whole;
+                prop_assert!((f64::from(range.len()) - share).abs() <= 1.0, "{:?} of {}", range, share);
+                prop_assert!(range.len() == 0 || (items.start <= range.start && range.end <= items.end));
+            }
         }
 
         #[test]

@@ -83,7 +83,8 @@ impl RecvPool {
         let inbox = Arc::new(Inbox::default());
         let mut parts = Vec::new();
         for engine in engines {
-            let region = fabric.alloc(bytes, crate::Access::LOCAL)?;
+            // Messages come to the first rail group.
+            let region = fabric.alloc_near(0, bytes, crate::Access::LOCAL)?;
             let (engine, inbox) = (Arc::clone(engine), Arc::clone(&inbox));
             parts.push(Arc::new(PoolPart {
                 region,

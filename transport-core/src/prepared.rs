@@ -87,7 +87,7 @@ impl PreparedWrite {
         if let Some(remote) = &work.remote {
             remote.check(0, 0, Access::REMOTE_WRITE, "write_pages")?;
         }
-        self.peer.submit(&self.peer.links[self.route], work, self.deadline, "write_pages")
+        self.peer.submit(self.peer.lead(self.route), work, self.deadline, "write_pages")
     }
 }
 

@@ -18,8 +18,9 @@ use crate::{Access, Descriptor, Error, ErrorKind, Memory, Op, Result};
 pub struct Region(pub(crate) Arc<RegionInner>);
 
 pub(crate) struct RegionInner {
-    /// Registrations `[transport][rail]`; dropped before the memory they cover.
-    pub regions: Vec<Vec<Arc<dyn MemoryRegion>>>,
+    /// Registrations `[transport][rail]`, none on the rails of other groups than its own;
+    /// dropped before the memory they cover.
+    pub regions: Vec<Vec<Option<Arc<dyn MemoryRegion>>>>,
     pub memory: Arc<dyn Memory>,
     pub start: *mut u8,
     pub len: u64,
@@ -80,14 +81,14 @@ impl Region {
         let transports = inner.fabric.upgrade().map(|fabric| fabric.addresses()).unwrap_or_default();
         let mut entries = Vec::new();
         for ((label, domains), rails) in transports.iter().zip(&inner.regions) {
-            for (rail, (domain, region)) in domains.iter().zip(rails).enumerate() {
-                entries.push(Entry {
-                    transport: label.clone(),
-                    domain: *domain,
-                    rail: rail as u16,
-                    key: region.key(),
-                });
-            }
+            let registered =
+                rails.iter().enumerate().filter_map(|(rail, region)| Some((rail, region.as_ref()?)));
+            entries.extend(registered.map(|(rail, region)| Entry {
+                transport: label.clone(),
+                domain: domains[rail],
+                rail: rail as u16,
+                key: region.key(),
+            }));
         }
         let incarnation = inner.fabric.upgrade().map_or(0, |fabric| fabric.identity().incarnation);
         Descriptor::new(incarnation, inner.id, inner.len, inner.access, inner.memory.kind(), entries)
@@ -124,7 +125,7 @@ impl RegionInner {
     pub fn poll_quiet(&self) -> Poll<Result<()>> {
         let mut quiet = Poll::Ready(Ok(()));
         let mut failed = None;
-        for region in self.regions.iter().flatten() {
+        for region in self.regions.iter().flatten().flatten() {
             match region.revoke() {
                 Poll::Pending => quiet = Poll::Pending,
                 // Every key is taken back, whatever became of the others.

@@ -20,6 +20,8 @@ pub(crate) struct RemoteInner {
     pub access: Access,
     /// The transport that operations take: the first that both sides have.
     pub route: usize,
+    /// Its first link among the peer's.
+    pub lead: usize,
     /// Imports on `route`, one per local rail; `None` where a rail has no partner.
     pub imports: Vec<Option<Arc<dyn RemoteMemory>>>,
     /// The way past the worker, if the route has one.

@@ -1,15 +1,18 @@
-//! The thread that drives an engine: spins while there is work, sleeps otherwise.
+//! The thread that drives engines: spins while there is work, sleeps otherwise.
+
+mod pin;
 
 use std::os::fd::BorrowedFd;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering, fence};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use crate::engine::Engine;
+use crate::fabric::Pinning;
 use crate::spi::Armed;
-use crate::{Doorbell, Error, Result};
+use crate::{Bell, Doorbell, Error, Result};
 
 /// How long a worker looks for work before it sleeps. A hand-over to a spinning
 /// thread was measured at 0.9 µs, to a parked one at 16 µs; 100 µs of spinning
@@ -23,21 +26,56 @@ const TURNS_PER_LOOK: u32 = 64;
 pub(crate) struct Worker {
     thread: Option<JoinHandle<()>>,
     stop: Arc<AtomicBool>,
-    wake: Arc<crate::engine::EngineHandle>,
+    bell: Bell,
+}
+
+/// What a worker is started with.
+pub(crate) struct WorkerSetup {
+    pub name: String,
+    pub engines: Vec<Engine>,
+    /// Rings for all of them.
+    pub door: Doorbell,
+    /// Its number among the workers next to its devices, and which core it keeps to.
+    pub turn: usize,
+    pub pinning: Pinning,
+    /// The NUMA node of its devices.
+    pub node: Option<u32>,
+    /// Taken for every turn where workers share their state.
+    pub lock: Option<Arc<Mutex<()>>>,
+}
+
+/// The engines of one thread.
+struct Crew {
+    engines: Vec<Engine>,
+    door: Doorbell,
+    lock: Option<Arc<Mutex<()>>>,
+    stop: Arc<AtomicBool>,
 }
 
 impl Worker {
-    pub fn start(name: &str, mut engine: Engine, door: Doorbell) -> Result<Self> {
+    pub fn start(setup: WorkerSetup) -> Result<Self> {
         let stop = Arc::new(AtomicBool::new(false));
-        let wake = Arc::clone(engine.handle());
-        let stopped = Arc::clone(&stop);
+        let bell = setup.door.bell().try_clone()?;
+        let core = match &setup.pinning {
+            Pinning::Off => None,
+            Pinning::Cores(cores) if cores.is_empty() => None,
+            Pinning::Cores(cores) => Some(cores[setup.turn % cores.len()]),
+            Pinning::Near => setup.node.and_then(|node| pin::near(node, setup.turn)),
+        };
+        let WorkerSetup { name, engines, door, lock, .. } = setup;
+        let mut crew = Crew { engines, door, lock, stop: Arc::clone(&stop) };
         let thread = std::thread::Builder::new()
-            .name(name.into())
+            .name(name)
             .spawn(move || {
+                if let Some(core) = core
+                    && let Err(error) = pin::bind(core)
+                {
+                    tracing::warn!(core, %error, "a worker could not be bound to its core; it runs anywhere");
+                }
                 // A panic here is a bug, or a user's waker's or memory's; either way
                 // no waiter may hang for it.
-                let ran = catch_unwind(AssertUnwindSafe(|| run(&mut engine, &door, &stopped)));
-                engine.close();
+                let ran = catch_unwind(AssertUnwindSafe(|| crew.run()));
+                crew.engines.iter_mut().for_each(Engine::close);
                 if let Err(panic) = ran {
                     resume_unwind(panic);
                 }
@@ -45,14 +83,14 @@ impl Worker {
             .map_err(|e| {
                 Error::os("open", "start a worker thread; raise the limit of processes (ulimit -u)", e)
             })?;
-        Ok(Self { thread: Some(thread), stop, wake })
+        Ok(Self { thread: Some(thread), stop, bell })
     }
 }
 
 impl Drop for Worker {
     fn drop(&mut self) {
         self.stop.store(true, Ordering::SeqCst);
-        self.wake.bell.ring();
+        self.bell.ring();
         let Some(thread) = self.thread.take() else { return };
         // The last handle of a fabric may be dropped by its own worker.
         if thread.thread().id() != std::thread::current().id() && thread.join().is_err() {
@@ -61,55 +99,65 @@ impl Drop for Worker {
     }
 }
 
-fn run(engine: &mut Engine, door: &Doorbell, stop: &AtomicBool) {
-    while !stop.load(Ordering::Acquire) {
-        spin(engine, stop);
-        sleep(engine, door, stop);
+impl Crew {
+    fn run(&mut self) {
+        while !self.stop.load(Ordering::Acquire) {
+            self.spin();
+            self.sleep();
+        }
     }
-}
 
-/// Takes turns until none has done anything for `SPIN`.
-fn spin(engine: &mut Engine, stop: &AtomicBool) {
-    let mut idle_turns = 0_u32;
-    let mut idle_since = Instant::now();
-    while !stop.load(Ordering::Relaxed) {
-        if engine.step().events > 0 {
-            idle_turns = 0;
-            continue;
-        }
-        std::hint::spin_loop();
-        idle_turns += 1;
-        if idle_turns == 1 {
-            idle_since = Instant::now();
-        } else if idle_turns.is_multiple_of(TURNS_PER_LOOK) && idle_since.elapsed() >= SPIN {
-            return;
-        }
+    /// One turn of every engine; how much happened.
+    fn turn(&mut self) -> usize {
+        // Its holders guard nothing by it: poison carries no news.
+        let _lock = self.lock.as_ref().map(|lock| lock.lock().unwrap_or_else(PoisonError::into_inner));
+        self.engines.iter_mut().map(|engine| engine.step().events).sum()
     }
-}
 
-/// Sleeps until a command, an event or a deadline.
-fn sleep(engine: &mut Engine, door: &Doorbell, stop: &AtomicBool) {
-    let handle = Arc::clone(engine.handle());
-    handle.parked.store(true, Ordering::Release);
-    // Pairs with the fence in `EngineHandle::wake`.
-    fence(Ordering::SeqCst);
-    let mut wakers = Vec::new();
-    let mut can_be_woken = true;
-    let mut ready = handle.has_commands() || stop.load(Ordering::Relaxed);
-    for rail in engine.rails_mut() {
-        match rail.endpoint.arm() {
-            Armed::Ready => ready = true,
-            // SAFETY: the endpoint keeps its descriptor open while it lives, and it
-            // outlives this call: the engine owns it.
-            Armed::Fd(fd) => wakers.push(unsafe { BorrowedFd::borrow_raw(fd) }),
-            Armed::Unsupported => can_be_woken = false,
+    /// Takes turns until none has done anything for `SPIN`.
+    fn spin(&mut self) {
+        let mut idle_turns = 0_u32;
+        let mut idle_since = Instant::now();
+        while !self.stop.load(Ordering::Relaxed) {
+            if self.turn() > 0 {
+                idle_turns = 0;
+                continue;
+            }
+            std::hint::spin_loop();
+            idle_turns += 1;
+            if idle_turns == 1 {
+                idle_since = Instant::now();
+            } else if idle_turns.is_multiple_of(TURNS_PER_LOOK) && idle_since.elapsed() >= SPIN {
+                return;
+            }
         }
     }
-    if !ready {
-        engine.parks();
-        let limit = engine.nap(can_be_woken);
-        door.sleep(&wakers, limit);
+
+    /// Sleeps until a command, an event or a deadline.
+    fn sleep(&mut self) {
+        let handles: Vec<_> = self.engines.iter().map(|engine| Arc::clone(engine.handle())).collect();
+        handles.iter().for_each(|handle| handle.parked.store(true, Ordering::Release));
+        // Pairs with the fence in `EngineHandle::wake`.
+        fence(Ordering::SeqCst);
+        let mut wakers = Vec::new();
+        let mut can_be_woken = true;
+        let mut ready =
+            handles.iter().any(|handle| handle.has_commands()) || self.stop.load(Ordering::Relaxed);
+        for rail in self.engines.iter_mut().flat_map(Engine::rails_mut) {
+            match rail.endpoint.arm() {
+                Armed::Ready => ready = true,
+                // SAFETY: the endpoint keeps its descriptor open while it lives, and it
+                // outlives this call: the engine owns it.
+                Armed::Fd(fd) => wakers.push(unsafe { BorrowedFd::borrow_raw(fd) }),
+                Armed::Unsupported => can_be_woken = false,
+            }
+        }
+        if !ready {
+            self.engines.iter_mut().for_each(Engine::parks);
+            let limit = self.engines.iter().filter_map(|engine| engine.nap(can_be_woken)).min();
+            self.door.sleep(&wakers, limit);
+        }
+        handles.iter().for_each(|handle| handle.parked.store(false, Ordering::Release));
+        self.door.clear();
     }
-    handle.parked.store(false, Ordering::Release);
-    door.clear();
 }

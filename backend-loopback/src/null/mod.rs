@@ -13,6 +13,7 @@ use transport_core::spi::{Backend, DeviceInfo, Domain, DomainSetup, Probe};
 use transport_core::{Error, ErrorKind, Result};
 
 use crate::LinkModel;
+use crate::backend::group_of;
 use crate::link::Model;
 use domain::NullDomain;
 
@@ -43,6 +44,7 @@ use domain::NullDomain;
 #[derive(Debug, Clone)]
 pub struct Null {
     devices: u32,
+    groups: u32,
     imms_per_poll: u32,
     link: Option<LinkModel>,
 }
@@ -50,7 +52,13 @@ pub struct Null {
 impl Null {
     /// `devices` devices, at least one.
     pub fn new(devices: u32) -> Self {
-        Self { devices: devices.max(1), imms_per_poll: 0, link: None }
+        Self { devices: devices.max(1), groups: 1, imms_per_poll: 0, link: None }
+    }
+
+    /// The devices in `groups` rail groups, neighbours together, at most one per device.
+    pub fn groups(mut self, groups: u32) -> Self {
+        self.groups = groups.max(1);
+        self
     }
 
     /// Every poll of a device reports so many imms of its first peer, 0 by default.
@@ -78,6 +86,7 @@ impl Backend for Null {
             about: "moves nothing: measures the software above it".into(),
             link_bits_per_s: self.link.as_ref().and_then(|link| link.bits_per_s),
             numa_node: None,
+            group: group_of(number, self.devices, self.groups),
         };
         Ok((0..self.devices).map(device).collect())
     }

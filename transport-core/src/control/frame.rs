@@ -26,7 +26,10 @@ pub struct TransportOffer {
     pub label: String,
     /// The backend's name.
     pub backend: String,
-    /// One offer per device, in the order of the devices.
+    /// One per device: its rate in Mbit/s, 0 where that is unknown.
+    pub rates: Vec<u32>,
+    /// From the side that connects, one offer per device. From the other, which knows
+    /// how many devices both have, one per pair of rails, in the order of the pairs.
     pub rails: Vec<Vec<u8>>,
 }
 
@@ -37,6 +40,9 @@ pub struct LinkReport {
     pub label: String,
     /// Why it does not reach the peer; `None` if it does.
     pub refused: Option<String>,
+    /// From the side that connected, where the other has more devices: its offers for the
+    /// pairs that it had none for, in the order of the pairs.
+    pub more: Vec<Vec<u8>>,
 }
 
 /// Who a fabric is.
@@ -71,7 +77,8 @@ pub(crate) enum Frame {
     /// after which it takes us for dead, and its transports. The side that connected
     /// offers first; the other reserves nothing before that.
     Offers { identity: Identity, peer_timeout_ms: u32, transports: Vec<TransportOffer> },
-    /// After the offers: which of them the sender brought up.
+    /// After the offers: which of them the sender brought up. The side that connected
+    /// reports first.
     Report { links: Vec<LinkReport> },
     /// After the reports: the sender has admitted the peer; traffic may come.
     Ready,
@@ -165,11 +172,8 @@ impl Frame {
                 for offer in transports {
                     within("bytes of a label", offer.label.len(), MAX_NAME)?;
                     within("bytes of a backend's name", offer.backend.len(), MAX_NAME)?;
-                    within("rails of a transport", offer.rails.len(), MAX_RAILS)?;
-                    offer
-                        .rails
-                        .iter()
-                        .try_for_each(|rail| within("bytes of a rail's offer", rail.len(), MAX_RAIL))?;
+                    within("devices of a transport", offer.rates.len(), MAX_RAILS)?;
+                    check_rails(&offer.rails)?;
                 }
             }
             Self::Report { links } => {
@@ -177,6 +181,7 @@ impl Frame {
                 for link in links {
                     within("bytes of a label", link.label.len(), MAX_NAME)?;
                     within("bytes of a reason", link.refused.as_ref().map_or(0, String::len), MAX_REASON)?;
+                    check_rails(&link.more)?;
                 }
             }
             Self::Refuse { reason, .. } => within("bytes of a reason", reason.len(), MAX_REASON)?,
@@ -192,6 +197,11 @@ impl Frame {
         }
         Ok(())
     }
+}
+
+fn check_rails(rails: &[Vec<u8>]) -> Result<(), String> {
+    within("rails of a transport", rails.len(), MAX_RAILS)?;
+    rails.iter().try_for_each(|rail| within("bytes of a rail's offer", rail.len(), MAX_RAIL))
 }
 
 fn within(what: &str, count: usize, limit: usize) -> Result<(), String> {

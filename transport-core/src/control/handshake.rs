@@ -5,7 +5,8 @@
 //!    This far it goes in [`super::greeting`]; strangers never get further.
 //! 3. The side that connected reserves slots and offers them, with its name; then
 //!    the other does.
-//! 4. Each brings its links up with the other's offers and reports what worked.
+//! 4. The side that connected brings its links up with the other's offers and reports
+//!    what worked, with offers for rails that pair more than once; then the other does.
 //! 5. Each admits the peer with the links that both reported, and says `Ready`.
 //! 6. The peer is handed out when the other side is `Ready` too: what is posted
 //!    from then on arrives at a fabric that knows the sender.
@@ -26,7 +27,7 @@ use super::proof::Role;
 use super::session::{Command, Session, SessionHandle};
 use super::thread::Spawner;
 use super::wire::Wire;
-use crate::fabric::{FabricInner, Prepared};
+use crate::fabric::FabricInner;
 use crate::{Error, ErrorKind, Peer, Result};
 
 /// The limits of the control plane.
@@ -164,7 +165,8 @@ impl Handshake<'_> {
         let inner = upgrade(fabric)?;
         let identity = inner.identity().clone();
         let incarnation = identity.incarnation;
-        let prepared = blocking(move || inner.prepare()).await??;
+        let theirs = offers.as_ref().map(|offers| offers.transports.clone());
+        let prepared = blocking(move || inner.prepare(theirs.as_deref())).await??;
         let peer_timeout_ms = u32::try_from(settings.peer_timeout.as_millis()).unwrap_or(u32::MAX);
         let transports = prepared.offers();
         self.wire()?.push(&Frame::Offers { identity, peer_timeout_ms, transports })?;
@@ -174,9 +176,16 @@ impl Handshake<'_> {
         };
 
         self.stage = "report on its links";
-        let (prepared, report) = blocking(move || complete(prepared, &transports)).await?;
+        // Who was called has offers for every pair only once the other has reported.
+        let theirs = if role == Role::Accepting { self.report().await? } else { Vec::new() };
+        let (prepared, report, theirs) = blocking(move || {
+            let mut prepared = prepared;
+            let report = prepared.complete(&transports, &theirs);
+            (prepared, report, theirs)
+        })
+        .await?;
         self.wire()?.push(&Frame::report(&report))?;
-        let report = self.report().await?;
+        let report = if role == Role::Connecting { self.report().await? } else { theirs };
 
         self.stage = "get ready";
         let (handle, commands) = SessionHandle::new();
@@ -240,11 +249,6 @@ fn abandoned() -> Error {
 
 pub(crate) fn upgrade(fabric: &Weak<FabricInner>) -> Result<Arc<FabricInner>> {
     fabric.upgrade().ok_or_else(|| closed("this fabric was closed"))
-}
-
-fn complete(mut prepared: Prepared, offers: &[TransportOffer]) -> (Prepared, Vec<LinkReport>) {
-    let report = prepared.complete(offers);
-    (prepared, report)
 }
 
 /// Runs what may block on a helper thread: meanwhile other sessions go on.

@@ -62,8 +62,9 @@ pub(crate) struct ActiveRail {
     pub next: u32,
     /// Whether the rail's rotation holds the operation.
     pub queued: bool,
-    /// Whether the peer and the region can be reached over it.
-    pub usable: bool,
+    /// Its share of what the operation's rails carry; 0 if the peer or the region cannot be
+    /// reached over it.
+    pub weight: u32,
     /// The endpoint had no room for its next piece, for the peer's sake.
     pub held: bool,
     /// The peer's slot there.
@@ -74,6 +75,11 @@ pub(crate) struct ActiveRail {
 }
 
 impl ActiveRail {
+    /// Whether the peer and the region can be reached over it.
+    pub fn usable(&self) -> bool {
+        self.weight > 0
+    }
+
     pub fn left(&self) -> u32 {
         self.range.end - self.next
     }

@@ -73,13 +73,13 @@ impl Engine {
     }
 
     fn link(&mut self, peer: Arc<PeerInner>) {
-        let link = &peer.links[self.handle.transport];
+        let link = &peer.links[self.handle.position];
         let index = link.index;
         let slots: Vec<_> = link.rails.iter().map(|rail| rail.as_ref().map(|rail| rail.slot)).collect();
-        for (by_slot, slot) in self.slot_links.iter_mut().zip(&slots) {
-            if let Some(slot) = slot {
-                by_slot.insert(*slot, index);
-            }
+        let receiving: Vec<_> = link.receiving.iter().map(|(rail, paired)| (*rail, paired.slot)).collect();
+        let sending = slots.iter().enumerate().filter_map(|(rail, slot)| Some((rail, (*slot)?)));
+        for (rail, slot) in sending.chain(receiving.iter().copied()) {
+            self.slot_links[rail].insert(slot, index);
         }
         self.link_of.insert(peer.id, index);
         self.record(What::PeerLinked { peer: peer.short_id() });
@@ -87,15 +87,15 @@ impl Engine {
         if self.links.len() <= index as usize {
             self.links.resize_with(index as usize + 1, || None);
         }
-        self.links[index as usize] = Some(LinkState { peer, slots, dead: false });
+        self.links[index as usize] = Some(LinkState { peer, slots, receiving, dead: false });
         self.replay(index);
     }
 
     /// What arrived from a peer before its link did.
     fn replay(&mut self, index: u32) {
         let Some(link) = &self.links[index as usize] else { return };
-        let (peer, slots) = (Arc::clone(&link.peer), link.slots.clone());
-        for (rail, slot) in slots.into_iter().enumerate().filter_map(|(rail, slot)| Some((rail, slot?))) {
+        let peer = Arc::clone(&link.peer);
+        for (rail, slot) in link.all_slots().collect::<Vec<_>>() {
             let kept = self.early.take(rail, slot);
             kept.events.into_iter().for_each(|event| self.take_event(rail, event));
             if kept.flooded {
@@ -107,16 +107,16 @@ impl Engine {
 
     /// The live link of a submission's peer.
     fn live_link(&self, peer: &PeerInner) -> Option<u32> {
-        let index = peer.links[self.handle.transport].index;
+        let index = peer.links[self.handle.position].index;
         let known = self.links.get(index as usize)?.as_ref()?;
         (!known.dead && known.peer.id == peer.id).then_some(index)
     }
 
     /// Gives a submission its share of every usable rail and queues it there.
     pub(super) fn activate(&mut self, submission: Submission) {
-        let Submission { id, peer, begun, deadline, work, span } = submission;
+        let Submission { id, peer, begun, deadline, mut work, span } = submission;
         self.note(2, id.index.into());
-        self.begins(id, kind_of(&work), peer.short_id(), work.shape.bytes());
+        self.begins(id, kind_of(&work), peer.short_id(), work.bytes());
         // Its link was queued after the controls were taken, and before it. What was queued
         // behind it stays there: it may be about this very submission.
         while self.live_link(&peer).is_none()
@@ -128,11 +128,14 @@ impl Engine {
         let Some(link) = self.live_link(&peer) else {
             let died = || Error::new(ErrorKind::PeerDied, "submit", "the peer is gone");
             let error = peer.death().unwrap_or_else(died);
-            peer.links[self.handle.transport].operation_ended();
+            peer.links[self.handle.position].operation_ended();
             self.ends(id, &span, Some(&error));
             self.handle.table.end(id, Err(error));
             return;
         };
+        if !self.handle.posting.lazy && work.items.len() > 1 {
+            work.shape = work.shape.written();
+        }
         let mut rails = self.spare.pop().unwrap_or_default();
         self.fill_rails(&work, link, &mut rails);
         let now = self.now();
@@ -158,33 +161,31 @@ impl Engine {
             expired: false,
             aborted: false,
         };
-        let usable = |rail: &ActiveRail| rail.usable;
+        let usable = ActiveRail::usable;
         if !active.rails.iter().any(usable) {
             active.error = Some(Error::new(
                 ErrorKind::DeviceLost,
                 "submit",
                 "no rail to this peer is left; open the fabric anew",
             ));
-        } else if active.work.kind == WorkKind::Send && !active.rails[MESSAGES].usable {
+        } else if active.work.kind == WorkKind::Send && !active.rails[MESSAGES].usable() {
             let why = "the rail that carries messages is lost; open the fabric anew";
             active.error = Some(Error::new(ErrorKind::DeviceLost, "send", why));
         } else if active.work.shape.bytes() == 0 || active.work.kind == WorkKind::Send {
             // An imm alone, or one message: the first usable rail, whole.
-            if let Some(rail) = active.rails.iter_mut().find(|rail| rail.usable) {
+            if let Some(rail) = active.rails.iter_mut().find(|rail| rail.usable()) {
                 rail.range = RailRange { start: 0, end: 1 };
             }
             active.unposted = 1;
         } else {
-            let count = active.rails.iter().filter(|rail| rail.usable).count() as u32;
-            let items = active.work.shape.items();
-            split(items, count, self.turn % count, &mut self.ranges);
+            let weights = active.rails.iter().map(|rail| rail.weight);
+            split(active.work.items, weights, self.turn, &mut self.ranges);
             self.turn = self.turn.wrapping_add(1);
-            let ranges = self.ranges.iter();
-            active.rails.iter_mut().filter(|rail| rail.usable).zip(ranges).for_each(|(rail, range)| {
+            active.rails.iter_mut().zip(&self.ranges).for_each(|(rail, range)| {
                 rail.range = *range;
                 rail.next = range.start;
             });
-            active.unposted = items;
+            active.unposted = active.work.items.len();
         }
         let index = id.index as usize;
         self.active[index] = Some(active);
@@ -193,21 +194,25 @@ impl Engine {
     }
 
     fn fill_rails(&self, work: &Work, link: u32, rails: &mut Vec<ActiveRail>) {
-        let transport = self.handle.transport;
+        let (transport, first) = (self.handle.transport, self.handle.first_rail);
         rails.clear();
-        let slots = self.links[link as usize].as_ref().map_or(&[][..], |link| &link.slots);
+        let Some(Some(state)) = self.links.get(link as usize) else { return };
+        let paired = &state.peer.links[self.handle.position].rails;
         for (rail, local_rail) in self.rails.iter().enumerate() {
             let mut filled = ActiveRail::default();
-            if let (Some(Some(slot)), None) = (slots.get(rail), local_rail.lost) {
+            if let (Some(Some(slot)), None) = (state.slots.get(rail), local_rail.lost) {
                 filled.slot = slot.0;
-                filled.usable = true;
+                filled.weight = paired[rail].as_ref().map_or(0, |paired| paired.weight);
                 if let Some(region) = &work.local {
-                    filled.lkey = region.regions[transport][rail].lkey();
+                    match &region.regions[transport][first + rail] {
+                        Some(registered) => filled.lkey = registered.lkey(),
+                        None => filled.weight = 0,
+                    }
                 }
                 if let Some(remote) = &work.remote {
-                    match remote.imports.get(rail) {
+                    match remote.imports.get(first + rail) {
                         Some(Some(import)) => (filled.rkey, filled.base) = (import.rkey(), import.base()),
-                        _ => filled.usable = false,
+                        _ => filled.weight = 0,
                     }
                 }
             }
@@ -230,7 +235,7 @@ impl Engine {
     pub(super) fn begin_imm(&mut self, op: u32) {
         let Some(active) = &mut self.active[op as usize] else { return };
         active.stage = Stage::Imm;
-        let Some(rail) = active.rails.iter_mut().find(|rail| rail.usable) else {
+        let Some(rail) = active.rails.iter_mut().find(|rail| rail.usable()) else {
             let why = "every rail to the peer was lost before the imm";
             self.fail_op(op, Error::new(ErrorKind::DeviceLost, "write", why));
             return;

@@ -18,7 +18,8 @@ impl Engine {
             && active.error.is_none()
             && active.work.imm.is_some()
             && active.work.imm_mode == ImmMode::Last
-            && active.work.shape.items() > 1;
+            && active.work.shape.items() > 1
+            && active.work.gate.as_ref().is_none_or(|gate| gate.pass());
         if imm_is_due {
             self.begin_imm(op);
             return;
@@ -29,7 +30,7 @@ impl Engine {
         let result = match active.error.take() {
             Some(error) => Err(error),
             None => Ok(Outcome {
-                bytes: active.work.shape.bytes(),
+                bytes: active.work.bytes(),
                 work_requests: active.work_requests,
                 ..Outcome::default()
             }),
@@ -37,7 +38,7 @@ impl Engine {
         let mut rails = std::mem::take(&mut active.rails);
         rails.clear();
         self.spare.push(rails);
-        active.peer.links[self.handle.transport].operation_ended();
+        active.peer.links[self.handle.position].operation_ended();
         let (id, link) = (active.id, active.link);
         self.ends(id, &active.span, result.as_ref().err());
         // The memory is let go before anyone is told that it is.
@@ -153,7 +154,7 @@ impl Engine {
     pub(super) fn retire_link(&mut self, link: u32) {
         let Some(Some(state)) = self.links.get(link as usize) else { return };
         let in_use = self.active.iter().flatten().any(|active| active.link == link);
-        if state.dead && state.slots.iter().all(Option::is_none) && !in_use {
+        if state.dead && state.all_slots().next().is_none() && !in_use {
             self.links[link as usize] = None;
             self.handle.release_link(link);
         }

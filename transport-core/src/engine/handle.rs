@@ -7,16 +7,14 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError, TryLockError, Weak};
 use crossbeam_queue::{ArrayQueue, SegQueue};
 use tokio::sync::oneshot;
 
-use super::{Engine, RailCounts, Snapshot};
+use super::{Engine, RailCounts, Snapshot, Work};
+use crate::fabric::Posting;
 use crate::observe::{Recorder, Watch};
 use crate::op::{OpId, OpTable};
 use crate::peer::PeerInner;
-use crate::plan::Shape;
 use crate::pool::PoolPart;
 use crate::region::RegionInner;
-use crate::remote::RemoteInner;
-use crate::spi::WorkKind;
-use crate::{Bell, Error, ErrorKind, ImmMode, Locality, PeerId, Result, Time};
+use crate::{Bell, Error, ErrorKind, PeerId, Result, Time};
 
 /// A checked operation on its way to the worker. A plain value, never boxed.
 pub(crate) struct Submission {
@@ -28,20 +26,6 @@ pub(crate) struct Submission {
     pub work: Work,
     /// Disabled, and then a few words of nothing, unless a subscriber wants it.
     pub span: tracing::Span,
-}
-
-/// What an operation does, and the memory that must outlive it.
-#[derive(Clone)]
-pub(crate) struct Work {
-    pub kind: WorkKind,
-    pub shape: Shape,
-    /// `None` only for an imm without bytes.
-    pub local: Option<Arc<RegionInner>>,
-    /// `None` for sends and for an imm without bytes.
-    pub remote: Option<Arc<RemoteInner>>,
-    pub imm: Option<u32>,
-    pub imm_mode: ImmMode,
-    pub locality: Locality,
 }
 
 /// Everything rarer than a submission.
@@ -70,6 +54,11 @@ pub(crate) enum Control {
 pub(crate) struct EngineHandle {
     /// Position of its transport in the fabric.
     pub transport: usize,
+    /// Its own position among all engines of the fabric, and so that of its link in a peer's.
+    pub position: usize,
+    /// Its first rail among those of the transport.
+    pub first_rail: usize,
+    pub posting: Posting,
     /// Its label, and the names of its rails' devices.
     pub label: String,
     pub devices: Vec<String>,
@@ -93,6 +82,9 @@ pub(crate) struct EngineHandle {
 /// What a handle is made of.
 pub(crate) struct HandleSetup {
     pub transport: usize,
+    pub position: usize,
+    pub first_rail: usize,
+    pub posting: Posting,
     pub label: String,
     pub devices: Vec<String>,
     pub max_operations: usize,
@@ -112,6 +104,9 @@ impl EngineHandle {
         let table = OpTable::new(setup.max_operations);
         Self {
             transport: setup.transport,
+            position: setup.position,
+            first_rail: setup.first_rail,
+            posting: setup.posting,
             counts: setup.devices.iter().map(|_| RailCounts::default()).collect(),
             label: setup.label,
             devices: setup.devices,
@@ -148,6 +143,12 @@ impl EngineHandle {
         })
     }
 
+    /// Gives a slot of the op table back that nothing was submitted for.
+    pub fn give_back(&self, id: OpId) {
+        self.table.quiet(id);
+        self.table.release(id);
+    }
+
     /// Hands an operation to the worker.
     pub fn submit(&self, submission: Submission) {
         // As many places as op slots, and every submission holds a slot: there is room.
@@ -181,7 +182,7 @@ impl EngineHandle {
     fn drain(&self) {
         let closed = || Error::new(ErrorKind::Closed, "submit", "the fabric was closed");
         while let Some(submission) = self.submissions.pop() {
-            submission.peer.links[self.transport].operation_ended();
+            submission.peer.links[self.position].operation_ended();
             let id = submission.id;
             drop(submission);
             self.table.end(id, Err(closed()));

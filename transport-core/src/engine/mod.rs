@@ -11,6 +11,7 @@ mod drain;
 mod early;
 mod end;
 mod handle;
+mod link;
 #[allow(unsafe_code, reason = "posts what `active` keeps alive")]
 mod post;
 mod posted;
@@ -21,25 +22,27 @@ mod receive;
 mod rotation;
 mod snapshot;
 mod stall;
+mod work;
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-pub(crate) use handle::{Control, EngineHandle, HandleSetup, Submission, Work};
+pub(crate) use handle::{Control, EngineHandle, HandleSetup, Submission};
 pub use rail::RailCounters;
 pub(crate) use rail::{Rail, RailCounts};
 pub(crate) use snapshot::Snapshot;
+pub(crate) use work::{Gate, Work};
 
 use active::{Active, ActiveRail};
 use drain::Draining;
 use early::Early;
+use link::LinkState;
 use receive::Receives;
 
 use crate::observe::{OperationDump, OperationKind, What};
 use crate::op::OpId;
-use crate::peer::PeerInner;
 use crate::plan::RailRange;
 use crate::region::RegionInner;
 use crate::spi::{Completions, PeerSlot};
@@ -61,15 +64,6 @@ pub struct Progress {
     pub posted: usize,
     /// Operations under way after it.
     pub outstanding: usize,
-}
-
-/// A peer's link as the engine sees it.
-struct LinkState {
-    peer: Arc<PeerInner>,
-    /// The peer's slot on each rail; `None` once gone there, or never paired.
-    slots: Vec<Option<PeerSlot>>,
-    /// Set when the peer is gone; the link is reused after its last `PeerGone`.
-    dead: bool,
 }
 
 struct Revoking {
@@ -220,7 +214,7 @@ impl Engine {
         // A closed endpoint touches nothing any more: what it held is let go now.
         self.rails.clear();
         for active in self.active.iter_mut().filter_map(Option::take) {
-            active.peer.links[self.handle.transport].operation_ended();
+            active.peer.links[self.handle.position].operation_ended();
             let id = active.id;
             drop(active);
             self.handle.table.end(id, Err(error.clone()));

@@ -1,7 +1,6 @@
 //! Work out: plans are expanded here, lazily and fairly, and nowhere else.
 
 use super::posted::{RUN, Run};
-use super::rail::BATCH;
 use super::{Engine, Rail};
 use crate::observe::What;
 use crate::spi::{Status, WorkKind};
@@ -61,7 +60,7 @@ impl Engine {
         let this = &mut self.rails[rail];
         this.batch.clear();
         this.runs.clear();
-        let mut room = this.credits().min(BATCH) as u32;
+        let mut room = this.credits().min(this.most) as u32;
         let was_full = std::mem::replace(&mut this.full, room == 0);
         if room == 0 && !was_full {
             self.record(What::QueueFull { rail: rail as u16 });

@@ -10,10 +10,6 @@ use super::rotation::Rotation;
 use crate::Result;
 use crate::spi::{Batch, Domain, Endpoint, EndpointConfig, Progress, Status};
 
-/// Requests per doorbell. Chains beyond 4 gained little on mlx5 and 16 was
-/// Perplexity's choice on EFA; 64 keeps the virtual call per request negligible.
-pub(super) const BATCH: usize = 64;
-
 /// Bytes per batch where posting itself copies: it returns within about 25 µs at
 /// 20 GB/s, so that small requests do not wait behind large ones. Twice as much was
 /// 10 % slower for writes of 1 MiB (`benches/benches/write.rs`).
@@ -25,6 +21,8 @@ pub(crate) struct Rail {
     pub posted: Posted,
     pub rotation: Rotation,
     pub batch: Batch,
+    /// Most requests in it.
+    pub most: usize,
     /// The batch by turns.
     pub runs: Vec<Run>,
     /// Set once the device is lost: nothing is posted any more.
@@ -41,7 +39,8 @@ pub(crate) struct Rail {
 }
 
 impl Rail {
-    pub fn open(domain: Arc<dyn Domain>) -> Result<Self> {
+    /// `most` requests per doorbell.
+    pub fn open(domain: Arc<dyn Domain>, most: usize) -> Result<Self> {
         let endpoint = domain.endpoint(EndpointConfig::default())?;
         let depth = domain.capabilities().send_depth.max(1) as usize;
         let batch_bytes = match domain.capabilities().progress {
@@ -53,8 +52,9 @@ impl Rail {
             domain,
             posted: Posted::default(),
             rotation: Rotation::default(),
-            batch: Batch::with_capacity(BATCH),
-            runs: Vec::with_capacity(BATCH),
+            batch: Batch::with_capacity(most),
+            runs: Vec::with_capacity(most),
+            most,
             lost: None,
             full: false,
             pressed: false,

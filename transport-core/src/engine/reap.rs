@@ -134,7 +134,7 @@ impl Engine {
         let known = self.links[index as usize].as_ref().map_or(0, |link| link.peer.short_id());
         self.record(What::PeerGone { rail: rail as u16, peer: known });
         let Some(link) = &mut self.links[index as usize] else { return };
-        link.slots[rail] = None;
+        link.forget(rail, peer);
         if !link.dead {
             // The backend noticed before the control plane did.
             let gone = link.peer.clone();
@@ -155,7 +155,7 @@ impl Engine {
         let error = Error::new(ErrorKind::DeviceLost, "poll", format!("rail {rail}: {words}"));
         self.rails[rail].lost = Some(status);
         for active in self.active.iter_mut().flatten() {
-            active.rails[rail].usable = false;
+            active.rails[rail].weight = 0;
         }
         let posted: Vec<_> = self.rails[rail].posted.unacknowledged().collect();
         for op in 0..self.active.len() as u32 {

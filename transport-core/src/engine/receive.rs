@@ -92,7 +92,9 @@ impl Receives {
             let request = ReceiveRequest {
                 id,
                 local: region.start.wrapping_add(receive.offset as usize),
-                lkey: region.regions[handle.transport][RAIL].lkey(),
+                lkey: region.regions[handle.transport][handle.first_rail + RAIL]
+                    .as_ref()
+                    .map_or(0, |region| region.lkey()),
                 len: receive.len,
             };
             // SAFETY: the range was checked when the receive was made, and

@@ -104,7 +104,7 @@ impl Engine {
         }
         OperationDump {
             peer: Some(active.peer.name()),
-            bytes: work.shape.bytes(),
+            bytes: work.bytes(),
             imm: work.imm,
             idle: now.since(active.moved),
             left: Some(active.deadline.since(now)),

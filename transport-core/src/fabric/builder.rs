@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use super::tenant::Lineage;
 use super::transport::OpenSettings;
-use super::{Fabric, FabricInner, Transport};
+use super::{Fabric, FabricInner, Transport, Workers};
 use crate::control::{Bootstrap, ControlSettings, Identity, Room, TcpBootstrap, Token};
 use crate::observe::{StallHook, Watch};
 use crate::spi::{Backend, DeviceInfo, DomainSetup};
@@ -42,6 +42,7 @@ pub struct FabricBuilder {
     seed: Option<u64>,
     incarnation: Option<u64>,
     caller_driven: bool,
+    workers: Workers,
     max_operations: usize,
     deadline: Duration,
     settings: ControlSettings,
@@ -60,6 +61,7 @@ impl Default for FabricBuilder {
             seed: None,
             incarnation: None,
             caller_driven: false,
+            workers: Workers::default(),
             max_operations: 4096,
             deadline: Duration::from_secs(30),
             settings: ControlSettings::default(),
@@ -109,7 +111,13 @@ impl FabricBuilder {
         self
     }
 
-    /// Operations that may be under way at once, per transport. Default 4096.
+    /// The threads that drive the engines, and how they post. Default: one per rail group.
+    pub fn workers(mut self, workers: Workers) -> Self {
+        self.workers = workers;
+        self
+    }
+
+    /// Operations that may be under way at once, per rail group. Default 4096.
     pub fn max_operations(mut self, operations: usize) -> Self {
         self.max_operations = operations;
         self
@@ -180,7 +188,7 @@ impl FabricBuilder {
         self
     }
 
-    /// Opens every transport and starts its worker.
+    /// Opens every transport and starts its workers.
     pub fn open(self) -> Result<Fabric> {
         let lineage = Lineage::root(&self);
         self.open_as(lineage)
@@ -198,7 +206,7 @@ impl FabricBuilder {
         let seed = self.seed.map_or_else(|| random("open"), Ok)?;
         let incarnation = self.incarnation.map_or_else(|| random("open"), Ok)?;
         let watch = Arc::new(Watch::new(self.stall_after, self.on_stall));
-        let mut transports = Vec::new();
+        let (mut transports, mut groups) = (Vec::new(), 0);
         for (position, config) in self.transports.iter().enumerate() {
             let setup = DomainSetup {
                 clock: Arc::clone(&self.clock),
@@ -207,12 +215,16 @@ impl FabricBuilder {
             };
             let settings = OpenSettings {
                 position,
+                first_group: groups,
                 max_operations: self.max_operations,
                 caller_driven: self.caller_driven,
                 records: self.records,
                 watch: Arc::clone(&watch),
+                workers: &self.workers,
             };
-            transports.push(Transport::open(config, &setup, settings)?);
+            let transport = Transport::open(config, &setup, settings)?;
+            groups += transport.groups.len();
+            transports.push(transport);
         }
         static FABRICS: AtomicU64 = AtomicU64::new(1);
         let fabric = Arc::new(FabricInner {

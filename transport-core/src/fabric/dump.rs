@@ -5,7 +5,7 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
 use std::sync::{Arc, TryLockError, Weak};
 use std::time::{Duration, Instant};
 
-use super::transport::Driver;
+use super::group::Group;
 use super::{Fabric, FabricInner, Transport, lock};
 use crate::engine::{Control, Snapshot};
 use crate::observe::{Dump, PeerDump, RailDump, TransportDump, WorkerState};
@@ -43,9 +43,13 @@ impl Fabric {
     pub fn dump(&self) -> Dump {
         let fabric = &*self.0;
         let until = Instant::now() + LIMIT;
-        let asked: Vec<_> = fabric.transports.iter().map(Transport::ask).collect();
-        let parts = fabric.transports.iter().zip(asked);
-        let transports = parts.map(|(transport, asked)| transport.dump(asked, until)).collect();
+        let groups = fabric.transports.iter();
+        let groups =
+            groups.flat_map(|transport| transport.groups.iter().map(move |group| (transport, group)));
+        let asked: Vec<_> = groups.clone().map(|(_, group)| group.ask()).collect();
+        let parts = groups.zip(asked);
+        let transports =
+            parts.map(|((transport, group), asked)| transport.dump(group, asked, until)).collect();
         let name = |peer: &crate::Peer| PeerDump { name: peer.0.name(), heard: peer.0.silence() };
         let mut peers: Vec<_> = lock(&fabric.peers).values().map(name).collect();
         peers.sort_by_key(|peer| peer.name.id);
@@ -69,49 +73,20 @@ impl Fabric {
 /// An answer that is on its way, and whether the worker slept.
 struct Asked(Option<Receiver<Snapshot>>, bool);
 
-impl Transport {
+impl Group {
     fn ask(&self) -> Asked {
-        let Driver::Worker(_) = self.driver else { return Asked(None, false) };
+        if self.driven.is_some() {
+            return Asked(None, false);
+        }
         let (answer, answered) = sync_channel(1);
         let parked = self.engine.parked.load(Ordering::Relaxed);
         self.engine.control(Control::Dump { answer });
         Asked(Some(answered), parked)
     }
 
-    fn dump(&self, Asked(answered, parked): Asked, until: Instant) -> TransportDump {
-        let left = || until.saturating_duration_since(Instant::now());
-        let (worker, snapshot) = match answered.map(|answered| answered.recv_timeout(left())) {
-            Some(Ok(snapshot)) if parked => (WorkerState::Parked, Some(snapshot)),
-            Some(Ok(snapshot)) => (WorkerState::Running, Some(snapshot)),
-            Some(Err(RecvTimeoutError::Timeout)) => (WorkerState::Blocked, None),
-            Some(Err(RecvTimeoutError::Disconnected)) => (WorkerState::Closed, None),
-            None => match self.look_inside(until) {
-                Some(snapshot) => (WorkerState::Running, Some(snapshot)),
-                None => (WorkerState::Blocked, None),
-            },
-        };
-        let snapshot = snapshot.unwrap_or_default();
-        let rails = self.counters().into_iter().enumerate().map(|(at, counters)| {
-            let depth = u64::from(self.domains[at].capabilities().send_depth);
-            let (outstanding, depth, lost) = snapshot.rails.get(at).copied().unwrap_or((0, depth, false));
-            RailDump { counters, outstanding, depth, lost }
-        });
-        TransportDump {
-            label: self.label.clone(),
-            backend: self.backend.into(),
-            worker,
-            rails: rails.collect(),
-            queued: self.engine.submissions.len() as u64,
-            receives: snapshot.receives,
-            operations: snapshot.operations,
-            casualties: snapshot.casualties.into(),
-            records: self.engine.recorder.read(),
-        }
-    }
-
     /// Reads a caller-driven engine between two turns, without taking one.
     fn look_inside(&self, until: Instant) -> Option<Snapshot> {
-        let Driver::Caller(engine) = &self.driver else { return None };
+        let engine = self.driven.as_ref()?;
         loop {
             match engine.try_lock() {
                 Ok(engine) => return Some(engine.snapshot()),
@@ -119,6 +94,39 @@ impl Transport {
                 Err(TryLockError::WouldBlock) if Instant::now() >= until => return None,
                 Err(TryLockError::WouldBlock) => std::thread::sleep(BREATH),
             }
+        }
+    }
+}
+
+impl Transport {
+    fn dump(&self, group: &Group, Asked(answered, parked): Asked, until: Instant) -> TransportDump {
+        let left = || until.saturating_duration_since(Instant::now());
+        let (worker, snapshot) = match answered.map(|answered| answered.recv_timeout(left())) {
+            Some(Ok(snapshot)) if parked => (WorkerState::Parked, Some(snapshot)),
+            Some(Ok(snapshot)) => (WorkerState::Running, Some(snapshot)),
+            Some(Err(RecvTimeoutError::Timeout)) => (WorkerState::Blocked, None),
+            Some(Err(RecvTimeoutError::Disconnected)) => (WorkerState::Closed, None),
+            None => match group.look_inside(until) {
+                Some(snapshot) => (WorkerState::Running, Some(snapshot)),
+                None => (WorkerState::Blocked, None),
+            },
+        };
+        let snapshot = snapshot.unwrap_or_default();
+        let rails = self.counters_of(group).into_iter().enumerate().map(|(at, counters)| {
+            let depth = u64::from(self.domains[group.rails.start + at].capabilities().send_depth);
+            let (outstanding, depth, lost) = snapshot.rails.get(at).copied().unwrap_or((0, depth, false));
+            RailDump { counters, outstanding, depth, lost }
+        });
+        TransportDump {
+            label: group.engine.label.clone(),
+            backend: self.backend.into(),
+            worker,
+            rails: rails.collect(),
+            queued: group.engine.submissions.len() as u64,
+            receives: snapshot.receives,
+            operations: snapshot.operations,
+            casualties: snapshot.casualties.into(),
+            records: group.engine.recorder.read(),
         }
     }
 }

@@ -82,7 +82,7 @@ impl FabricInner {
             return Ok(Op::ready(result.map(|()| Outcome::default())));
         }
         self.check_open("revoke")?;
-        let engine = &self.transports[0].engine;
+        let engine = self.transports[0].first_engine();
         let id = engine.insert("revoke")?;
         engine.control(Control::Revoke { id, region, deadline: self.deadline(self.now(), None) });
         Ok(Op::pending(Arc::clone(engine), id))
@@ -96,7 +96,8 @@ impl FabricInner {
 
     /// Takes a turn of every engine if this fabric is caller-driven.
     pub(crate) fn drive(&self) -> bool {
-        self.transports.iter().filter(|transport| transport.engine.drive()).count() > 0
+        let groups = self.transports.iter().flat_map(|transport| &transport.groups);
+        groups.filter(|group| group.engine.drive()).count() > 0
     }
 
     /// The control thread, started with the first listen or connect.

@@ -3,20 +3,26 @@
 mod admission;
 mod builder;
 mod dump;
+mod group;
+mod import;
 mod inner;
+mod pairing;
+mod reservation;
 mod tenant;
 mod transport;
+mod workers;
 
 use std::future::Future;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-pub(crate) use admission::Prepared;
 pub use builder::{FabricBuilder, TransportConfig};
 pub use dump::WeakFabric;
 pub(crate) use inner::FabricInner;
 pub(crate) use transport::Transport;
 pub use transport::TransportInfo;
+pub(crate) use workers::Posting;
+pub use workers::{Pinning, Workers};
 
 use crate::control::{self, Listener};
 use crate::engine::{Control, Progress, RailCounters};
@@ -39,12 +45,59 @@ impl Fabric {
         unsafe { self.register(memory, access) }
     }
 
+    /// As [`Fabric::alloc`], registered near one rail group only: see
+    /// [`Fabric::register_near`].
+    pub fn alloc_near(&self, group: usize, len: usize, access: Access) -> Result<Region> {
+        let memory = Arc::new(HostBuffer::new(len)?);
+        // SAFETY: the buffer is new, and only the region will know it.
+        unsafe { self.register_near(group, memory, access) }
+    }
+
     /// Registers memory on every rail of every transport.
     ///
     /// # Safety
     /// Until the region is dropped, or revoked and quiet, peers may change the
     /// bytes as `access` allows: nobody holds a Rust reference into them.
     pub unsafe fn register(&self, memory: Arc<dyn Memory>, access: Access) -> Result<Region> {
+        // SAFETY: handed on to the caller.
+        unsafe { self.register_on(None, memory, access) }
+    }
+
+    /// Registers memory on the rails of rail group `group` alone, by its number in
+    /// [`TransportInfo::groups`]; on all of a transport that has no such group.
+    ///
+    /// What lies next to one GPU or NUMA node is best registered near that: the bytes take
+    /// its own cards, and registering costs the less the fewer cards it is for. The peer's
+    /// region must be near the group that this one's rails are paired with, or on all rails.
+    ///
+    /// # Errors
+    /// `InvalidRequest` if no transport has such a group.
+    ///
+    /// # Safety
+    /// As [`Fabric::register`].
+    pub unsafe fn register_near(
+        &self,
+        group: usize,
+        memory: Arc<dyn Memory>,
+        access: Access,
+    ) -> Result<Region> {
+        let most = self.0.transports.iter().map(|transport| transport.groups.len()).max().unwrap_or(0);
+        if group >= most {
+            let why = format!("rail group {group} of {most}; groups are counted from 0");
+            return Err(Error::new(ErrorKind::InvalidRequest, "register", why));
+        }
+        // SAFETY: handed on to the caller.
+        unsafe { self.register_on(Some(group), memory, access) }
+    }
+
+    /// # Safety
+    /// As [`Fabric::register`].
+    unsafe fn register_on(
+        &self,
+        group: Option<usize>,
+        memory: Arc<dyn Memory>,
+        access: Access,
+    ) -> Result<Region> {
         self.0.check_open("register")?;
         if memory.is_empty() {
             return Err(Error::new(ErrorKind::InvalidRequest, "register", "memory of zero bytes"));
@@ -52,7 +105,7 @@ impl Fabric {
         let mut regions = Vec::new();
         for transport in &self.0.transports {
             // SAFETY: handed on to the caller.
-            regions.push(unsafe { transport.register(&memory, access)? });
+            regions.push(unsafe { transport.register(&memory, access, group)? });
         }
         Ok(Region(Arc::new(RegionInner {
             regions,
@@ -116,7 +169,11 @@ impl Fabric {
             return Err(Error::new(ErrorKind::InvalidRequest, "recv", why));
         }
         self.0.check_open("recv")?;
-        let engine = &self.0.transports[0].engine;
+        let engine = self.0.transports[0].first_engine();
+        if region.0.regions[0][0].is_none() {
+            let why = "messages come to the first rail group: register the region near that, or on all rails";
+            return Err(Error::new(ErrorKind::InvalidRequest, "recv", why));
+        }
         let id = engine.insert("recv")?;
         engine.control(Control::Receive { id, region: Arc::clone(&region.0), offset, len });
         Ok(Op::pending(Arc::clone(engine), id))
@@ -126,7 +183,7 @@ impl Fabric {
     pub fn recv_pool(&self, count: usize, size: usize) -> Result<RecvPool> {
         self.0.check_open("recv_pool")?;
         let engines: Vec<_> =
-            self.0.transports.iter().map(|transport| Arc::clone(&transport.engine)).collect();
+            self.0.transports.iter().map(|transport| Arc::clone(transport.first_engine())).collect();
         RecvPool::new(self, &engines, count, size)
     }
 
@@ -149,7 +206,8 @@ impl Fabric {
 
     /// A hash over all that happened: caller-driven runs of one seed agree on it.
     pub fn event_hash(&self) -> u64 {
-        let hashes = self.0.transports.iter().map(|transport| transport.engine.hash.load(Ordering::Relaxed));
+        let groups = self.0.transports.iter().flat_map(|transport| &transport.groups);
+        let hashes = groups.map(|group| group.engine.hash.load(Ordering::Relaxed));
         hashes.fold(0, |sum, hash| sum.rotate_left(1) ^ hash)
     }
 

@@ -1,36 +1,37 @@
-//! One opened transport: its domains, its engine, and whoever drives that.
+//! One opened transport: its domains, its rail groups, and the threads that drive them.
 
+use std::ops::Range;
 use std::sync::{Arc, Mutex};
 
-use super::{TransportConfig, lock};
+use super::group::{Group, grouped};
+use super::{TransportConfig, Workers, lock};
 use crate::engine::{Engine, EngineHandle, HandleSetup, Progress, Rail, RailCounters, RailCounts};
 use crate::observe::Watch;
 use crate::spi::{Capabilities, DeviceInfo, Domain, DomainSetup, MemoryRegion};
-use crate::worker::Worker;
-use crate::{Access, Doorbell, Error, ErrorKind, Memory, Result, Time};
+use crate::worker::{Worker, WorkerSetup};
+use crate::{Access, Bell, Doorbell, Error, ErrorKind, Memory, Result, Time};
 
 pub(crate) struct Transport {
     pub label: String,
     pub backend: &'static str,
+    /// By rail, group after group.
     pub devices: Vec<DeviceInfo>,
     pub domains: Vec<Arc<dyn Domain>>,
-    pub engine: Arc<EngineHandle>,
-    pub(super) driver: Driver,
+    /// At least one.
+    pub groups: Vec<Group>,
+    /// The threads that drive the groups, until closed; none if callers do.
+    workers: Mutex<Vec<Worker>>,
 }
 
-pub(super) enum Driver {
-    /// A thread of its own, until closed.
-    Worker(Mutex<Option<Worker>>),
-    /// Whoever calls `step` or waits.
-    Caller(Arc<Mutex<Engine>>),
-}
-
-pub(super) struct OpenSettings {
+pub(super) struct OpenSettings<'a> {
+    /// Its position, and that of its first group among all of the fabric.
     pub position: usize,
+    pub first_group: usize,
     pub max_operations: usize,
     pub caller_driven: bool,
     pub records: usize,
     pub watch: Arc<Watch>,
+    pub workers: &'a Workers,
 }
 
 /// What a fabric opened.
@@ -41,8 +42,10 @@ pub struct TransportInfo {
     pub label: String,
     /// The backend's name.
     pub backend: &'static str,
-    /// The devices, one rail each.
+    /// The devices, one rail each, group after group.
     pub devices: Vec<DeviceInfo>,
+    /// The rails of each rail group.
+    pub groups: Vec<Range<usize>>,
     /// Facts and limits of the first device.
     pub capabilities: Capabilities,
 }
@@ -51,7 +54,7 @@ impl Transport {
     pub(super) fn open(
         config: &TransportConfig,
         setup: &DomainSetup,
-        settings: OpenSettings,
+        settings: OpenSettings<'_>,
     ) -> Result<Self> {
         let devices = match &config.devices {
             Some(devices) => devices.clone(),
@@ -67,44 +70,93 @@ impl Transport {
                 format!("transport {}: no device was chosen", config.label),
             ));
         }
-        let mut domains = Vec::new();
-        let mut rails = Vec::new();
-        for (position, device) in devices.iter().enumerate() {
-            let setup = DomainSetup { seed: setup.seed ^ ((position as u64) << 32), ..setup.clone() };
-            let domain = config.backend.open(device, &setup)?;
-            rails.push(Rail::open(Arc::clone(&domain))?);
-            domains.push(domain);
-        }
-        let door = Doorbell::new()?;
-        let bell = door.bell().try_clone()?;
-        let handle = HandleSetup {
-            transport: settings.position,
-            label: config.label.clone(),
-            devices: devices.iter().map(|device| device.name.clone()).collect(),
-            max_operations: settings.max_operations,
-            records: settings.records,
-            watch: settings.watch,
-        };
-        let engine = Arc::new(EngineHandle::new(handle, bell));
-        let driven = Engine::new(Arc::clone(&engine), rails, Arc::clone(&setup.clock), setup.seed);
-        let driver = if settings.caller_driven {
-            let driven = Arc::new(Mutex::new(driven));
-            engine.drive_by_caller(&driven);
-            Driver::Caller(driven)
-        } else {
-            Driver::Worker(Mutex::new(Some(Worker::start(&format!("mr-{}", config.label), driven, door)?)))
-        };
-        Ok(Self {
+        let mut devices = devices;
+        let ranges = grouped(&mut devices);
+        let mut transport = Self {
             label: config.label.clone(),
             backend: config.backend.name(),
             devices,
-            domains,
-            engine,
-            driver,
-        })
+            domains: Vec::new(),
+            groups: Vec::new(),
+            workers: Mutex::default(),
+        };
+        for (position, device) in transport.devices.iter().enumerate() {
+            let setup = DomainSetup { seed: setup.seed ^ ((position as u64) << 32), ..setup.clone() };
+            transport.domains.push(config.backend.open(device, &setup)?);
+        }
+        let threads = settings.workers.threads.unwrap_or(ranges.len()).min(ranges.len());
+        let doors = (0..threads).map(|_| Doorbell::new()).collect::<Result<Vec<_>>>()?;
+        let mut engines = Vec::new();
+        for (number, rails) in ranges.iter().enumerate() {
+            let bell = doors[number % threads].bell().try_clone()?;
+            engines.push(transport.open_group(rails.clone(), bell, setup, &settings, ranges.len())?);
+        }
+        if settings.caller_driven {
+            for (group, engine) in transport.groups.iter_mut().zip(engines) {
+                let engine = Arc::new(Mutex::new(engine));
+                group.engine.drive_by_caller(&engine);
+                group.driven = Some(engine);
+            }
+        } else {
+            transport.start_workers(engines, doors, settings.workers)?;
+        }
+        Ok(transport)
     }
 
-    /// Registers memory on every rail.
+    /// Opens the endpoints of `rails`, and their engine.
+    fn open_group(
+        &mut self,
+        rails: Range<usize>,
+        bell: Bell,
+        setup: &DomainSetup,
+        settings: &OpenSettings<'_>,
+        groups: usize,
+    ) -> Result<Engine> {
+        let number = self.groups.len();
+        let handle = HandleSetup {
+            transport: settings.position,
+            position: settings.first_group + number,
+            first_rail: rails.start,
+            label: if groups > 1 { format!("{}/{number}", self.label) } else { self.label.clone() },
+            devices: self.devices[rails.clone()].iter().map(|device| device.name.clone()).collect(),
+            max_operations: settings.max_operations,
+            records: settings.records,
+            watch: Arc::clone(&settings.watch),
+            posting: settings.workers.posting,
+        };
+        let engine = Arc::new(EngineHandle::new(handle, bell));
+        let batch = settings.workers.posting.batch;
+        let open = |domain: &Arc<dyn Domain>| Rail::open(Arc::clone(domain), batch);
+        let opened = self.domains[rails.clone()].iter().map(open).collect::<Result<_>>()?;
+        let seed = setup.seed.wrapping_add(number as u64);
+        let driven = Engine::new(Arc::clone(&engine), opened, Arc::clone(&setup.clock), seed);
+        self.groups.push(Group { engine, rails, driven: None });
+        Ok(driven)
+    }
+
+    fn start_workers(&self, engines: Vec<Engine>, doors: Vec<Doorbell>, workers: &Workers) -> Result<()> {
+        let threads = doors.len();
+        let mut crews: Vec<_> = (0..threads).map(|_| Vec::new()).collect();
+        engines.into_iter().enumerate().for_each(|(number, engine)| crews[number % threads].push(engine));
+        let shared = (!workers.sharded).then(Arc::default);
+        for (turn, (engines, door)) in crews.into_iter().zip(doors).enumerate() {
+            let setup = WorkerSetup {
+                // The kernel cuts a thread's name after 15 bytes.
+                name: format!("mr{turn}-{}", self.label),
+                engines,
+                door,
+                turn,
+                pinning: workers.pinning.clone(),
+                node: self.devices[self.groups[turn].rails.start].numa_node,
+                lock: shared.clone(),
+            };
+            lock(&self.workers).push(Worker::start(setup)?);
+        }
+        Ok(())
+    }
+
+    /// Registers memory on the rails of group `group`, or on every rail where that is
+    /// `None` or no group of this transport.
     ///
     /// # Safety
     /// As [`Domain::register`].
@@ -112,29 +164,40 @@ impl Transport {
         &self,
         memory: &Arc<dyn Memory>,
         access: Access,
-    ) -> Result<Vec<Arc<dyn MemoryRegion>>> {
-        // SAFETY: handed on to the caller.
-        self.domains.iter().map(|domain| unsafe { domain.register(Arc::clone(memory), access) }).collect()
+        group: Option<usize>,
+    ) -> Result<Vec<Option<Arc<dyn MemoryRegion>>>> {
+        let rails = group.and_then(|group| self.groups.get(group)).map(|group| group.rails.clone());
+        let register = |(rail, domain): (usize, &Arc<dyn Domain>)| {
+            let near = rails.as_ref().is_none_or(|rails| rails.contains(&rail));
+            // SAFETY: handed on to the caller.
+            near.then(|| unsafe { domain.register(Arc::clone(memory), access) }).transpose()
+        };
+        self.domains.iter().enumerate().map(register).collect()
     }
 
     pub(super) fn step(&self) -> Option<Progress> {
-        match &self.driver {
-            Driver::Caller(engine) => {
-                let turn = lock(engine).step();
-                // Between two turns: the hook may look at the engine.
-                self.engine.watch.report();
-                Some(turn)
-            }
-            Driver::Worker(_) => None,
-        }
+        let turns = self.groups.iter().filter_map(Group::step);
+        turns.reduce(|sum, turn| Progress {
+            events: sum.events + turn.events,
+            posted: sum.posted + turn.posted,
+            outstanding: sum.outstanding + turn.outstanding,
+        })
     }
 
     /// When a caller-driven engine has something to do by itself.
     pub(super) fn due(&self) -> Time {
-        match &self.driver {
-            Driver::Caller(engine) => lock(engine).due(),
-            Driver::Worker(_) => Time::NEVER,
-        }
+        self.groups.iter().map(Group::due).fold(Time::NEVER, Time::min)
+    }
+
+    /// The engine that messages come to.
+    pub(super) fn first_engine(&self) -> &Arc<EngineHandle> {
+        &self.groups[0].engine
+    }
+
+    /// Rates of its devices in Mbit/s, 0 where unknown.
+    pub(super) fn rates(&self) -> Vec<u32> {
+        let rate = |device: &DeviceInfo| device.link_bits_per_s.unwrap_or(0) / 1_000_000;
+        self.devices.iter().map(|device| u32::try_from(rate(device)).unwrap_or(u32::MAX)).collect()
     }
 
     pub(super) fn address(&self) -> (String, Vec<u64>) {
@@ -146,22 +209,25 @@ impl Transport {
             label: self.label.clone(),
             backend: self.backend,
             devices: self.devices.clone(),
+            groups: self.groups.iter().map(|group| group.rails.clone()).collect(),
             capabilities: self.domains[0].capabilities().clone(),
         }
     }
 
     pub(super) fn counters(&self) -> Vec<RailCounters> {
-        let counts = self.engine.counts.iter().zip(&self.devices).enumerate();
-        let read = |(rail, (counts, device)): (_, (&RailCounts, &DeviceInfo))| {
-            counts.read(&self.label, self.backend, rail as u32, &device.name)
+        self.groups.iter().flat_map(|group| self.counters_of(group)).collect()
+    }
+
+    pub(super) fn counters_of(&self, group: &Group) -> Vec<RailCounters> {
+        let counts = group.rails.clone().zip(&group.engine.counts);
+        let read = |(rail, counts): (usize, &RailCounts)| {
+            counts.read(&self.label, self.backend, rail as u32, &self.devices[rail].name)
         };
         counts.map(read).collect()
     }
 
     pub(super) fn close(&self) {
-        match &self.driver {
-            Driver::Worker(worker) => drop(lock(worker).take()),
-            Driver::Caller(engine) => lock(engine).close(),
-        }
+        drop(std::mem::take(&mut *lock(&self.workers)));
+        self.groups.iter().filter_map(|group| group.driven.as_ref()).for_each(|engine| lock(engine).close());
     }
 }

@@ -22,17 +22,17 @@ pub struct Dump {
     pub incarnation: u64,
     /// When it was taken, by the fabric's clock.
     pub time: Time,
-    /// The transports, in order of preference.
+    /// The rail groups of the transports, in order of preference.
     pub transports: Vec<TransportDump>,
     /// The connected peers.
     pub peers: Vec<PeerDump>,
 }
 
-/// One transport.
+/// One rail group of a transport: what one engine drives.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct TransportDump {
-    /// Its label.
+    /// The transport's label, and `/n` of its n-th group where there are several.
     pub label: String,
     /// Its backend's name.
     pub backend: String,

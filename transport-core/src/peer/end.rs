@@ -55,7 +55,8 @@ impl Peer {
         tracing::debug!(peer = self.0.id.0.get(), %error, "peer is gone");
         for link in self.0.links.iter().filter(|link| link.is_up()) {
             link.engine.control(Control::Unlink { peer: self.0.id, error: error.clone() });
-            for rail in link.rails.iter().flatten() {
+            let receiving = link.receiving.iter().map(|(_, rail)| rail);
+            for rail in link.rails.iter().flatten().chain(receiving) {
                 rail.domain.connector().disconnect(rail.slot);
             }
         }

@@ -33,6 +33,9 @@ pub struct DeviceInfo {
     pub link_bits_per_s: Option<u64>,
     /// NUMA node, where the system tells.
     pub numa_node: Option<u32>,
+    /// The rail group: devices of one number lie next to the same GPU or NUMA node, and
+    /// are driven together. Those without one form a group of their own.
+    pub group: Option<u32>,
 }
 
 /// Why a backend has no device, and how to mend it.

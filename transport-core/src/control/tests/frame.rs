@@ -11,12 +11,16 @@ fn text(limit: usize) -> impl Strategy<Value = String> {
 fn frames() -> impl Strategy<Value = Frame> {
     let rails = prop::collection::vec(prop::collection::vec(any::<u8>(), 0..50), 0..6);
     let offer = (text(MAX_NAME), text(MAX_NAME), rails).prop_map(|(label, backend, rails)| TransportOffer {
+        rates: vec![100; rails.len()],
         label,
         backend,
         rails,
     });
-    let link = (text(MAX_NAME), prop::option::of(text(MAX_REASON)))
-        .prop_map(|(label, refused)| LinkReport { label, refused });
+    let link = (text(MAX_NAME), prop::option::of(text(MAX_REASON))).prop_map(|(label, refused)| LinkReport {
+        label,
+        refused,
+        more: Vec::new(),
+    });
     let cause = prop_oneof![
         Just(Cause::Protocol),
         Just(Cause::Unreachable),
@@ -82,13 +86,22 @@ proptest! {
 
 #[test]
 fn bounds_hold_for_both_directions() {
-    let offer = |rails: Vec<Vec<u8>>| TransportOffer { label: "a".into(), backend: "b".into(), rails };
+    let offer = |rails: Vec<Vec<u8>>| TransportOffer {
+        label: "a".into(),
+        backend: "b".into(),
+        rates: Vec::new(),
+        rails,
+    };
     let offers = |host: usize, transports| Frame::Offers {
         identity: Identity { incarnation: 1, host: "x".repeat(host) },
         peer_timeout_ms: 1,
         transports,
     };
-    let link = |refused: usize| LinkReport { label: "a".into(), refused: Some("x".repeat(refused)) };
+    let link = |refused: usize| LinkReport {
+        label: "a".into(),
+        refused: Some("x".repeat(refused)),
+        more: Vec::new(),
+    };
     let too_much = [
         offers(MAX_NAME + 1, vec![]),
         offers(1, vec![offer(vec![]); MAX_OFFERS + 1]),
@@ -119,7 +132,11 @@ fn our_own_long_reasons_are_cut_and_theirs_are_printable() {
     let long = Error::new(ErrorKind::Protocol, "test", "é".repeat(MAX_REASON));
     let Frame::Refuse { reason, .. } = Frame::refusal(&long) else { panic!("no refusal") };
     assert_eq!(reason.len(), MAX_REASON);
-    let report = Frame::report(&[LinkReport { label: "a".into(), refused: Some("x€".repeat(MAX_REASON)) }]);
+    let report = Frame::report(&[LinkReport {
+        label: "a".into(),
+        refused: Some("x€".repeat(MAX_REASON)),
+        more: Vec::new(),
+    }]);
     assert!(report.encode().is_ok());
     let rude = Frame::Refuse { cause: Cause::Failed, reason: "\x1b[2J\nbye".into() };
     let Ok(Frame::Refuse { reason, .. }) = Frame::decode(&rude.encode().unwrap()) else {
@@ -135,7 +152,7 @@ fn our_own_long_reasons_are_cut_and_theirs_are_printable() {
         panic!("no offers")
     };
     assert_eq!(identity.host, " [2J host");
-    let rude = LinkReport { label: "a".into(), refused: Some("\rno\u{9b}".into()) };
+    let rude = LinkReport { label: "a".into(), refused: Some("\rno\u{9b}".into()), more: Vec::new() };
     let Ok(Frame::Report { links }) = Frame::decode(&Frame::report(&[rude]).encode().unwrap()) else {
         panic!("no report")
     };

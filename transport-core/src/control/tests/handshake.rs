@@ -47,8 +47,6 @@ fn garbage_at_each_step_stops_no_good_client() {
             raw.send_bytes(garbage);
             if step == 0 {
                 assert!(raw.recv_bytes().unwrap().starts_with(b"mrailctl"));
-            } else if step == 2 {
-                assert!(matches!(raw.recv(), Some(Frame::Report { .. })));
             }
             match raw.recv() {
                 Some(Frame::Refuse { cause: Cause::Protocol, reason }) => assert!(!reason.is_empty()),
@@ -121,7 +119,11 @@ fn without_a_common_transport_both_sides_say_so() {
     let mut raw = Raw::connect(&address);
     raw.hello();
     raw.offers();
-    raw.send(&Frame::report(&[LinkReport { label: "null".into(), refused: Some("no cable".into()) }]));
+    raw.send(&Frame::report(&[LinkReport {
+        label: "null".into(),
+        refused: Some("no cable".into()),
+        more: Vec::new(),
+    }]));
     assert!(matches!(raw.recv(), Some(Frame::Report { .. })));
     match raw.recv() {
         Some(Frame::Refuse { cause: Cause::Unreachable, reason }) => {

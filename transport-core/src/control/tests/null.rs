@@ -25,6 +25,7 @@ impl Backend for Null {
             about: "nothing".into(),
             link_bits_per_s: None,
             numa_node: None,
+            group: None,
         }])
     }
 

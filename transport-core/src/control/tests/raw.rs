@@ -14,8 +14,12 @@ pub(super) struct Raw(pub TcpStream, pub Duration);
 
 /// Offers as good as any.
 pub(super) fn offers(peer_timeout: Duration, rail: &[u8]) -> Frame {
-    let transport =
-        TransportOffer { label: "null".into(), backend: "null".into(), rails: vec![rail.to_vec()] };
+    let transport = TransportOffer {
+        label: "null".into(),
+        backend: "null".into(),
+        rates: vec![0],
+        rails: vec![rail.to_vec()],
+    };
     Frame::Offers {
         identity: Identity { incarnation: 77, host: "raw".into() },
         peer_timeout_ms: peer_timeout.as_millis() as u32,
@@ -103,7 +107,7 @@ impl Raw {
     }
 
     pub fn report(&mut self) -> Vec<LinkReport> {
-        self.send(&Frame::report(&[LinkReport { label: "null".into(), refused: None }]));
+        self.send(&Frame::report(&[LinkReport { label: "null".into(), refused: None, more: Vec::new() }]));
         match self.recv() {
             Some(Frame::Report { links }) => links,
             other => panic!("{other:?} where a report was due"),

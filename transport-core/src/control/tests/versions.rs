@@ -17,12 +17,15 @@ pub(super) fn recorded() -> Vec<(&'static str, Frame)> {
     let offer = |label: &str, rails: &[&[u8]]| TransportOffer {
         label: label.into(),
         backend: "efa".into(),
+        rates: vec![100_000; rails.len()],
         rails: rails.iter().map(|rail| rail.to_vec()).collect(),
     };
     let transports = vec![offer("efa", &[b"rail zero", b"\x00\xff"]), offer("empty", &[])];
     let links = vec![
-        LinkReport { label: "efa".into(), refused: None },
-        LinkReport { label: "empty".into(), refused: Some("no rail — none at all".into()) },
+        LinkReport { label: "efa".into(), refused: None, more: vec![b"one more".to_vec()] },
+        LinkReport {
+            label: "empty".into(), refused: Some("no rail — none at all".into()), more: Vec::new()
+        },
     ];
     let refuse = |cause| Frame::Refuse { cause, reason: "in words".into() };
     vec![

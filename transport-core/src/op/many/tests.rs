@@ -16,6 +16,9 @@ fn engine() -> Arc<EngineHandle> {
     let watch = Arc::new(Watch::new(Duration::MAX, None));
     let setup = HandleSetup {
         transport: 0,
+        position: 0,
+        first_rail: 0,
+        posting: crate::Workers::default().posting,
         label: "none".into(),
         devices: Vec::new(),
         max_operations: 8,

@@ -1,0 +1,53 @@
+//! What an operation does, and the memory that must outlive it.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use crate::plan::{RailRange, Shape};
+use crate::region::RegionInner;
+use crate::remote::RemoteInner;
+use crate::spi::WorkKind;
+use crate::{ImmMode, Locality};
+
+/// What an operation does, and the memory that must outlive it.
+#[derive(Clone)]
+pub(crate) struct Work {
+    pub kind: WorkKind,
+    pub shape: Shape,
+    /// The pieces of the shape that are this engine's; the others are with the engines of
+    /// other rail groups.
+    pub items: RailRange,
+    /// Where there are others: passed once everyone's bytes are delivered.
+    pub gate: Option<Arc<Gate>>,
+    /// `None` only for an imm without bytes.
+    pub local: Option<Arc<RegionInner>>,
+    /// `None` for sends and for an imm without bytes.
+    pub remote: Option<Arc<RemoteInner>>,
+    pub imm: Option<u32>,
+    pub imm_mode: ImmMode,
+    pub locality: Locality,
+}
+
+impl Work {
+    /// Bytes of this engine's pieces.
+    pub fn bytes(&self) -> u64 {
+        self.shape.bytes_of(self.items.start..self.items.end)
+    }
+}
+
+/// What the engines of one operation meet at: the last one sends the imm that announces
+/// the bytes of all. One that fails never comes, and then nobody sends it.
+pub(crate) struct Gate(AtomicU32);
+
+impl Gate {
+    /// A gate for `engines` engines.
+    pub fn new(engines: u32) -> Self {
+        Self(AtomicU32::new(engines))
+    }
+
+    /// This engine's bytes are delivered; whether it is the last.
+    pub fn pass(&self) -> bool {
+        // The imm follows the completions of all the others.
+        self.0.fetch_sub(1, Ordering::AcqRel) == 1
+    }
+}

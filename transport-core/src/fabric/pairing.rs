@@ -1,0 +1,120 @@
+//! Which rails of two sides pair, however many each has.
+
+/// The pairs of `ours` local rails with `theirs` remote rails.
+///
+/// As many as the larger side has, so that no rail is left out, in blocks, so that
+/// neighbours (the cards of one GPU) pair with neighbours: pair `k` of `n` joins local
+/// rail `k * ours / n` with remote rail `k * theirs / n`. Each rail sends over one pair,
+/// its first; the smaller side's other pairs only receive. Seen from the other side it
+/// is the same list.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Pairing {
+    ours: usize,
+    theirs: usize,
+}
+
+impl Pairing {
+    /// `None` where one side has no rail.
+    pub fn new(ours: usize, theirs: usize) -> Option<Self> {
+        (ours > 0 && theirs > 0).then_some(Self { ours, theirs })
+    }
+
+    /// How many pairs there are.
+    pub fn len(self) -> usize {
+        self.ours.max(self.theirs)
+    }
+
+    /// The local rail of pair `pair`.
+    pub fn local(self, pair: usize) -> usize {
+        pair * self.ours / self.len()
+    }
+
+    /// The remote rail of pair `pair`.
+    pub fn remote(self, pair: usize) -> usize {
+        pair * self.theirs / self.len()
+    }
+
+    /// Whether `pair` is the one over which its local rail sends.
+    pub fn sends(self, pair: usize) -> bool {
+        self.first(self.local(pair)) == pair
+    }
+
+    /// The first pair of local rail `rail`.
+    pub fn first(self, rail: usize) -> usize {
+        (rail * self.len()).div_ceil(self.ours)
+    }
+
+    /// The same pairs as the other side sees them.
+    pub fn mirrored(self) -> Self {
+        Self { ours: self.theirs, theirs: self.ours }
+    }
+
+    /// What each local rail can carry to the peer: its own rate, or its share of the
+    /// remote rail that several send to. Rates in any unit, 0 for unknown; all alike
+    /// where one is unknown.
+    pub fn weights(self, ours: &[u32], theirs: &[u32]) -> Vec<u32> {
+        let known = |rates: &[u32], rails| rates.len() == rails && rates.iter().all(|rate| *rate > 0);
+        let remote_of = |rail: usize| self.remote(self.first(rail));
+        let sharers = |remote| (0..self.ours).filter(|rail| remote_of(*rail) == remote).count() as u32;
+        let (local, remote): (Vec<_>, Vec<_>) = if known(ours, self.ours) && known(theirs, self.theirs) {
+            (ours.to_vec(), theirs.to_vec())
+        } else {
+            // Alike on each side, and divisible by however many share.
+            (vec![u32::MAX; self.ours], vec![u32::MAX; self.theirs])
+        };
+        let rate = |rail: usize| local[rail].min(remote[remote_of(rail)] / sharers(remote_of(rail))).max(1);
+        (0..self.ours).map(rate).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn blocks_pair_with_blocks() {
+        let pairs = |ours, theirs| {
+            let pairing = Pairing::new(ours, theirs).unwrap();
+            (0..pairing.len()).map(|pair| (pairing.local(pair), pairing.remote(pair))).collect::<Vec<_>>()
+        };
+        assert_eq!(pairs(2, 2), [(0, 0), (1, 1)]);
+        assert_eq!(pairs(4, 2), [(0, 0), (1, 0), (2, 1), (3, 1)]);
+        assert_eq!(pairs(2, 3), [(0, 0), (0, 1), (1, 2)]);
+        assert_eq!(Pairing::new(0, 3), None);
+    }
+
+    #[test]
+    fn weights_follow_the_narrower_end() {
+        let weights = |ours: &[u32], theirs: &[u32]| {
+            Pairing::new(ours.len(), theirs.len()).unwrap().weights(ours, theirs)
+        };
+        assert_eq!(weights(&[100; 4], &[200; 2]), [100; 4]);
+        assert_eq!(weights(&[100; 4], &[100; 2]), [50; 4]);
+        assert_eq!(weights(&[100, 100, 100], &[100, 100]), [50, 50, 100]);
+        assert_eq!(weights(&[100, 400], &[400, 200]), [100, 200]);
+        let unknown = weights(&[0, 100, 100], &[100, 100]);
+        assert_eq!((unknown[0], unknown[0] * 2 + 1), (unknown[1], unknown[2]));
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig { failure_persistence: None, ..Default::default() })]
+
+        #[test]
+        fn every_rail_has_a_pair_and_sends_over_one(ours in 1_usize..40, theirs in 1_usize..40) {
+            let pairing = Pairing::new(ours, theirs).unwrap();
+            for rail in 0..ours {
+                let of_rail: Vec<_> = (0..pairing.len()).filter(|pair| pairing.local(*pair) == rail).collect();
+                prop_assert_eq!(of_rail.first(), Some(&pairing.first(rail)));
+                prop_assert_eq!(of_rail.iter().filter(|pair| pairing.sends(**pair)).count(), 1);
+            }
+            for pair in 0..pairing.len() {
+                let mirrored = pairing.mirrored();
+                prop_assert_eq!(mirrored.local(pair), pairing.remote(pair));
+                prop_assert_eq!(mirrored.remote(pair), pairing.local(pair));
+                prop_assert!(mirrored.local(pair) < theirs);
+            }
+        }
+    }
+}

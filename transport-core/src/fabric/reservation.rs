@@ -1,0 +1,209 @@
+//! Slots for a peer on one transport: reserved, paired with the peer's, brought up.
+
+use std::sync::Arc;
+use std::sync::atomic::AtomicU32;
+
+use crossbeam_utils::CachePadded;
+
+use super::Transport;
+use super::group::Group;
+use super::pairing::Pairing;
+use crate::control::{LinkReport, TransportOffer};
+use crate::link::{Link, PairedRail};
+use crate::spi::{Domain, PeerSlot};
+use crate::{Error, ErrorKind, Result};
+
+/// Slots reserved for a peer on one transport.
+pub(super) struct Reservation {
+    pub label: String,
+    backend: &'static str,
+    domains: Vec<Arc<dyn Domain>>,
+    /// In Mbit/s, by rail.
+    rates: Vec<u32>,
+    /// One per rail, or per pair of rails once the pairs are known.
+    pub slots: Vec<Slot>,
+    pairing: Option<Pairing>,
+    /// The peer's rates.
+    theirs: Vec<u32>,
+    /// The peer's offers by pair, as far as they have come.
+    offers: Vec<Vec<u8>>,
+    /// Why this transport does not reach the peer.
+    pub refused: Option<String>,
+}
+
+pub(super) struct Slot {
+    rail: usize,
+    pub domain: Arc<dyn Domain>,
+    pub slot: PeerSlot,
+    offer: Vec<u8>,
+}
+
+impl Reservation {
+    pub fn new(transport: &Transport) -> Self {
+        Self {
+            label: transport.label.clone(),
+            backend: transport.backend,
+            domains: transport.domains.clone(),
+            rates: transport.rates(),
+            slots: Vec::new(),
+            pairing: None,
+            theirs: Vec::new(),
+            offers: Vec::new(),
+            refused: None,
+        }
+    }
+
+    fn is_meant_by(&self, offer: &TransportOffer) -> bool {
+        offer.label == self.label && offer.backend == self.backend
+    }
+
+    fn slot(&self, rail: usize) -> Result<Slot> {
+        let domain = Arc::clone(&self.domains[rail]);
+        let (slot, offer) = domain.connector().prepare()?;
+        Ok(Slot { rail, domain, slot, offer })
+    }
+
+    /// Reserves a slot per rail, for the side that connects, or per pair with `theirs`.
+    pub fn reserve(&mut self, theirs: Option<&[TransportOffer]>) -> Result<()> {
+        let rails: Vec<_> = match theirs {
+            None => (0..self.domains.len()).collect(),
+            Some(theirs) => match theirs.iter().find(|offer| self.is_meant_by(offer)) {
+                Some(offer) => self.pair_with(offer),
+                None => Vec::new(),
+            },
+        };
+        for rail in rails {
+            let slot = self.slot(rail)?;
+            self.slots.push(slot);
+        }
+        Ok(())
+    }
+
+    /// What to tell the peer.
+    pub fn offer(&self) -> TransportOffer {
+        TransportOffer {
+            label: self.label.clone(),
+            backend: self.backend.into(),
+            rates: self.rates.clone(),
+            rails: self.slots.iter().map(|slot| slot.offer.clone()).collect(),
+        }
+    }
+
+    /// Brings the pairs up, and says whether it worked.
+    pub fn complete(&mut self, theirs: &[TransportOffer], reports: &[LinkReport]) -> LinkReport {
+        let offer = theirs.iter().find(|offer| self.is_meant_by(offer));
+        let report = reports.iter().find(|report| report.label == self.label);
+        let done = match (offer, self.pairing) {
+            (None, _) => Err(unreachable("the peer has no transport of this label and backend")),
+            (Some(offer), None) => self.answer(offer),
+            (Some(_), Some(pairing)) => self.conclude(pairing, report).map(|()| 0),
+        };
+        let new = self.slots.len() - *done.as_ref().unwrap_or(&0)..;
+        let more = self.slots[new].iter().map(|slot| slot.offer.clone()).collect();
+        // Into the order of the pairs: stable, and a rail's first slot is the one it sends over.
+        self.slots.sort_by_key(|slot| slot.rail);
+        self.refused = done.err().map(|error| error.to_string());
+        LinkReport { label: self.label.clone(), refused: self.refused.clone(), more }
+    }
+
+    /// Pairs with a peer that connects: which rail each pair takes.
+    fn pair_with(&mut self, offer: &TransportOffer) -> Vec<usize> {
+        self.theirs.clone_from(&offer.rates);
+        self.offers.clone_from(&offer.rails);
+        self.pairing = Pairing::new(self.domains.len(), offer.rails.len());
+        self.pairing
+            .map_or(Vec::new(), |pairing| (0..pairing.len()).map(|pair| pairing.local(pair)).collect())
+    }
+
+    /// For the side that connected: completes all pairs; how many slots are new, the last.
+    fn answer(&mut self, offer: &TransportOffer) -> Result<usize> {
+        let pairing = Pairing::new(self.domains.len(), offer.rates.len())
+            .ok_or_else(|| unreachable("the peer offers no rail"))?;
+        if offer.rails.len() != pairing.len() {
+            let (offers, pairs) = (offer.rails.len(), pairing.len());
+            return Err(unreachable(&format!("the peer made {offers} offers for {pairs} pairs of rails")));
+        }
+        self.theirs.clone_from(&offer.rates);
+        let before = self.slots.len();
+        for pair in (0..pairing.len()).filter(|pair| !pairing.sends(*pair)) {
+            let slot = self.slot(pairing.local(pair))?;
+            self.slots.push(slot);
+        }
+        let order = Self::order(pairing);
+        for (slot, pair) in self.slots.iter().zip(order) {
+            slot.domain.connector().complete(slot.slot, &offer.rails[pair])?;
+        }
+        self.pairing = Some(pairing);
+        Ok(self.slots.len() - before)
+    }
+
+    /// For the side that was called: completes all pairs, now that it has every offer.
+    fn conclude(&mut self, pairing: Pairing, report: Option<&LinkReport>) -> Result<()> {
+        let report = report.ok_or_else(|| unreachable("the peer did not report on this transport"))?;
+        if let Some(why) = &report.refused {
+            return Err(unreachable(&format!("refused by the peer: {why}")));
+        }
+        self.offers.extend_from_slice(&report.more);
+        if self.offers.len() != pairing.len() {
+            let (offers, pairs) = (self.offers.len(), pairing.len());
+            return Err(unreachable(&format!("the peer made {offers} offers for {pairs} pairs of rails")));
+        }
+        for (offer, pair) in self.offers.iter().zip(Self::order(pairing.mirrored())) {
+            let slot = &self.slots[pair];
+            slot.domain.connector().complete(slot.slot, offer)?;
+        }
+        Ok(())
+    }
+
+    /// The pairs in the order in which the side that connects has slots for them: those
+    /// over which its rails send, then the others.
+    fn order(pairing: Pairing) -> impl Iterator<Item = usize> {
+        let send = (0..pairing.len()).filter(move |pair| pairing.sends(*pair));
+        send.chain((0..pairing.len()).filter(move |pair| !pairing.sends(*pair)))
+    }
+
+    /// The link of one of the transport's groups.
+    pub fn link(&self, transport: &Transport, group: &Group) -> Link {
+        let pairing = self.pairing.filter(|_| self.refused.is_none());
+        let mut link = Link {
+            label: self.label.clone(),
+            engine: Arc::clone(&group.engine),
+            index: u32::MAX,
+            rails: group.rails.clone().map(|_| None).collect(),
+            receiving: Vec::new(),
+            refused: self.refused.clone(),
+            direct: None,
+            direct_slot: 0,
+            max_direct: 0,
+            pending: CachePadded::new(AtomicU32::new(0)),
+        };
+        let Some(pairing) = pairing else { return link };
+        let weights = pairing.weights(&transport.rates(), &self.theirs);
+        for (pair, slot) in self.slots.iter().enumerate().filter(|(_, slot)| group.rails.contains(&slot.rail))
+        {
+            let paired = PairedRail {
+                domain: Arc::clone(&slot.domain),
+                slot: slot.slot,
+                remote: pairing.remote(pair) as u16,
+                weight: weights[slot.rail],
+            };
+            let rail = slot.rail - group.rails.start;
+            if pairing.sends(pair) {
+                link.rails[rail] = Some(paired);
+            } else {
+                link.receiving.push((rail, paired));
+            }
+        }
+        link.index = group.engine.claim_link();
+        if let Some(first) = link.rails.iter().flatten().next() {
+            link.direct = first.domain.direct(first.slot);
+            link.direct_slot = first.slot.0;
+            link.max_direct = first.domain.capabilities().max_direct;
+        }
+        link
+    }
+}
+
+fn unreachable(why: &str) -> Error {
+    Error::new(ErrorKind::Unreachable, "connect", why)
+}

@@ -1,0 +1,84 @@
+//! Who drives the engines: how many threads, on which cores, and how they post.
+
+/// The worker threads of a fabric. The defaults are the fastest; the rest is for hosts
+/// with few cores to spare, and for measuring what each step gains (`bench ladder`).
+#[derive(Debug, Clone)]
+pub struct Workers {
+    pub(crate) threads: Option<usize>,
+    pub(crate) pinning: Pinning,
+    pub(crate) sharded: bool,
+    pub(crate) posting: Posting,
+}
+
+/// How requests are written and posted.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Posting {
+    /// Most requests under one doorbell.
+    pub batch: usize,
+    /// Requests are written when they are posted, not when they are submitted.
+    pub lazy: bool,
+}
+
+/// Which core a worker keeps to.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Pinning {
+    /// One of those next to its devices, another for each worker and never core 0, where
+    /// the system tells where the devices are; else none.
+    #[default]
+    Near,
+    /// None: the system moves it about.
+    Off,
+    /// The n-th worker keeps to the n-th of these, and begins anew after the last.
+    Cores(Vec<usize>),
+}
+
+/// Requests per doorbell. Chains beyond 4 gained little on mlx5 and 16 was
+/// Perplexity's choice on EFA; 64 keeps the virtual call per request negligible.
+const BATCH: usize = 64;
+
+impl Default for Workers {
+    fn default() -> Self {
+        let posting = Posting { batch: BATCH, lazy: true };
+        Self { threads: None, pinning: Pinning::Near, sharded: true, posting }
+    }
+}
+
+impl Workers {
+    /// A thread for every rail group of every transport.
+    pub fn per_group() -> Self {
+        Self::default()
+    }
+
+    /// At most `threads` threads per transport, at least one, each with its share of
+    /// the rail groups.
+    pub fn at_most(threads: usize) -> Self {
+        Self { threads: Some(threads.max(1)), ..Self::default() }
+    }
+
+    /// Where the threads run.
+    pub fn pinning(mut self, pinning: Pinning) -> Self {
+        self.pinning = pinning;
+        self
+    }
+
+    /// Puts the engines of a transport behind one lock: what workers cost that share
+    /// their state.
+    pub fn behind_one_lock(mut self) -> Self {
+        self.sharded = false;
+        self
+    }
+
+    /// Most requests under one doorbell, at least 1. Default 64.
+    pub fn batch(mut self, requests: usize) -> Self {
+        self.posting.batch = requests.max(1);
+        self
+    }
+
+    /// Writes every request of an operation when it is taken over, not when its turn to be
+    /// posted comes: memory for all of them, touched twice.
+    pub fn eager(mut self) -> Self {
+        self.posting.lazy = false;
+        self
+    }
+}
