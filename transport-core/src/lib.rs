@@ -58,6 +58,7 @@ mod error;
 mod fabric;
 #[cfg(fuzzing)]
 pub mod fuzz;
+mod group;
 mod imm;
 #[allow(unsafe_code, reason = "runs checked requests in the calling thread")]
 mod link;
@@ -79,6 +80,7 @@ mod prepared;
 #[allow(unsafe_code, reason = "copies into and out of checked ranges")]
 mod region;
 mod remote;
+mod request;
 #[allow(unsafe_code, reason = "states the contracts of registering and posting")]
 pub mod spi;
 mod spread;
@@ -100,6 +102,7 @@ pub use doorbell::{Bell, Doorbell};
 pub use engine::{Progress, RailCounters};
 pub use error::{Error, ErrorKind, Result};
 pub use fabric::{Fabric, FabricBuilder, Pinning, TransportConfig, TransportInfo, WeakFabric, Workers};
+pub use group::{PeerGroup, ScatterPart};
 pub use imm::{Expect, ImmCounter};
 pub use memory::{Access, Locality, Memory, MemoryKind};
 pub use observe::{Dump, Recording};

@@ -5,12 +5,11 @@ use std::sync::Arc;
 
 use crate::engine::Work;
 use crate::link::{Link, Span};
-use crate::options::{ImmMode, PER_WR_UNIT, ReadOptions, SendOptions, WriteOptions};
+use crate::options::{ImmMode, ReadOptions, SendOptions, WriteOptions};
 use crate::pages::Pages;
-use crate::peer::PeerInner;
 use crate::plan::{RailRange, Shape};
-use crate::remote::RemoteInner;
-use crate::spi::{Capabilities, Operations, WorkKind};
+use crate::request::{cut_write, empty, imm_alone};
+use crate::spi::{Operations, WorkKind};
 use crate::{Access, Error, ErrorKind, Op, Peer, Region, RemoteRegion, Result};
 
 impl Peer {
@@ -33,46 +32,21 @@ impl Peer {
         offset: usize,
         options: &WriteOptions,
     ) -> Result<Op> {
-        let (local, len) = src.0.check(range, "write")?;
-        if len == 0 && options.imm.is_none() {
-            return Err(empty("write"));
-        }
-        dst.0.check(offset as u64, len, Access::REMOTE_WRITE, "write")?;
-        let link = self.0.link_to(src, &dst.0, "write")?;
-        let span = Span { local, remote: offset as u64, len };
+        let (link, span) = self.0.check_write(src, range, dst, offset, options, "write")?;
         if let Some(op) = link.run_now(src, &dst.0, span, WorkKind::Write, options) {
             return Ok(op);
         }
-        let caps = link.require(Operations::WRITE, options.imm, "write")?;
-        let chunk = match (options.imm, options.imm_mode) {
-            (Some(_), ImmMode::PerWr) => per_wr_chunk(caps)?,
-            _ => Shape::chunk_for(len, caps.chunk, caps.max_write),
-        };
-        let shape = Shape::Range { local, remote: offset as u64, len, chunk };
+        let shape = cut_write(link, span, options, "write")?;
         self.0.submit(link, options.work(shape, src, dst), options.deadline, "write")
     }
 
     /// Delivers immediate data alone, without bytes.
     pub fn write_imm(&self, imm: u32) -> Result<Op> {
-        self.0.check_alive()?;
-        let link = self.0.first_link("write_imm")?;
-        link.require(Operations::WRITE_IMM, Some(imm), "write_imm")?;
+        let link = self.0.check_imm(imm, "write_imm")?;
         if let Some(op) = link.run_message(WorkKind::Write, std::ptr::null_mut(), 0, Some(imm)) {
             return Ok(op);
         }
-        let shape = Shape::Range { local: 0, remote: 0, len: 0, chunk: 1 };
-        let work = Work {
-            kind: WorkKind::Write,
-            items: RailRange::all_of(&shape),
-            shape,
-            gate: None,
-            local: None,
-            remote: None,
-            imm: Some(imm),
-            imm_mode: ImmMode::Last,
-            locality: Default::default(),
-        };
-        self.0.submit(link, work, None, "write_imm")
+        self.0.submit(link, imm_alone(imm), None, "write_imm")
     }
 
     /// Writes pages of `page` bytes: the i-th of `from` in `src` to the i-th of `to` in `dst`.
@@ -208,54 +182,4 @@ impl Peer {
         let link = self.0.links.iter().find(|link| link.is_up());
         link.and_then(Link::capabilities).map_or(0, |caps| caps.max_message)
     }
-}
-
-impl PeerInner {
-    /// The link that `remote` was imported for, after the checks every access shares.
-    #[inline]
-    fn link_to(&self, region: &Region, remote: &RemoteInner, operation: &'static str) -> Result<&Link> {
-        if remote.peer != self.id {
-            return Err(foreign(operation, "the remote region was imported for another peer"));
-        }
-        self.same_fabric(region, operation)?;
-        self.check_alive()?;
-        Ok(&self.links[remote.lead])
-    }
-
-    #[inline]
-    fn same_fabric(&self, region: &Region, operation: &'static str) -> Result<()> {
-        if region.0.fabric_id != self.fabric_id {
-            return Err(foreign(operation, "the local region belongs to another fabric"));
-        }
-        Ok(())
-    }
-
-    fn first_link(&self, operation: &'static str) -> Result<&Link> {
-        self.links
-            .iter()
-            .find(|link| link.is_up())
-            .ok_or_else(|| Error::new(ErrorKind::Unreachable, operation, "no transport is up"))
-    }
-}
-
-/// Pieces of a `PerWr` write have one size everywhere, so that both sides can count.
-fn per_wr_chunk(caps: &Capabilities) -> Result<u64> {
-    if caps.max_write < PER_WR_UNIT {
-        let why = format!(
-            "this transport writes {} bytes at once, PerWr needs {PER_WR_UNIT}; write pages instead",
-            caps.max_write
-        );
-        return Err(Error::new(ErrorKind::Unsupported, "write", why));
-    }
-    Ok(PER_WR_UNIT)
-}
-
-#[cold]
-fn empty(operation: &'static str) -> Error {
-    Error::new(ErrorKind::InvalidRequest, operation, "an empty range; for an imm alone use write_imm")
-}
-
-#[cold]
-fn foreign(operation: &'static str, why: &'static str) -> Error {
-    Error::new(ErrorKind::InvalidRequest, operation, why)
 }

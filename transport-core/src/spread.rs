@@ -6,26 +6,38 @@ use std::sync::atomic::Ordering;
 use crate::engine::{Gate, Work};
 use crate::link::Link;
 use crate::peer::PeerInner;
-use crate::{Error, ErrorKind, ImmMode, Op, Result, Time};
+use crate::plan::RailRange;
+use crate::submit::Place;
+use crate::{Error, ErrorKind, ImmMode, Result};
 
 /// Bytes that are worth handing to another group, whose thread may have to be woken:
-/// a millisecond's quarter of copying, and 40 µs of four cards of 100 Gbps.
+/// 100 µs of copying, or 40 µs of four cards of 100 Gbps.
 const SHARE: u64 = 2 << 20;
 
+/// With which engines an operation has slots.
+pub(crate) enum Places<'a> {
+    One(Place<'a>),
+    /// What falls to each, and where they meet before the imm.
+    Many(Vec<(Place<'a>, RailRange)>, Option<Arc<Gate>>),
+}
+
 impl PeerInner {
-    /// Hands an operation to the groups of `links` that reach both regions: to all of
-    /// them by their capacity if it is large, else to one, each in its turn.
+    /// Slots with the engines that carry `work`: of the rail groups that reach both
+    /// regions all by their capacity if it is large, else one, each in its turn.
     ///
-    /// A large one that an imm announces allocates, as does one of more than one group.
-    pub(crate) fn submit_over(
-        self: &Arc<Self>,
-        links: &[Link],
-        work: Work,
-        times: (Time, Time),
+    /// `link` is the transport's first. More than one slot is an allocation.
+    pub(crate) fn places<'a>(
+        &'a self,
+        link: &'a Link,
+        work: &Work,
         operation: &'static str,
-    ) -> Result<Op> {
+    ) -> Result<Places<'a>> {
+        let links = self.route(link.engine.transport);
+        if links.len() == 1 || work.remote.is_none() {
+            return Ok(Places::One(Place::take(link, operation)?));
+        }
         let reach =
-            links.iter().map(|link| (link, capacity(link, &work))).filter(|(_, capacity)| *capacity > 0);
+            links.iter().map(|link| (link, capacity(link, work))).filter(|(_, capacity)| *capacity > 0);
         let groups = reach.clone().count() as u64;
         if groups == 0 {
             let why = "the local region is registered near rails that are paired with none the remote one is registered near; register one of them on all rails";
@@ -33,33 +45,21 @@ impl PeerInner {
         }
         let shares = (work.bytes() / SHARE).clamp(1, groups).min(work.items.len().max(1).into());
         let first = self.turn.fetch_add(1, Ordering::Relaxed) as usize % groups as usize;
-        let turns = reach.clone().skip(first).chain(reach.take(first)).take(shares as usize);
+        let mut turns = reach.clone().skip(first).chain(reach.take(first)).take(shares as usize);
         if shares == 1 {
-            let (link, _) = turns.clone().next().unwrap_or((&links[0], 0));
-            let id = link.engine.insert(operation)?;
-            return Ok(self.submit_to(link, id, work, times, operation));
+            let link = turns.next().map_or(link, |(link, _)| link);
+            return Ok(Places::One(Place::take(link, operation)?));
         }
-        // All have a place in their tables before any begins.
-        let mut places = Vec::with_capacity(shares as usize);
-        for (link, _) in turns.clone() {
-            match link.engine.insert(operation) {
-                Ok(id) => places.push((link, id)),
-                Err(error) => {
-                    places.into_iter().for_each(|(link, id)| link.engine.give_back(id));
-                    return Err(error);
-                }
-            }
-        }
-        let gated = work.imm.is_some() && work.imm_mode == ImmMode::Last;
-        let gate = gated.then(|| Arc::new(Gate::new(shares as u32)));
         let whole: u64 = turns.clone().map(|(_, capacity)| capacity).sum();
         let mut from = 0;
-        let parts = places.into_iter().zip(turns).map(|((link, id), (_, capacity))| {
+        let parts = turns.map(|(link, capacity)| {
             let items = work.items.part(from, from + capacity, whole);
             from += capacity;
-            self.submit_to(link, id, Work { items, gate: gate.clone(), ..work.clone() }, times, operation)
+            Ok((Place::take(link, operation)?, items))
         });
-        Ok(Op::all(parts.collect()))
+        let announced = work.imm.is_some() && work.imm_mode == ImmMode::Last;
+        let gate = announced.then(|| Arc::new(Gate::new(shares as u32)));
+        Ok(Places::Many(parts.collect::<Result<_>>()?, gate))
     }
 }
 

@@ -1,4 +1,4 @@
-//! Handing checked operations to the engines.
+//! Handing checked operations to the engines: a place in the op table first, then the work.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -7,7 +7,15 @@ use crate::engine::{Submission, Work};
 use crate::link::Link;
 use crate::op::OpId;
 use crate::peer::PeerInner;
+use crate::spread::Places;
 use crate::{Error, ErrorKind, Op, Result, Time};
+
+/// When an operation was submitted and when it must have ended.
+#[derive(Clone, Copy)]
+pub(crate) struct Times {
+    begun: Time,
+    deadline: Time,
+}
 
 impl PeerInner {
     /// Hands an operation to the engine of `link`, or to those of the other rail groups of
@@ -19,37 +27,55 @@ impl PeerInner {
         deadline: Option<Duration>,
         operation: &'static str,
     ) -> Result<Op> {
-        let fabric = self
-            .fabric
-            .upgrade()
-            .ok_or_else(|| Error::new(ErrorKind::Closed, operation, "the fabric is closed"))?;
-        let begun = fabric.now();
-        let times = (begun, fabric.deadline(begun, deadline));
-        let links = self.route(link.engine.transport);
-        if links.len() > 1 && work.remote.is_some() {
-            return self.submit_over(links, work, times, operation);
-        }
-        let id = link.engine.insert(operation)?;
-        Ok(self.submit_to(link, id, work, times, operation))
+        let times = self.times(deadline, operation)?;
+        let places = self.places(link, &work, operation)?;
+        Ok(self.submit_at(places, work, times, operation))
     }
 
-    /// Hands an operation to one engine; `id` is of its table.
-    pub(crate) fn submit_to(
+    /// The times of an operation that is submitted now.
+    pub(crate) fn times(&self, deadline: Option<Duration>, operation: &'static str) -> Result<Times> {
+        let closed = || Error::new(ErrorKind::Closed, operation, "the fabric is closed");
+        let fabric = self.fabric.upgrade().ok_or_else(closed)?;
+        let begun = fabric.now();
+        Ok(Times { begun, deadline: fabric.deadline(begun, deadline) })
+    }
+
+    /// Hands an operation to the engines it has places with.
+    pub(crate) fn submit_at(
         self: &Arc<Self>,
-        link: &Link,
-        id: OpId,
+        places: Places<'_>,
         work: Work,
-        (begun, deadline): (Time, Time),
+        times: Times,
         operation: &'static str,
     ) -> Op {
+        match places {
+            Places::One(place) => self.submit_to(place, work, times, operation),
+            Places::Many(parts, gate) => {
+                let parts = parts.into_iter().map(|(place, items)| {
+                    let work = Work { items, gate: gate.clone(), ..work.clone() };
+                    self.submit_to(place, work, times, operation)
+                });
+                Op::all(parts.collect())
+            }
+        }
+    }
+
+    fn submit_to(
+        self: &Arc<Self>,
+        place: Place<'_>,
+        work: Work,
+        times: Times,
+        operation: &'static str,
+    ) -> Op {
+        let link = place.link;
+        let id = place.keep();
         link.operation_begins();
         let span = self.span(id, &link.engine.label, operation, &work);
+        let Times { begun, deadline } = times;
         link.engine.submit(Submission { id, peer: Arc::clone(self), begun, deadline, work, span });
         Op::pending(Arc::clone(&link.engine), id)
     }
-}
 
-impl PeerInner {
     /// What the events of an operation belong to; a child of the caller's span.
     #[inline]
     fn span(&self, id: OpId, transport: &str, operation: &'static str, work: &Work) -> tracing::Span {
@@ -60,5 +86,32 @@ impl PeerInner {
         let span = tracing::debug_span!("operation", op = %id, transport, operation, peer, bytes);
         tracing::trace!(parent: &span, "submitted");
         span
+    }
+}
+
+/// A slot of an engine's op table; given back unless something is submitted with it.
+pub(crate) struct Place<'a> {
+    link: &'a Link,
+    id: OpId,
+    kept: bool,
+}
+
+impl<'a> Place<'a> {
+    /// `Busy` if all are taken.
+    pub fn take(link: &'a Link, operation: &'static str) -> Result<Self> {
+        Ok(Self { link, id: link.engine.insert(operation)?, kept: false })
+    }
+
+    fn keep(mut self) -> OpId {
+        self.kept = true;
+        self.id
+    }
+}
+
+impl Drop for Place<'_> {
+    fn drop(&mut self) {
+        if !self.kept {
+            self.link.engine.table.take_back(self.id);
+        }
     }
 }

@@ -24,6 +24,7 @@ mod read;
 mod refusal;
 mod revoke;
 mod routing;
+mod scatter;
 mod tenant;
 mod write;
 
@@ -37,6 +38,7 @@ pub fn trials() -> impl Iterator<Item = &'static Trial> {
         pages::TRIALS,
         prepared::TRIALS,
         imm::TRIALS,
+        scatter::TRIALS,
         message::TRIALS,
         pool::TRIALS,
         futures::TRIALS,

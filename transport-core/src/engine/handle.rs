@@ -143,12 +143,6 @@ impl EngineHandle {
         })
     }
 
-    /// Gives a slot of the op table back that nothing was submitted for.
-    pub fn give_back(&self, id: OpId) {
-        self.table.quiet(id);
-        self.table.release(id);
-    }
-
     /// Hands an operation to the worker.
     pub fn submit(&self, submission: Submission) {
         // As many places as op slots, and every submission holds a slot: there is room.

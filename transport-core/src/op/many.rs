@@ -55,7 +55,6 @@ pub(super) struct Sum {
 impl Op {
     /// One operation made of `parts`. It resolves once all of them have, to the sum of
     /// their bytes and work requests, or to the error that arrived first.
-    #[allow(dead_code, reason = "scatter comes with the next commit")]
     pub(crate) fn all(mut parts: Vec<Self>) -> Self {
         if parts.len() == 1
             && let Some(only) = parts.pop()

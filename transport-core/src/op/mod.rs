@@ -48,7 +48,6 @@ pub struct Op(State);
 enum State {
     /// Ran in the calling thread.
     Ready(Result<Outcome>),
-    /// Known to an engine.
     /// Not over when it was submitted.
     Waiting(Waiting),
     /// The result was handed out.

@@ -142,6 +142,11 @@ impl OpTable {
         self.quiet(id);
     }
 
+    /// Frees a slot that neither an engine nor a waiter was told of.
+    pub fn take_back(&self, id: OpId) {
+        self.free(id);
+    }
+
     /// Whether `id` is an operation that is not quiet; any id may be asked about.
     pub fn is_under_way(&self, id: OpId) -> bool {
         let state = self.slots[id.index as usize].state.load(Acquire);

@@ -1,0 +1,127 @@
+//! Requests, checked: over which link, and what. Then run at once or submitted.
+
+use std::ops::Range;
+
+use crate::engine::Work;
+use crate::link::{Link, Span};
+use crate::options::{ImmMode, PER_WR_UNIT, WriteOptions};
+use crate::peer::PeerInner;
+use crate::plan::{RailRange, Shape};
+use crate::remote::RemoteInner;
+use crate::spi::{Capabilities, Operations, WorkKind};
+use crate::{Access, Error, ErrorKind, Region, RemoteRegion, Result};
+
+impl PeerInner {
+    /// Checks a write of a range against both regions and the peer.
+    #[inline]
+    pub(crate) fn check_write(
+        &self,
+        src: &Region,
+        range: Range<usize>,
+        dst: &RemoteRegion,
+        offset: usize,
+        options: &WriteOptions,
+        operation: &'static str,
+    ) -> Result<(&Link, Span)> {
+        let (local, len) = src.0.check(range, operation)?;
+        if len == 0 && options.imm.is_none() {
+            return Err(empty(operation));
+        }
+        dst.0.check(offset as u64, len, Access::REMOTE_WRITE, operation)?;
+        let link = self.link_to(src, &dst.0, operation)?;
+        Ok((link, Span { local, remote: offset as u64, len }))
+    }
+
+    /// The link that `remote` was imported for, after the checks every access shares.
+    #[inline]
+    pub(crate) fn link_to(
+        &self,
+        region: &Region,
+        remote: &RemoteInner,
+        operation: &'static str,
+    ) -> Result<&Link> {
+        if remote.peer != self.id {
+            return Err(foreign(operation, "the remote region was imported for another peer"));
+        }
+        self.same_fabric(region, operation)?;
+        self.check_alive()?;
+        Ok(&self.links[remote.lead])
+    }
+
+    #[inline]
+    pub(crate) fn same_fabric(&self, region: &Region, operation: &'static str) -> Result<()> {
+        if region.0.fabric_id != self.fabric_id {
+            return Err(foreign(operation, "the local region belongs to another fabric"));
+        }
+        Ok(())
+    }
+
+    /// The link that messages and imms without bytes take.
+    pub(crate) fn first_link(&self, operation: &'static str) -> Result<&Link> {
+        self.links
+            .iter()
+            .find(|link| link.is_up())
+            .ok_or_else(|| Error::new(ErrorKind::Unreachable, operation, "no transport is up"))
+    }
+
+    /// Checks an imm without bytes.
+    pub(crate) fn check_imm(&self, imm: u32, operation: &'static str) -> Result<&Link> {
+        self.check_alive()?;
+        let link = self.first_link(operation)?;
+        link.require(Operations::WRITE_IMM, Some(imm), operation)?;
+        Ok(link)
+    }
+}
+
+/// How a checked write is cut, if the transport can do it.
+pub(crate) fn cut_write(
+    link: &Link,
+    span: Span,
+    options: &WriteOptions,
+    operation: &'static str,
+) -> Result<Shape> {
+    let caps = link.require(Operations::WRITE, options.imm, operation)?;
+    let chunk = match (options.imm, options.imm_mode) {
+        (Some(_), ImmMode::PerWr) => per_wr_chunk(caps, operation)?,
+        _ => Shape::chunk_for(span.len, caps.chunk, caps.max_write),
+    };
+    Ok(Shape::Range { local: span.local, remote: span.remote, len: span.len, chunk })
+}
+
+/// The work of an imm without bytes.
+pub(crate) fn imm_alone(imm: u32) -> Work {
+    let shape = Shape::Range { local: 0, remote: 0, len: 0, chunk: 1 };
+    Work {
+        kind: WorkKind::Write,
+        items: RailRange::all_of(&shape),
+        shape,
+        gate: None,
+        local: None,
+        remote: None,
+        imm: Some(imm),
+        imm_mode: ImmMode::Last,
+        locality: Default::default(),
+    }
+}
+
+/// Pieces of a `PerWr` write have one size everywhere, so that both sides can count.
+fn per_wr_chunk(caps: &Capabilities, operation: &'static str) -> Result<u64> {
+    if caps.max_write < PER_WR_UNIT {
+        let why = format!(
+            "this transport writes {} bytes at once, PerWr needs {PER_WR_UNIT}; write pages instead",
+            caps.max_write
+        );
+        return Err(Error::new(ErrorKind::Unsupported, operation, why));
+    }
+    Ok(PER_WR_UNIT)
+}
+
+#[cold]
+pub(crate) fn empty(operation: &'static str) -> Error {
+    Error::new(ErrorKind::InvalidRequest, operation, "an empty range; for an imm alone use write_imm")
+}
+
+#[cold]
+fn foreign(operation: &'static str, why: &'static str) -> Error {
+    Error::new(ErrorKind::InvalidRequest, operation, why)
+}
