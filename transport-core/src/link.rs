@@ -6,7 +6,8 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use crossbeam_utils::CachePadded;
 
 use crate::copy::{self, Way};
-use crate::engine::EngineHandle;
+use crate::engine::{Control, EngineHandle};
+use crate::grant::Credit;
 use crate::options::WriteOptions;
 use crate::remote::RemoteInner;
 use crate::spi::{Capabilities, Direct, Domain, Operations, PeerSlot, WorkKind, WorkRequest};
@@ -29,6 +30,8 @@ pub(crate) struct Link {
     pub direct_slot: u32,
     /// Largest operation for `direct`.
     pub max_direct: u64,
+    /// What the peer allows us.
+    pub credit: Credit,
     /// Operations handed to the worker and not ended: while there are any, small
     /// ones queue behind them.
     pub pending: CachePadded<AtomicU32>,
@@ -86,6 +89,9 @@ impl Link {
         options: &WriteOptions,
     ) -> Option<Op> {
         let way = remote.shortcut.as_ref().filter(|way| span.len <= way.max && self.is_quiet())?;
+        if options.imm.is_some() && !self.takes(kind, options.imm) {
+            return None;
+        }
         let request = WorkRequest {
             id: 0,
             peer: way.slot,
@@ -100,13 +106,19 @@ impl Link {
         };
         // SAFETY: the local range was checked and `region` lives through the call;
         // `way.import` is where `rkey` came from.
-        let result = unsafe { way.direct.run(&request, Some(&*way.import)) }?;
-        Some(self.ran(result, span.len))
+        let result = unsafe { way.direct.run(&request, Some(&*way.import)) };
+        if options.imm.is_some() {
+            self.settles(&request, &result);
+        }
+        Some(self.ran(result?, span.len))
     }
 
     /// The same for what addresses no region.
     pub fn run_message(&self, kind: WorkKind, local: *mut u8, len: u64, imm: Option<u32>) -> Option<Op> {
         let direct = self.direct.as_ref().filter(|_| len <= self.max_direct && self.is_quiet())?;
+        if !self.takes(kind, imm) {
+            return None;
+        }
         let request = WorkRequest {
             id: 0,
             peer: PeerSlot(self.direct_slot),
@@ -121,8 +133,28 @@ impl Link {
         };
         // SAFETY: `local` is valid for `len` bytes: checked by the caller against a
         // region that lives through the call.
-        let result = unsafe { direct.run(&request, None) }?;
-        Some(self.ran(result, len))
+        let result = unsafe { direct.run(&request, None) };
+        self.settles(&request, &result);
+        Some(self.ran(result?, len))
+    }
+
+    /// Takes a request's part of the peer's grant; without room the worker has it wait.
+    #[inline(never)]
+    fn takes(&self, kind: WorkKind, imm: Option<u32>) -> bool {
+        self.credit.unit(kind, imm).is_none_or(|unit| unit.take(1) == 1)
+    }
+
+    /// Gives that back if the request did not arrive.
+    #[inline(never)]
+    fn settles(&self, request: &WorkRequest, result: &Option<Result<()>>) {
+        let arrived = matches!(result, Some(Ok(())));
+        let unit =
+            self.credit.unit(request.kind, request.imm).filter(|unit| !arrived && !unit.is_unlimited());
+        if let Some(unit) = unit {
+            unit.give_back(1);
+            // Another thread's operation may have found nothing left meanwhile.
+            self.engine.control(Control::Granted { link: self.index });
+        }
     }
 
     #[inline]

@@ -2,6 +2,7 @@
 
 mod drain;
 mod end;
+mod grant;
 
 use std::collections::{HashMap, VecDeque};
 use std::num::NonZeroU64;
@@ -183,6 +184,11 @@ impl Peer {
 }
 
 impl PeerInner {
+    /// The tenant of ours that it is a peer of.
+    pub fn tenant(&self) -> &str {
+        &self.tenant
+    }
+
     /// Why the peer is gone, once it is.
     pub fn death(&self) -> Option<Error> {
         self.end.get().cloned()

@@ -34,6 +34,9 @@ impl Engine {
                 ..Outcome::default()
             }),
         };
+        if active.parked {
+            self.unpark(active.link, op);
+        }
         let mut rails = std::mem::take(&mut active.rails);
         rails.clear();
         self.spare.push(rails);
@@ -154,6 +157,7 @@ impl Engine {
         let Some(Some(state)) = self.links.get(link as usize) else { return };
         let in_use = self.active.iter().flatten().any(|active| active.link == link);
         if state.dead && state.slots.iter().all(Option::is_none) && !in_use {
+            self.handle.ledger.close(state.peer.id);
             self.links[link as usize] = None;
             self.handle.release_link(link);
         }

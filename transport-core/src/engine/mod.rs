@@ -7,10 +7,12 @@
 
 mod active;
 mod commands;
+mod credit;
 mod drain;
 mod early;
 mod end;
 mod handle;
+mod neighbour;
 #[allow(unsafe_code, reason = "posts what `active` keeps alive")]
 mod post;
 mod posted;
@@ -21,6 +23,7 @@ mod receive;
 mod rotation;
 mod snapshot;
 mod stall;
+mod window;
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
@@ -35,11 +38,11 @@ pub(crate) use snapshot::Snapshot;
 use active::{Active, ActiveRail};
 use drain::Draining;
 use early::Early;
+use neighbour::LinkState;
 use receive::Receives;
 
 use crate::observe::{OperationDump, OperationKind, What};
 use crate::op::OpId;
-use crate::peer::PeerInner;
 use crate::plan::RailRange;
 use crate::region::RegionInner;
 use crate::spi::{Completions, PeerSlot};
@@ -61,15 +64,6 @@ pub struct Progress {
     pub posted: usize,
     /// Operations under way after it.
     pub outstanding: usize,
-}
-
-/// A peer's link as the engine sees it.
-struct LinkState {
-    peer: Arc<PeerInner>,
-    /// The peer's slot on each rail; `None` once gone there, or never paired.
-    slots: Vec<Option<PeerSlot>>,
-    /// Set when the peer is gone; the link is reused after its last `PeerGone`.
-    dead: bool,
 }
 
 struct Revoking {

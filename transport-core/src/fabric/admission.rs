@@ -11,6 +11,7 @@ use super::{FabricInner, Transport, lock};
 use crate::control::{Identity, LinkReport, SessionHandle, TransportOffer};
 use crate::descriptor::Entry;
 use crate::engine::Control;
+use crate::grant::Credit;
 use crate::link::{Link, PairedRail};
 use crate::peer::PeerInner;
 use crate::remote::{RemoteInner, Shortcut};
@@ -126,6 +127,7 @@ impl Prepared {
         let peer = Peer::new(id, &fabric, who, links, session);
         lock(&fabric.peers).insert(id, peer.clone());
         for link in peer.0.links.iter().filter(|link| link.is_up()) {
+            link.engine.ledger.renew(&peer.0, 0, 0).inspect_err(|error| peer.fail(error.clone()))?;
             link.engine.control(Control::Link { peer: Arc::clone(&peer.0) });
         }
         if fabric.check_open("connect").is_err() {
@@ -168,6 +170,7 @@ impl PreparedTransport {
             max_direct: first.map_or(0, |rail| rail.domain.capabilities().max_direct),
             rails,
             refused: self.refused.clone(),
+            credit: Credit::default(),
             pending: CachePadded::new(AtomicU32::new(0)),
         }
     }
@@ -180,18 +183,6 @@ impl Drop for Prepared {
             rail.domain.connector().disconnect(rail.slot);
         }
     }
-}
-
-/// Connects two fabrics of this process by handing the offers over in memory.
-pub(super) fn connect_local(ours: &Arc<FabricInner>, theirs: &Arc<FabricInner>) -> Result<(Peer, Peer)> {
-    let (mut a, mut b) = (ours.prepare()?, theirs.prepare()?);
-    let (offer_a, offer_b) = (a.offers(), b.offers());
-    let (report_a, report_b) = (a.complete(&offer_b), b.complete(&offer_a));
-    let there = a.admit(&report_b, theirs.identity.clone(), SessionHandle::detached())?;
-    let here = b.admit(&report_a, ours.identity.clone(), SessionHandle::detached())?;
-    let _ = there.0.twin.set(Arc::downgrade(&here.0));
-    let _ = here.0.twin.set(Arc::downgrade(&there.0));
-    Ok((there, here))
 }
 
 impl Peer {

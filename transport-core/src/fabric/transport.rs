@@ -4,10 +4,11 @@ use std::sync::{Arc, Mutex};
 
 use super::{TransportConfig, lock};
 use crate::engine::{Engine, EngineHandle, HandleSetup, Progress, Rail, RailCounters, RailCounts};
+use crate::grant::Ledger;
 use crate::observe::Watch;
 use crate::spi::{Capabilities, DeviceInfo, Domain, DomainSetup, MemoryRegion};
 use crate::worker::Worker;
-use crate::{Access, Doorbell, Error, ErrorKind, Memory, Result, Time};
+use crate::{Access, Admission, Doorbell, Error, ErrorKind, Memory, Result, Time};
 
 pub(crate) struct Transport {
     pub label: String,
@@ -31,6 +32,7 @@ pub(super) struct OpenSettings {
     pub caller_driven: bool,
     pub records: usize,
     pub watch: Arc<Watch>,
+    pub admission: Arc<dyn Admission>,
 }
 
 /// What a fabric opened.
@@ -77,6 +79,7 @@ impl Transport {
         }
         let door = Doorbell::new()?;
         let bell = door.bell().try_clone()?;
+        let capacity = domains.iter().map(|domain| domain.capabilities().cq_depth).min();
         let handle = HandleSetup {
             transport: settings.position,
             label: config.label.clone(),
@@ -84,6 +87,7 @@ impl Transport {
             max_operations: settings.max_operations,
             records: settings.records,
             watch: settings.watch,
+            ledger: Ledger::new(config.label.clone(), capacity.unwrap_or(0), settings.admission),
         };
         let engine = Arc::new(EngineHandle::new(handle, bell));
         let driven = Engine::new(Arc::clone(&engine), rails, Arc::clone(&setup.clock), setup.seed);
