@@ -88,10 +88,42 @@ impl Link {
         kind: WorkKind,
         options: &WriteOptions,
     ) -> Option<Op> {
-        let way = remote.shortcut.as_ref().filter(|way| span.len <= way.max && self.is_quiet())?;
-        if options.imm.is_some() && !self.takes(kind, options.imm) {
+        if options.imm.is_some() {
+            return self.run_with_imm(region, remote, span, kind, options);
+        }
+        let result = self.run(region, remote, span, kind, options)?;
+        Some(self.ran(result, span.len))
+    }
+
+    /// The same for a request that takes part of the peer's grant.
+    #[inline(never)]
+    fn run_with_imm(
+        &self,
+        region: &Region,
+        remote: &RemoteInner,
+        span: Span,
+        kind: WorkKind,
+        options: &WriteOptions,
+    ) -> Option<Op> {
+        remote.shortcut.as_ref().filter(|way| span.len <= way.max && self.is_quiet())?;
+        if !self.takes(kind, options.imm) {
             return None;
         }
+        let result = self.run(region, remote, span, kind, options);
+        self.settles(kind, options.imm, &result);
+        Some(self.ran(result?, span.len))
+    }
+
+    #[inline(always)]
+    fn run(
+        &self,
+        region: &Region,
+        remote: &RemoteInner,
+        span: Span,
+        kind: WorkKind,
+        options: &WriteOptions,
+    ) -> Option<Result<()>> {
+        let way = remote.shortcut.as_ref().filter(|way| span.len <= way.max && self.is_quiet())?;
         let request = WorkRequest {
             id: 0,
             peer: way.slot,
@@ -106,11 +138,7 @@ impl Link {
         };
         // SAFETY: the local range was checked and `region` lives through the call;
         // `way.import` is where `rkey` came from.
-        let result = unsafe { way.direct.run(&request, Some(&*way.import)) };
-        if options.imm.is_some() {
-            self.settles(&request, &result);
-        }
-        Some(self.ran(result?, span.len))
+        unsafe { way.direct.run(&request, Some(&*way.import)) }
     }
 
     /// The same for what addresses no region.
@@ -134,7 +162,7 @@ impl Link {
         // SAFETY: `local` is valid for `len` bytes: checked by the caller against a
         // region that lives through the call.
         let result = unsafe { direct.run(&request, None) };
-        self.settles(&request, &result);
+        self.settles(kind, imm, &result);
         Some(self.ran(result?, len))
     }
 
@@ -146,10 +174,9 @@ impl Link {
 
     /// Gives that back if the request did not arrive.
     #[inline(never)]
-    fn settles(&self, request: &WorkRequest, result: &Option<Result<()>>) {
+    fn settles(&self, kind: WorkKind, imm: Option<u32>, result: &Option<Result<()>>) {
         let arrived = matches!(result, Some(Ok(())));
-        let unit =
-            self.credit.unit(request.kind, request.imm).filter(|unit| !arrived && !unit.is_unlimited());
+        let unit = self.credit.unit(kind, imm).filter(|unit| !arrived && !unit.is_unlimited());
         if let Some(unit) = unit {
             unit.give_back(1);
             // Another thread's operation may have found nothing left meanwhile.
