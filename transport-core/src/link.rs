@@ -9,9 +9,9 @@ use crate::copy::{self, Way};
 use crate::engine::{Control, EngineHandle};
 use crate::grant::Credit;
 use crate::options::WriteOptions;
-use crate::remote::RemoteInner;
+use crate::remote::{RemoteInner, Shortcut};
 use crate::spi::{Capabilities, Direct, Domain, Operations, PeerSlot, WorkKind, WorkRequest};
-use crate::{Error, ErrorKind, Op, Outcome, Region, Result};
+use crate::{Error, ErrorKind, Locality, Op, Outcome, Region, Result};
 
 /// The way to a peer over one transport.
 pub(crate) struct Link {
@@ -79,7 +79,7 @@ impl Link {
 
 impl Link {
     /// Runs a small request in this thread, if nothing of the peer's is queued.
-    #[inline]
+    #[inline(always)]
     pub fn run_now(
         &self,
         region: &Region,
@@ -91,7 +91,8 @@ impl Link {
         if options.imm.is_some() {
             return self.run_with_imm(region, remote, span, kind, options);
         }
-        let result = self.run(region, remote, span, kind, options)?;
+        let way = self.shortcut(remote, span)?;
+        let result = self.run(way, region, span, kind, None, options.locality)?;
         Some(self.ran(result, span.len))
     }
 
@@ -105,25 +106,31 @@ impl Link {
         kind: WorkKind,
         options: &WriteOptions,
     ) -> Option<Op> {
-        remote.shortcut.as_ref().filter(|way| span.len <= way.max && self.is_quiet())?;
+        let way = self.shortcut(remote, span)?;
         if !self.takes(kind, options.imm) {
             return None;
         }
-        let result = self.run(region, remote, span, kind, options);
+        let result = self.run(way, region, span, kind, options.imm, options.locality);
         self.settles(kind, options.imm, &result);
         Some(self.ran(result?, span.len))
+    }
+
+    /// The way past the worker, if it is open.
+    #[inline(always)]
+    fn shortcut<'a>(&self, remote: &'a RemoteInner, span: Span) -> Option<&'a Shortcut> {
+        remote.shortcut.as_ref().filter(|way| span.len <= way.max && self.is_quiet())
     }
 
     #[inline(always)]
     fn run(
         &self,
+        way: &Shortcut,
         region: &Region,
-        remote: &RemoteInner,
         span: Span,
         kind: WorkKind,
-        options: &WriteOptions,
+        imm: Option<u32>,
+        locality: Locality,
     ) -> Option<Result<()>> {
-        let way = remote.shortcut.as_ref().filter(|way| span.len <= way.max && self.is_quiet())?;
         let request = WorkRequest {
             id: 0,
             peer: way.slot,
@@ -133,8 +140,8 @@ impl Link {
             len: span.len,
             remote: way.base.wrapping_add(span.remote),
             rkey: way.rkey,
-            imm: options.imm,
-            way: copy::way(span.len, options.locality),
+            imm,
+            way: copy::way(span.len, locality),
         };
         // SAFETY: the local range was checked and `region` lives through the call;
         // `way.import` is where `rkey` came from.

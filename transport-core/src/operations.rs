@@ -7,12 +7,12 @@ use std::time::Duration;
 use crate::engine::{Submission, Work};
 use crate::link::{Link, Span};
 use crate::op::OpId;
-use crate::options::{ImmMode, PER_WR_UNIT, ReadOptions, SendOptions, WriteOptions};
+use crate::options::{ImmMode, ReadOptions, SendOptions, WriteOptions, per_wr_chunk};
 use crate::pages::Pages;
 use crate::peer::PeerInner;
 use crate::plan::Shape;
 use crate::remote::RemoteInner;
-use crate::spi::{Capabilities, Operations, WorkKind};
+use crate::spi::{Operations, WorkKind};
 use crate::{Access, Error, ErrorKind, Op, Peer, Region, RemoteRegion, Result};
 
 impl Peer {
@@ -21,13 +21,25 @@ impl Peer {
     /// The operation resolves when the bytes are visible at the target.
     /// Errors before submission: `OutOfBounds`, `RemoteAccess`, `Revoked`,
     /// `PeerDied`, `InvalidRequest` (an empty range), `Busy`.
-    #[inline]
     pub fn write(&self, src: &Region, range: Range<usize>, dst: &RemoteRegion, offset: usize) -> Result<Op> {
-        self.write_with(src, range, dst, offset, &WriteOptions::DEFAULT)
+        self.write_as(src, range, dst, offset, &WriteOptions::DEFAULT)
     }
 
     /// As [`Peer::write`], with options.
     pub fn write_with(
+        &self,
+        src: &Region,
+        range: Range<usize>,
+        dst: &RemoteRegion,
+        offset: usize,
+        options: &WriteOptions,
+    ) -> Result<Op> {
+        self.write_as(src, range, dst, offset, options)
+    }
+
+    /// Apart for either, so that a plain write asks nothing about its options.
+    #[inline(always)]
+    fn write_as(
         &self,
         src: &Region,
         range: Range<usize>,
@@ -268,18 +280,6 @@ impl PeerInner {
         tracing::trace!(parent: &span, "submitted");
         span
     }
-}
-
-/// Pieces of a `PerWr` write have one size everywhere, so that both sides can count.
-fn per_wr_chunk(caps: &Capabilities) -> Result<u64> {
-    if caps.max_write < PER_WR_UNIT {
-        let why = format!(
-            "this transport writes {} bytes at once, PerWr needs {PER_WR_UNIT}; write pages instead",
-            caps.max_write
-        );
-        return Err(Error::new(ErrorKind::Unsupported, "write", why));
-    }
-    Ok(PER_WR_UNIT)
 }
 
 #[cold]

@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use crate::engine::Work;
 use crate::plan::Shape;
-use crate::spi::WorkKind;
-use crate::{Locality, Region, RemoteRegion};
+use crate::spi::{Capabilities, WorkKind};
+use crate::{Error, ErrorKind, Locality, Region, RemoteRegion, Result};
 
 /// Bytes per work request of a single write with [`ImmMode::PerWr`]: fixed, so
 /// that the receiver can compute the number of imms from the length alone.
@@ -27,6 +27,18 @@ pub enum ImmMode {
 /// one per started MiB, at least one.
 pub fn imm_count(len: u64) -> u64 {
     len.div_ceil(PER_WR_UNIT).max(1)
+}
+
+/// Pieces of a `PerWr` write have one size everywhere, so that both sides can count.
+pub(crate) fn per_wr_chunk(caps: &Capabilities) -> Result<u64> {
+    if caps.max_write < PER_WR_UNIT {
+        let why = format!(
+            "this transport writes {} bytes at once, PerWr needs {PER_WR_UNIT}; write pages instead",
+            caps.max_write
+        );
+        return Err(Error::new(ErrorKind::Unsupported, "write", why));
+    }
+    Ok(PER_WR_UNIT)
 }
 
 /// Options of writes.
