@@ -233,6 +233,9 @@ fn capabilities(config: &LoopbackConfig) -> Capabilities {
     it.chunk = 256 << 10;
     it.max_regions = SLOTS as u32;
     it.link_bits_per_s = link.and_then(|link| link.bits_per_s);
+    it.requests_per_s = link.and_then(|link| link.ops_per_s);
+    // A full lane holds its sender up, unless a device is impersonated.
+    it.cq_depth = link.and_then(|link| link.cq_depth).map_or(u64::MAX, u64::from);
     it.progress = Progress::Manual;
     it.abort_scope = AbortScope::Peer;
     it.revocation = Revocation::Checked;

@@ -92,5 +92,5 @@ mod wire;
 
 pub use backend::{Loopback, LoopbackConfig};
 pub use link::LinkModel;
-pub use null::Null;
+pub use null::{Null, Switch};
 pub use staging::Staging;

@@ -26,6 +26,9 @@ pub struct LinkModel {
     pub bits_per_s: Option<u64>,
     /// Requests per second, whatever their size; more queue for the device.
     pub ops_per_s: Option<u64>,
+    /// Arrivals that the completion queue holds until they are polled. Loopback states it
+    /// and loses none; null devices behind a [`Switch`](crate::Switch) lose what is too much.
+    pub cq_depth: Option<u32>,
     /// The device is lost once so many requests have run.
     pub lose_device_after: Option<u64>,
     /// Every so many-th request fails and moves no byte.
@@ -35,7 +38,8 @@ pub struct LinkModel {
 impl LinkModel {
     /// One EFA card of a p5.48xlarge: 97.433 Gbps of payload (Perplexity's published
     /// figure of one card), 0.81 million requests a second (`fi_rma_bw` on a p5, 1.24 µs
-    /// each), a send queue of 4096 (`fi_info` there), delivery out of order (SRD). The
+    /// each), a send queue of 4096 and a receive queue of 8192 (`fi_info` there), delivery out of
+    /// order (SRD). The
     /// latency of 15 µs one way is a round figure for EFA, not measured by this project.
     pub fn p5() -> Self {
         Self {
@@ -45,15 +49,25 @@ impl LinkModel {
             jitter: Duration::from_micros(2),
             bits_per_s: Some(97_433_000_000),
             ops_per_s: Some(810_000),
+            cq_depth: Some(8192),
             ..Self::default()
         }
     }
 
     /// How long one request of `len` bytes keeps the device busy.
     fn occupancy(&self, len: u64) -> Duration {
-        let line = self.bits_per_s.map_or(0, |rate| per_second(u128::from(len) * 8, rate));
         let device = self.ops_per_s.map_or(0, |rate| per_second(1, rate));
-        Duration::from_nanos(line.max(device))
+        self.line_time(len).max(Duration::from_nanos(device))
+    }
+
+    /// How long `len` bytes take on the line.
+    pub(crate) fn line_time(&self, len: u64) -> Duration {
+        Duration::from_nanos(self.bits_per_s.map_or(0, |rate| per_second(u128::from(len) * 8, rate)))
+    }
+
+    /// From posting a small request on an idle line to its completion, at most.
+    pub(crate) fn round_trip(&self) -> Duration {
+        self.latency + self.jitter
     }
 }
 

@@ -89,6 +89,50 @@ fn peers_are_cheap() {
 }
 
 #[test]
+fn a_small_write_waits_for_no_large_one() {
+    let row = one(&["--fairness", "--large", "1GiB"]);
+    assert_eq!((&row["small"], &row["large"], &row["rails"]), (&4096.into(), &(1 << 30).into(), &4.into()));
+    assert!(number(&row, "idle_p99_us") > 15.0, "{row}");
+    assert!(
+        number(&row, "beside_p99_us") > 1.2 * number(&row, "idle_p99_us"),
+        "nothing was beside it: {row}"
+    );
+    assert!(number(&row, "times_idle") < 3.0, "{row}");
+    // And the large one has the rest of the line.
+    assert!(number(&row, "large_gbps") > 0.97 * number(&row, "ceiling_gbps"), "{row}");
+}
+
+#[test]
+fn large_pages_keep_the_line_busy_too() {
+    let row = one(&["--size", "1MiB", "--cores", "1", "--groups", "1"]);
+    assert!(number(&row, "percent_of_ceiling") >= 99.8, "{row}");
+}
+
+#[test]
+fn many_senders_overrun_no_receiver() {
+    for depth in ["128", "1024"] {
+        let row = simulate(&["--incast", "64", "--cq-depth", depth]).remove(0);
+        assert_eq!(
+            (&row["senders"], &row["grants"], &row["overruns"]),
+            (&64.into(), &true.into(), &0.into())
+        );
+        assert_eq!(row["arrived"], row["sent"], "{row}");
+        let depth: f64 = depth.parse().expect("a number");
+        assert!(number(&row, "fullest") > 0.0 && number(&row, "fullest") <= depth, "{row}");
+        assert!(number(&row, "spread_percent") <= 10.0, "{row}");
+    }
+    // The model does lose what is too much.
+    let row = simulate(&["--incast", "64", "--no-grants"]).remove(0);
+    assert_eq!(row["fullest"], 1024, "{row}");
+    assert!(number(&row, "overruns") > 1000.0, "{row}");
+    assert_eq!(number(&row, "arrived") + number(&row, "overruns"), number(&row, "sent"), "{row}");
+    assert!(
+        (number(&row, "gbps") / number(&row, "ceiling_gbps") - 1.0).abs() < 0.02,
+        "the line is the limit: {row}"
+    );
+}
+
+#[test]
 fn nonsense_is_refused_in_a_sentence() {
     for (options, says) in [
         (["--cores", "9"], "between 1 and the 8 rail groups"),
@@ -98,9 +142,14 @@ fn nonsense_is_refused_in_a_sentence() {
         (["--card-gbps", "0"], "more than 0"),
         (["--post-cost-ns", "-1"], "0 or more"),
         (["--peers", "0"], "between 1 and"),
+        (["--incast", "0"], "between 1 and"),
     ] {
         let joined = format!("{}={}", options[0], options[1]);
         let (done, _, said) = run(&["simulate", &joined]);
         assert!(!done && said.contains(says), "{joined}: {said}");
     }
+    let (done, _, said) = run(&["simulate", "--fairness", "--post-cost-ns=1", "--large=0"]);
+    assert!(!done && said.contains("between 1 byte"), "{said}");
+    let (done, _, said) = run(&["simulate", "--no-grants"]);
+    assert!(!done && said.contains("--incast"), "{said}");
 }

@@ -13,6 +13,7 @@
 //!   [`wait`] blocks on any future where there is no executor.
 //! - [`Bootstrap`], [`Listener`]: how peers find each other; TCP is built in. A
 //!   [`Token`] keeps strangers out, [`Fabric::tenant`] keeps peers apart.
+//! - [`Admission`]: how much each peer may send.
 //! - [`Clock`]: time is injected, as is every seed.
 //! - [`observe`]: what a fabric is doing, and what each operation waits for.
 //! - [`spi`]: what a backend implements.
@@ -58,6 +59,7 @@ mod error;
 mod fabric;
 #[cfg(fuzzing)]
 pub mod fuzz;
+mod grant;
 mod group;
 mod imm;
 #[allow(unsafe_code, reason = "runs checked requests in the calling thread")]
@@ -102,6 +104,7 @@ pub use doorbell::{Bell, Doorbell};
 pub use engine::{Progress, RailCounters};
 pub use error::{Error, ErrorKind, Result};
 pub use fabric::{Fabric, FabricBuilder, Pinning, TransportConfig, TransportInfo, WeakFabric, Workers};
+pub use grant::{Admission, Applicant, EvenShares, Grant};
 pub use group::{PeerGroup, ScatterPart};
 pub use imm::{Expect, ImmCounter};
 pub use memory::{Access, Locality, Memory, MemoryKind};

@@ -6,11 +6,12 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use crossbeam_utils::CachePadded;
 
 use crate::copy::{self, Way};
-use crate::engine::EngineHandle;
+use crate::engine::{Control, EngineHandle};
+use crate::grant::Credit;
 use crate::options::WriteOptions;
-use crate::remote::RemoteInner;
+use crate::remote::{RemoteInner, Shortcut};
 use crate::spi::{Capabilities, Direct, Domain, Operations, PeerSlot, WorkKind, WorkRequest};
-use crate::{Error, ErrorKind, Op, Outcome, Region, Result};
+use crate::{Error, ErrorKind, Locality, Op, Outcome, Region, Result};
 
 /// The way to a peer over one rail group of one transport.
 pub(crate) struct Link {
@@ -30,6 +31,8 @@ pub(crate) struct Link {
     pub direct_slot: u32,
     /// Largest operation for `direct`.
     pub max_direct: u64,
+    /// What the peer allows us.
+    pub credit: Arc<Credit>,
     /// Operations handed to the worker and not ended: while there are any, small
     /// ones queue behind them.
     pub pending: CachePadded<AtomicU32>,
@@ -81,7 +84,7 @@ impl Link {
 
 impl Link {
     /// Runs a small request in this thread, if nothing of the peer's is queued.
-    #[inline]
+    #[inline(always)]
     pub fn run_now(
         &self,
         region: &Region,
@@ -90,7 +93,49 @@ impl Link {
         kind: WorkKind,
         options: &WriteOptions,
     ) -> Option<Op> {
-        let way = remote.shortcut.as_ref().filter(|way| span.len <= way.max && self.is_quiet())?;
+        if options.imm.is_some() {
+            return self.run_with_imm(region, remote, span, kind, options);
+        }
+        let way = self.shortcut(remote, span)?;
+        let result = self.run(way, region, span, kind, None, options.locality)?;
+        Some(self.ran(result, span.len))
+    }
+
+    /// The same for a request that takes part of the peer's grant.
+    #[inline(never)]
+    fn run_with_imm(
+        &self,
+        region: &Region,
+        remote: &RemoteInner,
+        span: Span,
+        kind: WorkKind,
+        options: &WriteOptions,
+    ) -> Option<Op> {
+        let way = self.shortcut(remote, span)?;
+        if !self.takes(kind, options.imm) {
+            return None;
+        }
+        let result = self.run(way, region, span, kind, options.imm, options.locality);
+        self.settles(kind, options.imm, &result);
+        Some(self.ran(result?, span.len))
+    }
+
+    /// The way past the worker, if it is open.
+    #[inline(always)]
+    fn shortcut<'a>(&self, remote: &'a RemoteInner, span: Span) -> Option<&'a Shortcut> {
+        remote.shortcut.as_ref().filter(|way| span.len <= way.max && self.is_quiet())
+    }
+
+    #[inline(always)]
+    fn run(
+        &self,
+        way: &Shortcut,
+        region: &Region,
+        span: Span,
+        kind: WorkKind,
+        imm: Option<u32>,
+        locality: Locality,
+    ) -> Option<Result<()>> {
         let request = WorkRequest {
             id: 0,
             peer: way.slot,
@@ -100,18 +145,20 @@ impl Link {
             len: span.len,
             remote: way.base.wrapping_add(span.remote),
             rkey: way.rkey,
-            imm: options.imm,
-            way: copy::way(span.len, options.locality),
+            imm,
+            way: copy::way(span.len, locality),
         };
         // SAFETY: the local range was checked and `region` lives through the call;
         // `way.import` is where `rkey` came from.
-        let result = unsafe { way.direct.run(&request, Some(&*way.import)) }?;
-        Some(self.ran(result, span.len))
+        unsafe { way.direct.run(&request, Some(&*way.import)) }
     }
 
     /// The same for what addresses no region.
     pub fn run_message(&self, kind: WorkKind, local: *mut u8, len: u64, imm: Option<u32>) -> Option<Op> {
         let direct = self.direct.as_ref().filter(|_| len <= self.max_direct && self.is_quiet())?;
+        if !self.takes(kind, imm) {
+            return None;
+        }
         let request = WorkRequest {
             id: 0,
             peer: PeerSlot(self.direct_slot),
@@ -126,8 +173,27 @@ impl Link {
         };
         // SAFETY: `local` is valid for `len` bytes: checked by the caller against a
         // region that lives through the call.
-        let result = unsafe { direct.run(&request, None) }?;
-        Some(self.ran(result, len))
+        let result = unsafe { direct.run(&request, None) };
+        self.settles(kind, imm, &result);
+        Some(self.ran(result?, len))
+    }
+
+    /// Takes a request's part of the peer's grant; without room the worker has it wait.
+    #[inline(never)]
+    fn takes(&self, kind: WorkKind, imm: Option<u32>) -> bool {
+        self.credit.unit(kind, imm).is_none_or(|unit| unit.take(1) == 1)
+    }
+
+    /// Gives that back if the request did not arrive.
+    #[inline(never)]
+    fn settles(&self, kind: WorkKind, imm: Option<u32>, result: &Option<Result<()>>) {
+        let arrived = matches!(result, Some(Ok(())));
+        let unit = self.credit.unit(kind, imm).filter(|unit| !arrived && !unit.is_unlimited());
+        if let Some(unit) = unit {
+            unit.give_back(1);
+            // Another thread's operation may have found nothing left meanwhile.
+            self.engine.control(Control::Granted { link: self.index });
+        }
     }
 
     #[inline]

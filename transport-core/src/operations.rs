@@ -18,13 +18,25 @@ impl Peer {
     /// The operation resolves when the bytes are visible at the target.
     /// Errors before submission: `OutOfBounds`, `RemoteAccess`, `Revoked`,
     /// `PeerDied`, `InvalidRequest` (an empty range), `Busy`.
-    #[inline]
     pub fn write(&self, src: &Region, range: Range<usize>, dst: &RemoteRegion, offset: usize) -> Result<Op> {
-        self.write_with(src, range, dst, offset, &WriteOptions::DEFAULT)
+        self.write_as(src, range, dst, offset, &WriteOptions::DEFAULT)
     }
 
     /// As [`Peer::write`], with options.
     pub fn write_with(
+        &self,
+        src: &Region,
+        range: Range<usize>,
+        dst: &RemoteRegion,
+        offset: usize,
+        options: &WriteOptions,
+    ) -> Result<Op> {
+        self.write_as(src, range, dst, offset, options)
+    }
+
+    /// Apart for either, so that a plain write asks nothing about its options.
+    #[inline(always)]
+    fn write_as(
         &self,
         src: &Region,
         range: Range<usize>,

@@ -2,6 +2,7 @@
 
 mod drain;
 mod end;
+mod grant;
 mod route;
 
 use std::collections::{HashMap, VecDeque};
@@ -196,6 +197,11 @@ impl Peer {
 }
 
 impl PeerInner {
+    /// The tenant of ours that it is a peer of.
+    pub fn tenant(&self) -> &str {
+        &self.tenant
+    }
+
     /// Why the peer is gone, once it is.
     pub fn death(&self) -> Option<Error> {
         self.end.get().cloned()

@@ -1,5 +1,6 @@
 //! An opened null device: numbers where others have memory and queues.
 
+use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::task::Poll;
@@ -13,6 +14,8 @@ use transport_core::{Access, Clock, Error, ErrorKind, Memory, Result};
 
 use super::Null;
 use super::endpoint::NullEndpoint;
+use super::switch::{Port, Switch};
+use crate::LinkModel;
 use crate::domain::random;
 use crate::link::Model;
 
@@ -29,6 +32,8 @@ pub(super) struct Peers {
     next: u32,
     /// The slot whose imms arrive.
     pub(super) first: Option<PeerSlot>,
+    /// Behind a switch: the port of a slot's peer, and our slot there.
+    pub(super) ports: HashMap<PeerSlot, (Arc<Port>, PeerSlot)>,
     /// Slots whose `PeerGone` is to be reported.
     pub(super) gone: Vec<PeerSlot>,
 }
@@ -50,27 +55,34 @@ pub(super) struct NullDomain {
     clock: Arc<dyn Clock>,
     /// The endpoint's, once it is opened.
     model: Mutex<Option<Model>>,
+    /// Where requests arrive.
+    port: Option<(Switch, Arc<Port>)>,
     shared: Arc<Shared>,
 }
 
 impl NullDomain {
     pub(super) fn open(setup: &DomainSetup, null: &Null, model: Option<Model>) -> Result<Self> {
         let link = null.link.as_ref();
+        let id = u64::from_ne_bytes(random()?);
         let mut capabilities = Capabilities::minimal();
         capabilities.operations = Operations::all();
         capabilities.imm_bytes = 4;
+        capabilities.cq_depth = u64::MAX;
         capabilities.send_depth = link.and_then(|link| link.send_depth).unwrap_or(SEND_DEPTH).max(1);
-        capabilities.link_bits_per_s = link.and_then(|link| link.bits_per_s);
         capabilities.recv_depth = RECV_DEPTH;
         capabilities.max_message = 1 << 20;
         capabilities.chunk = 256 << 10;
+        if let Some(link) = link {
+            model_line(&mut capabilities, link);
+        }
         capabilities.max_regions = u32::MAX;
         capabilities.progress = Progress::Auto;
         capabilities.abort_scope = AbortScope::Peer;
         capabilities.revocation = Revocation::Checked;
         capabilities.delivered = DeliveredCost::None;
         Ok(Self {
-            id: u64::from_ne_bytes(random()?),
+            id,
+            port: null.plugged().map(|(switch, link)| (switch.clone(), switch.plug(id, link.clone()))),
             capabilities,
             keys: AtomicU64::new(1),
             imms_per_poll: null.imms_per_poll,
@@ -80,9 +92,31 @@ impl NullDomain {
         })
     }
 
+    /// The place an offer names: none without a switch, else a device behind the same one.
+    fn reached(&self, place: &[u8]) -> Option<Option<(Arc<Port>, PeerSlot)>> {
+        let Some((switch, _)) = &self.port else { return place.is_empty().then_some(None) };
+        let (device, slot) = place.split_first_chunk()?;
+        let slot = PeerSlot(u32::from_le_bytes(slot.try_into().ok()?));
+        Some(Some((switch.port(u64::from_le_bytes(*device))?, slot)))
+    }
+
     fn change(&self, change: impl FnOnce(&mut Peers)) {
         change(&mut self.shared.peers.lock().unwrap_or_else(PoisonError::into_inner));
         self.shared.changed.store(true, Ordering::Release);
+    }
+}
+
+/// What a modelled line says of itself.
+fn model_line(capabilities: &mut Capabilities, link: &LinkModel) {
+    capabilities.link_bits_per_s = link.bits_per_s;
+    capabilities.requests_per_s = link.ops_per_s;
+    capabilities.round_trip = link.round_trip();
+    capabilities.cq_depth = link.cq_depth.map_or(u64::MAX, u64::from);
+    if let Some(rate) = link.bits_per_s {
+        // A quarter of what two round trips carry.
+        let carried = u128::from(rate / 8) * link.round_trip().as_nanos() / 1_000_000_000;
+        let quarter = u64::try_from(carried / 2).unwrap_or(u64::MAX).clamp(64 << 10, 1 << 20);
+        capabilities.chunk = quarter.next_power_of_two();
     }
 }
 
@@ -120,7 +154,8 @@ impl Domain for NullDomain {
         let depth = config.send_depth.unwrap_or(most).clamp(1, most) as usize;
         let model = self.model.lock().unwrap_or_else(PoisonError::into_inner).take();
         let (shared, clock) = (Arc::clone(&self.shared), Arc::clone(&self.clock));
-        Ok(Box::new(NullEndpoint::new(shared, clock, depth, self.imms_per_poll, model)))
+        let port = self.port.as_ref().map(|(_, port)| Arc::clone(port));
+        Ok(Box::new(NullEndpoint::new(shared, clock, depth, self.imms_per_poll, model, port)))
     }
 }
 
@@ -131,21 +166,27 @@ impl Connector for NullDomain {
             slot = PeerSlot(peers.next);
             peers.next += 1;
         });
-        Ok((slot, OFFER.to_vec()))
+        let place = self.port.as_ref().map(|_| [&self.id.to_le_bytes()[..], &slot.0.to_le_bytes()].concat());
+        Ok((slot, [OFFER, &place.unwrap_or_default()].concat()))
     }
 
     fn complete(&self, slot: PeerSlot, offer: &[u8]) -> Result<()> {
-        if offer != OFFER {
-            let context = "the offer is not a null device's: open the same devices on both sides";
+        let Some(reached) = offer.strip_prefix(OFFER).and_then(|place| self.reached(place)) else {
+            let context = "the offer is not that of such a null device: open the same devices on both \
+                           sides, behind one switch or none";
             return Err(Error::new(ErrorKind::Protocol, "connect", context));
-        }
-        self.change(|peers| _ = peers.first.get_or_insert(slot));
+        };
+        self.change(|peers| {
+            peers.first.get_or_insert(slot);
+            peers.ports.extend(reached.map(|reached| (slot, reached)));
+        });
         Ok(())
     }
 
     fn disconnect(&self, slot: PeerSlot) {
         self.change(|peers| {
             peers.first.take_if(|first| *first == slot);
+            peers.ports.remove(&slot);
             peers.gone.push(slot);
         });
     }

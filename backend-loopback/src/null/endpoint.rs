@@ -1,6 +1,6 @@
 //! The endpoint of a null device: what is posted is done.
 
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, PoisonError};
 
@@ -10,6 +10,8 @@ use transport_core::spi::{
 use transport_core::{Clock, ErrorKind, Time};
 
 use super::domain::Shared;
+use super::landing::Landing;
+use super::switch::Port;
 use crate::link::{Model, Verdict};
 use crate::status::{describe, status};
 
@@ -28,6 +30,10 @@ pub(super) struct NullEndpoint {
     /// The peer whose imms arrive.
     first: Option<PeerSlot>,
     gone: Vec<PeerSlot>,
+    /// Behind a switch: where requests arrive here, and at each peer.
+    port: Option<Arc<Port>>,
+    ports: HashMap<PeerSlot, (Arc<Port>, PeerSlot)>,
+    landing: Landing,
 }
 
 impl NullEndpoint {
@@ -37,6 +43,7 @@ impl NullEndpoint {
         depth: usize,
         imms_per_poll: u32,
         model: Option<Model>,
+        port: Option<Arc<Port>>,
     ) -> Self {
         Self {
             shared,
@@ -50,6 +57,9 @@ impl NullEndpoint {
             imms_per_poll,
             first: None,
             gone: Vec::new(),
+            port,
+            ports: HashMap::new(),
+            landing: Landing::default(),
         }
     }
 
@@ -57,10 +67,12 @@ impl NullEndpoint {
     fn look_again(&mut self) {
         let mut peers = self.shared.peers.lock().unwrap_or_else(PoisonError::into_inner);
         self.first = peers.first;
+        self.ports.clone_from(&peers.ports);
         for peer in peers.gone.drain(..) {
             if let Some(model) = &mut self.model {
                 model.abort(peer, |id| self.ended.push_back(failed(id, ErrorKind::PeerDied)));
             }
+            self.landing.abort(peer, |id| self.ended.push_back(failed(id, ErrorKind::PeerDied)));
             self.gone.push(peer);
         }
     }
@@ -70,11 +82,21 @@ impl NullEndpoint {
         let Some(model) = &mut self.model else { return };
         let now = self.clock.now();
         while let Some((request, verdict)) = model.next(now, &[]) {
+            if let (Verdict::Run, Some((port, _))) = (verdict, self.ports.get(&request.peer)) {
+                self.landing.push(port.takes(request.len, now), &request);
+                continue;
+            }
             self.ended.push_back(match verdict {
                 Verdict::Run => Event::Done { first: request.id, count: 1 },
                 Verdict::Fail => failed(request.id, ErrorKind::Io),
                 Verdict::Lost => failed(request.id, ErrorKind::DeviceLost),
             });
+        }
+        while let Some((id, peer, imm)) = self.landing.next(now) {
+            if let (Some(imm), Some((port, us))) = (imm, self.ports.get(&peer)) {
+                port.arrives(*us, imm);
+            }
+            self.ended.push_back(Event::Done { first: id, count: 1 });
         }
         if model.reports_loss() {
             self.ended.push_back(Event::DeviceLost { status: status(ErrorKind::DeviceLost) });
@@ -89,7 +111,7 @@ fn failed(id: u64, kind: ErrorKind) -> Event {
 impl Endpoint for NullEndpoint {
     unsafe fn post(&mut self, batch: &Batch) -> PostResult {
         if let Some(model) = &mut self.model {
-            let unreported = self.ended.len();
+            let unreported = self.ended.len() + self.landing.len();
             let result = model.accept(batch, self.clock.now(), self.depth.saturating_sub(unreported));
             self.outstanding += result.accepted;
             return result;
@@ -141,6 +163,13 @@ impl Endpoint for NullEndpoint {
         {
             let _ = into.push(Event::PeerGone { peer });
         }
+        if let Some(port) = &self.port {
+            while into.spare() > 0
+                && let Some(event) = port.next()
+            {
+                let _ = into.push(event);
+            }
+        }
         if let Some(peer) = self.first {
             for imm in 0..self.imms_per_poll.min(into.spare() as u32) {
                 let _ = into.push(Event::Imm { peer, imm });
@@ -154,14 +183,15 @@ impl Endpoint for NullEndpoint {
     }
 
     fn due(&self) -> Time {
-        self.model.as_ref().map_or(Time::NEVER, Model::next_due)
+        self.model.as_ref().map_or(Time::NEVER, Model::next_due).min(self.landing.due())
     }
 
     fn abort(&mut self, peer: PeerSlot) {
-        let Self { model, ended, .. } = self;
+        let Self { model, ended, landing, .. } = self;
         if let Some(model) = model {
             model.abort(peer, |id| ended.push_back(failed(id, ErrorKind::Cancelled)));
         }
+        landing.abort(peer, |id| ended.push_back(failed(id, ErrorKind::Cancelled)));
     }
 
     fn cancel_recv(&mut self, id: u64) {

@@ -6,6 +6,8 @@
 
 mod domain;
 mod endpoint;
+mod landing;
+mod switch;
 
 use std::sync::Arc;
 
@@ -16,6 +18,7 @@ use crate::LinkModel;
 use crate::backend::group_of;
 use crate::link::Model;
 use domain::NullDomain;
+pub use switch::Switch;
 
 /// Devices without a line.
 ///
@@ -47,12 +50,13 @@ pub struct Null {
     groups: u32,
     imms_per_poll: u32,
     link: Option<LinkModel>,
+    switch: Option<Switch>,
 }
 
 impl Null {
     /// `devices` devices, at least one.
     pub fn new(devices: u32) -> Self {
-        Self { devices: devices.max(1), groups: 1, imms_per_poll: 0, link: None }
+        Self { devices: devices.max(1), groups: 1, imms_per_poll: 0, link: None, switch: None }
     }
 
     /// The devices in `groups` rail groups, neighbours together, at most one per device.
@@ -72,6 +76,20 @@ impl Null {
     pub fn link(mut self, link: LinkModel) -> Self {
         self.link = Some(link);
         self
+    }
+}
+
+impl Null {
+    /// What is posted arrives, through `switch`, at devices behind the same one: no bytes,
+    /// but in time, and imms. Needs [`Null::link`] on both sides.
+    pub fn switch(mut self, switch: &Switch) -> Self {
+        self.switch = Some(switch.clone());
+        self
+    }
+
+    /// The switch and the links, if there are both.
+    fn plugged(&self) -> Option<(&Switch, &LinkModel)> {
+        self.switch.as_ref().zip(self.link.as_ref())
     }
 }
 

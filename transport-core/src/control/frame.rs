@@ -3,12 +3,13 @@
 use serde::{Deserialize, Serialize};
 
 use super::proof::Code;
+use crate::grant::Allowance;
 use crate::{Error, ErrorKind, Result};
 
 /// Bytes of a name: of a region, a transport, a backend, a host.
 pub(crate) const MAX_NAME: usize = 255;
 /// Transports of one fabric.
-const MAX_OFFERS: usize = 64;
+pub(crate) const MAX_OFFERS: usize = 64;
 /// Rails of one transport: a p5 host has 32 cards.
 const MAX_RAILS: usize = 64;
 /// Bytes of one rail's offer: addresses and numbers, never more than a page.
@@ -94,6 +95,9 @@ pub(crate) enum Frame {
     Revoked { incarnation: u64, region: u64 },
     /// The sender closes the connection in order.
     Goodbye,
+    /// Before `Ready`, and later on: what the peer may send over the transport of that
+    /// label. Imms and messages are counted from the beginning, and only rise.
+    Grant { transport: String, allowance: Allowance },
 }
 
 impl Frame {
@@ -160,6 +164,7 @@ impl Frame {
             Self::Found { .. } => "Found",
             Self::Revoked { .. } => "Revoked",
             Self::Goodbye => "Goodbye",
+            Self::Grant { .. } => "Grant",
         }
     }
 
@@ -185,6 +190,7 @@ impl Frame {
                 }
             }
             Self::Refuse { reason, .. } => within("bytes of a reason", reason.len(), MAX_REASON)?,
+            Self::Grant { transport, .. } => within("bytes of a label", transport.len(), MAX_NAME)?,
             Self::Lookup { name, .. } => within("bytes of a region's name", name.len(), MAX_NAME)?,
             Self::Found { descriptor, .. } => {
                 within("bytes of a descriptor", descriptor.as_ref().map_or(0, Vec::len), MAX_DESCRIPTOR)?;

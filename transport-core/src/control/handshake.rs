@@ -7,7 +7,8 @@
 //!    the other does.
 //! 4. The side that connected brings its links up with the other's offers and reports
 //!    what worked, with offers for rails that pair more than once; then the other does.
-//! 5. Each admits the peer with the links that both reported, and says `Ready`.
+//! 5. Each admits the peer with the links that both reported, grants it what it may send
+//!    over each of them, and says `Ready`.
 //! 6. The peer is handed out when the other side is `Ready` too: what is posted
 //!    from then on arrives at a fabric that knows the sender.
 
@@ -19,7 +20,7 @@ use tokio::task::spawn_blocking;
 use tokio::time::timeout;
 
 use super::ending::{End, closed, refused};
-use super::frame::{Frame, Identity, LinkReport, TransportOffer};
+use super::frame::{Frame, Identity, LinkReport, MAX_OFFERS, TransportOffer};
 use super::greeting::Greeted;
 use super::liveness::Liveness;
 use super::lookups::Lookups;
@@ -191,8 +192,10 @@ impl Handshake<'_> {
         let (handle, commands) = SessionHandle::new();
         // Until `Ready` the peer is nobody's: if this future ends early, so does the peer.
         let mut unclaimed = Unclaimed(Some(prepared.admit(&report, identity, handle)?));
+        let peer = unclaimed.0.as_ref().ok_or_else(abandoned)?;
+        self.grant(peer)?;
         self.wire()?.push(&Frame::Ready)?;
-        self.ready().await?;
+        self.ready(peer).await?;
         let liveness =
             Liveness::new(Instant::now(), settings.heartbeat, settings.peer_timeout, their_timeout);
         let peer = unclaimed.0.take().ok_or_else(|| closed("the peer is gone"))?;
@@ -223,11 +226,24 @@ impl Handshake<'_> {
         }
     }
 
-    async fn ready(&mut self) -> Result<()> {
-        match self.wire()?.recv().await? {
-            Frame::Ready => Ok(()),
-            other => Err(unexpected(&other, "Ready")),
+    /// Says what the peer may send, so that it knows before its first operation.
+    fn grant(&mut self, peer: &Peer) -> Result<()> {
+        for (label, allowance) in peer.grants() {
+            self.wire()?.push(&Frame::Grant { transport: label.into(), allowance })?;
         }
+        Ok(())
+    }
+
+    async fn ready(&mut self, peer: &Peer) -> Result<()> {
+        // One grant per transport.
+        for _ in 0..=MAX_OFFERS {
+            match self.wire()?.recv().await? {
+                Frame::Ready => return Ok(()),
+                Frame::Grant { transport, allowance } => peer.note_grant(&transport, &allowance)?,
+                other => return Err(unexpected(&other, "Ready")),
+            }
+        }
+        Err(Error::new(ErrorKind::Protocol, "connect", "more grants than there are transports"))
     }
 }
 

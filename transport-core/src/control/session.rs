@@ -14,6 +14,7 @@ use super::lookups::{Answer, Lookups, OUTSTANDING};
 use super::thread::Spawner;
 use super::wire::{FAREWELL, Wire};
 use crate::fabric::FabricInner;
+use crate::grant::Allowance;
 use crate::{Error, ErrorKind, Peer, Result};
 
 /// Answers that may wait while the peer does not read: all it may ask for, twice.
@@ -25,6 +26,7 @@ const LAST_CHANCE: Duration = Duration::from_millis(10);
 pub(crate) enum Command {
     Lookup { name: String, answer: Answer },
     Revoked { region: u64 },
+    Grant { transport: String, allowance: Allowance },
     Goodbye,
 }
 
@@ -72,6 +74,11 @@ impl SessionHandle {
     /// Tells the peer that a region of ours was taken back.
     pub fn revoked(&self, region: u64) {
         self.command(Command::Revoked { region });
+    }
+
+    /// Tells the peer what it may send.
+    pub fn grant(&self, transport: &str, allowance: Allowance) {
+        self.command(Command::Grant { transport: transport.to_owned(), allowance });
     }
 
     /// Ends the session in order.
@@ -161,6 +168,9 @@ impl Session {
             }
             Frame::Found { id, descriptor } => self.lookups.found(id, descriptor).map_err(End::by_us)?,
             Frame::Revoked { incarnation, region } => self.peer.note_revoked(incarnation, region),
+            Frame::Grant { transport, allowance } => {
+                self.peer.note_grant(&transport, &allowance).map_err(End::by_us)?;
+            }
             Frame::Goodbye => return Err(End::by_peer(closed("peer closed the connection"))),
             Frame::Refuse { cause, reason } => return Err(End::by_peer(refused(cause, &reason))),
             Frame::Proof { .. } | Frame::Offers { .. } | Frame::Report { .. } | Frame::Ready => {
@@ -190,6 +200,7 @@ impl Session {
             Command::Revoked { region } => {
                 self.send(&Frame::Revoked { incarnation: self.incarnation, region })?
             }
+            Command::Grant { transport, allowance } => self.send(&Frame::Grant { transport, allowance })?,
             Command::Goodbye => return Err(End::by_us(closed("this side ended the connection"))),
         }
         Ok(())

@@ -34,6 +34,10 @@ pub(crate) struct Active {
     pub moved: Time,
     /// It was found to make no progress.
     pub stalled: bool,
+    /// Its requests count against the peer's grant.
+    pub metered: bool,
+    /// It waits for that, in the list of its link.
+    pub parked: bool,
     /// What its events belong to.
     pub span: tracing::Span,
     pub stage: Stage,
@@ -139,7 +143,7 @@ impl Active {
 
     /// The imm a piece carries: every piece's (`PerWr`), the last stage's, or that
     /// of the only piece there is.
-    fn piece_imm(&self) -> Option<u32> {
+    pub fn piece_imm(&self) -> Option<u32> {
         let alone = self.work.shape.items() == 1;
         match (self.work.imm_mode, self.stage) {
             (ImmMode::Last, Stage::Data) if !alone => None,

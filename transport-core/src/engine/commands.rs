@@ -5,7 +5,7 @@ use std::task::Poll;
 
 use super::active::{Stage, kind_of};
 use super::receive::RAIL as MESSAGES;
-use super::{Active, ActiveRail, Control, Engine, LinkState, Revoking, Submission, Work};
+use super::{Active, ActiveRail, Control, Engine, LinkState, Revoking, Submission, Work, credit};
 use crate::observe::{OperationKind, What};
 use crate::op::OpId;
 use crate::peer::PeerInner;
@@ -67,6 +67,11 @@ impl Engine {
                 self.revoking.push(Revoking { id, region, deadline, begun, stalled: false });
             }
             Control::Drain { peer, deadline, done } => self.drain(peer, deadline, done),
+            Control::Granted { link } => self.granted(link),
+            Control::Regrant { link, peer } if self.link_of.get(&peer) == Some(&link) => {
+                self.grant_more(link)
+            }
+            Control::Regrant { .. } => {}
             // Nobody may wait for it any more.
             Control::Dump { answer } => drop(answer.try_send(self.snapshot())),
         }
@@ -87,7 +92,8 @@ impl Engine {
         if self.links.len() <= index as usize {
             self.links.resize_with(index as usize + 1, || None);
         }
-        self.links[index as usize] = Some(LinkState { peer, slots, receiving, dead: false });
+        let steps = self.handle.ledger.given(peer.id).map_or([1; 2], |given| given.steps);
+        self.links[index as usize] = Some(LinkState::new(peer, slots, receiving, steps));
         self.replay(index);
     }
 
@@ -143,6 +149,8 @@ impl Engine {
         self.running += 1;
         let mut active = Active {
             id,
+            metered: credit::is_metered(&work, &peer.links[self.handle.position].credit),
+            parked: false,
             work,
             link,
             peer,

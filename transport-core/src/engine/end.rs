@@ -35,6 +35,9 @@ impl Engine {
                 ..Outcome::default()
             }),
         };
+        if active.parked {
+            self.unpark(active.link, op);
+        }
         let mut rails = std::mem::take(&mut active.rails);
         rails.clear();
         self.spare.push(rails);
@@ -155,6 +158,9 @@ impl Engine {
         let Some(Some(state)) = self.links.get(link as usize) else { return };
         let in_use = self.active.iter().flatten().any(|active| active.link == link);
         if state.dead && state.all_slots().next().is_none() && !in_use {
+            if self.handle.first_rail == 0 {
+                self.handle.ledger.close(state.peer.id);
+            }
             self.links[link as usize] = None;
             self.handle.release_link(link);
         }

@@ -9,6 +9,7 @@ use tokio::sync::oneshot;
 
 use super::{Engine, RailCounts, Snapshot, Work};
 use crate::fabric::Posting;
+use crate::grant::Ledger;
 use crate::observe::{Recorder, Watch};
 use crate::op::{OpId, OpTable};
 use crate::peer::PeerInner;
@@ -46,6 +47,10 @@ pub(crate) enum Control {
     Revoke { id: OpId, region: Arc<RegionInner>, deadline: Time },
     /// Wait until what was submitted to a peer is over.
     Drain { peer: PeerId, deadline: Time, done: oneshot::Sender<Result<()>> },
+    /// The peer of a link has granted more.
+    Granted { link: u32 },
+    /// A peer is to be granted anew.
+    Regrant { link: u32, peer: PeerId },
     /// Somebody wants to know what is going on; a channel of one, never waited for.
     Dump { answer: SyncSender<Snapshot> },
 }
@@ -68,6 +73,8 @@ pub(crate) struct EngineHandle {
     pub counts: Box<[RailCounts]>,
     pub recorder: Recorder,
     pub watch: Arc<Watch>,
+    /// What its peers may send it, over all groups of the transport.
+    pub ledger: Arc<Ledger>,
     /// The worker sleeps: whoever adds work rings.
     pub parked: AtomicBool,
     pub bell: Bell,
@@ -91,6 +98,7 @@ pub(crate) struct HandleSetup {
     /// Records of the flight recorder.
     pub records: usize,
     pub watch: Arc<Watch>,
+    pub ledger: Arc<Ledger>,
 }
 
 #[derive(Default)]
@@ -112,6 +120,7 @@ impl EngineHandle {
             devices: setup.devices,
             recorder: Recorder::new(setup.records),
             watch: setup.watch,
+            ledger: setup.ledger,
             submissions: ArrayQueue::new(table.capacity()),
             table,
             controls: SegQueue::new(),
@@ -188,6 +197,7 @@ impl EngineHandle {
                 Control::PoolReceive { pool, .. } | Control::PoolClosed { pool } => pool.close(closed()),
                 Control::Link { .. } | Control::Unlink { .. } | Control::Cancel(_) | Control::Dump { .. } => {
                 }
+                Control::Granted { .. } | Control::Regrant { .. } => {}
             }
         }
     }

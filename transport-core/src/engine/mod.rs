@@ -7,11 +7,12 @@
 
 mod active;
 mod commands;
+mod credit;
 mod drain;
 mod early;
 mod end;
 mod handle;
-mod link;
+mod neighbour;
 #[allow(unsafe_code, reason = "posts what `active` keeps alive")]
 mod post;
 mod posted;
@@ -22,6 +23,7 @@ mod receive;
 mod rotation;
 mod snapshot;
 mod stall;
+mod window;
 mod work;
 
 use std::collections::{HashMap, VecDeque};
@@ -38,7 +40,7 @@ pub(crate) use work::{Gate, Work};
 use active::{Active, ActiveRail};
 use drain::Draining;
 use early::Early;
-use link::LinkState;
+use neighbour::LinkState;
 use receive::Receives;
 
 use crate::observe::{OperationDump, OperationKind, What};

@@ -50,7 +50,7 @@ impl Engine {
             self.rails[rail].passed = passed + 1;
         }
         self.record_batch(rail, accepted as u32, bytes);
-        self.account(rail, accepted as u32, result.error);
+        self.account(rail, accepted as u32, cut_short, result.error);
         self.note(3, accepted as u64);
         accepted
     }
@@ -68,18 +68,37 @@ impl Engine {
         }
         let mut bytes = 0;
         let most = this.batch_bytes;
+        let (mut ahead, oldest) = (this.posted.charged(), this.posted.oldest_charge());
         while room > 0 && bytes < most {
+            let this = &mut self.rails[rail];
             let Some(op) = this.rotation.front() else { break };
             let Some(active) = &mut self.active[op as usize] else {
                 this.rotation.pop();
                 continue;
             };
             let share = active.rails[rail];
-            let by_bytes = (most - bytes).div_ceil(active.work.shape.piece_bytes());
+            let charge = this.window.charge(active.piece());
+            let by_window = this.window.room(ahead, oldest, charge);
+            if by_window == 0 && share.left() > 0 {
+                break;
+            }
+            let by_bytes = (most - bytes).div_ceil(active.work.shape.piece_bytes()).min(by_window);
             let turn = room.min(RUN).min(u32::try_from(by_bytes).unwrap_or(u32::MAX));
-            let items = share.next..share.next + share.left().min(turn);
-            if !items.is_empty() {
-                let run = Run { op, item: items.start, count: items.len() as u32 };
+            let mut count = share.left().min(turn);
+            if active.metered
+                && count > 0
+                && let Some(link) = &mut self.links[active.link as usize]
+            {
+                count = active.take(self.handle.transport, link, count);
+                if count == 0 {
+                    self.park(rail, op);
+                    continue;
+                }
+            }
+            if count > 0 {
+                let items = share.next..share.next + count;
+                let run = Run { op, item: share.next, count, charge };
+                ahead += charge * u64::from(count);
                 bytes += active.expand(items, &share, this.posted.id_of(this.runs.len()), &mut this.batch);
                 this.runs.push(run);
                 room -= run.count;
@@ -107,7 +126,10 @@ impl Engine {
 
     /// Books what was accepted. What was not goes back to its plan; a request that
     /// was refused for good fails its operation.
-    fn account(&mut self, rail: usize, accepted: u32, refusal: Option<Status>) {
+    fn account(&mut self, rail: usize, accepted: u32, cut_short: bool, refusal: Option<Status>) {
+        if cut_short {
+            self.give_back_refused(rail, accepted);
+        }
         let mut left = accepted;
         let mut refused = refusal;
         let mut cut = None;

@@ -15,6 +15,8 @@ pub(crate) struct Run {
     pub item: u32,
     /// How many, at most `RUN`.
     pub count: u32,
+    /// What each of them takes of the rail's window.
+    pub charge: u64,
 }
 
 #[derive(Debug)]
@@ -34,6 +36,8 @@ pub(crate) struct Posted {
     first: u64,
     /// Pieces of all runs in the window.
     held: usize,
+    /// What those that are not acknowledged take of the rail's window.
+    charged: u64,
 }
 
 impl Posted {
@@ -49,11 +53,24 @@ impl Posted {
         self.held
     }
 
+    /// What is not acknowledged takes of the rail's window.
+    #[inline]
+    pub fn charged(&self) -> u64 {
+        self.charged
+    }
+
+    /// What each request of the oldest run takes of it.
+    #[inline]
+    pub fn oldest_charge(&self) -> u64 {
+        self.runs.front().map_or(0, |oldest| oldest.run.charge)
+    }
+
     #[inline]
     pub fn push(&mut self, run: Run) {
         debug_assert!((1..=RUN).contains(&run.count));
         self.runs.push_back(PostedRun { run, open: mask(0..run.count) });
         self.held += run.count as usize;
+        self.charged += run.charge * u64::from(run.count);
     }
 
     /// Acknowledges `count` requests from id `id` on; a joined completion never
@@ -65,6 +82,7 @@ impl Posted {
         let start = (id % u64::from(RUN)) as u32;
         let ended = run.open & mask(start..start.saturating_add(count).min(RUN));
         run.open &= !ended;
+        self.charged -= run.run.charge * u64::from(ended.count_ones());
         let op = run.run.op;
         while let Some(front) = self.runs.front().filter(|front| front.open == 0) {
             self.held -= front.run.count as usize;
@@ -106,7 +124,7 @@ mod tests {
             let mut model = BTreeMap::new();
             for (post, number) in script {
                 if post {
-                    let run = Run { op: u32::from(number), item: 0, count: u32::from(number) % RUN + 1 };
+                    let run = Run { op: u32::from(number), item: 0, count: u32::from(number) % RUN + 1, charge: u64::from(number) };
                     model.extend((0..u64::from(run.count)).map(|place| (posted.id_of(0) + place, run.op)));
                     posted.push(run);
                 } else {
@@ -119,6 +137,7 @@ mod tests {
                 }
                 prop_assert!(posted.unacknowledged().eq(model.iter().map(|(id, op)| (*id, *op))));
                 prop_assert!(posted.held() >= model.len());
+                prop_assert_eq!(posted.charged(), model.values().map(|op| u64::from(*op)).sum::<u64>());
             }
         }
     }

@@ -7,6 +7,7 @@ use crossbeam_utils::CachePadded;
 
 use super::posted::{Posted, Run};
 use super::rotation::Rotation;
+use super::window::Window;
 use crate::Result;
 use crate::spi::{Batch, Domain, Endpoint, EndpointConfig, Progress, Status};
 
@@ -36,6 +37,8 @@ pub(crate) struct Rail {
     /// Bytes per batch; a device that moves them by itself is not held up by many.
     pub batch_bytes: u64,
     pub depth: usize,
+    /// Bytes that may be posted and not acknowledged.
+    pub window: Window,
 }
 
 impl Rail {
@@ -47,6 +50,7 @@ impl Rail {
             Progress::Manual => COPIED_BYTES,
             Progress::Auto => u64::MAX,
         };
+        let window = Window::of(domain.capabilities());
         Ok(Self {
             endpoint,
             domain,
@@ -61,12 +65,18 @@ impl Rail {
             passed: 0,
             batch_bytes,
             depth,
+            window,
         })
     }
 
     /// Requests that may be posted now.
     pub fn credits(&self) -> usize {
         if self.lost.is_some() { 0 } else { self.depth.saturating_sub(self.posted.held()) }
+    }
+
+    /// Whether a request of so many bytes has to wait for earlier ones.
+    pub fn is_window_full(&self, bytes: u64) -> bool {
+        self.window.room(self.posted.charged(), self.posted.oldest_charge(), self.window.charge(bytes)) == 0
     }
 }
 
@@ -86,6 +96,7 @@ struct WorkerCounts {
     errors: AtomicU64,
     queue_full: AtomicU64,
     retries: AtomicU64,
+    grant_waits: AtomicU64,
 }
 
 #[derive(Debug, Default)]
@@ -120,6 +131,8 @@ pub struct RailCounters {
     pub queue_full: u64,
     /// Requests that were not taken then, and are posted again.
     pub retries: u64,
+    /// Times an operation was put aside until its peer grants more.
+    pub grant_waits: u64,
     /// Requests that ran in the submitting thread.
     pub direct: u64,
     /// Bytes of those.
@@ -139,6 +152,11 @@ impl RailCounts {
     pub fn cut_short(&self, left: u64) {
         add(&self.worker.queue_full, 1);
         add(&self.worker.retries, left);
+    }
+
+    #[cold]
+    pub fn waits_for_grant(&self) {
+        add(&self.worker.grant_waits, 1);
     }
 
     pub fn completed(&self, ok: u64, failed: u64) {
@@ -167,6 +185,7 @@ impl RailCounts {
             errors: worker.errors.load(Relaxed),
             queue_full: worker.queue_full.load(Relaxed),
             retries: worker.retries.load(Relaxed),
+            grant_waits: worker.grant_waits.load(Relaxed),
             direct: direct.requests.load(Relaxed),
             direct_bytes: direct.bytes.load(Relaxed),
         }

@@ -60,8 +60,12 @@ impl Engine {
         let now = self.now();
         let Some(active) = &mut self.active[op as usize] else { return };
         active.outstanding -= pieces;
+        let metered = active.metered;
         active.moves(now, &mut self.next_look);
         let over = active.is_over();
+        if metered {
+            self.metered_ended(op, pieces, failed.is_some());
+        }
         if let Some(status) = failed {
             self.fail_with(op, rail, status);
         } else if over {
@@ -75,10 +79,13 @@ impl Engine {
             Event::Imm { peer, imm } => {
                 let Some(link) = self.link_at(rail, peer, event) else { return };
                 self.note(5, imm.into());
-                if let Some(link) = &self.links[link as usize] {
-                    link.peer.imms.arrived(imm);
-                    let peer = link.peer.short_id();
+                if let Some(state) = &mut self.links[link as usize] {
+                    state.peer.imms.arrived(imm);
+                    let (peer, is_due) = (state.peer.short_id(), state.arrives(0));
                     self.record(What::Imm { rail: rail as u16, peer, imm });
+                    if is_due {
+                        self.grant_more(link);
+                    }
                 }
             }
             Event::Received { id, peer, len, imm } => {
@@ -88,6 +95,9 @@ impl Engine {
                 let from = sender.map_or(0, |peer| peer.0.get() as u32);
                 self.record(What::Message { rail: rail as u16, peer: from, bytes: len });
                 self.receives.received(id, sender, len, imm, &mut self.rails, &self.handle);
+                if self.links[link as usize].as_mut().is_some_and(|state| state.arrives(1)) {
+                    self.grant_more(link);
+                }
             }
             Event::ReceiveFailed { id, status } => {
                 self.note(7, id);

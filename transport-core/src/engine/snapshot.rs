@@ -120,9 +120,15 @@ impl Engine {
         let (this, share) = (&self.rails[rail], &active.rails[rail]);
         let (rail, device) = (rail as u32, self.handle.devices[rail].clone());
         match active.work.kind {
+            _ if active.parked && !share.queued => {
+                Wait::Grant { rail, device, of: active.lacks(self.handle.transport) }
+            }
             _ if this.credits() == 0 => Wait::SendQueue { rail, device, depth: this.depth as u64 },
             WorkKind::Send if share.held => Wait::PeerReceive { rail, device },
             _ if share.held => Wait::PeerLane { rail, device },
+            _ if this.is_window_full(active.piece()) => {
+                Wait::Window { rail, device, bytes: this.posted.charged() }
+            }
             _ => Wait::Turn { rail, device, ahead: this.rotation.len().saturating_sub(1) as u64 },
         }
     }

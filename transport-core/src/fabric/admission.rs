@@ -80,6 +80,9 @@ impl Prepared {
         let peer = Peer::new(id, &fabric, who, links, session);
         lock(&fabric.peers).insert(id, peer.clone());
         for link in peer.0.links.iter().filter(|link| link.is_up()) {
+            if link.engine.first_rail == 0 {
+                link.engine.ledger.renew(&peer.0, 0, 0).inspect_err(|error| peer.fail(error.clone()))?;
+            }
             link.engine.control(Control::Link { peer: Arc::clone(&peer.0) });
         }
         if fabric.check_open("connect").is_err() {
@@ -95,19 +98,4 @@ impl Drop for Prepared {
             slot.domain.connector().disconnect(slot.slot);
         }
     }
-}
-
-/// Connects two fabrics of this process by handing the offers over in memory.
-pub(super) fn connect_local(ours: &Arc<FabricInner>, theirs: &Arc<FabricInner>) -> Result<(Peer, Peer)> {
-    let mut a = ours.prepare(None)?;
-    let offer_a = a.offers();
-    let mut b = theirs.prepare(Some(&offer_a))?;
-    let offer_b = b.offers();
-    let report_a = a.complete(&offer_b, &[]);
-    let report_b = b.complete(&offer_a, &report_a);
-    let there = a.admit(&report_b, theirs.identity.clone(), SessionHandle::detached())?;
-    let here = b.admit(&report_a, ours.identity.clone(), SessionHandle::detached())?;
-    let _ = there.0.twin.set(Arc::downgrade(&here.0));
-    let _ = here.0.twin.set(Arc::downgrade(&there.0));
-    Ok((there, here))
 }

@@ -11,7 +11,7 @@ use super::{Fabric, FabricInner, Transport, Workers};
 use crate::control::{Bootstrap, ControlSettings, Identity, Room, TcpBootstrap, Token};
 use crate::observe::{StallHook, Watch};
 use crate::spi::{Backend, DeviceInfo, DomainSetup};
-use crate::{Clock, Dump, Error, ErrorKind, Result, SystemClock};
+use crate::{Admission, Clock, Dump, Error, ErrorKind, EvenShares, Result, SystemClock};
 
 /// One transport to open: a backend, and which of its devices.
 #[derive(Clone)]
@@ -51,6 +51,7 @@ pub struct FabricBuilder {
     records: usize,
     stall_after: Duration,
     on_stall: Option<StallHook>,
+    admission: Arc<dyn Admission>,
 }
 
 impl Default for FabricBuilder {
@@ -70,6 +71,7 @@ impl Default for FabricBuilder {
             records: 4096,
             stall_after: Duration::from_secs(1),
             on_stall: None,
+            admission: Arc::new(EvenShares),
         }
     }
 }
@@ -188,6 +190,12 @@ impl FabricBuilder {
         self
     }
 
+    /// Decides how much each peer may send us. Default [`EvenShares`].
+    pub fn admission(mut self, admission: Arc<dyn Admission>) -> Self {
+        self.admission = admission;
+        self
+    }
+
     /// Opens every transport and starts its workers.
     pub fn open(self) -> Result<Fabric> {
         let lineage = Lineage::root(&self);
@@ -221,6 +229,7 @@ impl FabricBuilder {
                 records: self.records,
                 watch: Arc::clone(&watch),
                 workers: &self.workers,
+                admission: Arc::clone(&self.admission),
             };
             let transport = Transport::open(config, &setup, settings)?;
             groups += transport.groups.len();

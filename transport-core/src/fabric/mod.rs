@@ -6,6 +6,7 @@ mod dump;
 mod group;
 mod import;
 mod inner;
+mod local;
 mod pairing;
 mod reservation;
 mod tenant;
@@ -157,7 +158,7 @@ impl Fabric {
     /// Connects two fabrics of this process, or a fabric with itself, without
     /// sockets or heartbeats. Gives our view of the other, and the other's of us.
     pub fn connect_local(&self, other: &Self) -> Result<(Peer, Peer)> {
-        admission::connect_local(&self.0, &other.0)
+        local::connect_local(&self.0, &other.0)
     }
 
     /// Posts one receive on the first transport. The outcome says who sent, how

@@ -9,6 +9,7 @@ use super::Transport;
 use super::group::Group;
 use super::pairing::Pairing;
 use crate::control::{LinkReport, TransportOffer};
+use crate::grant::Credit;
 use crate::link::{Link, PairedRail};
 use crate::spi::{Domain, PeerSlot};
 use crate::{Error, ErrorKind, Result};
@@ -27,6 +28,8 @@ pub(super) struct Reservation {
     theirs: Vec<u32>,
     /// The peer's offers by pair, as far as they have come.
     offers: Vec<Vec<u8>>,
+    /// What the peer allows us, over all groups.
+    credit: Arc<Credit>,
     /// Why this transport does not reach the peer.
     pub refused: Option<String>,
 }
@@ -49,6 +52,7 @@ impl Reservation {
             pairing: None,
             theirs: Vec::new(),
             offers: Vec::new(),
+            credit: Arc::default(),
             refused: None,
         }
     }
@@ -172,6 +176,7 @@ impl Reservation {
             rails: group.rails.clone().map(|_| None).collect(),
             receiving: Vec::new(),
             refused: self.refused.clone(),
+            credit: Arc::clone(&self.credit),
             direct: None,
             direct_slot: 0,
             max_direct: 0,

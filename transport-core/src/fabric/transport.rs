@@ -6,10 +6,11 @@ use std::sync::{Arc, Mutex};
 use super::group::{Group, grouped};
 use super::{TransportConfig, Workers, lock};
 use crate::engine::{Engine, EngineHandle, HandleSetup, Progress, Rail, RailCounters, RailCounts};
+use crate::grant::Ledger;
 use crate::observe::Watch;
 use crate::spi::{Capabilities, DeviceInfo, Domain, DomainSetup, MemoryRegion};
 use crate::worker::{Worker, WorkerSetup};
-use crate::{Access, Bell, Doorbell, Error, ErrorKind, Memory, Result, Time};
+use crate::{Access, Admission, Bell, Doorbell, Error, ErrorKind, Memory, Result, Time};
 
 pub(crate) struct Transport {
     pub label: String,
@@ -32,6 +33,7 @@ pub(super) struct OpenSettings<'a> {
     pub records: usize,
     pub watch: Arc<Watch>,
     pub workers: &'a Workers,
+    pub admission: Arc<dyn Admission>,
 }
 
 /// What a fabric opened.
@@ -84,12 +86,23 @@ impl Transport {
             let setup = DomainSetup { seed: setup.seed ^ ((position as u64) << 32), ..setup.clone() };
             transport.domains.push(config.backend.open(device, &setup)?);
         }
+        let capacity = transport.domains.iter().map(|domain| domain.capabilities().cq_depth).min();
+        let (label, groups) = (transport.label.clone(), ranges.len() as u64);
+        let ledger = Ledger::new(label, capacity.unwrap_or(0), groups, Arc::clone(&settings.admission));
+        let ledger = Arc::new(ledger);
         let threads = settings.workers.threads.unwrap_or(ranges.len()).min(ranges.len());
         let doors = (0..threads).map(|_| Doorbell::new()).collect::<Result<Vec<_>>>()?;
         let mut engines = Vec::new();
         for (number, rails) in ranges.iter().enumerate() {
             let bell = doors[number % threads].bell().try_clone()?;
-            engines.push(transport.open_group(rails.clone(), bell, setup, &settings, ranges.len())?);
+            engines.push(transport.open_group(
+                rails.clone(),
+                bell,
+                setup,
+                &settings,
+                &ledger,
+                ranges.len(),
+            )?);
         }
         if settings.caller_driven {
             for (group, engine) in transport.groups.iter_mut().zip(engines) {
@@ -110,6 +123,7 @@ impl Transport {
         bell: Bell,
         setup: &DomainSetup,
         settings: &OpenSettings<'_>,
+        ledger: &Arc<Ledger>,
         groups: usize,
     ) -> Result<Engine> {
         let number = self.groups.len();
@@ -122,6 +136,7 @@ impl Transport {
             max_operations: settings.max_operations,
             records: settings.records,
             watch: Arc::clone(&settings.watch),
+            ledger: Arc::clone(ledger),
             posting: settings.workers.posting,
         };
         let engine = Arc::new(EngineHandle::new(handle, bell));

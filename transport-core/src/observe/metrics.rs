@@ -26,6 +26,7 @@ impl Fabric {
             counter!("multirail_rail_errors_total", &labels).absolute(rail.errors);
             counter!("multirail_rail_queue_full_total", &labels).absolute(rail.queue_full);
             counter!("multirail_rail_retries_total", &labels).absolute(rail.retries);
+            counter!("multirail_rail_grant_waits_total", &labels).absolute(rail.grant_waits);
             counter!("multirail_rail_direct_total", &labels).absolute(rail.direct);
             counter!("multirail_rail_direct_bytes_total", &labels).absolute(rail.direct_bytes);
         }

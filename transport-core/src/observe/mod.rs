@@ -25,5 +25,5 @@ pub use dump::{
 pub use record::{Record, What};
 pub(crate) use recorder::Recorder;
 pub use recording::{MAX_RECORDING, Recording};
-pub use wait::Wait;
+pub use wait::{GrantOf, Wait};
 pub(crate) use watch::{StallHook, Watch};

@@ -83,7 +83,7 @@ impl fmt::Display for RailDump {
         write!(
             f,
             "rail {} ({}): {} of {} posted; posts {}, doorbells {}, bytes {}, completions {}, errors {}, \
-             queue full {}, retries {}, direct {}, direct bytes {}",
+             queue full {}, retries {}, waits for grants {}, direct {}, direct bytes {}",
             counts.rail,
             Clean(&counts.device),
             self.outstanding,
@@ -95,6 +95,7 @@ impl fmt::Display for RailDump {
             counts.errors,
             counts.queue_full,
             counts.retries,
+            counts.grant_waits,
             counts.direct,
             counts.direct_bytes
         )?;

@@ -25,6 +25,20 @@ pub enum Wait {
     ReceiveQueue { rail: u32, device: String },
     /// A peer is inside a copy to a region that is revoked.
     Copy,
+    /// The peer has granted no more.
+    Grant { rail: u32, device: String, of: GrantOf },
+    /// What is posted on the rail keeps its line busy.
+    Window { rail: u32, device: String, bytes: u64 },
+}
+
+/// What a peer grants.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
+#[allow(missing_docs, reason = "the fields of `Grant`")]
+pub enum GrantOf {
+    Bytes,
+    Imms,
+    Messages,
 }
 
 impl fmt::Display for Wait {
@@ -59,6 +73,23 @@ impl fmt::Display for Wait {
                 write!(f, "room for its receive on rail {rail} ({})", super::text::Clean(device))
             }
             Self::Copy => f.write_str("a peer inside a copy to the region"),
+            Self::Grant { rail, device, of } => {
+                let of = match of {
+                    GrantOf::Bytes => "bytes",
+                    GrantOf::Imms => "imms",
+                    GrantOf::Messages => "messages",
+                };
+                write!(
+                    f,
+                    "the peer's grant of more {of}, to post on rail {rail} ({})",
+                    super::text::Clean(device)
+                )
+            }
+            Self::Window { rail, device, bytes } => write!(
+                f,
+                "the line of rail {rail} ({}), which {bytes} posted bytes keep busy",
+                super::text::Clean(device)
+            ),
         }
     }
 }

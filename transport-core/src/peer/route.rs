@@ -3,6 +3,7 @@
 use std::ops::Range;
 
 use super::PeerInner;
+use crate::engine::Control;
 use crate::link::Link;
 
 /// Which links belong to the same transport.
@@ -25,6 +26,16 @@ impl PeerInner {
     /// The links of every transport.
     pub fn routes(&self) -> impl Iterator<Item = &[Link]> {
         self.routes.iter().map(|route| &self.links[route.clone()])
+    }
+
+    /// Something was given back that operations over the other rail groups of a transport
+    /// may wait for; `position` is the link of who gave it.
+    pub fn tell_others(&self, position: usize) {
+        for link in self.route(self.links[position].engine.transport) {
+            if link.engine.position != position {
+                link.engine.control(Control::Granted { link: link.index });
+            }
+        }
     }
 
     /// A transport's first link: what holds for it holds for the others.

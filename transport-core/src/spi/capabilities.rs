@@ -94,12 +94,23 @@ pub struct Capabilities {
     pub max_message: u64,
     /// Bytes of one WRITE or READ; larger ones are split by the planner.
     pub max_write: u64,
-    /// Bytes per request at which fairness costs no bandwidth; the planner's chunk.
+    /// Bytes per request at which fairness costs no bandwidth; the planner's chunk. With
+    /// `Progress::Auto` a quarter of what the line carries in two round trips is about
+    /// right: a small request waits for what is ahead of it on the line.
     pub chunk: u64,
     /// Regions that may be registered at once.
     pub max_regions: u32,
     /// Line rate in bits per second, where there is one.
     pub link_bits_per_s: Option<u64>,
+    /// Requests per second that the device takes, whatever their size, where that is known.
+    pub requests_per_s: Option<u64>,
+    /// From posting a small request on an idle line to its completion. With
+    /// `Progress::Auto` the engine keeps two of them of line posted, and no more.
+    pub round_trip: Duration,
+    /// Arrivals (imms and messages) that the completion queue holds beside the completions
+    /// of `send_depth` requests; more are lost. `u64::MAX` where a full queue holds the
+    /// senders up instead.
+    pub cq_depth: u64,
     /// Whether posting and moving are one.
     pub progress: Progress,
     /// What tearing down work takes with it.
@@ -134,6 +145,9 @@ impl Capabilities {
             chunk: 1 << 20,
             max_regions: 1,
             link_bits_per_s: None,
+            requests_per_s: None,
+            round_trip: Duration::from_micros(20),
+            cq_depth: 1024,
             progress: Progress::Manual,
             abort_scope: AbortScope::Endpoint,
             revocation: Revocation::DeviceKey,

@@ -6,8 +6,10 @@
 
 mod cost;
 mod crowd;
+mod fairness;
 mod group;
 mod host;
+mod incast;
 mod profile;
 mod row;
 
@@ -72,6 +74,26 @@ pub struct SimulateArguments {
     #[arg(long, value_name = "N")]
     peers: Option<u32>,
 
+    /// Time small writes to one host beside a large one to another instead
+    #[arg(long, conflicts_with = "peers")]
+    fairness: bool,
+
+    /// Bytes of the large write of --fairness
+    #[arg(long, value_name = "SIZE", default_value = "1GiB", requires = "fairness")]
+    large: Size,
+
+    /// Let so many hosts write to one instead, pages of 4 KiB with an imm each
+    #[arg(long, value_name = "N", conflicts_with_all = ["peers", "fairness"])]
+    incast: Option<u32>,
+
+    /// Imms that a card's completion queue holds, with --incast
+    #[arg(long, value_name = "N", default_value_t = 1024, requires = "incast")]
+    cq_depth: u32,
+
+    /// Let the receiver of --incast grant without limit, and lose what it cannot hold
+    #[arg(long, requires = "incast")]
+    no_grants: bool,
+
     /// Seed of the devices' dice
     #[arg(long, value_name = "N", default_value_t = 1)]
     seed: u64,
@@ -83,11 +105,18 @@ pub fn run(common: &Common, arguments: SimulateArguments) -> Done {
     if let Some(peers) = arguments.peers {
         return crowd::run(common, &profile, peers);
     }
+    if let Some(senders) = arguments.incast {
+        let (depth, grants) = (arguments.cq_depth, !arguments.no_grants);
+        return incast::run(common, arguments.profile, &profile, senders, depth, grants);
+    }
     let cost = match arguments.post_cost_ns {
         Some(nanos) if nanos.is_finite() && nanos >= 0.0 => nanos,
         Some(_) => return Err(Failure::new("--post-cost-ns is a number of nanoseconds, 0 or more")),
         None => cost::measured(profile.cards)?,
     };
+    if arguments.fairness {
+        return fairness::run(common, arguments.profile, &profile, cost, arguments.large.0);
+    }
     let sizes = match &arguments.size[..] {
         [] => SIZES.to_vec(),
         sizes => sizes.iter().map(|size| size.0).collect(),

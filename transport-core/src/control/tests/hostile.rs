@@ -257,7 +257,7 @@ fn garbage_after_admission_ends_that_session_alone() {
     let client = watched.builder.clone().open().unwrap();
     let (there, here) = gets_through(&client, &listener);
     let kept = watched.reserved.load(Ordering::Relaxed);
-    let breaches = ["proof", "offers", "report", "ready", "found", "found_nothing"];
+    let breaches = ["proof", "offers", "report", "ready", "found", "found_nothing", "grant"];
     let frames = recorded().into_iter().filter(|(name, _)| breaches.contains(name));
     let frames = frames.map(|(_, frame)| frame.encode().unwrap());
     for bytes in frames.chain([vec![], vec![0xff; 9], Hello::new(false).unwrap().encode().unwrap()]) {

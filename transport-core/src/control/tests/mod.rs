@@ -3,6 +3,7 @@
 #[cfg(feature = "tls")]
 mod certificates;
 mod crowd;
+mod grant;
 mod handshake;
 mod hostile;
 #[allow(unsafe_code, reason = "a backend that moves nothing")]

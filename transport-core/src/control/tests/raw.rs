@@ -60,11 +60,11 @@ impl Raw {
         Some(frame)
     }
 
-    /// The next frame that is no heartbeat.
+    /// The next frame that is no heartbeat and no grant.
     pub fn recv(&mut self) -> Option<Frame> {
         loop {
             match Frame::decode(&self.recv_bytes()?).unwrap() {
-                Frame::Heartbeat { .. } => {}
+                Frame::Heartbeat { .. } | Frame::Grant { .. } => {}
                 frame => return Some(frame),
             }
         }

@@ -9,6 +9,7 @@ use super::{fabric, gets_through, listening, wait};
 use crate::ErrorKind;
 use crate::control::frame::{Cause, Frame, Identity, LinkReport, TransportOffer};
 use crate::control::hello::Hello;
+use crate::grant::Allowance;
 
 /// A frame of every kind, as recorded.
 pub(super) fn recorded() -> Vec<(&'static str, Frame)> {
@@ -43,6 +44,13 @@ pub(super) fn recorded() -> Vec<(&'static str, Frame)> {
         ("found_nothing", Frame::Found { id: u64::MAX, descriptor: None }),
         ("revoked", Frame::Revoked { incarnation: u64::MAX, region: 128 }),
         ("goodbye", Frame::Goodbye),
+        (
+            "grant",
+            Frame::Grant {
+                transport: "efa".into(),
+                allowance: Allowance { bytes: u64::MAX, imms: 300, messages: 2 },
+            },
+        ),
     ]
 }
 
@@ -77,8 +85,8 @@ fn version_1_is_as_recorded() {
     let files: BTreeSet<_> = files.map(|file| file.unwrap().path()).collect();
     assert_eq!(files, known.collect());
     let tags: BTreeSet<_> = recorded().iter().map(|(name, _)| stored(name)[0]).collect();
-    assert_eq!(tags, (0..10).collect(), "a kind of frame is not recorded");
-    let mut next = stored("goodbye");
+    assert_eq!(tags, (0..11).collect(), "a kind of frame is not recorded");
+    let mut next = stored("grant");
     next[0] += 1;
     assert!(Frame::decode(&next).is_err(), "a kind of frame is not recorded");
 }

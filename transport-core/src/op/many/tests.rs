@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use super::*;
 use crate::engine::HandleSetup;
+use crate::grant::{EvenShares, Ledger};
 use crate::observe::Watch;
 use crate::watchers::tests::{Woken, poll};
 use crate::{Doorbell, ErrorKind};
@@ -24,6 +25,7 @@ fn engine() -> Arc<EngineHandle> {
         max_operations: 8,
         records: 1,
         watch,
+        ledger: Arc::new(Ledger::new("none".into(), u64::MAX, 1, Arc::new(EvenShares))),
     };
     Arc::new(EngineHandle::new(setup, bell))
 }

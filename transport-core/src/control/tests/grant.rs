@@ -1,0 +1,129 @@
+//! What peers grant each other: it is there with the peer, it rises, and lies end the peer.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use super::raw::Raw;
+use super::{builder, fabric, listening, pair, served, wait};
+use crate::control::frame::{Cause, Frame, MAX_OFFERS};
+use crate::grant::Allowance;
+use crate::spi::WorkKind;
+use crate::{Admission, Applicant, ErrorKind, Grant, Peer};
+
+/// How many more imms and messages a peer lets us send, as far as we know; up to a few.
+fn room(peer: &Peer) -> [u32; 2] {
+    let credit = &peer.0.links[0].credit;
+    [(WorkKind::Write, Some(1)), (WorkKind::Send, None)].map(|(kind, imm)| {
+        let unit = credit.unit(kind, imm).unwrap();
+        let taken = unit.take(1 << 20);
+        unit.give_back(taken);
+        taken
+    })
+}
+
+#[test]
+fn the_first_grant_is_there_with_the_peer() {
+    let ((_client, there), (_server, here)) = pair();
+    // A null device's queue of 1024, half of it for 64 newcomers.
+    assert_eq!([room(&there), room(&here)], [[6, 2]; 2]);
+    let (one, other) = (fabric(), fabric());
+    let (there, here) = one.connect_local(&other).unwrap();
+    assert_eq!([room(&there), room(&here)], [[6, 2]; 2]);
+}
+
+/// As many imms as it says at the moment.
+#[derive(Default)]
+struct Dial(AtomicU64);
+
+impl Admission for Dial {
+    fn grant(&self, applicant: &Applicant<'_>) -> Grant {
+        assert_eq!((applicant.transport, applicant.tenant, applicant.capacity), ("null", "", 1024));
+        assert_eq!((applicant.peers, applicant.taken), (1, 0));
+        Grant { bytes: 9, imms: self.0.load(Ordering::SeqCst), messages: u64::MAX }
+    }
+}
+
+#[test]
+fn a_policy_that_changed_is_asked_again() {
+    let dial = Arc::new(Dial::default());
+    let (server, listener, address) = served(builder("null").admission(dial.clone()));
+    let client = fabric();
+    let there = wait(client.connect(&address)).unwrap();
+    let here = wait(listener.accept()).unwrap();
+    assert_eq!(room(&there), [0, 1 << 20]);
+    assert_eq!(there.0.links[0].credit.bytes(), 9);
+    // Less than before takes nothing back.
+    for (imms, room_then) in [(5, 5), (7, 7), (3, 7)] {
+        dial.0.store(imms, Ordering::SeqCst);
+        here.regrant();
+        server.step();
+        // An answer to this comes behind the grant.
+        assert!(wait(there.0.session.lookup("x")).is_err());
+        assert_eq!(room(&there), [room_then, 1 << 20]);
+    }
+}
+
+fn grant(transport: &str, imms: u64) -> Frame {
+    Frame::Grant { transport: transport.into(), allowance: Allowance { bytes: 1, imms, messages: 0 } }
+}
+
+#[test]
+fn grants_that_fall_or_fit_nothing_end_the_session() {
+    for (lies, says) in [
+        (&[grant("null", 5), grant("null", 4)][..], "only add up"),
+        (&[grant("null", u64::MAX), grant("null", 0)], "only add up"),
+        (&[grant("efa", 5)], "no transport between us"),
+    ] {
+        let (_server, listener, address) = listening();
+        let mut raw = Raw::connect(&address);
+        raw.shake_hands();
+        let peer = wait(listener.accept()).unwrap();
+        lies.iter().for_each(|frame| raw.send(frame));
+        let error = wait(peer.closed());
+        assert_eq!(error.kind(), ErrorKind::Protocol, "{error}");
+        assert!(error.context().contains(says), "{error}");
+        assert!(matches!(raw.recv(), Some(Frame::Refuse { cause: Cause::Protocol, .. })));
+    }
+}
+
+#[test]
+fn who_grants_nothing_is_sent_nothing() {
+    let (_server, listener, address) = listening();
+    let mut raw = Raw::connect(&address);
+    raw.shake_hands();
+    let peer = wait(listener.accept()).unwrap();
+    assert_eq!((room(&peer), peer.0.links[0].credit.bytes()), ([0, 0], 0));
+}
+
+#[test]
+fn grants_without_end_are_no_handshake() {
+    let (_server, _listener, address) = listening();
+    let mut raw = Raw::connect(&address);
+    raw.hello();
+    raw.offers();
+    raw.report();
+    (0..=MAX_OFFERS).for_each(|_| raw.send(&grant("null", 5)));
+    loop {
+        match raw.recv() {
+            Some(Frame::Ready) => {}
+            Some(Frame::Refuse { cause: Cause::Protocol, reason }) => {
+                break assert!(reason.contains("more grants"), "{reason}");
+            }
+            other => panic!("{other:?}"),
+        }
+    }
+}
+
+#[test]
+fn a_flood_of_grants_is_one_piece_of_news() {
+    let (server, listener, address) = listening();
+    let mut raw = Raw::connect(&address);
+    raw.shake_hands();
+    let peer = wait(listener.accept()).unwrap();
+    server.step();
+    (0..1000).for_each(|imms| raw.send(&grant("null", imms)));
+    raw.send(&Frame::Goodbye);
+    assert_eq!(wait(peer.closed()).kind(), ErrorKind::Closed);
+    // The news of grants, and of the end.
+    assert_eq!(peer.0.links[0].engine.controls.len(), 2);
+}
