@@ -47,6 +47,16 @@ fn a_lost_card_costs_its_share_only() {
 }
 
 #[test]
+fn cards_may_differ_in_number() {
+    for (remote, ceiling) in [("2", 2.0), ("3", 3.0), ("8", 4.0)] {
+        let row = one(&["--size", "64KiB", "--groups", "1", "--cards", "4", "--remote-cards", remote]);
+        assert_eq!(row["rails"], 4, "{row}");
+        assert!((number(&row, "ceiling_gbps") / (ceiling * 97.433) - 1.0).abs() < 0.01, "{row}");
+        assert!(number(&row, "percent_of_ceiling") >= 99.0, "{row}");
+    }
+}
+
+#[test]
 fn small_pages_meet_the_cards_rate_of_requests() {
     let row = one(&["--size", "1KiB", "--groups", "1"]);
     // Four cards of 0.81 million requests a second.

@@ -17,6 +17,16 @@ pub struct HostBuffer {
 impl HostBuffer {
     /// `len` zeroed bytes, at least one.
     pub fn new(len: usize) -> Result<Self> {
+        Self::open(len, true)
+    }
+
+    /// The same in small pages, each committed when it is first touched: for memory of
+    /// which little will be used.
+    pub fn lazy(len: usize) -> Result<Self> {
+        Self::open(len, false)
+    }
+
+    fn open(len: usize, huge: bool) -> Result<Self> {
         if len == 0 || len > isize::MAX as usize {
             return Err(Error::new(
                 ErrorKind::InvalidRequest,
@@ -24,7 +34,7 @@ impl HostBuffer {
                 format!("{len} bytes asked for; ask for at least one"),
             ));
         }
-        let mapping = platform::Mapping::new(len).map_err(|e| {
+        let mapping = platform::Mapping::new(len, huge).map_err(|e| {
             Error::os("allocate", format!("{len} bytes of host memory; free some or raise the limit"), e)
         })?;
         Ok(Self { mapping, len })
@@ -61,13 +71,13 @@ mod platform {
     }
 
     impl Mapping {
-        pub fn new(len: usize) -> std::io::Result<Self> {
+        pub fn new(len: usize, huge: bool) -> std::io::Result<Self> {
             let file = shareable(len)?;
             let pages = match &file {
                 Some(file) => Pages::of_file(file.as_fd(), len, true)?,
                 None => Pages::anonymous(len)?,
             };
-            if let Err(error) = pages.make_huge() {
+            if huge && let Err(error) = pages.make_huge() {
                 tracing::info!(len, %error, "memory stays in small pages: large copies wait for the TLB more");
             }
             Ok(Self { pages, file })
@@ -113,7 +123,7 @@ mod platform {
     unsafe impl Sync for Mapping {}
 
     impl Mapping {
-        pub fn new(len: usize) -> std::io::Result<Self> {
+        pub fn new(len: usize, _huge: bool) -> std::io::Result<Self> {
             let layout = Layout::from_size_align(len, 4096).map_err(std::io::Error::other)?;
             // SAFETY: the layout is not empty: `HostBuffer::new` refuses zero bytes.
             let start = unsafe { alloc_zeroed(layout) };

@@ -9,6 +9,7 @@ use multirail::{
 };
 use serde::Serialize;
 
+use super::memory::untouched;
 use super::profile::{Name, Profile};
 use crate::cli::Common;
 use crate::cli::failure::{Done, Failure};
@@ -119,12 +120,12 @@ impl Scene {
         let fabrics = [open(0)?, open(1)?, open(2)?];
         let reach = |host: usize, bytes: u64| -> Done<(Peer, RemoteRegion)> {
             let peer = fabrics[0].connect_local(&fabrics[host])?.0;
-            let landing = fabrics[host].alloc(bytes as usize, Access::REMOTE_WRITE)?;
+            let landing = untouched(&fabrics[host], bytes as usize, Access::REMOTE_WRITE)?;
             let landing = peer.import(&landing.descriptor())?;
             Ok((peer, landing))
         };
         let (far, near) = (reach(1, large)?, reach(2, SMALL as u64)?);
-        let source = fabrics[0].alloc(large.max(SMALL as u64) as usize, Access::LOCAL)?;
+        let source = untouched(&fabrics[0], large.max(SMALL as u64) as usize, Access::LOCAL)?;
         let random = fastrand::Rng::with_seed(profile.seed);
         Ok(Self { clock, fabrics, source, far, near, large, beside: None, cost, owed: 0.0, random })
     }

@@ -2,11 +2,12 @@
 
 use std::sync::Arc;
 
-use backend_loopback::Null;
+use backend_loopback::{Null, Switch};
 use multirail::{
     Access, Clock, Fabric, FabricBuilder, Op, Pages, Peer, Region, RemoteRegion, Time, TransportConfig,
 };
 
+use super::memory::untouched;
 use super::profile::Profile;
 use crate::cli::failure::Done;
 
@@ -32,8 +33,13 @@ pub struct Group {
 impl Group {
     /// Group `number` of `profile`, writing scattered pages of `page` bytes.
     pub fn open(profile: &Profile, number: u32, page: u64, clock: Arc<dyn Clock>) -> Done<Self> {
-        let open = |side: u64| {
-            let cards = Null::new(profile.cards_of(number)).link(profile.card.clone());
+        let switch = Switch::default();
+        let open = |side: u64, cards: u32| {
+            let mut cards = Null::new(cards).link(profile.card.clone());
+            // Where the other side's lines are the narrow ones they are modelled too.
+            if profile.remote_cards_of(number) < profile.cards_of(number) {
+                cards = cards.switch(&switch);
+            }
             FabricBuilder::new()
                 .transport(TransportConfig::new("cards", Arc::new(cards)))
                 .clock(Arc::clone(&clock))
@@ -41,11 +47,12 @@ impl Group {
                 .caller_driven()
                 .open()
         };
-        let (fabric, target) = (open(0)?, open(1)?);
+        let fabric = open(0, profile.cards_of(number))?;
+        let target = open(1, profile.remote_cards_of(number))?;
         let (peer, _) = fabric.connect_local(&target)?;
         let bytes = PAGES as usize * page as usize;
-        let source = fabric.alloc(bytes, Access::LOCAL)?;
-        let landing = target.alloc(bytes, Access::REMOTE_WRITE)?;
+        let source = untouched(&fabric, bytes, Access::LOCAL)?;
+        let landing = untouched(&target, bytes, Access::REMOTE_WRITE)?;
         let landing = peer.import(&landing.descriptor())?;
         let mut random = fastrand::Rng::with_seed(profile.seed);
         let mut shuffled = || {

@@ -12,6 +12,7 @@ use multirail::{
 };
 use serde::Serialize;
 
+use super::memory::untouched;
 use super::profile::{Name, Profile};
 use crate::cli::Common;
 use crate::cli::failure::{Done, Failure};
@@ -95,14 +96,14 @@ pub fn run(
             .open()?)
     };
     let receiver = open(0)?;
-    let landing = receiver.alloc(PAGES as usize * PAGE, Access::REMOTE_WRITE)?.descriptor();
+    let landing = untouched(&receiver, PAGES as usize * PAGE, Access::REMOTE_WRITE)?.descriptor();
     let pages = Pages::new((0..PAGES).collect::<Vec<_>>());
     let mut all = Vec::new();
     for host in 1..=senders {
         let fabric = open(host)?;
         let (to_receiver, peer) = fabric.connect_local(&receiver)?;
         let landing = to_receiver.import(&landing)?;
-        let source = fabric.alloc(PAGE, Access::LOCAL)?;
+        let source = untouched(&fabric, PAGE, Access::LOCAL)?;
         let (from, options) = (Pages::new(vec![0; PAGES as usize]), WriteOptions::new().imm(IMM).per_wr());
         let op = to_receiver.write_pages_with(&source, &from, &landing, &pages, PAGE, &options)?;
         all.push(Sender { fabric, op, done: false, peer });

@@ -10,6 +10,7 @@ mod fairness;
 mod group;
 mod host;
 mod incast;
+mod memory;
 mod profile;
 mod row;
 
@@ -53,6 +54,10 @@ pub struct SimulateArguments {
     /// Cards that the first group has lost
     #[arg(long, value_name = "N", default_value_t = 0)]
     lost_cards: u32,
+
+    /// Cards of each of the other host's rail groups [default: as many]
+    #[arg(long, value_name = "N")]
+    remote_cards: Option<u32>,
 
     /// Payload of one card, in Gbps
     #[arg(long, value_name = "GBPS")]
@@ -157,6 +162,7 @@ impl SimulateArguments {
         profile.groups = self.groups.unwrap_or(profile.groups);
         profile.cards = self.cards.unwrap_or(profile.cards);
         profile.lost_cards = self.lost_cards;
+        profile.remote_cards = self.remote_cards;
         profile.seed = self.seed;
         if let Some(gbps) = self.card_gbps {
             profile.card.bits_per_s = Some((gbps * 1e9) as u64);
