@@ -11,6 +11,7 @@ mod fair;
 mod fault;
 mod forgery;
 mod futures;
+mod grant;
 mod imm;
 mod message;
 mod order;
@@ -49,6 +50,7 @@ pub fn trials() -> impl Iterator<Item = &'static Trial> {
         queue::TRIALS,
         order::TRIALS,
         fair::TRIALS,
+        grant::TRIALS,
         routing::TRIALS,
         tenant::TRIALS,
         rails::TRIALS,
