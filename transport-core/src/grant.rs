@@ -165,6 +165,6 @@ mod tests {
             }
         }
         assert_eq!(reserved(8192, 64), 4096);
-        assert_eq!(reserved(u64::from(u32::MAX), 1000) / 1000 > 1000, true);
+        assert!(reserved(u64::from(u32::MAX), 1000) / 1000 > 1000);
     }
 }

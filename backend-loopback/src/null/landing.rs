@@ -6,11 +6,13 @@ use std::collections::BinaryHeap;
 use transport_core::Time;
 use transport_core::spi::{PeerSlot, WorkRequest};
 
+/// The moment, the order of leaving, the request's id, its peer, its imm.
+type Due = (Time, u64, u64, PeerSlot, Option<u32>);
+
 /// What left this device's line and is not in at its target.
 #[derive(Debug, Default)]
 pub(super) struct Landing {
-    /// The moment, the order of leaving, the request's id, its peer, its imm.
-    heap: BinaryHeap<Reverse<(Time, u64, u64, PeerSlot, Option<u32>)>>,
+    heap: BinaryHeap<Reverse<Due>>,
     left: u64,
 }
 
