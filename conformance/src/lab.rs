@@ -5,7 +5,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use transport_core::spi::Capabilities;
-use transport_core::{Error, ErrorKind, Fabric, FabricBuilder, Op, Outcome, Peer, Token, VirtualClock};
+use transport_core::{
+    Admission, Error, ErrorKind, Fabric, FabricBuilder, Op, Outcome, Peer, Token, VirtualClock,
+};
 
 use crate::check::{Failure, Verdict, ensure, refused};
 use crate::subject::{Shape, Variant};
@@ -35,12 +37,14 @@ pub(crate) struct Options<'a> {
     pub max_operations: usize,
     pub deadline: Duration,
     pub token: Option<Token>,
+    pub admission: Option<Arc<dyn Admission>>,
 }
 
 impl Default for Options<'_> {
     fn default() -> Self {
         let (max_operations, deadline) = (4096, Duration::from_secs(3600));
-        Self { labels: &[LABEL], rails: None, variant: None, max_operations, deadline, token: None }
+        let (token, admission) = (None, None);
+        Self { labels: &[LABEL], rails: None, variant: None, max_operations, deadline, token, admission }
     }
 }
 
@@ -55,6 +59,9 @@ pub(crate) fn builder(context: &Context, options: &Options<'_>) -> Verdict<Fabri
     }
     if let Some(token) = &options.token {
         builder = builder.token(token.clone());
+    }
+    if let Some(admission) = &options.admission {
+        builder = builder.admission(Arc::clone(admission));
     }
     Ok(builder)
 }

@@ -42,6 +42,7 @@ fn counters_are_published_with_labels_when_asked() {
         ("errors", rail.errors),
         ("queue_full", rail.queue_full),
         ("retries", rail.retries),
+        ("grant_waits", rail.grant_waits),
         ("direct", rail.direct),
         ("direct_bytes", rail.direct_bytes),
     ] {

@@ -7,12 +7,12 @@ use transport_core::Time;
 use transport_core::spi::{PeerSlot, WorkRequest};
 
 /// The moment, the order of leaving, the request's id, its peer, its imm.
-type Entry = (Time, u64, u64, PeerSlot, Option<u32>);
+type Due = (Time, u64, u64, PeerSlot, Option<u32>);
 
 /// What left this device's line and is not in at its target.
 #[derive(Debug, Default)]
 pub(super) struct Landing {
-    heap: BinaryHeap<Reverse<Entry>>,
+    heap: BinaryHeap<Reverse<Due>>,
     left: u64,
 }
 

@@ -11,6 +11,7 @@ mod fair;
 mod fault;
 mod forgery;
 mod futures;
+mod grant;
 mod imm;
 mod message;
 mod order;
@@ -51,6 +52,7 @@ pub fn trials() -> impl Iterator<Item = &'static Trial> {
         queue::TRIALS,
         order::TRIALS,
         fair::TRIALS,
+        grant::TRIALS,
         routing::TRIALS,
         tenant::TRIALS,
         rails::TRIALS,

@@ -125,11 +125,10 @@ impl Engine {
 
     /// What waits for the peer's grant tries again.
     pub(super) fn resume(&mut self, link: u32) {
-        let Some(Some(state)) = self.links.get_mut(link as usize) else { return };
-        if state.parked.is_empty() {
-            return;
-        }
-        for op in std::mem::take(&mut state.parked) {
+        // Nothing is parked meanwhile; the list keeps its memory.
+        while let Some(Some(state)) = self.links.get_mut(link as usize)
+            && let Some(op) = state.parked.pop_front()
+        {
             if let Some(active) = &mut self.active[op as usize] {
                 active.parked = false;
             }

@@ -104,8 +104,8 @@ pub struct Capabilities {
     pub link_bits_per_s: Option<u64>,
     /// Requests per second that the device takes, whatever their size, where that is known.
     pub requests_per_s: Option<u64>,
-    /// From posting a small request on an idle line to its completion. With
-    /// `Progress::Auto` the engine keeps two of them of line posted, and no more.
+    /// From posting a small request on an idle line to its completion, rather too long than
+    /// too short. With `Progress::Auto` the engine keeps two of them of line posted, and no more.
     pub round_trip: Duration,
     /// Arrivals (imms and messages) that the completion queue holds beside the completions
     /// of `send_depth` requests; more are lost. `u64::MAX` where a full queue holds the

@@ -1,0 +1,298 @@
+//! Grants: a receiver bounds what its peers send, and nobody waits for another's.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use transport_core::observe::{GrantOf, Wait};
+use transport_core::spi::Operations;
+use transport_core::{
+    Access, Admission, Applicant, ErrorKind, Fabric, Grant, Op, Pages, SendOptions, WriteOptions,
+};
+
+use crate::check::{Verdict, ensure, refused, same, within};
+use crate::ground::{Ground, OPEN};
+use crate::lab::{Lab, Options, Pair, builder};
+use crate::process::LIMIT;
+use crate::subject::Variant;
+use crate::trial::{ALL_PATHS, Context, Trial};
+
+const IMM_AND_SEND: Operations = Operations::WRITE_IMM.union(Operations::SEND);
+
+pub(super) const TRIALS: &[Trial] = &[
+    Trial::new("grant::without_one_it_waits_and_ends_at_its_deadline", ends_at_deadline)
+        .on(ALL_PATHS)
+        .needs(IMM_AND_SEND),
+    Trial::new("grant::renews_as_imms_are_taken", imms_renew).on(ALL_PATHS).needs(Operations::WRITE_IMM),
+    Trial::new("grant::renews_as_messages_are_taken", messages_renew).on(ALL_PATHS).needs(Operations::SEND),
+    Trial::new("grant::bounds_the_bytes_under_way", bytes_are_bounded).on(&[Variant::Slow]),
+    Trial::new("grant::of_no_bytes_is_a_pause", no_bytes_pause).on(&[Variant::Queued, Variant::SmallQueue]),
+    Trial::new("grant::of_who_gave_up_is_the_next_ones", given_up).on(ALL_PATHS).needs(Operations::WRITE_IMM),
+    Trial::new("grant::of_what_failed_comes_back", failures_give_back)
+        .on(&[Variant::Faulty])
+        .needs(Operations::WRITE_IMM),
+    Trial::new("grant::waits_end_with_the_peer", ends_with_the_peer)
+        .on(ALL_PATHS)
+        .needs(Operations::WRITE_IMM),
+    Trial::new("grant::crosses_the_control_connection", over_sockets).process().needs(Operations::WRITE_IMM),
+];
+
+/// Windows that the trial turns: bytes, imms, messages.
+struct Dial([AtomicU64; 3]);
+
+impl Dial {
+    fn at(windows: [u64; 3]) -> Arc<Self> {
+        Arc::new(Self(windows.map(AtomicU64::new)))
+    }
+
+    fn turn(&self, windows: [u64; 3]) {
+        self.0.iter().zip(windows).for_each(|(at, to)| at.store(to, Ordering::SeqCst));
+    }
+}
+
+impl Admission for Dial {
+    fn grant(&self, _: &Applicant<'_>) -> Grant {
+        let [bytes, imms, messages] = self.0.each_ref().map(|at| at.load(Ordering::SeqCst));
+        Grant { bytes, imms, messages }
+    }
+}
+
+const ALL: u64 = u64::MAX;
+
+/// A pair whose target grants what `dial` says.
+#[track_caller]
+fn pair_of(context: &Context, dial: &Arc<Dial>) -> Verdict<Pair> {
+    let theirs = Options { admission: Some(dial.clone()), ..Options::default() };
+    Lab::new(context).pair_of(&Options::default(), &theirs)
+}
+
+/// Turns of `a` alone: the target looks at nothing.
+fn without_the_target(pair: &Pair) {
+    for _ in 0..50 {
+        pair.a.step();
+        pair.lab.clock.advance(Duration::from_micros(50));
+    }
+}
+
+fn done(ops: &mut Vec<Op>) -> Verdict<usize> {
+    let before = ops.len();
+    let mut failed = Ok(());
+    ops.retain_mut(|op| match op.try_result() {
+        None => true,
+        Some(result) => {
+            failed = std::mem::replace(&mut failed, Ok(())).and(result.map(drop));
+            false
+        }
+    });
+    failed?;
+    Ok(before - ops.len())
+}
+
+fn waits(fabric: &Fabric) -> u64 {
+    fabric.counters().iter().map(|rail| rail.grant_waits).sum()
+}
+
+fn ends_at_deadline(context: &Context) -> Verdict {
+    let pair = pair_of(context, &Dial::at([ALL, 0, 0]))?;
+    let other = pair.lab.open(&Options::default())?;
+    let (to_other, from_other) = pair.a.connect_local(&other)?;
+    let src = Ground::new(&pair.a, 4096, Access::LOCAL, context.seed)?;
+    let mut dst = Ground::new(&pair.b, 8192, OPEN, context.seed + 1)?;
+    let remote = dst.import(&pair.to_b)?;
+    let (from, to) = (Pages::new([0, 1]), Pages::new([3, 2]));
+    let limit = Duration::from_secs(5);
+    let options = WriteOptions::new().imm(7).deadline(limit);
+    let mut late = vec![
+        pair.to_b.write_with(&src.region, 0..64, &remote, 0, &options)?,
+        pair.to_b.write_pages_with(&src.region, &from, &remote, &to, 64, &options.clone().per_wr())?,
+        pair.to_b.send_with(&src.region, 0..64, &SendOptions::new().deadline(limit))?,
+    ];
+    // Neither other peers nor what takes nothing of it wait.
+    pair.lab.done(to_other.write_imm(9)?)?;
+    pair.lab.until("the imm", || from_other.imm(9).count() == 1)?;
+    pair.lab.done(pair.to_b.write(&src.region, 64..4096, &remote, 4096)?)?;
+    dst.expect_from(4096, &src, 64..4096);
+    for op in &mut late {
+        ensure(op.try_result().is_none(), "done without a grant")?;
+    }
+    let dump = pair.a.dump();
+    for (kind, of) in [("write", GrantOf::Imms), ("write_pages", GrantOf::Imms), ("send", GrantOf::Messages)]
+    {
+        let named = dump.operations().any(|operation| {
+            let waits = |wait: &Wait| matches!(wait, Wait::Grant { of: what, .. } if *what == of);
+            operation.kind.name() == kind && operation.waits.iter().any(waits)
+        });
+        ensure(named, format!("the dump does not say that {kind} waits for a grant of {of:?}: {dump}"))?;
+    }
+    ensure(dump.to_string().contains("the peer's grant of more imms"), "the dump does not say so in words")?;
+    ensure(waits(&pair.a) >= 3, "no rail counts the waits")?;
+    pair.lab.clock.advance(limit);
+    pair.lab.turn();
+    for op in &mut late {
+        refused("an operation", pair.lab.result(op)?, &[ErrorKind::DeadlineExceeded])?;
+    }
+    pair.lab.settle()?;
+    same("imms", pair.to_a.imm(7).count(), 0)?;
+    dst.check("after the deadlines")
+}
+
+fn imms_renew(context: &Context) -> Verdict {
+    const WINDOW: usize = 3;
+    const PAGES: u32 = 100;
+    let pair = pair_of(context, &Dial::at([ALL, WINDOW as u64, 0]))?;
+    let src = Ground::new(&pair.a, 64, Access::LOCAL, context.seed)?;
+    let dst = Ground::new(&pair.b, PAGES as usize * 64, OPEN, context.seed + 1)?;
+    let remote = dst.import(&pair.to_b)?;
+    let mut ops = Vec::new();
+    for _ in 0..50 {
+        ops.push(pair.to_b.write_imm(1)?);
+    }
+    without_the_target(&pair);
+    same("imms that a target took that looks at none", done(&mut ops)?, WINDOW)?;
+    let (from, to) = (Pages::new(vec![0; PAGES as usize]), Pages::new((0..PAGES).collect::<Vec<_>>()));
+    for options in [WriteOptions::new().imm(1).per_wr(), WriteOptions::new().imm(1)] {
+        ops.push(pair.to_b.write_pages_with(&src.region, &from, &remote, &to, 64, &options)?);
+        ops.push(pair.to_b.write_with(&src.region, 0..64, &remote, 0, &options)?);
+    }
+    pair.lab.all_done(ops)?;
+    pair.lab.settle()?;
+    same("imms", pair.to_a.imm(1).count(), 50 + u64::from(PAGES) + 3)
+}
+
+fn messages_renew(context: &Context) -> Verdict {
+    const WINDOW: usize = 2;
+    let pair = pair_of(context, &Dial::at([ALL, 0, WINDOW as u64]))?;
+    let src = Ground::new(&pair.a, 64, Access::LOCAL, context.seed)?;
+    let pool = pair.b.recv_pool(64, 64)?;
+    pair.lab.settle()?;
+    let mut ops = Vec::new();
+    for number in 0..30 {
+        // An imm of a message is the message's.
+        ops.push(pair.to_b.send_with(&src.region, 0..64, &SendOptions::new().imm(number))?);
+    }
+    without_the_target(&pair);
+    same("messages that a target took that looks at none", done(&mut ops)?, WINDOW)?;
+    pair.lab.all_done(ops)?;
+    pair.lab.settle()?;
+    same("messages", std::iter::from_fn(|| pool.try_next()).filter(Result::is_ok).count(), 30)
+}
+
+fn bytes_are_bounded(context: &Context) -> Verdict {
+    const PAGE: usize = 4096;
+    let dial = Dial::at([3 * PAGE as u64 + 100, ALL, ALL]);
+    let pair = pair_of(context, &dial)?;
+    let src = Ground::new(&pair.a, 16 * PAGE, Access::LOCAL, context.seed)?;
+    let mut dst = Ground::new(&pair.b, 16 * PAGE, OPEN, context.seed + 1)?;
+    let remote = dst.import(&pair.to_b)?;
+    let pages = Pages::new((0..10).collect::<Vec<_>>());
+    let op = pair.to_b.write_pages(&src.region, &pages, &remote, &pages, PAGE)?;
+    let posted = || pair.a.counters().iter().map(|rail| rail.bytes).sum::<u64>();
+    for turns in 1..=3 {
+        for _ in 0..40 {
+            pair.lab.turn();
+        }
+        same("bytes posted", posted(), 3 * turns * PAGE as u64)?;
+        pair.lab.clock.advance(Variant::SLOW);
+    }
+    let outcome = pair.lab.done(op)?;
+    same("requests", outcome.work_requests, 10)?;
+    // One request may always go, however large.
+    pair.lab.done(pair.to_b.write(&src.region, 0..16 * PAGE, &remote, 0)?)?;
+    dst.expect_from(0, &src, 0..16 * PAGE);
+    dst.check("both writes")
+}
+
+fn no_bytes_pause(context: &Context) -> Verdict {
+    let dial = Dial::at([0, ALL, ALL]);
+    let pair = pair_of(context, &dial)?;
+    let src = Ground::new(&pair.a, 4096, Access::LOCAL, context.seed)?;
+    let mut dst = Ground::new(&pair.b, 4096, OPEN, context.seed + 1)?;
+    let remote = dst.import(&pair.to_b)?;
+    let mut op = pair.to_b.write(&src.region, 0..4096, &remote, 0)?;
+    pair.lab.done(pair.to_b.write_imm(1)?)?;
+    for _ in 0..100 {
+        pair.lab.turn();
+    }
+    ensure(op.try_result().is_none(), "bytes moved although there was no grant")?;
+    dst.check("while the target lets nothing in")?;
+    dial.turn([ALL, ALL, ALL]);
+    pair.to_a.regrant();
+    pair.lab.result(&mut op)??;
+    dst.expect_from(0, &src, 0..4096);
+    dst.check("after it does")
+}
+
+fn given_up(context: &Context) -> Verdict {
+    let dial = Dial::at([ALL, 0, ALL]);
+    let pair = pair_of(context, &dial)?;
+    let mut ops = Vec::new();
+    for imm in 0..5 {
+        ops.push(pair.to_b.write_imm(imm)?);
+    }
+    without_the_target(&pair);
+    let last = ops.pop();
+    for op in ops {
+        let mut cancel = op.cancel();
+        refused("a cancelled operation", cancel.wait(Duration::from_secs(10)), &[ErrorKind::Cancelled])?;
+    }
+    dial.turn([ALL, 1, ALL]);
+    pair.to_a.regrant();
+    pair.lab.all_done(last.into_iter().collect())?;
+    pair.lab.settle()?;
+    for (imm, count) in [(0, 0), (3, 0), (4, 1)] {
+        same(&format!("imm {imm}"), pair.to_a.imm(imm).count(), count)?;
+    }
+    Ok(())
+}
+
+fn failures_give_back(context: &Context) -> Verdict {
+    let pair = pair_of(context, &Dial::at([ALL, 2, ALL]))?;
+    let (mut failed, all) = (0, 20 * Variant::FAULT_EVERY);
+    for _ in 0..all {
+        let mut op = pair.to_b.write_imm(1)?;
+        failed += u64::from(pair.lab.result(&mut op)?.is_err());
+    }
+    pair.lab.settle()?;
+    ensure(failed > 2, "too few failed to show anything")?;
+    same("imms", pair.to_a.imm(1).count(), all - failed)
+}
+
+fn ends_with_the_peer(context: &Context) -> Verdict {
+    for ours in [true, false] {
+        let pair = pair_of(context, &Dial::at([ALL, 0, 0]))?;
+        let mut op = pair.to_b.write_imm(1)?;
+        without_the_target(&pair);
+        ensure(op.try_result().is_none(), "done without a grant")?;
+        if ours {
+            pair.to_b.disconnect()
+        } else {
+            pair.to_a.disconnect()
+        }
+        refused("an operation", pair.lab.result(&mut op)?, &[ErrorKind::PeerDied, ErrorKind::Closed])?;
+        pair.lab.settle()?;
+        // Its place is free: the next connection has a whole share.
+        let (to_b, _) = pair.a.connect_local(&pair.b)?;
+        ensure(to_b.is_alive(), "the next connection is dead")?;
+    }
+    Ok(())
+}
+
+/// Thousands of imms through a window of eight: each grant is a frame between two threads.
+fn over_sockets(context: &Context) -> Verdict {
+    const IMMS: usize = 4000;
+    let dial = Dial::at([ALL, 8, ALL]);
+    let target = builder(context, &Options::default())?.admission(dial).open()?;
+    let fabric = builder(context, &Options::default())?.open()?;
+    let listener = within(LIMIT, "listening", target.listen("0"))??;
+    let to_target = within(LIMIT, "connecting", fabric.connect(&listener.local_addr()))??;
+    let from_us = within(LIMIT, "accepting", listener.accept())??;
+    let mut ops = Vec::with_capacity(IMMS);
+    for _ in 0..IMMS {
+        ops.push(to_target.write_imm(3)?);
+    }
+    within(LIMIT, "all imms", from_us.imm(3).expect(IMMS as u64))??;
+    for mut op in ops {
+        op.wait(LIMIT)?;
+    }
+    ensure(waits(&fabric) > 0, "nothing waited for a grant")
+}
