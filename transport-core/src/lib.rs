@@ -100,7 +100,7 @@ pub use doorbell::{Bell, Doorbell};
 pub use engine::{Progress, RailCounters};
 pub use error::{Error, ErrorKind, Result};
 pub use fabric::{Fabric, FabricBuilder, TransportConfig, TransportInfo, WeakFabric};
-pub use group::{PeerGroup, ScatterPart};
+pub use group::{Barrier, PeerGroup, ScatterPart};
 pub use imm::{Expect, ImmCounter};
 pub use memory::{Access, Locality, Memory, MemoryKind};
 pub use observe::{Dump, Recording};

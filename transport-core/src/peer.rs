@@ -1,5 +1,6 @@
 //! A connected peer: its identity, its links, its end.
 
+mod barriers;
 mod drain;
 mod end;
 
@@ -18,6 +19,7 @@ use crate::remote::RemoteInner;
 use crate::watchers::Watchers;
 use crate::{Error, ErrorKind, Result};
 
+pub(crate) use barriers::{Barriers, MAX_AHEAD, Refusal};
 pub use drain::Drain;
 pub use end::PeerClosed;
 
@@ -51,6 +53,7 @@ pub(crate) struct PeerInner {
     /// One per local transport, in order of preference.
     pub links: Vec<Link>,
     pub imms: ImmCounts,
+    pub barriers: Barriers,
     pub session: SessionHandle,
     alive: AtomicBool,
     end: OnceLock<Error>,
@@ -92,6 +95,7 @@ impl Peer {
             identity,
             links,
             imms: ImmCounts::default(),
+            barriers: Barriers::default(),
             session,
             alive: AtomicBool::new(true),
             end: OnceLock::new(),
@@ -133,6 +137,15 @@ impl Peer {
         self.0.session.revoked(region);
         if let Some(twin) = self.twin() {
             twin.note_revoked(twin.incarnation(), region);
+        }
+    }
+
+    /// Tells the other side that we have reached a barrier.
+    pub(crate) fn tell_arrival(&self, barrier: &str) {
+        self.0.session.reached(barrier);
+        if let Some(twin) = self.twin() {
+            // Nobody there to break the protocol: it is this very code.
+            let _ = twin.0.barriers.arrived(barrier);
         }
     }
 
@@ -257,6 +270,7 @@ impl Peer {
             identity: Identity { incarnation: 1, host: String::new() },
             links: Vec::new(),
             imms: ImmCounts::default(),
+            barriers: Barriers::default(),
             session: SessionHandle::detached(),
             alive: AtomicBool::new(true),
             end: OnceLock::new(),

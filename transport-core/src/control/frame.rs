@@ -87,6 +87,8 @@ pub(crate) enum Frame {
     Revoked { incarnation: u64, region: u64 },
     /// The sender closes the connection in order.
     Goodbye,
+    /// The sender has reached the barrier of that name.
+    Barrier { name: String },
 }
 
 impl Frame {
@@ -153,6 +155,7 @@ impl Frame {
             Self::Found { .. } => "Found",
             Self::Revoked { .. } => "Revoked",
             Self::Goodbye => "Goodbye",
+            Self::Barrier { .. } => "Barrier",
         }
     }
 
@@ -181,6 +184,7 @@ impl Frame {
             }
             Self::Refuse { reason, .. } => within("bytes of a reason", reason.len(), MAX_REASON)?,
             Self::Lookup { name, .. } => within("bytes of a region's name", name.len(), MAX_NAME)?,
+            Self::Barrier { name } => within("bytes of a barrier's name", name.len(), MAX_NAME)?,
             Self::Found { descriptor, .. } => {
                 within("bytes of a descriptor", descriptor.as_ref().map_or(0, Vec::len), MAX_DESCRIPTOR)?;
             }

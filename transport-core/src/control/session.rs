@@ -25,6 +25,7 @@ const LAST_CHANCE: Duration = Duration::from_millis(10);
 pub(crate) enum Command {
     Lookup { name: String, answer: Answer },
     Revoked { region: u64 },
+    Reached { barrier: String },
     Goodbye,
 }
 
@@ -74,6 +75,13 @@ impl SessionHandle {
         self.command(Command::Revoked { region });
     }
 
+    /// Tells the peer that we have reached a barrier.
+    pub fn reached(&self, barrier: &str) {
+        if self.0.is_some() {
+            self.command(Command::Reached { barrier: barrier.to_owned() });
+        }
+    }
+
     /// Ends the session in order.
     pub fn goodbye(&self) {
         self.command(Command::Goodbye);
@@ -105,6 +113,9 @@ impl Session {
     pub async fn run(mut self) {
         let _fail = FailOnDrop(self.peer.clone());
         let End { error, farewell } = self.serve().await;
+        if farewell == Some(Frame::Goodbye) {
+            self.say_the_rest(&error);
+        }
         if let Some(farewell) = &farewell
             && let Err(error) = self.wire.push(farewell)
         {
@@ -123,6 +134,21 @@ impl Session {
             }
         }
         self.wire.close().await;
+    }
+
+    /// What was asked before the end is said before it: a barrier that we have passed, others
+    /// may still wait at.
+    fn say_the_rest(&mut self, error: &Error) {
+        while let Ok(command) = self.commands.try_recv() {
+            match command {
+                Command::Lookup { answer, .. } => drop(answer.send(Err(error.clone()))),
+                command => {
+                    if self.obey(command).is_err() {
+                        break;
+                    }
+                }
+            }
+        }
     }
 
     async fn serve(&mut self) -> End {
@@ -161,6 +187,7 @@ impl Session {
             }
             Frame::Found { id, descriptor } => self.lookups.found(id, descriptor).map_err(End::by_us)?,
             Frame::Revoked { incarnation, region } => self.peer.note_revoked(incarnation, region),
+            Frame::Barrier { name } => self.peer.0.barriers.arrived(&name).map_err(End::breach)?,
             Frame::Goodbye => return Err(End::by_peer(closed("peer closed the connection"))),
             Frame::Refuse { cause, reason } => return Err(End::by_peer(refused(cause, &reason))),
             Frame::Proof { .. } | Frame::Offers { .. } | Frame::Report { .. } | Frame::Ready => {
@@ -190,6 +217,7 @@ impl Session {
             Command::Revoked { region } => {
                 self.send(&Frame::Revoked { incarnation: self.incarnation, region })?
             }
+            Command::Reached { barrier } => self.send(&Frame::Barrier { name: barrier })?,
             Command::Goodbye => return Err(End::by_us(closed("this side ended the connection"))),
         }
         Ok(())

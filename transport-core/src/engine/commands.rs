@@ -66,6 +66,7 @@ impl Engine {
                 self.watch_until(begun, deadline);
                 self.revoking.push(Revoking { id, region, deadline, begun, stalled: false });
             }
+            Control::Alarm { at } => self.next_deadline = self.next_deadline.min(at),
             Control::Drain { peer, deadline, done } => self.drain(peer, deadline, done),
             // Nobody may wait for it any more.
             Control::Dump { answer } => drop(answer.try_send(self.snapshot())),

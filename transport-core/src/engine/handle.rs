@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError, TryLockError, Weak};
 use crossbeam_queue::{ArrayQueue, SegQueue};
 use tokio::sync::oneshot;
 
+use super::alarms::Alarms;
 use super::{Engine, RailCounts, Snapshot};
 use crate::observe::{Recorder, Watch};
 use crate::op::{OpId, OpTable};
@@ -62,6 +63,8 @@ pub(crate) enum Control {
     Revoke { id: OpId, region: Arc<RegionInner>, deadline: Time },
     /// Wait until what was submitted to a peer is over.
     Drain { peer: PeerId, deadline: Time, done: oneshot::Sender<Result<()>> },
+    /// Somebody is to be woken then.
+    Alarm { at: Time },
     /// Somebody wants to know what is going on; a channel of one, never waited for.
     Dump { answer: SyncSender<Snapshot> },
 }
@@ -83,6 +86,7 @@ pub(crate) struct EngineHandle {
     pub parked: AtomicBool,
     pub bell: Bell,
     pub hash: AtomicU64,
+    pub alarms: Alarms,
     /// Set on a caller-driven fabric: the engine itself, for whoever waits.
     driver: OnceLock<Weak<Mutex<Engine>>>,
     links: Mutex<FreeIndices>,
@@ -123,6 +127,7 @@ impl EngineHandle {
             parked: AtomicBool::new(false),
             bell,
             hash: AtomicU64::new(0),
+            alarms: Alarms::default(),
             driver: OnceLock::new(),
             links: Mutex::default(),
             closed: AtomicBool::new(false),
@@ -191,8 +196,11 @@ impl EngineHandle {
                 Control::Receive { id, .. } | Control::Revoke { id, .. } => self.table.end(id, Err(closed())),
                 Control::Drain { done, .. } => drop(done.send(Err(closed()))),
                 Control::PoolReceive { pool, .. } | Control::PoolClosed { pool } => pool.close(closed()),
-                Control::Link { .. } | Control::Unlink { .. } | Control::Cancel(_) | Control::Dump { .. } => {
-                }
+                Control::Link { .. }
+                | Control::Unlink { .. }
+                | Control::Cancel(_)
+                | Control::Alarm { .. }
+                | Control::Dump { .. } => {}
             }
         }
     }

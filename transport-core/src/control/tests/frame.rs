@@ -41,6 +41,7 @@ fn frames() -> impl Strategy<Value = Frame> {
             .prop_map(|(id, descriptor)| Frame::Found { id, descriptor }),
         (any::<u64>(), any::<u64>()).prop_map(|(incarnation, region)| Frame::Revoked { incarnation, region }),
         Just(Frame::Goodbye),
+        text(MAX_NAME).prop_map(|name| Frame::Barrier { name }),
     ]
 }
 
@@ -98,6 +99,7 @@ fn bounds_hold_for_both_directions() {
         Frame::Report { links: vec![link(MAX_REASON + 1)] },
         Frame::Refuse { cause: Cause::Failed, reason: "x".repeat(MAX_REASON + 1) },
         Frame::Lookup { id: 0, name: "x".repeat(MAX_NAME + 1) },
+        Frame::Barrier { name: "x".repeat(MAX_NAME + 1) },
         Frame::Found { id: 0, descriptor: Some(vec![0; MAX_DESCRIPTOR + 1]) },
     ];
     for frame in too_much {

@@ -40,6 +40,7 @@ pub(super) fn recorded() -> Vec<(&'static str, Frame)> {
         ("found_nothing", Frame::Found { id: u64::MAX, descriptor: None }),
         ("revoked", Frame::Revoked { incarnation: u64::MAX, region: 128 }),
         ("goodbye", Frame::Goodbye),
+        ("barrier", Frame::Barrier { name: "step 7".into() }),
     ]
 }
 
@@ -74,8 +75,8 @@ fn version_1_is_as_recorded() {
     let files: BTreeSet<_> = files.map(|file| file.unwrap().path()).collect();
     assert_eq!(files, known.collect());
     let tags: BTreeSet<_> = recorded().iter().map(|(name, _)| stored(name)[0]).collect();
-    assert_eq!(tags, (0..10).collect(), "a kind of frame is not recorded");
-    let mut next = stored("goodbye");
+    assert_eq!(tags, (0..11).collect(), "a kind of frame is not recorded");
+    let mut next = stored("barrier");
     next[0] += 1;
     assert!(Frame::decode(&next).is_err(), "a kind of frame is not recorded");
 }
