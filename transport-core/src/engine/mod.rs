@@ -6,7 +6,7 @@
 //! `reap` (back), `end` (how operations end).
 
 mod active;
-mod alarms;
+pub(crate) mod alarms;
 mod commands;
 mod drain;
 mod early;
@@ -28,7 +28,6 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-pub(crate) use alarms::Alarm;
 pub(crate) use handle::{Control, EngineHandle, HandleSetup, Submission, Work};
 pub use rail::RailCounters;
 pub(crate) use rail::{Rail, RailCounts};

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use super::{PeerGroup, refused};
 use crate::control::MAX_NAME;
-use crate::engine::Alarm;
+use crate::engine::alarms::Alarm;
 use crate::fabric::FabricInner;
 use crate::op::{block_on, needs_turns};
 use crate::peer::{MAX_AHEAD, Refusal};
