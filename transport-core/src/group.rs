@@ -1,11 +1,13 @@
 //! Peers that are addressed together: scatter, imms to all, barriers.
 
+mod barrier;
 mod scatter;
 
 use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
 
+pub use barrier::Barrier;
 pub use scatter::ScatterPart;
 
 use crate::{Error, ErrorKind, Peer, PeerId, Result};

@@ -105,7 +105,7 @@ pub use engine::{Progress, RailCounters};
 pub use error::{Error, ErrorKind, Result};
 pub use fabric::{Fabric, FabricBuilder, Pinning, TransportConfig, TransportInfo, WeakFabric, Workers};
 pub use grant::{Admission, Applicant, EvenShares, Grant};
-pub use group::{PeerGroup, ScatterPart};
+pub use group::{Barrier, PeerGroup, ScatterPart};
 pub use imm::{Expect, ImmCounter};
 pub use memory::{Access, Locality, Memory, MemoryKind};
 pub use observe::{Dump, Recording};

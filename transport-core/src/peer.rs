@@ -1,5 +1,6 @@
 //! A connected peer: its identity, its links, its end.
 
+mod barriers;
 mod drain;
 mod end;
 mod grant;
@@ -21,6 +22,7 @@ use crate::remote::RemoteInner;
 use crate::watchers::Watchers;
 use crate::{Error, ErrorKind, Result};
 
+pub(crate) use barriers::{Barriers, MAX_AHEAD, Refusal};
 pub use drain::Drain;
 pub use end::PeerClosed;
 
@@ -58,6 +60,7 @@ pub(crate) struct PeerInner {
     /// Rail group that the next operation goes over, where any will do.
     pub turn: AtomicU32,
     pub imms: ImmCounts,
+    pub barriers: Barriers,
     pub session: SessionHandle,
     alive: AtomicBool,
     end: OnceLock<Error>,
@@ -101,6 +104,7 @@ impl Peer {
             links,
             turn: AtomicU32::new(0),
             imms: ImmCounts::default(),
+            barriers: Barriers::default(),
             session,
             alive: AtomicBool::new(true),
             end: OnceLock::new(),
@@ -145,39 +149,18 @@ impl Peer {
         }
     }
 
+    /// Tells the other side that we have reached a barrier.
+    pub(crate) fn tell_arrival(&self, barrier: &str) {
+        self.0.session.reached(barrier);
+        if let Some(twin) = self.twin() {
+            // Nobody there to break the protocol: it is this very code.
+            let _ = twin.0.barriers.arrived(barrier);
+        }
+    }
+
     /// The other side of a connection within this process.
     pub(crate) fn twin(&self) -> Option<Self> {
         self.0.twin.get().and_then(Weak::upgrade).map(Self)
-    }
-
-    /// Which transport reaches the peer over which rails, why others do not, and what
-    /// carries bytes to the regions imported from it.
-    pub fn explain(&self) -> String {
-        let mut text = format!("{} ({}):", self.id(), self.0.identity.host);
-        let mut taken = false;
-        for links in self.0.routes() {
-            let link = &links[0];
-            let rails = links.iter().flat_map(|link| &link.rails).flatten().count();
-            let groups = match links.len() {
-                1 => String::new(),
-                groups => format!(" in {groups} groups"),
-            };
-            let verdict = match &link.refused {
-                Some(reason) => format!("not used: {reason}"),
-                None if taken => format!("{rails} rails{groups}, stands by"),
-                None => format!("{rails} rails{groups}, taken"),
-            };
-            taken |= link.is_up();
-            text.push_str(&format!("\n  {}: {verdict}", link.label));
-        }
-        let imports = self.0.imports();
-        let mut paths: Vec<_> =
-            imports.known.values().flatten().filter_map(Weak::upgrade).map(|remote| remote.path()).collect();
-        paths.sort_unstable();
-        for same in paths.chunk_by(|a, b| a == b) {
-            text.push_str(&format!("\n  regions by {}: {}", same[0], same.len()));
-        }
-        text
     }
 
     /// The owner took a region back: later operations on it are refused at once.
@@ -278,6 +261,7 @@ impl Peer {
             routes: Vec::new(),
             turn: AtomicU32::new(0),
             imms: ImmCounts::default(),
+            barriers: Barriers::default(),
             session: SessionHandle::detached(),
             alive: AtomicBool::new(true),
             end: OnceLock::new(),

@@ -15,11 +15,16 @@ use std::task::Waker;
 /// A waker may run any code when it is woken or dropped, even drop other futures that
 /// wait here. So none is woken or dropped in here: whatever comes out, let go of the
 /// lock first.
-#[derive(Default)]
 pub(crate) struct Watchers<K> {
     /// In order of keys, then of ids.
     wakers: BTreeMap<(K, u64), Waker>,
     next: u64,
+}
+
+impl<K> Default for Watchers<K> {
+    fn default() -> Self {
+        Self { wakers: BTreeMap::new(), next: 0 }
+    }
 }
 
 impl<K: Copy + Ord> Watchers<K> {
@@ -58,6 +63,11 @@ impl<K: Copy + Ord> Watchers<K> {
         Due(due.iter().filter_map(|at| self.wakers.remove(at)).collect())
     }
 
+    /// The least key that somebody waits for.
+    pub fn first(&self) -> Option<K> {
+        self.wakers.first_key_value().map(|((key, _), _)| *key)
+    }
+
     /// Takes out everyone.
     pub fn all(&mut self) -> Due {
         Due(std::mem::take(&mut self.wakers).into_values().collect())
@@ -69,9 +79,11 @@ impl<K: Copy + Ord> Watchers<K> {
 pub(crate) struct Due(Vec<Waker>);
 
 impl Due {
-    /// Wakes them, those that came first per key first.
-    pub fn wake(self) {
+    /// Wakes them, those that came first per key first; says how many.
+    pub fn wake(self) -> usize {
+        let count = self.0.len();
         self.0.into_iter().for_each(Waker::wake);
+        count
     }
 }
 

@@ -12,7 +12,7 @@
 //! | `write SRC FROM LEN REMOTE AT IMM`, `read DST AT LEN REMOTE FROM` | |
 //! | `pages SRC REMOTE COUNT PAGE SEED IMM` | |
 //! | `send SRC FROM LEN IMM`, `receive DST AT LEN`, `received` | length and imm |
-//! | `imms IMM COUNT`, `expect IMM COUNT` | |
+//! | `imms IMM COUNT`, `expect IMM COUNT`, `barrier NAME` | |
 //! | `ended` | the kind of error the peer's end gave |
 //! | `census` | threads, descriptors, processor time |
 //!
@@ -24,7 +24,7 @@ use std::process::ExitCode;
 use std::str::FromStr;
 use std::sync::Arc;
 
-use transport_core::{Fabric, Listener, Op, Pages, Peer, SendOptions, WriteOptions};
+use transport_core::{Fabric, Listener, Op, Pages, Peer, PeerGroup, SendOptions, WriteOptions};
 
 use super::{Census, LIMIT, live, patient};
 use crate::check::{Failure, Verdict, within};
@@ -220,6 +220,10 @@ impl Helper {
                 for mut op in ops? {
                     op.wait(LIMIT)?;
                 }
+            }
+            "barrier" => {
+                let group = PeerGroup::new([self.peer()?.clone()])?;
+                group.barrier(words.next::<String>()?, LIMIT)?.wait()?;
             }
             "expect" => {
                 let counter = self.peer()?.imm(words.next()?);

@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
 use transport_core::spi::Operations;
-use transport_core::{Descriptor, Error, ErrorKind, Op};
+use transport_core::{Descriptor, Error, ErrorKind, Op, PeerGroup};
 
 use crate::check::{Failure, Verdict, ensure, refused, within};
 use crate::ground::{Ground, OPEN};
@@ -52,6 +52,7 @@ fn every_waiter(
         }
     }
     let expected = peer.imm(1).expect(1);
+    let barrier = PeerGroup::new([peer.clone()])?.barrier("nobody comes", LIMIT)?;
     let lookup = peer.region("far");
     end(&mut child, &proxy)?;
     let started = Instant::now();
@@ -73,6 +74,7 @@ fn every_waiter(
         }
     }
     refused("an expected imm", expected.wait(left()), kinds)?;
+    refused("a barrier", within(left(), "a barrier", barrier)?, kinds)?;
     refused("the peer", Err::<(), _>(within(left(), "the peer's end", peer.closed())?), kinds)?;
     if let Err(error) = within(left(), "a lookup", lookup)? {
         refused::<()>("a lookup", Err(error), kinds)?;

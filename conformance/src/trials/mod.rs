@@ -1,5 +1,6 @@
 //! The trials, one file per noun.
 
+mod barrier;
 mod cancel;
 mod cleanup;
 mod close;
@@ -40,6 +41,7 @@ pub fn trials() -> impl Iterator<Item = &'static Trial> {
         prepared::TRIALS,
         imm::TRIALS,
         scatter::TRIALS,
+        barrier::TRIALS,
         message::TRIALS,
         pool::TRIALS,
         futures::TRIALS,

@@ -98,6 +98,8 @@ pub(crate) enum Frame {
     /// Before `Ready`, and later on: what the peer may send over the transport of that
     /// label. Imms and messages are counted from the beginning, and only rise.
     Grant { transport: String, allowance: Allowance },
+    /// The sender has reached the barrier of that name.
+    Barrier { name: String },
 }
 
 impl Frame {
@@ -165,6 +167,7 @@ impl Frame {
             Self::Revoked { .. } => "Revoked",
             Self::Goodbye => "Goodbye",
             Self::Grant { .. } => "Grant",
+            Self::Barrier { .. } => "Barrier",
         }
     }
 
@@ -192,6 +195,7 @@ impl Frame {
             Self::Refuse { reason, .. } => within("bytes of a reason", reason.len(), MAX_REASON)?,
             Self::Grant { transport, .. } => within("bytes of a label", transport.len(), MAX_NAME)?,
             Self::Lookup { name, .. } => within("bytes of a region's name", name.len(), MAX_NAME)?,
+            Self::Barrier { name } => within("bytes of a barrier's name", name.len(), MAX_NAME)?,
             Self::Found { descriptor, .. } => {
                 within("bytes of a descriptor", descriptor.as_ref().map_or(0, Vec::len), MAX_DESCRIPTOR)?;
             }

@@ -27,6 +27,7 @@ pub(crate) enum Command {
     Lookup { name: String, answer: Answer },
     Revoked { region: u64 },
     Grant { transport: String, allowance: Allowance },
+    Reached { barrier: String },
     Goodbye,
 }
 
@@ -81,6 +82,13 @@ impl SessionHandle {
         self.command(Command::Grant { transport: transport.to_owned(), allowance });
     }
 
+    /// Tells the peer that we have reached a barrier.
+    pub fn reached(&self, barrier: &str) {
+        if self.0.is_some() {
+            self.command(Command::Reached { barrier: barrier.to_owned() });
+        }
+    }
+
     /// Ends the session in order.
     pub fn goodbye(&self) {
         self.command(Command::Goodbye);
@@ -112,6 +120,9 @@ impl Session {
     pub async fn run(mut self) {
         let _fail = FailOnDrop(self.peer.clone());
         let End { error, farewell } = self.serve().await;
+        if farewell == Some(Frame::Goodbye) {
+            self.say_the_rest(&error);
+        }
         if let Some(farewell) = &farewell
             && let Err(error) = self.wire.push(farewell)
         {
@@ -130,6 +141,21 @@ impl Session {
             }
         }
         self.wire.close().await;
+    }
+
+    /// What was asked before the end is said before it: a barrier that we have passed, others
+    /// may still wait at.
+    fn say_the_rest(&mut self, error: &Error) {
+        while let Ok(command) = self.commands.try_recv() {
+            match command {
+                Command::Lookup { answer, .. } => drop(answer.send(Err(error.clone()))),
+                command => {
+                    if self.obey(command).is_err() {
+                        break;
+                    }
+                }
+            }
+        }
     }
 
     async fn serve(&mut self) -> End {
@@ -171,6 +197,7 @@ impl Session {
             Frame::Grant { transport, allowance } => {
                 self.peer.note_grant(&transport, &allowance).map_err(End::by_us)?;
             }
+            Frame::Barrier { name } => self.peer.0.barriers.arrived(&name).map_err(End::breach)?,
             Frame::Goodbye => return Err(End::by_peer(closed("peer closed the connection"))),
             Frame::Refuse { cause, reason } => return Err(End::by_peer(refused(cause, &reason))),
             Frame::Proof { .. } | Frame::Offers { .. } | Frame::Report { .. } | Frame::Ready => {
@@ -201,6 +228,7 @@ impl Session {
                 self.send(&Frame::Revoked { incarnation: self.incarnation, region })?
             }
             Command::Grant { transport, allowance } => self.send(&Frame::Grant { transport, allowance })?,
+            Command::Reached { barrier } => self.send(&Frame::Barrier { name: barrier })?,
             Command::Goodbye => return Err(End::by_us(closed("this side ended the connection"))),
         }
         Ok(())

@@ -66,6 +66,7 @@ impl Engine {
                 self.watch_until(begun, deadline);
                 self.revoking.push(Revoking { id, region, deadline, begun, stalled: false });
             }
+            Control::Alarm { at } => self.next_deadline = self.next_deadline.min(at),
             Control::Drain { peer, deadline, done } => self.drain(peer, deadline, done),
             Control::Granted { link } => self.granted(link),
             Control::Regrant { link, peer } if self.link_of.get(&peer) == Some(&link) => {

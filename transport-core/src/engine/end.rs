@@ -118,8 +118,9 @@ impl Engine {
             !over
         });
         expired += self.expire_drains(now, &mut next);
-        self.next_deadline = next;
-        expired
+        let (due, next_alarm) = self.handle.alarms.due(now);
+        self.next_deadline = next.min(next_alarm);
+        expired + due.wake()
     }
 
     /// The peer is gone: its operations are answered now, and what is posted to

@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError, TryLockError, Weak};
 use crossbeam_queue::{ArrayQueue, SegQueue};
 use tokio::sync::oneshot;
 
+use super::alarms::Alarms;
 use super::{Engine, RailCounts, Snapshot, Work};
 use crate::fabric::Posting;
 use crate::grant::Ledger;
@@ -51,6 +52,8 @@ pub(crate) enum Control {
     Granted { link: u32 },
     /// A peer is to be granted anew.
     Regrant { link: u32, peer: PeerId },
+    /// Somebody is to be woken then.
+    Alarm { at: Time },
     /// Somebody wants to know what is going on; a channel of one, never waited for.
     Dump { answer: SyncSender<Snapshot> },
 }
@@ -79,6 +82,7 @@ pub(crate) struct EngineHandle {
     pub parked: AtomicBool,
     pub bell: Bell,
     pub hash: AtomicU64,
+    pub alarms: Alarms,
     /// Set on a caller-driven fabric: the engine itself, for whoever waits.
     driver: OnceLock<Weak<Mutex<Engine>>>,
     links: Mutex<FreeIndices>,
@@ -127,6 +131,7 @@ impl EngineHandle {
             parked: AtomicBool::new(false),
             bell,
             hash: AtomicU64::new(0),
+            alarms: Alarms::default(),
             driver: OnceLock::new(),
             links: Mutex::default(),
             closed: AtomicBool::new(false),
@@ -195,9 +200,13 @@ impl EngineHandle {
                 Control::Receive { id, .. } | Control::Revoke { id, .. } => self.table.end(id, Err(closed())),
                 Control::Drain { done, .. } => drop(done.send(Err(closed()))),
                 Control::PoolReceive { pool, .. } | Control::PoolClosed { pool } => pool.close(closed()),
-                Control::Link { .. } | Control::Unlink { .. } | Control::Cancel(_) | Control::Dump { .. } => {
-                }
-                Control::Granted { .. } | Control::Regrant { .. } => {}
+                Control::Link { .. }
+                | Control::Unlink { .. }
+                | Control::Cancel(_)
+                | Control::Alarm { .. }
+                | Control::Granted { .. }
+                | Control::Regrant { .. }
+                | Control::Dump { .. } => {}
             }
         }
     }

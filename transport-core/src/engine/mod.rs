@@ -6,6 +6,7 @@
 //! `reap` (back), `end` (how operations end).
 
 mod active;
+pub(crate) mod alarms;
 mod commands;
 mod credit;
 mod drain;

@@ -9,7 +9,7 @@ use std::time::Duration;
 use super::transport::Transport;
 use super::{lock, tenant};
 use crate::control::{Bootstrap, ControlSettings, ControlThread, Identity, Room};
-use crate::engine::Control;
+use crate::engine::{Control, EngineHandle};
 use crate::region::RegionInner;
 use crate::{Clock, Error, ErrorKind, Op, Outcome, Peer, PeerId, Region, Result, Time};
 
@@ -65,6 +65,11 @@ impl FabricInner {
     /// When an operation submitted `now` must have ended.
     pub(crate) fn deadline(&self, now: Time, span: Option<Duration>) -> Time {
         now.after(span.unwrap_or(self.default_deadline))
+    }
+
+    /// The engine that waits of the whole fabric look to.
+    pub(crate) fn first_engine(&self) -> Arc<EngineHandle> {
+        Arc::clone(self.transports[0].first_engine())
     }
 
     pub(crate) fn now(&self) -> Time {

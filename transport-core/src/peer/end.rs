@@ -61,6 +61,7 @@ impl Peer {
             }
         }
         self.0.imms.wake_all();
+        self.0.barriers.wake_all();
         let due = self.0.watchers().all();
         due.wake();
         if let Some(fabric) = self.0.fabric.upgrade() {

@@ -1,10 +1,43 @@
 //! The links of a peer, by transport.
 
 use std::ops::Range;
+use std::sync::Weak;
 
-use super::PeerInner;
+use super::{Peer, PeerInner};
 use crate::engine::Control;
 use crate::link::Link;
+
+impl Peer {
+    /// Which transport reaches the peer over which rails, why others do not, and what
+    /// carries bytes to the regions imported from it.
+    pub fn explain(&self) -> String {
+        let mut text = format!("{} ({}):", self.id(), self.0.identity.host);
+        let mut taken = false;
+        for links in self.0.routes() {
+            let link = &links[0];
+            let rails = links.iter().flat_map(|link| &link.rails).flatten().count();
+            let groups = match links.len() {
+                1 => String::new(),
+                groups => format!(" in {groups} groups"),
+            };
+            let verdict = match &link.refused {
+                Some(reason) => format!("not used: {reason}"),
+                None if taken => format!("{rails} rails{groups}, stands by"),
+                None => format!("{rails} rails{groups}, taken"),
+            };
+            taken |= link.is_up();
+            text.push_str(&format!("\n  {}: {verdict}", link.label));
+        }
+        let imports = self.0.imports();
+        let mut paths: Vec<_> =
+            imports.known.values().flatten().filter_map(Weak::upgrade).map(|remote| remote.path()).collect();
+        paths.sort_unstable();
+        for same in paths.chunk_by(|a, b| a == b) {
+            text.push_str(&format!("\n  regions by {}: {}", same[0], same.len()));
+        }
+        text
+    }
+}
 
 /// Which links belong to the same transport.
 pub(super) fn routes(links: &[Link]) -> Vec<Range<usize>> {

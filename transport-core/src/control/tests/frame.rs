@@ -49,6 +49,7 @@ fn frames() -> impl Strategy<Value = Frame> {
             transport,
             allowance: Allowance { bytes, imms, messages }
         }),
+        text(MAX_NAME).prop_map(|name| Frame::Barrier { name }),
     ]
 }
 
@@ -116,6 +117,7 @@ fn bounds_hold_for_both_directions() {
         Frame::Refuse { cause: Cause::Failed, reason: "x".repeat(MAX_REASON + 1) },
         Frame::Lookup { id: 0, name: "x".repeat(MAX_NAME + 1) },
         Frame::Grant { transport: "x".repeat(MAX_NAME + 1), allowance: Allowance::default() },
+        Frame::Barrier { name: "x".repeat(MAX_NAME + 1) },
         Frame::Found { id: 0, descriptor: Some(vec![0; MAX_DESCRIPTOR + 1]) },
     ];
     for frame in too_much {

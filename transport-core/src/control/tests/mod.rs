@@ -1,5 +1,6 @@
 //! The control plane end to end: real sockets, real fabrics, a backend that moves nothing.
 
+mod barrier;
 #[cfg(feature = "tls")]
 mod certificates;
 mod crowd;

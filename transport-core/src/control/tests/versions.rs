@@ -51,6 +51,7 @@ pub(super) fn recorded() -> Vec<(&'static str, Frame)> {
                 allowance: Allowance { bytes: u64::MAX, imms: 300, messages: 2 },
             },
         ),
+        ("barrier", Frame::Barrier { name: "step 7".into() }),
     ]
 }
 
@@ -85,8 +86,8 @@ fn version_1_is_as_recorded() {
     let files: BTreeSet<_> = files.map(|file| file.unwrap().path()).collect();
     assert_eq!(files, known.collect());
     let tags: BTreeSet<_> = recorded().iter().map(|(name, _)| stored(name)[0]).collect();
-    assert_eq!(tags, (0..11).collect(), "a kind of frame is not recorded");
-    let mut next = stored("grant");
+    assert_eq!(tags, (0..12).collect(), "a kind of frame is not recorded");
+    let mut next = stored("barrier");
     next[0] += 1;
     assert!(Frame::decode(&next).is_err(), "a kind of frame is not recorded");
 }

@@ -1,0 +1,231 @@
+//! Waiting for each other, in virtual time and between processes.
+
+use std::future::Future;
+use std::pin::Pin;
+use std::task::{Context as Task, Poll, Waker};
+use std::time::Duration;
+
+use rustix::process::Signal;
+use transport_core::{Barrier, Error, ErrorKind, Fabric, Peer, PeerGroup};
+
+use crate::check::{Verdict, ensure, refused, same, within};
+use crate::lab::{Lab, Options, Pair};
+use crate::process::{Child, LIMIT, live};
+use crate::trial::{Context, Trial};
+
+pub(super) const TRIALS: &[Trial] = &[
+    Trial::new("barrier::whoever_comes_first", order),
+    Trial::new("barrier::all_of_three", three),
+    Trial::new("barrier::names_do_not_cross", names),
+    Trial::new("barrier::late", late),
+    Trial::new("barrier::given_up_and_taken_up", taken_up),
+    Trial::new("barrier::peer_goes", goes),
+    Trial::new("barrier::between_processes", processes).process(),
+    Trial::new("barrier::helper_dies", dies).process(),
+];
+
+const LONG: Duration = Duration::from_secs(60);
+
+/// The result, if it is there.
+fn look(barrier: &mut Barrier) -> Option<Result<(), Error>> {
+    match Pin::new(barrier).poll(&mut Task::from_waker(Waker::noop())) {
+        Poll::Ready(result) => Some(result),
+        Poll::Pending => None,
+    }
+}
+
+#[track_caller]
+fn passes(mut barrier: Barrier) -> Verdict {
+    ensure(look(&mut barrier).is_some_and(|result| result.is_ok()), "everyone has come, and one still waits")
+}
+
+#[track_caller]
+fn waits(barrier: &mut Barrier) -> Verdict {
+    ensure(look(barrier).is_none(), "passed, though not everyone has come")
+}
+
+fn group(peer: &Peer) -> Verdict<PeerGroup> {
+    Ok(PeerGroup::new([peer.clone()])?)
+}
+
+fn order(context: &Context) -> Verdict {
+    let pair = Pair::new(context)?;
+    let groups = [group(&pair.to_b)?, group(&pair.to_a)?];
+    for round in 0..100 {
+        let first = round % 2;
+        let mut early = groups[first].barrier("round", LONG)?;
+        waits(&mut early)?;
+        pair.lab.settle()?;
+        waits(&mut early)?;
+        let late = groups[1 - first].barrier("round", LONG)?;
+        if round % 3 == 0 {
+            // Who was last is first at the next, before the other has looked.
+            passes(late)?;
+            let mut next = groups[1 - first].barrier("round", LONG)?;
+            waits(&mut next)?;
+            passes(early)?;
+            passes(groups[first].barrier("round", LONG)?)?;
+            passes(next)?;
+        } else {
+            passes(early)?;
+            passes(late)?;
+        }
+    }
+    // It is no traffic of the user's.
+    same("imms", (0..256).map(|imm| pair.to_a.imm(imm).count()).sum::<u64>(), 0)?;
+    same("requests", pair.a.counters().iter().map(|rail| rail.posts + rail.direct).sum::<u64>(), 0)
+}
+
+/// Three fabrics, each connected with both others: each one's group.
+fn triangle(context: &Context) -> Verdict<(Lab, Vec<Fabric>, Vec<PeerGroup>)> {
+    let lab = Lab::new(context);
+    let fabrics: Vec<_> = (0..3).map(|_| lab.open(&Options::default())).collect::<Verdict<_>>()?;
+    let mut peers: Vec<Vec<Peer>> = vec![vec![]; 3];
+    for (one, other) in [(0, 1), (1, 2), (2, 0)] {
+        let (to, from) = fabrics[one].connect_local(&fabrics[other])?;
+        peers[one].push(to);
+        peers[other].push(from);
+    }
+    let groups = peers.into_iter().map(PeerGroup::new).collect::<Result<_, _>>()?;
+    Ok((lab, fabrics, groups))
+}
+
+fn three(context: &Context) -> Verdict {
+    let (_lab, _fabrics, groups) = triangle(context)?;
+    for last in [0, 1, 2, 0] {
+        let others = (0..3).filter(|at| *at != last);
+        let mut early: Vec<_> = others.map(|at| groups[at].barrier(7, LONG)).collect::<Result<_, _>>()?;
+        early.iter_mut().try_for_each(waits)?;
+        passes(groups[last].barrier(7, LONG)?)?;
+        early.into_iter().try_for_each(passes)?;
+    }
+    Ok(())
+}
+
+fn names(context: &Context) -> Verdict {
+    let pair = Pair::new(context)?;
+    let (ours, theirs) = (group(&pair.to_b)?, group(&pair.to_a)?);
+    let (mut one, two) = (ours.barrier("one", LONG)?, ours.barrier(2, LONG)?);
+    refused("the same again", ours.barrier("one", LONG).map(drop), &[ErrorKind::Busy])?;
+    passes(theirs.barrier("2", LONG)?)?;
+    waits(&mut one)?;
+    passes(two)?;
+    let mut three = theirs.barrier("three", LONG)?;
+    waits(&mut three)?;
+    waits(&mut one)?;
+    passes(theirs.barrier("one", LONG)?)?;
+    passes(one)?;
+    for name in ["", &"x".repeat(256)] {
+        refused("a name", ours.barrier(name, LONG).map(drop), &[ErrorKind::InvalidRequest])?;
+    }
+    Ok(())
+}
+
+/// The deadline is one of the fabric's own clock, and needs no other traffic.
+fn late(context: &Context) -> Verdict {
+    let (lab, fabrics, groups) = triangle(context)?;
+    let begun = lab.clock.clone();
+    let now = || transport_core::Clock::now(&begun);
+    for limit in [Duration::from_millis(1), Duration::from_secs(20)] {
+        let start = now();
+        let mut barrier = groups[0].barrier("never", limit)?;
+        drop(groups[1].barrier("never", limit)?);
+        waits(&mut barrier)?;
+        fabrics[0].step();
+        ensure(fabrics[0].due() <= start.after(limit), "nothing is due at the deadline")?;
+        let mut result = None;
+        lab.until("a deadline", || {
+            result = look(&mut barrier);
+            result.is_some()
+        })?;
+        let error = refused("a barrier", result.unwrap_or(Ok(())), &[ErrorKind::DeadlineExceeded])?;
+        ensure(error.context().contains("1 of 2 peers"), format!("{error}: who is missing?"))?;
+        ensure(now() >= start.after(limit), "before its time")?;
+        refused("its second result", look(&mut barrier).unwrap_or(Ok(())), &[ErrorKind::Closed])?;
+    }
+    Ok(())
+}
+
+fn taken_up(context: &Context) -> Verdict {
+    let pair = Pair::new(context)?;
+    let (ours, theirs) = (group(&pair.to_b)?, group(&pair.to_a)?);
+    for _ in 0..3 {
+        // Given up before and after a look; arrived once.
+        drop(ours.barrier("a", LONG)?);
+        waits(&mut ours.barrier("a", LONG)?)?;
+        passes(theirs.barrier("a", LONG)?)?;
+        let mut again = theirs.barrier("a", LONG)?;
+        waits(&mut again)?;
+        passes(ours.barrier("a", LONG)?)?;
+        waits(&mut again)?;
+        passes(ours.barrier("a", LONG)?)?;
+        passes(again)?;
+    }
+    Ok(())
+}
+
+fn goes(context: &Context) -> Verdict {
+    let gone = &[ErrorKind::PeerDied, ErrorKind::Closed];
+    let (_lab, fabrics, groups) = triangle(context)?;
+    let mut barrier = groups[0].barrier("a", LONG)?;
+    // Who has come may go.
+    drop(groups[1].barrier("a", LONG)?);
+    waits(&mut barrier)?;
+    fabrics[1].close();
+    waits(&mut barrier)?;
+    fabrics[2].close();
+    refused("a barrier", look(&mut barrier).unwrap_or(Ok(())), gone)?;
+    refused("the next", groups[0].barrier("b", LONG).map(drop), gone)?;
+    let (_lab, fabrics, groups) = triangle(context)?;
+    let mut barrier = groups[0].barrier("a", LONG)?;
+    fabrics[0].close();
+    refused("a barrier of a closed fabric", look(&mut barrier).unwrap_or(Ok(())), gone).map(drop)
+}
+
+/// Helpers, and a group of them.
+fn crowd(context: &Context, count: usize) -> Verdict<(Fabric, Vec<Child>, PeerGroup)> {
+    let fabric = live(context)?;
+    let mut children = Vec::new();
+    let mut peers = Vec::new();
+    for _ in 0..count {
+        let mut child = Child::spawn(context)?;
+        let address = child.ask("listen")?;
+        peers.push(child.meets(&fabric, &address)?);
+        children.push(child);
+    }
+    Ok((fabric, children, PeerGroup::new(peers)?))
+}
+
+fn processes(context: &Context) -> Verdict {
+    let (_fabric, mut children, group) = crowd(context, 3)?;
+    for round in 0..20 {
+        let (before, after) = children.split_at_mut(round % 4);
+        before.iter_mut().try_for_each(|child| child.tell("barrier round"))?;
+        let barrier = group.barrier("round", LIMIT)?;
+        after.iter_mut().try_for_each(|child| child.tell("barrier round"))?;
+        match round % 2 {
+            0 => within(LIMIT, "a barrier", barrier)??,
+            _ => barrier.wait()?,
+        }
+        children.iter_mut().try_for_each(|child| child.answer("barrier round").map(drop))?;
+    }
+    children[0].tell("barrier last")?;
+    let early = group.barrier("last", Duration::from_millis(50))?.wait();
+    refused("two are missing", early, &[ErrorKind::DeadlineExceeded])?;
+    children[1..].iter_mut().try_for_each(|child| child.tell("barrier last"))?;
+    group.barrier("last", LIMIT)?.wait()?;
+    children.iter_mut().try_for_each(|child| child.answer("barrier last").map(drop))
+}
+
+fn dies(context: &Context) -> Verdict {
+    for signal in [Signal::KILL, Signal::STOP] {
+        let (_fabric, mut children, group) = crowd(context, 2)?;
+        children[0].tell("barrier a")?;
+        let barrier = group.barrier("a", LIMIT)?;
+        children[1].signal(signal)?;
+        refused("a barrier", barrier.wait(), &[ErrorKind::PeerDied])?;
+        // It waits for us alone, and we have come.
+        children[0].answer("barrier a")?;
+    }
+    Ok(())
+}

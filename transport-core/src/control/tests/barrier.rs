@@ -1,0 +1,172 @@
+//! Barriers over real sockets: whoever comes first, leaves at once, dies or lies.
+
+use std::time::Duration;
+
+use super::raw::Raw;
+use super::{MS, fabric, gets_through, listening, pair, wait};
+use crate::control::frame::{Cause, Frame};
+use crate::peer::MAX_AHEAD;
+use crate::{Error, ErrorKind, Fabric, Listener, Peer, PeerGroup, Result};
+
+const LIMIT: Duration = Duration::from_secs(15);
+
+fn alone(peer: &Peer) -> PeerGroup {
+    PeerGroup::new([peer.clone()]).unwrap()
+}
+
+/// As in [`wait`](super::wait), and the fabric is driven by whoever waits.
+fn reach(group: &PeerGroup, name: impl std::fmt::Display, limit: Duration) -> Result<()> {
+    group.barrier(name, limit)?.wait()
+}
+
+fn kind(result: Result<(), Error>) -> ErrorKind {
+    result.unwrap_err().kind()
+}
+
+#[test]
+fn whoever_comes_first_and_again_and_again() {
+    let ((_client, there), (_server, here)) = pair();
+    let (ours, theirs) = (alone(&there), alone(&here));
+    let other = std::thread::spawn(move || {
+        for round in 0..200 {
+            reach(&theirs, "round", LIMIT).unwrap();
+            reach(&theirs, round, LIMIT).unwrap();
+        }
+    });
+    for round in 0..200 {
+        reach(&ours, "round", LIMIT).unwrap();
+        reach(&ours, round, LIMIT).unwrap();
+    }
+    other.join().unwrap();
+    assert_eq!(kind(reach(&ours, "round", 5 * MS)), ErrorKind::DeadlineExceeded);
+}
+
+#[test]
+fn names_do_not_cross() {
+    let ((_client, there), (_server, here)) = pair();
+    let (ours, theirs) = (alone(&there), alone(&here));
+    let (a, b) = (ours.barrier("a", LIMIT).unwrap(), ours.barrier("b", LIMIT).unwrap());
+    assert_eq!(kind(ours.barrier("a", LIMIT).map(drop)), ErrorKind::Busy);
+    reach(&theirs, "b", LIMIT).unwrap();
+    wait(b).unwrap();
+    assert_eq!(kind(reach(&theirs, "c", 5 * MS)), ErrorKind::DeadlineExceeded);
+    reach(&theirs, "a", LIMIT).unwrap();
+    wait(a).unwrap();
+    for name in ["", &"x".repeat(256)] {
+        assert_eq!(kind(ours.barrier(name, LIMIT).map(drop)), ErrorKind::InvalidRequest);
+    }
+}
+
+#[test]
+fn a_wait_that_was_given_up_is_taken_up_and_arrives_once() {
+    let ((_client, there), (_server, here)) = pair();
+    let (ours, theirs) = (alone(&there), alone(&here));
+    for _ in 0..3 {
+        assert_eq!(kind(reach(&ours, "a", MS)), ErrorKind::DeadlineExceeded);
+        drop(ours.barrier("a", LIMIT).unwrap());
+        reach(&theirs, "a", LIMIT).unwrap();
+        // It has passed once, for our one arrival.
+        assert_eq!(kind(reach(&theirs, "a", 20 * MS)), ErrorKind::DeadlineExceeded);
+        reach(&ours, "a", LIMIT).unwrap();
+        reach(&ours, "a", LIMIT).unwrap();
+        reach(&theirs, "a", LIMIT).unwrap();
+    }
+}
+
+#[test]
+fn who_passes_may_leave_at_once() {
+    for round in 0..20 {
+        let (server, listener, address) = listening();
+        let (one, two) = (fabric(), fabric());
+        let to_one = |fabric: &Fabric| {
+            let there = wait(fabric.connect(&address)).unwrap();
+            (there, wait(listener.accept()).unwrap())
+        };
+        let ((one_there, one_here), (two_there, two_here)) = (to_one(&one), to_one(&two));
+        let early = alone(&one_there).barrier("end", LIMIT).unwrap();
+        let late = alone(&two_there).barrier("end", LIMIT).unwrap();
+        let all = PeerGroup::new([one_here, two_here]).unwrap();
+        reach(&all, "end", LIMIT).unwrap();
+        // Everyone else passes, though the server is gone by now, or parts in order.
+        if round % 2 == 0 {
+            server.close();
+        } else {
+            all.peers().iter().for_each(Peer::disconnect);
+        }
+        wait(early).unwrap();
+        wait(late).unwrap();
+        assert_eq!(wait(one_there.closed()).kind(), ErrorKind::Closed);
+        assert_eq!(kind(alone(&one_there).barrier("end", LIMIT).map(drop)), ErrorKind::Closed);
+    }
+}
+
+fn raw_peer() -> ((Fabric, Listener), Peer, Raw) {
+    let (fabric, listener, address) = listening();
+    let mut raw = Raw::connect(&address);
+    raw.shake_hands();
+    let peer = wait(listener.accept()).unwrap();
+    ((fabric, listener), peer, raw)
+}
+
+#[test]
+fn a_peer_that_dies_before_it_ends_the_wait() {
+    let ((client, there), (_server, here)) = pair();
+    let barrier = alone(&there).barrier("a", LIMIT).unwrap();
+    here.disconnect();
+    assert_eq!(kind(wait(barrier)), ErrorKind::Closed);
+    client.close();
+    // One that falls silent, beside one that lives and has come.
+    let ((_fabric, listener), silent, _raw) = raw_peer();
+    let other = fabric();
+    let (to_us, lives) = gets_through(&other, &listener);
+    let came = alone(&to_us).barrier("a", LIMIT).unwrap();
+    let both = PeerGroup::new([lives, silent.clone()]).unwrap();
+    assert_eq!(kind(wait(both.barrier("a", LIMIT).unwrap())), ErrorKind::PeerDied);
+    wait(came).unwrap();
+    assert_eq!(kind(alone(&silent).barrier("b", LIMIT).map(drop)), ErrorKind::PeerDied);
+}
+
+#[test]
+fn an_arrival_is_said_once() {
+    let ((_fabric, _listener), peer, mut raw) = raw_peer();
+    let group = alone(&peer);
+    for _ in 0..3 {
+        assert_eq!(kind(reach(&group, "a", MS)), ErrorKind::DeadlineExceeded);
+    }
+    assert_eq!(raw.recv(), Some(Frame::Barrier { name: "a".into() }));
+    raw.send(&Frame::Barrier { name: "a".into() });
+    reach(&group, "a", LIMIT).unwrap();
+    drop(group.barrier("b", LIMIT).unwrap());
+    assert_eq!(raw.recv(), Some(Frame::Barrier { name: "b".into() }));
+}
+
+#[test]
+fn a_peer_that_reaches_more_than_it_can_is_cut_off() {
+    let lies: [fn(&mut Raw); 3] = [
+        // Again, though nobody here has come.
+        |raw| (0..2).for_each(|_| raw.send(&Frame::Barrier { name: "a".into() })),
+        // Three times for our once.
+        |raw| {
+            assert_eq!(raw.recv(), Some(Frame::Barrier { name: "ours".into() }));
+            (0..3).for_each(|_| raw.send(&Frame::Barrier { name: "ours".into() }));
+        },
+        |raw| (0..=MAX_AHEAD).for_each(|at| raw.send(&Frame::Barrier { name: at.to_string() })),
+    ];
+    for lie in lies {
+        let ((_fabric, _listener), peer, mut raw) = raw_peer();
+        drop(alone(&peer).barrier("ours", LIMIT).unwrap());
+        lie(&mut raw);
+        assert_eq!(wait(peer.closed()).kind(), ErrorKind::Protocol);
+        let refusal = std::iter::from_fn(|| raw.recv()).find(|frame| !matches!(frame, Frame::Barrier { .. }));
+        assert!(matches!(refusal, Some(Frame::Refuse { cause: Cause::Protocol, .. })), "{refusal:?}");
+    }
+    // What is agreed is borne, and all of it passes.
+    let ((_fabric, _listener), peer, mut raw) = raw_peer();
+    (0..MAX_AHEAD).for_each(|at| raw.send(&Frame::Barrier { name: at.to_string() }));
+    let group = alone(&peer);
+    (0..MAX_AHEAD).for_each(|at| reach(&group, at, LIMIT).unwrap());
+    let pending: Vec<_> = (0..MAX_AHEAD).map(|at| group.barrier(at, LIMIT).unwrap()).collect();
+    assert_eq!(kind(group.barrier("more", LIMIT).map(drop)), ErrorKind::Exhausted);
+    drop(pending);
+    assert_eq!(kind(group.barrier("more", LIMIT).map(drop)), ErrorKind::Exhausted);
+}

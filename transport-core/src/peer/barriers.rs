@@ -1,0 +1,249 @@
+//! Barriers of one peer: which it has reached, which we have, and who waits for it.
+
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::task::Waker;
+
+use foldhash::HashMap;
+
+/// Barriers that one side may have reached before the other. So many an honest peer
+/// keeps within, for it is refused more at its own side.
+pub(crate) const MAX_AHEAD: usize = 1024;
+
+/// All barriers of one peer that somebody has reached.
+#[derive(Default)]
+pub(crate) struct Barriers(Mutex<State>);
+
+#[derive(Default)]
+struct State {
+    /// Hashed with a seed of its own: a peer chooses the names.
+    known: HashMap<Box<str>, Barrier>,
+    /// Those that we have reached or are about to, and those that only the peer has.
+    ours: usize,
+    theirs: usize,
+}
+
+/// One barrier. A side that passes it may reach it again before the other has passed,
+/// so the peer may be ahead by two.
+#[derive(Default)]
+struct Barrier {
+    /// We have reached it, and said so.
+    announced: bool,
+    /// How often the peer has reached it and we have not passed it.
+    ahead: u8,
+    /// Somebody here waits, and is to be woken.
+    awaited: bool,
+    waker: Option<Waker>,
+}
+
+/// Why nobody can wait for a barrier.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Refusal {
+    /// Somebody waits already.
+    Awaited,
+    /// We have reached [`MAX_AHEAD`] others before the peer.
+    TooMany,
+}
+
+impl Barriers {
+    /// Somebody here begins to wait; says whether the peer knows of it from a wait that
+    /// was given up.
+    pub fn enter(&self, name: &str) -> Result<bool, Refusal> {
+        let mut state = self.lock();
+        let full = state.ours >= MAX_AHEAD;
+        match state.known.get_mut(name) {
+            Some(barrier) if barrier.awaited => return Err(Refusal::Awaited),
+            Some(barrier) if barrier.announced => {
+                barrier.awaited = true;
+                return Ok(true);
+            }
+            _ if full => return Err(Refusal::TooMany),
+            Some(barrier) => barrier.awaited = true,
+            None => _ = state.known.insert(name.into(), Barrier { awaited: true, ..Barrier::default() }),
+        }
+        state.ours += 1;
+        Ok(false)
+    }
+
+    /// We have reached it: says whether the peer is to be told.
+    pub fn announce(&self, name: &str) -> bool {
+        let mut state = self.lock();
+        let Some(barrier) = state.known.get_mut(name) else { return false };
+        let news = !std::mem::replace(&mut barrier.announced, true);
+        let ahead = barrier.ahead > 0;
+        state.theirs -= usize::from(news && ahead);
+        news
+    }
+
+    /// Whether the peer has reached it; if not, `waker` is woken once it has.
+    pub fn poll(&self, name: &str, waker: &Waker) -> bool {
+        let mut state = self.lock();
+        let Some(barrier) = state.known.get_mut(name) else { return false };
+        let reached = barrier.ahead > 0;
+        let old = match &barrier.waker {
+            Some(old) if !reached && old.will_wake(waker) => None,
+            _ => std::mem::replace(&mut barrier.waker, (!reached).then(|| waker.clone())),
+        };
+        // A waker may run any code when it is dropped.
+        drop(state);
+        drop(old);
+        reached
+    }
+
+    /// Nobody here waits any more: all have reached it, or the wait was given up. Then what we
+    /// said stands, and the next wait takes it up.
+    pub fn leave(&self, name: &str, passed: bool) {
+        let mut state = self.lock();
+        let Some(barrier) = state.known.get_mut(name) else { return };
+        barrier.awaited = false;
+        let waker = barrier.waker.take();
+        if passed {
+            barrier.announced = false;
+            barrier.ahead = barrier.ahead.saturating_sub(1);
+        }
+        let (stands, ahead) = (barrier.announced, barrier.ahead > 0);
+        state.ours -= usize::from(!stands);
+        state.theirs += usize::from(passed && ahead);
+        if !stands && !ahead {
+            state.known.remove(name);
+        }
+        drop(state);
+        drop(waker);
+    }
+
+    /// The peer has reached it. An error, in words, if it cannot have.
+    pub fn arrived(&self, name: &str) -> Result<(), &'static str> {
+        let mut state = self.lock();
+        let full = state.theirs >= MAX_AHEAD;
+        match state.known.get_mut(name) {
+            Some(barrier) if barrier.announced && barrier.ahead < 2 => {
+                barrier.ahead += 1;
+                let waker = barrier.waker.take();
+                drop(state);
+                waker.into_iter().for_each(Waker::wake);
+                return Ok(());
+            }
+            // Awaited, and about to be announced.
+            Some(barrier) if !barrier.announced && barrier.ahead == 0 && !full => barrier.ahead = 1,
+            None if !full => _ = state.known.insert(name.into(), Barrier { ahead: 1, ..Barrier::default() }),
+            Some(barrier) if barrier.ahead > 0 => return Err("a barrier reached again before it was passed"),
+            _ => return Err("more barriers reached at once than agreed"),
+        }
+        state.theirs += 1;
+        let waker = state.known.get_mut(name).and_then(|barrier| barrier.waker.take());
+        drop(state);
+        waker.into_iter().for_each(Waker::wake);
+        Ok(())
+    }
+
+    /// Wakes everyone: the peer is gone.
+    pub fn wake_all(&self) {
+        let wakers: Vec<_> =
+            self.lock().known.values_mut().filter_map(|barrier| barrier.waker.take()).collect();
+        wakers.into_iter().for_each(Waker::wake);
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        // Nothing in here panics half way through a change.
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn reached(barriers: &Barriers, name: &str) -> bool {
+        barriers.poll(name, Waker::noop())
+    }
+
+    /// One side waits, the other comes; what is left behind.
+    fn rest(barriers: &Barriers) -> (usize, usize, usize) {
+        let state = barriers.lock();
+        (state.known.len(), state.ours, state.theirs)
+    }
+
+    #[test]
+    fn whoever_comes_first() {
+        let barriers = Barriers::default();
+        for first in [true, false, true] {
+            if first {
+                barriers.arrived("a").unwrap();
+                assert_eq!(rest(&barriers), (1, 0, 1));
+            }
+            assert_eq!(barriers.enter("a"), Ok(false));
+            assert!(barriers.announce("a"));
+            assert_eq!(reached(&barriers, "a"), first);
+            if !first {
+                barriers.arrived("b").unwrap();
+                assert!(!reached(&barriers, "a"));
+                barriers.arrived("a").unwrap();
+                barriers.enter("b").unwrap();
+                barriers.announce("b");
+                barriers.leave("b", true);
+            }
+            assert!(reached(&barriers, "a"));
+            barriers.leave("a", true);
+            assert_eq!(rest(&barriers), (0, 0, 0));
+        }
+    }
+
+    #[test]
+    fn a_fast_peer_is_ahead_by_two_and_no_more() {
+        let barriers = Barriers::default();
+        barriers.enter("a").unwrap();
+        barriers.announce("a");
+        barriers.arrived("a").unwrap();
+        // It has passed and come again; we have not looked.
+        barriers.arrived("a").unwrap();
+        assert!(barriers.arrived("a").is_err());
+        barriers.leave("a", true);
+        assert_eq!(rest(&barriers), (1, 0, 1));
+        assert!(barriers.arrived("a").is_err());
+        barriers.enter("a").unwrap();
+        assert!(barriers.announce("a"));
+        assert!(reached(&barriers, "a"));
+        barriers.leave("a", true);
+        assert_eq!(rest(&barriers), (0, 0, 0));
+    }
+
+    #[test]
+    fn a_wait_that_was_given_up_is_taken_up_again() {
+        let barriers = Barriers::default();
+        // Before it was announced it leaves nothing.
+        barriers.enter("a").unwrap();
+        barriers.leave("a", false);
+        assert_eq!(rest(&barriers), (0, 0, 0));
+        barriers.enter("a").unwrap();
+        assert_eq!(barriers.enter("a"), Err(Refusal::Awaited));
+        assert!(barriers.announce("a"));
+        barriers.leave("a", false);
+        barriers.arrived("a").unwrap();
+        assert_eq!(barriers.enter("a"), Ok(true));
+        assert!(!barriers.announce("a"));
+        assert!(reached(&barriers, "a"));
+        barriers.leave("a", true);
+        assert_eq!(rest(&barriers), (0, 0, 0));
+    }
+
+    #[test]
+    fn neither_side_gathers_more_than_agreed() {
+        let barriers = Barriers::default();
+        for name in 0..MAX_AHEAD {
+            barriers.arrived(&format!("theirs {name}")).unwrap();
+            barriers.enter(&format!("ours {name}")).unwrap();
+            assert!(barriers.announce(&format!("ours {name}")));
+        }
+        assert!(barriers.arrived("one more").is_err());
+        assert_eq!(barriers.enter("one more"), Err(Refusal::TooMany));
+        assert_eq!(barriers.enter("theirs 0"), Err(Refusal::TooMany));
+        assert_eq!(rest(&barriers), (2 * MAX_AHEAD, MAX_AHEAD, MAX_AHEAD));
+        // A place that is free again.
+        barriers.arrived("ours 0").unwrap();
+        barriers.leave("ours 0", true);
+        barriers.enter("theirs 0").unwrap();
+        assert!(barriers.announce("theirs 0"));
+        barriers.leave("theirs 0", true);
+        barriers.arrived("one more").unwrap();
+        assert_eq!(rest(&barriers), (2 * MAX_AHEAD - 1, MAX_AHEAD - 1, MAX_AHEAD));
+    }
+}
