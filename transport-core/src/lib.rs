@@ -101,7 +101,7 @@ pub use engine::{Progress, RailCounters};
 pub use error::{Error, ErrorKind, Result};
 pub use fabric::{Fabric, FabricBuilder, TransportConfig, TransportInfo, WeakFabric};
 pub use group::{Barrier, PeerGroup, ScatterPart};
-pub use imm::{Expect, ImmCounter};
+pub use imm::{Arrivals, Expect, ImmCounter, NextArrivals};
 pub use memory::{Access, Locality, Memory, MemoryKind};
 pub use observe::{Dump, Recording};
 pub use op::{Cancel, Op, OpId, Outcome, wait};
