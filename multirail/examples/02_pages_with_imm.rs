@@ -43,7 +43,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         let arrivals = from_source.imm(7);
         arrivals.expect(9).await?;
         // Taking them makes the counter ready for the next round.
-        assert!(arrivals.take(9));
+        assert!(arrivals.try_take(9));
         assert_eq!(arrivals.count(), 0);
 
         // Pages need not lie side by side: rows of 1 KiB out of a matrix of 4 KiB rows,

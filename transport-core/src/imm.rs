@@ -3,6 +3,9 @@
 //! Counts accumulate from the moment a peer is connected, so an imm that arrives
 //! before anyone waits for it is never lost.
 
+mod arrivals;
+mod reached;
+
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -10,6 +13,8 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use foldhash::HashMap;
+
+pub use arrivals::{Arrivals, NextArrivals};
 
 use crate::op::{block_on, needs_turns};
 use crate::peer::PeerInner;
@@ -41,7 +46,7 @@ impl ImmCounts {
             if counts.lost == 0 {
                 tracing::error!(
                     imm,
-                    "over {MAX_VALUES} distinct imm values are untaken; new values are dropped: take() what has arrived"
+                    "over {MAX_VALUES} distinct imm values are untaken; new values are dropped: try_take() what has arrived"
                 );
             }
             counts.lost += 1;
@@ -68,6 +73,9 @@ impl ImmCounts {
 }
 
 /// The count of one imm value from one peer.
+///
+/// Wait for it by [`expect`](Self::expect), be called by [`on_reached`](Self::on_reached),
+/// or take what arrives as a stream, by [`arrivals`](Self::arrivals).
 #[derive(Clone)]
 pub struct ImmCounter {
     pub(crate) peer: Arc<PeerInner>,
@@ -86,7 +94,7 @@ impl ImmCounter {
     }
 
     /// Takes `n` off the count, if it is that high.
-    pub fn take(&self, n: u64) -> bool {
+    pub fn try_take(&self, n: u64) -> bool {
         let mut counts = self.peer.imms.lock();
         let Some(count) = counts.values.get_mut(&self.imm).filter(|count| **count >= n) else {
             return n == 0;
@@ -96,6 +104,43 @@ impl ImmCounter {
             counts.values.remove(&self.imm);
         }
         true
+    }
+
+    /// Ready once at least `n` have arrived, to what `found` makes of the counts; or to the
+    /// reason why the peer is gone. Otherwise the task is woken when that may have changed.
+    fn poll<T>(
+        &self,
+        n: u64,
+        id: &mut Option<u64>,
+        context: &mut Context<'_>,
+        found: impl FnOnce(&mut HashMap<u32, u64>) -> T,
+    ) -> Poll<Result<T>> {
+        let Self { peer, imm } = self;
+        let mut counts = peer.imms.lock();
+        let output = if counts.values.get(imm).copied().unwrap_or(0) >= n {
+            Some(Ok(found(&mut counts.values)))
+        } else {
+            peer.death().map(Err)
+        };
+        let waiting = &mut counts.waiting;
+        let old = match output {
+            Some(_) => waiting.forget(id, (*imm, n)),
+            None => waiting.watch(id, (*imm, n), context.waker()),
+        };
+        drop(counts);
+        drop(old);
+        if output.is_none() {
+            peer.links.iter().for_each(|link| needs_turns(&link.engine));
+        }
+        output.map_or(Poll::Pending, Poll::Ready)
+    }
+
+    /// Leaves nothing of a wait behind.
+    fn forget(&self, n: u64, id: &mut Option<u64>) {
+        if id.is_some() {
+            let old = self.peer.imms.lock().waiting.forget(id, (self.imm, n));
+            drop(old);
+        }
     }
 }
 
@@ -128,34 +173,14 @@ impl Future for Expect {
     type Output = Result<(), Error>;
 
     fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
-        let Self { counter: ImmCounter { peer, imm }, n, id } = self.get_mut();
-        let mut counts = peer.imms.lock();
-        let output = if counts.values.get(imm).copied().unwrap_or(0) >= *n {
-            Some(Ok(()))
-        } else {
-            peer.death().map(Err)
-        };
-        let waiting = &mut counts.waiting;
-        let old = match output {
-            Some(_) => waiting.forget(id, (*imm, *n)),
-            None => waiting.watch(id, (*imm, *n), context.waker()),
-        };
-        drop(counts);
-        drop(old);
-        if output.is_none() {
-            peer.links.iter().for_each(|link| needs_turns(&link.engine));
-        }
-        output.map_or(Poll::Pending, Poll::Ready)
+        let Self { counter, n, id } = self.get_mut();
+        counter.poll(*n, id, context, |_| ())
     }
 }
 
 impl Drop for Expect {
     fn drop(&mut self) {
-        if self.id.is_some() {
-            let key = (self.counter.imm, self.n);
-            let old = self.counter.peer.imms.lock().waiting.forget(&mut self.id, key);
-            drop(old);
-        }
+        self.counter.forget(self.n, &mut self.id);
     }
 }
 
@@ -193,7 +218,7 @@ mod tests {
         let mut expect = counter.expect(1);
         assert!(poll(&mut expect, &woken).is_pending());
         peer.0.imms.arrived(1);
-        assert!(counter.take(1));
+        assert!(counter.try_take(1));
         assert!(poll(&mut expect, &woken).is_pending());
         peer.0.imms.arrived(1);
         assert_eq!(woken.take(), 2);

@@ -106,7 +106,7 @@ pub use error::{Error, ErrorKind, Result};
 pub use fabric::{Fabric, FabricBuilder, Pinning, TransportConfig, TransportInfo, WeakFabric, Workers};
 pub use grant::{Admission, Applicant, EvenShares, Grant};
 pub use group::{Barrier, PeerGroup, ScatterPart};
-pub use imm::{Expect, ImmCounter};
+pub use imm::{Arrivals, Expect, ImmCounter, NextArrivals};
 pub use memory::{Access, Locality, Memory, MemoryKind};
 pub use observe::{Dump, Recording};
 pub use op::{Cancel, Op, OpId, Outcome, wait};

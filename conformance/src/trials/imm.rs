@@ -1,5 +1,7 @@
 //! Immediate data: after the bytes, exactly once, never lost.
 
+use std::future::Future;
+use std::task::Poll;
 use std::time::Duration;
 
 use transport_core::spi::Operations;
@@ -20,6 +22,7 @@ pub(super) const TRIALS: &[Trial] = &[
         .needs(Operations::WRITE_IMM),
     Trial::new("imm::all_32_bits", all_32_bits).on(ALL_PATHS).needs(Operations::WRITE_IMM),
     Trial::new("imm::more_than_any_queue", more_than_any_queue).on(ALL_PATHS).needs(Operations::WRITE_IMM),
+    Trial::new("imm::called_and_streamed", called_and_streamed).on(ALL_PATHS).needs(Operations::WRITE_IMM),
     Trial::new("imm::wakes_who_expects_it", wakes_who_expects_it).on(ALL_PATHS).needs(Operations::WRITE_IMM),
 ];
 
@@ -126,16 +129,16 @@ fn accumulates_and_is_taken(context: &Context) -> Verdict {
     pair.lab.until("ten imms", || counter.count() == 10)?;
     pollster::block_on(counter.expect(10))?;
     pollster::block_on(counter.expect(0))?;
-    ensure(!counter.take(11), "took 11 of 10")?;
-    ensure(counter.take(4), "could not take 4 of 10")?;
-    ensure(counter.take(0), "could not take nothing")?;
+    ensure(!counter.try_take(11), "took 11 of 10")?;
+    ensure(counter.try_take(4), "could not take 4 of 10")?;
+    ensure(counter.try_take(0), "could not take nothing")?;
     same("left", counter.count(), 6)?;
     refused(
         "seven of six",
         counter.expect(7).wait(Duration::from_millis(20)),
         &[ErrorKind::DeadlineExceeded],
     )?;
-    ensure(counter.take(6), "could not take the rest")?;
+    ensure(counter.try_take(6), "could not take the rest")?;
     same("left", pair.to_a.imm(77).count(), 0)
 }
 
@@ -166,13 +169,49 @@ fn more_than_any_queue(context: &Context) -> Verdict {
     same("imms of each value", counts, vec![u64::from(IMMS) / 7; 7])
 }
 
+/// Called and handed out as they come: each arrival once, and the end of the peer.
+fn called_and_streamed(context: &Context) -> Verdict {
+    const IMMS: u64 = 100;
+    let pair = Pair::new(context)?;
+    let (told, calls) = std::sync::mpsc::channel();
+    for n in [IMMS + 1, IMMS, 1, 0] {
+        let told = told.clone();
+        let tell = move |result: Result<(), _>| _ = told.send((n, result.is_ok()));
+        pair.to_a.imm(6).on_reached(n, tell);
+    }
+    let ops: Result<Vec<_>, _> =
+        (0..2 * IMMS).map(|at| pair.to_b.write_imm(if at % 2 == 0 { 6 } else { 7 })).collect();
+    let mut arrivals = pair.to_a.imm(7).arrivals();
+    let mut task = std::task::Context::from_waker(std::task::Waker::noop());
+    let mut taken = 0;
+    let mut failed = None;
+    pair.lab.until("all arrivals", || {
+        match std::pin::pin!(arrivals.next()).poll(&mut task) {
+            Poll::Ready(Ok(count)) => taken += count,
+            Poll::Ready(Err(error)) => failed = Some(error),
+            Poll::Pending => {}
+        }
+        taken >= IMMS || failed.is_some()
+    })?;
+    ensure(failed.is_none(), format!("{failed:?}"))?;
+    pair.lab.all_done(ops?)?;
+    pair.lab.settle()?;
+    same("taken and left", (taken, pair.to_a.imm(7).count(), pair.to_a.imm(6).count()), (IMMS, 0, IMMS))?;
+    ensure(std::pin::pin!(arrivals.next()).poll(&mut task).is_pending(), "an arrival too many")?;
+    let called = || calls.try_iter().collect::<Vec<_>>();
+    same("calls", called(), vec![(0, true), (1, true), (IMMS, true)])?;
+    pair.to_b.disconnect();
+    pair.lab.settle()?;
+    same("calls at the end", called(), vec![(IMMS + 1, false)])?;
+    let end = arrivals.next().wait(Duration::from_secs(5));
+    refused("arrivals at the end", end.map(drop), &[ErrorKind::Closed, ErrorKind::PeerDied]).map(drop)
+}
+
 fn wakes_who_expects_it(context: &Context) -> Verdict {
-    use std::future::Future;
-    use std::task::{Context as Task, Poll};
     let pair = Pair::new(context)?;
     let (wakes, waker) = super::futures::counting_waker();
     let mut expected = std::pin::pin!(pair.to_a.imm(4).expect(3));
-    let mut task = Task::from_waker(&waker);
+    let mut task = std::task::Context::from_waker(&waker);
     for _ in 0..3 {
         ensure(expected.as_mut().poll(&mut task).is_pending(), "ready before the third imm")?;
         pair.lab.done(pair.to_b.write_imm(4)?)?;

@@ -59,7 +59,7 @@ pub async fn flood(peer: &Peer, from: &Region, to: &RemoteRegion, seed: u64) -> 
 /// else. Gives it back, to be looked at again when the flood is over.
 pub async fn reclaim(initiator: &Peer, mut page: Page, seed: u64) -> Result<Page> {
     initiator.imm(BEGUN).expect(1).await?;
-    initiator.imm(BEGUN).take(1);
+    initiator.imm(BEGUN).try_take(1);
     for _ in 0..fastrand::Rng::with_seed(seed).u32(..200) {
         smol::future::yield_now().await;
     }

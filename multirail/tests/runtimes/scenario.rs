@@ -63,7 +63,7 @@ impl Scene {
         let options = WriteOptions::new().imm(7).per_wr();
         let pages = to_b.write_pages_with(&src.region, &all, remote, &all, PAGE / 4, &options)?;
         try_join(imms.expect(4), pages).await?;
-        assert!(imms.take(4) && !imms.take(1));
+        assert!(imms.try_take(4) && !imms.try_take(1));
         let (announced, alone) = (WriteOptions::new().imm(8), to_b.write_imm(7)?);
         let write = to_b.write_with(&src.region, 0..PAGE, remote, 0, &announced)?;
         try_join(try_join(last, imms.expect(1)), try_join(write, alone)).await?;

@@ -1,0 +1,151 @@
+//! Arrivals of one imm value as they come, for who takes them all.
+
+use std::future::Future;
+use std::pin::Pin;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use futures_core::Stream;
+
+use super::ImmCounter;
+use crate::{Result, wait};
+
+impl ImmCounter {
+    /// Takes arrivals as they come: each item is how many were taken at once, one or more,
+    /// also of those that had arrived before. Not to be mixed with [`try_take`](Self::try_take)
+    /// or [`expect`](Self::expect), which look at what is left.
+    ///
+    /// ```
+    /// # use transport_core::{Peer, Result};
+    /// # async fn pages(peer: &Peer) -> Result<()> {
+    /// let (mut arrivals, mut landed) = (peer.imm(1).arrivals(), 0);
+    /// while landed < 512 {
+    ///     landed += arrivals.next().await?;
+    /// }
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn arrivals(&self) -> Arrivals {
+        Arrivals { counter: self.clone(), id: None, over: false }
+    }
+}
+
+/// What [`ImmCounter::arrivals`] gives: a [`Stream`], or [`next`](Self::next) without one's traits.
+///
+/// The stream ends after the error that tells of the peer's end. What arrived before it
+/// comes before it.
+#[must_use = "streams do nothing unless polled"]
+pub struct Arrivals {
+    counter: ImmCounter,
+    /// Among those who wait.
+    id: Option<u64>,
+    /// The stream has told of the peer's end.
+    over: bool,
+}
+
+impl Arrivals {
+    /// Takes what has arrived, once there is something.
+    ///
+    /// # Errors
+    /// `PeerDied` or `Closed` when the peer is gone and nothing is left, then every time.
+    #[expect(clippy::should_implement_trait, reason = "named as that of streams, and of `RecvPool`")]
+    pub fn next(&mut self) -> NextArrivals<'_> {
+        NextArrivals(self)
+    }
+
+    fn poll(&mut self, context: &mut Context<'_>) -> Poll<Result<u64>> {
+        let Self { counter, id, .. } = self;
+        let imm = counter.imm;
+        counter.poll(1, id, context, |values| values.remove(&imm).unwrap_or(0))
+    }
+}
+
+impl Stream for Arrivals {
+    type Item = Result<u64>;
+
+    fn poll_next(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        let this = self.get_mut();
+        if this.over {
+            return Poll::Ready(None);
+        }
+        let polled = this.poll(context);
+        this.over = matches!(polled, Poll::Ready(Err(_)));
+        polled.map(Some)
+    }
+}
+
+impl Drop for Arrivals {
+    fn drop(&mut self) {
+        self.counter.forget(1, &mut self.id);
+    }
+}
+
+/// The future of [`Arrivals::next`]. Dropped, it has taken nothing.
+#[must_use = "futures do nothing unless awaited"]
+pub struct NextArrivals<'a>(&'a mut Arrivals);
+
+impl NextArrivals<'_> {
+    /// Blocks until something has arrived, at most `limit`: then `DeadlineExceeded`.
+    pub fn wait(self, limit: Duration) -> Result<u64> {
+        wait(self, limit)?
+    }
+}
+
+impl Future for NextArrivals<'_> {
+    type Output = Result<u64>;
+
+    fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        self.get_mut().0.poll(context)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+    use crate::watchers::tests::{Woken, poll};
+    use crate::{ErrorKind, Peer};
+
+    fn next(arrivals: &mut Arrivals, woken: &Arc<Woken>) -> Option<Option<Result<u64, ErrorKind>>> {
+        let waker = std::task::Waker::from(Arc::clone(woken));
+        match Pin::new(arrivals).poll_next(&mut Context::from_waker(&waker)) {
+            Poll::Ready(item) => Some(item.map(|item| item.map_err(|error| error.kind()))),
+            Poll::Pending => None,
+        }
+    }
+
+    #[test]
+    fn takes_what_came_and_what_comes_and_ends() {
+        let (peer, woken) = (Peer::alone(), Arc::<Woken>::default());
+        (0..3).for_each(|_| peer.0.imms.arrived(7));
+        peer.0.imms.arrived(8);
+        let mut arrivals = peer.imm(7).arrivals();
+        assert_eq!(next(&mut arrivals, &woken), Some(Some(Ok(3))));
+        assert_eq!(peer.imm(7).count(), 0);
+        assert_eq!(next(&mut arrivals, &woken), None);
+        peer.0.imms.arrived(8);
+        assert_eq!(woken.take(), 0);
+        peer.0.imms.arrived(7);
+        assert_eq!(woken.take(), 1);
+        assert_eq!(next(&mut arrivals, &woken), Some(Some(Ok(1))));
+        assert!(poll(&mut arrivals.next(), &woken).is_pending());
+        peer.0.imms.arrived(7);
+        peer.disconnect();
+        assert_eq!(next(&mut arrivals, &woken), Some(Some(Ok(1))));
+        assert_eq!(next(&mut arrivals, &woken), Some(Some(Err(ErrorKind::Closed))));
+        assert_eq!(next(&mut arrivals, &woken), Some(None));
+        let error = arrivals.next().wait(Duration::from_secs(9)).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Closed);
+    }
+
+    #[test]
+    fn leaves_nothing_behind() {
+        let (peer, woken) = (Peer::alone(), Arc::<Woken>::default());
+        let mut arrivals = peer.imm(7).arrivals();
+        assert!(poll(&mut arrivals.next(), &woken).is_pending());
+        assert_eq!(woken.kept(), 1);
+        drop(arrivals);
+        assert_eq!(woken.kept(), 0);
+    }
+}
