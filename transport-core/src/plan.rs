@@ -4,6 +4,7 @@
 //! a whole: the poster asks for one piece at a time.
 
 use std::ops::Range;
+use std::sync::Arc;
 
 use crate::pages::PageLayout;
 
@@ -14,8 +15,8 @@ pub(crate) enum Shape {
     Range { local: u64, remote: u64, len: u64, chunk: u64 },
     /// One page per item.
     Pages { local: PageLayout, remote: PageLayout, page: u64, count: u32 },
-    /// Every piece written out: both offsets and the length.
-    Written { pieces: Vec<(u64, u64, u64)>, paged: bool },
+    /// Every piece written out, both offsets and the length, and bytes in all.
+    Written { pieces: Arc<[(u64, u64, u64)]>, bytes: u64, paged: bool },
 }
 
 impl Shape {
@@ -32,7 +33,7 @@ impl Shape {
         match self {
             Self::Range { len, .. } => *len,
             Self::Pages { page, count, .. } => page * u64::from(*count),
-            Self::Written { pieces, .. } => pieces.iter().map(|(_, _, len)| len).sum(),
+            Self::Written { bytes, .. } => *bytes,
         }
     }
 
@@ -65,7 +66,7 @@ impl Shape {
     pub fn written(&self) -> Self {
         let mut pieces = Vec::with_capacity(self.items() as usize);
         self.expand(0..self.items(), &mut pieces, |local, remote, len| (local, remote, len));
-        Self::Written { pieces, paged: self.is_pages() }
+        Self::Written { pieces: pieces.into(), bytes: self.bytes(), paged: self.is_pages() }
     }
 
     /// Bytes of pieces `items`.

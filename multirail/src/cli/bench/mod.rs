@@ -2,6 +2,7 @@
 
 mod client;
 mod content;
+mod ladder;
 mod limit;
 mod load;
 mod mover;
@@ -59,6 +60,8 @@ pub struct BenchArguments {
 enum Role {
     /// Be the target of one client, then exit
     Server(server::ServerArguments),
+    /// Measure what each step from one rail to lazy posting gains, one after another
+    Ladder(ladder::LadderArguments),
     /// Measure against a server
     Client {
         /// The address the server printed
@@ -134,6 +137,7 @@ pub fn run(common: &Common, arguments: BenchArguments) -> Done {
             let fabric = common.open()?;
             measure_at(common, &fabric, &address, &measured, &loads)
         }
+        Some(Role::Ladder(ladder)) => ladder::run(common, &ladder),
         None if arguments.in_process => in_process(common, &arguments.measured),
         None => two_processes(common, &arguments.measured),
     }
