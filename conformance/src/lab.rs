@@ -48,7 +48,8 @@ impl Default for Options<'_> {
 #[track_caller]
 pub(crate) fn builder(context: &Context, options: &Options<'_>) -> Verdict<FabricBuilder> {
     let rails = options.rails.unwrap_or_else(|| context.subject.rails());
-    let shape = Shape { rails, variant: options.variant.unwrap_or(context.variant) };
+    let variant = options.variant.unwrap_or(context.variant);
+    let shape = Shape { rails, variant, seed: context.seed };
     let mut builder = FabricBuilder::new().max_operations(options.max_operations).deadline(options.deadline);
     for label in options.labels {
         builder = builder.transport(context.subject.transport(label, shape).map_err(Failure::new)?);
@@ -179,6 +180,12 @@ impl Lab {
         let (a, b) = (self.open(ours)?, self.open(theirs)?);
         let (to_b, to_a) = a.connect_local(&b)?;
         Ok(Pair { lab: self, a, b, to_b, to_a })
+    }
+}
+
+impl Drop for Lab {
+    fn drop(&mut self) {
+        self.fabrics.get_mut().iter().for_each(|fabric| self.context.witness.saw(fabric.event_hash()));
     }
 }
 

@@ -63,7 +63,7 @@ fn before_posting(context: &Context) -> Verdict {
 
 fn at_any_turn(context: &Context) -> Verdict {
     const COUNT: u32 = 400;
-    for turns in 0..20 {
+    for turns in context.tries(20) {
         let pair = Pair::new(&context.with_seed(context.seed + turns))?;
         let mut src = Ground::new(&pair.a, 512 * COUNT as usize, Access::LOCAL, context.seed)?;
         let mut dst = Ground::new(&pair.b, 512 * COUNT as usize, OPEN, context.seed + 1)?;
@@ -249,10 +249,10 @@ fn no_imm(context: &Context) -> Verdict {
     let src = Ground::new(&pair.a, LEN, Access::LOCAL, context.seed)?;
     let dst = Ground::new(&pair.b, LEN, OPEN, context.seed + 1)?;
     let remote = dst.import(&pair.to_b)?;
-    for turns in 0..10 {
+    for turns in context.tries(10) {
         let imm = turns as u32;
         let op = pair.to_b.write_with(&src.region, 0..LEN, &remote, 0, &WriteOptions::new().imm(imm))?;
-        step(&pair.a, turns);
+        step(&pair.a, turns as usize);
         let done = cancelled(&pair.lab, op.cancel())?.is_ok();
         pair.lab.settle()?;
         let arrived = pair.to_a.imm(imm).count();

@@ -61,7 +61,7 @@ fn a_few_turns(pair: &Pair) {
 fn nothing_moves_afterwards(context: &Context) -> Verdict {
     const PAGE: usize = 512;
     const COUNT: u32 = 64;
-    for seed in context.seed..context.seed + 12 {
+    for seed in context.seeds(12) {
         let mut random = fastrand::Rng::with_seed(seed);
         let pair = Pair::new(&context.with_seed(seed))?;
         let mut src = Ground::new(&pair.a, PAGE * COUNT as usize, Access::LOCAL, seed)?;
