@@ -4,14 +4,14 @@ use std::ops::Range;
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
 use std::sync::RwLock;
 use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use libtest_mimic::{Completion, Failed};
 
 use crate::check::Verdict;
 use crate::replay::replay;
 use crate::subject::Tag;
-use crate::tally::Tally;
+use crate::tally::{self, Tally};
 use crate::trial::{Context, Trial};
 
 /// Process trials measure time and processor use: they run alone.
@@ -99,9 +99,9 @@ impl Run {
         let tally = Tally::of(&self.name);
         let body = move || {
             for seed in seeds {
-                let begun = Instant::now();
+                let begun = tally::busy();
                 let verdict = run(&context.with_seed(seed));
-                tally.ran(context.witness.take(), begun.elapsed());
+                tally.ran(context.witness.take(), tally::busy() - begun);
                 if tell.send(verdict).is_err() {
                     return;
                 }

@@ -65,7 +65,7 @@ fn runs(subject: &Arc<dyn Subject>, seed: u64, seeds: Option<u64>) -> Vec<Run> {
             Tag::Virtual => seeds.unwrap_or(subject.seeds()).max(1),
             Tag::Process => 1,
         };
-        let variants = variants(trial, &**subject);
+        let variants = subject.variants(trial.variants);
         for &variant in &variants {
             let short = short_name(trial, variant, variants.len());
             let known =
@@ -80,17 +80,6 @@ fn runs(subject: &Arc<dyn Subject>, seed: u64, seeds: Option<u64>) -> Vec<Run> {
     runs
 }
 
-/// The devices a trial runs on here, each once.
-fn variants(trial: &Trial, subject: &dyn Subject) -> Vec<Variant> {
-    let mut variants = Vec::new();
-    for variant in trial.variants.iter().map(|asked| subject.variant(*asked)) {
-        if !variants.contains(&variant) {
-            variants.push(variant);
-        }
-    }
-    variants
-}
-
 fn short_name(trial: &Trial, variant: Variant, of: usize) -> String {
     match of {
         1 => trial.name.into(),
@@ -100,7 +89,7 @@ fn short_name(trial: &Trial, variant: Variant, of: usize) -> String {
 
 /// What the subject can do, or why it cannot be opened at all.
 fn operations(subject: &dyn Subject) -> Result<Operations, String> {
-    let shape = Shape { rails: subject.rails(), variant: subject.variant(Variant::Plain), seed: SEED };
+    let shape = Shape { rails: subject.rails(), variant: Variant::Plain, seed: SEED };
     let transport = subject.transport("probe", shape)?;
     let fabric = FabricBuilder::new().transport(transport).open().map_err(|error| error.to_string())?;
     Ok(fabric.transports().iter().fold(Operations::all(), |all, info| all & info.capabilities.operations))
@@ -132,7 +121,7 @@ fn obstacle(
 fn stale_entry(subject: &dyn Subject) -> Option<String> {
     let exists = |name: &str| {
         trials().any(|trial| {
-            let variants = variants(trial, subject);
+            let variants = subject.variants(trial.variants);
             variants.iter().any(|variant| short_name(trial, *variant, variants.len()) == name)
         })
     };

@@ -23,10 +23,9 @@ pub trait Subject: Send + Sync {
         1
     }
 
-    /// What a trial that asks for devices of that variant gets here. Trials that ask
-    /// for several which are one here run once.
-    fn variant(&self, asked: Variant) -> Variant {
-        asked
+    /// The variants in which a trial runs that asks for those.
+    fn variants(&self, asked: &[Variant]) -> Vec<Variant> {
+        asked.to_vec()
     }
 
     /// A transport for a fabric, or the reason why there is none of that shape.

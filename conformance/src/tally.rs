@@ -34,6 +34,12 @@ impl Tally {
     }
 }
 
+/// Processor time of this thread.
+pub(crate) fn busy() -> Duration {
+    let time = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
+    Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
+}
+
 /// Prints the sums of a run that took so long; nothing if every trial ran once.
 pub(crate) fn print(elapsed: Duration) {
     let trials = TRIALS.lock().unwrap_or_else(PoisonError::into_inner);
@@ -55,7 +61,7 @@ pub(crate) fn print(elapsed: Duration) {
         slowest.sort_by_key(|(_, seen)| std::cmp::Reverse(seen.took));
         for (name, seen) in slowest {
             let each = seen.took.as_secs_f64() * 1e3 / seen.runs as f64;
-            println!("  {each:8.2} ms a run, {} behaviours of {}: {name}", seen.behaviours.len(), seen.runs);
+            println!("  {each:8.2} ms of a processor a run, {} behaviours of {}: {name}", seen.behaviours.len(), seen.runs);
         }
     }
 }

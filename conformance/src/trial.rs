@@ -59,9 +59,14 @@ impl Context {
         Self { subject, variant, seed, swept: false, witness: Arc::default() }
     }
 
+    /// How much a trial does: less in each run of many.
+    pub(crate) fn amount<T>(&self, once: T, swept: T) -> T {
+        if self.swept { swept } else { once }
+    }
+
     /// The seeds that a trial goes through by itself.
     pub(crate) fn seeds(&self, count: u64) -> Range<u64> {
-        self.seed..self.seed + if self.swept { 1 } else { count }
+        self.seed..self.seed + self.amount(count, 1)
     }
 
     /// The numbers below `count` that a trial goes through by itself: moments, mostly.

@@ -32,11 +32,18 @@ impl Subject for P5 {
         20
     }
 
-    fn variant(&self, asked: Variant) -> Variant {
-        match asked {
-            Variant::Slow | Variant::Doomed | Variant::Faulty => asked,
-            _ => Variant::Unruly,
+    /// All paths are one here, unless a trial needs queues that do not fill up.
+    fn variants(&self, asked: &[Variant]) -> Vec<Variant> {
+        let special = [Variant::Slow, Variant::Doomed, Variant::Faulty];
+        let mut variants: Vec<_> = asked.iter().copied().filter(|variant| special.contains(variant)).collect();
+        let small = asked == [Variant::Plain]
+            || asked.iter().any(|variant| [Variant::SmallQueue, Variant::Partial].contains(variant));
+        if small {
+            variants.push(Variant::Unruly);
+        } else if variants.len() < asked.len() {
+            variants.push(Variant::Reorder);
         }
+        variants
     }
 
     fn transport(&self, label: &str, shape: Shape) -> Result<TransportConfig, String> {
@@ -60,6 +67,7 @@ fn card(shape: Shape) -> LinkModel {
         Variant::Slow => LinkModel { latency: Variant::SLOW, ..card },
         Variant::Doomed => LinkModel { lose_device_after: Some(Variant::LOST_AFTER), ..card },
         Variant::Faulty => LinkModel { fail_every: Some(Variant::FAULT_EVERY), ..card },
+        Variant::Reorder => LinkModel { jitter: card.jitter, ..LinkModel::p5() },
         _ => card,
     }
 }

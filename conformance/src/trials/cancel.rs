@@ -113,7 +113,7 @@ fn returns_only_when_quiet(context: &Context) -> Verdict {
     let mut dst = Ground::new(&pair.b, 4096, OPEN, context.seed + 1)?;
     let remote = dst.import(&pair.to_b)?;
     let op = pair.to_b.write(&src.region, 0..4096, &remote, 0)?;
-    pair.post()?;
+    pair.post(1)?;
     let mut cancel = op.cancel();
     pair.lab.clock.advance(Variant::SLOW / 2);
     for _ in 0..20 {
@@ -138,7 +138,7 @@ fn tears_down_at_the_deadline(context: &Context) -> Verdict {
     let remote = dst.import(&pair.to_b)?;
     let options = WriteOptions::new().deadline(Variant::SLOW / 10);
     let op = pair.to_b.write_with(&src.region, 0..LEN, &remote, 0, &options)?;
-    pair.post()?;
+    pair.post(1)?;
     let mut cancel = op.cancel();
     pair.lab.turn();
     ensure(poll(&mut cancel).is_none(), "returned while the write was posted")?;
@@ -203,7 +203,7 @@ fn dropped_then_complete(context: &Context) -> Verdict {
     let mut dst = Ground::new(&pair.b, 4096, OPEN, context.seed + 1)?;
     let remote = dst.import(&pair.to_b)?;
     let op = pair.to_b.write(&src.region, 0..4096, &remote, 0)?;
-    pair.post()?;
+    pair.post(1)?;
     dst.expect_from(0, &src, 0..4096);
     drop((op, src, remote));
     pair.lab.turn();
