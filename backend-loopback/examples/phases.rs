@@ -6,7 +6,7 @@ use transport_core::{Access, FabricBuilder, TransportConfig, VirtualClock};
 fn main() {
     let n: u32 = std::env::args().nth(1).and_then(|n| n.parse().ok()).unwrap_or(32);
     let mut sums = [0.0f64; 6];
-    const ROUNDS: usize = 20;
+    const ROUNDS: usize = 300;
     for _ in 0..ROUNDS {
         let clock = VirtualClock::default();
         let t0 = Instant::now();

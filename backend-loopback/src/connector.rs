@@ -44,7 +44,7 @@ impl Connector for LoopbackDomain {
         if kept != Some(true) {
             return Err(state(ErrorKind::Busy, "changed while it was being connected"));
         }
-        core.doorbell.bell().ring();
+        core.door.ring();
         #[cfg(target_os = "linux")]
         if let Some(server) = self.shared.server.get() {
             server.look_again();
@@ -63,7 +63,7 @@ impl Connector for LoopbackDomain {
         peer.hang_up();
         core.regions.remove_board(&peer.inbound);
         if core.polled.load(std::sync::atomic::Ordering::Acquire) {
-            core.doorbell.bell().ring();
+            core.door.ring();
         } else {
             core.peers.remove(slot, &peer.inbound);
         }
@@ -78,7 +78,7 @@ impl LoopbackDomain {
     fn prepare_with(&self, segment: Segment, host: Host, socket: String) -> Result<(PeerSlot, Vec<u8>)> {
         let core = &self.shared.core;
         let token = random()?;
-        let inbound = Arc::new(Inbound::new(segment, core.doorbell.clone(), token));
+        let inbound = Arc::new(Inbound::new(segment, core.door.clone(), token));
         let offer = Offer { host, process: std::process::id(), domain: core.id, token, socket };
         let bytes = offer.to_bytes()?;
         core.regions.add_board(inbound.clone());

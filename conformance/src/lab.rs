@@ -5,7 +5,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use transport_core::spi::Capabilities;
-use transport_core::{Error, ErrorKind, Fabric, FabricBuilder, Op, Outcome, Peer, Token, VirtualClock};
+use transport_core::{
+    Clock, Error, ErrorKind, Fabric, FabricBuilder, Op, Outcome, Peer, Token, VirtualClock,
+};
 
 use crate::check::{Failure, Verdict, ensure, refused};
 use crate::subject::{Shape, Variant};
@@ -18,6 +20,8 @@ const PATIENCE: usize = 200_000;
 /// Turns without a request posted after which time moves on, whatever else happens: a
 /// refused post is tried again at once, as often as there are operations.
 const STUCK: u32 = 8;
+/// What is due so soon is waited for exactly: the latencies of cards, not deadlines.
+const SOON: Duration = Duration::from_millis(1);
 /// The first step of the clock when nothing happens; it doubles up to [`LEAP`].
 const TICK: Duration = Duration::from_micros(1);
 const LEAP: Duration = Duration::from_millis(500);
@@ -44,7 +48,7 @@ pub(crate) struct Options<'a> {
 
 impl Default for Options<'_> {
     fn default() -> Self {
-        let (max_operations, deadline) = (4096, Duration::from_secs(3600));
+        let (max_operations, deadline) = (1024, Duration::from_secs(3600));
         Self { labels: &[LABEL], rails: None, variant: None, max_operations, deadline, token: None }
     }
 }
@@ -106,7 +110,8 @@ impl Lab {
     pub(crate) fn tick(&self) -> usize {
         let events = self.turn();
         if events == 0 {
-            self.clock.advance((TICK * (1 << self.idle.get().min(20))).min(LEAP));
+            let step = (TICK * (1 << self.idle.get().min(20))).min(LEAP);
+            self.clock.advance(self.soonest(step));
             self.idle.set(self.idle.get() + 1);
             return 0;
         }
@@ -115,6 +120,13 @@ impl Lab {
             self.clock.advance(TICK);
         }
         events
+    }
+
+    /// The time to what a device has under way, if that is soon; otherwise `step`.
+    fn soonest(&self, step: Duration) -> Duration {
+        let now = self.clock.now();
+        let due = self.fabrics.borrow().iter().map(|fabric| fabric.due().since(now));
+        due.filter(|span| !span.is_zero() && *span <= SOON).min().unwrap_or(step)
     }
 
     /// Operations under way.

@@ -7,7 +7,7 @@ use transport_core::{Access, ErrorKind, Pages, WriteOptions, imm_count};
 
 use crate::check::{Verdict, ensure, refused, same};
 use crate::ground::{Ground, OPEN};
-use crate::lab::Pair;
+use crate::lab::{Lab, Options, Pair};
 use crate::trial::{ALL_PATHS, Context, Trial};
 
 pub(super) const TRIALS: &[Trial] = &[
@@ -152,7 +152,8 @@ fn all_32_bits(context: &Context) -> Verdict {
 /// The receiver does not look for a while: the sender is held back, nothing is lost.
 fn more_than_any_queue(context: &Context) -> Verdict {
     const IMMS: u32 = 3500;
-    let pair = Pair::new(context)?;
+    let options = Options { max_operations: 4096, ..Options::default() };
+    let pair = Lab::new(context).pair_of(&options, &options)?;
     let mut ops = Vec::new();
     for imm in 0..IMMS {
         ops.push(pair.to_b.write_imm(imm % 7)?);

@@ -128,7 +128,8 @@ fn a_full_table(context: &Context) -> Verdict {
 
 /// One peer takes no messages: writes to it and to others go on.
 fn a_stalled_peer(context: &Context) -> Verdict {
-    let pair = Pair::new(context)?;
+    let options = Options { max_operations: 4096, ..Options::default() };
+    let pair = Lab::new(context).pair_of(&options, &options)?;
     let other = pair.lab.open(&Options::default())?;
     let (to_other, _) = pair.a.connect_local(&other)?;
     let src = Ground::new(&pair.a, 2 << 20, Access::LOCAL, context.seed)?;
