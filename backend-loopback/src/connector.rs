@@ -103,11 +103,15 @@ impl LoopbackDomain {
 
 /// Finds the peer: in this process, or in another one of this host.
 fn reach(offer: &Offer) -> Result<Reach> {
+    let unreachable = |why: String| Error::new(ErrorKind::Unreachable, "connect", why);
+    // An offer to this process alone says nothing of its host: to find out costs more than the rest.
+    let is_local = offer.host == Host::default();
+    if !is_local && let Some(obstacle) = Host::here().obstacle(&offer.host) {
+        return Err(unreachable(obstacle));
+    }
     let Some(core) = Core::here(offer.domain) else {
-        return match Host::here().obstacle(&offer.host) {
-            Some(obstacle) => Err(Error::new(ErrorKind::Unreachable, "connect", obstacle)),
-            None => reach_process(offer),
-        };
+        let why = "the offer was made for a peer in its own process: prepare one for others";
+        return if is_local { Err(unreachable(why.into())) } else { reach_process(offer) };
     };
     let inbound = core.peers.by_token(&offer.token).filter(|inbound| inbound.claim()).ok_or_else(|| {
         let context = "the peer's offer was used already or withdrawn: exchange new offers";

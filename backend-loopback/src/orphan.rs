@@ -47,8 +47,8 @@ mod tests {
     use transport_core::{Access, HostBuffer};
 
     use super::*;
-    use crate::segment::Segment;
     use crate::region::{Key, Regions};
+    use crate::segment::Segment;
 
     /// Memory whose owner registers other memory when it goes.
     struct Heir(HostBuffer, Sender<()>);

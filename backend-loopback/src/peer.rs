@@ -4,12 +4,12 @@ use std::ptr::NonNull;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, Weak};
 
-use transport_core::spi::PeerSlot;
 use transport_core::Result;
+use transport_core::spi::PeerSlot;
 
+use crate::board::Lease;
 #[cfg(target_os = "linux")]
 use crate::dial::Line;
-use crate::board::Lease;
 use crate::domain::Core;
 use crate::door::Door;
 use crate::lane::Inlet;

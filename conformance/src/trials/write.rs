@@ -33,7 +33,7 @@ pub(super) fn sizes(pair: &Pair) -> Vec<usize> {
 
 fn every_size(context: &Context) -> Verdict {
     let pair = Pair::new(context)?;
-    let sizes = sizes(&pair);
+    let sizes: Vec<_> = context.some(sizes(&pair)).collect();
     let room = sizes.iter().max().copied().unwrap_or(0) + 100;
     let src = Ground::new(&pair.a, room, Access::LOCAL, context.seed)?;
     let mut dst = Ground::new(&pair.b, room, OPEN, context.seed + 1)?;
@@ -117,7 +117,7 @@ fn cold(context: &Context) -> Verdict {
     let src = Ground::new(&pair.a, 1 << 20, Access::LOCAL, context.seed)?;
     let mut dst = Ground::new(&pair.b, 1 << 20, OPEN, context.seed + 1)?;
     let remote = dst.import(&pair.to_b)?;
-    for size in [1, 63, 64, 65, 4096, 70_001, 900_000] {
+    for size in context.some([1, 63, 64, 65, 4096, 70_001, 900_000]) {
         let options = WriteOptions::new().cold();
         pair.lab.done(pair.to_b.write_with(&src.region, 5..5 + size, &remote, 11, &options)?)?;
         dst.expect_from(11, &src, 5..5 + size);
