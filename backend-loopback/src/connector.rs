@@ -9,22 +9,15 @@ use crate::domain::{Core, LoopbackDomain, random};
 use crate::host::Host;
 use crate::offer::Offer;
 use crate::peer::{Inbound, Outbound, Reach};
+use crate::segment::Segment;
 
 impl Connector for LoopbackDomain {
     fn prepare(&self) -> Result<(PeerSlot, Vec<u8>)> {
-        let core = &self.shared.core;
-        let token = random()?;
-        let inbound = Arc::new(Inbound::new(core.doorbell.clone(), token)?);
-        let offer = Offer {
-            host: Host::here(),
-            process: std::process::id(),
-            domain: core.id,
-            token,
-            socket: self.socket()?,
-        };
-        let bytes = offer.to_bytes()?;
-        core.regions.add_board(inbound.clone());
-        Ok((core.peers.insert(inbound), bytes))
+        self.prepare_with(Segment::create()?, Host::here(), self.socket()?)
+    }
+
+    fn prepare_local(&self) -> Result<(PeerSlot, Vec<u8>)> {
+        self.prepare_with(Segment::private()?, Host::default(), String::new())
     }
 
     fn complete(&self, slot: PeerSlot, offer: &[u8]) -> Result<()> {
@@ -51,7 +44,7 @@ impl Connector for LoopbackDomain {
         if kept != Some(true) {
             return Err(state(ErrorKind::Busy, "changed while it was being connected"));
         }
-        core.doorbell.bell().ring();
+        core.door.ring();
         #[cfg(target_os = "linux")]
         if let Some(server) = self.shared.server.get() {
             server.look_again();
@@ -70,7 +63,7 @@ impl Connector for LoopbackDomain {
         peer.hang_up();
         core.regions.remove_board(&peer.inbound);
         if core.polled.load(std::sync::atomic::Ordering::Acquire) {
-            core.doorbell.bell().ring();
+            core.door.ring();
         } else {
             core.peers.remove(slot, &peer.inbound);
         }
@@ -82,6 +75,16 @@ impl Connector for LoopbackDomain {
 }
 
 impl LoopbackDomain {
+    fn prepare_with(&self, segment: Segment, host: Host, socket: String) -> Result<(PeerSlot, Vec<u8>)> {
+        let core = &self.shared.core;
+        let token = random()?;
+        let inbound = Arc::new(Inbound::new(segment, core.door.clone(), token));
+        let offer = Offer { host, process: std::process::id(), domain: core.id, token, socket };
+        let bytes = offer.to_bytes()?;
+        core.regions.add_board(inbound.clone());
+        Ok((core.peers.insert(inbound), bytes))
+    }
+
     /// The name of the domain's socket; starts the server at first use.
     #[cfg(all(target_os = "linux", not(miri)))]
     fn socket(&self) -> Result<String> {
@@ -100,11 +103,16 @@ impl LoopbackDomain {
 
 /// Finds the peer: in this process, or in another one of this host.
 fn reach(offer: &Offer) -> Result<Reach> {
-    let here = Host::here();
-    if let Some(obstacle) = here.obstacle(&offer.host) {
-        return Err(Error::new(ErrorKind::Unreachable, "connect", obstacle));
+    let unreachable = |why: String| Error::new(ErrorKind::Unreachable, "connect", why);
+    // An offer to this process alone says nothing of its host: to find out costs more than the rest.
+    let is_local = offer.host == Host::default();
+    if !is_local && let Some(obstacle) = Host::here().obstacle(&offer.host) {
+        return Err(unreachable(obstacle));
     }
-    let Some(core) = Core::here(offer.domain) else { return reach_process(offer) };
+    let Some(core) = Core::here(offer.domain) else {
+        let why = "the offer was made for a peer in its own process: prepare one for others";
+        return if is_local { Err(unreachable(why.into())) } else { reach_process(offer) };
+    };
     let inbound = core.peers.by_token(&offer.token).filter(|inbound| inbound.claim()).ok_or_else(|| {
         let context = "the peer's offer was used already or withdrawn: exchange new offers";
         Error::new(ErrorKind::Unreachable, "connect", context)

@@ -14,7 +14,7 @@ use crate::domain::Shared;
 use crate::ended::Ended;
 #[cfg(target_os = "linux")]
 use crate::foreign::Vector;
-use crate::link::{Model, Verdict};
+use crate::model::{Model, Verdict};
 use crate::runner::Runner;
 use crate::shortcut::Shortcut;
 use crate::staging::{Outlets, Staging};
@@ -154,7 +154,11 @@ impl LoopbackEndpoint {
     /// Moves filed events out.
     fn report(&mut self, into: &mut Completions) {
         while into.spare() > 0 {
-            let Some(event) = self.ended.pop() else { return };
+            let next = match &mut self.model {
+                Some(model) => self.ended.pop_one_of(|ends| model.pick(ends)),
+                None => self.ended.pop(),
+            };
+            let Some(event) = next else { return };
             if let Event::PeerGone { peer } = event {
                 self.gone.push(peer);
             }
@@ -174,7 +178,7 @@ impl LoopbackEndpoint {
 
     fn disarm(&mut self) {
         if std::mem::take(&mut self.armed) {
-            self.shared.core.doorbell.clear();
+            self.shared.core.door.clear();
             self.peers.iter_mut().flatten().for_each(Attached::disarm);
         }
     }
@@ -237,7 +241,9 @@ impl Endpoint for LoopbackEndpoint {
 
     fn arm(&mut self) -> Armed {
         self.refresh();
-        self.shared.core.doorbell.clear();
+        let core = self.shared.core.clone();
+        let Ok(door) = core.door.bell() else { return Armed::Unsupported };
+        door.clear();
         self.armed = true;
         let mut quiet = self.ended.is_empty() && self.gone.is_empty() && self.outlets.arm();
         for peer in self.peers.iter_mut().flatten() {
@@ -249,7 +255,7 @@ impl Endpoint for LoopbackEndpoint {
             return Armed::Ready;
         }
         #[cfg(unix)]
-        return Armed::Fd(self.shared.core.doorbell.raw_fd());
+        return Armed::Fd(door.raw_fd());
         #[cfg(not(unix))]
         return Armed::Unsupported;
     }

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use transport_core::spi::Capabilities;
 use transport_core::{
-    Admission, Error, ErrorKind, Fabric, FabricBuilder, Op, Outcome, Peer, Token, VirtualClock,
+    Admission, Clock, Error, ErrorKind, Fabric, FabricBuilder, Op, Outcome, Peer, Time, Token, VirtualClock,
 };
 
 use crate::check::{Failure, Verdict, ensure, refused};
@@ -17,6 +17,13 @@ use crate::trial::Context;
 pub(crate) const LABEL: &str = "under-test";
 /// Turns after which a wait that should have ended is a failure.
 const PATIENCE: usize = 200_000;
+/// Turns without a request posted after which time moves on, whatever else happens: a
+/// refused post is tried again at once, as often as there are operations.
+const STUCK: u32 = 8;
+/// To what is due so soon the clock may leap: the latencies of cards, not deadlines.
+const SOON: Duration = Duration::from_millis(1);
+/// What a ticking clock moves by: every device of a fabric looks in a turn.
+const LOOK: Duration = Duration::from_nanos(100);
 /// The first step of the clock when nothing happens; it doubles up to [`LEAP`].
 const TICK: Duration = Duration::from_micros(1);
 const LEAP: Duration = Duration::from_millis(500);
@@ -24,9 +31,11 @@ const LEAP: Duration = Duration::from_millis(500);
 /// Fabrics that live in one virtual time.
 pub(crate) struct Lab {
     pub clock: VirtualClock,
-    context: Context,
+    pub context: Context,
     fabrics: RefCell<Vec<Fabric>>,
+    /// Turns in a row without any event, and without a request posted.
     idle: Cell<u32>,
+    unposted: Cell<u32>,
 }
 
 /// What is special about a fabric.
@@ -38,13 +47,25 @@ pub(crate) struct Options<'a> {
     pub deadline: Duration,
     pub token: Option<Token>,
     pub admission: Option<Arc<dyn Admission>>,
+    /// Time passes for it whenever it looks: for waits that nobody moves the clock in.
+    pub ticking: bool,
+}
+
+/// A lab's clock that moves a little with every look.
+struct Ticking(VirtualClock);
+
+impl Clock for Ticking {
+    fn now(&self) -> Time {
+        self.0.advance(LOOK);
+        self.0.now()
+    }
 }
 
 impl Default for Options<'_> {
     fn default() -> Self {
-        let (max_operations, deadline) = (4096, Duration::from_secs(3600));
-        let (token, admission) = (None, None);
-        Self { labels: &[LABEL], rails: None, variant: None, max_operations, deadline, token, admission }
+        let (max_operations, deadline) = (1024, Duration::from_secs(3600));
+        let (labels, token, admission, ticking) = (&[LABEL][..], None, None, false);
+        Self { labels, rails: None, variant: None, max_operations, deadline, token, admission, ticking }
     }
 }
 
@@ -52,7 +73,8 @@ impl Default for Options<'_> {
 #[track_caller]
 pub(crate) fn builder(context: &Context, options: &Options<'_>) -> Verdict<FabricBuilder> {
     let rails = options.rails.unwrap_or_else(|| context.subject.rails());
-    let shape = Shape { rails, variant: options.variant.unwrap_or(context.variant) };
+    let variant = options.variant.unwrap_or(context.variant);
+    let shape = Shape { rails, variant, seed: context.seed };
     let mut builder = FabricBuilder::new().max_operations(options.max_operations).deadline(options.deadline);
     for label in options.labels {
         builder = builder.transport(context.subject.transport(label, shape).map_err(Failure::new)?);
@@ -68,17 +90,21 @@ pub(crate) fn builder(context: &Context, options: &Options<'_>) -> Verdict<Fabri
 
 impl Lab {
     pub(crate) fn new(context: &Context) -> Self {
-        let (fabrics, idle) = (RefCell::default(), Cell::new(0));
-        Self { clock: VirtualClock::default(), context: context.clone(), fabrics, idle }
+        let (fabrics, context) = (RefCell::default(), context.clone());
+        Self { clock: VirtualClock::default(), context, fabrics, idle: Cell::new(0), unposted: Cell::new(0) }
     }
 
     /// Opens a fabric; the lab drives it from now on.
     #[track_caller]
     pub(crate) fn open(&self, options: &Options<'_>) -> Verdict<Fabric> {
         let number = self.fabrics.borrow().len() as u64;
+        let clock: Arc<dyn Clock> = match options.ticking {
+            true => Arc::new(Ticking(self.clock.clone())),
+            false => Arc::new(self.clock.clone()),
+        };
         let builder = builder(&self.context, options)?
             .caller_driven()
-            .clock(Arc::new(self.clock.clone()))
+            .clock(clock)
             .seed(self.context.seed.wrapping_mul(1000).wrapping_add(number))
             .incarnation(self.context.seed.wrapping_mul(1000).wrapping_add(number + 1));
         let fabric = builder.open()?;
@@ -93,19 +119,38 @@ impl Lab {
 
     /// One turn of every fabric, in the order they were opened. Time stands still.
     pub(crate) fn turn(&self) -> usize {
-        self.fabrics.borrow().iter().map(|fabric| fabric.step().events).sum()
+        let (mut events, mut posted) = (0, 0);
+        for fabric in self.fabrics.borrow().iter() {
+            let turn = fabric.step();
+            events += turn.events;
+            posted += turn.posted;
+        }
+        self.unposted.set(if posted > 0 { 0 } else { self.unposted.get() + 1 });
+        events
     }
 
     /// One turn; time moves on if nothing happened.
     pub(crate) fn tick(&self) -> usize {
         let events = self.turn();
-        if events > 0 {
-            self.idle.set(0);
-        } else {
-            self.clock.advance((TICK * (1 << self.idle.get().min(20))).min(LEAP));
+        if events == 0 {
+            let step = (TICK * (1 << self.idle.get().min(20))).min(LEAP);
+            self.clock.advance(self.soonest(step));
             self.idle.set(self.idle.get() + 1);
+            return 0;
+        }
+        self.idle.set(0);
+        if self.unposted.get() >= STUCK {
+            self.clock.advance(TICK);
         }
         events
+    }
+
+    /// `step`, or the time to what a device has under way if nothing happens before.
+    fn soonest(&self, step: Duration) -> Duration {
+        let now = self.clock.now();
+        let fabrics = self.fabrics.borrow();
+        let spans = fabrics.iter().map(|fabric| fabric.due().since(now));
+        spans.filter(|span| !span.is_zero() && *span <= SOON).min().map_or(step, |span| span.max(step))
     }
 
     /// Operations under way.
@@ -189,6 +234,12 @@ impl Lab {
     }
 }
 
+impl Drop for Lab {
+    fn drop(&mut self) {
+        self.fabrics.get_mut().iter().for_each(|fabric| self.context.witness.saw(fabric.event_hash()));
+    }
+}
+
 /// Two connected fabrics: `a` begins, `b` is the target.
 pub(crate) struct Pair {
     pub lab: Lab,
@@ -211,12 +262,22 @@ impl Pair {
         self.a.transports()[0].capabilities.clone()
     }
 
-    /// Steps until at least one request of `a` is posted and not complete.
+    /// Requests that `a` has posted.
+    pub(crate) fn posts(&self) -> u64 {
+        self.a.counters().iter().map(|rail| rail.posts).sum()
+    }
+
+    /// Steps until at least `posts` requests of `a` were posted, and one is not complete. A
+    /// device that takes nothing for a while gets a little time.
     #[track_caller]
-    pub(crate) fn post(&self) -> Verdict {
-        self.a.step();
-        self.a.step();
-        let posts: u64 = self.a.counters().iter().map(|rail| rail.posts).sum();
-        ensure(posts > 0 && self.a.step().outstanding > 0, "nothing is posted and outstanding")
+    pub(crate) fn post(&self, posts: u64) -> Verdict {
+        for _ in 0..1000 {
+            self.a.step();
+            if self.posts() >= posts {
+                return ensure(self.a.step().outstanding > 0, "nothing is outstanding");
+            }
+            self.lab.clock.advance(TICK);
+        }
+        Err(Failure::new(format!("{} requests were posted, not {posts}", self.posts())))
     }
 }

@@ -17,7 +17,7 @@ use super::endpoint::NullEndpoint;
 use super::switch::{Port, Switch};
 use crate::LinkModel;
 use crate::domain::random;
-use crate::link::Model;
+use crate::model::Model;
 
 /// Requests that may be outstanding: an EFA card's send queue (FACTS of p5, `fi_info`).
 const SEND_DEPTH: u32 = 4096;

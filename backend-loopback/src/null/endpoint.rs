@@ -12,7 +12,7 @@ use transport_core::{Clock, ErrorKind, Time};
 use super::domain::Shared;
 use super::landing::Landing;
 use super::switch::Port;
-use crate::link::{Model, Verdict};
+use crate::model::{Model, Verdict};
 use crate::status::{describe, status};
 
 pub(super) struct NullEndpoint {

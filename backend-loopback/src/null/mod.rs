@@ -16,7 +16,7 @@ use transport_core::{Error, ErrorKind, Result};
 
 use crate::LinkModel;
 use crate::backend::group_of;
-use crate::link::Model;
+use crate::model::Model;
 use domain::NullDomain;
 pub use switch::Switch;
 

@@ -53,17 +53,17 @@ fn device_lost(context: &Context) -> Verdict {
         refused("under way when its device was lost", pair.lab.result(&mut op)?, &[ErrorKind::DeviceLost])?;
     }
     // Whatever is asked for afterwards: with rails left it may work, without it may not.
-    for _ in 0..40 {
-        let late = pair.to_b.write(&src.region, 0..64, &remote, 0);
-        match late {
-            Ok(mut op) => {
-                let result = pair.lab.result(&mut op)?;
-                ensure(
-                    result.is_ok() || result.is_err_and(|e| e.kind() == ErrorKind::DeviceLost),
-                    "another error",
-                )?;
+    let rails = pair.a.transports()[0].devices.len();
+    for _ in 0..=Variant::LOST_AFTER {
+        let late: Vec<_> = (0..rails + 8).map(|_| pair.to_b.write(&src.region, 0..64, &remote, 0)).collect();
+        for late in late {
+            let result = match late {
+                Ok(mut op) => pair.lab.result(&mut op)?.map(drop),
+                Err(error) => Err(error),
+            };
+            if let Err(error) = result {
+                refused::<()>("later", Err(error), &[ErrorKind::DeviceLost])?;
             }
-            Err(error) => drop(refused::<()>("later", Err(error), &[ErrorKind::DeviceLost])?),
         }
     }
     pair.lab.fails(
@@ -72,7 +72,6 @@ fn device_lost(context: &Context) -> Verdict {
         &[ErrorKind::DeviceLost],
     )?;
     pair.lab.settle()?;
-    let rails = pair.a.transports()[0].devices.len();
     let most = rails * Variant::LOST_AFTER as usize;
     ensure(pages_moved(&src, &dst)? <= most, "more pages than requests ran")?;
     src.check("the source")
@@ -86,10 +85,12 @@ fn device_lost_ends_receives(context: &Context) -> Verdict {
     let into = Ground::new(&pair.a, 4096, Access::LOCAL, context.seed + 2)?;
     let mut receive = pair.a.recv(&into.region, 0..4096)?;
     pair.lab.turn();
-    for _ in 0..100 {
-        if let Ok(mut op) = pair.to_b.write(&src.region, 0..64, &remote, 0) {
-            let _ = pair.lab.result(&mut op)?;
-        }
+    // Some are refused at once where all devices are gone soon.
+    let writes = pair.a.counters().len() as u64 * (Variant::LOST_AFTER + 20);
+    let ops: Vec<_> =
+        (0..writes).filter_map(|_| pair.to_b.write(&src.region, 0..64, &remote, 0).ok()).collect();
+    for mut op in ops {
+        let _ = pair.lab.result(&mut op)?;
     }
     refused("a receive of a lost device", pair.lab.result(&mut receive)?, &[ErrorKind::DeviceLost])?;
     into.check("its buffer")
@@ -156,10 +157,12 @@ fn a_failed_request(context: &Context) -> Verdict {
 
 fn no_imm_behind_a_failure(context: &Context) -> Verdict {
     let pair = Pair::new(context)?;
-    let src = Ground::new(&pair.a, 60 * 64, Access::LOCAL, context.seed)?;
-    let dst = Ground::new(&pair.b, 60 * 64, OPEN, context.seed + 1)?;
+    // At least two failures on every rail.
+    let count = pair.a.counters().len() * 2 * Variant::FAULT_EVERY as usize;
+    let src = Ground::new(&pair.a, count * 64, Access::LOCAL, context.seed)?;
+    let dst = Ground::new(&pair.b, count * 64, OPEN, context.seed + 1)?;
     let remote = dst.import(&pair.to_b)?;
-    let pages = Pages::new((0..60).collect::<Vec<_>>());
+    let pages = Pages::new((0..count as u32).collect::<Vec<_>>());
     for imm in 0..5 {
         let op = pair.to_b.write_pages_with(
             &src.region,
@@ -169,7 +172,7 @@ fn no_imm_behind_a_failure(context: &Context) -> Verdict {
             64,
             &WriteOptions::new().imm(imm),
         );
-        pair.lab.fails("60 pages", op, &[ErrorKind::Io])?;
+        pair.lab.fails("all pages", op, &[ErrorKind::Io])?;
         pair.lab.settle()?;
         same("imms of a failed write", pair.to_a.imm(imm).count(), 0)?;
     }

@@ -9,7 +9,7 @@ use transport_core::{Access, ErrorKind, Pages, WriteOptions, imm_count};
 
 use crate::check::{Verdict, ensure, refused, same};
 use crate::ground::{Ground, OPEN};
-use crate::lab::Pair;
+use crate::lab::{Lab, Options, Pair};
 use crate::trial::{ALL_PATHS, Context, Trial};
 
 pub(super) const TRIALS: &[Trial] = &[
@@ -27,7 +27,7 @@ pub(super) const TRIALS: &[Trial] = &[
 ];
 
 fn after_all_bytes(context: &Context) -> Verdict {
-    for seed in context.seed..context.seed + 6 {
+    for seed in context.seeds(6) {
         let pair = Pair::new(&context.with_seed(seed))?;
         let src = Ground::new(&pair.a, 1_500_000, Access::LOCAL, seed)?;
         let mut dst = Ground::new(&pair.b, 1_500_000, OPEN, seed + 1)?;
@@ -47,7 +47,7 @@ fn after_all_bytes(context: &Context) -> Verdict {
 
 fn after_all_pages(context: &Context) -> Verdict {
     const PAGES: u32 = 150;
-    for seed in context.seed..context.seed + 6 {
+    for seed in context.seeds(6) {
         let pair = Pair::new(&context.with_seed(seed))?;
         let src = Ground::new(&pair.a, PAGES as usize * 512, Access::LOCAL, seed)?;
         let mut dst = Ground::new(&pair.b, PAGES as usize * 512, OPEN, seed + 1)?;
@@ -105,7 +105,7 @@ fn one_per_started_mib(context: &Context) -> Verdict {
     let src = Ground::new(&pair.a, 3 * MIB + 10, Access::LOCAL, context.seed)?;
     let mut dst = Ground::new(&pair.b, 3 * MIB + 10, OPEN, context.seed + 1)?;
     let remote = dst.import(&pair.to_b)?;
-    for (imm, size) in (0..).zip([1, MIB - 1, MIB, MIB + 1, 3 * MIB, 3 * MIB + 1]) {
+    for (imm, size) in context.some((0..).zip([1, MIB - 1, MIB, MIB + 1, 3 * MIB, 3 * MIB + 1])) {
         let options = WriteOptions::new().imm(imm).per_wr();
         pair.lab.done(pair.to_b.write_with(&src.region, 1..1 + size, &remote, 5, &options)?)?;
         dst.expect_from(5, &src, 1..1 + size);
@@ -135,7 +135,7 @@ fn accumulates_and_is_taken(context: &Context) -> Verdict {
     same("left", counter.count(), 6)?;
     refused(
         "seven of six",
-        counter.expect(7).wait(Duration::from_millis(20)),
+        counter.expect(7).wait(Duration::from_millis(1)),
         &[ErrorKind::DeadlineExceeded],
     )?;
     ensure(counter.try_take(6), "could not take the rest")?;
@@ -154,10 +154,11 @@ fn all_32_bits(context: &Context) -> Verdict {
 
 /// The receiver does not look for a while: the sender is held back, nothing is lost.
 fn more_than_any_queue(context: &Context) -> Verdict {
-    const IMMS: u32 = 3500;
-    let pair = Pair::new(context)?;
+    let count = context.amount(3500, 1050);
+    let options = Options { max_operations: 4096, ..Options::default() };
+    let pair = Lab::new(context).pair_of(&options, &options)?;
     let mut ops = Vec::new();
-    for imm in 0..IMMS {
+    for imm in 0..count {
         ops.push(pair.to_b.write_imm(imm % 7)?);
     }
     for _ in 0..50 {
@@ -166,7 +167,7 @@ fn more_than_any_queue(context: &Context) -> Verdict {
     pair.lab.all_done(ops)?;
     pair.lab.settle()?;
     let counts: Vec<_> = (0..7).map(|imm| pair.to_a.imm(imm).count()).collect();
-    same("imms of each value", counts, vec![u64::from(IMMS) / 7; 7])
+    same("imms of each value", counts, vec![u64::from(count) / 7; 7])
 }
 
 /// Called and handed out as they come: each arrival once, and the end of the peer.

@@ -18,7 +18,9 @@ pub(super) const TRIALS: &[Trial] = &[
 ];
 
 fn open(lab: &Lab, labels: &[&str]) -> Verdict<Fabric> {
-    lab.open(&Options { labels, ..Options::default() })
+    // Several transports of each: a rail group, in each run of many.
+    let rails = lab.context.swept.then_some(4);
+    lab.open(&Options { labels, rails, ..Options::default() })
 }
 
 /// Bytes that went out over a transport, however.
@@ -106,7 +108,7 @@ fn nothing_in_common(context: &Context) -> Verdict {
     let error = refused("no transport in common", a.connect_local(&b).map(drop), &[ErrorKind::Unreachable])?;
     ensure(error.context().contains("one"), format!("the transport is not named: {error}"))?;
     // Slots that were reserved for the attempt are free again.
-    for _ in 0..300 {
+    for _ in 0..context.amount(300, 3) {
         refused("still none", a.connect_local(&b).map(drop), &[ErrorKind::Unreachable])?;
         lab.turn();
     }

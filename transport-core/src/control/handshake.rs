@@ -167,7 +167,7 @@ impl Handshake<'_> {
         let identity = inner.identity().clone();
         let incarnation = identity.incarnation;
         let theirs = offers.as_ref().map(|offers| offers.transports.clone());
-        let prepared = blocking(move || inner.prepare(theirs.as_deref())).await??;
+        let prepared = blocking(move || inner.prepare(theirs.as_deref(), false)).await??;
         let peer_timeout_ms = u32::try_from(settings.peer_timeout.as_millis()).unwrap_or(u32::MAX);
         let transports = prepared.offers();
         self.wire()?.push(&Frame::Offers { identity, peer_timeout_ms, transports })?;

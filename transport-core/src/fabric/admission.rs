@@ -17,10 +17,16 @@ pub(crate) struct Prepared {
 
 impl FabricInner {
     /// Reserves slots on the rails of every transport: one each for the side that
-    /// connects, and for the other one per pair with `theirs`.
-    pub(crate) fn prepare(self: &Arc<Self>, theirs: Option<&[TransportOffer]>) -> Result<Prepared> {
+    /// connects, and for the other one per pair with `theirs`; for a peer in this process
+    /// or anywhere.
+    pub(crate) fn prepare(
+        self: &Arc<Self>,
+        theirs: Option<&[TransportOffer]>,
+        is_local: bool,
+    ) -> Result<Prepared> {
         self.check_open("connect")?;
-        let transports = self.transports.iter().map(Reservation::new).collect();
+        let new = |transport| Reservation::new(transport, is_local);
+        let transports = self.transports.iter().map(new).collect();
         let mut prepared = Prepared { fabric: Arc::downgrade(self), transports };
         prepared.transports.iter_mut().try_for_each(|reservation| reservation.reserve(theirs))?;
         Ok(prepared)

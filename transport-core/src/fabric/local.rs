@@ -8,9 +8,9 @@ use crate::{Peer, Result};
 
 /// Hands the offers over in memory.
 pub(super) fn connect_local(ours: &Arc<FabricInner>, theirs: &Arc<FabricInner>) -> Result<(Peer, Peer)> {
-    let mut a = ours.prepare(None)?;
+    let mut a = ours.prepare(None, true)?;
     let offer_a = a.offers();
-    let mut b = theirs.prepare(Some(&offer_a))?;
+    let mut b = theirs.prepare(Some(&offer_a), true)?;
     let offer_b = b.offers();
     let report_a = a.complete(&offer_b, &[]);
     let report_b = b.complete(&offer_a, &report_a);

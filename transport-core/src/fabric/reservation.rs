@@ -19,6 +19,8 @@ pub(super) struct Reservation {
     pub label: String,
     backend: &'static str,
     domains: Vec<Arc<dyn Domain>>,
+    /// The peer is in this process.
+    is_local: bool,
     /// In Mbit/s, by rail.
     rates: Vec<u32>,
     /// One per rail, or per pair of rails once the pairs are known.
@@ -42,8 +44,9 @@ pub(super) struct Slot {
 }
 
 impl Reservation {
-    pub fn new(transport: &Transport) -> Self {
+    pub fn new(transport: &Transport, is_local: bool) -> Self {
         Self {
+            is_local,
             label: transport.label.clone(),
             backend: transport.backend,
             domains: transport.domains.clone(),
@@ -63,7 +66,8 @@ impl Reservation {
 
     fn slot(&self, rail: usize) -> Result<Slot> {
         let domain = Arc::clone(&self.domains[rail]);
-        let (slot, offer) = domain.connector().prepare()?;
+        let connector = domain.connector();
+        let (slot, offer) = if self.is_local { connector.prepare_local()? } else { connector.prepare()? };
         Ok(Slot { rail, domain, slot, offer })
     }
 

@@ -143,8 +143,7 @@ impl Transport {
         let batch = settings.workers.posting.batch;
         let open = |domain: &Arc<dyn Domain>| Rail::open(Arc::clone(domain), batch);
         let opened = self.domains[rails.clone()].iter().map(open).collect::<Result<_>>()?;
-        let seed = setup.seed.wrapping_add(number as u64);
-        let driven = Engine::new(Arc::clone(&engine), opened, Arc::clone(&setup.clock), seed);
+        let driven = Engine::new(Arc::clone(&engine), opened, Arc::clone(&setup.clock));
         self.groups.push(Group { engine, rails, driven: None });
         Ok(driven)
     }

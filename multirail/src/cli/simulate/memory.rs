@@ -9,7 +9,7 @@ use crate::cli::failure::Done;
 
 /// A region of `len` bytes without memory behind it.
 pub fn untouched(fabric: &Fabric, len: usize, access: Access) -> Done<Region> {
-    let buffer = Arc::new(HostBuffer::lazy(len)?);
+    let buffer = Arc::new(HostBuffer::sparse(len)?);
     // SAFETY: the buffer is new, and only the region will know it.
     Ok(unsafe { fabric.register(buffer, access)? })
 }
