@@ -25,7 +25,7 @@ pub(crate) struct Import {
     pub(crate) key: Key,
     /// Keeps the bytes mapped where they are the peer's file.
     #[cfg(target_os = "linux")]
-    _mapping: Option<Mapping>,
+    mapping: Option<Mapping>,
 }
 
 /// Where a region's first byte is.
@@ -41,7 +41,7 @@ pub(crate) enum Place {
 }
 
 // SAFETY: the addresses are plain numbers here; they are followed only between
-// `enter` and `leave`, while the target keeps its bytes (or `_mapping` ours).
+// `enter` and `leave`, while the target keeps its bytes (or `mapping` ours).
 unsafe impl Send for Import {}
 // SAFETY: as above.
 unsafe impl Sync for Import {}
@@ -141,7 +141,7 @@ impl Imports {
             access: answer.access,
             key: answer.key,
             #[cfg(target_os = "linux")]
-            _mapping: answer.mapping,
+            mapping: answer.mapping,
         });
         let page = self.pages[index as usize / PAGE]
             .get_or_init(|| (0..PAGE).map(|_| ArcSwapOption::empty()).collect());
@@ -186,6 +186,11 @@ impl RemoteMemory for Remote {
 
     fn base(&self) -> u64 {
         0
+    }
+
+    fn warm_up(&self) {
+        #[cfg(target_os = "linux")]
+        self.import.mapping.iter().for_each(Mapping::populate);
     }
 
     fn path(&self) -> &'static str {

@@ -5,6 +5,7 @@ use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU32, AtomicU64};
 
 use crossbeam_utils::CachePadded;
+use transport_core::copy::{Way, copy};
 use transport_core::{HostBuffer, Memory, Result};
 
 use crate::board::{Lease, SLOTS};
@@ -101,6 +102,19 @@ impl<T: Plain> Segment<T> {
         // mapped, and every field tolerates concurrent writes.
         unsafe { self.layout.as_ref() }
     }
+}
+
+/// Reads a byte of every page, so that its first use finds it mapped.
+pub(crate) fn touch<T: Plain>(layout: &T) {
+    /// The smallest page there is.
+    const PAGE: usize = 4096;
+    let start = std::ptr::from_ref(layout).cast::<u8>();
+    let mut byte = 0_u8;
+    for offset in (0..size_of::<T>()).step_by(PAGE) {
+        // SAFETY: inside the layout; the other side may write there at any time, as `copy` bears.
+        unsafe { copy(Way::Plain, &raw mut byte, start.add(offset), 1) };
+    }
+    std::hint::black_box(byte);
 }
 
 fn checked<T>(start: *mut u8, len: usize) -> NonNull<T> {

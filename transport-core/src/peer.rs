@@ -3,6 +3,7 @@
 mod barriers;
 mod drain;
 mod end;
+mod warm;
 
 use std::collections::{HashMap, VecDeque};
 use std::num::NonZeroU64;
@@ -169,9 +170,7 @@ impl Peer {
             taken |= link.is_up();
             text.push_str(&format!("\n  {}: {verdict}", link.label));
         }
-        let imports = self.0.imports();
-        let mut paths: Vec<_> =
-            imports.known.values().flatten().filter_map(Weak::upgrade).map(|remote| remote.path()).collect();
+        let mut paths: Vec<_> = self.0.imported().iter().map(|remote| remote.path()).collect();
         paths.sort_unstable();
         for same in paths.chunk_by(|a, b| a == b) {
             text.push_str(&format!("\n  regions by {}: {}", same[0], same.len()));
@@ -245,6 +244,11 @@ impl PeerInner {
         let list = imports.known.entry(remote.region).or_default();
         list.retain(|known| known.strong_count() > 0);
         list.push(Arc::downgrade(remote));
+    }
+
+    /// The regions that are imported now.
+    fn imported(&self) -> Vec<Arc<RemoteInner>> {
+        self.imports().known.values().flatten().filter_map(Weak::upgrade).collect()
     }
 
     fn watchers(&self) -> MutexGuard<'_, Watchers<()>> {

@@ -14,6 +14,8 @@ pub(crate) enum Shape {
     Range { local: u64, remote: u64, len: u64, chunk: u64 },
     /// One page per item.
     Pages { local: PageLayout, remote: PageLayout, page: u64, count: u32 },
+    /// No bytes, and a piece for every rail.
+    Touch { rails: u32 },
 }
 
 impl Shape {
@@ -22,6 +24,7 @@ impl Shape {
         match self {
             Self::Range { len, chunk, .. } => u32::try_from(len.div_ceil(*chunk).max(1)).unwrap_or(u32::MAX),
             Self::Pages { count, .. } => *count,
+            Self::Touch { rails } => *rails,
         }
     }
 
@@ -29,6 +32,7 @@ impl Shape {
         match self {
             Self::Range { len, .. } => *len,
             Self::Pages { page, count, .. } => page * u64::from(*count),
+            Self::Touch { .. } => 0,
         }
     }
 
@@ -45,7 +49,13 @@ impl Shape {
                 let places = local.places(items.clone()).zip(remote.places(items));
                 into.extend(places.map(|(local, remote)| make(local, remote, *page)));
             }
+            Self::Touch { .. } => into.extend(items.map(|_| make(0, 0, 0))),
         }
+    }
+
+    /// Whether it is one piece of no bytes: an imm alone.
+    pub fn is_empty(&self) -> bool {
+        matches!(self, Self::Range { len: 0, .. })
     }
 
     /// Whether it is a list of pages.
@@ -62,15 +72,17 @@ impl Shape {
                 at(items.end) - at(items.start)
             }
             Self::Pages { page, .. } => items.len() as u64 * page,
+            Self::Touch { .. } => 0,
         }
     }
 
-    /// The largest piece.
+    /// The largest piece; for none of bytes, what it counts as in a batch.
     #[inline]
     pub fn piece_bytes(&self) -> u64 {
         match self {
             Self::Range { chunk, .. } => *chunk,
             Self::Pages { page, .. } => *page,
+            Self::Touch { .. } => 1,
         }
     }
 
@@ -175,6 +187,15 @@ mod tests {
             let sizes: Vec<_> = ranges.iter().map(|range| range.end - range.start).collect();
             prop_assert_eq!(sizes.iter().sum::<u32>(), items);
             prop_assert!(sizes.iter().max().unwrap() - sizes.iter().min().unwrap() <= 1);
+        }
+
+        #[test]
+        fn a_touch_is_one_empty_piece_per_rail(rails in 1_u32..64, first in 0_u32..64) {
+            let pieces = expand(&Shape::Touch { rails }, rails, first % rails);
+            prop_assert_eq!(pieces, vec![Piece { local: 0, remote: 0, len: 0 }; rails as usize]);
+            let mut ranges = Vec::new();
+            split(rails, rails, first % rails, &mut ranges);
+            prop_assert!(ranges.iter().all(|range| range.end - range.start == 1));
         }
 
         #[test]

@@ -27,6 +27,7 @@ mod revoke;
 mod routing;
 mod scatter;
 mod tenant;
+mod warm;
 mod write;
 
 use crate::trial::Trial;
@@ -41,6 +42,7 @@ pub fn trials() -> impl Iterator<Item = &'static Trial> {
         imm::TRIALS,
         scatter::TRIALS,
         barrier::TRIALS,
+        warm::TRIALS,
         message::TRIALS,
         pool::TRIALS,
         futures::TRIALS,

@@ -169,7 +169,7 @@ impl Engine {
         } else if active.work.kind == WorkKind::Send && !active.rails[MESSAGES].usable {
             let why = "the rail that carries messages is lost; open the fabric anew";
             active.error = Some(Error::new(ErrorKind::DeviceLost, "send", why));
-        } else if active.work.shape.bytes() == 0 || active.work.kind == WorkKind::Send {
+        } else if active.work.shape.is_empty() || active.work.kind == WorkKind::Send {
             // An imm alone, or one message: the first usable rail, whole.
             if let Some(rail) = active.rails.iter_mut().find(|rail| rail.usable) {
                 rail.range = RailRange { start: 0, end: 1 };
