@@ -10,6 +10,7 @@ use transport_core::spi::{Completions, Event, PeerSlot, ReceiveRequest, WorkKind
 use crate::lane::{self, ENTRIES, Inlet};
 use crate::peer::{Inbound, Outbound};
 use crate::region::Regions;
+use crate::segment::touch;
 use crate::status::status;
 
 /// Events taken from one peer before the next one's turn.
@@ -52,6 +53,17 @@ impl Attached {
     /// Puts the receiving end back for the next endpoint.
     pub(crate) fn detach(self) {
         self.inbound.return_inlet(self.inlet);
+    }
+
+    /// Faults in what the first request either way would: lanes, boards and stages.
+    #[cold]
+    pub(crate) fn warm_up(&self) {
+        touch(self.inbound.layout());
+        self.inbound.stage().into_iter().for_each(touch);
+        if let Some(outbound) = &self.outbound {
+            touch(outbound.layout());
+            outbound.stage().into_iter().for_each(touch);
+        }
     }
 
     /// Takes up to a turn's worth of what has arrived. Whether there was any.

@@ -24,7 +24,7 @@ pub(crate) struct Import {
     pub(crate) key: Key,
     /// Keeps the bytes mapped where they are the peer's file.
     #[cfg(target_os = "linux")]
-    _mapping: Option<Mapping>,
+    mapping: Option<Mapping>,
 }
 
 /// Where a region's first byte is.
@@ -40,7 +40,7 @@ pub(crate) enum Place {
 }
 
 // SAFETY: the addresses are plain numbers here; they are followed only between
-// `enter` and `leave`, while the target keeps its bytes (or `_mapping` ours).
+// `enter` and `leave`, while the target keeps its bytes (or `mapping` ours).
 unsafe impl Send for Import {}
 // SAFETY: as above.
 unsafe impl Sync for Import {}
@@ -163,7 +163,7 @@ impl Imports {
             access: answer.access,
             key: answer.key,
             #[cfg(target_os = "linux")]
-            _mapping: answer.mapping,
+            mapping: answer.mapping,
         });
         let (page, size, place) = locate(index as usize);
         let page = self.pages[page].get_or_init(|| (0..size).map(|_| ArcSwapOption::empty()).collect());
@@ -208,6 +208,11 @@ impl RemoteMemory for Remote {
 
     fn base(&self) -> u64 {
         0
+    }
+
+    fn warm_up(&self) {
+        #[cfg(target_os = "linux")]
+        self.import.mapping.iter().for_each(Mapping::populate);
     }
 
     fn path(&self) -> &'static str {

@@ -162,6 +162,9 @@ impl Runner<'_> {
             Ok(outbound) => outbound,
             Err(kind) => return self.file(request.id, Err(status(kind))),
         };
+        if request.kind == WorkKind::Write && request.imm.is_none() {
+            self.peers[request.peer.0 as usize].iter().for_each(Attached::warm_up);
+        }
         // SAFETY: by the caller.
         match unsafe { announce(outbound, request) } {
             Some(outcome) => self.file(request.id, outcome.map_err(status)),

@@ -6,6 +6,7 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use crossbeam_utils::CachePadded;
+use transport_core::copy::{Way, copy};
 use transport_core::{HostBuffer, Memory, Result};
 
 use crate::board::{Lease, SLOTS};
@@ -161,6 +162,19 @@ static ASIDE: Mutex<Vec<HostBuffer>> = Mutex::new(Vec::new());
 const MOST_ASIDE: usize = 64;
 /// Leases of a segment that is put aside: a page of them.
 const MOST_LEASES: usize = 512;
+
+/// Reads a byte of every page, so that its first use finds it mapped.
+pub(crate) fn touch<T: Plain>(layout: &T) {
+    /// The smallest page there is.
+    const PAGE: usize = 4096;
+    let start = std::ptr::from_ref(layout).cast::<u8>();
+    let mut byte = 0_u8;
+    for offset in (0..size_of::<T>()).step_by(PAGE) {
+        // SAFETY: inside the layout; the other side may write there at any time, as `copy` bears.
+        unsafe { copy(Way::Plain, &raw mut byte, start.add(offset), 1) };
+    }
+    std::hint::black_box(byte);
+}
 
 fn checked<T>(start: *mut u8, len: usize) -> NonNull<T> {
     assert!(len == size_of::<T>() && (start as usize).is_multiple_of(align_of::<T>()));

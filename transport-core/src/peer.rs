@@ -5,6 +5,7 @@ mod drain;
 mod end;
 mod grant;
 mod route;
+mod warm;
 
 use std::collections::{HashMap, VecDeque};
 use std::num::NonZeroU64;
@@ -234,6 +235,11 @@ impl PeerInner {
         let list = imports.known.entry(remote.region).or_default();
         list.retain(|known| known.strong_count() > 0);
         list.push(Arc::downgrade(remote));
+    }
+
+    /// The regions that are imported now.
+    fn imported(&self) -> Vec<Arc<RemoteInner>> {
+        self.imports().known.values().flatten().filter_map(Weak::upgrade).collect()
     }
 
     fn watchers(&self) -> MutexGuard<'_, Watchers<()>> {

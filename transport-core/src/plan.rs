@@ -17,6 +17,8 @@ pub(crate) enum Shape {
     Pages { local: PageLayout, remote: PageLayout, page: u64, count: u32 },
     /// Every piece written out, both offsets and the length, and bytes in all.
     Written { pieces: Arc<[(u64, u64, u64)]>, bytes: u64, paged: bool },
+    /// No bytes, and a piece for every rail.
+    Touch { rails: u32 },
 }
 
 impl Shape {
@@ -26,6 +28,7 @@ impl Shape {
             Self::Range { len, chunk, .. } => u32::try_from(len.div_ceil(*chunk).max(1)).unwrap_or(u32::MAX),
             Self::Pages { count, .. } => *count,
             Self::Written { pieces, .. } => pieces.len() as u32,
+            Self::Touch { rails } => *rails,
         }
     }
 
@@ -34,6 +37,7 @@ impl Shape {
             Self::Range { len, .. } => *len,
             Self::Pages { page, count, .. } => page * u64::from(*count),
             Self::Written { bytes, .. } => *bytes,
+            Self::Touch { .. } => 0,
         }
     }
 
@@ -54,7 +58,13 @@ impl Shape {
                 let pieces = &pieces[items.start as usize..items.end as usize];
                 into.extend(pieces.iter().map(|(local, remote, len)| make(*local, *remote, *len)));
             }
+            Self::Touch { .. } => into.extend(items.map(|_| make(0, 0, 0))),
         }
+    }
+
+    /// Whether it is one piece of no bytes: an imm alone.
+    pub fn is_empty(&self) -> bool {
+        matches!(self, Self::Range { len: 0, .. })
     }
 
     /// Whether it is a list of pages.
@@ -81,16 +91,18 @@ impl Shape {
             Self::Written { pieces, .. } => {
                 pieces[items.start as usize..items.end as usize].iter().map(|(_, _, len)| len).sum()
             }
+            Self::Touch { .. } => 0,
         }
     }
 
-    /// The largest piece.
+    /// The largest piece; for none of bytes, what it counts as in a batch.
     #[inline]
     pub fn piece_bytes(&self) -> u64 {
         match self {
             Self::Range { chunk, .. } => *chunk,
             Self::Pages { page, .. } => *page,
             Self::Written { pieces, .. } => pieces.first().map_or(0, |(_, _, len)| *len),
+            Self::Touch { .. } => 1,
         }
     }
 

@@ -4,6 +4,7 @@
 #[path = "../common/mod.rs"]
 mod common;
 mod process;
+mod warm;
 
 use std::io::Write;
 use std::time::{Duration, Instant};
@@ -89,6 +90,7 @@ fn processes_reach_each_other_and_leave_nothing_behind() {
     a_killed_writer_does_not_hold_memory();
     a_stopped_peer_holds_importers_up_together();
     strangers_are_dropped();
+    warm::what_is_warm_faults_no_more();
     assert_eq!((count("fd"), count("task")), (files, threads));
 }
 

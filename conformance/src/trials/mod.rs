@@ -28,6 +28,7 @@ mod revoke;
 mod routing;
 mod scatter;
 mod tenant;
+mod warm;
 mod write;
 
 use crate::trial::Trial;
@@ -42,6 +43,7 @@ pub fn trials() -> impl Iterator<Item = &'static Trial> {
         imm::TRIALS,
         scatter::TRIALS,
         barrier::TRIALS,
+        warm::TRIALS,
         message::TRIALS,
         pool::TRIALS,
         futures::TRIALS,

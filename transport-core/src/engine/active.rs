@@ -7,7 +7,7 @@ use super::Work;
 use crate::observe::OperationKind;
 use crate::op::OpId;
 use crate::peer::PeerInner;
-use crate::plan::RailRange;
+use crate::plan::{RailRange, Shape};
 use crate::spi::{Batch, PeerSlot, Piece, WorkKind, WorkRequest};
 use crate::{Error, ImmMode, Time, copy};
 
@@ -94,6 +94,7 @@ pub(super) fn kind_of(work: &Work) -> OperationKind {
     match work.kind {
         WorkKind::Read => OperationKind::Read,
         WorkKind::Send => OperationKind::Send,
+        WorkKind::Write if matches!(work.shape, Shape::Touch { .. }) => OperationKind::WarmUp,
         WorkKind::Write if work.local.is_none() => OperationKind::WriteImm,
         WorkKind::Write if work.shape.is_pages() => OperationKind::WritePages,
         WorkKind::Write => OperationKind::Write,

@@ -9,7 +9,7 @@ use super::{Active, ActiveRail, Control, Engine, LinkState, Revoking, Submission
 use crate::observe::{OperationKind, What};
 use crate::op::OpId;
 use crate::peer::PeerInner;
-use crate::plan::{RailRange, split};
+use crate::plan::{RailRange, Shape, split};
 use crate::spi::WorkKind;
 use crate::{Error, ErrorKind};
 
@@ -180,14 +180,17 @@ impl Engine {
         } else if active.work.kind == WorkKind::Send && !active.rails[MESSAGES].usable() {
             let why = "the rail that carries messages is lost; open the fabric anew";
             active.error = Some(Error::new(ErrorKind::DeviceLost, "send", why));
-        } else if active.work.shape.bytes() == 0 || active.work.kind == WorkKind::Send {
+        } else if active.work.shape.is_empty() || active.work.kind == WorkKind::Send {
             // An imm alone, or one message: the first usable rail, whole.
             if let Some(rail) = active.rails.iter_mut().find(|rail| rail.usable()) {
                 rail.range = RailRange { start: 0, end: 1 };
             }
             active.unposted = 1;
         } else {
-            let weights = active.rails.iter().map(|rail| rail.weight);
+            // A touch is one for every rail, whatever that carries.
+            let alike = matches!(active.work.shape, Shape::Touch { .. });
+            let weight = |rail: &ActiveRail| if alike { rail.weight.min(1) } else { rail.weight };
+            let weights = active.rails.iter().map(weight);
             split(active.work.items, weights, self.turn, &mut self.ranges);
             self.turn = self.turn.wrapping_add(1);
             active.rails.iter_mut().zip(&self.ranges).for_each(|(rail, range)| {

@@ -99,6 +99,8 @@ pub enum OperationKind {
     Receive,
     /// `revoke`.
     Revoke,
+    /// `warm_up`.
+    WarmUp,
 }
 
 /// An operation under way.
@@ -189,8 +191,16 @@ impl Dump {
 }
 
 impl OperationKind {
-    const ALL: [Self; 7] =
-        [Self::Write, Self::WritePages, Self::WriteImm, Self::Read, Self::Send, Self::Receive, Self::Revoke];
+    const ALL: [Self; 8] = [
+        Self::Write,
+        Self::WritePages,
+        Self::WriteImm,
+        Self::Read,
+        Self::Send,
+        Self::Receive,
+        Self::Revoke,
+        Self::WarmUp,
+    ];
 
     /// The API's name.
     pub fn name(self) -> &'static str {
@@ -202,6 +212,7 @@ impl OperationKind {
             Self::Send => "send",
             Self::Receive => "recv",
             Self::Revoke => "revoke",
+            Self::WarmUp => "warm_up",
         }
     }
 

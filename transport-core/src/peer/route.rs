@@ -1,7 +1,6 @@
 //! The links of a peer, by transport.
 
 use std::ops::Range;
-use std::sync::Weak;
 
 use super::{Peer, PeerInner};
 use crate::engine::Control;
@@ -28,9 +27,7 @@ impl Peer {
             taken |= link.is_up();
             text.push_str(&format!("\n  {}: {verdict}", link.label));
         }
-        let imports = self.0.imports();
-        let mut paths: Vec<_> =
-            imports.known.values().flatten().filter_map(Weak::upgrade).map(|remote| remote.path()).collect();
+        let mut paths: Vec<_> = self.0.imported().iter().map(|remote| remote.path()).collect();
         paths.sort_unstable();
         for same in paths.chunk_by(|a, b| a == b) {
             text.push_str(&format!("\n  regions by {}: {}", same[0], same.len()));

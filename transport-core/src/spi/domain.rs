@@ -97,6 +97,10 @@ pub trait RemoteMemory: Send + Sync + Any {
     /// The address that work requests add their offset to.
     fn base(&self) -> u64;
 
+    /// Makes ready what the first request to it would have to, in the calling thread. A
+    /// hint: it cannot fail. Nothing by default.
+    fn warm_up(&self) {}
+
     /// What carries bytes to it, in a few words for people.
     fn path(&self) -> &'static str {
         "the device"

@@ -32,7 +32,9 @@ pub struct WorkRequest {
     pub local: *mut u8,
     /// Key of the local registration.
     pub lkey: u64,
-    /// Bytes.
+    /// Bytes. A write of none without an imm warms up: the backend touches what the
+    /// first request to the peer would have to, a page or a connection, and completes it; nothing
+    /// is delivered, and `local`, `remote` and the keys mean nothing.
     pub len: u64,
     /// First remote byte: the import's base plus an offset.
     pub remote: u64,
