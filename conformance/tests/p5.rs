@@ -49,7 +49,9 @@ impl Subject for P5 {
     }
 
     fn transport(&self, label: &str, shape: Shape) -> Result<TransportConfig, String> {
-        let backend = Loopback::with(LoopbackConfig::default().devices(shape.rails).link(card(shape)));
+        let backend = Loopback::with(
+            LoopbackConfig::default().devices(shape.rails).groups(shape.rails.div_ceil(4)).link(card(shape)),
+        );
         let devices = devices(&backend)?;
         Ok(TransportConfig::new(label, Arc::new(backend)).devices(devices))
     }
