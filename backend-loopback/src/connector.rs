@@ -9,22 +9,15 @@ use crate::domain::{Core, LoopbackDomain, random};
 use crate::host::Host;
 use crate::offer::Offer;
 use crate::peer::{Inbound, Outbound, Reach};
+use crate::segment::Segment;
 
 impl Connector for LoopbackDomain {
     fn prepare(&self) -> Result<(PeerSlot, Vec<u8>)> {
-        let core = &self.shared.core;
-        let token = random()?;
-        let inbound = Arc::new(Inbound::new(core.doorbell.clone(), token)?);
-        let offer = Offer {
-            host: Host::here(),
-            process: std::process::id(),
-            domain: core.id,
-            token,
-            socket: self.socket()?,
-        };
-        let bytes = offer.to_bytes()?;
-        core.regions.add_board(inbound.clone());
-        Ok((core.peers.insert(inbound), bytes))
+        self.prepare_with(Segment::create()?, Host::here(), self.socket()?)
+    }
+
+    fn prepare_local(&self) -> Result<(PeerSlot, Vec<u8>)> {
+        self.prepare_with(Segment::private()?, Host::default(), String::new())
     }
 
     fn complete(&self, slot: PeerSlot, offer: &[u8]) -> Result<()> {
@@ -82,6 +75,16 @@ impl Connector for LoopbackDomain {
 }
 
 impl LoopbackDomain {
+    fn prepare_with(&self, segment: Segment, host: Host, socket: String) -> Result<(PeerSlot, Vec<u8>)> {
+        let core = &self.shared.core;
+        let token = random()?;
+        let inbound = Arc::new(Inbound::new(segment, core.doorbell.clone(), token));
+        let offer = Offer { host, process: std::process::id(), domain: core.id, token, socket };
+        let bytes = offer.to_bytes()?;
+        core.regions.add_board(inbound.clone());
+        Ok((core.peers.insert(inbound), bytes))
+    }
+
     /// The name of the domain's socket; starts the server at first use.
     #[cfg(all(target_os = "linux", not(miri)))]
     fn socket(&self) -> Result<String> {
@@ -100,11 +103,12 @@ impl LoopbackDomain {
 
 /// Finds the peer: in this process, or in another one of this host.
 fn reach(offer: &Offer) -> Result<Reach> {
-    let here = Host::here();
-    if let Some(obstacle) = here.obstacle(&offer.host) {
-        return Err(Error::new(ErrorKind::Unreachable, "connect", obstacle));
-    }
-    let Some(core) = Core::here(offer.domain) else { return reach_process(offer) };
+    let Some(core) = Core::here(offer.domain) else {
+        return match Host::here().obstacle(&offer.host) {
+            Some(obstacle) => Err(Error::new(ErrorKind::Unreachable, "connect", obstacle)),
+            None => reach_process(offer),
+        };
+    };
     let inbound = core.peers.by_token(&offer.token).filter(|inbound| inbound.claim()).ok_or_else(|| {
         let context = "the peer's offer was used already or withdrawn: exchange new offers";
         Error::new(ErrorKind::Unreachable, "connect", context)

@@ -4,6 +4,9 @@ use std::collections::VecDeque;
 
 use transport_core::spi::{Event, Status};
 
+/// Events that may change places: enough for any order to come up, and bounded work per event.
+const CHOICES: usize = 64;
+
 /// Filed events. Requests done one after the other share an event.
 #[derive(Default)]
 pub(crate) struct Ended {
@@ -49,11 +52,19 @@ impl Ended {
             self.close_run();
         }
         let event = self.events.pop_front()?;
-        self.requests -= match event {
-            Event::Done { count, .. } => count as usize,
-            Event::Failed { .. } => 1,
-            _ => 0,
-        };
+        self.uncount(event);
+        Some(event)
+    }
+
+    /// The event that `pick` says, of so many that may change places: ends of requests do,
+    /// but none overtakes the end of a peer or device, nor is overtaken by it.
+    pub(crate) fn pop_one_of(&mut self, pick: impl FnOnce(usize) -> usize) -> Option<Event> {
+        if self.events.is_empty() {
+            self.close_run();
+        }
+        let ends = |event: &&Event| matches!(event, Event::Done { .. } | Event::Failed { .. });
+        let event = self.events.remove(pick(self.events.iter().take(CHOICES).take_while(ends).count()))?;
+        self.uncount(event);
         Some(event)
     }
 
@@ -65,6 +76,15 @@ impl Ended {
     /// Whether nothing waits.
     pub(crate) fn is_empty(&self) -> bool {
         self.events.is_empty() && self.count == 0
+    }
+
+    #[inline]
+    fn uncount(&mut self, event: Event) {
+        self.requests -= match event {
+            Event::Done { count, .. } => count as usize,
+            Event::Failed { .. } => 1,
+            _ => 0,
+        };
     }
 
     #[cold]
@@ -98,5 +118,18 @@ mod tests {
         assert!(ended.is_empty() && ended.requests() == 0);
         ended.done(3, 1);
         assert_eq!(ended.pop(), Some(done(3, 1)));
+    }
+
+    #[test]
+    fn ends_change_places_among_themselves() {
+        let mut ended = Ended::default();
+        let last = |choices: usize| choices.saturating_sub(1);
+        [7, 9, 11].into_iter().for_each(|id| ended.done(id, 1));
+        let gone = Event::PeerGone { peer: transport_core::spi::PeerSlot(1) };
+        ended.event(gone);
+        ended.done(20, 1);
+        let order: Vec<_> = std::iter::from_fn(|| ended.pop_one_of(last)).collect();
+        let done = |first| Event::Done { first, count: 1 };
+        assert_eq!(order, [done(11), done(9), done(7), gone, done(20)]);
     }
 }

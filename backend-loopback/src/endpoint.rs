@@ -14,7 +14,7 @@ use crate::domain::Shared;
 use crate::ended::Ended;
 #[cfg(target_os = "linux")]
 use crate::foreign::Vector;
-use crate::link::{Model, Verdict};
+use crate::model::{Model, Verdict};
 use crate::runner::Runner;
 use crate::shortcut::Shortcut;
 use crate::staging::{Outlets, Staging};
@@ -154,7 +154,11 @@ impl LoopbackEndpoint {
     /// Moves filed events out.
     fn report(&mut self, into: &mut Completions) {
         while into.spare() > 0 {
-            let Some(event) = self.ended.pop() else { return };
+            let next = match &mut self.model {
+                Some(model) => self.ended.pop_one_of(|ends| model.pick(ends)),
+                None => self.ended.pop(),
+            };
+            let Some(event) = next else { return };
             if let Event::PeerGone { peer } = event {
                 self.gone.push(peer);
             }

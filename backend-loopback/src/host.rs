@@ -2,8 +2,9 @@
 
 use serde::{Deserialize, Serialize};
 
-/// Two processes whose `Host` is equal can share memory and name each other.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+/// Two processes whose `Host` is equal can share memory and name each other. The default is
+/// no host at all.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Host {
     /// Random at every boot; zero where the system has none to tell.
     pub(crate) boot: u128,

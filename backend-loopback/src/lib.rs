@@ -11,8 +11,8 @@
 //! `offer`, `host` and `connector` bring two domains together; `runner`, with
 //! `shortcut`, moves bytes for the `endpoint` and `direct`; `staging`, `outlet` and
 //! `stage` move those that only their owner can reach; `attached` is a peer in the
-//! endpoint's eyes, `ended` what it has to report; `link` stands in for a
-//! device; `domain` and `backend` hold it together. On Linux, `server`,
+//! endpoint's eyes, `ended` what it has to report; `link` says how a device
+//! behaves that `model` stands in for; `domain` and `backend` hold it together. On Linux, `server`,
 //! `dial`, `turn`, `wire`, `mapping`, `process` and `foreign` reach other processes, and
 //! `refusal` says why the kernel does not.
 //!
@@ -63,6 +63,7 @@ mod lane;
 mod link;
 #[cfg(target_os = "linux")]
 mod mapping;
+mod model;
 mod null;
 mod offer;
 mod orphan;

@@ -47,6 +47,7 @@ mod tests {
     use transport_core::{Access, Doorbell, HostBuffer};
 
     use super::*;
+    use crate::segment::Segment;
     use crate::region::{Key, Regions};
 
     /// Memory whose owner registers other memory when it goes.
@@ -77,7 +78,7 @@ mod tests {
     #[test]
     fn an_owner_may_register_when_its_orphan_is_freed() {
         let (freed, hear) = channel();
-        let inbound = Arc::new(Inbound::new(Arc::new(Doorbell::new().unwrap()), [0; _]).unwrap());
+        let inbound = Arc::new(Inbound::new(Segment::create().unwrap(), Arc::new(Doorbell::new().unwrap()), [0; _]));
         let regions = Regions::default();
         regions.add_board(inbound.clone());
         let key = register(&regions, Arc::new(Heir(HostBuffer::new(8).unwrap(), freed)));

@@ -36,9 +36,9 @@ pub(crate) struct Inbound {
 
 impl Inbound {
     /// A new one; `doorbell` wakes the endpoint.
-    pub(crate) fn new(doorbell: Arc<Doorbell>, token: Token) -> Result<Self> {
-        Ok(Self {
-            segment: Segment::create()?,
+    pub(crate) fn new(segment: Segment, doorbell: Arc<Doorbell>, token: Token) -> Self {
+        Self {
+            segment,
             doorbell,
             token,
             claimed: AtomicBool::new(false),
@@ -49,7 +49,7 @@ impl Inbound {
             served: AtomicU64::new(0),
             #[cfg(target_os = "linux")]
             initiator: OnceLock::new(),
-        })
+        }
     }
 
     /// The first who asks with the right token is the initiator; nobody else ever is.

@@ -72,10 +72,18 @@ impl<T: Plain> Segment<T> {
     /// Exact size of the shared file.
     const SIZE: usize = size_of::<T>();
 
-    /// A new one, zeroed.
+    /// A new one, zeroed. Most of it is never touched.
     pub(crate) fn create() -> Result<Self> {
-        let buffer = HostBuffer::new(Self::SIZE)?;
-        Ok(Self { layout: checked(buffer.as_ptr(), buffer.len()), owner: Owner::Ours(buffer) })
+        Ok(Self::of(HostBuffer::sparse(Self::SIZE)?))
+    }
+
+    /// One for a peer in this process: no file, which is most of the cost of a new one.
+    pub(crate) fn private() -> Result<Self> {
+        Ok(Self::of(HostBuffer::private(Self::SIZE)?))
+    }
+
+    fn of(buffer: HostBuffer) -> Self {
+        Self { layout: checked(buffer.as_ptr(), buffer.len()), owner: Owner::Ours(buffer) }
     }
 
     /// The peer's, from its file.

@@ -15,6 +15,9 @@ use crate::trial::Context;
 pub(crate) const LABEL: &str = "under-test";
 /// Turns after which a wait that should have ended is a failure.
 const PATIENCE: usize = 200_000;
+/// Turns without a request posted after which time moves on, whatever else happens: a
+/// refused post is tried again at once, as often as there are operations.
+const STUCK: u32 = 8;
 /// The first step of the clock when nothing happens; it doubles up to [`LEAP`].
 const TICK: Duration = Duration::from_micros(1);
 const LEAP: Duration = Duration::from_millis(500);
@@ -24,7 +27,9 @@ pub(crate) struct Lab {
     pub clock: VirtualClock,
     context: Context,
     fabrics: RefCell<Vec<Fabric>>,
+    /// Turns in a row without any event, and without a request posted.
     idle: Cell<u32>,
+    unposted: Cell<u32>,
 }
 
 /// What is special about a fabric.
@@ -48,7 +53,8 @@ impl Default for Options<'_> {
 #[track_caller]
 pub(crate) fn builder(context: &Context, options: &Options<'_>) -> Verdict<FabricBuilder> {
     let rails = options.rails.unwrap_or_else(|| context.subject.rails());
-    let shape = Shape { rails, variant: options.variant.unwrap_or(context.variant) };
+    let variant = options.variant.unwrap_or(context.variant);
+    let shape = Shape { rails, variant, seed: context.seed };
     let mut builder = FabricBuilder::new().max_operations(options.max_operations).deadline(options.deadline);
     for label in options.labels {
         builder = builder.transport(context.subject.transport(label, shape).map_err(Failure::new)?);
@@ -61,8 +67,8 @@ pub(crate) fn builder(context: &Context, options: &Options<'_>) -> Verdict<Fabri
 
 impl Lab {
     pub(crate) fn new(context: &Context) -> Self {
-        let (fabrics, idle) = (RefCell::default(), Cell::new(0));
-        Self { clock: VirtualClock::default(), context: context.clone(), fabrics, idle }
+        let (fabrics, context) = (RefCell::default(), context.clone());
+        Self { clock: VirtualClock::default(), context, fabrics, idle: Cell::new(0), unposted: Cell::new(0) }
     }
 
     /// Opens a fabric; the lab drives it from now on.
@@ -86,17 +92,27 @@ impl Lab {
 
     /// One turn of every fabric, in the order they were opened. Time stands still.
     pub(crate) fn turn(&self) -> usize {
-        self.fabrics.borrow().iter().map(|fabric| fabric.step().events).sum()
+        let (mut events, mut posted) = (0, 0);
+        for fabric in self.fabrics.borrow().iter() {
+            let turn = fabric.step();
+            events += turn.events;
+            posted += turn.posted;
+        }
+        self.unposted.set(if posted > 0 { 0 } else { self.unposted.get() + 1 });
+        events
     }
 
     /// One turn; time moves on if nothing happened.
     pub(crate) fn tick(&self) -> usize {
         let events = self.turn();
-        if events > 0 {
-            self.idle.set(0);
-        } else {
+        if events == 0 {
             self.clock.advance((TICK * (1 << self.idle.get().min(20))).min(LEAP));
             self.idle.set(self.idle.get() + 1);
+            return 0;
+        }
+        self.idle.set(0);
+        if self.unposted.get() >= STUCK {
+            self.clock.advance(TICK);
         }
         events
     }
@@ -182,6 +198,12 @@ impl Lab {
     }
 }
 
+impl Drop for Lab {
+    fn drop(&mut self) {
+        self.fabrics.get_mut().iter().for_each(|fabric| self.context.witness.saw(fabric.event_hash()));
+    }
+}
+
 /// Two connected fabrics: `a` begins, `b` is the target.
 pub(crate) struct Pair {
     pub lab: Lab,
@@ -204,12 +226,22 @@ impl Pair {
         self.a.transports()[0].capabilities.clone()
     }
 
-    /// Steps until at least one request of `a` is posted and not complete.
+    /// Requests that `a` has posted.
+    pub(crate) fn posts(&self) -> u64 {
+        self.a.counters().iter().map(|rail| rail.posts).sum()
+    }
+
+    /// Steps until at least `posts` requests of `a` were posted, and one is not complete. A
+    /// device that takes nothing for a while gets a little time.
     #[track_caller]
-    pub(crate) fn post(&self) -> Verdict {
-        self.a.step();
-        self.a.step();
-        let posts: u64 = self.a.counters().iter().map(|rail| rail.posts).sum();
-        ensure(posts > 0 && self.a.step().outstanding > 0, "nothing is posted and outstanding")
+    pub(crate) fn post(&self, posts: u64) -> Verdict {
+        for _ in 0..1000 {
+            self.a.step();
+            if self.posts() >= posts {
+                return ensure(self.a.step().outstanding > 0, "nothing is outstanding");
+            }
+            self.lab.clock.advance(TICK);
+        }
+        Err(Failure::new(format!("{} requests were posted, not {posts}", self.posts())))
     }
 }

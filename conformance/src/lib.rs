@@ -13,13 +13,16 @@
 //! trial states; `check` turns assertions into sentences, `ground` is memory
 //! that knows what it should contain, `lab` holds caller-driven fabrics and their
 //! clock. The trials are in `trials`, one file per noun; `process` has the helper
-//! processes. `runner` runs it all.
+//! processes. `run` runs one trial over its seeds, `replay` names the command that does so
+//! again, `tally` counts, `runner` runs it all.
 //!
 //! Trials are tagged: `virtual` ones run in one thread, on a clock that they move
 //! themselves, and do the same at every run of one seed; `process` ones take real
 //! time and real processes, and run alone.
 //!
-//! `MULTIRAIL_SEED` chooses the seed; a failure prints the command that replays it.
+//! `MULTIRAIL_SEED` chooses the seed, `MULTIRAIL_SEEDS` over how many from that one on
+//! virtual trials run; a failure prints the command that replays it. `MULTIRAIL_TIMES=1`
+//! says what each trial took.
 //! What a subject cannot do is skipped with the reason; what is known to fail is
 //! listed in [`Subject::known_failures`], and passing unexpectedly is a failure.
 
@@ -27,8 +30,11 @@ mod check;
 mod ground;
 mod lab;
 mod process;
+mod replay;
+mod run;
 mod runner;
 mod subject;
+mod tally;
 mod trial;
 mod trials;
 

@@ -18,6 +18,16 @@ pub trait Subject: Send + Sync {
         true
     }
 
+    /// Seeds of each virtual trial, one run per seed, unless `MULTIRAIL_SEEDS` says otherwise.
+    fn seeds(&self) -> u64 {
+        1
+    }
+
+    /// The variants in which a trial runs that asks for those.
+    fn variants(&self, asked: &[Variant]) -> Vec<Variant> {
+        asked.to_vec()
+    }
+
     /// A transport for a fabric, or the reason why there is none of that shape.
     fn transport(&self, label: &str, shape: Shape) -> Result<TransportConfig, String>;
 
@@ -43,6 +53,8 @@ pub struct Shape {
     pub rails: u32,
     /// How they behave.
     pub variant: Variant,
+    /// The run's seed, for subjects whose devices differ from seed to seed.
+    pub seed: u64,
 }
 
 /// How a device behaves. A backend that cannot impersonate a variant says so, and
@@ -59,6 +71,9 @@ pub enum Variant {
     Partial,
     /// Completions come in any order, by the fabric's seed.
     Reorder,
+    /// All of that at once: small queues, batches accepted in part, times when nothing is
+    /// accepted, arrivals and completions in any order.
+    Unruly,
     /// What is posted arrives [`Variant::SLOW`] later.
     Slow,
     /// Each device is lost after [`Variant::LOST_AFTER`] requests.
@@ -85,6 +100,7 @@ impl Variant {
             Self::SmallQueue => "small-queue",
             Self::Partial => "partial",
             Self::Reorder => "reorder",
+            Self::Unruly => "unruly",
             Self::Slow => "slow",
             Self::Doomed => "doomed",
             Self::Faulty => "faulty",

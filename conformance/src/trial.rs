@@ -1,6 +1,8 @@
 //! A trial: a name, what it needs, and a function.
 
+use std::ops::Range;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use transport_core::spi::Operations;
 
@@ -29,9 +31,50 @@ pub struct Context {
     pub(crate) subject: Arc<dyn Subject>,
     pub(crate) variant: Variant,
     pub(crate) seed: u64,
+    /// One of many seeds: what a trial would try by itself, the other seeds try.
+    pub(crate) swept: bool,
+    pub(crate) witness: Arc<Witness>,
+}
+
+/// What a trial's fabrics did, as one number: equal for two runs that did the same.
+#[derive(Default)]
+pub(crate) struct Witness(AtomicU64);
+
+impl Witness {
+    /// A fabric is done with, after these events.
+    pub(crate) fn saw(&self, event_hash: u64) {
+        let mix = |sum: u64| Some((sum.rotate_left(7) ^ event_hash).wrapping_mul(0x9e37_79b9_7f4a_7c15));
+        let _ = self.0.fetch_update(Ordering::Relaxed, Ordering::Relaxed, mix);
+    }
+
+    /// All of it, for a new start.
+    pub(crate) fn take(&self) -> u64 {
+        self.0.swap(0, Ordering::Relaxed)
+    }
 }
 
 impl Context {
+    /// For one run on that device.
+    pub(crate) fn new(subject: Arc<dyn Subject>, variant: Variant, seed: u64) -> Self {
+        Self { subject, variant, seed, swept: false, witness: Arc::default() }
+    }
+
+    /// How much a trial does: less in each run of many.
+    pub(crate) fn amount<T>(&self, once: T, swept: T) -> T {
+        if self.swept { swept } else { once }
+    }
+
+    /// The seeds that a trial goes through by itself.
+    pub(crate) fn seeds(&self, count: u64) -> Range<u64> {
+        self.seed..self.seed + self.amount(count, 1)
+    }
+
+    /// The numbers below `count` that a trial goes through by itself: moments, mostly.
+    pub(crate) fn tries(&self, count: u64) -> Range<u64> {
+        let one = self.seed % count;
+        if self.swept { one..one + 1 } else { 0..count }
+    }
+
     /// The same with another seed.
     pub(crate) fn with_seed(&self, seed: u64) -> Self {
         Self { seed, ..self.clone() }

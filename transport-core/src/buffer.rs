@@ -17,6 +17,25 @@ pub struct HostBuffer {
 impl HostBuffer {
     /// `len` zeroed bytes, at least one.
     pub fn new(len: usize) -> Result<Self> {
+        let buffer = Self::sparse(len)?;
+        if let Err(error) = buffer.mapping.make_huge() {
+            tracing::info!(len, %error, "memory stays in small pages: large copies wait for the TLB more");
+        }
+        Ok(buffer)
+    }
+
+    /// As [`HostBuffer::new`], in small pages that are there from their first touch on: for
+    /// much of which little is used.
+    pub fn sparse(len: usize) -> Result<Self> {
+        Self::mapped(len, platform::Mapping::shared)
+    }
+
+    /// As [`HostBuffer::sparse`], for this process alone: without a file.
+    pub fn private(len: usize) -> Result<Self> {
+        Self::mapped(len, platform::Mapping::private)
+    }
+
+    fn mapped(len: usize, map: impl FnOnce(usize) -> std::io::Result<platform::Mapping>) -> Result<Self> {
         if len == 0 || len > isize::MAX as usize {
             return Err(Error::new(
                 ErrorKind::InvalidRequest,
@@ -24,7 +43,7 @@ impl HostBuffer {
                 format!("{len} bytes asked for; ask for at least one"),
             ));
         }
-        let mapping = platform::Mapping::new(len).map_err(|e| {
+        let mapping = map(len).map_err(|e| {
             Error::os("allocate", format!("{len} bytes of host memory; free some or raise the limit"), e)
         })?;
         Ok(Self { mapping, len })
@@ -61,16 +80,21 @@ mod platform {
     }
 
     impl Mapping {
-        pub fn new(len: usize) -> std::io::Result<Self> {
+        pub fn shared(len: usize) -> std::io::Result<Self> {
             let file = shareable(len)?;
             let pages = match &file {
                 Some(file) => Pages::of_file(file.as_fd(), len, true)?,
                 None => Pages::anonymous(len)?,
             };
-            if let Err(error) = pages.make_huge() {
-                tracing::info!(len, %error, "memory stays in small pages: large copies wait for the TLB more");
-            }
             Ok(Self { pages, file })
+        }
+
+        pub fn private(len: usize) -> std::io::Result<Self> {
+            Ok(Self { pages: Pages::anonymous(len)?, file: None })
+        }
+
+        pub fn make_huge(&self) -> std::io::Result<()> {
+            self.pages.make_huge()
         }
 
         pub fn start(&self) -> NonNull<u8> {
@@ -113,7 +137,15 @@ mod platform {
     unsafe impl Sync for Mapping {}
 
     impl Mapping {
-        pub fn new(len: usize) -> std::io::Result<Self> {
+        pub fn shared(len: usize) -> std::io::Result<Self> {
+            Self::private(len)
+        }
+
+        pub fn make_huge(&self) -> std::io::Result<()> {
+            Ok(())
+        }
+
+        pub fn private(len: usize) -> std::io::Result<Self> {
             let layout = Layout::from_size_align(len, 4096).map_err(std::io::Error::other)?;
             // SAFETY: the layout is not empty: `HostBuffer::new` refuses zero bytes.
             let start = unsafe { alloc_zeroed(layout) };

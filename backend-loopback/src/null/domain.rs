@@ -14,7 +14,7 @@ use transport_core::{Access, Clock, Error, ErrorKind, Memory, Result};
 use super::Null;
 use super::endpoint::NullEndpoint;
 use crate::domain::random;
-use crate::link::Model;
+use crate::model::Model;
 
 /// Requests that may be outstanding: an EFA card's send queue (FACTS of p5, `fi_info`).
 const SEND_DEPTH: u32 = 4096;

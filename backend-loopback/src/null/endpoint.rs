@@ -10,7 +10,7 @@ use transport_core::spi::{
 use transport_core::{Clock, ErrorKind, Time};
 
 use super::domain::Shared;
-use crate::link::{Model, Verdict};
+use crate::model::{Model, Verdict};
 use crate::status::{describe, status};
 
 pub(super) struct NullEndpoint {

@@ -13,7 +13,7 @@ use transport_core::spi::{Backend, DeviceInfo, Domain, DomainSetup, Probe};
 use transport_core::{Error, ErrorKind, Result};
 
 use crate::LinkModel;
-use crate::link::Model;
+use crate::model::Model;
 use domain::NullDomain;
 
 /// Devices without a line.

@@ -49,7 +49,7 @@ pub(crate) fn role(subjects: &[Arc<dyn Subject>]) -> Option<ExitCode> {
         eprintln!("a helper for {name:?} cannot be started");
         return Some(ExitCode::FAILURE);
     };
-    let mut helper = Helper::new(Context { subject: subject.clone(), variant, seed });
+    let mut helper = Helper::new(Context::new(subject.clone(), variant, seed));
     for line in std::io::stdin().lock().lines().map_while(Result::ok) {
         match helper.obey(&line) {
             Ok(answer) => println!("ok {answer}"),

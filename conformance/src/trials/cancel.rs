@@ -63,7 +63,7 @@ fn before_posting(context: &Context) -> Verdict {
 
 fn at_any_turn(context: &Context) -> Verdict {
     const COUNT: u32 = 400;
-    for turns in 0..20 {
+    for turns in context.tries(20) {
         let pair = Pair::new(&context.with_seed(context.seed + turns))?;
         let mut src = Ground::new(&pair.a, 512 * COUNT as usize, Access::LOCAL, context.seed)?;
         let mut dst = Ground::new(&pair.b, 512 * COUNT as usize, OPEN, context.seed + 1)?;
@@ -113,7 +113,7 @@ fn returns_only_when_quiet(context: &Context) -> Verdict {
     let mut dst = Ground::new(&pair.b, 4096, OPEN, context.seed + 1)?;
     let remote = dst.import(&pair.to_b)?;
     let op = pair.to_b.write(&src.region, 0..4096, &remote, 0)?;
-    pair.post()?;
+    pair.post(1)?;
     let mut cancel = op.cancel();
     pair.lab.clock.advance(Variant::SLOW / 2);
     for _ in 0..20 {
@@ -138,7 +138,7 @@ fn tears_down_at_the_deadline(context: &Context) -> Verdict {
     let remote = dst.import(&pair.to_b)?;
     let options = WriteOptions::new().deadline(Variant::SLOW / 10);
     let op = pair.to_b.write_with(&src.region, 0..LEN, &remote, 0, &options)?;
-    pair.post()?;
+    pair.post(1)?;
     let mut cancel = op.cancel();
     pair.lab.turn();
     ensure(poll(&mut cancel).is_none(), "returned while the write was posted")?;
@@ -203,7 +203,7 @@ fn dropped_then_complete(context: &Context) -> Verdict {
     let mut dst = Ground::new(&pair.b, 4096, OPEN, context.seed + 1)?;
     let remote = dst.import(&pair.to_b)?;
     let op = pair.to_b.write(&src.region, 0..4096, &remote, 0)?;
-    pair.post()?;
+    pair.post(1)?;
     dst.expect_from(0, &src, 0..4096);
     drop((op, src, remote));
     pair.lab.turn();
@@ -249,10 +249,10 @@ fn no_imm(context: &Context) -> Verdict {
     let src = Ground::new(&pair.a, LEN, Access::LOCAL, context.seed)?;
     let dst = Ground::new(&pair.b, LEN, OPEN, context.seed + 1)?;
     let remote = dst.import(&pair.to_b)?;
-    for turns in 0..10 {
+    for turns in context.tries(10) {
         let imm = turns as u32;
         let op = pair.to_b.write_with(&src.region, 0..LEN, &remote, 0, &WriteOptions::new().imm(imm))?;
-        step(&pair.a, turns);
+        step(&pair.a, turns as usize);
         let done = cancelled(&pair.lab, op.cancel())?.is_ok();
         pair.lab.settle()?;
         let arrived = pair.to_a.imm(imm).count();

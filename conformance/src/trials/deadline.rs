@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use transport_core::spi::Operations;
-use transport_core::{Access, ErrorKind, Op, ReadOptions, SendOptions, WriteOptions};
+use transport_core::{Access, Clock, ErrorKind, Op, ReadOptions, SendOptions, WriteOptions};
 
 use crate::check::{Failure, Verdict, ensure, refused, same};
 use crate::ground::{Ground, OPEN};
@@ -45,9 +45,10 @@ fn answers_on_time(context: &Context) -> Verdict {
     let mut dst = Ground::new(&pair.b, 4096, OPEN, context.seed + 1)?;
     let remote = dst.import(&pair.to_b)?;
     let options = WriteOptions::new().deadline(limit);
+    let begun = pair.lab.clock.now();
     let mut op = pair.to_b.write_with(&src.region, 0..4096, &remote, 0, &options)?;
-    pair.post()?;
-    pair.lab.clock.advance(limit - NANO);
+    pair.post(1)?;
+    pair.lab.clock.advance(limit - NANO - pair.lab.clock.now().since(begun));
     pair.lab.turn();
     ensure(op.try_result().is_none(), "answered before its deadline")?;
     pair.lab.clock.advance(NANO);

@@ -8,10 +8,13 @@ use crate::lab::{Lab, Options, Pair};
 use crate::subject::Variant;
 use crate::trial::{Context, Trial};
 
-/// Turns within which a small write must be done while a large transfer runs.
-const SOON: usize = 64;
+/// Requests per rail of a large transfer that a small write may have to let go first: what
+/// is in the queue, some turns, and what is posted while it is on its way.
+const SOON: u64 = 1000;
 const PAGES: u32 = 20_000;
 const PAGE: usize = 64;
+/// Rails in each run of many: queues apart, so that a few show what many do.
+const RAILS: u32 = 4;
 
 const PATHS: &[Variant] = &[Variant::SmallQueue, Variant::Partial];
 
@@ -30,30 +33,35 @@ fn large(pair: &Pair, src: &Ground, context: &Context) -> Verdict<(Ground, Op)> 
     Ok((dst, op))
 }
 
-/// Turns until `op` is done, while `large` is not.
+/// Waits for `op`, while `large` runs and is not done.
 #[track_caller]
-fn soon(lab: &Lab, op: &mut Op, large: &mut Op) -> Verdict {
-    for _ in 0..SOON {
-        lab.turn();
-        if let Some(result) = op.try_result() {
-            result?;
-            return ensure(large.try_result().is_none(), "the large transfer was over first");
-        }
-    }
-    Err(crate::check::Failure::new(format!("a small write was not done after {SOON} turns")))
+fn soon(pair: &Pair, op: Op, large: &mut Op) -> Verdict {
+    let before = pair.posts();
+    pair.lab.done(op)?;
+    let posts = (pair.posts() - before) / pair.a.counters().len() as u64;
+    ensure(posts < SOON, format!("{posts} requests per rail went before a small write"))?;
+    ensure(large.try_result().is_none(), "the large transfer was over first")
+}
+
+fn options(context: &Context) -> Options<'static> {
+    Options { rails: context.swept.then_some(RAILS), ..Options::default() }
+}
+
+fn pair(context: &Context) -> Verdict<Pair> {
+    Lab::new(context).pair_of(&options(context), &options(context))
 }
 
 fn to_another_peer(context: &Context) -> Verdict {
-    let pair = Pair::new(context)?;
-    let other = pair.lab.open(&Options::default())?;
+    let pair = pair(context)?;
+    let other = pair.lab.open(&options(context))?;
     let (to_other, _) = pair.a.connect_local(&other)?;
     let src = Ground::new(&pair.a, PAGES as usize * PAGE, Access::LOCAL, context.seed)?;
     let (mut dst, mut op) = large(&pair, &src, context)?;
     let mut small = Ground::new(&other, 4096, OPEN, context.seed + 2)?;
     let remote = small.import(&to_other)?;
-    for number in 0..10 {
-        let mut write = to_other.write(&src.region, number..number + 100, &remote, number * 200)?;
-        soon(&pair.lab, &mut write, &mut op)?;
+    for number in 0..context.amount(10, 3) {
+        let write = to_other.write(&src.region, number..number + 100, &remote, number * 200)?;
+        soon(&pair, write, &mut op)?;
         small.expect_from(number * 200, &src, number..number + 100);
         small.check("the small write")?;
     }
@@ -63,22 +71,22 @@ fn to_another_peer(context: &Context) -> Verdict {
 }
 
 fn to_one_peer(context: &Context) -> Verdict {
-    let pair = Pair::new(context)?;
+    let pair = pair(context)?;
     let src = Ground::new(&pair.a, PAGES as usize * PAGE, Access::LOCAL, context.seed)?;
     let (_dst, mut op) = large(&pair, &src, context)?;
     let small = Ground::new(&pair.b, 4096, OPEN, context.seed + 2)?;
     let remote = small.import(&pair.to_b)?;
-    for _ in 0..10 {
-        let mut write = pair.to_b.write(&src.region, 0..100, &remote, 0)?;
-        soon(&pair.lab, &mut write, &mut op)?;
+    for _ in 0..context.amount(10, 3) {
+        let write = pair.to_b.write(&src.region, 0..100, &remote, 0)?;
+        soon(&pair, write, &mut op)?;
     }
     pair.lab.result(&mut op)?.map(drop).map_err(Into::into)
 }
 
 /// A peer with 100 large operations gets no more turns than one with a single one.
 fn many_operations(context: &Context) -> Verdict {
-    let pair = Pair::new(context)?;
-    let other = pair.lab.open(&Options::default())?;
+    let pair = pair(context)?;
+    let other = pair.lab.open(&options(context))?;
     let (to_other, _) = pair.a.connect_local(&other)?;
     let src = Ground::new(&pair.a, PAGE, Access::LOCAL, context.seed)?;
     let busy = Ground::new(&pair.b, 500 * PAGE, OPEN, context.seed + 1)?;
@@ -86,7 +94,7 @@ fn many_operations(context: &Context) -> Verdict {
     let (to_busy, to_lone) = (busy.import(&pair.to_b)?, lone.import(&to_other)?);
     let (from, to) = (Pages::new(vec![0; 500]), Pages::new((0..500).collect::<Vec<_>>()));
     let mut ops = Vec::new();
-    for _ in 0..100 {
+    for _ in 0..context.amount(100, 10) {
         ops.push(pair.to_b.write_pages(&src.region, &from, &to_busy, &to, PAGE)?);
     }
     pair.lab.done(to_other.write_pages(&src.region, &from, &to_lone, &to, PAGE)?)?;
@@ -98,13 +106,13 @@ fn many_operations(context: &Context) -> Verdict {
 
 fn equal_transfers(context: &Context) -> Verdict {
     let lab = Lab::new(context);
-    let hub = lab.open(&Options::default())?;
+    let hub = lab.open(&options(context))?;
     let src = Ground::new(&hub, PAGE, Access::LOCAL, context.seed)?;
     let (from, to) = (Pages::new(vec![0; 600]), Pages::new((0..600).collect::<Vec<_>>()));
     let mut ops = Vec::new();
     let mut kept = Vec::new();
     for _ in 0..5 {
-        let spoke = lab.open(&Options::default())?;
+        let spoke = lab.open(&options(context))?;
         let (to_spoke, _) = hub.connect_local(&spoke)?;
         let dst = Ground::new(&spoke, 600 * PAGE, OPEN, context.seed + 1)?;
         let remote = dst.import(&to_spoke)?;

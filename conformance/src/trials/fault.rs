@@ -86,10 +86,12 @@ fn device_lost_ends_receives(context: &Context) -> Verdict {
     let into = Ground::new(&pair.a, 4096, Access::LOCAL, context.seed + 2)?;
     let mut receive = pair.a.recv(&into.region, 0..4096)?;
     pair.lab.turn();
-    for _ in 0..100 {
-        if let Ok(mut op) = pair.to_b.write(&src.region, 0..64, &remote, 0) {
-            let _ = pair.lab.result(&mut op)?;
-        }
+    // Some are refused at once where all devices are gone soon.
+    let writes = pair.a.counters().len() as u64 * (Variant::LOST_AFTER + 20);
+    let ops: Vec<_> =
+        (0..writes).filter_map(|_| pair.to_b.write(&src.region, 0..64, &remote, 0).ok()).collect();
+    for mut op in ops {
+        let _ = pair.lab.result(&mut op)?;
     }
     refused("a receive of a lost device", pair.lab.result(&mut receive)?, &[ErrorKind::DeviceLost])?;
     into.check("its buffer")
@@ -156,10 +158,12 @@ fn a_failed_request(context: &Context) -> Verdict {
 
 fn no_imm_behind_a_failure(context: &Context) -> Verdict {
     let pair = Pair::new(context)?;
-    let src = Ground::new(&pair.a, 60 * 64, Access::LOCAL, context.seed)?;
-    let dst = Ground::new(&pair.b, 60 * 64, OPEN, context.seed + 1)?;
+    // At least two failures on every rail.
+    let count = pair.a.counters().len() * 2 * Variant::FAULT_EVERY as usize;
+    let src = Ground::new(&pair.a, count * 64, Access::LOCAL, context.seed)?;
+    let dst = Ground::new(&pair.b, count * 64, OPEN, context.seed + 1)?;
     let remote = dst.import(&pair.to_b)?;
-    let pages = Pages::new((0..60).collect::<Vec<_>>());
+    let pages = Pages::new((0..count as u32).collect::<Vec<_>>());
     for imm in 0..5 {
         let op = pair.to_b.write_pages_with(
             &src.region,
@@ -169,7 +173,7 @@ fn no_imm_behind_a_failure(context: &Context) -> Verdict {
             64,
             &WriteOptions::new().imm(imm),
         );
-        pair.lab.fails("60 pages", op, &[ErrorKind::Io])?;
+        pair.lab.fails("all pages", op, &[ErrorKind::Io])?;
         pair.lab.settle()?;
         same("imms of a failed write", pair.to_a.imm(imm).count(), 0)?;
     }

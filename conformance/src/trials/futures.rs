@@ -2,7 +2,7 @@
 
 use std::future::Future;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::task::{Context as Task, Poll, Wake, Waker};
 use std::time::Duration;
 
@@ -57,13 +57,31 @@ fn wait_drives(context: &Context) -> Verdict {
     let src = Ground::new(&pair.a, 2_000_000, Access::LOCAL, context.seed)?;
     let mut dst = Ground::new(&pair.b, 2_000_000, OPEN, context.seed + 1)?;
     let remote = dst.import(&pair.to_b)?;
-    for size in [10, 10_000, 1_900_000] {
-        let outcome = pair.to_b.write(&src.region, 0..size, &remote, 1)?.wait(Duration::from_secs(10))?;
-        same("bytes", outcome.bytes, size as u64)?;
-        dst.expect_from(1, &src, 0..size);
-        dst.check("waited for")?;
-    }
-    Ok(())
+    while_time_passes(&pair, || {
+        for size in [10, 10_000, 1_900_000] {
+            let outcome = pair.to_b.write(&src.region, 0..size, &remote, 1)?.wait(Duration::from_secs(10))?;
+            same("bytes", outcome.bytes, size as u64)?;
+            dst.expect_from(1, &src, 0..size);
+            dst.check("waited for")?;
+        }
+        Ok(())
+    })
+}
+
+/// A lab's clock stands still: a device with a latency needs it moved while a thread waits.
+fn while_time_passes(pair: &Pair, waits: impl FnOnce() -> Verdict) -> Verdict {
+    let (clock, stop) = (pair.lab.clock.clone(), AtomicBool::new(false));
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !stop.load(Ordering::Relaxed) {
+                clock.advance(Duration::from_micros(20));
+                std::thread::yield_now();
+            }
+        });
+        let verdict = waits();
+        stop.store(true, Ordering::Relaxed);
+        verdict
+    })
 }
 
 /// So does the one that takes any future, for every fabric that the future looks to.
@@ -75,24 +93,14 @@ fn any_wait_drives(context: &Context) -> Verdict {
     let remote = dst.import(&pair.to_b)?;
     let never = wait(pair.to_a.imm(9).expect(1), Duration::from_millis(5));
     refused("an imm that nobody sends", never, &[ErrorKind::DeadlineExceeded])?;
-    // A lab's clock stands still: a device with a latency needs it moved.
-    let (clock, stop) = (pair.lab.clock.clone(), std::sync::atomic::AtomicBool::new(false));
-    std::thread::scope(|scope| {
-        scope.spawn(|| {
-            while !stop.load(Ordering::Relaxed) {
-                clock.advance(Duration::from_micros(1));
-                std::thread::yield_now();
-            }
-        });
-        let moved = (0..3).try_for_each(|imm| {
+    while_time_passes(&pair, || {
+        (0..3).try_for_each(|imm| {
             let options = WriteOptions::new().imm(imm);
             let arrives = pair.to_a.imm(imm).expect(1);
             let write = pair.to_b.write_with(&src.region, 0..300_000, &remote, 0, &options)?;
             let both = async { Ok::<_, transport_core::Error>((write.await?, arrives.await?)) };
             same("bytes", wait(both, LIMIT)??.0.bytes, 300_000)
-        });
-        stop.store(true, Ordering::Relaxed);
-        moved
+        })
     })?;
     dst.expect_from(0, &src, 0..300_000);
     dst.check("waited for")

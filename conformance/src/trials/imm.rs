@@ -24,7 +24,7 @@ pub(super) const TRIALS: &[Trial] = &[
 ];
 
 fn after_all_bytes(context: &Context) -> Verdict {
-    for seed in context.seed..context.seed + 6 {
+    for seed in context.seeds(6) {
         let pair = Pair::new(&context.with_seed(seed))?;
         let src = Ground::new(&pair.a, 1_500_000, Access::LOCAL, seed)?;
         let mut dst = Ground::new(&pair.b, 1_500_000, OPEN, seed + 1)?;
@@ -44,7 +44,7 @@ fn after_all_bytes(context: &Context) -> Verdict {
 
 fn after_all_pages(context: &Context) -> Verdict {
     const PAGES: u32 = 150;
-    for seed in context.seed..context.seed + 6 {
+    for seed in context.seeds(6) {
         let pair = Pair::new(&context.with_seed(seed))?;
         let src = Ground::new(&pair.a, PAGES as usize * 512, Access::LOCAL, seed)?;
         let mut dst = Ground::new(&pair.b, PAGES as usize * 512, OPEN, seed + 1)?;

@@ -83,7 +83,7 @@ fn load(context: &Context, turns: u64) -> Verdict<Load> {
 }
 
 fn disconnected(context: &Context) -> Verdict {
-    for turns in 0..6 {
+    for turns in context.tries(6) {
         let Load { pair, src, mut dst, ops } = load(context, turns)?;
         ensure(death(&pair.to_b).is_none() && pair.to_b.is_alive(), "dead before it went")?;
         pair.to_b.disconnect();
@@ -108,7 +108,7 @@ fn disconnected(context: &Context) -> Verdict {
 }
 
 fn disconnected_by_target(context: &Context) -> Verdict {
-    for turns in 0..6 {
+    for turns in context.tries(6) {
         let Load { pair, mut dst, ops, .. } = load(context, turns)?;
         pair.to_a.disconnect();
         pair.b.step();
@@ -123,7 +123,7 @@ fn disconnected_by_target(context: &Context) -> Verdict {
 }
 
 fn fabric_closed(context: &Context) -> Verdict {
-    for turns in 0..6 {
+    for turns in context.tries(6) {
         let Load { pair, mut dst, ops, src } = load(context, turns)?;
         pair.a.close();
         // Nothing of it moves any more, and nobody needs to step it.
@@ -142,7 +142,7 @@ fn fabric_closed(context: &Context) -> Verdict {
 }
 
 fn target_closed(context: &Context) -> Verdict {
-    for turns in 0..6 {
+    for turns in context.tries(6) {
         let Load { pair, mut dst, ops, src } = load(context, turns)?;
         pair.b.close();
         let failed = all_end(&pair.lab, ops)?;

@@ -25,7 +25,7 @@ pub(super) const TRIALS: &[Trial] = &[
 
 fn more_operations(context: &Context) -> Verdict {
     const SLOT: usize = 700;
-    for seed in context.seed..context.seed + 4 {
+    for seed in context.seeds(4) {
         let pair = Pair::new(&context.with_seed(seed))?;
         let src = Ground::new(&pair.a, 1000 * SLOT, Access::LOCAL, seed)?;
         let mut dst = Ground::new(&pair.b, 1000 * SLOT, OPEN, seed + 1)?;
@@ -42,7 +42,7 @@ fn more_operations(context: &Context) -> Verdict {
 }
 
 fn more_pages(context: &Context) -> Verdict {
-    for seed in context.seed..context.seed + 4 {
+    for seed in context.seeds(4) {
         let pair = Pair::new(&context.with_seed(seed))?;
         let src = Ground::new(&pair.a, 3000 * 128, Access::LOCAL, seed)?;
         let mut dst = Ground::new(&pair.b, 3000 * 128, OPEN, seed + 1)?;
@@ -82,7 +82,7 @@ fn depth_is_respected(context: &Context) -> Verdict {
 
 /// The device sees each request once: a batch accepted in part is not posted twice.
 fn every_request_once(context: &Context) -> Verdict {
-    for seed in context.seed..context.seed + 4 {
+    for seed in context.seeds(4) {
         let pair = Pair::new(&context.with_seed(seed))?;
         let src = Ground::new(&pair.a, 64, Access::LOCAL, seed)?;
         let dst = Ground::new(&pair.b, 500 * 64, OPEN, seed + 1)?;

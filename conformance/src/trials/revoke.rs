@@ -78,7 +78,7 @@ fn import_after_it(context: &Context) -> Verdict {
 
 fn in_flight(context: &Context) -> Verdict {
     // Revoked after one turn more each time.
-    for turns in 0..8 {
+    for turns in context.tries(8) {
         let pair = Pair::new(&context.with_seed(context.seed + turns))?;
         let src = Ground::new(&pair.a, 3 << 20, Access::LOCAL, context.seed)?;
         let mut dst = Ground::new(&pair.b, 3 << 20, OPEN, context.seed + 1)?;
@@ -101,7 +101,7 @@ fn in_flight(context: &Context) -> Verdict {
 
 fn pages_in_flight(context: &Context) -> Verdict {
     const COUNT: u32 = 600;
-    for turns in 0..12 {
+    for turns in context.tries(12) {
         let pair = Pair::new(&context.with_seed(context.seed + turns))?;
         let src = Ground::new(&pair.a, 512 * COUNT as usize, Access::LOCAL, context.seed)?;
         let mut dst = Ground::new(&pair.b, 512 * COUNT as usize, OPEN, context.seed + 1)?;
@@ -124,7 +124,7 @@ fn pages_in_flight(context: &Context) -> Verdict {
 
 /// The initiator goes on writing and drops operations as it likes.
 fn under_a_flood(context: &Context) -> Verdict {
-    for seed in context.seed..context.seed + 12 {
+    for seed in context.seeds(12) {
         let mut random = fastrand::Rng::with_seed(seed);
         let pair = Pair::new(&context.with_seed(seed))?;
         let src = Ground::new(&pair.a, 64 << 10, Access::LOCAL, seed)?;
@@ -222,7 +222,7 @@ fn a_key_is_not_reused(context: &Context) -> Verdict {
 }
 
 fn target_dropped(context: &Context) -> Verdict {
-    for turns in 0..6 {
+    for turns in context.tries(6) {
         let pair = Pair::new(&context.with_seed(context.seed + turns))?;
         let src = Ground::new(&pair.a, 1 << 20, Access::LOCAL, context.seed)?;
         let dst = Ground::new(&pair.b, 1 << 20, OPEN, context.seed + 1)?;

@@ -116,7 +116,7 @@ pub(crate) struct Engine {
 }
 
 impl Engine {
-    pub fn new(handle: Arc<EngineHandle>, rails: Vec<Rail>, clock: Arc<dyn Clock>, seed: u64) -> Self {
+    pub fn new(handle: Arc<EngineHandle>, rails: Vec<Rail>, clock: Arc<dyn Clock>) -> Self {
         let operations = handle.table.capacity();
         Self {
             clock,
@@ -139,7 +139,7 @@ impl Engine {
             turn: 0,
             spare: Vec::new(),
             ranges: Vec::new(),
-            hash: seed,
+            hash: 0,
             handle,
         }
     }

@@ -86,7 +86,7 @@ impl Transport {
             watch: settings.watch,
         };
         let engine = Arc::new(EngineHandle::new(handle, bell));
-        let driven = Engine::new(Arc::clone(&engine), rails, Arc::clone(&setup.clock), setup.seed);
+        let driven = Engine::new(Arc::clone(&engine), rails, Arc::clone(&setup.clock));
         let driver = if settings.caller_driven {
             let driven = Arc::new(Mutex::new(driven));
             engine.drive_by_caller(&driven);

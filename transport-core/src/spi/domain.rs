@@ -50,6 +50,12 @@ pub trait Connector: Send + Sync {
     /// Reserves a peer slot and says how the peer can reach it.
     fn prepare(&self) -> Result<(PeerSlot, Vec<u8>)>;
 
+    /// As [`Connector::prepare`], for a peer in this process: what only others need may be
+    /// left out.
+    fn prepare_local(&self) -> Result<(PeerSlot, Vec<u8>)> {
+        self.prepare()
+    }
+
     /// Brings the slot up with the peer's offer, bytes that are not trusted.
     /// `Unreachable` says why this domain cannot reach that peer.
     fn complete(&self, slot: PeerSlot, offer: &[u8]) -> Result<()>;

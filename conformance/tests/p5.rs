@@ -1,0 +1,77 @@
+//! The virtual trials on an unruly p5: 32 modelled cards with small queues, batches taken in
+//! part, times when nothing is taken, and everything out of order, from seed to seed anew.
+
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::time::Duration;
+
+use backend_loopback::{LinkModel, Loopback, LoopbackConfig};
+use conformance::{Shape, Subject, Tag, Variant};
+use transport_core::TransportConfig;
+
+/// Cards of a p5.48xlarge.
+const CARDS: u32 = 32;
+
+struct P5;
+
+impl Subject for P5 {
+    fn name(&self) -> &str {
+        "p5"
+    }
+
+    fn rails(&self) -> u32 {
+        CARDS
+    }
+
+    fn takes(&self, tag: Tag) -> bool {
+        tag == Tag::Virtual
+    }
+
+    /// A few of them here; `.ci/run` takes 500.
+    fn seeds(&self) -> u64 {
+        20
+    }
+
+    /// All paths are one here, unless a trial needs queues that do not fill up.
+    fn variants(&self, asked: &[Variant]) -> Vec<Variant> {
+        let special = [Variant::Slow, Variant::Doomed, Variant::Faulty];
+        let mut variants: Vec<_> = asked.iter().copied().filter(|variant| special.contains(variant)).collect();
+        let small = asked == [Variant::Plain]
+            || asked.iter().any(|variant| [Variant::SmallQueue, Variant::Partial].contains(variant));
+        if small {
+            variants.push(Variant::Unruly);
+        } else if variants.len() < asked.len() {
+            variants.push(Variant::Reorder);
+        }
+        variants
+    }
+
+    fn transport(&self, label: &str, shape: Shape) -> Result<TransportConfig, String> {
+        let config = LoopbackConfig::default().devices(shape.rails).link(card(shape));
+        Ok(TransportConfig::new(label, Arc::new(Loopback::with(config))))
+    }
+}
+
+/// A card of a p5 on a bad day, which the seed chooses.
+fn card(shape: Shape) -> LinkModel {
+    let mut random = fastrand::Rng::with_seed(shape.seed);
+    let card = LinkModel {
+        send_depth: Some(random.u32(2..=32)),
+        half_one_in: Some(random.u32(2..=6)),
+        burst_one_in: Some(random.u32(4..=16)),
+        burst: Duration::from_micros(random.u64(1..=100)),
+        jitter: Duration::from_micros(random.u64(2..=50)),
+        ..LinkModel::p5()
+    };
+    match shape.variant {
+        Variant::Slow => LinkModel { latency: Variant::SLOW, ..card },
+        Variant::Doomed => LinkModel { lose_device_after: Some(Variant::LOST_AFTER), ..card },
+        Variant::Faulty => LinkModel { fail_every: Some(Variant::FAULT_EVERY), ..card },
+        Variant::Reorder => LinkModel { jitter: card.jitter, ..LinkModel::p5() },
+        _ => card,
+    }
+}
+
+fn main() -> ExitCode {
+    conformance::main(vec![Arc::new(P5)])
+}
