@@ -105,8 +105,9 @@ impl Backend for Loopback {
     }
 
     fn open(&self, device: &DeviceInfo, setup: &DomainSetup) -> Result<Arc<dyn Domain>> {
-        let known = (0..self.config.devices.max(1)).find(|number| device.name == format!("lo{number}"));
-        let number = known.ok_or_else(|| {
+        let number = device.name.strip_prefix("lo").and_then(|number| number.parse().ok());
+        let known = |number: &u32| *number < self.config.devices && device.name == format!("lo{number}");
+        let number = number.filter(known).ok_or_else(|| {
             let context = format!(
                 "loopback has no device {:?}: it has lo0 to lo{}",
                 device.name,

@@ -32,6 +32,11 @@ impl Lease {
         self.0.fetch_or(CLOSED, Ordering::AcqRel);
     }
 
+    /// As it was at first, nobody else looking.
+    pub(crate) fn reset(&self) {
+        self.0.store(0, Ordering::Relaxed);
+    }
+
     /// Target: whether nobody is inside. Everything the leavers wrote is visible then.
     pub(crate) fn is_quiet(&self) -> bool {
         self.0.load(Ordering::Acquire) & WRITERS == 0

@@ -44,7 +44,7 @@ impl Connector for LoopbackDomain {
         if kept != Some(true) {
             return Err(state(ErrorKind::Busy, "changed while it was being connected"));
         }
-        core.doorbell.bell().ring();
+        core.door.ring();
         #[cfg(target_os = "linux")]
         if let Some(server) = self.shared.server.get() {
             server.look_again();
@@ -63,7 +63,7 @@ impl Connector for LoopbackDomain {
         peer.hang_up();
         core.regions.remove_board(&peer.inbound);
         if core.polled.load(std::sync::atomic::Ordering::Acquire) {
-            core.doorbell.bell().ring();
+            core.door.ring();
         } else {
             core.peers.remove(slot, &peer.inbound);
         }
@@ -78,7 +78,7 @@ impl LoopbackDomain {
     fn prepare_with(&self, segment: Segment, host: Host, socket: String) -> Result<(PeerSlot, Vec<u8>)> {
         let core = &self.shared.core;
         let token = random()?;
-        let inbound = Arc::new(Inbound::new(segment, core.doorbell.clone(), token));
+        let inbound = Arc::new(Inbound::new(segment, core.door.clone(), token));
         let offer = Offer { host, process: std::process::id(), domain: core.id, token, socket };
         let bytes = offer.to_bytes()?;
         core.regions.add_board(inbound.clone());
@@ -103,11 +103,15 @@ impl LoopbackDomain {
 
 /// Finds the peer: in this process, or in another one of this host.
 fn reach(offer: &Offer) -> Result<Reach> {
+    let unreachable = |why: String| Error::new(ErrorKind::Unreachable, "connect", why);
+    // An offer to this process alone says nothing of its host: to find out costs more than the rest.
+    let is_local = offer.host == Host::default();
+    if !is_local && let Some(obstacle) = Host::here().obstacle(&offer.host) {
+        return Err(unreachable(obstacle));
+    }
     let Some(core) = Core::here(offer.domain) else {
-        return match Host::here().obstacle(&offer.host) {
-            Some(obstacle) => Err(Error::new(ErrorKind::Unreachable, "connect", obstacle)),
-            None => reach_process(offer),
-        };
+        let why = "the offer was made for a peer in its own process: prepare one for others";
+        return if is_local { Err(unreachable(why.into())) } else { reach_process(offer) };
     };
     let inbound = core.peers.by_token(&offer.token).filter(|inbound| inbound.claim()).ok_or_else(|| {
         let context = "the peer's offer was used already or withdrawn: exchange new offers";

@@ -10,11 +10,12 @@ use transport_core::spi::{
     EndpointConfig, KeyMaterial, MemoryRegion, Operations, Ordering as Ordered, PeerSlot, Progress,
     RemoteMemory, Revocation,
 };
-use transport_core::{Access, Doorbell, Error, ErrorKind, Memory, Result};
+use transport_core::{Access, Error, ErrorKind, Memory, Result};
 
 use crate::backend::LoopbackConfig;
 use crate::board::SLOTS;
 use crate::direct::{DIRECT, LoopbackDirect};
+use crate::door::Door;
 use crate::endpoint::LoopbackEndpoint;
 use crate::lane::MESSAGE;
 use crate::link::LinkModel;
@@ -37,7 +38,7 @@ pub(crate) struct Core {
     pub(crate) peers: Peers,
     pub(crate) regions: Regions,
     pub(crate) imports: Imports,
-    pub(crate) doorbell: Arc<Doorbell>,
+    pub(crate) door: Arc<Door>,
     pub(crate) staging: Staging,
     /// Whether an endpoint is open, which then says goodbye to peers.
     pub(crate) polled: AtomicBool,
@@ -90,7 +91,7 @@ impl LoopbackDomain {
             peers: Peers::default(),
             regions: Regions::default(),
             imports: Imports::default(),
-            doorbell: Arc::new(Doorbell::new()?),
+            door: Arc::default(),
             staging: config.staging,
             polled: AtomicBool::new(false),
         });

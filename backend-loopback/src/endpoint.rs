@@ -178,7 +178,7 @@ impl LoopbackEndpoint {
 
     fn disarm(&mut self) {
         if std::mem::take(&mut self.armed) {
-            self.shared.core.doorbell.clear();
+            self.shared.core.door.clear();
             self.peers.iter_mut().flatten().for_each(Attached::disarm);
         }
     }
@@ -241,7 +241,9 @@ impl Endpoint for LoopbackEndpoint {
 
     fn arm(&mut self) -> Armed {
         self.refresh();
-        self.shared.core.doorbell.clear();
+        let core = self.shared.core.clone();
+        let Ok(door) = core.door.bell() else { return Armed::Unsupported };
+        door.clear();
         self.armed = true;
         let mut quiet = self.ended.is_empty() && self.gone.is_empty() && self.outlets.arm();
         for peer in self.peers.iter_mut().flatten() {
@@ -253,7 +255,7 @@ impl Endpoint for LoopbackEndpoint {
             return Armed::Ready;
         }
         #[cfg(unix)]
-        return Armed::Fd(self.shared.core.doorbell.raw_fd());
+        return Armed::Fd(door.raw_fd());
         #[cfg(not(unix))]
         return Armed::Unsupported;
     }

@@ -10,7 +10,7 @@ use transport_core::Locality;
 use transport_core::copy::{copy, finish, way};
 use transport_core::spi::WorkKind;
 
-use crate::ring::{Entry, Ring};
+use crate::ring::{Cell, Entry, Ring};
 use crate::segment::Layout;
 
 /// Entries of a lane's ring.
@@ -22,6 +22,11 @@ pub(crate) const MESSAGE: usize = 64 << 10;
 
 const HAS_IMM: u64 = 1 << 32;
 const IS_MESSAGE: u64 = 1 << 33;
+
+/// Whether what was last in a cell is a message.
+pub(crate) fn is_message(cell: &Cell<AtomicU64>) -> bool {
+    cell.last()[0] & IS_MESSAGE != 0
+}
 
 fn ring(layout: &Layout) -> Ring<'_, AtomicU64, ENTRIES> {
     Ring::new(&layout.tail, &layout.cells)

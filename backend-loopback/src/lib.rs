@@ -11,7 +11,7 @@
 //! `offer`, `host` and `connector` bring two domains together; `runner`, with
 //! `shortcut`, moves bytes for the `endpoint` and `direct`; `staging`, `outlet` and
 //! `stage` move those that only their owner can reach; `attached` is a peer in the
-//! endpoint's eyes, `ended` what it has to report; `link` says how a device
+//! endpoint's eyes, `ended` what it has to report, `door` where it sleeps; `link` says how a device
 //! behaves that `model` stands in for; `domain` and `backend` hold it together. On Linux, `server`,
 //! `dial`, `turn`, `wire`, `mapping`, `process` and `foreign` reach other processes, and
 //! `refusal` says why the kernel does not.
@@ -52,6 +52,7 @@ mod connector;
 mod dial;
 mod direct;
 mod domain;
+mod door;
 mod ended;
 mod endpoint;
 #[cfg(target_os = "linux")]

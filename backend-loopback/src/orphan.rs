@@ -44,11 +44,11 @@ mod tests {
     use std::sync::mpsc::{Sender, channel};
     use std::time::Duration;
 
-    use transport_core::{Access, Doorbell, HostBuffer};
+    use transport_core::{Access, HostBuffer};
 
     use super::*;
-    use crate::segment::Segment;
     use crate::region::{Key, Regions};
+    use crate::segment::Segment;
 
     /// Memory whose owner registers other memory when it goes.
     struct Heir(HostBuffer, Sender<()>);
@@ -78,7 +78,7 @@ mod tests {
     #[test]
     fn an_owner_may_register_when_its_orphan_is_freed() {
         let (freed, hear) = channel();
-        let inbound = Arc::new(Inbound::new(Segment::create().unwrap(), Arc::new(Doorbell::new().unwrap()), [0; _]));
+        let inbound = Arc::new(Inbound::new(Segment::create().unwrap(), Arc::default(), [0; _]));
         let regions = Regions::default();
         regions.add_board(inbound.clone());
         let key = register(&regions, Arc::new(Heir(HostBuffer::new(8).unwrap(), freed)));

@@ -1,15 +1,17 @@
 //! The two halves of a connection: what a peer may do here, and what we may do there.
 
 use std::ptr::NonNull;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, Weak};
 
+use transport_core::Result;
 use transport_core::spi::PeerSlot;
-use transport_core::{Doorbell, Result};
 
+use crate::board::Lease;
 #[cfg(target_os = "linux")]
 use crate::dial::Line;
 use crate::domain::Core;
+use crate::door::Door;
 use crate::lane::Inlet;
 use crate::offer::Token;
 use crate::outlet::Cursor;
@@ -19,8 +21,10 @@ use crate::stage::Stage;
 /// Our side of a peer's way in: the segment it was given, and who it is.
 pub(crate) struct Inbound {
     segment: Segment,
-    doorbell: Arc<Doorbell>,
+    door: Arc<Door>,
     pub(crate) token: Token,
+    /// Leases of the board that were ever opened, from the first on.
+    leases: AtomicUsize,
     claimed: AtomicBool,
     closed: AtomicBool,
     departed: AtomicBool,
@@ -35,12 +39,13 @@ pub(crate) struct Inbound {
 }
 
 impl Inbound {
-    /// A new one; `doorbell` wakes the endpoint.
-    pub(crate) fn new(segment: Segment, doorbell: Arc<Doorbell>, token: Token) -> Self {
+    /// A new one; who rings at `door` wakes the endpoint.
+    pub(crate) fn new(segment: Segment, door: Arc<Door>, token: Token) -> Self {
         Self {
             segment,
-            doorbell,
+            door,
             token,
+            leases: AtomicUsize::new(0),
             claimed: AtomicBool::new(false),
             closed: AtomicBool::new(false),
             departed: AtomicBool::new(false),
@@ -63,11 +68,22 @@ impl Inbound {
         self.segment.layout()
     }
 
+    /// Lets the peer into a region; by the owner of the regions alone.
+    pub(crate) fn open(&self, slot: usize, generation: u32) {
+        self.leases.fetch_max(slot + 1, Ordering::Relaxed);
+        self.layout().board[slot].open(generation);
+    }
+
+    /// The leases that the peer may ever have entered.
+    pub(crate) fn leases(&self) -> &[Lease] {
+        &self.layout().board[..self.leases.load(Ordering::Relaxed)]
+    }
+
     /// Its file and the bell, for a peer process.
     #[cfg(target_os = "linux")]
     pub(crate) fn files(&self) -> Option<[std::os::fd::BorrowedFd<'_>; 2]> {
         use std::os::fd::AsFd;
-        Some([self.segment.file()?, self.doorbell.bell().as_fd()])
+        Some([self.segment.file()?, self.door.bell().ok()?.bell().as_fd()])
     }
 
     /// The bounce segment, if the peer has asked for it.
@@ -123,6 +139,12 @@ impl Inbound {
     /// Puts it back.
     pub(crate) fn return_inlet(&self, inlet: Inlet) {
         *self.inlet.lock().expect("inlet") = Some(inlet);
+    }
+}
+
+impl Drop for Inbound {
+    fn drop(&mut self) {
+        self.segment.retire(*self.leases.get_mut());
     }
 }
 
@@ -195,7 +217,7 @@ impl Outbound {
     #[cold]
     pub(crate) fn ring(&self) {
         match &self.reach {
-            Reach::Local { inbound, .. } => inbound.doorbell.bell().ring(),
+            Reach::Local { inbound, .. } => inbound.door.ring(),
             #[cfg(target_os = "linux")]
             Reach::Process(line) => line.bell.ring(),
         }

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 
 use transport_core::{Access, Error, ErrorKind, Memory, MemoryKind, Result};
 
-use crate::board::SLOTS;
+use crate::board::{Lease, SLOTS};
 use crate::orphan::{self, Orphan};
 use crate::peer::Inbound;
 
@@ -129,7 +129,7 @@ impl Regions {
         });
         let generation = entry.generation;
         for board in state.boards.iter().filter(|board| !board.leaving) {
-            board.inbound.layout().board[slot as usize].open(generation);
+            board.inbound.open(slot as usize, generation);
         }
         Ok(Key { slot, generation })
     }
@@ -183,9 +183,9 @@ impl Regions {
     pub(crate) fn add_board(&self, inbound: Arc<Inbound>) {
         self.sweep_boards();
         let mut state = self.lock();
-        for (slot, word) in state.slots.iter().zip(&inbound.layout().board) {
+        for (number, slot) in state.slots.iter().enumerate() {
             if slot.entry.as_ref().is_some_and(|entry| !entry.closed) {
-                word.open(slot.generation);
+                inbound.open(number, slot.generation);
             }
         }
         state.boards.push(Board { inbound, leaving: false });
@@ -194,10 +194,9 @@ impl Regions {
     /// Locks a peer out of all regions. Its board is kept until it is quiet.
     pub(crate) fn remove_board(&self, inbound: &Arc<Inbound>) {
         let mut state = self.lock();
-        let known = state.slots.len();
         if let Some(board) = state.boards.iter_mut().find(|board| Arc::ptr_eq(&board.inbound, inbound)) {
             board.leaving = true;
-            inbound.layout().board[..known].iter().for_each(|word| word.close());
+            inbound.leases().iter().for_each(Lease::close);
         }
         drop(state);
         self.sweep_boards();
@@ -225,10 +224,9 @@ impl Regions {
 
     fn sweep_boards(&self) {
         let mut state = self.lock();
-        let known = state.slots.len();
         state.boards.retain(|board| {
-            let words = &board.inbound.layout().board[..known];
-            !board.leaving || !(board.inbound.has_departed() || words.iter().all(|word| word.is_quiet()))
+            let quiet = || board.inbound.leases().iter().all(Lease::is_quiet);
+            !board.leaving || !(board.inbound.has_departed() || quiet())
         });
     }
 
@@ -239,7 +237,7 @@ impl Regions {
             entry.closed = true;
         }
         for board in &state.boards {
-            board.inbound.layout().board[key.slot as usize].close();
+            board.inbound.leases().get(key.slot as usize).inspect(|lease| lease.close());
         }
     }
 
@@ -271,7 +269,8 @@ impl State {
         let staged = self.slots[slot as usize].inside > 0;
         !staged
             && self.boards.iter().all(|board| {
-                board.inbound.layout().board[slot as usize].is_quiet() || board.inbound.has_departed()
+                let lease = board.inbound.leases().get(slot as usize);
+                lease.is_none_or(Lease::is_quiet) || board.inbound.has_departed()
             })
     }
 

@@ -94,14 +94,25 @@ pub(crate) struct Answer {
     pub(crate) mapping: Option<Mapping>,
 }
 
-const PAGE: usize = 256;
-const PAGES: usize = 1024;
+/// Entries of the first page; each page has twice as many as the one before.
+const FIRST: usize = 16;
+const PAGES: usize = 14;
+/// Entries of all pages.
+const MOST: usize = FIRST * ((1 << PAGES) - 1);
+
+/// The page that entry `index` is on, its size, and the place there.
+#[inline]
+fn locate(index: usize) -> (usize, usize, usize) {
+    let number = index + FIRST;
+    let page = (number / FIRST).ilog2() as usize;
+    (page, FIRST << page, number - (FIRST << page))
+}
 
 type Entry = ArcSwapOption<Import>;
 
 /// All imports of a domain. Looked up without locks, by the worker, per batch.
 pub(crate) struct Imports {
-    pages: Box<[OnceLock<Box<[Entry]>>]>,
+    pages: [OnceLock<Box<[Entry]>>; PAGES],
     names: Mutex<Names>,
 }
 
@@ -113,7 +124,19 @@ struct Names {
 
 impl Default for Imports {
     fn default() -> Self {
-        Self { pages: (0..PAGES).map(|_| OnceLock::new()).collect(), names: Mutex::default() }
+        Self { pages: [const { OnceLock::new() }; PAGES], names: Mutex::default() }
+    }
+}
+
+impl Drop for Imports {
+    fn drop(&mut self) {
+        let pages = self.pages.iter_mut().filter_map(OnceLock::take);
+        for entry in pages.flat_map(<[Entry]>::into_vec) {
+            // To drop one that holds nothing costs as much as to drop one that does.
+            if entry.load().is_none() {
+                std::mem::forget(entry);
+            }
+        }
     }
 }
 
@@ -123,12 +146,12 @@ impl Imports {
         let mut names = self.names.lock().expect("import names");
         let index = match names.free.pop() {
             Some(index) => index,
-            None if names.generations.len() < PAGE * PAGES => {
+            None if names.generations.len() < MOST => {
                 names.generations.push(0);
                 names.generations.len() as u32 - 1
             }
             None => {
-                let context = format!("{} regions of peers are in use: drop some", PAGE * PAGES);
+                let context = format!("{MOST} regions of peers are in use: drop some");
                 return Err(Error::new(ErrorKind::Exhausted, "import", context));
             }
         };
@@ -143,9 +166,9 @@ impl Imports {
             #[cfg(target_os = "linux")]
             _mapping: answer.mapping,
         });
-        let page = self.pages[index as usize / PAGE]
-            .get_or_init(|| (0..PAGE).map(|_| ArcSwapOption::empty()).collect());
-        page[index as usize % PAGE].store(Some(import.clone()));
+        let (page, size, place) = locate(index as usize);
+        let page = self.pages[page].get_or_init(|| (0..size).map(|_| ArcSwapOption::empty()).collect());
+        page[place].store(Some(import.clone()));
         Ok(import)
     }
 
@@ -157,8 +180,8 @@ impl Imports {
     }
 
     fn entry(&self, rkey: u64) -> Option<&Entry> {
-        let index = rkey as u32 as usize;
-        self.pages.get(index / PAGE)?.get()?.get(index % PAGE)
+        let (page, _, place) = locate(rkey as u32 as usize);
+        self.pages.get(page)?.get()?.get(place)
     }
 
     fn remove(&self, rkey: u64) {
@@ -201,5 +224,22 @@ impl RemoteMemory for Remote {
 impl Drop for Remote {
     fn drop(&mut self) {
         self.shared.core.imports.remove(self.import.rkey);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_index_has_a_place_of_its_own() {
+        let mut next = (0, 0);
+        for index in 0..MOST {
+            let (page, size, place) = locate(index);
+            assert_eq!((page, place), next);
+            next = if place + 1 == size { (page + 1, 0) } else { (page, place + 1) };
+        }
+        assert_eq!(next, (PAGES, 0));
+        assert!(Imports::default().find(u64::MAX).is_none());
     }
 }

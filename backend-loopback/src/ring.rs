@@ -39,6 +39,18 @@ pub(crate) struct Cell<W> {
     entry: [W; 2],
 }
 
+impl<W: Word> Cell<W> {
+    /// The entry that was last in it.
+    pub(crate) fn last(&self) -> Entry {
+        [self.entry[0].load(Ordering::Relaxed), self.entry[1].load(Ordering::Relaxed)]
+    }
+
+    /// As it was before its first entry, nobody else looking.
+    pub(crate) fn reset(&self) {
+        [&self.turn, &self.entry[0], &self.entry[1]].iter().for_each(|word| word.store(0, Ordering::Relaxed));
+    }
+}
+
 /// What travels: two words.
 pub(crate) type Entry = [u64; 2];
 

@@ -2,13 +2,14 @@
 
 use std::cell::UnsafeCell;
 use std::ptr::NonNull;
-use std::sync::atomic::{AtomicU32, AtomicU64};
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use crossbeam_utils::CachePadded;
 use transport_core::{HostBuffer, Memory, Result};
 
 use crate::board::{Lease, SLOTS};
-use crate::lane::{ENTRIES, MESSAGE, PAYLOADS};
+use crate::lane::{self, ENTRIES, MESSAGE, PAYLOADS};
 use crate::ring::Cell;
 
 /// What lies in the shared memory. All of it is atomic or raw: the other side
@@ -59,6 +60,8 @@ pub(crate) struct Segment<T = Layout> {
 #[cfg_attr(not(target_os = "linux"), expect(dead_code, reason = "keeps the bytes mapped"))]
 enum Owner {
     Ours(HostBuffer),
+    /// For a peer in this process; `None` once it was put aside.
+    Private(Option<HostBuffer>),
     #[cfg(target_os = "linux")]
     Theirs(#[expect(dead_code, reason = "keeps the bytes mapped")] transport_core::spi::Mapping),
 }
@@ -77,11 +80,6 @@ impl<T: Plain> Segment<T> {
         Ok(Self::of(HostBuffer::sparse(Self::SIZE)?))
     }
 
-    /// One for a peer in this process: no file, which is most of the cost of a new one.
-    pub(crate) fn private() -> Result<Self> {
-        Ok(Self::of(HostBuffer::private(Self::SIZE)?))
-    }
-
     fn of(buffer: HostBuffer) -> Self {
         Self { layout: checked(buffer.as_ptr(), buffer.len()), owner: Owner::Ours(buffer) }
     }
@@ -98,7 +96,7 @@ impl<T: Plain> Segment<T> {
     pub(crate) fn file(&self) -> Option<std::os::fd::BorrowedFd<'_>> {
         match &self.owner {
             Owner::Ours(buffer) => buffer.shared_file(),
-            Owner::Theirs(_) => None,
+            Owner::Private(_) | Owner::Theirs(_) => None,
         }
     }
 
@@ -111,7 +109,93 @@ impl<T: Plain> Segment<T> {
     }
 }
 
+impl Segment {
+    /// One for a peer in this process: without a file, and perhaps one that was put aside.
+    pub(crate) fn private() -> Result<Self> {
+        let aside = ASIDE.lock().expect("segments").pop();
+        let buffer = aside.map_or_else(|| HostBuffer::private(Self::SIZE), Ok)?;
+        Ok(Self { layout: checked(buffer.as_ptr(), buffer.len()), owner: Owner::Private(Some(buffer)) })
+    }
+
+    /// The last who knew a private segment lets go of it; the first `leases` of its board
+    /// were used. Put aside if it is soon zeroed: a new one costs many times as much.
+    pub(crate) fn retire(&mut self, leases: usize) {
+        if !matches!(self.owner, Owner::Private(_)) {
+            return;
+        }
+        let layout = self.layout();
+        let is_small = leases <= MOST_LEASES && !layout.has_messages();
+        if is_small {
+            layout.reset(leases);
+        }
+        let Owner::Private(buffer) = &mut self.owner else { return };
+        let mut aside = ASIDE.lock().expect("segments");
+        if is_small && aside.len() < MOST_ASIDE {
+            aside.extend(buffer.take());
+        }
+    }
+}
+
+impl Layout {
+    /// Whether payloads may have been touched: an entry says so, or may have been overwritten.
+    fn has_messages(&self) -> bool {
+        let tail = self.tail.load(Ordering::Acquire) as usize;
+        tail > ENTRIES || self.cells[..tail].iter().any(lane::is_message)
+    }
+
+    /// Zeroes what was used, nobody else looking any more.
+    fn reset(&self, leases: usize) {
+        let tail = self.tail.swap(0, Ordering::Relaxed) as usize;
+        self.cells[..tail.min(ENTRIES)].iter().for_each(Cell::reset);
+        self.board[..leases].iter().for_each(Lease::reset);
+        self.taken.store(0, Ordering::Relaxed);
+        for flag in [&self.state.armed, &self.state.starved, &self.state.closed] {
+            flag.store(0, Ordering::Relaxed);
+        }
+    }
+}
+
+/// Private segments that nobody uses, zeroed.
+static ASIDE: Mutex<Vec<HostBuffer>> = Mutex::new(Vec::new());
+/// Of so many at most: two fabrics of 32 devices.
+const MOST_ASIDE: usize = 64;
+/// Leases of a segment that is put aside: a page of them.
+const MOST_LEASES: usize = 512;
+
 fn checked<T>(start: *mut u8, len: usize) -> NonNull<T> {
     assert!(len == size_of::<T>() && (start as usize).is_multiple_of(align_of::<T>()));
     NonNull::new(start.cast()).expect("a mapping is not null")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn is_zero(segment: &Segment) -> bool {
+        let len = std::mem::offset_of!(Layout, payloads);
+        let start = std::ptr::from_ref(segment.layout()).cast::<u8>();
+        // SAFETY: in bounds of a segment that nobody else knows.
+        (0..len).all(|at| unsafe { start.add(at).read() } == 0)
+    }
+
+    #[test]
+    fn what_was_put_aside_is_zero() {
+        for (imms, messages, leases) in [(0, 0, 0), (3, 0, 2), (5, 1, 512), (ENTRIES, 0, 1), (1, 0, 513)] {
+            let mut segment = Segment::private().unwrap();
+            assert!(is_zero(&segment));
+            let layout = segment.layout();
+            layout.state.closed.store(1, Ordering::Relaxed);
+            for imm in 0..imms {
+                assert!(lane::send_imm(layout, imm as u32, || {}));
+            }
+            for _ in 0..messages {
+                // SAFETY: the bytes are a local array's.
+                assert!(unsafe { lane::send_message(layout, [7; 9].as_ptr(), 9, None, || {}) });
+            }
+            layout.board[..leases].iter().for_each(|lease| lease.open(3));
+            segment.retire(leases);
+            let kept = matches!(segment.owner, Owner::Private(None));
+            assert_eq!(kept, messages == 0 && leases <= MOST_LEASES, "{imms} {messages} {leases}");
+        }
+    }
 }

@@ -119,7 +119,7 @@ impl Service {
                 targets.iter().filter(|outbound| process_of(outbound).is_some_and(|p| !p.is_alive()))
             {
                 outbound.hang_up();
-                self.core.doorbell.bell().ring();
+                self.core.door.ring();
             }
             let mut at = 0;
             let core = &self.core;

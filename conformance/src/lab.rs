@@ -5,7 +5,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use transport_core::spi::Capabilities;
-use transport_core::{Error, ErrorKind, Fabric, FabricBuilder, Op, Outcome, Peer, Token, VirtualClock};
+use transport_core::{
+    Clock, Error, ErrorKind, Fabric, FabricBuilder, Op, Outcome, Peer, Time, Token, VirtualClock,
+};
 
 use crate::check::{Failure, Verdict, ensure, refused};
 use crate::subject::{Shape, Variant};
@@ -18,6 +20,10 @@ const PATIENCE: usize = 200_000;
 /// Turns without a request posted after which time moves on, whatever else happens: a
 /// refused post is tried again at once, as often as there are operations.
 const STUCK: u32 = 8;
+/// To what is due so soon the clock may leap: the latencies of cards, not deadlines.
+const SOON: Duration = Duration::from_millis(1);
+/// What a ticking clock moves by: every device of a fabric looks in a turn.
+const LOOK: Duration = Duration::from_nanos(100);
 /// The first step of the clock when nothing happens; it doubles up to [`LEAP`].
 const TICK: Duration = Duration::from_micros(1);
 const LEAP: Duration = Duration::from_millis(500);
@@ -40,12 +46,25 @@ pub(crate) struct Options<'a> {
     pub max_operations: usize,
     pub deadline: Duration,
     pub token: Option<Token>,
+    /// Time passes for it whenever it looks: for waits that nobody moves the clock in.
+    pub ticking: bool,
+}
+
+/// A lab's clock that moves a little with every look.
+struct Ticking(VirtualClock);
+
+impl Clock for Ticking {
+    fn now(&self) -> Time {
+        self.0.advance(LOOK);
+        self.0.now()
+    }
 }
 
 impl Default for Options<'_> {
     fn default() -> Self {
-        let (max_operations, deadline) = (4096, Duration::from_secs(3600));
-        Self { labels: &[LABEL], rails: None, variant: None, max_operations, deadline, token: None }
+        let (max_operations, deadline) = (1024, Duration::from_secs(3600));
+        let (labels, token, ticking) = (&[LABEL][..], None, false);
+        Self { labels, rails: None, variant: None, max_operations, deadline, token, ticking }
     }
 }
 
@@ -75,9 +94,13 @@ impl Lab {
     #[track_caller]
     pub(crate) fn open(&self, options: &Options<'_>) -> Verdict<Fabric> {
         let number = self.fabrics.borrow().len() as u64;
+        let clock: Arc<dyn Clock> = match options.ticking {
+            true => Arc::new(Ticking(self.clock.clone())),
+            false => Arc::new(self.clock.clone()),
+        };
         let builder = builder(&self.context, options)?
             .caller_driven()
-            .clock(Arc::new(self.clock.clone()))
+            .clock(clock)
             .seed(self.context.seed.wrapping_mul(1000).wrapping_add(number))
             .incarnation(self.context.seed.wrapping_mul(1000).wrapping_add(number + 1));
         let fabric = builder.open()?;
@@ -106,7 +129,8 @@ impl Lab {
     pub(crate) fn tick(&self) -> usize {
         let events = self.turn();
         if events == 0 {
-            self.clock.advance((TICK * (1 << self.idle.get().min(20))).min(LEAP));
+            let step = (TICK * (1 << self.idle.get().min(20))).min(LEAP);
+            self.clock.advance(self.soonest(step));
             self.idle.set(self.idle.get() + 1);
             return 0;
         }
@@ -115,6 +139,14 @@ impl Lab {
             self.clock.advance(TICK);
         }
         events
+    }
+
+    /// `step`, or the time to what a device has under way if nothing happens before.
+    fn soonest(&self, step: Duration) -> Duration {
+        let now = self.clock.now();
+        let fabrics = self.fabrics.borrow();
+        let spans = fabrics.iter().map(|fabric| fabric.due().since(now));
+        spans.filter(|span| !span.is_zero() && *span <= SOON).min().map_or(step, |span| span.max(step))
     }
 
     /// Operations under way.

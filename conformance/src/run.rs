@@ -1,8 +1,8 @@
 //! One trial on one subject's device: over its seeds, each within a limit.
 
 use std::ops::Range;
-use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
 use std::sync::RwLock;
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 

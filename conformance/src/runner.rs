@@ -71,7 +71,10 @@ fn runs(subject: &Arc<dyn Subject>, seed: u64, seeds: Option<u64>) -> Vec<Run> {
             let known =
                 subject.known_failures().iter().find(|known| known.trial == short).map(|known| known.why);
             let skipped = obstacle(trial, &**subject, variant, &offered);
-            let context = Context { swept: seeds.is_some() || subject.seeds() > 1, ..Context::new(subject.clone(), variant, seed) };
+            let context = Context {
+                swept: seeds.is_some() || subject.seeds() > 1,
+                ..Context::new(subject.clone(), variant, seed)
+            };
             let name = format!("{}::{short}", subject.name());
             let seeds = seed..seed.saturating_add(count);
             runs.push(Run { trial: *trial, context, seeds, name, skipped, known });

@@ -61,7 +61,11 @@ pub(crate) fn print(elapsed: Duration) {
         slowest.sort_by_key(|(_, seen)| std::cmp::Reverse(seen.took));
         for (name, seen) in slowest {
             let each = seen.took.as_secs_f64() * 1e3 / seen.runs as f64;
-            println!("  {each:8.2} ms of a processor a run, {} behaviours of {}: {name}", seen.behaviours.len(), seen.runs);
+            println!(
+                "  {each:8.2} ms of a processor a run, {} behaviours of {}: {name}",
+                seen.behaviours.len(),
+                seen.runs
+            );
         }
     }
 }

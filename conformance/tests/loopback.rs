@@ -73,6 +73,16 @@ fn link(variant: Variant) -> Result<Option<LinkModel>, String> {
             jitter: Duration::from_micros(200),
             ..link
         },
+        Variant::Unruly => LinkModel {
+            send_depth: Some(2 * Variant::SMALL_DEPTH),
+            half_one_in: Some(3),
+            burst_one_in: Some(5),
+            burst: Duration::from_micros(50),
+            reorder: true,
+            latency: Duration::from_micros(10),
+            jitter: Duration::from_micros(30),
+            ..link
+        },
         Variant::Slow => LinkModel { latency: Variant::SLOW, ..link },
         Variant::Doomed => LinkModel { lose_device_after: Some(Variant::LOST_AFTER), ..link },
         Variant::Faulty => LinkModel { fail_every: Some(Variant::FAULT_EVERY), ..link },

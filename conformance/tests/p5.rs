@@ -35,7 +35,8 @@ impl Subject for P5 {
     /// All paths are one here, unless a trial needs queues that do not fill up.
     fn variants(&self, asked: &[Variant]) -> Vec<Variant> {
         let special = [Variant::Slow, Variant::Doomed, Variant::Faulty];
-        let mut variants: Vec<_> = asked.iter().copied().filter(|variant| special.contains(variant)).collect();
+        let mut variants: Vec<_> =
+            asked.iter().copied().filter(|variant| special.contains(variant)).collect();
         let small = asked == [Variant::Plain]
             || asked.iter().any(|variant| [Variant::SmallQueue, Variant::Partial].contains(variant));
         if small {

@@ -11,7 +11,6 @@ use crate::trial::{Context, Trial};
 /// Requests per rail of a large transfer that a small write may have to let go first: what
 /// is in the queue, some turns, and what is posted while it is on its way.
 const SOON: u64 = 1000;
-const PAGES: u32 = 20_000;
 const PAGE: usize = 64;
 /// Rails in each run of many: queues apart, so that a few show what many do.
 const RAILS: u32 = 4;
@@ -26,11 +25,16 @@ pub(super) const TRIALS: &[Trial] = &[
 ];
 
 fn large(pair: &Pair, src: &Ground, context: &Context) -> Verdict<(Ground, Op)> {
-    let dst = Ground::new(&pair.b, PAGES as usize * PAGE, OPEN, context.seed + 1)?;
+    let dst = Ground::new(&pair.b, pages(context) as usize * PAGE, OPEN, context.seed + 1)?;
     let remote = dst.import(&pair.to_b)?;
-    let pages = Pages::new((0..PAGES).collect::<Vec<_>>());
+    let pages = Pages::new((0..pages(context)).collect::<Vec<_>>());
     let op = pair.to_b.write_pages(&src.region, &pages, &remote, &pages, PAGE)?;
     Ok((dst, op))
+}
+
+/// Pages of a large transfer.
+fn pages(context: &Context) -> u32 {
+    context.amount(20_000, 8_000)
 }
 
 /// Waits for `op`, while `large` runs and is not done.
@@ -55,7 +59,7 @@ fn to_another_peer(context: &Context) -> Verdict {
     let pair = pair(context)?;
     let other = pair.lab.open(&options(context))?;
     let (to_other, _) = pair.a.connect_local(&other)?;
-    let src = Ground::new(&pair.a, PAGES as usize * PAGE, Access::LOCAL, context.seed)?;
+    let src = Ground::new(&pair.a, pages(context) as usize * PAGE, Access::LOCAL, context.seed)?;
     let (mut dst, mut op) = large(&pair, &src, context)?;
     let mut small = Ground::new(&other, 4096, OPEN, context.seed + 2)?;
     let remote = small.import(&to_other)?;
@@ -66,13 +70,13 @@ fn to_another_peer(context: &Context) -> Verdict {
         small.check("the small write")?;
     }
     pair.lab.result(&mut op)??;
-    dst.expect_from(0, &src, 0..PAGES as usize * PAGE);
+    dst.expect_from(0, &src, 0..pages(context) as usize * PAGE);
     dst.check("the large transfer")
 }
 
 fn to_one_peer(context: &Context) -> Verdict {
     let pair = pair(context)?;
-    let src = Ground::new(&pair.a, PAGES as usize * PAGE, Access::LOCAL, context.seed)?;
+    let src = Ground::new(&pair.a, pages(context) as usize * PAGE, Access::LOCAL, context.seed)?;
     let (_dst, mut op) = large(&pair, &src, context)?;
     let small = Ground::new(&pair.b, 4096, OPEN, context.seed + 2)?;
     let remote = small.import(&pair.to_b)?;

@@ -2,7 +2,7 @@
 
 use std::future::Future;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::task::{Context as Task, Poll, Wake, Waker};
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ use transport_core::{Access, ErrorKind, Op, WriteOptions, wait};
 
 use crate::check::{Failure, Verdict, ensure, refused, same};
 use crate::ground::{Ground, OPEN};
-use crate::lab::Pair;
+use crate::lab::{Lab, Options, Pair};
 use crate::subject::Variant;
 use crate::trial::{ALL_PATHS, Context, Trial};
 
@@ -49,58 +49,44 @@ pub(super) fn counting_waker() -> (Arc<Wakes>, Waker) {
     (wakes.clone(), Waker::from(wakes))
 }
 
+/// Two fabrics for whose devices time passes while somebody waits.
+fn ticking(context: &Context) -> Verdict<Pair> {
+    let options = Options { ticking: true, ..Options::default() };
+    Lab::new(context).pair_of(&options, &options)
+}
+
 /// A blocking wait on a caller-driven fabric needs nobody else.
 fn wait_drives(context: &Context) -> Verdict {
     const fn sendable<T: Send + 'static>() {}
     sendable::<Op>();
-    let pair = Pair::new(context)?;
+    let pair = ticking(context)?;
     let src = Ground::new(&pair.a, 2_000_000, Access::LOCAL, context.seed)?;
     let mut dst = Ground::new(&pair.b, 2_000_000, OPEN, context.seed + 1)?;
     let remote = dst.import(&pair.to_b)?;
-    while_time_passes(&pair, || {
-        for size in [10, 10_000, 1_900_000] {
-            let outcome = pair.to_b.write(&src.region, 0..size, &remote, 1)?.wait(Duration::from_secs(10))?;
-            same("bytes", outcome.bytes, size as u64)?;
-            dst.expect_from(1, &src, 0..size);
-            dst.check("waited for")?;
-        }
-        Ok(())
-    })
-}
-
-/// A lab's clock stands still: a device with a latency needs it moved while a thread waits.
-fn while_time_passes(pair: &Pair, waits: impl FnOnce() -> Verdict) -> Verdict {
-    let (clock, stop) = (pair.lab.clock.clone(), AtomicBool::new(false));
-    std::thread::scope(|scope| {
-        scope.spawn(|| {
-            while !stop.load(Ordering::Relaxed) {
-                clock.advance(Duration::from_micros(20));
-                std::thread::yield_now();
-            }
-        });
-        let verdict = waits();
-        stop.store(true, Ordering::Relaxed);
-        verdict
-    })
+    for size in [10, 10_000, 1_900_000] {
+        let outcome = pair.to_b.write(&src.region, 0..size, &remote, 1)?.wait(Duration::from_secs(10))?;
+        same("bytes", outcome.bytes, size as u64)?;
+        dst.expect_from(1, &src, 0..size);
+        dst.check("waited for")?;
+    }
+    Ok(())
 }
 
 /// So does the one that takes any future, for every fabric that the future looks to.
 fn any_wait_drives(context: &Context) -> Verdict {
     const LIMIT: Duration = Duration::from_secs(20);
-    let pair = Pair::new(context)?;
+    let pair = ticking(context)?;
     let src = Ground::new(&pair.a, 300_000, Access::LOCAL, context.seed)?;
     let mut dst = Ground::new(&pair.b, 300_000, OPEN, context.seed + 1)?;
     let remote = dst.import(&pair.to_b)?;
-    let never = wait(pair.to_a.imm(9).expect(1), Duration::from_millis(5));
+    let never = wait(pair.to_a.imm(9).expect(1), Duration::from_millis(1));
     refused("an imm that nobody sends", never, &[ErrorKind::DeadlineExceeded])?;
-    while_time_passes(&pair, || {
-        (0..3).try_for_each(|imm| {
-            let options = WriteOptions::new().imm(imm);
-            let arrives = pair.to_a.imm(imm).expect(1);
-            let write = pair.to_b.write_with(&src.region, 0..300_000, &remote, 0, &options)?;
-            let both = async { Ok::<_, transport_core::Error>((write.await?, arrives.await?)) };
-            same("bytes", wait(both, LIMIT)??.0.bytes, 300_000)
-        })
+    (0..3).try_for_each(|imm| {
+        let options = WriteOptions::new().imm(imm);
+        let arrives = pair.to_a.imm(imm).expect(1);
+        let write = pair.to_b.write_with(&src.region, 0..300_000, &remote, 0, &options)?;
+        let both = async { Ok::<_, transport_core::Error>((write.await?, arrives.await?)) };
+        same("bytes", wait(both, LIMIT)??.0.bytes, 300_000)
     })?;
     dst.expect_from(0, &src, 0..300_000);
     dst.check("waited for")
@@ -112,7 +98,7 @@ fn wait_gives_up(context: &Context) -> Verdict {
     let mut dst = Ground::new(&pair.b, 4096, OPEN, context.seed + 1)?;
     let remote = dst.import(&pair.to_b)?;
     let mut op = pair.to_b.write(&src.region, 0..4096, &remote, 0)?;
-    refused("a short wait", op.wait(Duration::from_millis(5)), &[ErrorKind::DeadlineExceeded])?;
+    refused("a short wait", op.wait(Duration::from_millis(1)), &[ErrorKind::DeadlineExceeded])?;
     dst.check("before the latency is over")?;
     pair.lab.result(&mut op)??;
     dst.expect_from(0, &src, 0..4096);

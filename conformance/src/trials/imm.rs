@@ -7,7 +7,7 @@ use transport_core::{Access, ErrorKind, Pages, WriteOptions, imm_count};
 
 use crate::check::{Verdict, ensure, refused, same};
 use crate::ground::{Ground, OPEN};
-use crate::lab::Pair;
+use crate::lab::{Lab, Options, Pair};
 use crate::trial::{ALL_PATHS, Context, Trial};
 
 pub(super) const TRIALS: &[Trial] = &[
@@ -102,7 +102,7 @@ fn one_per_started_mib(context: &Context) -> Verdict {
     let src = Ground::new(&pair.a, 3 * MIB + 10, Access::LOCAL, context.seed)?;
     let mut dst = Ground::new(&pair.b, 3 * MIB + 10, OPEN, context.seed + 1)?;
     let remote = dst.import(&pair.to_b)?;
-    for (imm, size) in (0..).zip([1, MIB - 1, MIB, MIB + 1, 3 * MIB, 3 * MIB + 1]) {
+    for (imm, size) in context.some((0..).zip([1, MIB - 1, MIB, MIB + 1, 3 * MIB, 3 * MIB + 1])) {
         let options = WriteOptions::new().imm(imm).per_wr();
         pair.lab.done(pair.to_b.write_with(&src.region, 1..1 + size, &remote, 5, &options)?)?;
         dst.expect_from(5, &src, 1..1 + size);
@@ -132,7 +132,7 @@ fn accumulates_and_is_taken(context: &Context) -> Verdict {
     same("left", counter.count(), 6)?;
     refused(
         "seven of six",
-        counter.expect(7).wait(Duration::from_millis(20)),
+        counter.expect(7).wait(Duration::from_millis(1)),
         &[ErrorKind::DeadlineExceeded],
     )?;
     ensure(counter.take(6), "could not take the rest")?;
@@ -151,10 +151,11 @@ fn all_32_bits(context: &Context) -> Verdict {
 
 /// The receiver does not look for a while: the sender is held back, nothing is lost.
 fn more_than_any_queue(context: &Context) -> Verdict {
-    const IMMS: u32 = 3500;
-    let pair = Pair::new(context)?;
+    let count = context.amount(3500, 1400);
+    let options = Options { max_operations: 4096, ..Options::default() };
+    let pair = Lab::new(context).pair_of(&options, &options)?;
     let mut ops = Vec::new();
-    for imm in 0..IMMS {
+    for imm in 0..count {
         ops.push(pair.to_b.write_imm(imm % 7)?);
     }
     for _ in 0..50 {
@@ -163,7 +164,7 @@ fn more_than_any_queue(context: &Context) -> Verdict {
     pair.lab.all_done(ops)?;
     pair.lab.settle()?;
     let counts: Vec<_> = (0..7).map(|imm| pair.to_a.imm(imm).count()).collect();
-    same("imms of each value", counts, vec![u64::from(IMMS) / 7; 7])
+    same("imms of each value", counts, vec![u64::from(count) / 7; 7])
 }
 
 fn wakes_who_expects_it(context: &Context) -> Verdict {

@@ -7,7 +7,7 @@ use transport_core::{Access, ErrorKind, Op, SendOptions};
 
 use crate::check::{Verdict, ensure, refused, same};
 use crate::ground::{Ground, OPEN};
-use crate::lab::{Lab, Pair};
+use crate::lab::{Lab, Options, Pair};
 use crate::trial::{ALL_PATHS, Context, Trial};
 
 pub(super) const TRIALS: &[Trial] = &[
@@ -28,7 +28,7 @@ fn every_size(context: &Context) -> Verdict {
     let mut dst = Ground::new(&pair.b, most + 100, OPEN, context.seed + 1)?;
     let mut sizes = vec![0, 1, 2, 63, 4095, 4096, 4097, most / 2, most - 1, most];
     sizes.retain(|size| *size <= most);
-    for size in sizes {
+    for size in context.some(sizes) {
         // The receive may be larger than the message.
         let mut receive = pair.b.recv(&dst.region, 17..(17 + size + 50).min(dst.len()))?;
         pair.b.step();
@@ -156,24 +156,25 @@ fn names_its_sender(context: &Context) -> Verdict {
     Ok(())
 }
 
-/// 1300 messages before the first receive: the sender is held back, nothing is lost.
+/// Many messages before the first receive: the sender is held back, nothing is lost.
 fn more_than_any_queue(context: &Context) -> Verdict {
     const SIZE: usize = 100;
-    const COUNT: usize = 1300;
-    let pair = Pair::new(context)?;
-    let src = Ground::new(&pair.a, SIZE * COUNT, Access::LOCAL, context.seed)?;
-    let dst = Ground::new(&pair.b, SIZE * COUNT, OPEN, context.seed + 1)?;
+    let count = context.amount(1300, 300);
+    let options = Options { max_operations: 2048, ..Options::default() };
+    let pair = Lab::new(context).pair_of(&options, &options)?;
+    let src = Ground::new(&pair.a, SIZE * count, Access::LOCAL, context.seed)?;
+    let dst = Ground::new(&pair.b, SIZE * count, OPEN, context.seed + 1)?;
     let slot = |number: usize| number * SIZE..(number + 1) * SIZE;
     let mut sends = Vec::new();
-    for number in 0..COUNT {
+    for number in 0..count {
         sends.push(pair.to_b.send_with(&src.region, slot(number), &SendOptions::new().imm(number as u32))?);
     }
     for _ in 0..100 {
         pair.lab.tick();
     }
     let receives: Result<Vec<Op>, _> =
-        (0..COUNT).map(|number| pair.b.recv(&dst.region, slot(number))).collect();
-    let mut seen = vec![false; COUNT];
+        (0..count).map(|number| pair.b.recv(&dst.region, slot(number))).collect();
+    let mut seen = vec![false; count];
     let mut bytes = vec![0; SIZE];
     for (number, mut receive) in receives?.into_iter().enumerate() {
         let imm = pair.lab.result(&mut receive)??.imm.unwrap_or(u32::MAX) as usize;

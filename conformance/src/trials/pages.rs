@@ -74,7 +74,7 @@ fn transfer(
 fn permuted(context: &Context) -> Verdict {
     let pair = Pair::new(context)?;
     let mut random = fastrand::Rng::with_seed(context.seed);
-    for count in [1, 2, 3, 15, 16, 17, 63, 64, 65, 200] {
+    for count in context.some([1, 2, 3, 15, 16, 17, 63, 64, 65, 200]) {
         let (from, to) = (shuffled(count, &mut random), shuffled(count, &mut random));
         let (from, to) = (Layout::dense(from, 4096), Layout::dense(to, 4096));
         let room = (count as usize + 1) * 4096;
@@ -124,7 +124,7 @@ fn every_page_size(context: &Context) -> Verdict {
     let pair = Pair::new(context)?;
     let mut random = fastrand::Rng::with_seed(context.seed);
     let chunk = pair.capabilities().chunk.min(1 << 20) as usize;
-    for page in [1, 2, 63, 64, 4095, 4097, 65_536, chunk, chunk + 1] {
+    for page in context.some([1, 2, 63, 64, 4095, 4097, 65_536, chunk, chunk + 1]) {
         let (from, to) = (shuffled(9, &mut random), shuffled(9, &mut random));
         let (from, to) = (Layout::dense(from, page), Layout::dense(to, page));
         transfer(&pair, &from, &to, page, (9 * page, 9 * page + 50), context.seed)?;
@@ -156,7 +156,9 @@ fn several_operations(context: &Context) -> Verdict {
 fn many(context: &Context) -> Verdict {
     let pair = Pair::new(context)?;
     let mut random = fastrand::Rng::with_seed(context.seed);
-    let (from, to) = (shuffled(10_000, &mut random), shuffled(10_000, &mut random));
+    let count = context.amount(10_000, 2_500);
+    let (from, to) = (shuffled(count, &mut random), shuffled(count, &mut random));
     let (from, to) = (Layout::dense(from, 64), Layout::dense(to, 64));
-    transfer(&pair, &from, &to, 64, (640_000, 640_000), context.seed)
+    let room = count as usize * 64;
+    transfer(&pair, &from, &to, 64, (room, room), context.seed)
 }

@@ -185,7 +185,7 @@ fn come_and_go(context: &Context) -> Verdict {
     let src = Ground::new(&a, 4096, Access::LOCAL, context.seed)?;
     let mut dst = Ground::new(&b, 4096, OPEN, context.seed + 1)?;
     let mut last = None;
-    for round in 0..300 {
+    for round in 0..context.amount(300, 3) {
         let (to_b, to_a) = a.connect_local(&b)?;
         ensure(last != Some(to_b.id()), "a peer's number was used again")?;
         last = Some(to_b.id());
@@ -199,7 +199,7 @@ fn come_and_go(context: &Context) -> Verdict {
             lab.turn();
         }
     }
-    dst.check("300 connections")
+    dst.check("connections that came and went")
 }
 
 fn one_goes(context: &Context) -> Verdict {
@@ -248,23 +248,23 @@ fn two_connections(context: &Context) -> Verdict {
 }
 
 fn everyone(context: &Context) -> Verdict {
-    const FABRICS: usize = 6;
     const PART: usize = 20_000;
+    let fabrics = context.amount(6, 3);
     let lab = Lab::new(context);
     let mut nodes = Vec::new();
-    for number in 0..FABRICS {
+    for number in 0..fabrics {
         let fabric = lab.open(&Options::default())?;
-        let ground = Ground::new(&fabric, (FABRICS + 1) * PART, OPEN, context.seed + number as u64)?;
+        let ground = Ground::new(&fabric, (fabrics + 1) * PART, OPEN, context.seed + number as u64)?;
         nodes.push((fabric, ground));
     }
     let (mut ops, mut backs) = (Vec::new(), Vec::new());
-    for from in 0..FABRICS {
-        for to in (0..FABRICS).filter(|to| *to != from) {
+    for from in 0..fabrics {
+        for to in (0..fabrics).filter(|to| *to != from) {
             let (peer, back) = nodes[from].0.connect_local(&nodes[to].0)?;
             let remote = nodes[to].1.import(&peer)?;
             let options = WriteOptions::new().imm(from as u32);
             // The last part is everyone's source, part i comes from fabric i.
-            let source = FABRICS * PART..(FABRICS + 1) * PART;
+            let source = fabrics * PART..(fabrics + 1) * PART;
             ops.push(peer.write_with(
                 &nodes[from].1.region,
                 source.clone(),

@@ -102,7 +102,8 @@ fn from_many_peers(context: &Context) -> Verdict {
     let pool = hub.recv_pool(2, 64)?;
     let mut spokes = Vec::new();
     let mut ops = Vec::new();
-    for number in 0..6 {
+    let peers = context.amount(6, 3);
+    for number in 0..peers {
         let spoke = lab.open(&Default::default())?;
         let (to_hub, from_spoke) = spoke.connect_local(&hub)?;
         let src = Ground::new(&spoke, 64, Access::LOCAL, context.seed + number)?;
@@ -111,7 +112,7 @@ fn from_many_peers(context: &Context) -> Verdict {
         }
         spokes.push((from_spoke.id(), src, 0));
     }
-    for _ in 0..120 {
+    for _ in 0..20 * peers {
         let message = next(&lab, &pool)??;
         let spoke = spokes.iter_mut().find(|(id, ..)| *id == message.peer());
         let (_, src, count) = spoke.ok_or_else(|| Failure::new("a message from nobody"))?;

@@ -25,35 +25,40 @@ pub(super) const TRIALS: &[Trial] = &[
 
 fn more_operations(context: &Context) -> Verdict {
     const SLOT: usize = 700;
+    let count = context.amount(1000, 300);
     for seed in context.seeds(4) {
         let pair = Pair::new(&context.with_seed(seed))?;
-        let src = Ground::new(&pair.a, 1000 * SLOT, Access::LOCAL, seed)?;
-        let mut dst = Ground::new(&pair.b, 1000 * SLOT, OPEN, seed + 1)?;
+        let src = Ground::new(&pair.a, count * SLOT, Access::LOCAL, seed)?;
+        let mut dst = Ground::new(&pair.b, count * SLOT, OPEN, seed + 1)?;
         let remote = dst.import(&pair.to_b)?;
         let mut ops = Vec::new();
-        for slot in (0..1000).map(|slot| slot * SLOT) {
+        for slot in (0..count).map(|slot| slot * SLOT) {
             ops.push(pair.to_b.write(&src.region, slot..slot + SLOT - 1, &remote, slot)?);
             dst.expect_from(slot, &src, slot..slot + SLOT - 1);
         }
         pair.lab.all_done(ops)?;
-        dst.check("1000 writes")?;
+        dst.check("all writes")?;
     }
     Ok(())
 }
 
 fn more_pages(context: &Context) -> Verdict {
+    let count = context.amount(3000, 1200);
     for seed in context.seeds(4) {
         let pair = Pair::new(&context.with_seed(seed))?;
-        let src = Ground::new(&pair.a, 3000 * 128, Access::LOCAL, seed)?;
-        let mut dst = Ground::new(&pair.b, 3000 * 128, OPEN, seed + 1)?;
+        let src = Ground::new(&pair.a, count * 128, Access::LOCAL, seed)?;
+        let mut dst = Ground::new(&pair.b, count * 128, OPEN, seed + 1)?;
         let remote = dst.import(&pair.to_b)?;
-        let (from, to) =
-            (Pages::new((0..3000).rev().collect::<Vec<_>>()), Pages::new((0..3000).collect::<Vec<_>>()));
+        let (from, to) = (
+            Pages::new((0..count as u32).rev().collect::<Vec<_>>()),
+            Pages::new((0..count as u32).collect::<Vec<_>>()),
+        );
         let outcome = pair.lab.done(pair.to_b.write_pages(&src.region, &from, &remote, &to, 128)?)?;
-        same("requests", outcome.work_requests, 3000)?;
-        (0..3000)
-            .for_each(|page| dst.expect_from(page * 128, &src, (2999 - page) * 128..(3000 - page) * 128));
-        dst.check("3000 pages")?;
+        same("requests", outcome.work_requests, count as u64)?;
+        (0..count).for_each(|page| {
+            dst.expect_from(page * 128, &src, (count - 1 - page) * 128..(count - page) * 128)
+        });
+        dst.check("all pages")?;
     }
     Ok(())
 }
@@ -128,7 +133,8 @@ fn a_full_table(context: &Context) -> Verdict {
 
 /// One peer takes no messages: writes to it and to others go on.
 fn a_stalled_peer(context: &Context) -> Verdict {
-    let pair = Pair::new(context)?;
+    let options = Options { max_operations: 4096, ..Options::default() };
+    let pair = Lab::new(context).pair_of(&options, &options)?;
     let other = pair.lab.open(&Options::default())?;
     let (to_other, _) = pair.a.connect_local(&other)?;
     let src = Ground::new(&pair.a, 2 << 20, Access::LOCAL, context.seed)?;

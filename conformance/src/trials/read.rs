@@ -17,7 +17,7 @@ pub(super) const TRIALS: &[Trial] = &[
 
 fn every_size(context: &Context) -> Verdict {
     let pair = Pair::new(context)?;
-    let sizes = sizes(&pair);
+    let sizes: Vec<_> = context.some(sizes(&pair)).collect();
     let room = sizes.iter().max().copied().unwrap_or(0) + 100;
     let mut dst = Ground::new(&pair.a, room, Access::LOCAL, context.seed)?;
     let src = Ground::new(&pair.b, room, Access::REMOTE_READ, context.seed + 1)?;

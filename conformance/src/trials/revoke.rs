@@ -77,13 +77,14 @@ fn import_after_it(context: &Context) -> Verdict {
 }
 
 fn in_flight(context: &Context) -> Verdict {
+    let len = context.amount(3 << 20, 1 << 20);
     // Revoked after one turn more each time.
     for turns in context.tries(8) {
         let pair = Pair::new(&context.with_seed(context.seed + turns))?;
-        let src = Ground::new(&pair.a, 3 << 20, Access::LOCAL, context.seed)?;
-        let mut dst = Ground::new(&pair.b, 3 << 20, OPEN, context.seed + 1)?;
+        let src = Ground::new(&pair.a, len, Access::LOCAL, context.seed)?;
+        let mut dst = Ground::new(&pair.b, len, OPEN, context.seed + 1)?;
         let remote = dst.import(&pair.to_b)?;
-        let mut op = pair.to_b.write(&src.region, 0..3 << 20, &remote, 0)?;
+        let mut op = pair.to_b.write(&src.region, 0..len, &remote, 0)?;
         for _ in 0..turns {
             pair.lab.turn();
         }

@@ -106,7 +106,7 @@ fn nothing_in_common(context: &Context) -> Verdict {
     let error = refused("no transport in common", a.connect_local(&b).map(drop), &[ErrorKind::Unreachable])?;
     ensure(error.context().contains("one"), format!("the transport is not named: {error}"))?;
     // Slots that were reserved for the attempt are free again.
-    for _ in 0..300 {
+    for _ in 0..context.amount(300, 3) {
         refused("still none", a.connect_local(&b).map(drop), &[ErrorKind::Unreachable])?;
         lab.turn();
     }
