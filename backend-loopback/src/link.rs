@@ -9,10 +9,10 @@ pub struct LinkModel {
     pub send_depth: Option<u32>,
     /// Each post takes a random number of requests up to this one, sometimes none.
     pub accept_at_most: Option<u32>,
-    /// One post in so many, at random, takes no more than half of its batch.
+    /// One post in so many, at random, takes half of what it could.
     pub half_one_in: Option<u32>,
     /// One post in so many, at random, takes nothing, and nothing is taken for a random
-    /// time after it, up to [`LinkModel::burst`].
+    /// time after it, up to [`LinkModel::burst`]; the first post after that is taken.
     pub burst_one_in: Option<u32>,
     /// The longest time for which the device takes nothing.
     pub burst: Duration,

@@ -35,8 +35,8 @@ pub(crate) struct Model {
     last: Time,
     judged: u64,
     loss: Loss,
-    /// Nothing is taken before this.
-    blocked: Time,
+    /// Nothing is taken before this; the first post after it is taken.
+    blocked: Option<Time>,
     /// When to ask again after something was refused at random.
     again: Time,
 }
@@ -89,7 +89,7 @@ impl Model {
             last: Time::ZERO,
             judged: 0,
             loss: Loss::No,
-            blocked: Time::ZERO,
+            blocked: None,
             again: Time::NEVER,
         }
     }
@@ -102,7 +102,8 @@ impl Model {
         }
         let fits = batch.len().min(room.saturating_sub(self.pending.len() + self.due.len()));
         let accepted = self.some_of(fits, now);
-        self.again = if accepted < fits { self.blocked.max(now.after(AGAIN)) } else { Time::NEVER };
+        let again = self.blocked.map_or(now.after(AGAIN), |until| until.max(now.after(AGAIN)));
+        self.again = if accepted < fits { again } else { Time::NEVER };
         for request in batch.requests().take(accepted) {
             let due = self.arrival(request.len, now);
             self.posted += 1;
@@ -190,16 +191,19 @@ impl Model {
 
     /// How many of the requests that fit are taken.
     fn some_of(&mut self, fits: usize, now: Time) -> usize {
-        if now < self.blocked {
+        if self.blocked.is_some_and(|until| now < until) {
             return 0;
         }
-        if self.one_in(self.link.burst_one_in) {
-            self.blocked = now.after(self.up_to(self.link.burst));
+        // Otherwise one in one would take nothing for ever.
+        let just_over = self.blocked.take().is_some();
+        if self.one_in(self.link.burst_one_in) && !just_over {
+            self.blocked = Some(now.after(self.up_to(self.link.burst)));
             return 0;
         }
         let mut some = fits;
         if self.one_in(self.link.half_one_in) {
-            some = fits / 2;
+            // One of one is taken: half of it would be none, for ever.
+            some = fits.div_ceil(2);
         }
         if let Some(most) = self.link.accept_at_most {
             let taken = if self.random.u8(..8) == 0 { 0 } else { self.random.u32(1..=most.max(1)) };

@@ -7,7 +7,7 @@ use std::time::Duration;
 use backend_loopback::{LinkModel, LoopbackConfig};
 use common::*;
 use transport_core::spi::*;
-use transport_core::{Access, ErrorKind, Memory, Time};
+use transport_core::{Access, Clock, ErrorKind, Memory, Time};
 
 fn linked(link: LinkModel, seed: u64) -> (Node, Node, PeerSlot, PeerSlot) {
     let (a, b) = (node(LoopbackConfig::default().link(link), seed), node(LoopbackConfig::default(), 2));
@@ -61,6 +61,95 @@ fn one_seed_one_behaviour() {
     let imms =
         events.iter().filter_map(|event| if let Event::Imm { imm, .. } = event { Some(imm) } else { None });
     assert!(!imms.is_sorted());
+}
+
+#[test]
+fn a_burst_takes_nothing_for_a_while_and_says_how_long() {
+    const BURST: Duration = Duration::from_micros(100);
+    let link = LinkModel { burst_one_in: Some(1), burst: BURST, ..LinkModel::default() };
+    let mut lengths = std::collections::BTreeSet::new();
+    for seed in 0..20 {
+        let (mut a, _b, to_b, _) = linked(link.clone(), seed);
+        let source = a.held(8, Access::LOCAL);
+        let batch = imms(to_b, &source, 10);
+        let begun = a.clock.now();
+        assert_eq!(a.post(&batch).accepted, 0);
+        let over = a.endpoint.due();
+        let length = over.since(begun);
+        assert!(length > Duration::ZERO && length <= BURST.max(Duration::from_micros(1)), "{length:?}");
+        lengths.insert(length);
+        // A post that does not wait so long is in vain.
+        if length > Duration::from_micros(2) {
+            a.clock.advance(length / 2);
+            assert_eq!(a.post(&batch).accepted, 0);
+            assert_eq!(a.endpoint.due(), over.max(a.clock.now().after(Duration::from_micros(1))));
+        }
+        a.clock.advance(length);
+        assert_eq!(a.post(&batch).accepted, 10);
+        assert_eq!(a.poll().len(), 1);
+        assert_eq!(a.endpoint.due(), Time::NEVER);
+    }
+    assert!(lengths.len() > 10);
+}
+
+#[test]
+fn a_refused_post_that_nobody_repeats_keeps_nobody_awake() {
+    let link = LinkModel { burst_one_in: Some(1), burst: Duration::from_micros(9), ..LinkModel::default() };
+    let (mut a, _b, to_b, _) = linked(link, 1);
+    let source = a.held(8, Access::LOCAL);
+    assert_eq!(a.post(&imms(to_b, &source, 1)).accepted, 0);
+    assert_ne!(a.endpoint.due(), Time::NEVER);
+    a.clock.advance(Duration::from_micros(20));
+    assert!(a.poll().is_empty());
+    assert_eq!(a.endpoint.due(), Time::NEVER);
+}
+
+#[test]
+fn half_batches_are_halves() {
+    let (mut a, _b, to_b, _) = linked(LinkModel { half_one_in: Some(2), ..LinkModel::default() }, 3);
+    let source = a.held(8, Access::LOCAL);
+    let batch = imms(to_b, &source, 9);
+    let taken: Vec<_> = (0..40)
+        .map(|_| {
+            let taken = a.post(&batch).accepted;
+            a.poll();
+            taken
+        })
+        .collect();
+    assert!(taken.iter().all(|taken| [5, 9].contains(taken)), "{taken:?}");
+    assert!(taken.contains(&5) && taken.contains(&9));
+    assert!(
+        (0..20).all(|_| a.post(&batch[..1]).accepted == 1 && a.poll().len() == 1),
+        "one request cannot be halved"
+    );
+}
+
+/// With a worker thread in real time: whoever refused at random announces when to ask again.
+#[test]
+fn a_worker_asks_again_after_a_burst() {
+    use backend_loopback::Loopback;
+    use transport_core::{FabricBuilder, TransportConfig};
+    let link = LinkModel {
+        send_depth: Some(2),
+        burst_one_in: Some(2),
+        burst: Duration::from_millis(1),
+        half_one_in: Some(2),
+        accept_at_most: Some(1),
+        ..LinkModel::default()
+    };
+    let open = || {
+        let backend = Loopback::with(LoopbackConfig::default().link(link.clone()));
+        FabricBuilder::new()
+            .transport(TransportConfig::new("lo", std::sync::Arc::new(backend)))
+            .open()
+            .unwrap()
+    };
+    let (a, b) = (open(), open());
+    let (to_b, to_a) = a.connect_local(&b).unwrap();
+    let ops: Vec<_> = (0..50).map(|_| to_b.write_imm(1).unwrap()).collect();
+    // Longer than a worker spins: it sleeps in the longer bursts.
+    ops.into_iter().for_each(|mut op| assert_eq!(op.wait(Duration::from_secs(20)).unwrap().bytes, 0));
+    to_a.imm(1).expect(50).wait(SOON).unwrap();
 }
 
 #[test]

@@ -8,6 +8,7 @@ use std::time::Duration;
 use backend_loopback::{LinkModel, Loopback, LoopbackConfig};
 use conformance::{Shape, Subject, Tag, Variant};
 use transport_core::TransportConfig;
+use transport_core::spi::{Backend, DeviceInfo};
 
 /// Cards of a p5.48xlarge.
 const CARDS: u32 = 32;
@@ -48,9 +49,15 @@ impl Subject for P5 {
     }
 
     fn transport(&self, label: &str, shape: Shape) -> Result<TransportConfig, String> {
-        let config = LoopbackConfig::default().devices(shape.rails).link(card(shape));
-        Ok(TransportConfig::new(label, Arc::new(Loopback::with(config))))
+        let backend = Loopback::with(LoopbackConfig::default().devices(shape.rails).link(card(shape)));
+        let devices = devices(&backend)?;
+        Ok(TransportConfig::new(label, Arc::new(backend)).devices(devices))
     }
+}
+
+/// The cards that a fabric opens. A p5 has a rail group of four next to each of its eight GPUs.
+fn devices(backend: &Loopback) -> Result<Vec<DeviceInfo>, String> {
+    backend.probe().map_err(|why| why.reason)
 }
 
 /// A card of a p5 on a bad day, which the seed chooses.
