@@ -49,7 +49,8 @@ pub(crate) fn guarded(context: &Context, token: Token) -> Verdict<Fabric> {
 
 #[track_caller]
 fn workers(context: &Context) -> Verdict<FabricBuilder> {
-    let options = Options { deadline: Duration::from_secs(30), ..Options::default() };
+    let deadline = Duration::from_secs(30);
+    let options = Options { deadline, max_operations: 4096, ..Options::default() };
     Ok(builder(context, &options)?.seed(context.seed))
 }
 

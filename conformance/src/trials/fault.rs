@@ -53,17 +53,17 @@ fn device_lost(context: &Context) -> Verdict {
         refused("under way when its device was lost", pair.lab.result(&mut op)?, &[ErrorKind::DeviceLost])?;
     }
     // Whatever is asked for afterwards: with rails left it may work, without it may not.
-    for _ in 0..40 {
-        let late = pair.to_b.write(&src.region, 0..64, &remote, 0);
-        match late {
-            Ok(mut op) => {
-                let result = pair.lab.result(&mut op)?;
-                ensure(
-                    result.is_ok() || result.is_err_and(|e| e.kind() == ErrorKind::DeviceLost),
-                    "another error",
-                )?;
+    let rails = pair.a.transports()[0].devices.len();
+    for _ in 0..=Variant::LOST_AFTER {
+        let late: Vec<_> = (0..rails + 8).map(|_| pair.to_b.write(&src.region, 0..64, &remote, 0)).collect();
+        for late in late {
+            let result = match late {
+                Ok(mut op) => pair.lab.result(&mut op)?.map(drop),
+                Err(error) => Err(error),
+            };
+            if let Err(error) = result {
+                refused::<()>("later", Err(error), &[ErrorKind::DeviceLost])?;
             }
-            Err(error) => drop(refused::<()>("later", Err(error), &[ErrorKind::DeviceLost])?),
         }
     }
     pair.lab.fails(
@@ -72,7 +72,6 @@ fn device_lost(context: &Context) -> Verdict {
         &[ErrorKind::DeviceLost],
     )?;
     pair.lab.settle()?;
-    let rails = pair.a.transports()[0].devices.len();
     let most = rails * Variant::LOST_AFTER as usize;
     ensure(pages_moved(&src, &dst)? <= most, "more pages than requests ran")?;
     src.check("the source")
