@@ -10,6 +10,9 @@ use crate::check::{Failure, Verdict};
 /// Anything a peer may do.
 pub(crate) const OPEN: Access = Access::all();
 
+/// Bytes that are compared at a time.
+const PIECE: usize = 32 << 10;
+
 /// A region and its expected bytes.
 pub(crate) struct Ground {
     pub region: Region,
@@ -61,36 +64,37 @@ impl Ground {
 
     /// Whether all is as it should be.
     pub(crate) fn is_right(&self) -> bool {
-        self.actual().is_ok_and(|actual| actual == self.expected)
+        self.first_wrong().is_ok_and(|wrong| wrong.is_none())
     }
 
     /// An error that names the first wrong byte.
     #[track_caller]
     pub(crate) fn check(&self, what: &str) -> Verdict {
-        let actual = self.actual()?;
-        if actual == self.expected {
-            return Ok(());
+        let Some((at, got)) = self.first_wrong()? else { return Ok(()) };
+        let (want, len) = (self.expected[at], self.len());
+        Err(Failure::new(format!("{what}: byte {at} of {len} is {got}, want {want}")))
+    }
+
+    /// The place and value of the first byte that is not as it should be. A piece at a time:
+    /// fresh memory for a copy of all of it would cost more than the copy.
+    #[track_caller]
+    fn first_wrong(&self) -> Verdict<Option<(usize, u8)>> {
+        let mut actual = [0; PIECE];
+        for (number, expected) in self.expected.chunks(PIECE).enumerate() {
+            let actual = &mut actual[..expected.len()];
+            self.region.copy_out(number * PIECE, actual)?;
+            if actual != expected {
+                let wrong = actual.iter().zip(expected).position(|(got, want)| got != want);
+                return Ok(wrong.map(|at| (number * PIECE + at, actual[at])));
+            }
         }
-        let at = actual.iter().zip(&self.expected).position(|(got, want)| got != want).unwrap_or(0);
-        let wrong = actual.iter().zip(&self.expected).filter(|(got, want)| got != want).count();
-        let (got, want) = (actual[at], self.expected[at]);
-        Err(Failure::new(format!(
-            "{what}: byte {at} of {} is {got}, want {want}; {wrong} bytes differ",
-            self.len()
-        )))
+        Ok(None)
     }
 
     /// Imports it through a peer.
     #[track_caller]
     pub(crate) fn import(&self, by: &transport_core::Peer) -> Verdict<RemoteRegion> {
         Ok(by.import(&self.region.descriptor())?)
-    }
-
-    #[track_caller]
-    fn actual(&self) -> Verdict<Vec<u8>> {
-        let mut actual = vec![0; self.len()];
-        self.region.copy_out(0, &mut actual)?;
-        Ok(actual)
     }
 }
 
