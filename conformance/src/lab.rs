@@ -31,7 +31,7 @@ const LEAP: Duration = Duration::from_millis(500);
 /// Fabrics that live in one virtual time.
 pub(crate) struct Lab {
     pub clock: VirtualClock,
-    context: Context,
+    pub context: Context,
     fabrics: RefCell<Vec<Fabric>>,
     /// Turns in a row without any event, and without a request posted.
     idle: Cell<u32>,

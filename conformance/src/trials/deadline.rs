@@ -141,7 +141,7 @@ fn messages_without_receives(context: &Context) -> Verdict {
     let limit = Duration::from_secs(1);
     let options = SendOptions::new().deadline(limit);
     let ops: Result<Vec<Op>, _> =
-        (0..context.amount(2000, 500)).map(|_| pair.to_b.send_with(&src.region, 0..1000, &options)).collect();
+        (0..context.amount(2000, 150)).map(|_| pair.to_b.send_with(&src.region, 0..1000, &options)).collect();
     let mut ops = ops?;
     for _ in 0..200 {
         pair.lab.turn();
@@ -164,7 +164,7 @@ fn messages_without_receives(context: &Context) -> Verdict {
     // What was taken for sent arrives, however late.
     let pool = pair.b.recv_pool(4, 1000)?;
     let mut arrived = 0;
-    for _ in 0..4000 {
+    for _ in 0..context.amount(4000, 1000) {
         pair.lab.tick();
         if let Some(message) = pool.try_next() {
             ensure(message?.to_vec() == src.bytes(0..1000), "a damaged message")?;

@@ -34,7 +34,7 @@ fn large(pair: &Pair, src: &Ground, context: &Context) -> Verdict<(Ground, Op)> 
 
 /// Pages of a large transfer.
 fn pages(context: &Context) -> u32 {
-    context.amount(20_000, 8_000)
+    context.amount(20_000, 5_000)
 }
 
 /// Waits for `op`, while `large` runs and is not done.
@@ -63,7 +63,7 @@ fn to_another_peer(context: &Context) -> Verdict {
     let (mut dst, mut op) = large(&pair, &src, context)?;
     let mut small = Ground::new(&other, 4096, OPEN, context.seed + 2)?;
     let remote = small.import(&to_other)?;
-    for number in 0..context.amount(10, 3) {
+    for number in 0..context.amount(10, 2) {
         let write = to_other.write(&src.region, number..number + 100, &remote, number * 200)?;
         soon(&pair, write, &mut op)?;
         small.expect_from(number * 200, &src, number..number + 100);
@@ -80,7 +80,7 @@ fn to_one_peer(context: &Context) -> Verdict {
     let (_dst, mut op) = large(&pair, &src, context)?;
     let small = Ground::new(&pair.b, 4096, OPEN, context.seed + 2)?;
     let remote = small.import(&pair.to_b)?;
-    for _ in 0..context.amount(10, 3) {
+    for _ in 0..context.amount(10, 2) {
         let write = pair.to_b.write(&src.region, 0..100, &remote, 0)?;
         soon(&pair, write, &mut op)?;
     }

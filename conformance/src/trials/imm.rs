@@ -151,7 +151,7 @@ fn all_32_bits(context: &Context) -> Verdict {
 
 /// The receiver does not look for a while: the sender is held back, nothing is lost.
 fn more_than_any_queue(context: &Context) -> Verdict {
-    let count = context.amount(3500, 1400);
+    let count = context.amount(3500, 1050);
     let options = Options { max_operations: 4096, ..Options::default() };
     let pair = Lab::new(context).pair_of(&options, &options)?;
     let mut ops = Vec::new();

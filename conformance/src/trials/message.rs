@@ -140,7 +140,7 @@ fn names_its_sender(context: &Context) -> Verdict {
     let hub = lab.open(&Default::default())?;
     let dst = Ground::new(&hub, 64, OPEN, context.seed)?;
     let mut spokes = Vec::new();
-    for _ in 0..5 {
+    for _ in 0..context.amount(5, 3) {
         let spoke = lab.open(&Default::default())?;
         let (to_hub, from_spoke) = spoke.connect_local(&hub)?;
         let src = Ground::new(&spoke, 64, Access::LOCAL, context.seed + 1)?;

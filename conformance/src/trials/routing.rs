@@ -18,7 +18,9 @@ pub(super) const TRIALS: &[Trial] = &[
 ];
 
 fn open(lab: &Lab, labels: &[&str]) -> Verdict<Fabric> {
-    lab.open(&Options { labels, ..Options::default() })
+    // Several transports of each: a rail group, in each run of many.
+    let rails = lab.context.swept.then_some(4);
+    lab.open(&Options { labels, rails, ..Options::default() })
 }
 
 /// Bytes that went out over a transport, however.

@@ -164,7 +164,7 @@ impl Handshake<'_> {
         let inner = upgrade(fabric)?;
         let identity = inner.identity().clone();
         let incarnation = identity.incarnation;
-        let prepared = blocking(move || inner.prepare()).await??;
+        let prepared = blocking(move || inner.prepare(false)).await??;
         let peer_timeout_ms = u32::try_from(settings.peer_timeout.as_millis()).unwrap_or(u32::MAX);
         let transports = prepared.offers();
         self.wire()?.push(&Frame::Offers { identity, peer_timeout_ms, transports })?;

@@ -14,7 +14,7 @@ use crate::engine::Control;
 use crate::link::{Link, PairedRail};
 use crate::peer::PeerInner;
 use crate::remote::{RemoteInner, Shortcut};
-use crate::spi::{Connector, Domain, PeerSlot, RemoteMemory};
+use crate::spi::{Domain, PeerSlot, RemoteMemory};
 use crate::{Descriptor, Error, ErrorKind, Peer, PeerId, RemoteRegion, Result};
 
 /// How long importing one key may take: a backend may have to ask the peer's process.
@@ -43,21 +43,16 @@ struct PreparedRail {
 }
 
 impl FabricInner {
-    /// Reserves a slot on every rail of every transport.
-    pub(crate) fn prepare(self: &Arc<Self>) -> Result<Prepared> {
-        self.prepare_by(|connector| connector.prepare())
-    }
-
-    fn prepare_by(
-        self: &Arc<Self>,
-        prepare: impl Fn(&dyn Connector) -> Result<(PeerSlot, Vec<u8>)>,
-    ) -> Result<Prepared> {
+    /// Reserves a slot on every rail of every transport, for a peer in this process or anywhere.
+    pub(crate) fn prepare(self: &Arc<Self>, is_local: bool) -> Result<Prepared> {
         self.check_open("connect")?;
         let transports = self.transports.iter().map(PreparedTransport::new).collect();
         let mut prepared = Prepared { fabric: Arc::downgrade(self), transports };
         for (transport, prepared) in self.transports.iter().zip(&mut prepared.transports) {
             for domain in &transport.domains {
-                let (slot, offer) = prepare(domain.connector())?;
+                let connector = domain.connector();
+                let (slot, offer) =
+                    if is_local { connector.prepare_local()? } else { connector.prepare()? };
                 prepared.rails.push(PreparedRail { domain: Arc::clone(domain), slot, offer });
             }
         }
@@ -191,8 +186,7 @@ impl Drop for Prepared {
 
 /// Connects two fabrics of this process by handing the offers over in memory.
 pub(super) fn connect_local(ours: &Arc<FabricInner>, theirs: &Arc<FabricInner>) -> Result<(Peer, Peer)> {
-    let local = |connector: &dyn Connector| connector.prepare_local();
-    let (mut a, mut b) = (ours.prepare_by(local)?, theirs.prepare_by(local)?);
+    let (mut a, mut b) = (ours.prepare(true)?, theirs.prepare(true)?);
     let (offer_a, offer_b) = (a.offers(), b.offers());
     let (report_a, report_b) = (a.complete(&offer_b), b.complete(&offer_a));
     let there = a.admit(&report_b, theirs.identity.clone(), SessionHandle::detached())?;
