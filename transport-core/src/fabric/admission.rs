@@ -14,7 +14,7 @@ use crate::engine::Control;
 use crate::link::{Link, PairedRail};
 use crate::peer::PeerInner;
 use crate::remote::{RemoteInner, Shortcut};
-use crate::spi::{Domain, PeerSlot, RemoteMemory};
+use crate::spi::{Connector, Domain, PeerSlot, RemoteMemory};
 use crate::{Descriptor, Error, ErrorKind, Peer, PeerId, RemoteRegion, Result};
 
 /// How long importing one key may take: a backend may have to ask the peer's process.
@@ -46,13 +46,12 @@ impl FabricInner {
     /// Reserves a slot on every rail of every transport, for a peer in this process or anywhere.
     pub(crate) fn prepare(self: &Arc<Self>, is_local: bool) -> Result<Prepared> {
         self.check_open("connect")?;
+        let prepare = if is_local { <dyn Connector>::prepare_local } else { <dyn Connector>::prepare };
         let transports = self.transports.iter().map(PreparedTransport::new).collect();
         let mut prepared = Prepared { fabric: Arc::downgrade(self), transports };
         for (transport, prepared) in self.transports.iter().zip(&mut prepared.transports) {
             for domain in &transport.domains {
-                let connector = domain.connector();
-                let (slot, offer) =
-                    if is_local { connector.prepare_local()? } else { connector.prepare()? };
+                let (slot, offer) = prepare(domain.connector())?;
                 prepared.rails.push(PreparedRail { domain: Arc::clone(domain), slot, offer });
             }
         }
@@ -191,8 +190,7 @@ pub(super) fn connect_local(ours: &Arc<FabricInner>, theirs: &Arc<FabricInner>) 
     let (report_a, report_b) = (a.complete(&offer_b), b.complete(&offer_a));
     let there = a.admit(&report_b, theirs.identity.clone(), SessionHandle::detached())?;
     let here = b.admit(&report_a, ours.identity.clone(), SessionHandle::detached())?;
-    let _ = there.0.twin.set(Arc::downgrade(&here.0));
-    let _ = here.0.twin.set(Arc::downgrade(&there.0));
+    let _ = (there.0.twin.set(Arc::downgrade(&here.0)), here.0.twin.set(Arc::downgrade(&there.0)));
     Ok((there, here))
 }
 
