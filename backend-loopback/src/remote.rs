@@ -10,7 +10,6 @@ use transport_core::spi::{RemoteMemory, WorkKind};
 use transport_core::{Access, Error, ErrorKind, Result};
 
 use crate::domain::Shared;
-#[cfg(target_os = "linux")]
 use crate::peer::Outbound;
 use crate::region::Key;
 
