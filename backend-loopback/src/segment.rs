@@ -53,7 +53,6 @@ unsafe impl Plain for Layout {}
 /// A mapped [`Layout`], ours or the peer's.
 pub(crate) struct Segment<T = Layout> {
     layout: NonNull<T>,
-    #[cfg_attr(not(target_os = "linux"), expect(dead_code, reason = "keeps the bytes mapped"))]
     owner: Owner,
 }
 
