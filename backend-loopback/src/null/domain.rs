@@ -16,7 +16,7 @@ use super::endpoint::NullEndpoint;
 use crate::domain::random;
 use crate::model::Model;
 
-/// Requests that may be outstanding: an EFA card's send queue (FACTS of p5, `fi_info`).
+/// Requests that may be outstanding: an EFA card's send queue (`fi_info` on a p5).
 const SEND_DEPTH: u32 = 4096;
 /// Receives that may be posted: an EFA card's receive queue.
 const RECV_DEPTH: u32 = 8192;
