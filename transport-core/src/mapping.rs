@@ -62,7 +62,7 @@ impl Mapping {
     /// Keeps `len` bytes from the first multiple of [`HUGE`] on, of a reservation
     /// that has `HUGE` more.
     fn trim(&mut self, len: usize) {
-        let page = rustix::param::page_size();
+        let page = page_size();
         let skip = self.start.as_ptr().align_offset(HUGE);
         let end = skip + len.next_multiple_of(page);
         let (start, whole) = (self.start.as_ptr(), self.len.next_multiple_of(page));
@@ -124,6 +124,12 @@ impl Mapping {
     pub fn start(&self) -> NonNull<u8> {
         self.start
     }
+}
+
+/// By libc, not by rustix, which reads memory for it that valgrind does not map.
+fn page_size() -> usize {
+    // SAFETY: asks for a number.
+    usize::try_from(unsafe { libc::sysconf(libc::_SC_PAGESIZE) }).unwrap_or(4096)
 }
 
 impl Drop for Mapping {

@@ -25,8 +25,6 @@ pub(super) const TRIALS: &[Trial] = &[
         .needs(IMM_AND_SEND),
     Trial::new("grant::renews_as_imms_are_taken", imms_renew).on(ALL_PATHS).needs(Operations::WRITE_IMM),
     Trial::new("grant::renews_as_messages_are_taken", messages_renew).on(ALL_PATHS).needs(Operations::SEND),
-    Trial::new("grant::bounds_the_bytes_under_way", bytes_are_bounded).on(&[Variant::Slow]),
-    Trial::new("grant::of_no_bytes_is_a_pause", no_bytes_pause).on(&[Variant::Queued, Variant::SmallQueue]),
     Trial::new("grant::of_who_gave_up_is_the_next_ones", given_up).on(ALL_PATHS).needs(Operations::WRITE_IMM),
     Trial::new("grant::of_what_failed_comes_back", failures_give_back)
         .on(&[Variant::Faulty])
@@ -38,14 +36,14 @@ pub(super) const TRIALS: &[Trial] = &[
 ];
 
 /// Windows that the trial turns: bytes, imms, messages.
-struct Dial([AtomicU64; 3]);
+pub(super) struct Dial([AtomicU64; 3]);
 
 impl Dial {
-    fn at(windows: [u64; 3]) -> Arc<Self> {
+    pub(super) fn at(windows: [u64; 3]) -> Arc<Self> {
         Arc::new(Self(windows.map(AtomicU64::new)))
     }
 
-    fn turn(&self, windows: [u64; 3]) {
+    pub(super) fn turn(&self, windows: [u64; 3]) {
         self.0.iter().zip(windows).for_each(|(at, to)| at.store(to, Ordering::SeqCst));
     }
 }
@@ -57,11 +55,11 @@ impl Admission for Dial {
     }
 }
 
-const ALL: u64 = u64::MAX;
+pub(super) const ALL: u64 = u64::MAX;
 
 /// A pair whose target grants what `dial` says.
 #[track_caller]
-fn pair_of(context: &Context, dial: &Arc<Dial>) -> Verdict<Pair> {
+pub(super) fn pair_of(context: &Context, dial: &Arc<Dial>) -> Verdict<Pair> {
     let theirs = Options { admission: Some(dial.clone()), ..Options::default() };
     Lab::new(context).pair_of(&Options::default(), &theirs)
 }
@@ -175,56 +173,6 @@ fn messages_renew(context: &Context) -> Verdict {
     pair.lab.all_done(ops)?;
     pair.lab.settle()?;
     same("messages", std::iter::from_fn(|| pool.try_next()).filter(Result::is_ok).count(), 30)
-}
-
-fn bytes_are_bounded(context: &Context) -> Verdict {
-    const PAGE: usize = 4096;
-    let dial = Dial::at([3 * PAGE as u64 + 100, ALL, ALL]);
-    // Rail groups share the window: here all of it is one's.
-    let ours = Options { rails: Some(1), ..Options::default() };
-    let theirs = Options { admission: Some(dial.clone()), rails: Some(1), ..Options::default() };
-    let pair = Lab::new(context).pair_of(&ours, &theirs)?;
-    let src = Ground::new(&pair.a, 16 * PAGE, Access::LOCAL, context.seed)?;
-    let mut dst = Ground::new(&pair.b, 16 * PAGE, OPEN, context.seed + 1)?;
-    let remote = dst.import(&pair.to_b)?;
-    let pages = Pages::new((0..10).collect::<Vec<_>>());
-    let op = pair.to_b.write_pages(&src.region, &pages, &remote, &pages, PAGE)?;
-    let posted = || pair.a.counters().iter().map(|rail| rail.bytes).sum::<u64>();
-    for turns in 1..=3 {
-        // Some time, for devices that take nothing for a while, and less than a write takes.
-        for _ in 0..40 {
-            pair.lab.turn();
-            pair.lab.clock.advance(Variant::SLOW / 100);
-        }
-        same("bytes posted", posted(), 3 * turns * PAGE as u64)?;
-        pair.lab.clock.advance(Variant::SLOW);
-    }
-    let outcome = pair.lab.done(op)?;
-    same("requests", outcome.work_requests, 10)?;
-    // One request may always go, however large.
-    pair.lab.done(pair.to_b.write(&src.region, 0..16 * PAGE, &remote, 0)?)?;
-    dst.expect_from(0, &src, 0..16 * PAGE);
-    dst.check("both writes")
-}
-
-fn no_bytes_pause(context: &Context) -> Verdict {
-    let dial = Dial::at([0, ALL, ALL]);
-    let pair = pair_of(context, &dial)?;
-    let src = Ground::new(&pair.a, 4096, Access::LOCAL, context.seed)?;
-    let mut dst = Ground::new(&pair.b, 4096, OPEN, context.seed + 1)?;
-    let remote = dst.import(&pair.to_b)?;
-    let mut op = pair.to_b.write(&src.region, 0..4096, &remote, 0)?;
-    pair.lab.done(pair.to_b.write_imm(1)?)?;
-    for _ in 0..100 {
-        pair.lab.turn();
-    }
-    ensure(op.try_result().is_none(), "bytes moved although there was no grant")?;
-    dst.check("while the target lets nothing in")?;
-    dial.turn([ALL, ALL, ALL]);
-    pair.to_a.regrant();
-    pair.lab.result(&mut op)??;
-    dst.expect_from(0, &src, 0..4096);
-    dst.check("after it does")
 }
 
 fn given_up(context: &Context) -> Verdict {

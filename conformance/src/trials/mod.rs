@@ -29,6 +29,7 @@ mod routing;
 mod scatter;
 mod tenant;
 mod warm;
+mod window;
 mod write;
 
 use crate::trial::Trial;
@@ -57,6 +58,7 @@ pub fn trials() -> impl Iterator<Item = &'static Trial> {
         order::TRIALS,
         fair::TRIALS,
         grant::TRIALS,
+        window::TRIALS,
         routing::TRIALS,
         tenant::TRIALS,
         rails::TRIALS,
