@@ -54,6 +54,7 @@ mod descriptor;
 mod doorbell;
 mod engine;
 mod error;
+mod explain;
 #[allow(unsafe_code, reason = "hands the contract of registration on")]
 mod fabric;
 #[cfg(fuzzing)]
@@ -99,6 +100,7 @@ pub use descriptor::Descriptor;
 pub use doorbell::{Bell, Doorbell};
 pub use engine::{Progress, RailCounters};
 pub use error::{Error, ErrorKind, Result};
+pub use explain::{Explanation, RailPlan, TransportChoice};
 pub use fabric::{Fabric, FabricBuilder, TransportConfig, TransportInfo, WeakFabric};
 pub use group::{Barrier, PeerGroup, ScatterPart};
 pub use imm::{Arrivals, Expect, ImmCounter, NextArrivals};

@@ -8,7 +8,7 @@ use crossbeam_utils::CachePadded;
 use crate::copy::{self, Way};
 use crate::engine::EngineHandle;
 use crate::options::WriteOptions;
-use crate::remote::RemoteInner;
+use crate::remote::{RemoteInner, Shortcut};
 use crate::spi::{Capabilities, Direct, Domain, Operations, PeerSlot, WorkKind, WorkRequest};
 use crate::{Error, ErrorKind, Op, Outcome, Region, Result};
 
@@ -85,7 +85,7 @@ impl Link {
         kind: WorkKind,
         options: &WriteOptions,
     ) -> Option<Op> {
-        let way = remote.shortcut.as_ref().filter(|way| span.len <= way.max && self.is_quiet())?;
+        let way = self.shortcut(remote, span)?;
         let request = WorkRequest {
             id: 0,
             peer: way.slot,
@@ -104,9 +104,21 @@ impl Link {
         Some(self.ran(result, span.len))
     }
 
-    /// The same for what addresses no region.
+    /// The way past the worker, if it is open.
+    #[inline(always)]
+    pub fn shortcut<'a>(&self, remote: &'a RemoteInner, span: Span) -> Option<&'a Shortcut> {
+        remote.shortcut.as_ref().filter(|way| span.len <= way.max && self.is_quiet())
+    }
+
+    /// The same for messages and imms without bytes.
+    #[inline]
+    pub fn message_shortcut(&self, len: u64) -> Option<&Arc<dyn Direct>> {
+        self.direct.as_ref().filter(|_| len <= self.max_direct && self.is_quiet())
+    }
+
+    /// Runs what addresses no region in this thread, if nothing of the peer's is queued.
     pub fn run_message(&self, kind: WorkKind, local: *mut u8, len: u64, imm: Option<u32>) -> Option<Op> {
-        let direct = self.direct.as_ref().filter(|_| len <= self.max_direct && self.is_quiet())?;
+        let direct = self.message_shortcut(len)?;
         let request = WorkRequest {
             id: 0,
             peer: PeerSlot(self.direct_slot),

@@ -1,6 +1,7 @@
 //! Commands in: submissions become active operations, controls take effect.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
 use std::task::Poll;
 
 use super::active::{Stage, kind_of};
@@ -169,7 +170,7 @@ impl Engine {
         } else if active.work.kind == WorkKind::Send && !active.rails[MESSAGES].usable {
             let why = "the rail that carries messages is lost; open the fabric anew";
             active.error = Some(Error::new(ErrorKind::DeviceLost, "send", why));
-        } else if active.work.shape.is_empty() || active.work.kind == WorkKind::Send {
+        } else if active.work.is_whole() {
             // An imm alone, or one message: the first usable rail, whole.
             if let Some(rail) = active.rails.iter_mut().find(|rail| rail.usable) {
                 rail.range = RailRange { start: 0, end: 1 };
@@ -178,8 +179,9 @@ impl Engine {
         } else {
             let count = active.rails.iter().filter(|rail| rail.usable).count() as u32;
             let items = active.work.shape.items();
-            split(items, count, self.turn % count, &mut self.ranges);
-            self.turn = self.turn.wrapping_add(1);
+            let turn = self.handle.turn.load(Relaxed);
+            split(items, count, turn % count, &mut self.ranges);
+            self.handle.turn.store(turn.wrapping_add(1), Relaxed);
             let ranges = self.ranges.iter();
             active.rails.iter_mut().filter(|rail| rail.usable).zip(ranges).for_each(|(rail, range)| {
                 rail.range = *range;

@@ -1,6 +1,6 @@
 //! What other threads hold of an engine: its op table, its queues, its doorbell.
 
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering, fence};
 use std::sync::mpsc::SyncSender;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, TryLockError, Weak};
 
@@ -8,16 +8,13 @@ use crossbeam_queue::{ArrayQueue, SegQueue};
 use tokio::sync::oneshot;
 
 use super::alarms::Alarms;
-use super::{Engine, RailCounts, Snapshot};
+use super::{Engine, RailCounts, Snapshot, Work};
 use crate::observe::{Recorder, Watch};
 use crate::op::{OpId, OpTable};
 use crate::peer::PeerInner;
-use crate::plan::Shape;
 use crate::pool::PoolPart;
 use crate::region::RegionInner;
-use crate::remote::RemoteInner;
-use crate::spi::WorkKind;
-use crate::{Bell, Error, ErrorKind, ImmMode, Locality, PeerId, Result, Time};
+use crate::{Bell, Error, ErrorKind, PeerId, Result, Time};
 
 /// A checked operation on its way to the worker. A plain value, never boxed.
 pub(crate) struct Submission {
@@ -29,20 +26,6 @@ pub(crate) struct Submission {
     pub work: Work,
     /// Disabled, and then a few words of nothing, unless a subscriber wants it.
     pub span: tracing::Span,
-}
-
-/// What an operation does, and the memory that must outlive it.
-#[derive(Clone)]
-pub(crate) struct Work {
-    pub kind: WorkKind,
-    pub shape: Shape,
-    /// `None` only for an imm without bytes.
-    pub local: Option<Arc<RegionInner>>,
-    /// `None` for sends and for an imm without bytes.
-    pub remote: Option<Arc<RemoteInner>>,
-    pub imm: Option<u32>,
-    pub imm_mode: ImmMode,
-    pub locality: Locality,
 }
 
 /// Everything rarer than a submission.
@@ -87,6 +70,8 @@ pub(crate) struct EngineHandle {
     pub bell: Bell,
     pub hash: AtomicU64,
     pub alarms: Alarms,
+    /// Rail that the next operation begins with; the engine's alone to change.
+    pub turn: AtomicU32,
     /// Set on a caller-driven fabric: the engine itself, for whoever waits.
     driver: OnceLock<Weak<Mutex<Engine>>>,
     links: Mutex<FreeIndices>,
@@ -128,6 +113,7 @@ impl EngineHandle {
             bell,
             hash: AtomicU64::new(0),
             alarms: Alarms::default(),
+            turn: AtomicU32::new(0),
             driver: OnceLock::new(),
             links: Mutex::default(),
             closed: AtomicBool::new(false),

@@ -22,16 +22,18 @@ mod receive;
 mod rotation;
 mod snapshot;
 mod stall;
+mod work;
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-pub(crate) use handle::{Control, EngineHandle, HandleSetup, Submission, Work};
+pub(crate) use handle::{Control, EngineHandle, HandleSetup, Submission};
 pub use rail::RailCounters;
 pub(crate) use rail::{Rail, RailCounts};
 pub(crate) use snapshot::Snapshot;
+pub(crate) use work::Work;
 
 use active::{Active, ActiveRail};
 use drain::Draining;
@@ -108,8 +110,6 @@ pub(crate) struct Engine {
     parked: bool,
     /// The last operations that a peer's end cut short.
     casualties: VecDeque<OperationDump>,
-    /// Rail that the next single write begins with.
-    turn: u32,
     /// Spare allocations of per-rail state.
     spare: Vec<Vec<ActiveRail>>,
     ranges: Vec<RailRange>,
@@ -137,7 +137,6 @@ impl Engine {
             time: None,
             parked: false,
             casualties: VecDeque::new(),
-            turn: 0,
             spare: Vec::new(),
             ranges: Vec::new(),
             hash: seed,
