@@ -121,6 +121,11 @@ impl Direct for LoopbackDirect {
         };
         Some(outcome.map_err(|kind| refusal(request.kind, kind)))
     }
+
+    fn declines(&self, remote: &dyn RemoteMemory) -> Option<&'static str> {
+        let remote = (remote as &dyn Any).downcast_ref::<Remote>()?;
+        matches!(remote.import.place, Place::Staged).then_some("the owner's worker moves its bytes")
+    }
 }
 
 #[cold]

@@ -1,8 +1,8 @@
 //! One trainer, several inference servers: new weights go to all of them at once.
 //!
 //! Every server registers the memory of its model and waits for an imm, the version's
-//! number. The trainer writes to all servers side by side. A server that has switched
-//! says so by an imm of its own; only then is its memory overwritten again.
+//! number. The trainer scatters to all servers in one operation. Who has switched says so
+//! at a barrier of that version; only then is the memory overwritten again.
 //!
 //! ```console
 //! $ cargo run --example 07_weight_broadcast
@@ -11,7 +11,7 @@
 use std::error::Error;
 use std::time::Duration;
 
-use multirail::{Access, Op, Result, WriteOptions, wait};
+use multirail::{Access, PeerGroup, Result, ScatterPart, WriteOptions, wait};
 
 const SERVERS: usize = 4;
 const WEIGHTS: usize = 8 << 20;
@@ -30,32 +30,29 @@ fn main() -> std::result::Result<(), Box<dyn Error>> {
         })
         .collect();
 
-    let mut peers = Vec::new();
+    let (mut peers, mut models) = (Vec::new(), Vec::new());
     for _ in 0..SERVERS {
         let peer = wait(listener.accept(), LIMIT)??;
         // The server has published its memory before it connected.
-        let model = wait(peer.region("model"), LIMIT)??;
-        peers.push((peer, model));
+        models.push(wait(peer.region("model"), LIMIT)??);
+        // The first version shall take no longer than the others.
+        peer.warm_up()?.wait(LIMIT)?;
+        peers.push(peer);
     }
+    let group = PeerGroup::new(peers)?;
+    let parts: Vec<_> = models.iter().map(|model| ScatterPart::new(model, 0..WEIGHTS, 0)).collect();
 
     let weights = trainer.alloc(WEIGHTS, Access::LOCAL)?;
     for version in 1..=VERSIONS {
         weights.copy_in(0, &trained(version))?;
         let options = WriteOptions::new().imm(version).cold();
-        let writes: Result<Vec<Op>> = peers
-            .iter()
-            .map(|(peer, model)| peer.write_with(&weights, 0..WEIGHTS, model, 0, &options))
-            .collect();
-        for mut write in writes? {
-            assert_eq!(write.wait(LIMIT)?.bytes, WEIGHTS as u64);
-        }
-        for (peer, _) in &peers {
-            peer.imm(version).expect(1).wait(LIMIT)?;
-        }
+        let outcome = group.scatter(&weights, &parts, &options)?.wait(LIMIT)?;
+        assert_eq!(outcome.bytes, (SERVERS * WEIGHTS) as u64);
+        group.barrier(version, LIMIT)?.wait()?;
         println!("version {version} is in use on {SERVERS} servers");
     }
 
-    peers.iter().for_each(|(peer, _)| peer.disconnect());
+    group.peers().iter().for_each(multirail::Peer::disconnect);
     for server in servers {
         let seen = server.join().map_err(|_| "a server panicked")??;
         assert_eq!(seen, VERSIONS);
@@ -69,12 +66,13 @@ async fn serve(address: &str) -> Result<u32> {
     let model = fabric.alloc(WEIGHTS, Access::REMOTE_WRITE)?;
     fabric.publish("model", &model)?;
     let trainer = fabric.connect(address).await?;
+    let everyone_else = PeerGroup::new([trainer.clone()])?;
     let mut weights = vec![0; WEIGHTS];
     for version in 1..=VERSIONS {
         trainer.imm(version).expect(1).await?;
         model.copy_out(0, &mut weights)?;
         assert!(weights == trained(version), "version {version} is not what was sent");
-        trainer.write_imm(version)?.await?;
+        everyone_else.barrier(version, LIMIT)?.await?;
     }
     trainer.closed().await;
     Ok(VERSIONS)

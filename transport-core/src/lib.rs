@@ -55,6 +55,7 @@ mod descriptor;
 mod doorbell;
 mod engine;
 mod error;
+mod explain;
 #[allow(unsafe_code, reason = "hands the contract of registration on")]
 mod fabric;
 #[cfg(fuzzing)]
@@ -103,6 +104,7 @@ pub use descriptor::Descriptor;
 pub use doorbell::{Bell, Doorbell};
 pub use engine::{Progress, RailCounters};
 pub use error::{Error, ErrorKind, Result};
+pub use explain::{Explanation, RailPlan, TransportChoice};
 pub use fabric::{Fabric, FabricBuilder, Pinning, TransportConfig, TransportInfo, WeakFabric, Workers};
 pub use grant::{Admission, Applicant, EvenShares, Grant};
 pub use group::{Barrier, PeerGroup, ScatterPart};

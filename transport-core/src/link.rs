@@ -120,12 +120,6 @@ impl Link {
         Some(self.ran(result?, span.len))
     }
 
-    /// The way past the worker, if it is open.
-    #[inline(always)]
-    fn shortcut<'a>(&self, remote: &'a RemoteInner, span: Span) -> Option<&'a Shortcut> {
-        remote.shortcut.as_ref().filter(|way| span.len <= way.max && self.is_quiet())
-    }
-
     #[inline(always)]
     fn run(
         &self,
@@ -153,9 +147,21 @@ impl Link {
         unsafe { way.direct.run(&request, Some(&*way.import)) }
     }
 
-    /// The same for what addresses no region.
+    /// The way past the worker, if it is open.
+    #[inline(always)]
+    pub fn shortcut<'a>(&self, remote: &'a RemoteInner, span: Span) -> Option<&'a Shortcut> {
+        remote.shortcut.as_ref().filter(|way| span.len <= way.max && self.is_quiet())
+    }
+
+    /// The same for messages and imms without bytes.
+    #[inline]
+    pub fn message_shortcut(&self, len: u64) -> Option<&Arc<dyn Direct>> {
+        self.direct.as_ref().filter(|_| len <= self.max_direct && self.is_quiet())
+    }
+
+    /// Runs what addresses no region in this thread, if nothing of the peer's is queued.
     pub fn run_message(&self, kind: WorkKind, local: *mut u8, len: u64, imm: Option<u32>) -> Option<Op> {
-        let direct = self.direct.as_ref().filter(|_| len <= self.max_direct && self.is_quiet())?;
+        let direct = self.message_shortcut(len)?;
         if !self.takes(kind, imm) {
             return None;
         }

@@ -1,14 +1,13 @@
 //! The operations of a peer: checked once here, then run at once or submitted.
 
 use std::ops::Range;
-use std::sync::Arc;
 
 use crate::engine::Work;
-use crate::link::{Link, Span};
-use crate::options::{ImmMode, ReadOptions, SendOptions, WriteOptions};
+use crate::link::Link;
+use crate::options::{ReadOptions, SendOptions, WriteOptions};
 use crate::pages::Pages;
-use crate::plan::{RailRange, Shape};
-use crate::request::{cut_write, empty, imm_alone};
+use crate::plan::Shape;
+use crate::request::{cut_read, cut_write, imm_alone, message};
 use crate::spi::{Operations, WorkKind};
 use crate::{Access, Error, ErrorKind, Op, Peer, Region, RemoteRegion, Result};
 
@@ -135,21 +134,12 @@ impl Peer {
         offset: usize,
         options: &ReadOptions,
     ) -> Result<Op> {
-        let (local, len) = dst.0.check(range, "read")?;
-        if len == 0 {
-            return Err(empty("read"));
-        }
-        src.0.check(offset as u64, len, Access::REMOTE_READ, "read")?;
-        let link = self.0.link_to(dst, &src.0, "read")?;
-        let write_options = WriteOptions { locality: options.locality, ..WriteOptions::DEFAULT };
-        let span = Span { local, remote: offset as u64, len };
-        if let Some(op) = link.run_now(dst, &src.0, span, WorkKind::Read, &write_options) {
+        let (link, span) = self.0.check_read(dst, range, src, offset)?;
+        let options = options.as_write();
+        if let Some(op) = link.run_now(dst, &src.0, span, WorkKind::Read, &options) {
             return Ok(op);
         }
-        let caps = link.require(Operations::READ, None, "read")?;
-        let chunk = Shape::chunk_for(len, caps.chunk, caps.max_write);
-        let shape = Shape::Range { local, remote: offset as u64, len, chunk };
-        let work = Work { kind: WorkKind::Read, ..write_options.work(shape, dst, src) };
+        let work = Work { kind: WorkKind::Read, ..options.work(cut_read(link, span)?, dst, src) };
         self.0.submit(link, work, options.deadline, "read")
     }
 
@@ -161,32 +151,12 @@ impl Peer {
 
     /// As [`Peer::send`], with options.
     pub fn send_with(&self, src: &Region, range: Range<usize>, options: &SendOptions) -> Result<Op> {
-        let (local, len) = src.0.check(range, "send")?;
-        self.0.check_alive()?;
-        let link = self.0.first_link("send")?;
-        self.0.same_fabric(src, "send")?;
-        let caps = link.require(Operations::SEND, options.imm, "send")?;
-        if len > caps.max_message {
-            let why = format!("a message of {len} bytes; at most {}: use write for more", caps.max_message);
-            return Err(Error::new(ErrorKind::TooLarge, "send", why));
-        }
-        let start = src.0.start.wrapping_add(local as usize);
-        if let Some(op) = link.run_message(WorkKind::Send, start, len, options.imm) {
+        let (link, span) = self.0.check_send(src, range, options)?;
+        let start = src.0.start.wrapping_add(span.local as usize);
+        if let Some(op) = link.run_message(WorkKind::Send, start, span.len, options.imm) {
             return Ok(op);
         }
-        let shape = Shape::Range { local, remote: 0, len, chunk: len.max(1) };
-        let work = Work {
-            kind: WorkKind::Send,
-            items: RailRange::all_of(&shape),
-            shape,
-            gate: None,
-            local: Some(Arc::clone(&src.0)),
-            remote: None,
-            imm: options.imm,
-            imm_mode: ImmMode::Last,
-            locality: Default::default(),
-        };
-        self.0.submit(link, work, options.deadline, "send")
+        self.0.submit(link, message(src, span, options.imm), options.deadline, "send")
     }
 
     /// The largest message `send` takes, in bytes; 0 if the transport has none.

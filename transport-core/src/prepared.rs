@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::engine::Work;
+use crate::link::Link;
 use crate::peer::PeerInner;
 use crate::{Access, Op, Pages, Peer, Region, RemoteRegion, Result, WriteOptions};
 
@@ -61,7 +62,8 @@ impl PreparedWrite {
     /// # Errors
     /// `PeerDied`, `Revoked`, `Closed`; `Busy` if `max_operations` are under way.
     pub fn post(&self) -> Result<Op> {
-        self.post_work(self.work.clone())
+        let (peer, link, work) = self.checked()?;
+        peer.submit(link, work.clone(), self.deadline, "write_pages")
     }
 
     /// Submits it with another imm than it was prepared with.
@@ -74,7 +76,8 @@ impl PreparedWrite {
             let why = "prepared without an imm; prepare it with any, and post it with this one";
             return Err(crate::Error::new(crate::ErrorKind::InvalidRequest, "write_pages", why));
         }
-        self.post_work(Work { imm: Some(imm), ..self.work.clone() })
+        let (peer, link, work) = self.checked()?;
+        peer.submit(link, Work { imm: Some(imm), ..work.clone() }, self.deadline, "write_pages")
     }
 
     /// Bytes of one post.
@@ -82,12 +85,13 @@ impl PreparedWrite {
         self.work.shape.bytes()
     }
 
-    fn post_work(&self, work: Work) -> Result<Op> {
+    /// What a post checks, and what it would submit over which link.
+    pub(crate) fn checked(&self) -> Result<(&Arc<PeerInner>, &Link, &Work)> {
         self.peer.check_alive()?;
-        if let Some(remote) = &work.remote {
+        if let Some(remote) = &self.work.remote {
             remote.check(0, 0, Access::REMOTE_WRITE, "write_pages")?;
         }
-        self.peer.submit(self.peer.lead(self.route), work, self.deadline, "write_pages")
+        Ok((&self.peer, self.peer.lead(self.route), &self.work))
     }
 }
 

@@ -1,10 +1,11 @@
 //! Requests, checked: over which link, and what. Then run at once or submitted.
 
 use std::ops::Range;
+use std::sync::Arc;
 
 use crate::engine::Work;
 use crate::link::{Link, Span};
-use crate::options::{ImmMode, PER_WR_UNIT, WriteOptions};
+use crate::options::{ImmMode, PER_WR_UNIT, ReadOptions, SendOptions, WriteOptions};
 use crate::peer::PeerInner;
 use crate::plan::{RailRange, Shape};
 use crate::remote::RemoteInner;
@@ -30,6 +31,43 @@ impl PeerInner {
         dst.0.check(offset as u64, len, Access::REMOTE_WRITE, operation)?;
         let link = self.link_to(src, &dst.0, operation)?;
         Ok((link, Span { local, remote: offset as u64, len }))
+    }
+
+    /// Checks a read into a range against both regions and the peer.
+    #[inline]
+    pub(crate) fn check_read(
+        &self,
+        dst: &Region,
+        range: Range<usize>,
+        src: &RemoteRegion,
+        offset: usize,
+    ) -> Result<(&Link, Span)> {
+        let (local, len) = dst.0.check(range, "read")?;
+        if len == 0 {
+            return Err(empty("read"));
+        }
+        src.0.check(offset as u64, len, Access::REMOTE_READ, "read")?;
+        let link = self.link_to(dst, &src.0, "read")?;
+        Ok((link, Span { local, remote: offset as u64, len }))
+    }
+
+    /// Checks a message; says over which link, and from where on in `src`.
+    pub(crate) fn check_send(
+        &self,
+        src: &Region,
+        range: Range<usize>,
+        options: &SendOptions,
+    ) -> Result<(&Link, Span)> {
+        let (local, len) = src.0.check(range, "send")?;
+        self.check_alive()?;
+        let link = self.first_link("send")?;
+        self.same_fabric(src, "send")?;
+        let caps = link.require(Operations::SEND, options.imm, "send")?;
+        if len > caps.max_message {
+            let why = format!("a message of {len} bytes; at most {}: use write for more", caps.max_message);
+            return Err(Error::new(ErrorKind::TooLarge, "send", why));
+        }
+        Ok((link, Span { local, remote: 0, len }))
     }
 
     /// The link that `remote` was imported for, after the checks every access shares.
@@ -88,6 +126,13 @@ pub(crate) fn cut_write(
     Ok(Shape::Range { local: span.local, remote: span.remote, len: span.len, chunk })
 }
 
+/// How a checked read is cut, if the transport can do it.
+pub(crate) fn cut_read(link: &Link, span: Span) -> Result<Shape> {
+    let caps = link.require(Operations::READ, None, "read")?;
+    let chunk = Shape::chunk_for(span.len, caps.chunk, caps.max_write);
+    Ok(Shape::Range { local: span.local, remote: span.remote, len: span.len, chunk })
+}
+
 /// The work of an imm without bytes.
 pub(crate) fn imm_alone(imm: u32) -> Work {
     let shape = Shape::Range { local: 0, remote: 0, len: 0, chunk: 1 };
@@ -99,6 +144,22 @@ pub(crate) fn imm_alone(imm: u32) -> Work {
         local: None,
         remote: None,
         imm: Some(imm),
+        imm_mode: ImmMode::Last,
+        locality: Default::default(),
+    }
+}
+
+/// The work of a message.
+pub(crate) fn message(src: &Region, span: Span, imm: Option<u32>) -> Work {
+    let shape = Shape::Range { local: span.local, remote: 0, len: span.len, chunk: span.len.max(1) };
+    Work {
+        kind: WorkKind::Send,
+        items: RailRange::all_of(&shape),
+        shape,
+        gate: None,
+        local: Some(Arc::clone(&src.0)),
+        remote: None,
+        imm,
         imm_mode: ImmMode::Last,
         locality: Default::default(),
     }
@@ -116,8 +177,15 @@ fn per_wr_chunk(caps: &Capabilities, operation: &'static str) -> Result<u64> {
     Ok(PER_WR_UNIT)
 }
 
+impl ReadOptions {
+    /// What the path they share asks of both.
+    pub(crate) fn as_write(&self) -> WriteOptions {
+        WriteOptions { deadline: self.deadline, locality: self.locality, ..WriteOptions::DEFAULT }
+    }
+}
+
 #[cold]
-pub(crate) fn empty(operation: &'static str) -> Error {
+fn empty(operation: &'static str) -> Error {
     Error::new(ErrorKind::InvalidRequest, operation, "an empty range; for an imm alone use write_imm")
 }
 

@@ -21,20 +21,44 @@ pub(crate) enum Places<'a> {
     Many(Vec<(Place<'a>, RailRange)>, Option<Arc<Gate>>),
 }
 
+/// Which links carry an operation.
+pub(crate) enum Shares<'a> {
+    One(&'a Link),
+    /// And which of its pieces each.
+    Many(Vec<(&'a Link, RailRange)>),
+}
+
 impl PeerInner {
-    /// Slots with the engines that carry `work`: of the rail groups that reach both
-    /// regions all by their capacity if it is large, else one, each in its turn.
-    ///
-    /// `link` is the transport's first. More than one slot is an allocation.
+    /// Slots with the engines that carry `work`. More than one is an allocation.
     pub(crate) fn places<'a>(
         &'a self,
         link: &'a Link,
         work: &Work,
         operation: &'static str,
     ) -> Result<Places<'a>> {
+        let turn = || self.turn.fetch_add(1, Ordering::Relaxed);
+        let parts = match self.shares(link, work, turn, operation)? {
+            Shares::One(link) => return Ok(Places::One(Place::take(link, operation)?)),
+            Shares::Many(parts) => parts,
+        };
+        let announced = work.imm.is_some() && work.imm_mode == ImmMode::Last;
+        let gate = announced.then(|| Arc::new(Gate::new(parts.len() as u32)));
+        let places = parts.into_iter().map(|(link, items)| Ok((Place::take(link, operation)?, items)));
+        Ok(Places::Many(places.collect::<Result<_>>()?, gate))
+    }
+
+    /// Of the rail groups that reach both regions all by their capacity if `work` is
+    /// large, else one, each in its turn. `link` is the transport's first.
+    pub(crate) fn shares<'a>(
+        &'a self,
+        link: &'a Link,
+        work: &Work,
+        turn: impl FnOnce() -> u32,
+        operation: &'static str,
+    ) -> Result<Shares<'a>> {
         let links = self.route(link.engine.transport);
         if links.len() == 1 || work.remote.is_none() {
-            return Ok(Places::One(Place::take(link, operation)?));
+            return Ok(Shares::One(link));
         }
         let reach =
             links.iter().map(|link| (link, capacity(link, work))).filter(|(_, capacity)| *capacity > 0);
@@ -44,22 +68,19 @@ impl PeerInner {
             return Err(Error::new(ErrorKind::Unreachable, operation, why));
         }
         let shares = (work.bytes() / SHARE).clamp(1, groups).min(work.items.len().max(1).into());
-        let first = self.turn.fetch_add(1, Ordering::Relaxed) as usize % groups as usize;
+        let first = turn() as usize % groups as usize;
         let mut turns = reach.clone().skip(first).chain(reach.take(first)).take(shares as usize);
         if shares == 1 {
-            let link = turns.next().map_or(link, |(link, _)| link);
-            return Ok(Places::One(Place::take(link, operation)?));
+            return Ok(Shares::One(turns.next().map_or(link, |(link, _)| link)));
         }
         let whole: u64 = turns.clone().map(|(_, capacity)| capacity).sum();
         let mut from = 0;
         let parts = turns.map(|(link, capacity)| {
             let items = work.items.part(from, from + capacity, whole);
             from += capacity;
-            Ok((Place::take(link, operation)?, items))
+            (link, items)
         });
-        let announced = work.imm.is_some() && work.imm_mode == ImmMode::Last;
-        let gate = announced.then(|| Arc::new(Gate::new(shares as u32)));
-        Ok(Places::Many(parts.collect::<Result<_>>()?, gate))
+        Ok(Shares::Many(parts.collect()))
     }
 }
 

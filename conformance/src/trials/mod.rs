@@ -8,6 +8,7 @@ mod crossing;
 mod deadline;
 mod death;
 mod drain;
+mod explain;
 mod fair;
 mod fault;
 mod forgery;
@@ -45,6 +46,7 @@ pub fn trials() -> impl Iterator<Item = &'static Trial> {
         scatter::TRIALS,
         barrier::TRIALS,
         warm::TRIALS,
+        explain::TRIALS,
         message::TRIALS,
         pool::TRIALS,
         futures::TRIALS,

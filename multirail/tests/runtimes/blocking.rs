@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use multirail::{Access, ErrorKind, wait};
+use multirail::{Access, ErrorKind, PeerGroup, wait};
 
 use crate::device::{Device, LIMIT};
 use crate::page::{PAGE, Page, differing};
@@ -39,6 +39,17 @@ fn from_listening_to_closing() {
     assert_eq!(to_a.imm(1).expect(1).wait(SHORT).err().unwrap().kind(), ErrorKind::DeadlineExceeded);
     to_b.write_imm(1).unwrap().wait(LIMIT).unwrap();
     to_a.imm(1).expect(1).wait(LIMIT).unwrap();
+    let mut arrivals = to_a.imm(1).arrivals();
+    assert_eq!(arrivals.next().wait(LIMIT).unwrap(), 1);
+    assert_eq!(arrivals.next().wait(SHORT).err().unwrap().kind(), ErrorKind::DeadlineExceeded);
+    let (ours, theirs) = (PeerGroup::new([to_b.clone()]).unwrap(), PeerGroup::new([to_a.clone()]).unwrap());
+    let late = ours.barrier("a", SHORT).unwrap().wait();
+    assert_eq!(late.err().unwrap().kind(), ErrorKind::DeadlineExceeded);
+    theirs.barrier("a", LIMIT).unwrap().wait().unwrap();
+    ours.barrier("a", LIMIT).unwrap().wait().unwrap();
+    to_b.warm_up().unwrap().wait(LIMIT).unwrap();
+    let mut all = ours.write_imm(2).unwrap();
+    all.wait(LIMIT).unwrap();
     let pool = b.recv_pool(1, 16).unwrap();
     assert_eq!(pool.next().wait(SHORT).err().unwrap().kind(), ErrorKind::DeadlineExceeded);
     to_b.send(&src.region, 0..16).unwrap().detach();

@@ -3,10 +3,10 @@
 use std::future::Future;
 
 use futures::future::{join, try_join};
-use multirail::{Access, Result};
+use multirail::{Access, PeerGroup, Result};
 use smol::future::{poll_once, yield_now};
 
-use crate::device::Device;
+use crate::device::{Device, LIMIT};
 use crate::page::{PAGE, Page};
 use crate::strict;
 
@@ -52,6 +52,15 @@ async fn dropped_waits(device: Device) -> Result<()> {
     to_b.write_imm(5)?.await?;
     counter.expect(1).await?;
     assert_eq!(counter.count(), 1);
+
+    let (ours, theirs) = (PeerGroup::new([to_b.clone()])?, PeerGroup::new([to_a.clone()])?);
+    give_up(|| ours.barrier("x", LIMIT).expect("nobody else waits")).await;
+    let mut arrivals = to_a.imm(6).arrivals();
+    drop(poll_once(arrivals.next()).await);
+    to_b.write_imm(6)?.await?;
+    assert_eq!(arrivals.next().await?, 1);
+    theirs.barrier("x", LIMIT)?.await?;
+    ours.barrier("x", LIMIT)?.await?;
 
     // The second accept waits for its turn behind the first, which is dropped.
     let mut turn = Box::pin(listener.accept());

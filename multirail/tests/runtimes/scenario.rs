@@ -1,10 +1,14 @@
 //! One scenario in which every future of the library is awaited.
 
+use std::time::Duration;
+
 use futures::future::{join, try_join};
 use multirail::{
-    Access, ErrorKind, Fabric, FabricBuilder, Listener, Pages, Peer, RecvPool, RemoteRegion, Result,
-    WriteOptions,
+    Access, ErrorKind, Fabric, FabricBuilder, Listener, Pages, Peer, PeerGroup, RecvPool, RemoteRegion,
+    Result, WriteOptions,
 };
+
+use crate::device::LIMIT;
 
 use crate::page::{PAGE, Page, differing};
 
@@ -25,6 +29,7 @@ pub async fn scenario(ours: FabricBuilder, theirs: FabricBuilder) -> Result<()> 
     let scene = Scene::set(ours.open()?, theirs.open()?).await?;
     scene.write().await?;
     scene.count().await?;
+    scene.gather().await?;
     scene.read_and_send().await?;
     scene.stop().await?;
     scene.end().await
@@ -67,6 +72,47 @@ impl Scene {
         let (announced, alone) = (WriteOptions::new().imm(8), to_b.write_imm(7)?);
         let write = to_b.write_with(&src.region, 0..PAGE, remote, 0, &announced)?;
         try_join(try_join(last, imms.expect(1)), try_join(write, alone)).await?;
+        Ok(())
+    }
+
+    /// What goes to many peers, here to one that is there twice, and what comes from them.
+    async fn gather(&self) -> Result<()> {
+        let Self { a, b, to_b, to_a, src, dst, remote, .. } = self;
+        to_b.warm_up()?.await?;
+        let (again, back) = a.connect_local(b)?;
+        let (ours, theirs) = (PeerGroup::new([to_b.clone(), again])?, PeerGroup::new([to_a.clone(), back])?);
+        let second = ours.peers()[1].import(&dst.region.descriptor())?;
+        let called = theirs.peers().iter().map(|peer| {
+            let (told, called) = futures::channel::oneshot::channel();
+            peer.imm(20).on_reached(1, |result| drop(told.send(result)));
+            called
+        });
+        let (called, mut arrivals) = (futures::future::join_all(called), to_a.imm(21).arrivals());
+        let halves = [remote.clone(), second];
+        let imm = WriteOptions::new().imm(20);
+        let scatter = ours.scatter_evenly(&src.region, 0..PAGE, &halves, 0, &imm)?;
+        let (outcome, called) = join(scatter, called).await;
+        assert_eq!(outcome?.bytes as usize, PAGE);
+        called.into_iter().for_each(|result| assert!(matches!(result, Ok(Ok(())))));
+
+        let (first, all) = try_join(arrivals.next(), ours.write_imm(21)?).await?;
+        assert_eq!((first, all.bytes), (1, 0));
+        ours.peers()[0].write_imm(21)?.await?;
+        let taken = futures::StreamExt::next(&mut arrivals).await.expect("the peer lives")?;
+        assert_eq!((taken, to_a.imm(21).count()), (1, 0));
+
+        // Two ways: whoever comes last is the one who waits least.
+        for round in 0..3 {
+            let there = async { theirs.barrier(round, LIMIT)?.await };
+            try_join(ours.barrier(round, LIMIT)?, there).await?;
+        }
+        let short = ours.barrier("nobody", Duration::from_millis(5))?.await;
+        assert_eq!(short.map_err(|error| error.kind()), Err(ErrorKind::DeadlineExceeded));
+        ours.peers()[1].disconnect();
+        let gone = ours.barrier("nobody", LIMIT)?.await;
+        assert_eq!(gone.map_err(|error| error.kind()), Err(ErrorKind::Closed));
+        assert_eq!(ours.barrier(99, LIMIT).err().map(|error| error.kind()), Some(ErrorKind::Closed));
+        to_b.write(&src.region, 0..PAGE, remote, 0)?.await?;
         Ok(())
     }
 

@@ -1,8 +1,8 @@
 //! What may be spawned: checked by the compiler, never run.
 
 use multirail::{
-    Cancel, Drain, Expect, Fabric, ImmCounter, Listener, Message, NextMessage, Op, Peer, PeerClosed,
-    RecvPool, Region, RemoteRegion,
+    Arrivals, Barrier, Cancel, Drain, Expect, Fabric, ImmCounter, Listener, Message, NextArrivals,
+    NextMessage, Op, Peer, PeerClosed, PeerGroup, PreparedWrite, RecvPool, Region, RemoteRegion,
 };
 
 const fn spawns<T: Send + 'static>() {}
@@ -13,6 +13,10 @@ const _: () = {
     spawns::<Cancel>();
     spawns::<Drain>();
     spawns::<Expect>();
+    spawns::<Arrivals>();
+    spawns::<NextArrivals<'static>>();
+    spawns::<Barrier>();
+    spawns::<PreparedWrite>();
     spawns::<PeerClosed>();
     spawns::<NextMessage<'static>>();
     spawns::<Message>();
@@ -21,6 +25,7 @@ const _: () = {
     shared::<Fabric>();
     shared::<Peer>();
     shared::<ImmCounter>();
+    shared::<PeerGroup>();
     shared::<Region>();
     shared::<RemoteRegion>();
 };

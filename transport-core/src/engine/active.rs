@@ -9,7 +9,7 @@ use crate::op::OpId;
 use crate::peer::PeerInner;
 use crate::plan::{RailRange, Shape};
 use crate::spi::{Batch, PeerSlot, Piece, WorkKind, WorkRequest};
-use crate::{Error, ImmMode, Time, copy};
+use crate::{Error, Time, copy};
 
 /// Where an operation stands.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -145,10 +145,9 @@ impl Active {
     /// The imm a piece carries: every piece's (`PerWr`), the last stage's, or that
     /// of the only piece there is.
     pub fn piece_imm(&self) -> Option<u32> {
-        let alone = self.work.shape.items() == 1;
-        match (self.work.imm_mode, self.stage) {
-            (ImmMode::Last, Stage::Data) if !alone => None,
-            _ => self.work.imm,
+        match self.stage {
+            Stage::Data => self.work.imm_of_pieces(),
+            Stage::Imm => self.work.imm,
         }
     }
 

@@ -1,6 +1,7 @@
 //! Commands in: submissions become active operations, controls take effect.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
 use std::task::Poll;
 
 use super::active::{Stage, kind_of};
@@ -180,7 +181,7 @@ impl Engine {
         } else if active.work.kind == WorkKind::Send && !active.rails[MESSAGES].usable() {
             let why = "the rail that carries messages is lost; open the fabric anew";
             active.error = Some(Error::new(ErrorKind::DeviceLost, "send", why));
-        } else if active.work.shape.is_empty() || active.work.kind == WorkKind::Send {
+        } else if active.work.is_whole() {
             // An imm alone, or one message: the first usable rail, whole.
             if let Some(rail) = active.rails.iter_mut().find(|rail| rail.usable()) {
                 rail.range = RailRange { start: 0, end: 1 };
@@ -191,8 +192,9 @@ impl Engine {
             let alike = matches!(active.work.shape, Shape::Touch { .. });
             let weight = |rail: &ActiveRail| if alike { rail.weight.min(1) } else { rail.weight };
             let weights = active.rails.iter().map(weight);
-            split(active.work.items, weights, self.turn, &mut self.ranges);
-            self.turn = self.turn.wrapping_add(1);
+            let turn = self.handle.turn.load(Relaxed);
+            split(active.work.items, weights, turn, &mut self.ranges);
+            self.handle.turn.store(turn.wrapping_add(1), Relaxed);
             active.rails.iter_mut().zip(&self.ranges).for_each(|(rail, range)| {
                 rail.range = *range;
                 rail.next = range.start;

@@ -5,7 +5,7 @@ use super::active::Stage;
 use crate::observe::What;
 use crate::op::OpId;
 use crate::spi::PeerSlot;
-use crate::{Error, ErrorKind, ImmMode, Outcome, Time};
+use crate::{Error, ErrorKind, Outcome, Time};
 
 impl Engine {
     /// Ends an operation that has nothing posted and nothing to post.
@@ -16,9 +16,7 @@ impl Engine {
         }
         let imm_is_due = active.stage == Stage::Data
             && active.error.is_none()
-            && active.work.imm.is_some()
-            && active.work.imm_mode == ImmMode::Last
-            && active.work.shape.items() > 1
+            && active.work.imm_comes_last()
             && active.work.gate.as_ref().is_none_or(|gate| gate.pass());
         if imm_is_due {
             self.begin_imm(op);

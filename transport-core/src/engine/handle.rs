@@ -1,6 +1,6 @@
 //! What other threads hold of an engine: its op table, its queues, its doorbell.
 
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering, fence};
 use std::sync::mpsc::SyncSender;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, TryLockError, Weak};
 
@@ -83,6 +83,8 @@ pub(crate) struct EngineHandle {
     pub bell: Bell,
     pub hash: AtomicU64,
     pub alarms: Alarms,
+    /// Rail that the next operation begins with; the engine's alone to change.
+    pub turn: AtomicU32,
     /// Set on a caller-driven fabric: the engine itself, for whoever waits.
     driver: OnceLock<Weak<Mutex<Engine>>>,
     links: Mutex<FreeIndices>,
@@ -132,6 +134,7 @@ impl EngineHandle {
             bell,
             hash: AtomicU64::new(0),
             alarms: Alarms::default(),
+            turn: AtomicU32::new(0),
             driver: OnceLock::new(),
             links: Mutex::default(),
             closed: AtomicBool::new(false),

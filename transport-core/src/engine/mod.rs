@@ -104,8 +104,6 @@ pub(crate) struct Engine {
     parked: bool,
     /// The last operations that a peer's end cut short.
     casualties: VecDeque<OperationDump>,
-    /// Rail that the next single write begins with.
-    turn: u32,
     /// Spare allocations of per-rail state.
     spare: Vec<Vec<ActiveRail>>,
     ranges: Vec<RailRange>,
@@ -133,7 +131,6 @@ impl Engine {
             time: None,
             parked: false,
             casualties: VecDeque::new(),
-            turn: 0,
             spare: Vec::new(),
             ranges: Vec::new(),
             hash: 0,

@@ -1,7 +1,7 @@
 //! One rail: an endpoint, its window of posted work, its batch, its counters.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 
 use crossbeam_utils::CachePadded;
 
@@ -97,6 +97,8 @@ struct WorkerCounts {
     queue_full: AtomicU64,
     retries: AtomicU64,
     grant_waits: AtomicU64,
+    /// Its device is.
+    lost: AtomicBool,
 }
 
 #[derive(Debug, Default)]
@@ -169,6 +171,16 @@ impl RailCounts {
     pub fn direct(&self, requests: u64, bytes: u64) {
         self.direct.requests.fetch_add(requests, Relaxed);
         self.direct.bytes.fetch_add(bytes, Relaxed);
+    }
+
+    /// Its device is lost.
+    #[cold]
+    pub fn lose(&self) {
+        self.worker.lost.store(true, Relaxed);
+    }
+
+    pub fn is_lost(&self) -> bool {
+        self.worker.lost.load(Relaxed)
     }
 
     pub fn read(&self, transport: &str, backend: &str, rail: u32, device: &str) -> RailCounters {

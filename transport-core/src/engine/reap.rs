@@ -164,6 +164,7 @@ impl Engine {
         let words = self.rails[rail].endpoint.describe(status);
         let error = Error::new(ErrorKind::DeviceLost, "poll", format!("rail {rail}: {words}"));
         self.rails[rail].lost = Some(status);
+        self.handle.counts[rail].lose();
         for active in self.active.iter_mut().flatten() {
             active.rails[rail].weight = 0;
         }

@@ -19,9 +19,9 @@ pub(crate) struct Work {
     pub items: RailRange,
     /// Where there are others: passed once everyone's bytes are delivered.
     pub gate: Option<Arc<Gate>>,
-    /// `None` only for an imm without bytes.
+    /// `None` only for an imm without bytes, and for a warm-up.
     pub local: Option<Arc<RegionInner>>,
-    /// `None` for sends and for an imm without bytes.
+    /// `None` for sends and for an imm without bytes, and for a warm-up.
     pub remote: Option<Arc<RemoteInner>>,
     pub imm: Option<u32>,
     pub imm_mode: ImmMode,
@@ -29,6 +29,26 @@ pub(crate) struct Work {
 }
 
 impl Work {
+    /// Whether it is one request that is not split over rails: an imm alone, or a message.
+    pub fn is_whole(&self) -> bool {
+        self.shape.is_empty() || self.kind == WorkKind::Send
+    }
+
+    /// The imm that goes with every piece (`PerWr`), or with the only one there is.
+    #[inline]
+    pub fn imm_of_pieces(&self) -> Option<u32> {
+        let alone = self.shape.items() == 1;
+        match self.imm_mode {
+            ImmMode::Last if !alone => None,
+            _ => self.imm,
+        }
+    }
+
+    /// Whether a request of its own delivers the imm once all bytes are there.
+    pub fn imm_comes_last(&self) -> bool {
+        self.imm.is_some() && self.imm_of_pieces().is_none()
+    }
+
     /// Bytes of this engine's pieces.
     pub fn bytes(&self) -> u64 {
         self.shape.bytes_of(self.items.start..self.items.end)

@@ -117,4 +117,11 @@ pub trait Direct: Send + Sync {
     /// As [`Endpoint::post`]: the local span is valid for the call, and `remote`
     /// is the import that `request.rkey` came from.
     unsafe fn run(&self, request: &WorkRequest, remote: Option<&dyn RemoteMemory>) -> Option<Result<()>>;
+
+    /// Why requests to that region are never run here, in a few words for people; `None` if
+    /// they may be.
+    fn declines(&self, remote: &dyn RemoteMemory) -> Option<&'static str> {
+        let _ = remote;
+        None
+    }
 }
