@@ -8,9 +8,10 @@
 //! - [`Fabric`], [`FabricBuilder`]: opened transports, and what they are opened with.
 //! - [`Region`], [`Descriptor`], [`RemoteRegion`]: memory here, as bytes, and there;
 //!   [`Memory`] and [`HostBuffer`] own it, [`copy`] moves it.
-//! - [`Peer`] and its operations, with [`WriteOptions`] and [`Pages`]; [`Op`] is
-//!   their future, [`ImmCounter`] and [`RecvPool`] the other side of them.
-//!   [`wait`] blocks on any future where there is no executor.
+//! - [`Peer`] and its operations, with [`WriteOptions`] and [`Pages`]; [`PeerGroup`] asks
+//!   many at once, an [`Explanation`] says what one would do. [`Op`] is their future,
+//!   [`ImmCounter`] and [`RecvPool`] the other side of them. [`wait`] blocks on any future
+//!   where there is no executor.
 //! - [`Bootstrap`], [`Listener`]: how peers find each other; TCP is built in. A
 //!   [`Token`] keeps strangers out, [`Fabric::tenant`] keeps peers apart.
 //! - [`Admission`]: how much each peer may send.
