@@ -113,7 +113,7 @@ fn the_default(context: &Context) -> Verdict {
 /// What was never posted is dropped at its deadline and moves nothing.
 fn of_what_waits_behind(context: &Context) -> Verdict {
     // What waits, waits behind all rails of its group.
-    let options = Options { rails: Some(1), ..Options::default() };
+    let options = Options { rails: Some(16), ..Options::default() };
     let pair = Lab::new(context).pair_of(&options, &options)?;
     let depth = pair.capabilities().send_depth as usize * pair.a.transports()[0].devices.len();
     let src = Ground::new(&pair.a, 64, Access::LOCAL, context.seed)?;

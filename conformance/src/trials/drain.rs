@@ -193,7 +193,7 @@ fn idle_and_gone(context: &Context) -> Verdict {
 }
 
 fn dropped(context: &Context) -> Verdict {
-    let options = Options { max_operations: 4, rails: Some(1), ..Options::default() };
+    let options = Options { max_operations: 4, rails: Some(16), ..Options::default() };
     let pair = Lab::new(context).pair_of(&options, &options)?;
     let (op, _src, _dst) = one_write(context, &pair, &WriteOptions::new())?;
     for _ in 0..20 {

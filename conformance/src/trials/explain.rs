@@ -51,8 +51,14 @@ fn comes_true(
     Ok(said)
 }
 
+/// Which of several rail groups takes a request next is not told, nor which is done last.
+fn one_group(context: &Context) -> Verdict<Pair> {
+    let options = Options { rails: Some(4), ..Options::default() };
+    Lab::new(context).pair_of(&options, &options)
+}
+
 fn of_every_request(context: &Context) -> Verdict {
-    let pair = Pair::new(context)?;
+    let pair = one_group(context)?;
     let near = Ground::new(&pair.a, LEN, OPEN, context.seed)?;
     let far = Ground::new(&pair.b, LEN, OPEN, context.seed + 1)?;
     let (to, src, remote) = (&pair.to_b, &near.region, far.import(&pair.to_b)?);
@@ -112,7 +118,7 @@ fn queued(context: &Context) -> Verdict {
 }
 
 fn lost_rail(context: &Context) -> Verdict {
-    let pair = Pair::new(context)?;
+    let pair = one_group(context)?;
     let near = Ground::new(&pair.a, LEN, OPEN, context.seed)?;
     let far = Ground::new(&pair.b, LEN, OPEN, context.seed + 1)?;
     let (to, src, remote) = (&pair.to_b, &near.region, far.import(&pair.to_b)?);

@@ -108,7 +108,7 @@ fn every_request_once(context: &Context) -> Verdict {
 
 fn a_full_table(context: &Context) -> Verdict {
     // The table is a rail group's.
-    let options = Options { max_operations: 8, rails: Some(1), ..Options::default() };
+    let options = Options { max_operations: 8, rails: Some(16), ..Options::default() };
     let pair = Lab::new(context).pair_of(&options, &options)?;
     let src = Ground::new(&pair.a, 4096, Access::LOCAL, context.seed)?;
     let mut dst = Ground::new(&pair.b, 9 * 4096, OPEN, context.seed + 1)?;

@@ -176,7 +176,7 @@ fn all_or_nothing(context: &Context) -> Verdict {
 }
 
 fn room(context: &Context) -> Verdict {
-    let spread = Spread::new(context, &Options { max_operations: 3, rails: Some(1), ..Options::default() })?;
+    let spread = Spread::new(context, &Options { max_operations: 3, rails: Some(16), ..Options::default() })?;
     let scatter = |count: usize| {
         let parts = (0..count).map(|at| ScatterPart::new(&spread.remote[at % 3], 0..LEN, 0));
         spread.group.scatter(&spread.src.region, &parts.collect::<Vec<_>>(), &WriteOptions::new())

@@ -18,8 +18,8 @@ fn bytes_are_bounded(context: &Context) -> Verdict {
     const PAGE: usize = 4096;
     let dial = Dial::at([3 * PAGE as u64 + 100, ALL, ALL]);
     // Rail groups share the window: here all of it is one's.
-    let ours = Options { rails: Some(1), ..Options::default() };
-    let theirs = Options { admission: Some(dial.clone()), rails: Some(1), ..Options::default() };
+    let ours = Options { rails: Some(16), ..Options::default() };
+    let theirs = Options { admission: Some(dial.clone()), rails: Some(16), ..Options::default() };
     let pair = Lab::new(context).pair_of(&ours, &theirs)?;
     let src = Ground::new(&pair.a, 16 * PAGE, Access::LOCAL, context.seed)?;
     let mut dst = Ground::new(&pair.b, 16 * PAGE, OPEN, context.seed + 1)?;
