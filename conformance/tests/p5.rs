@@ -52,7 +52,7 @@ impl Subject for P5 {
         let backend = Loopback::with(
             LoopbackConfig::default()
                 .devices(shape.rails)
-                .groups(if shape.rails == 32 && shape.seed % 8 == 0 { 8 } else { 1 })
+                .groups(if shape.rails == 32 && shape.seed.is_multiple_of(8) { 8 } else { 1 })
                 .link(card(shape)),
         );
         let devices = devices(&backend)?;

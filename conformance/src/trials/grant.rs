@@ -235,7 +235,7 @@ fn over_sockets(context: &Context) -> Verdict {
     const IMMS: usize = 4000;
     let dial = Dial::at([ALL, 8, ALL]);
     let target = builder(context, &Options::default())?.admission(dial).open()?;
-    let fabric = builder(context, &Options::default())?.open()?;
+    let fabric = builder(context, &Options { max_operations: IMMS, ..Options::default() })?.open()?;
     let listener = within(LIMIT, "listening", target.listen("0"))??;
     let to_target = within(LIMIT, "connecting", fabric.connect(&listener.local_addr()))??;
     let from_us = within(LIMIT, "accepting", listener.accept())??;
