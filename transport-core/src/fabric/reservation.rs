@@ -110,7 +110,12 @@ impl Reservation {
         let more = self.slots[new].iter().map(|slot| slot.offer.clone()).collect();
         // Into the order of the pairs: stable, and a rail's first slot is the one it sends over.
         self.slots.sort_by_key(|slot| slot.rail);
-        self.refused = done.err().map(|error| error.to_string());
+        // Of a backend's error all is told; ours are sentences.
+        let words = |error: Error| match offer {
+            None => error.context().to_owned(),
+            Some(_) => error.to_string(),
+        };
+        self.refused = done.err().map(words);
         LinkReport { label: self.label.clone(), refused: self.refused.clone(), more }
     }
 
