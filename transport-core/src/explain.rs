@@ -197,8 +197,7 @@ fn explain(
     queued: Option<String>,
 ) -> Result<Explanation> {
     let taken = link.engine.transport;
-    let leads = peer.routes().map(|links| &links[0]).enumerate();
-    let transports = leads.map(|(position, other)| TransportChoice {
+    let transports = peer.leads().enumerate().map(|(position, other)| TransportChoice {
         transport: other.label.clone(),
         taken: position == taken,
         why: match &other.refused {
@@ -271,8 +270,6 @@ fn blank<'a>(link: &'a Link, work: &'a Work) -> impl Iterator<Item = RailPlan> +
     let (engine, transport) = (&link.engine, link.engine.transport);
     link.rails.iter().enumerate().map(move |(place, paired)| {
         let rail = engine.first_rail + place;
-        let here = work.local.as_ref().is_none_or(|region| region.regions[transport][rail].is_some());
-        let there = work.remote.as_ref().is_none_or(|remote| remote.imports[rail].is_some());
         RailPlan {
             rail: rail as u32,
             device: engine.devices[place].clone(),
@@ -281,8 +278,8 @@ fn blank<'a>(link: &'a Link, work: &'a Work) -> impl Iterator<Item = RailPlan> +
             unusable: match paired {
                 None => Some("the peer has no rail for it"),
                 Some(_) if engine.counts[place].is_lost() => Some("its device is lost"),
-                Some(_) if !here => Some("the local region is not on it"),
-                Some(_) if !there => Some("the region is not on it"),
+                Some(_) if !work.is_local_on(transport, rail) => Some("the local region is not on it"),
+                Some(_) if !work.is_remote_on(rail) => Some("the region is not on it"),
                 Some(_) => None,
             },
         }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::engine::Work;
-use crate::plan::{RailRange, Shape};
+use crate::plan::Shape;
 use crate::spi::WorkKind;
 use crate::{Locality, Region, RemoteRegion};
 
@@ -78,15 +78,12 @@ impl WriteOptions {
 
     pub(crate) fn work(&self, shape: Shape, local: &Region, remote: &RemoteRegion) -> Work {
         Work {
-            items: RailRange::all_of(&shape),
-            gate: None,
-            kind: WorkKind::Write,
-            shape,
             local: Some(Arc::clone(&local.0)),
             remote: Some(Arc::clone(&remote.0)),
             imm: self.imm,
             imm_mode: self.imm_mode,
             locality: self.locality,
+            ..Work::of(WorkKind::Write, shape)
         }
     }
 }

@@ -7,7 +7,7 @@ use crate::engine::Work;
 use crate::link::{Link, Span};
 use crate::options::{ImmMode, PER_WR_UNIT, ReadOptions, SendOptions, WriteOptions};
 use crate::peer::PeerInner;
-use crate::plan::{RailRange, Shape};
+use crate::plan::Shape;
 use crate::remote::RemoteInner;
 use crate::spi::{Capabilities, Operations, WorkKind};
 use crate::{Access, Error, ErrorKind, Region, RemoteRegion, Result};
@@ -136,33 +136,13 @@ pub(crate) fn cut_read(link: &Link, span: Span) -> Result<Shape> {
 /// The work of an imm without bytes.
 pub(crate) fn imm_alone(imm: u32) -> Work {
     let shape = Shape::Range { local: 0, remote: 0, len: 0, chunk: 1 };
-    Work {
-        kind: WorkKind::Write,
-        items: RailRange::all_of(&shape),
-        shape,
-        gate: None,
-        local: None,
-        remote: None,
-        imm: Some(imm),
-        imm_mode: ImmMode::Last,
-        locality: Default::default(),
-    }
+    Work { imm: Some(imm), ..Work::of(WorkKind::Write, shape) }
 }
 
 /// The work of a message.
 pub(crate) fn message(src: &Region, span: Span, imm: Option<u32>) -> Work {
     let shape = Shape::Range { local: span.local, remote: 0, len: span.len, chunk: span.len.max(1) };
-    Work {
-        kind: WorkKind::Send,
-        items: RailRange::all_of(&shape),
-        shape,
-        gate: None,
-        local: Some(Arc::clone(&src.0)),
-        remote: None,
-        imm,
-        imm_mode: ImmMode::Last,
-        locality: Default::default(),
-    }
+    Work { local: Some(Arc::clone(&src.0)), imm, ..Work::of(WorkKind::Send, shape) }
 }
 
 /// Pieces of a `PerWr` write have one size everywhere, so that both sides can count.

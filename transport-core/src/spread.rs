@@ -87,10 +87,7 @@ impl PeerInner {
 /// What the rails of a link carry that reach both regions, relative to other links.
 fn capacity(link: &Link, work: &Work) -> u64 {
     let (transport, first) = (link.engine.transport, link.engine.first_rail);
-    let reaches = |rail: usize| {
-        let here = work.local.as_ref().is_none_or(|region| region.regions[transport][rail].is_some());
-        here && work.remote.as_ref().is_none_or(|remote| remote.imports[rail].is_some())
-    };
+    let reaches = |rail: usize| work.is_local_on(transport, rail) && work.is_remote_on(rail);
     let rails = link.rails.iter().enumerate().filter(|(rail, _)| reaches(first + rail));
     rails.filter_map(|(_, paired)| Some(u64::from(paired.as_ref()?.weight))).sum()
 }

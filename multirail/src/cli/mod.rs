@@ -8,6 +8,7 @@ mod failure;
 pub mod fuzz;
 mod info;
 mod output;
+mod pages;
 mod security;
 mod send;
 mod serve;

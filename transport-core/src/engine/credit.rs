@@ -93,9 +93,8 @@ impl Engine {
             let taken = run.count.min(left);
             left -= taken;
             let back = run.count - taken;
-            let Some(active) = self.active[run.op as usize].as_ref().filter(|active| active.metered) else {
-                continue;
-            };
+            let metered = |active: &&Active| active.metered && back > 0;
+            let Some(active) = self.active[run.op as usize].as_ref().filter(metered) else { continue };
             if let Some(unit) = active.unit(self.handle.position) {
                 unit.give_back(back);
                 active.peer.tell_others(self.handle.position);

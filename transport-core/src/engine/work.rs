@@ -29,6 +29,31 @@ pub(crate) struct Work {
 }
 
 impl Work {
+    /// All of `shape`, without memory or imm: what is set beyond that is the caller's.
+    pub fn of(kind: WorkKind, shape: Shape) -> Self {
+        Self {
+            kind,
+            items: RailRange::all_of(&shape),
+            shape,
+            gate: None,
+            local: None,
+            remote: None,
+            imm: None,
+            imm_mode: ImmMode::Last,
+            locality: Locality::Auto,
+        }
+    }
+
+    /// Whether the local region, if there is one, is registered on rail `rail` of a transport.
+    pub fn is_local_on(&self, transport: usize, rail: usize) -> bool {
+        self.local.as_ref().is_none_or(|region| region.regions[transport][rail].is_some())
+    }
+
+    /// Whether the remote region, if there is one, is imported on rail `rail` of its transport.
+    pub fn is_remote_on(&self, rail: usize) -> bool {
+        self.remote.as_ref().is_none_or(|remote| remote.imports[rail].is_some())
+    }
+
     /// Whether it is one request that is not split over rails: an imm alone, or a message.
     pub fn is_whole(&self) -> bool {
         self.shape.is_empty() || self.kind == WorkKind::Send

@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex};
 use std::task::Poll;
 use std::time::Duration;
 
+use super::group::Group;
 use super::transport::Transport;
 use super::{lock, tenant};
 use crate::control::{Bootstrap, ControlSettings, ControlThread, Identity, Room};
@@ -99,10 +100,14 @@ impl FabricInner {
         drop(peer);
     }
 
+    /// The rail groups of all transports.
+    pub(super) fn groups(&self) -> impl Iterator<Item = &Group> {
+        self.transports.iter().flat_map(|transport| &transport.groups)
+    }
+
     /// Takes a turn of every engine if this fabric is caller-driven.
     pub(crate) fn drive(&self) -> bool {
-        let groups = self.transports.iter().flat_map(|transport| &transport.groups);
-        groups.filter(|group| group.engine.drive()).count() > 0
+        self.groups().filter(|group| group.engine.drive()).count() > 0
     }
 
     /// The control thread, started with the first listen or connect.

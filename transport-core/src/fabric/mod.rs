@@ -19,6 +19,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 pub use builder::{FabricBuilder, TransportConfig};
 pub use dump::WeakFabric;
+use group::Group;
 pub(crate) use inner::FabricInner;
 pub(crate) use transport::Transport;
 pub use transport::TransportInfo;
@@ -190,7 +191,7 @@ impl Fabric {
 
     /// One turn of every engine of a caller-driven fabric; nothing otherwise.
     pub fn step(&self) -> Progress {
-        self.0.transports.iter().filter_map(Transport::step).fold(Progress::default(), |mut sum, turn| {
+        self.0.groups().filter_map(Group::step).fold(Progress::default(), |mut sum, turn| {
             sum.events += turn.events;
             sum.posted += turn.posted;
             sum.outstanding += turn.outstanding;
@@ -202,13 +203,12 @@ impl Fabric {
     /// deadline, or what a modelled device has under way. Who drives it in virtual time
     /// moves the clock there when a turn did nothing. `Time::NEVER` with workers.
     pub fn due(&self) -> Time {
-        self.0.transports.iter().map(Transport::due).fold(Time::NEVER, Time::min)
+        self.0.groups().map(Group::due).fold(Time::NEVER, Time::min)
     }
 
     /// A hash over all that happened: caller-driven runs of one seed agree on it.
     pub fn event_hash(&self) -> u64 {
-        let groups = self.0.transports.iter().flat_map(|transport| &transport.groups);
-        let hashes = groups.map(|group| group.engine.hash.load(Ordering::Relaxed));
+        let hashes = self.0.groups().map(|group| group.engine.hash.load(Ordering::Relaxed));
         hashes.fold(0, |sum, hash| sum.rotate_left(1) ^ hash)
     }
 

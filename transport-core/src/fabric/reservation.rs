@@ -132,10 +132,7 @@ impl Reservation {
     fn answer(&mut self, offer: &TransportOffer) -> Result<usize> {
         let pairing = Pairing::new(self.domains.len(), offer.rates.len())
             .ok_or_else(|| unreachable("the peer offers no rail"))?;
-        if offer.rails.len() != pairing.len() {
-            let (offers, pairs) = (offer.rails.len(), pairing.len());
-            return Err(unreachable(&format!("the peer made {offers} offers for {pairs} pairs of rails")));
-        }
+        check_offers(offer.rails.len(), pairing)?;
         self.theirs.clone_from(&offer.rates);
         let before = self.slots.len();
         for pair in (0..pairing.len()).filter(|pair| !pairing.sends(*pair)) {
@@ -157,10 +154,7 @@ impl Reservation {
             return Err(unreachable(&format!("refused by the peer: {why}")));
         }
         self.offers.extend_from_slice(&report.more);
-        if self.offers.len() != pairing.len() {
-            let (offers, pairs) = (self.offers.len(), pairing.len());
-            return Err(unreachable(&format!("the peer made {offers} offers for {pairs} pairs of rails")));
-        }
+        check_offers(self.offers.len(), pairing)?;
         for (offer, pair) in self.offers.iter().zip(Self::order(pairing.mirrored())) {
             let slot = &self.slots[pair];
             slot.domain.connector().complete(slot.slot, offer)?;
@@ -215,6 +209,14 @@ impl Reservation {
             link.max_direct = first.domain.capabilities().max_direct;
         }
         link
+    }
+}
+
+/// There is an offer for every pair.
+fn check_offers(offers: usize, pairing: Pairing) -> Result<()> {
+    match pairing.len() {
+        pairs if pairs == offers => Ok(()),
+        pairs => Err(unreachable(&format!("the peer made {offers} offers for {pairs} pairs of rails"))),
     }
 }
 

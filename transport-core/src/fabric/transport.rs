@@ -5,12 +5,12 @@ use std::sync::{Arc, Mutex};
 
 use super::group::{Group, grouped};
 use super::{TransportConfig, Workers, lock};
-use crate::engine::{Engine, EngineHandle, HandleSetup, Progress, Rail, RailCounters, RailCounts};
+use crate::engine::{Engine, EngineHandle, HandleSetup, Rail, RailCounters, RailCounts};
 use crate::grant::Ledger;
 use crate::observe::Watch;
 use crate::spi::{Capabilities, DeviceInfo, Domain, DomainSetup, MemoryRegion};
 use crate::worker::{Worker, WorkerSetup};
-use crate::{Access, Admission, Bell, Doorbell, Error, ErrorKind, Memory, Result, Time};
+use crate::{Access, Admission, Bell, Doorbell, Error, ErrorKind, Memory, Result};
 
 pub(crate) struct Transport {
     pub label: String,
@@ -58,7 +58,7 @@ impl Transport {
         setup: &DomainSetup,
         settings: OpenSettings<'_>,
     ) -> Result<Self> {
-        let devices = match &config.devices {
+        let mut devices = match &config.devices {
             Some(devices) => devices.clone(),
             None => config.backend.probe().map_err(|why| {
                 let context = format!("backend {}: {}; {}", config.backend.name(), why.reason, why.remedy);
@@ -72,7 +72,6 @@ impl Transport {
                 format!("transport {}: no device was chosen", config.label),
             ));
         }
-        let mut devices = devices;
         let ranges = grouped(&mut devices);
         let mut transport = Self {
             label: config.label.clone(),
@@ -187,20 +186,6 @@ impl Transport {
             near.then(|| unsafe { domain.register(Arc::clone(memory), access) }).transpose()
         };
         self.domains.iter().enumerate().map(register).collect()
-    }
-
-    pub(super) fn step(&self) -> Option<Progress> {
-        let turns = self.groups.iter().filter_map(Group::step);
-        turns.reduce(|sum, turn| Progress {
-            events: sum.events + turn.events,
-            posted: sum.posted + turn.posted,
-            outstanding: sum.outstanding + turn.outstanding,
-        })
-    }
-
-    /// When a caller-driven engine has something to do by itself.
-    pub(super) fn due(&self) -> Time {
-        self.groups.iter().map(Group::due).fold(Time::NEVER, Time::min)
     }
 
     /// The engine that messages come to.

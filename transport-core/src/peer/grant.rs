@@ -9,14 +9,14 @@ impl Peer {
     /// Asks the fabric's [`Admission`](crate::Admission) anew how much this peer may send,
     /// and tells it: after the policy, or what it decides by, has changed.
     pub fn regrant(&self) {
-        for link in self.0.routes().map(|links| &links[0]).filter(|link| link.is_up()) {
+        for link in self.0.leads().filter(|link| link.is_up()) {
             link.engine.control(Control::Regrant { link: link.index, peer: self.0.id });
         }
     }
 
     /// What it was granted, by the transport's label.
     pub(crate) fn grants(&self) -> impl Iterator<Item = (&str, Allowance)> {
-        let up = self.0.routes().map(|links| &links[0]).filter(|link| link.is_up());
+        let up = self.0.leads().filter(|link| link.is_up());
         up.filter_map(|link| Some((&*link.label, link.engine.ledger.given(self.0.id)?.allowance)))
     }
 

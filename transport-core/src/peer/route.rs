@@ -68,6 +68,11 @@ impl PeerInner {
         }
     }
 
+    /// The first link of every transport.
+    pub fn leads(&self) -> impl Iterator<Item = &Link> {
+        self.routes.iter().map(|route| &self.links[route.start])
+    }
+
     /// A transport's first link: what holds for it holds for the others.
     #[inline]
     pub fn lead(&self, transport: usize) -> &Link {

@@ -2,9 +2,9 @@
 
 use super::Peer;
 use crate::engine::Work;
-use crate::plan::{RailRange, Shape};
+use crate::plan::Shape;
 use crate::spi::{Operations, WorkKind};
-use crate::{ImmMode, Op, Result};
+use crate::{Op, Result};
 
 impl Peer {
     /// Touches every rail to this peer, so that the first operation later costs no more
@@ -36,18 +36,7 @@ impl Peer {
         };
         let ops = self.0.links.iter().filter(|link| link.is_up()).filter(writes).map(|link| {
             let shape = Shape::Touch { rails: link.rails.iter().flatten().count() as u32 };
-            let work = Work {
-                kind: WorkKind::Write,
-                items: RailRange::all_of(&shape),
-                shape,
-                gate: None,
-                local: None,
-                remote: None,
-                imm: None,
-                imm_mode: ImmMode::Last,
-                locality: Default::default(),
-            };
-            self.0.submit(link, work, None, "warm_up")
+            self.0.submit(link, Work::of(WorkKind::Write, shape), None, "warm_up")
         });
         Ok(Op::all(ops.collect::<Result<_>>()?))
     }

@@ -31,3 +31,26 @@ pub fn measured(cards: u32) -> Done<f64> {
     }
     Ok(best)
 }
+
+/// Charges processor time for requests, in whole nanoseconds.
+pub struct Meter {
+    /// Of one request, in nanoseconds.
+    cost: f64,
+    /// Of which less than a nanosecond is still to be charged.
+    owed: f64,
+}
+
+impl Meter {
+    /// At `cost` nanoseconds a request.
+    pub fn new(cost: f64) -> Self {
+        Self { cost, owed: 0.0 }
+    }
+
+    /// What `requests` more take.
+    pub fn charge(&mut self, requests: usize) -> Duration {
+        self.owed += requests as f64 * self.cost;
+        let spent = Duration::from_nanos(self.owed as u64);
+        self.owed -= spent.as_nanos() as f64;
+        spent
+    }
+}

@@ -9,6 +9,7 @@ use multirail::{
 };
 use serde::Serialize;
 
+use super::cost::Meter;
 use super::memory::untouched;
 use super::profile::{Name, Profile};
 use crate::cli::Common;
@@ -52,8 +53,7 @@ struct Scene {
     large: u64,
     /// The large write under way, and again and again.
     beside: Option<Op>,
-    cost: f64,
-    owed: f64,
+    meter: Meter,
     random: fastrand::Rng,
 }
 
@@ -127,7 +127,7 @@ impl Scene {
         let (far, near) = (reach(1, large)?, reach(2, SMALL as u64)?);
         let source = untouched(&fabrics[0], large.max(SMALL as u64) as usize, Access::LOCAL)?;
         let random = fastrand::Rng::with_seed(profile.seed);
-        Ok(Self { clock, fabrics, source, far, near, large, beside: None, cost, owed: 0.0, random })
+        Ok(Self { clock, fabrics, source, far, near, large, beside: None, meter: Meter::new(cost), random })
     }
 
     /// Small writes one after another, at all moments: their latencies, sorted.
@@ -162,10 +162,7 @@ impl Scene {
         }
         let turn = self.fabrics[0].step();
         let events = turn.events + self.fabrics[1..].iter().map(|fabric| fabric.step().events).sum::<usize>();
-        self.owed += turn.posted as f64 * self.cost;
-        let spent = Duration::from_nanos(self.owed as u64);
-        self.owed -= spent.as_nanos() as f64;
-        self.clock.advance(spent);
+        self.clock.advance(self.meter.charge(turn.posted));
         if events > 0 {
             return Ok(());
         }

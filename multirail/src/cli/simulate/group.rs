@@ -10,6 +10,7 @@ use multirail::{
 use super::memory::untouched;
 use super::profile::Profile;
 use crate::cli::failure::Done;
+use crate::cli::pages::shuffled;
 
 /// Pages of one operation, and of the regions: untouched, so that they cost nothing.
 const PAGES: u32 = 1024;
@@ -55,12 +56,7 @@ impl Group {
         let landing = untouched(&target, bytes, Access::REMOTE_WRITE)?;
         let landing = peer.import(&landing.descriptor())?;
         let mut random = fastrand::Rng::with_seed(profile.seed);
-        let mut shuffled = || {
-            let mut pages: Vec<u32> = (0..PAGES).collect();
-            random.shuffle(&mut pages);
-            Pages::new(pages)
-        };
-        let (from, to) = (shuffled(), shuffled());
+        let (from, to) = (shuffled(PAGES, &mut random), shuffled(PAGES, &mut random));
         let flight = Vec::with_capacity(INFLIGHT);
         Ok(Self { fabric, _target: target, peer, source, landing, from, to, page: page as usize, flight })
     }

@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use multirail::{Clock, Time, VirtualClock};
 
+use super::cost::Meter;
 use super::group::Group;
 use super::profile::Profile;
 use crate::cli::failure::{Done, Failure};
@@ -22,10 +23,7 @@ pub struct Host {
 struct Core {
     clock: VirtualClock,
     groups: Vec<Group>,
-    /// Processor time of one request, in nanoseconds.
-    cost: f64,
-    /// Of which less than a nanosecond is still to be charged.
-    owed: f64,
+    meter: Meter,
     busy: Duration,
 }
 
@@ -49,7 +47,7 @@ impl Host {
             let groups = groups
                 .map(|number| Group::open(profile, number, page, Arc::new(clock.clone())))
                 .collect::<Done<Vec<_>>>()?;
-            host.cores.push(Core { clock, groups, cost, owed: 0.0, busy: Duration::ZERO });
+            host.cores.push(Core { clock, groups, meter: Meter::new(cost), busy: Duration::ZERO });
         }
         Ok(host)
     }
@@ -79,9 +77,7 @@ impl Core {
             for group in &mut self.groups {
                 let (posted, happened) = group.turn()?;
                 anything |= happened;
-                self.owed += posted as f64 * self.cost;
-                let spent = Duration::from_nanos(self.owed as u64);
-                self.owed -= spent.as_nanos() as f64;
+                let spent = self.meter.charge(posted);
                 self.busy += spent;
                 self.clock.advance(spent);
             }

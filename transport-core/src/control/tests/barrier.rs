@@ -3,10 +3,11 @@
 use std::time::Duration;
 
 use super::raw::Raw;
+use super::session::with_raw;
 use super::{MS, fabric, gets_through, listening, pair, wait};
 use crate::control::frame::{Cause, Frame};
 use crate::peer::MAX_AHEAD;
-use crate::{Error, ErrorKind, Fabric, Listener, Peer, PeerGroup, Result};
+use crate::{Error, ErrorKind, Fabric, Peer, PeerGroup, Result};
 
 const LIMIT: Duration = Duration::from_secs(15);
 
@@ -100,14 +101,6 @@ fn who_passes_may_leave_at_once() {
     }
 }
 
-fn raw_peer() -> ((Fabric, Listener), Peer, Raw) {
-    let (fabric, listener, address) = listening();
-    let mut raw = Raw::connect(&address);
-    raw.shake_hands();
-    let peer = wait(listener.accept()).unwrap();
-    ((fabric, listener), peer, raw)
-}
-
 #[test]
 fn a_peer_that_dies_before_it_ends_the_wait() {
     let ((client, there), (_server, here)) = pair();
@@ -116,7 +109,7 @@ fn a_peer_that_dies_before_it_ends_the_wait() {
     assert_eq!(kind(wait(barrier)), ErrorKind::Closed);
     client.close();
     // One that falls silent, beside one that lives and has come.
-    let ((_fabric, listener), silent, _raw) = raw_peer();
+    let ((_fabric, listener), silent, _raw) = with_raw();
     let other = fabric();
     let (to_us, lives) = gets_through(&other, &listener);
     let came = alone(&to_us).barrier("a", LIMIT).unwrap();
@@ -128,7 +121,7 @@ fn a_peer_that_dies_before_it_ends_the_wait() {
 
 #[test]
 fn an_arrival_is_said_once() {
-    let ((_fabric, _listener), peer, mut raw) = raw_peer();
+    let ((_fabric, _listener), peer, mut raw) = with_raw();
     let group = alone(&peer);
     for _ in 0..3 {
         assert_eq!(kind(reach(&group, "a", MS)), ErrorKind::DeadlineExceeded);
@@ -153,7 +146,7 @@ fn a_peer_that_reaches_more_than_it_can_is_cut_off() {
         |raw| (0..=MAX_AHEAD).for_each(|at| raw.send(&Frame::Barrier { name: at.to_string() })),
     ];
     for lie in lies {
-        let ((_fabric, _listener), peer, mut raw) = raw_peer();
+        let ((_fabric, _listener), peer, mut raw) = with_raw();
         drop(alone(&peer).barrier("ours", LIMIT).unwrap());
         lie(&mut raw);
         assert_eq!(wait(peer.closed()).kind(), ErrorKind::Protocol);
@@ -161,7 +154,7 @@ fn a_peer_that_reaches_more_than_it_can_is_cut_off() {
         assert!(matches!(refusal, Some(Frame::Refuse { cause: Cause::Protocol, .. })), "{refusal:?}");
     }
     // What is agreed is borne, and all of it passes.
-    let ((_fabric, _listener), peer, mut raw) = raw_peer();
+    let ((_fabric, _listener), peer, mut raw) = with_raw();
     (0..MAX_AHEAD).for_each(|at| raw.send(&Frame::Barrier { name: at.to_string() }));
     let group = alone(&peer);
     (0..MAX_AHEAD).for_each(|at| reach(&group, at, LIMIT).unwrap());

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::raw::Raw;
+use super::session::with_raw;
 use super::{builder, fabric, listening, pair, served, wait};
 use crate::control::frame::{Cause, Frame, MAX_OFFERS};
 use crate::grant::Allowance;
@@ -74,10 +75,7 @@ fn grants_that_fall_or_fit_nothing_end_the_session() {
         (&[grant("null", u64::MAX), grant("null", 0)], "only add up"),
         (&[grant("efa", 5)], "no transport between us"),
     ] {
-        let (_server, listener, address) = listening();
-        let mut raw = Raw::connect(&address);
-        raw.shake_hands();
-        let peer = wait(listener.accept()).unwrap();
+        let (_server, peer, mut raw) = with_raw();
         lies.iter().for_each(|frame| raw.send(frame));
         let error = wait(peer.closed());
         assert_eq!(error.kind(), ErrorKind::Protocol, "{error}");
@@ -88,10 +86,7 @@ fn grants_that_fall_or_fit_nothing_end_the_session() {
 
 #[test]
 fn who_grants_nothing_is_sent_nothing() {
-    let (_server, listener, address) = listening();
-    let mut raw = Raw::connect(&address);
-    raw.shake_hands();
-    let peer = wait(listener.accept()).unwrap();
+    let (_server, peer, _raw) = with_raw();
     assert_eq!((room(&peer), peer.0.links[0].credit.bytes()), ([0, 0], 0));
 }
 
@@ -116,10 +111,7 @@ fn grants_without_end_are_no_handshake() {
 
 #[test]
 fn a_flood_of_grants_is_one_piece_of_news() {
-    let (server, listener, address) = listening();
-    let mut raw = Raw::connect(&address);
-    raw.shake_hands();
-    let peer = wait(listener.accept()).unwrap();
+    let ((server, _listener), peer, mut raw) = with_raw();
     server.step();
     (0..1000).for_each(|imms| raw.send(&grant("null", imms)));
     raw.send(&Frame::Goodbye);

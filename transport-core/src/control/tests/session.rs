@@ -13,7 +13,7 @@ use crate::control::{Acceptor, Bootstrap, Channel, TcpBootstrap};
 use crate::{Access, Error, ErrorKind, Fabric, Listener, Peer, Result};
 
 /// A fabric and a hand-made peer that went through the whole handshake.
-fn with_raw() -> ((Fabric, Listener), Peer, Raw) {
+pub(super) fn with_raw() -> ((Fabric, Listener), Peer, Raw) {
     let (fabric, listener, address) = listening();
     let mut raw = Raw::connect(&address);
     raw.shake_hands();

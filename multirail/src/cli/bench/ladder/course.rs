@@ -1,5 +1,6 @@
 //! What every rung is measured by: paged writes between two fabrics of this process.
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -8,6 +9,7 @@ use multirail::{Access, Fabric, FabricBuilder, Op, Pages, Peer, Region, RemoteRe
 
 use super::rung::Rung;
 use crate::cli::failure::{Done, Failure};
+use crate::cli::pages::shuffled;
 
 /// Pages of one operation.
 const PAGES: u32 = 1024;
@@ -52,12 +54,7 @@ impl Course {
         let target_region = target.alloc(bytes, Access::REMOTE_WRITE)?;
         let landing = peer.import(&target_region.descriptor())?;
         let mut random = fastrand::Rng::with_seed(1);
-        let mut shuffled = || {
-            let mut pages: Vec<u32> = (0..PAGES).collect();
-            random.shuffle(&mut pages);
-            Pages::new(pages)
-        };
-        let pages = [shuffled(), shuffled()];
+        let pages = [shuffled(PAGES, &mut random), shuffled(PAGES, &mut random)];
         let groups: usize = fabric.transports().iter().map(|transport| transport.groups.len()).sum();
         let inflight = INFLIGHT * groups;
         let course =
@@ -75,30 +72,28 @@ impl Course {
 
     /// Moves all pages `times` times; returns the work requests that took.
     pub fn run(&self, times: u64) -> Done<u64> {
-        let before = self.requests();
-        let mut flight = std::collections::VecDeque::new();
-        for _ in 0..times {
-            if flight.len() == self.inflight {
-                finish(flight.pop_front())?;
-            }
-            flight.push_back(self.post()?);
-        }
-        flight.into_iter().try_for_each(|op| finish(Some(op)))?;
-        Ok(self.requests() - before)
+        let mut left = 0..times;
+        self.run_while(|| left.next().is_some())
     }
 
     /// Runs for `span`; returns the work requests and the time they took.
     pub fn run_for(&self, span: Duration) -> Done<(u64, Duration)> {
-        let (begun, before) = (Instant::now(), self.requests());
-        let mut flight: std::collections::VecDeque<Op> = std::collections::VecDeque::new();
-        while begun.elapsed() < span {
+        let begun = Instant::now();
+        Ok((self.run_while(|| begun.elapsed() < span)?, begun.elapsed()))
+    }
+
+    /// Posts operations while `more` says so, then waits for the rest.
+    fn run_while(&self, mut more: impl FnMut() -> bool) -> Done<u64> {
+        let before = self.requests();
+        let mut flight = VecDeque::with_capacity(self.inflight);
+        while more() {
             if flight.len() == self.inflight {
-                finish(flight.pop_front())?;
+                flight.pop_front().map_or(Ok(()), finish)?;
             }
             flight.push_back(self.post()?);
         }
-        flight.into_iter().try_for_each(|op| finish(Some(op)))?;
-        Ok((self.requests() - before, begun.elapsed()))
+        flight.into_iter().try_for_each(finish)?;
+        Ok(self.requests() - before)
     }
 
     fn requests(&self) -> u64 {
@@ -106,7 +101,6 @@ impl Course {
     }
 }
 
-fn finish(op: Option<Op>) -> Done {
-    let Some(mut op) = op else { return Ok(()) };
+fn finish(mut op: Op) -> Done {
     op.wait(LIMIT).map(drop).map_err(Failure::from)
 }

@@ -92,12 +92,16 @@ fn cores() -> usize {
 }
 
 impl LadderArguments {
+    fn count(&self) -> u32 {
+        self.devices.unwrap_or(if self.null { 32 } else { 4 })
+    }
+
     fn groups(&self) -> u32 {
         self.groups.unwrap_or_else(|| cores().min(8) as u32)
     }
 
     fn open(&self, common: &Common) -> Done<Devices> {
-        let (count, groups) = (self.devices.unwrap_or(if self.null { 32 } else { 4 }), self.groups());
+        let (count, groups) = (self.count(), self.groups());
         if count == 0 || count > 64 || groups == 0 || groups > count {
             return Err(Failure::new("--devices is between 1 and 64, --groups between 1 and those"));
         }
@@ -119,7 +123,7 @@ impl LadderArguments {
 
     /// What a counted run has to be given to be the same.
     fn counted_options(&self) -> Vec<String> {
-        let devices = self.devices.unwrap_or(32).to_string();
+        let devices = self.count().to_string();
         let (groups, size, batch) =
             (self.groups().to_string(), self.size.0.to_string(), self.batch.to_string());
         let options =
