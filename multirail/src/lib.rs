@@ -53,6 +53,7 @@
 mod choice;
 #[doc(hidden)]
 pub mod files;
+mod loopback;
 mod registry;
 
 // The command line is the binary's; the fuzzer reaches its parsers through here.

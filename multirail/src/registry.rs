@@ -1,16 +1,11 @@
 //! Every backend by name.
 
-use std::ffi::OsString;
 use std::sync::Arc;
 
-use backend_loopback::Loopback;
 use transport_core::spi::{Backend, DeviceInfo, Domain, DomainSetup, Probe, Unavailable};
 use transport_core::{Error, ErrorKind, Result, TransportConfig};
 
-use crate::BackendChoice;
-
-/// The environment variable that says when loopback may stage.
-const STAGING: &str = "MULTIRAIL_LOOPBACK_STAGING";
+use crate::{BackendChoice, loopback};
 
 /// The backends a program knows, in order of preference.
 #[derive(Clone)]
@@ -38,10 +33,13 @@ impl Registry {
     ///
     /// `MULTIRAIL_LOOPBACK_STAGING` says when loopback may stage memory of other
     /// processes: `1` where the kernel refuses the way to it, `always`, or `0`, which is
-    /// the default. With anything else there loopback is unavailable, and says so.
+    /// the default. `MULTIRAIL_LOOPBACK_THREADS` says how many threads copy what is large
+    /// or many, 1 to 64: a device, a rail group and a worker each. Without it two, or one
+    /// where this process has one core. With anything else in either of them loopback is
+    /// unavailable, and says so.
     pub fn standard() -> Self {
         Self::empty()
-            .with(loopback(std::env::var_os(STAGING)))
+            .with(loopback::from_environment())
             .with(Absent::not_built("efa", "libfabric"))
             .with(Absent::not_built("verbs", "libibverbs"))
     }
@@ -138,28 +136,15 @@ impl Registry {
     }
 }
 
-/// Loopback as the environment wants it.
-fn loopback(staging: Option<OsString>) -> Arc<dyn Backend> {
-    let text = staging.unwrap_or_default();
-    match text.to_string_lossy().parse() {
-        Ok(staging) => Arc::new(Loopback::new().staging(staging)),
-        Err(error) => {
-            let error: Error = error;
-            let reason = format!("{STAGING} is not understood");
-            Arc::new(Absent { name: "loopback", reason, remedy: error.context().to_owned() })
-        }
-    }
-}
-
 fn transport(backend: &Arc<dyn Backend>, devices: Vec<DeviceInfo>) -> TransportConfig {
     TransportConfig::new(backend.name(), Arc::clone(backend)).devices(devices)
 }
 
 /// A backend whose name is taken but which cannot be had.
-struct Absent {
-    name: &'static str,
-    reason: String,
-    remedy: String,
+pub(crate) struct Absent {
+    pub name: &'static str,
+    pub reason: String,
+    pub remedy: String,
 }
 
 impl Absent {
@@ -210,15 +195,6 @@ mod tests {
         let registry = Registry::empty().with(Absent::not_built("efa", "libfabric"));
         let refused = registry.transports(&BackendChoice::Auto).err().expect("refused");
         assert!(refused.context().contains("efa: not built yet"));
-    }
-
-    #[test]
-    fn staging_is_for_the_environment_to_allow() {
-        let about = |text: &str| loopback(Some(text.into())).probe().map(|devices| devices[0].about.clone());
-        assert_eq!(about("").unwrap(), "memory copies on this host");
-        assert!(about("1").unwrap().contains("staged where the kernel refuses"));
-        let why = about("perhaps").unwrap_err();
-        assert!(why.reason.contains(STAGING) && why.remedy.contains("give 0, 1 or always"), "{why:?}");
     }
 
     #[test]

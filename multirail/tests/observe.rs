@@ -95,18 +95,18 @@ fn a_stopped_peer_is_told_by_what_waits_for_it() {
 fn a_signal_prints_a_dump_and_the_bench_goes_on() {
     let directory = TempDir::new().expect("a directory");
     let recording = path(&directory, "recording");
-    let load = ["--duration", "3s", "--pages", "64", "--json", "-v", "--dump", &recording];
+    let load = ["--duration", "3s", "--pages", "32", "--json", "-v", "--dump", &recording];
     let mut bench = Running::start(&[&["bench"], &load[..]].concat());
     bench.await_error("measuring");
     bench.signal(Signal::USR1);
     bench.await_error("dump of ");
-    bench.await_error("transport loopback (loopback), worker ");
+    bench.await_error("transport loopback");
     bench.await_error("rail 0 (lo0): ");
     let peer = bench.await_error("last heard ");
     assert!(peer.contains("127.0.0.1:"), "{peer}");
     assert!(bench.await_error("records of transport loopback").contains("last "));
     // As often as it takes to meet an operation.
-    let begun = "begun: write_pages of 4194304 bytes";
+    let begun = "begun: write_pages of 2097152 bytes";
     eventually(LIMIT, "an operation is recorded", || {
         bench.signal(Signal::USR1);
         bench.await_error("records of transport loopback");

@@ -4,7 +4,8 @@ use std::io::Write;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use multirail::{Access, BackendChoice, ErrorKind, SendOptions};
+use backend_loopback::Loopback;
+use multirail::{Access, ErrorKind, FabricBuilder, SendOptions, TransportConfig};
 use tracing_subscriber::filter::LevelFilter;
 
 #[derive(Clone, Default)]
@@ -31,8 +32,8 @@ fn logged(level: LevelFilter) -> (Vec<String>, [String; 2]) {
         .with_writer(move || writer.clone())
         .finish();
     let ids = tracing::subscriber::with_default(subscriber, || {
-        let choice = BackendChoice::Named("loopback".into());
-        let fabric = multirail::builder(&choice).expect("loopback").caller_driven().open().expect("open");
+        let loopback = TransportConfig::new("loopback", Arc::new(Loopback::new()));
+        let fabric = FabricBuilder::new().transport(loopback).caller_driven().open().expect("open");
         let (peer, _) = fabric.connect_local(&fabric).expect("connect");
         let source = fabric.alloc(4 << 20, Access::LOCAL).expect("memory");
         let target = fabric.alloc(4 << 20, Access::REMOTE_WRITE).expect("memory");

@@ -235,6 +235,12 @@ impl Engine {
         *self.time.get_or_insert_with(|| self.clock.now())
     }
 
+    /// The number of rail `rail` among those of all groups, as counters and people have it.
+    #[inline]
+    fn numbered(&self, rail: usize) -> u16 {
+        (self.handle.first_rail + rail) as u16
+    }
+
     /// Puts a record into the flight recorder.
     #[inline]
     fn record(&mut self, what: What) {

@@ -63,7 +63,7 @@ impl Engine {
         let mut room = this.credits().min(this.most) as u32;
         let was_full = std::mem::replace(&mut this.full, room == 0);
         if room == 0 && !was_full {
-            self.record(What::QueueFull { rail: rail as u16 });
+            self.record(What::QueueFull { rail: self.numbered(rail) });
             return 0;
         }
         let mut bytes = 0;
@@ -120,7 +120,7 @@ impl Engine {
         let first = self.rails[rail].runs.first().and_then(|run| self.active[run.op as usize].as_ref());
         if let Some(op) = first.filter(|_| requests > 0).map(|active| active.id) {
             self.rails[rail].pressed = false;
-            self.record(What::Posted { rail: rail as u16, op, requests, bytes });
+            self.record(What::Posted { rail: self.numbered(rail), op, requests, bytes });
         }
     }
 
@@ -174,7 +174,7 @@ impl Engine {
         // A peer that takes nothing is asked over and over: that is one record.
         let was_pressed = std::mem::replace(&mut self.rails[rail].pressed, accepted == 0);
         if let Some(op) = op.filter(|_| !was_pressed) {
-            self.record(What::Pressure { rail: rail as u16, op, refused: offered - accepted });
+            self.record(What::Pressure { rail: self.numbered(rail), op, refused: offered - accepted });
         }
     }
 

@@ -18,7 +18,7 @@ impl Engine {
             if done + failed > 0 {
                 self.handle.counts[rail].completed(done, failed);
                 let requests = done as u32;
-                self.record(What::Completed { rail: rail as u16, requests, failed: failed as u32 });
+                self.record(What::Completed { rail: self.numbered(rail), requests, failed: failed as u32 });
             }
             for event in completions.as_slice() {
                 match *event {
@@ -82,7 +82,7 @@ impl Engine {
                 if let Some(state) = &mut self.links[link as usize] {
                     state.peer.imms.arrived(imm);
                     let (peer, is_due) = (state.peer.short_id(), state.arrives(0));
-                    self.record(What::Imm { rail: rail as u16, peer, imm });
+                    self.record(What::Imm { rail: self.numbered(rail), peer, imm });
                     if is_due {
                         self.grant_more(link);
                     }
@@ -93,7 +93,7 @@ impl Engine {
                 self.note(6, id);
                 let sender = self.links[link as usize].as_ref().map(|link| link.peer.id);
                 let from = sender.map_or(0, |peer| peer.0.get() as u32);
-                self.record(What::Message { rail: rail as u16, peer: from, bytes: len });
+                self.record(What::Message { rail: self.numbered(rail), peer: from, bytes: len });
                 self.receives.received(id, sender, len, imm, &mut self.rails, &self.handle);
                 if self.links[link as usize].as_mut().is_some_and(|state| state.arrives(1)) {
                     self.grant_more(link);
@@ -142,7 +142,7 @@ impl Engine {
         };
         self.note(8, index.into());
         let known = self.links[index as usize].as_ref().map_or(0, |link| link.peer.short_id());
-        self.record(What::PeerGone { rail: rail as u16, peer: known });
+        self.record(What::PeerGone { rail: self.numbered(rail), peer: known });
         let Some(link) = &mut self.links[index as usize] else { return };
         link.forget(rail, peer);
         if !link.dead {
@@ -160,9 +160,10 @@ impl Engine {
     /// A device is lost: what is posted on it will not move, what uses it fails.
     fn lose_rail(&mut self, rail: usize, status: Status) {
         self.note(9, rail as u64);
-        self.record(What::DeviceLost { rail: rail as u16 });
+        self.record(What::DeviceLost { rail: self.numbered(rail) });
         let words = self.rails[rail].endpoint.describe(status);
-        let error = Error::new(ErrorKind::DeviceLost, "poll", format!("rail {rail}: {words}"));
+        let error =
+            Error::new(ErrorKind::DeviceLost, "poll", format!("rail {}: {words}", self.numbered(rail)));
         self.rails[rail].lost = Some(status);
         self.handle.counts[rail].lose();
         for active in self.active.iter_mut().flatten() {

@@ -36,7 +36,7 @@ impl Engine {
         let running = self.active.iter().flatten().map(|active| self.describe(active, &outstanding, now));
         let revoking = self.revoking.iter().map(|revoking| self.describe_revoke(revoking, now));
         let receives = self.receives.operations().map(|(op, len, posted, begun)| {
-            let (rail, device) = (MESSAGES as u32, self.handle.devices[MESSAGES].clone());
+            let (rail, device) = (self.numbered(MESSAGES).into(), self.handle.devices[MESSAGES].clone());
             let wait =
                 if posted { Wait::Message { rail, device } } else { Wait::ReceiveQueue { rail, device } };
             OperationDump {
@@ -91,7 +91,7 @@ impl Engine {
         for (rail, share) in active.rails.iter().enumerate() {
             let requests = outstanding.get(rail).and_then(|counts| counts.get(&active.id.index)).copied();
             let (requests, unposted) = (requests.unwrap_or(0), u64::from(share.left()));
-            let (number, device) = (rail as u32, self.handle.devices[rail].clone());
+            let (number, device) = (u32::from(self.numbered(rail)), self.handle.devices[rail].clone());
             if requests > 0 {
                 waits.push(Wait::Completion { rail: number, device: device.clone(), requests });
             }
@@ -118,7 +118,7 @@ impl Engine {
 
     fn why_unposted(&self, active: &Active, rail: usize) -> Wait {
         let (this, share) = (&self.rails[rail], &active.rails[rail]);
-        let (rail, device) = (rail as u32, self.handle.devices[rail].clone());
+        let (rail, device) = (self.numbered(rail).into(), self.handle.devices[rail].clone());
         match active.work.kind {
             _ if active.parked && !share.queued => {
                 Wait::Grant { rail, device, of: active.lacks(self.handle.transport) }

@@ -42,7 +42,7 @@ impl Events<'_> {
         let name = format!("{label} of {host}, process {process}, incarnation {incarnation:016x}");
         self.name("process_name", WORKER, &name);
         self.name("thread_name", WORKER, "worker");
-        for (rail, device) in (0_u32..).zip(&self.track.devices) {
+        for (rail, device) in &self.track.devices {
             self.name("thread_name", rail + 1, &format!("rail {rail} ({device})"));
         }
         for record in self.track.records.values() {

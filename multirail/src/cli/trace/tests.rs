@@ -1,9 +1,11 @@
 //! Recordings of fabrics of this process, and bytes that are none.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use multirail::{Access, BackendChoice};
+use backend_loopback::{Loopback, LoopbackConfig};
+use multirail::{Access, FabricBuilder, TransportConfig};
 use proptest::prelude::*;
 use serde_json::Value;
 
@@ -11,8 +13,8 @@ use super::*;
 
 /// A recording with an operation that is done and one that waits.
 fn recorded() -> Vec<u8> {
-    let choice = BackendChoice::Named("loopback".into());
-    let fabric = multirail::builder(&choice).unwrap().open().unwrap();
+    let loopback = TransportConfig::new("loopback", Arc::new(Loopback::new()));
+    let fabric = FabricBuilder::new().transport(loopback).open().unwrap();
     let (peer, _) = fabric.connect_local(&fabric).unwrap();
     let source = fabric.alloc(4 << 20, Access::LOCAL).unwrap();
     let target = fabric.alloc(4 << 20, Access::REMOTE_WRITE).unwrap();
@@ -74,6 +76,27 @@ fn a_recording_becomes_a_timeline_and_balanced_spans() {
     // Dumps overlap, and every record is there once.
     assert_eq!(count("begun: write of 4194304 bytes"), 1, "{timeline}");
     assert!(count("rail 0: posted") > 0 && count("waits for") > 0, "{timeline}");
+}
+
+#[test]
+fn rails_of_several_groups_keep_their_numbers() {
+    let config = LoopbackConfig::default().devices(2).groups(2);
+    let loopback = TransportConfig::new("loopback", Arc::new(Loopback::with(config)));
+    let fabric = FabricBuilder::new().transport(loopback).open().unwrap();
+    let (peer, _) = fabric.connect_local(&fabric).unwrap();
+    let source = fabric.alloc(8 << 20, Access::LOCAL).unwrap();
+    let target = fabric.alloc(8 << 20, Access::REMOTE_WRITE).unwrap();
+    let remote = peer.import(&target.descriptor()).unwrap();
+    peer.write(&source, 0..8 << 20, &remote, 0).unwrap().wait(Duration::from_secs(60)).unwrap();
+    let mut bytes = Recording::header().to_vec();
+    bytes.extend(fabric.dump().to_bytes().unwrap());
+    let recording = Recording::from_bytes(&bytes).unwrap();
+    let timeline = timeline(&recording);
+    for posted in ["loopback/0: rail 0: posted", "loopback/1: rail 1: posted"] {
+        assert!(timeline.contains(posted), "{timeline}");
+    }
+    let trace = chrome::trace(&recording).to_string();
+    assert!(trace.contains("rail 0 (lo0)") && trace.contains("rail 1 (lo1)"), "{trace}");
 }
 
 proptest! {

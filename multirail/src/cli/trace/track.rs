@@ -11,8 +11,8 @@ pub struct Track<'a> {
     pub process: u32,
     pub incarnation: u64,
     pub label: &'a str,
-    /// Names of the rails' devices.
-    pub devices: Vec<&'a str>,
+    /// The rails' numbers and their devices' names.
+    pub devices: Vec<(u32, &'a str)>,
     /// By their sequence numbers: dumps overlap.
     pub records: BTreeMap<u64, Record>,
     /// When the last dump was taken.
@@ -37,7 +37,11 @@ pub fn tracks(recording: &Recording) -> Vec<Track<'_>> {
                 process: dump.process,
                 incarnation: dump.incarnation,
                 label: &transport.label,
-                devices: transport.rails.iter().map(|rail| rail.counters.device.as_str()).collect(),
+                devices: transport
+                    .rails
+                    .iter()
+                    .map(|rail| (rail.counters.rail, rail.counters.device.as_str()))
+                    .collect(),
                 records: BTreeMap::new(),
                 end: dump.time,
             });
