@@ -183,7 +183,7 @@ fn closed(link: &Link, max: Option<u64>, len: u64) -> String {
             format!("{} is more than the {} that run at once", text::size(len), text::size(max))
         }
         Some(_) => {
-            let before = link.pending.load(Relaxed);
+            let before = link.backlog.operations();
             format!("{before} operations to the peer are queued before it")
         }
     }
@@ -238,7 +238,7 @@ fn rails(peer: &PeerInner, link: &Link, work: &Work, at_once: bool) -> Result<Ve
         }
         return Ok(plans);
     }
-    let shares = match peer.shares(link, work, || peer.turn.load(Relaxed), "explain")? {
+    let shares = match peer.shares(link, work, "explain")? {
         Shares::One(link) => vec![(link, work.items)],
         Shares::Many(shares) => shares,
     };

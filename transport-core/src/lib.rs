@@ -47,6 +47,7 @@
 
 #![deny(unsafe_code)]
 
+mod backlog;
 #[allow(unsafe_code, reason = "owns memory")]
 mod buffer;
 mod control;

@@ -1,10 +1,10 @@
 //! The way to a peer over one rail group, and the shortcut past its worker.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
 
 use crossbeam_utils::CachePadded;
 
+use crate::backlog::Backlog;
 use crate::copy::{self, Way};
 use crate::engine::{Control, EngineHandle};
 use crate::grant::Credit;
@@ -33,9 +33,8 @@ pub(crate) struct Link {
     pub max_direct: u64,
     /// What the peer allows us.
     pub credit: Arc<Credit>,
-    /// Operations handed to the worker and not ended: while there are any, small
-    /// ones queue behind them.
-    pub pending: CachePadded<AtomicU32>,
+    /// What the worker has to do: while there is any, small operations queue behind it.
+    pub backlog: CachePadded<Backlog>,
 }
 
 pub(crate) struct PairedRail {
@@ -58,23 +57,6 @@ pub(crate) struct Span {
 impl Link {
     pub fn is_up(&self) -> bool {
         self.refused.is_none()
-    }
-
-    /// An operation was handed to the worker.
-    #[inline]
-    pub fn operation_begins(&self) {
-        self.pending.fetch_add(1, Ordering::Relaxed);
-    }
-
-    /// The worker is done with an operation.
-    pub fn operation_ended(&self) {
-        self.pending.fetch_sub(1, Ordering::Release);
-    }
-
-    /// Nothing is queued for the worker, so a request may run ahead of it.
-    #[inline]
-    pub fn is_quiet(&self) -> bool {
-        self.pending.load(Ordering::Acquire) == 0
     }
 
     pub fn capabilities(&self) -> Option<&Capabilities> {
@@ -150,13 +132,13 @@ impl Link {
     /// The way past the worker, if it is open.
     #[inline(always)]
     pub fn shortcut<'a>(&self, remote: &'a RemoteInner, span: Span) -> Option<&'a Shortcut> {
-        remote.shortcut.as_ref().filter(|way| span.len <= way.max && self.is_quiet())
+        remote.shortcut.as_ref().filter(|way| span.len <= way.max && self.backlog.is_empty())
     }
 
     /// The same for messages and imms without bytes.
     #[inline]
     pub fn message_shortcut(&self, len: u64) -> Option<&Arc<dyn Direct>> {
-        self.direct.as_ref().filter(|_| len <= self.max_direct && self.is_quiet())
+        self.direct.as_ref().filter(|_| len <= self.max_direct && self.backlog.is_empty())
     }
 
     /// Runs what addresses no region in this thread, if nothing of the peer's is queued.

@@ -58,8 +58,9 @@ pub(crate) struct PeerInner {
     pub links: Vec<Link>,
     /// The links of each transport.
     routes: Vec<Range<usize>>,
-    /// Rail group that the next operation goes over, where any will do.
-    pub turn: AtomicU32,
+    /// Rail group that the next operation goes over, where any will do: the one the last
+    /// went over, while it keeps up.
+    pub home: AtomicU32,
     pub imms: ImmCounts,
     pub barriers: Barriers,
     pub session: SessionHandle,
@@ -102,8 +103,9 @@ impl Peer {
             tenant: Arc::clone(fabric.tenant_name()),
             identity,
             routes: route::routes(&links),
+            // Peers begin with different ones.
+            home: AtomicU32::new(links.first().map_or(0, |link| link.index % links.len() as u32)),
             links,
-            turn: AtomicU32::new(0),
             imms: ImmCounts::default(),
             barriers: Barriers::default(),
             session,
@@ -265,7 +267,7 @@ impl Peer {
             identity: Identity { incarnation: 1, host: String::new() },
             links: Vec::new(),
             routes: Vec::new(),
-            turn: AtomicU32::new(0),
+            home: AtomicU32::new(0),
             imms: ImmCounts::default(),
             barriers: Barriers::default(),
             session: SessionHandle::detached(),

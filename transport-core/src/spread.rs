@@ -14,6 +14,11 @@ use crate::{Error, ErrorKind, ImmMode, Result};
 /// 100 µs of copying, or 40 µs of four cards of 100 Gbps.
 const SHARE: u64 = 2 << 20;
 
+/// A backlog from which on the next operation goes to another group: handing pages that
+/// are moved again and again from one core's caches to another's costs up to four times
+/// their copy (benches/README.md), waiting for so much 100 µs.
+const BEHIND: u64 = 4 << 20;
+
 /// With which engines an operation has slots.
 pub(crate) enum Places<'a> {
     One(Place<'a>),
@@ -36,9 +41,11 @@ impl PeerInner {
         work: &Work,
         operation: &'static str,
     ) -> Result<Places<'a>> {
-        let turn = || self.turn.fetch_add(1, Ordering::Relaxed);
-        let parts = match self.shares(link, work, turn, operation)? {
-            Shares::One(link) => return Ok(Places::One(Place::take(link, operation)?)),
+        let parts = match self.shares(link, work, operation)? {
+            Shares::One(link) => {
+                self.settle(link);
+                return Ok(Places::One(Place::take(link, operation)?));
+            }
             Shares::Many(parts) => parts,
         };
         let announced = work.imm.is_some() && work.imm_mode == ImmMode::Last;
@@ -48,12 +55,13 @@ impl PeerInner {
     }
 
     /// Of the rail groups that reach both regions all by their capacity if `work` is
-    /// large, else one, each in its turn. `link` is the transport's first.
+    /// large, else the one that has least before it, and among equals the one that was
+    /// taken last: its thread is awake, and its caches know the pages that are moved again
+    /// and again. `link` is the transport's first.
     pub(crate) fn shares<'a>(
         &'a self,
         link: &'a Link,
         work: &Work,
-        turn: impl FnOnce() -> u32,
         operation: &'static str,
     ) -> Result<Shares<'a>> {
         let links = self.route(link.engine.transport);
@@ -68,7 +76,10 @@ impl PeerInner {
             return Err(Error::new(ErrorKind::Unreachable, operation, why));
         }
         let shares = (work.bytes() / SHARE).clamp(1, groups).min(work.items.len().max(1).into());
-        let first = turn() as usize % groups as usize;
+        let first = match shares == groups {
+            true => 0,
+            false => self.first(reach.clone().map(|(link, _)| link)),
+        };
         let mut turns = reach.clone().skip(first).chain(reach.take(first)).take(shares as usize);
         if shares == 1 {
             return Ok(Shares::One(turns.next().map_or(link, |(link, _)| link)));
@@ -81,6 +92,24 @@ impl PeerInner {
             (link, items)
         });
         Ok(Shares::Many(parts.collect()))
+    }
+
+    /// Which of `links` an operation begins with that does not need all of them.
+    fn first<'a>(&self, links: impl Iterator<Item = &'a Link>) -> usize {
+        let home = self.home.load(Ordering::Relaxed) as usize;
+        let behind = |link: &Link| match link.backlog.weight() / BEHIND {
+            0 => (0, link.engine.position != home),
+            times => (times, false),
+        };
+        links.enumerate().min_by_key(|(_, link)| behind(link)).map_or(0, |(at, _)| at)
+    }
+
+    /// The next operation goes the same way if it may.
+    fn settle(&self, link: &Link) {
+        let position = link.engine.position as u32;
+        if self.home.load(Ordering::Relaxed) != position {
+            self.home.store(position, Ordering::Relaxed);
+        }
     }
 }
 

@@ -69,7 +69,7 @@ impl PeerInner {
     ) -> Op {
         let link = place.link;
         let id = place.keep();
-        link.operation_begins();
+        link.backlog.begins(&work);
         let span = self.span(id, &link.engine.label, operation, &work);
         let Times { begun, deadline } = times;
         link.engine.submit(Submission { id, peer: Arc::clone(self), begun, deadline, work, span });

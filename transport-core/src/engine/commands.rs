@@ -136,7 +136,7 @@ impl Engine {
         let Some(link) = self.live_link(&peer) else {
             let died = || Error::new(ErrorKind::PeerDied, "submit", "the peer is gone");
             let error = peer.death().unwrap_or_else(died);
-            peer.links[self.handle.position].operation_ended();
+            peer.links[self.handle.position].backlog.ended(&work);
             self.ends(id, &span, Some(&error));
             self.handle.table.end(id, Err(error));
             return;

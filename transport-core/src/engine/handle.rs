@@ -193,7 +193,7 @@ impl EngineHandle {
     fn drain(&self) {
         let closed = || Error::new(ErrorKind::Closed, "submit", "the fabric was closed");
         while let Some(submission) = self.submissions.pop() {
-            submission.peer.links[self.position].operation_ended();
+            submission.peer.links[self.position].backlog.ended(&submission.work);
             let id = submission.id;
             drop(submission);
             self.table.end(id, Err(closed()));

@@ -214,7 +214,7 @@ impl Engine {
         // A closed endpoint touches nothing any more: what it held is let go now.
         self.rails.clear();
         for active in self.active.iter_mut().filter_map(Option::take) {
-            active.peer.links[self.handle.position].operation_ended();
+            active.peer.links[self.handle.position].backlog.ended(&active.work);
             let id = active.id;
             drop(active);
             self.handle.table.end(id, Err(error.clone()));

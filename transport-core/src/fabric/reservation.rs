@@ -1,7 +1,6 @@
 //! Slots for a peer on one transport: reserved, paired with the peer's, brought up.
 
 use std::sync::Arc;
-use std::sync::atomic::AtomicU32;
 
 use crossbeam_utils::CachePadded;
 
@@ -183,7 +182,7 @@ impl Reservation {
             direct: None,
             direct_slot: 0,
             max_direct: 0,
-            pending: CachePadded::new(AtomicU32::new(0)),
+            backlog: CachePadded::default(),
         };
         let Some(pairing) = pairing else { return link };
         let weights = pairing.weights(&transport.rates(), &self.theirs);

@@ -31,7 +31,7 @@ impl Peer {
         let fabric = self.0.fabric.upgrade().ok_or_else(closed)?;
         fabric.check_open("drain")?;
         let mut waits = Vec::new();
-        for link in self.0.links.iter().filter(|link| !link.is_quiet()) {
+        for link in self.0.links.iter().filter(|link| !link.backlog.is_empty()) {
             let (done, answer) = oneshot::channel();
             let deadline = fabric.deadline(fabric.now(), None);
             link.engine.control(Control::Drain { peer: self.0.id, deadline, done });
