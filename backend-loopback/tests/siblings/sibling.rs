@@ -1,6 +1,5 @@
 //! What a child does: it obeys an order per line, with a fabric as users get it.
 
-use std::cell::UnsafeCell;
 use std::collections::HashMap;
 use std::io::Write;
 use std::sync::Arc;
@@ -9,7 +8,7 @@ use std::time::Duration;
 use backend_loopback::Loopback;
 use rustix::process::{DumpableBehavior, set_dumpable_behavior};
 use transport_core::{
-    Access, Error, Fabric, FabricBuilder, Listener, Memory, Pages, Peer, Region, RemoteRegion, Result,
+    Access, Error, Fabric, FabricBuilder, HostBuffer, Listener, Pages, Peer, Region, RemoteRegion, Result,
     TransportConfig, WriteOptions,
 };
 
@@ -33,25 +32,6 @@ pub fn run() {
         };
         println!("\n@{answer}");
         std::io::stdout().flush().unwrap();
-    }
-}
-
-/// Memory without a file: another process reaches it through the kernel only.
-struct Private(Box<[UnsafeCell<u8>]>);
-
-// SAFETY: reached through `as_ptr` only.
-unsafe impl Send for Private {}
-// SAFETY: as above.
-unsafe impl Sync for Private {}
-
-// SAFETY: the box never moves its bytes and nobody refers to them.
-unsafe impl Memory for Private {
-    fn as_ptr(&self) -> *mut u8 {
-        self.0.as_ptr() as *mut u8
-    }
-
-    fn len(&self) -> usize {
-        self.0.len()
     }
 }
 
@@ -85,7 +65,8 @@ impl Sibling {
             "explain" => return Ok(self.peer().explain().replace('\n', " ")),
             "ended" => return Ok(pollster::block_on(self.peer().closed()).to_string()),
             "own" => {
-                let memory = Arc::new(Private((0..LEN).map(|_| UnsafeCell::new(0)).collect()));
+                // Without a file: another process reaches it through the kernel only.
+                let memory = Arc::new(HostBuffer::private(LEN)?);
                 // SAFETY: nobody refers to the bytes.
                 let region = unsafe { self.fabric().register(memory, Access::all()) }?;
                 self.fabric().publish(words[1], &region)?;

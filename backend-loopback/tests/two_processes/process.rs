@@ -1,12 +1,11 @@
 //! The other process: started, spoken to over pipes, killed in the end.
 
-use std::cell::UnsafeCell;
 use std::io::{BufRead, BufReader, Lines, Write};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::sync::Arc;
 
 use transport_core::spi::*;
-use transport_core::{ErrorKind, Memory};
+use transport_core::{ErrorKind, HostBuffer};
 
 use crate::common::*;
 
@@ -14,26 +13,8 @@ use crate::common::*;
 pub const CHILD: &str = "MULTIRAIL_LOOPBACK_CHILD";
 
 /// Memory without a file: another process reaches it through the kernel only.
-pub struct Private(Box<[UnsafeCell<u8>]>);
-
-// SAFETY: reached through `as_ptr` only.
-unsafe impl Send for Private {}
-// SAFETY: as above.
-unsafe impl Sync for Private {}
-
-// SAFETY: the box never moves its bytes and nobody refers to them.
-unsafe impl Memory for Private {
-    fn as_ptr(&self) -> *mut u8 {
-        self.0.as_ptr() as *mut u8
-    }
-
-    fn len(&self) -> usize {
-        self.0.len()
-    }
-}
-
-pub fn private(len: usize) -> Arc<Private> {
-    Arc::new(Private((0..len).map(|_| UnsafeCell::new(0)).collect()))
+pub fn private(len: usize) -> Arc<HostBuffer> {
+    Arc::new(HostBuffer::private(len).unwrap())
 }
 
 pub fn hex(bytes: &[u8]) -> String {
