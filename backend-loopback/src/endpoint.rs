@@ -32,7 +32,7 @@ pub(crate) struct LoopbackEndpoint {
     turn: usize,
     receives: VecDeque<ReceiveRequest>,
     armed: bool,
-    model: Option<Model>,
+    model: Option<Box<Model>>,
     outlets: Outlets,
     #[cfg(target_os = "linux")]
     vector: Vector,
@@ -46,7 +46,8 @@ impl LoopbackEndpoint {
     pub(crate) fn new(shared: Arc<Shared>, config: &EndpointConfig) -> Self {
         let limit = shared.core.capabilities.send_depth;
         let depth = config.send_depth.unwrap_or(limit).clamp(1, limit) as usize;
-        let model = shared.link.clone().map(|link| Model::new(link, shared.setup.seed, shared.number));
+        let model =
+            shared.link.clone().map(|link| Box::new(Model::new(link, shared.setup.seed, shared.number)));
         Self {
             depth,
             ended: Ended::default(),
@@ -216,7 +217,7 @@ impl Endpoint for LoopbackEndpoint {
     }
 
     unsafe fn post_recv(&mut self, batch: &[ReceiveRequest]) -> PostResult {
-        if self.model.as_ref().is_some_and(Model::is_lost) {
+        if self.model.as_ref().is_some_and(|model| model.is_lost()) {
             return PostResult { accepted: 0, error: Some(status(ErrorKind::DeviceLost)) };
         }
         let room = (self.shared.core.capabilities.recv_depth as usize).saturating_sub(self.receives.len());
@@ -261,7 +262,7 @@ impl Endpoint for LoopbackEndpoint {
     }
 
     fn due(&self) -> Time {
-        self.model.as_ref().map_or(Time::NEVER, Model::next_due)
+        self.model.as_ref().map_or(Time::NEVER, |model| model.next_due())
     }
 
     fn abort(&mut self, peer: PeerSlot) {

@@ -157,8 +157,8 @@ impl Layout {
 
 /// Private segments that nobody uses, zeroed.
 static ASIDE: Mutex<Vec<HostBuffer>> = Mutex::new(Vec::new());
-/// Of so many at most: two fabrics of 32 devices.
-const MOST_ASIDE: usize = 64;
+/// Of so many at most: four fabrics of 32 devices each, all connected. A few pages each.
+const MOST_ASIDE: usize = 384;
 /// Leases of a segment that is put aside: a page of them.
 const MOST_LEASES: usize = 512;
 

@@ -190,7 +190,7 @@ fn room(context: &Context) -> Verdict {
 }
 
 fn one_dies(context: &Context) -> Verdict {
-    for turns in 0..5 {
+    for turns in context.tries(5) {
         let mut spread = Spread::new(&context.with_seed(context.seed + turns), &Options::default())?;
         let parts: Vec<_> = spread.remote.iter().map(|dst| ScatterPart::new(dst, 0..LEN, 0)).collect();
         let mut op = spread.group.scatter(&spread.src.region, &parts, &WriteOptions::new())?;
