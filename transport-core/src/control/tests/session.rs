@@ -153,13 +153,16 @@ fn an_impatient_peer_hears_more_heartbeats() {
     raw.send(&Frame::Ready);
     assert_eq!(raw.recv(), Some(Frame::Ready));
     let _peer = wait(listener.accept()).unwrap();
-    let started = Instant::now();
-    for _ in 0..5 {
-        let frame = Frame::decode(&raw.recv_bytes().unwrap()).unwrap();
-        assert!(matches!(frame, Frame::Heartbeat { .. }));
-    }
-    // Every 20 ms, not every 50.
-    assert!(started.elapsed() < 200 * MS, "{:?}", started.elapsed());
+    let mut five = || {
+        let started = Instant::now();
+        for _ in 0..5 {
+            let frame = Frame::decode(&raw.recv_bytes().unwrap()).unwrap();
+            assert!(matches!(frame, Frame::Heartbeat { .. }));
+        }
+        started.elapsed()
+    };
+    // Every 20 ms, not every 50: a busy machine delays some of them, not all.
+    assert!((0..50).any(|_| five() < 200 * MS));
 }
 
 #[test]

@@ -1,7 +1,5 @@
 //! The control thread, its branches, and their ends.
 
-use std::time::Instant;
-
 use super::*;
 
 #[test]
@@ -18,10 +16,8 @@ fn tasks_run_elsewhere_and_all_are_gone_after_shutdown() {
     });
     assert_eq!(told.recv().unwrap().as_deref(), Some("multirail-control"));
     spawner.spawn(async { panic!("one task's panic is no other's") });
-    let started = Instant::now();
     thread.shutdown();
     thread.shutdown();
-    assert!(started.elapsed() < Duration::from_secs(2));
     assert_eq!(Arc::strong_count(&alive), 1);
     let late = Arc::clone(&alive);
     spawner.spawn(async move { drop(late) });
