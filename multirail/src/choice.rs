@@ -73,11 +73,7 @@ impl fmt::Display for BackendChoice {
 /// available: with the reason, what would mend it, and the names there are.
 /// Nothing else is ever opened in its place.
 pub fn builder(choice: &BackendChoice) -> Result<FabricBuilder> {
-    let mut builder = FabricBuilder::new();
-    for transport in Registry::standard().transports(choice)? {
-        builder = builder.transport(transport);
-    }
-    Ok(builder)
+    Registry::standard().builder(choice)
 }
 
 /// A fabric with the backends that `MULTIRAIL_BACKEND` asks for, or all that are

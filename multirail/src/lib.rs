@@ -53,6 +53,7 @@
 mod choice;
 #[doc(hidden)]
 pub mod files;
+mod libfabric;
 mod loopback;
 mod registry;
 
@@ -65,6 +66,8 @@ mod cli;
 #[cfg(fuzzing)]
 pub use cli::fuzz;
 
+pub use backend_efa::{Efa, EfaConfig};
 pub use choice::{BackendChoice, builder, open};
+pub use libfabric::efa_config;
 pub use registry::{BackendRow, Registry};
 pub use transport_core::*;

@@ -3,9 +3,9 @@
 use std::sync::Arc;
 
 use transport_core::spi::{Backend, DeviceInfo, Domain, DomainSetup, Probe, Unavailable};
-use transport_core::{Error, ErrorKind, Result, TransportConfig};
+use transport_core::{Error, ErrorKind, FabricBuilder, Result, TransportConfig};
 
-use crate::{BackendChoice, loopback};
+use crate::{BackendChoice, libfabric, loopback};
 
 /// The backends a program knows, in order of preference.
 #[derive(Clone)]
@@ -36,11 +36,11 @@ impl Registry {
     /// the default. `MULTIRAIL_LOOPBACK_THREADS` says how many threads copy what is large
     /// or many, 1 to 64: a device, a rail group and a worker each. Without it two, or one
     /// where this process has one core. With anything else in either of them loopback is
-    /// unavailable, and says so.
+    /// unavailable, and says so. `efa` is as [`efa_config`](crate::efa_config) says.
     pub fn standard() -> Self {
         Self::empty()
             .with(loopback::from_environment())
-            .with(Absent::not_built("efa", "libfabric"))
+            .with(libfabric::from_environment())
             .with(Absent::not_built("verbs", "libibverbs"))
     }
 
@@ -75,6 +75,15 @@ impl Registry {
             .iter()
             .map(|backend| BackendRow { name: backend.name(), probe: backend.probe() })
             .collect()
+    }
+
+    /// A builder with the transports of `choice`.
+    ///
+    /// # Errors
+    /// As [`Registry::transports`].
+    pub fn builder(&self, choice: &BackendChoice) -> Result<FabricBuilder> {
+        let transports = self.transports(choice)?.into_iter();
+        Ok(transports.fold(FabricBuilder::new(), FabricBuilder::transport))
     }
 
     /// The transports that `choice` means, labelled with their backend's name.
@@ -186,15 +195,15 @@ mod tests {
             |name: &str| registry.transports(&BackendChoice::Named(name.into())).err().expect("refused");
         assert_eq!(refused("tcp").kind(), ErrorKind::NotFound);
         assert!(refused("tcp").context().contains("loopback, efa, verbs"));
-        assert_eq!(refused("efa").kind(), ErrorKind::Unsupported);
-        assert!(refused("efa").context().contains("not built yet"));
+        assert_eq!(refused("verbs").kind(), ErrorKind::Unsupported);
+        assert!(refused("verbs").context().contains("not built yet"));
     }
 
     #[test]
     fn auto_without_any_says_why() {
-        let registry = Registry::empty().with(Absent::not_built("efa", "libfabric"));
+        let registry = Registry::empty().with(Absent::not_built("verbs", "libibverbs"));
         let refused = registry.transports(&BackendChoice::Auto).err().expect("refused");
-        assert!(refused.context().contains("efa: not built yet"));
+        assert!(refused.context().contains("verbs: not built yet"));
     }
 
     #[test]

@@ -5,22 +5,29 @@ mod process;
 
 use process::{multirail, run};
 
+/// No libfabric is there.
+const NO_LIBFABRIC: &str = "/nowhere/libfabric.so.1";
+
 #[test]
 fn info_lists_three_backends() {
-    let (done, rows, _) = run(&["info", "--json"]);
-    assert!(done);
-    let rows: Vec<serde_json::Value> =
-        rows.lines().map(|row| serde_json::from_str(row).expect("JSON")).collect();
+    let output =
+        multirail(&["info", "--json"]).env("MULTIRAIL_LIBFABRIC", NO_LIBFABRIC).output().expect("start");
+    assert!(output.status.success());
+    let rows: Vec<serde_json::Value> = String::from_utf8_lossy(&output.stdout)
+        .lines()
+        .map(|row| serde_json::from_str(row).expect("JSON"))
+        .collect();
     let names: Vec<_> = rows.iter().map(|row| row["backend"].as_str().expect("name")).collect();
     assert_eq!(names, ["loopback", "efa", "verbs"]);
     assert_eq!(rows[0]["available"], true);
     assert_eq!(rows[0]["devices"][0]["name"], "lo0");
     assert!(rows[0]["send_depth"].as_u64() > Some(0));
-    for row in &rows[1..] {
+    for (row, why) in rows[1..].iter().zip([NO_LIBFABRIC, "not built yet"]) {
         assert_eq!(row["available"], false);
-        assert!(row["reason"].as_str().is_some_and(|reason| reason.contains("not built yet")));
+        assert!(row["reason"].as_str().is_some_and(|reason| reason.contains(why)), "{row}");
         assert!(row["remedy"].is_string());
     }
+    assert!(rows[1]["remedy"].as_str().is_some_and(|remedy| remedy.contains("libfabric1")), "{}", rows[1]);
 }
 
 #[test]
@@ -34,7 +41,7 @@ fn info_prints_a_table() {
 
 #[test]
 fn backends_are_never_substituted() {
-    for (name, says) in [("tcp", "no backend is called"), ("efa", "not built yet"), ("", "empty")] {
+    for (name, says) in [("tcp", "no backend is called"), ("verbs", "not built yet"), ("", "empty")] {
         for arguments in [&["--backend", name, "bench", "--in-process"][..], &["bench", "--in-process"][..]] {
             let mut command = multirail(arguments);
             if arguments.len() == 2 {

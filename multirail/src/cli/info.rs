@@ -30,7 +30,7 @@ struct Device {
 
 /// Prints one row per backend.
 pub fn run(common: &Common) -> Done {
-    let registry = Registry::standard();
+    let registry = common.provider.registry()?;
     let rows = match common.choice()? {
         BackendChoice::Auto => registry.names().map(|name| row(&registry, name)).collect::<Done<Vec<_>>>()?,
         BackendChoice::Named(name) => vec![row(&registry, registry.find(&name)?.name())?],
@@ -58,7 +58,7 @@ fn row(registry: &Registry, name: &'static str) -> Done<Row> {
             row.available = true;
             row.devices = devices.iter().map(device).collect();
             // What a domain can do is only known once it is open.
-            match capabilities(name) {
+            match capabilities(registry, name) {
                 Ok(Some(opened)) => {
                     row.send_depth = Some(opened.capabilities.send_depth);
                     row.max_message = Some(opened.capabilities.max_message);
@@ -80,8 +80,8 @@ fn row(registry: &Registry, name: &'static str) -> Done<Row> {
     Ok(row)
 }
 
-fn capabilities(name: &str) -> Done<Option<TransportInfo>> {
-    let fabric = multirail::builder(&BackendChoice::Named(name.to_owned()))?.open()?;
+fn capabilities(registry: &Registry, name: &str) -> Done<Option<TransportInfo>> {
+    let fabric = registry.builder(&BackendChoice::Named(name.to_owned()))?.open()?;
     let first = fabric.transports().into_iter().next();
     fabric.close();
     Ok(first)

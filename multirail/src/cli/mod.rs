@@ -9,6 +9,7 @@ pub mod fuzz;
 mod info;
 mod output;
 mod pages;
+mod provider;
 mod security;
 mod send;
 mod serve;
@@ -56,6 +57,9 @@ struct Common {
     verbose: u8,
 
     #[command(flatten)]
+    provider: provider::Provider,
+
+    #[command(flatten)]
     security: security::Security,
 
     /// Record what the transports are doing to this file on SIGUSR1, on a stall and
@@ -95,7 +99,7 @@ impl Common {
 
     /// A fabric of that backend.
     fn open(&self) -> Done<Fabric> {
-        self.dumps.open(self.security.apply(multirail::builder(&self.choice()?)?)?)
+        self.dumps.open(self.security.apply(self.provider.registry()?.builder(&self.choice()?)?)?)
     }
 }
 

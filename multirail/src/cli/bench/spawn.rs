@@ -34,6 +34,7 @@ impl Server {
         let mut command = Command::new(program);
         command.args(["bench", "server", "--listen", "127.0.0.1:0", "--wait", "20s", "--json"]);
         command.args(["--backend", &common.choice()?.to_string()]).args(common.security.arguments());
+        command.args(common.provider.arguments());
         command.stdin(Stdio::null()).stdout(Stdio::piped());
         let child =
             command.spawn().map_err(|e| Failure::new(format!("cannot start the server process: {e}")))?;

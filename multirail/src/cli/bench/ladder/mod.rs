@@ -9,8 +9,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use backend_loopback::{Loopback, LoopbackConfig, Null};
+use multirail::BackendChoice;
 use multirail::spi::Backend;
-use multirail::{BackendChoice, Registry};
 
 use crate::cli::Common;
 use crate::cli::failure::{Done, Failure};
@@ -111,7 +111,7 @@ impl LadderArguments {
                 if self.devices.is_some() || self.groups.is_some() {
                     return Err(Failure::new("--devices and --groups are for null and loopback"));
                 }
-                Arc::clone(Registry::standard().find(&name)?)
+                Arc::clone(common.provider.registry()?.find(&name)?)
             }
             (false, _) => Arc::new(Loopback::with(LoopbackConfig::default().devices(count).groups(groups))),
         };

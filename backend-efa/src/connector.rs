@@ -1,0 +1,88 @@
+//! Connecting: each side tells its endpoint's address and the slot it keeps for the other.
+
+use libfabric_sys as sys;
+use transport_core::spi::{Connector, PeerSlot};
+use transport_core::{Error, ErrorKind, Result};
+
+use crate::domain::Shared;
+use crate::peers::{Landing, Remote};
+use crate::tag::Tag;
+
+/// What a peer needs to send here. The first field counts versions of the others.
+#[derive(Debug, PartialEq, serde::Serialize, serde::Deserialize)]
+struct Offer {
+    version: u8,
+    /// Both sides must use one provider.
+    provider: String,
+    /// libfabric's number of the address's format.
+    format: u32,
+    address: Vec<u8>,
+    /// The slot kept for the reader, which goes with all that it sends.
+    slot: u32,
+    landing: Landing,
+}
+
+const VERSION: u8 = 1;
+
+impl Shared {
+    fn offer(&self, slot: PeerSlot) -> Result<Vec<u8>> {
+        let offer = Offer {
+            version: VERSION,
+            provider: self.device.info.provider(),
+            format: self.device.info.get().addr_format,
+            address: self.address()?,
+            slot: slot.0,
+            landing: self.landing(),
+        };
+        let why = |error: postcard::Error| Error::new(ErrorKind::Io, "connect", error.to_string());
+        postcard::to_stdvec(&offer).map_err(why)
+    }
+
+    /// The peer's offer, if it can be used here.
+    fn read(&self, bytes: &[u8]) -> Result<Offer> {
+        let malformed = |why: &str| Error::new(ErrorKind::Protocol, "connect", format!("efa's offer: {why}"));
+        let offer: Offer = postcard::from_bytes(bytes).map_err(|error| malformed(&error.to_string()))?;
+        if offer.version != VERSION {
+            let context = format!("the peer's offer has version {}, ours {VERSION}", offer.version);
+            return Err(Error::new(ErrorKind::Version, "connect", context));
+        }
+        let (provider, format) = (self.device.info.provider(), self.device.info.get().addr_format);
+        if offer.provider != provider || offer.format != format {
+            let context = format!(
+                "the peer uses libfabric's provider {} (addresses of format {}), this side {provider} \
+                 ({format}): choose the same on both",
+                offer.provider, offer.format
+            );
+            return Err(Error::new(ErrorKind::Unreachable, "connect", context));
+        }
+        // libfabric reads as many bytes as addresses have here, or a string up to its end.
+        let readable = match format {
+            sys::FI_ADDR_STR => offer.address.last() == Some(&0) && offer.address.len() <= 256,
+            _ => offer.address.len() == self.address()?.len(),
+        };
+        if !readable || offer.slot > Tag::SLOTS {
+            return Err(malformed("an address or a slot that cannot be"));
+        }
+        Ok(offer)
+    }
+}
+
+impl Connector for Shared {
+    fn prepare(&self) -> Result<(PeerSlot, Vec<u8>)> {
+        let slot = self.peers.reserve()?;
+        let offer = self.offer(slot).inspect_err(|_| self.peers.free(slot))?;
+        Ok((slot, offer))
+    }
+
+    fn complete(&self, slot: PeerSlot, offer: &[u8]) -> Result<()> {
+        let offer = self.read(offer)?;
+        self.peers.complete(slot, || {
+            let address = self.addresses.insert(&offer.address)?;
+            Ok(Remote { address, slot: offer.slot, landing: offer.landing })
+        })
+    }
+
+    fn disconnect(&self, slot: PeerSlot) {
+        self.peers.leave(slot);
+    }
+}

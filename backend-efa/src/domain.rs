@@ -1,0 +1,173 @@
+//! An opened device: a domain of libfabric, and the endpoint on it.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use libfabric_sys as sys;
+use transport_core::spi::{
+    AbortScope, Capabilities, Connector, DeliveredCost, Domain, DomainSetup, Endpoint, EndpointConfig,
+    KeyMaterial, MemoryRegion, Operations, PeerSlot, Progress, RemoteMemory, Revocation,
+};
+use transport_core::{Access, Error, ErrorKind, HostBuffer, Memory, Result};
+
+use crate::endpoint::EfaEndpoint;
+use crate::library::Info;
+use crate::objects::Device;
+use crate::peers::{Landing, Peers};
+use crate::queues::{ARRIVALS, Addresses, Queues};
+use crate::region::{Imported, Registered};
+
+/// The most that is posted at once, whatever the provider would take: contexts are memory.
+const MOST_POSTED: usize = 4096;
+/// The largest message, whatever the provider would take: a receive is posted with as much.
+const MOST_MESSAGE: u64 = 1 << 20;
+/// The largest piece of a write: large enough to cost nothing, small enough for fairness.
+const CHUNK: u64 = 1 << 20;
+/// How long an idle worker naps where the provider cannot wake it.
+const NAP: Duration = Duration::from_micros(100);
+
+/// A domain as its parts hold it.
+pub(crate) struct Shared {
+    landing: Registered,
+    pub(crate) peers: Peers,
+    queues: Mutex<Opened>,
+    pub(crate) addresses: Arc<Addresses>,
+    pub(crate) device: Arc<Device>,
+    pub(crate) capabilities: Capabilities,
+    pub(crate) setup: DomainSetup,
+    id: u64,
+}
+
+/// The endpoint, until somebody takes it, and its address.
+struct Opened {
+    waiting: Option<Queues>,
+    taken: bool,
+    address: Vec<u8>,
+}
+
+pub(crate) struct EfaDomain(Arc<Shared>);
+
+impl Shared {
+    fn queues(&self) -> MutexGuard<'_, Opened> {
+        self.queues.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn address(&self) -> Result<Vec<u8>> {
+        Ok(self.queues().address.clone())
+    }
+
+    pub(crate) fn landing(&self) -> Landing {
+        let KeyMaterial { base, key, .. } = self.landing.key();
+        Landing { base, key }
+    }
+
+    /// The endpoint is closed; another may be opened.
+    pub(crate) fn closed(&self) {
+        self.queues().taken = false;
+    }
+}
+
+impl EfaDomain {
+    pub(crate) fn open(info: &Info, setup: &DomainSetup) -> Result<Self> {
+        let device = Device::open(info)?;
+        let addresses = Addresses::open(&device)?;
+        let queues = Queues::open(&device, &addresses)?;
+        let (address, wakes) = (queues.name()?, queues.descriptor.is_some());
+        let place = Arc::new(HostBuffer::new(4096)?);
+        // SAFETY: nobody reads or writes it; what lands there has no bytes.
+        let landing = unsafe { Registered::new(&device, place, Access::REMOTE_WRITE) }?;
+        let mut id = [0; 8];
+        let why = |error| Error::new(ErrorKind::Io, "open", format!("no random numbers: {error}"));
+        getrandom::fill(&mut id).map_err(why)?;
+        Ok(Self(Arc::new(Shared {
+            landing,
+            peers: Peers::default(),
+            queues: Mutex::new(Opened { waiting: Some(queues), taken: false, address }),
+            addresses,
+            capabilities: capabilities(&device, wakes),
+            device,
+            setup: setup.clone(),
+            id: u64::from_ne_bytes(id),
+        })))
+    }
+}
+
+fn capabilities(device: &Device, wakes: bool) -> Capabilities {
+    let info = &device.info;
+    let caps = info.get().caps;
+    let mut it = Capabilities::minimal();
+    it.operations = Operations::WRITE | Operations::SEND;
+    let data = info.domain().cq_data_size;
+    if data >= 4 {
+        it.operations |= Operations::WRITE_IMM;
+        it.imm_bytes = 4;
+    }
+    if caps & u64::from(sys::FI_READ) != 0 {
+        it.operations |= Operations::READ;
+    }
+    let depth = |size: usize| size.min(MOST_POSTED) as u32;
+    it.send_depth = depth(info.tx().size);
+    it.recv_depth = depth(info.rx().size);
+    let largest = info.endpoint().max_msg_size as u64;
+    it.max_message = largest.min(MOST_MESSAGE);
+    it.max_write = largest.clamp(1, 1 << 30);
+    it.chunk = CHUNK;
+    it.max_regions = info.domain().mr_cnt.clamp(1, u32::MAX as usize) as u32;
+    it.link_bits_per_s = info.card().flatten();
+    it.cq_depth = ARRIVALS as u64;
+    it.progress = match info.domain().data_progress {
+        sys::FI_PROGRESS_AUTO => Progress::Auto,
+        _ => Progress::Manual,
+    };
+    it.abort_scope = AbortScope::Endpoint;
+    it.revocation = Revocation::DeviceKey;
+    it.delivered = DeliveredCost::RoundTrip;
+    it.wakes = wakes;
+    it.idle_backoff = NAP;
+    it
+}
+
+impl Domain for EfaDomain {
+    fn capabilities(&self) -> &Capabilities {
+        &self.0.capabilities
+    }
+
+    fn id(&self) -> u64 {
+        self.0.id
+    }
+
+    unsafe fn register(&self, memory: Arc<dyn Memory>, access: Access) -> Result<Arc<dyn MemoryRegion>> {
+        // SAFETY: by the caller.
+        Ok(Arc::new(unsafe { Registered::new(&self.0.device, memory, access) }?))
+    }
+
+    fn import(&self, peer: PeerSlot, key: &KeyMaterial, _limit: Duration) -> Result<Arc<dyn RemoteMemory>> {
+        if !self.0.peers.is_up(peer) {
+            let context = format!("peer slot {} is not connected: complete the connection first", peer.0);
+            return Err(Error::new(ErrorKind::Unreachable, "import", context));
+        }
+        if key.base.checked_add(key.len).is_none() {
+            let context = "the descriptor's range ends beyond all addresses: ask the peer for a new one";
+            return Err(Error::new(ErrorKind::RemoteAccess, "import", context));
+        }
+        Ok(Arc::new(Imported(*key)))
+    }
+
+    fn connector(&self) -> &dyn Connector {
+        &*self.0
+    }
+
+    fn endpoint(&self, config: EndpointConfig) -> Result<Box<dyn Endpoint>> {
+        let mut opened = self.0.queues();
+        if std::mem::replace(&mut opened.taken, true) {
+            return Err(Error::new(ErrorKind::Busy, "open endpoint", "the domain's endpoint is in use"));
+        }
+        let queues = match opened.waiting.take() {
+            Some(queues) => queues,
+            None => Queues::open(&self.0.device, &self.0.addresses).inspect_err(|_| opened.taken = false)?,
+        };
+        opened.address = queues.name()?;
+        drop(opened);
+        Ok(Box::new(EfaEndpoint::new(queues, Arc::clone(&self.0), config)))
+    }
+}

@@ -1,0 +1,27 @@
+//! multirail's libfabric backend: EFA cards, and any other provider of reliable datagrams.
+//!
+//! [`Efa`] opens domains of one provider, `efa` unless told otherwise. libfabric is opened
+//! at run time: a machine without it builds and starts, and says what is missing.
+//!
+//! A transport core endpoint is a libfabric endpoint (`FI_EP_RDM`) with its own address
+//! vector and completion queue. Writes are `fi_writemsg` with remote completion data for
+//! imms; messages are `fi_sendmsg`.
+
+mod backend;
+mod connector;
+mod context;
+mod domain;
+mod ending;
+mod endpoint;
+mod library;
+mod objects;
+mod peers;
+mod queues;
+mod region;
+mod report;
+mod status;
+mod submit;
+mod tag;
+mod verdicts;
+
+pub use backend::{Efa, EfaConfig};

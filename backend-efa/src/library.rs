@@ -1,0 +1,188 @@
+//! The one libfabric of this process, and what it offers.
+
+use std::ffi::{CStr, c_char};
+use std::ptr::{NonNull, null, null_mut};
+use std::sync::OnceLock;
+
+use libfabric_sys as sys;
+use libfabric_sys::{Library, LoadError};
+use transport_core::{Error, ErrorKind, Result};
+
+use crate::status::refused;
+
+/// The environment variable that names another library than [`USUAL`].
+pub(crate) const VARIABLE: &str = "MULTIRAIL_LIBFABRIC";
+const USUAL: &str = "libfabric.so.1";
+
+/// The latest interface this backend was written to: a provider behaves as of the version
+/// that is asked for, and refuses one above the library's (fi_getinfo(3)).
+const AUDITED: u32 = sys::version(1, 20);
+
+/// The library, opened at the first call; `MULTIRAIL_LIBFABRIC` may name it.
+pub(crate) fn library() -> Result<&'static Library> {
+    static LIBRARY: OnceLock<Result<Library, LoadError>> = OnceLock::new();
+    let open = || {
+        let name = std::env::var(VARIABLE).unwrap_or_else(|_| USUAL.to_owned());
+        // SAFETY: the name is the usual one, or the user's word for it.
+        unsafe { Library::open(&name) }
+    };
+    LIBRARY
+        .get_or_init(open)
+        .as_ref()
+        .map_err(|why| Error::new(ErrorKind::Unsupported, "open libfabric", why.to_string()))
+}
+
+/// One entry of what can be opened.
+pub(crate) struct Info(NonNull<sys::fi_info>);
+
+// SAFETY: an owned tree of plain values that is only read.
+unsafe impl Send for Info {}
+// SAFETY: as above.
+unsafe impl Sync for Info {}
+
+impl Info {
+    fn of(raw: *const sys::fi_info) -> Result<Self> {
+        // SAFETY: null, or an entry that libfabric gave and that lives.
+        let copy = unsafe { library()?.fi_dupinfo(raw) };
+        NonNull::new(copy).map(Self).ok_or_else(|| refused("open", "memory for its info", -12))
+    }
+
+    pub(crate) fn copy(&self) -> Result<Self> {
+        Self::of(self.as_ptr())
+    }
+
+    pub(crate) fn as_ptr(&self) -> *mut sys::fi_info {
+        self.0.as_ptr()
+    }
+
+    /// All of it.
+    pub(crate) fn get(&self) -> &sys::fi_info {
+        // SAFETY: owned, and never changed after it was made.
+        unsafe { self.0.as_ref() }
+    }
+
+    pub(crate) fn domain(&self) -> &sys::fi_domain_attr {
+        // SAFETY: libfabric gives every entry all attributes.
+        unsafe { &*self.get().domain_attr }
+    }
+
+    pub(crate) fn tx(&self) -> &sys::fi_tx_attr {
+        // SAFETY: as above.
+        unsafe { &*self.get().tx_attr }
+    }
+
+    pub(crate) fn rx(&self) -> &sys::fi_rx_attr {
+        // SAFETY: as above.
+        unsafe { &*self.get().rx_attr }
+    }
+
+    pub(crate) fn endpoint(&self) -> &sys::fi_ep_attr {
+        // SAFETY: as above.
+        unsafe { &*self.get().ep_attr }
+    }
+
+    pub(crate) fn provider(&self) -> String {
+        // SAFETY: as above; the name is null or a string.
+        unsafe { text((*self.get().fabric_attr).prov_name) }
+    }
+
+    pub(crate) fn fabric_name(&self) -> String {
+        // SAFETY: as above.
+        unsafe { text((*self.get().fabric_attr).name) }
+    }
+
+    pub(crate) fn domain_name(&self) -> String {
+        // SAFETY: the name is null or a string.
+        unsafe { text(self.domain().name) }
+    }
+
+    /// Whether a card is behind it, and its line rate in bits per second if that is known.
+    pub(crate) fn card(&self) -> Option<Option<u64>> {
+        // SAFETY: null, or a card's attributes, which lie in the entry.
+        unsafe {
+            let link = self.get().nic.as_ref()?.link_attr.as_ref();
+            Some(link.map(|link| link.speed as u64).filter(|speed| *speed > 0))
+        }
+    }
+
+    /// Whether keys, addresses or memory have the property `bit` (`FI_MR_*`).
+    pub(crate) fn memory_mode(&self, bit: u32) -> bool {
+        self.domain().mr_mode as u32 & bit != 0
+    }
+}
+
+impl Drop for Info {
+    fn drop(&mut self) {
+        if let Ok(library) = library() {
+            // SAFETY: ours, freed once.
+            unsafe { library.fi_freeinfo(self.as_ptr()) }
+        }
+    }
+}
+
+unsafe fn text(name: *const c_char) -> String {
+    match name.is_null() {
+        true => String::new(),
+        // SAFETY: by the caller a string, if not null.
+        false => unsafe { CStr::from_ptr(name) }.to_string_lossy().into_owned(),
+    }
+}
+
+/// What `provider` offers for reliable datagrams with remote writes; of one local address
+/// if `node` says so.
+pub(crate) fn offers(provider: &str, node: Option<&str>) -> Result<Vec<Info>> {
+    let library = library()?;
+    let hints = Info::of(null())?;
+    let string = |text: &str| {
+        let why = format!("{text:?} has a zero byte");
+        std::ffi::CString::new(text).map_err(|_| Error::new(ErrorKind::InvalidRequest, "open libfabric", why))
+    };
+    let (name, node) = (string(provider)?, node.map(string).transpose()?);
+    let mut list = null_mut();
+    // SAFETY: the hints are ours and complete; their strings are malloc's, as fi_freeinfo
+    // expects; the list is freed below.
+    let code = unsafe {
+        let hints = &mut *hints.as_ptr();
+        hints.caps = u64::from(sys::FI_MSG | sys::FI_RMA);
+        if provider.starts_with("efa") {
+            // Its completion data is the imm alone: who sent it, it says itself.
+            hints.caps |= sys::FI_SOURCE;
+        }
+        hints.mode = sys::FI_CONTEXT | sys::FI_CONTEXT2;
+        (*hints.ep_attr).type_ = sys::FI_EP_RDM;
+        let domain = &mut *hints.domain_attr;
+        domain.mr_mode =
+            (sys::FI_MR_LOCAL | sys::FI_MR_VIRT_ADDR | sys::FI_MR_ALLOCATED | sys::FI_MR_PROV_KEY) as i32;
+        // The control thread inserts addresses and registers while the worker posts.
+        domain.threading = sys::FI_THREAD_SAFE;
+        domain.av_type = sys::FI_AV_TABLE;
+        domain.resource_mgmt = sys::FI_RM_ENABLED;
+        let fabric = &mut *hints.fabric_attr;
+        // A fabric of provider efa from libfabric 2.0 on, not a provider of its own.
+        match provider {
+            "efa-direct" => {
+                fabric.name = libc::strdup(name.as_ptr());
+                fabric.prov_name = libc::strdup(c"efa".as_ptr());
+            }
+            _ => fabric.prov_name = libc::strdup(name.as_ptr()),
+        }
+        let flags = if node.is_some() { sys::FI_SOURCE } else { 0 };
+        let node = node.as_ref().map_or(null(), |node| node.as_ptr());
+        library.fi_getinfo(AUDITED.min(library.version()), node, null(), flags, hints, &mut list)
+    };
+    match code {
+        0 => {}
+        code if code.unsigned_abs() == sys::FI_ENODATA => return Ok(Vec::new()),
+        code => return Err(refused("open libfabric", &format!("provider {provider}"), code)),
+    }
+    let mut found = Vec::new();
+    let mut next = list;
+    while !next.is_null() {
+        found.push(Info::of(next));
+        // SAFETY: an entry of the list.
+        next = unsafe { (*next).next };
+    }
+    // SAFETY: the list is libfabric's, and copied.
+    unsafe { library.fi_freeinfo(list) };
+    found.into_iter().collect()
+}

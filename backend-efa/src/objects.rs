@@ -1,0 +1,116 @@
+//! libfabric's objects, closed when dropped, and in the right order by who holds whom.
+
+use std::ffi::c_int;
+use std::ptr::{NonNull, null_mut};
+use std::sync::Arc;
+
+use libfabric_sys as sys;
+use transport_core::Result;
+
+use crate::library::{Info, library};
+use crate::status::refused;
+
+/// An object with libfabric's `fid` at its head.
+///
+/// # Safety
+/// The type begins with a `fid`.
+pub(crate) unsafe trait Object {}
+
+// SAFETY: `rdma/fabric.h` and others define them with `struct fid fid;` in front.
+unsafe impl Object for sys::fid_fabric {}
+// SAFETY: as above.
+unsafe impl Object for sys::fid_domain {}
+// SAFETY: as above.
+unsafe impl Object for sys::fid_av {}
+// SAFETY: as above.
+unsafe impl Object for sys::fid_cq {}
+// SAFETY: as above.
+unsafe impl Object for sys::fid_eq {}
+// SAFETY: as above.
+unsafe impl Object for sys::fid_ep {}
+// SAFETY: as above.
+unsafe impl Object for sys::fid_mr {}
+
+/// An open object of libfabric.
+pub(crate) struct Fid<T: Object>(NonNull<T>);
+
+// SAFETY: domains are opened for any thread (`FI_THREAD_SAFE`), and libfabric says the same
+// of everything opened on them.
+unsafe impl<T: Object> Send for Fid<T> {}
+// SAFETY: as above.
+unsafe impl<T: Object> Sync for Fid<T> {}
+
+impl<T: Object> Fid<T> {
+    /// What `open` opens.
+    pub(crate) fn open(
+        operation: &'static str,
+        what: &str,
+        open: impl FnOnce(&mut *mut T) -> c_int,
+    ) -> Result<Self> {
+        let mut object = null_mut();
+        let code = open(&mut object);
+        match NonNull::new(object) {
+            Some(object) if code == 0 => Ok(Self(object)),
+            _ => Err(refused(operation, what, code)),
+        }
+    }
+
+    pub(crate) fn as_ptr(&self) -> *mut T {
+        self.0.as_ptr()
+    }
+
+    /// Its head.
+    pub(crate) fn fid(&self) -> *mut sys::fid {
+        self.0.as_ptr().cast()
+    }
+}
+
+impl<T: Object> Drop for Fid<T> {
+    fn drop(&mut self) {
+        // SAFETY: opened by libfabric, closed once; who holds it lets go of what lies on it first.
+        let code = unsafe { sys::fi_close(self.fid()) };
+        if code != 0 {
+            let why = library().map(|library| library.strerror(code)).unwrap_or_default();
+            tracing::warn!(code, why, "libfabric does not close {}", std::any::type_name::<T>());
+        }
+    }
+}
+
+/// A domain and what it lies on. Fields are closed in order.
+pub(crate) struct Device {
+    pub(crate) domain: Fid<sys::fid_domain>,
+    /// Without one a provider aborts the process on errors that it has no other way to report
+    /// (prov/util `ofi_eq` users; EFA's `efa_eq_write_error`).
+    _events: Fid<sys::fid_eq>,
+    pub(crate) fabric: Fid<sys::fid_fabric>,
+    pub(crate) info: Info,
+}
+
+impl Device {
+    pub(crate) fn open(info: &Info) -> Result<Arc<Self>> {
+        let library = library()?;
+        let info = info.copy()?;
+        let raw = info.as_ptr();
+        // SAFETY: `raw` is a copy of what fi_getinfo gave, with all its parts, and lives in the
+        // device; attributes are zero where nothing is asked for.
+        unsafe {
+            let fabric = Fid::open("open", "its fabric", |fabric| {
+                library.fi_fabric((*raw).fabric_attr, fabric, null_mut())
+            })?;
+            let mut attr: sys::fi_eq_attr = std::mem::zeroed();
+            attr.wait_obj = sys::FI_WAIT_NONE;
+            let events = Fid::open("open", "its event queue", |eq| {
+                sys::fi_eq_open(fabric.as_ptr(), &raw mut attr, eq, null_mut())
+            })?;
+            let domain = Fid::open("open", "its domain", |domain| {
+                sys::fi_domain(fabric.as_ptr(), raw, domain, null_mut())
+            })?;
+            Ok(Arc::new(Self { domain, _events: events, fabric, info }))
+        }
+    }
+
+    /// The event queue that endpoints report to.
+    pub(crate) fn events(&self) -> *mut sys::fid {
+        self._events.fid()
+    }
+}

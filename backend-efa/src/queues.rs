@@ -1,0 +1,144 @@
+//! An endpoint of libfabric with its address vector and completion queue.
+
+use std::ffi::c_int;
+use std::ptr::null_mut;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use libfabric_sys as sys;
+use transport_core::Result;
+
+use crate::objects::{Device, Fid};
+use crate::status::refused;
+
+/// Completions that a queue holds beside those of all that can be posted here: imms.
+pub(crate) const ARRIVALS: usize = 8192;
+
+/// Addresses of peers, inserted by the control thread.
+///
+/// Not while the endpoint posts or polls, although the domain is open for any thread: shm's
+/// progress walks its map of peers without a lock (1.17: it crashed under the suite).
+pub(crate) struct Addresses {
+    av: Fid<sys::fid_av>,
+    turn: Mutex<()>,
+    _device: Arc<Device>,
+}
+
+impl Addresses {
+    pub(crate) fn open(device: &Arc<Device>) -> Result<Arc<Self>> {
+        // SAFETY: zero asks for nothing in particular; the domain is open.
+        let av = unsafe {
+            let mut attr: sys::fi_av_attr = std::mem::zeroed();
+            attr.type_ = sys::FI_AV_TABLE;
+            Fid::open("open", "its address vector", |av| {
+                sys::fi_av_open(device.domain.as_ptr(), &raw mut attr, av, null_mut())
+            })?
+        };
+        Ok(Arc::new(Self { av, turn: Mutex::default(), _device: Arc::clone(device) }))
+    }
+
+    /// Inserts an address, which is as long as this provider's are.
+    pub(crate) fn insert(&self, address: &[u8]) -> Result<sys::fi_addr_t> {
+        let mut inserted = u64::MAX;
+        let _turn = self.turn();
+        // SAFETY: the caller checked the length of the address, which is read only.
+        let count = unsafe {
+            let address = address.as_ptr().cast();
+            sys::fi_av_insert(self.av.as_ptr(), address, 1, &raw mut inserted, 0, null_mut())
+        };
+        match count {
+            1 => Ok(inserted),
+            code => Err(refused("connect", "the peer's address", code)),
+        }
+    }
+
+    pub(crate) fn remove(&self, mut address: sys::fi_addr_t) {
+        let _turn = self.turn();
+        // SAFETY: inserted before, and removed once; nothing is posted to it any more.
+        let code = unsafe { sys::fi_av_remove(self.av.as_ptr(), &raw mut address, 1, 0) };
+        if code != 0 {
+            tracing::warn!(code, "libfabric does not remove an address");
+        }
+    }
+}
+
+/// Closed in order: the endpoint, then what it is bound to.
+pub(crate) struct Queues {
+    pub(crate) ep: Fid<sys::fid_ep>,
+    pub(crate) cq: Fid<sys::fid_cq>,
+    /// Readable when the completion queue is not empty, where the provider has such a thing.
+    pub(crate) descriptor: Option<c_int>,
+    _addresses: Arc<Addresses>,
+    pub(crate) device: Arc<Device>,
+}
+
+impl Queues {
+    pub(crate) fn open(device: &Arc<Device>, addresses: &Arc<Addresses>) -> Result<Self> {
+        let info = device.info.as_ptr();
+        let (tx, rx) = (device.info.tx(), device.info.rx());
+        let (cq, descriptor) = completion_queue(device, tx.size + rx.size + ARRIVALS)?;
+        // SAFETY: the domain is open and the entry is its own; objects are bound before the
+        // endpoint is enabled, and outlive it.
+        let ep = unsafe {
+            let ep = Fid::open("open", "its endpoint", |ep| {
+                sys::fi_endpoint(device.domain.as_ptr(), info, ep, null_mut())
+            })?;
+            let check = |what, code: c_int| match code {
+                0 => Ok(()),
+                code => Err(refused("open", what, code)),
+            };
+            let ends = u64::from(sys::FI_TRANSMIT | sys::FI_RECV);
+            let bind = |fid, flags| sys::fi_ep_bind(ep.as_ptr(), fid, flags);
+            check("an event queue for its endpoint", bind(device.events(), 0))?;
+            check("an address vector for its endpoint", bind(addresses.fid(), 0))?;
+            check("a completion queue for its endpoint", bind(cq.fid(), ends))?;
+            check("to enable its endpoint", sys::fi_enable(ep.as_ptr()))?;
+            ep
+        };
+        Ok(Self { ep, cq, descriptor, _addresses: Arc::clone(addresses), device: Arc::clone(device) })
+    }
+
+    /// The endpoint's address, as peers insert it.
+    pub(crate) fn name(&self) -> Result<Vec<u8>> {
+        let mut name = vec![0_u8; 256];
+        let mut len = name.len();
+        // SAFETY: the buffer is as long as `len` says, which comes back as the address's.
+        let code = unsafe { sys::fi_getname(self.ep.as_ptr(), name.as_mut_ptr().cast(), &raw mut len) };
+        if code != 0 || len > name.len() {
+            return Err(refused("open", "to tell its address", code));
+        }
+        name.truncate(len);
+        Ok(name)
+    }
+}
+
+impl Addresses {
+    /// While it is held nobody else inserts, removes, posts or polls.
+    pub(crate) fn turn(&self) -> MutexGuard<'_, ()> {
+        self.turn.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn fid(&self) -> *mut sys::fid {
+        self.av.fid()
+    }
+}
+
+/// A completion queue of `size` entries, with a descriptor to wait on if the provider has one.
+fn completion_queue(device: &Device, size: usize) -> Result<(Fid<sys::fid_cq>, Option<c_int>)> {
+    let open = |wait_obj| {
+        // SAFETY: zero asks for nothing in particular; the domain is open.
+        unsafe {
+            let mut attr: sys::fi_cq_attr = std::mem::zeroed();
+            (attr.size, attr.format, attr.wait_obj) = (size, sys::FI_CQ_FORMAT_DATA, wait_obj);
+            Fid::open("open", "its completion queue", |cq| {
+                sys::fi_cq_open(device.domain.as_ptr(), &raw mut attr, cq, null_mut())
+            })
+        }
+    };
+    // FI_WAIT_FD is not for every provider (EFA and shm take FI_WAIT_NONE only): then the
+    // worker naps, which `Capabilities::wakes` says.
+    let Ok(cq) = open(sys::FI_WAIT_FD) else { return Ok((open(sys::FI_WAIT_NONE)?, None)) };
+    let mut descriptor: c_int = -1;
+    // SAFETY: FI_GETWAIT of a queue with FI_WAIT_FD writes one int.
+    let code = unsafe { sys::fi_control(cq.fid(), sys::FI_GETWAIT as c_int, (&raw mut descriptor).cast()) };
+    Ok((cq, (code == 0 && descriptor >= 0).then_some(descriptor)))
+}

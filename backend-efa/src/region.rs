@@ -1,0 +1,129 @@
+//! Registered memory, and that of peers.
+
+use std::sync::{Arc, Mutex, PoisonError};
+use std::task::Poll;
+
+use libfabric_sys as sys;
+use transport_core::spi::{KeyMaterial, MemoryRegion, RemoteMemory};
+use transport_core::{Access, Error, ErrorKind, Memory, MemoryKind, Result};
+
+use crate::objects::{Device, Fid};
+
+/// Keys that are tried before giving up, where the application chooses them.
+const TRIES: u32 = 8;
+
+/// A registration. Closed in order: the key first, then the memory is let go.
+pub(crate) struct Registered {
+    mr: Mutex<Option<Fid<sys::fid_mr>>>,
+    lkey: u64,
+    key: KeyMaterial,
+    _memory: Arc<dyn Memory>,
+    _device: Arc<Device>,
+}
+
+impl Registered {
+    /// Registers `memory` for this side, and for peers as `access` allows.
+    ///
+    /// # Safety
+    /// As `Domain::register`.
+    pub(crate) unsafe fn new(device: &Arc<Device>, memory: Arc<dyn Memory>, access: Access) -> Result<Self> {
+        if memory.kind() != MemoryKind::Host {
+            let context = "this build of efa registers host memory only: register host memory";
+            return Err(Error::new(ErrorKind::Unsupported, "register", context));
+        }
+        let (start, len) = (memory.as_ptr(), memory.len());
+        let iovec = sys::iovec { iov_base: start.cast(), iov_len: len };
+        let mr = if device.info.memory_mode(sys::FI_MR_PROV_KEY) {
+            // SAFETY: by the caller.
+            unsafe { register(device, &iovec, access, 0) }
+        } else {
+            let mut tries = 0;
+            loop {
+                tries += 1;
+                // SAFETY: by the caller.
+                match unsafe { register(device, &iovec, access, random_key(device)?) } {
+                    // A key of that number is in use.
+                    Err(error) if error.kind() == ErrorKind::Io && tries < TRIES => {}
+                    done => break done,
+                }
+            }
+        }?;
+        // SAFETY: an open registration; libfabric says that both fields may be read.
+        let (lkey, key) = unsafe { ((*mr.as_ptr()).mem_desc as u64, (*mr.as_ptr()).key) };
+        let base = if device.info.memory_mode(sys::FI_MR_VIRT_ADDR) { start as u64 } else { 0 };
+        Ok(Self {
+            mr: Mutex::new(Some(mr)),
+            lkey,
+            key: KeyMaterial { base, key, len: len as u64 },
+            _memory: memory,
+            _device: Arc::clone(device),
+        })
+    }
+}
+
+/// A key that nobody guesses, as long as the provider's are.
+fn random_key(device: &Device) -> Result<u64> {
+    let mut bytes = [0; 8];
+    let why = |error| Error::new(ErrorKind::Io, "register", format!("no random numbers: {error}"));
+    getrandom::fill(&mut bytes).map_err(why)?;
+    let bits = 8 * device.info.domain().mr_key_size.clamp(1, 8) as u32;
+    Ok(u64::from_ne_bytes(bytes) >> (64 - bits))
+}
+
+/// # Safety
+/// As `Domain::register`.
+unsafe fn register(
+    device: &Device,
+    iovec: &sys::iovec,
+    access: Access,
+    key: u64,
+) -> Result<Fid<sys::fid_mr>> {
+    let mut rights = sys::FI_SEND | sys::FI_RECV | sys::FI_READ | sys::FI_WRITE;
+    if access.contains(Access::REMOTE_WRITE) {
+        rights |= sys::FI_REMOTE_WRITE;
+    }
+    if access.contains(Access::REMOTE_READ) {
+        rights |= sys::FI_REMOTE_READ;
+    }
+    let what = format!("to register {} bytes", iovec.iov_len);
+    // SAFETY: zero asks for nothing in particular; the memory is the caller's promise.
+    unsafe {
+        let mut attr: sys::fi_mr_attr = std::mem::zeroed();
+        (attr.mr_iov, attr.iov_count) = (iovec, 1);
+        (attr.access, attr.requested_key) = (rights.into(), key);
+        Fid::open("register", &what, |mr| sys::fi_mr_regattr(device.domain.as_ptr(), &raw const attr, 0, mr))
+    }
+}
+
+impl MemoryRegion for Registered {
+    fn lkey(&self) -> u64 {
+        self.lkey
+    }
+
+    fn key(&self) -> KeyMaterial {
+        self.key
+    }
+
+    fn revoke(&self) -> Poll<Result<()>> {
+        // Requests that come later find no such key.
+        drop(self.mr.lock().unwrap_or_else(PoisonError::into_inner).take());
+        Poll::Ready(Ok(()))
+    }
+}
+
+/// A peer's region: its numbers are all that a request needs.
+pub(crate) struct Imported(pub KeyMaterial);
+
+impl RemoteMemory for Imported {
+    fn rkey(&self) -> u64 {
+        self.0.key
+    }
+
+    fn base(&self) -> u64 {
+        self.0.base
+    }
+
+    fn path(&self) -> &'static str {
+        "libfabric"
+    }
+}

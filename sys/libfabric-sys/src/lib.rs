@@ -1,0 +1,29 @@
+//! libfabric from Rust, without libfabric at build time.
+//!
+//! - [`Library`]: `libfabric.so.1` opened at run time, with the few functions that it
+//!   exports. One binary runs with 1.17 to 2.x, and starts where there is none.
+//! - Types and constants of 1.17's headers, generated and checked in
+//!   (`ci/bindings/generate`). Fields that later versions appended are not here, and
+//!   structures that the library may make larger are allocated by the library.
+//! - The calls that the headers define inline, which go through tables in the objects:
+//!   [`fi_writemsg`], [`fi_cq_read`] and so on, by their names in the manual.
+//!
+//! Nothing is made safe: who calls upholds what the manual page says.
+
+mod calls;
+#[allow(missing_docs, non_camel_case_types, non_upper_case_globals, dead_code, unsafe_op_in_unsafe_fn)]
+#[allow(clippy::all, clippy::undocumented_unsafe_blocks)]
+mod generated;
+mod library;
+
+pub use calls::*;
+pub use generated::*;
+pub use library::{Library, LoadError};
+
+/// `FI_VERSION(major, minor)` of `rdma/fabric.h`.
+pub const fn version(major: u16, minor: u16) -> u32 {
+    (major as u32) << 16 | minor as u32
+}
+
+/// No address in particular (`rdma/fabric.h`): a cast, which bindgen leaves out.
+pub const FI_ADDR_UNSPEC: fi_addr_t = fi_addr_t::MAX;

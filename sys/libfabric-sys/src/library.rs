@@ -1,0 +1,198 @@
+//! The library itself, opened at run time.
+
+use core::ffi::{c_char, c_int, c_void};
+
+use crate::generated::*;
+
+/// Why there is no libfabric to use.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum LoadError {
+    /// It cannot be opened; in the words of the dynamic linker.
+    #[error("{name} cannot be opened: {words}")]
+    Missing {
+        /// What was looked for.
+        name: String,
+        /// The linker's words.
+        words: String,
+    },
+    /// It is older than what these bindings are made from.
+    #[error("{name} is version {}.{}, and at least 1.17 is needed", found >> 16, found & 0xffff)]
+    TooOld {
+        /// What was opened.
+        name: String,
+        /// Its version, as `fi_version` gives it.
+        found: u32,
+    },
+    /// It lacks a function that every libfabric has.
+    #[error("{name} has no {symbol}: it is no libfabric")]
+    Symbol {
+        /// What was opened.
+        name: String,
+        /// The function.
+        symbol: &'static str,
+    },
+    /// There is no libfabric for this system.
+    #[error("libfabric is used on Linux with glibc only")]
+    System,
+}
+
+/// An open libfabric. It is never closed: providers leave threads and exit handlers behind.
+#[derive(Clone, Copy)]
+pub struct Library {
+    getinfo: GetInfo,
+    freeinfo: unsafe extern "C" fn(*mut fi_info),
+    dupinfo: unsafe extern "C" fn(*const fi_info) -> *mut fi_info,
+    fabric: unsafe extern "C" fn(*mut fi_fabric_attr, *mut *mut fid_fabric, *mut c_void) -> c_int,
+    strerror: unsafe extern "C" fn(c_int) -> *const c_char,
+    version: u32,
+}
+
+type GetInfo =
+    unsafe extern "C" fn(u32, *const c_char, *const c_char, u64, *const fi_info, *mut *mut fi_info) -> c_int;
+
+impl Library {
+    /// Opens `name`: a path, or a name that the dynamic linker finds, like `libfabric.so.1`.
+    ///
+    /// # Errors
+    /// It is not there, too old, or not libfabric.
+    ///
+    /// # Safety
+    /// Opening a library runs its code; that it is libfabric is what the caller vouches for.
+    #[cfg(all(target_os = "linux", target_env = "gnu"))]
+    pub unsafe fn open(name: &str) -> Result<Self, LoadError> {
+        let missing = |words: String| LoadError::Missing { name: name.to_owned(), words };
+        let path =
+            std::ffi::CString::new(name).map_err(|_| missing("its name has a zero byte".to_owned()))?;
+        // SAFETY: a string that ends; the code that runs is the caller's.
+        let handle = unsafe { libc::dlopen(path.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
+        if handle.is_null() {
+            // SAFETY: after a failure it gives a string, which this thread's next call replaces.
+            let words = unsafe {
+                let words = libc::dlerror();
+                match words.is_null() {
+                    true => "no reason was given".to_owned(),
+                    false => core::ffi::CStr::from_ptr(words).to_string_lossy().into_owned(),
+                }
+            };
+            return Err(missing(words));
+        }
+        let find = |symbol: &'static core::ffi::CStr, version: &core::ffi::CStr| {
+            // SAFETY: the handle is open, both strings end.
+            let found = unsafe { libc::dlvsym(handle, symbol.as_ptr(), version.as_ptr()) };
+            match found.is_null() {
+                true => {
+                    Err(LoadError::Symbol { name: name.to_owned(), symbol: symbol.to_str().unwrap_or("?") })
+                }
+                false => Ok(found),
+            }
+        };
+        // Versions of symbols: those whose structures begin as 1.17's do, and that every
+        // libfabric from 1.17 on exports (libfabric.map).
+        // SAFETY: libfabric's functions of these names and versions have these types.
+        let this = unsafe {
+            let version: unsafe extern "C" fn() -> u32 =
+                core::mem::transmute(find(c"fi_version", c"FABRIC_1.0")?);
+            Self {
+                getinfo: core::mem::transmute::<*mut c_void, GetInfo>(find(c"fi_getinfo", c"FABRIC_1.3")?),
+                freeinfo: core::mem::transmute::<*mut c_void, unsafe extern "C" fn(*mut fi_info)>(find(
+                    c"fi_freeinfo",
+                    c"FABRIC_1.3",
+                )?),
+                dupinfo: core::mem::transmute::<
+                    *mut c_void,
+                    unsafe extern "C" fn(*const fi_info) -> *mut fi_info,
+                >(find(c"fi_dupinfo", c"FABRIC_1.3")?),
+                fabric: core::mem::transmute::<
+                    *mut c_void,
+                    unsafe extern "C" fn(*mut fi_fabric_attr, *mut *mut fid_fabric, *mut c_void) -> c_int,
+                >(find(c"fi_fabric", c"FABRIC_1.1")?),
+                strerror: core::mem::transmute::<*mut c_void, unsafe extern "C" fn(c_int) -> *const c_char>(
+                    find(c"fi_strerror", c"FABRIC_1.0")?,
+                ),
+                version: version(),
+            }
+        };
+        match this.version < crate::version(1, 17) {
+            true => Err(LoadError::TooOld { name: name.to_owned(), found: this.version }),
+            false => Ok(this),
+        }
+    }
+
+    /// There is none here.
+    ///
+    /// # Errors
+    /// Always [`LoadError::System`].
+    ///
+    /// # Safety
+    /// Nothing is opened.
+    #[cfg(not(all(target_os = "linux", target_env = "gnu")))]
+    pub unsafe fn open(_name: &str) -> Result<Self, LoadError> {
+        Err(LoadError::System)
+    }
+
+    /// Its version, `FI_VERSION(major, minor)`.
+    pub fn version(&self) -> u32 {
+        self.version
+    }
+
+    /// What there is to open, as a list; `-FI_ENODATA` where there is nothing.
+    ///
+    /// # Safety
+    /// As fi_getinfo(3).
+    pub unsafe fn fi_getinfo(
+        &self,
+        version: u32,
+        node: *const c_char,
+        service: *const c_char,
+        flags: u64,
+        hints: *const fi_info,
+        info: *mut *mut fi_info,
+    ) -> c_int {
+        // SAFETY: by the caller.
+        unsafe { (self.getinfo)(version, node, service, flags, hints, info) }
+    }
+
+    /// Frees a list of [`Library::fi_getinfo`] or a copy.
+    ///
+    /// # Safety
+    /// As fi_freeinfo(3).
+    pub unsafe fn fi_freeinfo(&self, info: *mut fi_info) {
+        // SAFETY: by the caller.
+        unsafe { (self.freeinfo)(info) }
+    }
+
+    /// A copy of one entry; of null an empty one, which is `fi_allocinfo`.
+    ///
+    /// # Safety
+    /// As fi_dupinfo(3).
+    pub unsafe fn fi_dupinfo(&self, info: *const fi_info) -> *mut fi_info {
+        // SAFETY: by the caller.
+        unsafe { (self.dupinfo)(info) }
+    }
+
+    /// Opens a fabric.
+    ///
+    /// # Safety
+    /// As fi_fabric(3).
+    pub unsafe fn fi_fabric(
+        &self,
+        attr: *mut fi_fabric_attr,
+        fabric: *mut *mut fid_fabric,
+        context: *mut c_void,
+    ) -> c_int {
+        // SAFETY: by the caller.
+        unsafe { (self.fabric)(attr, fabric, context) }
+    }
+
+    /// What an error number of libfabric means; the sign does not matter.
+    pub fn strerror(&self, errno: c_int) -> String {
+        // SAFETY: takes any number, gives a string that lives as long as the library.
+        let words = unsafe { (self.strerror)(errno.abs()) };
+        match words.is_null() {
+            true => format!("error {errno}"),
+            // SAFETY: as above.
+            false => unsafe { core::ffi::CStr::from_ptr(words) }.to_string_lossy().into_owned(),
+        }
+    }
+}
