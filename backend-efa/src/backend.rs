@@ -1,6 +1,6 @@
 //! The backend: a provider and the devices it drives.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use transport_core::spi::{Backend, DeviceInfo, Domain, DomainSetup, Probe, Unavailable};
 use transport_core::{Error, ErrorKind, Result};
@@ -50,9 +50,12 @@ impl EfaConfig {
 #[derive(Debug, Clone, Default)]
 pub struct Efa {
     config: EfaConfig,
+    /// What was found last: to ask libfabric anew for each of 32 cards takes seconds.
+    found: Arc<Mutex<Vec<Found>>>,
 }
 
 /// A device and what opens it.
+#[derive(Debug)]
 struct Found {
     name: String,
     info: Info,
@@ -66,7 +69,11 @@ impl Efa {
 
     /// As `config` says.
     pub fn with(config: EfaConfig) -> Self {
-        Self { config }
+        Self { config, ..Self::default() }
+    }
+
+    fn found(&self) -> MutexGuard<'_, Vec<Found>> {
+        self.found.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The provider's devices: every card once, or as many domains of the first entry as
@@ -135,13 +142,20 @@ impl Backend for Efa {
         }
         match self.find() {
             Ok(found) if found.is_empty() => Err(self.unavailable()),
-            Ok(found) => Ok(found.iter().map(describe).collect()),
+            Ok(found) => {
+                let devices = found.iter().map(describe).collect();
+                *self.found() = found;
+                Ok(devices)
+            }
             Err(why) => Err(Unavailable { reason: why.to_string(), ..self.unavailable() }),
         }
     }
 
     fn open(&self, device: &DeviceInfo, setup: &DomainSetup) -> Result<Arc<dyn Domain>> {
-        let found = self.find()?;
+        let mut found = self.found();
+        if found.iter().all(|found| found.name != device.name) {
+            *found = self.find()?;
+        }
         let found = found.iter().find(|found| found.name == device.name).ok_or_else(|| {
             let provider = &self.config.provider;
             let context = format!("provider {provider} has no device {:?}", device.name);

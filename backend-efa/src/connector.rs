@@ -30,7 +30,7 @@ impl Shared {
             version: VERSION,
             provider: self.device.info.provider(),
             format: self.device.info.get().addr_format,
-            address: self.address()?,
+            address: self.address(),
             slot: slot.0,
             landing: self.landing(),
         };
@@ -58,7 +58,7 @@ impl Shared {
         // libfabric reads as many bytes as addresses have here, or a string up to its end.
         let readable = match format {
             sys::FI_ADDR_STR => offer.address.last() == Some(&0) && offer.address.len() <= 256,
-            _ => offer.address.len() == self.address()?.len(),
+            _ => offer.address.len() == self.address().len(),
         };
         if !readable || offer.slot > Tag::SLOTS {
             return Err(malformed("an address or a slot that cannot be"));

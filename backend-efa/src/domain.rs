@@ -15,7 +15,7 @@ use crate::library::Info;
 use crate::objects::Device;
 use crate::peers::{Landing, Peers};
 use crate::queues::{ARRIVALS, Addresses, Queues};
-use crate::region::{Imported, Registered};
+use crate::region::{Imported, Registered, random};
 
 /// The most that is posted at once, whatever the provider would take: contexts are memory.
 const MOST_POSTED: usize = 4096;
@@ -52,8 +52,8 @@ impl Shared {
         self.queues.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(crate) fn address(&self) -> Result<Vec<u8>> {
-        Ok(self.queues().address.clone())
+    pub(crate) fn address(&self) -> Vec<u8> {
+        self.queues().address.clone()
     }
 
     pub(crate) fn landing(&self) -> Landing {
@@ -76,9 +76,7 @@ impl EfaDomain {
         let place = Arc::new(HostBuffer::new(4096)?);
         // SAFETY: nobody reads or writes it; what lands there has no bytes.
         let landing = unsafe { Registered::new(&device, place, Access::REMOTE_WRITE) }?;
-        let mut id = [0; 8];
-        let why = |error| Error::new(ErrorKind::Io, "open", format!("no random numbers: {error}"));
-        getrandom::fill(&mut id).map_err(why)?;
+        let id = random("open")?;
         Ok(Self(Arc::new(Shared {
             landing,
             peers: Peers::default(),
@@ -87,7 +85,7 @@ impl EfaDomain {
             capabilities: capabilities(&device, wakes),
             device,
             setup: setup.clone(),
-            id: u64::from_ne_bytes(id),
+            id,
         })))
     }
 }

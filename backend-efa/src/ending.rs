@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use transport_core::ErrorKind;
-use transport_core::spi::{Event, PeerSlot, Status};
+use transport_core::spi::{Event, Status};
 
 use crate::context::Posted;
 use crate::endpoint::EfaEndpoint;
@@ -16,19 +16,18 @@ pub(crate) const GRACE: Duration = Duration::from_secs(2);
 impl EfaEndpoint {
     /// Says goodbye to peers that nothing is posted to any more.
     pub(crate) fn goodbyes(&mut self) {
-        for (index, slot) in self.slots.iter_mut().enumerate() {
-            let Slot::Leaving(remote) = *slot else { continue };
+        self.leaving.retain(|peer| {
+            let index = peer.0 as usize;
             if self.outstanding[index] > 0 {
-                continue;
+                return true;
             }
-            let peer = PeerSlot(index as u32);
-            if let Some(remote) = remote {
+            if let Slot::Leaving(Some(remote)) = std::mem::take(&mut self.slots[index]) {
                 self.shared.addresses.remove(remote.address);
             }
-            *slot = Slot::Free;
-            self.waiting.push_back(Event::PeerGone { peer });
-            self.shared.peers.free(peer);
-        }
+            self.waiting.push_back(Event::PeerGone { peer: *peer });
+            self.shared.peers.free(*peer);
+            false
+        });
     }
 
     /// Ends the endpoint where requests of a peer that was given up do not end.

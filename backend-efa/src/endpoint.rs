@@ -29,6 +29,8 @@ pub(crate) struct EfaEndpoint {
     pub(crate) data: usize,
     pub(crate) slots: Vec<Slot>,
     seen: u64,
+    /// Slots that wait for their goodbye.
+    pub(crate) leaving: Vec<PeerSlot>,
     /// Requests posted to each slot.
     pub(crate) outstanding: Vec<u32>,
     requests: usize,
@@ -54,6 +56,7 @@ impl EfaEndpoint {
             shared,
             slots: Vec::new(),
             seen: u64::MAX,
+            leaving: Vec::new(),
             outstanding: Vec::new(),
             requests: 0,
             receives: 0,
@@ -68,6 +71,8 @@ impl EfaEndpoint {
     fn refresh(&mut self) {
         if self.shared.peers.refresh(&mut self.seen, &mut self.slots) {
             self.outstanding.resize(self.slots.len(), 0);
+            let leaving = (0_u32..).zip(&self.slots).filter(|(_, slot)| matches!(slot, Slot::Leaving(_)));
+            self.leaving = leaving.map(|(index, _)| PeerSlot(index)).collect();
         }
     }
 
@@ -139,8 +144,7 @@ impl Endpoint for EfaEndpoint {
     unsafe fn post(&mut self, batch: &Batch) -> PostResult {
         self.refresh();
         let Some(queues) = self.queues.take() else { return refused(0, -(sys::FI_ENODEV as isize)) };
-        let shared = Arc::clone(&self.shared);
-        let _turn = shared.addresses.turn();
+        let turn = queues.addresses.turn();
         let mut result = PostResult { accepted: batch.len(), error: None };
         for (accepted, request) in batch.requests().enumerate() {
             if self.requests == self.send_depth {
@@ -156,6 +160,7 @@ impl Endpoint for EfaEndpoint {
                 }
             }
         }
+        drop(turn);
         self.queues = Some(queues);
         result
     }

@@ -33,6 +33,7 @@ pub(crate) fn library() -> Result<&'static Library> {
 }
 
 /// One entry of what can be opened.
+#[derive(Debug)]
 pub(crate) struct Info(NonNull<sys::fi_info>);
 
 // SAFETY: an owned tree of plain values that is only read.

@@ -81,7 +81,7 @@ pub(crate) struct Device {
     pub(crate) domain: Fid<sys::fid_domain>,
     /// Without one a provider aborts the process on errors that it has no other way to report
     /// (prov/util `ofi_eq` users; EFA's `efa_eq_write_error`).
-    _events: Fid<sys::fid_eq>,
+    events: Fid<sys::fid_eq>,
     pub(crate) fabric: Fid<sys::fid_fabric>,
     pub(crate) info: Info,
 }
@@ -105,12 +105,12 @@ impl Device {
             let domain = Fid::open("open", "its domain", |domain| {
                 sys::fi_domain(fabric.as_ptr(), raw, domain, null_mut())
             })?;
-            Ok(Arc::new(Self { domain, _events: events, fabric, info }))
+            Ok(Arc::new(Self { domain, events, fabric, info }))
         }
     }
 
     /// The event queue that endpoints report to.
     pub(crate) fn events(&self) -> *mut sys::fid {
-        self._events.fid()
+        self.events.fid()
     }
 }

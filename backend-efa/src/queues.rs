@@ -67,7 +67,7 @@ pub(crate) struct Queues {
     pub(crate) cq: Fid<sys::fid_cq>,
     /// Readable when the completion queue is not empty, where the provider has such a thing.
     pub(crate) descriptor: Option<c_int>,
-    _addresses: Arc<Addresses>,
+    pub(crate) addresses: Arc<Addresses>,
     pub(crate) device: Arc<Device>,
 }
 
@@ -94,7 +94,7 @@ impl Queues {
             check("to enable its endpoint", sys::fi_enable(ep.as_ptr()))?;
             ep
         };
-        Ok(Self { ep, cq, descriptor, _addresses: Arc::clone(addresses), device: Arc::clone(device) })
+        Ok(Self { ep, cq, descriptor, addresses: Arc::clone(addresses), device: Arc::clone(device) })
     }
 
     /// The endpoint's address, as peers insert it.

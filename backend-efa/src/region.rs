@@ -63,11 +63,16 @@ impl Registered {
 
 /// A key that nobody guesses, as long as the provider's are.
 fn random_key(device: &Device) -> Result<u64> {
-    let mut bytes = [0; 8];
-    let why = |error| Error::new(ErrorKind::Io, "register", format!("no random numbers: {error}"));
-    getrandom::fill(&mut bytes).map_err(why)?;
     let bits = 8 * device.info.domain().mr_key_size.clamp(1, 8) as u32;
-    Ok(u64::from_ne_bytes(bytes) >> (64 - bits))
+    Ok(random("register")? >> (64 - bits))
+}
+
+/// A number that nobody guesses.
+pub(crate) fn random(operation: &'static str) -> Result<u64> {
+    let mut bytes = [0; 8];
+    let why = |error| Error::new(ErrorKind::Io, operation, format!("no random numbers: {error}"));
+    getrandom::fill(&mut bytes).map_err(why)?;
+    Ok(u64::from_ne_bytes(bytes))
 }
 
 /// # Safety

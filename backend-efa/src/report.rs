@@ -1,7 +1,6 @@
 //! Completions of libfabric as events.
 
 use std::ffi::c_int;
-use std::sync::Arc;
 
 use libfabric_sys as sys;
 use transport_core::spi::{Event, PeerSlot};
@@ -19,8 +18,7 @@ impl EfaEndpoint {
     /// Reads about `room` completions and files their events.
     pub(crate) fn drain(&mut self, room: usize) {
         let Some(queues) = self.queues.take() else { return };
-        let shared = Arc::clone(&self.shared);
-        let turn = shared.addresses.turn();
+        let turn = queues.addresses.turn();
         while self.waiting.len() < room && self.read(&queues, room - self.waiting.len()) {}
         drop(turn);
         self.queues = Some(queues);

@@ -51,6 +51,7 @@
 #![deny(unsafe_code)]
 
 mod choice;
+mod environment;
 #[doc(hidden)]
 pub mod files;
 mod libfabric;

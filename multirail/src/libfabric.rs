@@ -3,9 +3,10 @@
 use std::sync::Arc;
 
 use backend_efa::{Efa, EfaConfig};
+use transport_core::Result;
 use transport_core::spi::Backend;
-use transport_core::{Error, ErrorKind, Result};
 
+use crate::environment::{given, rails};
 use crate::registry::Absent;
 
 /// The environment variable that names libfabric's provider.
@@ -22,8 +23,6 @@ const DOMAINS: &str = "MULTIRAIL_EFA_DOMAINS";
 /// # Errors
 /// `InvalidRequest` where one is not understood, with what would be.
 pub fn efa_config() -> Result<EfaConfig> {
-    let variable = |name| std::env::var_os(name).map(|text| text.to_string_lossy().trim().to_owned());
-    let given = |name| variable(name).filter(|text: &String| !text.is_empty());
     configured(given(PROVIDER), given(NODE), given(DOMAINS))
 }
 
@@ -36,12 +35,7 @@ fn configured(provider: Option<String>, node: Option<String>, domains: Option<St
         config = config.node(node);
     }
     if let Some(domains) = domains {
-        config = config.domains(
-            domains.parse().ok().filter(|domains| (1..=64).contains(domains)).ok_or_else(|| {
-                let context = format!("{DOMAINS} is {domains:?}: give it a number from 1 to 64");
-                Error::new(ErrorKind::InvalidRequest, "configure efa", context)
-            })?,
-        );
+        config = config.domains(rails(DOMAINS, &domains)?);
     }
     Ok(config)
 }

@@ -4,8 +4,9 @@ use std::sync::Arc;
 
 use backend_loopback::{Loopback, LoopbackConfig};
 use transport_core::spi::Backend;
-use transport_core::{Error, ErrorKind, Result};
+use transport_core::{Error, Result};
 
+use crate::environment::{given, rails};
 use crate::registry::Absent;
 
 /// The environment variable that says when loopback may stage.
@@ -19,13 +20,9 @@ const THREADS: &str = "MULTIRAIL_LOOPBACK_THREADS";
 /// (benches/README.md, Zen 4).
 const USUAL_THREADS: usize = 2;
 
-/// The most that can be asked for: as many rails as a transport has at most.
-const MOST_THREADS: u32 = 64;
-
 /// Loopback by the variables of this process; unavailable where one is not understood.
 pub(crate) fn from_environment() -> Arc<dyn Backend> {
-    let variable = |name| std::env::var_os(name).map(|text| text.to_string_lossy().into_owned());
-    configured(&variable(STAGING).unwrap_or_default(), &variable(THREADS).unwrap_or_default())
+    configured(&given(STAGING).unwrap_or_default(), &given(THREADS).unwrap_or_default())
 }
 
 fn configured(staging: &str, threads: &str) -> Arc<dyn Backend> {
@@ -52,13 +49,7 @@ fn how_many(threads: &str) -> Result<u32> {
             let cores = std::thread::available_parallelism().map_or(1, usize::from);
             Ok(cores.min(USUAL_THREADS) as u32)
         }
-        number => match number.parse() {
-            Ok(threads @ 1..=MOST_THREADS) => Ok(threads),
-            _ => {
-                let context = format!("{number:?} is no number of threads: give 1 to {MOST_THREADS}");
-                Err(Error::new(ErrorKind::InvalidRequest, "configure loopback", context))
-            }
-        },
+        number => rails(THREADS, number),
     }
 }
 

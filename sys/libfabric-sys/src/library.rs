@@ -77,39 +77,18 @@ impl Library {
             };
             return Err(missing(words));
         }
-        let find = |symbol: &'static core::ffi::CStr, version: &core::ffi::CStr| {
-            // SAFETY: the handle is open, both strings end.
-            let found = unsafe { libc::dlvsym(handle, symbol.as_ptr(), version.as_ptr()) };
-            match found.is_null() {
-                true => {
-                    Err(LoadError::Symbol { name: name.to_owned(), symbol: symbol.to_str().unwrap_or("?") })
-                }
-                false => Ok(found),
-            }
-        };
         // Versions of symbols: those whose structures begin as 1.17's do, and that every
         // libfabric from 1.17 on exports (libfabric.map).
-        // SAFETY: libfabric's functions of these names and versions have these types.
+        // SAFETY: the handle is open; libfabric's functions of these names and versions have
+        // the types of the fields, and `fi_version` the one stated.
         let this = unsafe {
-            let version: unsafe extern "C" fn() -> u32 =
-                core::mem::transmute(find(c"fi_version", c"FABRIC_1.0")?);
+            let version: unsafe extern "C" fn() -> u32 = find(handle, name, c"fi_version", c"FABRIC_1.0")?;
             Self {
-                getinfo: core::mem::transmute::<*mut c_void, GetInfo>(find(c"fi_getinfo", c"FABRIC_1.3")?),
-                freeinfo: core::mem::transmute::<*mut c_void, unsafe extern "C" fn(*mut fi_info)>(find(
-                    c"fi_freeinfo",
-                    c"FABRIC_1.3",
-                )?),
-                dupinfo: core::mem::transmute::<
-                    *mut c_void,
-                    unsafe extern "C" fn(*const fi_info) -> *mut fi_info,
-                >(find(c"fi_dupinfo", c"FABRIC_1.3")?),
-                fabric: core::mem::transmute::<
-                    *mut c_void,
-                    unsafe extern "C" fn(*mut fi_fabric_attr, *mut *mut fid_fabric, *mut c_void) -> c_int,
-                >(find(c"fi_fabric", c"FABRIC_1.1")?),
-                strerror: core::mem::transmute::<*mut c_void, unsafe extern "C" fn(c_int) -> *const c_char>(
-                    find(c"fi_strerror", c"FABRIC_1.0")?,
-                ),
+                getinfo: find(handle, name, c"fi_getinfo", c"FABRIC_1.3")?,
+                freeinfo: find(handle, name, c"fi_freeinfo", c"FABRIC_1.3")?,
+                dupinfo: find(handle, name, c"fi_dupinfo", c"FABRIC_1.3")?,
+                fabric: find(handle, name, c"fi_fabric", c"FABRIC_1.1")?,
+                strerror: find(handle, name, c"fi_strerror", c"FABRIC_1.0")?,
                 version: version(),
             }
         };
@@ -194,5 +173,26 @@ impl Library {
             // SAFETY: as above.
             false => unsafe { core::ffi::CStr::from_ptr(words) }.to_string_lossy().into_owned(),
         }
+    }
+}
+
+/// A function of an open library.
+///
+/// # Safety
+/// `handle` is open, and `F` is the type of pointers to that function.
+#[cfg(all(target_os = "linux", target_env = "gnu"))]
+unsafe fn find<F: Copy>(
+    handle: *mut c_void,
+    name: &str,
+    symbol: &'static core::ffi::CStr,
+    version: &core::ffi::CStr,
+) -> Result<F, LoadError> {
+    const { assert!(size_of::<F>() == size_of::<*mut c_void>()) };
+    // SAFETY: the handle is the caller's, both strings end.
+    let found = unsafe { libc::dlvsym(handle, symbol.as_ptr(), version.as_ptr()) };
+    match found.is_null() {
+        true => Err(LoadError::Symbol { name: name.to_owned(), symbol: symbol.to_str().unwrap_or("?") }),
+        // SAFETY: by the caller a pointer of that type, and as large.
+        false => Ok(unsafe { core::mem::transmute_copy(&found) }),
     }
 }

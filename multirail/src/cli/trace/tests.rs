@@ -5,22 +5,28 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use backend_loopback::{Loopback, LoopbackConfig};
-use multirail::{Access, FabricBuilder, TransportConfig};
+use multirail::{Access, Fabric, FabricBuilder, Peer, Region, TransportConfig};
 use proptest::prelude::*;
 use serde_json::Value;
 
 use super::*;
 
-/// A recording with an operation that is done and one that waits.
-fn recorded() -> Vec<u8> {
-    let loopback = TransportConfig::new("loopback", Arc::new(Loopback::new()));
+/// A fabric that has written `len` bytes to itself, with what it wrote from.
+fn written(loopback: Loopback, len: usize) -> (Fabric, Peer, Region) {
+    let loopback = TransportConfig::new("loopback", Arc::new(loopback));
     let fabric = FabricBuilder::new().transport(loopback).open().unwrap();
     let (peer, _) = fabric.connect_local(&fabric).unwrap();
-    let source = fabric.alloc(4 << 20, Access::LOCAL).unwrap();
-    let target = fabric.alloc(4 << 20, Access::REMOTE_WRITE).unwrap();
+    let source = fabric.alloc(len, Access::LOCAL).unwrap();
+    let target = fabric.alloc(len, Access::REMOTE_WRITE).unwrap();
     let remote = peer.import(&target.descriptor()).unwrap();
+    peer.write(&source, 0..len, &remote, 0).unwrap().wait(Duration::from_secs(60)).unwrap();
+    (fabric, peer, source)
+}
+
+/// A recording with an operation that is done and one that waits.
+fn recorded() -> Vec<u8> {
+    let (fabric, peer, source) = written(Loopback::new(), 4 << 20);
     let mut bytes = Recording::header().to_vec();
-    peer.write(&source, 0..4 << 20, &remote, 0).unwrap().wait(Duration::from_secs(60)).unwrap();
     bytes.extend(fabric.dump().to_bytes().unwrap());
     // More than a lane holds: nobody receives them.
     let sends: Vec<_> = (0..200).map(|_| peer.send(&source, 0..1000).unwrap()).collect();
@@ -81,13 +87,7 @@ fn a_recording_becomes_a_timeline_and_balanced_spans() {
 #[test]
 fn rails_of_several_groups_keep_their_numbers() {
     let config = LoopbackConfig::default().devices(2).groups(2);
-    let loopback = TransportConfig::new("loopback", Arc::new(Loopback::with(config)));
-    let fabric = FabricBuilder::new().transport(loopback).open().unwrap();
-    let (peer, _) = fabric.connect_local(&fabric).unwrap();
-    let source = fabric.alloc(8 << 20, Access::LOCAL).unwrap();
-    let target = fabric.alloc(8 << 20, Access::REMOTE_WRITE).unwrap();
-    let remote = peer.import(&target.descriptor()).unwrap();
-    peer.write(&source, 0..8 << 20, &remote, 0).unwrap().wait(Duration::from_secs(60)).unwrap();
+    let (fabric, _peer, _source) = written(Loopback::with(config), 8 << 20);
     let mut bytes = Recording::header().to_vec();
     bytes.extend(fabric.dump().to_bytes().unwrap());
     let recording = Recording::from_bytes(&bytes).unwrap();
