@@ -1,11 +1,14 @@
 //! Connecting: each side tells its endpoint's address and the slot it keeps for the other.
 
+use std::sync::OnceLock;
+
 use libfabric_sys as sys;
 use transport_core::spi::{Connector, PeerSlot};
 use transport_core::{Error, ErrorKind, Result};
 
 use crate::domain::Shared;
 use crate::peers::{Landing, Remote};
+use crate::region::random;
 use crate::tag::Tag;
 
 /// What a peer needs to send here. The first field counts versions of the others.
@@ -14,6 +17,8 @@ struct Offer {
     version: u8,
     /// Both sides must use one provider.
     provider: String,
+    /// A number of the process's own.
+    process: u64,
     /// libfabric's number of the address's format.
     format: u32,
     address: Vec<u8>,
@@ -24,11 +29,24 @@ struct Offer {
 
 const VERSION: u8 = 1;
 
+/// A number that no other process has.
+fn process() -> Result<u64> {
+    static NUMBER: OnceLock<u64> = OnceLock::new();
+    match NUMBER.get() {
+        Some(number) => Ok(*number),
+        None => {
+            let number = random("connect")?;
+            Ok(*NUMBER.get_or_init(|| number))
+        }
+    }
+}
+
 impl Shared {
     fn offer(&self, slot: PeerSlot) -> Result<Vec<u8>> {
         let offer = Offer {
             version: VERSION,
             provider: self.device.info.provider(),
+            process: process()?,
             format: self.device.info.get().addr_format,
             address: self.address(),
             slot: slot.0,
@@ -53,6 +71,11 @@ impl Shared {
                  ({format}): choose the same on both",
                 offer.provider, offer.format
             );
+            return Err(Error::new(ErrorKind::Unreachable, "connect", context));
+        }
+        if provider == "shm" && offer.process == process()? {
+            // 1.17 and 2.1 then keep pointers into the other endpoint's memory beyond its end.
+            let context = "libfabric's shm crashes when endpoints of one process part: use loopback there";
             return Err(Error::new(ErrorKind::Unreachable, "connect", context));
         }
         // libfabric reads as many bytes as addresses have here, or a string up to its end.

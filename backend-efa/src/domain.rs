@@ -23,8 +23,9 @@ const MOST_POSTED: usize = 4096;
 const MOST_MESSAGE: u64 = 1 << 20;
 /// The largest piece of a write: large enough to cost nothing, small enough for fairness.
 const CHUNK: u64 = 1 << 20;
-/// How long an idle worker naps where the provider cannot wake it.
-const NAP: Duration = Duration::from_micros(100);
+/// How long a worker naps at most where the provider cannot wake it: 100 looks a second take
+/// less than 1 % of a core (40 to 50 µs each, measured on a virtual machine), and what comes after a pause of 80 ms waits for 10 ms at most.
+const NAP: Duration = Duration::from_millis(10);
 
 /// A domain as its parts hold it.
 pub(crate) struct Shared {

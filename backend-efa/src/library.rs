@@ -133,6 +133,11 @@ unsafe fn text(name: *const c_char) -> String {
 /// if `node` says so.
 pub(crate) fn offers(provider: &str, node: Option<&str>) -> Result<Vec<Info>> {
     let library = library()?;
+    if provider == "shm" && node.is_some() {
+        // It would be the name of the shared memory, the same for every process.
+        let why = "shm has no addresses: leave the local address out";
+        return Err(Error::new(ErrorKind::InvalidRequest, "open libfabric", why));
+    }
     let hints = Info::of(null())?;
     let string = |text: &str| {
         let why = format!("{text:?} has a zero byte");

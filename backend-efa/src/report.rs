@@ -53,7 +53,8 @@ impl EfaEndpoint {
     fn arrived(&mut self, entry: &sys::fi_cq_data_entry, from: sys::fi_addr_t) {
         let has = |flag: u32| entry.flags & u64::from(flag) != 0;
         let tag = has(sys::FI_REMOTE_CQ_DATA).then(|| Tag::from_data(entry.data, self.data));
-        if has(sys::FI_REMOTE_WRITE) {
+        // shm of 2.1 leaves FI_REMOTE_WRITE out, and the context is then a peer's.
+        if has(sys::FI_REMOTE_WRITE) || (tag.is_some() && !has(sys::FI_RECV)) {
             self.imm(tag, from);
             return;
         }

@@ -41,8 +41,14 @@ pub(crate) unsafe fn submit(
         return unsafe { sys::fi_sendmsg(ep, &raw const msg, flags) };
     }
     let (addr, key) = match request.len {
+        // Nothing is to be delivered; and shm of 1.17 never completes such a write of no bytes.
         0 => (remote.landing.base, remote.landing.key),
-        _ => (request.remote, request.rkey),
+        _ => {
+            if request.kind == WorkKind::Write {
+                flags |= u64::from(sys::FI_DELIVERY_COMPLETE);
+            }
+            (request.remote, request.rkey)
+        }
     };
     let there = sys::fi_rma_iov { addr, len: request.len as usize, key };
     let msg = sys::fi_msg_rma {
@@ -59,7 +65,7 @@ pub(crate) unsafe fn submit(
     unsafe {
         match request.kind {
             WorkKind::Read => sys::fi_readmsg(ep, &raw const msg, flags),
-            _ => sys::fi_writemsg(ep, &raw const msg, flags | u64::from(sys::FI_DELIVERY_COMPLETE)),
+            _ => sys::fi_writemsg(ep, &raw const msg, flags),
         }
     }
 }

@@ -50,14 +50,16 @@ impl Doorbell {
         while matches!((&self.receiver).read(&mut sink), Ok(n) if n == sink.len()) {}
     }
 
-    /// Sleeps until this doorbell or one of `others` is readable, or `limit` has passed.
-    pub fn sleep(&self, others: &[BorrowedFd<'_>], limit: Option<Duration>) {
+    /// Sleeps until this doorbell or one of `others` is readable, or `limit` has passed;
+    /// whether this doorbell was rung.
+    pub fn sleep(&self, others: &[BorrowedFd<'_>], limit: Option<Duration>) -> bool {
         let mut fds = Vec::with_capacity(others.len() + 1);
         fds.push(PollFd::new(&self.receiver, PollFlags::IN));
         fds.extend(others.iter().map(|fd| PollFd::from_borrowed_fd(*fd, PollFlags::IN)));
         let limit = limit.and_then(|span| Timespec::try_from(span).ok());
         // An interrupted or failed wait is an early wake-up: the caller looks again.
         let _ = rustix::event::poll(&mut fds, limit.as_ref());
+        !fds[0].revents().is_empty()
     }
 }
 

@@ -102,8 +102,14 @@ impl Drop for Worker {
 impl Crew {
     fn run(&mut self) {
         while !self.stop.load(Ordering::Acquire) {
-            self.spin();
-            self.sleep();
+            let idle_since = self.spin();
+            // A sleep that nothing came of is followed by the next one.
+            while !self.stop.load(Ordering::Relaxed) {
+                self.sleep(idle_since);
+                if self.turn() > 0 {
+                    break;
+                }
+            }
         }
     }
 
@@ -114,8 +120,8 @@ impl Crew {
         self.engines.iter_mut().map(|engine| engine.step().events).sum()
     }
 
-    /// Takes turns until none has done anything for `SPIN`.
-    fn spin(&mut self) {
+    /// Takes turns until none has done anything for `SPIN`; since when.
+    fn spin(&mut self) -> Instant {
         let mut idle_turns = 0_u32;
         let mut idle_since = Instant::now();
         while !self.stop.load(Ordering::Relaxed) {
@@ -128,13 +134,14 @@ impl Crew {
             if idle_turns == 1 {
                 idle_since = Instant::now();
             } else if idle_turns.is_multiple_of(TURNS_PER_LOOK) && idle_since.elapsed() >= SPIN {
-                return;
+                break;
             }
         }
+        idle_since
     }
 
     /// Sleeps until a command, an event or a deadline.
-    fn sleep(&mut self) {
+    fn sleep(&mut self, idle_since: Instant) {
         let handles: Vec<_> = self.engines.iter().map(|engine| Arc::clone(engine.handle())).collect();
         handles.iter().for_each(|handle| handle.parked.store(true, Ordering::Release));
         // Pairs with the fence in `EngineHandle::wake`.
@@ -152,12 +159,16 @@ impl Crew {
                 Armed::Unsupported => can_be_woken = false,
             }
         }
+        let mut was_rung = false;
         if !ready {
             self.engines.iter_mut().for_each(Engine::parks);
-            let limit = self.engines.iter().filter_map(|engine| engine.nap(can_be_woken)).min();
-            self.door.sleep(&wakers, limit);
+            let idle = idle_since.elapsed();
+            let limit = self.engines.iter().filter_map(|engine| engine.nap(can_be_woken, idle)).min();
+            was_rung = self.door.sleep(&wakers, limit);
         }
         handles.iter().for_each(|handle| handle.parked.store(false, Ordering::Release));
-        self.door.clear();
+        if was_rung {
+            self.door.clear();
+        }
     }
 }

@@ -92,7 +92,7 @@ fn idle(transport: &TransportInfo) -> String {
     if transport.capabilities.wakes {
         return "sleeps until woken".to_owned();
     }
-    format!("naps of {} µs; the device cannot wake it", transport.capabilities.idle_backoff.as_micros())
+    format!("naps of up to {} µs; the device cannot wake it", transport.capabilities.idle_backoff.as_micros())
 }
 
 fn device(device: &DeviceInfo) -> Device {

@@ -123,7 +123,8 @@ pub struct Capabilities {
     pub max_direct: u64,
     /// Whether `arm` can wake a sleeping worker.
     pub wakes: bool,
-    /// How long an idle worker naps where it cannot.
+    /// How long a worker that has been idle for long naps where it cannot. Naps are an
+    /// eighth of the idle time up to that.
     pub idle_backoff: Duration,
 }
 

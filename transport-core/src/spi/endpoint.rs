@@ -77,6 +77,6 @@ pub enum Armed {
     /// endpoint's; `arm` and `poll` clear it.
     #[cfg(unix)]
     Fd(RawFd),
-    /// No way to wait: nap for `Capabilities::idle_backoff`.
+    /// No way to wait: nap, at most for `Capabilities::idle_backoff`.
     Unsupported,
 }
