@@ -14,17 +14,38 @@ pub(crate) enum Posted {
     Receive { id: u64 },
 }
 
-#[repr(C)]
+/// A power of two long: its place is told from its address by a shift.
+#[repr(C, align(128))]
 struct Context {
     /// The provider's, from posting to completion.
     notes: UnsafeCell<sys::fi_context2>,
-    posted: Option<Posted>,
+    /// Of the request or receive.
+    id: u64,
+    /// The peer's slot of a request; or one of the two below.
+    peer: u32,
+    /// The next free one, while this one is free.
+    next: u32,
+}
+
+/// No peer's slot: the context is free, or a receive's. Slots stay below (`Tag::SLOTS`).
+const FREE: u32 = u32::MAX;
+const RECEIVE: u32 = u32::MAX - 1;
+
+impl Context {
+    fn posted(&self) -> Option<Posted> {
+        match self.peer {
+            FREE => None,
+            RECEIVE => Some(Posted::Receive { id: self.id }),
+            peer => Some(Posted::Request { id: self.id, peer: PeerSlot(peer) }),
+        }
+    }
 }
 
 /// As many contexts as may be posted at once. They never move.
 pub(crate) struct Contexts {
     all: Box<[Context]>,
-    free: Vec<u32>,
+    /// The first free one; `all.len()` if there is none.
+    free: u32,
 }
 
 // SAFETY: the notes are the provider's, which serialises its own use of them.
@@ -32,30 +53,62 @@ unsafe impl Send for Contexts {}
 
 impl Contexts {
     pub(crate) fn new(count: u32) -> Self {
-        // SAFETY: eight pointers, which may be null.
-        let context = |_| Context { notes: UnsafeCell::new(unsafe { std::mem::zeroed() }), posted: None };
-        Self { all: (0..count).map(context).collect(), free: (0..count).rev().collect() }
+        let context = |index| {
+            // SAFETY: eight pointers, which may be null.
+            let notes = UnsafeCell::new(unsafe { std::mem::zeroed() });
+            Context { notes, id: 0, peer: FREE, next: index + 1 }
+        };
+        Self { all: (0..count).map(context).collect(), free: 0 }
     }
 
-    /// A context for `posted`; `None` if all are posted.
-    pub(crate) fn take(&mut self, posted: Posted) -> Option<*mut c_void> {
-        let index = self.free.pop()? as usize;
-        self.all[index].posted = Some(posted);
-        Some(self.all[index].notes.get().cast())
+    /// A context for a request; `None` if all are posted.
+    #[inline]
+    pub(crate) fn take_request(&mut self, id: u64, peer: PeerSlot) -> Option<*mut c_void> {
+        self.take(id, peer.0)
+    }
+
+    /// A context for a receive; `None` if all are posted.
+    pub(crate) fn take_receive(&mut self, id: u64) -> Option<*mut c_void> {
+        self.take(id, RECEIVE)
+    }
+
+    #[inline]
+    fn take(&mut self, id: u64, peer: u32) -> Option<*mut c_void> {
+        let context = self.all.get_mut(self.free as usize)?;
+        (context.id, context.peer) = (id, peer);
+        self.free = context.next;
+        Some(context.notes.get().cast())
+    }
+
+    /// The request that `context` stood for, which is over; `None` for anything else.
+    #[inline]
+    pub(crate) fn end_request(&mut self, context: *mut c_void) -> Option<(u64, PeerSlot)> {
+        let index = self.index(context);
+        let context = self.all.get_mut(index).filter(|context| context.peer < RECEIVE)?;
+        let peer = std::mem::replace(&mut context.peer, FREE);
+        context.next = std::mem::replace(&mut self.free, index as u32);
+        Some((context.id, PeerSlot(peer)))
+    }
+
+    /// The place of a context; one that does not exist for what is none.
+    #[inline]
+    fn index(&self, context: *mut c_void) -> usize {
+        (context as usize).wrapping_sub(self.all.as_ptr() as usize) / size_of::<Context>()
     }
 
     /// What `context` stood for, which is over; `None` for what is no posted context.
     pub(crate) fn end(&mut self, context: *mut c_void) -> Option<Posted> {
-        let offset = (context as usize).checked_sub(self.all.as_ptr() as usize)?;
-        let index = offset / size_of::<Context>();
-        let posted = self.all.get_mut(index)?.posted.take()?;
-        self.free.push(index as u32);
+        let index = self.index(context);
+        let context = self.all.get_mut(index)?;
+        let posted = context.posted()?;
+        context.peer = FREE;
+        context.next = std::mem::replace(&mut self.free, index as u32);
         Some(posted)
     }
 
     /// The context of a posted receive.
     pub(crate) fn receive(&self, id: u64) -> Option<*mut c_void> {
-        let is_it = |context: &&Context| context.posted == Some(Posted::Receive { id });
+        let is_it = |context: &&Context| context.posted() == Some(Posted::Receive { id });
         Some(self.all.iter().find(is_it)?.notes.get().cast())
     }
 
@@ -63,8 +116,9 @@ impl Contexts {
     pub(crate) fn end_all(&mut self) -> Vec<Posted> {
         let mut ended = Vec::new();
         for (index, context) in self.all.iter_mut().enumerate() {
-            if let Some(posted) = context.posted.take() {
-                self.free.push(index as u32);
+            if let Some(posted) = context.posted() {
+                context.peer = FREE;
+                context.next = std::mem::replace(&mut self.free, index as u32);
                 ended.push(posted);
             }
         }
@@ -80,15 +134,17 @@ mod tests {
     fn ends_once_in_any_order() {
         let mut contexts = Contexts::new(3);
         let posted = [0, 1, 2].map(|id| Posted::Request { id, peer: PeerSlot(9) });
-        let taken = posted.map(|posted| contexts.take(posted).unwrap());
-        assert_eq!(contexts.take(Posted::Receive { id: 7 }), None);
+        let taken = [0, 1, 2].map(|id| contexts.take_request(id, PeerSlot(9)).unwrap());
+        assert_eq!(contexts.take_receive(7), None);
         assert_eq!(contexts.end(taken[1]), Some(posted[1]));
         assert_eq!(contexts.end(taken[1]), None);
-        let receive = contexts.take(Posted::Receive { id: 7 }).unwrap();
+        let receive = contexts.take_receive(7).unwrap();
         assert_eq!((contexts.receive(7), contexts.receive(8)), (Some(receive), None));
         assert_eq!(contexts.end(std::ptr::null_mut()), None);
         assert_eq!(contexts.end(std::ptr::without_provenance_mut(usize::MAX)), None);
         assert_eq!(contexts.end_all(), [posted[0], Posted::Receive { id: 7 }, posted[2]]);
-        assert_eq!(contexts.free.len(), 3);
+        let again = [3, 4, 5].map(|id| contexts.take_request(id, PeerSlot(9)));
+        assert!(again.iter().all(Option::is_some));
+        assert_eq!(contexts.take_receive(8), None);
     }
 }

@@ -6,8 +6,8 @@ use std::sync::Arc;
 use libfabric_sys as sys;
 use transport_core::Time;
 use transport_core::spi::{
-    Armed, Batch, Completions, Endpoint, EndpointConfig, Event, PeerSlot, PostResult, ReceiveRequest, Status,
-    WorkRequest,
+    Armed, Batch, Completions, Endpoint, EndpointConfig, Event, PeerSlot, Piece, PostResult, ReceiveRequest,
+    Status, WorkRequest,
 };
 
 use crate::context::{Contexts, Posted};
@@ -16,9 +16,13 @@ use crate::ending::GRACE;
 use crate::library::library;
 use crate::peers::{Remote, Slot};
 use crate::queues::Queues;
+use crate::report::{AT_ONCE, Entries};
 use crate::status::status;
 use crate::submit::submit;
 use crate::verdicts::Verdicts;
+
+/// Attempts in a row at a request that libfabric has no room for.
+const TRIES: usize = 16;
 
 /// Closed in order: libfabric's endpoint first, after which no context is in use.
 pub(crate) struct EfaEndpoint {
@@ -33,7 +37,7 @@ pub(crate) struct EfaEndpoint {
     pub(crate) leaving: Vec<PeerSlot>,
     /// Requests posted to each slot.
     pub(crate) outstanding: Vec<u32>,
-    requests: usize,
+    pub(crate) requests: usize,
     receives: usize,
     send_depth: usize,
     recv_depth: usize,
@@ -41,6 +45,12 @@ pub(crate) struct EfaEndpoint {
     pub(crate) aborted: Vec<(PeerSlot, Time)>,
     /// Failures whose meaning is not known yet.
     pub(crate) verdicts: Verdicts,
+    /// Peers' writes and reads counted so far.
+    visits: u64,
+    /// The provider's words for the last failure, with its number.
+    pub(crate) words: (i32, String),
+    /// Where completions are read into.
+    pub(crate) entries: Entries,
     /// Events that had no room.
     pub(crate) waiting: std::collections::VecDeque<Event>,
 }
@@ -64,6 +74,9 @@ impl EfaEndpoint {
             recv_depth: recv as usize,
             aborted: Vec::new(),
             verdicts: Verdicts::default(),
+            visits: 0,
+            words: (0, String::new()),
+            entries: Entries::new(),
             waiting: std::collections::VecDeque::new(),
         }
     }
@@ -95,25 +108,32 @@ impl EfaEndpoint {
         self.slots.iter().position(is_it).map(|slot| slot as u32)
     }
 
-    /// Posts one request; libfabric's answer.
+    /// Posts a run from its piece `first` on: how many were taken, and libfabric's answer to
+    /// the next.
     ///
     /// # Safety
     /// As [`Endpoint::post`].
-    unsafe fn post_one(&mut self, queues: &Queues, request: &WorkRequest) -> isize {
-        let gone = -(sys::FI_ENOTCONN as isize);
-        let Some(remote) = self.remote(request.peer) else { return gone };
-        let posted = Posted::Request { id: request.id, peer: request.peer };
-        let Some(context) = self.contexts.take(posted) else { return -(sys::FI_EAGAIN as isize) };
-        // SAFETY: by the caller; the context stays where it is until the completion.
-        let code = unsafe { submit(queues, request, &remote, self.data, context) };
-        match code {
-            0 => {
-                self.outstanding[request.peer.0 as usize] += 1;
-                self.requests += 1;
+    unsafe fn post_run(&mut self, queues: &Queues, run: &WorkRequest, pieces: &[Piece]) -> (usize, isize) {
+        let full = -(sys::FI_EAGAIN as isize);
+        let Some(remote) = self.remote(run.peer) else { return (0, -(sys::FI_ENOTCONN as isize)) };
+        let (mut taken, mut tries) = (0, 0);
+        loop {
+            let room = (self.send_depth - self.requests).min(pieces.len() - taken);
+            let next = (taken, &pieces[taken..taken + room]);
+            // SAFETY: by the caller; contexts stay where they are until the completion.
+            let (more, code) = unsafe { submit(queues, &mut self.contexts, run, next, &remote, self.data) };
+            self.outstanding[run.peer.0 as usize] += more as u32;
+            self.requests += more;
+            taken += more;
+            tries = if more > 0 { 0 } else { tries + 1 };
+            match code {
+                0 if taken == pieces.len() => return (taken, 0),
+                0 => return (taken, full),
+                // What is full may be so for less than a turn of the engine takes.
+                code if code == full && tries < TRIES => self.drain(queues, AT_ONCE),
+                code => return (taken, code),
             }
-            _ => drop(self.contexts.end(context)),
         }
-        code
     }
 
     /// What a context stood for is over.
@@ -145,19 +165,14 @@ impl Endpoint for EfaEndpoint {
         self.refresh();
         let Some(queues) = self.queues.take() else { return refused(0, -(sys::FI_ENODEV as isize)) };
         let turn = queues.addresses.turn();
-        let mut result = PostResult { accepted: batch.len(), error: None };
-        for (accepted, request) in batch.requests().enumerate() {
-            if self.requests == self.send_depth {
-                result = PostResult { accepted, error: None };
-                break;
-            }
+        let mut result = PostResult { accepted: 0, error: None };
+        for (run, pieces) in batch.runs() {
             // SAFETY: by the caller.
-            match unsafe { self.post_one(&queues, &request) } {
-                0 => {}
-                code => {
-                    result = refused(accepted, code);
-                    break;
-                }
+            let (taken, code) = unsafe { self.post_run(&queues, run, pieces) };
+            result.accepted += taken;
+            if code != 0 {
+                result = refused(result.accepted, code);
+                break;
             }
         }
         drop(turn);
@@ -172,7 +187,7 @@ impl Endpoint for EfaEndpoint {
             if self.receives == self.recv_depth {
                 return PostResult { accepted, error: None };
             }
-            let Some(context) = self.contexts.take(Posted::Receive { id: receive.id }) else {
+            let Some(context) = self.contexts.take_receive(receive.id) else {
                 return PostResult { accepted, error: None };
             };
             let iovec = sys::iovec { iov_base: receive.local.cast(), iov_len: receive.len as usize };
@@ -199,7 +214,17 @@ impl Endpoint for EfaEndpoint {
 
     fn poll(&mut self, into: &mut Completions) {
         self.refresh();
-        self.drain(into.spare());
+        if let Some(queues) = self.queues.take() {
+            let turn = queues.addresses.turn();
+            self.drain(&queues, into.spare());
+            drop(turn);
+            let visits = queues.visits();
+            if visits != self.visits {
+                self.visits = visits;
+                into.stir();
+            }
+            self.queues = Some(queues);
+        }
         let (shared, slots) = (&self.shared, &self.slots);
         let has_left = |peer: PeerSlot| !matches!(slots.get(peer.0 as usize), Some(Slot::Up(_)));
         self.verdicts.tell(|| shared.setup.clock.now(), has_left, &mut self.waiting);
@@ -251,9 +276,13 @@ impl Endpoint for EfaEndpoint {
     }
 
     fn describe(&self, status: Status) -> String {
-        match (status.code, library()) {
-            (0, _) | (_, Err(_)) => format!("{:?}", status.kind),
-            (code, Ok(library)) => format!("{} ({code})", library.strerror(code)),
+        let Ok(library) = library() else { return format!("{:?}", status.kind) };
+        match (status.code, &self.words) {
+            (0, _) => format!("{:?}", status.kind),
+            (code, (of, words)) if *of == code && !words.is_empty() => {
+                format!("{} ({code}); the provider says: {words}", library.strerror(code))
+            }
+            (code, _) => format!("{} ({code})", library.strerror(code)),
         }
     }
 }

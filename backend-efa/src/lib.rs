@@ -19,6 +19,7 @@ mod peers;
 mod queues;
 mod region;
 mod report;
+mod settings;
 mod status;
 mod submit;
 mod tag;

@@ -30,6 +30,8 @@ unsafe impl Object for sys::fid_eq {}
 unsafe impl Object for sys::fid_ep {}
 // SAFETY: as above.
 unsafe impl Object for sys::fid_mr {}
+// SAFETY: as above.
+unsafe impl Object for sys::fid_cntr {}
 
 /// An open object of libfabric.
 pub(crate) struct Fid<T: Object>(NonNull<T>);

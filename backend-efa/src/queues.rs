@@ -8,6 +8,7 @@ use libfabric_sys as sys;
 use transport_core::Result;
 
 use crate::objects::{Device, Fid};
+use crate::settings;
 use crate::status::refused;
 
 /// Completions that a queue holds beside those of all that can be posted here: imms.
@@ -20,7 +21,7 @@ pub(crate) const ARRIVALS: usize = 8192;
 pub(crate) struct Addresses {
     av: Fid<sys::fid_av>,
     turn: Mutex<()>,
-    _device: Arc<Device>,
+    device: Arc<Device>,
 }
 
 impl Addresses {
@@ -33,7 +34,7 @@ impl Addresses {
                 sys::fi_av_open(device.domain.as_ptr(), &raw mut attr, av, null_mut())
             })?
         };
-        Ok(Arc::new(Self { av, turn: Mutex::default(), _device: Arc::clone(device) }))
+        Ok(Arc::new(Self { av, turn: Mutex::default(), device: Arc::clone(device) }))
     }
 
     /// Inserts an address, which is as long as this provider's are.
@@ -51,7 +52,12 @@ impl Addresses {
         }
     }
 
+    /// Not on shm: a request of the peer's that is still on its way crashes the process when
+    /// the address is gone (`smr_progress_cmd`; 1.17). Its 256 places last for a domain's life.
     pub(crate) fn remove(&self, mut address: sys::fi_addr_t) {
+        if self.device.info.provider() == "shm" {
+            return;
+        }
         let _turn = self.turn();
         // SAFETY: inserted before, and removed once; nothing is posted to it any more.
         let code = unsafe { sys::fi_av_remove(self.av.as_ptr(), &raw mut address, 1, 0) };
@@ -65,6 +71,8 @@ impl Addresses {
 pub(crate) struct Queues {
     pub(crate) ep: Fid<sys::fid_ep>,
     pub(crate) cq: Fid<sys::fid_cq>,
+    /// Counts peers' writes and reads, where nothing else tells the worker that they are there.
+    visits: Option<Fid<sys::fid_cntr>>,
     /// Readable when the completion queue is not empty, where the provider has such a thing.
     pub(crate) descriptor: Option<c_int>,
     pub(crate) addresses: Arc<Addresses>,
@@ -76,6 +84,7 @@ impl Queues {
         let info = device.info.as_ptr();
         let (tx, rx) = (device.info.tx(), device.info.rx());
         let (cq, descriptor) = completion_queue(device, tx.size + rx.size + ARRIVALS)?;
+        let visits = if descriptor.is_none() { counter(device) } else { None };
         // SAFETY: the domain is open and the entry is its own; objects are bound before the
         // endpoint is enabled, and outlive it.
         let ep = unsafe {
@@ -91,10 +100,22 @@ impl Queues {
             check("an event queue for its endpoint", bind(device.events(), 0))?;
             check("an address vector for its endpoint", bind(addresses.fid(), 0))?;
             check("a completion queue for its endpoint", bind(cq.fid(), ends))?;
+            if let Some(visits) = &visits {
+                let kinds = u64::from(sys::FI_REMOTE_WRITE | sys::FI_REMOTE_READ);
+                check("a counter for its endpoint", bind(visits.fid(), kinds))?;
+            }
+            settings::apply(ep.as_ptr(), &device.info);
             check("to enable its endpoint", sys::fi_enable(ep.as_ptr()))?;
             ep
         };
-        Ok(Self { ep, cq, descriptor, addresses: Arc::clone(addresses), device: Arc::clone(device) })
+        Ok(Self { ep, cq, visits, descriptor, addresses: Arc::clone(addresses), device: Arc::clone(device) })
+    }
+
+    /// How many writes and reads of peers there were, where that is counted.
+    #[inline]
+    pub(crate) fn visits(&self) -> u64 {
+        // SAFETY: the counter is open.
+        self.visits.as_ref().map_or(0, |visits| unsafe { sys::fi_cntr_read(visits.as_ptr()) })
     }
 
     /// The endpoint's address, as peers insert it.
@@ -120,6 +141,22 @@ impl Addresses {
     fn fid(&self) -> *mut sys::fid {
         self.av.fid()
     }
+}
+
+/// A counter of what peers do to our memory, where the provider offers such (`FI_RMA_EVENT`).
+fn counter(device: &Device) -> Option<Fid<sys::fid_cntr>> {
+    if device.info.get().caps & sys::FI_RMA_EVENT == 0 {
+        return None;
+    }
+    let open = |cntr: &mut *mut sys::fid_cntr| {
+        // SAFETY: zero asks for nothing in particular; the domain is open.
+        unsafe {
+            let mut attr: sys::fi_cntr_attr = std::mem::zeroed();
+            (attr.events, attr.wait_obj) = (sys::FI_CNTR_EVENTS_COMP, sys::FI_WAIT_NONE);
+            sys::fi_cntr_open(device.domain.as_ptr(), &raw mut attr, cntr, null_mut())
+        }
+    };
+    Fid::open("open", "a counter", open).ok()
 }
 
 /// A completion queue of `size` entries, with a descriptor to wait on if the provider has one.

@@ -12,76 +12,130 @@ use crate::status::{is_ambiguous, status};
 use crate::tag::Tag;
 
 /// Completions read by one call.
-const AT_ONCE: usize = 64;
+pub(crate) const AT_ONCE: usize = 64;
+
+// Flags of completions.
+const REMOTE_CQ_DATA: u64 = sys::FI_REMOTE_CQ_DATA as u64;
+const REMOTE_WRITE: u64 = sys::FI_REMOTE_WRITE as u64;
+const RECV: u64 = sys::FI_RECV as u64;
+/// Of what was posted here.
+const POSTED: u64 = RECV | (sys::FI_SEND | sys::FI_READ | sys::FI_WRITE) as u64;
+
+/// Where the completions of one call, and the addresses of their senders, are read into.
+#[derive(Default)]
+pub(crate) struct Entries {
+    completions: Vec<sys::fi_cq_data_entry>,
+    from: Vec<sys::fi_addr_t>,
+}
+
+// SAFETY: plain values; the pointers in them are compared, never followed.
+unsafe impl Send for Entries {}
+
+impl Entries {
+    pub(crate) fn new() -> Self {
+        // SAFETY: a plain value, for which zero will do.
+        let entry = unsafe { std::mem::zeroed() };
+        Self { completions: vec![entry; AT_ONCE], from: vec![sys::FI_ADDR_UNSPEC; AT_ONCE] }
+    }
+}
+
+/// Requests to one peer with consecutive ids that are done.
+#[derive(Default)]
+struct Run {
+    peer: PeerSlot,
+    first: u64,
+    count: u32,
+}
 
 impl EfaEndpoint {
-    /// Reads about `room` completions and files their events.
-    pub(crate) fn drain(&mut self, room: usize) {
-        let Some(queues) = self.queues.take() else { return };
-        let turn = queues.addresses.turn();
-        while self.waiting.len() < room && self.read(&queues, room - self.waiting.len()) {}
-        drop(turn);
-        self.queues = Some(queues);
+    /// Reads about `room` completions and files their events. Whose turn it is, is the caller's.
+    pub(crate) fn drain(&mut self, queues: &Queues, room: usize) {
+        while self.waiting.len() < room && self.read(queues, room - self.waiting.len()) {}
     }
 
     /// One call; whether there may be more.
     fn read(&mut self, queues: &Queues, room: usize) -> bool {
-        // SAFETY: plain values, for which zero will do.
-        let mut entries: [sys::fi_cq_data_entry; AT_ONCE] = unsafe { std::mem::zeroed() };
-        let mut from = [u64::MAX; AT_ONCE];
         let (cq, most) = (queues.cq.as_ptr(), room.min(AT_ONCE));
+        let into = self.entries.completions.as_mut_ptr();
         // SAFETY: the queue was opened for entries of this format, and there is room for so many.
         let read = unsafe {
             match self.data {
-                8.. => sys::fi_cq_read(cq, entries.as_mut_ptr().cast(), most),
-                _ => sys::fi_cq_readfrom(cq, entries.as_mut_ptr().cast(), most, from.as_mut_ptr()),
+                8.. => sys::fi_cq_read(cq, into.cast(), most),
+                _ => sys::fi_cq_readfrom(cq, into.cast(), most, self.entries.from.as_mut_ptr()),
             }
         };
         if read == -(sys::FI_EAVAIL as isize) {
-            self.failed(queues);
-            return true;
+            return self.failed(queues);
         }
-        if read <= 0 {
-            return false;
+        let read = usize::try_from(read).unwrap_or(0);
+        let entries = std::mem::take(&mut self.entries);
+        let mut run = Run::default();
+        for (at, entry) in entries.completions[..read].iter().enumerate() {
+            // Requests of ours, by far the most, are joined with their neighbours: many of them
+            // cost the engine one event.
+            if entry.flags & (REMOTE_CQ_DATA | REMOTE_WRITE | RECV) == 0
+                && let Some((id, peer)) = self.contexts.end_request(entry.op_context)
+            {
+                if peer == run.peer && id == run.first + u64::from(run.count) {
+                    run.count += 1;
+                } else {
+                    self.done(std::mem::replace(&mut run, Run { peer, first: id, count: 1 }));
+                }
+            } else {
+                self.arrived(entry, entries.from[at]);
+            }
         }
-        for (entry, from) in entries.iter().zip(from).take(read as usize) {
-            self.arrived(entry, from);
+        self.done(run);
+        self.entries = entries;
+        read == most && read > 0
+    }
+
+    fn done(&mut self, run: Run) {
+        let Run { peer, first, count } = run;
+        if count > 0 {
+            self.requests -= count as usize;
+            self.outstanding[peer.0 as usize] -= count;
+            self.waiting.push_back(Event::Done { first, count });
         }
-        read as usize == most
     }
 
     fn arrived(&mut self, entry: &sys::fi_cq_data_entry, from: sys::fi_addr_t) {
-        let has = |flag: u32| entry.flags & u64::from(flag) != 0;
-        let tag = has(sys::FI_REMOTE_CQ_DATA).then(|| Tag::from_data(entry.data, self.data));
+        let has = |flags: u64| entry.flags & flags != 0;
         // shm of 2.1 leaves FI_REMOTE_WRITE out, and the context is then a peer's.
-        if has(sys::FI_REMOTE_WRITE) || (tag.is_some() && !has(sys::FI_RECV)) {
-            self.imm(tag, from);
-            return;
+        if has(REMOTE_WRITE) || (has(REMOTE_CQ_DATA) && !has(POSTED)) {
+            return self.imm(entry, from);
         }
         match self.end(entry.op_context) {
-            Some(Posted::Request { id, .. }) => self.done(id),
-            Some(Posted::Receive { id }) => {
-                let sender = tag.and_then(|tag| tag.slot).or_else(|| self.slot_of(from));
-                match sender.filter(|slot| self.knows(*slot)) {
-                    Some(slot) => self.waiting.push_back(Event::Received {
-                        id,
-                        peer: PeerSlot(slot),
-                        len: entry.len as u64,
-                        imm: tag.and_then(|tag| tag.imm),
-                    }),
-                    None => self.stray(id),
-                }
-            }
+            Some(Posted::Request { id, .. }) => self.waiting.push_back(Event::Done { first: id, count: 1 }),
+            Some(Posted::Receive { id }) => self.received(id, entry, from),
             None => tracing::warn!(flags = entry.flags, "libfabric completes what was not posted"),
         }
     }
 
-    fn imm(&mut self, tag: Option<Tag>, from: sys::fi_addr_t) {
-        let Some(Tag { slot, imm: Some(imm) }) = tag else { return };
+    fn received(&mut self, id: u64, entry: &sys::fi_cq_data_entry, from: sys::fi_addr_t) {
+        let tag = self.tag(entry);
+        let sender = tag.and_then(|tag| tag.slot).or_else(|| self.slot_of(from));
+        match sender.filter(|slot| self.knows(*slot)) {
+            Some(slot) => self.waiting.push_back(Event::Received {
+                id,
+                peer: PeerSlot(slot),
+                len: entry.len as u64,
+                imm: tag.and_then(|tag| tag.imm),
+            }),
+            None => self.stray(id),
+        }
+    }
+
+    fn imm(&mut self, entry: &sys::fi_cq_data_entry, from: sys::fi_addr_t) {
+        let Some(Tag { slot, imm: Some(imm) }) = self.tag(entry) else { return };
         match slot.or_else(|| self.slot_of(from)).filter(|slot| self.knows(*slot)) {
             Some(slot) => self.waiting.push_back(Event::Imm { peer: PeerSlot(slot), imm }),
             None => tracing::debug!(imm, "an imm of a peer that is gone, or was none"),
         }
+    }
+
+    fn tag(&self, entry: &sys::fi_cq_data_entry) -> Option<Tag> {
+        (entry.flags & REMOTE_CQ_DATA != 0).then(|| Tag::from_data(entry.data, self.data))
     }
 
     /// A message of nobody's took a receive.
@@ -91,30 +145,23 @@ impl EfaEndpoint {
         self.waiting.push_back(Event::ReceiveFailed { id, status });
     }
 
-    /// Joins neighbours, so that many requests cost the engine one event.
-    fn done(&mut self, id: u64) {
-        match self.waiting.back_mut() {
-            Some(Event::Done { first, count }) if *first + u64::from(*count) == id => *count += 1,
-            _ => self.waiting.push_back(Event::Done { first: id, count: 1 }),
-        }
-    }
-
-    /// Reads one error.
-    fn failed(&mut self, queues: &Queues) {
+    /// Reads one error; whether there was one.
+    fn failed(&mut self, queues: &Queues) -> bool {
         // SAFETY: zero asks for no error data.
         let mut entry: sys::fi_cq_err_entry = unsafe { std::mem::zeroed() };
         // SAFETY: the queue is open.
         let read = unsafe { sys::fi_cq_readerr(queues.cq.as_ptr(), &raw mut entry, 0) };
         if read < 0 {
-            return;
+            return false;
         }
-        let words = self.words(queues, &entry);
+        let words = words(queues, &entry);
+        self.words = (entry.err.abs(), words.clone());
         match self.end(entry.op_context) {
             Some(Posted::Request { id, peer }) => {
                 tracing::debug!(id, code = entry.err, words, "a request failed");
                 if is_ambiguous(entry.err) {
                     self.verdicts.hold(id, peer, entry.err.abs(), self.shared.setup.clock.now());
-                    return;
+                    return true;
                 }
                 self.waiting.push_back(Event::Failed { id, status: status(entry.err) });
             }
@@ -126,23 +173,25 @@ impl EfaEndpoint {
                 tracing::debug!(code = entry.err, words, "libfabric reports an error of a peer's request")
             }
         }
+        true
     }
+}
 
-    fn words(&self, queues: &Queues, entry: &sys::fi_cq_err_entry) -> String {
-        let mut buf = [0; 256];
-        // SAFETY: the numbers are of an error of this queue; the buffer is as long as said.
-        unsafe {
-            let words = sys::fi_cq_strerror(
-                queues.cq.as_ptr(),
-                entry.prov_errno,
-                entry.err_data,
-                buf.as_mut_ptr(),
-                buf.len(),
-            );
-            match words.is_null() {
-                true => String::new(),
-                false => std::ffi::CStr::from_ptr(words).to_string_lossy().into_owned(),
-            }
+/// The provider's words for an error.
+fn words(queues: &Queues, entry: &sys::fi_cq_err_entry) -> String {
+    let mut buf = [0; 256];
+    // SAFETY: the numbers are of an error of this queue; the buffer is as long as said.
+    unsafe {
+        let words = sys::fi_cq_strerror(
+            queues.cq.as_ptr(),
+            entry.prov_errno,
+            entry.err_data,
+            buf.as_mut_ptr(),
+            buf.len(),
+        );
+        match words.is_null() {
+            true => String::new(),
+            false => std::ffi::CStr::from_ptr(words).to_string_lossy().into_owned(),
         }
     }
 }

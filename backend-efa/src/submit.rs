@@ -1,71 +1,135 @@
-//! One request as libfabric takes it.
+//! Runs of requests as libfabric takes them, one call each.
 
-use std::ffi::c_void;
+use std::ptr::null_mut;
 
 use libfabric_sys as sys;
-use transport_core::spi::{WorkKind, WorkRequest};
+use transport_core::spi::{Piece, WorkKind, WorkRequest};
 
+use crate::context::Contexts;
 use crate::peers::Remote;
 use crate::queues::Queues;
 use crate::tag::Tag;
 
-/// Hands one request to libfabric.
+/// Hands requests of a run to libfabric until it refuses one: how many it took, and its answer
+/// to the one after them, 0 if there is none.
+///
+/// `first` is the place of `pieces` in the run; `data` counts bytes of completion data.
 ///
 /// # Safety
-/// As `Endpoint::post`; `context` is not posted.
+/// As `Endpoint::post`.
+#[inline]
 pub(crate) unsafe fn submit(
     queues: &Queues,
-    request: &WorkRequest,
+    contexts: &mut Contexts,
+    run: &WorkRequest,
+    (first, pieces): (usize, &[Piece]),
     remote: &Remote,
     data: usize,
-    context: *mut c_void,
-) -> isize {
-    let iovec = sys::iovec { iov_base: request.local.cast(), iov_len: request.len as usize };
-    let mut desc = request.lkey as *mut c_void;
-    let tag = Tag { slot: Some(remote.slot), imm: request.imm };
+) -> (usize, isize) {
+    // SAFETY: by the caller.
+    unsafe {
+        match run.kind {
+            WorkKind::Send => send(queues, contexts, run, (first, pieces), remote, data),
+            _ => access(queues, contexts, run, (first, pieces), remote, data),
+        }
+    }
+}
+
+fn flags(run: &WorkRequest, data: usize) -> u64 {
     let mut flags = u64::from(sys::FI_COMPLETION);
-    if request.imm.is_some() || (request.kind == WorkKind::Send && data >= 8) {
+    if run.imm.is_some() || (run.kind == WorkKind::Send && data >= 8) {
         flags |= u64::from(sys::FI_REMOTE_CQ_DATA);
     }
-    let ep = queues.ep.as_ptr();
-    if request.kind == WorkKind::Send {
+    flags
+}
+
+/// Writes and reads.
+unsafe fn access(
+    queues: &Queues,
+    contexts: &mut Contexts,
+    run: &WorkRequest,
+    (first, pieces): (usize, &[Piece]),
+    remote: &Remote,
+    data: usize,
+) -> (usize, isize) {
+    let mut iovec = sys::iovec { iov_base: null_mut(), iov_len: 0 };
+    let mut there = sys::fi_rma_iov { addr: 0, len: 0, key: run.rkey };
+    let mut desc = run.lkey as *mut _;
+    let (here, there) = (&raw mut iovec, &raw mut there);
+    let mut msg = sys::fi_msg_rma {
+        msg_iov: here,
+        desc: &raw mut desc,
+        iov_count: 1,
+        addr: remote.address,
+        rma_iov: there,
+        rma_iov_count: 1,
+        context: null_mut(),
+        data: Tag { slot: Some(remote.slot), imm: run.imm }.to_data(data),
+    };
+    let (ep, plain) = (queues.ep.as_ptr(), flags(run, data));
+    // SAFETY: an open endpoint has the table, which lives as long.
+    let calls = unsafe { &*(*ep).rma };
+    let (call, delivered) = match run.kind {
+        WorkKind::Read => (calls.readmsg, plain),
+        _ => (calls.writemsg, plain | u64::from(sys::FI_DELIVERY_COMPLETE)),
+    };
+    let Some(call) = call else { return (0, -(sys::FI_ENOSYS as isize)) };
+    for (place, piece) in pieces.iter().enumerate() {
+        let Some(context) = contexts.take_request(run.id + (first + place) as u64, run.peer) else {
+            return (place, -(sys::FI_EAGAIN as isize));
+        };
+        msg.context = context;
+        // SAFETY: both point to what lives in this call; what `msg` points to is copied before
+        // libfabric returns, and the spans are the caller's.
+        let code = unsafe {
+            (*here).iov_base = piece.local.cast();
+            (*here).iov_len = piece.len as usize;
+            (*there).len = piece.len as usize;
+            (*there).addr = piece.remote;
+            let mut flags = delivered;
+            if piece.len == 0 {
+                // Nothing is to be delivered; and shm of 1.17 never completes such a write then.
+                (flags, (*there).addr, (*there).key) = (plain, remote.landing.base, remote.landing.key);
+            }
+            call(ep, &raw const msg, flags)
+        };
+        if code != 0 {
+            contexts.end(context);
+            return (place, code);
+        }
+    }
+    (pieces.len(), 0)
+}
+
+/// Messages.
+unsafe fn send(
+    queues: &Queues,
+    contexts: &mut Contexts,
+    run: &WorkRequest,
+    (first, pieces): (usize, &[Piece]),
+    remote: &Remote,
+    data: usize,
+) -> (usize, isize) {
+    let mut desc = run.lkey as *mut _;
+    for (place, piece) in pieces.iter().enumerate() {
+        let Some(context) = contexts.take_request(run.id + (first + place) as u64, run.peer) else {
+            return (place, -(sys::FI_EAGAIN as isize));
+        };
+        let iovec = sys::iovec { iov_base: piece.local.cast(), iov_len: piece.len as usize };
         let msg = sys::fi_msg {
             msg_iov: &raw const iovec,
             desc: &raw mut desc,
             iov_count: 1,
             addr: remote.address,
             context,
-            data: tag.to_data(data),
+            data: Tag { slot: Some(remote.slot), imm: run.imm }.to_data(data),
         };
         // SAFETY: by the caller; what `msg` points to is copied before this returns.
-        return unsafe { sys::fi_sendmsg(ep, &raw const msg, flags) };
-    }
-    let (addr, key) = match request.len {
-        // Nothing is to be delivered; and shm of 1.17 never completes such a write of no bytes.
-        0 => (remote.landing.base, remote.landing.key),
-        _ => {
-            if request.kind == WorkKind::Write {
-                flags |= u64::from(sys::FI_DELIVERY_COMPLETE);
-            }
-            (request.remote, request.rkey)
-        }
-    };
-    let there = sys::fi_rma_iov { addr, len: request.len as usize, key };
-    let msg = sys::fi_msg_rma {
-        msg_iov: &raw const iovec,
-        desc: &raw mut desc,
-        iov_count: 1,
-        addr: remote.address,
-        rma_iov: &raw const there,
-        rma_iov_count: 1,
-        context,
-        data: tag.to_data(data),
-    };
-    // SAFETY: as above.
-    unsafe {
-        match request.kind {
-            WorkKind::Read => sys::fi_readmsg(ep, &raw const msg, flags),
-            _ => sys::fi_writemsg(ep, &raw const msg, flags),
+        let code = unsafe { sys::fi_sendmsg(queues.ep.as_ptr(), &raw const msg, flags(run, data)) };
+        if code != 0 {
+            contexts.end(context);
+            return (place, code);
         }
     }
+    (pieces.len(), 0)
 }

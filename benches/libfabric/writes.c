@@ -215,7 +215,7 @@ static uint64_t run(uint64_t limit, double until) {
         if (turn % 4096) continue;
         if (poll(&heard, 1, 0)) fail("the target is gone", 0);
         if (done != seen) seen = done, since = time;
-        if (time - since > STALL) fail("no completion for 10 s", 0);
+        if (time - since > STALL) fail(done ? "no completion for 10 s" : "no first completion for 10 s", 0);
     }
     return posted;
 }

@@ -64,6 +64,9 @@ inline_call!(/// Opens an address vector.
 inline_call!(/// Opens a completion queue.
     fn fi_cq_open(domain: *mut fid_domain, attr: *mut fi_cq_attr, cq: *mut *mut fid_cq, context: *mut c_void)
         -> c_int = [ops] cq_open(domain, attr, cq, context));
+inline_call!(/// Opens a counter.
+    fn fi_cntr_open(domain: *mut fid_domain, attr: *mut fi_cntr_attr, cntr: *mut *mut fid_cntr,
+        context: *mut c_void) -> c_int = [ops] cntr_open(domain, attr, cntr, context));
 inline_call!(/// Opens an endpoint.
     fn fi_endpoint(domain: *mut fid_domain, info: *mut fi_info, ep: *mut *mut fid_ep, context: *mut c_void)
         -> c_int = [ops] endpoint(domain, info, ep, context));
@@ -98,6 +101,16 @@ inline_call!(/// Posts a message.
     fn fi_sendmsg(ep: *mut fid_ep, msg: *const fi_msg, flags: u64) -> isize = [msg] sendmsg(ep, msg, flags));
 inline_call!(/// Posts a receive.
     fn fi_recvmsg(ep: *mut fid_ep, msg: *const fi_msg, flags: u64) -> isize = [msg] recvmsg(ep, msg, flags));
+
+/// Reads a counter; 0 where the provider has none.
+///
+/// # Safety
+/// As its page in libfabric's manual.
+#[inline]
+pub unsafe fn fi_cntr_read(cntr: *mut fid_cntr) -> u64 {
+    // SAFETY: by the caller.
+    unsafe { (*(*cntr).ops).read.map_or(0, |read| read(cntr)) }
+}
 
 /// Enables an endpoint.
 ///

@@ -27,3 +27,8 @@ pub const fn version(major: u16, minor: u16) -> u32 {
 
 /// No address in particular (`rdma/fabric.h`): a cast, which bindgen leaves out.
 pub const FI_ADDR_UNSPEC: fi_addr_t = fi_addr_t::MAX;
+
+/// An endpoint option of 1.18 and later (`rdma/fi_endpoint.h`).
+pub const FI_OPT_CUDA_API_PERMITTED: u32 = 10;
+/// An endpoint option of 1.21 and later (`rdma/fi_endpoint.h`).
+pub const FI_OPT_SHARED_MEMORY_PERMITTED: u32 = 11;

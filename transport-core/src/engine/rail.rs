@@ -9,12 +9,7 @@ use super::posted::{Posted, Run};
 use super::rotation::Rotation;
 use super::window::Window;
 use crate::Result;
-use crate::spi::{Batch, Domain, Endpoint, EndpointConfig, Progress, Status};
-
-/// Bytes per batch where posting itself copies: it returns within about 25 µs at
-/// 20 GB/s, so that small requests do not wait behind large ones. Twice as much was
-/// 10 % slower for writes of 1 MiB (`benches/benches/write.rs`).
-const COPIED_BYTES: u64 = 1 << 19;
+use crate::spi::{Batch, Domain, Endpoint, EndpointConfig, Status};
 
 pub(crate) struct Rail {
     pub endpoint: Box<dyn Endpoint>,
@@ -46,10 +41,7 @@ impl Rail {
     pub fn open(domain: Arc<dyn Domain>, most: usize) -> Result<Self> {
         let endpoint = domain.endpoint(EndpointConfig::default())?;
         let depth = domain.capabilities().send_depth.max(1) as usize;
-        let batch_bytes = match domain.capabilities().progress {
-            Progress::Manual => COPIED_BYTES,
-            Progress::Auto => u64::MAX,
-        };
+        let batch_bytes = domain.capabilities().batch_bytes;
         let window = Window::of(domain.capabilities());
         Ok(Self {
             endpoint,

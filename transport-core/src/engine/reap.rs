@@ -31,9 +31,9 @@ impl Engine {
                     other => self.take_event(rail, other),
                 }
             }
+            events += count + usize::from(completions.is_stirred());
             completions.clear();
             self.completions = completions;
-            events += count;
         }
         events
     }

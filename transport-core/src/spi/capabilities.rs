@@ -98,6 +98,9 @@ pub struct Capabilities {
     /// `Progress::Auto` a quarter of what the line carries in two round trips is about
     /// right: a small request waits for what is ahead of it on the line.
     pub chunk: u64,
+    /// Bytes of a batch after which it is closed, so that posting returns soon where posting
+    /// itself moves bytes: small requests stand behind. `u64::MAX` where it does not.
+    pub batch_bytes: u64,
     /// Regions that may be registered at once.
     pub max_regions: u32,
     /// Line rate in bits per second, where there is one.
@@ -144,6 +147,7 @@ impl Capabilities {
             max_message: 0,
             max_write: 1 << 30,
             chunk: 1 << 20,
+            batch_bytes: u64::MAX,
             max_regions: 1,
             link_bits_per_s: None,
             requests_per_s: None,

@@ -4,7 +4,7 @@ use crate::ErrorKind;
 use crate::copy::Way;
 
 /// A connected peer's place in a domain; unique until its `PeerGone`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Default)]
 pub struct PeerSlot(pub u32);
 
 /// What a work request does.
@@ -147,18 +147,19 @@ impl Event {
 pub struct Completions {
     events: Vec<Event>,
     room: usize,
+    stirred: bool,
 }
 
 impl Completions {
     /// Room for `room` events, at least one.
     pub fn with_room(room: usize) -> Self {
         let room = room.max(1);
-        Self { events: Vec::with_capacity(room), room }
+        Self { events: Vec::with_capacity(room), room, stirred: false }
     }
 
     /// No room at all; allocates nothing.
     pub(crate) fn empty() -> Self {
-        Self { events: Vec::new(), room: 0 }
+        Self { events: Vec::new(), room: 0, stirred: false }
     }
 
     /// Events that can still be pushed.
@@ -181,8 +182,20 @@ impl Completions {
         &self.events
     }
 
+    /// Says that something moved that has no event here, like a peer's write into our memory
+    /// where polling carries it out: the worker stays awake.
+    pub fn stir(&mut self) {
+        self.stirred = true;
+    }
+
+    /// Whether something moved without an event.
+    pub fn is_stirred(&self) -> bool {
+        self.stirred
+    }
+
     /// Forgets all events and keeps the memory.
     pub fn clear(&mut self) {
         self.events.clear();
+        self.stirred = false;
     }
 }

@@ -1,0 +1,57 @@
+//! Settings of EFA's endpoints, each with its reason.
+
+use std::ffi::c_int;
+
+use libfabric_sys as sys;
+
+use crate::library::{Info, library};
+
+/// An option that is a C `bool`, and the library from which on it exists.
+struct Setting {
+    name: &'static str,
+    option: u32,
+    since: u32,
+    value: bool,
+}
+
+/// For every endpoint of a card, before it is enabled (fi_endpoint(3)).
+const OF_CARDS: [Setting; 2] = [
+    // We move GPU memory by registrations alone. With its own calls of CUDA the provider may
+    // deadlock with the user's streams.
+    Setting {
+        name: "FI_OPT_CUDA_API_PERMITTED",
+        option: sys::FI_OPT_CUDA_API_PERMITTED,
+        since: sys::version(1, 18),
+        value: false,
+    },
+    // Peers of this host have loopback. The provider's own path for them cannot be told from
+    // the card's, and does not know GPU memory.
+    Setting {
+        name: "FI_OPT_SHARED_MEMORY_PERMITTED",
+        option: sys::FI_OPT_SHARED_MEMORY_PERMITTED,
+        since: sys::version(1, 21),
+        value: false,
+    },
+];
+
+/// Sets what a card's endpoint should have; says what it refuses.
+///
+/// # Safety
+/// The endpoint is open and not enabled.
+pub(crate) unsafe fn apply(ep: *mut sys::fid_ep, info: &Info) {
+    if info.card().is_none() {
+        return;
+    }
+    let Ok(library) = library() else { return };
+    for setting in OF_CARDS.iter().filter(|setting| library.version() >= setting.since) {
+        let value = &raw const setting.value;
+        // SAFETY: by the caller; the value is read only, and as long as said.
+        let code = unsafe {
+            sys::fi_setopt(ep, sys::FI_OPT_ENDPOINT as c_int, setting.option as c_int, value.cast(), 1)
+        };
+        if code != 0 {
+            let why = library.strerror(code);
+            tracing::warn!(setting.name, setting.value, why, "libfabric does not take a setting");
+        }
+    }
+}

@@ -1,0 +1,45 @@
+//! One fabric, one region: a peer by loopback, another by libfabric.
+#![cfg(all(target_os = "linux", target_env = "gnu"))]
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use backend_loopback::Loopback;
+use multirail::spi::Backend;
+use multirail::{Access, Efa, EfaConfig, Fabric, FabricBuilder, TransportConfig, WriteOptions};
+
+const LIMIT: Duration = Duration::from_secs(20);
+const LEN: usize = 3 << 20;
+
+fn open(transports: &[&TransportConfig]) -> Fabric {
+    let transports = transports.iter().map(|transport| (*transport).clone());
+    transports.fold(FabricBuilder::new(), FabricBuilder::transport).open().unwrap()
+}
+
+#[test]
+fn each_peer_by_what_reaches_it() {
+    let efa = Efa::with(EfaConfig::default().provider("tcp").node("127.0.0.1").domains(2));
+    let devices = match efa.probe() {
+        Ok(devices) => devices,
+        Err(why) => return eprintln!("skipped: {}; {}", why.reason, why.remedy),
+    };
+    let libfabric = TransportConfig::new("libfabric", Arc::new(efa)).devices(devices);
+    let loopback = TransportConfig::new("loopback", Arc::new(Loopback::new()));
+    let ours = open(&[&loopback, &libfabric]);
+    let (near, far) = (open(&[&loopback]), open(&[&libfabric]));
+    let region = ours.alloc(LEN, Access::all()).unwrap();
+    let content: Vec<u8> = (0..LEN).map(|at| (at % 251) as u8).collect();
+    region.copy_in(0, &content).unwrap();
+    for (other, label) in [(near, "loopback"), (far, "libfabric")] {
+        let (peer, _) = ours.connect_local(&other).unwrap();
+        let there = other.alloc(LEN, Access::all()).unwrap();
+        let remote = peer.import(&there.descriptor()).unwrap();
+        let explained = peer.explain_write(&region, 0..LEN, &remote, 0, &WriteOptions::new()).unwrap();
+        let taken = explained.transports.iter().find(|choice| choice.taken);
+        assert_eq!(taken.map(|choice| choice.transport.as_str()), Some(label));
+        peer.write(&region, 0..LEN, &remote, 0).unwrap().wait(LIMIT).unwrap();
+        let mut arrived = vec![0; LEN];
+        there.copy_out(0, &mut arrived).unwrap();
+        assert!(arrived == content, "not what was written, by {label}");
+    }
+}
