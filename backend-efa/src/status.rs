@@ -45,6 +45,18 @@ pub(crate) fn is_ambiguous(code: c_int) -> bool {
     code.unsigned_abs() == sys::FI_ECANCELED || kind(code) == ErrorKind::PeerDied
 }
 
+/// Whether `code` says that nobody is where the peer's address points.
+pub(crate) fn is_unreachable(code: c_int) -> bool {
+    matches!(
+        code.unsigned_abs(),
+        sys::FI_ECONNREFUSED
+            | sys::FI_EHOSTDOWN
+            | sys::FI_EHOSTUNREACH
+            | sys::FI_ENETUNREACH
+            | sys::FI_ETIMEDOUT
+    )
+}
+
 /// The error of a call on `what` that gave `code`.
 pub(crate) fn refused(operation: &'static str, what: &str, code: c_int) -> Error {
     let words = match library() {

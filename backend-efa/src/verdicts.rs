@@ -6,6 +6,8 @@ use std::time::Duration;
 use transport_core::spi::{Event, PeerSlot, Status};
 use transport_core::{ErrorKind, Time};
 
+use crate::status::is_unreachable;
+
 /// How long the control connection has to say that a peer is gone: it sees the end of a
 /// process at once, and a host that is silent says nothing here either.
 const HOLD: Duration = Duration::from_millis(250);
@@ -26,7 +28,8 @@ impl Verdicts {
         self.0.push_back(Held { id, peer, code, until: now.after(HOLD) });
     }
 
-    /// Files what is known by `now`: who `has_left` is dead, who has not by then refused.
+    /// Files what is known by `now`: who `has_left` is dead, who has not by then
+    /// refused, or is not where it said.
     pub(crate) fn tell(
         &mut self,
         now: impl FnOnce() -> Time,
@@ -40,6 +43,7 @@ impl Verdicts {
         self.0.retain(|held| {
             let kind = match (has_left(held.peer), held.until <= now) {
                 (true, _) => ErrorKind::PeerDied,
+                (false, true) if is_unreachable(held.code) => ErrorKind::Unreachable,
                 (false, true) => ErrorKind::RemoteAccess,
                 (false, false) => return true,
             };
@@ -74,5 +78,10 @@ mod tests {
         verdicts.tell(|| begun.after(HOLD), |_| false, &mut told);
         let refused = Event::Failed { id: 1, status: Status { kind: ErrorKind::RemoteAccess, code: 125 } };
         assert_eq!(told, [died, refused]);
+        told.clear();
+        verdicts.hold(3, PeerSlot(0), 111, begun);
+        verdicts.tell(|| begun.after(HOLD), |_| false, &mut told);
+        let nobody = Event::Failed { id: 3, status: Status { kind: ErrorKind::Unreachable, code: 111 } };
+        assert_eq!(told, [nobody]);
     }
 }
