@@ -84,8 +84,12 @@ impl Contexts {
     #[inline]
     pub(crate) fn end_request(&mut self, context: *mut c_void) -> Option<(u64, PeerSlot)> {
         let index = self.index(context);
-        let context = self.all.get_mut(index).filter(|context| context.peer < RECEIVE)?;
-        let peer = std::mem::replace(&mut context.peer, FREE);
+        let context = self.all.get_mut(index)?;
+        let peer = context.peer;
+        if peer >= RECEIVE {
+            return None;
+        }
+        context.peer = FREE;
         context.next = std::mem::replace(&mut self.free, index as u32);
         Some((context.id, PeerSlot(peer)))
     }

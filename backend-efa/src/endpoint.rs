@@ -26,7 +26,8 @@ const TRIES: usize = 16;
 
 /// Closed in order: libfabric's endpoint first, after which no context is in use.
 pub(crate) struct EfaEndpoint {
-    pub(crate) queues: Option<Queues>,
+    /// Taken out while it is worked with, which a box makes cheap.
+    pub(crate) queues: Option<Box<Queues>>,
     pub(crate) contexts: Contexts,
     pub(crate) shared: Arc<Shared>,
     /// Bytes of completion data.
@@ -61,7 +62,7 @@ impl EfaEndpoint {
         let send = config.send_depth.unwrap_or(send).min(send);
         Self {
             data: queues.device.info.domain().cq_data_size,
-            queues: Some(queues),
+            queues: Some(Box::new(queues)),
             contexts: Contexts::new(send + recv),
             shared,
             slots: Vec::new(),

@@ -99,6 +99,8 @@ impl EfaEndpoint {
         }
     }
 
+    #[cold]
+    #[inline(never)]
     fn arrived(&mut self, entry: &sys::fi_cq_data_entry, from: sys::fi_addr_t) {
         let has = |flags: u64| entry.flags & flags != 0;
         // shm of 2.1 leaves FI_REMOTE_WRITE out, and the context is then a peer's.

@@ -108,6 +108,9 @@ fn obstacle(
     if trial.tag == Tag::Process && !cfg!(target_os = "linux") {
         return Some("process trials read /proc: they run on Linux".into());
     }
+    if let Some(why) = subject.beside_the_point(trial.name) {
+        return Some(why.to_owned());
+    }
     let rails = trial.rails.max(subject.rails());
     if let Err(why) = subject.transport("probe", Shape { rails, variant, seed: SEED }) {
         return Some(why);

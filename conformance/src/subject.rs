@@ -35,6 +35,13 @@ pub trait Subject: Send + Sync {
     fn known_failures(&self) -> &[KnownFailure] {
         &[]
     }
+
+    /// Why a trial makes no sense here, by its name without the subject's and the variant's;
+    /// what is shown instead of running it.
+    fn beside_the_point(&self, trial: &str) -> Option<&str> {
+        let _ = trial;
+        None
+    }
 }
 
 /// What a trial runs in.

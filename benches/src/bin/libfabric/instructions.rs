@@ -10,6 +10,9 @@ use crate::ours::Load;
 
 /// Ours per write, at most.
 const LIMIT: u64 = 150;
+/// Milliseconds for the target between two turns. Longer pauses are counted with what the engine
+/// does by time: its look for stalls.
+const PAUSE: u64 = 2;
 /// The measured loop; what is outside is not counted.
 const LOOP: &str = "libfabric::ours::Window::run*";
 
@@ -68,7 +71,7 @@ impl Instructions {
             seconds: 1,
             region: 64 << 20,
             count: Some(count),
-            pause: 5,
+            pause: PAUSE,
         };
         let out = std::env::temp_dir().join(format!("multirail-{}.callgrind", std::process::id()));
         let mut valgrind = Command::new("valgrind");
@@ -78,7 +81,7 @@ impl Instructions {
             .arg(std::env::current_exe()?)
             .arg("ours")
             .args(load.arguments())
-            .args(["--pause", "5"])
+            .args(["--pause", &PAUSE.to_string()])
             .output();
         let run =
             run.map_err(|why| format!("valgrind does not start ({why}): install Debian's package valgrind"))?;
