@@ -50,8 +50,8 @@ pub(crate) struct EfaEndpoint {
     visits: u64,
     /// The provider's words for the last failure, with its number.
     pub(crate) words: (i32, String),
-    /// Where completions are read into.
-    pub(crate) entries: Entries,
+    /// Where completions are read into; taken out meanwhile.
+    pub(crate) entries: Option<Box<Entries>>,
     /// Events that had no room.
     pub(crate) waiting: std::collections::VecDeque<Event>,
 }
@@ -77,7 +77,7 @@ impl EfaEndpoint {
             verdicts: Verdicts::default(),
             visits: 0,
             words: (0, String::new()),
-            entries: Entries::new(),
+            entries: Some(Box::new(Entries::new())),
             waiting: std::collections::VecDeque::new(),
         }
     }

@@ -22,7 +22,6 @@ const RECV: u64 = sys::FI_RECV as u64;
 const POSTED: u64 = RECV | (sys::FI_SEND | sys::FI_READ | sys::FI_WRITE) as u64;
 
 /// Where the completions of one call, and the addresses of their senders, are read into.
-#[derive(Default)]
 pub(crate) struct Entries {
     completions: Vec<sys::fi_cq_data_entry>,
     from: Vec<sys::fi_addr_t>,
@@ -56,19 +55,20 @@ impl EfaEndpoint {
     /// One call; whether there may be more.
     fn read(&mut self, queues: &Queues, room: usize) -> bool {
         let (cq, most) = (queues.cq.as_ptr(), room.min(AT_ONCE));
-        let into = self.entries.completions.as_mut_ptr();
+        let Some(mut entries) = self.entries.take() else { return false };
+        let into = entries.completions.as_mut_ptr();
         // SAFETY: the queue was opened for entries of this format, and there is room for so many.
         let read = unsafe {
             match self.data {
                 8.. => sys::fi_cq_read(cq, into.cast(), most),
-                _ => sys::fi_cq_readfrom(cq, into.cast(), most, self.entries.from.as_mut_ptr()),
+                _ => sys::fi_cq_readfrom(cq, into.cast(), most, entries.from.as_mut_ptr()),
             }
         };
-        if read == -(sys::FI_EAVAIL as isize) {
-            return self.failed(queues);
+        if read <= 0 {
+            self.entries = Some(entries);
+            return read == -(sys::FI_EAVAIL as isize) && self.failed(queues);
         }
-        let read = usize::try_from(read).unwrap_or(0);
-        let entries = std::mem::take(&mut self.entries);
+        let read = read as usize;
         let mut run = Run::default();
         for (at, entry) in entries.completions[..read].iter().enumerate() {
             // Requests of ours, by far the most, are joined with their neighbours: many of them
@@ -86,8 +86,8 @@ impl EfaEndpoint {
             }
         }
         self.done(run);
-        self.entries = entries;
-        read == most && read > 0
+        self.entries = Some(entries);
+        read == most
     }
 
     fn done(&mut self, run: Run) {

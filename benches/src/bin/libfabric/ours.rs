@@ -34,6 +34,9 @@ pub struct Load {
     /// Sleeps for so many milliseconds when all are posted, so that little is polled in vain.
     #[arg(long, default_value_t = 0, hide = true)]
     pub pause: u64,
+    /// Turns after it all, in which nothing happens.
+    #[arg(long, default_value_t = 0, hide = true)]
+    pub turns: u64,
 }
 
 impl Load {
@@ -70,14 +73,16 @@ impl Load {
             Some(count) => Until::Batches(count.div_ceil(per_batch)),
             None => Until::Time(begun + Duration::from_secs(self.seconds)),
         };
-        let window = Window { ends: &ends, size: self.size, pause: Duration::from_millis(self.pause) };
-        let done = window.run(&batches, until)? * per_batch;
+        let pause = Duration::from_millis(self.pause);
+        let window = Window { ends: &ends, size: self.size, pause, turns: self.turns };
+        let (done, idle) = window.run(&batches, until)?;
+        let done = done * per_batch;
         let seconds = begun.elapsed().as_secs_f64();
         let written = (batches.len() * self.inflight / 2).min(done as usize);
         ends.verify(&order[..written], self.size)?;
         let bytes = done as f64 * self.size as f64;
         println!(
-            r#"{{"writes":{done},"gb_per_s":{:.4},"mops":{:.4}}}"#,
+            r#"{{"writes":{done},"gb_per_s":{:.4},"mops":{:.4},"idle_turns":{idle}}}"#,
             bytes / seconds / 1e9,
             done as f64 / seconds / 1e6
         );
@@ -97,13 +102,15 @@ struct Window<'a> {
     ends: &'a Ends,
     size: usize,
     pause: Duration,
+    turns: u64,
 }
 
 impl Window<'_> {
-    /// Writes the batches over and over; how many.
+    /// Writes the batches over and over; how many, and in how many turns nothing happened.
     #[inline(never)]
-    fn run(&self, batches: &[Pages], until: Until) -> Done<u64> {
-        let Self { ends, size, pause } = self;
+    fn run(&self, batches: &[Pages], until: Until) -> Done<(u64, u64)> {
+        let Self { ends, size, pause, turns } = self;
+        let mut idle = 0;
         let mut pages = batches.iter().cycle();
         let mut under_way: VecDeque<Op> = VecDeque::with_capacity(2);
         let (mut begun, mut done, mut is_over) = (0_u64, 0_u64, false);
@@ -114,7 +121,7 @@ impl Window<'_> {
                 begun += 1;
                 is_over = matches!(until, Until::Batches(batches) if begun == batches);
             }
-            ends.fabric.step();
+            idle += u64::from(ends.fabric.step().events == 0);
             if !pause.is_zero() {
                 std::thread::sleep(*pause);
             }
@@ -127,6 +134,9 @@ impl Window<'_> {
                 }
             }
         }
-        Ok(done)
+        for _ in 0..*turns {
+            idle += u64::from(ends.fabric.step().events == 0);
+        }
+        Ok((done, idle))
     }
 }

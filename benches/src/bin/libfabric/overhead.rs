@@ -44,6 +44,7 @@ impl Overhead {
                     region: 64 << 20,
                     count: None,
                     pause: 0,
+                    turns: 0,
                 };
                 let (mut ours, mut theirs, mut ratios) = (Vec::new(), Vec::new(), Vec::new());
                 for pair in 0..self.pairs {
@@ -85,12 +86,15 @@ fn our(load: &Load) -> Done<Command> {
 /// Runs a side and reads one of its figures.
 fn read(mut command: Command, figure: &str) -> Done<f64> {
     let output = command.output()?;
-    let text = String::from_utf8_lossy(&output.stdout);
-    let key = format!("\"{figure}\":");
-    let value = text.split(&key).nth(1).and_then(|rest| rest.split([',', '}']).next());
-    let value = value.and_then(|value| value.parse().ok()).filter(|_| output.status.success());
+    let value = find(&String::from_utf8_lossy(&output.stdout), figure).filter(|_| output.status.success());
     let words = || String::from_utf8_lossy(&output.stderr).into_owned();
     Ok(value.ok_or_else(|| format!("{command:?} measured nothing: {}", words()))?)
+}
+
+/// A figure of a line of JSON.
+pub fn find(line: &str, figure: &str) -> Option<f64> {
+    let rest = line.split(&format!("\"{figure}\":")).nth(1)?;
+    rest.split([',', '}']).next()?.trim().parse().ok()
 }
 
 fn median(values: &mut [f64]) -> f64 {
