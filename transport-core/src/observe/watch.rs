@@ -1,5 +1,6 @@
 //! Who learns of operations that make no progress.
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
 use std::time::Duration;
 
@@ -18,11 +19,13 @@ pub(crate) struct Watch {
     fabric: OnceLock<Weak<FabricInner>>,
     /// Transport and operation.
     due: Mutex<Vec<(usize, OpId)>>,
+    /// Whether there may be any: who steps an engine asks at every turn.
+    any: AtomicBool,
 }
 
 impl Watch {
     pub fn new(after: Duration, hook: Option<StallHook>) -> Self {
-        Self { after, hook, fabric: OnceLock::new(), due: Mutex::default() }
+        Self { after, hook, fabric: OnceLock::new(), due: Mutex::default(), any: AtomicBool::new(false) }
     }
 
     /// The fabric that is watched.
@@ -34,6 +37,7 @@ impl Watch {
     #[cold]
     pub fn found(&self, transport: usize, op: OpId) {
         self.lock().push((transport, op));
+        self.any.store(true, Ordering::Release);
     }
 
     /// Reports on a thread of its own: an engine must not wait for a user's hook.
@@ -47,7 +51,16 @@ impl Watch {
     }
 
     /// Reports what is due, in this thread.
+    #[inline]
     pub fn report(&self) {
+        if self.any.load(Ordering::Acquire) {
+            // What is found after this sets it again.
+            self.any.store(false, Ordering::Release);
+            self.report_due();
+        }
+    }
+
+    fn report_due(&self) {
         let due = std::mem::take(&mut *self.lock());
         if due.is_empty() {
             return;
