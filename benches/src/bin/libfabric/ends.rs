@@ -1,6 +1,5 @@
 //! The two processes of a measurement: a target that is written to, and our side of it.
 
-use std::cell::UnsafeCell;
 use std::io::{BufRead, BufReader, Read};
 use std::pin::pin;
 use std::process::{Child, ChildStdin, Command, ExitCode, Stdio};
@@ -48,30 +47,12 @@ impl Provider {
     }
 }
 
-/// Memory as `malloc` gives it, like that of `writes.c`.
-struct Plain(Box<[UnsafeCell<u8>]>);
-
-// SAFETY: bytes that are read and written through the pointer alone, by the rules of `Memory`.
-unsafe impl Send for Plain {}
-// SAFETY: as above.
-unsafe impl Sync for Plain {}
-
-// SAFETY: the bytes are the box's, which does not move or change its length.
-unsafe impl Memory for Plain {
-    fn as_ptr(&self) -> *mut u8 {
-        self.0.as_ptr().cast_mut().cast()
-    }
-
-    fn len(&self) -> usize {
-        self.0.len()
-    }
-}
-
-/// A region of it, with `content` in every byte's place.
+/// A region with `content` in every byte's place, in huge pages where the kernel has them, as
+/// `writes.c` has it.
 fn region(fabric: &Fabric, bytes: usize, content: impl Fn(usize) -> u8) -> Done<Region> {
-    let memory = Plain((0..bytes).map(|at| UnsafeCell::new(content(at))).collect());
-    // SAFETY: the memory is new, and only the region will know it.
-    Ok(unsafe { fabric.register(Arc::new(memory), Access::all()) }?)
+    let region = fabric.alloc(bytes, Access::all())?;
+    region.copy_in(0, &(0..bytes).map(content).collect::<Vec<_>>())?;
+    Ok(region)
 }
 
 /// The process that is written to.
