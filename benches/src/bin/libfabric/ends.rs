@@ -11,7 +11,7 @@ use std::thread::spawn;
 use backend_efa::{Efa, EfaConfig};
 use benches::{Driven, LIMIT};
 use transport_core::spi::Backend;
-use transport_core::{Access, Fabric, FabricBuilder, Memory, Peer, Region, RemoteRegion, TransportConfig};
+use transport_core::{Access, Fabric, FabricBuilder, Peer, Region, RemoteRegion, TransportConfig};
 
 use crate::Done;
 
