@@ -39,6 +39,13 @@ impl Context {
             peer => Some(Posted::Request { id: self.id, peer: PeerSlot(peer) }),
         }
     }
+
+    /// What it stood for is over: it is the first of the `free` ones, at `index`.
+    #[inline]
+    fn release(&mut self, index: usize, free: &mut u32) {
+        self.peer = FREE;
+        self.next = std::mem::replace(free, index as u32);
+    }
 }
 
 /// As many contexts as may be posted at once. They never move.
@@ -89,8 +96,7 @@ impl Contexts {
         if peer >= RECEIVE {
             return None;
         }
-        context.peer = FREE;
-        context.next = std::mem::replace(&mut self.free, index as u32);
+        context.release(index, &mut self.free);
         Some((context.id, PeerSlot(peer)))
     }
 
@@ -105,8 +111,7 @@ impl Contexts {
         let index = self.index(context);
         let context = self.all.get_mut(index)?;
         let posted = context.posted()?;
-        context.peer = FREE;
-        context.next = std::mem::replace(&mut self.free, index as u32);
+        context.release(index, &mut self.free);
         Some(posted)
     }
 
@@ -121,8 +126,7 @@ impl Contexts {
         let mut ended = Vec::new();
         for (index, context) in self.all.iter_mut().enumerate() {
             if let Some(posted) = context.posted() {
-                context.peer = FREE;
-                context.next = std::mem::replace(&mut self.free, index as u32);
+                context.release(index, &mut self.free);
                 ended.push(posted);
             }
         }

@@ -100,7 +100,7 @@ impl EfaEndpoint {
 
     /// Whether `slot` is a peer's, for what claims to come from it.
     pub(crate) fn knows(&self, slot: u32) -> bool {
-        matches!(self.slots.get(slot as usize), Some(Slot::Up(_)))
+        self.remote(PeerSlot(slot)).is_some()
     }
 
     /// The slot of an address, where the provider tells that instead.

@@ -1,5 +1,6 @@
 //! Runs of requests as libfabric takes them, one call each.
 
+use std::ffi::c_void;
 use std::ptr::null_mut;
 
 use libfabric_sys as sys;
@@ -74,14 +75,11 @@ unsafe fn access(
         _ => (calls.writemsg, plain | u64::from(sys::FI_DELIVERY_COMPLETE)),
     };
     let Some(call) = call else { return (0, -(sys::FI_ENOSYS as isize)) };
-    for (place, piece) in pieces.iter().enumerate() {
-        let Some(context) = contexts.take_request(run.id + (first + place) as u64, run.peer) else {
-            return (place, -(sys::FI_EAGAIN as isize));
-        };
+    each(contexts, run, (first, pieces), |piece, context| {
         msg.context = context;
         // SAFETY: both point to what lives in this call; what `msg` points to is copied before
         // libfabric returns, and the spans are the caller's.
-        let code = unsafe {
+        unsafe {
             (*here).iov_base = piece.local.cast();
             (*here).iov_len = piece.len as usize;
             (*there).len = piece.len as usize;
@@ -92,13 +90,8 @@ unsafe fn access(
                 (flags, (*there).addr, (*there).key) = (plain, remote.landing.base, remote.landing.key);
             }
             call(ep, &raw const msg, flags)
-        };
-        if code != 0 {
-            contexts.end(context);
-            return (place, code);
         }
-    }
-    (pieces.len(), 0)
+    })
 }
 
 /// Messages.
@@ -111,10 +104,7 @@ unsafe fn send(
     data: usize,
 ) -> (usize, isize) {
     let mut desc = run.lkey as *mut _;
-    for (place, piece) in pieces.iter().enumerate() {
-        let Some(context) = contexts.take_request(run.id + (first + place) as u64, run.peer) else {
-            return (place, -(sys::FI_EAGAIN as isize));
-        };
+    each(contexts, run, (first, pieces), |piece, context| {
         let iovec = sys::iovec { iov_base: piece.local.cast(), iov_len: piece.len as usize };
         let msg = sys::fi_msg {
             msg_iov: &raw const iovec,
@@ -125,7 +115,24 @@ unsafe fn send(
             data: Tag { slot: Some(remote.slot), imm: run.imm }.to_data(data),
         };
         // SAFETY: by the caller; what `msg` points to is copied before this returns.
-        let code = unsafe { sys::fi_sendmsg(queues.ep.as_ptr(), &raw const msg, flags(run, data)) };
+        unsafe { sys::fi_sendmsg(queues.ep.as_ptr(), &raw const msg, flags(run, data)) }
+    })
+}
+
+/// Posts piece by piece, each with a context of its own, until `post` gives an error: how many,
+/// and that error.
+#[inline]
+fn each(
+    contexts: &mut Contexts,
+    run: &WorkRequest,
+    (first, pieces): (usize, &[Piece]),
+    mut post: impl FnMut(&Piece, *mut c_void) -> isize,
+) -> (usize, isize) {
+    for (place, piece) in pieces.iter().enumerate() {
+        let Some(context) = contexts.take_request(run.id + (first + place) as u64, run.peer) else {
+            return (place, -(sys::FI_EAGAIN as isize));
+        };
+        let code = post(piece, context);
         if code != 0 {
             contexts.end(context);
             return (place, code);
