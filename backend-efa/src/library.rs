@@ -18,11 +18,12 @@ const USUAL: &str = "libfabric.so.1";
 /// that is asked for, and refuses one above the library's (fi_getinfo(3)).
 const AUDITED: u32 = sys::version(1, 20);
 
-/// The library, opened at the first call; `MULTIRAIL_LIBFABRIC` may name it.
+/// The library, opened at the first call; `MULTIRAIL_LIBFABRIC` may name it, if it is not empty.
 pub(crate) fn library() -> Result<&'static Library> {
     static LIBRARY: OnceLock<Result<Library, LoadError>> = OnceLock::new();
     let open = || {
-        let name = std::env::var(VARIABLE).unwrap_or_else(|_| USUAL.to_owned());
+        let named = std::env::var(VARIABLE).ok().filter(|name| !name.is_empty());
+        let name = named.unwrap_or_else(|| USUAL.to_owned());
         // SAFETY: the name is the usual one, or the user's word for it.
         unsafe { Library::open(&name) }
     };

@@ -65,6 +65,15 @@ impl Addresses {
             tracing::warn!(code, "libfabric does not remove an address");
         }
     }
+
+    /// While it is held nobody else inserts, removes, posts or polls.
+    pub(crate) fn turn(&self) -> MutexGuard<'_, ()> {
+        self.turn.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn fid(&self) -> *mut sys::fid {
+        self.av.fid()
+    }
 }
 
 /// Closed in order: the endpoint, then what it is bound to.
@@ -129,17 +138,6 @@ impl Queues {
         }
         name.truncate(len);
         Ok(name)
-    }
-}
-
-impl Addresses {
-    /// While it is held nobody else inserts, removes, posts or polls.
-    pub(crate) fn turn(&self) -> MutexGuard<'_, ()> {
-        self.turn.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn fid(&self) -> *mut sys::fid {
-        self.av.fid()
     }
 }
 

@@ -3,13 +3,14 @@
 // page in a shuffled order; the child is the target. A wrong byte is an error, and no figure is printed.
 //
 //   cc -std=c11 -Wall -Wextra -O2 -o writes writes.c -lfabric
-//   ./writes --provider tcp --size 65536 --inflight 16 --seconds 1
+//   ./writes --provider tcp --node 127.0.0.1 --size 65536 --inflight 16 --millis 1000
 #define _GNU_SOURCE
 #include <fcntl.h>
 #include <getopt.h>
 #include <poll.h>
 #include <rdma/fi_cm.h>
 #include <rdma/fi_rma.h>
+#include <sched.h>
 #include <signal.h>
 #include <stdbool.h>
 #include <stdio.h>
@@ -21,14 +22,13 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { BATCH = 64, WINDOW = 4096, KEY = 1 }; // completions read at once, most writes in flight, a key
-enum { STALL = 10, LATE = 5 };               // seconds without a completion, for the last bytes
+// Completions read at once, most writes in flight, a key; seconds without a completion, for the last bytes.
+enum { BATCH = 64, WINDOW = 4096, KEY = 1, STALL = 10, LATE = 5 };
 
 // What was asked for, and the order of the pages. Both processes have it from before the fork.
 static const char *provider = "tcp", *node;
 static size_t size = 65536, inflight = 16, count, region = 64 << 20, pages;
-static int delivery, more, sleepy;
-static enum fi_threading threading = FI_THREAD_SAFE;
+static int delivery;
 static double seconds = 1;
 static uint32_t *order;
 
@@ -58,7 +58,6 @@ struct task { uint64_t written, fresh; };
 static struct fi_context2 contexts[WINDOW], *idle[WINDOW];
 static fi_addr_t target;
 static uint64_t next; // counts writes; the next one goes to page order[next % pages]
-static bool owes;     // the last write had FI_MORE
 
 _Noreturn static void fail(const char *what, long code) {
     fprintf(stderr, "writes: %s%s%s\n", what, code ? ": " : "", code ? fi_strerror((int)labs(code)) : "");
@@ -109,13 +108,13 @@ static bool right(struct task task) {
     return true;
 }
 
-static void open_all(uint64_t access, enum fi_wait_obj wait) {
+static void open_all(uint64_t access) {
     struct fi_info *hints = fi_allocinfo();
     hints->caps = FI_MSG | FI_RMA;
     hints->mode = FI_CONTEXT | FI_CONTEXT2;
     hints->ep_attr->type = FI_EP_RDM;
     hints->domain_attr->mr_mode = FI_MR_LOCAL | FI_MR_VIRT_ADDR | FI_MR_ALLOCATED | FI_MR_PROV_KEY;
-    hints->domain_attr->threading = threading;
+    hints->domain_attr->threading = FI_THREAD_SAFE;
     hints->domain_attr->av_type = FI_AV_TABLE;
     hints->domain_attr->resource_mgmt = FI_RM_ENABLED;
     hints->fabric_attr->prov_name = strdup(provider);
@@ -125,8 +124,8 @@ static void open_all(uint64_t access, enum fi_wait_obj wait) {
     must("fi_domain", fi_domain(fabric, info, &domain, NULL));
     must("fi_av_open", fi_av_open(domain, &(struct fi_av_attr){.type = FI_AV_TABLE}, &av, NULL));
     size_t depth = inflight > BATCH ? inflight : BATCH;
-    struct fi_cq_attr queue = {.size = depth, .format = FI_CQ_FORMAT_DATA, .wait_obj = wait};
-    must(sleepy ? "fi_cq_open for a sleepy target" : "fi_cq_open", fi_cq_open(domain, &queue, &cq, NULL));
+    struct fi_cq_attr queue = {.size = depth, .format = FI_CQ_FORMAT_DATA, .wait_obj = FI_WAIT_NONE};
+    must("fi_cq_open", fi_cq_open(domain, &queue, &cq, NULL));
     must("fi_endpoint", fi_endpoint(domain, info, &ep, NULL));
     must("fi_ep_bind of the queue", fi_ep_bind(ep, &cq->fid, FI_TRANSMIT | FI_RECV));
     must("fi_ep_bind of the addresses", fi_ep_bind(ep, &av->fid, 0));
@@ -147,8 +146,8 @@ static void close_all(void) {
 }
 
 // The completions there are, at most BATCH; 0 if there are none.
-__attribute__((noinline)) static uint64_t reap(struct fi_cq_data_entry *entries, int wait_ms) {
-    ssize_t got = wait_ms ? fi_cq_sread(cq, entries, BATCH, NULL, wait_ms) : fi_cq_read(cq, entries, BATCH);
+__attribute__((noinline)) static uint64_t reap(struct fi_cq_data_entry *entries) {
+    ssize_t got = fi_cq_read(cq, entries, BATCH);
     if (got >= 0) return (uint64_t)got;
     if (got == -FI_EAGAIN || got == -FI_EINTR) return 0;
     struct fi_cq_err_entry error = {0};
@@ -158,22 +157,22 @@ __attribute__((noinline)) static uint64_t reap(struct fi_cq_data_entry *entries,
 
 // The target: it hands out its card, then moves data on until it is told to check and to end.
 static void serve(void) {
-    open_all(FI_REMOTE_WRITE, sleepy ? FI_WAIT_FD : FI_WAIT_NONE);
+    open_all(FI_REMOTE_WRITE);
     struct fi_cq_data_entry entries[BATCH];
     card.key = fi_mr_key(mr), card.name_len = sizeof card.name;
     if (info->domain_attr->mr_mode & FI_MR_VIRT_ADDR) card.base = (uint64_t)(uintptr_t)memory;
     must("fi_getname", fi_getname(&ep->fid, card.name, &card.name_len));
     tell(&card, sizeof card);
     for (uint64_t turn = 1;; turn++) {
-        reap(entries, sleepy ? 100 : 0);
+        reap(entries);
         struct task task;
-        if ((!sleepy && turn % 1024) || !hear(&task, sizeof task)) continue;
+        if (turn % 1024 || !hear(&task, sizeof task)) continue;
         if (!task.written) break;
         // With --delivery all bytes are in place. Without it this end may still have to move some on.
         double limit = now() + (delivery ? 0 : LATE);
         while (!right(task)) {
             if (now() > limit) fail("WRONG BYTES at the target", 0);
-            for (int i = 0; i < 1024; i++) reap(entries, 0);
+            for (int i = 0; i < 1024; i++) reap(entries);
         }
         tell("", 1);
     }
@@ -181,17 +180,17 @@ static void serve(void) {
 }
 
 // Posts the next write; false if libfabric has no room now.
-__attribute__((noinline)) static bool post(struct fi_context2 *context, bool last) {
+__attribute__((noinline)) static bool post(struct fi_context2 *context) {
     size_t at = order[next % pages] * size;
     struct iovec here = {memory + at, size};
     struct fi_rma_iov there = {card.base + at, size, card.key};
     void *desc = fi_mr_desc(mr);
     struct fi_msg_rma message = {&here, &desc, 1, target, &there, 1, context, 0};
-    uint64_t flags = FI_COMPLETION | (delivery ? FI_DELIVERY_COMPLETE : 0) | (more && !last ? FI_MORE : 0);
+    uint64_t flags = FI_COMPLETION | (delivery ? FI_DELIVERY_COMPLETE : 0);
     ssize_t code = fi_writemsg(ep, &message, flags);
     if (code == -FI_EAGAIN) return false;
     must("fi_writemsg", code);
-    next++, owes = more && !last;
+    next++;
     return true;
 }
 
@@ -202,16 +201,14 @@ static uint64_t run(uint64_t limit, double until) {
     double since = now();
     for (uint64_t turn = 1; done < limit; turn++) {
         for (; posted < limit && posted - done < inflight; posted++) {
-            bool last = posted + 1 == limit || posted + 1 - done == inflight;
-            if (!post(idle[posted - done], last)) break;
+            if (!post(idle[posted - done])) break;
         }
         // The idle contexts are those from idle[posted - done] on.
-        uint64_t got = reap(entries, 0);
+        uint64_t got = reap(entries);
         for (uint64_t i = 0; i < got; i++) idle[posted - ++done] = entries[i].op_context;
         if (turn % 16) continue;
         double time = now();
-        // A write with FI_MORE may wait for one without it: that one is still due.
-        if (until && time > until) limit = posted + owes, until = 0;
+        if (until && time > until) limit = posted, until = 0;
         if (turn % 4096) continue;
         if (poll(&heard, 1, 0)) fail("the target is gone", 0);
         if (done != seen) seen = done, since = time;
@@ -221,7 +218,7 @@ static uint64_t run(uint64_t limit, double until) {
 }
 
 static void lead(pid_t child) {
-    open_all(FI_WRITE, FI_WAIT_NONE);
+    open_all(FI_WRITE);
     for (size_t page = 0; page < pages; page++) fill(page, 1);
     for (size_t i = 0; i < inflight; i++) idle[i] = &contexts[i];
     hear(&card, sizeof card);
@@ -236,7 +233,7 @@ static void lead(pid_t child) {
     run(task.fresh, 0);
     task.written = next;
     tell(&task, sizeof task);
-    while (!poll(&heard, 1, 0)) reap((struct fi_cq_data_entry[BATCH]){0}, 0);
+    while (!poll(&heard, 1, 0)) reap((struct fi_cq_data_entry[BATCH]){0});
     hear(&(char){0}, 1);
     tell(&(struct task){0}, sizeof(struct task));
     int status;
@@ -251,9 +248,8 @@ static void lead(pid_t child) {
 static void ask(int argc, char **argv) {
     static const struct option options[] = {
         {"provider", 1, 0, 'p'}, {"node", 1, 0, 'n'}, {"size", 1, 0, 's'}, {"inflight", 1, 0, 'i'},
-        {"seconds", 1, 0, 't'}, {"count", 1, 0, 'c'}, {"region", 1, 0, 'r'}, {"threading", 1, 0, 'h'},
-        {"delivery", 0, &delivery, 1}, {"more", 0, &more, 1}, {"sleepy-target", 0, &sleepy, 1},
-        {"pages", 1, 0, 0}, {0}}; // a batch is what the window lacks: pages per batch mean nothing
+        {"millis", 1, 0, 't'}, {"count", 1, 0, 'c'}, {"region", 1, 0, 'r'},
+        {"delivery", 0, &delivery, 1}, {"batch", 1, 0, 0}, {0}}; // the window here goes write by write
     for (int option; (option = getopt_long(argc, argv, "", options, NULL)) != -1;) {
         char *end = "";
         size_t value = optarg ? strtoull(optarg, &end, 10) : 0;
@@ -262,19 +258,23 @@ static void ask(int argc, char **argv) {
         if (option == 'n') node = optarg;
         if (option == 's') size = value;
         if (option == 'i') inflight = value;
-        if (option == 't') seconds = (double)value;
         if (option == 'c') count = value;
         if (option == 'r') region = value;
-        if (option == 'h' && !strcmp(optarg, "domain")) threading = FI_THREAD_DOMAIN;
-        else if (option == 'h' && !strcmp(optarg, "completion")) threading = FI_THREAD_COMPLETION;
-        else if (option == '?' || (option == 'h' && strcmp(optarg, "safe"))) fail("what is that option?", 0);
+        if (option == 't') seconds = (double)value / 1000;
+        if (option == '?') exit(1);
     }
-    // Providers over sockets take an address of this host; others find themselves.
-    bool sockets = !strncmp(provider, "tcp", 3) || !strcmp(provider, "net") || !strcmp(provider, "sockets");
-    if (!node && sockets) node = "127.0.0.1";
     pages = region / size, region = pages * size;
     if (size % 8 || !pages || pages > UINT32_MAX) fail("--size is a multiple of 8 and at most --region", 0);
     if (inflight > WINDOW) fail("--inflight is at most 4096", 0);
+}
+
+// Binds this process to the core `which` of those it may use, if there are that many.
+static void pin(int which) {
+    cpu_set_t may, only = {0};
+    if (sched_getaffinity(0, sizeof may, &may)) fail("sched_getaffinity", 0);
+    for (int core = 0; core < CPU_SETSIZE; core++)
+        if (CPU_ISSET(core, &may) && which-- == 0) CPU_SET(core, &only);
+    if (CPU_COUNT(&only)) sched_setaffinity(0, sizeof only, &only);
 }
 
 int main(int argc, char **argv) {
@@ -291,6 +291,7 @@ int main(int argc, char **argv) {
     if (child < 0) fail("fork", 0);
     heard.fd = child ? up[0] : down[0], close(child ? up[1] : down[1]);
     tell_fd = child ? down[1] : up[1], close(child ? down[0] : up[0]);
+    pin(child ? 0 : 1);
     if (child) lead(child);
     // SIGTERM, so that a provider can take its files away.
     else if (prctl(PR_SET_PDEATHSIG, SIGTERM) || getppid() != parent) fail("the parent is gone", 0);

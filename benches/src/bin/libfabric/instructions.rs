@@ -5,14 +5,13 @@ use std::fs;
 use std::process::{Command, ExitCode};
 
 use crate::Done;
-use crate::ends::Provider;
 use crate::ours::Load;
 use crate::overhead::find;
 
 /// Ours per write, at most.
 const LIMIT: f64 = 150.0;
-/// Turns of which the cost of one is told in which nothing happens.
-const TURNS: u64 = 20_000;
+/// Pages of a batch.
+const BATCH: usize = 512;
 /// Milliseconds for the target between two turns. Longer pauses are counted with what the engine
 /// does by time: its look for stalls.
 const PAUSE: u64 = 2;
@@ -34,25 +33,16 @@ impl Instructions {
     /// Prints what is whose; fails where ours are more than the limit.
     pub fn run(self) -> Done<ExitCode> {
         let mut code = ExitCode::SUCCESS;
-        println!("instructions per write of {} bytes, 1024 under way, in batches of 512;", self.size);
-        println!("turns in which nothing happened are not counted, but said");
+        println!("instructions per write of {} bytes, 1024 under way, in batches of {BATCH}", self.size);
         for provider in &self.providers {
-            let [few, many] = [4096, 3 * 4096].map(|count| self.callgrind(provider, count, 0));
-            let idle = self.callgrind(provider, 4096, TURNS)?;
-            let (few, many) = (few?, many?);
-            // As many writes, and more turns.
-            let turn = idle.less(&few, idle.idle_turns.saturating_sub(few.idle_turns).max(1));
+            let (few, many) = (self.callgrind(provider, 4096)?, self.callgrind(provider, 3 * 4096)?);
             let writes = many.writes - few.writes;
-            let turns = many.idle_turns as f64 - few.idle_turns as f64;
-            let each = |of: fn(&Counts) -> f64| (of(&many) - of(&few) - turns * of(&turn)) / writes as f64;
-            let (ours, libfabric) = (each(|counts| counts.ours), each(|counts| counts.libfabric));
-            let others = each(|counts| counts.others);
+            let each = |of: fn(&Counts) -> f64| (of(&many) - of(&few)) / writes;
+            let ours = each(|counts| counts.ours);
             println!(
-                "{provider:<12} ours {ours:>5.0} (limit {LIMIT})   libfabric {libfabric:>6.0}   \
-                 the C library {others:>5.0}   idle turns {:.3} of {:.0}, ours {:.0}",
-                turns / writes as f64,
-                turn.ours + turn.libfabric + turn.others,
-                turn.ours
+                "{provider:<12} ours {ours:>5.0} (limit {LIMIT})   libfabric {:>6.0}   the C library {:>5.0}",
+                each(|counts| counts.libfabric),
+                each(|counts| counts.others),
             );
             if ours > LIMIT {
                 code = ExitCode::FAILURE;
@@ -61,25 +51,15 @@ impl Instructions {
         Ok(code)
     }
 
-    /// A run of about `count` writes and `turns` turns in which nothing happens.
-    fn callgrind(&self, provider: &str, count: u64, turns: u64) -> Done<Counts> {
-        let load = Load {
-            provider: Provider { provider: provider.to_owned() },
-            size: self.size,
-            inflight: 1024,
-            seconds: 1,
-            region: 64 << 20,
-            count: Some(count),
-            pause: PAUSE,
-            turns,
-        };
+    /// A run of about `count` writes.
+    fn callgrind(&self, provider: &str, count: u64) -> Done<Counts> {
+        let load = Load { count: Some(count), batch: BATCH, pause: PAUSE, ..Load::of(provider, self.size) };
         let out = std::env::temp_dir().join(format!("multirail-{}.callgrind", std::process::id()));
         let program = std::env::current_exe()?;
         let mut valgrind = Command::new("valgrind");
         valgrind.args(["--tool=callgrind", "--collect-atstart=no", &format!("--toggle-collect={LOOP}")]);
         valgrind.arg(format!("--callgrind-out-file={}", out.display()));
         valgrind.arg(&program).arg("ours").args(load.arguments());
-        valgrind.args(["--pause", &PAUSE.to_string(), "--turns", &turns.to_string()]);
         let advice = "valgrind does not start; install Debian's package valgrind";
         let run = valgrind.output().map_err(|why| format!("{advice} ({why})"))?;
         if !run.status.success() {
@@ -88,12 +68,8 @@ impl Instructions {
         let text = fs::read_to_string(&out)?;
         fs::remove_file(&out)?;
         let line = String::from_utf8_lossy(&run.stdout);
-        let number = |name| find(&line, name).ok_or_else(|| format!("no {name} in {line}"));
-        let counts = Counts {
-            writes: number("writes")? as u64,
-            idle_turns: number("idle_turns")? as u64,
-            ..Counts::of(&by_file(&text), &program.display().to_string())
-        };
+        let writes = find(&line, "writes").ok_or_else(|| format!("no writes in {line}"))?;
+        let counts = Counts { writes, ..Counts::of(&by_file(&text), &program.display().to_string()) };
         match counts.ours > 0.0 {
             true => Ok(counts),
             false => Err(format!("callgrind saw nothing of {LOOP}").into()),
@@ -107,8 +83,7 @@ struct Counts {
     ours: f64,
     libfabric: f64,
     others: f64,
-    writes: u64,
-    idle_turns: u64,
+    writes: f64,
 }
 
 impl Counts {
@@ -120,17 +95,6 @@ impl Counts {
         let (ours, libfabric) = (of(program), of("libfabric.so"));
         let others = by_file.values().map(|count| *count as f64).sum::<f64>() - ours - libfabric;
         Self { ours, libfabric, others, ..Self::default() }
-    }
-
-    /// What is more here than in `other`, a `share`th of it.
-    fn less(&self, other: &Self, share: u64) -> Self {
-        let part = |of: fn(&Self) -> f64| (of(self) - of(other)) / share as f64;
-        Self {
-            ours: part(|counts| counts.ours),
-            libfabric: part(|counts| counts.libfabric),
-            others: part(|counts| counts.others),
-            ..Self::default()
-        }
     }
 }
 

@@ -7,6 +7,7 @@
 mod ends;
 mod idle;
 mod instructions;
+mod network;
 mod ours;
 mod overhead;
 mod registration;

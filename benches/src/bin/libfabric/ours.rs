@@ -9,7 +9,7 @@ use benches::{Driven, LIMIT, shuffled};
 use transport_core::{Op, Pages};
 
 use crate::Done;
-use crate::ends::{Ends, Provider};
+use crate::ends::{Ends, Provider, Side, pin};
 
 /// A loop of writes.
 #[derive(clap::Args, Clone)]
@@ -19,12 +19,15 @@ pub struct Load {
     /// Bytes of a write.
     #[arg(long, default_value_t = 65_536)]
     pub size: usize,
-    /// Writes under way: for ours of two batches together.
+    /// Writes under way.
     #[arg(long, default_value_t = 1024)]
     pub inflight: usize,
-    /// How long.
-    #[arg(long, default_value_t = 1)]
-    pub seconds: u64,
+    /// Pages of a batch of ours.
+    #[arg(long, default_value_t = 32)]
+    pub batch: usize,
+    /// How long, in milliseconds.
+    #[arg(long, default_value_t = 1000)]
+    pub millis: u64,
     /// Bytes of either side's region, walked page by page in a shuffled order.
     #[arg(long, default_value_t = 64 << 20)]
     pub region: usize,
@@ -34,21 +37,37 @@ pub struct Load {
     /// Sleeps for so many milliseconds when all are posted, so that little is polled in vain.
     #[arg(long, default_value_t = 0, hide = true)]
     pub pause: u64,
-    /// Turns after it all, in which nothing happens.
-    #[arg(long, default_value_t = 0, hide = true)]
-    pub turns: u64,
 }
 
 impl Load {
-    /// The same for another process; `writes.c` has the same names.
+    /// Writes of `size` bytes over `provider`, the rest as it usually is.
+    pub fn of(provider: &str, size: usize) -> Self {
+        let provider = Provider { provider: provider.to_owned() };
+        Self {
+            provider,
+            size,
+            inflight: 1024,
+            batch: 64,
+            millis: 1000,
+            region: 64 << 20,
+            count: None,
+            pause: 0,
+        }
+    }
+
+    /// The same for another process; `writes.c` has the same names, but knows of no pause.
     pub fn arguments(&self) -> Vec<String> {
         let numbers = [
+            ("--batch", self.batch as u64),
             ("--size", self.size as u64),
             ("--inflight", self.inflight as u64),
             ("--region", self.region as u64),
-            ("--seconds", self.seconds),
+            ("--millis", self.millis),
         ];
-        let numbers = numbers.into_iter().chain(self.count.map(|count| ("--count", count)));
+        let pause = Some(self.pause).filter(|pause| *pause > 0);
+        let rare = [("--count", self.count), ("--pause", pause)];
+        let rare = rare.into_iter().filter_map(|(name, number)| Some((name, number?)));
+        let numbers = numbers.into_iter().chain(rare);
         let provider = ["--provider".to_owned(), self.provider.provider.clone()];
         provider
             .into_iter()
@@ -59,30 +78,31 @@ impl Load {
     /// Prints operations and GB per second, after the bytes were compared.
     pub fn run(self) -> Done<ExitCode> {
         let pages = self.region.checked_div(self.size).unwrap_or(0);
-        if pages < self.inflight || self.inflight < 2 {
-            return Err("at least 2 in flight, and a region of at least as many pages, please".into());
+        if pages < self.inflight || self.batch == 0 || self.inflight < self.batch {
+            return Err("as many in flight as a batch has, and a region of as many pages, please".into());
         }
         let ends = Ends::meet(&self.provider, Driven::ByCaller, self.region)?;
+        pin(Side::Writer)?;
         let order = shuffled(pages as u32, 1);
-        let batches: Vec<Pages> = order.chunks_exact(self.inflight / 2).map(Pages::new).collect();
+        let batches: Vec<Pages> = order.chunks_exact(self.batch).map(Pages::new).collect();
         // The first write brings the connection up.
         ends.peer.warm_up()?.wait(LIMIT)?;
-        let per_batch = (self.inflight / 2) as u64;
+        let per_batch = self.batch as u64;
         let begun = Instant::now();
         let until = match self.count {
             Some(count) => Until::Batches(count.div_ceil(per_batch)),
-            None => Until::Time(begun + Duration::from_secs(self.seconds)),
+            None => Until::Time(begun + Duration::from_millis(self.millis)),
         };
         let pause = Duration::from_millis(self.pause);
-        let window = Window { ends: &ends, size: self.size, pause, turns: self.turns };
-        let (done, idle) = window.run(&batches, until)?;
-        let done = done * per_batch;
+        let under_way = self.inflight / self.batch;
+        let window = Window { ends: &ends, size: self.size, under_way, pause };
+        let done = window.run(&batches, until)? * per_batch;
         let seconds = begun.elapsed().as_secs_f64();
-        let written = (batches.len() * self.inflight / 2).min(done as usize);
+        let written = (batches.len() * self.batch).min(done as usize);
         ends.verify(&order[..written], self.size)?;
         let bytes = done as f64 * self.size as f64;
         println!(
-            r#"{{"writes":{done},"gb_per_s":{:.4},"mops":{:.4},"idle_turns":{idle}}}"#,
+            r#"{{"writes":{done},"gb_per_s":{:.4},"mops":{:.4}}}"#,
             bytes / seconds / 1e9,
             done as f64 / seconds / 1e6
         );
@@ -97,31 +117,30 @@ enum Until {
     Time(Instant),
 }
 
-/// Two batches of writes of `size` bytes, under way at any time.
+/// So many batches of writes of `size` bytes, under way at any time.
 struct Window<'a> {
     ends: &'a Ends,
     size: usize,
+    under_way: usize,
     pause: Duration,
-    turns: u64,
 }
 
 impl Window<'_> {
-    /// Writes the batches over and over; how many, and in how many turns nothing happened.
+    /// Writes the batches over and over; how many.
     #[inline(never)]
-    fn run(&self, batches: &[Pages], until: Until) -> Done<(u64, u64)> {
-        let Self { ends, size, pause, turns } = self;
-        let mut idle = 0;
+    fn run(&self, batches: &[Pages], until: Until) -> Done<u64> {
+        let Self { ends, size, under_way: most, pause } = self;
         let mut pages = batches.iter().cycle();
-        let mut under_way: VecDeque<Op> = VecDeque::with_capacity(2);
+        let mut under_way: VecDeque<Op> = VecDeque::with_capacity(*most);
         let (mut begun, mut done, mut is_over) = (0_u64, 0_u64, false);
         while !is_over || !under_way.is_empty() {
-            while !is_over && under_way.len() < 2 {
+            while !is_over && under_way.len() < *most {
                 let pages = pages.next().ok_or("no pages")?;
                 under_way.push_back(ends.peer.write_pages(&ends.src, pages, &ends.dst, pages, *size)?);
                 begun += 1;
                 is_over = matches!(until, Until::Batches(batches) if begun == batches);
             }
-            idle += u64::from(ends.fabric.step().events == 0);
+            ends.fabric.step();
             if !pause.is_zero() {
                 std::thread::sleep(*pause);
             }
@@ -134,9 +153,6 @@ impl Window<'_> {
                 }
             }
         }
-        for _ in 0..*turns {
-            idle += u64::from(ends.fabric.step().events == 0);
-        }
-        Ok((done, idle))
+        Ok(done)
     }
 }

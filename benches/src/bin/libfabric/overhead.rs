@@ -3,7 +3,7 @@
 use std::process::{Command, ExitCode};
 
 use crate::Done;
-use crate::ends::Provider;
+use crate::network;
 use crate::ours::Load;
 use crate::theirs::Writes;
 
@@ -17,35 +17,30 @@ pub struct Overhead {
     #[arg(long, value_delimiter = ',', default_value = "tcp,shm")]
     providers: Vec<String>,
     /// Pairs of runs of each.
-    #[arg(long, default_value_t = 15)]
+    #[arg(long, default_value_t = 61)]
     pairs: usize,
     /// Writes under way.
     #[arg(long, default_value_t = 1024)]
     inflight: usize,
-    /// How long a run measures.
-    #[arg(long, default_value_t = 1)]
-    seconds: u64,
+    /// How long a run measures, in milliseconds.
+    #[arg(long, default_value_t = 300)]
+    millis: u64,
 }
 
 impl Overhead {
     /// Prints a table; fails where a bound is not reached.
     pub fn run(self) -> Done<ExitCode> {
+        if let Some(code) = network::enter()? {
+            return Ok(code);
+        }
         let writes = Writes::compile()?;
         let mut code = ExitCode::SUCCESS;
-        println!("{} pairs of {} s, {} writes under way", self.pairs, self.seconds, self.inflight);
+        println!("{} pairs of {} ms, {} writes under way", self.pairs, self.millis, self.inflight);
         println!("provider      size  figure      ours    theirs  median ratio  surely (95 %)  asked");
         for provider in &self.providers {
             for (size, figure, asked) in SIZES {
-                let load = Load {
-                    provider: Provider { provider: provider.clone() },
-                    size,
-                    inflight: self.inflight,
-                    seconds: self.seconds,
-                    region: 64 << 20,
-                    count: None,
-                    pause: 0,
-                    turns: 0,
-                };
+                let inflight = self.inflight;
+                let load = Load { inflight, millis: self.millis, ..Load::of(provider, size) };
                 let (mut ours, mut theirs, mut ratios) = (Vec::new(), Vec::new(), Vec::new());
                 for pair in 0..self.pairs {
                     // Who goes first changes, in case the second has it easier.
