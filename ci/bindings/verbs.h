@@ -1,0 +1,2 @@
+/* What rdma-sys binds: everything below is in rdma-core 44. */
+#include <infiniband/verbs.h>

@@ -1,0 +1,119 @@
+//! What the environment asks for.
+
+use std::path::PathBuf;
+
+use crate::faults::Faults;
+use crate::p5::CARDS;
+
+/// Every variable begins so.
+const PREFIX: &str = "EFA_SIM_";
+
+/// The settings of a process.
+#[derive(Debug)]
+pub(crate) struct Config {
+    /// Cards of the host.
+    pub(crate) devices: usize,
+    /// Where the processes of the simulation find each other.
+    pub(crate) dir: PathBuf,
+    /// Requests are executed out of order, by this seed; 0: in order.
+    pub(crate) seed: u64,
+    /// Whether the cards write to remote memory themselves.
+    pub(crate) write: bool,
+    /// Whether they read from there.
+    pub(crate) read: bool,
+    /// Whether a write with imm can do without a receive.
+    pub(crate) unsolicited: bool,
+    /// Gbit/s of each card; not limited if 0.
+    pub(crate) gbps: f64,
+    pub(crate) faults: Faults,
+    /// Whether every request that ends is told on standard error.
+    pub(crate) trace: bool,
+}
+
+impl Config {
+    /// Reads `variables`, of which others than ours are not looked at.
+    pub(crate) fn read(variables: impl Iterator<Item = (String, String)>) -> Result<Self, String> {
+        let mut config = Self {
+            devices: 1,
+            dir: PathBuf::from("/dev/shm/efa-sim"),
+            seed: 0,
+            write: true,
+            read: true,
+            unsolicited: true,
+            gbps: 0.0,
+            faults: Faults::default(),
+            trace: false,
+        };
+        for (name, value) in variables {
+            let Some(what) = name.strip_prefix(PREFIX) else { continue };
+            config.set(what, &value).map_err(|why| format!("{name}={value}: {why}"))?;
+        }
+        Ok(config)
+    }
+
+    fn set(&mut self, what: &str, value: &str) -> Result<(), String> {
+        match what {
+            "DEVICES" => {
+                let most = format!("a number of cards, 1 to {CARDS}, is expected");
+                self.devices = value.parse().ok().filter(|count| (1..=CARDS).contains(count)).ok_or(most)?;
+            }
+            "DIR" if value.starts_with('/') => self.dir = value.into(),
+            "DIR" => return Err("an absolute path is expected".into()),
+            "SEED" => self.seed = value.parse().map_err(|_| "a number is expected, 0 for in order")?,
+            "RDMA_WRITE" => self.write = switch(value)?,
+            "RDMA_READ" => self.read = switch(value)?,
+            "UNSOLICITED" => self.unsolicited = switch(value)?,
+            "GBPS" => {
+                let gbps = value.parse().ok().filter(|gbps: &f64| gbps.is_finite() && *gbps >= 0.0);
+                self.gbps = gbps.ok_or("Gbit/s are expected, 0 for no limit")?;
+            }
+            "TRACE" => self.trace = switch(value)?,
+            "FAULTS" => self.faults = Faults::parse(value)?,
+            _ => {
+                let known = "DEVICES, DIR, SEED, RDMA_WRITE, RDMA_READ, UNSOLICITED, GBPS, FAULTS, TRACE";
+                return Err(format!("no such setting; there are {known}"));
+            }
+        }
+        Ok(())
+    }
+}
+
+fn switch(value: &str) -> Result<bool, String> {
+    match value {
+        "0" => Ok(false),
+        "1" => Ok(true),
+        _ => Err("0 or 1 is expected".into()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(variables: &[(&str, &str)]) -> Result<Config, String> {
+        Config::read(variables.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())))
+    }
+
+    #[test]
+    fn settings_are_read_and_others_left_alone() {
+        let config = read(&[("PATH", "x"), ("EFA_SIM_DEVICES", "32"), ("EFA_SIM_RDMA_WRITE", "0")]);
+        assert!(config.is_ok_and(|config| config.devices == 32 && !config.write && config.seed == 0));
+    }
+
+    #[test]
+    fn wrong_settings_are_named() {
+        for (name, value) in [
+            ("EFA_SIM_DEVICES", "33"),
+            ("EFA_SIM_DEVICES", ""),
+            ("EFA_SIM_SEED", "-1"),
+            ("EFA_SIM_DIR", "here"),
+            ("EFA_SIM_GBPS", "NaN"),
+            ("EFA_SIM_RDMA_READ", "yes"),
+            ("EFA_SIM_FAULTS", "die"),
+            ("EFA_SIM_TYPO", "1"),
+        ] {
+            let why = read(&[(name, value)]).err();
+            assert!(why.as_ref().is_some_and(|why| why.starts_with(name)), "{name}={value}: {why:?}");
+        }
+    }
+}

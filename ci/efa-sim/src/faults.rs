@@ -1,0 +1,103 @@
+//! What goes wrong on request: `die=3@1000,status=7@50,full=100,rollback=10`.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use crate::p5::CARDS;
+use crate::status::Status;
+
+/// Faults of a process.
+#[derive(Debug, Default)]
+pub(crate) struct Faults {
+    /// A card and the number of requests after which it is dead.
+    die: Option<(usize, u64)>,
+    /// A status, and which requests end with it: every so many-th.
+    status: Option<(Status, u64)>,
+    /// Every so many-th post finds the queue full.
+    full: Option<u64>,
+    /// Every so many-th batch of more than one is refused when it is closed.
+    rollback: Option<u64>,
+    posts: AtomicU64,
+    batches: AtomicU64,
+    requests: AtomicU64,
+}
+
+/// Whether it is the turn of `every`.
+fn is_due(every: Option<u64>, counter: &AtomicU64) -> bool {
+    every.is_some_and(|every| (counter.fetch_add(1, Ordering::Relaxed) + 1).is_multiple_of(every))
+}
+
+impl Faults {
+    /// Reads a list of them.
+    pub(crate) fn parse(list: &str) -> Result<Self, String> {
+        let mut faults = Self::default();
+        for fault in list.split(',').filter(|fault| !fault.is_empty()) {
+            let usage = || {
+                format!(
+                    "{fault} is no fault; there are die=CARD@REQUESTS, status=CODE@EVERY, full=EVERY and \
+                     rollback=EVERY"
+                )
+            };
+            let (what, value) = fault.split_once('=').ok_or_else(usage)?;
+            let pair = || -> Option<(u64, u64)> {
+                let (first, second) = value.split_once('@')?;
+                Some((first.parse().ok()?, second.parse().ok()?))
+            };
+            let every = || value.parse().ok().filter(|every| *every > 0);
+            match what {
+                "die" => {
+                    let (card, after) = pair().filter(|(card, _)| *card < CARDS as u64).ok_or_else(usage)?;
+                    faults.die = Some((card as usize, after));
+                }
+                "status" => {
+                    let (code, every) = pair().filter(|(_, every)| *every > 0).ok_or_else(usage)?;
+                    faults.status = Some((Status::of_code(code).ok_or_else(usage)?, every));
+                }
+                "full" => faults.full = Some(every().ok_or_else(usage)?),
+                "rollback" => faults.rollback = Some(every().ok_or_else(usage)?),
+                _ => return Err(usage()),
+            }
+        }
+        Ok(faults)
+    }
+
+    /// Whether this post finds no room.
+    pub(crate) fn is_full(&self) -> bool {
+        is_due(self.full, &self.posts)
+    }
+
+    /// Whether this batch is refused as a whole.
+    pub(crate) fn is_rolled_back(&self, requests: usize) -> bool {
+        requests > 1 && is_due(self.rollback, &self.batches)
+    }
+
+    /// What this request ends with instead of being executed.
+    pub(crate) fn status(&self) -> Option<Status> {
+        let (status, every) = self.status?;
+        is_due(Some(every), &self.requests).then_some(status)
+    }
+
+    /// Whether `card` is dead after so many requests.
+    pub(crate) fn kills(&self, card: usize, requests: u64) -> bool {
+        self.die.is_some_and(|(dies, after)| dies == card && requests >= after)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn faults_come_when_they_are_due() {
+        let faults = Faults::parse("die=3@10,full=2,rollback=1").unwrap();
+        assert_eq!([faults.is_full(), faults.is_full(), faults.is_full()], [false, true, false]);
+        assert!(faults.kills(3, 10) && !faults.kills(3, 9) && !faults.kills(2, 10));
+        assert!(faults.is_rolled_back(2) && !faults.is_rolled_back(1) && faults.status().is_none());
+    }
+
+    #[test]
+    fn nonsense_is_refused_with_what_there_is() {
+        for list in ["die", "die=32@1", "die=1", "full=0", "status=99@1", "status=7@0", "x=1"] {
+            assert!(Faults::parse(list).is_err_and(|why| why.contains("die=CARD@REQUESTS")), "{list}");
+        }
+    }
+}

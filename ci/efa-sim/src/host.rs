@@ -1,0 +1,97 @@
+//! This process among those of the simulation.
+
+use std::fs::{self, OpenOptions};
+use std::io::Result;
+use std::path::PathBuf;
+use std::sync::OnceLock;
+
+use crate::config::Config;
+use crate::name::Process;
+use crate::p5::Card;
+use crate::page::{self, Page};
+use crate::sysfs;
+
+/// Where a process's page is, in its folder.
+const PAGE: &str = "page";
+
+/// What this process has.
+pub(crate) struct Host {
+    pub(crate) config: Config,
+    pub(crate) process: Process,
+    pub(crate) sysfs: PathBuf,
+    page: *mut Page,
+}
+
+// SAFETY: the page is shared memory made of atomics and locked rings, and is never unmapped.
+unsafe impl Send for Host {}
+// SAFETY: as above.
+unsafe impl Sync for Host {}
+
+impl Host {
+    /// The one of this process, opened at the first call. What is wrong is said once.
+    pub(crate) fn get() -> Option<&'static Self> {
+        static HOST: OnceLock<Option<Host>> = OnceLock::new();
+        HOST.get_or_init(|| Self::open().map_err(|why| eprintln!("efa-sim: {why}")).ok()).as_ref()
+    }
+
+    fn open() -> std::result::Result<Self, String> {
+        let config = Config::read(std::env::vars())?;
+        let process = Process::of(std::process::id()).ok_or("/proc shows nothing of this process")?;
+        let dir = config.dir.clone();
+        sweep(&dir);
+        let folder = dir.join(process.folder());
+        let (sysfs, page) =
+            prepare(&config, &folder).map_err(|why| format!("{}: {why}", folder.display()))?;
+        // SAFETY: the function lives as long as the process; this library is never unloaded before.
+        unsafe { libc::atexit(leave) };
+        // SAFETY: plain arguments. It lets processes of this user copy from and to this one where
+        // Yama would forbid that; kernels without it refuse the call.
+        unsafe { libc::prctl(libc::PR_SET_PTRACER, libc::PR_SET_PTRACER_ANY, 0, 0, 0) };
+        // SAFETY: libfabric's providers are opened by one thread, before there are others that
+        // read the environment.
+        unsafe { std::env::set_var("SYSFS_PATH", &sysfs) };
+        Ok(Self { config, process, sysfs, page })
+    }
+
+    /// The part of the page that is card `index`'s.
+    pub(crate) fn card(&self, index: usize) -> &page::Card {
+        // SAFETY: mapped for the life of the process.
+        unsafe { &(*self.page).cards[index] }
+    }
+
+    /// Maps the page of another process.
+    pub(crate) fn page_of(&self, process: Process) -> Result<*mut Page> {
+        let path = self.config.dir.join(process.folder()).join(PAGE);
+        page::map(&OpenOptions::new().read(true).write(true).open(path)?)
+    }
+}
+
+fn prepare(config: &Config, folder: &std::path::Path) -> Result<(PathBuf, *mut Page)> {
+    fs::create_dir_all(folder)?;
+    let sysfs = folder.join("sys");
+    let cards: Vec<Card> = (0..config.devices).map(Card::new).collect();
+    sysfs::write_tree(&sysfs, &cards)?;
+    let page =
+        OpenOptions::new().read(true).write(true).create(true).truncate(true).open(folder.join(PAGE))?;
+    Ok((sysfs, page::map(&page)?))
+}
+
+/// Removes what processes left that were killed.
+fn sweep(dir: &std::path::Path) {
+    for entry in fs::read_dir(dir).into_iter().flatten().flatten() {
+        let process = entry.file_name().to_str().and_then(Process::of_folder);
+        if process.is_some_and(|process| !process.is_alive()) {
+            // Another process may be faster.
+            let _ = fs::remove_dir_all(entry.path());
+        }
+    }
+}
+
+/// At exit: takes this process's folder away, and the last one the folder around it.
+extern "C" fn leave() {
+    // A child that was forked leaves what is its parent's.
+    if let Some(host) = Host::get().filter(|host| host.process.pid == std::process::id()) {
+        let _ = fs::remove_dir_all(host.config.dir.join(host.process.folder()));
+        let _ = fs::remove_dir(&host.config.dir);
+    }
+}

@@ -1,0 +1,192 @@
+//! Protection domains, regions and address handles.
+
+use std::collections::HashMap;
+use std::ffi::{c_int, c_void};
+use std::sync::atomic::Ordering;
+use std::sync::{Mutex, OnceLock, PoisonError};
+
+use rdma_sys as ib;
+
+use crate::device::{card_of, refuse};
+use crate::efadv::AhAttr;
+use crate::host::Host;
+use crate::page::REGIONS;
+use crate::remote::Remote;
+
+/// `ibv_alloc_pd(3)`.
+///
+/// # Safety
+/// An open context.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ibv_alloc_pd(context: *mut ib::ibv_context) -> *mut ib::ibv_pd {
+    Box::into_raw(Box::new(ib::ibv_pd { context, handle: 0 }))
+}
+
+/// `ibv_dealloc_pd(3)`.
+///
+/// # Safety
+/// A domain of [`ibv_alloc_pd`].
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ibv_dealloc_pd(pd: *mut ib::ibv_pd) -> c_int {
+    // SAFETY: by the caller.
+    drop(unsafe { Box::from_raw(pd) });
+    0
+}
+
+/// `ibv_reg_mr(3)`.
+///
+/// # Safety
+/// A domain.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ibv_reg_mr(
+    pd: *mut ib::ibv_pd,
+    addr: *mut c_void,
+    length: usize,
+    access: c_int,
+) -> *mut ib::ibv_mr {
+    // The next key of each card's places: an old key never fits what is there now.
+    static NEXT: Mutex<u32> = Mutex::new(0);
+    let Some(host) = Host::get() else { return refuse(libc::ENODEV) };
+    // SAFETY: by the caller.
+    let context = unsafe { (*pd).context };
+    // SAFETY: a domain's context is open.
+    let card = host.card(unsafe { card_of(context) });
+    let mut next = NEXT.lock().unwrap_or_else(PoisonError::into_inner);
+    for _ in 0..REGIONS {
+        *next = next.wrapping_add(1).max(1);
+        let region = &card.regions[*next as usize % REGIONS];
+        if region.key.load(Ordering::Acquire) == 0 {
+            region.addr.store(addr as u64, Ordering::Release);
+            region.len.store(length as u64, Ordering::Release);
+            region.access.store(access as u32, Ordering::Release);
+            region.key.store(*next, Ordering::Release);
+            let mr = ib::ibv_mr { context, pd, addr, length, handle: *next, lkey: *next, rkey: *next };
+            return Box::into_raw(Box::new(mr));
+        }
+    }
+    refuse(libc::ENOMEM)
+}
+
+/// `ibv_reg_mr_iova2`, which `ibv_reg_mr(3)` becomes with optional flags.
+///
+/// # Safety
+/// A domain.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ibv_reg_mr_iova2(
+    pd: *mut ib::ibv_pd,
+    addr: *mut c_void,
+    length: usize,
+    iova: u64,
+    access: u32,
+) -> *mut ib::ibv_mr {
+    if iova != addr as u64 {
+        return refuse(libc::EOPNOTSUPP);
+    }
+    // SAFETY: by the caller.
+    unsafe { ibv_reg_mr(pd, addr, length, access as c_int) }
+}
+
+/// `ibv_reg_dmabuf_mr(3)`: there is no device memory to simulate.
+#[unsafe(no_mangle)]
+pub extern "C" fn ibv_reg_dmabuf_mr(
+    _: *mut ib::ibv_pd,
+    _: u64,
+    _: usize,
+    _: u64,
+    _: c_int,
+    _: c_int,
+) -> *mut ib::ibv_mr {
+    refuse(libc::EOPNOTSUPP)
+}
+
+/// `ibv_dereg_mr(3)`.
+///
+/// # Safety
+/// A region of this library's.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ibv_dereg_mr(mr: *mut ib::ibv_mr) -> c_int {
+    // SAFETY: by the caller.
+    let mr = unsafe { Box::from_raw(mr) };
+    let Some(host) = Host::get() else { return libc::ENODEV };
+    // SAFETY: a region's context is open.
+    let card = host.card(unsafe { card_of(mr.context) });
+    card.regions[mr.rkey as usize % REGIONS].key.store(0, Ordering::Release);
+    0
+}
+
+/// `efadv_query_mr(3)`: of interconnects nothing is known.
+#[unsafe(no_mangle)]
+pub extern "C" fn efadv_query_mr(_: *mut ib::ibv_mr, _: *mut c_void, _: u32) -> c_int {
+    libc::EOPNOTSUPP
+}
+
+/// An address handle.
+#[repr(C)]
+pub(crate) struct Address {
+    ah: ib::ibv_ah,
+    number: u16,
+    gid: [u8; 16],
+    /// Nobody, where there was no such process.
+    pub(crate) remote: Option<Remote>,
+}
+
+/// The numbers of the handles by card and GID, and the next one.
+type Numbers = (HashMap<(usize, [u8; 16]), u16>, u16);
+
+fn numbers() -> &'static Mutex<Numbers> {
+    static NUMBERS: OnceLock<Mutex<Numbers>> = OnceLock::new();
+    NUMBERS.get_or_init(Mutex::default)
+}
+
+/// The number of a handle for `gid`, which completions tell the sender by; `None` without one.
+pub(crate) fn number_of(card: usize, gid: &[u8; 16]) -> Option<u16> {
+    let numbers = numbers().lock().unwrap_or_else(PoisonError::into_inner);
+    numbers.0.get(&(card, *gid)).copied()
+}
+
+/// `ibv_create_ah(3)`.
+///
+/// # Safety
+/// A domain, and attributes.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ibv_create_ah(pd: *mut ib::ibv_pd, attr: *mut ib::ibv_ah_attr) -> *mut ib::ibv_ah {
+    let Some(host) = Host::get() else { return refuse(libc::ENODEV) };
+    // SAFETY: by the caller.
+    let (context, gid) = unsafe { ((*pd).context, (*attr).grh.dgid.raw) };
+    let mut numbers = numbers().lock().unwrap_or_else(PoisonError::into_inner);
+    // 0xffff stands for no handle (rdma-core's `wc_read_slid`).
+    numbers.1 = (numbers.1 + 1) % 0xffff;
+    let number = numbers.1;
+    // SAFETY: a domain's context is open.
+    numbers.0.insert((unsafe { card_of(context) }, gid), number);
+    let ah = ib::ibv_ah { context, pd, handle: number.into() };
+    Box::into_raw(Box::new(Address { ah, number, gid, remote: Remote::find(host, &gid) })).cast()
+}
+
+/// `ibv_destroy_ah(3)`.
+///
+/// # Safety
+/// A handle of [`ibv_create_ah`], which no request uses.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ibv_destroy_ah(ah: *mut ib::ibv_ah) -> c_int {
+    // SAFETY: by the caller.
+    let address = unsafe { Box::from_raw(ah.cast::<Address>()) };
+    let mut numbers = numbers().lock().unwrap_or_else(PoisonError::into_inner);
+    // SAFETY: a handle's context is open.
+    let key = (unsafe { card_of(address.ah.context) }, address.gid);
+    if numbers.0.get(&key) == Some(&address.number) {
+        numbers.0.remove(&key);
+    }
+    0
+}
+
+/// `efadv_query_ah(3)`.
+///
+/// # Safety
+/// A handle of [`ibv_create_ah`], and memory for the answer.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn efadv_query_ah(ah: *mut ib::ibv_ah, attr: *mut AhAttr, _: u32) -> c_int {
+    // SAFETY: by the caller; the structure never grew.
+    unsafe { *attr = AhAttr { comp_mask: 0, ahn: (*ah.cast::<Address>()).number, reserved: [0; 6] } };
+    0
+}

@@ -1,0 +1,130 @@
+//! A process that a card talks to.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
+
+use crate::host::Host;
+use crate::name::Process;
+use crate::page::{Buffer, Card, Page, unmap};
+
+/// One card of a process.
+#[derive(Clone)]
+pub(crate) struct Remote {
+    reach: Arc<Reach>,
+    card: usize,
+}
+
+struct Reach {
+    process: Process,
+    pidfd: i32,
+    page: *mut Page,
+    is_gone: AtomicBool,
+}
+
+// SAFETY: the page is shared memory made of atomics and locked rings.
+unsafe impl Send for Reach {}
+// SAFETY: as above.
+unsafe impl Sync for Reach {}
+
+/// Which way bytes go.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Way {
+    There,
+    Here,
+}
+
+/// Why bytes did not go.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Lost {
+    /// Nobody is there any more.
+    Gone,
+    /// There is no such memory.
+    Address,
+}
+
+impl Remote {
+    /// Who has this GID, unless that is nobody.
+    pub(crate) fn find(host: &Host, gid: &[u8; 16]) -> Option<Self> {
+        static KNOWN: OnceLock<Mutex<HashMap<Process, Weak<Reach>>>> = OnceLock::new();
+        let (process, card) = Process::of_gid(gid)?;
+        let mut known = KNOWN.get_or_init(Mutex::default).lock().unwrap_or_else(PoisonError::into_inner);
+        known.retain(|_, reach| reach.strong_count() > 0);
+        if let Some(reach) = known.get(&process).and_then(Weak::upgrade) {
+            return Some(Self { reach, card });
+        }
+        // SAFETY: a system call with plain arguments.
+        let pidfd = unsafe { libc::syscall(libc::SYS_pidfd_open, process.pid, 0) } as i32;
+        if pidfd < 0 {
+            return None;
+        }
+        let page = host.page_of(process).ok().filter(|_| process.is_alive());
+        let Some(page) = page else {
+            // SAFETY: opened above.
+            unsafe { libc::close(pidfd) };
+            return None;
+        };
+        let reach = Arc::new(Reach { process, pidfd, page, is_gone: AtomicBool::new(false) });
+        known.insert(process, Arc::downgrade(&reach));
+        Some(Self { reach, card })
+    }
+
+    pub(crate) fn card(&self) -> &Card {
+        // SAFETY: mapped as long as `reach` lives.
+        unsafe { &(*self.reach.page).cards[self.card] }
+    }
+
+    /// Whether its process runs and the card answers.
+    pub(crate) fn is_alive(&self) -> bool {
+        if self.reach.is_gone.load(Ordering::Relaxed) || self.card().is_dead.load(Ordering::Relaxed) != 0 {
+            return false;
+        }
+        let mut ended = libc::pollfd { fd: self.reach.pidfd, events: libc::POLLIN, revents: 0 };
+        // SAFETY: one entry.
+        let is_gone = unsafe { libc::poll(&raw mut ended, 1, 0) } > 0;
+        self.reach.is_gone.store(is_gone, Ordering::Relaxed);
+        !is_gone
+    }
+
+    /// Copies between `here`, this process's memory, and `there`, its.
+    pub(crate) fn copy(&self, here: &[Buffer], there: &[Buffer], way: Way) -> Result<(), Lost> {
+        let iovecs = |buffers: &[Buffer]| {
+            let mut iovecs = [libc::iovec { iov_base: std::ptr::null_mut(), iov_len: 0 }; 8];
+            for (iovec, buffer) in iovecs.iter_mut().zip(buffers) {
+                (iovec.iov_base, iovec.iov_len) = (buffer.addr as *mut _, buffer.len as usize);
+            }
+            iovecs
+        };
+        let (local, remote) = (iovecs(here), iovecs(there));
+        let len: u64 = here.iter().map(|buffer| buffer.len).sum();
+        if len == 0 {
+            return if self.is_alive() { Ok(()) } else { Err(Lost::Gone) };
+        }
+        let pid = self.reach.process.pid as libc::pid_t;
+        let (locals, remotes) = (here.len() as libc::c_ulong, there.len() as libc::c_ulong);
+        // SAFETY: the kernel checks every address, of this process and of that.
+        let copied = unsafe {
+            match way {
+                Way::There => {
+                    libc::process_vm_writev(pid, local.as_ptr(), locals, remote.as_ptr(), remotes, 0)
+                }
+                Way::Here => libc::process_vm_readv(pid, local.as_ptr(), locals, remote.as_ptr(), remotes, 0),
+            }
+        };
+        match copied {
+            copied if copied == len as isize => Ok(()),
+            _ if self.is_alive() => Err(Lost::Address),
+            _ => Err(Lost::Gone),
+        }
+    }
+}
+
+impl Drop for Reach {
+    fn drop(&mut self) {
+        // SAFETY: opened and mapped for this value, whose last user is gone.
+        unsafe {
+            libc::close(self.pidfd);
+            unmap(self.page);
+        }
+    }
+}

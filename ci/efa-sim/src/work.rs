@@ -1,0 +1,143 @@
+//! What a card does with what was posted to a pair.
+
+use std::ffi::c_int;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use crate::completions::{Completion, Completions};
+use crate::host::Host;
+use crate::page::Queue;
+use crate::queue_pair::{QueuePair, lock};
+use crate::request::Request;
+use crate::status::Status;
+
+/// Requests under way.
+pub(crate) struct Sending {
+    pending: Vec<Request>,
+    random: fastrand::Rng,
+    /// When the link is free again.
+    free: Option<Instant>,
+}
+
+impl Sending {
+    /// None yet; those to come are executed in an order by `seed`.
+    pub(crate) fn new(seed: u64) -> Self {
+        Self { pending: Vec::new(), random: fastrand::Rng::with_seed(seed), free: None }
+    }
+}
+
+impl QueuePair {
+    pub(crate) fn queue(&self) -> Option<&'static Queue> {
+        Some(&Host::get()?.card(self.card).queues[self.slot])
+    }
+
+    pub(crate) fn is_dead(&self) -> bool {
+        Host::get().is_none_or(|host| host.card(self.card).is_dead.load(Ordering::Relaxed) != 0)
+    }
+
+    /// Takes requests, all or none; what they are refused with, else 0.
+    pub(crate) fn post(&self, mut requests: Vec<Request>) -> c_int {
+        let Some(host) = Host::get() else { return libc::ENODEV };
+        if self.is_dead() {
+            return libc::EIO;
+        }
+        let mut sending = lock(&self.sending);
+        if sending.pending.len() + requests.len() > self.depth as usize || host.config.faults.is_full() {
+            return libc::ENOMEM;
+        }
+        if host.config.faults.is_rolled_back(requests.len()) {
+            return libc::ENOMEM;
+        }
+        if host.config.gbps > 0.0 {
+            for request in &mut requests {
+                let wire = Duration::from_secs_f64(request.len() as f64 * 8.0 / host.config.gbps / 1e9);
+                let due = sending.free.unwrap_or_else(Instant::now).max(Instant::now()) + wire;
+                (sending.free, request.due) = (Some(due), Some(due));
+            }
+        }
+        sending.pending.append(&mut requests);
+        if host.config.seed == 0 {
+            self.execute(host, &mut sending);
+        }
+        0
+    }
+
+    /// The card goes on.
+    pub(crate) fn progress(&self) {
+        let mut sending = lock(&self.sending);
+        if !sending.pending.is_empty()
+            && let Some(host) = Host::get()
+        {
+            self.execute(host, &mut sending);
+        }
+        drop(sending);
+        self.flush_receives();
+    }
+
+    /// Executes pending requests: all in order, or some of them in any.
+    fn execute(&self, host: &Host, sending: &mut Sending) {
+        let is_ordered = host.config.seed == 0;
+        let most = match is_ordered {
+            true => sending.pending.len(),
+            false => sending.random.usize(1..=sending.pending.len()),
+        };
+        let now = host.config.gbps.gt(&0.0).then(Instant::now);
+        let mut place = 0;
+        for _ in 0..most {
+            if !is_ordered {
+                place = sending.random.usize(0..sending.pending.len());
+            }
+            let Some(request) = sending.pending.get(place) else { break };
+            if now.is_some_and(|now| request.due.is_some_and(|due| due > now)) {
+                break;
+            }
+            self.count(host);
+            let ending =
+                if self.is_dead() { Some(Status::Flushed) } else { request.execute(host, self.card) };
+            let Some(status) = ending else { break };
+            if host.config.trace {
+                request.tell(self.card, status);
+            }
+            if request.is_signaled || status != Status::Ok {
+                let completion = Completion::of_request(request, self.ex.qp_base.qp_num, status);
+                self.send_queue().push(completion);
+            }
+            match is_ordered {
+                true => place += 1,
+                false => drop(sending.pending.swap_remove(place)),
+            }
+        }
+        if is_ordered {
+            sending.pending.drain(..place);
+        }
+    }
+
+    /// One request more; the card may die of it.
+    fn count(&self, host: &Host) {
+        static EXECUTED: [AtomicU64; crate::p5::CARDS] = [const { AtomicU64::new(0) }; crate::p5::CARDS];
+        let executed = EXECUTED[self.card].fetch_add(1, Ordering::Relaxed);
+        if host.config.faults.kills(self.card, executed) {
+            host.card(self.card).is_dead.store(1, Ordering::Relaxed);
+        }
+    }
+
+    /// The receives of a dead card end.
+    fn flush_receives(&self) {
+        let Some(queue) = self.queue().filter(|_| self.is_dead()) else { return };
+        let next = || queue.deliver(|receive| (receive.is_some(), None, receive)).flatten();
+        while let Some(receive) = next() {
+            let completion = Completion::flushed_receive(receive.id, self.ex.qp_base.qp_num);
+            self.recv_queue().push(completion);
+        }
+    }
+
+    pub(crate) fn send_queue(&self) -> &Completions {
+        // SAFETY: the program destroys a queue after the pairs that use it.
+        unsafe { &*self.ex.qp_base.send_cq.cast() }
+    }
+
+    pub(crate) fn recv_queue(&self) -> &Completions {
+        // SAFETY: as above.
+        unsafe { &*self.ex.qp_base.recv_cq.cast() }
+    }
+}
