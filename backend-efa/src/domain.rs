@@ -29,6 +29,10 @@ const BATCH: u64 = 4 << 20;
 /// less than 1 % of a core (40 to 50 µs each, measured on a virtual machine), and what comes after a pause of 80 ms waits for 10 ms at most.
 const NAP: Duration = Duration::from_millis(10);
 
+/// The same where writes are emulated: nothing tells the target of them, which has to move them
+/// on. As above, and half as often: a look costs more there.
+const EMULATED_NAP: Duration = Duration::from_millis(5);
+
 /// A domain as its parts hold it.
 pub(crate) struct Shared {
     landing: Registered,
@@ -64,6 +68,11 @@ impl Shared {
         Landing { base, key }
     }
 
+    /// What requests without bytes name as theirs: some providers look at it all the same.
+    pub(crate) fn place(&self) -> (*mut u8, u64) {
+        self.landing.here()
+    }
+
     /// The endpoint is closed; another may be opened.
     pub(crate) fn closed(&self) {
         self.queues().taken = false;
@@ -75,17 +84,18 @@ impl EfaDomain {
         let device = Device::open(info)?;
         let addresses = Addresses::open(&device)?;
         let queues = Queues::open(&device, &addresses)?;
-        let (address, wakes) = (queues.name()?, queues.descriptor.is_some());
+        let address = queues.name()?;
         let place = Arc::new(HostBuffer::new(4096)?);
         // SAFETY: nobody reads or writes it; what lands there has no bytes.
         let landing = unsafe { Registered::new(&device, place, Access::REMOTE_WRITE) }?;
         let id = random("open")?;
+        let capabilities = capabilities(&device, &queues);
         Ok(Self(Arc::new(Shared {
             landing,
             peers: Peers::default(),
             queues: Mutex::new(Opened { waiting: Some(queues), taken: false, address }),
             addresses,
-            capabilities: capabilities(&device, wakes),
+            capabilities,
             device,
             setup: setup.clone(),
             id,
@@ -93,7 +103,7 @@ impl EfaDomain {
     }
 }
 
-fn capabilities(device: &Device, wakes: bool) -> Capabilities {
+fn capabilities(device: &Device, queues: &Queues) -> Capabilities {
     let info = &device.info;
     let caps = info.get().caps;
     let mut it = Capabilities::minimal();
@@ -126,8 +136,12 @@ fn capabilities(device: &Device, wakes: bool) -> Capabilities {
     it.abort_scope = AbortScope::Endpoint;
     it.revocation = Revocation::DeviceKey;
     it.delivered = DeliveredCost::RoundTrip;
-    it.wakes = wakes;
+    it.wakes = queues.descriptor.is_some();
     it.idle_backoff = NAP;
+    if queues.emulates_writes {
+        it.emulated = Operations::WRITE | Operations::WRITE_IMM;
+        it.idle_backoff = EMULATED_NAP;
+    }
     it
 }
 

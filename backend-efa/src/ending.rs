@@ -2,16 +2,21 @@
 
 use std::time::Duration;
 
+use libfabric_sys as sys;
 use transport_core::ErrorKind;
 use transport_core::spi::{Event, Status};
 
 use crate::context::Posted;
 use crate::endpoint::EfaEndpoint;
 use crate::peers::Slot;
+use crate::words::Words;
 
 /// How long requests of a peer that is given up may take to fail by themselves. libfabric
 /// cannot call a single write back: then the whole endpoint ends.
 pub(crate) const GRACE: Duration = Duration::from_secs(2);
+
+/// Turns between two looks at the event queue, which is empty as long as all is well.
+const TURNS_PER_LOOK: u32 = 256;
 
 impl EfaEndpoint {
     /// Says goodbye to peers that nothing is posted to any more.
@@ -38,11 +43,39 @@ impl EfaEndpoint {
             return;
         }
         tracing::warn!("requests to a peer that is gone do not end: the endpoint is closed");
+        self.lose(0);
+    }
+
+    /// Looks now and then whether libfabric says that the endpoint is broken, and ends it then.
+    pub(crate) fn look_at_events(&mut self) {
+        let Some(queues) = &self.queues else { return };
+        if self.until_look == 0 {
+            self.until_look = TURNS_PER_LOOK;
+            if let Some((code, words)) = queues.device.failure() {
+                tracing::warn!(code, words, "libfabric reports that an endpoint does not work any more");
+                self.words = Words::of(sys::FI_ENODEV as i32, words);
+                self.is_lost = true;
+            }
+        }
+        self.until_look -= 1;
+        if self.is_lost {
+            self.lose(sys::FI_ENODEV as i32);
+        }
+    }
+
+    /// Ends the endpoint, which does not work any more, by the error `code`.
+    pub(crate) fn lose(&mut self, code: i32) {
         self.aborted.clear();
         let turn = self.shared.addresses.turn();
-        self.queues = None;
+        let queues = self.queues.take();
+        if queues.as_ref().is_some_and(|queues| queues.close_may_hang()) {
+            tracing::warn!("libfabric would wait forever for the endpoint to end: it is left as it is");
+            std::mem::forget(queues);
+        } else {
+            drop(queues);
+        }
         drop(turn);
-        let lost = Status { kind: ErrorKind::DeviceLost, code: 0 };
+        let lost = Status { kind: ErrorKind::DeviceLost, code };
         for posted in self.contexts.end_all() {
             self.ended(posted);
             self.waiting.push_back(match posted {

@@ -13,13 +13,13 @@ use transport_core::spi::{
 use crate::context::{Contexts, Posted};
 use crate::domain::Shared;
 use crate::ending::GRACE;
-use crate::library::library;
 use crate::peers::{Remote, Slot};
 use crate::queues::Queues;
 use crate::report::{AT_ONCE, Entries};
 use crate::status::status;
-use crate::submit::submit;
+use crate::submit::{Local, submit};
 use crate::verdicts::Verdicts;
+use crate::words::Words;
 
 /// Attempts in a row at a request that libfabric has no room for.
 const TRIES: usize = 16;
@@ -30,8 +30,7 @@ pub(crate) struct EfaEndpoint {
     pub(crate) queues: Option<Box<Queues>>,
     pub(crate) contexts: Contexts,
     pub(crate) shared: Arc<Shared>,
-    /// Bytes of completion data.
-    pub(crate) data: usize,
+    pub(crate) local: Local,
     pub(crate) slots: Vec<Slot>,
     seen: u64,
     /// Slots that wait for their goodbye.
@@ -46,12 +45,15 @@ pub(crate) struct EfaEndpoint {
     pub(crate) aborted: Vec<(PeerSlot, Time)>,
     /// Failures whose meaning is not known yet.
     pub(crate) verdicts: Verdicts,
+    /// Turns until the next look at libfabric's events.
+    pub(crate) until_look: u32,
     /// Peers' writes and reads counted so far.
     visits: u64,
-    /// The provider's words for the last failure, with its number.
-    pub(crate) words: (i32, String),
+    pub(crate) words: Words,
     /// Where completions are read into; taken out meanwhile.
     pub(crate) entries: Option<Box<Entries>>,
+    /// The device does not work any more, which is told by the next poll.
+    pub(crate) is_lost: bool,
     /// Events that had no room.
     pub(crate) waiting: std::collections::VecDeque<Event>,
 }
@@ -61,7 +63,7 @@ impl EfaEndpoint {
         let (send, recv) = (shared.capabilities.send_depth, shared.capabilities.recv_depth);
         let send = config.send_depth.unwrap_or(send).min(send);
         Self {
-            data: queues.device.info.domain().cq_data_size,
+            local: Local { data: queues.device.info.domain().cq_data_size, place: shared.place() },
             queues: Some(Box::new(queues)),
             contexts: Contexts::new(send + recv),
             shared,
@@ -75,8 +77,10 @@ impl EfaEndpoint {
             recv_depth: recv as usize,
             aborted: Vec::new(),
             verdicts: Verdicts::default(),
+            until_look: 0,
             visits: 0,
-            words: (0, String::new()),
+            words: Words::default(),
+            is_lost: false,
             entries: Some(Box::new(Entries::new())),
             waiting: std::collections::VecDeque::new(),
         }
@@ -122,7 +126,7 @@ impl EfaEndpoint {
             let room = (self.send_depth - self.requests).min(pieces.len() - taken);
             let next = (taken, &pieces[taken..taken + room]);
             // SAFETY: by the caller; contexts stay where they are until the completion.
-            let (more, code) = unsafe { submit(queues, &mut self.contexts, run, next, &remote, self.data) };
+            let (more, code) = unsafe { submit(queues, &mut self.contexts, run, next, &remote, &self.local) };
             self.outstanding[run.peer.0 as usize] += more as u32;
             self.requests += more;
             taken += more;
@@ -172,6 +176,8 @@ impl Endpoint for EfaEndpoint {
             let (taken, code) = unsafe { self.post_run(&queues, run, pieces) };
             result.accepted += taken;
             if code != 0 {
+                let code = queues.device.refusal(code);
+                self.is_lost |= code == -(sys::FI_ENODEV as isize);
                 result = refused(result.accepted, code);
                 break;
             }
@@ -233,6 +239,7 @@ impl Endpoint for EfaEndpoint {
         if !self.aborted.is_empty() {
             self.overdue();
         }
+        self.look_at_events();
         while into.spare() > 0
             && let Some(event) = self.waiting.pop_front()
         {
@@ -277,14 +284,7 @@ impl Endpoint for EfaEndpoint {
     }
 
     fn describe(&self, status: Status) -> String {
-        let Ok(library) = library() else { return format!("{:?}", status.kind) };
-        match (status.code, &self.words) {
-            (0, _) => format!("{:?}", status.kind),
-            (code, (of, words)) if *of == code && !words.is_empty() => {
-                format!("{} ({code}); the provider says: {words}", library.strerror(code))
-            }
-            (code, _) => format!("{} ({code})", library.strerror(code)),
-        }
+        self.words.describe(status, &self.shared.device)
     }
 }
 

@@ -8,6 +8,7 @@
 //! imms; messages are `fi_sendmsg`.
 
 mod backend;
+mod card;
 mod connector;
 mod context;
 mod domain;
@@ -24,5 +25,6 @@ mod status;
 mod submit;
 mod tag;
 mod verdicts;
+mod words;
 
 pub use backend::{Efa, EfaConfig};

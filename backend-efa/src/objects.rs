@@ -1,6 +1,6 @@
 //! libfabric's objects, closed when dropped, and in the right order by who holds whom.
 
-use std::ffi::c_int;
+use std::ffi::{CStr, c_int};
 use std::ptr::{NonNull, null_mut};
 use std::sync::Arc;
 
@@ -108,6 +108,33 @@ impl Device {
                 sys::fi_domain(fabric.as_ptr(), raw, domain, null_mut())
             })?;
             Ok(Arc::new(Self { domain, events, fabric, info }))
+        }
+    }
+
+    /// What the refusal of a post means: a card that is dead says no more than EIO (libibverbs).
+    pub(crate) fn refusal(&self, code: isize) -> isize {
+        match code == -(sys::FI_EIO as isize) && self.info.card().is_some() {
+            true => -(sys::FI_ENODEV as isize),
+            false => code,
+        }
+    }
+
+    /// The next error that was reported to the event queue, with the provider's words.
+    pub(crate) fn failure(&self) -> Option<(c_int, String)> {
+        // SAFETY: zero asks for no error data; the queue is open, and a string of the provider's
+        // for its own number ends with a zero.
+        unsafe {
+            let mut entry: sys::fi_eq_err_entry = std::mem::zeroed();
+            if sys::fi_eq_readerr(self.events.as_ptr(), &raw mut entry, 0) <= 0 {
+                return None;
+            }
+            let words =
+                sys::fi_eq_strerror(self.events.as_ptr(), entry.prov_errno, entry.err_data, null_mut(), 0);
+            let words = match words.is_null() {
+                true => String::new(),
+                false => CStr::from_ptr(words).to_string_lossy().into_owned(),
+            };
+            Some((entry.err, words))
         }
     }
 

@@ -84,6 +84,8 @@ pub(crate) struct Queues {
     visits: Option<Fid<sys::fid_cntr>>,
     /// Readable when the completion queue is not empty, where the provider has such a thing.
     pub(crate) descriptor: Option<c_int>,
+    /// Whether the provider only sends messages for writes.
+    pub(crate) emulates_writes: bool,
     pub(crate) addresses: Arc<Addresses>,
     pub(crate) device: Arc<Device>,
 }
@@ -117,7 +119,21 @@ impl Queues {
             check("to enable its endpoint", sys::fi_enable(ep.as_ptr()))?;
             ep
         };
-        Ok(Self { ep, cq, visits, descriptor, addresses: Arc::clone(addresses), device: Arc::clone(device) })
+        Ok(Self {
+            emulates_writes: settings::emulates_writes(ep.as_ptr(), &device.info),
+            ep,
+            cq,
+            visits,
+            descriptor,
+            addresses: Arc::clone(addresses),
+            device: Arc::clone(device),
+        })
+    }
+
+    /// Whether closing waits for requests that never end: EFA's provider of 1.17 does
+    /// (`rxr_ep_wait_send`), also when the card is dead.
+    pub(crate) fn close_may_hang(&self) -> bool {
+        self.device.info.card().is_some() && settings::is_before_native_writes()
     }
 
     /// How many writes and reads of peers there were, where that is counted.

@@ -17,7 +17,7 @@ pub(crate) struct Registered {
     mr: Mutex<Option<Fid<sys::fid_mr>>>,
     lkey: u64,
     key: KeyMaterial,
-    _memory: Arc<dyn Memory>,
+    memory: Arc<dyn Memory>,
     _device: Arc<Device>,
 }
 
@@ -55,9 +55,14 @@ impl Registered {
             mr: Mutex::new(Some(mr)),
             lkey,
             key: KeyMaterial { base, key, len: len as u64 },
-            _memory: memory,
+            memory,
             _device: Arc::clone(device),
         })
+    }
+
+    /// Where it begins, and its descriptor for this side.
+    pub(crate) fn here(&self) -> (*mut u8, u64) {
+        (self.memory.as_ptr(), self.lkey)
     }
 }
 

@@ -3,13 +3,16 @@
 use std::ffi::c_int;
 
 use libfabric_sys as sys;
+use transport_core::ErrorKind;
 use transport_core::spi::{Event, PeerSlot};
 
+use crate::card;
 use crate::context::Posted;
 use crate::endpoint::EfaEndpoint;
 use crate::queues::Queues;
-use crate::status::{is_ambiguous, status};
+use crate::status::{is_ambiguous, kind, status};
 use crate::tag::Tag;
+use crate::words::{self, Words};
 
 /// Completions read by one call.
 pub(crate) const AT_ONCE: usize = 64;
@@ -59,7 +62,7 @@ impl EfaEndpoint {
         let into = entries.completions.as_mut_ptr();
         // SAFETY: the queue was opened for entries of this format, and there is room for so many.
         let read = unsafe {
-            match self.data {
+            match self.local.data {
                 8.. => sys::fi_cq_read(cq, into.cast(), most),
                 _ => sys::fi_cq_readfrom(cq, into.cast(), most, entries.from.as_mut_ptr()),
             }
@@ -137,7 +140,7 @@ impl EfaEndpoint {
     }
 
     fn tag(&self, entry: &sys::fi_cq_data_entry) -> Option<Tag> {
-        (entry.flags & REMOTE_CQ_DATA != 0).then(|| Tag::from_data(entry.data, self.data))
+        (entry.flags & REMOTE_CQ_DATA != 0).then(|| Tag::from_data(entry.data, self.local.data))
     }
 
     /// A message of nobody's took a receive.
@@ -156,8 +159,12 @@ impl EfaEndpoint {
         if read < 0 {
             return false;
         }
-        let words = words(queues, &entry);
-        self.words = (entry.err.abs(), words.clone());
+        let words = words::provider(queues, &entry);
+        if queues.device.info.card().is_some() {
+            entry.err = card::error(entry.prov_errno, entry.err);
+        }
+        self.words = Words::of(entry.err, words.clone());
+        self.is_lost |= kind(entry.err) == ErrorKind::DeviceLost;
         match self.end(entry.op_context) {
             Some(Posted::Request { id, peer }) => {
                 tracing::debug!(id, code = entry.err, words, "a request failed");
@@ -176,24 +183,5 @@ impl EfaEndpoint {
             }
         }
         true
-    }
-}
-
-/// The provider's words for an error.
-fn words(queues: &Queues, entry: &sys::fi_cq_err_entry) -> String {
-    let mut buf = [0; 256];
-    // SAFETY: the numbers are of an error of this queue; the buffer is as long as said.
-    unsafe {
-        let words = sys::fi_cq_strerror(
-            queues.cq.as_ptr(),
-            entry.prov_errno,
-            entry.err_data,
-            buf.as_mut_ptr(),
-            buf.len(),
-        );
-        match words.is_null() {
-            true => String::new(),
-            false => std::ffi::CStr::from_ptr(words).to_string_lossy().into_owned(),
-        }
     }
 }

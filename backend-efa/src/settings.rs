@@ -34,6 +34,28 @@ const OF_CARDS: [Setting; 2] = [
     },
 ];
 
+/// The first library whose EFA provider lets the card write; before, it sends messages to its
+/// likes at the peer, which copy.
+const WRITES_SINCE: u32 = sys::version(1, 18);
+
+/// Whether the library is that old.
+pub(crate) fn is_before_native_writes() -> bool {
+    library().is_ok_and(|library| library.version() < WRITES_SINCE)
+}
+
+/// Whether writes are emulated on an enabled endpoint of a card.
+pub(crate) fn emulates_writes(ep: *mut sys::fid_ep, info: &Info) -> bool {
+    if info.card().is_none() || is_before_native_writes() {
+        return info.card().is_some();
+    }
+    let (mut emulates, mut len) = (false, size_of::<bool>());
+    let (level, option) = (sys::FI_OPT_ENDPOINT as c_int, sys::FI_OPT_EFA_EMULATED_WRITE);
+    // SAFETY: the endpoint is open; the value has room for what the option is, a bool. Where the
+    // option is unknown, as on efa-direct, nothing is emulated.
+    let code = unsafe { sys::fi_getopt(ep, level, option, (&raw mut emulates).cast(), &raw mut len) };
+    code == 0 && emulates
+}
+
 /// Sets what a card's endpoint should have; says what it refuses.
 ///
 /// # Safety

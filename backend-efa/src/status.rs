@@ -27,6 +27,7 @@ pub(crate) fn kind(code: c_int) -> ErrorKind {
         | sys::FI_EHOSTUNREACH
         | sys::FI_ENETUNREACH
         | sys::FI_ETIMEDOUT => ErrorKind::PeerDied,
+        sys::FI_ENODEV => ErrorKind::DeviceLost,
         _ => ErrorKind::Io,
     }
 }

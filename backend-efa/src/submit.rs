@@ -11,10 +11,22 @@ use crate::peers::Remote;
 use crate::queues::Queues;
 use crate::tag::Tag;
 
+/// What requests need to know of this side.
+pub(crate) struct Local {
+    /// Bytes of completion data.
+    pub(crate) data: usize,
+    /// Memory and its descriptor, for requests without bytes: EFA's provider follows what a
+    /// request names, however short it is.
+    pub(crate) place: (*mut u8, u64),
+}
+
+// SAFETY: the pointer is handed to libfabric, and never followed here.
+unsafe impl Send for Local {}
+
 /// Hands requests of a run to libfabric until it refuses one: how many it took, and its answer
 /// to the one after them, 0 if there is none.
 ///
-/// `first` is the place of `pieces` in the run; `data` counts bytes of completion data.
+/// `first` is the place of `pieces` in the run.
 ///
 /// # Safety
 /// As `Endpoint::post`.
@@ -25,13 +37,13 @@ pub(crate) unsafe fn submit(
     run: &WorkRequest,
     (first, pieces): (usize, &[Piece]),
     remote: &Remote,
-    data: usize,
+    local: &Local,
 ) -> (usize, isize) {
     // SAFETY: by the caller.
     unsafe {
         match run.kind {
-            WorkKind::Send => send(queues, contexts, run, (first, pieces), remote, data),
-            _ => access(queues, contexts, run, (first, pieces), remote, data),
+            WorkKind::Send => send(queues, contexts, run, (first, pieces), remote, local),
+            _ => access(queues, contexts, run, (first, pieces), remote, local),
         }
     }
 }
@@ -51,15 +63,16 @@ unsafe fn access(
     run: &WorkRequest,
     (first, pieces): (usize, &[Piece]),
     remote: &Remote,
-    data: usize,
+    local: &Local,
 ) -> (usize, isize) {
+    let data = local.data;
     let mut iovec = sys::iovec { iov_base: null_mut(), iov_len: 0 };
     let mut there = sys::fi_rma_iov { addr: 0, len: 0, key: run.rkey };
     let mut desc = run.lkey as *mut _;
-    let (here, there) = (&raw mut iovec, &raw mut there);
+    let (here, there, desc) = (&raw mut iovec, &raw mut there, &raw mut desc);
     let mut msg = sys::fi_msg_rma {
         msg_iov: here,
-        desc: &raw mut desc,
+        desc,
         iov_count: 1,
         addr: remote.address,
         rma_iov: there,
@@ -82,12 +95,14 @@ unsafe fn access(
         unsafe {
             (*here).iov_base = piece.local.cast();
             (*here).iov_len = piece.len as usize;
+            *desc = run.lkey as *mut _;
             (*there).len = piece.len as usize;
             (*there).addr = piece.remote;
             let mut flags = delivered;
             if piece.len == 0 {
                 // Nothing is to be delivered; and shm of 1.17 never completes such a write then.
                 (flags, (*there).addr, (*there).key) = (plain, remote.landing.base, remote.landing.key);
+                ((*here).iov_base, *desc) = (local.place.0.cast(), local.place.1 as *mut _);
             }
             call(ep, &raw const msg, flags)
         }
@@ -101,11 +116,13 @@ unsafe fn send(
     run: &WorkRequest,
     (first, pieces): (usize, &[Piece]),
     remote: &Remote,
-    data: usize,
+    local: &Local,
 ) -> (usize, isize) {
-    let mut desc = run.lkey as *mut _;
+    let data = local.data;
     each(contexts, run, (first, pieces), |piece, context| {
-        let iovec = sys::iovec { iov_base: piece.local.cast(), iov_len: piece.len as usize };
+        let (start, lkey) = if piece.len == 0 { local.place } else { (piece.local, run.lkey) };
+        let iovec = sys::iovec { iov_base: start.cast(), iov_len: piece.len as usize };
+        let mut desc = lkey as *mut _;
         let msg = sys::fi_msg {
             msg_iov: &raw const iovec,
             desc: &raw mut desc,

@@ -113,6 +113,8 @@ impl Remote {
         };
         match copied {
             copied if copied == len as isize => Ok(()),
+            // It is ending: its memory went before its number does.
+            -1 if std::io::Error::last_os_error().raw_os_error() == Some(libc::ESRCH) => Err(Lost::Gone),
             _ if self.is_alive() => Err(Lost::Address),
             _ => Err(Lost::Gone),
         }

@@ -1,6 +1,6 @@
 //! `multirail info`: the backends by name, available or why not.
 
-use multirail::spi::DeviceInfo;
+use multirail::spi::{DeviceInfo, Operations};
 use multirail::{BackendChoice, Registry, TransportInfo};
 use serde::Serialize;
 
@@ -18,6 +18,8 @@ struct Row {
     send_depth: Option<u32>,
     max_message: Option<u64>,
     idle: Option<String>,
+    /// `emulated` where the peers' processors do what the device cannot.
+    rdma_write: Option<&'static str>,
 }
 
 #[derive(Serialize)]
@@ -52,6 +54,7 @@ fn row(registry: &Registry, name: &'static str) -> Done<Row> {
         send_depth: None,
         max_message: None,
         idle: None,
+        rdma_write: None,
     };
     match registry.find(name)?.probe() {
         Ok(devices) => {
@@ -63,6 +66,8 @@ fn row(registry: &Registry, name: &'static str) -> Done<Row> {
                     row.send_depth = Some(opened.capabilities.send_depth);
                     row.max_message = Some(opened.capabilities.max_message);
                     row.idle = Some(idle(&opened));
+                    let is_emulated = opened.capabilities.emulated.contains(Operations::WRITE);
+                    row.rdma_write = is_emulated.then_some("emulated");
                 }
                 Ok(None) => {}
                 Err(error) => {
@@ -113,6 +118,7 @@ fn cells(row: Row) -> Vec<String> {
     highlights.extend(row.send_depth.map(|depth| format!("send depth {depth}")));
     highlights.extend(row.max_message.map(|bytes| format!("max message {}", Size(bytes))));
     highlights.extend(row.idle.map(|idle| format!("idle: {idle}")));
+    highlights.extend(row.rdma_write.map(|how| format!("rdma_write: {how}, by the peers' processors")));
     vec![
         row.backend.to_owned(),
         if row.available { "yes" } else { "no" }.to_owned(),

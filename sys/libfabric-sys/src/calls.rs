@@ -45,6 +45,9 @@ inline_call!(/// The address of an endpoint.
 inline_call!(/// Sets an option of an endpoint.
     fn fi_setopt(ep: *mut fid_ep, level: c_int, name: c_int, value: *const c_void, len: usize) -> c_int
         = [ops] setopt(&raw mut (*ep).fid, level, name, value, len));
+inline_call!(/// Reads an option of an endpoint.
+    fn fi_getopt(ep: *mut fid_ep, level: c_int, name: c_int, value: *mut c_void, len: *mut usize) -> c_int
+        = [ops] getopt(&raw mut (*ep).fid, level, name, value, len));
 inline_call!(/// Cancels what was posted with `context`.
     fn fi_cancel(ep: *mut fid_ep, context: *mut c_void) -> isize = [ops] cancel(&raw mut (*ep).fid, context));
 
@@ -137,6 +140,27 @@ pub unsafe fn fi_cq_strerror(
     unsafe {
         match (*(*cq).ops).strerror {
             Some(strerror) => strerror(cq, code, data, buf, len),
+            None => core::ptr::null(),
+        }
+    }
+}
+
+/// The provider's words for one of its error numbers; null where it has none. They are
+/// the provider's, or in `buf`.
+///
+/// # Safety
+/// As its page in libfabric's manual.
+pub unsafe fn fi_eq_strerror(
+    eq: *mut fid_eq,
+    code: c_int,
+    data: *const c_void,
+    buf: *mut c_char,
+    len: usize,
+) -> *const c_char {
+    // SAFETY: by the caller.
+    unsafe {
+        match (*(*eq).ops).strerror {
+            Some(strerror) => strerror(eq, code, data, buf, len),
             None => core::ptr::null(),
         }
     }

@@ -30,5 +30,7 @@ pub const FI_ADDR_UNSPEC: fi_addr_t = fi_addr_t::MAX;
 
 /// An endpoint option of 1.18 and later (`rdma/fi_endpoint.h`).
 pub const FI_OPT_CUDA_API_PERMITTED: u32 = 10;
+/// An endpoint option of EFA's provider, of 1.18 and later (`rdma/fi_ext.h`).
+pub const FI_OPT_EFA_EMULATED_WRITE: i32 = -(0xefa << 16) + 2;
 /// An endpoint option of 1.21 and later (`rdma/fi_endpoint.h`).
 pub const FI_OPT_SHARED_MEMORY_PERMITTED: u32 = 11;

@@ -78,6 +78,9 @@ pub enum DeliveredCost {
 pub struct Capabilities {
     /// What it can do.
     pub operations: Operations,
+    /// Those of them that the device cannot do and software does, also the peer's: they are slow,
+    /// and may need the peer's processor.
+    pub emulated: Operations,
     /// Bytes of immediate data, 0 or 4.
     pub imm_bytes: u8,
     /// Orders that hold within one queue pair.
@@ -126,8 +129,8 @@ pub struct Capabilities {
     pub max_direct: u64,
     /// Whether `arm` can wake a sleeping worker.
     pub wakes: bool,
-    /// How long a worker that has been idle for long naps where it cannot. Naps are an
-    /// eighth of the idle time up to that.
+    /// How long a worker that has been idle for long naps where it cannot, for every eight
+    /// devices that it looks at. Naps are an eighth of the idle time up to that.
     pub idle_backoff: Duration,
 }
 
@@ -138,6 +141,7 @@ impl Capabilities {
     pub fn minimal() -> Self {
         Self {
             operations: Operations::WRITE,
+            emulated: Operations::empty(),
             imm_bytes: 0,
             ordering: Ordering::empty(),
             max_sge: 1,

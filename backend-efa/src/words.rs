@@ -1,0 +1,60 @@
+//! What is said of a failure.
+
+use std::ffi::CStr;
+
+use libfabric_sys as sys;
+use transport_core::ErrorKind;
+use transport_core::spi::Status;
+
+use crate::library::library;
+use crate::objects::Device;
+use crate::queues::Queues;
+
+/// The provider's words for the last failure, with its number.
+#[derive(Default)]
+pub(crate) struct Words {
+    code: i32,
+    words: String,
+}
+
+impl Words {
+    /// Keeps `words` for the error `code`.
+    pub(crate) fn of(code: i32, words: String) -> Self {
+        Self { code: code.abs(), words }
+    }
+
+    /// A sentence for `status`, which a device says.
+    pub(crate) fn describe(&self, status: Status, device: &Device) -> String {
+        let Ok(library) = library() else { return format!("{:?}", status.kind) };
+        let why = match status.code {
+            0 => format!("{:?}", status.kind),
+            code if code == self.code && !self.words.is_empty() => {
+                format!("{} ({code}); the provider says: {}", library.strerror(code), self.words)
+            }
+            code => format!("{} ({code})", library.strerror(code)),
+        };
+        match status.kind {
+            ErrorKind::DeviceLost => format!("{}: {why}", device.info.domain_name()),
+            _ => why,
+        }
+    }
+}
+
+/// The provider's words for an error of a completion.
+pub(crate) fn provider(queues: &Queues, entry: &sys::fi_cq_err_entry) -> String {
+    let mut buf = [0; 256];
+    // SAFETY: the numbers are of an error of this queue; the buffer is as long as said.
+    unsafe {
+        let words = sys::fi_cq_strerror(
+            queues.cq.as_ptr(),
+            entry.prov_errno,
+            entry.err_data,
+            buf.as_mut_ptr(),
+            buf.len(),
+        );
+        match words.is_null() {
+            true => String::new(),
+            false => CStr::from_ptr(words).to_string_lossy().into_owned(),
+        }
+    }
+}

@@ -1,0 +1,97 @@
+//! The suite against EFA cards, real ones or those of `ci/efa-sim/run`: with one, with four and
+//! with 32 rails, as far as there are so many.
+
+use std::process::ExitCode;
+use std::sync::Arc;
+
+use backend_efa::{Efa, EfaConfig};
+use conformance::{Shape, Subject, Tag, Variant};
+use transport_core::spi::{Backend, DeviceInfo, Operations};
+use transport_core::{FabricBuilder, TransportConfig, TransportInfo};
+
+/// Rails to run with.
+const RAILS: [u32; 3] = [1, 4, 32];
+
+struct Cards {
+    name: String,
+    backend: Arc<Efa>,
+    rails: u32,
+    emulates_writes: bool,
+}
+
+/// What the provider does not do, by trial.
+const NOT_ON_CARDS: [(&str, &str); 5] = [
+    // `efa_domain.c`: the domains of a process take the device's one ibv_pd.
+    ("tenant::a_stolen_descriptor_over_sockets", ONE_PD),
+    ("cleanup::any_executor_and_thread", ELSEWHERE),
+    ("grant::crosses_the_control_connection", ELSEWHERE),
+    ("tenant::one_listener_and_no_names_in_common", ELSEWHERE),
+    ("close::meanwhile_submitted_ends", ELSEWHERE),
+];
+const ONE_PD: &str = "the provider has one protection domain per card: tenants of a process share its keys";
+/// Of 1.17 (`rxr_pkt_type_req.c`): the target drops what has a wrong key, answers nothing, and
+/// crashes when more of the same write comes.
+const EMULATED: &str = "libfabric 1.17 emulates writes, and cannot refuse a wrong key";
+const ELSEWHERE: &str = "EFA cards do not reach themselves; peers of one process have loopback";
+
+impl Subject for Cards {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn rails(&self) -> u32 {
+        self.rails
+    }
+
+    /// A clock that only the trial moves passes deadlines before a card has done anything.
+    fn takes(&self, tag: Tag) -> bool {
+        tag == Tag::Process
+    }
+
+    /// Cards are as they are.
+    fn variants(&self, _: &[Variant]) -> Vec<Variant> {
+        vec![Variant::Plain]
+    }
+
+    fn beside_the_point(&self, trial: &str) -> Option<&str> {
+        if self.emulates_writes && trial == "crossing::revoked_under_fire" {
+            return Some(EMULATED);
+        }
+        NOT_ON_CARDS.iter().find(|(name, _)| *name == trial).map(|(_, why)| *why)
+    }
+
+    fn transport(&self, label: &str, shape: Shape) -> Result<TransportConfig, String> {
+        let mut devices = self.backend.probe().map_err(|why| format!("{}; {}", why.reason, why.remedy))?;
+        if devices.len() < shape.rails as usize {
+            return Err(format!("there are {} cards, and {} are needed", devices.len(), shape.rails));
+        }
+        devices.truncate(shape.rails as usize);
+        Ok(TransportConfig::new(label, self.backend.clone()).devices(devices))
+    }
+}
+
+/// What is known of a card once it is open.
+fn emulates_writes(backend: &Arc<Efa>, device: &DeviceInfo) -> bool {
+    let transport = TransportConfig::new("probe", backend.clone()).devices(vec![device.clone()]);
+    let writes = |info: &TransportInfo| info.capabilities.emulated.contains(Operations::WRITE);
+    let opened = FabricBuilder::new().transport(transport).caller_driven().open();
+    opened.is_ok_and(|fabric| fabric.transports().iter().any(writes))
+}
+
+fn main() -> ExitCode {
+    let mut subjects: Vec<Arc<dyn Subject>> = Vec::new();
+    for provider in ["efa", "efa-direct"] {
+        let backend = Arc::new(Efa::with(EfaConfig::default().provider(provider)));
+        match backend.probe() {
+            Err(why) => println!("skipped: {provider}: {}", why.reason),
+            Ok(devices) => {
+                let emulates_writes = emulates_writes(&backend, &devices[0]);
+                for rails in RAILS.into_iter().filter(|rails| *rails as usize <= devices.len()) {
+                    let name = format!("{provider}-x{rails}");
+                    subjects.push(Arc::new(Cards { name, backend: backend.clone(), rails, emulates_writes }));
+                }
+            }
+        }
+    }
+    conformance::main(subjects)
+}
