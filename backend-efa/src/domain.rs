@@ -29,10 +29,6 @@ const BATCH: u64 = 4 << 20;
 /// less than 1 % of a core (40 to 50 µs each, measured on a virtual machine), and what comes after a pause of 80 ms waits for 10 ms at most.
 const NAP: Duration = Duration::from_millis(10);
 
-/// The same where writes are emulated: nothing tells the target of them, which has to move them
-/// on. As above, and half as often: a look costs more there.
-const EMULATED_NAP: Duration = Duration::from_millis(5);
-
 /// A domain as its parts hold it.
 pub(crate) struct Shared {
     landing: Registered,
@@ -140,7 +136,6 @@ fn capabilities(device: &Device, queues: &Queues) -> Capabilities {
     it.idle_backoff = NAP;
     if queues.emulates_writes {
         it.emulated = Operations::WRITE | Operations::WRITE_IMM;
-        it.idle_backoff = EMULATED_NAP;
     }
     it
 }

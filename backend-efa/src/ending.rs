@@ -6,9 +6,11 @@ use libfabric_sys as sys;
 use transport_core::ErrorKind;
 use transport_core::spi::{Event, Status};
 
+use crate::card;
 use crate::context::Posted;
 use crate::endpoint::EfaEndpoint;
 use crate::peers::Slot;
+use crate::status::kind;
 use crate::words::Words;
 
 /// How long requests of a peer that is given up may take to fail by themselves. libfabric
@@ -51,10 +53,13 @@ impl EfaEndpoint {
         let Some(queues) = &self.queues else { return };
         if self.until_look == 0 {
             self.until_look = TURNS_PER_LOOK;
-            if let Some((code, words)) = queues.device.failure() {
-                tracing::warn!(code, words, "libfabric reports that an endpoint does not work any more");
-                self.words = Words::of(sys::FI_ENODEV as i32, words);
-                self.is_lost = true;
+            if let Some((status, words)) = queues.device.failure() {
+                // Of what the provider itself sent. When that is one peer's fault, what is sent to
+                // that peer by us fails as well.
+                let code = card::error(status, sys::FI_ENODEV as i32);
+                tracing::warn!(status, words, "libfabric reports a failure of its own");
+                self.is_lost |= kind(code) == ErrorKind::DeviceLost;
+                self.words = Words::of(code, words);
             }
         }
         self.until_look -= 1;

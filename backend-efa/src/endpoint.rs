@@ -63,7 +63,7 @@ impl EfaEndpoint {
         let (send, recv) = (shared.capabilities.send_depth, shared.capabilities.recv_depth);
         let send = config.send_depth.unwrap_or(send).min(send);
         Self {
-            local: Local { data: queues.device.info.domain().cq_data_size, place: shared.place() },
+            local: Local::new(&queues, shared.place()),
             queues: Some(Box::new(queues)),
             contexts: Contexts::new(send + recv),
             shared,

@@ -130,6 +130,11 @@ unsafe fn text(name: *const c_char) -> String {
     }
 }
 
+/// Both are fabrics of the provider efa; `efa-direct` is one from libfabric 2.0 on.
+fn is_of_cards(provider: &str) -> bool {
+    matches!(provider, "efa" | "efa-direct")
+}
+
 /// What `provider` offers for reliable datagrams with remote writes; of one local address
 /// if `node` says so.
 pub(crate) fn offers(provider: &str, node: Option<&str>) -> Result<Vec<Info>> {
@@ -151,9 +156,11 @@ pub(crate) fn offers(provider: &str, node: Option<&str>) -> Result<Vec<Info>> {
     let code = unsafe {
         let hints = &mut *hints.as_ptr();
         hints.caps = u64::from(sys::FI_MSG | sys::FI_RMA);
-        if provider.starts_with("efa") {
+        if is_of_cards(provider) {
             // Its completion data is the imm alone: who sent it, it says itself.
-            hints.caps |= sys::FI_SOURCE;
+            // Not those of this host, which have loopback: else the provider opens shared memory
+            // for them, beside every card.
+            hints.caps |= sys::FI_SOURCE | sys::FI_REMOTE_COMM;
         }
         hints.mode = sys::FI_CONTEXT | sys::FI_CONTEXT2;
         (*hints.ep_attr).type_ = sys::FI_EP_RDM;
@@ -165,14 +172,8 @@ pub(crate) fn offers(provider: &str, node: Option<&str>) -> Result<Vec<Info>> {
         domain.av_type = sys::FI_AV_TABLE;
         domain.resource_mgmt = sys::FI_RM_ENABLED;
         let fabric = &mut *hints.fabric_attr;
-        // A fabric of provider efa from libfabric 2.0 on, not a provider of its own.
-        match provider {
-            "efa-direct" => {
-                fabric.name = libc::strdup(name.as_ptr());
-                fabric.prov_name = libc::strdup(c"efa".as_ptr());
-            }
-            _ => fabric.prov_name = libc::strdup(name.as_ptr()),
-        }
+        let of_cards = c"efa".as_ptr();
+        fabric.prov_name = libc::strdup(if is_of_cards(provider) { of_cards } else { name.as_ptr() });
         let flags = if node.is_some() { sys::FI_SOURCE } else { 0 };
         let node = node.as_ref().map_or(null(), |node| node.as_ptr());
         library.fi_getinfo(AUDITED.min(library.version()), node, null(), flags, hints, &mut list)
@@ -191,5 +192,7 @@ pub(crate) fn offers(provider: &str, node: Option<&str>) -> Result<Vec<Info>> {
     }
     // SAFETY: the list is libfabric's, and copied.
     unsafe { library.fi_freeinfo(list) };
-    found.into_iter().collect()
+    let mut found = found.into_iter().collect::<Result<Vec<_>>>()?;
+    found.retain(|info| !is_of_cards(provider) || info.fabric_name() == provider);
+    Ok(found)
 }

@@ -9,6 +9,7 @@ use transport_core::Result;
 
 use crate::library::{Info, library};
 use crate::status::refused;
+use crate::submit::BATCH;
 
 /// An object with libfabric's `fid` at its head.
 ///
@@ -111,6 +112,13 @@ impl Device {
         }
     }
 
+    /// Writes that may be posted with one doorbell. Versions differ in what they keep of a batch
+    /// whose last write is refused, and by what they tell: only what was read and run is trusted.
+    pub(crate) fn batch(&self) -> usize {
+        let is_known = library().is_ok_and(|library| library.version() == sys::version(2, 1));
+        if is_known && self.info.fabric_name() == "efa-direct" { BATCH } else { 1 }
+    }
+
     /// What the refusal of a post means: a card that is dead says no more than EIO (libibverbs).
     pub(crate) fn refusal(&self, code: isize) -> isize {
         match code == -(sys::FI_EIO as isize) && self.info.card().is_some() {
@@ -119,7 +127,7 @@ impl Device {
         }
     }
 
-    /// The next error that was reported to the event queue, with the provider's words.
+    /// The next error that was reported to the event queue: the provider's number and words.
     pub(crate) fn failure(&self) -> Option<(c_int, String)> {
         // SAFETY: zero asks for no error data; the queue is open, and a string of the provider's
         // for its own number ends with a zero.
@@ -134,7 +142,7 @@ impl Device {
                 true => String::new(),
                 false => CStr::from_ptr(words).to_string_lossy().into_owned(),
             };
-            Some((entry.err, words))
+            Some((entry.prov_errno, words))
         }
     }
 

@@ -15,9 +15,19 @@ use crate::tag::Tag;
 pub(crate) struct Local {
     /// Bytes of completion data.
     pub(crate) data: usize,
+    /// Writes that are posted with one doorbell.
+    pub(crate) batch: usize,
     /// Memory and its descriptor, for requests without bytes: EFA's provider follows what a
     /// request names, however short it is.
     pub(crate) place: (*mut u8, u64),
+}
+
+impl Local {
+    /// Of an endpoint, whose domain has such a `place`.
+    pub(crate) fn new(queues: &Queues, place: (*mut u8, u64)) -> Self {
+        let device = &queues.device;
+        Self { data: device.info.domain().cq_data_size, batch: device.batch(), place }
+    }
 }
 
 // SAFETY: the pointer is handed to libfabric, and never followed here.
@@ -88,7 +98,7 @@ unsafe fn access(
         _ => (calls.writemsg, plain | u64::from(sys::FI_DELIVERY_COMPLETE)),
     };
     let Some(call) = call else { return (0, -(sys::FI_ENOSYS as isize)) };
-    each(contexts, run, (first, pieces), |piece, context| {
+    let post = |piece: &Piece, context, more: u64| {
         msg.context = context;
         // SAFETY: both point to what lives in this call; what `msg` points to is copied before
         // libfabric returns, and the spans are the caller's.
@@ -104,9 +114,13 @@ unsafe fn access(
                 (flags, (*there).addr, (*there).key) = (plain, remote.landing.base, remote.landing.key);
                 ((*here).iov_base, *desc) = (local.place.0.cast(), local.place.1 as *mut _);
             }
-            call(ep, &raw const msg, flags)
+            call(ep, &raw const msg, flags | more)
         }
-    })
+    };
+    match local.batch {
+        1 => each(contexts, run, (first, pieces), post),
+        batch => batches(contexts, run, (first, pieces), batch, post),
+    }
 }
 
 /// Messages.
@@ -119,7 +133,7 @@ unsafe fn send(
     local: &Local,
 ) -> (usize, isize) {
     let data = local.data;
-    each(contexts, run, (first, pieces), |piece, context| {
+    each(contexts, run, (first, pieces), |piece, context, _| {
         let (start, lkey) = if piece.len == 0 { local.place } else { (piece.local, run.lkey) };
         let iovec = sys::iovec { iov_base: start.cast(), iov_len: piece.len as usize };
         let mut desc = lkey as *mut _;
@@ -143,17 +157,61 @@ fn each(
     contexts: &mut Contexts,
     run: &WorkRequest,
     (first, pieces): (usize, &[Piece]),
-    mut post: impl FnMut(&Piece, *mut c_void) -> isize,
+    mut post: impl FnMut(&Piece, *mut c_void, u64) -> isize,
 ) -> (usize, isize) {
     for (place, piece) in pieces.iter().enumerate() {
         let Some(context) = contexts.take_request(run.id + (first + place) as u64, run.peer) else {
             return (place, -(sys::FI_EAGAIN as isize));
         };
-        let code = post(piece, context);
+        let code = post(piece, context, 0);
         if code != 0 {
             contexts.end(context);
             return (place, code);
         }
     }
     (pieces.len(), 0)
+}
+
+/// The most writes of a batch. Posting up to 16 before polling is the step that Perplexity's ladder
+/// climbs from 47.6 to 80.9 % of 32 cards.
+pub(crate) const BATCH: usize = 16;
+
+/// As [`each`], with one doorbell for up to `batch` of them: by FI_MORE, which the last does not
+/// have. That one's refusal is the whole batch's (2.1, `efa_rma_post_write`: nothing of it is posted).
+fn batches(
+    contexts: &mut Contexts,
+    run: &WorkRequest,
+    (first, pieces): (usize, &[Piece]),
+    batch: usize,
+    mut post: impl FnMut(&Piece, *mut c_void, u64) -> isize,
+) -> (usize, isize) {
+    let mut taken = 0;
+    for pieces in pieces.chunks(batch.min(BATCH)) {
+        let mut posted = [null_mut(); BATCH];
+        let mut count = 0;
+        for place in posted.iter_mut().take(pieces.len()) {
+            let id = run.id + (first + taken + count) as u64;
+            let Some(context) = contexts.take_request(id, run.peer) else { break };
+            *place = context;
+            count += 1;
+        }
+        let posted = &posted[..count];
+        let more = |place: usize| if place + 1 < count { u64::from(sys::FI_MORE) } else { 0 };
+        let mut codes = pieces
+            .iter()
+            .zip(posted)
+            .zip(0..)
+            .map(|((piece, context), place)| post(piece, *context, more(place)));
+        if let Some(code) = codes.find(|code| *code != 0) {
+            for context in posted.iter().rev() {
+                contexts.end(*context);
+            }
+            return (taken, code);
+        }
+        taken += count;
+        if count < pieces.len() {
+            return (taken, -(sys::FI_EAGAIN as isize));
+        }
+    }
+    (taken, 0)
 }

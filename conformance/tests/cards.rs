@@ -83,7 +83,8 @@ fn main() -> ExitCode {
     for provider in ["efa", "efa-direct"] {
         let backend = Arc::new(Efa::with(EfaConfig::default().provider(provider)));
         match backend.probe() {
-            Err(why) => println!("skipped: {provider}: {}", why.reason),
+            // Standard output is the helpers' way to answer.
+            Err(why) => eprintln!("skipped: {provider}: {}", why.reason),
             Ok(devices) => {
                 let emulates_writes = emulates_writes(&backend, &devices[0]);
                 for rails in RAILS.into_iter().filter(|rails| *rails as usize <= devices.len()) {

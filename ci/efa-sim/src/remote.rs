@@ -113,12 +113,16 @@ impl Remote {
         };
         match copied {
             copied if copied == len as isize => Ok(()),
-            // It is ending: its memory went before its number does.
-            -1 if std::io::Error::last_os_error().raw_os_error() == Some(libc::ESRCH) => Err(Lost::Gone),
+            // It is ending: its memory, and who it was, go before its number does.
+            -1 if matches!(last_error(), libc::ESRCH | libc::EPERM) => Err(Lost::Gone),
             _ if self.is_alive() => Err(Lost::Address),
             _ => Err(Lost::Gone),
         }
     }
+}
+
+fn last_error() -> i32 {
+    std::io::Error::last_os_error().raw_os_error().unwrap_or(0)
 }
 
 impl Drop for Reach {

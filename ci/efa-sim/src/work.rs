@@ -46,6 +46,9 @@ impl QueuePair {
             return libc::ENOMEM;
         }
         if host.config.faults.is_rolled_back(requests.len()) {
+            if host.config.trace {
+                eprintln!("efa-sim: card {}: a batch of {} is refused", self.card, requests.len());
+            }
             return libc::ENOMEM;
         }
         if host.config.gbps > 0.0 {

@@ -169,7 +169,7 @@ impl Engine {
     /// deadline, and briefly while a backend cannot wake it: an eighth of its idle time.
     pub fn nap(&self, can_be_woken: bool, idle: Duration) -> Option<Duration> {
         let longest = self.rails.iter().map(|rail| rail.domain.capabilities().idle_backoff).min();
-        let backoff = longest.map(|longest| (idle / 8).min(longest * self.rails.len().div_ceil(8) as u32));
+        let backoff = longest.map(|longest| (idle / 8).min(longest * self.rails.len().div_ceil(4) as u32));
         // Nothing tells when a peer leaves a region that is being revoked.
         let look_again = if can_be_woken && self.revoking.is_empty() { None } else { backoff };
         let due = self.due();

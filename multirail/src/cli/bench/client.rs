@@ -9,6 +9,7 @@ use super::limit::Limit;
 use super::load::{Kind, Load};
 use super::mover::Mover;
 use super::protocol::{PROTOCOL, REGION, ToClient, ToServer, VERSION};
+use super::rails::Rails;
 use super::row::Row;
 use super::sampler::Sampler;
 use crate::cli::failure::{Done, Failure, printable};
@@ -81,6 +82,7 @@ impl<'a> Client<'a> {
         let mut mover = Mover::new(&peer, &local, remote, load, cold);
         tracing::info!(op = load.kind.name(), size = load.size, pages = load.pages, "measuring");
 
+        let before = Rails::of(self.fabric);
         mover.pass(verify)?;
         if verify {
             self.check(&local, load, mover.operations())?;
@@ -96,7 +98,8 @@ impl<'a> Client<'a> {
             }
             self.check(&local, load, mover.operations())?;
         }
-        Ok(Row::new(&self.backend, load, &measured, verify))
+        let rails = Rails::of(self.fabric).since(&before);
+        Ok(Row::new(&self.backend, load, &measured, verify, rails))
     }
 
     /// Says goodbye.

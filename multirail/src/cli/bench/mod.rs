@@ -7,6 +7,7 @@ mod limit;
 mod load;
 mod mover;
 pub(super) mod protocol;
+mod rails;
 mod row;
 mod sampler;
 mod server;

@@ -4,6 +4,7 @@ use serde::Serialize;
 
 use super::client::Measured;
 use super::load::Load;
+use super::rails::Rails;
 use crate::cli::failure::Done;
 use crate::cli::output;
 use crate::cli::units::{Size, round};
@@ -26,11 +27,13 @@ pub struct Row {
     verified: bool,
     limit_gbytes_per_s: f64,
     percent_of_limit: f64,
+    #[serde(flatten)]
+    rails: Rails,
 }
 
 impl Row {
     /// The row of a measurement.
-    pub fn new(backend: &str, load: &Load, measured: &Measured, verified: bool) -> Self {
+    pub fn new(backend: &str, load: &Load, measured: &Measured, verified: bool, rails: Rails) -> Self {
         let bytes_per_op = load.total() as f64 / load.operations() as f64;
         Self {
             backend: backend.to_owned(),
@@ -48,10 +51,11 @@ impl Row {
             verified,
             limit_gbytes_per_s: round(measured.limit),
             percent_of_limit: round(measured.speed / measured.limit * 100.0),
+            rails,
         }
     }
 
-    /// Prints a table.
+    /// Prints a table, and one of the rails.
     pub fn print(rows: &[Self]) -> Done {
         let header = [
             "backend",
@@ -70,7 +74,8 @@ impl Row {
             "memcpy GB/s",
             "% of memcpy",
         ];
-        output::table(&header, rows.iter().map(Self::cells).collect(), 2..15)
+        output::table(&header, rows.iter().map(Self::cells).collect(), 2..15)?;
+        rows.iter().try_for_each(|row| row.rails.print())
     }
 
     fn cells(&self) -> Vec<String> {
