@@ -55,7 +55,8 @@ impl Remote {
         }
         // SAFETY: a system call with plain arguments.
         let pidfd = unsafe { libc::syscall(libc::SYS_pidfd_open, process.pid, 0) } as i32;
-        if pidfd < 0 {
+        // A process that is gone; where the call itself is missing (valgrind), kill tells instead.
+        if pidfd < 0 && last_error() != libc::ENOSYS {
             return None;
         }
         let page = host.page_of(process).ok().filter(|_| process.is_alive());
@@ -78,6 +79,10 @@ impl Remote {
     pub(crate) fn is_alive(&self) -> bool {
         if self.reach.is_gone.load(Ordering::Relaxed) || self.card().is_dead.load(Ordering::Relaxed) != 0 {
             return false;
+        }
+        if self.reach.pidfd < 0 {
+            // SAFETY: no signal is sent.
+            return unsafe { libc::kill(self.reach.process.pid as libc::pid_t, 0) } == 0;
         }
         let mut ended = libc::pollfd { fd: self.reach.pidfd, events: libc::POLLIN, revents: 0 };
         // SAFETY: one entry.

@@ -28,9 +28,10 @@ pub struct Provider {
 }
 
 impl Provider {
-    /// The local address: sockets stay on this host, shm has none.
+    /// The local address: sockets stay on this host; shm and cards have none.
     pub fn node(&self) -> Option<&'static str> {
-        (self.provider != "shm").then_some("127.0.0.1")
+        let has_none = matches!(self.provider.as_str(), "shm" | "efa" | "efa-direct");
+        (!has_none).then_some("127.0.0.1")
     }
 
     /// A fabric on one device of it.
