@@ -116,7 +116,9 @@ fn capabilities(device: &Device, queues: &Queues) -> Capabilities {
     it.send_depth = depth(info.tx().size);
     it.recv_depth = depth(info.rx().size);
     let largest = info.endpoint().max_msg_size as u64;
-    it.max_message = largest.min(MOST_MESSAGE);
+    // efa-direct cuts no message up (2.1, `efa_base_ep.c`): its endpoints' size is that of writes.
+    let message = if info.fabric_name() == "efa-direct" { info.mtu().unwrap_or(largest) } else { largest };
+    it.max_message = message.min(MOST_MESSAGE);
     it.max_write = largest.clamp(1, 1 << 30);
     it.chunk = CHUNK;
     if info.card().is_none() {

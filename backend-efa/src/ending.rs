@@ -1,5 +1,6 @@
 //! The ends of peers, and of the endpoint where one cannot end alone.
 
+use std::ptr::null_mut;
 use std::time::Duration;
 
 use libfabric_sys as sys;
@@ -11,7 +12,7 @@ use crate::context::Posted;
 use crate::endpoint::EfaEndpoint;
 use crate::peers::Slot;
 use crate::status::kind;
-use crate::words::Words;
+use crate::words::{self, Words};
 
 /// How long requests of a peer that is given up may take to fail by themselves. libfabric
 /// cannot call a single write back: then the whole endpoint ends.
@@ -50,16 +51,19 @@ impl EfaEndpoint {
 
     /// Looks now and then whether libfabric says that the endpoint is broken, and ends it then.
     pub(crate) fn look_at_events(&mut self) {
-        let Some(queues) = &self.queues else { return };
+        let Some(queues) = self.queues.as_ref().filter(|queues| queues.device.info.card().is_some()) else {
+            return;
+        };
         if self.until_look == 0 {
             self.until_look = TURNS_PER_LOOK;
-            if let Some((status, words)) = queues.device.failure() {
-                // Of what the provider itself sent. When that is one peer's fault, what is sent to
-                // that peer by us fails as well.
+            if let Some(status) = queues.device.failure() {
+                // Of what the provider itself sent or received. When a peer is gone, what we send to
+                // it fails as well; all else may have taken something of ours with it.
                 let code = card::error(status, sys::FI_ENODEV as i32);
+                let words = words::provider(queues, status, null_mut());
                 tracing::warn!(status, words, "libfabric reports a failure of its own");
-                self.is_lost |= kind(code) == ErrorKind::DeviceLost;
-                self.words = Words::of(code, words);
+                self.is_lost |= kind(code) != ErrorKind::PeerDied;
+                self.words = Words::of(sys::FI_ENODEV as i32, words);
             }
         }
         self.until_look -= 1;
@@ -68,18 +72,23 @@ impl EfaEndpoint {
         }
     }
 
+    /// Closes libfabric's endpoint, or leaves it open where that would never return: what is posted
+    /// there may then still read its memory.
+    pub(crate) fn close(&mut self) {
+        let _turn = self.shared.addresses.turn();
+        let queues = self.queues.take();
+        let has_posted = self.is_lost || self.requests > 0;
+        if queues.as_ref().is_some_and(|queues| has_posted && queues.close_may_hang()) {
+            tracing::warn!("libfabric would wait forever for the endpoint to end: it is left as it is");
+            std::mem::forget(queues);
+        }
+    }
+
     /// Ends the endpoint, which does not work any more, by the error `code`.
     pub(crate) fn lose(&mut self, code: i32) {
         self.aborted.clear();
-        let turn = self.shared.addresses.turn();
-        let queues = self.queues.take();
-        if queues.as_ref().is_some_and(|queues| queues.close_may_hang()) {
-            tracing::warn!("libfabric would wait forever for the endpoint to end: it is left as it is");
-            std::mem::forget(queues);
-        } else {
-            drop(queues);
-        }
-        drop(turn);
+        self.is_lost = true;
+        self.close();
         let lost = Status { kind: ErrorKind::DeviceLost, code };
         for posted in self.contexts.end_all() {
             self.ended(posted);

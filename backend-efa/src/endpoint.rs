@@ -212,6 +212,8 @@ impl Endpoint for EfaEndpoint {
             let code = unsafe { sys::fi_recvmsg(queues.ep.as_ptr(), &raw const msg, flags) };
             if code != 0 {
                 self.contexts.end(context);
+                let code = queues.device.refusal(code);
+                self.is_lost |= code == -(sys::FI_ENODEV as isize);
                 return refused(accepted, code);
             }
             self.receives += 1;
@@ -290,10 +292,8 @@ impl Endpoint for EfaEndpoint {
 
 impl Drop for EfaEndpoint {
     fn drop(&mut self) {
-        let turn = self.shared.addresses.turn();
         // First of all: after it nothing is touched.
-        self.queues = None;
-        drop(turn);
+        self.close();
         self.shared.closed();
     }
 }

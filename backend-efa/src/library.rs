@@ -107,6 +107,12 @@ impl Info {
         }
     }
 
+    /// Bytes of a packet, where a card tells.
+    pub(crate) fn mtu(&self) -> Option<u64> {
+        // SAFETY: as above.
+        unsafe { Some(self.get().nic.as_ref()?.link_attr.as_ref()?.mtu as u64) }
+    }
+
     /// Whether keys, addresses or memory have the property `bit` (`FI_MR_*`).
     pub(crate) fn memory_mode(&self, bit: u32) -> bool {
         self.domain().mr_mode as u32 & bit != 0

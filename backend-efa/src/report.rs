@@ -159,7 +159,7 @@ impl EfaEndpoint {
         if read < 0 {
             return false;
         }
-        let words = words::provider(queues, &entry);
+        let words = words::provider(queues, entry.prov_errno, entry.err_data);
         if queues.device.info.card().is_some() {
             entry.err = card::error(entry.prov_errno, entry.err);
         }

@@ -106,6 +106,7 @@ unsafe fn access(
             (*here).iov_base = piece.local.cast();
             (*here).iov_len = piece.len as usize;
             *desc = run.lkey as *mut _;
+            (*there).key = run.rkey;
             (*there).len = piece.len as usize;
             (*there).addr = piece.remote;
             let mut flags = delivered;

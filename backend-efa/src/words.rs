@@ -1,6 +1,6 @@
 //! What is said of a failure.
 
-use std::ffi::CStr;
+use std::ffi::{CStr, c_void};
 
 use libfabric_sys as sys;
 use transport_core::ErrorKind;
@@ -40,18 +40,13 @@ impl Words {
     }
 }
 
-/// The provider's words for an error of a completion.
-pub(crate) fn provider(queues: &Queues, entry: &sys::fi_cq_err_entry) -> String {
+/// The provider's words for one of its numbers, of a completion with such `data` or none. The event
+/// queue's own call would read them as errnos (prov/util, `ofi_eq_strerror`).
+pub(crate) fn provider(queues: &Queues, number: i32, data: *mut c_void) -> String {
     let mut buf = [0; 256];
-    // SAFETY: the numbers are of an error of this queue; the buffer is as long as said.
+    // SAFETY: the number is the provider's; the buffer is as long as said.
     unsafe {
-        let words = sys::fi_cq_strerror(
-            queues.cq.as_ptr(),
-            entry.prov_errno,
-            entry.err_data,
-            buf.as_mut_ptr(),
-            buf.len(),
-        );
+        let words = sys::fi_cq_strerror(queues.cq.as_ptr(), number, data, buf.as_mut_ptr(), buf.len());
         match words.is_null() {
             true => String::new(),
             false => CStr::from_ptr(words).to_string_lossy().into_owned(),

@@ -1,5 +1,6 @@
 //! What the environment asks for.
 
+use std::ffi::OsString;
 use std::path::PathBuf;
 
 use crate::faults::Faults;
@@ -32,7 +33,7 @@ pub(crate) struct Config {
 
 impl Config {
     /// Reads `variables`, of which others than ours are not looked at.
-    pub(crate) fn read(variables: impl Iterator<Item = (String, String)>) -> Result<Self, String> {
+    pub(crate) fn read(variables: impl Iterator<Item = (OsString, OsString)>) -> Result<Self, String> {
         let mut config = Self {
             devices: 1,
             dir: PathBuf::from("/dev/shm/efa-sim"),
@@ -45,6 +46,7 @@ impl Config {
             trace: false,
         };
         for (name, value) in variables {
+            let (name, value) = (name.to_string_lossy(), value.to_string_lossy());
             let Some(what) = name.strip_prefix(PREFIX) else { continue };
             config.set(what, &value).map_err(|why| format!("{name}={value}: {why}"))?;
         }
@@ -64,8 +66,9 @@ impl Config {
             "RDMA_READ" => self.read = switch(value)?,
             "UNSOLICITED" => self.unsolicited = switch(value)?,
             "GBPS" => {
-                let gbps = value.parse().ok().filter(|gbps: &f64| gbps.is_finite() && *gbps >= 0.0);
-                self.gbps = gbps.ok_or("Gbit/s are expected, 0 for no limit")?;
+                let is_sane = |gbps: &f64| *gbps == 0.0 || (0.001..=1e6).contains(gbps);
+                let gbps = value.parse().ok().filter(is_sane);
+                self.gbps = gbps.ok_or("Gbit/s are expected, 0.001 to 1000000, or 0 for no limit")?;
             }
             "TRACE" => self.trace = switch(value)?,
             "FAULTS" => self.faults = Faults::parse(value)?,
@@ -91,7 +94,7 @@ mod tests {
     use super::*;
 
     fn read(variables: &[(&str, &str)]) -> Result<Config, String> {
-        Config::read(variables.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())))
+        Config::read(variables.iter().map(|(name, value)| ((*name).into(), (*value).into())))
     }
 
     #[test]
@@ -108,6 +111,7 @@ mod tests {
             ("EFA_SIM_SEED", "-1"),
             ("EFA_SIM_DIR", "here"),
             ("EFA_SIM_GBPS", "NaN"),
+            ("EFA_SIM_GBPS", "1e-300"),
             ("EFA_SIM_RDMA_READ", "yes"),
             ("EFA_SIM_FAULTS", "die"),
             ("EFA_SIM_TYPO", "1"),

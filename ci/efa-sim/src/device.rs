@@ -14,7 +14,7 @@ use crate::page::{QUEUES, RECEIVE_BUFFERS, REGIONS};
 use crate::{completions, poll, queue_pair};
 
 /// Bytes of a message, as a p5's libfabric shows them.
-const MTU: u32 = 8760;
+pub(crate) const MTU: u32 = 8760;
 /// Requests and receives of a queue pair: what gives libfabric's sizes of a p5, 4096 and 8192
 /// (`efa_prov_info.c`, which divides the latter by the buffers of a receive).
 const SENDS: u32 = 4096;
@@ -22,7 +22,7 @@ const RECEIVES: u32 = 32_768;
 const SEND_BUFFERS: u16 = 2;
 /// Bytes that a request carries itself, and of the largest access.
 pub(crate) const INLINE: usize = 32;
-const MAX_RDMA: u32 = 1 << 30;
+pub(crate) const MAX_RDMA: u32 = 1 << 30;
 /// Active port speed and width of 100 Gbit/s: four lanes of EDR (`ib_user_verbs.h`).
 const EDR: u8 = 32;
 const FOUR_LANES: u8 = 2;

@@ -35,7 +35,7 @@ impl Host {
     }
 
     fn open() -> std::result::Result<Self, String> {
-        let config = Config::read(std::env::vars())?;
+        let config = Config::read(std::env::vars_os())?;
         let process = Process::of(std::process::id()).ok_or("/proc shows nothing of this process")?;
         let dir = config.dir.clone();
         sweep(&dir);
@@ -47,8 +47,8 @@ impl Host {
         // SAFETY: plain arguments. It lets processes of this user copy from and to this one where
         // Yama would forbid that; kernels without it refuse the call.
         unsafe { libc::prctl(libc::PR_SET_PTRACER, libc::PR_SET_PTRACER_ANY, 0, 0, 0) };
-        // SAFETY: libfabric's providers are opened by one thread, before there are others that
-        // read the environment.
+        // SAFETY: libfabric opens its providers once, under a lock of its own, and reads this right
+        // after. A program whose other threads read the environment at that time sets it itself.
         unsafe { std::env::set_var("SYSFS_PATH", &sysfs) };
         Ok(Self { config, process, sysfs, page })
     }
@@ -73,7 +73,10 @@ fn prepare(config: &Config, folder: &std::path::Path) -> Result<(PathBuf, *mut P
     sysfs::write_tree(&sysfs, &cards)?;
     let page =
         OpenOptions::new().read(true).write(true).create(true).truncate(true).open(folder.join(PAGE))?;
-    Ok((sysfs, page::map(&page)?))
+    let page = page::map(&page)?;
+    // SAFETY: just mapped, and nobody else knows of it: no card has a GID yet.
+    unsafe { (*page).prepare(config.devices) };
+    Ok((sysfs, page))
 }
 
 /// Removes what processes left that were killed.

@@ -25,10 +25,26 @@ impl Lock {
         }
     }
 
+    /// Waits for who holds it now, but no longer than a second: one that is stopped is not waited for.
+    pub(crate) fn pass(&self) {
+        // SAFETY: plain data; as in `with`.
+        unsafe {
+            let mut until: libc::timespec = std::mem::zeroed();
+            libc::clock_gettime(libc::CLOCK_REALTIME, &raw mut until);
+            until.tv_sec += 1;
+            match libc::pthread_mutex_timedlock(self.0.get(), &raw const until) {
+                libc::ETIMEDOUT => return,
+                libc::EOWNERDEAD => drop(libc::pthread_mutex_consistent(self.0.get())),
+                _ => {}
+            }
+            libc::pthread_mutex_unlock(self.0.get());
+        }
+    }
+
     /// Runs `act` while no other process or thread does. A holder that died left rings whose
     /// indices are moved last: at worst what it was about to add is not there.
     pub(crate) fn with<T>(&self, act: impl FnOnce() -> T) -> T {
-        // SAFETY: initialised before anybody could find it; unlocked by the thread that locked.
+        // SAFETY: initialised when the page was made; unlocked by the thread that locked.
         unsafe {
             if libc::pthread_mutex_lock(self.0.get()) == libc::EOWNERDEAD {
                 libc::pthread_mutex_consistent(self.0.get());

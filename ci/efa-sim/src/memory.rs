@@ -111,6 +111,8 @@ pub unsafe extern "C" fn ibv_dereg_mr(mr: *mut ib::ibv_mr) -> c_int {
     // SAFETY: a region's context is open.
     let card = host.card(unsafe { card_of(mr.context) });
     card.regions[mr.rkey as usize % REGIONS].key.store(0, Ordering::Release);
+    // Who looked it up before is done with it after this.
+    card.lock.pass();
     0
 }
 
@@ -130,8 +132,8 @@ pub(crate) struct Address {
     pub(crate) remote: Option<Remote>,
 }
 
-/// The numbers of the handles by card and GID, and the next one.
-type Numbers = (HashMap<(usize, [u8; 16]), u16>, u16);
+/// The number of the handles for a GID by card, how many there are, and the next number.
+type Numbers = (HashMap<(usize, [u8; 16]), (u16, usize)>, u16);
 
 fn numbers() -> &'static Mutex<Numbers> {
     static NUMBERS: OnceLock<Mutex<Numbers>> = OnceLock::new();
@@ -141,7 +143,7 @@ fn numbers() -> &'static Mutex<Numbers> {
 /// The number of a handle for `gid`, which completions tell the sender by; `None` without one.
 pub(crate) fn number_of(card: usize, gid: &[u8; 16]) -> Option<u16> {
     let numbers = numbers().lock().unwrap_or_else(PoisonError::into_inner);
-    numbers.0.get(&(card, *gid)).copied()
+    numbers.0.get(&(card, *gid)).map(|(number, _)| *number)
 }
 
 /// `ibv_create_ah(3)`.
@@ -155,10 +157,12 @@ pub unsafe extern "C" fn ibv_create_ah(pd: *mut ib::ibv_pd, attr: *mut ib::ibv_a
     let (context, gid) = unsafe { ((*pd).context, (*attr).grh.dgid.raw) };
     let mut numbers = numbers().lock().unwrap_or_else(PoisonError::into_inner);
     // 0xffff stands for no handle (rdma-core's `wc_read_slid`).
-    numbers.1 = (numbers.1 + 1) % 0xffff;
-    let number = numbers.1;
+    let next = (numbers.1 + 1) % 0xffff;
     // SAFETY: a domain's context is open.
-    numbers.0.insert((unsafe { card_of(context) }, gid), number);
+    let known = numbers.0.entry((unsafe { card_of(context) }, gid)).or_insert((next, 0));
+    known.1 += 1;
+    let number = known.0;
+    numbers.1 = next;
     let ah = ib::ibv_ah { context, pd, handle: number.into() };
     Box::into_raw(Box::new(Address { ah, number, gid, remote: Remote::find(host, &gid) })).cast()
 }
@@ -174,8 +178,11 @@ pub unsafe extern "C" fn ibv_destroy_ah(ah: *mut ib::ibv_ah) -> c_int {
     let mut numbers = numbers().lock().unwrap_or_else(PoisonError::into_inner);
     // SAFETY: a handle's context is open.
     let key = (unsafe { card_of(address.ah.context) }, address.gid);
-    if numbers.0.get(&key) == Some(&address.number) {
-        numbers.0.remove(&key);
+    if let Some((_, count)) = numbers.0.get_mut(&key) {
+        *count -= 1;
+        if *count == 0 {
+            numbers.0.remove(&key);
+        }
     }
     0
 }

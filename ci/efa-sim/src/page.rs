@@ -31,6 +31,8 @@ pub(crate) struct Page {
 pub(crate) struct Card {
     /// It answers nobody any more.
     pub(crate) is_dead: AtomicU32,
+    /// Held while memory is looked up and accessed.
+    pub(crate) lock: Lock,
     pub(crate) regions: [Region; REGIONS],
     pub(crate) queues: [Queue; QUEUES],
 }
@@ -42,6 +44,16 @@ pub(crate) struct Region {
     pub(crate) access: AtomicU32,
     pub(crate) addr: AtomicU64,
     pub(crate) len: AtomicU64,
+}
+
+impl Page {
+    /// Makes the locks of so many cards.
+    pub(crate) fn prepare(&self, cards: usize) {
+        for card in &self.cards[..cards] {
+            card.lock.init();
+            card.queues.iter().for_each(|queue| queue.lock.init());
+        }
+    }
 }
 
 impl Card {
@@ -122,10 +134,21 @@ unsafe impl Sync for Queue {}
 impl Queue {
     /// Makes an empty one, which nobody finds before its number is stored.
     pub(crate) fn open(&self) {
-        self.lock.init();
-        for index in [&self.taken, &self.posted, &self.polled, &self.came] {
-            index.store(0, Ordering::Release);
-        }
+        self.lock.with(|| {
+            for index in [&self.taken, &self.posted, &self.polled, &self.came] {
+                index.store(0, Ordering::Release);
+            }
+        });
+    }
+
+    /// Nobody finds it any more, and nothing of what was delivered is under way.
+    pub(crate) fn close(&self) {
+        self.lock.with(|| self.number.store(0, Ordering::Release));
+    }
+
+    /// Whether it is that of the pair `number` with this `secret`.
+    pub(crate) fn is(&self, number: u32, secret: u32) -> bool {
+        self.number.load(Ordering::Acquire) == number && self.secret.load(Ordering::Acquire) == secret
     }
 
     /// Posts a receive; whether there was room.

@@ -71,6 +71,7 @@ unsafe fn begin(ex: *mut ib::ibv_qp_ex, what: What, imm: Option<u32>) {
         secret: 0,
         from: pair.ex.qp_base.qp_num,
         source: Source::Inline(0, [0; INLINE]),
+        fault: None,
         due: None,
     };
     lock(&pair.building).push(request);
@@ -219,6 +220,7 @@ pub(crate) unsafe extern "C" fn post_send(
                 secret: ud.remote_qkey,
                 from: pair.ex.qp_base.qp_num,
                 source,
+                fault: None,
                 due: None,
             };
             let code = pair.post(vec![request]);
@@ -247,8 +249,9 @@ pub(crate) unsafe extern "C" fn post_recv(
             for (buffer, sge) in receive.buffers.iter_mut().zip(sges) {
                 *buffer = Buffer { addr: sge.addr, len: sge.length.into() };
             }
+            let is_ours = |sge: &ib::ibv_sge| sge.length == 0 || pair.may_receive(sge);
             let code = match pair.queue() {
-                _ if sges.len() > RECEIVE_BUFFERS => libc::EINVAL,
+                _ if sges.len() > RECEIVE_BUFFERS || !sges.iter().all(is_ours) => libc::EINVAL,
                 _ if pair.is_dead() => libc::EIO,
                 Some(queue) if queue.post(receive, pair.receives) => 0,
                 _ => libc::ENOMEM,

@@ -171,7 +171,7 @@ pub unsafe extern "C" fn ibv_destroy_qp(qp: *mut ib::ibv_qp) -> c_int {
         (*pair).send_queue().detach(pair);
         (*pair).recv_queue().detach(pair);
         if let Some(queue) = (*pair).queue() {
-            queue.number.store(0, Ordering::Release);
+            queue.close();
         }
         drop(Box::from_raw(pair));
     }

@@ -59,7 +59,7 @@ impl Remote {
         if pidfd < 0 && last_error() != libc::ENOSYS {
             return None;
         }
-        let page = host.page_of(process).ok().filter(|_| process.is_alive());
+        let page = process.is_alive().then(|| host.page_of(process).ok()).flatten();
         let Some(page) = page else {
             // SAFETY: opened above.
             unsafe { libc::close(pidfd) };

@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use rdma_sys as ib;
 
-use crate::device::INLINE;
+use crate::device::{INLINE, MAX_RDMA, MTU};
 use crate::host::Host;
 use crate::page::{Arrival, Buffer, Kind, QUEUES, Queue};
 use crate::remote::{Lost, Remote, Way};
@@ -44,6 +44,8 @@ pub(crate) struct Request {
     /// The pair that it was posted to.
     pub(crate) from: u32,
     pub(crate) source: Source,
+    /// What it ends with instead of being executed.
+    pub(crate) fault: Option<Status>,
     /// When the link has carried it.
     pub(crate) due: Option<Instant>,
 }
@@ -80,14 +82,20 @@ impl Request {
 
     /// Executes it for card `card`: how it ends, unless the peer has no receive for it yet.
     pub(crate) fn execute(&self, host: &Host, card: usize) -> Option<Status> {
-        if let Some(status) = host.config.faults.status() {
-            return Some(status);
+        if self.fault.is_some() {
+            return self.fault;
         }
+        let most = if self.what == What::Send { MTU } else { MAX_RDMA };
+        if self.len() > most.into() {
+            return Some(Status::BadLength);
+        }
+        // What a read brings must be writable here.
+        let right = if matches!(self.what, What::Read { .. }) { ib::IBV_ACCESS_LOCAL_WRITE } else { 0 };
         let mut here = [Buffer::default(); BUFFERS];
         let here = match &self.source {
             Source::Memory(count, buffers) => {
                 for (place, (buffer, key)) in buffers[..*count].iter().enumerate() {
-                    if buffer.len > 0 && !host.card(card).allows(*key, buffer.addr, buffer.len, 0) {
+                    if buffer.len > 0 && !host.card(card).allows(*key, buffer.addr, buffer.len, right) {
                         return Some(Status::InvalidLkey);
                     }
                     here[place] = *buffer;
@@ -105,9 +113,7 @@ impl Request {
             return Some(Status::Unresponsive);
         };
         let queue = &remote.card().queues[self.queue as usize % QUEUES];
-        let number = queue.number.load(std::sync::atomic::Ordering::Acquire);
-        let secret = queue.secret.load(std::sync::atomic::Ordering::Acquire);
-        if number != self.queue || secret != self.secret {
+        if !queue.is(self.queue, self.secret) {
             return Some(Status::RemoteBadQpn);
         }
         match self.what {
@@ -140,6 +146,9 @@ impl Request {
         let kind = if self.imm.is_some() { Kind::MessageWithImm } else { Kind::Message };
         let arrival = Arrival { kind, ..self.arrival(host, card) };
         let delivered = queue.deliver(|receive| {
+            if !queue.is(self.queue, self.secret) {
+                return (false, None, Some(Status::RemoteBadQpn));
+            }
             let Some(receive) = receive else { return (false, None, None) };
             let room: u64 = receive.buffers.iter().map(|buffer| buffer.len).sum();
             let status = match room >= self.len() {
@@ -173,6 +182,9 @@ impl Request {
         let is_unsolicited = queue.is_unsolicited.load(std::sync::atomic::Ordering::Acquire) != 0;
         let arrival = self.arrival(host, card);
         let delivered = queue.deliver(|receive| {
+            if !queue.is(self.queue, self.secret) {
+                return (false, None, Some(Status::RemoteBadQpn));
+            }
             let (kind, id) = match receive {
                 _ if is_unsolicited => (Kind::Unsolicited, 0),
                 Some(receive) => (Kind::Write, receive.id),
@@ -194,10 +206,13 @@ impl Request {
         right: ib::ibv_access_flags,
     ) -> Status {
         let len = self.len();
-        if len > 0 && !remote.card().allows(key, addr, len, right) {
-            return Status::RemoteBadAddress;
-        }
-        Self::ending(remote.copy(here, &[Buffer { addr, len }], way))
+        // Whoever takes the key away waits for this.
+        remote.card().lock.with(|| {
+            if len > 0 && !remote.card().allows(key, addr, len, right) {
+                return Status::RemoteBadAddress;
+            }
+            Self::ending(remote.copy(here, &[Buffer { addr, len }], way))
+        })
     }
 
     fn ending(copied: Result<(), Lost>) -> Status {

@@ -4,6 +4,8 @@ use std::ffi::c_int;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
+use rdma_sys as ib;
+
 use crate::completions::{Completion, Completions};
 use crate::host::Host;
 use crate::page::Queue;
@@ -58,6 +60,7 @@ impl QueuePair {
                 (sending.free, request.due) = (Some(due), Some(due));
             }
         }
+        requests.iter_mut().for_each(|request| request.fault = host.config.faults.status());
         sending.pending.append(&mut requests);
         if host.config.seed == 0 {
             self.execute(host, &mut sending);
@@ -77,42 +80,45 @@ impl QueuePair {
         self.flush_receives();
     }
 
-    /// Executes pending requests: all in order, or some of them in any.
+    /// Executes pending requests: all in order, or some of them in any. One that must wait holds up
+    /// no other.
     fn execute(&self, host: &Host, sending: &mut Sending) {
-        let is_ordered = host.config.seed == 0;
-        let most = match is_ordered {
-            true => sending.pending.len(),
-            false => sending.random.usize(1..=sending.pending.len()),
-        };
-        let now = host.config.gbps.gt(&0.0).then(Instant::now);
-        let mut place = 0;
-        for _ in 0..most {
-            if !is_ordered {
-                place = sending.random.usize(0..sending.pending.len());
+        if host.config.seed == 0 {
+            return sending.pending.retain(|request| !self.end(host, request));
+        }
+        for _ in 0..sending.random.usize(1..=sending.pending.len()) {
+            let place = sending.random.usize(0..sending.pending.len());
+            if self.end(host, &sending.pending[place]) {
+                sending.pending.swap_remove(place);
             }
-            let Some(request) = sending.pending.get(place) else { break };
-            if now.is_some_and(|now| request.due.is_some_and(|due| due > now)) {
+            if sending.pending.is_empty() {
                 break;
             }
-            self.count(host);
-            let ending =
-                if self.is_dead() { Some(Status::Flushed) } else { request.execute(host, self.card) };
-            let Some(status) = ending else { break };
-            if host.config.trace {
-                request.tell(self.card, status);
-            }
-            if request.is_signaled || status != Status::Ok {
-                let completion = Completion::of_request(request, self.ex.qp_base.qp_num, status);
-                self.send_queue().push(completion);
-            }
-            match is_ordered {
-                true => place += 1,
-                false => drop(sending.pending.swap_remove(place)),
-            }
         }
-        if is_ordered {
-            sending.pending.drain(..place);
+    }
+
+    /// Executes a request; whether it is over.
+    fn end(&self, host: &Host, request: &Request) -> bool {
+        if request.due.is_some_and(|due| due > Instant::now()) {
+            return false;
         }
+        let ending = if self.is_dead() { Some(Status::Flushed) } else { request.execute(host, self.card) };
+        let Some(status) = ending else { return false };
+        self.count(host);
+        if host.config.trace {
+            request.tell(self.card, status);
+        }
+        if request.is_signaled || status != Status::Ok {
+            self.send_queue().push(Completion::of_request(request, self.ex.qp_base.qp_num, status));
+        }
+        true
+    }
+
+    /// Whether a receive may go to such memory.
+    pub(crate) fn may_receive(&self, sge: &ib::ibv_sge) -> bool {
+        let right = ib::IBV_ACCESS_LOCAL_WRITE;
+        let (addr, len) = (sge.addr, sge.length.into());
+        Host::get().is_some_and(|host| host.card(self.card).allows(sge.lkey, addr, len, right))
     }
 
     /// One request more; the card may die of it.

@@ -144,24 +144,3 @@ pub unsafe fn fi_cq_strerror(
         }
     }
 }
-
-/// The provider's words for one of its error numbers; null where it has none. They are
-/// the provider's, or in `buf`.
-///
-/// # Safety
-/// As its page in libfabric's manual.
-pub unsafe fn fi_eq_strerror(
-    eq: *mut fid_eq,
-    code: c_int,
-    data: *const c_void,
-    buf: *mut c_char,
-    len: usize,
-) -> *const c_char {
-    // SAFETY: by the caller.
-    unsafe {
-        match (*(*eq).ops).strerror {
-            Some(strerror) => strerror(eq, code, data, buf, len),
-            None => core::ptr::null(),
-        }
-    }
-}
