@@ -6,7 +6,7 @@ mod process;
 use process::{Running, run};
 
 const KEYS: &str = "backend op size pages inflight gbytes_per_s gbps ops_per_s p50_us p99_us p999_us max_us verified \
-                    limit_gbytes_per_s percent_of_limit";
+                    limit_gbytes_per_s percent_of_limit rails imbalance_percent";
 
 fn row(arguments: &[&str]) -> serde_json::Value {
     let (done, rows, said) = run(&[&["bench", "--json", "--duration", "50ms"], arguments].concat());
@@ -42,6 +42,9 @@ fn two_processes_with_all_keys() {
     assert_eq!(row.as_object().expect("an object").len(), KEYS.split_whitespace().count());
     assert_eq!((&row["backend"], &row["op"]), (&"loopback".into(), &"write-pages".into()));
     assert_eq!((&row["size"], &row["pages"], &row["verified"]), (&65536.into(), &64.into(), &true.into()));
+    let rails = row["rails"].as_array().expect("a list");
+    let bytes = rails.iter().filter_map(|rail| rail["bytes"].as_u64()).sum::<u64>();
+    assert!(bytes >= 64 * 65536 && rails.iter().all(|rail| rail["device"].is_string()), "{row}");
     plausible(&row);
 }
 
