@@ -10,11 +10,11 @@ use std::thread::spawn;
 
 use backend_efa::{Efa, EfaConfig};
 use benches::{Driven, LIMIT};
-use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 use transport_core::spi::Backend;
 use transport_core::{Access, Fabric, FabricBuilder, Peer, Region, RemoteRegion, TransportConfig};
 
 use crate::Done;
+use crate::side::{Side, pin};
 
 /// The name of the target's region.
 const REGION: &str = "target";
@@ -47,26 +47,6 @@ impl Provider {
         }
         .open()?)
     }
-}
-
-/// Which of the two processes this is.
-#[derive(Clone, Copy)]
-pub enum Side {
-    Writer,
-    Target,
-}
-
-/// Binds this thread, which drives all, to its side's core as `writes.c` does: the first or the
-/// second of those it may use. Where the scheduler puts them else decides more than what is measured.
-pub fn pin(side: Side) -> Done<()> {
-    let may = sched_getaffinity(None)?;
-    let mut cores = (0..CpuSet::MAX_CPU).filter(|core| may.is_set(*core));
-    if let Some(core) = cores.nth(side as usize) {
-        let mut only = CpuSet::new();
-        only.set(core);
-        sched_setaffinity(None, &only)?;
-    }
-    Ok(())
 }
 
 /// A region with `content` in every byte's place, in huge pages where the kernel has them, as

@@ -11,6 +11,7 @@ mod network;
 mod ours;
 mod overhead;
 mod registration;
+mod side;
 mod theirs;
 
 use std::process::ExitCode;

@@ -9,7 +9,8 @@ use benches::{Driven, LIMIT, shuffled};
 use transport_core::{Op, Pages};
 
 use crate::Done;
-use crate::ends::{Ends, Provider, Side, pin};
+use crate::ends::{Ends, Provider};
+use crate::side::{Side, pin};
 
 /// A loop of writes.
 #[derive(clap::Args, Clone)]
