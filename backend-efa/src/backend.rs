@@ -6,7 +6,7 @@ use transport_core::spi::{Backend, DeviceInfo, Domain, DomainSetup, Probe, Unava
 use transport_core::{Error, ErrorKind, Result};
 
 use crate::domain::EfaDomain;
-use crate::library::{Info, VARIABLE, library, offers};
+use crate::library::{Info, VARIABLE, is_of_cards, library, offers};
 
 /// Which provider, and how much of it.
 #[derive(Debug, Clone)]
@@ -101,12 +101,12 @@ impl Efa {
     fn unavailable(&self) -> Unavailable {
         let provider = &self.config.provider;
         let reason = format!("libfabric's provider {provider} has no device here");
-        let remedy = match provider.as_str() {
-            "efa" | "efa-direct" => {
+        let remedy = match is_of_cards(provider) {
+            true => {
                 "run on an instance with EFA and its driver, give the container /dev/infiniband, or choose \
                  another provider, like tcp"
             }
-            _ => "`fi_info -l` lists the providers there are",
+            false => "`fi_info -l` lists the providers there are",
         };
         Unavailable { reason, remedy: remedy.to_owned() }
     }

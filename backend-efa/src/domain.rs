@@ -117,7 +117,7 @@ fn capabilities(device: &Device, queues: &Queues) -> Capabilities {
     it.recv_depth = depth(info.rx().size);
     let largest = info.endpoint().max_msg_size as u64;
     // efa-direct cuts no message up (2.1, `efa_base_ep.c`): its endpoints' size is that of writes.
-    let message = if info.fabric_name() == "efa-direct" { info.mtu().unwrap_or(largest) } else { largest };
+    let message = if info.is_direct() { info.mtu().unwrap_or(largest) } else { largest };
     it.max_message = message.min(MOST_MESSAGE);
     it.max_write = largest.clamp(1, 1 << 30);
     it.chunk = CHUNK;

@@ -14,6 +14,9 @@ use crate::status::refused;
 pub(crate) const VARIABLE: &str = "MULTIRAIL_LIBFABRIC";
 const USUAL: &str = "libfabric.so.1";
 
+/// The fabric of cards that libfabric has from 2.0 on.
+const DIRECT: &str = "efa-direct";
+
 /// The latest interface this backend was written to: a provider behaves as of the version
 /// that is asked for, and refuses one above the library's (fi_getinfo(3)).
 const AUDITED: u32 = sys::version(1, 20);
@@ -107,6 +110,11 @@ impl Info {
         }
     }
 
+    /// Whether it is the fabric that goes to a card without the provider's own protocols.
+    pub(crate) fn is_direct(&self) -> bool {
+        self.fabric_name() == DIRECT
+    }
+
     /// Bytes of a packet, where a card tells.
     pub(crate) fn mtu(&self) -> Option<u64> {
         // SAFETY: as above.
@@ -136,9 +144,9 @@ unsafe fn text(name: *const c_char) -> String {
     }
 }
 
-/// Both are fabrics of the provider efa; `efa-direct` is one from libfabric 2.0 on.
-fn is_of_cards(provider: &str) -> bool {
-    matches!(provider, "efa" | "efa-direct")
+/// Whether it names a fabric of the provider efa.
+pub(crate) fn is_of_cards(provider: &str) -> bool {
+    matches!(provider, "efa" | DIRECT)
 }
 
 /// What `provider` offers for reliable datagrams with remote writes; of one local address

@@ -116,7 +116,7 @@ impl Device {
     /// whose last write is refused, and by what they tell: only what was read and run is trusted.
     pub(crate) fn batch(&self) -> usize {
         let is_known = library().is_ok_and(|library| library.version() == sys::version(2, 1));
-        if is_known && self.info.fabric_name() == "efa-direct" { BATCH } else { 1 }
+        if is_known && self.info.is_direct() { BATCH } else { 1 }
     }
 
     /// What the refusal of a post means: of a card EIO says that it is dead. (So do the simulated ones;

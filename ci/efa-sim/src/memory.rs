@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::ffi::{c_int, c_void};
 use std::sync::atomic::Ordering;
-use std::sync::{Mutex, OnceLock, PoisonError};
+use std::sync::{Mutex, OnceLock};
 
 use rdma_sys as ib;
 
@@ -11,6 +11,7 @@ use crate::device::{card_of, refuse};
 use crate::efadv::AhAttr;
 use crate::host::Host;
 use crate::page::REGIONS;
+use crate::queue_pair::lock;
 use crate::remote::Remote;
 
 /// `ibv_alloc_pd(3)`.
@@ -51,7 +52,7 @@ pub unsafe extern "C" fn ibv_reg_mr(
     let context = unsafe { (*pd).context };
     // SAFETY: a domain's context is open.
     let card = host.card(unsafe { card_of(context) });
-    let mut next = NEXT.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut next = lock(&NEXT);
     for _ in 0..REGIONS {
         *next = next.wrapping_add(1).max(1);
         let region = &card.regions[*next as usize % REGIONS];
@@ -142,7 +143,7 @@ fn numbers() -> &'static Mutex<Numbers> {
 
 /// The number of a handle for `gid`, which completions tell the sender by; `None` without one.
 pub(crate) fn number_of(card: usize, gid: &[u8; 16]) -> Option<u16> {
-    let numbers = numbers().lock().unwrap_or_else(PoisonError::into_inner);
+    let numbers = lock(numbers());
     numbers.0.get(&(card, *gid)).map(|(number, _)| *number)
 }
 
@@ -155,7 +156,7 @@ pub unsafe extern "C" fn ibv_create_ah(pd: *mut ib::ibv_pd, attr: *mut ib::ibv_a
     let Some(host) = Host::get() else { return refuse(libc::ENODEV) };
     // SAFETY: by the caller.
     let (context, gid) = unsafe { ((*pd).context, (*attr).grh.dgid.raw) };
-    let mut numbers = numbers().lock().unwrap_or_else(PoisonError::into_inner);
+    let mut numbers = lock(numbers());
     // 0xffff stands for no handle (rdma-core's `wc_read_slid`).
     let next = (numbers.1 + 1) % 0xffff;
     // SAFETY: a domain's context is open.
@@ -175,7 +176,7 @@ pub unsafe extern "C" fn ibv_create_ah(pd: *mut ib::ibv_pd, attr: *mut ib::ibv_a
 pub unsafe extern "C" fn ibv_destroy_ah(ah: *mut ib::ibv_ah) -> c_int {
     // SAFETY: by the caller.
     let address = unsafe { Box::from_raw(ah.cast::<Address>()) };
-    let mut numbers = numbers().lock().unwrap_or_else(PoisonError::into_inner);
+    let mut numbers = lock(numbers());
     // SAFETY: a handle's context is open.
     let key = (unsafe { card_of(address.ah.context) }, address.gid);
     if let Some((_, count)) = numbers.0.get_mut(&key) {

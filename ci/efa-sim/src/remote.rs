@@ -2,11 +2,12 @@
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
+use std::sync::{Arc, Mutex, OnceLock, Weak};
 
 use crate::host::Host;
 use crate::name::Process;
 use crate::page::{Buffer, Card, Page, unmap};
+use crate::queue_pair::lock;
 
 /// One card of a process.
 #[derive(Clone)]
@@ -48,7 +49,7 @@ impl Remote {
     pub(crate) fn find(host: &Host, gid: &[u8; 16]) -> Option<Self> {
         static KNOWN: OnceLock<Mutex<HashMap<Process, Weak<Reach>>>> = OnceLock::new();
         let (process, card) = Process::of_gid(gid)?;
-        let mut known = KNOWN.get_or_init(Mutex::default).lock().unwrap_or_else(PoisonError::into_inner);
+        let mut known = lock(KNOWN.get_or_init(Mutex::default));
         known.retain(|_, reach| reach.strong_count() > 0);
         if let Some(reach) = known.get(&process).and_then(Weak::upgrade) {
             return Some(Self { reach, card });

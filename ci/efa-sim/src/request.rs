@@ -6,7 +6,7 @@ use rdma_sys as ib;
 
 use crate::device::{INLINE, MAX_RDMA, MTU};
 use crate::host::Host;
-use crate::page::{Arrival, Buffer, Kind, QUEUES, Queue};
+use crate::page::{Arrival, Buffer, Kind, QUEUES, Queue, Receive};
 use crate::remote::{Lost, Remote, Way};
 use crate::status::Status;
 
@@ -135,6 +135,19 @@ impl Request {
         }
     }
 
+    /// Delivers to the pair that it is for, if that is still there.
+    fn deliver(
+        &self,
+        queue: &Queue,
+        act: impl FnOnce(Option<Receive>) -> (bool, Option<Arrival>, Option<Status>),
+    ) -> Option<Status> {
+        let delivered = queue.deliver(|receive| match queue.is(self.queue, self.secret) {
+            true => act(receive),
+            false => (false, None, Some(Status::RemoteBadQpn)),
+        });
+        delivered.flatten()
+    }
+
     fn send(
         &self,
         host: &Host,
@@ -145,10 +158,7 @@ impl Request {
     ) -> Option<Status> {
         let kind = if self.imm.is_some() { Kind::MessageWithImm } else { Kind::Message };
         let arrival = Arrival { kind, ..self.arrival(host, card) };
-        let delivered = queue.deliver(|receive| {
-            if !queue.is(self.queue, self.secret) {
-                return (false, None, Some(Status::RemoteBadQpn));
-            }
+        self.deliver(queue, |receive| {
             let Some(receive) = receive else { return (false, None, None) };
             let room: u64 = receive.buffers.iter().map(|buffer| buffer.len).sum();
             let status = match room >= self.len() {
@@ -163,8 +173,7 @@ impl Request {
             };
             let arrival = Arrival { id: receive.id, status: theirs as u32, ..arrival };
             (is_taken, is_taken.then_some(arrival), Some(status))
-        });
-        delivered.flatten()
+        })
     }
 
     fn write(
@@ -181,10 +190,7 @@ impl Request {
         }
         let is_unsolicited = queue.is_unsolicited.load(std::sync::atomic::Ordering::Acquire) != 0;
         let arrival = self.arrival(host, card);
-        let delivered = queue.deliver(|receive| {
-            if !queue.is(self.queue, self.secret) {
-                return (false, None, Some(Status::RemoteBadQpn));
-            }
+        self.deliver(queue, |receive| {
             let (kind, id) = match receive {
                 _ if is_unsolicited => (Kind::Unsolicited, 0),
                 Some(receive) => (Kind::Write, receive.id),
@@ -193,8 +199,7 @@ impl Request {
             let status = write();
             let arrived = (status == Status::Ok).then_some(Arrival { kind, id, ..arrival });
             (arrived.is_some() && !is_unsolicited, arrived, Some(status))
-        });
-        delivered.flatten()
+        })
     }
 
     fn access(
