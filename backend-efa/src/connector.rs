@@ -7,7 +7,7 @@ use transport_core::spi::{Connector, PeerSlot};
 use transport_core::{Error, ErrorKind, Result};
 
 use crate::domain::Shared;
-use crate::peers::{Landing, Remote};
+use crate::peers::{Landing, There};
 use crate::region::random;
 use crate::tag::Tag;
 
@@ -41,14 +41,23 @@ fn process() -> Result<u64> {
     }
 }
 
+fn malformed(why: &str) -> Error {
+    Error::new(ErrorKind::Protocol, "connect", format!("efa's offer: {why}"))
+}
+
+fn parse(bytes: &[u8]) -> Result<Offer> {
+    postcard::from_bytes(bytes).map_err(|error| malformed(&error.to_string()))
+}
+
 impl Shared {
-    fn offer(&self, slot: PeerSlot) -> Result<Vec<u8>> {
+    /// What the peer of `slot` is told, to reach the lane called `address`.
+    fn offer(&self, slot: PeerSlot, address: Vec<u8>) -> Result<Vec<u8>> {
         let offer = Offer {
             version: VERSION,
             provider: self.device.info.provider(),
             process: process()?,
             format: self.device.info.get().addr_format,
-            address: self.address(),
+            address,
             slot: slot.0,
             landing: self.landing(),
         };
@@ -58,8 +67,7 @@ impl Shared {
 
     /// The peer's offer, if it can be used here.
     fn read(&self, bytes: &[u8]) -> Result<Offer> {
-        let malformed = |why: &str| Error::new(ErrorKind::Protocol, "connect", format!("efa's offer: {why}"));
-        let offer: Offer = postcard::from_bytes(bytes).map_err(|error| malformed(&error.to_string()))?;
+        let offer = parse(bytes)?;
         if offer.version != VERSION {
             let context = format!("the peer's offer has version {}, ours {VERSION}", offer.version);
             return Err(Error::new(ErrorKind::Version, "connect", context));
@@ -81,7 +89,7 @@ impl Shared {
         // libfabric reads as many bytes as addresses have here, or a string up to its end.
         let readable = match format {
             sys::FI_ADDR_STR => offer.address.last() == Some(&0) && offer.address.len() <= 256,
-            _ => offer.address.len() == self.address().len(),
+            _ => offer.address.len() == self.peers.name_len(),
         };
         if !readable || offer.slot > Tag::SLOTS {
             return Err(malformed("an address or a slot that cannot be"));
@@ -90,19 +98,37 @@ impl Shared {
     }
 }
 
+impl From<Offer> for There {
+    fn from(offer: Offer) -> Self {
+        Self { address: offer.address, slot: offer.slot, landing: offer.landing }
+    }
+}
+
 impl Connector for Shared {
     fn prepare(&self) -> Result<(PeerSlot, Vec<u8>)> {
-        let slot = self.peers.reserve()?;
-        let offer = self.offer(slot).inspect_err(|_| self.peers.free(slot))?;
+        let (slot, address) = self.peers.reserve()?;
+        let offer = self.offer(slot, address).inspect_err(|_| self.peers.free(slot, false))?;
         Ok((slot, offer))
     }
 
     fn complete(&self, slot: PeerSlot, offer: &[u8]) -> Result<()> {
-        let offer = self.read(offer)?;
-        self.peers.complete(slot, || {
-            let address = self.addresses.insert(&offer.address)?;
-            Ok(Remote { address, slot: offer.slot, landing: offer.landing })
-        })
+        self.peers.complete(slot, self.read(offer)?.into())
+    }
+
+    fn offer_again(&self, slot: PeerSlot) -> Result<Option<Vec<u8>>> {
+        self.peers.untold(slot).map(|address| self.offer(slot, address)).transpose()
+    }
+
+    fn renew(&self, slot: PeerSlot, offer: &[u8]) -> Result<Vec<u8>> {
+        self.peers.renew(slot, self.read(offer)?.into())?;
+        // It says which of its offers that was.
+        Ok(offer.to_vec())
+    }
+
+    fn renewed(&self, slot: PeerSlot, offer: &[u8]) -> Result<()> {
+        // Our own, which comes back.
+        self.peers.told(slot, &parse(offer)?.address);
+        Ok(())
     }
 
     fn disconnect(&self, slot: PeerSlot) {

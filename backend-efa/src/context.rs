@@ -2,10 +2,12 @@
 //! providers keep notes of their own in them (`FI_CONTEXT2`).
 
 use std::cell::UnsafeCell;
+use std::collections::VecDeque;
 use std::ffi::c_void;
 
 use libfabric_sys as sys;
-use transport_core::spi::PeerSlot;
+use transport_core::Time;
+use transport_core::spi::{PeerSlot, ReceiveRequest};
 
 /// What a context stands for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -25,6 +27,8 @@ struct Context {
     peer: u32,
     /// The next free one, while this one is free.
     next: u32,
+    /// Of a receive: first byte, key and length of its buffer.
+    buffer: (*mut u8, u64, u64),
 }
 
 /// No peer's slot: the context is free, or a receive's. Slots stay below (`Tag::SLOTS`).
@@ -53,9 +57,15 @@ pub(crate) struct Contexts {
     all: Box<[Context]>,
     /// The first free one; `all.len()` if there is none.
     free: u32,
+    /// Those that the provider may hand back once more, and until when.
+    retired: VecDeque<(u32, Time)>,
+    /// How many are posted, as who posts counts them.
+    pub(crate) requests: usize,
+    pub(crate) receives: usize,
 }
 
-// SAFETY: the notes are the provider's, which serialises its own use of them.
+// SAFETY: the notes are the provider's, which serialises its own use of them; buffers' addresses
+// are told, never followed.
 unsafe impl Send for Contexts {}
 
 impl Contexts {
@@ -63,9 +73,15 @@ impl Contexts {
         let context = |index| {
             // SAFETY: eight pointers, which may be null.
             let notes = UnsafeCell::new(unsafe { std::mem::zeroed() });
-            Context { notes, id: 0, peer: FREE, next: index + 1 }
+            Context { notes, id: 0, peer: FREE, next: index + 1, buffer: (std::ptr::null_mut(), 0, 0) }
         };
-        Self { all: (0..count).map(context).collect(), free: 0 }
+        Self {
+            all: (0..count).map(context).collect(),
+            free: 0,
+            retired: VecDeque::new(),
+            requests: 0,
+            receives: 0,
+        }
     }
 
     /// A context for a request; `None` if all are posted.
@@ -75,8 +91,11 @@ impl Contexts {
     }
 
     /// A context for a receive; `None` if all are posted.
-    pub(crate) fn take_receive(&mut self, id: u64) -> Option<*mut c_void> {
-        self.take(id, RECEIVE)
+    pub(crate) fn take_receive(&mut self, receive: &ReceiveRequest) -> Option<*mut c_void> {
+        let free = self.free as usize;
+        let context = self.take(receive.id, RECEIVE)?;
+        self.all[free].buffer = (receive.local, receive.lkey, receive.len);
+        Some(context)
     }
 
     #[inline]
@@ -115,10 +134,37 @@ impl Contexts {
         Some(posted)
     }
 
+    /// Keeps a context that has just ended from being taken until then: what is handed back with it
+    /// meanwhile is nobody's.
+    pub(crate) fn retire(&mut self, context: *mut c_void, until: Time) {
+        let index = self.index(context);
+        if index == self.free as usize && index < self.all.len() {
+            self.free = self.all[index].next;
+            self.retired.push_back((index as u32, until));
+        }
+    }
+
+    /// What was retired until now may be taken again.
+    pub(crate) fn readmit(&mut self, now: Time) {
+        while let Some((index, _)) = self.retired.pop_front_if(|(_, until)| *until <= now) {
+            self.all[index as usize].release(index as usize, &mut self.free);
+        }
+    }
+
     /// The context of a posted receive.
     pub(crate) fn receive(&self, id: u64) -> Option<*mut c_void> {
         let is_it = |context: &&Context| context.posted() == Some(Posted::Receive { id });
         Some(self.all.iter().find(is_it)?.notes.get().cast())
+    }
+
+    /// The posted receives.
+    pub(crate) fn receives(&self) -> Vec<ReceiveRequest> {
+        let receives = self.all.iter().filter(|context| context.peer == RECEIVE);
+        let receive = |context: &Context| {
+            let (local, lkey, len) = context.buffer;
+            ReceiveRequest { id: context.id, local, lkey, len }
+        };
+        receives.map(receive).collect()
     }
 
     /// Ends all that is posted.
@@ -130,6 +176,7 @@ impl Contexts {
                 ended.push(posted);
             }
         }
+        (self.requests, self.receives) = (0, 0);
         ended
     }
 }
@@ -139,20 +186,45 @@ mod tests {
     use super::*;
 
     #[test]
+    fn retires_for_a_while() {
+        let (early, late) = (Time::ZERO, Time::ZERO.after(std::time::Duration::from_secs(1)));
+        let mut contexts = Contexts::new(2);
+        let first = contexts.take_request(0, PeerSlot(9)).unwrap();
+        contexts.end(first).unwrap();
+        contexts.retire(first, late);
+        let second = contexts.take_request(1, PeerSlot(9)).unwrap();
+        assert_ne!(first, second);
+        assert_eq!(contexts.take_request(2, PeerSlot(9)), None);
+        assert_eq!(contexts.end(first), None);
+        contexts.readmit(early);
+        assert_eq!(contexts.take_request(2, PeerSlot(9)), None);
+        contexts.readmit(late);
+        assert_eq!(contexts.take_request(2, PeerSlot(9)), Some(first));
+        // Of what is posted, and of nothing, nothing is retired.
+        contexts.retire(second, late);
+        contexts.retire(std::ptr::null_mut(), late);
+        assert!(contexts.end(second).is_some() && contexts.end(first).is_some());
+    }
+
+    #[test]
     fn ends_once_in_any_order() {
         let mut contexts = Contexts::new(3);
         let posted = [0, 1, 2].map(|id| Posted::Request { id, peer: PeerSlot(9) });
         let taken = [0, 1, 2].map(|id| contexts.take_request(id, PeerSlot(9)).unwrap());
-        assert_eq!(contexts.take_receive(7), None);
+        let receive = |id| ReceiveRequest { id, local: std::ptr::null_mut(), lkey: id + 1, len: id + 2 };
+        assert_eq!(contexts.take_receive(&receive(7)), None);
         assert_eq!(contexts.end(taken[1]), Some(posted[1]));
         assert_eq!(contexts.end(taken[1]), None);
-        let receive = contexts.take_receive(7).unwrap();
-        assert_eq!((contexts.receive(7), contexts.receive(8)), (Some(receive), None));
+        let taken = contexts.take_receive(&receive(7)).unwrap();
+        assert_eq!((contexts.receive(7), contexts.receive(8)), (Some(taken), None));
+        let posted_receives = contexts.receives();
+        assert_eq!(posted_receives.len(), 1);
+        assert_eq!((posted_receives[0].id, posted_receives[0].lkey, posted_receives[0].len), (7, 8, 9));
         assert_eq!(contexts.end(std::ptr::null_mut()), None);
         assert_eq!(contexts.end(std::ptr::without_provenance_mut(usize::MAX)), None);
         assert_eq!(contexts.end_all(), [posted[0], Posted::Receive { id: 7 }, posted[2]]);
         let again = [3, 4, 5].map(|id| contexts.take_request(id, PeerSlot(9)));
         assert!(again.iter().all(Option::is_some));
-        assert_eq!(contexts.take_receive(8), None);
+        assert_eq!(contexts.take_receive(&receive(8)), None);
     }
 }

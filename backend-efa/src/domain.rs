@@ -1,5 +1,6 @@
 //! An opened device: a domain of libfabric, and the endpoint on it.
 
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -11,10 +12,11 @@ use transport_core::spi::{
 use transport_core::{Access, Error, ErrorKind, HostBuffer, Memory, Result};
 
 use crate::endpoint::EfaEndpoint;
+use crate::lane::Lane;
 use crate::library::Info;
 use crate::objects::Device;
 use crate::peers::{Landing, Peers};
-use crate::queues::{ARRIVALS, Addresses, Queues};
+use crate::queues::{ARRIVALS, Queues};
 use crate::region::{Imported, Registered, random};
 
 /// The most that is posted at once, whatever the provider would take: contexts are memory.
@@ -25,38 +27,42 @@ const MOST_MESSAGE: u64 = 1 << 20;
 const CHUNK: u64 = 1 << 20;
 /// Bytes per batch where no card moves them: sockets copy while they are posted to.
 const BATCH: u64 = 4 << 20;
-/// How long a worker naps at most where the provider cannot wake it: 100 looks a second take
-/// less than 1 % of a core (40 to 50 µs each, measured on a virtual machine), and what comes after a pause of 80 ms waits for 10 ms at most.
-const NAP: Duration = Duration::from_millis(10);
+/// How long a worker of one rail naps at most where the provider cannot wake it: 60 looks a second
+/// take about 0.5 % of a core (80 to 100 µs each, caches and all, measured on a virtual machine).
+const NAP: Duration = Duration::from_millis(16);
 
 /// A domain as its parts hold it.
 pub(crate) struct Shared {
     landing: Registered,
     pub(crate) peers: Peers,
-    queues: Mutex<Opened>,
-    pub(crate) addresses: Arc<Addresses>,
+    first: Mutex<First>,
+    lanes: AtomicU32,
     pub(crate) device: Arc<Device>,
     pub(crate) capabilities: Capabilities,
     pub(crate) setup: DomainSetup,
     id: u64,
 }
 
-/// The endpoint, until somebody takes it, and its address.
-struct Opened {
-    waiting: Option<Queues>,
+/// The first lane, until somebody takes the endpoint.
+struct First {
+    waiting: Option<Lane>,
     taken: bool,
-    address: Vec<u8>,
 }
 
 pub(crate) struct EfaDomain(Arc<Shared>);
 
 impl Shared {
-    fn queues(&self) -> MutexGuard<'_, Opened> {
-        self.queues.lock().unwrap_or_else(PoisonError::into_inner)
+    fn first(&self) -> MutexGuard<'_, First> {
+        self.first.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(crate) fn address(&self) -> Vec<u8> {
-        self.queues().address.clone()
+    /// Opens another lane, that peers may be told of from now on.
+    pub(crate) fn open_lane(&self) -> Result<Lane> {
+        let queues = Queues::open(&self.device)?;
+        let number = self.lanes.fetch_add(1, Ordering::Relaxed);
+        self.peers.open_lane(number, queues.name()?, &queues.addresses)?;
+        let Capabilities { send_depth, recv_depth, .. } = self.capabilities;
+        Ok(Lane::new(number, queues, send_depth + recv_depth))
     }
 
     pub(crate) fn landing(&self) -> Landing {
@@ -71,26 +77,27 @@ impl Shared {
 
     /// The endpoint is closed; another may be opened.
     pub(crate) fn closed(&self) {
-        self.queues().taken = false;
+        self.first().taken = false;
     }
 }
 
 impl EfaDomain {
     pub(crate) fn open(info: &Info, setup: &DomainSetup) -> Result<Self> {
         let device = Device::open(info)?;
-        let addresses = Addresses::open(&device)?;
-        let queues = Queues::open(&device, &addresses)?;
-        let address = queues.name()?;
+        let queues = Queues::open(&device)?;
         let place = Arc::new(HostBuffer::new(4096)?);
         // SAFETY: nobody reads or writes it; what lands there has no bytes.
         let landing = unsafe { Registered::new(&device, place, Access::REMOTE_WRITE) }?;
         let id = random("open")?;
         let capabilities = capabilities(&device, &queues);
+        let peers = Peers::default();
+        peers.open_lane(0, queues.name()?, &queues.addresses)?;
+        let lane = Lane::new(0, queues, capabilities.send_depth + capabilities.recv_depth);
         Ok(Self(Arc::new(Shared {
             landing,
-            peers: Peers::default(),
-            queues: Mutex::new(Opened { waiting: Some(queues), taken: false, address }),
-            addresses,
+            peers,
+            first: Mutex::new(First { waiting: Some(lane), taken: false }),
+            lanes: AtomicU32::new(1),
             capabilities,
             device,
             setup: setup.clone(),
@@ -173,16 +180,15 @@ impl Domain for EfaDomain {
     }
 
     fn endpoint(&self, config: EndpointConfig) -> Result<Box<dyn Endpoint>> {
-        let mut opened = self.0.queues();
-        if std::mem::replace(&mut opened.taken, true) {
+        let mut first = self.0.first();
+        if std::mem::replace(&mut first.taken, true) {
             return Err(Error::new(ErrorKind::Busy, "open endpoint", "the domain's endpoint is in use"));
         }
-        let queues = match opened.waiting.take() {
-            Some(queues) => queues,
-            None => Queues::open(&self.0.device, &self.0.addresses).inspect_err(|_| opened.taken = false)?,
+        let lane = match first.waiting.take() {
+            Some(lane) => lane,
+            None => self.0.open_lane().inspect_err(|_| first.taken = false)?,
         };
-        opened.address = queues.name()?;
-        drop(opened);
-        Ok(Box::new(EfaEndpoint::new(queues, Arc::clone(&self.0), config)))
+        drop(first);
+        Ok(Box::new(EfaEndpoint::new(lane, Arc::clone(&self.0), config)))
     }
 }

@@ -1,61 +1,41 @@
-//! The ends of peers, and of the endpoint where one cannot end alone.
+//! The ends of peers, and of the device.
 
 use std::ptr::null_mut;
-use std::time::Duration;
 
 use libfabric_sys as sys;
 use transport_core::ErrorKind;
-use transport_core::spi::{Event, Status};
+use transport_core::spi::{Event, PeerSlot, Status};
 
 use crate::card;
 use crate::context::Posted;
 use crate::endpoint::EfaEndpoint;
-use crate::peers::Slot;
 use crate::status::kind;
 use crate::words::{self, Words};
-
-/// How long requests of a peer that is given up may take to fail by themselves. libfabric
-/// cannot call a single write back: then the whole endpoint ends.
-pub(crate) const GRACE: Duration = Duration::from_secs(2);
 
 /// Turns between two looks at the event queue, which is empty as long as all is well.
 const TURNS_PER_LOOK: u32 = 256;
 
 impl EfaEndpoint {
     /// Says goodbye to peers that nothing is posted to any more.
+    #[cold]
     pub(crate) fn goodbyes(&mut self) {
-        self.leaving.retain(|peer| {
-            let index = peer.0 as usize;
-            if self.outstanding[index] > 0 {
-                return true;
-            }
-            if let Slot::Leaving(Some(remote)) = std::mem::take(&mut self.slots[index]) {
-                self.shared.addresses.remove(remote.address);
-            }
-            self.waiting.push_back(Event::PeerGone { peer: *peer });
-            self.shared.peers.free(*peer);
-            false
-        });
-    }
-
-    /// Ends the endpoint where requests of a peer that was given up do not end.
-    pub(crate) fn overdue(&mut self) {
-        let now = self.shared.setup.clock.now();
-        self.aborted.retain(|(peer, _)| self.outstanding[peer.0 as usize] > 0);
-        if !self.aborted.iter().any(|(_, until)| *until <= now) || self.queues.is_none() {
-            return;
+        let is_over = |peer: &mut PeerSlot| self.outstanding[peer.0 as usize] == 0;
+        for peer in self.leaving.extract_if(.., is_over) {
+            self.waiting.push_back(Event::PeerGone { peer });
+            self.shared.peers.free(peer, self.haunted.remove(&peer));
         }
-        tracing::warn!("requests to a peer that is gone do not end: the endpoint is closed");
-        self.lose(0);
     }
 
     /// Looks now and then whether libfabric says that the endpoint is broken, and ends it then.
     pub(crate) fn look_at_events(&mut self) {
-        let Some(queues) = self.queues.as_ref().filter(|queues| queues.device.info.card().is_some()) else {
+        let Some(lane) = self.lane.as_deref_mut().filter(|lane| lane.queues.device.info.card().is_some())
+        else {
             return;
         };
+        let queues = &lane.queues;
         if self.until_look == 0 {
             self.until_look = TURNS_PER_LOOK;
+            lane.posted.readmit(self.shared.setup.clock.now());
             if let Some(status) = queues.device.failure() {
                 // Of what the provider itself sent or received. When a peer is gone, what we send to
                 // it fails as well; all else may have taken something of ours with it.
@@ -72,15 +52,12 @@ impl EfaEndpoint {
         }
     }
 
-    /// Closes libfabric's endpoint, or leaves it open where that would never return: what is posted
-    /// there may then still read its memory.
+    /// Closes what is open.
     pub(crate) fn close(&mut self) {
-        let _turn = self.shared.addresses.turn();
-        let queues = self.queues.take();
-        let has_posted = self.is_lost || self.requests > 0;
-        if queues.as_ref().is_some_and(|queues| has_posted && queues.close_may_hang()) {
-            tracing::warn!("libfabric would wait forever for the endpoint to end: it is left as it is");
-            std::mem::forget(queues);
+        let former = self.former.take().map(|former| former.lane);
+        for lane in former.into_iter().chain(self.lane.take()) {
+            self.shared.peers.close_lane(lane.number);
+            lane.close(self.is_lost);
         }
     }
 
@@ -88,15 +65,25 @@ impl EfaEndpoint {
     pub(crate) fn lose(&mut self, code: i32) {
         self.aborted.clear();
         self.is_lost = true;
-        self.close();
         let lost = Status { kind: ErrorKind::DeviceLost, code };
-        for posted in self.contexts.end_all() {
-            self.ended(posted);
-            self.waiting.push_back(match posted {
-                Posted::Request { id, .. } => Event::Failed { id, status: lost },
-                Posted::Receive { id } => Event::ReceiveFailed { id, status: lost },
-            });
+        let former = self.former.take().map(|former| former.lane);
+        for mut lane in former.into_iter().chain(self.lane.take()) {
+            let ended = lane.posted.end_all();
+            // Closed before it is told.
+            lane.close(true);
+            ended.into_iter().for_each(|ended| self.fail(ended, lost));
         }
         self.waiting.push_back(Event::DeviceLost { status: lost });
+    }
+
+    /// Something that was posted has ended by `status`.
+    pub(crate) fn fail(&mut self, ended: Posted, status: Status) {
+        self.waiting.push_back(match ended {
+            Posted::Request { id, peer } => {
+                self.outstanding[peer.0 as usize] -= 1;
+                Event::Failed { id, status }
+            }
+            Posted::Receive { id } => Event::ReceiveFailed { id, status },
+        });
     }
 }

@@ -7,6 +7,7 @@
 //! vector and completion queue. Writes are `fi_writemsg` with remote completion data for
 //! imms; messages are `fi_sendmsg`.
 
+mod addresses;
 mod backend;
 mod card;
 mod connector;
@@ -14,9 +15,12 @@ mod context;
 mod domain;
 mod ending;
 mod endpoint;
+mod lane;
 mod library;
+mod moving;
 mod objects;
 mod peers;
+mod posting;
 mod queues;
 mod region;
 mod report;
@@ -24,7 +28,6 @@ mod settings;
 mod status;
 mod submit;
 mod tag;
-mod verdicts;
 mod words;
 
 pub use backend::{Efa, EfaConfig};

@@ -1,19 +1,22 @@
 //! Peer slots: reserved and ended by the control side, read by the endpoint.
 
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use libfabric_sys::fi_addr_t;
 use transport_core::spi::PeerSlot;
 use transport_core::{Error, ErrorKind, Result};
 
+use crate::addresses::Addresses;
 use crate::tag::Tag;
 
 /// A connected peer, as requests need it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Remote {
     pub address: fi_addr_t,
-    /// Its slot for us, which goes with all that we send.
+    /// The lane in whose address vector that is: the one by which the peer knows us.
+    pub lane: u32,
+    /// Our slot there, which goes with all that we send.
     pub slot: u32,
     /// Where writes without bytes go.
     pub landing: Landing,
@@ -26,87 +29,253 @@ pub(crate) struct Landing {
     pub key: u64,
 }
 
+/// Where a peer is, by its own words.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct There {
+    pub address: Vec<u8>,
+    pub slot: u32,
+    pub landing: Landing,
+}
+
+/// A slot as the endpoint sees it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub(crate) enum Slot {
+pub(crate) enum View {
+    /// Nobody's, or offered to a peer that has not answered.
     #[default]
     Free,
-    /// Offered to a peer that has not answered.
-    Offered,
     Up(Remote),
+    /// Connected, but the peer knows only a lane that is closed: it has been told of the next.
+    Waiting,
     /// Ended by this side: the endpoint says when its last request is over.
-    Leaving(Option<Remote>),
+    Leaving,
+}
+
+#[derive(Debug)]
+enum Slot {
+    Free,
+    /// To a peer that was told of this lane.
+    Offered(u32),
+    Up(Known),
+    Leaving,
+}
+
+#[derive(Debug)]
+struct Known {
+    there: There,
+    /// The lane that the peer knows.
+    lane: u32,
+    /// Its address there, unless that lane is closed.
+    address: Option<fi_addr_t>,
+    /// Its address in a newer lane, that it does not know yet.
+    ahead: Option<fi_addr_t>,
+    /// How often it has moved.
+    moves: u32,
+}
+
+/// Every place of a peer is kept, for what is still on its way from there: moves of one connection,
+/// each of which takes seconds where it is earnest.
+const MOVES: u32 = 1024;
+
+/// A lane that peers may know.
+struct Open {
+    number: u32,
+    /// By which peers reach it.
+    name: Vec<u8>,
+    addresses: Arc<Addresses>,
+}
+
+#[derive(Default)]
+struct Table {
+    slots: Vec<Slot>,
+    /// The newest last: two while the endpoint moves, else one.
+    lanes: Vec<Open>,
 }
 
 /// All slots of a domain.
 #[derive(Default)]
 pub(crate) struct Peers {
-    slots: Mutex<Vec<Slot>>,
+    table: Mutex<Table>,
     /// Counts changes, so that the endpoint looks only when there was one.
     changes: AtomicU64,
 }
 
 impl Peers {
-    fn lock(&self) -> MutexGuard<'_, Vec<Slot>> {
-        self.slots.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> MutexGuard<'_, Table> {
+        self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn changed(&self) {
         self.changes.fetch_add(1, Ordering::Release);
     }
 
-    pub(crate) fn reserve(&self) -> Result<PeerSlot> {
-        let mut slots = self.lock();
-        let index = match slots.iter().position(|slot| *slot == Slot::Free) {
+    /// A slot, and the name of the lane that its peer is to be told.
+    pub(crate) fn reserve(&self) -> Result<(PeerSlot, Vec<u8>)> {
+        let mut table = self.lock();
+        let (lane, name) = table.newest()?;
+        let index = match table.slots.iter().position(|slot| matches!(slot, Slot::Free)) {
             Some(index) => index,
-            None if slots.len() < Tag::SLOTS as usize => {
-                slots.push(Slot::Free);
-                slots.len() - 1
+            None if table.slots.len() < Tag::SLOTS as usize => {
+                table.slots.push(Slot::Free);
+                table.slots.len() - 1
             }
             None => return Err(Error::new(ErrorKind::Exhausted, "connect", "every peer slot is taken")),
         };
-        slots[index] = Slot::Offered;
-        Ok(PeerSlot(index as u32))
+        table.slots[index] = Slot::Offered(lane);
+        Ok((PeerSlot(index as u32), name))
     }
 
-    /// Brings an offered slot up with what `insert` gives.
-    pub(crate) fn complete(&self, slot: PeerSlot, insert: impl FnOnce() -> Result<Remote>) -> Result<()> {
-        let mut slots = self.lock();
-        let slot = slots.get_mut(slot.0 as usize).filter(|slot| **slot == Slot::Offered);
-        let gone = || Error::new(ErrorKind::Closed, "connect", "the connection ended before it was made");
-        *slot.ok_or_else(gone)? = Slot::Up(insert()?);
+    /// Brings an offered slot up.
+    pub(crate) fn complete(&self, slot: PeerSlot, there: There) -> Result<()> {
+        let mut table = self.lock();
+        let Some(Slot::Offered(lane)) = table.slots.get(slot.0 as usize) else {
+            return Err(Error::new(ErrorKind::Closed, "connect", "the connection ended before it was made"));
+        };
+        let lane = *lane;
+        let known = table.know(slot, lane, there)?;
+        table.slots[slot.0 as usize] = Slot::Up(known);
         self.changed();
         Ok(())
     }
 
-    pub(crate) fn leave(&self, slot: PeerSlot) {
-        let mut slots = self.lock();
-        let Some(slot) = slots.get_mut(slot.0 as usize) else { return };
-        match *slot {
-            Slot::Offered => *slot = Slot::Leaving(None),
-            Slot::Up(remote) => *slot = Slot::Leaving(Some(remote)),
-            Slot::Free | Slot::Leaving(_) => return,
+    /// The peer of `slot` is somewhere else now.
+    pub(crate) fn renew(&self, slot: PeerSlot, there: There) -> Result<()> {
+        let mut table = self.lock();
+        // One that has left meanwhile need not be found any more.
+        let Some(Slot::Up(Known { lane, moves, .. })) = table.slots.get(slot.0 as usize) else {
+            return Ok(());
+        };
+        let (lane, moves) = (*lane, *moves + 1);
+        if moves > MOVES {
+            let why = format!("the peer's endpoint has moved {MOVES} times: connect anew");
+            return Err(Error::new(ErrorKind::Protocol, "renew a connection", why));
+        }
+        let known = table.know(slot, lane, there)?;
+        table.slots[slot.0 as usize] = Slot::Up(Known { moves, ..known });
+        self.changed();
+        Ok(())
+    }
+
+    /// The name of the newest lane, if the peer of `slot` does not know it.
+    pub(crate) fn untold(&self, slot: PeerSlot) -> Option<Vec<u8>> {
+        let table = self.lock();
+        let (newest, name) = table.newest().ok()?;
+        match table.slots.get(slot.0 as usize) {
+            Some(Slot::Up(known)) if known.lane != newest => Some(name),
+            _ => None,
+        }
+    }
+
+    /// The peer of `slot` knows the lane of that name.
+    pub(crate) fn told(&self, slot: PeerSlot, name: &[u8]) {
+        let mut table = self.lock();
+        let Some(lane) = table.lanes.last().filter(|lane| lane.name == name).map(|lane| lane.number) else {
+            return;
+        };
+        if let Some(Slot::Up(known)) = table.slots.get_mut(slot.0 as usize)
+            && let Some(address) = known.ahead.take()
+        {
+            (known.lane, known.address) = (lane, Some(address));
+            self.changed();
+        }
+    }
+
+    /// Another lane is open: connected peers' addresses are inserted there, for when they know it.
+    pub(crate) fn open_lane(&self, number: u32, name: Vec<u8>, addresses: &Arc<Addresses>) -> Result<()> {
+        let mut table = self.lock();
+        for (slot, known) in (0_u32..).zip(&mut table.slots) {
+            if let Slot::Up(known) = known {
+                known.ahead = Some(addresses.insert(slot, &known.there.address)?);
+            }
+        }
+        table.lanes.push(Open { number, name, addresses: Arc::clone(addresses) });
+        self.changed();
+        Ok(())
+    }
+
+    /// A lane is closed: nothing goes over it any more.
+    pub(crate) fn close_lane(&self, number: u32) {
+        let mut table = self.lock();
+        table.lanes.retain(|lane| lane.number != number);
+        for slot in &mut table.slots {
+            if let Slot::Up(known) = slot
+                && known.lane == number
+            {
+                known.address = None;
+            }
         }
         self.changed();
     }
 
-    /// The slot may be offered anew.
-    pub(crate) fn free(&self, slot: PeerSlot) {
-        self.lock()[slot.0 as usize] = Slot::Free;
+    pub(crate) fn leave(&self, slot: PeerSlot) {
+        let mut table = self.lock();
+        let Some(slot) = table.slots.get_mut(slot.0 as usize) else { return };
+        if matches!(slot, Slot::Offered(_) | Slot::Up(_)) {
+            *slot = Slot::Leaving;
+            self.changed();
+        }
+    }
+
+    /// The slot may be offered anew. The provider keeps its addresses where `is_haunted`.
+    pub(crate) fn free(&self, slot: PeerSlot, is_haunted: bool) {
+        let mut table = self.lock();
+        table.lanes.iter().for_each(|lane| lane.addresses.remove(slot.0, is_haunted));
+        table.slots[slot.0 as usize] = Slot::Free;
         self.changed();
     }
 
-    /// Copies the slots if anything changed since the count in `seen`.
-    pub(crate) fn refresh(&self, seen: &mut u64, into: &mut Vec<Slot>) -> bool {
+    /// Tells how the slots are if anything changed since the count in `seen`.
+    pub(crate) fn refresh(&self, seen: &mut u64, into: &mut Vec<View>) -> bool {
         let changes = self.changes.load(Ordering::Acquire);
         if changes == *seen {
             return false;
         }
         *seen = changes;
-        into.clone_from(&self.lock());
+        into.clear();
+        into.extend(self.lock().slots.iter().map(Slot::view));
         true
     }
 
     pub(crate) fn is_up(&self, slot: PeerSlot) -> bool {
-        matches!(self.lock().get(slot.0 as usize), Some(Slot::Up(_)))
+        matches!(self.lock().slots.get(slot.0 as usize), Some(Slot::Up(_)))
+    }
+
+    /// Bytes of the addresses of this side.
+    pub(crate) fn name_len(&self) -> usize {
+        self.lock().lanes.last().map_or(0, |lane| lane.name.len())
+    }
+}
+
+impl Table {
+    fn newest(&self) -> Result<(u32, Vec<u8>)> {
+        let lane = self.lanes.last();
+        let gone = || Error::new(ErrorKind::DeviceLost, "connect", "the device does not work any more");
+        lane.map(|lane| (lane.number, lane.name.clone())).ok_or_else(gone)
+    }
+
+    /// Inserts a peer that knows `lane` into every lane.
+    fn know(&self, slot: PeerSlot, lane: u32, there: There) -> Result<Known> {
+        let (mut address, mut ahead) = (None, None);
+        for open in &self.lanes {
+            let inserted = Some(open.addresses.insert(slot.0, &there.address)?);
+            match open.number == lane {
+                true => address = inserted,
+                false if open.number > lane => ahead = inserted,
+                false => {}
+            }
+        }
+        Ok(Known { there, lane, address, ahead, moves: 0 })
+    }
+}
+
+impl Slot {
+    fn view(&self) -> View {
+        match self {
+            Self::Free | Self::Offered(_) => View::Free,
+            Self::Leaving => View::Leaving,
+            Self::Up(Known { address: None, .. }) => View::Waiting,
+            Self::Up(Known { there, lane, address: Some(address), .. }) => {
+                View::Up(Remote { address: *address, lane: *lane, slot: there.slot, landing: there.landing })
+            }
+        }
     }
 }

@@ -1,80 +1,19 @@
-//! An endpoint of libfabric with its address vector and completion queue.
+//! An endpoint of libfabric with its completion queue and address vector.
 
 use std::ffi::c_int;
 use std::ptr::null_mut;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 use libfabric_sys as sys;
 use transport_core::Result;
 
+use crate::addresses::Addresses;
 use crate::objects::{Device, Fid};
 use crate::settings;
 use crate::status::refused;
 
 /// Completions that a queue holds beside those of all that can be posted here: imms.
 pub(crate) const ARRIVALS: usize = 8192;
-
-/// Addresses of peers, inserted by the control thread.
-///
-/// Not while the endpoint posts or polls, although the domain is open for any thread: shm's
-/// progress walks its map of peers without a lock (1.17: it crashed under the suite).
-pub(crate) struct Addresses {
-    av: Fid<sys::fid_av>,
-    turn: Mutex<()>,
-    device: Arc<Device>,
-}
-
-impl Addresses {
-    pub(crate) fn open(device: &Arc<Device>) -> Result<Arc<Self>> {
-        // SAFETY: zero asks for nothing in particular; the domain is open.
-        let av = unsafe {
-            let mut attr: sys::fi_av_attr = std::mem::zeroed();
-            attr.type_ = sys::FI_AV_TABLE;
-            Fid::open("open", "its address vector", |av| {
-                sys::fi_av_open(device.domain.as_ptr(), &raw mut attr, av, null_mut())
-            })?
-        };
-        Ok(Arc::new(Self { av, turn: Mutex::default(), device: Arc::clone(device) }))
-    }
-
-    /// Inserts an address, which is as long as this provider's are.
-    pub(crate) fn insert(&self, address: &[u8]) -> Result<sys::fi_addr_t> {
-        let mut inserted = u64::MAX;
-        let _turn = self.turn();
-        // SAFETY: the caller checked the length of the address, which is read only.
-        let count = unsafe {
-            let address = address.as_ptr().cast();
-            sys::fi_av_insert(self.av.as_ptr(), address, 1, &raw mut inserted, 0, null_mut())
-        };
-        match count {
-            1 => Ok(inserted),
-            code => Err(refused("connect", "the peer's address", code)),
-        }
-    }
-
-    /// Not on shm: a request of the peer's that is still on its way crashes the process when
-    /// the address is gone (`smr_progress_cmd`; 1.17). Its 256 places last for a domain's life.
-    pub(crate) fn remove(&self, mut address: sys::fi_addr_t) {
-        if self.device.info.provider() == "shm" {
-            return;
-        }
-        let _turn = self.turn();
-        // SAFETY: inserted before, and removed once; nothing is posted to it any more.
-        let code = unsafe { sys::fi_av_remove(self.av.as_ptr(), &raw mut address, 1, 0) };
-        if code != 0 {
-            tracing::warn!(code, "libfabric does not remove an address");
-        }
-    }
-
-    /// While it is held nobody else inserts, removes, posts or polls.
-    pub(crate) fn turn(&self) -> MutexGuard<'_, ()> {
-        self.turn.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn fid(&self) -> *mut sys::fid {
-        self.av.fid()
-    }
-}
 
 /// Closed in order: the endpoint, then what it is bound to.
 pub(crate) struct Queues {
@@ -91,7 +30,8 @@ pub(crate) struct Queues {
 }
 
 impl Queues {
-    pub(crate) fn open(device: &Arc<Device>, addresses: &Arc<Addresses>) -> Result<Self> {
+    pub(crate) fn open(device: &Arc<Device>) -> Result<Self> {
+        let addresses = Addresses::open(device)?;
         let info = device.info.as_ptr();
         let (tx, rx) = (device.info.tx(), device.info.rx());
         let (cq, descriptor) = completion_queue(device, tx.size + rx.size + ARRIVALS)?;
@@ -125,7 +65,7 @@ impl Queues {
             cq,
             visits,
             descriptor,
-            addresses: Arc::clone(addresses),
+            addresses,
             device: Arc::clone(device),
         })
     }

@@ -4,13 +4,14 @@ use std::ffi::c_int;
 
 use libfabric_sys as sys;
 use transport_core::ErrorKind;
-use transport_core::spi::{Event, PeerSlot};
+use transport_core::spi::{Event, PeerSlot, Status};
 
 use crate::card;
 use crate::context::Posted;
 use crate::endpoint::EfaEndpoint;
-use crate::queues::Queues;
-use crate::status::{is_ambiguous, kind, status};
+use crate::lane::Turn;
+use crate::moving::GRACE_OF_CARDS;
+use crate::status::{is_ambiguous, is_unreachable, kind, status};
 use crate::tag::Tag;
 use crate::words::{self, Words};
 
@@ -50,14 +51,14 @@ struct Run {
 }
 
 impl EfaEndpoint {
-    /// Reads about `room` completions and files their events. Whose turn it is, is the caller's.
-    pub(crate) fn drain(&mut self, queues: &Queues, room: usize) {
-        while self.waiting.len() < room && self.read(queues, room - self.waiting.len()) {}
+    /// Reads about `room` completions and files their events.
+    pub(crate) fn drain(&mut self, turn: &mut Turn<'_>, room: usize) {
+        while self.waiting.len() < room && self.read(turn, room - self.waiting.len()) {}
     }
 
     /// One call; whether there may be more.
-    fn read(&mut self, queues: &Queues, room: usize) -> bool {
-        let (cq, most) = (queues.cq.as_ptr(), room.min(AT_ONCE));
+    fn read(&mut self, turn: &mut Turn<'_>, room: usize) -> bool {
+        let (cq, most) = (turn.queues.cq.as_ptr(), room.min(AT_ONCE));
         let Some(mut entries) = self.entries.take() else { return false };
         let into = entries.completions.as_mut_ptr();
         // SAFETY: the queue was opened for entries of this format, and there is room for so many.
@@ -69,7 +70,7 @@ impl EfaEndpoint {
         };
         if read <= 0 {
             self.entries = Some(entries);
-            return read == -(sys::FI_EAVAIL as isize) && self.failed(queues);
+            return read == -(sys::FI_EAVAIL as isize) && self.failed(turn);
         }
         let read = read as usize;
         let mut run = Run::default();
@@ -77,26 +78,26 @@ impl EfaEndpoint {
             // Requests of ours, by far the most, are joined with their neighbours: many of them
             // cost the engine one event.
             if entry.flags & (REMOTE_CQ_DATA | REMOTE_WRITE | RECV) == 0
-                && let Some((id, peer)) = self.contexts.end_request(entry.op_context)
+                && let Some((id, peer)) = turn.posted.end_request(entry.op_context)
             {
                 if peer == run.peer && id == run.first + u64::from(run.count) {
                     run.count += 1;
                 } else {
-                    self.done(std::mem::replace(&mut run, Run { peer, first: id, count: 1 }));
+                    self.done(turn, std::mem::replace(&mut run, Run { peer, first: id, count: 1 }));
                 }
             } else {
-                self.arrived(entry, entries.from[at]);
+                self.arrived(turn, entry, entries.from[at]);
             }
         }
-        self.done(run);
+        self.done(turn, run);
         self.entries = Some(entries);
         read == most
     }
 
-    fn done(&mut self, run: Run) {
+    fn done(&mut self, turn: &mut Turn<'_>, run: Run) {
         let Run { peer, first, count } = run;
         if count > 0 {
-            self.requests -= count as usize;
+            turn.posted.requests -= count as usize;
             self.outstanding[peer.0 as usize] -= count;
             self.waiting.push_back(Event::Done { first, count });
         }
@@ -104,22 +105,22 @@ impl EfaEndpoint {
 
     #[cold]
     #[inline(never)]
-    fn arrived(&mut self, entry: &sys::fi_cq_data_entry, from: sys::fi_addr_t) {
+    fn arrived(&mut self, turn: &mut Turn<'_>, entry: &sys::fi_cq_data_entry, from: sys::fi_addr_t) {
         let has = |flags: u64| entry.flags & flags != 0;
         // shm of 2.1 leaves FI_REMOTE_WRITE out, and the context is then a peer's.
         if has(REMOTE_WRITE) || (has(REMOTE_CQ_DATA) && !has(POSTED)) {
-            return self.imm(entry, from);
+            return self.imm(turn, entry, from);
         }
-        match self.end(entry.op_context) {
+        match self.end(turn.posted, entry.op_context) {
             Some(Posted::Request { id, .. }) => self.waiting.push_back(Event::Done { first: id, count: 1 }),
-            Some(Posted::Receive { id }) => self.received(id, entry, from),
+            Some(Posted::Receive { id }) => self.received(turn, id, entry, from),
             None => tracing::warn!(flags = entry.flags, "libfabric completes what was not posted"),
         }
     }
 
-    fn received(&mut self, id: u64, entry: &sys::fi_cq_data_entry, from: sys::fi_addr_t) {
+    fn received(&mut self, turn: &Turn<'_>, id: u64, entry: &sys::fi_cq_data_entry, from: sys::fi_addr_t) {
         let tag = self.tag(entry);
-        let sender = tag.and_then(|tag| tag.slot).or_else(|| self.slot_of(from));
+        let sender = tag.and_then(|tag| tag.slot).or_else(|| turn.owner(from));
         match sender.filter(|slot| self.knows(*slot)) {
             Some(slot) => self.waiting.push_back(Event::Received {
                 id,
@@ -131,9 +132,9 @@ impl EfaEndpoint {
         }
     }
 
-    fn imm(&mut self, entry: &sys::fi_cq_data_entry, from: sys::fi_addr_t) {
+    fn imm(&mut self, turn: &Turn<'_>, entry: &sys::fi_cq_data_entry, from: sys::fi_addr_t) {
         let Some(Tag { slot, imm: Some(imm) }) = self.tag(entry) else { return };
-        match slot.or_else(|| self.slot_of(from)).filter(|slot| self.knows(*slot)) {
+        match slot.or_else(|| turn.owner(from)).filter(|slot| self.knows(*slot)) {
             Some(slot) => self.waiting.push_back(Event::Imm { peer: PeerSlot(slot), imm }),
             None => tracing::debug!(imm, "an imm of a peer that is gone, or was none"),
         }
@@ -151,7 +152,8 @@ impl EfaEndpoint {
     }
 
     /// Reads one error; whether there was one.
-    fn failed(&mut self, queues: &Queues) -> bool {
+    fn failed(&mut self, turn: &mut Turn<'_>) -> bool {
+        let queues = turn.queues;
         // SAFETY: zero asks for no error data.
         let mut entry: sys::fi_cq_err_entry = unsafe { std::mem::zeroed() };
         // SAFETY: the queue is open.
@@ -165,11 +167,21 @@ impl EfaEndpoint {
         }
         self.words = Words::of(entry.err, words.clone());
         self.is_lost |= kind(entry.err) == ErrorKind::DeviceLost;
-        match self.end(entry.op_context) {
+        match self.end(turn.posted, entry.op_context) {
             Some(Posted::Request { id, peer }) => {
                 tracing::debug!(id, code = entry.err, words, "a request failed");
+                if queues.emulates_writes {
+                    self.haunted.insert(peer);
+                    let now = self.shared.setup.clock.now();
+                    turn.posted.retire(entry.op_context, now.after(GRACE_OF_CARDS));
+                }
                 if is_ambiguous(entry.err) {
-                    self.verdicts.hold(id, peer, entry.err.abs(), self.shared.setup.clock.now());
+                    let kind = match is_unreachable(entry.err) {
+                        true => ErrorKind::Unreachable,
+                        false => ErrorKind::RemoteAccess,
+                    };
+                    let otherwise = Status { kind, code: entry.err.abs() };
+                    self.verdicts.hold(id, peer, otherwise, self.shared.setup.clock.now());
                     return true;
                 }
                 self.waiting.push_back(Event::Failed { id, status: status(entry.err) });

@@ -105,17 +105,17 @@ unsafe fn access(
         unsafe {
             (*here).iov_base = piece.local.cast();
             (*here).iov_len = piece.len as usize;
-            *desc = run.lkey as *mut _;
-            (*there).key = run.rkey;
             (*there).len = piece.len as usize;
             (*there).addr = piece.remote;
-            let mut flags = delivered;
-            if piece.len == 0 {
-                // Nothing is to be delivered; and shm of 1.17 never completes such a write then.
-                (flags, (*there).addr, (*there).key) = (plain, remote.landing.base, remote.landing.key);
-                ((*here).iov_base, *desc) = (local.place.0.cast(), local.place.1 as *mut _);
+            if piece.len > 0 {
+                return call(ep, &raw const msg, delivered | more);
             }
-            call(ep, &raw const msg, flags | more)
+            // Nothing is to be delivered; and shm of 1.17 never completes such a write then.
+            ((*there).addr, (*there).key) = (remote.landing.base, remote.landing.key);
+            ((*here).iov_base, *desc) = (local.place.0.cast(), local.place.1 as *mut _);
+            let code = call(ep, &raw const msg, plain | more);
+            (*desc, (*there).key) = (run.lkey as *mut _, run.rkey);
+            code
         }
     };
     match local.batch {

@@ -2,76 +2,15 @@
 //! `ci/leaks` runs these under valgrind.
 #![cfg(all(target_os = "linux", target_env = "gnu"))]
 
-use std::sync::Arc;
+mod side;
+
 use std::time::{Duration, Instant};
 
-use backend_efa::{Efa, EfaConfig};
-use transport_core::copy::Way;
-use transport_core::spi::{
-    Backend, Batch, Completions, Domain, DomainSetup, Endpoint, EndpointConfig, Event, MemoryRegion,
-    PeerSlot, RemoteMemory, WorkKind, WorkRequest,
-};
-use transport_core::{Access, ErrorKind, HostBuffer, Memory, SystemClock};
-
-/// Everything ends by then.
-const LIMIT: Duration = Duration::from_secs(20);
-const LEN: usize = 8 << 20;
-const PIECE: usize = 1 << 20;
-
-/// A domain with its endpoint and a region.
-struct Side {
-    // Closed in this order.
-    endpoint: Box<dyn Endpoint>,
-    region: Arc<dyn MemoryRegion>,
-    memory: Arc<HostBuffer>,
-    domain: Arc<dyn Domain>,
-}
+use side::{LEN, LIMIT, PIECE, Side};
+use transport_core::ErrorKind;
+use transport_core::spi::{Batch, Completions, Event, PeerSlot, RemoteMemory};
 
 impl Side {
-    /// `None`, and a word about it, where there is no libfabric.
-    fn open() -> Option<Self> {
-        let efa = Efa::with(EfaConfig::default().provider("tcp").node("127.0.0.1"));
-        let devices = match efa.probe() {
-            Ok(devices) => devices,
-            Err(why) => {
-                eprintln!("skipped: {}; {}", why.reason, why.remedy);
-                return None;
-            }
-        };
-        let setup = DomainSetup { clock: Arc::new(SystemClock::default()), seed: 1, incarnation: 1 };
-        let domain = efa.open(&devices[0], &setup).unwrap();
-        let memory = Arc::new(HostBuffer::new(LEN).unwrap());
-        // SAFETY: nobody holds references into the buffer.
-        let region = unsafe { domain.register(memory.clone(), Access::all()) }.unwrap();
-        let endpoint = domain.endpoint(EndpointConfig::default()).unwrap();
-        Some(Self { endpoint, region, memory, domain })
-    }
-
-    /// Connects two; each side's slot of the other.
-    fn meet(&self, other: &Self) -> (PeerSlot, PeerSlot) {
-        let (ours, our_offer) = self.domain.connector().prepare().unwrap();
-        let (theirs, their_offer) = other.domain.connector().prepare().unwrap();
-        self.domain.connector().complete(ours, &their_offer).unwrap();
-        other.domain.connector().complete(theirs, &our_offer).unwrap();
-        (ours, theirs)
-    }
-
-    /// The write of piece `number`, which is its id as well.
-    fn request(&self, peer: PeerSlot, to: &dyn RemoteMemory, number: usize) -> WorkRequest {
-        WorkRequest {
-            id: number as u64,
-            peer,
-            kind: WorkKind::Write,
-            local: self.memory.as_ptr().wrapping_add(number * PIECE),
-            lkey: self.region.lkey(),
-            len: PIECE as u64,
-            remote: to.base() + (number * PIECE) as u64,
-            rkey: to.rkey(),
-            imm: None,
-            way: Way::Plain,
-        }
-    }
-
     /// Writes the whole region in pieces, posting what there was no room for again; polls the
     /// other side as well, until `enough` are posted and then never again. How the failed ones ended.
     fn write(

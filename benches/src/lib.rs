@@ -1,4 +1,5 @@
-//! What the benches share: two connected fabrics over loopback, in one process.
+//! What the benches share: two connected fabrics over loopback, in one process; and two processes,
+//! one of which writes, beside programs in C that do the same.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -8,6 +9,16 @@ use transport_core::spi::Backend;
 use transport_core::{
     Access, Fabric, FabricBuilder, Pages, Peer, Region, RemoteRegion, Result, TransportConfig,
 };
+
+pub mod compare;
+pub mod compiled;
+pub mod ends;
+pub mod load;
+pub mod side;
+pub mod volley;
+
+/// Anything that can go wrong, in words.
+pub type Done<T> = std::result::Result<T, Box<dyn std::error::Error>>;
 
 /// Every wait of a bench ends by then.
 pub const LIMIT: Duration = Duration::from_secs(30);

@@ -26,6 +26,7 @@
 //! What a subject cannot do is skipped with the reason; what is known to fail is
 //! listed in [`Subject::known_failures`], and passing unexpectedly is a failure.
 
+mod apart;
 mod check;
 mod ground;
 mod lab;
@@ -39,6 +40,7 @@ mod trial;
 mod trials;
 
 pub use check::Failure;
+pub use process::is_helper;
 pub use runner::main;
 pub use subject::{KnownFailure, Shape, Subject, Tag, Variant};
 pub use trial::{Context, Trial};

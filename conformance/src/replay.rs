@@ -10,7 +10,7 @@ pub(crate) fn replay(name: &str, seed: u64, seeds: Option<u64>) -> String {
     let seeds = seeds.map_or_else(String::new, |seeds| format!(" {SEEDS_VARIABLE}={seeds}"));
     let (profile, target) = (profile(&program), target(&program));
     format!(
-        "{SEED_VARIABLE}={seed}{seeds} cargo test{profile} -p conformance --test {target} -- --exact '{name}'"
+        "{SEED_VARIABLE}={seed}{seeds} cargo test{profile} --workspace --test {target} -- --exact '{name}'"
     )
 }
 

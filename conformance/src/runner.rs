@@ -8,6 +8,7 @@ use libtest_mimic::Arguments;
 use transport_core::FabricBuilder;
 use transport_core::spi::Operations;
 
+use crate::apart;
 use crate::process;
 use crate::run::Run;
 use crate::subject::{Shape, Subject, Tag, Variant};
@@ -29,6 +30,10 @@ pub fn main(subjects: Vec<Arc<dyn Subject>>) -> ExitCode {
         return code;
     }
     let arguments = Arguments::from_args();
+    let are_processes = subjects.iter().all(|subject| !subject.takes(Tag::Virtual));
+    if are_processes && subjects.len() > 1 && arguments.filter.is_none() && !arguments.list {
+        return apart::run(&subjects);
+    }
     let (seed, seeds) = match (number(SEED_VARIABLE), number(SEEDS_VARIABLE)) {
         (Ok(seed), Ok(seeds)) => (seed.unwrap_or(SEED), seeds),
         (Err(complaint), _) | (_, Err(complaint)) => {

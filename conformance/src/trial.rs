@@ -86,11 +86,6 @@ impl Context {
     pub(crate) fn with_seed(&self, seed: u64) -> Self {
         Self { seed, ..self.clone() }
     }
-
-    /// The same with other devices.
-    pub(crate) fn with_variant(&self, variant: Variant) -> Self {
-        Self { variant, ..self.clone() }
-    }
 }
 
 /// The data path in all its shapes.

@@ -16,18 +16,25 @@ struct Provider {
 }
 
 /// What shm does not do, by trial.
-const NOT_ON_SHM: [(&str, &str); 6] = [
+const NOT_ON_SHM: [(&str, &str); 8] = [
     // Of 1.17 and of 2.1: the target's `smr_progress_cmd_rma` leaves without an answer when it
     // does not know the key, and the initiator's later requests wait behind.
     ("tenant::a_stolen_descriptor_over_sockets", NO_ANSWER),
     ("crossing::revoked_under_fire", NO_ANSWER),
+    ("forgery::amid_others", NO_ANSWER),
+    // `smr_progress_resp`: the head of the queue of answers is waited for.
+    ("frozen::others_go_on", IN_ORDER),
     // Libfabric would crash: the backend refuses it.
     ("cleanup::any_executor_and_thread", ELSEWHERE),
     ("grant::crosses_the_control_connection", ELSEWHERE),
     ("tenant::one_listener_and_no_names_in_common", ELSEWHERE),
     ("close::meanwhile_submitted_ends", ELSEWHERE),
 ];
+/// Of tcp's: `xnet_progress` and `rxm_conn_close` cancel what is under way.
+const NOT_ON_TCP: (&str, &str) =
+    ("forgery::amid_others", "tcp closes the connection on a wrong key, and what is under way ends with it");
 const NO_ANSWER: &str = "shm never completes a request with a wrong key";
+const IN_ORDER: &str = "shm tells completions in order: others wait behind a peer that stands still";
 const ELSEWHERE: &str = "shm reaches other processes only; those of one process have loopback";
 
 impl Subject for Provider {
@@ -45,8 +52,8 @@ impl Subject for Provider {
     }
 
     fn beside_the_point(&self, trial: &str) -> Option<&str> {
-        let of_shm = NOT_ON_SHM.iter().find(|(name, _)| self.provider == "shm" && *name == trial);
-        of_shm.map(|(_, why)| *why)
+        let not_here = if self.provider == "shm" { &NOT_ON_SHM[..] } else { &[NOT_ON_TCP] };
+        not_here.iter().find(|(name, _)| *name == trial).map(|(_, why)| *why)
     }
 
     fn transport(&self, label: &str, shape: Shape) -> Result<TransportConfig, String> {

@@ -1,5 +1,9 @@
 //! Variables of the environment, as settings.
 
+use std::fmt::Display;
+use std::ops::RangeInclusive;
+use std::str::FromStr;
+
 use transport_core::{Error, ErrorKind, Result};
 
 /// The most rails a transport has, and so the most threads or domains one can ask for.
@@ -13,11 +17,16 @@ pub(crate) fn given(name: &str) -> Option<String> {
 
 /// How many rails `text`, the value of `name`, asks for.
 pub(crate) fn rails(name: &str, text: &str) -> Result<u32> {
-    match text.parse() {
-        Ok(count @ 1..=MOST) => Ok(count),
-        _ => {
-            let context = format!("{name} is {text:?}: give 1 to {MOST}");
-            Err(Error::new(ErrorKind::InvalidRequest, "read the environment", context))
-        }
-    }
+    number(name, text, 1..=MOST)
+}
+
+/// The number that `text`, the value of `name`, is.
+pub(crate) fn number<T>(name: &str, text: &str, allowed: RangeInclusive<T>) -> Result<T>
+where
+    T: FromStr + PartialOrd + Display,
+{
+    text.parse().ok().filter(|number| allowed.contains(number)).ok_or_else(|| {
+        let context = format!("{name} is {text:?}: give {} to {}", allowed.start(), allowed.end());
+        Error::new(ErrorKind::InvalidRequest, "read the environment", context)
+    })
 }

@@ -55,6 +55,7 @@ mod environment;
 #[doc(hidden)]
 pub mod files;
 mod libfabric;
+mod libibverbs;
 mod loopback;
 mod registry;
 
@@ -68,7 +69,9 @@ mod cli;
 pub use cli::fuzz;
 
 pub use backend_efa::{Efa, EfaConfig};
+pub use backend_verbs::{Verbs, VerbsConfig};
 pub use choice::{BackendChoice, builder, open};
 pub use libfabric::efa_config;
+pub use libibverbs::verbs_config;
 pub use registry::{BackendRow, Registry};
 pub use transport_core::*;

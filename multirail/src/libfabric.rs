@@ -44,10 +44,7 @@ fn configured(provider: Option<String>, node: Option<String>, domains: Option<St
 pub(crate) fn from_environment() -> Arc<dyn Backend> {
     match efa_config() {
         Ok(config) => Arc::new(Efa::with(config)),
-        Err(error) => {
-            let reason = "its environment is not understood".to_owned();
-            Arc::new(Absent { name: "efa", reason, remedy: error.context().to_owned() })
-        }
+        Err(error) => Absent::misunderstood("efa", "its environment", &error),
     }
 }
 

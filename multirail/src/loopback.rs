@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use backend_loopback::{Loopback, LoopbackConfig};
+use transport_core::Result;
 use transport_core::spi::Backend;
-use transport_core::{Error, Result};
 
 use crate::environment::{given, rails};
 use crate::registry::Absent;
@@ -26,20 +26,16 @@ pub(crate) fn from_environment() -> Arc<dyn Backend> {
 }
 
 fn configured(staging: &str, threads: &str) -> Arc<dyn Backend> {
-    let absent = |name: &str, error: Error| {
-        let (reason, remedy) = (format!("{name} is not understood"), error.context().to_owned());
-        Arc::new(Absent { name: "loopback", reason, remedy })
-    };
     let threads = match how_many(threads) {
         Ok(threads) => threads,
-        Err(error) => return absent(THREADS, error),
+        Err(error) => return Absent::misunderstood("loopback", THREADS, &error),
     };
     match staging.parse() {
         Ok(staging) => {
             let config = LoopbackConfig::default().devices(threads).groups(threads);
             Arc::new(Loopback::with(config.staging(staging)))
         }
-        Err(error) => absent(STAGING, error),
+        Err(error) => Absent::misunderstood("loopback", STAGING, &error),
     }
 }
 

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use transport_core::spi::{Backend, DeviceInfo, Domain, DomainSetup, Probe, Unavailable};
 use transport_core::{Error, ErrorKind, FabricBuilder, Result, TransportConfig};
 
-use crate::{BackendChoice, libfabric, loopback};
+use crate::{BackendChoice, libfabric, libibverbs, loopback};
 
 /// The backends a program knows, in order of preference.
 #[derive(Clone)]
@@ -36,12 +36,13 @@ impl Registry {
     /// the default. `MULTIRAIL_LOOPBACK_THREADS` says how many threads copy what is large
     /// or many, 1 to 64: a device, a rail group and a worker each. Without it two, or one
     /// where this process has one core. With anything else in either of them loopback is
-    /// unavailable, and says so. `efa` is as [`efa_config`](crate::efa_config) says.
+    /// unavailable, and says so. `efa` is as [`efa_config`](crate::efa_config) says, `verbs` as
+    /// [`verbs_config`](crate::verbs_config).
     pub fn standard() -> Self {
         Self::empty()
             .with(loopback::from_environment())
             .with(libfabric::from_environment())
-            .with(Absent::not_built("verbs", "libibverbs"))
+            .with(libibverbs::from_environment())
     }
 
     /// Adds a backend behind those that are there. One of the same name is replaced.
@@ -157,10 +158,10 @@ pub(crate) struct Absent {
 }
 
 impl Absent {
-    /// One whose code is not in this version.
-    fn not_built(name: &'static str, library: &str) -> Arc<Self> {
-        let reason = format!("not built yet: this version of multirail has no {library} backend");
-        Arc::new(Self { name, reason, remedy: "use loopback on one host, or a later version".to_owned() })
+    /// One whose settings, `what`, say something else than they may.
+    pub(crate) fn misunderstood(name: &'static str, what: &str, why: &Error) -> Arc<Self> {
+        let reason = format!("{what} is not understood");
+        Arc::new(Self { name, reason, remedy: why.context().to_owned() })
     }
 
     fn why(&self) -> Unavailable {
@@ -195,20 +196,24 @@ mod tests {
             |name: &str| registry.transports(&BackendChoice::Named(name.into())).err().expect("refused");
         assert_eq!(refused("tcp").kind(), ErrorKind::NotFound);
         assert!(refused("tcp").context().contains("loopback, efa, verbs"));
-        assert_eq!(refused("verbs").kind(), ErrorKind::Unsupported);
-        assert!(refused("verbs").context().contains("not built yet"));
+    }
+
+    fn absent(name: &'static str) -> Arc<Absent> {
+        Arc::new(Absent { name, reason: "not here".into(), remedy: "none".into() })
     }
 
     #[test]
     fn auto_without_any_says_why() {
-        let registry = Registry::empty().with(Absent::not_built("verbs", "libibverbs"));
+        let registry = Registry::empty().with(absent("verbs"));
         let refused = registry.transports(&BackendChoice::Auto).err().expect("refused");
-        assert!(refused.context().contains("verbs: not built yet"));
+        assert!(refused.context().contains("verbs: not here"));
+        let named = BackendChoice::Named("verbs".into());
+        assert_eq!(registry.transports(&named).err().expect("refused").kind(), ErrorKind::Unsupported);
     }
 
     #[test]
     fn a_second_of_the_same_name_replaces() {
-        let registry = Registry::standard().with(Absent::not_built("loopback", "memory"));
+        let registry = Registry::standard().with(absent("loopback"));
         assert_eq!(registry.names().count(), 3);
         assert!(registry.find("loopback").unwrap().probe().is_err());
     }

@@ -7,11 +7,14 @@ use process::{multirail, run};
 
 /// No libfabric is there.
 const NO_LIBFABRIC: &str = "/nowhere/libfabric.so.1";
+/// And no libibverbs.
+const NO_LIBIBVERBS: &str = "/nowhere/libibverbs.so.1";
 
 #[test]
 fn info_lists_three_backends() {
-    let output =
-        multirail(&["info", "--json"]).env("MULTIRAIL_LIBFABRIC", NO_LIBFABRIC).output().expect("start");
+    let mut info = multirail(&["info", "--json"]);
+    info.env("MULTIRAIL_LIBFABRIC", NO_LIBFABRIC).env("MULTIRAIL_LIBIBVERBS", NO_LIBIBVERBS);
+    let output = info.output().expect("start");
     assert!(output.status.success());
     let rows: Vec<serde_json::Value> = String::from_utf8_lossy(&output.stdout)
         .lines()
@@ -22,12 +25,14 @@ fn info_lists_three_backends() {
     assert_eq!(rows[0]["available"], true);
     assert_eq!(rows[0]["devices"][0]["name"], "lo0");
     assert!(rows[0]["send_depth"].as_u64() > Some(0));
-    for (row, why) in rows[1..].iter().zip([NO_LIBFABRIC, "not built yet"]) {
+    for (row, why) in rows[1..].iter().zip([NO_LIBFABRIC, NO_LIBIBVERBS]) {
         assert_eq!(row["available"], false);
         assert!(row["reason"].as_str().is_some_and(|reason| reason.contains(why)), "{row}");
         assert!(row["remedy"].is_string());
     }
-    assert!(rows[1]["remedy"].as_str().is_some_and(|remedy| remedy.contains("libfabric1")), "{}", rows[1]);
+    for (row, package) in rows[1..].iter().zip(["libfabric1", "libibverbs1"]) {
+        assert!(row["remedy"].as_str().is_some_and(|remedy| remedy.contains(package)), "{row}");
+    }
 }
 
 #[test]
@@ -41,9 +46,10 @@ fn info_prints_a_table() {
 
 #[test]
 fn backends_are_never_substituted() {
-    for (name, says) in [("tcp", "no backend is called"), ("verbs", "not built yet"), ("", "empty")] {
+    for (name, says) in [("tcp", "no backend is called"), ("verbs", NO_LIBIBVERBS), ("", "empty")] {
         for arguments in [&["--backend", name, "bench", "--in-process"][..], &["bench", "--in-process"][..]] {
             let mut command = multirail(arguments);
+            command.env("MULTIRAIL_LIBIBVERBS", NO_LIBIBVERBS);
             if arguments.len() == 2 {
                 if name.is_empty() {
                     continue; // an empty variable is an unset one

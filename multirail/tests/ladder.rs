@@ -43,7 +43,7 @@ fn nonsense_is_refused_in_words() {
         (&["--null", "--devices", "0"][..], "--devices is between"),
         (&["--null", "--devices", "2", "--groups", "3"], "--groups between"),
         (&["--null", "--size", "2MiB"], "--size is between"),
-        (&["--backend", "verbs"], "not built yet"),
+        (&["--backend", "nonesuch"], "no backend is called"),
     ] {
         let (done, _, said) = run(&[&["bench", "ladder"], options].concat());
         assert!(!done && said.contains(words), "{options:?}: {said}");

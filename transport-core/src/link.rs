@@ -40,6 +40,8 @@ pub(crate) struct Link {
 pub(crate) struct PairedRail {
     pub domain: Arc<dyn Domain>,
     pub slot: PeerSlot,
+    /// The pair's number, which is the same on both sides.
+    pub pair: u16,
     /// The peer's rail.
     pub remote: u16,
     /// Its share of what the link carries, relative to the others'.
@@ -57,6 +59,12 @@ pub(crate) struct Span {
 impl Link {
     pub fn is_up(&self) -> bool {
         self.refused.is_none()
+    }
+
+    /// Every pair, with the engine's rail.
+    pub fn pairs(&self) -> impl Iterator<Item = (usize, &PairedRail)> {
+        let sending = self.rails.iter().enumerate().filter_map(|(rail, pair)| Some((rail, pair.as_ref()?)));
+        sending.chain(self.receiving.iter().map(|(rail, pair)| (*rail, pair)))
     }
 
     pub fn capabilities(&self) -> Option<&Capabilities> {

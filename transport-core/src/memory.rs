@@ -71,4 +71,11 @@ pub unsafe trait Memory: Send + Sync {
     fn shared_file(&self) -> Option<BorrowedFd<'_>> {
         None
     }
+
+    /// The DMA-BUF in which these bytes lie, and where in it they begin: cards reach a GPU's
+    /// memory by it (CUDA gives one by `cuMemGetHandleForAddressRange`).
+    #[cfg(unix)]
+    fn dma_buf(&self) -> Option<(BorrowedFd<'_>, u64)> {
+        None
+    }
 }

@@ -4,6 +4,7 @@ mod barriers;
 mod drain;
 mod end;
 mod grant;
+mod moving;
 mod route;
 mod warm;
 

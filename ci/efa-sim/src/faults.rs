@@ -1,4 +1,4 @@
-//! What goes wrong on request: `die=3@1000,status=7@50,full=100,rollback=10`.
+//! What goes wrong on request: `die=3@1000,status=7@50,full=100,rollback=10,freeze`.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -16,6 +16,8 @@ pub(crate) struct Faults {
     full: Option<u64>,
     /// Every so many-th batch of more than one is refused when it is closed.
     rollback: Option<u64>,
+    /// A stopped process is a host that does not answer.
+    pub(crate) freeze: bool,
     posts: AtomicU64,
     batches: AtomicU64,
     requests: AtomicU64,
@@ -33,10 +35,14 @@ impl Faults {
         for fault in list.split(',').filter(|fault| !fault.is_empty()) {
             let usage = || {
                 format!(
-                    "{fault} is no fault; there are die=CARD@REQUESTS, status=CODE@EVERY, full=EVERY and \
-                     rollback=EVERY"
+                    "{fault} is no fault; there are die=CARD@REQUESTS, status=CODE@EVERY, full=EVERY, \
+                     rollback=EVERY and freeze"
                 )
             };
+            if fault == "freeze" {
+                faults.freeze = true;
+                continue;
+            }
             let (what, value) = fault.split_once('=').ok_or_else(usage)?;
             let pair = || -> Option<(u64, u64)> {
                 let (first, second) = value.split_once('@')?;
@@ -91,12 +97,13 @@ mod tests {
         let faults = Faults::parse("die=3@10,full=2,rollback=1").unwrap();
         assert_eq!([faults.is_full(), faults.is_full(), faults.is_full()], [false, true, false]);
         assert!(faults.kills(3, 10) && !faults.kills(3, 9) && !faults.kills(2, 10));
+        assert!(!faults.freeze && Faults::parse("full=3,freeze").unwrap().freeze);
         assert!(faults.is_rolled_back(2) && !faults.is_rolled_back(1) && faults.status().is_none());
     }
 
     #[test]
     fn nonsense_is_refused_with_what_there_is() {
-        for list in ["die", "die=32@1", "die=1", "full=0", "status=99@1", "status=7@0", "x=1"] {
+        for list in ["die", "die=32@1", "die=1", "full=0", "status=99@1", "status=7@0", "x=1", "freeze=1"] {
             assert!(Faults::parse(list).is_err_and(|why| why.contains("die=CARD@REQUESTS")), "{list}");
         }
     }

@@ -13,12 +13,23 @@ pub(crate) struct Process {
 impl Process {
     /// The process with this number now, if there is one that has not ended.
     pub(crate) fn of(pid: u32) -> Option<Self> {
+        let (process, state) = Self::look(pid)?;
+        (!matches!(state, 'Z' | 'X' | 'x')).then_some(process)
+    }
+
+    /// The process with this number, and its state.
+    fn look(pid: u32) -> Option<(Self, char)> {
         let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
         // The name, in parentheses, may hold anything.
         let mut fields = stat.rsplit_once(')')?.1.split_ascii_whitespace();
-        let has_ended = matches!(fields.next()?, "Z" | "X" | "x");
+        let state = fields.next()?.chars().next()?;
         let started = fields.nth(18)?.parse().ok()?;
-        (!has_ended).then_some(Self { pid, started })
+        Some((Self { pid, started }, state))
+    }
+
+    /// Whether it stands still, by a signal or a debugger.
+    pub(crate) fn is_stopped(&self) -> bool {
+        Self::look(self.pid).is_some_and(|(process, state)| process == *self && matches!(state, 'T' | 't'))
     }
 
     /// Whether it is still there.
@@ -67,6 +78,7 @@ mod tests {
         let me = Process::of(std::process::id()).unwrap();
         assert_eq!(Process::of_gid(&me.gid(31)), Some((me, 31)));
         assert_eq!(Process::of_folder(&me.folder()), Some(me));
+        assert!(!me.is_stopped());
         assert!(me.is_alive() && !Process { started: me.started + 1, ..me }.is_alive());
         assert_eq!(Process::of_gid(&[0xff; 16]), None);
     }

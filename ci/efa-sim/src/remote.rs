@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, Weak};
+use std::time::{Duration, Instant};
 
 use crate::host::Host;
 use crate::name::Process;
@@ -21,7 +22,12 @@ struct Reach {
     pidfd: i32,
     page: *mut Page,
     is_gone: AtomicBool,
+    /// Whether it was stopped when somebody looked last.
+    stopped: Mutex<Option<(Instant, bool)>>,
 }
+
+/// How long such a look is good for.
+const LOOK: Duration = Duration::from_millis(1);
 
 // SAFETY: the page is shared memory made of atomics and locked rings.
 unsafe impl Send for Reach {}
@@ -66,7 +72,13 @@ impl Remote {
             unsafe { libc::close(pidfd) };
             return None;
         };
-        let reach = Arc::new(Reach { process, pidfd, page, is_gone: AtomicBool::new(false) });
+        let reach = Arc::new(Reach {
+            process,
+            pidfd,
+            page,
+            is_gone: AtomicBool::new(false),
+            stopped: Mutex::default(),
+        });
         known.insert(process, Arc::downgrade(&reach));
         Some(Self { reach, card })
     }
@@ -90,6 +102,18 @@ impl Remote {
         let is_gone = unsafe { libc::poll(&raw mut ended, 1, 0) } > 0;
         self.reach.is_gone.store(is_gone, Ordering::Relaxed);
         !is_gone
+    }
+
+    /// Whether its process is stopped, by a signal or a debugger.
+    pub(crate) fn is_stopped(&self) -> bool {
+        let mut stopped = lock(&self.reach.stopped);
+        let now = Instant::now();
+        if let Some((_, is_stopped)) = stopped.filter(|(looked, _)| now.duration_since(*looked) < LOOK) {
+            return is_stopped;
+        }
+        let is_stopped = self.reach.process.is_stopped();
+        *stopped = Some((now, is_stopped));
+        is_stopped
     }
 
     /// Copies between `here`, this process's memory, and `there`, its.

@@ -112,6 +112,9 @@ impl Request {
         let Some(remote) = self.remote.as_ref().filter(|remote| remote.is_alive()) else {
             return Some(Status::Unresponsive);
         };
+        if host.config.faults.freeze && remote.is_stopped() {
+            return None;
+        }
         let queue = &remote.card().queues[self.queue as usize % QUEUES];
         if !queue.is(self.queue, self.secret) {
             return Some(Status::RemoteBadQpn);

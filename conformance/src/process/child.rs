@@ -89,6 +89,23 @@ impl Child {
         waited.map_err(|_| Failure::new(format!("helper, {order}: no answer within {LIMIT:?}")))
     }
 
+    /// Starts one with a fabric, which listens, and connects `fabric` to it.
+    #[track_caller]
+    pub(crate) fn met(context: &Context, fabric: &Fabric) -> Verdict<(Self, Peer)> {
+        let mut child = Self::spawn(context)?;
+        let address = child.ask("listen")?;
+        let peer = child.meets(fabric, &address)?;
+        Ok((child, peer))
+    }
+
+    /// The bytes of the descriptor of the helper's region `name`.
+    #[track_caller]
+    pub(crate) fn descriptor(&mut self, name: &str) -> Verdict<Vec<u8>> {
+        let hex = self.ask(&format!("descriptor {name}"))?;
+        let bytes = (0..hex.len()).step_by(2).map(|at| u8::from_str_radix(&hex[at..at + 2], 16));
+        bytes.collect::<Result<_, _>>().map_err(|why| Failure::new(format!("no descriptor: {why}")))
+    }
+
     /// Connects `fabric` to `address`, by which the helper's listener is reached.
     #[track_caller]
     pub(crate) fn meets(&mut self, fabric: &Fabric, address: &str) -> Verdict<Peer> {

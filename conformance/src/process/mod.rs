@@ -16,6 +16,7 @@ use transport_core::{Fabric, FabricBuilder, Token};
 pub(crate) use census::Census;
 pub(crate) use child::Child;
 pub(crate) use proxy::Proxy;
+pub use role::is_helper;
 pub(crate) use role::{permutation, role};
 
 use crate::check::{Verdict, within};
@@ -51,7 +52,8 @@ pub(crate) fn guarded(context: &Context, token: Token) -> Verdict<Fabric> {
 fn workers(context: &Context) -> Verdict<FabricBuilder> {
     let deadline = Duration::from_secs(30);
     let options = Options { deadline, max_operations: 4096, ..Options::default() };
-    Ok(builder(context, &options)?.seed(context.seed))
+    // 32 cards that software plays take long to pair, with other trials beside them.
+    Ok(builder(context, &options)?.seed(context.seed).handshake_limit(LIMIT))
 }
 
 /// A fabric here, one in a helper process, and our view of that.
@@ -66,9 +68,7 @@ impl Meeting {
     #[track_caller]
     pub(crate) fn new(context: &Context) -> Verdict<Self> {
         let fabric = live(context)?;
-        let mut child = Child::spawn(context)?;
-        let address = child.ask("listen")?;
-        let peer = child.meets(&fabric, &address)?;
+        let (child, peer) = Child::met(context, &fabric)?;
         Ok(Self { fabric, peer, child })
     }
 

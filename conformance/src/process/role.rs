@@ -37,6 +37,11 @@ pub(super) const SUBJECT: &str = "MULTIRAIL_HELPER_SUBJECT";
 pub(super) const VARIANT: &str = "MULTIRAIL_HELPER_VARIANT";
 pub(super) const SEED: &str = "MULTIRAIL_HELPER_SEED";
 
+/// Whether this process is a helper: a subject may give it other devices.
+pub fn is_helper() -> bool {
+    std::env::var_os(SUBJECT).is_some()
+}
+
 /// Plays the part of a helper, if this process is one.
 pub(crate) fn role(subjects: &[Arc<dyn Subject>]) -> Option<ExitCode> {
     let name = std::env::var(SUBJECT).ok()?;

@@ -188,9 +188,8 @@ fn crowd(context: &Context, count: usize) -> Verdict<(Fabric, Vec<Child>, PeerGr
     let mut children = Vec::new();
     let mut peers = Vec::new();
     for _ in 0..count {
-        let mut child = Child::spawn(context)?;
-        let address = child.ask("listen")?;
-        peers.push(child.meets(&fabric, &address)?);
+        let (child, peer) = Child::met(context, &fabric)?;
+        peers.push(peer);
         children.push(child);
     }
     Ok((fabric, children, PeerGroup::new(peers)?))

@@ -6,7 +6,7 @@ use rustix::process::Signal;
 use transport_core::spi::Operations;
 use transport_core::{Descriptor, Error, ErrorKind, Op, PeerGroup};
 
-use crate::check::{Failure, Verdict, ensure, refused, within};
+use crate::check::{Failure, Verdict, ensure, refused, same, within};
 use crate::ground::{Ground, OPEN};
 use crate::process::{Child, LIMIT, Meeting, PEER_TIMEOUT, Proxy, live};
 use crate::subject::Variant;
@@ -27,6 +27,7 @@ pub(super) const TRIALS: &[Trial] = &[
     Trial::new("death::comes_back_as_another", comes_back).process(),
     Trial::new("death::a_frozen_peer_thaws", thaws).process(),
     Trial::new("death::killed_while_it_writes", killed_while_it_writes).on(PATHS).process(),
+    Trial::new("death::another_goes_on", another_goes_on).needs(Operations::WRITE_IMM).process(),
 ];
 
 /// Does `end` to the peer in the middle of everything; every waiter must learn of
@@ -82,9 +83,7 @@ fn every_waiter(
     ensure(!peer.is_alive(), "alive after its end")?;
     refused("a later imm", peer.write_imm(1).map(drop), kinds)?;
     // The fabric itself is well.
-    let mut next = Child::spawn(&context.with_variant(context.variant))?;
-    let address = next.ask("listen")?;
-    next.meets(&fabric, &address)?;
+    Child::met(context, &fabric)?;
     src.check("the source")
 }
 
@@ -139,16 +138,11 @@ fn seen_there(context: &Context) -> Verdict {
 fn comes_back(context: &Context) -> Verdict {
     let Meeting { fabric, peer, mut child } = Meeting::new(context)?;
     child.ask("alloc far 4096 1")?;
-    let hex = child.ask("descriptor far")?;
-    let bytes: Vec<u8> =
-        (0..hex.len()).step_by(2).filter_map(|at| u8::from_str_radix(&hex[at..at + 2], 16).ok()).collect();
-    let old = Descriptor::from_bytes(&bytes)?;
+    let old = Descriptor::from_bytes(&child.descriptor("far")?)?;
     peer.import(&old)?;
     drop(child);
-    let mut child = Child::spawn(context)?;
+    let (mut child, again) = Child::met(context, &fabric)?;
     child.ask("alloc far 4096 1")?;
-    let address = child.ask("listen")?;
-    let again = child.meets(&fabric, &address)?;
     ensure(again.incarnation() != peer.incarnation(), "a restarted peer has its old incarnation")?;
     refused("a descriptor of its former life", again.import(&old).map(drop), &[ErrorKind::Revoked])?;
     within(LIMIT, "a lookup", again.region("far"))??;
@@ -185,4 +179,26 @@ fn killed_while_it_writes(context: &Context) -> Verdict {
     near.region.revoke()?.wait(LIMIT)?;
     near.fill(3)?;
     near.check("after a revocation")
+}
+
+/// The first of two peers dies; with the other, more than fits any queue goes both ways at once.
+///
+/// EFA's provider of 1.17 crashed there: with requests queued, it looks at the first address.
+fn another_goes_on(context: &Context) -> Verdict {
+    let Meeting { fabric, peer: first, child } = Meeting::new(context)?;
+    let (mut other, peer) = Child::met(context, &fabric)?;
+    drop(child);
+    refused::<()>("the first", Err(within(NOTICED, "its end", first.closed())?), &[ErrorKind::PeerDied])?;
+    for round in 1..=3 {
+        other.tell("imms 4 4000")?;
+        let ops: Result<Vec<_>, _> = (0..4000).map(|_| peer.write_imm(3)).collect();
+        for mut op in ops? {
+            op.wait(LIMIT)?;
+        }
+        other.answer("imms 4 4000")?;
+        let sum = 4000 * round;
+        peer.imm(4).expect(sum).wait(LIMIT)?;
+        same("imms there", other.ask(&format!("expect 3 {sum}"))?, sum.to_string())?;
+    }
+    Ok(())
 }

@@ -4,9 +4,10 @@ use serde::{Deserialize, Serialize};
 use transport_core::spi::Operations;
 use transport_core::{Access, Descriptor, ErrorKind, MemoryKind, RemoteRegion};
 
-use crate::check::{Failure, Verdict, ensure, refused};
+use crate::check::{Failure, Verdict, ensure, refused, within};
 use crate::ground::{Ground, OPEN};
 use crate::lab::Pair;
+use crate::process::{LIMIT, Meeting};
 use crate::trial::{Context, Trial};
 
 pub(super) const TRIALS: &[Trial] = &[
@@ -15,6 +16,7 @@ pub(super) const TRIALS: &[Trial] = &[
     Trial::new("forgery::more_rights", more_rights).needs(Operations::READ),
     Trial::new("forgery::more_bytes", more_bytes),
     Trial::new("forgery::unknown_transports_are_skipped", unknown_transports),
+    Trial::new("forgery::amid_others", amid_others).process(),
 ];
 
 /// A descriptor as it travels, behind its four bytes of magic.
@@ -47,7 +49,11 @@ struct Key {
 impl Wire {
     #[track_caller]
     pub(super) fn of(ground: &Ground) -> Verdict<Self> {
-        let bytes = ground.region.descriptor().to_bytes();
+        Self::read(&ground.region.descriptor().to_bytes())
+    }
+
+    #[track_caller]
+    fn read(bytes: &[u8]) -> Verdict<Self> {
         postcard::from_bytes(&bytes[4..])
             .map_err(|error| Failure::new(format!("the format has changed: {error}")))
     }
@@ -187,4 +193,37 @@ fn unknown_transports(context: &Context) -> Verdict {
     ensure(!error.context().is_empty(), "no reason given")?;
     let none = Wire { entries: Vec::new(), ..good };
     refused("no entry", pair.to_b.import(&none.forge()?).map(drop), &[ErrorKind::Unreachable]).map(drop)
+}
+
+/// A wrong key among many right ones fails alone, whatever the device must do to go on.
+fn amid_others(context: &Context) -> Verdict {
+    const PIECES: usize = 64;
+    const PIECE: usize = 64 << 10;
+    const WRONG: usize = 20;
+    let Meeting { fabric, peer, mut child } = Meeting::new(context)?;
+    let mut src = Ground::new(&fabric, PIECES * PIECE, OPEN, 1)?;
+    child.ask(&format!("alloc far {} 2", PIECES * PIECE))?;
+    let good = within(LIMIT, "a lookup", peer.region("far"))??;
+    let mut wire = Wire::read(&child.descriptor("far")?)?;
+    wire.keys().for_each(|key| key.key ^= 1 << 20);
+    let bad = match peer.import(&wire.forge()?) {
+        Ok(bad) => bad,
+        Err(error) => return refused::<()>("the wrong key", Err(error), REFUSALS).map(drop),
+    };
+    for seed in 3..8 {
+        src.fill(seed)?;
+        let write = |piece: usize, remote| {
+            let range = piece * PIECE..(piece + 1) * PIECE;
+            peer.write(&src.region, range.clone(), remote, range.start)
+        };
+        let before: Vec<_> = (0..WRONG).map(|piece| write(piece, &good)).collect();
+        let wrong = write(WRONG, &bad);
+        let behind: Vec<_> = (WRONG..PIECES).map(|piece| write(piece, &good)).collect();
+        refused("the wrong key", wrong.and_then(|mut op| op.wait(LIMIT)), REFUSALS)?;
+        for op in before.into_iter().chain(behind) {
+            op?.wait(LIMIT)?;
+        }
+        child.ask(&format!("check far 0 {} {seed}", PIECES * PIECE))?;
+    }
+    src.check("the source")
 }

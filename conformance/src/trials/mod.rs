@@ -12,6 +12,7 @@ mod explain;
 mod fair;
 mod fault;
 mod forgery;
+mod frozen;
 mod futures;
 mod grant;
 mod imm;
@@ -68,6 +69,7 @@ pub fn trials() -> impl Iterator<Item = &'static Trial> {
         peers::TRIALS,
         crossing::TRIALS,
         death::TRIALS,
+        frozen::TRIALS,
         cleanup::TRIALS,
         close::TRIALS,
     ];

@@ -59,7 +59,7 @@ pub(crate) async fn on_thread<T: Send + 'static>(
 /// The longest that any bootstrap may take: more than the limit `TcpBootstrap`
 /// has itself, whose message is better.
 pub(crate) fn bootstrap_limit(fabric: &FabricInner) -> Duration {
-    2 * fabric.control_settings().handshake_limit
+    fabric.control_settings().handshake_limit.saturating_mul(2)
 }
 
 /// Waits for a bootstrap, for at most `limit`.

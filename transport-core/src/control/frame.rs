@@ -100,6 +100,10 @@ pub(crate) enum Frame {
     Grant { transport: String, allowance: Allowance },
     /// The sender has reached the barrier of that name.
     Barrier { name: String },
+    /// The sender's end of one pair of rails of a transport has moved: what it offers now.
+    Moved { transport: String, pair: u16, offer: Vec<u8> },
+    /// The sender of this goes by the receiver's last offer for that pair, and answers it.
+    Followed { transport: String, pair: u16, answer: Vec<u8> },
 }
 
 impl Frame {
@@ -168,6 +172,8 @@ impl Frame {
             Self::Goodbye => "Goodbye",
             Self::Grant { .. } => "Grant",
             Self::Barrier { .. } => "Barrier",
+            Self::Moved { .. } => "Moved",
+            Self::Followed { .. } => "Followed",
         }
     }
 
@@ -196,6 +202,10 @@ impl Frame {
             Self::Grant { transport, .. } => within("bytes of a label", transport.len(), MAX_NAME)?,
             Self::Lookup { name, .. } => within("bytes of a region's name", name.len(), MAX_NAME)?,
             Self::Barrier { name } => within("bytes of a barrier's name", name.len(), MAX_NAME)?,
+            Self::Moved { transport, offer, .. } | Self::Followed { transport, answer: offer, .. } => {
+                within("bytes of a label", transport.len(), MAX_NAME)?;
+                within("bytes of a rail's offer", offer.len(), MAX_RAIL)?;
+            }
             Self::Found { descriptor, .. } => {
                 within("bytes of a descriptor", descriptor.as_ref().map_or(0, Vec::len), MAX_DESCRIPTOR)?;
             }

@@ -28,6 +28,7 @@ pub(crate) enum Command {
     Revoked { region: u64 },
     Grant { transport: String, allowance: Allowance },
     Reached { barrier: String },
+    Moved { transport: String, pair: u16, offer: Vec<u8> },
     Goodbye,
 }
 
@@ -87,6 +88,11 @@ impl SessionHandle {
         if self.0.is_some() {
             self.command(Command::Reached { barrier: barrier.to_owned() });
         }
+    }
+
+    /// Tells the peer that our end of a pair of rails has moved.
+    pub fn moved(&self, transport: &str, pair: u16, offer: Vec<u8>) {
+        self.command(Command::Moved { transport: transport.to_owned(), pair, offer });
     }
 
     /// Ends the session in order.
@@ -198,6 +204,13 @@ impl Session {
                 self.peer.note_grant(&transport, &allowance).map_err(End::by_us)?;
             }
             Frame::Barrier { name } => self.peer.0.barriers.arrived(&name).map_err(End::breach)?,
+            Frame::Moved { transport, pair, offer } => {
+                let answer = self.peer.note_move(&transport, pair, &offer).map_err(End::by_us)?;
+                self.send(&Frame::Followed { transport, pair, answer })?;
+            }
+            Frame::Followed { transport, pair, answer } => {
+                self.peer.note_followed(&transport, pair, &answer).map_err(End::by_us)?;
+            }
             Frame::Goodbye => return Err(End::by_peer(closed("peer closed the connection"))),
             Frame::Refuse { cause, reason } => return Err(End::by_peer(refused(cause, &reason))),
             Frame::Proof { .. } | Frame::Offers { .. } | Frame::Report { .. } | Frame::Ready => {
@@ -229,6 +242,9 @@ impl Session {
             }
             Command::Grant { transport, allowance } => self.send(&Frame::Grant { transport, allowance })?,
             Command::Reached { barrier } => self.send(&Frame::Barrier { name: barrier })?,
+            Command::Moved { transport, pair, offer } => {
+                self.send(&Frame::Moved { transport, pair, offer })?
+            }
             Command::Goodbye => return Err(End::by_us(closed("this side ended the connection"))),
         }
         Ok(())

@@ -84,9 +84,8 @@ impl Engine {
         let index = link.index;
         let slots: Vec<_> = link.rails.iter().map(|rail| rail.as_ref().map(|rail| rail.slot)).collect();
         let receiving: Vec<_> = link.receiving.iter().map(|(rail, paired)| (*rail, paired.slot)).collect();
-        let sending = slots.iter().enumerate().filter_map(|(rail, slot)| Some((rail, (*slot)?)));
-        for (rail, slot) in sending.chain(receiving.iter().copied()) {
-            self.slot_links[rail].insert(slot, index);
+        for (rail, pair) in link.pairs() {
+            self.slot_links[rail].insert(pair.slot, index);
         }
         self.link_of.insert(peer.id, index);
         self.record(What::PeerLinked { peer: peer.short_id() });
@@ -95,6 +94,8 @@ impl Engine {
             self.links.resize_with(index as usize + 1, || None);
         }
         let steps = self.handle.ledger.given(peer.id).map_or([1; 2], |given| given.steps);
+        // It was offered what was true then.
+        (0..self.rails.len()).for_each(|rail| peer.tell_move(self.handle.position, rail));
         self.links[index as usize] = Some(LinkState::new(peer, slots, receiving, steps));
         self.replay(index);
     }

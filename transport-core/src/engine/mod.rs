@@ -24,6 +24,7 @@ mod receive;
 mod rotation;
 mod snapshot;
 mod stall;
+mod unanswered;
 mod window;
 mod work;
 
@@ -144,8 +145,7 @@ impl Engine {
         let mut events = self.take_commands();
         let posted = self.post();
         events += posted + self.turns_left() + self.reap();
-        events += self.advance_revokes();
-        events += self.advance_drains();
+        events += self.advance_revokes() + self.advance_drains();
         let alarm = self.next_deadline.min(self.next_look);
         if alarm != Time::NEVER {
             let now = self.now();
@@ -169,7 +169,7 @@ impl Engine {
     /// deadline, and briefly while a backend cannot wake it: an eighth of its idle time.
     pub fn nap(&self, can_be_woken: bool, idle: Duration) -> Option<Duration> {
         let longest = self.rails.iter().map(|rail| rail.domain.capabilities().idle_backoff).min();
-        let backoff = longest.map(|longest| (idle / 8).min(longest * self.rails.len().div_ceil(4) as u32));
+        let backoff = longest.map(|it| (idle / 8).min(it * (self.rails.len() as u32 + 15) / 16));
         // Nothing tells when a peer leaves a region that is being revoked.
         let look_again = if can_be_woken && self.revoking.is_empty() { None } else { backoff };
         let due = self.due();
@@ -177,9 +177,9 @@ impl Engine {
         look_again.into_iter().chain(due).min()
     }
 
-    /// When something is due by itself: a deadline, a look for stalls, or what a modelled device has under way.
+    /// When something is due by itself: a deadline, a look for stalls, or something of a rail's.
     pub fn due(&self) -> Time {
-        let rails = self.rails.iter().map(|rail| rail.endpoint.due());
+        let rails = (0..self.rails.len()).map(|rail| self.due_on(rail));
         rails.fold(self.next_deadline.min(self.next_look), Time::min)
     }
 

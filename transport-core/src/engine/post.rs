@@ -25,7 +25,13 @@ impl Engine {
         if self.rails[rail].rotation.front().is_none() {
             return 0;
         }
-        let bytes = self.fill_batch(rail);
+        let mut bytes = self.fill_batch(rail);
+        if self.rails[rail].batch.is_empty() {
+            if self.rails[rail].rotation.front().is_none() || !self.makes_room(rail) {
+                return 0;
+            }
+            bytes = self.fill_batch(rail);
+        }
         let this = &mut self.rails[rail];
         if this.batch.is_empty() {
             return 0;

@@ -7,6 +7,7 @@ use crossbeam_utils::CachePadded;
 
 use super::posted::{Posted, Run};
 use super::rotation::Rotation;
+use super::unanswered::Blocked;
 use super::window::Window;
 use crate::Result;
 use crate::spi::{Batch, Domain, Endpoint, EndpointConfig, Status};
@@ -34,6 +35,8 @@ pub(crate) struct Rail {
     pub depth: usize,
     /// Bytes that may be posted and not acknowledged.
     pub window: Window,
+    /// When the last look found no room, that was so.
+    pub blocked: Option<Blocked>,
 }
 
 impl Rail {
@@ -58,6 +61,7 @@ impl Rail {
             batch_bytes,
             depth,
             window,
+            blocked: None,
         })
     }
 
@@ -156,6 +160,11 @@ impl RailCounts {
     pub fn completed(&self, ok: u64, failed: u64) {
         add(&self.worker.completions, ok);
         add(&self.worker.errors, failed);
+    }
+
+    /// Requests that have ended.
+    pub fn ended(&self) -> u64 {
+        self.worker.completions.load(Relaxed) + self.worker.errors.load(Relaxed)
     }
 
     /// Any thread submits, so this one needs a locked add.

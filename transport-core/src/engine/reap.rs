@@ -48,7 +48,7 @@ impl Engine {
             // A joined completion may span several runs.
             let run_end = (id / u64::from(RUN) + 1) * u64::from(RUN);
             let here = (run_end.min(end) - id) as u32;
-            match self.rails[rail].posted.acknowledge(id, here) {
+            match self.rails[rail].posted.acknowledge(id, here).or_else(|| self.answered(rail, id, here)) {
                 Some((op, pieces)) => self.pieces_ended(rail, op, pieces, failed),
                 None => tracing::error!(rail, id, "a completion of nothing that is outstanding; ignored"),
             }
@@ -110,6 +110,7 @@ impl Engine {
                 );
             }
             Event::PeerGone { peer } => self.peer_gone(rail, peer),
+            Event::Moved => self.rail_moved(rail),
             Event::DeviceLost { status } => self.lose_rail(rail, status),
             Event::Done { .. } | Event::Failed { .. } => {}
         }
@@ -155,6 +156,13 @@ impl Engine {
             crate::Peer(gone).fail(error);
         }
         self.retire_link(index);
+    }
+
+    /// The endpoint of a rail has moved: every peer is told.
+    fn rail_moved(&self, rail: usize) {
+        for link in self.links.iter().flatten().filter(|link| !link.dead) {
+            link.peer.tell_move(self.handle.position, rail);
+        }
     }
 
     /// A device is lost: what is posted on it will not move, what uses it fails.

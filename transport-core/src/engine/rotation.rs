@@ -11,6 +11,8 @@ pub(crate) struct Rotation {
     queues: Vec<VecDeque<u32>>,
     /// Operations in all of them.
     len: usize,
+    /// Links that have no turn until they answer.
+    held: Vec<u32>,
 }
 
 impl Rotation {
@@ -20,11 +22,34 @@ impl Rotation {
         if self.queues.len() <= queue {
             self.queues.resize_with(queue + 1, VecDeque::new);
         }
-        if self.queues[queue].is_empty() {
+        if self.queues[queue].is_empty() && !self.holds(link) {
             self.turns.push_back(link);
         }
         self.queues[queue].push_back(op);
         self.len += 1;
+    }
+
+    /// Whether a link has no turn.
+    #[inline]
+    pub fn holds(&self, link: u32) -> bool {
+        !self.held.is_empty() && self.held.contains(&link)
+    }
+
+    /// Gives a link no turn.
+    pub fn hold(&mut self, link: u32) {
+        if !self.holds(link) {
+            self.held.push(link);
+            take(&mut self.turns, link);
+        }
+    }
+
+    /// Gives a link turns again.
+    pub fn release(&mut self, link: u32) {
+        let Some(place) = self.held.iter().position(|held| *held == link) else { return };
+        self.held.swap_remove(place);
+        if self.queues.get(link as usize).is_some_and(|queue| !queue.is_empty()) {
+            self.turns.push_back(link);
+        }
     }
 
     /// Operations queued.
@@ -120,6 +145,27 @@ mod tests {
         assert_eq!(rotation.front(), Some(4));
         rotation.prefer(0, 2);
         assert_eq!(rotation.front(), Some(2));
+    }
+
+    #[test]
+    fn who_is_held_has_no_turn() {
+        let mut rotation = Rotation::default();
+        [(0, 1), (1, 2)].into_iter().for_each(|(link, op)| rotation.push(link, op));
+        rotation.hold(0);
+        rotation.hold(0);
+        rotation.hold(7);
+        rotation.push(0, 3);
+        rotation.push(7, 4);
+        rotation.defer(0, 1);
+        rotation.prefer(7, 4);
+        assert_eq!((rotation.front(), rotation.len()), (Some(2), 4));
+        rotation.pop();
+        assert_eq!(rotation.front(), None);
+        rotation.release(7);
+        rotation.release(0);
+        rotation.release(0);
+        let turns: Vec<_> = std::iter::from_fn(|| rotation.front().inspect(|_| rotation.pop())).collect();
+        assert_eq!((turns, rotation.len()), (vec![4, 3, 1], 0));
     }
 
     #[test]

@@ -123,6 +123,7 @@ impl Engine {
             _ if active.parked && !share.queued => {
                 Wait::Grant { rail, device, of: active.lacks(self.handle.transport) }
             }
+            _ if this.rotation.holds(active.link) => Wait::Answer { rail, device },
             _ if this.credits() == 0 => Wait::SendQueue { rail, device, depth: this.depth as u64 },
             WorkKind::Send if share.held => Wait::PeerReceive { rail, device },
             _ if share.held => Wait::PeerLane { rail, device },

@@ -143,8 +143,8 @@ impl FabricBuilder {
         self
     }
 
-    #[cfg(test)]
-    pub(crate) fn handshake_limit(mut self, span: Duration) -> Self {
+    /// Time that a new peer has to greet, to pair all its rails, and to answer a lookup. Default 5 s.
+    pub fn handshake_limit(mut self, span: Duration) -> Self {
         self.settings.handshake_limit = span;
         self
     }
@@ -273,6 +273,9 @@ impl FabricBuilder {
         }
         if self.stall_after.is_zero() {
             return refuse("stall_after is zero; take Duration::MAX to turn the watch off".into());
+        }
+        if self.settings.handshake_limit.is_zero() {
+            return refuse("handshake_limit is zero; nobody connects within that".into());
         }
         if self.settings.peer_timeout <= self.settings.heartbeat {
             let (timeout, beat) = (self.settings.peer_timeout, self.settings.heartbeat);

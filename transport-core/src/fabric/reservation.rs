@@ -191,6 +191,7 @@ impl Reservation {
             let paired = PairedRail {
                 domain: Arc::clone(&slot.domain),
                 slot: slot.slot,
+                pair: pair as u16,
                 remote: pairing.remote(pair) as u16,
                 weight: weights[slot.rail],
             };

@@ -29,6 +29,8 @@ pub enum Wait {
     Grant { rail: u32, device: String, of: GrantOf },
     /// What is posted on the rail keeps its line busy.
     Window { rail: u32, device: String, bytes: u64 },
+    /// The peer has not answered earlier requests for long; others go before it.
+    Answer { rail: u32, device: String },
 }
 
 /// What a peer grants.
@@ -52,6 +54,13 @@ impl fmt::Display for Wait {
                 "room in the send queue of rail {rail} ({}), all {depth} places are posted",
                 super::text::Clean(device)
             ),
+            Self::Answer { rail, device } => {
+                write!(
+                    f,
+                    "an answer of the peer to what is posted on rail {rail} ({})",
+                    super::text::Clean(device)
+                )
+            }
             Self::PeerLane { rail, device } => {
                 write!(f, "room in the peer's lane on rail {rail} ({})", super::text::Clean(device))
             }

@@ -55,8 +55,7 @@ impl Peer {
         tracing::debug!(peer = self.0.id.0.get(), %error, "peer is gone");
         for link in self.0.links.iter().filter(|link| link.is_up()) {
             link.engine.control(Control::Unlink { peer: self.0.id, error: error.clone() });
-            let receiving = link.receiving.iter().map(|(_, rail)| rail);
-            for rail in link.rails.iter().flatten().chain(receiving) {
+            for (_, rail) in link.pairs() {
                 rail.domain.connector().disconnect(rail.slot);
             }
         }

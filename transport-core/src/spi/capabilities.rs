@@ -129,8 +129,8 @@ pub struct Capabilities {
     pub max_direct: u64,
     /// Whether `arm` can wake a sleeping worker.
     pub wakes: bool,
-    /// How long a worker that has been idle for long naps where it cannot, for every four
-    /// devices that it looks at. Naps are an eighth of the idle time up to that.
+    /// How long a worker that has been idle for long naps where it cannot; a sixteenth longer for
+    /// every device beyond the first that it looks at. Naps are an eighth of the idle time up to that.
     pub idle_backoff: Duration,
 }
 

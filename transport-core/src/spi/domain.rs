@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::task::Poll;
 
 use super::{Capabilities, Endpoint, EndpointConfig, PeerSlot, WorkRequest};
-use crate::{Access, Memory, Result};
+use crate::{Access, Error, ErrorKind, Memory, Result};
 
 /// An opened device. Everything here may be called while traffic flows.
 pub trait Domain: Send + Sync {
@@ -59,6 +59,25 @@ pub trait Connector: Send + Sync {
     /// Brings the slot up with the peer's offer, bytes that are not trusted.
     /// `Unreachable` says why this domain cannot reach that peer.
     fn complete(&self, slot: PeerSlot, offer: &[u8]) -> Result<()>;
+
+    /// What the peer of a connected slot is to be told, where the endpoint has moved since it was
+    /// told last; `None` where it knows all.
+    fn offer_again(&self, slot: PeerSlot) -> Result<Option<Vec<u8>>> {
+        let _ = slot;
+        Ok(None)
+    }
+
+    /// The peer's endpoint has moved: its new offer, bytes that are not trusted. What is under way
+    /// may still come from where it was. Gives what the peer is answered.
+    fn renew(&self, slot: PeerSlot, offer: &[u8]) -> Result<Vec<u8>> {
+        let _ = (slot, offer);
+        Err(Error::new(ErrorKind::Protocol, "renew a connection", "this backend's endpoints do not move"))
+    }
+
+    /// The peer has taken our new offer, and answered, with bytes that are not trusted.
+    fn renewed(&self, slot: PeerSlot, answer: &[u8]) -> Result<()> {
+        self.renew(slot, answer).map(drop)
+    }
 
     /// Tears the connection down. The endpoint reports [`super::Event::PeerGone`]
     /// after the last flush; the slot is reused only then.

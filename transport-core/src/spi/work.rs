@@ -125,6 +125,9 @@ pub enum Event {
         /// The slot, free for reuse from now on.
         peer: PeerSlot,
     },
+    /// Peers reach the endpoint by another address now: they are to be told
+    /// ([`super::Connector::offer_again`]).
+    Moved,
     /// The device is lost: nothing posted to this endpoint will move.
     DeviceLost {
         /// Why.

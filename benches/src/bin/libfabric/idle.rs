@@ -4,11 +4,11 @@ use std::process::ExitCode;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-use benches::{Driven, LIMIT};
+use benches::ends::Ends;
+use benches::{Done, Driven, LIMIT};
 use transport_core::spi::Capabilities;
 
-use crate::Done;
-use crate::ends::{Ends, Provider};
+use crate::provider::Provider;
 
 /// Pauses before a write.
 const PAUSES: [Duration; 4] =
@@ -34,7 +34,7 @@ impl Idle {
         let pauses = PAUSES.map(|pause| format!("{:>12}", format!("{pause:?}"))).join("");
         println!("provider     waits by        idle{pauses}");
         for provider in self.providers {
-            let ends = Ends::meet(&Provider { provider: provider.clone() }, Driven::ByWorkers, 1 << 20)?;
+            let ends = Ends::meet(&Provider::of(&provider), Driven::ByWorkers, Driven::ByWorkers, 1 << 20)?;
             ends.peer.warm_up()?.wait(LIMIT)?;
             let waits = waits(&ends.fabric.transports()[0].capabilities);
             let before = busy();

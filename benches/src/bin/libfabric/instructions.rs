@@ -4,9 +4,11 @@ use std::collections::HashMap;
 use std::fs;
 use std::process::{Command, ExitCode};
 
-use crate::Done;
-use crate::ours::Load;
-use crate::overhead::find;
+use benches::Done;
+use benches::compare::find;
+
+use crate::Load;
+use crate::provider::Provider;
 
 /// Ours per write, at most.
 const LIMIT: f64 = 150.0;
@@ -16,7 +18,7 @@ const BATCH: usize = 512;
 /// does by time: its look for stalls.
 const PAUSE: u64 = 2;
 /// The measured loop; what is outside is not counted.
-const LOOP: &str = "libfabric::ours::Window::run*";
+const LOOP: &str = "benches::load::Window::run*";
 
 /// Counts the instructions of a write.
 #[derive(clap::Args)]
@@ -55,7 +57,12 @@ impl Instructions {
 
     /// A run of about `count` writes.
     fn callgrind(&self, provider: &str, count: u64) -> Done<Counts> {
-        let load = Load { count: Some(count), batch: BATCH, pause: PAUSE, ..Load::of(provider, self.size) };
+        let load = Load {
+            count: Some(count),
+            batch: BATCH,
+            pause: PAUSE,
+            ..Load::of(Provider::of(provider), self.size)
+        };
         let out = std::env::temp_dir().join(format!("multirail-{}.callgrind", std::process::id()));
         let program = std::env::current_exe()?;
         let mut valgrind = Command::new("valgrind");

@@ -4,24 +4,23 @@
 //! `benches/libfabric/writes.c`, a bare loop of `fi_writemsg`, and runs it and the same loop
 //! of ours in turn. `instructions`, `idle` and `registration` print what their names say.
 
-mod ends;
 mod idle;
 mod instructions;
 mod network;
-mod ours;
 mod overhead;
+mod provider;
 mod registration;
-mod side;
 mod theirs;
 
 use std::process::ExitCode;
 
+use benches::ends::Target;
 use clap::{Parser, Subcommand};
 
-use ours::Load;
+use provider::Provider;
 
-/// Anything that can go wrong, in words.
-type Done<T> = Result<T, Box<dyn std::error::Error>>;
+/// A loop of our writes.
+type Load = benches::load::Load<Provider>;
 
 #[derive(Parser)]
 struct Arguments {
@@ -44,7 +43,7 @@ enum What {
     Ours(Load),
     /// The other side.
     #[command(hide = true)]
-    Target(ends::Target),
+    Target(Target<Provider>),
 }
 
 fn main() -> ExitCode {

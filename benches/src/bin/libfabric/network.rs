@@ -8,7 +8,7 @@
 use std::env::{args_os, current_exe, var_os};
 use std::process::{Command, ExitCode};
 
-use crate::Done;
+use benches::Done;
 
 /// Set for the process inside.
 const INSIDE: &str = "MULTIRAIL_BENCH_NETWORK";

@@ -6,11 +6,11 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::thread::scope;
 use std::time::{Duration, Instant};
 
-use benches::{Driven, LIMIT};
+use benches::ends::Ends;
+use benches::{Done, Driven, LIMIT};
 use transport_core::{Access, HostBuffer};
 
-use crate::Done;
-use crate::ends::{Ends, Provider};
+use crate::provider::Provider;
 
 /// Bytes that are registered, over and over.
 const LEN: usize = 1 << 30;
@@ -40,7 +40,7 @@ impl Registration {
         let mut code = ExitCode::SUCCESS;
         let memory = Arc::new(HostBuffer::new(LEN)?);
         for provider in &self.providers {
-            let ends = Ends::meet(&Provider { provider: provider.clone() }, Driven::ByWorkers, 64 << 20)?;
+            let ends = Ends::meet(&Provider::of(provider), Driven::ByWorkers, Driven::ByWorkers, 64 << 20)?;
             ends.peer.warm_up()?.wait(LIMIT)?;
             let (is_over, is_wanted, times) =
                 (AtomicBool::new(false), AtomicBool::new(false), AtomicU32::new(0));

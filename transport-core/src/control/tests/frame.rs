@@ -50,6 +50,10 @@ fn frames() -> impl Strategy<Value = Frame> {
             allowance: Allowance { bytes, imms, messages }
         }),
         text(MAX_NAME).prop_map(|name| Frame::Barrier { name }),
+        (text(MAX_NAME), any::<u16>(), prop::collection::vec(any::<u8>(), 0..300))
+            .prop_map(|(transport, pair, offer)| Frame::Moved { transport, pair, offer }),
+        (text(MAX_NAME), any::<u16>(), prop::collection::vec(any::<u8>(), 0..300))
+            .prop_map(|(transport, pair, offer)| Frame::Followed { transport, pair, answer: offer }),
     ]
 }
 
@@ -118,6 +122,8 @@ fn bounds_hold_for_both_directions() {
         Frame::Lookup { id: 0, name: "x".repeat(MAX_NAME + 1) },
         Frame::Grant { transport: "x".repeat(MAX_NAME + 1), allowance: Allowance::default() },
         Frame::Barrier { name: "x".repeat(MAX_NAME + 1) },
+        Frame::Moved { transport: "x".repeat(MAX_NAME + 1), pair: 0, offer: vec![] },
+        Frame::Followed { transport: "x".into(), pair: 0, answer: vec![0; MAX_RAIL + 1] },
         Frame::Found { id: 0, descriptor: Some(vec![0; MAX_DESCRIPTOR + 1]) },
     ];
     for frame in too_much {

@@ -52,6 +52,11 @@ pub(super) fn recorded() -> Vec<(&'static str, Frame)> {
             },
         ),
         ("barrier", Frame::Barrier { name: "step 7".into() }),
+        ("moved", Frame::Moved { transport: "efa".into(), pair: 300, offer: b"somewhere else".to_vec() }),
+        (
+            "followed",
+            Frame::Followed { transport: "efa".into(), pair: 7, answer: b"as it was told".to_vec() },
+        ),
     ]
 }
 
@@ -86,8 +91,8 @@ fn version_1_is_as_recorded() {
     let files: BTreeSet<_> = files.map(|file| file.unwrap().path()).collect();
     assert_eq!(files, known.collect());
     let tags: BTreeSet<_> = recorded().iter().map(|(name, _)| stored(name)[0]).collect();
-    assert_eq!(tags, (0..12).collect(), "a kind of frame is not recorded");
-    let mut next = stored("barrier");
+    assert_eq!(tags, (0..14).collect(), "a kind of frame is not recorded");
+    let mut next = stored("followed");
     next[0] += 1;
     assert!(Frame::decode(&next).is_err(), "a kind of frame is not recorded");
 }

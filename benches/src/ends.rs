@@ -1,56 +1,59 @@
 //! The two processes of a measurement: a target that is written to, and our side of it.
 
 use std::io::{BufRead, BufReader, Read};
-use std::pin::pin;
 use std::process::{Child, ChildStdin, Command, ExitCode, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll, Waker};
 use std::thread::spawn;
 
-use backend_efa::{Efa, EfaConfig};
-use benches::{Driven, LIMIT};
 use transport_core::spi::Backend;
 use transport_core::{Access, Fabric, FabricBuilder, Peer, Region, RemoteRegion, TransportConfig};
 
-use crate::Done;
 use crate::side::{Side, pin};
+use crate::volley::Volley;
+use crate::{Done, Driven, LIMIT};
 
 /// The name of the target's region.
 const REGION: &str = "target";
+/// And of the other side's.
+const SOURCE: &str = "source";
 
-/// libfabric's provider.
-#[derive(clap::Args, Clone)]
-pub struct Provider {
-    /// tcp, shm, ...
-    #[arg(long, default_value = "tcp")]
-    pub provider: String,
+/// Where a measurement happens: the devices that its two processes open.
+pub trait Place: clap::Args + Clone {
+    /// Whether processes that move much keep to a core each: not where the kernel does the card's work
+    /// in threads of its own, which would have to share them.
+    const PINS: bool;
+
+    /// A transport over one device, for a side.
+    fn transport(&self, side: Side) -> Done<TransportConfig>;
+
+    /// The same for another process.
+    fn arguments(&self) -> Vec<String>;
 }
 
-impl Provider {
-    /// The local address: sockets stay on this host; shm and cards have none.
-    pub fn node(&self) -> Option<&'static str> {
-        let has_none = matches!(self.provider.as_str(), "shm" | "efa" | "efa-direct");
-        (!has_none).then_some("127.0.0.1")
-    }
-
-    /// A fabric on one device of it.
-    pub fn open(&self, driven: Driven) -> Done<Fabric> {
-        let config = EfaConfig::default().provider(&self.provider);
-        let efa = Efa::with(self.node().into_iter().fold(config, EfaConfig::node));
-        let devices = efa.probe().map_err(|why| format!("{}; {}", why.reason, why.remedy))?;
-        let transport = TransportConfig::new("efa", Arc::new(efa)).devices(devices);
-        let builder = FabricBuilder::new().transport(transport);
-        Ok(match driven {
-            Driven::ByCaller => builder.caller_driven(),
-            Driven::ByWorkers => builder,
+/// The devices of `backend`, or one of them; or why there is none.
+pub fn transport(backend: impl Backend + 'static, only: Option<&str>) -> Done<TransportConfig> {
+    let mut devices = backend.probe().map_err(|why| format!("{}; {}", why.reason, why.remedy))?;
+    if let Some(name) = only {
+        devices.retain(|device| device.name == name);
+        if devices.is_empty() {
+            return Err(format!("{} has no device {name}", backend.name()).into());
         }
-        .open()?)
     }
+    Ok(TransportConfig::new(backend.name(), Arc::new(backend)).devices(devices))
 }
 
-/// A region with `content` in every byte's place, in huge pages where the kernel has them, as
-/// `writes.c` has it.
+fn open(place: &impl Place, side: Side, driven: Driven) -> Done<Fabric> {
+    let builder = FabricBuilder::new().transport(place.transport(side)?);
+    Ok(match driven {
+        Driven::ByCaller => builder.caller_driven(),
+        Driven::ByWorkers => builder,
+    }
+    .open()?)
+}
+
+/// A region with `content` in every byte's place, in huge pages where the kernel has them.
 fn region(fabric: &Fabric, bytes: usize, content: impl Fn(usize) -> u8) -> Done<Region> {
     let region = fabric.alloc(bytes, Access::all())?;
     region.copy_in(0, &(0..bytes).map(content).collect::<Vec<_>>())?;
@@ -59,22 +62,25 @@ fn region(fabric: &Fabric, bytes: usize, content: impl Fn(usize) -> u8) -> Done<
 
 /// The process that is written to.
 #[derive(clap::Args, Clone)]
-pub struct Target {
+pub struct Target<P: Place> {
     #[command(flatten)]
-    provider: Provider,
+    place: P,
     /// Bytes of its region.
     #[arg(long)]
     region: usize,
     /// A worker drives it, which sleeps when it is idle; else this thread does, and never sleeps.
     #[arg(long)]
     worker: bool,
+    /// Answers each imm with a write of so many bytes and that imm; by this thread.
+    #[arg(long)]
+    echo: Option<usize>,
 }
 
-impl Target {
+impl<P: Place> Target<P> {
     /// Tells its address and serves until its input ends.
     pub fn run(self) -> Done<ExitCode> {
         let driven = if self.worker { Driven::ByWorkers } else { Driven::ByCaller };
-        let fabric = self.provider.open(driven)?;
+        let fabric = open(&self.place, Side::Target, driven)?;
         let region = region(&fabric, self.region, |_| 0)?;
         fabric.publish(REGION, &region)?;
         let listener = drive(&fabric, fabric.listen("127.0.0.1:0"))?;
@@ -85,10 +91,24 @@ impl Target {
             let _ = std::io::stdin().read_to_end(&mut Vec::new());
             ended.store(true, Ordering::Release);
         });
-        if !self.worker {
+        let is_over = || over.load(Ordering::Acquire);
+        if !self.worker && (P::PINS || self.echo.is_some()) {
             pin(Side::Target)?;
-            while !over.load(Ordering::Acquire) {
-                fabric.step();
+        }
+        match self.echo {
+            Some(len) => {
+                let peer = drive(&fabric, listener.accept())?;
+                let dst = drive(&fabric, peer.region(SOURCE))?;
+                let mut volley = Volley::new(&fabric, &peer, &region, &dst, len);
+                while volley.takes(is_over)? {
+                    volley.plays()?;
+                }
+            }
+            None if self.worker => {}
+            None => {
+                while !is_over() {
+                    fabric.step();
+                }
             }
         }
         let _ = input.join();
@@ -98,9 +118,13 @@ impl Target {
 
 /// Our side, connected to a target.
 pub struct Ends {
+    /// This side's.
     pub fabric: Fabric,
+    /// The target.
     pub peer: Peer,
+    /// What is written from.
     pub src: Region,
+    /// What is written to.
     pub dst: RemoteRegion,
     target: Child,
     /// Its end ends the target.
@@ -108,22 +132,40 @@ pub struct Ends {
 }
 
 impl Ends {
-    /// Starts a target of `bytes` and connects to it.
-    pub fn meet(provider: &Provider, driven: Driven, bytes: usize) -> Done<Self> {
+    /// Starts a target of `bytes`, driven as `target` says, and connects to it.
+    pub fn meet(place: &impl Place, driven: Driven, target: Driven, bytes: usize) -> Done<Self> {
+        let more = (target == Driven::ByWorkers).then(|| "--worker".to_owned());
+        Self::start(place, driven, bytes, more)
+    }
+
+    /// Starts a target that answers each imm with a write of `len` bytes.
+    pub fn echo(place: &impl Place, len: usize) -> Done<Self> {
+        Self::start(place, Driven::ByCaller, len, ["--echo".to_owned(), len.to_string()])
+    }
+
+    fn start(
+        place: &impl Place,
+        driven: Driven,
+        bytes: usize,
+        more: impl IntoIterator<Item = String>,
+    ) -> Done<Self> {
         let mut command = Command::new(std::env::current_exe()?);
-        command.args(["target", "--provider", &provider.provider, "--region", &bytes.to_string()]);
-        if driven == Driven::ByWorkers {
-            command.arg("--worker");
-        }
+        command.arg("target").args(place.arguments()).args(["--region", &bytes.to_string()]).args(more);
         let mut target = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn()?;
         let input = target.stdin.take();
         let mut address = String::new();
         BufReader::new(target.stdout.take().ok_or("no output")?).read_line(&mut address)?;
-        let fabric = provider.open(driven)?;
+        let fabric = open(place, Side::Writer, driven)?;
+        let src = region(&fabric, bytes, |at| (at.wrapping_mul(31) >> 3) as u8)?;
+        fabric.publish(SOURCE, &src)?;
         let peer = drive(&fabric, fabric.connect(address.trim()))?;
         let dst = drive(&fabric, peer.region(REGION))?;
-        let src = region(&fabric, bytes, |at| (at.wrapping_mul(31) >> 3) as u8)?;
         Ok(Self { fabric, peer, src, dst, target, _input: input })
+    }
+
+    /// A ping-pong with the target, of `len` bytes at a time.
+    pub fn volley(&self, len: usize) -> Volley<'_> {
+        Volley::new(&self.fabric, &self.peer, &self.src, &self.dst, len)
     }
 
     /// Compares the pages of `size` that were written with what they were written from.
@@ -152,7 +194,7 @@ impl Drop for Ends {
 
 /// Awaits `future`, driving the fabric meanwhile.
 fn drive<T>(fabric: &Fabric, future: impl Future<Output = transport_core::Result<T>>) -> Done<T> {
-    let mut future = pin!(future);
+    let mut future = std::pin::pin!(future);
     let mut context = Context::from_waker(Waker::noop());
     loop {
         fabric.step();

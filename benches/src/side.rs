@@ -5,7 +5,9 @@ use crate::Done;
 /// Which of the two processes this is.
 #[derive(Clone, Copy)]
 pub enum Side {
+    /// Measures.
     Writer,
+    /// Is written to.
     Target,
 }
 
@@ -24,7 +26,7 @@ pub fn pin(side: Side) -> Done<()> {
     Ok(())
 }
 
-/// There is no libfabric to measure.
+/// There is nothing to measure.
 #[cfg(not(target_os = "linux"))]
 pub fn pin(_: Side) -> Done<()> {
     Ok(())

@@ -1,22 +1,22 @@
-//! Our loop: writes by the thread that measures, as `writes.c` does it. Pages go in batches, as
+//! Our loop: writes by the thread that measures, as programs in C do it. Pages go in batches, as
 //! they do in any program that moves many.
 
 use std::collections::VecDeque;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
-use benches::{Driven, LIMIT, shuffled};
 use transport_core::{Op, Pages};
 
-use crate::Done;
-use crate::ends::{Ends, Provider};
+use crate::ends::{Ends, Place};
 use crate::side::{Side, pin};
+use crate::{Done, Driven, LIMIT, shuffled};
 
 /// A loop of writes.
 #[derive(clap::Args, Clone)]
-pub struct Load {
+pub struct Load<P: Place> {
+    /// Where.
     #[command(flatten)]
-    pub provider: Provider,
+    pub place: P,
     /// Bytes of a write.
     #[arg(long, default_value_t = 65_536)]
     pub size: usize,
@@ -35,28 +35,31 @@ pub struct Load {
     /// Instead of a time: about so many writes.
     #[arg(long)]
     pub count: Option<u64>,
+    /// The target has a worker, which sleeps while nothing asks for it; else a thread that never does.
+    #[arg(long)]
+    pub worker: bool,
     /// Sleeps for so many milliseconds when all are posted, so that little is polled in vain.
     #[arg(long, default_value_t = 0, hide = true)]
     pub pause: u64,
 }
 
-impl Load {
-    /// Writes of `size` bytes over `provider`, the rest as it usually is.
-    pub fn of(provider: &str, size: usize) -> Self {
-        let provider = Provider { provider: provider.to_owned() };
+impl<P: Place> Load<P> {
+    /// Writes of `size` bytes, the rest as it usually is.
+    pub fn of(place: P, size: usize) -> Self {
         Self {
-            provider,
+            place,
             size,
             inflight: 1024,
             batch: 64,
             millis: 1000,
             region: 64 << 20,
             count: None,
+            worker: false,
             pause: 0,
         }
     }
 
-    /// The same for another process; `writes.c` has the same names, but knows of no pause.
+    /// The same for another process.
     pub fn arguments(&self) -> Vec<String> {
         let numbers = [
             ("--batch", self.batch as u64),
@@ -69,21 +72,23 @@ impl Load {
         let rare = [("--count", self.count), ("--pause", pause)];
         let rare = rare.into_iter().filter_map(|(name, number)| Some((name, number?)));
         let numbers = numbers.into_iter().chain(rare);
-        let provider = ["--provider".to_owned(), self.provider.provider.clone()];
-        provider
-            .into_iter()
-            .chain(numbers.flat_map(|(name, number)| [name.to_owned(), number.to_string()]))
-            .collect()
+        let mut arguments = self.place.arguments();
+        arguments.extend(numbers.flat_map(|(name, number)| [name.to_owned(), number.to_string()]));
+        arguments.extend(self.worker.then(|| "--worker".to_owned()));
+        arguments
     }
 
     /// Prints operations and GB per second, after the bytes were compared.
     pub fn run(self) -> Done<ExitCode> {
         let pages = self.region.checked_div(self.size).unwrap_or(0);
-        if pages < self.inflight || self.batch == 0 || self.inflight < self.batch {
-            return Err("as many in flight as a batch has, and a region of as many pages, please".into());
+        if self.batch == 0 || self.inflight < self.batch || pages < self.batch {
+            return Err("as many in flight as a batch has, and a region of a batch's pages, please".into());
         }
-        let ends = Ends::meet(&self.provider, Driven::ByCaller, self.region)?;
-        pin(Side::Writer)?;
+        let target = if self.worker { Driven::ByWorkers } else { Driven::ByCaller };
+        let ends = Ends::meet(&self.place, Driven::ByCaller, target, self.region)?;
+        if P::PINS {
+            pin(Side::Writer)?;
+        }
         let order = shuffled(pages as u32, 1);
         let batches: Vec<Pages> = order.chunks_exact(self.batch).map(Pages::new).collect();
         // The first write brings the connection up.
@@ -96,7 +101,7 @@ impl Load {
         };
         let pause = Duration::from_millis(self.pause);
         let under_way = self.inflight / self.batch;
-        let window = Window { ends: &ends, size: self.size, under_way, pause };
+        let window = Window { ends: &ends, size: self.size, under_way, pause, yields: !P::PINS };
         let done = window.run(&batches, until)? * per_batch;
         let seconds = begun.elapsed().as_secs_f64();
         let written = (batches.len() * self.batch).min(done as usize);
@@ -124,13 +129,15 @@ struct Window<'a> {
     size: usize,
     under_way: usize,
     pause: Duration,
+    /// Lets others have the core when nothing has happened: whoever does the card's work.
+    yields: bool,
 }
 
 impl Window<'_> {
     /// Writes the batches over and over; how many.
     #[inline(never)]
     fn run(&self, batches: &[Pages], until: Until) -> Done<u64> {
-        let Self { ends, size, under_way: most, pause } = self;
+        let Self { ends, size, under_way: most, pause, yields } = self;
         let mut pages = batches.iter().cycle();
         let mut under_way: VecDeque<Op> = VecDeque::with_capacity(*most);
         let (mut begun, mut done, mut is_over) = (0_u64, 0_u64, false);
@@ -141,7 +148,10 @@ impl Window<'_> {
                 begun += 1;
                 is_over = matches!(until, Until::Batches(batches) if begun == batches);
             }
-            ends.fabric.step();
+            let is_idle = ends.fabric.step().events == 0;
+            if is_idle && *yields {
+                std::thread::yield_now();
+            }
             if !pause.is_zero() {
                 std::thread::sleep(*pause);
             }

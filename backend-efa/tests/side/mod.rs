@@ -1,0 +1,86 @@
+//! One side of a conversation over libfabric's tcp.
+#![allow(dead_code, reason = "each test uses what it needs")]
+
+use std::ops::Range;
+use std::sync::Arc;
+use std::time::Duration;
+
+use backend_efa::{Efa, EfaConfig};
+use transport_core::copy::Way;
+use transport_core::spi::{
+    Backend, Domain, DomainSetup, Endpoint, EndpointConfig, MemoryRegion, PeerSlot, RemoteMemory, WorkKind,
+    WorkRequest,
+};
+use transport_core::{Access, HostBuffer, Memory, SystemClock};
+
+/// Everything ends by then.
+pub const LIMIT: Duration = Duration::from_secs(20);
+pub const LEN: usize = 8 << 20;
+pub const PIECE: usize = 1 << 20;
+
+/// A domain with its endpoint and a region.
+pub struct Side {
+    // Closed in this order.
+    pub endpoint: Box<dyn Endpoint>,
+    pub region: Arc<dyn MemoryRegion>,
+    pub memory: Arc<HostBuffer>,
+    pub domain: Arc<dyn Domain>,
+}
+
+impl Side {
+    /// `None`, and a word about it, where there is no libfabric.
+    pub fn open() -> Option<Self> {
+        let efa = Efa::with(EfaConfig::default().provider("tcp").node("127.0.0.1"));
+        let devices = match efa.probe() {
+            Ok(devices) => devices,
+            Err(why) => {
+                eprintln!("skipped: {}; {}", why.reason, why.remedy);
+                return None;
+            }
+        };
+        let setup = DomainSetup { clock: Arc::new(SystemClock::default()), seed: 1, incarnation: 1 };
+        let domain = efa.open(&devices[0], &setup).unwrap();
+        let memory = Arc::new(HostBuffer::new(LEN).unwrap());
+        // SAFETY: nobody holds references into the buffer.
+        let region = unsafe { domain.register(memory.clone(), Access::all()) }.unwrap();
+        let endpoint = domain.endpoint(EndpointConfig::default()).unwrap();
+        Some(Self { endpoint, region, memory, domain })
+    }
+
+    /// Connects two; each side's slot of the other.
+    pub fn meet(&self, other: &Self) -> (PeerSlot, PeerSlot) {
+        let (ours, our_offer) = self.domain.connector().prepare().unwrap();
+        let (theirs, their_offer) = other.domain.connector().prepare().unwrap();
+        self.domain.connector().complete(ours, &their_offer).unwrap();
+        other.domain.connector().complete(theirs, &our_offer).unwrap();
+        (ours, theirs)
+    }
+
+    /// The write of piece `number`, which is its id as well.
+    pub fn request(&self, peer: PeerSlot, to: &dyn RemoteMemory, number: usize) -> WorkRequest {
+        WorkRequest {
+            id: number as u64,
+            peer,
+            kind: WorkKind::Write,
+            local: self.memory.as_ptr().wrapping_add(number * PIECE),
+            lkey: self.region.lkey(),
+            len: PIECE as u64,
+            remote: to.base() + (number * PIECE) as u64,
+            rkey: to.rkey(),
+            imm: None,
+            way: Way::Plain,
+        }
+    }
+
+    /// This side's region as `other` writes to it, which knows it by `slot`.
+    pub fn import_for(&self, other: &Self, slot: PeerSlot) -> Arc<dyn RemoteMemory> {
+        other.domain.import(slot, &self.region.key(), LIMIT).unwrap()
+    }
+
+    /// What its memory holds.
+    pub fn bytes(&self, range: Range<usize>) -> Vec<u8> {
+        assert!(range.end <= LEN);
+        // SAFETY: allocated, as long as checked; nobody writes to it meanwhile.
+        unsafe { std::slice::from_raw_parts(self.memory.as_ptr().add(range.start), range.len()).to_vec() }
+    }
+}

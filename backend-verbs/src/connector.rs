@@ -1,0 +1,159 @@
+//! Connecting: each side tells where its port is and the numbers of its queue pairs.
+
+use std::sync::Arc;
+
+use transport_core::spi::{Connector, PeerSlot};
+use transport_core::{Error, ErrorKind, Result};
+
+use crate::config::MOST_QUEUE_PAIRS;
+use crate::domain::Shared;
+use crate::gid::{MOST, meet};
+use crate::peers::{Pairs, Slot, slot_of, too_late};
+use crate::queue_pair::{Carries, End, PSN_MASK, Place, QueuePair};
+
+/// What a peer needs to connect. The first field counts versions of the others.
+#[derive(Debug, PartialEq, serde::Serialize, serde::Deserialize)]
+struct Offer {
+    version: u8,
+    place: Place,
+    accesses: Vec<End>,
+    messages: End,
+    nonce: u64,
+}
+
+const VERSION: u8 = 2;
+
+impl Shared {
+    /// Queue pairs for one more peer.
+    fn pairs(&self) -> Result<Arc<Pairs>> {
+        let pair = |carries| QueuePair::new(&self.card, carries, self.random() as u32 & PSN_MASK);
+        let accesses = (0..self.card.config.queue_pairs).map(|_| pair(Carries::Accesses));
+        Ok(Arc::new(Pairs {
+            accesses: accesses.collect::<Result<_>>()?,
+            messages: pair(Carries::Messages)?,
+            nonce: self.random(),
+        }))
+    }
+
+    fn offer(&self, pairs: &Pairs) -> Result<Vec<u8>> {
+        let offer = Offer {
+            version: VERSION,
+            place: self.card.place.clone(),
+            accesses: pairs.accesses.iter().map(QueuePair::end).collect(),
+            messages: pairs.messages.end(),
+            nonce: pairs.nonce,
+        };
+        let why = |error: postcard::Error| Error::new(ErrorKind::Io, "connect", error.to_string());
+        postcard::to_stdvec(&offer).map_err(why)
+    }
+
+    /// The peer's offer, if it can be used here.
+    fn read(&self, bytes: &[u8]) -> Result<Offer> {
+        let malformed =
+            |why: &str| Error::new(ErrorKind::Protocol, "connect", format!("verbs' offer: {why}"));
+        let offer: Offer = postcard::from_bytes(bytes).map_err(|error| malformed(&error.to_string()))?;
+        if offer.version != VERSION {
+            let context = format!("the peer's offer has version {}, ours {VERSION}", offer.version);
+            return Err(Error::new(ErrorKind::Version, "connect", context));
+        }
+        let ends = || offer.accesses.iter().chain([&offer.messages]);
+        let is_end = |end: &End| end.number <= PSN_MASK && end.psn <= PSN_MASK;
+        let count = 1..=usize::from(MOST_QUEUE_PAIRS);
+        if !count.contains(&offer.accesses.len())
+            || !ends().all(is_end)
+            || !(1..=5).contains(&offer.place.mtu)
+            || offer.place.gids.len() > MOST
+        {
+            return Err(malformed("queue pairs that cannot be"));
+        }
+        Ok(offer)
+    }
+
+    /// Connects each of our queue pairs with one of theirs.
+    fn join(&self, pairs: &Pairs, offer: &Offer) -> Result<()> {
+        let (card, place) = (&self.card, &offer.place);
+        let met = meet(&card.gids, &place.gids).filter(|_| card.place.is_ethernet == place.is_ethernet);
+        let Some((ours, theirs)) = met else {
+            let context = "one side's port is of InfiniBand or its GIDs of IPv6, the other's is not: choose GIDs of \
+                           one kind (`info` lists them)";
+            return Err(Error::new(ErrorKind::Unreachable, "connect", context));
+        };
+        tracing::debug!(device = card.device.name, gid = %ours, "a connection is made");
+        for (pair, end) in pairs.accesses.iter().zip(&offer.accesses) {
+            pair.connect(place, *end, (ours.index, theirs))?;
+        }
+        pairs.messages.connect(place, offer.messages, (ours.index, theirs))
+    }
+}
+
+impl Connector for Shared {
+    fn prepare(&self) -> Result<(PeerSlot, Vec<u8>)> {
+        let pairs = self.pairs()?;
+        let offer = self.offer(&pairs)?;
+        Ok((self.peers.reserve(pairs), offer))
+    }
+
+    fn complete(&self, slot: PeerSlot, offer: &[u8]) -> Result<()> {
+        let offer = self.read(offer)?;
+        let mut slots = self.peers.lock();
+        let slot = slot_of(&mut slots, slot)?;
+        let Slot::Offered(pairs) = slot else { return Err(too_late()) };
+        self.join(pairs, &offer)?;
+        *slot = Slot::Up(Arc::clone(pairs));
+        self.peers.changed();
+        Ok(())
+    }
+
+    fn offer_again(&self, slot: PeerSlot) -> Result<Option<Vec<u8>>> {
+        if !matches!(slot_of(&mut self.peers.lock(), slot)?, Slot::Broken(None)) {
+            return Ok(None);
+        }
+        let pairs = self.pairs()?;
+        let offer = self.offer(&pairs)?;
+        let mut slots = self.peers.lock();
+        let slot = slot_of(&mut slots, slot)?;
+        if !matches!(slot, Slot::Broken(None)) {
+            return Ok(None);
+        }
+        *slot = Slot::Broken(Some(pairs));
+        Ok(Some(offer))
+    }
+
+    fn renew(&self, slot: PeerSlot, offer: &[u8]) -> Result<Vec<u8>> {
+        let offer = self.read(offer)?;
+        let mut slots = self.peers.lock();
+        let slot = slot_of(&mut slots, slot)?;
+        match slot {
+            Slot::Up(_) | Slot::Broken(None) => {}
+            // Both have offered: the lower nonce stands.
+            Slot::Broken(Some(ours)) if ours.nonce > offer.nonce => {}
+            // It will find ours to be the one, or has left.
+            _ => return Ok(Vec::new()),
+        }
+        let pairs = self.pairs()?;
+        self.join(&pairs, &offer)?;
+        let answer = self.offer(&pairs)?;
+        *slot = Slot::Up(pairs);
+        self.peers.changed();
+        Ok(answer)
+    }
+
+    fn renewed(&self, slot: PeerSlot, answer: &[u8]) -> Result<()> {
+        if answer.is_empty() {
+            return Ok(());
+        }
+        let offer = self.read(answer)?;
+        let mut slots = self.peers.lock();
+        let slot = slot_of(&mut slots, slot)?;
+        if let Slot::Broken(Some(pairs)) = slot {
+            self.join(pairs, &offer)?;
+            *slot = Slot::Up(Arc::clone(pairs));
+            self.peers.changed();
+        }
+        Ok(())
+    }
+
+    fn disconnect(&self, slot: PeerSlot) {
+        self.peers.leave(slot);
+    }
+}

@@ -1,0 +1,95 @@
+//! An opened card.
+
+use std::ffi::CStr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use rdma_sys as ib;
+use transport_core::{Error, ErrorKind, Result};
+
+use crate::library::library;
+use crate::objects::{Object, last_errno};
+use crate::status::os_error;
+
+/// The cards of this machine, by name; those that are none of InfiniBand's or RoCE's are left out.
+pub(crate) fn names() -> Result<Vec<String>> {
+    with_list(|list| Ok(list.iter().map(|device| name(*device)).collect()))
+}
+
+/// Calls `with` with the library's list of such cards.
+fn with_list<T>(with: impl FnOnce(&[*mut ib::ibv_device]) -> Result<T>) -> Result<T> {
+    let library = library()?;
+    let mut count = 0;
+    // SAFETY: the list is as long as said, and is freed once below.
+    let list = unsafe { library.get_device_list(&raw mut count) };
+    if list.is_null() {
+        return Err(os_error("find devices", "its list of devices", last_errno()));
+    }
+    // SAFETY: as above.
+    let all = unsafe { std::slice::from_raw_parts(list, usize::try_from(count).unwrap_or(0)) };
+    // AWS' cards and those of iWARP have other connections. SAFETY: devices of a list that lives.
+    let is_ours = |device: &*mut ib::ibv_device| unsafe { (**device).transport_type == ib::IBV_TRANSPORT_IB };
+    let ours: Vec<_> = all.iter().copied().filter(is_ours).collect();
+    let result = with(&ours);
+    // SAFETY: opened above; nothing of it is used any more but devices that were opened.
+    unsafe { library.free_device_list(list) };
+    result
+}
+
+fn name(device: *mut ib::ibv_device) -> String {
+    let Ok(library) = library() else { return String::new() };
+    // SAFETY: a device of a list that lives; its name lives as long.
+    unsafe { CStr::from_ptr(library.get_device_name(device)) }.to_string_lossy().into_owned()
+}
+
+/// Closed in order.
+pub(crate) struct Device {
+    pub(crate) pd: Object<ib::ibv_pd>,
+    pub(crate) context: Object<ib::ibv_context>,
+    pub(crate) limits: ib::ibv_device_attr,
+    pub(crate) name: String,
+    /// Some registered memory is not the host's.
+    has_foreign_memory: AtomicBool,
+}
+
+impl Device {
+    pub(crate) fn open(wanted: &str) -> Result<Arc<Self>> {
+        let library = library()?;
+        let context = with_list(|list| {
+            let device = list.iter().find(|device| name(**device) == wanted).copied();
+            let missing =
+                || Error::new(ErrorKind::NotFound, "open", format!("there is no RDMA device {wanted}"));
+            // SAFETY: a device of a list that lives.
+            Object::of(unsafe { library.open_device(device.ok_or_else(missing)?) }, "open")
+        })?;
+        // SAFETY: zero is a value of the structure; the device is open.
+        let limits = unsafe {
+            let mut limits: ib::ibv_device_attr = std::mem::zeroed();
+            match library.query_device(context.as_ptr(), &raw mut limits) {
+                0 => limits,
+                code => return Err(os_error("open", "to tell its limits", code)),
+            }
+        };
+        // SAFETY: the device is open.
+        let pd = Object::of(unsafe { library.alloc_pd(context.as_ptr()) }, "open")?;
+        let has_foreign_memory = AtomicBool::new(false);
+        Ok(Arc::new(Self { pd, context, limits, name: wanted.to_owned(), has_foreign_memory }))
+    }
+
+    /// Whether any memory was ever registered that the processor cannot read.
+    #[inline]
+    pub(crate) fn has_foreign_memory(&self) -> bool {
+        self.has_foreign_memory.load(Ordering::Relaxed)
+    }
+
+    /// From now on there is such memory: before anything of it is posted.
+    pub(crate) fn gets_foreign_memory(&self) {
+        self.has_foreign_memory.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether software plays the card: its figures of speed are inventions.
+    pub(crate) fn is_software(&self) -> bool {
+        // rxe's vendor (`RXE_VENDOR_ID`).
+        self.limits.vendor_id == 0xff_ffff
+    }
+}

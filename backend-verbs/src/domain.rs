@@ -1,0 +1,236 @@
+//! An opened port: its queues, and what is registered with its card.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use rdma_sys as ib;
+use transport_core::spi::{
+    AbortScope, Capabilities, Connector, DeliveredCost, Domain, DomainSetup, Endpoint, EndpointConfig,
+    KeyMaterial, MemoryRegion, Operations, PeerSlot, Progress, RemoteMemory, Revocation,
+};
+use transport_core::{Access, Clock, Error, ErrorKind, Memory, Result};
+
+use crate::config::VerbsConfig;
+use crate::device::Device;
+use crate::endpoint::VerbsEndpoint;
+use crate::gid::{Gid, choose};
+use crate::library::library;
+use crate::objects::Object;
+use crate::peers::Peers;
+use crate::port::Port;
+use crate::queue_pair::Place;
+use crate::receives::{BUFFERS, IMMS, MESSAGE};
+use crate::region::{Imported, Registered};
+use crate::status::os_error;
+
+/// Requests of all peers together.
+const SEND_DEPTH: u32 = 4096;
+/// Requests of one queue pair.
+const PAIR_DEPTH: u32 = 512;
+/// Reads of one queue pair that are under way, at most.
+const READS: i32 = 16;
+/// The largest piece of a write: large enough to cost nothing, small enough for fairness.
+const CHUNK: u64 = 1 << 20;
+
+/// A port with its queues. Closed in order: queues before what they are made of.
+pub(crate) struct Card {
+    pub(crate) cq: Object<ib::ibv_cq>,
+    pub(crate) channel: Object<ib::ibv_comp_channel>,
+    /// Receives without buffers, for writes with imm.
+    pub(crate) imms: Object<ib::ibv_srq>,
+    /// Buffers for messages.
+    pub(crate) messages: Object<ib::ibv_srq>,
+    pub(crate) device: Arc<Device>,
+    pub(crate) port: u8,
+    pub(crate) place: Place,
+    /// Those that may stand for it, the best one first.
+    pub(crate) gids: Vec<Gid>,
+    pub(crate) config: VerbsConfig,
+    pub(crate) depth_of_pair: u32,
+    pub(crate) reads_asked: u8,
+    pub(crate) reads_taken: u8,
+}
+
+/// A domain as its parts hold it.
+pub(crate) struct Shared {
+    pub(crate) peers: Peers,
+    pub(crate) card: Arc<Card>,
+    pub(crate) capabilities: Capabilities,
+    pub(crate) clock: Arc<dyn Clock>,
+    random: Mutex<fastrand::Rng>,
+    taken: AtomicBool,
+    id: u64,
+}
+
+impl Shared {
+    pub(crate) fn random(&self) -> u64 {
+        self.random.lock().unwrap_or_else(PoisonError::into_inner).u64(..)
+    }
+
+    /// The endpoint is closed; another may be opened.
+    pub(crate) fn closed(&self) {
+        self.taken.store(false, Ordering::Release);
+    }
+}
+
+pub(crate) struct VerbsDomain(Arc<Shared>);
+
+impl VerbsDomain {
+    pub(crate) fn open(
+        device: Arc<Device>,
+        port: Port,
+        config: &VerbsConfig,
+        setup: &DomainSetup,
+    ) -> Result<Self> {
+        let choice = choose(&port.gids(&device)?, port.is_ethernet(), config.gid_index)?;
+        tracing::debug!(device = device.name, gid = %choice.gid, others = ?choice.others, "a port is opened");
+        let gids = choice.candidates;
+        let place = Place {
+            gids: gids.iter().map(|gid| gid.bytes).collect(),
+            lid: port.attr.lid,
+            mtu: port.attr.active_mtu as u8,
+            is_ethernet: port.is_ethernet(),
+        };
+        let card = Arc::new(Card::open(device, &port, place, gids, config)?);
+        let capabilities = capabilities(&card, &port);
+        // Numbers of packets, and whose offer stands: nothing that a stranger must not guess, but two
+        // openings must not agree.
+        let mut random = fastrand::Rng::with_seed(setup.seed ^ setup.incarnation ^ fastrand::u64(..));
+        Ok(Self(Arc::new(Shared {
+            id: random.u64(..),
+            clock: Arc::clone(&setup.clock),
+            random: Mutex::new(random),
+            peers: Peers::default(),
+            card,
+            capabilities,
+            taken: AtomicBool::new(false),
+        })))
+    }
+}
+
+impl Card {
+    fn open(
+        device: Arc<Device>,
+        port: &Port,
+        place: Place,
+        gids: Vec<Gid>,
+        config: &VerbsConfig,
+    ) -> Result<Self> {
+        let (library, context, limits) = (library()?, device.context.as_ptr(), &device.limits);
+        let within = |wanted: u32, limit: i32| wanted.min(u32::try_from(limit).unwrap_or(0));
+        // What a queue can have at once: every request with a completion of its own, as in error, and
+        // every receive.
+        let entries = (SEND_DEPTH + IMMS + BUFFERS) as i32;
+        if limits.max_cqe < entries || limits.max_srq_wr < IMMS as i32 {
+            let context =
+                format!("{} has queues of {} and {} entries", device.name, limits.max_cqe, limits.max_srq_wr);
+            let context = format!("{context}, and {entries} and {IMMS} are needed");
+            return Err(Error::new(ErrorKind::Unsupported, "open", context));
+        }
+        // SAFETY: the device is open; zero is a value of the structure.
+        unsafe {
+            let channel = Object::of(library.create_comp_channel(context), "open")?;
+            #[cfg(unix)]
+            nonblocking(&channel)?;
+            let cq = library.create_cq(context, entries, std::ptr::null_mut(), channel.as_ptr(), 0);
+            let cq = Object::of(cq, "open")?;
+            let srq = |depth: u32| {
+                let mut attr: ib::ibv_srq_init_attr = std::mem::zeroed();
+                (attr.attr.max_wr, attr.attr.max_sge) = (depth, 1);
+                Object::of(library.create_srq(device.pd.as_ptr(), &raw mut attr), "open")
+            };
+            let (imms, messages) = (srq(IMMS)?, srq(BUFFERS)?);
+            Ok(Self {
+                cq,
+                channel,
+                imms,
+                messages,
+                port: port.number,
+                place,
+                gids,
+                config: config.clone(),
+                depth_of_pair: within(PAIR_DEPTH, limits.max_qp_wr),
+                reads_asked: limits.max_qp_init_rd_atom.clamp(0, READS) as u8,
+                reads_taken: limits.max_qp_rd_atom.clamp(0, READS) as u8,
+                device,
+            })
+        }
+    }
+}
+
+/// Reading an event that is not there must not wait.
+#[cfg(unix)]
+fn nonblocking(channel: &Object<ib::ibv_comp_channel>) -> Result<()> {
+    use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
+    // SAFETY: the channel is open, and its descriptor as long.
+    let fd = unsafe { std::os::fd::BorrowedFd::borrow_raw((*channel.as_ptr()).fd) };
+    let set = fcntl_getfl(fd).and_then(|flags| fcntl_setfl(fd, flags | OFlags::NONBLOCK));
+    set.map_err(|why| os_error("open", "a channel that does not wait", why.raw_os_error()))
+}
+
+fn capabilities(card: &Card, port: &Port) -> Capabilities {
+    let mut it = Capabilities::minimal();
+    it.operations = Operations::WRITE | Operations::SEND | Operations::WRITE_IMM;
+    if card.reads_asked > 0 && card.reads_taken > 0 {
+        it.operations |= Operations::READ;
+    }
+    it.imm_bytes = 4;
+    it.send_depth = SEND_DEPTH;
+    it.recv_depth = BUFFERS;
+    it.max_message = (MESSAGE as u64).min(port.attr.max_msg_sz.into());
+    it.max_write = u64::from(port.attr.max_msg_sz).clamp(1, 1 << 30);
+    it.chunk = CHUNK.min(it.max_write);
+    it.max_regions = u32::try_from(card.device.limits.max_mr).unwrap_or(1).max(1);
+    it.link_bits_per_s = port.rate().filter(|_| !card.device.is_software());
+    // A peer whose imm or message finds no receive is told to try again.
+    it.cq_depth = u64::MAX;
+    it.progress = Progress::Auto;
+    it.abort_scope = AbortScope::Peer;
+    it.revocation = Revocation::DeviceKey;
+    it.delivered = DeliveredCost::None;
+    it.wakes = true;
+    it.idle_backoff = Duration::from_millis(10);
+    it
+}
+
+impl Domain for VerbsDomain {
+    fn capabilities(&self) -> &Capabilities {
+        &self.0.capabilities
+    }
+
+    fn id(&self) -> u64 {
+        self.0.id
+    }
+
+    unsafe fn register(&self, memory: Arc<dyn Memory>, access: Access) -> Result<Arc<dyn MemoryRegion>> {
+        let card = &self.0.card;
+        // SAFETY: by the caller.
+        let region = unsafe { Registered::new(&card.device, memory, access, card.config.on_demand_paging) };
+        Ok(Arc::new(region?))
+    }
+
+    fn import(&self, peer: PeerSlot, key: &KeyMaterial, _limit: Duration) -> Result<Arc<dyn RemoteMemory>> {
+        if !self.0.peers.is_up(peer) {
+            let context = format!("peer slot {} is not connected: complete the connection first", peer.0);
+            return Err(Error::new(ErrorKind::Unreachable, "import", context));
+        }
+        if key.base.checked_add(key.len).is_none() || key.key > u32::MAX.into() {
+            let context = "the descriptor's range or key cannot be: ask the peer for a new one";
+            return Err(Error::new(ErrorKind::RemoteAccess, "import", context));
+        }
+        Ok(Arc::new(Imported(*key)))
+    }
+
+    fn connector(&self) -> &dyn Connector {
+        &*self.0
+    }
+
+    fn endpoint(&self, config: EndpointConfig) -> Result<Box<dyn Endpoint>> {
+        if self.0.taken.swap(true, Ordering::AcqRel) {
+            return Err(Error::new(ErrorKind::Busy, "open endpoint", "the domain's endpoint is in use"));
+        }
+        let endpoint = VerbsEndpoint::open(Arc::clone(&self.0), config).inspect_err(|_| self.0.closed())?;
+        Ok(Box::new(endpoint))
+    }
+}

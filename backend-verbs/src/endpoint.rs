@@ -1,0 +1,278 @@
+//! The endpoint: posts, polls, and says goodbye to peers.
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::Arc;
+
+use rdma_sys as ib;
+use transport_core::spi::{
+    Armed, Batch, Completions, Endpoint, EndpointConfig, Event, PeerSlot, PostResult, ReceiveRequest, Status,
+    Verdicts, WorkRequest,
+};
+use transport_core::{ErrorKind, Result, Time};
+
+use crate::domain::Shared;
+use crate::library::library;
+use crate::peers::{Pairs, View};
+use crate::posted::{CHAIN, Posted};
+use crate::queue_pair::QueuePair;
+use crate::receives::Receives;
+use crate::report::entries;
+use crate::status::words;
+
+/// What is posted to a queue pair, and whose it is.
+pub(crate) struct Ring {
+    pub(crate) posted: Posted,
+    pub(crate) slot: PeerSlot,
+    /// Why it failed: what is flushed behind that did, too.
+    pub(crate) cause: Option<Status>,
+}
+
+/// A slot's connection.
+#[derive(Default)]
+pub(crate) struct Link {
+    pub(crate) view: View,
+    /// As posted to; it may not be the slot's any more.
+    pub(crate) pairs: Option<Arc<Pairs>>,
+    /// The queue pair that comes next.
+    pub(crate) turn: usize,
+    /// What is posted was given up: it is not posted again.
+    pub(crate) is_aborted: bool,
+}
+
+/// Closed in order: connections before what they use.
+pub(crate) struct VerbsEndpoint {
+    pub(crate) links: Vec<Link>,
+    /// Connections that ended, until nothing of theirs is posted.
+    ending: Vec<(PeerSlot, Arc<Pairs>)>,
+    /// By number of the queue pair.
+    pub(crate) rings: HashMap<u32, Ring>,
+    pub(crate) receives: Receives,
+    pub(crate) shared: Arc<Shared>,
+    seen: u64,
+    views: Vec<View>,
+    /// Whether there are slots that wait for their goodbye, or for their next connection.
+    has_leaving: bool,
+    has_broken: bool,
+    pub(crate) requests: usize,
+    pub(crate) send_depth: usize,
+    /// Requests that a failed connection has not executed: for the next one.
+    pub(crate) replays: VecDeque<WorkRequest>,
+    pub(crate) is_lost: bool,
+    /// The last look at the completion queue left nothing there.
+    pub(crate) is_drained: bool,
+    /// Failures whose meaning is not known yet.
+    pub(crate) verdicts: Verdicts,
+    /// Events that had no room.
+    pub(crate) waiting: VecDeque<Event>,
+    pub(crate) entries: Vec<ib::ibv_wc>,
+}
+
+impl VerbsEndpoint {
+    pub(crate) fn open(shared: Arc<Shared>, config: EndpointConfig) -> Result<Self> {
+        let depth = shared.capabilities.send_depth;
+        Ok(Self {
+            links: Vec::new(),
+            ending: Vec::new(),
+            rings: HashMap::new(),
+            receives: Receives::open(&shared.card)?,
+            send_depth: config.send_depth.unwrap_or(depth).min(depth) as usize,
+            shared,
+            seen: u64::MAX,
+            views: Vec::new(),
+            has_leaving: false,
+            has_broken: false,
+            requests: 0,
+            replays: VecDeque::new(),
+            is_lost: false,
+            is_drained: false,
+            verdicts: Verdicts::default(),
+            waiting: VecDeque::new(),
+            entries: entries(),
+        })
+    }
+
+    /// Takes over what the control side has changed.
+    fn refresh(&mut self) {
+        if !self.shared.peers.refresh(&mut self.seen, &mut self.views) {
+            return;
+        }
+        self.links.resize_with(self.views.len(), Link::default);
+        self.has_leaving = self.views.iter().any(|view| matches!(view, View::Leaving));
+        self.has_broken = self.views.iter().any(|view| matches!(view, View::Broken));
+        for (index, (link, view)) in self.links.iter_mut().zip(&self.views).enumerate() {
+            let slot = PeerSlot(index as u32);
+            let next = match view {
+                View::Up(pairs) => Some(Arc::clone(pairs)),
+                _ => None,
+            };
+            link.view = view.clone();
+            let is_same = match (&link.pairs, &next) {
+                (Some(old), Some(new)) => Arc::ptr_eq(old, new),
+                (None, None) => true,
+                _ => false,
+            };
+            if is_same {
+                continue;
+            }
+            link.is_aborted &= next.is_none();
+            for pair in next.iter().flat_map(|pairs| pairs.all()) {
+                self.rings.insert(pair.number(), Ring { posted: Posted::default(), slot, cause: None });
+            }
+            if let Some(old) = std::mem::replace(&mut link.pairs, next) {
+                // What is posted comes back as flushed.
+                old.all().for_each(QueuePair::fail);
+                self.ending.push((slot, old));
+            }
+        }
+    }
+
+    /// Whether `slot` is a peer's, for what claims to come from it.
+    pub(crate) fn knows(&self, slot: PeerSlot) -> bool {
+        let link = self.links.get(slot.0 as usize);
+        link.is_some_and(|link| matches!(link.view, View::Up(_) | View::Broken))
+    }
+
+    /// Lets go of connections that nothing is posted to any more, and says goodbye to peers.
+    fn goodbyes(&mut self) {
+        let (rings, is_lost) = (&mut self.rings, self.is_lost);
+        self.ending.retain(|(_, pairs)| {
+            let is_busy =
+                |pair: &QueuePair| rings.get(&pair.number()).is_some_and(|ring| ring.posted.len() > 0);
+            if !is_lost && pairs.all().any(is_busy) {
+                return true;
+            }
+            pairs.all().for_each(|pair| drop(rings.remove(&pair.number())));
+            false
+        });
+        for (index, link) in self.links.iter_mut().enumerate() {
+            let peer = PeerSlot(index as u32);
+            if matches!(link.view, View::Leaving) && self.ending.iter().all(|(slot, _)| *slot != peer) {
+                link.view = View::Free;
+                self.waiting.push_back(Event::PeerGone { peer });
+                self.shared.peers.free(peer);
+            }
+        }
+    }
+
+    /// Reads the channel empty, so that its descriptor tells of what comes.
+    fn clear_channel(&self) {
+        let Ok(library) = library() else { return };
+        let card = &self.shared.card;
+        let (mut cq, mut user) = (std::ptr::null_mut(), std::ptr::null_mut());
+        // SAFETY: the channel is open and does not wait; each event is acknowledged once.
+        unsafe {
+            while library.get_cq_event(card.channel.as_ptr(), &raw mut cq, &raw mut user) == 0 {
+                library.ack_cq_events(cq, 1);
+            }
+        }
+    }
+}
+
+impl Endpoint for VerbsEndpoint {
+    unsafe fn post(&mut self, batch: &Batch) -> PostResult {
+        self.refresh();
+        if self.is_lost {
+            let lost = Status { kind: ErrorKind::DeviceLost, code: 0 };
+            return PostResult { accepted: 0, error: Some(lost) };
+        }
+        let mut accepted = 0;
+        for (run, pieces) in batch.runs() {
+            // SAFETY: by the caller.
+            let (taken, error) = unsafe { self.post_run(run, pieces) };
+            accepted += taken;
+            if taken < pieces.len() {
+                return PostResult { accepted, error };
+            }
+        }
+        PostResult { accepted, error: None }
+    }
+
+    unsafe fn post_recv(&mut self, batch: &[ReceiveRequest]) -> PostResult {
+        let most = self.shared.capabilities.recv_depth as usize;
+        PostResult { accepted: self.receives.want(batch, most), error: None }
+    }
+
+    fn poll(&mut self, into: &mut Completions) {
+        self.refresh();
+        self.drain(into.spare());
+        if !self.replays.is_empty() {
+            self.replay();
+        }
+        let links = &self.links;
+        let has_left = |peer: PeerSlot| {
+            let link = links.get(peer.0 as usize);
+            link.is_none_or(|link| matches!(link.view, View::Leaving | View::Free))
+        };
+        self.verdicts.tell(|| self.shared.clock.now(), has_left, &mut self.waiting);
+        // What a connection has brought is read before it is forgotten.
+        let may_part = self.is_drained || self.is_lost;
+        if may_part && (self.has_leaving || !self.ending.is_empty()) {
+            self.refresh();
+            self.goodbyes();
+        }
+        while into.spare() > 0
+            && let Some(event) = self.waiting.pop_front()
+        {
+            let _ = into.push(event);
+        }
+    }
+
+    fn arm(&mut self) -> Armed {
+        self.refresh();
+        self.clear_channel();
+        let card = Arc::clone(&self.shared.card);
+        // SAFETY: the queue is open.
+        let code = unsafe { ib::ibv_req_notify_cq(card.cq.as_ptr(), 0) };
+        // What came before it was asked for tells nobody.
+        let is_idle = code == 0 && !self.drain(CHAIN) && self.waiting.is_empty() && self.ending.is_empty();
+        // Nobody tells when the next connection is there.
+        if !is_idle || self.has_broken {
+            return Armed::Ready;
+        }
+        // SAFETY: the channel is open.
+        #[cfg(unix)]
+        return Armed::Fd(unsafe { (*card.channel.as_ptr()).fd });
+        #[cfg(not(unix))]
+        Armed::Unsupported
+    }
+
+    fn due(&self) -> Time {
+        self.verdicts.due()
+    }
+
+    fn abort(&mut self, peer: PeerSlot) {
+        self.refresh();
+        // The connection ends with what is posted to it; the next one is another's matter.
+        if let Some(link) = self.links.get_mut(peer.0 as usize) {
+            link.is_aborted = true;
+        }
+        self.forget_replays(peer);
+        self.breaks(peer);
+        self.refresh();
+    }
+
+    fn cancel_recv(&mut self, id: u64) {
+        if self.receives.cancel(id) {
+            let status = Status { kind: ErrorKind::Cancelled, code: 0 };
+            self.waiting.push_back(Event::ReceiveFailed { id, status });
+        }
+    }
+
+    fn describe(&self, status: Status) -> String {
+        match (status.kind, status.code) {
+            (ErrorKind::DeviceLost, code) => format!("{}: error {code}", self.shared.card.device.name),
+            (kind, 0) => format!("{kind:?}"),
+            (_, code) => words(code),
+        }
+    }
+}
+
+impl Drop for VerbsEndpoint {
+    fn drop(&mut self) {
+        // The queue pairs go: nothing is touched after that.
+        self.links.clear();
+        self.ending.clear();
+        self.shared.peers.lock().clear();
+        self.shared.closed();
+    }
+}

@@ -1,0 +1,135 @@
+//! Peer slots: reserved, connected and ended by the control side, read by the endpoint.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use transport_core::spi::PeerSlot;
+use transport_core::{Error, ErrorKind, Result};
+
+use crate::queue_pair::QueuePair;
+
+/// The queue pairs of a peer.
+pub(crate) struct Pairs {
+    /// For writes and reads.
+    pub(crate) accesses: Vec<QueuePair>,
+    pub(crate) messages: QueuePair,
+    /// Of both sides' offers that cross, the lower one stands.
+    pub(crate) nonce: u64,
+}
+
+impl Pairs {
+    pub(crate) fn all(&self) -> impl Iterator<Item = &QueuePair> {
+        self.accesses.iter().chain([&self.messages])
+    }
+}
+
+/// A slot.
+#[derive(Default)]
+pub(crate) enum Slot {
+    #[default]
+    Free,
+    /// Offered to a peer that has not answered.
+    Offered(Arc<Pairs>),
+    Up(Arc<Pairs>),
+    /// The connection failed: where there is an offer, the peer was told what comes next.
+    Broken(Option<Arc<Pairs>>),
+    /// Ended by this side: the endpoint says when its last request is over.
+    Leaving,
+}
+
+/// A slot as the endpoint sees it.
+#[derive(Clone, Default)]
+pub(crate) enum View {
+    #[default]
+    Free,
+    Up(Arc<Pairs>),
+    Broken,
+    Leaving,
+}
+
+/// All slots of a domain.
+#[derive(Default)]
+pub(crate) struct Peers {
+    slots: Mutex<Vec<Slot>>,
+    /// Counts changes, so that the endpoint looks only when there was one.
+    changes: AtomicU64,
+}
+
+impl Peers {
+    /// To change slots; who has changed one says so.
+    pub(crate) fn lock(&self) -> MutexGuard<'_, Vec<Slot>> {
+        self.slots.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn changed(&self) {
+        self.changes.fetch_add(1, Ordering::Release);
+    }
+
+    pub(crate) fn reserve(&self, pairs: Arc<Pairs>) -> PeerSlot {
+        let mut slots = self.lock();
+        let free = slots.iter().position(|slot| matches!(slot, Slot::Free));
+        let index = free.unwrap_or_else(|| {
+            slots.push(Slot::Free);
+            slots.len() - 1
+        });
+        slots[index] = Slot::Offered(pairs);
+        PeerSlot(index as u32)
+    }
+
+    pub(crate) fn leave(&self, slot: PeerSlot) {
+        let mut slots = self.lock();
+        if let Some(slot) = slots.get_mut(slot.0 as usize).filter(|slot| !matches!(slot, Slot::Free)) {
+            *slot = Slot::Leaving;
+            self.changed();
+        }
+    }
+
+    /// The slot may be offered anew.
+    pub(crate) fn free(&self, slot: PeerSlot) {
+        self.lock()[slot.0 as usize] = Slot::Free;
+        self.changed();
+    }
+
+    /// The endpoint has seen a connection fail. Whether it was up: then the peer is to be told.
+    pub(crate) fn broke(&self, slot: PeerSlot) -> bool {
+        let mut slots = self.lock();
+        let Some(slot) = slots.get_mut(slot.0 as usize) else { return false };
+        let was_up = matches!(slot, Slot::Up(_));
+        if was_up {
+            *slot = Slot::Broken(None);
+            self.changed();
+        }
+        was_up
+    }
+
+    pub(crate) fn is_up(&self, slot: PeerSlot) -> bool {
+        matches!(self.lock().get(slot.0 as usize), Some(Slot::Up(_) | Slot::Broken(_)))
+    }
+
+    /// Tells how the slots are if anything changed since the count in `seen`.
+    pub(crate) fn refresh(&self, seen: &mut u64, into: &mut Vec<View>) -> bool {
+        let changes = self.changes.load(Ordering::Acquire);
+        if changes == *seen {
+            return false;
+        }
+        *seen = changes;
+        into.clear();
+        into.extend(self.lock().iter().map(|slot| match slot {
+            Slot::Free | Slot::Offered(_) => View::Free,
+            Slot::Up(pairs) => View::Up(Arc::clone(pairs)),
+            Slot::Broken(_) => View::Broken,
+            Slot::Leaving => View::Leaving,
+        }));
+        true
+    }
+}
+
+/// A connection that ended before it was made.
+pub(crate) fn too_late() -> Error {
+    Error::new(ErrorKind::Closed, "connect", "the connection ended before it was made")
+}
+
+/// A slot of that number.
+pub(crate) fn slot_of(slots: &mut [Slot], slot: PeerSlot) -> Result<&mut Slot> {
+    slots.get_mut(slot.0 as usize).ok_or_else(too_late)
+}

@@ -1,0 +1,188 @@
+//! A reliable connection: its queue pair, and the states it goes through.
+
+use std::sync::Arc;
+
+use rdma_sys as ib;
+use transport_core::Result;
+
+use crate::domain::Card;
+use crate::library::library;
+use crate::objects::{Object, last_errno};
+use crate::status::{EINVAL, os_error};
+
+/// What the other side of a queue pair must know.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+pub(crate) struct End {
+    pub number: u32,
+    /// Of the first packet that it sends.
+    pub psn: u32,
+}
+
+/// Where a port is.
+#[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+pub(crate) struct Place {
+    /// The best one first.
+    pub gids: Vec<[u8; 16]>,
+    pub lid: u16,
+    /// `enum ibv_mtu`.
+    pub mtu: u8,
+    pub is_ethernet: bool,
+}
+
+/// What a queue pair carries.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Carries {
+    /// Writes and reads: imms that come take receives without buffers.
+    Accesses,
+    /// Messages.
+    Messages,
+}
+
+/// Destroyed before what it is made of.
+pub(crate) struct QueuePair {
+    qp: Object<ib::ibv_qp>,
+    psn: u32,
+    inline: u32,
+    card: Arc<Card>,
+}
+
+/// Bytes that go into the request itself, so that the card need not fetch them: a request takes two
+/// blocks of 64 bytes on mlx5 then, instead of one.
+const INLINE: u32 = 64;
+/// Routers between two hosts, at most.
+const HOPS: u8 = 64;
+/// How long a peer without a receive has us wait before the next try: 0.64 ms (IBTA 1.4, table 45).
+const RNR_TIMER: u8 = 12;
+/// So often: without end; who posts no receive holds up its own requests only, which have deadlines.
+const RNR_RETRIES: u8 = 7;
+/// Numbers of packets have 24 bits.
+pub(crate) const PSN_MASK: u32 = 0xff_ffff;
+
+impl QueuePair {
+    /// One that is not connected yet.
+    pub(crate) fn new(card: &Arc<Card>, carries: Carries, psn: u32) -> Result<Self> {
+        let library = library()?;
+        let create = |inline: u32| {
+            // SAFETY: zero is a value of the structures; all objects in them are open, and outlive the
+            // queue pair.
+            unsafe {
+                let mut attr: ib::ibv_qp_init_attr = std::mem::zeroed();
+                (attr.send_cq, attr.recv_cq) = (card.cq.as_ptr(), card.cq.as_ptr());
+                attr.srq = match carries {
+                    Carries::Accesses => card.imms.as_ptr(),
+                    Carries::Messages => card.messages.as_ptr(),
+                };
+                (attr.cap.max_send_wr, attr.cap.max_inline_data) = (card.depth_of_pair, inline);
+                (attr.cap.max_send_sge, attr.cap.max_recv_sge) = (1, 1);
+                (attr.qp_type, attr.sq_sig_all) = (ib::IBV_QPT_RC, 0);
+                library.create_qp(card.device.pd.as_ptr(), &raw mut attr)
+            }
+        };
+        let (qp, inline) = match create(INLINE) {
+            none if none.is_null() && last_errno() == EINVAL => (create(0), 0),
+            qp => (qp, INLINE),
+        };
+        let this =
+            Self { qp: Object::of(qp, "connect")?, psn: psn & PSN_MASK, inline, card: Arc::clone(card) };
+        this.modify("to be initialised", |attr| {
+            (attr.qp_state, attr.pkey_index) = (ib::IBV_QPS_INIT, this.card.config.pkey_index);
+            attr.port_num = this.card.port;
+            attr.qp_access_flags =
+                ib::IBV_ACCESS_REMOTE_WRITE | ib::IBV_ACCESS_REMOTE_READ | ib::IBV_ACCESS_LOCAL_WRITE;
+            ib::IBV_QP_STATE | ib::IBV_QP_PKEY_INDEX | ib::IBV_QP_PORT | ib::IBV_QP_ACCESS_FLAGS
+        })?;
+        Ok(this)
+    }
+
+    pub(crate) fn end(&self) -> End {
+        End { number: self.number(), psn: self.psn }
+    }
+
+    #[inline]
+    pub(crate) fn number(&self) -> u32 {
+        // SAFETY: the queue pair is open.
+        unsafe { (*self.qp.as_ptr()).qp_num }
+    }
+
+    #[inline]
+    pub(crate) fn card(&self) -> &Card {
+        &self.card
+    }
+
+    /// Bytes that a request may carry in itself.
+    #[inline]
+    pub(crate) fn inline(&self) -> u64 {
+        self.inline.into()
+    }
+
+    #[inline]
+    pub(crate) fn as_ptr(&self) -> *mut ib::ibv_qp {
+        self.qp.as_ptr()
+    }
+
+    /// Connects it with the queue pair `end` at `place`, from GID `ours` to GID `theirs`: it may receive,
+    /// and send.
+    pub(crate) fn connect(&self, place: &Place, end: End, (ours, theirs): (u8, [u8; 16])) -> Result<()> {
+        let card = &self.card;
+        self.modify("to receive", |attr| {
+            attr.qp_state = ib::IBV_QPS_RTR;
+            attr.path_mtu = u32::from(place.mtu.min(card.place.mtu)) as ib::ibv_mtu;
+            (attr.dest_qp_num, attr.rq_psn) = (end.number, end.psn);
+            (attr.max_dest_rd_atomic, attr.min_rnr_timer) = (card.reads_taken, RNR_TIMER);
+            let path = &mut attr.ah_attr;
+            (path.dlid, path.sl, path.port_num) = (place.lid, card.config.service_level, card.port);
+            path.is_global = u8::from(place.is_ethernet);
+            path.grh.dgid.raw = theirs;
+            (path.grh.sgid_index, path.grh.hop_limit) = (ours, HOPS);
+            path.grh.traffic_class = card.config.traffic_class;
+            ib::IBV_QP_STATE
+                | ib::IBV_QP_AV
+                | ib::IBV_QP_PATH_MTU
+                | ib::IBV_QP_DEST_QPN
+                | ib::IBV_QP_RQ_PSN
+                | ib::IBV_QP_MAX_DEST_RD_ATOMIC
+                | ib::IBV_QP_MIN_RNR_TIMER
+        })?;
+        self.modify("to send", |attr| {
+            attr.qp_state = ib::IBV_QPS_RTS;
+            (attr.timeout, attr.retry_cnt) = (card.config.timeout, card.config.retries);
+            (attr.rnr_retry, attr.sq_psn, attr.max_rd_atomic) = (RNR_RETRIES, self.psn, card.reads_asked);
+            ib::IBV_QP_STATE
+                | ib::IBV_QP_TIMEOUT
+                | ib::IBV_QP_RETRY_CNT
+                | ib::IBV_QP_RNR_RETRY
+                | ib::IBV_QP_SQ_PSN
+                | ib::IBV_QP_MAX_QP_RD_ATOMIC
+        })
+    }
+
+    /// Ends it: what is posted comes back as flushed, nothing that comes is taken any more.
+    pub(crate) fn fail(&self) {
+        let failed = self.modify("to stop", |attr| {
+            attr.qp_state = ib::IBV_QPS_ERR;
+            ib::IBV_QP_STATE
+        });
+        if let Err(error) = failed {
+            tracing::warn!(%error, "a queue pair does not stop");
+        }
+    }
+
+    /// Changes it by what `set` fills in, and says that it has.
+    fn modify(
+        &self,
+        what: &str,
+        set: impl FnOnce(&mut ib::ibv_qp_attr) -> ib::ibv_qp_attr_mask,
+    ) -> Result<()> {
+        let library = library()?;
+        // SAFETY: zero is a value of the structure; the queue pair is open.
+        let code = unsafe {
+            let mut attr: ib::ibv_qp_attr = std::mem::zeroed();
+            let mask = set(&mut attr);
+            library.modify_qp(self.qp.as_ptr(), &raw mut attr, mask as i32)
+        };
+        match code {
+            0 => Ok(()),
+            code => Err(os_error("connect", &format!("a queue pair {what}"), code)),
+        }
+    }
+}

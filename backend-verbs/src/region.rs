@@ -1,0 +1,159 @@
+//! Registered memory, and that of peers.
+
+use std::sync::{Arc, Mutex, PoisonError};
+use std::task::Poll;
+
+use rdma_sys as ib;
+use transport_core::spi::{KeyMaterial, MemoryRegion, RemoteMemory};
+use transport_core::{Access, Error, ErrorKind, Memory, MemoryKind, Result};
+
+use crate::device::Device;
+use crate::library::library;
+use crate::objects::{Object, last_errno};
+use crate::status::EINVAL;
+
+/// A registration. Closed in order: the keys first, then the memory is let go.
+pub(crate) struct Registered {
+    mr: Mutex<Option<Object<ib::ibv_mr>>>,
+    lkey: u32,
+    key: KeyMaterial,
+    _memory: Arc<dyn Memory>,
+    _device: Arc<Device>,
+}
+
+impl Registered {
+    /// Registers `memory` for this side, and for peers as `access` allows; the host's is paged in on
+    /// demand, or pinned.
+    ///
+    /// # Safety
+    /// As `Domain::register`.
+    pub(crate) unsafe fn new(
+        device: &Arc<Device>,
+        memory: Arc<dyn Memory>,
+        access: Access,
+        is_paged: bool,
+    ) -> Result<Self> {
+        // GPUs' memory is slow without relaxed ordering; a completion still comes after its bytes. The
+        // library leaves the flag out where the kernel does not know it.
+        let mut rights = ib::IBV_ACCESS_LOCAL_WRITE | ib::IBV_ACCESS_RELAXED_ORDERING;
+        if access.contains(Access::REMOTE_WRITE) {
+            rights |= ib::IBV_ACCESS_REMOTE_WRITE;
+        }
+        if access.contains(Access::REMOTE_READ) {
+            rights |= ib::IBV_ACCESS_REMOTE_READ;
+        }
+        let is_host = memory.kind() == MemoryKind::Host;
+        // SAFETY: by the caller.
+        let mr = unsafe {
+            match is_host {
+                true => of_host(device, &*memory, rights, is_paged),
+                false => of_device(device, &*memory, rights),
+            }
+        }?;
+        let start = memory.as_ptr();
+        // SAFETY: an open registration.
+        let (lkey, rkey) = unsafe { ((*mr.as_ptr()).lkey, (*mr.as_ptr()).rkey) };
+        Ok(Self {
+            mr: Mutex::new(Some(mr)),
+            lkey,
+            key: KeyMaterial { base: start as u64, key: rkey.into(), len: memory.len() as u64 },
+            _memory: memory,
+            _device: Arc::clone(device),
+        })
+    }
+}
+
+/// The host's memory: pinned, or paged in as requests come to it.
+///
+/// # Safety
+/// As `Domain::register`.
+unsafe fn of_host(
+    device: &Device,
+    memory: &dyn Memory,
+    rights: u32,
+    is_paged: bool,
+) -> Result<Object<ib::ibv_mr>> {
+    let rights = if is_paged { rights | ib::IBV_ACCESS_ON_DEMAND } else { rights };
+    // SAFETY: by the caller.
+    let mr = unsafe { by_address(device, memory, rights) }?;
+    if mr.is_null() && is_paged && last_errno() == EINVAL {
+        let context = format!("{} does not page on demand: register without", device.name);
+        return Err(Error::new(ErrorKind::Unsupported, "register", context));
+    }
+    Object::of(mr, "register")
+}
+
+/// A GPU's memory: by its DMA-BUF, or by its address, where a module of the kernel (nvidia_peermem)
+/// tells cards of it.
+///
+/// # Safety
+/// As `Domain::register`.
+unsafe fn of_device(device: &Device, memory: &dyn Memory, rights: u32) -> Result<Object<ib::ibv_mr>> {
+    let refused = |why: &str| {
+        let context = format!("{} cannot reach the memory of {:?}: {why}", device.name, memory.kind());
+        Error::new(ErrorKind::Unsupported, "register", context)
+    };
+    device.gets_foreign_memory();
+    let Some((fd, offset)) = dma_buf(memory) else {
+        // SAFETY: by the caller.
+        let mr = unsafe { by_address(device, memory, rights) }?;
+        return Object::of(mr, "register")
+            .map_err(|why| refused(&format!("it is no DMA-BUF, and no module tells cards of it ({why})")));
+    };
+    let (start, len, library) = (memory.as_ptr(), memory.len(), library()?);
+    // SAFETY: the memory is the caller's promise, the domain is open; the descriptor is open while the memory lives.
+    let mr =
+        unsafe { library.reg_dmabuf_mr(device.pd.as_ptr(), offset, len, start as u64, fd, rights as i32) };
+    let mr = mr.ok_or_else(|| refused("libibverbs is older than rdma-core 34"))?;
+    Object::of(mr, "register").map_err(|why| refused(&format!("it takes no DMA-BUF ({why})")))
+}
+
+/// As the process addresses it; null, and `errno` set, where that is refused.
+///
+/// # Safety
+/// As `Domain::register`.
+unsafe fn by_address(device: &Device, memory: &dyn Memory, rights: u32) -> Result<*mut ib::ibv_mr> {
+    let (start, len, library) = (memory.as_ptr(), memory.len(), library()?);
+    // SAFETY: the memory is the caller's promise; the domain is open.
+    Ok(unsafe { library.reg_mr_iova2(device.pd.as_ptr(), start.cast(), len, start as u64, rights) })
+}
+
+#[cfg(unix)]
+fn dma_buf(memory: &dyn Memory) -> Option<(i32, u64)> {
+    use std::os::fd::AsRawFd;
+    memory.dma_buf().map(|(file, offset)| (file.as_raw_fd(), offset))
+}
+
+#[cfg(not(unix))]
+fn dma_buf(_: &dyn Memory) -> Option<(i32, u64)> {
+    None
+}
+
+impl MemoryRegion for Registered {
+    fn lkey(&self) -> u64 {
+        self.lkey.into()
+    }
+
+    fn key(&self) -> KeyMaterial {
+        self.key
+    }
+
+    fn revoke(&self) -> Poll<Result<()>> {
+        // The card waits for what it is in the middle of.
+        drop(self.mr.lock().unwrap_or_else(PoisonError::into_inner).take());
+        Poll::Ready(Ok(()))
+    }
+}
+
+/// A peer's region: its numbers are all that a request needs.
+pub(crate) struct Imported(pub(crate) KeyMaterial);
+
+impl RemoteMemory for Imported {
+    fn rkey(&self) -> u64 {
+        self.0.key
+    }
+
+    fn base(&self) -> u64 {
+        self.0.base
+    }
+}

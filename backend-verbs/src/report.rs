@@ -1,0 +1,148 @@
+//! Completions as events.
+
+use std::ffi::c_int;
+
+use rdma_sys as ib;
+use transport_core::ErrorKind;
+use transport_core::spi::{Event, PeerSlot, Status};
+
+use crate::endpoint::VerbsEndpoint;
+use crate::posted::Ended;
+use crate::receives::{IMM, RECEIVE};
+use crate::status::of_completion;
+
+/// Completions read by one call.
+const AT_ONCE: usize = 64;
+/// Where they are read into.
+pub(crate) fn entries() -> Vec<ib::ibv_wc> {
+    // SAFETY: zero is a value of the structure.
+    vec![unsafe { std::mem::zeroed() }; AT_ONCE]
+}
+
+/// `wc_flags`: it has an imm (`IBV_WC_WITH_IMM`).
+const WITH_IMM: u32 = 2;
+
+impl VerbsEndpoint {
+    /// Reads about `room` completions and files their events; whether there were any.
+    pub(crate) fn drain(&mut self, room: usize) -> bool {
+        let mut any = false;
+        self.is_drained = false;
+        while self.waiting.len() < room {
+            let mut entries = std::mem::take(&mut self.entries);
+            let most = entries.len().min(room - self.waiting.len()) as c_int;
+            // SAFETY: the queue is open, and there is room for so many.
+            let count = unsafe { ib::ibv_poll_cq(self.shared.card.cq.as_ptr(), most, entries.as_mut_ptr()) };
+            for entry in entries.iter().take(count.max(0) as usize) {
+                match entry.wr_id & RECEIVE {
+                    0 => self.ended(entry),
+                    _ => self.received(entry),
+                }
+            }
+            self.entries = entries;
+            if count < 0 {
+                self.lose(count);
+                break;
+            }
+            any |= count > 0;
+            if count < most {
+                self.is_drained = true;
+                break;
+            }
+        }
+        while let Some(delivered) = self.receives.next(&self.shared.card) {
+            let id = delivered.id;
+            self.waiting.push_back(match delivered.fits {
+                true => Event::Received { id, peer: delivered.from, len: delivered.len, imm: delivered.imm },
+                false => {
+                    let status = of_completion(ib::IBV_WC_LOC_LEN_ERR);
+                    Event::ReceiveFailed { id, status }
+                }
+            });
+            any = true;
+        }
+        any
+    }
+
+    /// A request of ours is over.
+    fn ended(&mut self, entry: &ib::ibv_wc) {
+        // Of a queue pair that is gone.
+        let Some(ring) = self.rings.get_mut(&entry.qp_num) else { return };
+        let (waiting, requests) = (&mut self.waiting, &mut self.requests);
+        let tell = |Ended { first, count }| {
+            *requests -= count as usize;
+            waiting.push_back(Event::Done { first, count });
+        };
+        if entry.status == ib::IBV_WC_SUCCESS {
+            return ring.posted.done(entry.wr_id, tell);
+        }
+        let failed = ring.posted.failed(entry.wr_id, tell);
+        let (slot, is_flushed) = (ring.slot, entry.status == ib::IBV_WC_WR_FLUSH_ERR);
+        let status = of_completion(entry.status);
+        if !is_flushed {
+            ring.cause = Some(status);
+        }
+        let cause = ring.cause;
+        tracing::debug!(qp = entry.qp_num, status.code, vendor = entry.vendor_err, "a request failed");
+        if let Some(request) = failed {
+            self.requests -= 1;
+            match status.kind {
+                _ if is_flushed => self.flushed(request, cause),
+                // A process that is killed loses its keys before its queue pairs.
+                ErrorKind::RemoteAccess => {
+                    self.verdicts.hold(request.id, slot, status, self.shared.clock.now());
+                }
+                _ => self.waiting.push_back(Event::Failed { id: request.id, status }),
+            }
+        }
+        self.breaks(slot);
+    }
+
+    /// A connection failed: the peer is to be told of the next.
+    pub(crate) fn breaks(&mut self, slot: PeerSlot) {
+        if self.shared.peers.broke(slot) {
+            self.waiting.push_back(Event::Moved);
+        }
+    }
+
+    /// Something of a peer's has taken a receive.
+    fn received(&mut self, entry: &ib::ibv_wc) {
+        let from = self.rings.get(&entry.qp_num).map(|ring| ring.slot).filter(|slot| self.knows(*slot));
+        let is_ok = entry.status == ib::IBV_WC_SUCCESS;
+        // SAFETY: what the union holds where the flag says so, or an imm came for certain.
+        let imm = u32::from_be(unsafe { entry.__bindgen_anon_1.imm_data });
+        if entry.wr_id & IMM == IMM {
+            self.receives.took_imm(&self.shared.card);
+            match from.filter(|_| is_ok) {
+                Some(peer) => self.waiting.push_back(Event::Imm { peer, imm }),
+                None => tracing::debug!(imm, "an imm of a peer that is gone, or was none"),
+            }
+            return;
+        }
+        let buffer = (entry.wr_id & !RECEIVE) as u32;
+        match from.filter(|_| is_ok) {
+            Some(peer) => {
+                let imm = (entry.wc_flags & WITH_IMM != 0).then_some(imm);
+                self.receives.arrived(buffer, peer, entry.byte_len, imm);
+            }
+            None => self.receives.give(&self.shared.card, buffer),
+        }
+    }
+
+    /// The card does not work any more.
+    fn lose(&mut self, code: c_int) {
+        if std::mem::replace(&mut self.is_lost, true) {
+            return;
+        }
+        let status = Status { kind: ErrorKind::DeviceLost, code };
+        for ring in self.rings.values_mut() {
+            for Ended { first, count } in ring.posted.take_all() {
+                let failed = (first..first + u64::from(count)).map(|id| Event::Failed { id, status });
+                self.waiting.extend(failed);
+            }
+        }
+        self.requests = 0;
+        let receives = self.receives.take_wanted();
+        self.waiting.extend(receives.into_iter().map(|id| Event::ReceiveFailed { id, status }));
+        self.waiting.push_back(Event::DeviceLost { status });
+    }
+}

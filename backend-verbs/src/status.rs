@@ -1,0 +1,84 @@
+//! What libibverbs' numbers mean to the engine.
+
+use std::ffi::CStr;
+
+use rdma_sys as ib;
+use transport_core::spi::Status;
+use transport_core::{Error, ErrorKind};
+
+use crate::library::library;
+
+/// The errno of a card that does not know what it is asked for.
+pub(crate) const EINVAL: i32 = 22;
+
+/// What the status of a failed completion means. Only its `wr_id`, `status`, `qp_num` and
+/// `vendor_err` are valid (ibv_poll_cq(3)).
+pub(crate) fn of_completion(status: ib::ibv_wc_status) -> Status {
+    let kind = match status {
+        ib::IBV_WC_REM_ACCESS_ERR | ib::IBV_WC_REM_INV_REQ_ERR => ErrorKind::RemoteAccess,
+        ib::IBV_WC_LOC_PROT_ERR => ErrorKind::LocalAccess,
+        ib::IBV_WC_LOC_LEN_ERR => ErrorKind::TooLarge,
+        // It does not answer, or not any more.
+        ib::IBV_WC_RETRY_EXC_ERR | ib::IBV_WC_RNR_RETRY_EXC_ERR | ib::IBV_WC_RESP_TIMEOUT_ERR => {
+            ErrorKind::PeerDied
+        }
+        // Behind one that failed: never executed, or nobody knows.
+        ib::IBV_WC_WR_FLUSH_ERR | ib::IBV_WC_REM_ABORT_ERR => ErrorKind::Unreachable,
+        ib::IBV_WC_FATAL_ERR => ErrorKind::DeviceLost,
+        _ => ErrorKind::Io,
+    };
+    Status { kind, code: status as i32 }
+}
+
+/// libibverbs' words for a completion's status.
+pub(crate) fn words(code: i32) -> String {
+    let words = library().ok().map(|library| {
+        // SAFETY: takes any number, and gives a string that lives as long as the library.
+        unsafe { library.wc_status_str(code as ib::ibv_wc_status) }
+    });
+    match words.filter(|words| !words.is_null()) {
+        None => format!("status {code}"),
+        // SAFETY: as above.
+        Some(words) => unsafe { CStr::from_ptr(words) }.to_string_lossy().into_owned(),
+    }
+}
+
+/// The error of a call for `what` that gave an errno.
+pub(crate) fn os_error(operation: &'static str, what: &str, errno: i32) -> Error {
+    let why = std::io::Error::from_raw_os_error(errno);
+    let (kind, advice) = match errno {
+        // ENOMEM, ENOSPC
+        12 | 28 => {
+            (ErrorKind::Exhausted, "; the card has no more of them, or RLIMIT_MEMLOCK is too low (ulimit -l)")
+        }
+        // EAGAIN
+        11 => (ErrorKind::Exhausted, "; the control group of the process has no more (cgroup's rdma.max)"),
+        // EPERM, EACCES
+        1 | 13 => (ErrorKind::Permission, "; give the process /dev/infiniband"),
+        // ENOSYS, EOPNOTSUPP
+        38 | 95 => (ErrorKind::Unsupported, ""),
+        _ => (ErrorKind::Io, ""),
+    };
+    Error::new(kind, operation, format!("libibverbs refuses {what}: {why}{advice}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn statuses_have_their_kinds() {
+        let of = |status| of_completion(status).kind;
+        assert_eq!(of(ib::IBV_WC_REM_ACCESS_ERR), ErrorKind::RemoteAccess);
+        assert_eq!(of(ib::IBV_WC_RETRY_EXC_ERR), ErrorKind::PeerDied);
+        assert_eq!(of(ib::IBV_WC_WR_FLUSH_ERR), ErrorKind::Unreachable);
+        assert_eq!(of(ib::IBV_WC_GENERAL_ERR), ErrorKind::Io);
+    }
+
+    #[test]
+    fn errnos_say_what_to_do() {
+        assert!(os_error("open", "a queue pair", 12).to_string().contains("ulimit -l"));
+        assert!(os_error("open", "a queue pair", 11).to_string().contains("rdma.max"));
+        assert_eq!(os_error("open", "a device", 13).kind(), ErrorKind::Permission);
+    }
+}

@@ -1,0 +1,147 @@
+//! What a card has runs out, and is given back. As root, on soft-RoCE devices `rxe0` and `rxe1`:
+//! `ci/rdma-vm/suite` runs it.
+#![cfg(target_os = "linux")]
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use backend_verbs::{Verbs, VerbsConfig};
+use pollster::block_on;
+use transport_core::spi::{Backend, DeviceInfo};
+use transport_core::{Access, Error, ErrorKind, Fabric, FabricBuilder, Listener, Region, TransportConfig};
+
+/// Every wait ends by then.
+const LIMIT: Duration = Duration::from_secs(20);
+const CONNECTIONS: usize = 1000;
+
+/// A fabric on one device, with a region and a listener.
+struct Side {
+    region: Region,
+    listener: Listener,
+    fabric: Fabric,
+}
+
+/// `rxe0` and `rxe1`.
+fn devices() -> [DeviceInfo; 2] {
+    let devices = Verbs::new().probe().expect("soft-RoCE devices are there");
+    devices.try_into().expect("there are two")
+}
+
+impl Side {
+    fn open(device: &DeviceInfo) -> Result<Self, Error> {
+        let verbs = Arc::new(Verbs::with(VerbsConfig::default().queue_pairs(2)));
+        let transport = TransportConfig::new("verbs", verbs).devices(vec![device.clone()]);
+        let fabric = FabricBuilder::new().transport(transport).open()?;
+        let region = fabric.alloc(4096, Access::all())?;
+        fabric.publish("region", &region)?;
+        Ok(Self { region, listener: block_on(fabric.listen("127.0.0.1:0"))?, fabric })
+    }
+
+    /// Connects to another, writes, and parts.
+    fn visit(&self, other: &Self) -> Result<(), Error> {
+        let address = other.listener.local_addr().to_string();
+        let peer = block_on(self.fabric.connect(&address))?;
+        let theirs = block_on(other.listener.accept())?;
+        let remote = block_on(peer.region("region"))?;
+        peer.write(&self.region, 0..4096, &remote, 0)?.wait(LIMIT)?;
+        peer.disconnect();
+        block_on(theirs.closed());
+        Ok(())
+    }
+}
+
+/// The control group of this process, which limits what it may have of cards.
+struct Group(PathBuf);
+
+impl Group {
+    fn join() -> Self {
+        let root = Path::new("/sys/fs/cgroup");
+        let group = root.join("multirail");
+        fs::write(root.join("cgroup.subtree_control"), "+rdma").expect("the kernel limits RDMA devices");
+        fs::create_dir_all(&group).expect("a control group");
+        fs::write(group.join("cgroup.procs"), "0").expect("a process to move");
+        Self(group)
+    }
+
+    /// So many objects of `device`: protection domains, queues, queue pairs, registrations.
+    fn allow(&self, device: &str, objects: &str) {
+        let limit = format!("{device} hca_object={objects}");
+        fs::write(self.0.join("rdma.max"), limit).expect("a limit of objects");
+    }
+
+    /// What is there now.
+    fn current(&self) -> String {
+        fs::read_to_string(self.0.join("rdma.current")).expect("counts of objects")
+    }
+}
+
+/// What the kernel has of each device (`rdma resource`).
+fn resources() -> String {
+    let output = Command::new("rdma").arg("resource").output().expect("iproute2 is there");
+    String::from_utf8_lossy(&output.stdout).into_owned()
+}
+
+/// Waits until `now` gives `want`: what a parted peer had goes when its last request is over.
+fn settles(want: &str, now: impl Fn() -> String) {
+    let end = Instant::now() + LIMIT;
+    while now() != want {
+        assert!(Instant::now() < end, "now:\n{}\nbefore:\n{want}", now());
+        // The kernel tells nobody.
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+#[test]
+#[ignore = "needs soft-RoCE: ci/rdma-vm/suite"]
+fn what_runs_out_is_told_and_nothing_leaks() {
+    let (group, [near, far]) = (Group::join(), devices());
+    for (limited, other, visits) in [(&near, &far, true), (&far, &near, false)] {
+        let name = &limited.name;
+        let mut refused = BTreeSet::new();
+        // One object more each time, until there are enough.
+        let enough = (0..100).find(|objects| {
+            let before = group.current();
+            let other = Side::open(other).expect("the other device has no limit");
+            let with_other = group.current();
+            group.allow(name, &objects.to_string());
+            let result = Side::open(limited).and_then(|side| match visits {
+                true => side.visit(&other),
+                false => other.visit(&side),
+            });
+            group.allow(name, "max");
+            if let Err(why) = &result {
+                // The peer of one that has no more hears it in words.
+                let is_told = why.kind() == ErrorKind::Exhausted || !visits && why.operation() == "control";
+                assert!(is_told && why.context().contains("rdma.max"), "{name}, {objects} objects: {why}");
+                refused.insert(why.operation());
+            }
+            settles(&with_other, || group.current());
+            drop(other);
+            settles(&before, || group.current());
+            result.is_ok()
+        });
+        // A protection domain, a queue, two shared ones, buffers, a region; six queue pairs or three.
+        assert!(enough.is_some_and(|objects| objects >= 9), "{name}: {enough:?} objects are enough");
+        let meets = if visits { "connect" } else { "control" };
+        assert_eq!(refused, BTreeSet::from([meets, "open", "register"]), "{name}");
+    }
+}
+
+#[test]
+#[ignore = "needs soft-RoCE: ci/rdma-vm/suite"]
+fn a_thousand_connections_leave_nothing() {
+    let ([near, far], before) = (devices(), resources());
+    let (near, far) = (Side::open(&near).unwrap(), Side::open(&far).unwrap());
+    near.visit(&far).unwrap();
+    let opened = resources();
+    for _ in 0..CONNECTIONS {
+        near.visit(&far).unwrap();
+    }
+    settles(&opened, resources);
+    drop((near, far));
+    settles(&before, resources);
+}

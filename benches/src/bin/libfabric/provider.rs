@@ -1,0 +1,41 @@
+//! libfabric's provider.
+
+use backend_efa::{Efa, EfaConfig};
+use benches::Done;
+use benches::ends::{Place, transport};
+use benches::side::Side;
+use transport_core::TransportConfig;
+
+/// Where both sides are: one provider's first device.
+#[derive(clap::Args, Clone)]
+pub struct Provider {
+    /// tcp, shm, ...
+    #[arg(long, default_value = "tcp")]
+    pub provider: String,
+}
+
+impl Provider {
+    /// By its name.
+    pub fn of(name: &str) -> Self {
+        Self { provider: name.to_owned() }
+    }
+
+    /// The local address: sockets stay on this host; shm and cards have none.
+    pub fn node(&self) -> Option<&'static str> {
+        let has_none = matches!(self.provider.as_str(), "shm" | "efa" | "efa-direct");
+        (!has_none).then_some("127.0.0.1")
+    }
+}
+
+impl Place for Provider {
+    const PINS: bool = true;
+
+    fn transport(&self, _: Side) -> Done<TransportConfig> {
+        let config = EfaConfig::default().provider(&self.provider);
+        transport(Efa::with(self.node().into_iter().fold(config, EfaConfig::node)), None)
+    }
+
+    fn arguments(&self) -> Vec<String> {
+        vec!["--provider".to_owned(), self.provider.clone()]
+    }
+}

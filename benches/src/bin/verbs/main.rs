@@ -1,0 +1,84 @@
+//! What the backend `verbs` costs beside perftest and beside libibverbs itself.
+//!
+//! `cargo run --release -p benches --bin verbs` compares them in `ci/rdma-vm`'s machine, on
+//! soft-RoCE; with `--here`, on this one, over the devices that `--devices` names.
+
+mod bandwidth;
+mod latency;
+mod machine;
+mod perftest;
+mod ports;
+
+use std::process::ExitCode;
+
+use benches::Done;
+use benches::ends::Target;
+use clap::{Parser, Subcommand};
+
+use ports::Ports;
+
+/// A loop of our writes.
+type Load = benches::load::Load<Ports>;
+
+#[derive(Parser)]
+struct Arguments {
+    #[command(subcommand)]
+    what: Option<What>,
+    #[command(flatten)]
+    compare: Compare,
+}
+
+/// The whole comparison.
+#[derive(clap::Args)]
+struct Compare {
+    /// On this machine's devices, not in a virtual machine.
+    #[arg(long)]
+    here: bool,
+    /// Pairs of runs of each.
+    #[arg(long, default_value_t = 41)]
+    pairs: usize,
+    #[command(flatten)]
+    ports: Ports,
+}
+
+#[derive(Subcommand)]
+enum What {
+    /// The measured side of a pair of processes; prints one line.
+    #[command(hide = true)]
+    Ours(Load),
+    /// The same for a ping-pong.
+    #[command(hide = true)]
+    Pings(latency::Pings),
+    /// The other side.
+    #[command(hide = true)]
+    Target(Target<Ports>),
+}
+
+impl Compare {
+    fn run(&self) -> Done<ExitCode> {
+        let pingpong = latency::compile(self.here)?;
+        if let Some(code) = machine::enter(self.here)? {
+            return Ok(code);
+        }
+        let is_fast = bandwidth::compare(&self.ports, self.pairs)?;
+        let is_quick = latency::compare(&self.ports, self.pairs, &pingpong)?;
+        Ok(if is_fast && is_quick { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+    }
+}
+
+fn main() -> ExitCode {
+    let arguments = Arguments::parse();
+    let done = match arguments.what {
+        None => arguments.compare.run(),
+        Some(What::Ours(load)) => load.run(),
+        Some(What::Pings(pings)) => pings.run(),
+        Some(What::Target(target)) => target.run(),
+    };
+    match done {
+        Ok(code) => code,
+        Err(why) => {
+            eprintln!("verbs: {why}");
+            ExitCode::FAILURE
+        }
+    }
+}

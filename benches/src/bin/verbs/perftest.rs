@@ -1,0 +1,75 @@
+//! Debian's perftest: two processes, of which the second one measures.
+
+use std::fs;
+use std::io::Read;
+use std::process::{Child, Command, Stdio};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use benches::Done;
+use benches::side::Side;
+
+use crate::ports::Ports;
+
+/// Its own default, where both sides meet.
+const PORT: u16 = 18_515;
+/// How long the first process may take until it listens.
+const LIMIT: Duration = Duration::from_secs(20);
+
+/// A server that goes with us.
+struct Server(Child);
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// Runs `program` with `more` arguments between both ports; the figures of its row for `size`, which
+/// begins with the size and the count.
+pub fn row(program: &str, ports: &Ports, size: usize, more: &[&str]) -> Done<Vec<f64>> {
+    let command = |side| -> Done<Command> {
+        let mut command = Command::new(program);
+        let (gid, size) = (ports.gid.to_string(), size.to_string());
+        command
+            .args(["-F", "-d", ports.of(side)?, "-x", &gid, "-s", &size, "-p", &PORT.to_string()])
+            .args(more);
+        Ok(command)
+    };
+    let advice = |why| format!("{program} does not start ({why}): install Debian's package perftest");
+    let spawned = command(Side::Target)?.stdout(Stdio::null()).stderr(Stdio::piped()).spawn();
+    let mut server = Server(spawned.map_err(advice)?);
+    let end = Instant::now() + LIMIT;
+    while !is_listening()? {
+        if server.0.try_wait()?.is_some() || Instant::now() > end {
+            server.0.kill()?;
+            let mut words = String::new();
+            server.0.stderr.take().ok_or("no output")?.read_to_string(&mut words)?;
+            return Err(format!("{program} does not listen: {words}").into());
+        }
+        // Nobody tells when another process listens.
+        sleep(Duration::from_millis(5));
+    }
+    let output = command(Side::Writer)?.arg("127.0.0.1").output().map_err(advice)?;
+    let text = String::from_utf8_lossy(&output.stdout);
+    let numbers =
+        |line: &str| line.split_whitespace().map(|word| word.parse().ok()).collect::<Option<Vec<f64>>>();
+    let mut rows = text.lines().filter_map(numbers).filter(|row| row.first() == Some(&(size as f64)));
+    let words = || String::from_utf8_lossy(&output.stderr).into_owned();
+    let row = rows.next().ok_or_else(|| format!("{program} measured nothing: {text}{}", words()))?;
+    server.0.wait()?;
+    Ok(row)
+}
+
+/// Whether somebody listens at [`PORT`] (proc(5): the local address in hexadecimal, state 0A).
+fn is_listening() -> Done<bool> {
+    let wanted = format!(":{PORT:04X}");
+    let has_it = |path: &str| -> Done<bool> {
+        Ok(fs::read_to_string(path)?.lines().any(|line| {
+            let mut words = line.split_whitespace();
+            words.nth(1).is_some_and(|local| local.ends_with(&wanted)) && words.nth(1) == Some("0A")
+        }))
+    };
+    Ok(has_it("/proc/net/tcp")? || has_it("/proc/net/tcp6")?)
+}

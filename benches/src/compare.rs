@@ -1,0 +1,131 @@
+//! Ours against theirs, in turn, so that what the machine does meanwhile falls on both.
+
+use std::process::Command;
+
+use crate::Done;
+
+/// A figure that two programs print, of several runs of each.
+pub struct Compared {
+    ours: Vec<f64>,
+    theirs: Vec<f64>,
+    ratios: Vec<f64>,
+}
+
+impl Compared {
+    /// Calls either side `pairs` times; who goes first changes, in case the second has it easier.
+    pub fn of(
+        pairs: usize,
+        mut ours: impl FnMut() -> Done<f64>,
+        mut theirs: impl FnMut() -> Done<f64>,
+    ) -> Done<Self> {
+        let mut this = Self { ours: Vec::new(), theirs: Vec::new(), ratios: Vec::new() };
+        for pair in 0..pairs {
+            let (a, b) = match pair % 2 {
+                0 => (ours()?, theirs()?),
+                _ => {
+                    let b = theirs()?;
+                    (ours()?, b)
+                }
+            };
+            this.ours.push(a);
+            this.theirs.push(b);
+            this.ratios.push(a / b);
+        }
+        Ok(this)
+    }
+
+    /// The median of our runs.
+    pub fn ours(&self) -> f64 {
+        median(&self.ours)
+    }
+
+    /// The median of theirs.
+    pub fn theirs(&self) -> f64 {
+        median(&self.theirs)
+    }
+
+    /// The median of the pairs' ratios.
+    pub fn ratio(&self) -> f64 {
+        median(&self.ratios)
+    }
+
+    /// What the median ratio is at least, with 95 %.
+    pub fn at_least(&self) -> f64 {
+        lower_bound(&self.ratios)
+    }
+}
+
+/// Runs a side and reads one of the figures of its line of JSON.
+pub fn read(mut command: Command, figure: &str) -> Done<f64> {
+    let output = command.output().map_err(|why| format!("{command:?} does not start: {why}"))?;
+    let value = find(&String::from_utf8_lossy(&output.stdout), figure).filter(|_| output.status.success());
+    let words = || String::from_utf8_lossy(&output.stderr).into_owned();
+    Ok(value.ok_or_else(|| format!("{command:?} measured nothing: {}", words()))?)
+}
+
+/// A figure of a line of JSON.
+pub fn find(line: &str, figure: &str) -> Option<f64> {
+    let rest = line.split(&format!("\"{figure}\":")).nth(1)?;
+    rest.split([',', '}']).next()?.trim().parse().ok()
+}
+
+fn sorted(values: &[f64]) -> Vec<f64> {
+    let mut values = values.to_vec();
+    values.sort_by(f64::total_cmp);
+    values
+}
+
+/// The middle one, or what is half way between the two middle ones.
+pub fn median(values: &[f64]) -> f64 {
+    let values = sorted(values);
+    let middle = values.len() / 2;
+    match values.len() % 2 {
+        0 => (values[middle - 1] + values[middle]) / 2.0,
+        _ => values[middle],
+    }
+}
+
+/// What the median is at least, with 95 %: the order statistic with at most 5 % of a fair
+/// coin's binomial below it (the sign test, which asks nothing of the distribution). Of fewer
+/// than five values nothing is sure.
+fn lower_bound(values: &[f64]) -> f64 {
+    let values = sorted(values);
+    let n = values.len() as i32;
+    let (mut below, mut chance, mut index) = (0.0, 0.5_f64.powi(n), None);
+    for k in 0..n {
+        below += chance;
+        if below > 0.05 {
+            break;
+        }
+        index = Some(k as usize);
+        chance *= f64::from(n - k) / f64::from(k + 1);
+    }
+    index.map_or(0.0, |index| values[index])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bounds_are_those_of_the_sign_test() {
+        let values = |n: usize| (1..=n).map(|value| value as f64).collect::<Vec<_>>();
+        // Tables of the sign test: of 15 values the 4th, of 20 the 6th; 5 are the fewest.
+        for (n, want) in [(4, 0.0), (5, 1.0), (15, 4.0), (20, 6.0)] {
+            assert_eq!(lower_bound(&values(n)), want, "{n}");
+        }
+        assert_eq!((median(&values(15)), median(&values(4))), (8.0, 2.5));
+    }
+
+    #[test]
+    fn sides_take_turns() {
+        let order = std::cell::RefCell::new(String::new());
+        let side = |name: char, figure: f64| {
+            order.borrow_mut().push(name);
+            Ok(figure)
+        };
+        let compared = Compared::of(3, || side('a', 3.0), || side('b', 2.0)).expect("no side fails");
+        assert_eq!(*order.borrow(), "abbaab");
+        assert_eq!((compared.ours(), compared.theirs(), compared.ratio()), (3.0, 2.0, 1.5));
+    }
+}

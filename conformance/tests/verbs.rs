@@ -1,0 +1,73 @@
+//! The suite against RDMA cards, real ones or those of `ci/rdma-vm/run`: between two cards (or of one
+//! with itself) with one queue pair per peer and with four, and with two cards as two rails.
+
+use std::process::ExitCode;
+use std::sync::Arc;
+
+use backend_verbs::{Verbs, VerbsConfig};
+use conformance::{Shape, Subject, Tag, Variant};
+use transport_core::TransportConfig;
+use transport_core::spi::Backend;
+
+struct Cards {
+    name: &'static str,
+    backend: Arc<Verbs>,
+    rails: u32,
+}
+
+/// Where every instruction is emulated, the time of a processor says nothing.
+const EMULATED: &str = "in ci/rdma-vm the processor is emulated: its time means nothing";
+
+impl Subject for Cards {
+    fn name(&self) -> &str {
+        self.name
+    }
+
+    fn rails(&self) -> u32 {
+        self.rails
+    }
+
+    /// A clock that only the trial moves passes deadlines before a card has done anything.
+    fn takes(&self, tag: Tag) -> bool {
+        tag == Tag::Process
+    }
+
+    /// Cards are as they are.
+    fn variants(&self, _: &[Variant]) -> Vec<Variant> {
+        vec![Variant::Plain]
+    }
+
+    fn beside_the_point(&self, trial: &str) -> Option<&str> {
+        let is_emulated = std::env::var_os("RDMA_VM").is_some();
+        (is_emulated && trial == "cleanup::idle_costs_nothing").then_some(EMULATED)
+    }
+
+    fn transport(&self, label: &str, shape: Shape) -> Result<TransportConfig, String> {
+        let mut devices = self.backend.probe().map_err(|why| format!("{}; {}", why.reason, why.remedy))?;
+        if devices.len() < shape.rails as usize {
+            return Err(format!("there are {} cards, and {} are needed", devices.len(), shape.rails));
+        }
+        // A helper takes what this process does not.
+        if conformance::is_helper() {
+            devices.reverse();
+        }
+        devices.truncate(shape.rails as usize);
+        Ok(TransportConfig::new(label, self.backend.clone()).devices(devices))
+    }
+}
+
+fn main() -> ExitCode {
+    let subject = |name, queue_pairs, rails| {
+        let backend = Arc::new(Verbs::with(VerbsConfig::default().queue_pairs(queue_pairs)));
+        Arc::new(Cards { name, backend, rails }) as Arc<dyn Subject>
+    };
+    let subjects = match Verbs::new().probe() {
+        Ok(_) => vec![subject("verbs-q1", 1, 1), subject("verbs-q4", 4, 1), subject("verbs-x2", 4, 2)],
+        // Standard output is the helpers' way to answer.
+        Err(why) => {
+            eprintln!("skipped: verbs: {}; {}", why.reason, why.remedy);
+            Vec::new()
+        }
+    };
+    conformance::main(subjects)
+}

@@ -1,0 +1,53 @@
+//! Endpoints that move: telling the other side, and following it.
+
+use super::Peer;
+use crate::link::PairedRail;
+use crate::{Error, ErrorKind, Result};
+
+impl Peer {
+    /// The pair of that number of the transport called `label`.
+    fn pair(&self, label: &str, pair: u16) -> Result<&PairedRail> {
+        let up = self.0.links.iter().filter(|link| link.is_up() && link.label == label);
+        let found = up.flat_map(|link| link.pairs()).find(|(_, known)| known.pair == pair);
+        let unknown = || {
+            let why = format!("pair {pair} of {label:?}, which is none between us");
+            Error::new(ErrorKind::Protocol, "renew a connection", why)
+        };
+        found.map(|(_, pair)| pair).ok_or_else(unknown)
+    }
+
+    /// The other side is somewhere else with one pair of rails: we follow.
+    pub(crate) fn note_move(&self, label: &str, pair: u16, offer: &[u8]) -> Result<Vec<u8>> {
+        let pair = self.pair(label, pair)?;
+        pair.domain.connector().renew(pair.slot, offer)
+    }
+
+    /// The other side has followed us.
+    pub(crate) fn note_followed(&self, label: &str, pair: u16, answer: &[u8]) -> Result<()> {
+        let pair = self.pair(label, pair)?;
+        pair.domain.connector().renewed(pair.slot, answer)
+    }
+}
+
+impl super::PeerInner {
+    /// Tells the other side where our rail is, if it has moved: rail `rail` of the link at
+    /// `position`.
+    pub(crate) fn tell_move(&self, position: usize, rail: usize) {
+        let link = &self.links[position];
+        for (_, pair) in link.pairs().filter(|(of, _)| *of == rail) {
+            let connector = pair.domain.connector();
+            let told = connector.offer_again(pair.slot).and_then(|offer| {
+                let Some(offer) = offer else { return Ok(()) };
+                if let Some(twin) = self.twin.get().and_then(std::sync::Weak::upgrade).map(Peer) {
+                    let answer = twin.note_move(&link.label, pair.pair, &offer)?;
+                    return connector.renewed(pair.slot, &answer);
+                }
+                self.session.moved(&link.label, pair.pair, offer);
+                Ok(())
+            });
+            if let Err(error) = told {
+                tracing::warn!(%error, rail, "a peer is not told that a rail has moved, and cannot be reached over it");
+            }
+        }
+    }
+}
