@@ -125,7 +125,7 @@ fn describe(found: &Found) -> DeviceInfo {
         name: found.name.clone(),
         about: format!("{provider} on {fabric}, libfabric {}.{}", version >> 16, version & 0xffff),
         link_bits_per_s: found.info.card().flatten(),
-        numa_node: None,
+        address: found.info.address(),
         group: None,
     }
 }

@@ -31,3 +31,4 @@ mod tag;
 mod words;
 
 pub use backend::{Efa, EfaConfig};
+pub use library::libfabric_version;

@@ -36,6 +36,15 @@ pub(crate) fn library() -> Result<&'static Library> {
         .map_err(|why| Error::new(ErrorKind::Unsupported, "open libfabric", why.to_string()))
 }
 
+/// The version of the libfabric of this process, major and minor; opens it if nobody has.
+///
+/// # Errors
+/// `Unsupported`: it is not there, too old, or not libfabric.
+pub fn libfabric_version() -> Result<(u16, u16)> {
+    let version = library()?.version();
+    Ok(((version >> 16) as u16, version as u16))
+}
+
 /// One entry of what can be opened.
 #[derive(Debug)]
 pub(crate) struct Info(NonNull<sys::fi_info>);
@@ -108,6 +117,19 @@ impl Info {
             let link = self.get().nic.as_ref()?.link_attr.as_ref();
             Some(link.map(|link| link.speed as u64).filter(|speed| *speed > 0))
         }
+    }
+
+    /// The card's PCI function.
+    pub(crate) fn address(&self) -> Option<topology::Address> {
+        // SAFETY: null, or a card's attributes, which lie in the entry.
+        let bus = unsafe { self.get().nic.as_ref()?.bus_attr.as_ref()? };
+        if bus.bus_type != sys::FI_BUS_PCI {
+            return None;
+        }
+        // SAFETY: of this type, the attributes are those of PCI.
+        let pci = unsafe { bus.attr.pci };
+        let (domain, bus) = (u32::from(pci.domain_id), pci.bus_id);
+        Some(topology::Address { domain, bus, device: pci.device_id, function: pci.function_id })
     }
 
     /// Whether it is the fabric that goes to a card without the provider's own protocols.

@@ -83,7 +83,7 @@ impl Loopback {
             name: format!("lo{number}"),
             about: self.about(),
             link_bits_per_s: self.config.link.as_ref().and_then(|link| link.bits_per_s),
-            numa_node: None,
+            address: None,
             group: group_of(number, self.config.devices, self.config.groups),
         }
     }

@@ -48,7 +48,7 @@ impl Verbs {
                 };
                 match self.describe(&device, &port) {
                     Ok(about) => active.push(DeviceInfo {
-                        numa_node: numa_node(&device.name),
+                        address: address(&device.name),
                         link_bits_per_s: port.rate().filter(|_| !device.is_software()),
                         about,
                         name,
@@ -79,9 +79,10 @@ impl Verbs {
     }
 }
 
-fn numa_node(device: &str) -> Option<u32> {
-    let path = format!("/sys/class/infiniband/{device}/device/numa_node");
-    std::fs::read_to_string(path).ok()?.trim().parse().ok()
+/// A card's PCI function; software devices have none.
+fn address(device: &str) -> Option<topology::Address> {
+    let place = std::fs::canonicalize(format!("/sys/class/infiniband/{device}/device")).ok()?;
+    place.file_name()?.to_str()?.parse().ok()
 }
 
 /// A device's card and port: `mlx5_0`, or `mlx5_0:2` of several.

@@ -21,7 +21,8 @@ pub struct VerbsConfig {
     /// So often it is sent again, 0 to 7.
     pub retries: u8,
     /// Host memory is not pinned when it is registered, but paged in as requests come to it; where the
-    /// card offers that (mlx5). Registering is quick then, and first requests are slow.
+    /// card offers that (mlx5). Registering is quick then, and first requests are slow. p2pmem registers
+    /// in no other way.
     pub on_demand_paging: bool,
 }
 

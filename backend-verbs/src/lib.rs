@@ -31,3 +31,4 @@ mod submit;
 
 pub use backend::Verbs;
 pub use config::VerbsConfig;
+pub use library::libibverbs_opens;

@@ -23,3 +23,11 @@ pub(crate) fn library() -> Result<&'static Library> {
         .as_ref()
         .map_err(|why| Error::new(ErrorKind::Unsupported, "open libibverbs", why.to_string()))
 }
+
+/// Whether the libibverbs of this process is there; opens it if nobody has.
+///
+/// # Errors
+/// `Unsupported`: it is not there, or not libibverbs.
+pub fn libibverbs_opens() -> Result<()> {
+    library().map(|_| ())
+}

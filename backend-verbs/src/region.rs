@@ -22,8 +22,8 @@ pub(crate) struct Registered {
 }
 
 impl Registered {
-    /// Registers `memory` for this side, and for peers as `access` allows; the host's is paged in on
-    /// demand, or pinned.
+    /// Registers `memory` for this side, and for peers as `access` allows; the host's and p2pmem is paged
+    /// in on demand, or pinned.
     ///
     /// # Safety
     /// As `Domain::register`.
@@ -42,12 +42,14 @@ impl Registered {
         if access.contains(Access::REMOTE_READ) {
             rights |= ib::IBV_ACCESS_REMOTE_READ;
         }
-        let is_host = memory.kind() == MemoryKind::Host;
         // SAFETY: by the caller.
         let mr = unsafe {
-            match is_host {
-                true => of_host(device, &*memory, rights, is_paged),
-                false => of_device(device, &*memory, rights),
+            match memory.kind() {
+                MemoryKind::Host => of_host(device, &*memory, rights, is_paged),
+                MemoryKind::P2pmem if dma_buf(&*memory).is_none() => {
+                    of_p2pmem(device, &*memory, rights, is_paged)
+                }
+                _ => of_device(device, &*memory, rights),
             }
         }?;
         let start = memory.as_ptr();
@@ -81,6 +83,34 @@ unsafe fn of_host(
         return Err(Error::new(ErrorKind::Unsupported, "register", context));
     }
     Object::of(mr, "register")
+}
+
+/// A device's memory that the kernel gives out: paged in as requests come to it. To be pinned for a
+/// card it is refused, whichever the card (Linux' `mm/gup.c`: `EFAULT`, or `EREMOTEIO` for a card that
+/// only reads).
+///
+/// # Safety
+/// As `Domain::register`.
+unsafe fn of_p2pmem(
+    device: &Device,
+    memory: &dyn Memory,
+    rights: u32,
+    is_paged: bool,
+) -> Result<Object<ib::ibv_mr>> {
+    let rights = if is_paged { rights | ib::IBV_ACCESS_ON_DEMAND } else { rights };
+    // SAFETY: by the caller.
+    let mr = unsafe { by_address(device, memory, rights) }?;
+    Object::of(mr, "register").map_err(|why| {
+        let advice = match is_paged {
+            true => "it does not page this on demand, and the kernel pins none for RDMA: register it by a DMA-BUF",
+            false => {
+                "the kernel pins none for RDMA: set VerbsConfig::on_demand_paging, where the card offers that, \
+                 or register it by a DMA-BUF"
+            }
+        };
+        let context = format!("{} is given no p2pmem: {advice} ({})", device.name, why.context());
+        Error::new(why.kind(), "register", context)
+    })
 }
 
 /// A GPU's memory: by its DMA-BUF, or by its address, where a module of the kernel (nvidia_peermem)

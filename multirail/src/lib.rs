@@ -57,6 +57,7 @@ pub mod files;
 mod libfabric;
 mod libibverbs;
 mod loopback;
+mod machine;
 mod registry;
 
 // The command line is the binary's; the fuzzer reaches its parsers through here.
@@ -73,5 +74,7 @@ pub use backend_verbs::{Verbs, VerbsConfig};
 pub use choice::{BackendChoice, builder, open};
 pub use libfabric::efa_config;
 pub use libibverbs::verbs_config;
+pub use machine::MachineSource;
 pub use registry::{BackendRow, Registry};
+pub use topology;
 pub use transport_core::*;

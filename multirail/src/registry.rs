@@ -5,7 +5,9 @@ use std::sync::Arc;
 use transport_core::spi::{Backend, DeviceInfo, Domain, DomainSetup, Probe, Unavailable};
 use transport_core::{Error, ErrorKind, FabricBuilder, Result, TransportConfig};
 
-use crate::{BackendChoice, libfabric, libibverbs, loopback};
+use crate::{BackendChoice, libfabric, libibverbs, loopback, machine};
+#[cfg(doc)]
+use crate::{MachineSource, RailGroups};
 
 /// The backends a program knows, in order of preference.
 #[derive(Clone)]
@@ -80,11 +82,23 @@ impl Registry {
 
     /// A builder with the transports of `choice`.
     ///
+    /// `MULTIRAIL_RAIL_GROUPS` says which devices make a rail group, as [`RailGroups`] reads it;
+    /// without it these follow from the machine. `MULTIRAIL_TOPOLOGY` names another source of the
+    /// machine than `/sys`, as [`MachineSource`] reads it.
+    ///
     /// # Errors
-    /// As [`Registry::transports`].
+    /// As [`Registry::transports`]; `InvalidRequest` and `Io` where these variables make no sense.
     pub fn builder(&self, choice: &BackendChoice) -> Result<FabricBuilder> {
         let transports = self.transports(choice)?.into_iter();
-        Ok(transports.fold(FabricBuilder::new(), FabricBuilder::transport))
+        let mut builder = transports.fold(FabricBuilder::new(), FabricBuilder::transport);
+        let (groups, machine) = machine::from_environment()?;
+        if let Some(groups) = groups {
+            builder = builder.rail_groups(groups);
+        }
+        if let Some(machine) = machine {
+            builder = builder.topology(machine);
+        }
+        Ok(builder)
     }
 
     /// The transports that `choice` means, labelled with their backend's name.

@@ -7,7 +7,7 @@
 //!
 //! - [`Fabric`], [`FabricBuilder`]: opened transports, and what they are opened with.
 //! - [`Region`], [`Descriptor`], [`RemoteRegion`]: memory here, as bytes, and there;
-//!   [`Memory`] and [`HostBuffer`] own it, [`copy`] moves it.
+//!   [`Memory`] and [`HostBuffer`] own it, [`copy`] moves it; on Linux [`P2pAllocator`] takes devices'.
 //! - [`Peer`] and its operations, with [`WriteOptions`] and [`Pages`]; [`PeerGroup`] asks
 //!   many at once, an [`Explanation`] says what one would do. [`Op`] is their future,
 //!   [`ImmCounter`] and [`RecvPool`] the other side of them. [`wait`] blocks on any future
@@ -77,6 +77,9 @@ pub mod observe;
 mod op;
 mod operations;
 mod options;
+#[cfg(target_os = "linux")]
+#[allow(unsafe_code, reason = "owns memory of devices")]
+mod p2pmem;
 mod pages;
 mod peer;
 mod plan;
@@ -107,7 +110,10 @@ pub use doorbell::{Bell, Doorbell};
 pub use engine::{Progress, RailCounters};
 pub use error::{Error, ErrorKind, Result};
 pub use explain::{Explanation, RailPlan, TransportChoice};
-pub use fabric::{Fabric, FabricBuilder, Pinning, TransportConfig, TransportInfo, WeakFabric, Workers};
+pub use fabric::{
+    Fabric, FabricBuilder, ListedGroup, Pinning, Place, RailGroups, TransportConfig, TransportInfo,
+    WeakFabric, Workers,
+};
 pub use grant::{Admission, Applicant, EvenShares, Grant};
 pub use group::{Barrier, PeerGroup, ScatterPart};
 pub use imm::{Arrivals, Expect, ImmCounter, NextArrivals};
@@ -115,6 +121,8 @@ pub use memory::{Access, Locality, Memory, MemoryKind};
 pub use observe::{Dump, Recording};
 pub use op::{Cancel, Op, OpId, Outcome, wait};
 pub use options::{ImmMode, ReadOptions, SendOptions, WriteOptions, imm_count};
+#[cfg(target_os = "linux")]
+pub use p2pmem::{P2pAllocator, P2pMemory};
 pub use pages::Pages;
 pub use peer::{Drain, Peer, PeerClosed, PeerId};
 pub use pool::{Message, NextMessage, RecvPool};

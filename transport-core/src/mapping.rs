@@ -38,6 +38,15 @@ impl Mapping {
         Ok(place)
     }
 
+    /// `len` bytes of what a device gives out by a `file`, whose beginning is each time another.
+    #[cfg(target_os = "linux")]
+    pub(crate) fn of_device(file: BorrowedFd<'_>, len: usize) -> io::Result<Self> {
+        let protection = ProtFlags::READ | ProtFlags::WRITE;
+        // SAFETY: a new mapping at an address of the kernel's choosing overlaps nothing.
+        let start = unsafe { rustix::mm::mmap(null_mut(), len, protection, MapFlags::SHARED, file, 0)? };
+        Self::new(start.cast(), len)
+    }
+
     /// `len` zeroed bytes of this process alone.
     pub(crate) fn anonymous(len: usize) -> io::Result<Self> {
         let protection = ProtFlags::READ | ProtFlags::WRITE;
@@ -127,7 +136,7 @@ impl Mapping {
 }
 
 /// By libc, not by rustix, which reads memory for it that valgrind does not map.
-fn page_size() -> usize {
+pub(crate) fn page_size() -> usize {
     // SAFETY: asks for a number.
     usize::try_from(unsafe { libc::sysconf(libc::_SC_PAGESIZE) }).unwrap_or(4096)
 }

@@ -31,6 +31,8 @@ pub enum MemoryKind {
         /// The device's ordinal.
         device: u32,
     },
+    /// A PCI device's memory that the kernel gives out: `P2pMemory`.
+    P2pmem,
 }
 
 /// What the caller knows about the caches. A hint: it changes speed, never bytes.
@@ -63,6 +65,12 @@ pub unsafe trait Memory: Send + Sync {
     /// Where the bytes live.
     fn kind(&self) -> MemoryKind {
         MemoryKind::Host
+    }
+
+    /// The PCI function that the bytes lie behind, a GPU: its own rail group takes them. `None` for
+    /// what every rail is as near to.
+    fn near(&self) -> Option<topology::Address> {
+        None
     }
 
     /// A shareable file that holds exactly these bytes, sealed against resizing.

@@ -35,11 +35,11 @@ pub(crate) struct WorkerSetup {
     pub engines: Vec<Engine>,
     /// Rings for all of them.
     pub door: Doorbell,
-    /// Its number among the workers next to its devices, and which core it keeps to.
+    /// Its number among the workers of its transport.
     pub turn: usize,
     pub pinning: Pinning,
-    /// The NUMA node of its devices.
-    pub node: Option<u32>,
+    /// The CPU near its devices, where that is known.
+    pub near: Option<u32>,
     /// Taken for every turn where workers share their state.
     pub lock: Option<Arc<Mutex<()>>>,
 }
@@ -60,7 +60,7 @@ impl Worker {
             Pinning::Off => None,
             Pinning::Cores(cores) if cores.is_empty() => None,
             Pinning::Cores(cores) => Some(cores[setup.turn % cores.len()]),
-            Pinning::Near => setup.node.and_then(|node| pin::near(node, setup.turn)),
+            Pinning::Near => setup.near.map(|cpu| cpu as usize),
         };
         let WorkerSetup { name, engines, door, lock, .. } = setup;
         let mut crew = Crew { engines, door, lock, stop: Arc::clone(&stop) };

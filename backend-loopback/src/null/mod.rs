@@ -103,7 +103,7 @@ impl Backend for Null {
             name: format!("null{number}"),
             about: "moves nothing: measures the software above it".into(),
             link_bits_per_s: self.link.as_ref().and_then(|link| link.bits_per_s),
-            numa_node: None,
+            address: None,
             group: group_of(number, self.devices, self.groups),
         };
         Ok((0..self.devices).map(device).collect())

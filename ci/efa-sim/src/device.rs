@@ -59,10 +59,10 @@ fn devices() -> &'static [*mut Device] {
             // As an EFA's (rdma-core, `providers/efa/efa.c`).
             device.node_type = ib::IBV_NODE_UNSPECIFIED;
             device.transport_type = ib::IBV_TRANSPORT_UNSPECIFIED;
-            write(&mut device.name, &name);
+            write(&mut device.name, name);
             write(&mut device.dev_name, &format!("uverbs{index}"));
             write(&mut device.dev_path, &format!("/dev/infiniband/uverbs{index}"));
-            let ibdev = host.sysfs.join("class/infiniband").join(&name);
+            let ibdev = host.sysfs.join("class/infiniband").join(name);
             write(&mut device.ibdev_path, &ibdev.to_string_lossy());
             Box::into_raw(Box::new(Device { device, index }))
         };

@@ -1,53 +1,54 @@
-//! The cards of a p5.48xlarge: eight PCI roots of four cards each, as its sysfs shows them.
+//! The cards of a p5.48xlarge, by the project's description of one.
+
+use std::sync::OnceLock;
+
+use topology::{Description, Function, Kind};
 
 /// The most that a host has.
 pub(crate) const CARDS: usize = 32;
-const PER_ROOT: usize = 4;
-/// The roots' buses. Behind each: a bridge on bus root, one on root + 1, then slots 0 to 3 of
-/// root + 2 lead to the cards' buses, which end at root + 14.
-const ROOTS: [u8; CARDS / PER_ROOT] = [0x44, 0x55, 0x66, 0x77, 0x88, 0x99, 0xaa, 0xbb];
-/// From a root to the bus of its first card.
-const FIRST: u8 = 11;
 
-/// Where a card is.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Card {
-    root: u8,
-    slot: u8,
-    pub(crate) numa_node: u8,
+/// What a card is, and where.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Card(&'static Function);
+
+fn all() -> &'static [Function] {
+    static ALL: OnceLock<Vec<Function>> = OnceLock::new();
+    ALL.get_or_init(|| {
+        let machine = Description::p5().machine();
+        machine.map(|machine| machine.of_kind(Kind::Nic).cloned().collect()).unwrap_or_default()
+    })
 }
 
 impl Card {
-    /// Card `index` of the host.
+    /// Card `index` of the host, which is below [`CARDS`].
     pub(crate) fn new(index: usize) -> Self {
-        let root = index / PER_ROOT % ROOTS.len();
-        Self {
-            root: ROOTS[root],
-            slot: (index % PER_ROOT) as u8,
-            numa_node: u8::from(root >= ROOTS.len() / 2),
-        }
-    }
-
-    fn bus(&self) -> u8 {
-        self.root + FIRST + self.slot
+        Self(&all()[index])
     }
 
     /// As rdma-core names it: by the bus, in decimal.
-    pub(crate) fn name(&self) -> String {
-        format!("rdmap{}s0", self.bus())
+    pub(crate) fn name(&self) -> &'static str {
+        self.0.rdma.first().map_or("", String::as_str)
     }
 
     /// Its PCI address.
     pub(crate) fn address(&self) -> String {
-        format!("0000:{:02x}:00.0", self.bus())
+        self.0.address.to_string()
     }
 
     /// The way to it from the root, below sysfs's `devices`.
     pub(crate) fn path(&self) -> String {
-        let Self { root, slot, .. } = self;
-        let bridges =
-            format!("0000:{root:02x}:00.0/0000:{:02x}:00.0/0000:{:02x}:01.{slot}", root + 1, root + 2);
-        format!("pci0000:{root:02x}/{bridges}/{}", self.address())
+        self.0.sysfs_path()
+    }
+
+    /// What its files in sysfs say.
+    pub(crate) fn files(&self) -> [(&'static str, String); 4] {
+        let Function { vendor, device, class, node, .. } = self.0;
+        [
+            ("vendor", format!("{vendor:#06x}")),
+            ("device", format!("{device:#06x}")),
+            ("class", format!("{class:#06x}00")),
+            ("numa_node", node.map_or(-1, i64::from).to_string()),
+        ]
     }
 }
 
@@ -57,10 +58,12 @@ mod tests {
 
     #[test]
     fn cards_are_where_a_p5_has_them() {
+        assert_eq!(all().len(), CARDS);
         let card = |index| Card::new(index);
-        assert_eq!((card(0).name(), card(0).address()), ("rdmap79s0".into(), "0000:4f:00.0".into()));
-        assert_eq!((card(31).address(), card(31).numa_node), ("0000:c9:00.0".into(), 1));
-        assert_eq!((card(15).address(), card(15).numa_node), ("0000:85:00.0".into(), 0));
+        assert_eq!((card(0).name(), card(0).address()), ("rdmap79s0", "0000:4f:00.0".into()));
+        assert_eq!((card(31).address(), card(31).files()[3].1.clone()), ("0000:c9:00.0".into(), "1".into()));
+        assert_eq!((card(15).address(), card(15).files()[3].1.clone()), ("0000:85:00.0".into(), "0".into()));
         assert_eq!(card(1).path(), "pci0000:44/0000:44:00.0/0000:45:00.0/0000:46:01.1/0000:50:00.0");
+        assert_eq!(card(0).files()[2], ("class", "0x020000".into()));
     }
 }

@@ -23,12 +23,7 @@ pub(crate) fn write_tree(root: &Path, cards: &[Card]) -> Result<()> {
         let device = root.join("devices").join(card.path());
         let ibdev = device.join("infiniband").join(card.name());
         create_dir_all(&ibdev)?;
-        for (name, value) in [
-            ("vendor", "0x1d0f".to_owned()),
-            ("device", "0xefa1".to_owned()),
-            ("class", "0x020000".to_owned()),
-            ("numa_node", card.numa_node.to_string()),
-        ] {
+        for (name, value) in card.files() {
             write(device.join(name), value + "\n")?;
         }
         symlink(&driver, device.join("driver"))?;
@@ -38,7 +33,7 @@ pub(crate) fn write_tree(root: &Path, cards: &[Card]) -> Result<()> {
         let uverbs = root.join(format!("class/infiniband_verbs/uverbs{index}"));
         create_dir_all(&uverbs)?;
         symlink(&device, uverbs.join("device"))?;
-        write(uverbs.join("ibdev"), card.name() + "\n")?;
+        write(uverbs.join("ibdev"), format!("{}\n", card.name()))?;
         write(uverbs.join("abi_version"), "1\n")?;
     }
     Ok(())

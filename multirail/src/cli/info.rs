@@ -27,7 +27,7 @@ struct Device {
     name: String,
     about: String,
     gbps: Option<f64>,
-    numa_node: Option<u32>,
+    address: Option<String>,
 }
 
 /// Prints one row per backend.
@@ -105,7 +105,7 @@ fn device(device: &DeviceInfo) -> Device {
         name: device.name.clone(),
         about: device.about.clone(),
         gbps: device.link_bits_per_s.map(|bits| bits as f64 / 1e9),
-        numa_node: device.numa_node,
+        address: device.address.map(|address| address.to_string()),
     }
 }
 

@@ -2,7 +2,9 @@
 
 mod bench;
 mod content;
+mod doctor;
 mod dump;
+mod explain;
 mod failure;
 #[cfg(fuzzing)]
 pub mod fuzz;
@@ -14,6 +16,7 @@ mod security;
 mod send;
 mod serve;
 mod simulate;
+mod topo;
 mod trace;
 mod units;
 mod wait;
@@ -76,6 +79,12 @@ struct Common {
 enum Command {
     /// List the backends: available, or why not and what would mend it
     Info,
+    /// Show the GPUs and cards of a machine, which is near which, and the rail groups
+    Topo(topo::TopoArguments),
+    /// Say which cards, core and registration some memory would take, and why nothing else
+    Explain(explain::ExplainArguments),
+    /// Say what of this host slows transfers down or stops them, and how to mend it
+    Doctor(doctor::DoctorArguments),
     /// Measure a transfer against the memcpy limit of the same run, and verify every byte
     Bench(bench::BenchArguments),
     /// Receive files into a directory
@@ -117,6 +126,9 @@ pub fn run() -> ExitCode {
     let common = &arguments.common;
     let done = match arguments.command {
         Command::Info => info::run(common),
+        Command::Explain(explain) => explain::run(common, &explain),
+        Command::Topo(topo) => topo::run(common, &topo),
+        Command::Doctor(doctor) => return doctor::run(common, &doctor),
         Command::Bench(bench) => bench::run(common, bench),
         Command::Serve(serve) => serve::run(common, serve),
         Command::Send(send) => send::run(common, send),

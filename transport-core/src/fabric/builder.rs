@@ -1,17 +1,16 @@
-//! Opening a fabric.
+//! Settings of a fabric.
 
-use std::collections::HashMap;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use super::tenant::Lineage;
-use super::transport::OpenSettings;
-use super::{Fabric, FabricInner, Transport, Workers};
-use crate::control::{Bootstrap, ControlSettings, Identity, Room, TcpBootstrap, Token};
-use crate::observe::{StallHook, Watch};
-use crate::spi::{Backend, DeviceInfo, DomainSetup};
-use crate::{Admission, Clock, Dump, Error, ErrorKind, EvenShares, Result, SystemClock};
+use topology::Machine;
+
+use super::placement::Placing;
+use super::{RailGroups, Workers};
+use crate::control::{Bootstrap, ControlSettings, TcpBootstrap, Token};
+use crate::observe::StallHook;
+use crate::spi::{Backend, DeviceInfo};
+use crate::{Admission, Clock, Dump, EvenShares, SystemClock};
 
 /// One transport to open: a backend, and which of its devices.
 #[derive(Clone)]
@@ -37,21 +36,22 @@ impl TransportConfig {
 /// Settings of a fabric; [`FabricBuilder::open`] opens it.
 #[derive(Clone)]
 pub struct FabricBuilder {
-    transports: Vec<TransportConfig>,
-    clock: Arc<dyn Clock>,
-    seed: Option<u64>,
-    incarnation: Option<u64>,
-    caller_driven: bool,
-    workers: Workers,
-    max_operations: usize,
-    deadline: Duration,
-    settings: ControlSettings,
-    bootstrap: Arc<dyn Bootstrap>,
+    pub(super) transports: Vec<TransportConfig>,
+    pub(super) clock: Arc<dyn Clock>,
+    pub(super) seed: Option<u64>,
+    pub(super) incarnation: Option<u64>,
+    pub(super) caller_driven: bool,
+    pub(super) workers: Workers,
+    pub(super) max_operations: usize,
+    pub(super) deadline: Duration,
+    pub(super) settings: ControlSettings,
+    pub(super) bootstrap: Arc<dyn Bootstrap>,
     pub(super) token: Option<Token>,
-    records: usize,
-    stall_after: Duration,
-    on_stall: Option<StallHook>,
-    admission: Arc<dyn Admission>,
+    pub(super) records: usize,
+    pub(super) stall_after: Duration,
+    pub(super) on_stall: Option<StallHook>,
+    pub(super) admission: Arc<dyn Admission>,
+    pub(super) placing: Placing,
 }
 
 impl Default for FabricBuilder {
@@ -72,6 +72,7 @@ impl Default for FabricBuilder {
             stall_after: Duration::from_secs(1),
             on_stall: None,
             admission: Arc::new(EvenShares),
+            placing: Placing::default(),
         }
     }
 }
@@ -106,7 +107,7 @@ impl FabricBuilder {
         self
     }
 
-    /// No worker threads: the caller drives the engines by [`Fabric::step`], or by waiting
+    /// No worker threads: the caller drives the engines by [`Fabric::step`](crate::Fabric::step), or by waiting
     /// in [`wait`](crate::wait) or a `wait` method.
     pub fn caller_driven(mut self) -> Self {
         self.caller_driven = true;
@@ -160,7 +161,7 @@ impl FabricBuilder {
     /// A stranger learns that somebody listens and asks for a token, nothing else. A
     /// peer with another token or none ends with `Permission`, on both sides, and so
     /// does a peer that asks for a token here. Fabrics that are connected by
-    /// [`Fabric::connect_local`] prove nothing: one caller holds both.
+    /// [`Fabric::connect_local`](crate::Fabric::connect_local) prove nothing: one caller holds both.
     pub fn token(mut self, token: Token) -> Self {
         self.token = Some(token);
         self
@@ -196,10 +197,17 @@ impl FabricBuilder {
         self
     }
 
-    /// Opens every transport and starts its workers.
-    pub fn open(self) -> Result<Fabric> {
-        let lineage = Lineage::root(&self);
-        self.open_as(lineage)
+    /// How devices are put into rail groups. Default [`RailGroups::Nearest`].
+    pub fn rail_groups(mut self, groups: RailGroups) -> Self {
+        self.placing.groups = groups;
+        self
+    }
+
+    /// The machine in which devices are sought. Default: this host, as its `/sys` shows it, read
+    /// when there is a device to be sought.
+    pub fn topology(mut self, machine: Machine) -> Self {
+        self.placing.machine = OnceLock::from(Arc::new(machine));
+        self
     }
 
     /// With seed and incarnation moved, where they are given.
@@ -208,91 +216,4 @@ impl FabricBuilder {
         self.incarnation = self.incarnation.map(|incarnation| incarnation.wrapping_add(by));
         self
     }
-
-    pub(super) fn open_as(self, lineage: Lineage) -> Result<Fabric> {
-        self.check()?;
-        let seed = self.seed.map_or_else(|| random("open"), Ok)?;
-        let incarnation = self.incarnation.map_or_else(|| random("open"), Ok)?;
-        let watch = Arc::new(Watch::new(self.stall_after, self.on_stall));
-        let (mut transports, mut groups) = (Vec::new(), 0);
-        for (position, config) in self.transports.iter().enumerate() {
-            let setup = DomainSetup {
-                clock: Arc::clone(&self.clock),
-                seed: seed.wrapping_add(position as u64),
-                incarnation,
-            };
-            let settings = OpenSettings {
-                position,
-                first_group: groups,
-                max_operations: self.max_operations,
-                caller_driven: self.caller_driven,
-                records: self.records,
-                watch: Arc::clone(&watch),
-                workers: &self.workers,
-                admission: Arc::clone(&self.admission),
-            };
-            let transport = Transport::open(config, &setup, settings)?;
-            groups += transport.groups.len();
-            transports.push(transport);
-        }
-        static FABRICS: AtomicU64 = AtomicU64::new(1);
-        let fabric = Arc::new(FabricInner {
-            id: FABRICS.fetch_add(1, Ordering::Relaxed),
-            lineage,
-            identity: Identity { incarnation, host: host_name() },
-            clock: self.clock,
-            default_deadline: self.deadline,
-            transports,
-            settings: self.settings,
-            bootstrap: self.bootstrap,
-            control: Mutex::new(None),
-            room: Room::default(),
-            published: Mutex::new(HashMap::new()),
-            peers: Mutex::new(HashMap::new()),
-            next_region: AtomicU64::new(1),
-            closed: AtomicBool::new(false),
-        });
-        watch.over(&fabric);
-        Ok(Fabric(fabric))
-    }
-
-    fn check(&self) -> Result<()> {
-        let refuse = |why: String| Err(Error::new(ErrorKind::InvalidRequest, "open", why));
-        if self.transports.is_empty() {
-            return refuse("no transport was given; add at least one".into());
-        }
-        let labels: Vec<_> = self.transports.iter().map(|transport| transport.label.as_str()).collect();
-        if let Some(label) = labels.iter().find(|label| label.is_empty() || label.len() > 64) {
-            return refuse(format!("transport label {label:?}; 1 to 64 bytes are allowed"));
-        }
-        if let Some(position) = (1..labels.len()).find(|at| labels[..*at].contains(&labels[*at])) {
-            return refuse(format!(
-                "two transports are labelled {:?}; give each its own label",
-                labels[position]
-            ));
-        }
-        if self.stall_after.is_zero() {
-            return refuse("stall_after is zero; take Duration::MAX to turn the watch off".into());
-        }
-        if self.settings.handshake_limit.is_zero() {
-            return refuse("handshake_limit is zero; nobody connects within that".into());
-        }
-        if self.settings.peer_timeout <= self.settings.heartbeat {
-            let (timeout, beat) = (self.settings.peer_timeout, self.settings.heartbeat);
-            return refuse(format!("peer_timeout {timeout:?} must be longer than heartbeat {beat:?}"));
-        }
-        Ok(())
-    }
-}
-
-fn random(operation: &'static str) -> Result<u64> {
-    getrandom::u64()
-        .map_err(|e| Error::new(ErrorKind::Io, operation, format!("the system gave no random number: {e}")))
-}
-
-fn host_name() -> String {
-    #[cfg(unix)]
-    return rustix::system::uname().nodename().to_string_lossy().into_owned();
-    #[cfg(not(unix))]
-    "localhost".to_owned()
 }

@@ -58,7 +58,7 @@ mod tests {
             name: name.into(),
             about: String::new(),
             link_bits_per_s: None,
-            numa_node: None,
+            address: None,
             group,
         };
         let mut devices =

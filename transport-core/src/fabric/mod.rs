@@ -7,7 +7,9 @@ mod group;
 mod import;
 mod inner;
 mod local;
+mod opening;
 mod pairing;
+mod placement;
 mod reservation;
 mod tenant;
 mod transport;
@@ -21,6 +23,7 @@ pub use builder::{FabricBuilder, TransportConfig};
 pub use dump::WeakFabric;
 use group::Group;
 pub(crate) use inner::FabricInner;
+pub use placement::{ListedGroup, Place, RailGroups};
 pub(crate) use transport::Transport;
 pub use transport::TransportInfo;
 pub(crate) use workers::Posting;
@@ -31,6 +34,16 @@ use crate::engine::{Control, Progress, RailCounters};
 use crate::pool::RecvPool;
 use crate::region::RegionInner;
 use crate::{Access, Error, ErrorKind, HostBuffer, Memory, Op, Peer, Region, Result, Time};
+
+/// The rails to register on.
+#[derive(Clone, Copy)]
+enum Where {
+    /// Those that the memory says.
+    Nearest,
+    Everywhere,
+    /// Of one group.
+    Group(usize),
+}
 
 /// Opened transports, ready to register memory and meet peers. Clones share it.
 ///
@@ -55,14 +68,25 @@ impl Fabric {
         unsafe { self.register_near(group, memory, access) }
     }
 
-    /// Registers memory on every rail of every transport.
+    /// Registers memory on the rails that serve it: on every one, or, where it says that it lies
+    /// [near](Memory::near) a GPU, on those of the GPU's rail group. A transport without a group
+    /// for that GPU takes all of its rails.
     ///
     /// # Safety
     /// Until the region is dropped, or revoked and quiet, peers may change the
     /// bytes as `access` allows: nobody holds a Rust reference into them.
     pub unsafe fn register(&self, memory: Arc<dyn Memory>, access: Access) -> Result<Region> {
         // SAFETY: handed on to the caller.
-        unsafe { self.register_on(None, memory, access) }
+        unsafe { self.register_on(Where::Nearest, memory, access) }
+    }
+
+    /// As [`Fabric::register`], on every rail of every transport, however far.
+    ///
+    /// # Safety
+    /// As [`Fabric::register`].
+    pub unsafe fn register_everywhere(&self, memory: Arc<dyn Memory>, access: Access) -> Result<Region> {
+        // SAFETY: handed on to the caller.
+        unsafe { self.register_on(Where::Everywhere, memory, access) }
     }
 
     /// Registers memory on the rails of rail group `group` alone, by its number in
@@ -89,23 +113,23 @@ impl Fabric {
             return Err(Error::new(ErrorKind::InvalidRequest, "register", why));
         }
         // SAFETY: handed on to the caller.
-        unsafe { self.register_on(Some(group), memory, access) }
+        unsafe { self.register_on(Where::Group(group), memory, access) }
     }
 
     /// # Safety
     /// As [`Fabric::register`].
-    unsafe fn register_on(
-        &self,
-        group: Option<usize>,
-        memory: Arc<dyn Memory>,
-        access: Access,
-    ) -> Result<Region> {
+    unsafe fn register_on(&self, rails: Where, memory: Arc<dyn Memory>, access: Access) -> Result<Region> {
         self.0.check_open("register")?;
         if memory.is_empty() {
             return Err(Error::new(ErrorKind::InvalidRequest, "register", "memory of zero bytes"));
         }
         let mut regions = Vec::new();
         for transport in &self.0.transports {
+            let group = match rails {
+                Where::Everywhere => None,
+                Where::Group(group) => Some(group),
+                Where::Nearest => memory.near().and_then(|gpu| transport.group_of(gpu)),
+            };
             // SAFETY: handed on to the caller.
             regions.push(unsafe { transport.register(&memory, access, group)? });
         }

@@ -3,8 +3,9 @@
 use std::ops::Range;
 use std::sync::{Arc, Mutex};
 
-use super::group::{Group, grouped};
-use super::{TransportConfig, Workers, lock};
+use super::group::Group;
+use super::placement::Placing;
+use super::{Place, TransportConfig, Workers, lock};
 use crate::engine::{Engine, EngineHandle, HandleSetup, Rail, RailCounters, RailCounts};
 use crate::grant::Ledger;
 use crate::observe::Watch;
@@ -17,6 +18,7 @@ pub(crate) struct Transport {
     pub backend: &'static str,
     /// By rail, group after group.
     pub devices: Vec<DeviceInfo>,
+    pub places: Vec<Place>,
     pub domains: Vec<Arc<dyn Domain>>,
     /// At least one.
     pub groups: Vec<Group>,
@@ -33,6 +35,7 @@ pub(super) struct OpenSettings<'a> {
     pub records: usize,
     pub watch: Arc<Watch>,
     pub workers: &'a Workers,
+    pub placing: &'a Placing,
     pub admission: Arc<dyn Admission>,
 }
 
@@ -48,6 +51,8 @@ pub struct TransportInfo {
     pub devices: Vec<DeviceInfo>,
     /// The rails of each rail group.
     pub groups: Vec<Range<usize>>,
+    /// What each rail group is near to.
+    pub places: Vec<Place>,
     /// Facts and limits of the first device.
     pub capabilities: Capabilities,
 }
@@ -72,11 +77,13 @@ impl Transport {
                 format!("transport {}: no device was chosen", config.label),
             ));
         }
-        let ranges = grouped(&mut devices);
+        let placed = settings.placing.place(&mut devices)?;
+        let (ranges, places): (Vec<_>, Vec<_>) = placed.into_iter().unzip();
         let mut transport = Self {
             label: config.label.clone(),
             backend: config.backend.name(),
             devices,
+            places,
             domains: Vec::new(),
             groups: Vec::new(),
             workers: Mutex::default(),
@@ -160,7 +167,7 @@ impl Transport {
                 door,
                 turn,
                 pinning: workers.pinning.clone(),
-                node: self.devices[self.groups[turn].rails.start].numa_node,
+                near: self.places[turn].core,
                 lock: shared.clone(),
             };
             lock(&self.workers).push(Worker::start(setup)?);
@@ -188,6 +195,11 @@ impl Transport {
         self.domains.iter().enumerate().map(register).collect()
     }
 
+    /// The rail group that serves a GPU.
+    pub(super) fn group_of(&self, gpu: topology::Address) -> Option<usize> {
+        self.places.iter().position(|place| place.gpus.contains(&gpu))
+    }
+
     /// The engine that messages come to.
     pub(super) fn first_engine(&self) -> &Arc<EngineHandle> {
         &self.groups[0].engine
@@ -209,6 +221,7 @@ impl Transport {
             backend: self.backend,
             devices: self.devices.clone(),
             groups: self.groups.iter().map(|group| group.rails.clone()).collect(),
+            places: self.places.clone(),
             capabilities: self.domains[0].capabilities().clone(),
         }
     }

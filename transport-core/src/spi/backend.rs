@@ -31,10 +31,10 @@ pub struct DeviceInfo {
     pub about: String,
     /// Line rate in bits per second; `None` where it has none (memory copies).
     pub link_bits_per_s: Option<u64>,
-    /// NUMA node, where the system tells.
-    pub numa_node: Option<u32>,
-    /// The rail group: devices of one number lie next to the same GPU or NUMA node, and
-    /// are driven together. Those without one form a group of their own.
+    /// Its PCI function, by which its place in the machine is known; `None` for what has none.
+    pub address: Option<topology::Address>,
+    /// Devices of one number are driven together, where nothing is known of their places. Those
+    /// without one form a rail group of their own.
     pub group: Option<u32>,
 }
 

@@ -58,8 +58,8 @@ fn a_policy_that_changed_is_asked_again() {
         dial.0.store(imms, Ordering::SeqCst);
         here.regrant();
         server.step();
-        // An answer to this comes behind the grant.
-        assert!(wait(there.0.session.lookup("x")).is_err());
+        // A question behind the grant, by the same queue: who answers it has the grant.
+        assert!(wait(here.0.session.lookup("x")).is_err());
         assert_eq!(room(&there), [room_then, 1 << 20]);
     }
 }

@@ -24,7 +24,7 @@ impl Backend for Null {
             name: "null0".into(),
             about: "nothing".into(),
             link_bits_per_s: None,
-            numa_node: None,
+            address: None,
             group: None,
         }])
     }

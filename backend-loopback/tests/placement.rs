@@ -1,0 +1,102 @@
+//! Where devices are in the machine decides over rail groups, and over the rails of a GPU's memory.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use backend_loopback::{Loopback, LoopbackConfig};
+use topology::{Address, Description};
+use transport_core::spi::Backend;
+use transport_core::{
+    Access, ErrorKind, Fabric, FabricBuilder, HostBuffer, Memory, RailGroups, TransportConfig,
+};
+
+const LIMIT: Duration = Duration::from_secs(20);
+/// Not for the calling thread alone.
+const LEN: usize = 8 << 20;
+/// Two cards of a p5's GPU 0, and one of GPU 4's.
+const CARDS: [&str; 3] = ["0000:4f:00.0", "0000:50:00.0", "0000:93:00.0"];
+
+/// Devices that copy, in the places of cards.
+fn builder() -> FabricBuilder {
+    let backend = Arc::new(Loopback::with(LoopbackConfig::default().devices(3)));
+    let mut devices = backend.probe().unwrap();
+    for (device, card) in devices.iter_mut().zip(CARDS) {
+        (device.address, device.group) = (Some(card.parse().unwrap()), None);
+    }
+    FabricBuilder::new()
+        .transport(TransportConfig::new("cards", backend).devices(devices))
+        .topology(Description::p5().machine().unwrap())
+}
+
+/// Host memory that says it is a GPU's.
+struct OfGpu(HostBuffer, Address);
+
+// SAFETY: as the buffer.
+unsafe impl Memory for OfGpu {
+    fn as_ptr(&self) -> *mut u8 {
+        self.0.as_ptr()
+    }
+
+    fn len(&self) -> usize {
+        self.0.len()
+    }
+
+    fn near(&self) -> Option<Address> {
+        Some(self.1)
+    }
+}
+
+fn bytes(fabric: &Fabric) -> Vec<u64> {
+    fabric.counters().iter().map(|rail| rail.bytes).collect()
+}
+
+#[test]
+fn groups_are_those_of_the_machine() {
+    let fabric = builder().open().unwrap();
+    let transport = &fabric.transports()[0];
+    assert_eq!(transport.groups, [0..2, 2..3]);
+    let gpus: Vec<_> = transport.places.iter().map(|place| place.gpus.len()).collect();
+    assert_eq!(gpus, [4, 4]);
+    let cores: Vec<_> = transport.places.iter().map(|place| (place.node, place.core)).collect();
+    assert_eq!(cores, [(Some(0), Some(1)), (Some(1), Some(48))]);
+}
+
+#[test]
+fn memory_of_a_gpu_takes_the_rails_of_its_group() {
+    let (a, b) = (builder().open().unwrap(), builder().open().unwrap());
+    let (to_b, _) = a.connect_local(&b).unwrap();
+    let target = b.alloc(LEN, Access::REMOTE_WRITE).unwrap();
+    let remote = to_b.import(&target.descriptor()).unwrap();
+    let of = |gpu: &str| Arc::new(OfGpu(HostBuffer::new(LEN).unwrap(), gpu.parse().unwrap()));
+    let mut expected = [0, 0, 0];
+    // GPU 6 shares the card of GPU 4.
+    for (gpu, rails) in [("0000:b9:00.0", 2..3), ("0000:53:00.0", 0..2)] {
+        // SAFETY: nobody else has the memory.
+        let source = unsafe { a.register(of(gpu), Access::LOCAL) }.unwrap();
+        to_b.write(&source, 0..LEN, &remote, 0).unwrap().wait(LIMIT).unwrap();
+        let per_rail = LEN / rails.len();
+        rails.for_each(|rail| expected[rail] += per_rail as u64);
+        assert_eq!(bytes(&a), expected, "{gpu}");
+    }
+    // SAFETY: nobody else has the memory.
+    let everywhere = unsafe { a.register_everywhere(of("0000:b9:00.0"), Access::LOCAL) }.unwrap();
+    for _ in 0..8 {
+        to_b.write(&everywhere, 0..LEN, &remote, 0).unwrap().wait(LIMIT).unwrap();
+    }
+    assert_eq!(bytes(&a).iter().sum::<u64>(), 10 * LEN as u64);
+}
+
+#[test]
+fn groups_can_be_listed() {
+    let names: Vec<String> =
+        builder().open().unwrap().transports()[0].devices.iter().map(|device| device.name.clone()).collect();
+    let text = format!("{},{}@0;{}", names[2], names[0], names[1]);
+    let fabric = builder().rail_groups(text.parse().unwrap()).open().unwrap();
+    let transport = &fabric.transports()[0];
+    assert_eq!(transport.groups, [0..2, 2..3]);
+    assert_eq!(transport.places[0].core, Some(0));
+    let unknown: RailGroups = "no such card".parse().unwrap();
+    let refused = builder().rail_groups(unknown).open().err().unwrap();
+    assert_eq!(refused.kind(), ErrorKind::InvalidRequest);
+    assert!(refused.context().contains("no such card") && refused.context().contains(&names[0]), "{refused}");
+}

@@ -1,0 +1,113 @@
+//! Cores: those this process may run on, and those next to the cards.
+
+use std::ops::RangeInclusive;
+
+use super::finding::{Check, Checked};
+use super::host::{Host, Unreadable};
+
+const ONLINE: &str = "/sys/devices/system/cpu/online";
+const CARDS: &str = "/sys/class/infiniband";
+/// More than any kernel has (CONFIG_NR_CPUS).
+const MOST: u32 = 1 << 16;
+
+/// Cores by number, as `0-3,8`.
+pub struct Cores(Vec<RangeInclusive<u32>>);
+
+impl Cores {
+    fn parse(text: &str) -> Option<Self> {
+        let range = |part: &str| {
+            let (first, last) = part.split_once('-').unwrap_or((part, part));
+            let (first, last): (u32, u32) = (first.trim().parse().ok()?, last.trim().parse().ok()?);
+            (first <= last && last < MOST).then_some(first..=last)
+        };
+        let ranges = text.split(',').filter(|part| !part.trim().is_empty()).map(range);
+        ranges.collect::<Option<Vec<_>>>().map(Self)
+    }
+
+    /// Those this process may run on; `None` where no file tells.
+    pub fn allowed(host: &Host) -> Result<Option<Self>, Unreadable> {
+        let Some(text) = host.status("Cpus_allowed_list")? else { return Ok(None) };
+        let malformed = || Unreadable::malformed("/proc/self/status", &format!("Cpus_allowed_list: {text}"));
+        Self::parse(&text).map(Some).ok_or_else(malformed)
+    }
+
+    /// How many.
+    pub fn count(&self) -> usize {
+        self.0.iter().map(|range| range.clone().count()).sum()
+    }
+
+    fn meets(&self, other: &Self) -> bool {
+        self.0.iter().any(|a| other.0.iter().any(|b| a.start() <= b.end() && b.start() <= a.end()))
+    }
+}
+
+/// How many cores there are for workers and callers, and whether the cards' own are among them.
+pub fn cores(check: Check, host: &Host) -> Checked {
+    let (Some(allowed), Some(online)) = (Cores::allowed(host)?, host.parsed(ONLINE, Cores::parse)?) else {
+        return Ok(vec![check.skipped(format!("there is no /proc/self/status or no {ONLINE}"))]);
+    };
+    let reading = format!("{} allowed of {} online", allowed.count(), online.count());
+    let mut found = vec![match allowed.count() > 1 {
+        true => check.ok(reading),
+        false => check.warning(
+            reading,
+            "workers and callers share the core: each waits for the other's time slice",
+            "give the process more: taskset, docker run --cpuset-cpus, cpuset.cpus of its control group",
+        ),
+    }];
+    for card in host.names(CARDS)? {
+        let near = host.parsed(&format!("{CARDS}/{card}/device/local_cpulist"), Cores::parse)?;
+        if near.is_some_and(|near| near.count() > 0 && !near.meets(&allowed)) {
+            found.push(check.warning(
+                format!("no core next to {card} is allowed"),
+                "its worker runs on another socket: every access crosses over",
+                format!("allow cores of {CARDS}/{card}/device/local_cpulist, or name other devices"),
+            ));
+        }
+    }
+    Ok(found)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::finding::Level;
+    use super::super::host::fake::Fake;
+    use super::*;
+
+    fn fake(allowed: &str, online: &str) -> Fake {
+        let status = format!("Name:\tx\nCpus_allowed:\tff\nCpus_allowed_list:\t{allowed}\n");
+        Fake::new(&[("/proc/self/status", &status), (ONLINE, online)])
+    }
+
+    #[test]
+    fn one_core_is_few() {
+        for (allowed, level) in [("0-7", Level::Ok), ("0,2", Level::Ok), ("5", Level::Warning)] {
+            let found = cores(Check("it"), &fake(allowed, "0-7\n")).unwrap();
+            assert_eq!(found[0].level, level, "{allowed}");
+        }
+        assert_eq!(cores(Check("it"), &Fake::new(&[])).unwrap()[0].level, Level::Skipped);
+    }
+
+    #[test]
+    fn cores_of_another_socket_are_far() {
+        let near = |list: &[u8]| {
+            fake("0-3", "0-7\n")
+                .card("mlx5_0")
+                .with("/sys/class/infiniband/mlx5_0/device/local_cpulist", list)
+        };
+        assert_eq!(cores(Check("it"), &near(b"4-7\n")).unwrap()[1].level, Level::Warning);
+        for list in [&b"3-7\n"[..], b"\n"] {
+            assert_eq!(cores(Check("it"), &near(list)).unwrap().len(), 1);
+        }
+    }
+
+    #[test]
+    fn lists_that_are_none() {
+        for nonsense in ["all", "3-1", "0-99999999", "1-2-3", "-1"] {
+            let said = cores(Check("it"), &fake("0", nonsense)).unwrap_err().to_string();
+            assert!(said.contains(ONLINE), "{said}");
+            let said = cores(Check("it"), &fake(nonsense, "0")).unwrap_err().to_string();
+            assert!(said.contains("/proc/self/status"), "{said}");
+        }
+    }
+}

@@ -1,0 +1,257 @@
+//! GPUs: their driver, libcuda, and the two ways in which a card reaches their memory.
+
+use super::finding::{Check, Checked, Finding, some};
+use super::host::{Host, Unreadable};
+use super::kernel;
+use super::pci::Function;
+
+const VERSION: &str = "/proc/driver/nvidia/version";
+const CUDA: &str = "libcuda.so.1";
+const CACHE: &str = "/etc/ld.so.cache";
+/// Where libraries lie that no cache lists.
+const DIRECTORIES: [&str; 4] =
+    ["/usr/lib/x86_64-linux-gnu", "/usr/lib/aarch64-linux-gnu", "/usr/lib64", "/usr/lib"];
+
+const NVIDIA: u32 = 0x10de;
+/// Base class of displays.
+const DISPLAY: u32 = 0x03;
+/// The first open modules, and with them DMA-BUF (NVIDIA's documentation of GPUDirect RDMA).
+const OPEN_SINCE: u32 = 515;
+
+const NO_GPU: &str = "there is no NVIDIA GPU here";
+
+/// NVIDIA's kernel modules.
+struct Driver {
+    version: String,
+    major: u32,
+    is_open: bool,
+}
+
+impl Driver {
+    fn read(host: &Host) -> Result<Option<Self>, Unreadable> {
+        host.parsed(VERSION, |text| {
+            let line = text.lines().next()?;
+            let is_number =
+                |word: &&str| word.contains('.') && word.chars().all(|c| c.is_ascii_digit() || c == '.');
+            let version = line.split_whitespace().find(is_number)?.to_owned();
+            let major = version.split('.').next()?.parse().ok()?;
+            Some(Self { version, major, is_open: line.contains("Open Kernel Module") })
+        })
+    }
+
+    fn words(&self) -> String {
+        format!("{}, {} kernel modules", self.version, if self.is_open { "open" } else { "closed" })
+    }
+}
+
+/// Whether a GPU has its driver.
+pub fn driver(check: Check, host: &Host) -> Checked {
+    if let Some(driver) = Driver::read(host)? {
+        return Ok(vec![check.ok(driver.words())]);
+    }
+    let is_gpu = |function: &Function| function.vendor == NVIDIA && function.class >> 16 == DISPLAY;
+    let idle: Vec<_> = Function::all(host)?.into_iter().filter(is_gpu).map(|gpu| gpu.address).collect();
+    match (idle.is_empty(), host.has_gpu()) {
+        (true, false) => Ok(vec![check.skipped(NO_GPU)]),
+        (true, true) => Ok(vec![check.warning(
+            format!("there is a GPU, and no {VERSION}"),
+            "which ways there are to register its memory is not known",
+            "give the container the host's /proc/driver/nvidia",
+        )]),
+        (false, _) => Ok(vec![check.problem(
+            format!("{} GPUs without NVIDIA's driver: {}", idle.len(), some(&idle)),
+            "no GPU memory can be used",
+            "install the driver, its open kernel modules, and modprobe nvidia",
+        )]),
+    }
+}
+
+/// Whether CUDA's library is there. It is looked for, not opened.
+pub fn libcuda(check: Check, host: &Host) -> Checked {
+    let found = find_cuda(host)?;
+    Ok(vec![match (found, host.has_gpu()) {
+        (Some(path), true) => check.ok(path),
+        (Some(path), false) => check.skipped(format!("{NO_GPU}; {path} is there")),
+        (None, false) => check.skipped(format!("{NO_GPU}, and no {CUDA}")),
+        (None, true) => check.warning(
+            format!("{CUDA} is not where the dynamic linker looks"),
+            "no program here can use the GPU",
+            "install the driver's user part, or run the container with NVIDIA's runtime (--gpus all)",
+        ),
+    }])
+}
+
+fn find_cuda(host: &Host) -> Result<Option<String>, Unreadable> {
+    let named = std::env::var("LD_LIBRARY_PATH").unwrap_or_default();
+    let named = named.split(':').filter(|directory| directory.starts_with('/'));
+    let mut beside = named.chain(DIRECTORIES).map(|directory| format!("{directory}/{CUDA}"));
+    if let Some(path) = beside.find(|path| host.has(path)) {
+        return Ok(Some(path));
+    }
+    // The cache ends in strings that end in zeros; paths are among them (ldconfig(8)).
+    let cache = host.bytes(CACHE)?.unwrap_or_default();
+    let ending = format!("/{CUDA}");
+    let path = cache.split(|byte| *byte == 0).find(|string| string.ends_with(ending.as_bytes()));
+    let path = path.map(|path| String::from_utf8_lossy(path).into_owned());
+    Ok(path.filter(|path| path.starts_with('/') && host.has(path)))
+}
+
+/// Whether GPU memory can be registered by its DMA-BUF.
+pub fn dma_buf(check: Check, host: &Host) -> Checked {
+    Ok(vec![match DmaBuf::of(host)? {
+        DmaBuf::NoGpu => check.skipped(NO_GPU),
+        DmaBuf::Possible(words) => check.ok(words),
+        DmaBuf::Impossible(why) if !host.has_cards() => without_card(check, &why),
+        DmaBuf::Impossible(why) => check.warning(
+            why,
+            "GPU memory is registered by nvidia_peermem, or not at all",
+            "Linux 5.12 or later, and the open kernel modules of driver 515 or later",
+        ),
+    }])
+}
+
+/// Whether GPU memory can be registered by its address.
+pub fn peermem(check: Check, host: &Host) -> Checked {
+    let other = match DmaBuf::of(host)? {
+        DmaBuf::NoGpu => return Ok(vec![check.skipped(NO_GPU)]),
+        other => other,
+    };
+    if host.has("/sys/module/nvidia_peermem") {
+        return Ok(vec![check.ok("nvidia_peermem is loaded")]);
+    }
+    Ok(vec![match other {
+        DmaBuf::Possible(_) => check.ok("nvidia_peermem is not loaded, and not needed: DMA-BUF is possible"),
+        _ if !host.has_cards() => without_card(check, "nvidia_peermem is not loaded"),
+        _ => check.problem(
+            "nvidia_peermem is not loaded, and DMA-BUF is not possible",
+            "no card can be given GPU memory: registering it is refused",
+            "modprobe nvidia_peermem, or make DMA-BUF possible",
+        ),
+    }])
+}
+
+fn without_card(check: Check, why: &str) -> Finding {
+    check.skipped(format!("{why}; there is no card to register GPU memory with"))
+}
+
+/// Registration by file descriptor.
+enum DmaBuf {
+    NoGpu,
+    Possible(String),
+    Impossible(String),
+}
+
+impl DmaBuf {
+    fn of(host: &Host) -> Result<Self, Unreadable> {
+        let Some(driver) = Driver::read(host)? else {
+            return Ok(match host.has_gpu() {
+                true => Self::Impossible("the driver's version is unknown".to_owned()),
+                false => Self::NoGpu,
+            });
+        };
+        let kernel = kernel::version(host)?;
+        let mut lacking = Vec::new();
+        if !driver.is_open || driver.major < OPEN_SINCE {
+            lacking.push(format!("driver {}", driver.words()));
+        }
+        if kernel.is_none_or(|version| version < kernel::DMA_BUF) {
+            lacking.push(kernel::words(kernel));
+        }
+        Ok(match lacking.is_empty() {
+            true => Self::Possible(format!("{}, driver {}", kernel::words(kernel), driver.words())),
+            false => Self::Impossible(lacking.join(", ")),
+        })
+    }
+}
+
+/// The ways to register GPU memory: what speaks for each, or why there is none.
+pub struct Ways {
+    pub dma_buf: Result<String, String>,
+    pub peermem: Result<String, String>,
+}
+
+impl Ways {
+    /// Of a host.
+    pub fn of(host: &Host) -> Self {
+        let dma_buf = match DmaBuf::of(host) {
+            Ok(DmaBuf::Possible(words)) => Ok(words),
+            Ok(DmaBuf::Impossible(why)) => Err(why),
+            Ok(DmaBuf::NoGpu) => Err(NO_GPU.to_owned()),
+            Err(file) => Err(file.to_string()),
+        };
+        let peermem = match host.has("/sys/module/nvidia_peermem") {
+            true => Ok("the module is loaded".to_owned()),
+            false => Err("the module is not loaded: modprobe nvidia_peermem".to_owned()),
+        };
+        Self { dma_buf, peermem }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::finding::Level;
+    use super::super::host::fake::Fake;
+    use super::*;
+
+    const OPEN: &str =
+        "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  535.104.05  Release Build  (x@y)\n";
+    const CLOSED: &str =
+        "NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.104.05  Sat Aug 19 01:15:15 UTC 2023\n";
+
+    fn host(driver: &str, kernel: &str) -> Fake {
+        Fake::new(&[(VERSION, driver), ("/proc/sys/kernel/osrelease", kernel)])
+    }
+
+    fn level(check: fn(Check, &Host) -> Checked, fake: &Fake) -> Level {
+        check(Check("it"), fake).expect("readable")[0].level
+    }
+
+    #[test]
+    fn without_a_gpu_all_is_skipped() {
+        for check in [driver, libcuda, dma_buf, peermem] {
+            assert_eq!(level(check, &Fake::new(&[])), Level::Skipped);
+        }
+    }
+
+    #[test]
+    fn dma_buf_wants_open_modules_and_a_kernel() {
+        for (modules, release, possible) in [
+            (OPEN, "6.1.0-18-amd64\n", true),
+            (OPEN, "5.12.0\n", true),
+            (OPEN, "5.11.22\n", false),
+            (CLOSED, "6.1.0\n", false),
+            (&OPEN.replace("535", "510"), "6.1.0\n", false),
+        ] {
+            let fake = host(modules, release).card("mlx5_0");
+            let expected = if possible { [Level::Ok, Level::Ok] } else { [Level::Warning, Level::Problem] };
+            assert_eq!([level(dma_buf, &fake), level(peermem, &fake)], expected, "{modules}{release}");
+            let loaded = fake.with("/sys/module/nvidia_peermem/version", b"");
+            assert_eq!(level(peermem, &loaded), Level::Ok);
+        }
+        let cardless = host(CLOSED, "6.1.0\n");
+        assert_eq!([level(dma_buf, &cardless), level(peermem, &cardless)], [Level::Skipped; 2]);
+    }
+
+    #[test]
+    fn drivers_that_lack_or_say_nonsense() {
+        let of = |file: &str| format!("/sys/bus/pci/devices/0000:04:00.0/{file}");
+        let idle =
+            Fake::new(&[(&of("vendor"), "0x10de"), (&of("device"), "0x2335"), (&of("class"), "0x030200")]);
+        assert_eq!(level(driver, &idle), Level::Problem);
+        assert_eq!(level(driver, &Fake::new(&[("/dev/nvidiactl", "")])), Level::Warning);
+        let said = driver(Check("it"), &host("NVRM version: none\n", "6.1")).unwrap_err().to_string();
+        assert!(said.contains(VERSION), "{said}");
+        assert_eq!(level(driver, &host(OPEN, "6.1.0")), Level::Ok);
+    }
+
+    #[test]
+    fn cuda_is_found_by_cache_and_directory() {
+        let gpu = || host(OPEN, "6.1.0");
+        assert_eq!(level(libcuda, &gpu()), Level::Warning);
+        assert_eq!(level(libcuda, &gpu().with("/usr/lib64/libcuda.so.1", b"")), Level::Ok);
+        let cached =
+            gpu().with(CACHE, b"glibc-ld.so.cache1.1\0\x02\0libcuda.so.1\0/opt/gpu/libcuda.so.1\0rest");
+        assert_eq!(level(libcuda, &cached), Level::Warning, "listed, and gone");
+        assert_eq!(level(libcuda, &cached.with("/opt/gpu/libcuda.so.1", b"")), Level::Ok);
+    }
+}

@@ -1,0 +1,182 @@
+//! `multirail doctor`: what of this host slows transfers down or stops them.
+
+mod cgroup;
+mod cores;
+mod devices;
+mod finding;
+mod gpu;
+mod host;
+mod iommu;
+mod kernel;
+mod libraries;
+mod limits;
+mod pages;
+mod pci;
+mod peer;
+
+use std::process::ExitCode;
+
+use multirail::{BackendChoice, Registry};
+
+use super::failure::{Done, Failure};
+use super::{Common, output};
+use finding::{Check, Checked, Finding, Level, worst};
+use host::Host;
+
+pub use gpu::Ways;
+use libraries::Library;
+
+/// What the exit code means, for `--help`.
+const EXIT: &str = "Exit code: 0 if nothing is to be mended, 1 if the worst finding is a warning, 2 if it is a \
+    problem or the command could not tell.";
+
+#[derive(clap::Args)]
+#[command(after_help = EXIT)]
+pub struct DoctorArguments {
+    /// Also try to reach this peer's control port over TCP, for 3 s at most per address
+    #[arg(long, value_name = "HOST:PORT")]
+    peer: Option<String>,
+}
+
+/// A check of files and limits.
+type Look = fn(Check, &Host) -> Checked;
+
+/// In the order of the report; backends, libraries and the peer come behind them.
+const CHECKS: [(&str, Look); 20] = [
+    ("kernel", kernel::age),
+    ("cores", cores::cores),
+    ("cgroup cpu", cgroup::time),
+    ("cgroup memory", cgroup::memory),
+    ("cgroup pids", cgroup::threads),
+    ("memlock", limits::memlock),
+    ("open files", limits::files),
+    ("/dev/shm", limits::shm),
+    ("huge pages", pages::huge),
+    ("transparent huge pages", pages::transparent),
+    ("ptrace", kernel::yama),
+    ("iommu", iommu::mode),
+    ("acs", pci::acs),
+    ("rdma devices", devices::cards),
+    ("ports", devices::ports),
+    ("uverbs", devices::uverbs),
+    ("nvidia driver", gpu::driver),
+    ("dma-buf", gpu::dma_buf),
+    ("nvidia_peermem", gpu::peermem),
+    ("libcuda", gpu::libcuda),
+];
+
+/// How a card is given GPU memory on this host.
+pub fn ways_of_gpu_memory() -> Ways {
+    Ways::of(&Host::here())
+}
+
+/// Prints what it finds; the worst of it is the exit code.
+pub fn run(common: &Common, arguments: &DoctorArguments) -> ExitCode {
+    let done = examine(common, arguments).and_then(|findings| match print(common, &findings) {
+        // Who stops reading may still look at the exit code.
+        Ok(()) | Err(Failure::ClosedPipe) => Ok(worst(&findings)),
+        Err(failure) => Err(failure),
+    });
+    match done {
+        Ok(worst) => worst.into(),
+        Err(failure) => {
+            output::complain(failure.sentence());
+            Level::Problem.into()
+        }
+    }
+}
+
+fn examine(common: &Common, arguments: &DoctorArguments) -> Done<Vec<Finding>> {
+    let (registry, choice) = (common.provider.registry()?, common.choice()?);
+    let mut found = match cfg!(target_os = "linux") {
+        true => of_host(&Host::here(), &registry, &choice),
+        false => vec![Check("host").skipped("the checks read /proc and /sys, which only Linux has")],
+    };
+    found.extend(arguments.peer.iter().map(|peer| peer::reach(Check("peer"), peer)));
+    Ok(found)
+}
+
+fn of_host(host: &Host, registry: &Registry, choice: &BackendChoice) -> Vec<Finding> {
+    let looks = CHECKS.into_iter().map(|(name, look)| (Check(name), look));
+    let mut found: Vec<_> = looks.flat_map(|(check, look)| settle(check, look(check, host))).collect();
+    // Probing opens the libraries and what these open: the map of this process is read after it.
+    found.extend(libraries::backends(Check("backends"), host, registry, choice));
+    let check = Check("libraries");
+    found.extend(settle(check, libraries::libraries(check, host, choice, &Library::all())));
+    found
+}
+
+/// A file that does not tell is a finding too.
+fn settle(check: Check, checked: Checked) -> Vec<Finding> {
+    checked.unwrap_or_else(|file| vec![check.unreadable(&file)])
+}
+
+fn print(common: &Common, findings: &[Finding]) -> Done {
+    if common.json {
+        return findings.iter().try_for_each(output::json);
+    }
+    let header = ["check", "level", "reading", "what it costs", "what mends it"];
+    output::table(&header, findings.iter().map(cells).collect(), 0..0)?;
+    output::line(&summary(findings))
+}
+
+fn cells(finding: &Finding) -> Vec<String> {
+    vec![
+        finding.check.to_owned(),
+        finding.level.word().to_owned(),
+        finding.what.clone(),
+        finding.cost.clone().unwrap_or_default(),
+        finding.remedy.clone().unwrap_or_default(),
+    ]
+}
+
+fn summary(findings: &[Finding]) -> String {
+    let count = |level| findings.iter().filter(|finding| finding.level == level).count();
+    let [problems, warnings, fine, skipped] =
+        [Level::Problem, Level::Warning, Level::Ok, Level::Skipped].map(count);
+    format!("problems: {problems}, warnings: {warnings}, ok: {fine}, skipped: {skipped}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::host::fake::Fake;
+    use super::*;
+
+    #[test]
+    fn an_empty_host_has_an_answer_to_everything() {
+        let choice = BackendChoice::Named("loopback".into());
+        let found = of_host(&Fake::new(&[]), &Registry::standard(), &choice);
+        for (name, _) in CHECKS {
+            assert!(found.iter().any(|finding| finding.check == name), "{name}");
+        }
+        assert!(worst(&found) <= Level::Warning, "{found:?}");
+    }
+
+    #[test]
+    fn what_is_to_be_mended_says_how() {
+        let choice = BackendChoice::Named("carrier".into());
+        let found = of_host(&Fake::new(&[]).card("mlx5_0"), &Registry::standard(), &choice);
+        for finding in found.iter().filter(|finding| finding.level >= Level::Warning) {
+            assert!(finding.cost.is_some() && finding.remedy.is_some(), "{finding:?}");
+        }
+        assert_eq!(worst(&found), Level::Problem);
+        assert!(summary(&found).starts_with("problems: "));
+    }
+
+    #[test]
+    fn a_directory_in_place_of_a_file_is_a_finding() {
+        for (path, name) in [
+            ("/proc/self/status", "cores"),
+            ("/proc/self/cgroup", "cgroup cpu"),
+            ("/proc/sys/kernel/osrelease", "kernel"),
+            ("/proc/sys/kernel/yama/ptrace_scope", "ptrace"),
+            ("/proc/driver/nvidia/version", "dma-buf"),
+            ("/proc/cmdline", "iommu"),
+        ] {
+            let fake = Fake::new(&[]).with(&format!("{path}/below"), b"");
+            let (_, look) = CHECKS.into_iter().find(|(known, _)| *known == name).expect("a check");
+            let found = settle(Check(name), look(Check(name), &fake));
+            assert!(found[0].level == Level::Warning && found[0].what.contains(path), "{found:?}");
+        }
+    }
+}

@@ -1,0 +1,116 @@
+//! PCI functions: who they are, and whether bridges send peers' traffic a long way round.
+
+use topology::acs::redirects;
+
+use super::finding::{Check, Checked, some};
+use super::host::{Host, Unreadable, hex};
+
+const DEVICES: &str = "/sys/bus/pci/devices";
+
+/// A function of a device on the bus.
+pub struct Function {
+    /// As `0000:00:1e.0`.
+    pub address: String,
+    pub vendor: u32,
+    pub device: u32,
+    /// Base class, subclass and interface.
+    pub class: u32,
+}
+
+impl Function {
+    /// All that there are.
+    pub fn all(host: &Host) -> Result<Vec<Self>, Unreadable> {
+        let of = |address: String| {
+            let field = |name| host.parsed(&format!("{DEVICES}/{address}/{name}"), hex);
+            let (vendor, device, class) = (field("vendor")?, field("device")?, field("class")?);
+            let [vendor, device, class] = [vendor, device, class].map(Option::unwrap_or_default);
+            Ok(Self { address, vendor, device, class })
+        };
+        host.names(DEVICES)?.into_iter().map(of).collect()
+    }
+
+    /// Whether it joins two buses of PCI.
+    fn is_bridge(&self) -> bool {
+        self.class >> 8 == 0x0604
+    }
+}
+
+/// Whether bridges redirect what their devices send each other.
+pub fn acs(check: Check, host: &Host) -> Checked {
+    let (mut redirecting, mut hidden, mut bridges) = (Vec::new(), 0, 0);
+    for bridge in Function::all(host)?.into_iter().filter(Function::is_bridge) {
+        bridges += 1;
+        let path = format!("{DEVICES}/{}/config", bridge.address);
+        let config = host.bytes(&path)?.unwrap_or_default();
+        match redirects(&config).map_err(|why| Unreadable::malformed(&path, why))? {
+            None => hidden += 1,
+            Some(true) => redirecting.push(bridge.address),
+            Some(false) => {}
+        }
+    }
+    if bridges == 0 {
+        return Ok(vec![check.skipped("there is no PCI bridge here")]);
+    }
+    if redirecting.is_empty() && hidden > 0 {
+        let why = format!("{hidden} of {bridges} bridges hide it: needs root to tell (CAP_SYS_ADMIN)");
+        return Ok(vec![check.skipped(why)]);
+    }
+    if redirecting.is_empty() {
+        return Ok(vec![check.ok(format!("none of {bridges} bridges redirects"))]);
+    }
+    let reading = format!("{} of {bridges} bridges redirect: {}", redirecting.len(), some(&redirecting));
+    if !host.has_hardware() && !host.has_gpu() {
+        return Ok(vec![check.ok(format!("{reading}; there is no card or GPU behind them"))]);
+    }
+    let cost = "what GPUs and cards send each other goes up to the root complex and back: slower, or refused";
+    let remedy = format!(
+        "turn ACS off in the firmware, or until the next boot, for each bridge: setpci -s {} ECAP_ACS+6.w=0; not \
+         where virtual machines rely on it",
+        redirecting[0]
+    );
+    Ok(vec![check.warning(reading, cost, remedy)])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::finding::Level;
+    use super::super::host::fake::Fake;
+    use super::*;
+
+    /// A bridge's configuration with these bits in the control register of its ACS.
+    fn config(bits: u32) -> Vec<u8> {
+        let mut config = vec![0; 4096];
+        config[0x100..0x104].copy_from_slice(&0x0001_000d_u32.to_le_bytes());
+        config[0x104..0x108].copy_from_slice(&(bits << 16 | 0x7f).to_le_bytes());
+        config
+    }
+
+    fn bridge(config: &[u8]) -> Fake {
+        let of = |file: &str| format!("{DEVICES}/0000:00:01.0/{file}");
+        let ids = [(of("vendor"), "0x8086\n"), (of("device"), "0x1234\n"), (of("class"), "0x060400\n")];
+        let files: Vec<_> = ids.iter().map(|(path, content)| (path.as_str(), *content)).collect();
+        Fake::new(&files).with(&of("config"), config)
+    }
+
+    #[test]
+    fn redirection_matters_where_there_are_cards() {
+        for (bits, level) in [(0x1d, Level::Warning), (0x51, Level::Ok)] {
+            let carded = bridge(&config(bits)).card("mlx5_0");
+            assert_eq!(acs(Check("it"), &carded).unwrap()[0].level, level, "{bits:#x}");
+            assert_eq!(acs(Check("it"), &bridge(&config(bits))).unwrap()[0].level, Level::Ok);
+        }
+    }
+
+    #[test]
+    fn short_and_strange_configurations() {
+        let found = acs(Check("it"), &bridge(&[0; 64]).card("mlx5_0")).unwrap();
+        assert!(found[0].level == Level::Skipped && found[0].what.contains("needs root to tell"));
+        let mut circle = vec![0; 4096];
+        circle[0x100..0x104].copy_from_slice(&0x1001_0001_u32.to_le_bytes());
+        let said = acs(Check("it"), &bridge(&circle)).unwrap_err().to_string();
+        assert!(said.contains("0000:00:01.0/config"), "{said}");
+        assert_eq!(acs(Check("it"), &Fake::new(&[])).unwrap()[0].level, Level::Skipped);
+        let odd = Fake::new(&[(&format!("{DEVICES}/0000:00:01.0/class"), "bridge")]);
+        assert!(acs(Check("it"), &odd).unwrap_err().to_string().contains("0000:00:01.0/class"));
+    }
+}

@@ -1,0 +1,102 @@
+//! Which backend carries it, and as how many requests.
+
+use multirail::BackendChoice;
+use topology::Address;
+
+use super::super::Common;
+use super::super::failure::Done;
+use super::super::units::Size;
+use super::Choice;
+
+const BACKEND: &str = "backend";
+const REQUESTS: &str = "requests";
+
+/// What this host has.
+#[derive(Default)]
+pub struct Found {
+    /// Each backend, and why it would be used, or would not.
+    rows: Vec<(String, Result<String, String>)>,
+    /// The cards that one of them opens.
+    pub cards: Vec<Address>,
+    /// The backend of the cards, the bytes of a piece there, and the most of one request.
+    pieces: Option<(String, u64, u64)>,
+}
+
+/// Asks every backend, and opens those with cards.
+pub fn found(common: &Common) -> Done<Found> {
+    let (registry, choice) = (common.provider.registry()?, common.choice()?);
+    let mut found = Found::default();
+    for row in registry.rows() {
+        let name = row.name.to_owned();
+        if let BackendChoice::Named(asked) = &choice
+            && *asked != name
+        {
+            found.rows.push((name, Err(format!("--backend asks for {asked}"))));
+            continue;
+        }
+        match row.probe {
+            Ok(devices) => {
+                let cards: Vec<Address> = devices.iter().filter_map(|device| device.address).collect();
+                let count = devices.len();
+                found
+                    .rows
+                    .push((name.clone(), Ok(format!("{count} devices, {} of them cards", cards.len()))));
+                if cards.is_empty() || found.pieces.is_some() {
+                    continue;
+                }
+                let fabric = registry.builder(&BackendChoice::Named(name.clone()))?.open()?;
+                if let Some(transport) = fabric.transports().first() {
+                    let (chunk, most) = (transport.capabilities.chunk, transport.capabilities.max_write);
+                    found.pieces = Some((name, chunk, most));
+                }
+                fabric.close();
+                found.cards = cards;
+            }
+            Err(why) => found.rows.push((name, Err(format!("{}; {}", why.reason, why.remedy)))),
+        }
+    }
+    Ok(found)
+}
+
+/// The backends, and how a write of `size` goes over so many rails.
+pub fn choices(found: &Found, is_here: bool, size: Size, rails: usize) -> Vec<Choice> {
+    if !is_here {
+        let why = "which libraries and devices are there is not in a description: ask there";
+        return vec![Choice::left(BACKEND, "any", why)];
+    }
+    let backend = |(name, why): &(String, Result<String, String>)| match why {
+        Ok(why) => Choice::taken(BACKEND, name, why),
+        Err(why) => Choice::left(BACKEND, name, why),
+    };
+    let mut choices: Vec<Choice> = found.rows.iter().map(backend).collect();
+    if let Some((name, chunk, most)) = &found.pieces {
+        choices.push(requests(name, size.0, *chunk, *most, rails as u64));
+    }
+    choices
+}
+
+fn requests(backend: &str, size: u64, chunk: u64, most: u64, rails: u64) -> Choice {
+    if size <= chunk || rails <= 1 {
+        let requests = size.div_ceil(most).max(1);
+        let why = format!("a write of at most {} goes over one rail, the next over the next", Size(chunk));
+        return Choice::taken(REQUESTS, format!("{requests} over one rail of {backend}"), why);
+    }
+    let pieces = size.div_ceil(chunk).max(1);
+    let used = pieces.min(rails);
+    let why = format!("cut into pieces of at most {}, dealt out over the {rails} rails", Size(chunk));
+    Choice::taken(REQUESTS, format!("{pieces} over {used} rails of {backend}"), why)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn requests_are_counted_by_pieces() {
+        let choice = |size, rails| requests("efa", size, 512 << 10, 1 << 30, rails).choice;
+        assert_eq!(choice(64 << 10, 4), "1 over one rail of efa");
+        assert_eq!(choice(1 << 20, 4), "2 over 2 rails of efa");
+        assert_eq!(choice(16 << 20, 4), "32 over 4 rails of efa");
+        assert_eq!(choice(4 << 30, 1), "4 over one rail of efa");
+    }
+}

@@ -1,0 +1,126 @@
+//! `multirail explain`: what would carry some memory's bytes, and why nothing else.
+
+mod backends;
+mod rails;
+mod registration;
+
+use multirail::MachineSource;
+use serde::Serialize;
+use topology::{Address, Function, Kind, Machine, RailGroup, rail_groups_of};
+
+use super::failure::{Done, Failure, printable};
+use super::topo::label;
+use super::units::Size;
+use super::{Common, output};
+
+#[derive(clap::Args)]
+pub struct ExplainArguments {
+    /// Memory of this GPU, counted in the order of PCI addresses, as `multirail topo` lists them
+    #[arg(long, value_name = "NUMBER", conflicts_with = "numa")]
+    gpu: Option<usize>,
+
+    /// Memory of the host, on this NUMA node [default: any]
+    #[arg(long, value_name = "NUMBER")]
+    numa: Option<u32>,
+
+    /// Bytes of one write, or of one page
+    #[arg(long, value_name = "SIZE", default_value = "64KiB")]
+    size: Size,
+
+    /// The machine, as for `multirail topo`: of another than this host, what depends on its drivers
+    /// is not known [default: this host]
+    #[arg(long, value_name = "SOURCE")]
+    from: Option<MachineSource>,
+}
+
+/// A choice: what was taken, or was not, and why.
+#[derive(Serialize)]
+struct Choice {
+    question: &'static str,
+    choice: String,
+    taken: bool,
+    why: String,
+}
+
+impl Choice {
+    fn taken(question: &'static str, choice: impl Into<String>, why: impl Into<String>) -> Self {
+        Self { question, choice: choice.into(), taken: true, why: why.into() }
+    }
+
+    fn left(question: &'static str, choice: impl Into<String>, why: impl Into<String>) -> Self {
+        Self { taken: false, ..Self::taken(question, choice, why) }
+    }
+}
+
+/// The memory in question.
+enum Memory<'a> {
+    Gpu(usize, &'a Function),
+    Host(Option<u32>),
+}
+
+impl Memory<'_> {
+    fn words(&self) -> String {
+        match self {
+            Self::Gpu(number, gpu) => format!("GPU {number} at {}", gpu.address),
+            Self::Host(Some(node)) => format!("host memory of NUMA node {node}"),
+            Self::Host(None) => "host memory".to_owned(),
+        }
+    }
+
+    /// Whether a group is the one for it.
+    fn is_served_by(&self, group: &RailGroup) -> bool {
+        match self {
+            Self::Gpu(_, gpu) => group.gpus.contains(&gpu.address),
+            Self::Host(node) => node.is_none() || group.node == *node,
+        }
+    }
+}
+
+/// Prints what would be chosen, and what would not.
+pub fn run(common: &Common, arguments: &ExplainArguments) -> Done {
+    let source = arguments.from.clone().unwrap_or(MachineSource::ThisHost);
+    let is_here = source == MachineSource::ThisHost;
+    let (name, machine) = source.read()?;
+    let name = printable(&name);
+    let memory = memory(&name, &machine, arguments)?;
+    let found = match is_here {
+        true => backends::found(common)?,
+        false => backends::Found::default(),
+    };
+    let all = machine.of_kind(Kind::Nic).map(|card| card.address);
+    let cards: Vec<Address> = if found.cards.is_empty() { all.collect() } else { found.cards.clone() };
+    let groups = rail_groups_of(&machine, &cards);
+    let mut choices = rails::choices(&machine, &groups, &memory, is_here);
+    choices.extend(registration::choices(&memory, is_here));
+    let rails = groups.iter().filter(|group| memory.is_served_by(group)).map(|group| group.cards.len()).sum();
+    choices.extend(backends::choices(&found, is_here, arguments.size, rails));
+    if common.json {
+        return choices.iter().try_for_each(output::json);
+    }
+    output::line(&format!("{} of {name}, {} at a time", memory.words(), arguments.size))?;
+    let cells = |choice: Choice| {
+        let taken = if choice.taken { "yes" } else { "no" };
+        vec![choice.question.to_owned(), choice.choice, taken.to_owned(), choice.why]
+    };
+    output::table(&["question", "choice", "taken", "why"], choices.into_iter().map(cells).collect(), 0..0)
+}
+
+fn memory<'a>(name: &str, machine: &'a Machine, arguments: &ExplainArguments) -> Done<Memory<'a>> {
+    if let Some(number) = arguments.gpu {
+        let gpus: Vec<&Function> = machine.of_kind(Kind::Gpu).collect();
+        return match gpus.get(number) {
+            Some(gpu) => Ok(Memory::Gpu(number, gpu)),
+            None => Err(Failure::new(format!(
+                "{name} has {}: GPUs are counted from 0; without --gpu it is about host memory",
+                label::count(gpus.len(), "GPU")
+            ))),
+        };
+    }
+    match arguments.numa {
+        Some(node) if machine.nodes.iter().all(|known| known.number != node) => {
+            let known: Vec<String> = machine.nodes.iter().map(|node| node.number.to_string()).collect();
+            Err(Failure::new(format!("{name} has no NUMA node {node}; it has: {}", known.join(", "))))
+        }
+        node => Ok(Memory::Host(node)),
+    }
+}

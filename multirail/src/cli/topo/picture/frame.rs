@@ -1,0 +1,59 @@
+//! Rectangles, and how many go abreast.
+
+/// A rectangle; units are pixels at 100 %.
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+pub struct Frame {
+    /// Its left edge.
+    pub x: f64,
+    /// Its upper edge.
+    pub y: f64,
+    /// To the right.
+    pub width: f64,
+    /// Downwards.
+    pub height: f64,
+}
+
+impl Frame {
+    /// A rectangle with these edges.
+    pub fn new(x: f64, y: f64, width: f64, height: f64) -> Self {
+        Self { x, y, width, height }
+    }
+
+    /// Its right edge.
+    pub fn right(&self) -> f64 {
+        self.x + self.width
+    }
+
+    /// Its lower edge.
+    pub fn bottom(&self) -> f64 {
+        self.y + self.height
+    }
+
+    /// Halfway down.
+    pub fn middle(&self) -> f64 {
+        self.y + self.height / 2.0
+    }
+
+    /// Halfway across.
+    pub fn center(&self) -> f64 {
+        self.x + self.width / 2.0
+    }
+}
+
+/// How many of `count` go abreast in a grid of about `aspect` times as many columns as rows.
+pub fn columns(count: usize, aspect: f64) -> usize {
+    let rows = (count as f64 / aspect).sqrt().round().max(1.0) as usize;
+    count.div_ceil(rows).max(1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn grids_are_wide_and_full() {
+        let of = |aspect| [0, 1, 2, 4, 8, 16].map(|count| columns(count, aspect));
+        assert_eq!(of(1.0), [1, 1, 2, 2, 3, 4]);
+        assert_eq!(of(2.0), [1, 1, 2, 4, 4, 6]);
+    }
+}

@@ -1,0 +1,241 @@
+//! Where everything is: NUMA nodes in a grid, their groups in grids of their own, a legend.
+
+use topology::{Address, Kind, Machine, RailGroup};
+
+use super::super::label;
+use super::frame::{Frame, columns};
+use super::panel::{self, Content, Panel, What};
+use super::svg;
+
+/// A machine, laid out.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Picture {
+    /// The page.
+    pub frame: Frame,
+    /// The machine's name.
+    pub title: String,
+    /// What it has.
+    pub subtitle: String,
+    /// By number, last what is on none.
+    pub nodes: Vec<NodeBox>,
+    /// What the signs mean: only those that are there.
+    pub legend: Vec<Entry>,
+}
+
+/// A NUMA node.
+#[derive(Debug, Clone, PartialEq)]
+pub struct NodeBox {
+    /// Its place.
+    pub frame: Frame,
+    /// Its number.
+    pub title: String,
+    /// Its CPUs.
+    pub subtitle: String,
+    /// Its groups.
+    pub panels: Vec<Panel>,
+    /// Said where it has none.
+    pub note: Option<&'static str>,
+}
+
+/// A sign and its meaning.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Entry {
+    /// The sign's place; the words are to the right of it.
+    pub sign: Frame,
+    /// Which sign.
+    pub what: Sign,
+    /// The words.
+    pub label: &'static str,
+}
+
+/// What a legend explains.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Sign {
+    /// A tile.
+    Tile(What),
+    /// A bar that stays below one host bridge, or not.
+    Bar {
+        /// Whether it does.
+        is_near: bool,
+    },
+    /// The cell of a worker.
+    Worker,
+}
+
+const MARGIN: f64 = 28.0;
+const TITLE: f64 = 84.0;
+const NODE_TITLE: f64 = 44.0;
+const PADDING: f64 = 16.0;
+const GAP: f64 = 14.0;
+const LEGEND_LINE: f64 = 26.0;
+/// Room for a title on the smallest machine.
+const NARROWEST: f64 = 760.0;
+/// Text sizes.
+pub const HEADLINE: f64 = 24.0;
+pub const BODY: f64 = 13.0;
+
+impl Picture {
+    /// The picture of a machine called `name`.
+    pub fn new(name: &str, machine: &Machine, groups: &[RailGroup]) -> Self {
+        let card = panel::card_width(machine, groups);
+        let lonely = lonely(machine, groups);
+        let mut nodes: Vec<NodeBox> = Vec::new();
+        let numbers = numbers(machine, groups, &lonely);
+        for number in &numbers {
+            let mut contents: Vec<Content<'_>> = groups
+                .iter()
+                .enumerate()
+                .filter(|(_, group)| group.node == *number)
+                .map(|group| Content { group: Some(group), gpus: &group.1.gpus })
+                .collect();
+            let gpus = lonely.iter().find(|(node, _)| node == number);
+            contents.extend(gpus.map(|(_, gpus)| Content { group: None, gpus }));
+            let across = columns(contents.len(), if numbers.len() > 1 { 1.0 } else { 2.0 });
+            nodes.push(NodeBox::new(machine, *number, &contents, card, across));
+        }
+        let (width, bottom) = place(&mut nodes);
+        let mut legend = signs(&nodes);
+        let bottom = spread(&mut legend, bottom, width);
+        Self {
+            frame: Frame::new(0.0, 0.0, width, bottom),
+            title: svg::fitted(name, HEADLINE, true, width - 2.0 * MARGIN),
+            subtitle: label::summary(machine, groups.len()),
+            nodes,
+            legend,
+        }
+    }
+}
+
+/// GPUs of a machine without a card, by node: of one with a card, each is in a group.
+fn lonely(machine: &Machine, groups: &[RailGroup]) -> Vec<(Option<u32>, Vec<Address>)> {
+    let mut lonely: Vec<(Option<u32>, Vec<Address>)> = Vec::new();
+    for gpu in machine.of_kind(Kind::Gpu) {
+        if groups.iter().any(|group| group.gpus.contains(&gpu.address)) {
+            continue;
+        }
+        let node = machine.node_of(gpu);
+        match lonely.iter_mut().find(|(known, _)| *known == node) {
+            Some((_, gpus)) => gpus.push(gpu.address),
+            None => lonely.push((node, vec![gpu.address])),
+        }
+    }
+    lonely
+}
+
+/// The nodes to draw: those with a panel, last the one without a number; and if there is no such,
+/// those with CPUs alone.
+fn numbers(
+    machine: &Machine,
+    groups: &[RailGroup],
+    lonely: &[(Option<u32>, Vec<Address>)],
+) -> Vec<Option<u32>> {
+    let with_cpus = machine.nodes.iter().filter(|node| !node.cpus.0.is_empty());
+    let mut numbers: Vec<Option<u32>> = groups.iter().map(|group| group.node).collect();
+    numbers.extend(lonely.iter().map(|(node, _)| *node));
+    if !numbers.contains(&None) {
+        numbers.extend(with_cpus.map(|node| Some(node.number)));
+    }
+    numbers.sort_by_key(|number| (number.is_none(), *number));
+    numbers.dedup();
+    numbers
+}
+
+impl NodeBox {
+    /// A node with its upper left corner at 0,0.
+    fn new(
+        machine: &Machine,
+        number: Option<u32>,
+        contents: &[Content<'_>],
+        card: f64,
+        across: usize,
+    ) -> Self {
+        let wide = panel::width(card);
+        let mut panels = Vec::new();
+        let mut y = NODE_TITLE;
+        for row in contents.chunks(across) {
+            let height = row.iter().map(Content::height).fold(0.0, f64::max);
+            for (column, content) in row.iter().enumerate() {
+                let x = PADDING + column as f64 * (wide + GAP);
+                panels.push(Panel::new(machine, content, Frame::new(x, y, wide, height), card));
+            }
+            y += height + GAP;
+        }
+        let across = across.min(contents.len()).max(1) as f64;
+        let width = 2.0 * PADDING + across * (wide + GAP) - GAP;
+        let bottom = if panels.is_empty() { NODE_TITLE + 28.0 } else { y - GAP + PADDING };
+        let known = machine.nodes.iter().find(|node| Some(node.number) == number);
+        let cpus = known.map(|node| format!("CPUs {}", label::cpus(&node.cpus, 28)));
+        Self {
+            frame: Frame::new(0.0, 0.0, width, bottom),
+            title: label::node(machine, number),
+            subtitle: cpus.unwrap_or_default(),
+            note: panels.is_empty().then_some("no rail group"),
+            panels,
+        }
+    }
+
+    /// Moves it and all in it.
+    fn shift(&mut self, right: f64, down: f64) {
+        let panels = self.panels.iter_mut().flat_map(Panel::frames);
+        for frame in panels.chain([&mut self.frame]) {
+            frame.x += right;
+            frame.y += down;
+        }
+    }
+}
+
+/// Puts the nodes on the page: its width, and where they end.
+fn place(nodes: &mut [NodeBox]) -> (f64, f64) {
+    let across = columns(nodes.len(), 1.0);
+    let row_width = |row: &[NodeBox]| row.iter().map(|node| node.frame.width + GAP).sum::<f64>() - GAP;
+    let widest = nodes.chunks(across).map(row_width).fold(NARROWEST - 2.0 * MARGIN, f64::max);
+    let mut y = TITLE;
+    for row in nodes.chunks_mut(across) {
+        let height = row.iter().map(|node| node.frame.height).fold(0.0, f64::max);
+        let mut x = MARGIN + (widest - row_width(row)) / 2.0;
+        for node in row {
+            node.shift(x, y);
+            if !node.panels.is_empty() {
+                node.frame.height = height;
+            }
+            x += node.frame.width + GAP;
+        }
+        y += height + GAP;
+    }
+    (widest + 2.0 * MARGIN, y)
+}
+
+/// The signs that the picture uses.
+fn signs(nodes: &[NodeBox]) -> Vec<Entry> {
+    let panels = || nodes.iter().flat_map(|node| &node.panels);
+    let tile =
+        |what| panels().flat_map(|panel| panel.served.iter().chain(&panel.cards)).any(|t| t.what == what);
+    let bar = |is_near| panels().flat_map(|panel| &panel.bar).any(|bar| bar.is_near == is_near);
+    let worker = panels().any(|panel| panel.cores.as_ref().is_some_and(|cores| cores.worker.is_some()));
+    [
+        (tile(What::Gpu), Sign::Tile(What::Gpu), "GPU"),
+        (tile(What::Memory), Sign::Tile(What::Memory), "memory of the host"),
+        (tile(What::Card), Sign::Tile(What::Card), "RDMA card, in its group's colour"),
+        (bar(true), Sign::Bar { is_near: true }, "below one host bridge"),
+        (bar(false), Sign::Bar { is_near: false }, "through the processor"),
+        (worker, Sign::Worker, "the core of the group's worker, among its cores"),
+    ]
+    .into_iter()
+    .filter(|(is_used, ..)| *is_used)
+    .map(|(_, what, label)| Entry { sign: Frame::default(), what, label })
+    .collect()
+}
+
+/// Puts the legend in lines from `top` on: where it ends.
+fn spread(legend: &mut [Entry], top: f64, width: f64) -> f64 {
+    let (mut x, mut y) = (MARGIN, top + 8.0);
+    for entry in legend.iter_mut() {
+        let room = 30.0 + svg::width(entry.label, BODY, false);
+        if x > MARGIN && x + room > width - MARGIN {
+            (x, y) = (MARGIN, y + LEGEND_LINE);
+        }
+        entry.sign = Frame::new(x, y, 22.0, 16.0);
+        x += room + 20.0;
+    }
+    y + if legend.is_empty() { 0.0 } else { LEGEND_LINE } + MARGIN / 2.0
+}

@@ -1,0 +1,222 @@
+//! One rail group: whom it serves, its cards, what is between them, its cores.
+
+use topology::{Address, Cpus, Distance, Machine, RailGroup};
+
+use super::super::label;
+use super::frame::Frame;
+use super::svg;
+
+/// A box with the group's parts.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Panel {
+    /// Its place.
+    pub frame: Frame,
+    /// The group's; none for GPUs without a card.
+    pub number: Option<usize>,
+    /// `group 3`.
+    pub title: String,
+    /// `4 cards`.
+    pub subtitle: String,
+    /// GPUs, or host memory.
+    pub served: Vec<Tile>,
+    /// What is between them and the cards.
+    pub bar: Option<Bar>,
+    /// The cards.
+    pub cards: Vec<Tile>,
+    /// The cores.
+    pub cores: Option<Cores>,
+}
+
+/// A GPU, a card, or host memory.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Tile {
+    /// Its place.
+    pub frame: Frame,
+    /// Which of them.
+    pub what: What,
+    /// The upper line.
+    pub name: String,
+    /// The lower line; may be empty.
+    pub detail: String,
+}
+
+/// What a tile stands for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum What {
+    /// A GPU.
+    Gpu,
+    /// A card.
+    Card,
+    /// Memory of the host.
+    Memory,
+}
+
+/// What lies between the served and the cards.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Bar {
+    /// Its place.
+    pub frame: Frame,
+    /// In words.
+    pub label: &'static str,
+    /// Whether transfers stay below one host bridge.
+    pub is_near: bool,
+}
+
+/// The group's share of the cores.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Cores {
+    /// The strip of cells.
+    pub strip: Frame,
+    /// How many.
+    pub count: usize,
+    /// Which of them is the worker's, if one is.
+    pub worker: Option<usize>,
+    /// In words, above the strip.
+    pub label: String,
+}
+
+/// What a panel shows, before it has a place.
+pub struct Content<'a> {
+    /// The group's number, and it; none for GPUs without a card.
+    pub group: Option<(usize, &'a RailGroup)>,
+    /// GPUs.
+    pub gpus: &'a [Address],
+}
+
+const EDGE: f64 = 14.0;
+const HEADER: f64 = 42.0;
+const FOOTER: f64 = 56.0;
+const TILE: f64 = 36.0;
+const STEP: f64 = 42.0;
+const SERVED: f64 = 110.0;
+const LINK: f64 = 22.0;
+const BAR: f64 = 24.0;
+/// Room for the longest label of a bar.
+const BODY: f64 = 132.0;
+/// Text sizes of a tile's lines.
+pub const NAME: f64 = 12.0;
+pub const DETAIL: f64 = 11.0;
+
+impl Content<'_> {
+    fn cards(&self) -> &[Address] {
+        self.group.map_or(&[], |(_, group)| &group.cards)
+    }
+
+    /// The height that it needs.
+    pub fn height(&self) -> f64 {
+        let tiles = self.gpus.len().max(self.cards().len()).max(1) as f64;
+        let body = (tiles * STEP - (STEP - TILE)).max(if self.group.is_some() { BODY } else { 0.0 });
+        HEADER + body + if self.group.is_some() { FOOTER } else { EDGE }
+    }
+}
+
+/// The room for cards so that the machine's longest name fits, within reason.
+pub fn card_width(machine: &Machine, groups: &[RailGroup]) -> f64 {
+    let cards = groups.iter().flat_map(|group| &group.cards);
+    let widths = cards.map(|card| svg::width(&label::card(machine, *card), NAME, true) + 18.0);
+    widths.fold(106.0, f64::max).min(240.0).ceil()
+}
+
+/// The width of a panel with such cards.
+pub fn width(card: f64) -> f64 {
+    EDGE + SERVED + LINK + BAR + LINK + card + EDGE
+}
+
+impl Panel {
+    /// The content laid out in `frame`.
+    pub fn new(machine: &Machine, content: &Content<'_>, frame: Frame, card: f64) -> Self {
+        let footer = if content.group.is_some() { FOOTER } else { EDGE };
+        let body = Frame::new(
+            frame.x + EDGE,
+            frame.y + HEADER,
+            frame.width - 2.0 * EDGE,
+            frame.height - HEADER - footer,
+        );
+        let mut served: Vec<Tile> = content.gpus.iter().map(|gpu| gpu_tile(machine, content, *gpu)).collect();
+        if let (true, Some((_, group))) = (served.is_empty(), content.group) {
+            served.push(Tile::new(What::Memory, "host memory".to_owned(), label::node(machine, group.node)));
+        }
+        let mut cards: Vec<Tile> = content.cards().iter().map(|at| card_tile(machine, *at)).collect();
+        stack(&mut served, body.x, SERVED, &body);
+        stack(&mut cards, body.right() - card, card, &body);
+        let bar = content.group.map(|(_, group)| Bar {
+            frame: Frame::new(body.x + SERVED + LINK, body.y, BAR, body.height),
+            label: group.distance.map_or("processor", label::distance),
+            is_near: group.distance.is_some_and(|distance| distance <= Distance::Root),
+        });
+        let strip = Frame::new(body.x, frame.bottom() - EDGE - 12.0, body.width, 12.0);
+        Self {
+            frame,
+            number: content.group.map(|(number, _)| number),
+            title: content.group.map_or("no card".to_owned(), |(number, _)| format!("group {number}")),
+            subtitle: match content.group {
+                Some(_) => label::count(cards.len(), "card"),
+                None => label::count(served.len(), "GPU"),
+            },
+            served,
+            bar,
+            cards,
+            cores: content.group.map(|(_, group)| Cores::new(group, strip)),
+        }
+    }
+
+    /// Its frame and those of its parts.
+    pub fn frames(&mut self) -> impl Iterator<Item = &mut Frame> {
+        let tiles = self.served.iter_mut().chain(&mut self.cards).map(|tile| &mut tile.frame);
+        let bar = self.bar.as_mut().map(|bar| &mut bar.frame);
+        let strip = self.cores.as_mut().map(|cores| &mut cores.strip);
+        [&mut self.frame].into_iter().chain(tiles).chain(bar).chain(strip)
+    }
+}
+
+impl Tile {
+    fn new(what: What, name: String, detail: String) -> Self {
+        Self { frame: Frame::default(), what, name, detail }
+    }
+}
+
+fn gpu_tile(machine: &Machine, content: &Content<'_>, at: Address) -> Tile {
+    let gpu = machine.function(at);
+    let here = content.group.and_then(|(_, group)| group.node);
+    let name = match (gpu.and_then(|gpu| machine.node_of(gpu)), gpu.and_then(label::maker)) {
+        (Some(node), _) if here.is_some_and(|here| here != node) => format!("GPU, node {node}"),
+        (_, Some(maker)) => format!("{maker} GPU"),
+        _ => "GPU".to_owned(),
+    };
+    Tile::new(What::Gpu, name, at.to_string())
+}
+
+fn card_tile(machine: &Machine, at: Address) -> Tile {
+    let devices = machine.function(at).map(label::devices).unwrap_or_default();
+    match devices.is_empty() {
+        true => Tile::new(What::Card, at.to_string(), String::new()),
+        false => Tile::new(What::Card, devices, at.to_string()),
+    }
+}
+
+/// Puts tiles below each other, in the middle of `body`'s height.
+fn stack(tiles: &mut [Tile], x: f64, width: f64, body: &Frame) {
+    let height = tiles.len() as f64 * STEP - (STEP - TILE);
+    let top = body.middle() - height / 2.0;
+    for (turn, tile) in tiles.iter_mut().enumerate() {
+        tile.frame = Frame::new(x, top + turn as f64 * STEP, width, TILE);
+        tile.name = svg::fitted(&tile.name, NAME, true, width - 14.0);
+        tile.detail = svg::fitted(&tile.detail, DETAIL, false, width - 14.0);
+    }
+}
+
+impl Cores {
+    fn new(group: &RailGroup, strip: Frame) -> Self {
+        let list: Cpus = group.cores.iter().copied().collect();
+        let label = match group.core {
+            Some(core) => format!("cores {}, worker on {core}", label::cpus(&list, 26)),
+            None => "no core known".to_owned(),
+        };
+        Self {
+            strip,
+            count: group.cores.len(),
+            worker: group.cores.iter().position(|core| Some(*core) == group.core),
+            label,
+        }
+    }
+}

@@ -1,0 +1,173 @@
+//! Where the machine is read from: its cards, GPUs, NUMA nodes and cores.
+
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+
+use topology::{Description, Machine, sysfs};
+use transport_core::{Error, ErrorKind, RailGroups, Result};
+
+use crate::environment::given;
+
+/// The source of this host's machine, as [`MachineSource`] reads it.
+pub(crate) const TOPOLOGY: &str = "MULTIRAIL_TOPOLOGY";
+/// Rail groups, as [`RailGroups`] reads them.
+pub(crate) const RAIL_GROUPS: &str = "MULTIRAIL_RAIL_GROUPS";
+
+/// A machine, by where it is described: what `multirail topo --from` and `MULTIRAIL_TOPOLOGY` name.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum MachineSource {
+    /// This host, by its `/sys`: `sysfs`.
+    ThisHost,
+    /// A copy of a `/sys`: `sysfs:DIR`.
+    Sysfs(PathBuf),
+    /// XML of lstopo's, `hwloc:FILE`, or this host through libhwloc, `hwloc`.
+    Hwloc(Option<PathBuf>),
+    /// A [`Description`] in TOML: `file:FILE`.
+    File(PathBuf),
+    /// The description that is built in: `p5.48xlarge`.
+    P5,
+}
+
+const P5: &str = "p5.48xlarge";
+
+impl FromStr for MachineSource {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self> {
+        match (text, text.split_once(':')) {
+            ("sysfs", _) => Ok(Self::ThisHost),
+            ("hwloc", _) => Ok(Self::Hwloc(None)),
+            (P5, _) => Ok(Self::P5),
+            (_, Some(("sysfs", folder))) if !folder.is_empty() => Ok(Self::Sysfs(folder.into())),
+            (_, Some(("hwloc", file))) if !file.is_empty() => Ok(Self::Hwloc(Some(file.into()))),
+            (_, Some(("file", file))) if !file.is_empty() => Ok(Self::File(file.into())),
+            _ => {
+                let context = format!("{text:?}: write sysfs:DIR, hwloc:FILE, hwloc, file:FILE or {P5}");
+                Err(Error::new(ErrorKind::InvalidRequest, "choose a machine", context))
+            }
+        }
+    }
+}
+
+impl MachineSource {
+    /// The machine, and what it is called.
+    ///
+    /// # Errors
+    /// `Io` with the file that cannot be read or understood; `Unsupported` where hwloc is asked for
+    /// and this build lacks its feature.
+    pub fn read(&self) -> Result<(String, Machine)> {
+        let (name, machine) = match self {
+            Self::ThisHost => (host_name(), sysfs::this_host().map_err(failure)?),
+            Self::Sysfs(folder) => (called(folder), sysfs::read(folder).map_err(failure)?),
+            Self::Hwloc(file) => hwloc(file.as_deref())?,
+            Self::File(file) => {
+                let description = Description::read(file).map_err(failure)?;
+                let machine = description.machine();
+                (
+                    description.name,
+                    machine.map_err(|why| unreadable(format!("{}: {}", called(file), words(&why))))?,
+                )
+            }
+            Self::P5 => (P5.to_owned(), Description::p5().machine().map_err(failure)?),
+        };
+        if machine.functions.is_empty() && machine.cores.is_empty() {
+            return Err(unreadable(format!(
+                "{name} has neither a PCI function nor a core: a copy of /sys has bus/pci/devices and \
+                 devices/system/cpu, a description has [[function]] and [[node]]"
+            )));
+        }
+        Ok((name, machine))
+    }
+}
+
+#[cfg(feature = "hwloc")]
+fn hwloc(file: Option<&Path>) -> Result<(String, Machine)> {
+    match file {
+        Some(file) => Ok((called(file), topology::hwloc::read(file).map_err(failure)?)),
+        None => Ok((host_name(), topology::hwloc::this_host().map_err(failure)?)),
+    }
+}
+
+#[cfg(not(feature = "hwloc"))]
+fn hwloc(_: Option<&Path>) -> Result<(String, Machine)> {
+    let context = "this multirail is built without hwloc: build it with `cargo build --features hwloc`, which needs \
+                   libhwloc (Debian: libhwloc-dev), or take sysfs:DIR";
+    Err(Error::new(ErrorKind::Unsupported, "read the machine", context))
+}
+
+/// What the environment says of rail groups: how they are made, and of which machine.
+///
+/// The CPUs of another machine are left out that this process may not use.
+pub(crate) fn from_environment() -> Result<(Option<RailGroups>, Option<Machine>)> {
+    let named = |variable: &'static str| {
+        move |why: Error| {
+            Error::new(why.kind(), "read the environment", format!("{variable}: {}", why.context()))
+        }
+    };
+    let groups = given(RAIL_GROUPS).map(|text| text.parse()).transpose().map_err(named(RAIL_GROUPS))?;
+    let Some(source) = given(TOPOLOGY) else { return Ok((groups, None)) };
+    let source: MachineSource = source.parse().map_err(named(TOPOLOGY))?;
+    let (_, mut machine) = source.read().map_err(named(TOPOLOGY))?;
+    if let Some(cpus) = topology::Cpus::of_this_thread() {
+        machine.allowed = machine.allowed.and(&cpus);
+    }
+    Ok((groups, Some(machine)))
+}
+
+fn host_name() -> String {
+    rustix::system::uname().nodename().to_string_lossy().into_owned()
+}
+
+fn called(path: &Path) -> String {
+    path.display().to_string()
+}
+
+fn failure(error: topology::Error) -> Error {
+    unreadable(words(&error))
+}
+
+fn unreadable(context: String) -> Error {
+    Error::new(ErrorKind::Io, "read the machine", context)
+}
+
+/// In one line: a parser's words come with a drawing of the place.
+fn words(error: &topology::Error) -> String {
+    let said = error.to_string();
+    let mut lines = said.lines();
+    let first = lines.next().unwrap_or_default();
+    match lines.rfind(|line| !line.trim().is_empty()) {
+        Some(last) => format!("{first}: {}", last.trim()),
+        None => first.to_owned(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_read_has_a_name() {
+        let (name, machine) = MachineSource::P5.read().unwrap();
+        assert_eq!((name.as_str(), machine.functions.len() > 40), (P5, true));
+        let missing = MachineSource::File("no/such.toml".into()).read().unwrap_err();
+        assert!(missing.to_string().contains("no/such.toml"), "{missing}");
+    }
+
+    #[test]
+    fn sources_are_told_apart() {
+        for (text, source) in [
+            ("sysfs", MachineSource::ThisHost),
+            ("sysfs:/a:b", MachineSource::Sysfs("/a:b".into())),
+            ("hwloc", MachineSource::Hwloc(None)),
+            ("hwloc:a.xml", MachineSource::Hwloc(Some("a.xml".into()))),
+            ("file:a.toml", MachineSource::File("a.toml".into())),
+            ("p5.48xlarge", MachineSource::P5),
+        ] {
+            assert_eq!(text.parse::<MachineSource>().unwrap(), source, "{text}");
+        }
+        for wrong in ["", "p4", "file", "file:", "sysfs:", "hwloc:", "/sys"] {
+            assert!(wrong.parse::<MachineSource>().unwrap_err().context().contains("sysfs:DIR"), "{wrong}");
+        }
+    }
+}

@@ -1,0 +1,215 @@
+//! A machine as libhwloc knows it: this host, or an XML file of `lstopo`'s.
+//!
+//! It tells some things otherwise than [`sysfs`](crate::sysfs) does:
+//!
+//! - The node of a function is that of the object which its host bridge is put under, if that is not
+//!   the whole machine and has the CPUs of one node. So on a host with one node, where hwloc puts all
+//!   bridges under the machine whatever the firmware says, no function has a node. All functions below
+//!   a host bridge have the same.
+//! - hwloc gives the CPUs next to memory to that memory, too. Here a CPU is its nearest node's: of the
+//!   one with the fewest CPUs, the lower number of two.
+//! - Where the system knows no NUMA nodes, hwloc says it has one.
+//! - PCI domains are of 16 bits, unless hwloc was built for more; functions in others are left out.
+//!
+//! libhwloc believes a file that is well-formed XML of its kind. One that contradicts itself, as only
+//! an editor writes it, can crash it, and does so more often in a build with debug assertions: there
+//! hwlocality makes it check everything, and a check that fails aborts the process.
+
+mod pus;
+
+use std::ffi::CStr;
+use std::fmt::Display;
+use std::fs;
+use std::io;
+use std::path::Path;
+
+use hwlocality::Topology;
+use hwlocality::cpu::cpuset::CpuSet;
+use hwlocality::object::TopologyObject;
+use hwlocality::object::attributes::{
+    BridgeAttributes, DownstreamAttributes, ObjectAttributes, PCIDeviceAttributes, UpstreamAttributes,
+};
+use hwlocality::object::types::{BridgeType, OSDeviceType, ObjectType};
+use hwlocality::topology::builder::{BuildFlags, TopologyBuilder, TypeFilter};
+
+use crate::cpus::MOST;
+use crate::{Address, Core, Cpus, Error, Function, Kind, Machine, Node, Root};
+
+/// The largest file that is read: real ones have some 100 kB, and hwloc counts in an `int`.
+const LARGEST: u64 = 64 << 20;
+
+/// This host. Allowed are those CPUs of the calling thread that hwloc says are allowed.
+///
+/// # Errors
+/// What hwloc says; it names `/sys`, where hwloc looks. The variables `HWLOC_*` can have it look
+/// elsewhere.
+pub fn this_host() -> Result<Machine, Error> {
+    let source = Path::new("/sys");
+    let failed = |why: String| Error::unreadable(source, io::Error::other(why));
+    let topology = load(Topology::builder()).map_err(failed)?;
+    let mut machine = machine(&topology).map_err(|what| Error::malformed(source, what))?;
+    if let Some(cpus) = Cpus::of_this_thread() {
+        machine.allowed = machine.allowed.and(&cpus);
+    }
+    Ok(machine)
+}
+
+/// The host that the XML file at `path` was written on, by `lstopo --of xml` or hwloc's functions.
+/// Allowed are the CPUs that were so to the writer.
+///
+/// # Errors
+/// No such file, or none that hwloc takes: it does not say why, unless `HWLOC_XML_VERBOSE=1`. Also
+/// one without bridges, as `lstopo --no-bridges` writes it: from it nearness cannot be told.
+pub fn read(path: &Path) -> Result<Machine, Error> {
+    // hwloc's own reading of files takes "-" for the standard input, and hwlocality panics by some
+    // of its errors.
+    let about = fs::metadata(path).map_err(|why| Error::unreadable(path, why))?;
+    let malformed = |what: String| Error::malformed(path, what);
+    if about.len() > LARGEST {
+        return Err(malformed(format!("{} bytes are too many for an hwloc XML file", about.len())));
+    }
+    let text = fs::read_to_string(path).map_err(|why| Error::unreadable(path, why))?;
+    let refused = |why: &dyn Display| malformed(format!("no hwloc XML file: {why}"));
+    let builder = Topology::builder().from_xml(&pus::completed(&text)).map_err(|why| refused(&why))?;
+    let topology = load(builder).map_err(|why| refused(&why))?;
+    machine(&topology).map_err(malformed)
+}
+
+fn load(builder: TopologyBuilder) -> Result<Topology, String> {
+    let flags = BuildFlags::INCLUDE_DISALLOWED
+        | BuildFlags::DONT_CHANGE_BINDING
+        | BuildFlags::IGNORE_DISTANCES
+        | BuildFlags::IGNORE_MEMORY_ATTRIBUTES
+        | BuildFlags::IGNORE_CPU_KINDS;
+    let builder = builder.with_flags(flags).map_err(|why| why.to_string())?;
+    let builder = builder.with_io_type_filter(TypeFilter::KeepAll).map_err(|why| why.to_string())?;
+    builder.build().map_err(|why| why.to_string())
+}
+
+fn machine(topology: &Topology) -> Result<Machine, String> {
+    let nodes = nodes(topology)?;
+    let cores = cores(topology, &nodes)?;
+    let mut functions = Vec::new();
+    for object in topology.pci_devices().chain(topology.bridges()) {
+        functions.extend(pci(object).map(|pci| function(object, pci, &nodes)).transpose()?);
+    }
+    let machine = Machine::new(functions, nodes, cores, cpus(&topology.allowed_cpuset())?);
+    match machine.functions.windows(2).find(|pair| pair[0].address == pair[1].address) {
+        Some(pair) => Err(format!("{} is there twice", pair[0].address)),
+        None => Ok(machine),
+    }
+}
+
+/// What makes an object a PCI function, if it is one.
+fn pci(object: &TopologyObject) -> Option<&PCIDeviceAttributes> {
+    match object.attributes()? {
+        ObjectAttributes::PCIDevice(pci) => Some(pci),
+        ObjectAttributes::Bridge(bridge) => match bridge.upstream_attributes()? {
+            UpstreamAttributes::PCI(pci) => Some(pci),
+        },
+        _ => None,
+    }
+}
+
+fn function(object: &TopologyObject, pci: &PCIDeviceAttributes, nodes: &[Node]) -> Result<Function, String> {
+    let address = address(pci);
+    let above = || object.ancestors().take_while(|object| object.object_type().is_io());
+    let mut bridges: Vec<Address> = above().filter_map(self::pci).map(self::address).collect();
+    bridges.reverse();
+    let Some(root) = above().last().and_then(root) else {
+        return Err(format!("{address} is below no host bridge; all bridges must be kept in the file"));
+    };
+    let (class, vendor, device) = (pci.class_id(), pci.vendor_id(), pci.device_id());
+    let rdma = names(object, OSDeviceType::OpenFabrics);
+    Ok(Function {
+        address,
+        root,
+        bridges,
+        class,
+        vendor,
+        device,
+        node: object.first_non_io_ancestor().and_then(|place| node(place, nodes)),
+        kind: Kind::of(class, vendor, device, !rdma.is_empty()),
+        rdma,
+        net: names(object, OSDeviceType::Network),
+        redirects: None,
+    })
+}
+
+fn address(pci: &PCIDeviceAttributes) -> Address {
+    let (bus, device, function) = (pci.bus_id(), pci.bus_device(), pci.function());
+    Address { domain: pci.domain().into(), bus, device, function }
+}
+
+/// The host bridge that an object is.
+fn root(object: &TopologyObject) -> Option<Root> {
+    let Some(ObjectAttributes::Bridge(bridge)) = object.attributes() else { return None };
+    let DownstreamAttributes::PCI(below) = downstream(bridge)?;
+    let root = Root { domain: below.domain().into(), bus: below.secondary_bus() };
+    (bridge.upstream_type() == BridgeType::Host).then_some(root)
+}
+
+/// Asked for what is below a bridge to no PCI bus, of which files may tell, hwlocality panics.
+fn downstream(bridge: &BridgeAttributes) -> Option<DownstreamAttributes<'_>> {
+    (bridge.downstream_type() == BridgeType::PCI).then(|| bridge.downstream_attributes()).flatten()
+}
+
+/// The names of an object's devices of one type.
+fn names(object: &TopologyObject, of: OSDeviceType) -> Vec<String> {
+    let is_so = |device: &&TopologyObject| matches!(device.attributes(), Some(ObjectAttributes::OSDevice(device)) if device.device_type() == of);
+    let name = |device: &TopologyObject| device.name().map(CStr::to_string_lossy).map(Into::into);
+    let mut names: Vec<String> = object.io_children().filter(is_so).filter_map(name).collect();
+    names.sort();
+    names
+}
+
+/// The node of what stands under `place`.
+fn node(place: &TopologyObject, nodes: &[Node]) -> Option<u32> {
+    let local = place.nodeset().filter(|_| place.object_type() != ObjectType::Machine)?;
+    let mut near = nodes.iter().filter(|node| local.is_set(node.number as usize) && !node.cpus.0.is_empty());
+    near.next().filter(|_| near.next().is_none()).map(|node| node.number)
+}
+
+fn nodes(topology: &Topology) -> Result<Vec<Node>, String> {
+    let mut nodes = Vec::new();
+    for object in topology.objects_with_type(ObjectType::NUMANode) {
+        // A node's number must fit hwloc's sets of them.
+        let number = object.os_index().filter(|number| *number < MOST as usize);
+        let number = number.ok_or("a NUMA node has no number")? as u32;
+        nodes.push(Node { number, cpus: cpus_of(object)? });
+    }
+    nodes.sort_by_key(|node| (node.cpus.0.len(), node.number));
+    let mut taken = std::collections::BTreeSet::new();
+    nodes.iter_mut().for_each(|node| node.cpus.0.retain(|cpu| taken.insert(*cpu)));
+    Ok(nodes)
+}
+
+/// The cores, and each CPU of none as one.
+fn cores(topology: &Topology, nodes: &[Node]) -> Result<Vec<Core>, String> {
+    let objects = topology.objects_with_type(ObjectType::Core);
+    let mut threads = objects.map(cpus_of).collect::<Result<Vec<Cpus>, String>>()?;
+    let mut alone = cpus(&topology.cpuset())?;
+    threads.iter().for_each(|core| alone.0.retain(|cpu| !core.has(*cpu)));
+    threads.extend(alone.0.iter().map(|cpu| Cpus::from_iter([*cpu])));
+    threads.retain(|cpus| !cpus.0.is_empty());
+    let core = |cpus: Cpus| {
+        let near = nodes.iter().find(|node| cpus.0.first().is_some_and(|cpu| node.cpus.has(*cpu)));
+        Core { node: near.map(|node| node.number), cpus }
+    };
+    Ok(threads.into_iter().map(core).collect())
+}
+
+fn cpus_of(object: &TopologyObject) -> Result<Cpus, String> {
+    let what = || format!("a {} has no CPU set", object.object_type());
+    let set = object.cpuset().ok_or_else(what)?;
+    cpus(&set)
+}
+
+/// hwloc's sets can be infinite.
+fn cpus(set: &CpuSet) -> Result<Cpus, String> {
+    let last = set.last_set().map(usize::from);
+    if set.weight().is_none() || last.is_some_and(|last| last >= MOST as usize) {
+        return Err(format!("{set} is too large for a set of CPUs"));
+    }
+    Ok(set.iter_set().map(|cpu| usize::from(cpu) as u32).collect())
+}

@@ -1,0 +1,179 @@
+//! A machine as Linux shows it below `/sys`, or a copy of that.
+
+use std::fs;
+use std::io;
+use std::path::{Component, Path, PathBuf};
+use std::str::FromStr;
+
+use crate::{Address, Core, Cpus, Error, Function, Kind, Machine, Node, Root, acs};
+
+/// This host. Allowed are the CPUs of the calling thread.
+pub fn this_host() -> Result<Machine, Error> {
+    let mut machine = read(Path::new("/sys"))?;
+    if let Some(cpus) = Cpus::of_this_thread() {
+        machine.allowed = cpus;
+    }
+    Ok(machine)
+}
+
+/// The host whose `/sys` lies at `root`; all CPUs that are online there are allowed.
+///
+/// What a host need not have may be missing: PCI, NUMA nodes, the CPUs' siblings.
+///
+/// # Errors
+/// Any file that is there and cannot be read or understood.
+pub fn read(root: &Path) -> Result<Machine, Error> {
+    fs::metadata(root).map_err(|why| Error::unreadable(root, why))?;
+    let nodes = nodes(&root.join("devices/system/node"))?;
+    let (cores, online) = cores(&root.join("devices/system/cpu"), &nodes)?;
+    Ok(Machine::new(functions(root)?, nodes, cores, online))
+}
+
+fn functions(root: &Path) -> Result<Vec<Function>, Error> {
+    let links = root.join("bus/pci/devices");
+    entries(&links)?.iter().map(|name| function(&links.join(name))).collect()
+}
+
+fn function(link: &Path) -> Result<Function, Error> {
+    // The link's target tells the bridges. A copy's links may lead out of it: only names count.
+    let place = fs::canonicalize(link).map_err(|why| Error::unreadable(link, why))?;
+    let names: Vec<_> = place.components().filter_map(name).collect();
+    let of_root = |name: &&str| name.strip_prefix("pci").and_then(|name| name.parse::<Root>().ok());
+    let Some((at, host)) = names.iter().enumerate().find_map(|(at, name)| Some((at, of_root(name)?))) else {
+        return Err(Error::malformed(
+            link,
+            format!("leads to {}, which is below no host bridge", place.display()),
+        ));
+    };
+    // Between them may stand what is no function, as below a VMD.
+    let mut bridges: Vec<Address> = names[at + 1..].iter().filter_map(|name| name.parse().ok()).collect();
+    let Some(address) = bridges.pop() else {
+        return Err(Error::malformed(
+            link,
+            format!("leads to {}, which is no PCI function", place.display()),
+        ));
+    };
+    let number = |file: &str, bits: u32| -> Result<u32, Error> {
+        let path = place.join(file);
+        let text = text(&path)?.unwrap_or_default();
+        let digits = text.strip_prefix("0x").unwrap_or(&text);
+        let number = u32::from_str_radix(digits, 16).ok().filter(|number| number >> bits == 0);
+        number.ok_or_else(|| {
+            Error::malformed(&path, format!("{text:?} is no hexadecimal number of {bits} bits"))
+        })
+    };
+    let (class, vendor, device) =
+        ((number("class", 24)? >> 8) as u16, number("vendor", 16)? as u16, number("device", 16)? as u16);
+    let rdma = entries(&place.join("infiniband"))?;
+    Ok(Function {
+        address,
+        root: host,
+        class,
+        vendor,
+        device,
+        // Of one that the firmware does not tell the kernel says -1.
+        node: parsed::<i32>(&place.join("numa_node"))?.and_then(|node| node.try_into().ok()),
+        kind: Kind::of(class, vendor, device, !rdma.is_empty()),
+        rdma,
+        net: entries(&place.join("net"))?,
+        redirects: if class == BRIDGE { redirects(&place.join("config"))? } else { None },
+        bridges,
+    })
+}
+
+/// A PCI-to-PCI bridge's class.
+const BRIDGE: u16 = 0x0604;
+
+fn redirects(path: &Path) -> Result<Option<bool>, Error> {
+    let config = match fs::read(path) {
+        Ok(config) => config,
+        Err(why) if why.kind() == io::ErrorKind::NotFound => return Ok(None),
+        Err(why) => return Err(Error::unreadable(path, why)),
+    };
+    acs::redirects(&config).map_err(|why| Error::malformed(path, why))
+}
+
+fn name<'a>(component: Component<'a>) -> Option<&'a str> {
+    match component {
+        Component::Normal(name) => name.to_str(),
+        _ => None,
+    }
+}
+
+fn nodes(folder: &Path) -> Result<Vec<Node>, Error> {
+    let numbered = numbered(folder, "node")?.into_iter();
+    let node = |(number, path): (u32, PathBuf)| {
+        let cpus = parsed(&path.join("cpulist"))?.unwrap_or_default();
+        Ok(Node { number, cpus })
+    };
+    numbered.map(node).collect()
+}
+
+/// The cores that are online, and their CPUs.
+fn cores(folder: &Path, nodes: &[Node]) -> Result<(Vec<Core>, Cpus), Error> {
+    let cpus = numbered(folder, "cpu")?;
+    let online = match parsed::<Cpus>(&folder.join("online"))? {
+        Some(online) => online,
+        None if cpus.is_empty() => nodes.iter().flat_map(|node| node.cpus.0.iter().copied()).collect(),
+        None => cpus.iter().map(|(number, _)| *number).collect(),
+    };
+    let mut cores: Vec<Core> = Vec::new();
+    for number in &online.0 {
+        if cores.iter().any(|core| core.cpus.has(*number)) {
+            continue;
+        }
+        let about = folder.join(format!("cpu{number}/topology"));
+        // The second is what kernels before 5.0 call the first.
+        let siblings = match parsed::<Cpus>(&about.join("core_cpus_list"))? {
+            Some(siblings) => Some(siblings),
+            None => parsed(&about.join("thread_siblings_list"))?,
+        };
+        let mut cpus = siblings.unwrap_or_default().and(&online);
+        cpus.0.insert(*number);
+        let node = nodes.iter().find(|node| node.cpus.has(*number)).map(|node| node.number);
+        cores.push(Core { cpus, node });
+    }
+    Ok((cores, online))
+}
+
+/// The entries of a folder, in order; none where there is no such folder.
+pub(crate) fn entries(folder: &Path) -> Result<Vec<String>, Error> {
+    let listed = match fs::read_dir(folder) {
+        Ok(listed) => listed,
+        Err(why) if why.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+        Err(why) => return Err(Error::unreadable(folder, why)),
+    };
+    let mut names = Vec::new();
+    for entry in listed {
+        let entry = entry.map_err(|why| Error::unreadable(folder, why))?;
+        names.extend(entry.file_name().into_string().ok());
+    }
+    names.sort();
+    Ok(names)
+}
+
+/// The entries called `prefix` and a number, by number.
+fn numbered(folder: &Path, prefix: &str) -> Result<Vec<(u32, PathBuf)>, Error> {
+    let number = |name: &String| name.strip_prefix(prefix)?.parse().ok();
+    let mut found: Vec<(u32, PathBuf)> =
+        entries(folder)?.iter().filter_map(|name| Some((number(name)?, folder.join(name)))).collect();
+    found.sort();
+    Ok(found)
+}
+
+/// What a file says, without the line's end; `None` if there is no such file.
+fn text(path: &Path) -> Result<Option<String>, Error> {
+    match fs::read_to_string(path) {
+        Ok(text) => Ok(Some(text.trim_end().to_owned())),
+        Err(why) if why.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(why) => Err(Error::unreadable(path, why)),
+    }
+}
+
+pub(crate) fn parsed<T: FromStr>(path: &Path) -> Result<Option<T>, Error>
+where
+    T::Err: std::fmt::Display,
+{
+    let Some(text) = text(path)? else { return Ok(None) };
+    text.parse().map(Some).map_err(|why| Error::malformed(path, format!("{text:?}: {why}")))
+}

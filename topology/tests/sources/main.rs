@@ -1,0 +1,60 @@
+//! The sources of a machine agree: descriptions, sysfs, hwloc.
+
+mod broken;
+#[cfg(feature = "hwloc")]
+mod hwloc;
+#[cfg(unix)]
+mod p5;
+#[cfg(unix)]
+mod sysfs;
+
+use topology::{Address, Core, Cpus, Description, Machine, Node, RailGroup};
+
+/// The built-in description's machine.
+fn p5() -> Machine {
+    Description::p5().machine().unwrap()
+}
+
+/// A p5 with what its description lacks: a second hardware thread per core, of which one is not
+/// allowed, network interfaces, a card with two RDMA devices, an NVSwitch, and another domain.
+fn rich() -> Machine {
+    let p5 = p5();
+    let (mut functions, mut cores, mut nodes) = (p5.functions, p5.cores, p5.nodes);
+    let at = |at: &str| at.parse::<Address>().unwrap();
+    let mut switch =
+        functions.iter().find(|function| function.address == at("0000:53:00.0")).unwrap().clone();
+    switch.address = at("10ab:01:1f.7");
+    switch.root = "10ab:00".parse().unwrap();
+    switch.bridges = vec![at("10ab:00:02.0")];
+    (switch.class, switch.vendor, switch.device) = (0x0680, 0x10de, 0x22a3);
+    switch.kind = topology::Kind::Bridge;
+    let mut bridge = switch.clone();
+    (bridge.address, bridge.bridges) = (switch.bridges[0], Vec::new());
+    bridge.class = 0x0604;
+    functions.extend([bridge, switch]);
+    for function in &mut functions {
+        if function.address == at("0000:4f:00.0") {
+            function.rdma.push("rdmap79s1".into());
+            function.net = vec!["a<b>&c".into(), "enp79s0".into()];
+        }
+    }
+    let second = |cpus: &Cpus| cpus.0.iter().flat_map(|cpu| [*cpu, cpu + 96]).collect();
+    cores.iter_mut().for_each(|core: &mut Core| core.cpus = second(&core.cpus));
+    nodes.iter_mut().for_each(|node: &mut Node| node.cpus = second(&node.cpus));
+    let mut machine = Machine::new(functions, nodes, cores, p5.allowed);
+    machine.allowed = machine.cores.iter().flat_map(|core| core.cpus.0.iter().copied()).collect();
+    machine
+}
+
+/// One whose firmware tells no node of any function.
+fn nodeless() -> Machine {
+    let mut machine = p5();
+    machine.functions.iter_mut().for_each(|function| function.node = None);
+    machine
+}
+
+fn groups(machine: &Machine) -> Vec<RailGroup> {
+    let groups = topology::rail_groups(machine);
+    assert_eq!(groups.len(), 8);
+    groups
+}

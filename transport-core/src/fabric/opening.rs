@@ -1,0 +1,111 @@
+//! From a builder to a fabric.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+
+use super::tenant::Lineage;
+use super::transport::OpenSettings;
+use super::{Fabric, FabricBuilder, FabricInner, Transport};
+use crate::control::{Identity, Room};
+use crate::observe::Watch;
+use crate::spi::DomainSetup;
+use crate::{Error, ErrorKind, Result};
+
+impl FabricBuilder {
+    /// Opens every transport and starts its workers.
+    pub fn open(self) -> Result<Fabric> {
+        let lineage = Lineage::root(&self);
+        self.open_as(lineage)
+    }
+
+    pub(super) fn open_as(self, lineage: Lineage) -> Result<Fabric> {
+        self.check()?;
+        let seed = self.seed.map_or_else(|| random("open"), Ok)?;
+        let incarnation = self.incarnation.map_or_else(|| random("open"), Ok)?;
+        let watch = Arc::new(Watch::new(self.stall_after, self.on_stall));
+        let (mut transports, mut groups) = (Vec::new(), 0);
+        for (position, config) in self.transports.iter().enumerate() {
+            let setup = DomainSetup {
+                clock: Arc::clone(&self.clock),
+                seed: seed.wrapping_add(position as u64),
+                incarnation,
+            };
+            let settings = OpenSettings {
+                position,
+                first_group: groups,
+                max_operations: self.max_operations,
+                caller_driven: self.caller_driven,
+                records: self.records,
+                watch: Arc::clone(&watch),
+                workers: &self.workers,
+                placing: &self.placing,
+                admission: Arc::clone(&self.admission),
+            };
+            let transport = Transport::open(config, &setup, settings)?;
+            groups += transport.groups.len();
+            transports.push(transport);
+        }
+        let devices = transports.iter().flat_map(|transport| &transport.devices);
+        self.placing.groups.check(&devices.map(|device| device.name.as_str()).collect::<Vec<_>>())?;
+        static FABRICS: AtomicU64 = AtomicU64::new(1);
+        let fabric = Arc::new(FabricInner {
+            id: FABRICS.fetch_add(1, Ordering::Relaxed),
+            lineage,
+            identity: Identity { incarnation, host: host_name() },
+            clock: self.clock,
+            default_deadline: self.deadline,
+            transports,
+            settings: self.settings,
+            bootstrap: self.bootstrap,
+            control: Mutex::new(None),
+            room: Room::default(),
+            published: Mutex::new(HashMap::new()),
+            peers: Mutex::new(HashMap::new()),
+            next_region: AtomicU64::new(1),
+            closed: AtomicBool::new(false),
+        });
+        watch.over(&fabric);
+        Ok(Fabric(fabric))
+    }
+
+    fn check(&self) -> Result<()> {
+        let refuse = |why: String| Err(Error::new(ErrorKind::InvalidRequest, "open", why));
+        if self.transports.is_empty() {
+            return refuse("no transport was given; add at least one".into());
+        }
+        let labels: Vec<_> = self.transports.iter().map(|transport| transport.label.as_str()).collect();
+        if let Some(label) = labels.iter().find(|label| label.is_empty() || label.len() > 64) {
+            return refuse(format!("transport label {label:?}; 1 to 64 bytes are allowed"));
+        }
+        if let Some(position) = (1..labels.len()).find(|at| labels[..*at].contains(&labels[*at])) {
+            return refuse(format!(
+                "two transports are labelled {:?}; give each its own label",
+                labels[position]
+            ));
+        }
+        if self.stall_after.is_zero() {
+            return refuse("stall_after is zero; take Duration::MAX to turn the watch off".into());
+        }
+        if self.settings.handshake_limit.is_zero() {
+            return refuse("handshake_limit is zero; nobody connects within that".into());
+        }
+        if self.settings.peer_timeout <= self.settings.heartbeat {
+            let (timeout, beat) = (self.settings.peer_timeout, self.settings.heartbeat);
+            return refuse(format!("peer_timeout {timeout:?} must be longer than heartbeat {beat:?}"));
+        }
+        Ok(())
+    }
+}
+
+fn random(operation: &'static str) -> Result<u64> {
+    getrandom::u64()
+        .map_err(|e| Error::new(ErrorKind::Io, operation, format!("the system gave no random number: {e}")))
+}
+
+fn host_name() -> String {
+    #[cfg(unix)]
+    return rustix::system::uname().nodename().to_string_lossy().into_owned();
+    #[cfg(not(unix))]
+    "localhost".to_owned()
+}
