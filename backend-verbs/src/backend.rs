@@ -75,7 +75,7 @@ impl Verbs {
             true => String::new(),
             false => format!(" (not {})", others.join("; ")),
         };
-        Ok(format!("{layer}, MTU {}, GID {}{of}", 128 << port.attr.active_mtu, choice.gid))
+        Ok(format!("{layer}, port active, MTU {}, GID {}{of}", 128 << port.attr.active_mtu, choice.gid))
     }
 }
 

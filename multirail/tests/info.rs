@@ -25,6 +25,7 @@ fn info_lists_three_backends() {
     assert_eq!(rows[0]["available"], true);
     assert_eq!(rows[0]["devices"][0]["name"], "lo0");
     assert!(rows[0]["send_depth"].as_u64() > Some(0));
+    assert!(rows[0]["groups"].as_array().is_some_and(|groups| !groups.is_empty()), "{}", rows[0]);
     for (row, why) in rows[1..].iter().zip([NO_LIBFABRIC, NO_LIBIBVERBS]) {
         assert_eq!(row["available"], false);
         assert!(row["reason"].as_str().is_some_and(|reason| reason.contains(why)), "{row}");

@@ -1,7 +1,9 @@
 //! `multirail info`: the backends by name, available or why not.
 
+use std::ops::Range;
+
 use multirail::spi::{DeviceInfo, Operations};
-use multirail::{BackendChoice, Registry, TransportInfo};
+use multirail::{BackendChoice, Place, Registry, TransportInfo};
 use serde::Serialize;
 
 use super::failure::Done;
@@ -15,11 +17,26 @@ struct Row {
     devices: Vec<Device>,
     reason: Option<String>,
     remedy: Option<String>,
+    /// Requests and receives that a device takes at once.
     send_depth: Option<u32>,
+    recv_depth: Option<u32>,
     max_message: Option<u64>,
+    max_write: Option<u64>,
+    max_regions: Option<u32>,
+    imm_bytes: Option<u8>,
     idle: Option<String>,
+    groups: Vec<Group>,
     /// `emulated` where the peers' processors do what the device cannot.
     rdma_write: Option<&'static str>,
+}
+
+/// A rail group: its devices, and where its worker runs.
+#[derive(Serialize)]
+struct Group {
+    devices: Vec<String>,
+    gpus: Vec<String>,
+    node: Option<u32>,
+    core: Option<u32>,
 }
 
 #[derive(Serialize)]
@@ -52,8 +69,13 @@ fn row(registry: &Registry, name: &'static str) -> Done<Row> {
         reason: None,
         remedy: None,
         send_depth: None,
+        recv_depth: None,
         max_message: None,
+        max_write: None,
+        max_regions: None,
+        imm_bytes: None,
         idle: None,
+        groups: Vec::new(),
         rdma_write: None,
     };
     match registry.find(name)?.probe() {
@@ -63,10 +85,13 @@ fn row(registry: &Registry, name: &'static str) -> Done<Row> {
             // What a domain can do is only known once it is open.
             match capabilities(registry, name) {
                 Ok(Some(opened)) => {
-                    row.send_depth = Some(opened.capabilities.send_depth);
-                    row.max_message = Some(opened.capabilities.max_message);
+                    let limits = &opened.capabilities;
+                    (row.send_depth, row.recv_depth) = (Some(limits.send_depth), Some(limits.recv_depth));
+                    (row.max_message, row.max_write) = (Some(limits.max_message), Some(limits.max_write));
+                    (row.max_regions, row.imm_bytes) = (Some(limits.max_regions), Some(limits.imm_bytes));
                     row.idle = Some(idle(&opened));
-                    let is_emulated = opened.capabilities.emulated.contains(Operations::WRITE);
+                    row.groups = groups(&opened);
+                    let is_emulated = limits.emulated.contains(Operations::WRITE);
                     row.rdma_write = is_emulated.then_some("emulated");
                 }
                 Ok(None) => {}
@@ -100,6 +125,26 @@ fn idle(transport: &TransportInfo) -> String {
     format!("naps of up to {} µs; the device cannot wake it", transport.capabilities.idle_backoff.as_micros())
 }
 
+fn groups(transport: &TransportInfo) -> Vec<Group> {
+    let group = |(rails, place): (&Range<usize>, &Place)| Group {
+        devices: transport.devices[rails.clone()].iter().map(|device| device.name.clone()).collect(),
+        gpus: place.gpus.iter().map(ToString::to_string).collect(),
+        node: place.node,
+        core: place.core,
+    };
+    transport.groups.iter().zip(&transport.places).map(group).collect()
+}
+
+/// How many groups, and the CPUs of those whose workers keep to one.
+fn summary(groups: &[Group]) -> Option<String> {
+    let cores: Vec<String> = groups.iter().filter_map(|group| Some(group.core?.to_string())).collect();
+    match (groups.len(), cores.is_empty()) {
+        (0, _) => None,
+        (count, true) => Some(format!("rail groups {count}")),
+        (count, false) => Some(format!("rail groups {count}, workers on CPUs {}", cores.join(", "))),
+    }
+}
+
 fn device(device: &DeviceInfo) -> Device {
     Device {
         name: device.name.clone(),
@@ -116,7 +161,12 @@ fn cells(row: Row) -> Vec<String> {
     });
     let mut highlights = Vec::new();
     highlights.extend(row.send_depth.map(|depth| format!("send depth {depth}")));
+    highlights.extend(row.recv_depth.map(|depth| format!("receive depth {depth}")));
     highlights.extend(row.max_message.map(|bytes| format!("max message {}", Size(bytes))));
+    highlights.extend(row.max_write.map(|bytes| format!("max write {}", Size(bytes))));
+    highlights.extend(row.max_regions.map(|regions| format!("regions {regions}")));
+    highlights.extend(row.imm_bytes.map(|bytes| format!("imm {bytes} bytes")));
+    highlights.extend(summary(&row.groups));
     highlights.extend(row.idle.map(|idle| format!("idle: {idle}")));
     highlights.extend(row.rdma_write.map(|how| format!("rdma_write: {how}, by the peers' processors")));
     vec![

@@ -47,16 +47,15 @@ fn quiet_connections_live() {
 }
 
 #[test]
-fn closing_and_disconnecting_are_seen_as_closed_at_once() {
+fn closing_and_disconnecting_are_seen_as_closed() {
     let ends: [fn(&Fabric, Peer); 2] = [|fabric, _| fabric.close(), |_, peer| peer.disconnect()];
     for end in ends {
         let ((client, there), (_server, here)) = pair();
         let lookup = there.0.session.lookup("x");
-        let started = Instant::now();
         end(&client, there);
+        // By the goodbye: silence would make it a dead one.
         let error = wait(here.closed());
         assert_eq!(error.kind(), ErrorKind::Closed, "{error}");
-        assert!(started.elapsed() < PEER_TIMEOUT / 2);
         // Whatever became of it, it ended.
         let _ = wait(lookup);
     }
