@@ -7,7 +7,7 @@ use backend_loopback::{Loopback, LoopbackConfig};
 use topology::{Address, Description};
 use transport_core::spi::Backend;
 use transport_core::{
-    Access, ErrorKind, Fabric, FabricBuilder, HostBuffer, Memory, RailGroups, TransportConfig,
+    Access, ErrorKind, Fabric, FabricBuilder, HostBuffer, Memory, RailGroups, TransportConfig, Workers,
 };
 
 const LIMIT: Duration = Duration::from_secs(20);
@@ -57,8 +57,47 @@ fn groups_are_those_of_the_machine() {
     assert_eq!(transport.groups, [0..2, 2..3]);
     let gpus: Vec<_> = transport.places.iter().map(|place| place.gpus.len()).collect();
     assert_eq!(gpus, [4, 4]);
-    let cores: Vec<_> = transport.places.iter().map(|place| (place.node, place.core)).collect();
-    assert_eq!(cores, [(Some(0), Some(1)), (Some(1), Some(48))]);
+    for (place, node) in transport.places.iter().zip([0, 1]) {
+        assert_eq!((place.node, place.cores.len()), (Some(node), 48));
+        assert!(place.core.is_some_and(|core| core != 0 && place.cores.contains(&core)));
+    }
+}
+
+#[test]
+fn workers_of_other_fabrics_keep_to_other_cores() {
+    let fabrics: Vec<_> = (0..3).map(|_| builder().open().unwrap()).collect();
+    let places = fabrics.iter().flat_map(|fabric| fabric.transports().remove(0).places);
+    let mut cores: Vec<u32> = places.map(|place| place.core.unwrap()).collect();
+    cores.sort_unstable();
+    cores.dedup();
+    assert_eq!(cores.len(), 6, "{cores:?}");
+    // Without threads there is no core, and with one thread it is one.
+    let driven = builder().caller_driven().open().unwrap();
+    assert!(driven.transports()[0].places.iter().all(|place| place.core.is_none()));
+    let single = builder().workers(Workers::at_most(1)).open().unwrap();
+    let places = &single.transports()[0].places;
+    assert_eq!(places[0].core, places[1].core);
+}
+
+/// Two GPUs whose groups are not paired: the error says how to register.
+#[test]
+fn memory_near_other_groups_on_both_sides_has_no_way() {
+    let (a, b) = (builder().open().unwrap(), builder().open().unwrap());
+    let (to_b, _) = a.connect_local(&b).unwrap();
+    let of = |gpu: &str| Arc::new(OfGpu(HostBuffer::new(LEN).unwrap(), gpu.parse().unwrap()));
+    // SAFETY: nobody else has the memory.
+    let (source, target) = unsafe {
+        let source = a.register(of("0000:53:00.0"), Access::LOCAL).unwrap();
+        (source, b.register(of("0000:97:00.0"), Access::REMOTE_WRITE).unwrap())
+    };
+    let refused = to_b.import(&target.descriptor()).and_then(|far| to_b.write(&source, 0..LEN, &far, 0));
+    let refused = refused.err().unwrap();
+    assert_eq!(refused.kind(), ErrorKind::Unreachable, "{refused}");
+    assert!(refused.context().contains("register one of them on all rails"), "{refused}");
+    // SAFETY: as above.
+    let everywhere = unsafe { b.register_everywhere(of("0000:97:00.0"), Access::REMOTE_WRITE) }.unwrap();
+    let far = to_b.import(&everywhere.descriptor()).unwrap();
+    to_b.write(&source, 0..LEN, &far, 0).unwrap().wait(LIMIT).unwrap();
 }
 
 #[test]

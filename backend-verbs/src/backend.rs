@@ -1,5 +1,6 @@
 //! The backend: the ports that can be opened.
 
+use std::path::Path;
 use std::sync::Arc;
 
 use transport_core::spi::{Backend, DeviceInfo, Domain, DomainSetup, Probe, Unavailable};
@@ -81,8 +82,12 @@ impl Verbs {
 
 /// A card's PCI function; software devices have none.
 fn address(device: &str) -> Option<topology::Address> {
-    let place = std::fs::canonicalize(format!("/sys/class/infiniband/{device}/device")).ok()?;
-    place.file_name()?.to_str()?.parse().ok()
+    function(&std::fs::canonicalize(format!("/sys/class/infiniband/{device}/device")).ok()?)
+}
+
+/// The last PCI function on the way to a device: a subfunction has a name of its own below it.
+fn function(place: &Path) -> Option<topology::Address> {
+    place.iter().rev().find_map(|step| step.to_str()?.parse().ok())
 }
 
 /// A device's card and port: `mlx5_0`, or `mlx5_0:2` of several.
@@ -137,6 +142,15 @@ mod tests {
             [parts("rxe0"), parts("mlx5_0:2"), parts("odd:x")],
             [("rxe0", 1), ("mlx5_0", 2), ("odd:x", 1)]
         );
+    }
+
+    #[test]
+    fn subfunctions_are_where_their_card_is() {
+        let of = |place: &str| function(Path::new(place)).map(|address| address.to_string());
+        assert_eq!(of("/sys/devices/pci0000:3a/0000:3a:00.0/0000:3b:00.0").as_deref(), Some("0000:3b:00.0"));
+        let sub = of("/sys/devices/pci0000:3a/0000:3a:00.0/0000:3b:00.0/mlx5_core.sf.4");
+        assert_eq!(sub.as_deref(), Some("0000:3b:00.0"));
+        assert_eq!(of("/sys/devices/virtual/net/x"), None);
     }
 
     #[test]

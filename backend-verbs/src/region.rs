@@ -1,11 +1,12 @@
 //! Registered memory, and that of peers.
 
+use std::os::fd::AsRawFd;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::task::Poll;
 
 use rdma_sys as ib;
 use transport_core::spi::{KeyMaterial, MemoryRegion, RemoteMemory};
-use transport_core::{Access, Error, ErrorKind, Memory, MemoryKind, Result};
+use transport_core::{Access, DmaBuf, Error, ErrorKind, Memory, MemoryKind, Result};
 
 use crate::device::Device;
 use crate::library::library;
@@ -46,10 +47,11 @@ impl Registered {
         let mr = unsafe {
             match memory.kind() {
                 MemoryKind::Host => of_host(device, &*memory, rights, is_paged),
-                MemoryKind::P2pmem if dma_buf(&*memory).is_none() => {
-                    of_p2pmem(device, &*memory, rights, is_paged)
-                }
-                _ => of_device(device, &*memory, rights),
+                MemoryKind::P2pmem => match memory.dma_buf()? {
+                    None => of_p2pmem(device, &*memory, rights, is_paged),
+                    buffer => of_device(device, &*memory, buffer, rights),
+                },
+                _ => of_device(device, &*memory, memory.dma_buf()?, rights),
             }
         }?;
         let start = memory.as_ptr();
@@ -118,20 +120,26 @@ unsafe fn of_p2pmem(
 ///
 /// # Safety
 /// As `Domain::register`.
-unsafe fn of_device(device: &Device, memory: &dyn Memory, rights: u32) -> Result<Object<ib::ibv_mr>> {
+unsafe fn of_device(
+    device: &Device,
+    memory: &dyn Memory,
+    buffer: Option<DmaBuf>,
+    rights: u32,
+) -> Result<Object<ib::ibv_mr>> {
     let refused = |why: &str| {
         let context = format!("{} cannot reach the memory of {:?}: {why}", device.name, memory.kind());
         Error::new(ErrorKind::Unsupported, "register", context)
     };
     device.gets_foreign_memory();
-    let Some((fd, offset)) = dma_buf(memory) else {
+    let Some(DmaBuf { file, offset }) = buffer else {
         // SAFETY: by the caller.
         let mr = unsafe { by_address(device, memory, rights) }?;
         return Object::of(mr, "register")
             .map_err(|why| refused(&format!("it is no DMA-BUF, and no module tells cards of it ({why})")));
     };
     let (start, len, library) = (memory.as_ptr(), memory.len(), library()?);
-    // SAFETY: the memory is the caller's promise, the domain is open; the descriptor is open while the memory lives.
+    let fd = file.as_raw_fd();
+    // SAFETY: the memory is the caller's promise, the domain is open; the descriptor is open until the end.
     let mr =
         unsafe { library.reg_dmabuf_mr(device.pd.as_ptr(), offset, len, start as u64, fd, rights as i32) };
     let mr = mr.ok_or_else(|| refused("libibverbs is older than rdma-core 34"))?;
@@ -146,17 +154,6 @@ unsafe fn by_address(device: &Device, memory: &dyn Memory, rights: u32) -> Resul
     let (start, len, library) = (memory.as_ptr(), memory.len(), library()?);
     // SAFETY: the memory is the caller's promise; the domain is open.
     Ok(unsafe { library.reg_mr_iova2(device.pd.as_ptr(), start.cast(), len, start as u64, rights) })
-}
-
-#[cfg(unix)]
-fn dma_buf(memory: &dyn Memory) -> Option<(i32, u64)> {
-    use std::os::fd::AsRawFd;
-    memory.dma_buf().map(|(file, offset)| (file.as_raw_fd(), offset))
-}
-
-#[cfg(not(unix))]
-fn dma_buf(_: &dyn Memory) -> Option<(i32, u64)> {
-    None
 }
 
 impl MemoryRegion for Registered {

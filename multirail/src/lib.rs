@@ -72,6 +72,7 @@ pub use cli::fuzz;
 pub use backend_efa::{Efa, EfaConfig};
 pub use backend_verbs::{Verbs, VerbsConfig};
 pub use choice::{BackendChoice, builder, open};
+pub use cuda;
 pub use libfabric::efa_config;
 pub use libibverbs::verbs_config;
 pub use machine::MachineSource;

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
-use topology::{Description, Machine, sysfs};
+use topology::{Address, Description, Machine, sysfs};
 use transport_core::{Error, ErrorKind, RailGroups, Result};
 
 use crate::environment::given;
@@ -12,6 +12,8 @@ use crate::environment::given;
 pub(crate) const TOPOLOGY: &str = "MULTIRAIL_TOPOLOGY";
 /// Rail groups, as [`RailGroups`] reads them.
 pub(crate) const RAIL_GROUPS: &str = "MULTIRAIL_RAIL_GROUPS";
+/// PCI addresses of the GPUs to be served, with commas.
+pub(crate) const GPUS: &str = "MULTIRAIL_GPUS";
 
 /// A machine, by where it is described: what `multirail topo --from` and `MULTIRAIL_TOPOLOGY` name.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -72,8 +74,9 @@ impl MachineSource {
             Self::P5 => (P5.to_owned(), Description::p5().machine().map_err(failure)?),
         };
         if machine.functions.is_empty() && machine.cores.is_empty() {
+            let from = if let Self::File(file) = self { called(file) } else { name };
             return Err(unreadable(format!(
-                "{name} has neither a PCI function nor a core: a copy of /sys has bus/pci/devices and \
+                "{from} has neither a PCI function nor a core: a copy of /sys has bus/pci/devices and \
                  devices/system/cpu, a description has [[function]] and [[node]]"
             )));
         }
@@ -96,23 +99,43 @@ fn hwloc(_: Option<&Path>) -> Result<(String, Machine)> {
     Err(Error::new(ErrorKind::Unsupported, "read the machine", context))
 }
 
-/// What the environment says of rail groups: how they are made, and of which machine.
-///
-/// The CPUs of another machine are left out that this process may not use.
-pub(crate) fn from_environment() -> Result<(Option<RailGroups>, Option<Machine>)> {
-    let named = |variable: &'static str| {
-        move |why: Error| {
-            Error::new(why.kind(), "read the environment", format!("{variable}: {}", why.context()))
-        }
-    };
-    let groups = given(RAIL_GROUPS).map(|text| text.parse()).transpose().map_err(named(RAIL_GROUPS))?;
-    let Some(source) = given(TOPOLOGY) else { return Ok((groups, None)) };
-    let source: MachineSource = source.parse().map_err(named(TOPOLOGY))?;
-    let (_, mut machine) = source.read().map_err(named(TOPOLOGY))?;
-    if let Some(cpus) = topology::Cpus::of_this_thread() {
-        machine.allowed = machine.allowed.and(&cpus);
+/// What the environment says of the machine and of rail groups.
+pub(crate) struct Wishes {
+    pub groups: Option<RailGroups>,
+    pub gpus: Option<Vec<Address>>,
+    /// Without the CPUs that this process may not use.
+    pub machine: Option<Machine>,
+}
+
+impl Wishes {
+    pub fn from_environment() -> Result<Self> {
+        let named = |variable: &'static str| {
+            move |why: &dyn std::fmt::Display| {
+                Error::new(ErrorKind::InvalidRequest, "read the environment", format!("{variable}: {why}"))
+            }
+        };
+        let (of_groups, of_gpus) = (named(RAIL_GROUPS), named(GPUS));
+        let groups = given(RAIL_GROUPS).map(|text| text.parse::<RailGroups>());
+        let groups = groups.transpose().map_err(|why| of_groups(&why.context()))?;
+        let address = |text: &str| text.trim().parse::<Address>();
+        let gpus =
+            given(GPUS).map(|text| text.split(',').map(address).collect::<std::result::Result<_, _>>());
+        let gpus = gpus.transpose().map_err(|why| of_gpus(&why))?;
+        Ok(Self { groups, gpus, machine: Self::machine()? })
     }
-    Ok((groups, Some(machine)))
+
+    fn machine() -> Result<Option<Machine>> {
+        let Some(source) = given(TOPOLOGY) else { return Ok(None) };
+        let named = |why: Error| {
+            Error::new(why.kind(), "read the environment", format!("{TOPOLOGY}: {}", why.context()))
+        };
+        let (_, mut machine) =
+            source.parse::<MachineSource>().and_then(|source| source.read()).map_err(named)?;
+        if let Some(cpus) = topology::Cpus::of_this_thread() {
+            machine.allowed = machine.allowed.and(&cpus);
+        }
+        Ok(Some(machine))
+    }
 }
 
 fn host_name() -> String {

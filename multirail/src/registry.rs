@@ -5,9 +5,10 @@ use std::sync::Arc;
 use transport_core::spi::{Backend, DeviceInfo, Domain, DomainSetup, Probe, Unavailable};
 use transport_core::{Error, ErrorKind, FabricBuilder, Result, TransportConfig};
 
-use crate::{BackendChoice, libfabric, libibverbs, loopback, machine};
 #[cfg(doc)]
-use crate::{MachineSource, RailGroups};
+use crate::MachineSource;
+use crate::machine::{RAIL_GROUPS, Wishes};
+use crate::{BackendChoice, RailGroups, libfabric, libibverbs, loopback};
 
 /// The backends a program knows, in order of preference.
 #[derive(Clone)]
@@ -83,22 +84,43 @@ impl Registry {
     /// A builder with the transports of `choice`.
     ///
     /// `MULTIRAIL_RAIL_GROUPS` says which devices make a rail group, as [`RailGroups`] reads it;
-    /// without it these follow from the machine. `MULTIRAIL_TOPOLOGY` names another source of the
-    /// machine than `/sys`, as [`MachineSource`] reads it.
+    /// without it these follow from the machine. Devices of backends that are not chosen may be
+    /// named too. `MULTIRAIL_GPUS` lists the GPUs to be served by their PCI addresses, with commas;
+    /// `MULTIRAIL_TOPOLOGY` names another source of the machine than `/sys`, as [`MachineSource`]
+    /// reads it.
     ///
     /// # Errors
     /// As [`Registry::transports`]; `InvalidRequest` and `Io` where these variables make no sense.
     pub fn builder(&self, choice: &BackendChoice) -> Result<FabricBuilder> {
-        let transports = self.transports(choice)?.into_iter();
-        let mut builder = transports.fold(FabricBuilder::new(), FabricBuilder::transport);
-        let (groups, machine) = machine::from_environment()?;
+        let transports = self.transports(choice)?;
+        let Wishes { groups, gpus, machine } = Wishes::from_environment()?;
+        let mut builder = FabricBuilder::new();
         if let Some(groups) = groups {
-            builder = builder.rail_groups(groups);
+            builder = builder.rail_groups(self.of_devices(groups, &transports)?);
+        }
+        if let Some(gpus) = gpus {
+            builder = builder.gpus(gpus);
         }
         if let Some(machine) = machine {
             builder = builder.topology(machine);
         }
-        Ok(builder)
+        Ok(transports.into_iter().fold(builder, FabricBuilder::transport))
+    }
+
+    /// The groups without devices of other backends' than these transports'. Others are refused.
+    fn of_devices(&self, groups: RailGroups, transports: &[TransportConfig]) -> Result<RailGroups> {
+        let chosen: Vec<&str> = transports.iter().flat_map(TransportConfig::device_names).collect();
+        if groups.listed().any(|name| !chosen.contains(&name)) {
+            let found: Vec<_> =
+                self.backends.iter().filter_map(|backend| backend.probe().ok()).flatten().collect();
+            let is_there = |name: &&str| found.iter().any(|device| device.name == **name);
+            if let Some(name) = groups.listed().find(|name| !is_there(name)) {
+                let there: Vec<&str> = found.iter().map(|device| device.name.as_str()).collect();
+                let context = format!("{RAIL_GROUPS} names {name:?}; the devices are: {}", there.join(", "));
+                return Err(Error::new(ErrorKind::InvalidRequest, "read the environment", context));
+            }
+        }
+        Ok(groups.only(&chosen))
     }
 
     /// The transports that `choice` means, labelled with their backend's name.

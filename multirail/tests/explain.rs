@@ -5,7 +5,11 @@ use std::process::{Command, Output};
 use serde_json::Value;
 
 fn explain(arguments: &[&str]) -> Output {
-    Command::new(env!("CARGO_BIN_EXE_multirail")).arg("explain").args(arguments).output().unwrap()
+    let mut command = Command::new(env!("CARGO_BIN_EXE_multirail"));
+    for variable in ["MULTIRAIL_BACKEND", "MULTIRAIL_TOPOLOGY", "MULTIRAIL_RAIL_GROUPS", "MULTIRAIL_GPUS"] {
+        command.env_remove(variable);
+    }
+    command.arg("explain").args(arguments).output().unwrap()
 }
 
 fn choices(arguments: &[&str]) -> Vec<Value> {

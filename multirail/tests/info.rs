@@ -11,7 +11,7 @@ const NO_LIBFABRIC: &str = "/nowhere/libfabric.so.1";
 const NO_LIBIBVERBS: &str = "/nowhere/libibverbs.so.1";
 
 #[test]
-fn info_lists_three_backends() {
+fn info_lists_three_backends_and_gpu_memory() {
     let mut info = multirail(&["info", "--json"]);
     info.env("MULTIRAIL_LIBFABRIC", NO_LIBFABRIC).env("MULTIRAIL_LIBIBVERBS", NO_LIBIBVERBS);
     let output = info.output().expect("start");
@@ -21,17 +21,18 @@ fn info_lists_three_backends() {
         .map(|row| serde_json::from_str(row).expect("JSON"))
         .collect();
     let names: Vec<_> = rows.iter().map(|row| row["backend"].as_str().expect("name")).collect();
-    assert_eq!(names, ["loopback", "efa", "verbs"]);
+    assert_eq!(names, ["loopback", "efa", "verbs", "GPU memory"]);
+    assert!(rows[3]["available"] == true || rows[3]["reason"].is_string(), "{}", rows[3]);
     assert_eq!(rows[0]["available"], true);
     assert_eq!(rows[0]["devices"][0]["name"], "lo0");
     assert!(rows[0]["send_depth"].as_u64() > Some(0));
     assert!(rows[0]["groups"].as_array().is_some_and(|groups| !groups.is_empty()), "{}", rows[0]);
-    for (row, why) in rows[1..].iter().zip([NO_LIBFABRIC, NO_LIBIBVERBS]) {
+    for (row, why) in rows[1..3].iter().zip([NO_LIBFABRIC, NO_LIBIBVERBS]) {
         assert_eq!(row["available"], false);
         assert!(row["reason"].as_str().is_some_and(|reason| reason.contains(why)), "{row}");
         assert!(row["remedy"].is_string());
     }
-    for (row, package) in rows[1..].iter().zip(["libfabric1", "libibverbs1"]) {
+    for (row, package) in rows[1..3].iter().zip(["libfabric1", "libibverbs1"]) {
         assert!(row["remedy"].as_str().is_some_and(|remedy| remedy.contains(package)), "{row}");
     }
 }

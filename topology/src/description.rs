@@ -164,6 +164,7 @@ impl Described {
             rdma: self.rdma.clone().into_iter().collect(),
             net: Vec::new(),
             redirects: None,
+            physical: None,
         })
     }
 }

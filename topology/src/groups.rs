@@ -1,6 +1,6 @@
 //! Which cards serve which GPU.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use serde::Serialize;
 
@@ -42,7 +42,15 @@ pub fn rail_groups(machine: &Machine) -> Vec<RailGroup> {
     rail_groups_of(machine, &cards)
 }
 
-/// The groups of those cards.
+/// The groups of those cards, for all GPUs of the machine. A virtual function beside its physical one
+/// counts with that.
+pub fn rail_groups_of(machine: &Machine, cards: &[Address]) -> Vec<RailGroup> {
+    let is_whole = |gpu: &&Function| gpu.physical.is_none_or(|whole| machine.function(whole).is_none());
+    let gpus: Vec<Address> = machine.of_kind(Kind::Gpu).filter(is_whole).map(|gpu| gpu.address).collect();
+    rail_groups_for(machine, &gpus, cards)
+}
+
+/// The groups of those cards, for those GPUs.
 ///
 /// Every GPU gets the nearest cards, level by level: those behind its switch, else of its host
 /// bridge, its NUMA node, the machine. Where several GPUs come to the same cards, these are dealt
@@ -51,13 +59,13 @@ pub fn rail_groups(machine: &Machine) -> Vec<RailGroup> {
 ///
 /// Groups come in the order of their first GPUs, those without one last. What is no function of
 /// the machine is left out.
-pub fn rail_groups_of(machine: &Machine, cards: &[Address]) -> Vec<RailGroup> {
-    let place = |function: &Function| Placed { address: function.address, path: path(machine, function) };
-    let gpus: Vec<Placed> = machine.of_kind(Kind::Gpu).map(place).collect();
-    let mut cards: Vec<Placed> = cards.iter().filter_map(|at| machine.function(*at)).map(place).collect();
-    cards.sort_by_key(|card| card.address);
-    cards.dedup_by_key(|card| card.address);
-    let mut settled = Settled::at(0, gpus, cards);
+pub fn rail_groups_for(machine: &Machine, gpus: &[Address], cards: &[Address]) -> Vec<RailGroup> {
+    let placed = |addresses: &[Address]| {
+        let known: BTreeSet<Address> = addresses.iter().copied().collect();
+        let known = known.into_iter().filter_map(|at| machine.function(at));
+        known.map(|function| Placed { address: function.address, path: path(machine, function) }).collect()
+    };
+    let mut settled = Settled::at(0, placed(gpus), placed(cards));
     let node = |address: Address| machine.function(address).and_then(|function| machine.node_of(function));
     let mut rest: BTreeMap<Option<u32>, Vec<Address>> = BTreeMap::new();
     for card in settled.cards.drain(..) {

@@ -133,6 +133,7 @@ fn function(object: &TopologyObject, pci: &PCIDeviceAttributes, nodes: &[Node]) 
         rdma,
         net: names(object, OSDeviceType::Network),
         redirects: None,
+        physical: None,
     })
 }
 

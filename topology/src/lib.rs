@@ -43,9 +43,10 @@ pub mod p2pmem;
 pub mod sysfs;
 
 pub use address::{Address, NoAddress, Root};
+pub use cores::pick_core;
 pub use cpus::Cpus;
 pub use description::{Described, DescribedNode, Description};
 pub use distance::Distance;
 pub use error::Error;
-pub use groups::{RailGroup, rail_groups, rail_groups_of};
+pub use groups::{RailGroup, rail_groups, rail_groups_for, rail_groups_of};
 pub use machine::{Core, Function, Kind, Machine, Node};

@@ -37,6 +37,8 @@ pub struct Function {
     pub node: Option<u32>,
     /// What it is to us.
     pub kind: Kind,
+    /// Of a virtual function (SR-IOV), the physical one; sysfs alone tells.
+    pub physical: Option<Address>,
     /// Its RDMA devices, `rdmap79s0`; one per port on some cards.
     pub rdma: Vec<String>,
     /// Its network interfaces.

@@ -9,7 +9,16 @@ use crate::{Address, Core, Cpus, Error, Function, Kind, Machine, Node, Root, acs
 
 /// This host. Allowed are the CPUs of the calling thread.
 pub fn this_host() -> Result<Machine, Error> {
-    let mut machine = read(Path::new("/sys"))?;
+    here(true)
+}
+
+/// As [`this_host`], without the bridges' [`acs`], which takes a look at each of them.
+pub fn this_host_without_acs() -> Result<Machine, Error> {
+    here(false)
+}
+
+fn here(with_acs: bool) -> Result<Machine, Error> {
+    let mut machine = read_root(Path::new("/sys"), with_acs)?;
     if let Some(cpus) = Cpus::of_this_thread() {
         machine.allowed = cpus;
     }
@@ -23,18 +32,32 @@ pub fn this_host() -> Result<Machine, Error> {
 /// # Errors
 /// Any file that is there and cannot be read or understood.
 pub fn read(root: &Path) -> Result<Machine, Error> {
+    read_root(root, true)
+}
+
+fn read_root(root: &Path, with_acs: bool) -> Result<Machine, Error> {
     fs::metadata(root).map_err(|why| Error::unreadable(root, why))?;
     let nodes = nodes(&root.join("devices/system/node"))?;
     let (cores, online) = cores(&root.join("devices/system/cpu"), &nodes)?;
-    Ok(Machine::new(functions(root)?, nodes, cores, online))
+    Ok(Machine::new(functions(root, with_acs)?, nodes, cores, online))
 }
 
-fn functions(root: &Path) -> Result<Vec<Function>, Error> {
+fn functions(root: &Path, with_acs: bool) -> Result<Vec<Function>, Error> {
     let links = root.join("bus/pci/devices");
-    entries(&links)?.iter().map(|name| function(&links.join(name))).collect()
+    let mut functions = Vec::new();
+    for name in entries(&links)? {
+        let link = links.join(name);
+        match function(&link, with_acs) {
+            Ok(function) => functions.push(function),
+            // Taken out meanwhile.
+            Err(_) if fs::symlink_metadata(&link).is_err() => {}
+            Err(why) => return Err(why),
+        }
+    }
+    Ok(functions)
 }
 
-fn function(link: &Path) -> Result<Function, Error> {
+fn function(link: &Path, with_acs: bool) -> Result<Function, Error> {
     // The link's target tells the bridges. A copy's links may lead out of it: only names count.
     let place = fs::canonicalize(link).map_err(|why| Error::unreadable(link, why))?;
     let names: Vec<_> = place.components().filter_map(name).collect();
@@ -76,9 +99,15 @@ fn function(link: &Path) -> Result<Function, Error> {
         kind: Kind::of(class, vendor, device, !rdma.is_empty()),
         rdma,
         net: entries(&place.join("net"))?,
-        redirects: if class == BRIDGE { redirects(&place.join("config"))? } else { None },
+        redirects: if with_acs && class == BRIDGE { redirects(&place.join("config"))? } else { None },
+        physical: physical(&place),
         bridges,
     })
+}
+
+/// The physical function of a virtual one.
+fn physical(place: &Path) -> Option<Address> {
+    fs::read_link(place.join("physfn")).ok()?.file_name()?.to_str()?.parse().ok()
 }
 
 /// A PCI-to-PCI bridge's class.

@@ -54,7 +54,8 @@ fn check(machine: &Machine, groups: Vec<RailGroup>) -> Vec<RailGroup> {
     }
     assert!(cores.iter().all(|cpu| machine.allowed.has(*cpu)), "a core that is not allowed");
     if groups.len() < machine.cores.len() {
-        assert!(!cores.contains(&0), "a worker on core 0");
+        let first = machine.cores.iter().position(|core| core.cpus.has(0));
+        assert!(first.is_none_or(|first| !physical.contains(&first)), "a worker on the core of CPU 0");
     }
     // No card is idle while another serves two GPUs that are as far from it.
     let at = |address: &Address| machine.function(*address).unwrap();
@@ -267,11 +268,13 @@ fn cards_without_a_gpu_are_grouped_by_node() {
 #[test]
 fn workers_keep_to_the_cpus_they_may_use() {
     let mut machine = eight(1);
-    // Second threads of node 0's cores 8 and 9, and a core of node 1.
     machine.allowed = "72,73,40".parse().unwrap();
     let groups = rail_groups(&machine);
     let cores: Vec<u32> = groups.iter().map(|group| group.core.unwrap()).collect();
     assert_eq!(cores, [72, 73, 73, 72, 40, 40, 40, 40]);
+    // Core 0 by its second thread is core 0.
+    machine.allowed = "1-127".parse().unwrap();
+    assert_eq!(check(&machine, rail_groups(&machine))[0].core, Some(1));
     // No core of node 1 at all: its groups draw from all.
     machine.allowed = "0-3".parse().unwrap();
     let groups = rail_groups(&machine);

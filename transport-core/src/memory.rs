@@ -1,7 +1,9 @@
 //! Who owns bytes a device may touch, and what may be done with them.
 
 #[cfg(unix)]
-use std::os::fd::BorrowedFd;
+use std::os::fd::{BorrowedFd, OwnedFd};
+
+use crate::Result;
 
 bitflags::bitflags! {
     /// What peers may do with a registered region. The owner may always read
@@ -80,10 +82,36 @@ pub unsafe trait Memory: Send + Sync {
         None
     }
 
-    /// The DMA-BUF in which these bytes lie, and where in it they begin: cards reach a GPU's
-    /// memory by it (CUDA gives one by `cuMemGetHandleForAddressRange`).
+    /// A new descriptor of the DMA-BUF in which these bytes lie: cards reach a GPU's memory by it. It
+    /// is asked for once per card, and closed after the registration. `None` for what has no such thing.
+    ///
+    /// # Errors
+    /// The reason why there is none although there could be: the registration fails with it.
     #[cfg(unix)]
-    fn dma_buf(&self) -> Option<(BorrowedFd<'_>, u64)> {
+    fn dma_buf(&self) -> Result<Option<DmaBuf>> {
+        Ok(None)
+    }
+
+    /// Copies bytes in from byte `at` on, for memory that the processor cannot follow the address of;
+    /// `None` where it can. The range was checked.
+    fn store(&self, at: usize, bytes: &[u8]) -> Option<Result<()>> {
+        let _ = (at, bytes);
         None
     }
+
+    /// As [`Memory::store`], the other way.
+    fn load(&self, at: usize, into: &mut [u8]) -> Option<Result<()>> {
+        let _ = (at, into);
+        None
+    }
+}
+
+/// A DMA-BUF, and where in it some memory begins.
+#[cfg(unix)]
+#[derive(Debug)]
+pub struct DmaBuf {
+    /// The descriptor.
+    pub file: OwnedFd,
+    /// Bytes before the memory.
+    pub offset: u64,
 }

@@ -61,6 +61,9 @@ impl Region {
     /// Copies `bytes` into the region from `offset` on.
     pub fn copy_in(&self, offset: usize, bytes: &[u8]) -> Result<()> {
         self.0.check(offset..offset.saturating_add(bytes.len()), "copy_in")?;
+        if let Some(done) = self.0.memory.store(offset, bytes) {
+            return done;
+        }
         // SAFETY: the target range was checked and is mapped while `self` lives;
         // a `&[u8]` cannot overlap it, for nobody holds references into a region.
         unsafe { copy::copy(Way::Plain, self.0.start.add(offset), bytes.as_ptr(), bytes.len()) };
@@ -70,6 +73,9 @@ impl Region {
     /// Copies bytes from `offset` on out of the region.
     pub fn copy_out(&self, offset: usize, into: &mut [u8]) -> Result<()> {
         self.0.check(offset..offset.saturating_add(into.len()), "copy_out")?;
+        if let Some(done) = self.0.memory.load(offset, into) {
+            return done;
+        }
         // SAFETY: as in `copy_in`, the other way.
         unsafe { copy::copy(Way::Plain, into.as_mut_ptr(), self.0.start.add(offset), into.len()) };
         Ok(())

@@ -1,6 +1,7 @@
 //! The thread that drives engines: spins while there is work, sleeps otherwise.
 
 mod pin;
+mod seat;
 
 use std::os::fd::BorrowedFd;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
@@ -10,9 +11,9 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use crate::engine::Engine;
-use crate::fabric::Pinning;
 use crate::spi::Armed;
 use crate::{Bell, Doorbell, Error, Result};
+pub(crate) use seat::Seat;
 
 /// How long a worker looks for work before it sleeps. A hand-over to a spinning
 /// thread was measured at 0.9 µs, to a parked one at 16 µs; 100 µs of spinning
@@ -27,6 +28,8 @@ pub(crate) struct Worker {
     thread: Option<JoinHandle<()>>,
     stop: Arc<AtomicBool>,
     bell: Bell,
+    /// Given back when the thread has ended.
+    _seat: Option<Seat>,
 }
 
 /// What a worker is started with.
@@ -35,11 +38,8 @@ pub(crate) struct WorkerSetup {
     pub engines: Vec<Engine>,
     /// Rings for all of them.
     pub door: Doorbell,
-    /// Its number among the workers of its transport.
-    pub turn: usize,
-    pub pinning: Pinning,
-    /// The CPU near its devices, where that is known.
-    pub near: Option<u32>,
+    /// The CPU that it keeps to.
+    pub seat: Option<Seat>,
     /// Taken for every turn where workers share their state.
     pub lock: Option<Arc<Mutex<()>>>,
 }
@@ -56,19 +56,14 @@ impl Worker {
     pub fn start(setup: WorkerSetup) -> Result<Self> {
         let stop = Arc::new(AtomicBool::new(false));
         let bell = setup.door.bell().try_clone()?;
-        let core = match &setup.pinning {
-            Pinning::Off => None,
-            Pinning::Cores(cores) if cores.is_empty() => None,
-            Pinning::Cores(cores) => Some(cores[setup.turn % cores.len()]),
-            Pinning::Near => setup.near.map(|cpu| cpu as usize),
-        };
-        let WorkerSetup { name, engines, door, lock, .. } = setup;
+        let WorkerSetup { name, engines, door, seat, lock } = setup;
+        let core = seat.as_ref().map(Seat::cpu);
         let mut crew = Crew { engines, door, lock, stop: Arc::clone(&stop) };
         let thread = std::thread::Builder::new()
             .name(name)
             .spawn(move || {
                 if let Some(core) = core
-                    && let Err(error) = pin::bind(core)
+                    && let Err(error) = pin::bind(core as usize)
                 {
                     tracing::warn!(core, %error, "a worker could not be bound to its core; it runs anywhere");
                 }
@@ -83,7 +78,7 @@ impl Worker {
             .map_err(|e| {
                 Error::os("open", "start a worker thread; raise the limit of processes (ulimit -u)", e)
             })?;
-        Ok(Self { thread: Some(thread), stop, bell })
+        Ok(Self { thread: Some(thread), stop, bell, _seat: seat })
     }
 }
 

@@ -2,6 +2,7 @@
 
 use std::ops::Range;
 
+use multirail::cuda::Device;
 use multirail::spi::{DeviceInfo, Operations};
 use multirail::{BackendChoice, Place, Registry, TransportInfo};
 use serde::Serialize;
@@ -14,7 +15,7 @@ use super::{Common, output};
 struct Row {
     backend: &'static str,
     available: bool,
-    devices: Vec<Device>,
+    devices: Vec<DeviceRow>,
     reason: Option<String>,
     remedy: Option<String>,
     /// Requests and receives that a device takes at once.
@@ -40,20 +41,42 @@ struct Group {
 }
 
 #[derive(Serialize)]
-struct Device {
+struct DeviceRow {
     name: String,
     about: String,
     gbps: Option<f64>,
     address: Option<String>,
 }
 
-/// Prints one row per backend.
+impl Row {
+    fn new(backend: &'static str) -> Self {
+        Self {
+            backend,
+            available: false,
+            devices: Vec::new(),
+            reason: None,
+            remedy: None,
+            send_depth: None,
+            recv_depth: None,
+            max_message: None,
+            max_write: None,
+            max_regions: None,
+            imm_bytes: None,
+            idle: None,
+            groups: Vec::new(),
+            rdma_write: None,
+        }
+    }
+}
+
+/// Prints one row per backend, and one of GPU memory.
 pub fn run(common: &Common) -> Done {
     let registry = common.provider.registry()?;
-    let rows = match common.choice()? {
+    let mut rows = match common.choice()? {
         BackendChoice::Auto => registry.names().map(|name| row(&registry, name)).collect::<Done<Vec<_>>>()?,
         BackendChoice::Named(name) => vec![row(&registry, registry.find(&name)?.name())?],
     };
+    rows.push(gpu_memory());
     if common.json {
         return rows.iter().try_for_each(output::json);
     }
@@ -62,22 +85,7 @@ pub fn run(common: &Common) -> Done {
 }
 
 fn row(registry: &Registry, name: &'static str) -> Done<Row> {
-    let mut row = Row {
-        backend: name,
-        available: false,
-        devices: Vec::new(),
-        reason: None,
-        remedy: None,
-        send_depth: None,
-        recv_depth: None,
-        max_message: None,
-        max_write: None,
-        max_regions: None,
-        imm_bytes: None,
-        idle: None,
-        groups: Vec::new(),
-        rdma_write: None,
-    };
+    let mut row = Row::new(name);
     match registry.find(name)?.probe() {
         Ok(devices) => {
             row.available = true;
@@ -117,6 +125,32 @@ fn capabilities(registry: &Registry, name: &str) -> Done<Option<TransportInfo>> 
     Ok(first)
 }
 
+/// GPUs, which are no backend's: their memory is registered with one.
+fn gpu_memory() -> Row {
+    let mut row = Row::new("GPU memory");
+    match Device::all() {
+        Ok(gpus) => {
+            row.available = true;
+            row.devices = gpus.iter().map(gpu).collect();
+        }
+        Err(why) => {
+            row.reason = Some(why.context().to_owned());
+            row.remedy = Some("`multirail doctor` says what a GPU here lacks".to_owned());
+        }
+    }
+    row
+}
+
+fn gpu(gpu: &Device) -> DeviceRow {
+    let path = if gpu.has_dma_buf() { "DMA-BUF" } else { "no DMA-BUF" };
+    DeviceRow {
+        name: format!("GPU {}", gpu.ordinal()),
+        about: format!("{}, {path}, writes of cards ordered by: {:?}", gpu.name(), gpu.writes_ordering()),
+        gbps: None,
+        address: gpu.address().map(|address| address.to_string()),
+    }
+}
+
 /// How a worker without work waits: woken if the device can, else by naps.
 fn idle(transport: &TransportInfo) -> String {
     if transport.capabilities.wakes {
@@ -145,8 +179,8 @@ fn summary(groups: &[Group]) -> Option<String> {
     }
 }
 
-fn device(device: &DeviceInfo) -> Device {
-    Device {
+fn device(device: &DeviceInfo) -> DeviceRow {
+    DeviceRow {
         name: device.name.clone(),
         about: device.about.clone(),
         gbps: device.link_bits_per_s.map(|bits| bits as f64 / 1e9),

@@ -3,7 +3,7 @@
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use topology::Machine;
+use topology::{Address, Machine};
 
 use super::placement::Placing;
 use super::{RailGroups, Workers};
@@ -24,6 +24,11 @@ impl TransportConfig {
     /// All devices the backend finds. Peers match transports by `label`.
     pub fn new(label: impl Into<String>, backend: Arc<dyn Backend>) -> Self {
         Self { label: label.into(), backend, devices: None }
+    }
+
+    /// The names of the devices it was given; none where the backend is asked when it is opened.
+    pub fn device_names(&self) -> impl Iterator<Item = &str> {
+        self.devices.iter().flatten().map(|device| device.name.as_str())
     }
 
     /// These devices, each a rail.
@@ -203,10 +208,17 @@ impl FabricBuilder {
         self
     }
 
+    /// The GPUs whose memory is to be moved: cards are dealt out among them alone. Default: all that the
+    /// machine shows, also those that this process may not use.
+    pub fn gpus(mut self, gpus: Vec<Address>) -> Self {
+        self.placing.gpus = Some(gpus);
+        self
+    }
+
     /// The machine in which devices are sought. Default: this host, as its `/sys` shows it, read
     /// when there is a device to be sought.
     pub fn topology(mut self, machine: Machine) -> Self {
-        self.placing.machine = OnceLock::from(Arc::new(machine));
+        self.placing.machine = Arc::new(OnceLock::from(Arc::new(machine)));
         self
     }
 

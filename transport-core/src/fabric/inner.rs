@@ -7,6 +7,7 @@ use std::task::Poll;
 use std::time::Duration;
 
 use super::group::Group;
+use super::placement::Placing;
 use super::transport::Transport;
 use super::{lock, tenant};
 use crate::control::{Bootstrap, ControlSettings, ControlThread, Identity, Room};
@@ -21,6 +22,7 @@ pub(crate) struct FabricInner {
     pub(super) clock: Arc<dyn Clock>,
     pub(super) default_deadline: Duration,
     pub(super) transports: Vec<Transport>,
+    pub(super) placing: Placing,
     pub(super) settings: ControlSettings,
     pub(super) bootstrap: Arc<dyn Bootstrap>,
     pub(super) control: Mutex<Option<Arc<ControlThread>>>,

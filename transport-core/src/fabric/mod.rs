@@ -70,7 +70,8 @@ impl Fabric {
 
     /// Registers memory on the rails that serve it: on every one, or, where it says that it lies
     /// [near](Memory::near) a GPU, on those of the GPU's rail group. A transport without a group
-    /// for that GPU takes all of its rails.
+    /// for that GPU takes all of its rails. Then the peer's region must be near the group that this
+    /// one's rails are paired with, or on all rails: [`Fabric::register_everywhere`].
     ///
     /// # Safety
     /// Until the region is dropped, or revoked and quiet, peers may change the
@@ -124,11 +125,12 @@ impl Fabric {
             return Err(Error::new(ErrorKind::InvalidRequest, "register", "memory of zero bytes"));
         }
         let mut regions = Vec::new();
+        let machine = self.0.placing.known();
         for transport in &self.0.transports {
             let group = match rails {
                 Where::Everywhere => None,
                 Where::Group(group) => Some(group),
-                Where::Nearest => memory.near().and_then(|gpu| transport.group_of(gpu)),
+                Where::Nearest => memory.near().and_then(|gpu| transport.group_of(gpu, machine)),
             };
             // SAFETY: handed on to the caller.
             regions.push(unsafe { transport.register(&memory, access, group)? });

@@ -25,7 +25,10 @@ impl FabricBuilder {
         let incarnation = self.incarnation.map_or_else(|| random("open"), Ok)?;
         let watch = Arc::new(Watch::new(self.stall_after, self.on_stall));
         let (mut transports, mut groups) = (Vec::new(), 0);
-        for (position, config) in self.transports.iter().enumerate() {
+        let sought = self.transports.iter().map(Transport::seek).collect::<Result<Vec<_>>>()?;
+        let names: Vec<&str> = sought.iter().flatten().map(|device| device.name.as_str()).collect();
+        self.placing.groups.check(&names)?;
+        for (position, (config, devices)) in self.transports.iter().zip(sought).enumerate() {
             let setup = DomainSetup {
                 clock: Arc::clone(&self.clock),
                 seed: seed.wrapping_add(position as u64),
@@ -42,12 +45,10 @@ impl FabricBuilder {
                 placing: &self.placing,
                 admission: Arc::clone(&self.admission),
             };
-            let transport = Transport::open(config, &setup, settings)?;
+            let transport = Transport::open(config, devices, &setup, settings)?;
             groups += transport.groups.len();
             transports.push(transport);
         }
-        let devices = transports.iter().flat_map(|transport| &transport.devices);
-        self.placing.groups.check(&devices.map(|device| device.name.as_str()).collect::<Vec<_>>())?;
         static FABRICS: AtomicU64 = AtomicU64::new(1);
         let fabric = Arc::new(FabricInner {
             id: FABRICS.fetch_add(1, Ordering::Relaxed),
@@ -56,6 +57,7 @@ impl FabricBuilder {
             clock: self.clock,
             default_deadline: self.deadline,
             transports,
+            placing: self.placing,
             settings: self.settings,
             bootstrap: self.bootstrap,
             control: Mutex::new(None),

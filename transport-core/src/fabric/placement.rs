@@ -4,7 +4,7 @@ use std::ops::Range;
 use std::str::FromStr;
 use std::sync::{Arc, OnceLock};
 
-use topology::{Address, Distance, Machine, RailGroup, rail_groups_of};
+use topology::{Address, Cpus, Distance, Machine, RailGroup, rail_groups_for, rail_groups_of};
 
 use super::group::grouped;
 use crate::spi::DeviceInfo;
@@ -41,39 +41,62 @@ pub struct Place {
     pub node: Option<u32>,
     /// From its GPUs to its devices, at the farthest.
     pub distance: Option<Distance>,
-    /// The CPU that its worker is kept to; none where nobody knows or asked.
+    /// Its share of the cores near it, by their first CPUs; none where nobody knows.
+    pub cores: Vec<u32>,
+    /// The CPU that its worker is kept to; none where it runs anywhere, or callers drive it.
     pub core: Option<u32>,
 }
 
 impl From<&RailGroup> for Place {
     fn from(group: &RailGroup) -> Self {
-        Self { gpus: group.gpus.clone(), node: group.node, distance: group.distance, core: group.core }
+        let RailGroup { gpus, node, distance, cores, .. } = group.clone();
+        Self { gpus, node, distance, cores, core: None }
     }
 }
 
-/// Where a fabric's devices are sought.
+/// Where a fabric's devices are sought. Clones share what was read.
 #[derive(Clone, Default)]
 pub(super) struct Placing {
     pub groups: RailGroups,
+    /// The GPUs to be served; all without.
+    pub gpus: Option<Vec<Address>>,
     /// This host, read when the first card is to be placed, unless it was given.
-    pub machine: OnceLock<Arc<Machine>>,
+    pub machine: Arc<OnceLock<Arc<Machine>>>,
 }
 
 impl Placing {
     /// Sorts `devices` by their groups; the rails of each, and where it is.
     pub fn place(&self, devices: &mut [DeviceInfo]) -> Result<Vec<(Range<usize>, Place)>> {
-        if devices.iter().all(|device| device.address.is_none()) {
-            return Ok(self.groups.place(devices, None));
-        }
+        let machine = match devices.iter().any(|device| device.address.is_some()) {
+            true => self.read()?,
+            false => None,
+        };
+        Ok(self.groups.place(devices, machine, self.gpus.as_deref()))
+    }
+
+    fn read(&self) -> Result<Option<&Machine>> {
         if self.machine.get().is_none() {
-            let read = topology::sysfs::this_host().map_err(|why| {
-                let remedy =
-                    "where cards and GPUs are is read there; describe the machine to the fabric instead";
-                Error::new(ErrorKind::Io, "open", format!("{why}; {remedy}"))
-            })?;
-            let _ = self.machine.set(Arc::new(read));
+            match topology::sysfs::this_host_without_acs() {
+                Ok(machine) => {
+                    let _ = self.machine.set(Arc::new(machine));
+                }
+                // What was asked for needs no machine.
+                Err(why) if matches!(self.groups, RailGroups::Listed(_)) => {
+                    tracing::warn!(%why, "which GPUs the rail groups are near to is not known");
+                }
+                Err(why) => {
+                    let remedy = "where cards and GPUs are is read there: list the rail groups, or describe the \
+                                  machine to the fabric";
+                    return Err(Error::new(ErrorKind::Io, "open", format!("{why}; {remedy}")));
+                }
+            }
         }
-        Ok(self.groups.place(devices, self.machine.get().map(|machine| &**machine)))
+        Ok(self.known())
+    }
+
+    /// The machine, where it was read or given.
+    pub fn known(&self) -> Option<&Machine> {
+        self.machine.get().map(|machine| &**machine)
     }
 }
 
@@ -83,14 +106,22 @@ impl RailGroups {
         &self,
         devices: &mut [DeviceInfo],
         machine: Option<&Machine>,
+        gpus: Option<&[Address]>,
     ) -> Vec<(Range<usize>, Place)> {
-        let places = match (self, machine) {
-            (Self::Listed(groups), _) => listed(groups, devices, machine),
-            (Self::Nearest, Some(machine)) => nearest(devices, machine),
-            (Self::Nearest, None) => Vec::new(),
+        let near = |machine: &Machine, cards: &[Address]| match gpus {
+            Some(gpus) => rail_groups_for(machine, gpus, cards),
+            None => rail_groups_of(machine, cards),
         };
-        // The backends' own numbers come after ours.
-        devices.sort_by_key(|device| device.group.unwrap_or(u32::MAX));
+        let cards: Vec<Address> = devices.iter().filter_map(|device| device.address).collect();
+        let near = machine.map(|machine| near(machine, &cards)).unwrap_or_default();
+        let places = match self {
+            Self::Listed(groups) => listed(groups, devices, machine, near),
+            Self::Nearest => nearest(devices, machine, near),
+        };
+        // The backends' own numbers come after ours. In a group, peers' rails pair by their order.
+        devices.sort_by_key(|device| {
+            (device.group.unwrap_or(u32::MAX), device.address.is_none(), device.address)
+        });
         let rails = grouped(devices).into_iter();
         let place = |rails: Range<usize>| {
             let number = devices[rails.start].group.map(|number| number as usize);
@@ -100,15 +131,47 @@ impl RailGroups {
         rails.map(place).collect()
     }
 
-    /// That every listed device is one of `known`.
+    /// Without the devices that are none of `known`, and what is then empty.
+    pub fn only(self, known: &[&str]) -> Self {
+        let Self::Listed(mut groups) = self else { return self };
+        groups.iter_mut().for_each(|group| group.devices.retain(|name| known.contains(&name.as_str())));
+        groups.retain(|group| !group.devices.is_empty());
+        Self::Listed(groups)
+    }
+
+    /// The devices that are listed.
+    pub fn listed(&self) -> impl Iterator<Item = &str> {
+        let groups = match self {
+            Self::Listed(groups) => groups.as_slice(),
+            Self::Nearest => &[],
+        };
+        groups.iter().flat_map(|group| &group.devices).map(String::as_str)
+    }
+
+    /// That every listed device is one of `known` and in one group, and that every listed CPU may be
+    /// used, and is.
     pub(super) fn check(&self, known: &[&str]) -> Result<()> {
         let Self::Listed(groups) = self else { return Ok(()) };
+        let allowed = Cpus::of_this_thread();
+        let mut cores = Vec::new();
+        for core in groups.iter().filter_map(|group| group.core) {
+            let refuse = |why: String| Err(Error::new(ErrorKind::InvalidRequest, "open", why));
+            if let Some(allowed) = &allowed
+                && !allowed.has(core)
+            {
+                return refuse(format!("rail groups name the CPU {core}; this process may use {allowed}"));
+            }
+            if cores.contains(&core) {
+                return refuse(format!("rail groups name the CPU {core} twice"));
+            }
+            cores.push(core);
+        }
         let mut seen = Vec::new();
         for name in groups.iter().flat_map(|group| &group.devices) {
             let refuse = |why: String| Err(Error::new(ErrorKind::InvalidRequest, "open", why));
             if !known.contains(&name.as_str()) {
                 return refuse(format!(
-                    "rail groups name the device {name:?}, which was not opened; there are: {}",
+                    "rail groups name the device {name:?}, which is none of those to be opened: {}",
                     known.join(", ")
                 ));
             }
@@ -122,53 +185,55 @@ impl RailGroups {
 }
 
 /// Numbers the devices that the machine knows by their groups, and the others behind them.
-fn nearest(devices: &mut [DeviceInfo], machine: &Machine) -> Vec<Place> {
-    let cards: Vec<Address> = devices.iter().filter_map(|device| device.address).collect();
-    let groups = rail_groups_of(machine, &cards);
-    let group = |address| groups.iter().position(|group| group.cards.contains(&address));
+fn nearest(devices: &mut [DeviceInfo], machine: Option<&Machine>, near: Vec<RailGroup>) -> Vec<Place> {
+    let group = |address| near.iter().position(|group| group.cards.contains(&address));
     for device in devices {
         match device.address.and_then(group) {
             Some(number) => device.group = Some(number as u32),
             None => {
-                if let Some(address) = device.address {
+                if let (Some(address), Some(_)) = (device.address, machine) {
                     let name = &device.name;
-                    tracing::warn!(name, %address, "the machine's description lacks a device: nothing is known of its place");
+                    tracing::warn!(name, %address, "the machine lacks a device: nothing is known of its place");
                 }
-                device.group = device.group.map(|number| number.saturating_add(groups.len() as u32));
+                device.group = device.group.map(|number| number.saturating_add(near.len() as u32));
             }
         }
     }
-    groups.iter().map(Place::from).collect()
+    near.iter().map(Place::from).collect()
 }
 
-fn listed(groups: &[ListedGroup], devices: &mut [DeviceInfo], machine: Option<&Machine>) -> Vec<Place> {
-    let mut places = Vec::new();
+/// Numbers devices by the groups that name them, and each of the others behind them.
+fn listed(
+    groups: &[ListedGroup],
+    devices: &mut [DeviceInfo],
+    machine: Option<&Machine>,
+    near: Vec<RailGroup>,
+) -> Vec<Place> {
+    let mut others = groups.len()..;
     for device in devices.iter_mut() {
         let number = groups.iter().position(|group| group.devices.contains(&device.name));
-        device.group = number.map(|number| number as u32);
+        device.group = number.or_else(|| others.next()).map(|number| number as u32);
     }
-    // Whom they serve is still what is nearest: to cards that are all in one group, or in several.
-    for (number, group) in (0_u32..).zip(groups) {
-        let cards: Vec<Address> = devices
-            .iter()
-            .filter(|device| device.group == Some(number))
-            .filter_map(|device| device.address)
-            .collect();
-        let near = machine.map(|machine| rail_groups_of(machine, &cards)).unwrap_or_default();
-        let node = near.iter().find_map(|group| group.node);
-        places.push(Place { node, core: group.core, ..Place::default() });
+    let mut places: Vec<Place> = vec![Place::default(); others.start];
+    for (place, group) in places.iter_mut().zip(groups) {
+        place.core = group.core;
     }
     let Some(machine) = machine else { return places };
-    let all: Vec<Address> = devices.iter().filter_map(|device| device.address).collect();
-    for near in rail_groups_of(machine, &all) {
-        let number = devices
-            .iter()
-            .find(|device| device.address.is_some_and(|address| near.cards.contains(&address)))
-            .and_then(|device| device.group);
-        if let Some(place) = number.and_then(|number| places.get_mut(number as usize)) {
-            place.gpus.extend(near.gpus);
-            place.distance = place.distance.max(near.distance);
+    let cards = |number: usize| {
+        let of_group = devices.iter().filter(move |device| device.group == Some(number as u32));
+        of_group.filter_map(|device| machine.function(device.address?))
+    };
+    // Whom they serve is still what is nearest; the first of several groups with such a card.
+    for near in near {
+        let has_it = |number: &usize| cards(*number).any(|card| near.cards.contains(&card.address));
+        if let Some(number) = (0..places.len()).find(has_it) {
+            places[number].gpus.extend(near.gpus);
         }
+    }
+    for (number, place) in places.iter_mut().enumerate() {
+        place.node = cards(number).find_map(|card| machine.node_of(card));
+        let gpus = place.gpus.iter().filter_map(|gpu| machine.function(*gpu));
+        place.distance = gpus.flat_map(|gpu| cards(number).map(|card| machine.distance(gpu, card))).max();
     }
     places
 }

@@ -3,6 +3,8 @@
 use std::ops::Range;
 use std::sync::{Arc, Mutex};
 
+use topology::{Address, Machine};
+
 use super::group::Group;
 use super::placement::Placing;
 use super::{Place, TransportConfig, Workers, lock};
@@ -10,7 +12,7 @@ use crate::engine::{Engine, EngineHandle, HandleSetup, Rail, RailCounters, RailC
 use crate::grant::Ledger;
 use crate::observe::Watch;
 use crate::spi::{Capabilities, DeviceInfo, Domain, DomainSetup, MemoryRegion};
-use crate::worker::{Worker, WorkerSetup};
+use crate::worker::{Seat, Worker, WorkerSetup};
 use crate::{Access, Admission, Bell, Doorbell, Error, ErrorKind, Memory, Result};
 
 pub(crate) struct Transport {
@@ -24,6 +26,11 @@ pub(crate) struct Transport {
     pub groups: Vec<Group>,
     /// The threads that drive the groups, until closed; none if callers do.
     workers: Mutex<Vec<Worker>>,
+}
+
+/// Which of so many threads drives a group: neighbours share one.
+fn crew(group: usize, threads: usize, groups: usize) -> usize {
+    group * threads / groups
 }
 
 pub(super) struct OpenSettings<'a> {
@@ -58,12 +65,9 @@ pub struct TransportInfo {
 }
 
 impl Transport {
-    pub(super) fn open(
-        config: &TransportConfig,
-        setup: &DomainSetup,
-        settings: OpenSettings<'_>,
-    ) -> Result<Self> {
-        let mut devices = match &config.devices {
+    /// The devices of a transport: those given, else those found.
+    pub(super) fn seek(config: &TransportConfig) -> Result<Vec<DeviceInfo>> {
+        let devices = match &config.devices {
             Some(devices) => devices.clone(),
             None => config.backend.probe().map_err(|why| {
                 let context = format!("backend {}: {}; {}", config.backend.name(), why.reason, why.remedy);
@@ -71,12 +75,18 @@ impl Transport {
             })?,
         };
         if devices.is_empty() {
-            return Err(Error::new(
-                ErrorKind::NotFound,
-                "open",
-                format!("transport {}: no device was chosen", config.label),
-            ));
+            let context = format!("transport {}: no device was chosen", config.label);
+            return Err(Error::new(ErrorKind::NotFound, "open", context));
         }
+        Ok(devices)
+    }
+
+    pub(super) fn open(
+        config: &TransportConfig,
+        mut devices: Vec<DeviceInfo>,
+        setup: &DomainSetup,
+        settings: OpenSettings<'_>,
+    ) -> Result<Self> {
         let placed = settings.placing.place(&mut devices)?;
         let (ranges, places): (Vec<_>, Vec<_>) = placed.into_iter().unzip();
         let mut transport = Self {
@@ -100,7 +110,7 @@ impl Transport {
         let doors = (0..threads).map(|_| Doorbell::new()).collect::<Result<Vec<_>>>()?;
         let mut engines = Vec::new();
         for (number, rails) in ranges.iter().enumerate() {
-            let bell = doors[number % threads].bell().try_clone()?;
+            let bell = doors[crew(number, threads, ranges.len())].bell().try_clone()?;
             engines.push(transport.open_group(
                 rails.clone(),
                 bell,
@@ -116,8 +126,9 @@ impl Transport {
                 group.engine.drive_by_caller(&engine);
                 group.driven = Some(engine);
             }
+            transport.places.iter_mut().for_each(|place| place.core = None);
         } else {
-            transport.start_workers(engines, doors, settings.workers)?;
+            transport.start_workers(engines, doors, settings.workers, settings.placing.known())?;
         }
         Ok(transport)
     }
@@ -154,20 +165,31 @@ impl Transport {
         Ok(driven)
     }
 
-    fn start_workers(&self, engines: Vec<Engine>, doors: Vec<Doorbell>, workers: &Workers) -> Result<()> {
-        let threads = doors.len();
+    fn start_workers(
+        &mut self,
+        engines: Vec<Engine>,
+        doors: Vec<Doorbell>,
+        workers: &Workers,
+        machine: Option<&Machine>,
+    ) -> Result<()> {
+        let (threads, groups) = (doors.len(), engines.len());
         let mut crews: Vec<_> = (0..threads).map(|_| Vec::new()).collect();
-        engines.into_iter().enumerate().for_each(|(number, engine)| crews[number % threads].push(engine));
+        let dealt = engines.into_iter().enumerate();
+        dealt.for_each(|(number, engine)| crews[crew(number, threads, groups)].push(engine));
         let shared = (!workers.sharded).then(Arc::default);
         for (turn, (engines, door)) in crews.into_iter().zip(doors).enumerate() {
+            let is_of_crew = |number: &usize| crew(*number, threads, groups) == turn;
+            let places: Vec<&Place> =
+                (0..groups).filter(is_of_crew).map(|number| &self.places[number]).collect();
+            let seat = workers.pinning.seat(turn, &places, machine);
+            let core = seat.as_ref().map(Seat::cpu);
+            (0..groups).filter(is_of_crew).for_each(|number| self.places[number].core = core);
             let setup = WorkerSetup {
                 // The kernel cuts a thread's name after 15 bytes.
                 name: format!("mr{turn}-{}", self.label),
                 engines,
                 door,
-                turn,
-                pinning: workers.pinning.clone(),
-                near: self.places[turn].core,
+                seat,
                 lock: shared.clone(),
             };
             lock(&self.workers).push(Worker::start(setup)?);
@@ -195,9 +217,19 @@ impl Transport {
         self.domains.iter().enumerate().map(register).collect()
     }
 
-    /// The rail group that serves a GPU.
-    pub(super) fn group_of(&self, gpu: topology::Address) -> Option<usize> {
-        self.places.iter().position(|place| place.gpus.contains(&gpu))
+    /// The rail group that serves a GPU, or another function of `machine`'s: the nearest.
+    pub(super) fn group_of(&self, near: Address, machine: Option<&Machine>) -> Option<usize> {
+        let serving = self.places.iter().position(|place| place.gpus.contains(&near));
+        serving.or_else(|| {
+            let (machine, from) = (machine?, machine?.function(near)?);
+            let distance = |group: &Group| {
+                let cards = self.devices[group.rails.clone()].iter().filter_map(|device| device.address);
+                cards.filter_map(|card| Some(machine.distance(from, machine.function(card)?))).min()
+            };
+            let known =
+                self.groups.iter().enumerate().filter_map(|(number, group)| Some((distance(group)?, number)));
+            known.min().map(|(_, number)| number)
+        })
     }
 
     /// The engine that messages come to.

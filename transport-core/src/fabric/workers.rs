@@ -23,8 +23,8 @@ pub(crate) struct Posting {
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Pinning {
-    /// One of those next to its devices, another for each worker and never core 0, where
-    /// the system tells where the devices are; else none.
+    /// One of those next to its devices, where the system tells where these are, else none: another
+    /// for each worker of this process, and not that of CPU 0, while there are such.
     #[default]
     Near,
     /// None: the system moves it about.

@@ -65,7 +65,7 @@ fn memory_is_zeroed_and_knows_where_it_is() {
     let memory = host.allocator(false).allocate(5000).unwrap();
     assert_eq!((memory.len(), memory.kind()), (5000, MemoryKind::P2pmem));
     assert_eq!((memory.near(), memory.provider()), (Some(at(NEAR)), at(NEAR)));
-    assert!(memory.shared_file().is_none() && memory.dma_buf().is_none());
+    assert!(memory.shared_file().is_none() && memory.dma_buf().unwrap().is_none());
     drop(memory);
     let bytes = fs::read(host.file(NEAR, "allocate")).unwrap();
     let pages = 5000_usize.next_multiple_of(page_size());

@@ -1,12 +1,13 @@
 //! Which backend carries it, and as how many requests.
 
-use multirail::BackendChoice;
-use topology::Address;
+use std::ops::Range;
+
+use multirail::{BackendChoice, Place, TransportInfo};
 
 use super::super::Common;
 use super::super::failure::Done;
 use super::super::units::Size;
-use super::Choice;
+use super::{Choice, Group};
 
 const BACKEND: &str = "backend";
 const REQUESTS: &str = "requests";
@@ -16,8 +17,8 @@ const REQUESTS: &str = "requests";
 pub struct Found {
     /// Each backend, and why it would be used, or would not.
     rows: Vec<(String, Result<String, String>)>,
-    /// The cards that one of them opens.
-    pub cards: Vec<Address>,
+    /// The rail groups of the first that has cards, as it opened them.
+    pub groups: Vec<Group>,
     /// The backend of the cards, the bytes of a piece there, and the most of one request.
     pieces: Option<(String, u64, u64)>,
 }
@@ -36,26 +37,41 @@ pub fn found(common: &Common) -> Done<Found> {
         }
         match row.probe {
             Ok(devices) => {
-                let cards: Vec<Address> = devices.iter().filter_map(|device| device.address).collect();
-                let count = devices.len();
+                let cards = devices.iter().filter(|device| device.address.is_some()).count();
                 found
                     .rows
-                    .push((name.clone(), Ok(format!("{count} devices, {} of them cards", cards.len()))));
-                if cards.is_empty() || found.pieces.is_some() {
+                    .push((name.clone(), Ok(format!("{} devices, {cards} of them cards", devices.len()))));
+                if cards == 0 || found.pieces.is_some() {
                     continue;
                 }
                 let fabric = registry.builder(&BackendChoice::Named(name.clone()))?.open()?;
                 if let Some(transport) = fabric.transports().first() {
                     let (chunk, most) = (transport.capabilities.chunk, transport.capabilities.max_write);
                     found.pieces = Some((name, chunk, most));
+                    found.groups = groups(transport);
                 }
                 fabric.close();
-                found.cards = cards;
             }
             Err(why) => found.rows.push((name, Err(format!("{}; {}", why.reason, why.remedy)))),
         }
     }
     Ok(found)
+}
+
+fn groups(transport: &TransportInfo) -> Vec<Group> {
+    let group = |(rails, place): (&Range<usize>, &Place)| {
+        let devices = &transport.devices[rails.clone()];
+        Group {
+            rails: devices.iter().map(|device| device.name.clone()).collect(),
+            gpus: place.gpus.clone(),
+            cards: devices.iter().filter_map(|device| device.address).collect(),
+            node: place.node,
+            distance: place.distance,
+            cores: place.cores.clone(),
+            core: place.core,
+        }
+    };
+    transport.groups.iter().zip(&transport.places).map(group).collect()
 }
 
 /// The backends, and how a write of `size` goes over so many rails.

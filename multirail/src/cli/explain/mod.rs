@@ -6,7 +6,7 @@ mod registration;
 
 use multirail::MachineSource;
 use serde::Serialize;
-use topology::{Address, Function, Kind, Machine, RailGroup, rail_groups_of};
+use topology::{Address, Distance, Function, Kind, Machine, RailGroup, rail_groups};
 
 use super::failure::{Done, Failure, printable};
 use super::topo::label;
@@ -19,7 +19,7 @@ pub struct ExplainArguments {
     #[arg(long, value_name = "NUMBER", conflicts_with = "numa")]
     gpu: Option<usize>,
 
-    /// Memory of the host, on this NUMA node [default: any]
+    /// Memory of the host that is registered near this NUMA node
     #[arg(long, value_name = "NUMBER")]
     numa: Option<u32>,
 
@@ -68,11 +68,31 @@ impl Memory<'_> {
     }
 
     /// Whether a group is the one for it.
-    fn is_served_by(&self, group: &RailGroup) -> bool {
+    fn is_served_by(&self, group: &Group) -> bool {
         match self {
             Self::Gpu(_, gpu) => group.gpus.contains(&gpu.address),
             Self::Host(node) => node.is_none() || group.node == *node,
         }
+    }
+}
+
+/// A rail group: of an open fabric, or what would be one.
+struct Group {
+    /// Devices, else cards.
+    rails: Vec<String>,
+    gpus: Vec<Address>,
+    cards: Vec<Address>,
+    node: Option<u32>,
+    distance: Option<Distance>,
+    cores: Vec<u32>,
+    core: Option<u32>,
+}
+
+impl Group {
+    fn described(machine: &Machine, group: RailGroup) -> Self {
+        let rails = group.cards.iter().map(|card| label::card(machine, *card)).collect();
+        let RailGroup { gpus, cards, node, distance, cores, core, .. } = group;
+        Self { rails, gpus, cards, node, distance, cores, core }
     }
 }
 
@@ -83,16 +103,17 @@ pub fn run(common: &Common, arguments: &ExplainArguments) -> Done {
     let (name, machine) = source.read()?;
     let name = printable(&name);
     let memory = memory(&name, &machine, arguments)?;
-    let found = match is_here {
+    let mut found = match is_here {
         true => backends::found(common)?,
         false => backends::Found::default(),
     };
-    let all = machine.of_kind(Kind::Nic).map(|card| card.address);
-    let cards: Vec<Address> = if found.cards.is_empty() { all.collect() } else { found.cards.clone() };
-    let groups = rail_groups_of(&machine, &cards);
+    let groups = match found.groups.is_empty() {
+        true => rail_groups(&machine).into_iter().map(|group| Group::described(&machine, group)).collect(),
+        false => std::mem::take(&mut found.groups),
+    };
     let mut choices = rails::choices(&machine, &groups, &memory, is_here);
     choices.extend(registration::choices(&memory, is_here));
-    let rails = groups.iter().filter(|group| memory.is_served_by(group)).map(|group| group.cards.len()).sum();
+    let rails = groups.iter().filter(|group| memory.is_served_by(group)).map(|group| group.rails.len()).sum();
     choices.extend(backends::choices(&found, is_here, arguments.size, rails));
     if common.json {
         return choices.iter().try_for_each(output::json);

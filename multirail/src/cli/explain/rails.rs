@@ -1,15 +1,15 @@
 //! Which cards, which core, and the way between the memory and the cards.
 
 use topology::p2p::{PeerToPeer, forwards_peers};
-use topology::{Cpus, Machine, RailGroup};
+use topology::{Cpus, Machine};
 
 use super::super::topo::label;
-use super::{Choice, Memory};
+use super::{Choice, Group, Memory};
 
 const RAILS: &str = "rails";
 
 /// For each group whether it is taken; of those taken, the core and the way.
-pub fn choices(machine: &Machine, groups: &[RailGroup], memory: &Memory<'_>, is_here: bool) -> Vec<Choice> {
+pub fn choices(machine: &Machine, groups: &[Group], memory: &Memory<'_>, is_here: bool) -> Vec<Choice> {
     if groups.is_empty() {
         let why = "there is no RDMA card: bytes move within one host, by loopback";
         return vec![Choice::left(RAILS, "none", why)];
@@ -18,34 +18,35 @@ pub fn choices(machine: &Machine, groups: &[RailGroup], memory: &Memory<'_>, is_
     let (taken, left): (Vec<_>, Vec<_>) =
         groups.iter().enumerate().partition(|(_, group)| memory.is_served_by(group));
     for (number, group) in taken {
-        choices.push(Choice::taken(RAILS, name(machine, number, group), why(memory, group)));
-        choices.push(core(number, group));
+        choices.push(Choice::taken(RAILS, name(number, group), why(memory, group)));
+        choices.push(core(machine, number, group, groups));
         choices.extend(way(machine, group, memory, is_here));
     }
     for (number, group) in left {
-        choices.push(Choice::left(RAILS, name(machine, number, group), why_not(machine, group, memory)));
+        choices.push(Choice::left(RAILS, name(number, group), why_not(machine, group, memory)));
     }
     choices
 }
 
-fn name(machine: &Machine, number: usize, group: &RailGroup) -> String {
-    let cards: Vec<String> = group.cards.iter().map(|card| label::card(machine, *card)).collect();
-    format!("group {number}: {}", cards.join(" "))
+fn name(number: usize, group: &Group) -> String {
+    format!("group {number}: {}", group.rails.join(" "))
 }
 
-fn why(memory: &Memory<'_>, group: &RailGroup) -> String {
+fn why(memory: &Memory<'_>, group: &Group) -> String {
     let shared = match group.gpus.len() {
         0 | 1 => String::new(),
         others => format!("; {} share it", label::count(others, "GPU")),
     };
     match (memory, group.distance) {
         (Memory::Gpu(..), Some(distance)) => format!("nearest: {distance}{shared}"),
-        (Memory::Host(Some(node)), _) => format!("its cards are on NUMA node {node}"),
-        _ => "host memory is near to all cards unless --numa says where it lies".to_owned(),
+        (Memory::Host(Some(node)), _) => {
+            format!("its cards are on NUMA node {node}: registered near it (register_near), not on all rails")
+        }
+        _ => "host memory is registered on all rails, unless near one group".to_owned(),
     }
 }
 
-fn why_not(machine: &Machine, group: &RailGroup, memory: &Memory<'_>) -> String {
+fn why_not(machine: &Machine, group: &Group, memory: &Memory<'_>) -> String {
     match memory {
         Memory::Gpu(_, gpu) => {
             let cards = group.cards.iter().filter_map(|card| machine.function(*card));
@@ -59,30 +60,33 @@ fn why_not(machine: &Machine, group: &RailGroup, memory: &Memory<'_>) -> String 
     }
 }
 
-fn list(group: &RailGroup) -> String {
+fn list(group: &Group) -> String {
     let gpus: Vec<String> = group.gpus.iter().map(ToString::to_string).collect();
     format!("the GPU at {}", gpus.join(", "))
 }
 
-fn core(number: usize, group: &RailGroup) -> Choice {
+fn core(machine: &Machine, number: usize, group: &Group, others: &[Group]) -> Choice {
     const CORE: &str = "worker's core";
     let cores: Cpus = group.cores.iter().copied().collect();
-    match group.core {
-        Some(core) if group.cores.contains(&core) => {
-            let why = format!("of group {number}'s share {cores}: not CPU 0, and no other worker's");
-            Choice::taken(CORE, core.to_string(), why)
-        }
-        Some(core) => {
-            let why =
-                format!("group {number}'s share {cores} has none left that is not CPU 0 or another worker's");
-            Choice::taken(CORE, core.to_string(), why)
-        }
-        None => Choice::left(CORE, "none", "no core is known: the worker runs anywhere"),
+    let Some(core) = group.core else {
+        return Choice::left(CORE, "none", "no core is known or asked for: the worker runs anywhere");
+    };
+    let mut why = match group.cores.contains(&core) {
+        true => format!("of group {number}'s share of the cores, {cores}"),
+        false => "asked for, or what is left beside other workers".to_owned(),
+    };
+    if machine.cores.iter().any(|known| known.cpus.has(core) && known.cpus.has(0)) {
+        why.push_str("; CPU 0 is there too, for want of others");
     }
+    let sharing = others.iter().filter(|other| other.core == Some(core)).count() - 1;
+    if sharing > 0 {
+        why.push_str(&format!("; with {}", label::count(sharing, "other worker")));
+    }
+    Choice::taken(CORE, core.to_string(), why)
 }
 
 /// Whether the cards reach a GPU's memory past the processor's, each way once.
-fn way(machine: &Machine, group: &RailGroup, memory: &Memory<'_>, is_here: bool) -> Vec<Choice> {
+fn way(machine: &Machine, group: &Group, memory: &Memory<'_>, is_here: bool) -> Vec<Choice> {
     const WAY: &str = "peer to peer";
     let Memory::Gpu(_, gpu) = memory else { return Vec::new() };
     let cpuinfo =
@@ -97,11 +101,12 @@ fn way(machine: &Machine, group: &RailGroup, memory: &Memory<'_>, is_here: bool)
             None => ways.push((way, vec![name])),
         }
     }
-    let choice = |(way, cards): (PeerToPeer, Vec<String>)| Choice {
-        question: WAY,
-        choice: cards.join(" "),
-        taken: way.is_possible(),
-        why: way.to_string(),
+    let choice = |(way, cards): (PeerToPeer, Vec<String>)| {
+        let why = match way.is_possible() || is_here {
+            true => way.to_string(),
+            false => "past the switch: depends on the machine's processor, ask there".to_owned(),
+        };
+        Choice { question: WAY, choice: cards.join(" "), taken: way.is_possible(), why }
     };
     ways.into_iter().map(choice).collect()
 }

@@ -1,0 +1,38 @@
+//! GPU memory: CUDA's driver API, loaded at run time.
+//!
+//! A program that uses this builds and starts anywhere; where there is no driver or no GPU,
+//! [`Device::all`] says so. In reading order:
+//!
+//! - [`Device`]: a GPU, by CUDA's ordinal, and its PCI function.
+//! - [`CudaMemory`]: memory of one, to be registered with a fabric: its own ([`CudaMemory::new`]) or
+//!   somebody else's by its address ([`CudaMemory::of_pointer`]). It lies near its GPU, so that the cards
+//!   of that GPU's rail group take it, and is given to cards by a DMA-BUF.
+//!
+//! ```
+//! use cuda::{CudaMemory, Device};
+//! # fn main() -> transport_core::Result<()> {
+//! let devices = match Device::all() {
+//!     Ok(devices) => devices,
+//!     Err(why) => return Ok(println!("no GPU memory: {why}")),
+//! };
+//! let memory = CudaMemory::new(&devices[0], 2 << 20)?;
+//! memory.copy_in(4096, b"pages")?;
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! # Threads and cleanup
+//! Everything may be used from any thread: a call pushes the GPU's primary context and pops it, and
+//! leaves the thread's own as it was. Memory keeps its GPU's context; the last of it lets it go.
+//!
+//! What is behind the names: `driver` loads the library and maps its statuses, `attributes` asks
+//! what an address is, `dma_buf` exports.
+
+mod attributes;
+mod device;
+mod dma_buf;
+mod driver;
+mod memory;
+
+pub use device::{Device, WritesOrdering};
+pub use memory::CudaMemory;

@@ -1,0 +1,177 @@
+//! Memory of a GPU.
+
+use std::any::Any;
+use std::sync::Arc;
+
+use cudarc::driver::sys::{self, CUdeviceptr};
+use topology::Address;
+use transport_core::{DmaBuf, Error, ErrorKind, Memory, MemoryKind, Result};
+
+use crate::Device;
+use crate::attributes::{Allocation, allocation, synchronise};
+use crate::dma_buf::export;
+use crate::driver::{check, start};
+
+/// Bytes on a GPU, for [`Fabric::register`](transport_core::Fabric::register).
+///
+/// A fabric with cards gives them to the cards of the GPU's rail group. The processor cannot follow
+/// their address: regions copy in and out by CUDA, and loopback does not take them yet.
+pub struct CudaMemory {
+    start: CUdeviceptr,
+    len: usize,
+    allocation: Allocation,
+    may_expose: bool,
+    /// Freed, or let go, after everything above.
+    _owner: Arc<dyn Any + Send + Sync>,
+    device: Device,
+}
+
+/// An allocation of ours.
+struct Owned {
+    start: CUdeviceptr,
+    device: Device,
+}
+
+impl CudaMemory {
+    /// Allocates `len` bytes, all zero.
+    ///
+    /// # Errors
+    /// `InvalidRequest` for no bytes, `Exhausted` where there are not enough.
+    pub fn new(device: &Device, len: usize) -> Result<Self> {
+        if len == 0 {
+            return Err(Error::new(ErrorKind::InvalidRequest, "allocate GPU memory", "zero bytes"));
+        }
+        // Whole pages of the host, so that a DMA-BUF shows nobody else's.
+        let whole = len.checked_next_multiple_of(rustix::param::page_size());
+        let too_much = || Error::new(ErrorKind::Exhausted, "allocate GPU memory", format!("{len} bytes"));
+        let whole = whole.ok_or_else(too_much)?;
+        let mut start = 0;
+        device.within("allocate GPU memory", || {
+            let what = format!("{whole} bytes on GPU {}", device.ordinal());
+            // SAFETY: the context is current; the driver writes an address, whose bytes are new.
+            unsafe {
+                check("allocate GPU memory", &what, sys::cuMemAlloc_v2(&raw mut start, whole))?;
+                check("allocate GPU memory", "to zero it", sys::cuMemsetD8_v2(start, 0, whole))
+            }
+        })?;
+        let owner = Arc::new(Owned { start, device: device.clone() });
+        // SAFETY: allocated above, and freed with its owner.
+        unsafe { Self::of_pointer(start, len, owner) }
+    }
+
+    /// Somebody else's allocation, or a part of one: from `cuMemAlloc`, a pool, a framework's tensor.
+    /// `owner` keeps it.
+    ///
+    /// Sets `SYNC_MEMOPS` for the allocation where it can be set, so that what CUDA has copied is there
+    /// for cards too.
+    ///
+    /// # Errors
+    /// `InvalidRequest` for an address that is not a GPU's, `OutOfBounds` beyond its allocation,
+    /// `Unsupported` for managed memory.
+    ///
+    /// # Safety
+    /// The bytes stay allocated while `owner` lives.
+    pub unsafe fn of_pointer(address: u64, len: usize, owner: Arc<dyn Any + Send + Sync>) -> Result<Self> {
+        start()?;
+        let allocation = allocation(address, len)?;
+        let device = Device::open(allocation.ordinal)?;
+        match device.within("use GPU memory", || synchronise(address)) {
+            Ok(()) => {}
+            // Not for memory that is mapped by cuMemMap.
+            Err(why) if why.kind() == ErrorKind::InvalidRequest || why.kind() == ErrorKind::Unsupported => {
+                tracing::debug!(%why, "SYNC_MEMOPS is not set");
+            }
+            Err(why) => return Err(why),
+        }
+        Ok(Self { start: address, len, allocation, may_expose: false, _owner: owner, device })
+    }
+
+    /// Lets the DMA-BUF show bytes beside the allocation, where it shares a page of the host with such.
+    pub fn may_expose_neighbours(mut self) -> Self {
+        self.may_expose = true;
+        self
+    }
+
+    /// Its GPU.
+    pub fn device(&self) -> &Device {
+        &self.device
+    }
+
+    /// Copies `bytes` in from byte `at` on; they are there when it returns.
+    pub fn copy_in(&self, at: usize, bytes: &[u8]) -> Result<()> {
+        let start = self.place(at, bytes.len())?;
+        self.device.within("copy to GPU", || {
+            // SAFETY: the range was checked, and lives as long as `self`.
+            let code = unsafe { sys::cuMemcpyHtoD_v2(start, bytes.as_ptr().cast(), bytes.len()) };
+            check("copy to GPU", "the copy", code)
+        })
+    }
+
+    /// Copies bytes out from byte `at` on.
+    pub fn copy_out(&self, at: usize, into: &mut [u8]) -> Result<()> {
+        let start = self.place(at, into.len())?;
+        self.device.within("copy from GPU", || {
+            // SAFETY: as in `copy_in`, the other way.
+            let code = unsafe { sys::cuMemcpyDtoH_v2(into.as_mut_ptr().cast(), start, into.len()) };
+            check("copy from GPU", "the copy", code)
+        })
+    }
+
+    fn place(&self, at: usize, len: usize) -> Result<CUdeviceptr> {
+        match at.checked_add(len).filter(|end| *end <= self.len) {
+            Some(_) => Ok(self.start + at as u64),
+            None => {
+                let why = format!("{len} bytes from {at} on, of {}", self.len);
+                Err(Error::new(ErrorKind::OutOfBounds, "copy", why))
+            }
+        }
+    }
+}
+
+// SAFETY: the address is fixed, the bytes stay while the owner lives, and nobody can have a Rust
+// reference into a GPU's memory.
+unsafe impl Memory for CudaMemory {
+    fn as_ptr(&self) -> *mut u8 {
+        std::ptr::without_provenance_mut(self.start as usize)
+    }
+
+    fn len(&self) -> usize {
+        self.len
+    }
+
+    fn kind(&self) -> MemoryKind {
+        MemoryKind::Cuda { device: self.device.ordinal() }
+    }
+
+    fn near(&self) -> Option<Address> {
+        self.device.address()
+    }
+
+    fn dma_buf(&self) -> Result<Option<DmaBuf>> {
+        if !self.device.has_dma_buf() {
+            return Ok(None);
+        }
+        let exported = || export(&self.allocation, self.start, self.len, self.may_expose);
+        self.device.within("export GPU memory", exported).map(Some)
+    }
+
+    fn store(&self, at: usize, bytes: &[u8]) -> Option<Result<()>> {
+        Some(self.copy_in(at, bytes))
+    }
+
+    fn load(&self, at: usize, into: &mut [u8]) -> Option<Result<()>> {
+        Some(self.copy_out(at, into))
+    }
+}
+
+impl Drop for Owned {
+    fn drop(&mut self) {
+        let freed = self.device.within("free GPU memory", || {
+            // SAFETY: allocated by `CudaMemory::new`, and freed once.
+            check("free GPU memory", "it", unsafe { sys::cuMemFree_v2(self.start) })
+        });
+        if let Err(why) = freed {
+            tracing::warn!(%why, "GPU memory is not freed");
+        }
+    }
+}

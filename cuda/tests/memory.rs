@@ -1,0 +1,177 @@
+//! GPU memory, where there is a GPU; elsewhere that its absence is said.
+
+use std::sync::Arc;
+
+use backend_loopback::{Loopback, Null};
+use cuda::{CudaMemory, Device, WritesOrdering};
+use cudarc::driver::sys;
+use transport_core::{Access, ErrorKind, FabricBuilder, Memory, MemoryKind, TransportConfig};
+
+/// The GPUs; none, with the reason printed, where CUDA is not there.
+fn devices() -> Vec<Device> {
+    match Device::all() {
+        Ok(devices) => devices,
+        Err(why) => {
+            assert!(matches!(why.kind(), ErrorKind::Unsupported | ErrorKind::NotFound), "{why}");
+            println!("skipped: {why}");
+            Vec::new()
+        }
+    }
+}
+
+/// Memory of the driver's own, freed with this value.
+struct Raw(u64);
+
+impl Raw {
+    fn new(device: &Device, len: usize, is_managed: bool) -> Self {
+        // As memory of somebody's who made the context current.
+        let _context = CudaMemory::new(device, 1).unwrap();
+        let (mut start, mut context) = (0, std::ptr::null_mut());
+        // SAFETY: the driver is started; it writes one value each.
+        unsafe {
+            assert_eq!(sys::cuDevicePrimaryCtxRetain(&raw mut context, 0), sys::CUresult::CUDA_SUCCESS);
+            assert_eq!(sys::cuCtxSetCurrent(context), sys::CUresult::CUDA_SUCCESS);
+            let code = match is_managed {
+                true => sys::cuMemAllocManaged(&raw mut start, len, 1),
+                false => sys::cuMemAlloc_v2(&raw mut start, len),
+            };
+            assert_eq!(code, sys::CUresult::CUDA_SUCCESS);
+        }
+        Self(start)
+    }
+}
+
+impl Drop for Raw {
+    fn drop(&mut self) {
+        // SAFETY: allocated above, freed once.
+        let _ = unsafe { sys::cuMemFree_v2(self.0) };
+    }
+}
+
+#[test]
+fn devices_say_what_and_where_they_are() {
+    for (number, device) in devices().into_iter().enumerate() {
+        assert_eq!(device.ordinal() as usize, number);
+        assert!(!device.name().is_empty());
+        let address = device.address().expect("a PCI function");
+        println!(
+            "GPU {number}: {} at {address}, DMA-BUF {}, RDMA {}, writes ordered by {:?}",
+            device.name(),
+            device.has_dma_buf(),
+            device.has_rdma(),
+            device.writes_ordering()
+        );
+        assert!(device.writes_ordering() >= WritesOrdering::None);
+        if let Ok(machine) = topology::sysfs::this_host()
+            && let Some(function) = machine.function(address)
+        {
+            assert_eq!(function.kind, topology::Kind::Gpu);
+        }
+        let there = Device::open(number as u32 + 1000).err().unwrap();
+        assert!(matches!(there.kind(), ErrorKind::NotFound | ErrorKind::InvalidRequest), "{there}");
+    }
+}
+
+#[test]
+fn bytes_go_in_and_out() {
+    for device in devices() {
+        let memory = CudaMemory::new(&device, 100_001).unwrap();
+        assert_eq!((memory.len(), memory.kind()), (100_001, MemoryKind::Cuda { device: device.ordinal() }));
+        assert_eq!(memory.near(), device.address());
+        let mut all = vec![1; 100_001];
+        memory.copy_out(0, &mut all).unwrap();
+        assert!(all.iter().all(|byte| *byte == 0), "new memory is zero");
+        let bytes: Vec<u8> = (0..5000).map(|at| at as u8).collect();
+        memory.copy_in(95_001, &bytes).unwrap();
+        memory.copy_out(95_001, &mut all[..5000]).unwrap();
+        assert_eq!(all[..5000], bytes);
+        for (at, len) in [(100_001, 1), (0, 100_002), (usize::MAX, 2)] {
+            let refused = memory.copy_in(at, &vec![0; len]).unwrap_err();
+            assert_eq!(refused.kind(), ErrorKind::OutOfBounds);
+        }
+        assert_eq!(CudaMemory::new(&device, 0).err().unwrap().kind(), ErrorKind::InvalidRequest);
+        let refused = CudaMemory::new(&device, 1 << 50).err().unwrap();
+        assert_eq!(refused.kind(), ErrorKind::Exhausted, "{refused}");
+        let refused = CudaMemory::new(&device, usize::MAX).err().unwrap();
+        assert_eq!(refused.kind(), ErrorKind::Exhausted, "{refused}");
+    }
+}
+
+#[test]
+fn addresses_of_others_are_checked() {
+    for device in devices().into_iter().take(1) {
+        let raw = Arc::new(Raw::new(&device, 1 << 20, false));
+        let of = |start, len, owner: &Arc<Raw>| {
+            let owner: Arc<Raw> = Arc::clone(owner);
+            // SAFETY: the owner keeps it.
+            unsafe { CudaMemory::of_pointer(start, len, owner) }
+        };
+        let part = of(raw.0 + 4096, 8192, &raw).unwrap();
+        part.copy_in(0, b"there").unwrap();
+        let mut back = [0; 5];
+        of(raw.0, 1 << 20, &raw).unwrap().copy_out(4096, &mut back).unwrap();
+        assert_eq!(&back, b"there");
+        assert_eq!(of(raw.0, (1 << 20) + 1, &raw).err().unwrap().kind(), ErrorKind::OutOfBounds);
+        let host = Box::new([0_u8; 64]);
+        let refused = of(host.as_ptr() as u64, 64, &raw).err().unwrap();
+        assert_eq!(refused.kind(), ErrorKind::InvalidRequest, "{refused}");
+        let managed = Arc::new(Raw::new(&device, 4096, true));
+        let refused = of(managed.0, 4096, &managed).err().unwrap();
+        assert_eq!(refused.kind(), ErrorKind::Unsupported, "{refused}");
+    }
+}
+
+#[test]
+fn exports_show_no_neighbours() {
+    for device in devices().into_iter().take(1).filter(Device::has_dma_buf) {
+        let memory = CudaMemory::new(&device, 5 << 20).unwrap();
+        let buffer = memory.dma_buf().unwrap().expect("a DMA-BUF");
+        assert_eq!(buffer.offset, 0);
+        assert!(
+            std::fs::read_link(format!("/proc/self/fd/{}", fd(&buffer)))
+                .unwrap()
+                .display()
+                .to_string()
+                .contains("dmabuf")
+        );
+        // A part that begins within a page of its own allocation.
+        let raw = Arc::new(Raw::new(&device, 1 << 20, false));
+        // SAFETY: the owner keeps it.
+        let part = unsafe { CudaMemory::of_pointer(raw.0 + 5000, 100, Arc::clone(&raw) as _) }.unwrap();
+        assert_eq!(part.dma_buf().unwrap().unwrap().offset, 5000 - 4096);
+        // Less than a page, which others share.
+        let small = Arc::new(Raw::new(&device, 100, false));
+        // SAFETY: the owner keeps it.
+        let small_memory =
+            || unsafe { CudaMemory::of_pointer(small.0, 100, Arc::clone(&small) as _) }.unwrap();
+        let refused = small_memory().dma_buf().unwrap_err();
+        assert_eq!(refused.kind(), ErrorKind::Permission);
+        assert!(refused.context().contains("may_expose_neighbours"), "{refused}");
+        assert!(small_memory().may_expose_neighbours().dma_buf().unwrap().is_some());
+    }
+}
+
+fn fd(buffer: &transport_core::DmaBuf) -> i32 {
+    use std::os::fd::AsRawFd;
+    buffer.file.as_raw_fd()
+}
+
+#[test]
+fn regions_copy_by_cuda_and_loopback_refuses_for_now() {
+    for device in devices().into_iter().take(1) {
+        let memory = Arc::new(CudaMemory::new(&device, 1 << 20).unwrap());
+        let null = FabricBuilder::new().transport(TransportConfig::new("null", Arc::new(Null::new(1))));
+        let fabric = null.open().unwrap();
+        // SAFETY: nobody else has the memory.
+        let region = unsafe { fabric.register(memory.clone(), Access::LOCAL) }.unwrap();
+        region.copy_in(1000, b"by CUDA").unwrap();
+        let mut back = [0; 7];
+        region.copy_out(1000, &mut back).unwrap();
+        assert_eq!(&back, b"by CUDA");
+        let loopback =
+            FabricBuilder::new().transport(TransportConfig::new("loopback", Arc::new(Loopback::new())));
+        // SAFETY: as above.
+        let refused = unsafe { loopback.open().unwrap().register(memory, Access::LOCAL) }.err().unwrap();
+        assert_eq!(refused.kind(), ErrorKind::Unsupported, "{refused}");
+    }
+}
