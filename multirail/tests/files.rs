@@ -28,7 +28,9 @@ fn random_file(directory: &Path, name: &str, bytes: usize) -> PathBuf {
 /// A file too long to be sent before a test has acted; a hole, so it costs no disk here.
 fn endless_file(directory: &Path) -> PathBuf {
     let path = directory.join("endless");
-    fs::File::create(&path).and_then(|file| file.set_len(1 << 40)).expect("a sparse file");
+    // Another sender may be reading it: it is never shorter.
+    let file = fs::OpenOptions::new().create(true).truncate(false).write(true).open(&path);
+    file.and_then(|file| file.set_len(1 << 40)).expect("a sparse file");
     path
 }
 
