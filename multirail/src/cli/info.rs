@@ -69,14 +69,16 @@ impl Row {
     }
 }
 
-/// Prints one row per backend, and one of GPU memory.
+/// Prints one row per backend, and one of GPU memory; of a backend that is named, its own alone.
 pub fn run(common: &Common) -> Done {
     let registry = common.provider.registry()?;
-    let mut rows = match common.choice()? {
-        BackendChoice::Auto => registry.names().map(|name| row(&registry, name)).collect::<Done<Vec<_>>>()?,
+    let rows = match common.choice()? {
+        BackendChoice::Auto => {
+            let rows = registry.names().map(|name| row(&registry, name));
+            rows.chain([Ok(gpu_memory())]).collect::<Done<Vec<_>>>()?
+        }
         BackendChoice::Named(name) => vec![row(&registry, registry.find(&name)?.name())?],
     };
-    rows.push(gpu_memory());
     if common.json {
         return rows.iter().try_for_each(output::json);
     }
