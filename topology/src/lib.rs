@@ -49,4 +49,4 @@ pub use description::{Described, DescribedNode, Description};
 pub use distance::Distance;
 pub use error::Error;
 pub use groups::{RailGroup, rail_groups, rail_groups_for, rail_groups_of};
-pub use machine::{Core, Function, Kind, Machine, Node};
+pub use machine::{Core, Function, Kind, Machine, Node, is_efa};

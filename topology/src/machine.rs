@@ -137,11 +137,15 @@ impl Function {
     }
 }
 
-/// Amazon's EFA cards, by their numbers (`efa_main.c`).
-const EFA: (u16, std::ops::RangeInclusive<u16>) = (0x1d0f, 0xefa0..=0xefa3);
+const AMAZON: u16 = 0x1d0f;
 const MELLANOX: u16 = 0x15b3;
 const NVIDIA: u16 = 0x10de;
 const AMD: u16 = 0x1002;
+
+/// Whether these are an EFA card's numbers (the kernel's `efa_main.c`).
+pub fn is_efa(vendor: u16, device: u16) -> bool {
+    vendor == AMAZON && (0xefa0..=0xefa3).contains(&device)
+}
 
 impl Kind {
     /// By class, vendor and device; `has_rdma` where the system knows an RDMA device there.
@@ -150,7 +154,7 @@ impl Kind {
             _ if has_rdma => Self::Nic,
             // 02: network. InfiniBand is 0207; cards that do both show as Ethernet.
             (0x02, 0x0207) => Self::Nic,
-            (0x02, _) if vendor == MELLANOX || (vendor == EFA.0 && EFA.1.contains(&device)) => Self::Nic,
+            (0x02, _) if vendor == MELLANOX || is_efa(vendor, device) => Self::Nic,
             // 0302: 3D controller. As 0300, VGA, servers' own consoles show too. 0380 and 12: what
             // AMD's accelerators say.
             (0x03, 0x0302) => Self::Gpu,

@@ -152,10 +152,10 @@ impl RailGroups {
     /// used, and is.
     pub(super) fn check(&self, known: &[&str]) -> Result<()> {
         let Self::Listed(groups) = self else { return Ok(()) };
+        let refuse = |why: String| Err(Error::new(ErrorKind::InvalidRequest, "open", why));
         let allowed = Cpus::of_this_thread();
         let mut cores = Vec::new();
         for core in groups.iter().filter_map(|group| group.core) {
-            let refuse = |why: String| Err(Error::new(ErrorKind::InvalidRequest, "open", why));
             if let Some(allowed) = &allowed
                 && !allowed.has(core)
             {
@@ -168,7 +168,6 @@ impl RailGroups {
         }
         let mut seen = Vec::new();
         for name in groups.iter().flat_map(|group| &group.devices) {
-            let refuse = |why: String| Err(Error::new(ErrorKind::InvalidRequest, "open", why));
             if !known.contains(&name.as_str()) {
                 return refuse(format!(
                     "rail groups name the device {name:?}, which is none of those to be opened: {}",

@@ -2,7 +2,7 @@
 
 use crate::cli::units::Size;
 
-use super::cores::Cores;
+use super::cores::allowed;
 use super::finding::{Check, Checked};
 use super::host::{Host, Unreadable};
 
@@ -79,7 +79,7 @@ pub fn time(check: Check, host: &Host) -> Checked {
     }
     let Some((share, directory)) = least else { return Ok(vec![check.ok("no limit")]) };
     let reading = format!("the time of {share:.2} cores ({directory})");
-    if Cores::allowed(host)?.is_some_and(|allowed| share >= allowed.count() as f64) {
+    if allowed(host)?.is_some_and(|allowed| share >= allowed.0.len() as f64) {
         return Ok(vec![check.ok(reading)]);
     }
     let cost = "workers spin while busy and use it up; then all threads stand still until the next period";

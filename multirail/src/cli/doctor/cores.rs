@@ -1,53 +1,30 @@
 //! Cores: those this process may run on, and those next to the cards.
 
-use std::ops::RangeInclusive;
+use topology::Cpus;
 
 use super::finding::{Check, Checked};
 use super::host::{Host, Unreadable};
 
 const ONLINE: &str = "/sys/devices/system/cpu/online";
 const CARDS: &str = "/sys/class/infiniband";
-/// More than any kernel has (CONFIG_NR_CPUS).
-const MOST: u32 = 1 << 16;
+/// The CPUs this process may run on; `None` where no file tells.
+pub fn allowed(host: &Host) -> Result<Option<Cpus>, Unreadable> {
+    let Some(text) = host.status("Cpus_allowed_list")? else { return Ok(None) };
+    let malformed = || Unreadable::malformed("/proc/self/status", &format!("Cpus_allowed_list: {text}"));
+    parse(&text).map(Some).ok_or_else(malformed)
+}
 
-/// Cores by number, as `0-3,8`.
-pub struct Cores(Vec<RangeInclusive<u32>>);
-
-impl Cores {
-    fn parse(text: &str) -> Option<Self> {
-        let range = |part: &str| {
-            let (first, last) = part.split_once('-').unwrap_or((part, part));
-            let (first, last): (u32, u32) = (first.trim().parse().ok()?, last.trim().parse().ok()?);
-            (first <= last && last < MOST).then_some(first..=last)
-        };
-        let ranges = text.split(',').filter(|part| !part.trim().is_empty()).map(range);
-        ranges.collect::<Option<Vec<_>>>().map(Self)
-    }
-
-    /// Those this process may run on; `None` where no file tells.
-    pub fn allowed(host: &Host) -> Result<Option<Self>, Unreadable> {
-        let Some(text) = host.status("Cpus_allowed_list")? else { return Ok(None) };
-        let malformed = || Unreadable::malformed("/proc/self/status", &format!("Cpus_allowed_list: {text}"));
-        Self::parse(&text).map(Some).ok_or_else(malformed)
-    }
-
-    /// How many.
-    pub fn count(&self) -> usize {
-        self.0.iter().map(|range| range.clone().count()).sum()
-    }
-
-    fn meets(&self, other: &Self) -> bool {
-        self.0.iter().any(|a| other.0.iter().any(|b| a.start() <= b.end() && b.start() <= a.end()))
-    }
+fn parse(list: &str) -> Option<Cpus> {
+    list.parse().ok()
 }
 
 /// How many cores there are for workers and callers, and whether the cards' own are among them.
 pub fn cores(check: Check, host: &Host) -> Checked {
-    let (Some(allowed), Some(online)) = (Cores::allowed(host)?, host.parsed(ONLINE, Cores::parse)?) else {
+    let (Some(allowed), Some(online)) = (allowed(host)?, host.parsed(ONLINE, parse)?) else {
         return Ok(vec![check.skipped(format!("there is no /proc/self/status or no {ONLINE}"))]);
     };
-    let reading = format!("{} allowed of {} online", allowed.count(), online.count());
-    let mut found = vec![match allowed.count() > 1 {
+    let reading = format!("{} allowed of {} online", allowed.0.len(), online.0.len());
+    let mut found = vec![match allowed.0.len() > 1 {
         true => check.ok(reading),
         false => check.warning(
             reading,
@@ -56,8 +33,8 @@ pub fn cores(check: Check, host: &Host) -> Checked {
         ),
     }];
     for card in host.names(CARDS)? {
-        let near = host.parsed(&format!("{CARDS}/{card}/device/local_cpulist"), Cores::parse)?;
-        if near.is_some_and(|near| near.count() > 0 && !near.meets(&allowed)) {
+        let near = host.parsed(&format!("{CARDS}/{card}/device/local_cpulist"), parse)?;
+        if near.is_some_and(|near| !near.0.is_empty() && near.and(&allowed).0.is_empty()) {
             found.push(check.warning(
                 format!("no core next to {card} is allowed"),
                 "its worker runs on another socket: every access crosses over",

@@ -3,14 +3,11 @@
 use std::fs::OpenOptions;
 
 use super::finding::{Check, Checked, Finding, some};
-use super::host::{AMAZON, Host, Unreadable};
+use super::host::{Host, Unreadable};
 use super::pci::Function;
 
 const CLASS: &str = "/sys/class/infiniband";
 const FILES: &str = "/dev/infiniband";
-
-/// AWS' device numbers of EFA cards.
-const EFA: std::ops::RangeInclusive<u32> = 0xefa0..=0xefa3;
 
 /// The cards that the kernel drives, and EFA cards that it does not.
 pub fn cards(check: Check, host: &Host) -> Checked {
@@ -18,7 +15,10 @@ pub fn cards(check: Check, host: &Host) -> Checked {
     if !names.is_empty() {
         return Ok(vec![check.ok(format!("{}: {}", names.len(), some(&names)))]);
     }
-    let is_efa = |function: &Function| function.vendor == AMAZON && EFA.contains(&function.device);
+    let is_efa = |function: &Function| {
+        let numbers = u16::try_from(function.vendor).ok().zip(u16::try_from(function.device).ok());
+        numbers.is_some_and(|(vendor, device)| topology::is_efa(vendor, device))
+    };
     let idle: Vec<_> =
         Function::all(host)?.into_iter().filter(is_efa).map(|function| function.address).collect();
     if idle.is_empty() {
