@@ -25,6 +25,8 @@ pub(crate) struct Import {
     /// Keeps the bytes mapped where they are the peer's file.
     #[cfg(target_os = "linux")]
     mapping: Option<Mapping>,
+    /// The same for its GPU's memory.
+    _shared: Option<cuda::Shared>,
 }
 
 /// Where a region's first byte is.
@@ -37,6 +39,8 @@ pub(crate) enum Place {
     There(u64),
     /// Where only the peer's own worker gets: through its stage.
     Staged,
+    /// On a GPU, as this process counts them, at an address for the GPUs of this process.
+    Gpu { base: u64, ordinal: u32 },
 }
 
 // SAFETY: the addresses are plain numbers here; they are followed only between
@@ -91,6 +95,7 @@ pub(crate) struct Answer {
     pub(crate) place: Place,
     #[cfg(target_os = "linux")]
     pub(crate) mapping: Option<Mapping>,
+    pub(crate) shared: Option<cuda::Shared>,
 }
 
 /// Entries of the first page; each page has twice as many as the one before.
@@ -164,6 +169,7 @@ impl Imports {
             key: answer.key,
             #[cfg(target_os = "linux")]
             mapping: answer.mapping,
+            _shared: answer.shared,
         });
         let (page, size, place) = locate(index as usize);
         let page = self.pages[page].get_or_init(|| (0..size).map(|_| ArcSwapOption::empty()).collect());
@@ -221,6 +227,7 @@ impl RemoteMemory for Remote {
             #[cfg(target_os = "linux")]
             Place::There(_) => "process_vm_writev and process_vm_readv",
             Place::Staged => "staged through shared memory",
+            Place::Gpu { .. } => "copies by a GPU",
         }
     }
 }

@@ -21,18 +21,32 @@
 //! # }
 //! ```
 //!
+//! - [`Mover`]: copies on a GPU, in batches that are not waited for: what loopback moves bytes by.
+//! - [`Share`], [`Shared`]: memory in the hands of other processes.
+//!
 //! # Threads and cleanup
 //! Everything may be used from any thread: a call pushes the GPU's primary context and pops it, and
 //! leaves the thread's own as it was. Memory keeps its GPU's context; the last of it lets it go.
 //!
 //! What is behind the names: `driver` loads the library and maps its statuses, `attributes` asks
-//! what an address is, `dma_buf` exports.
+//! what an address is, `visible` what GPUs there are, `context` where work is done, `block` is memory by handle, `dma_buf` exports for cards; `stream` queues work,
+//! `kernel` is `kernels/pages.cu`, `tables` what it reads.
 
 mod attributes;
+mod block;
+mod context;
 mod device;
 mod dma_buf;
 mod driver;
+mod kernel;
 mod memory;
+mod mover;
+mod share;
+mod stream;
+mod tables;
+mod visible;
 
-pub use device::{Device, WritesOrdering};
+pub use device::{Device, Uuid, WritesOrdering};
 pub use memory::CudaMemory;
+pub use mover::{Mover, Reach};
+pub use share::{Handle, Share, Shared, host_reach};
