@@ -7,6 +7,8 @@
 //! - [`CudaMemory`]: memory of one, to be registered with a fabric: its own ([`CudaMemory::new`]) or
 //!   somebody else's by its address ([`CudaMemory::of_pointer`]). It lies near its GPU, so that the cards
 //!   of that GPU's rail group take it, and is given to cards by a DMA-BUF.
+//! - [`PinnedBuffer`]: host memory that is page-locked for GPUs.
+//! - [`PlainCopy`]: one copy by CUDA between two of these, the limit of benchmarks.
 //!
 //! ```
 //! use cuda::{CudaMemory, Device};
@@ -33,6 +35,10 @@ mod device;
 mod dma_buf;
 mod driver;
 mod memory;
+mod pinned;
+mod plain;
 
 pub use device::{Device, WritesOrdering};
 pub use memory::CudaMemory;
+pub use pinned::PinnedBuffer;
+pub use plain::{End, PlainCopy};

@@ -68,8 +68,8 @@ impl<'a> Client<'a> {
                 "a message of {size} is over the largest of {most}; take a smaller --size"
             )));
         }
+        let local = load.local().alloc(self.fabric, load.total(), Access::LOCAL)?;
         self.ask(&ToServer::Prepare(load.clone()))?;
-        let local = self.fabric.alloc(load.total(), Access::LOCAL)?;
         match load.kind {
             Kind::Read => content::scrub(&local)?,
             _ => content::fill(&local, load)?,
@@ -149,6 +149,8 @@ pub struct Measured {
     pub limit: f64,
     /// Latencies of the transfer's operations.
     pub latencies: Sampler,
+    /// What the limit took for all pages.
+    pub limit_latencies: Sampler,
 }
 
 /// Alternates rounds of the limit and of the transfer.
@@ -162,27 +164,27 @@ fn rounds(
     let limit = Limit::new(fabric, local, load)?;
     let bytes = load.total() as u64;
     let mut ignored = Sampler::new(Duration::MAX);
-    let limit_passes = calibrate(|passes| {
-        limit.run(passes);
-        Ok(())
-    })?;
+    let limit_passes = calibrate(|passes| limit.run(passes, &mut ignored))?;
     let passes = calibrate(|passes| mover.run(passes, &mut ignored))?;
 
     let begun = Instant::now();
     mover.run(passes, &mut ignored)?;
     let each = begun.elapsed().div_f64(passes as f64 * load.operations() as f64);
     let mut latencies = Sampler::new(each);
+    let begun = Instant::now();
+    limit.run(limit_passes, &mut ignored)?;
+    let mut limit_latencies = Sampler::new(begun.elapsed().div_f64(limit_passes as f64));
     let (mut speeds, mut limits) = (Vec::new(), Vec::new());
     let begun = Instant::now();
     while begun.elapsed() < duration || speeds.len() < ROUNDS {
         let round = Instant::now();
-        limit.run(limit_passes);
+        limit.run(limit_passes, &mut limit_latencies)?;
         limits.push(gbytes_per_s(bytes * limit_passes, round.elapsed()));
         let round = Instant::now();
         mover.run(passes, &mut latencies)?;
         speeds.push(gbytes_per_s(bytes * passes, round.elapsed()));
     }
-    Ok(Measured { speed: median(speeds), limit: median(limits), latencies })
+    Ok(Measured { speed: median(speeds), limit: median(limits), latencies, limit_latencies })
 }
 
 /// How many passes make a round.

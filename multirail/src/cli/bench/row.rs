@@ -14,6 +14,8 @@ use crate::cli::units::{Size, round};
 pub struct Row {
     backend: String,
     op: &'static str,
+    src: String,
+    dst: String,
     size: u64,
     pages: u32,
     inflight: u32,
@@ -26,7 +28,11 @@ pub struct Row {
     max_us: f64,
     verified: bool,
     limit_gbytes_per_s: f64,
+    /// Of one pass of the limit, which moves all pages.
+    limit_p50_us: f64,
     percent_of_limit: f64,
+    #[serde(skip)]
+    is_on_gpu: bool,
     #[serde(flatten)]
     rails: Rails,
 }
@@ -38,6 +44,8 @@ impl Row {
         Self {
             backend: backend.to_owned(),
             op: load.kind.name(),
+            src: load.src.to_string(),
+            dst: load.dst.to_string(),
             size: load.size,
             pages: load.pages,
             inflight: load.inflight,
@@ -50,16 +58,23 @@ impl Row {
             max_us: measured.latencies.max_us(),
             verified,
             limit_gbytes_per_s: round(measured.limit),
+            limit_p50_us: measured.limit_latencies.quantile_us(0.5),
             percent_of_limit: round(measured.speed / measured.limit * 100.0),
+            is_on_gpu: load.is_on_gpu(),
             rails,
         }
     }
 
     /// Prints a table, and one of the rails.
     pub fn print(rows: &[Self]) -> Done {
+        // All rows are of one pair of places.
+        let limit = if rows.iter().any(|row| row.is_on_gpu) { "one copy" } else { "memcpy" };
+        let (speed, percent) = (format!("{limit} GB/s"), format!("% of {limit}"));
         let header = [
             "backend",
             "op",
+            "src",
+            "dst",
             "size",
             "pages",
             "in flight",
@@ -71,10 +86,10 @@ impl Row {
             "p99.9 µs",
             "max µs",
             "verified",
-            "memcpy GB/s",
-            "% of memcpy",
+            &speed,
+            &percent,
         ];
-        output::table(&header, rows.iter().map(Self::cells).collect(), 2..15)?;
+        output::table(&header, rows.iter().map(Self::cells).collect(), 4..17)?;
         rows.iter().try_for_each(|row| row.rails.print())
     }
 
@@ -82,6 +97,8 @@ impl Row {
         vec![
             self.backend.clone(),
             self.op.to_owned(),
+            self.src.clone(),
+            self.dst.clone(),
             Size(self.size).to_string(),
             self.pages.to_string(),
             self.inflight.to_string(),
