@@ -73,6 +73,11 @@ fn odd_sizes_and_hints() {
         assert_eq!(row(load)["verified"], true);
     }
     assert_eq!(row(&["--no-verify", "--pages", "4"])["verified"], false);
+    let row = row(&["--no-limit", "--pages", "4"]);
+    for key in ["limit_gbytes_per_s", "limit_p50_us", "percent_of_limit"] {
+        assert!(row[key].is_null(), "{row}");
+    }
+    assert!(row["gbytes_per_s"].as_f64().is_some_and(|speed| speed > 0.0), "{row}");
 }
 
 #[test]

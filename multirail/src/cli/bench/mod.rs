@@ -125,6 +125,10 @@ struct Measured {
     #[arg(long)]
     no_verify: bool,
 
+    /// Do not measure the limit: the transfer alone runs all the time
+    #[arg(long)]
+    no_limit: bool,
+
     /// Tell the transport that neither side is in a cache
     #[arg(long)]
     cold: bool,
@@ -219,7 +223,7 @@ fn measure(common: &Common, mut client: Client<'_>, measured: &Measured, loads: 
             ));
             break;
         }
-        let row = client.measure(load, measured.duration, !measured.no_verify, measured.cold)?;
+        let row = client.measure(load, measured)?;
         match common.json {
             true => super::output::json(&row)?,
             false => rows.push(row),

@@ -27,10 +27,10 @@ pub struct Row {
     p999_us: f64,
     max_us: f64,
     verified: bool,
-    limit_gbytes_per_s: f64,
+    limit_gbytes_per_s: Option<f64>,
     /// Of one pass of the limit, which moves all pages.
-    limit_p50_us: f64,
-    percent_of_limit: f64,
+    limit_p50_us: Option<f64>,
+    percent_of_limit: Option<f64>,
     #[serde(skip)]
     is_on_gpu: bool,
     #[serde(flatten)]
@@ -41,6 +41,7 @@ impl Row {
     /// The row of a measurement.
     pub fn new(backend: &str, load: &Load, measured: &Measured, verified: bool, rails: Rails) -> Self {
         let bytes_per_op = load.total() as f64 / load.operations() as f64;
+        let limit = measured.limit.as_ref();
         Self {
             backend: backend.to_owned(),
             op: load.kind.name(),
@@ -57,9 +58,9 @@ impl Row {
             p999_us: measured.latencies.quantile_us(0.999),
             max_us: measured.latencies.max_us(),
             verified,
-            limit_gbytes_per_s: round(measured.limit),
-            limit_p50_us: measured.limit_latencies.quantile_us(0.5),
-            percent_of_limit: round(measured.speed / measured.limit * 100.0),
+            limit_gbytes_per_s: limit.map(|(speed, _)| round(*speed)),
+            limit_p50_us: limit.map(|(_, latencies)| latencies.quantile_us(0.5)),
+            percent_of_limit: limit.map(|(speed, _)| round(measured.speed / speed * 100.0)),
             is_on_gpu: load.is_on_gpu(),
             rails,
         }
@@ -110,8 +111,8 @@ impl Row {
             format!("{:.2}", self.p999_us),
             format!("{:.2}", self.max_us),
             if self.verified { "yes" } else { "no" }.to_owned(),
-            format!("{:.2}", self.limit_gbytes_per_s),
-            format!("{:.0}", self.percent_of_limit),
+            self.limit_gbytes_per_s.map_or("-".to_owned(), |speed| format!("{speed:.2}")),
+            self.percent_of_limit.map_or("-".to_owned(), |percent| format!("{percent:.0}")),
         ]
     }
 }
