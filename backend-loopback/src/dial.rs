@@ -94,12 +94,12 @@ impl Line {
         let deadline = Instant::now() + limit.min(LONGEST);
         let (reply, files) = self.ask(deadline, |number| Request::Region { number, key })?;
         let answer = match reply {
-            Reply::Shared { len, access, .. } => {
+            Reply::Shared { len, access, locked, .. } => {
                 let access = Access::from_bits_truncate(access);
                 if staging == Staging::Always {
                     answer_of(key, len, access, Place::Staged)?
                 } else {
-                    return shared(key, len, access, &files);
+                    return shared(key, len, access, &files, locked);
                 }
             }
             Reply::Foreign { len, access, address, target, .. } => {
@@ -179,19 +179,21 @@ fn nonsense() -> Error {
     Error::new(ErrorKind::Protocol, "import", "the peer answers other questions: connect again")
 }
 
-fn shared(key: u64, len: u64, access: Access, files: &[OwnedFd]) -> Result<Answer> {
+fn shared(key: u64, len: u64, access: Access, files: &[OwnedFd], locked: bool) -> Result<Answer> {
     let ([file], Ok(size)) = (files, usize::try_from(len)) else {
         let context = "the peer did not hand over the region's file: do not trust this peer";
         return Err(Error::new(ErrorKind::Protocol, "import", context));
     };
     let mapping = mapping::map("import", file.as_fd(), size, access.contains(Access::REMOTE_WRITE))?;
+    // Whose owner wants GPUs to copy it at their speed; here they do if this process uses any.
+    let lock = if locked { gpu::lock(mapping.start(), size) } else { None };
     let answer = answer_of(key, len, access, Place::Here(mapping.start()))?;
-    Ok(Answer { mapping: Some(mapping), ..answer })
+    Ok(Answer { mapping: Some(mapping), lock, ..answer })
 }
 
 fn answer_of(key: u64, len: u64, access: Access, place: Place) -> Result<Answer> {
     let key = Key::from_wire(key).ok_or_else(|| refused(ErrorKind::RemoteAccess))?;
-    Ok(Answer { key, len, access, place, mapping: None, shared: None })
+    Ok(Answer { key, len, access, place, mapping: None, shared: None, lock: None })
 }
 
 /// Has `call` wait on `socket` until `deadline` and no longer; again when a signal interrupts it.

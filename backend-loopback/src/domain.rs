@@ -200,6 +200,7 @@ fn ask(target: &Outbound, key: u64, limit: Duration, staging: Staging) -> Result
                 #[cfg(target_os = "linux")]
                 mapping: None,
                 shared: None,
+                lock: None,
             })
         }
         #[cfg(target_os = "linux")]

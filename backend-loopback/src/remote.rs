@@ -22,6 +22,8 @@ pub(crate) struct Import {
     pub(crate) len: u64,
     pub(crate) access: Access,
     pub(crate) key: Key,
+    /// Goes before what it locks.
+    _lock: Option<cuda::PageLock>,
     /// Keeps the bytes mapped where they are the peer's file.
     #[cfg(target_os = "linux")]
     mapping: Option<Mapping>,
@@ -96,6 +98,7 @@ pub(crate) struct Answer {
     #[cfg(target_os = "linux")]
     pub(crate) mapping: Option<Mapping>,
     pub(crate) shared: Option<cuda::Shared>,
+    pub(crate) lock: Option<cuda::PageLock>,
 }
 
 /// Entries of the first page; each page has twice as many as the one before.
@@ -170,6 +173,7 @@ impl Imports {
             #[cfg(target_os = "linux")]
             mapping: answer.mapping,
             _shared: answer.shared,
+            _lock: answer.lock,
         });
         let (page, size, place) = locate(index as usize);
         let page = self.pages[page].get_or_init(|| (0..size).map(|_| ArcSwapOption::empty()).collect());

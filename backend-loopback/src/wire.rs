@@ -32,11 +32,12 @@ pub(crate) enum Request {
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) enum Reply {
     Welcome,
-    /// A region, with its file.
+    /// A region, with its file; whether its owner has page-locked it for GPUs.
     Shared {
         number: u64,
         len: u64,
         access: u32,
+        locked: bool,
     },
     /// A region without a file, at an address of the target.
     Foreign {

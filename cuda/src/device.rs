@@ -127,6 +127,12 @@ impl Device {
         Self::open(ordinal)
     }
 
+    /// One that is open in this process, if there is any.
+    pub fn opened() -> Option<Self> {
+        let open = OPEN.lock().unwrap_or_else(PoisonError::into_inner);
+        open.iter().find_map(Weak::upgrade).map(Self)
+    }
+
     /// The GPU whose memory an address is; `None` if it is the host's or nobody's.
     pub fn of_address(address: u64) -> Option<Self> {
         let ordinal = crate::attributes::ordinal(address)?;

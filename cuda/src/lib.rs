@@ -7,6 +7,10 @@
 //! - [`CudaMemory`]: memory of one, to be registered with a fabric: its own ([`CudaMemory::new`]) or
 //!   somebody else's by its address ([`CudaMemory::of_pointer`]). It lies near its GPU, so that the cards
 //!   of that GPU's rail group take it, and is given to cards by a DMA-BUF.
+//! - [`PinnedBuffer`]: host memory that is page-locked for GPUs, by a [`PageLock`].
+//! - [`Mover`]: copies on a GPU, in batches that are not waited for: what loopback moves bytes by.
+//! - [`Share`], [`Shared`]: memory in the hands of other processes.
+//! - [`PlainCopy`]: one copy by CUDA, the limit of benchmarks.
 //!
 //! ```
 //! use cuda::{CudaMemory, Device};
@@ -21,16 +25,14 @@
 //! # }
 //! ```
 //!
-//! - [`Mover`]: copies on a GPU, in batches that are not waited for: what loopback moves bytes by.
-//! - [`Share`], [`Shared`]: memory in the hands of other processes.
-//!
 //! # Threads and cleanup
 //! Everything may be used from any thread: a call pushes the GPU's primary context and pops it, and
 //! leaves the thread's own as it was. Memory keeps its GPU's context; the last of it lets it go.
 //!
 //! What is behind the names: `driver` loads the library and maps its statuses, `attributes` asks
-//! what an address is, `visible` what GPUs there are, `context` where work is done, `block` is memory by handle, `dma_buf` exports for cards; `stream` queues work,
-//! `kernel` is `kernels/pages.cu`, `tables` what it reads.
+//! what an address is, `visible` what GPUs there are, `context` where work is done; `block` is memory by
+//! handle, `dma_buf` exports for cards; `stream` queues work, `kernel` is `kernels/pages.cu`, `tables` what it
+//! reads.
 
 mod attributes;
 mod block;
@@ -41,6 +43,9 @@ mod driver;
 mod kernel;
 mod memory;
 mod mover;
+mod page_lock;
+mod pinned;
+mod plain;
 mod share;
 mod stream;
 mod tables;
@@ -49,4 +54,7 @@ mod visible;
 pub use device::{Device, Uuid, WritesOrdering};
 pub use memory::CudaMemory;
 pub use mover::{Mover, Reach};
+pub use page_lock::PageLock;
+pub use pinned::PinnedBuffer;
+pub use plain::{End, PlainCopy};
 pub use share::{Handle, Share, Shared, host_reach};

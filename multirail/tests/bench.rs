@@ -5,8 +5,8 @@ mod process;
 
 use process::{Running, run};
 
-const KEYS: &str = "backend op size pages inflight gbytes_per_s gbps ops_per_s p50_us p99_us p999_us max_us verified \
-                    limit_gbytes_per_s percent_of_limit rails imbalance_percent";
+const KEYS: &str = "backend op src dst size pages inflight gbytes_per_s gbps ops_per_s p50_us p99_us p999_us max_us verified \
+                    limit_gbytes_per_s limit_p50_us percent_of_limit rails imbalance_percent";
 
 fn row(arguments: &[&str]) -> serde_json::Value {
     let (done, rows, said) = run(&[&["bench", "--json", "--duration", "50ms"], arguments].concat());
@@ -73,6 +73,55 @@ fn odd_sizes_and_hints() {
         assert_eq!(row(load)["verified"], true);
     }
     assert_eq!(row(&["--no-verify", "--pages", "4"])["verified"], false);
+    let row = row(&["--no-limit", "--pages", "4"]);
+    for key in ["limit_gbytes_per_s", "limit_p50_us", "percent_of_limit"] {
+        assert!(row[key].is_null(), "{row}");
+    }
+    assert!(row["gbytes_per_s"].as_f64().is_some_and(|speed| speed > 0.0), "{row}");
+}
+
+#[test]
+fn kinds_of_memory() {
+    for arrangement in [&["--in-process"][..], &[]] {
+        for op in ["write-pages", "read"] {
+            let places = ["--src", "host-pageable", "--dst", "host-pageable", "--op", op];
+            let row = row(&[&places[..], &["--size", "100001", "--pages", "17"], arrangement].concat());
+            assert_eq!((&row["src"], &row["dst"]), (&"host-pageable".into(), &"host-pageable".into()));
+            assert_eq!(row["verified"], true, "{row}");
+        }
+    }
+    let (done, _, said) = run(&["bench", "--dst", "gpu"]);
+    assert!(!done && said.contains("give host, host-pageable, host-pinned or gpu:N"), "{said}");
+    let (done, _, said) = run(&["bench", "--dst", "gpu:0", "--op", "send"]);
+    assert!(!done && said.contains("leave --dst out"), "{said}");
+    let (done, _, said) = run(&["bench", "--gpu-blocks", "0"]);
+    assert!(!done && said.contains("--gpu-blocks"), "{said}");
+}
+
+/// With GPUs every pair of places is measured; without any, what is missing is said.
+#[test]
+fn memory_of_gpus() {
+    let missing = multirail::cuda::Device::all().err();
+    if let Some(why) = &missing {
+        println!("skipped: {why}");
+    }
+    let pairs = [("gpu:0", "host"), ("host", "gpu:0"), ("host-pinned", "gpu:0"), ("gpu:0", "gpu:0")];
+    for (src, dst) in pairs {
+        for arrangement in [&["--in-process"][..], &[]] {
+            let load = ["--src", src, "--dst", dst, "--size", "4096", "--pages", "64"];
+            if let Some(why) = &missing {
+                let (done, _, said) = run(&[&["bench"], &load[..], arrangement].concat());
+                assert!(!done && said.contains(why.context()), "{said}");
+                continue;
+            }
+            let row = row(&[&load, arrangement].concat());
+            assert_eq!(
+                (&row["src"], &row["dst"], &row["verified"]),
+                (&src.into(), &dst.into(), &true.into())
+            );
+            plausible(&row);
+        }
+    }
 }
 
 #[test]

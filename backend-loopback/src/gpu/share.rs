@@ -71,3 +71,11 @@ pub(crate) fn unshared() -> Error {
                    the peer's log has the reason; allocate it by CudaMemory::new or cuMemAlloc";
     Error::new(ErrorKind::Unsupported, "import", context)
 }
+
+/// Peer: page-locks a mapping of the owner's host memory, if this process uses GPUs.
+pub(crate) fn lock(start: std::ptr::NonNull<u8>, len: usize) -> Option<cuda::PageLock> {
+    let device = cuda::Device::opened()?;
+    // SAFETY: the import keeps the mapping until after the lock is gone.
+    let locked = unsafe { cuda::PageLock::new(&device, start.as_ptr(), len) };
+    locked.inspect_err(|why| tracing::warn!(%why, "loopback: a GPU copies a peer's memory slower")).ok()
+}

@@ -8,7 +8,7 @@ use serde::Serialize;
 use super::failure::{Done, printable};
 
 /// Columns of a table where stdout is no terminal.
-const PLAIN_WIDTH: u16 = 160;
+const PLAIN_WIDTH: u16 = 200;
 
 /// Prints one line at once.
 pub fn line(text: &str) -> Done {

@@ -4,7 +4,6 @@ use std::time::{Duration, Instant};
 
 use multirail::{Access, Fabric, Peer, Region, wait};
 
-use super::content;
 use super::limit::Limit;
 use super::load::{Kind, Load};
 use super::mover::Mover;
@@ -12,6 +11,7 @@ use super::protocol::{PROTOCOL, REGION, ToClient, ToServer, VERSION};
 use super::rails::Rails;
 use super::row::Row;
 use super::sampler::Sampler;
+use super::{Measured as Asked, content};
 use crate::cli::failure::{Done, Failure, printable};
 use crate::cli::units::{Size, gbytes_per_s};
 use crate::cli::wire::{Inbox, MESSAGE_BYTES, Outbox, PROMPT, RECEIVES};
@@ -61,15 +61,16 @@ impl<'a> Client<'a> {
     }
 
     /// Measures one load.
-    pub fn measure(&mut self, load: &Load, duration: Duration, verify: bool, cold: bool) -> Done<Row> {
+    pub fn measure(&mut self, load: &Load, asked: &Asked) -> Done<Row> {
+        let verify = !asked.no_verify;
         if load.kind == Kind::Send && load.size > self.max_message() {
             let (size, most) = (Size(load.size), Size(self.max_message()));
             return Err(Failure::new(format!(
                 "a message of {size} is over the largest of {most}; take a smaller --size"
             )));
         }
+        let local = load.local().alloc(self.fabric, load.total(), Access::LOCAL)?;
         self.ask(&ToServer::Prepare(load.clone()))?;
-        let local = self.fabric.alloc(load.total(), Access::LOCAL)?;
         match load.kind {
             Kind::Read => content::scrub(&local)?,
             _ => content::fill(&local, load)?,
@@ -79,7 +80,7 @@ impl<'a> Client<'a> {
             _ => Some(wait(self.peer.region(REGION), PROMPT).map_err(|_| no_answer())??),
         };
         let peer = self.peer.clone();
-        let mut mover = Mover::new(&peer, &local, remote, load, cold);
+        let mut mover = Mover::new(&peer, &local, remote, load, asked.cold);
         tracing::info!(op = load.kind.name(), size = load.size, pages = load.pages, "measuring");
 
         let before = Rails::of(self.fabric);
@@ -91,7 +92,11 @@ impl<'a> Client<'a> {
                 _ => self.ask(&ToServer::Scrub)?,
             }
         }
-        let measured = rounds(self.fabric, &local, load, &mut mover, duration)?;
+        let limit = match asked.no_limit {
+            true => None,
+            false => Some(Limit::new(self.fabric, &local, load)?),
+        };
+        let measured = rounds(limit, load, &mut mover, asked.duration)?;
         if verify {
             if load.kind == Kind::Send {
                 mover.pass(true)?;
@@ -145,44 +150,60 @@ impl<'a> Client<'a> {
 pub struct Measured {
     /// Median of the transfer's rounds, decimal GB/s.
     pub speed: f64,
-    /// Median of the limit's rounds, decimal GB/s.
-    pub limit: f64,
     /// Latencies of the transfer's operations.
     pub latencies: Sampler,
+    /// The same of the limit, whose operation moves all pages; none if it was not asked for.
+    pub limit: Option<(f64, Sampler)>,
 }
 
 /// Alternates rounds of the limit and of the transfer.
-fn rounds(
-    fabric: &Fabric,
-    local: &Region,
-    load: &Load,
-    mover: &mut Mover<'_>,
-    duration: Duration,
-) -> Done<Measured> {
-    let limit = Limit::new(fabric, local, load)?;
+fn rounds(limit: Option<Limit>, load: &Load, mover: &mut Mover<'_>, duration: Duration) -> Done<Measured> {
     let bytes = load.total() as u64;
-    let mut ignored = Sampler::new(Duration::MAX);
-    let limit_passes = calibrate(|passes| {
-        limit.run(passes);
-        Ok(())
-    })?;
-    let passes = calibrate(|passes| mover.run(passes, &mut ignored))?;
-
+    let mut limit = match limit {
+        Some(limit) => Some(Course::new(bytes, 1, move |passes, sampler| limit.run(passes, sampler))?),
+        None => None,
+    };
+    let run = |passes, sampler: &mut Sampler| mover.run(passes, sampler);
+    let mut transfer = Course::new(bytes, load.operations(), run)?;
     let begun = Instant::now();
-    mover.run(passes, &mut ignored)?;
-    let each = begun.elapsed().div_f64(passes as f64 * load.operations() as f64);
-    let mut latencies = Sampler::new(each);
-    let (mut speeds, mut limits) = (Vec::new(), Vec::new());
-    let begun = Instant::now();
-    while begun.elapsed() < duration || speeds.len() < ROUNDS {
-        let round = Instant::now();
-        limit.run(limit_passes);
-        limits.push(gbytes_per_s(bytes * limit_passes, round.elapsed()));
-        let round = Instant::now();
-        mover.run(passes, &mut latencies)?;
-        speeds.push(gbytes_per_s(bytes * passes, round.elapsed()));
+    while begun.elapsed() < duration || transfer.speeds.len() < ROUNDS {
+        if let Some(limit) = &mut limit {
+            limit.round()?;
+        }
+        transfer.round()?;
     }
-    Ok(Measured { speed: median(speeds), limit: median(limits), latencies })
+    let limit = limit.map(|limit| (median(limit.speeds), limit.latencies));
+    Ok(Measured { speed: median(transfer.speeds), latencies: transfer.latencies, limit })
+}
+
+/// What is run in rounds.
+struct Course<R> {
+    run: R,
+    passes: u64,
+    /// Of all passes of a round.
+    bytes: u64,
+    /// Decimal GB/s of each round.
+    speeds: Vec<f64>,
+    latencies: Sampler,
+}
+
+impl<R: FnMut(u64, &mut Sampler) -> Done> Course<R> {
+    /// `run` moves `bytes` in so many operations with every pass.
+    fn new(bytes: u64, operations: usize, mut run: R) -> Done<Self> {
+        let mut ignored = Sampler::new(Duration::MAX);
+        let passes = calibrate(|passes| run(passes, &mut ignored))?;
+        let begun = Instant::now();
+        run(passes, &mut ignored)?;
+        let each = begun.elapsed().div_f64(passes as f64 * operations as f64);
+        Ok(Self { run, passes, bytes: bytes * passes, speeds: Vec::new(), latencies: Sampler::new(each) })
+    }
+
+    fn round(&mut self) -> Done {
+        let begun = Instant::now();
+        (self.run)(self.passes, &mut self.latencies)?;
+        self.speeds.push(gbytes_per_s(self.bytes, begun.elapsed()));
+        Ok(())
+    }
 }
 
 /// How many passes make a round.

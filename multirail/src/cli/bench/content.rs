@@ -7,8 +7,11 @@ use multirail::{Region, Result};
 
 use super::load::Load;
 
-/// Bytes compared or filled at a time; a multiple of 8, small enough for a cache.
+/// Bytes of a page generated at a time, part of the protocol; a multiple of 8.
 const PIECE: usize = 64 << 10;
+
+/// Bytes copied in or out at a time: enough for copies to a GPU, small enough for a cache.
+const BATCH: usize = 16 * PIECE;
 
 struct SplitMix(u64);
 
@@ -61,42 +64,84 @@ pub fn targets(load: &Load) -> Vec<u32> {
 
 /// Fills every page of a source region.
 pub fn fill(region: &Region, load: &Load) -> Result<()> {
-    let mut piece = vec![0; PIECE];
-    for page in 0..load.pages {
-        let mut stream = SplitMix::new(load.seed, u64::from(page));
-        for (at, len) in pieces(load.size) {
-            stream.fill(&mut piece[..len]);
-            region.copy_in((u64::from(page) * load.size + at) as usize, &piece[..len])?;
-        }
+    let mut content = Content::new(load, (0..load.pages).collect());
+    let mut batch = vec![0; BATCH.min(region.len())];
+    for (at, len) in batches(region.len()) {
+        content.fill(&mut batch[..len]);
+        region.copy_in(at, &batch[..len])?;
     }
     Ok(())
 }
 
 /// Overwrites a target region, so that only bytes that arrive later can be right.
 pub fn scrub(region: &Region) -> Result<()> {
-    let piece = vec![0xa5; PIECE];
-    for (at, len) in pieces(region.len() as u64) {
-        region.copy_in(at as usize, &piece[..len])?;
-    }
-    Ok(())
+    let batch = vec![0xa5; BATCH.min(region.len())];
+    batches(region.len()).try_for_each(|(at, len)| region.copy_in(at, &batch[..len]))
 }
 
 /// Compares every byte of a target region with what belongs there; the offset of
-/// the first piece that differs.
+/// the first that differs.
 pub fn first_wrong(region: &Region, load: &Load) -> Result<Option<u64>> {
-    let (mut wanted, mut found) = (vec![0; PIECE], vec![0; PIECE]);
-    for (source, target) in sources(load).into_iter().zip(targets(load)) {
-        let mut stream = SplitMix::new(load.seed, u64::from(source));
-        for (at, len) in pieces(load.size) {
-            let offset = u64::from(target) * load.size + at;
-            stream.fill(&mut wanted[..len]);
-            region.copy_out(offset as usize, &mut found[..len])?;
-            if wanted[..len] != found[..len] {
-                return Ok(Some(offset));
-            }
+    let mut arrived = vec![0; load.pages as usize];
+    sources(load).into_iter().zip(targets(load)).for_each(|(from, to)| arrived[to as usize] = from);
+    let mut content = Content::new(load, arrived);
+    let (mut wanted, mut found) = (vec![0; BATCH.min(region.len())], vec![0; BATCH.min(region.len())]);
+    for (at, len) in batches(region.len()) {
+        content.fill(&mut wanted[..len]);
+        region.copy_out(at, &mut found[..len])?;
+        if wanted[..len] != found[..len] {
+            let same = wanted.iter().zip(&found).take_while(|(wanted, found)| wanted == found).count();
+            return Ok(Some((at + same) as u64));
         }
     }
     Ok(None)
+}
+
+/// The bytes of pages one after another.
+struct Content<'a> {
+    load: &'a Load,
+    /// The pages that are left, the next one last.
+    left: Vec<u32>,
+    stream: SplitMix,
+    /// What is generated of the page at hand, and not given out.
+    piece: Vec<u8>,
+    given: usize,
+    /// What is not generated of it.
+    page: u64,
+}
+
+impl<'a> Content<'a> {
+    fn new(load: &'a Load, mut pages: Vec<u32>) -> Self {
+        pages.reverse();
+        let stream = SplitMix::new(load.seed, 0);
+        Self { load, left: pages, stream, piece: Vec::with_capacity(PIECE), given: 0, page: 0 }
+    }
+
+    /// The next bytes; `bytes` does not go beyond the last page.
+    fn fill(&mut self, mut bytes: &mut [u8]) {
+        while !bytes.is_empty() {
+            if self.given == self.piece.len() {
+                self.generate();
+            }
+            let some = bytes.len().min(self.piece.len() - self.given);
+            let (head, tail) = bytes.split_at_mut(some);
+            head.copy_from_slice(&self.piece[self.given..self.given + some]);
+            self.given += some;
+            bytes = tail;
+        }
+    }
+
+    fn generate(&mut self) {
+        if self.page == 0 {
+            let page = self.left.pop().expect("no bytes beyond the last page are asked for");
+            self.stream = SplitMix::new(self.load.seed, u64::from(page));
+            self.page = self.load.size;
+        }
+        let len = self.page.min(PIECE as u64) as usize;
+        self.piece.resize(len, 0);
+        self.stream.fill(&mut self.piece);
+        (self.page, self.given) = (self.page - len as u64, 0);
+    }
 }
 
 /// Whether `bytes` are the content of page `source`.
@@ -110,17 +155,19 @@ pub fn is_page(bytes: &[u8], load: &Load, source: u32) -> bool {
         })
 }
 
-fn pieces(total: u64) -> impl Iterator<Item = (u64, usize)> {
-    (0..total).step_by(PIECE).map(move |at| (at, (total - at).min(PIECE as u64) as usize))
+fn batches(total: usize) -> impl Iterator<Item = (usize, usize)> {
+    (0..total).step_by(BATCH).map(move |at| (at, (total - at).min(BATCH)))
 }
 
 #[cfg(test)]
 mod tests {
     use super::super::load::Kind;
+    use super::super::place::Place;
     use super::*;
 
     fn load(size: u64, pages: u32) -> Load {
-        Load { kind: Kind::Write, size, pages, inflight: 1, seed: 5, imm: 0 }
+        let (src, dst) = (Place::Host, Place::Host);
+        Load { kind: Kind::Write, size, pages, inflight: 1, seed: 5, imm: 0, src, dst }
     }
 
     #[test]
@@ -156,12 +203,26 @@ mod tests {
     }
 
     #[test]
-    fn pieces_cover_everything_once() {
-        for total in [1, PIECE as u64, PIECE as u64 + 1, 3 * PIECE as u64 - 1] {
+    fn content_is_page_after_page_however_it_is_cut() {
+        let load = load(PIECE as u64 + 13, 3);
+        let size = load.size as usize;
+        let (mut whole, mut cut) = (vec![0; 3 * size], vec![0; 3 * size]);
+        Content::new(&load, vec![2, 0, 1]).fill(&mut whole);
+        let mut content = Content::new(&load, vec![2, 0, 1]);
+        cut.chunks_mut(1001).for_each(|bytes| content.fill(bytes));
+        assert_eq!(whole, cut);
+        for (at, page) in [2, 0, 1].into_iter().enumerate() {
+            assert!(is_page(&whole[at * size..(at + 1) * size], &load, page));
+        }
+    }
+
+    #[test]
+    fn batches_cover_everything_once() {
+        for total in [1, BATCH, BATCH + 1, 3 * BATCH - 1] {
             let mut next = 0;
-            for (at, len) in pieces(total) {
+            for (at, len) in batches(total) {
                 assert_eq!(at, next);
-                next += len as u64;
+                next += len;
             }
             assert_eq!(next, total);
         }

@@ -2,6 +2,8 @@
 
 use serde::{Deserialize, Serialize};
 
+use super::place::Place;
+
 /// The operation measured.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
@@ -33,6 +35,10 @@ pub struct Load {
     pub seed: u64,
     /// The imm of this measurement's writes.
     pub imm: u32,
+    /// Where the bytes come from: the client's side, except of reads.
+    pub src: Place,
+    /// Where they go.
+    pub dst: Place,
 }
 
 impl Load {
@@ -49,6 +55,9 @@ impl Load {
         if self.pages > Self::MOST_PAGES || self.inflight > Self::MOST_INFLIGHT {
             return Err(format!("at most {} pages and {} in flight", Self::MOST_PAGES, Self::MOST_INFLIGHT));
         }
+        if self.kind == Kind::Send && self.dst != Place::Host {
+            return Err("messages arrive in receives, which lie in host memory: leave --dst out".to_owned());
+        }
         match self.size.checked_mul(u64::from(self.pages)) {
             Some(total) if total <= Self::MOST_BYTES => Ok(()),
             _ => Err(format!(
@@ -61,6 +70,21 @@ impl Load {
     /// Bytes of all pages.
     pub fn total(&self) -> usize {
         self.size as usize * self.pages as usize
+    }
+
+    /// Where the client's region lies.
+    pub fn local(&self) -> Place {
+        if self.kind == Kind::Read { self.dst } else { self.src }
+    }
+
+    /// Where the server's lies.
+    pub fn remote(&self) -> Place {
+        if self.kind == Kind::Read { self.src } else { self.dst }
+    }
+
+    /// Whether a side is a GPU's.
+    pub fn is_on_gpu(&self) -> bool {
+        self.src.is_gpu() || self.dst.is_gpu()
     }
 
     /// Operations that move every page once.
@@ -91,13 +115,19 @@ mod tests {
 
     #[test]
     fn bounds() {
-        let load = Load { kind: Kind::Write, size: 4096, pages: 8, inflight: 1, seed: 0, imm: 0 };
+        let (src, dst) = (Place::Gpu(0), Place::Host);
+        let load = Load { kind: Kind::Write, size: 4096, pages: 8, inflight: 1, seed: 0, imm: 0, src, dst };
         assert!(load.check().is_ok());
         assert!(Load { size: 0, ..load.clone() }.check().is_err());
         assert!(Load { pages: 0, ..load.clone() }.check().is_err());
         assert!(Load { pages: u32::MAX, size: u64::MAX, ..load.clone() }.check().is_err());
         assert!(Load { size: u64::MAX, ..load.clone() }.check().is_err());
         assert!(Load { inflight: 1 << 20, ..load.clone() }.check().is_err());
+        let odd = Load { kind: Kind::Send, dst: Place::Gpu(0), ..load.clone() };
+        assert!(odd.check().unwrap_err().contains("leave --dst out"));
+        assert_eq!((load.local(), load.remote()), (src, dst));
+        let read = Load { kind: Kind::Read, ..load.clone() };
+        assert_eq!((read.local(), read.remote()), (dst, src));
         assert_eq!(Load { kind: Kind::WritePages, ..load }.operations(), 1);
     }
 }

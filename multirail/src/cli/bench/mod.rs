@@ -1,11 +1,13 @@
 //! `multirail bench`: a transfer measured against the memcpy limit of the same run.
 
+mod blocks;
 mod client;
 mod content;
 mod ladder;
 mod limit;
 mod load;
 mod mover;
+mod place;
 pub(super) mod protocol;
 mod rails;
 mod row;
@@ -22,6 +24,7 @@ use super::failure::{Done, Failure};
 use super::units::{self, Size};
 use client::Client;
 use load::{Kind, Load};
+use place::Place;
 use row::Row;
 
 /// Sizes of `--sweep`.
@@ -39,8 +42,13 @@ Without a command, a second process is started and measured against.
 An op is one page moved by write, write-imm, read or send; for write-pages it is one whole batch of \
 --pages pages. Latency runs from post to done; of ops shorter than 2 µs one in many is timed. The limit \
 is one thread's memcpy between two local regions, with the same sizes, total and order of pages, in \
-rounds that alternate with the transfer's; both speeds are medians of rounds. Verification compares \
-every byte at the target, once before the rounds and, after overwriting it, once after them.";
+rounds that alternate with the transfer's; both speeds are medians of rounds. Where a side is a GPU's, \
+the limit is one contiguous copy by CUDA (cuMemcpyAsync, and the wait for it) of as many bytes between \
+two other memories of these kinds; the host's is page-locked then. Verification compares every byte at \
+the target, on the host, once before the rounds and, after overwriting it, once after them.
+
+The client has one side's memory, the server the other's; --src is where the bytes come from: the \
+client's side, except of reads.";
 
 /// What to measure, and as which side.
 #[derive(clap::Args)]
@@ -88,6 +96,19 @@ struct Measured {
     #[arg(long, value_name = "COUNT")]
     pages: Option<u32>,
 
+    /// Where the bytes come from: host, host-pageable (no peer can map it), host-pinned
+    /// (page-locked for GPUs) or gpu:N
+    #[arg(long, default_value_t = Place::Host, value_name = "MEMORY")]
+    src: Place,
+
+    /// Where they go: the same
+    #[arg(long, default_value_t = Place::Host, value_name = "MEMORY")]
+    dst: Place,
+
+    /// Blocks of a GPU that copy, in loopback [default: $MULTIRAIL_GPU_BLOCKS, or loopback's own]
+    #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u32).range(1..=1024))]
+    gpu_blocks: Option<u32>,
+
     /// Operations under way at once
     #[arg(long, default_value_t = 1, value_name = "COUNT")]
     inflight: u32,
@@ -104,12 +125,23 @@ struct Measured {
     #[arg(long)]
     no_verify: bool,
 
+    /// Do not measure the limit: the transfer alone runs all the time
+    #[arg(long)]
+    no_limit: bool,
+
     /// Tell the transport that neither side is in a cache
     #[arg(long)]
     cold: bool,
 }
 
 impl Measured {
+    /// Hands settings on to what is opened after this.
+    fn settle(&self) {
+        if let Some(blocks) = self.gpu_blocks {
+            blocks::set(blocks);
+        }
+    }
+
     fn loads(&self) -> Done<Vec<Load>> {
         let sizes = if self.sweep { SWEEP.to_vec() } else { vec![self.size.0] };
         let loads = sizes.into_iter().enumerate().map(|(at, size)| {
@@ -121,6 +153,8 @@ impl Measured {
                 inflight: self.inflight,
                 seed: fastrand::u64(..),
                 imm: at as u32,
+                src: self.src,
+                dst: self.dst,
             };
             load.check().map_err(Failure::new)?;
             Ok(load)
@@ -134,6 +168,7 @@ pub fn run(common: &Common, arguments: BenchArguments) -> Done {
     match arguments.role {
         Some(Role::Server(server)) => server::run(common, &server),
         Some(Role::Client { address, measured }) => {
+            measured.settle();
             let loads = measured.loads()?;
             let fabric = common.open()?;
             measure_at(common, &fabric, &address, &measured, &loads)
@@ -145,6 +180,7 @@ pub fn run(common: &Common, arguments: BenchArguments) -> Done {
 }
 
 fn two_processes(common: &Common, measured: &Measured) -> Done {
+    measured.settle();
     let loads = measured.loads()?;
     let fabric = common.open()?;
     let mut server = spawn::Server::start(common)?;
@@ -156,6 +192,7 @@ fn two_processes(common: &Common, measured: &Measured) -> Done {
 }
 
 fn in_process(common: &Common, measured: &Measured) -> Done {
+    measured.settle();
     let loads = measured.loads()?;
     let (here, there) = (common.open()?, common.open()?);
     let (peer, origin) = here.connect_local(&there)?;
@@ -186,7 +223,7 @@ fn measure(common: &Common, mut client: Client<'_>, measured: &Measured, loads: 
             ));
             break;
         }
-        let row = client.measure(load, measured.duration, !measured.no_verify, measured.cold)?;
+        let row = client.measure(load, measured)?;
         match common.json {
             true => super::output::json(&row)?,
             false => rows.push(row),

@@ -14,6 +14,8 @@ use crate::cli::units::{Size, round};
 pub struct Row {
     backend: String,
     op: &'static str,
+    src: String,
+    dst: String,
     size: u64,
     pages: u32,
     inflight: u32,
@@ -25,8 +27,12 @@ pub struct Row {
     p999_us: f64,
     max_us: f64,
     verified: bool,
-    limit_gbytes_per_s: f64,
-    percent_of_limit: f64,
+    limit_gbytes_per_s: Option<f64>,
+    /// Of one pass of the limit, which moves all pages.
+    limit_p50_us: Option<f64>,
+    percent_of_limit: Option<f64>,
+    #[serde(skip)]
+    is_on_gpu: bool,
     #[serde(flatten)]
     rails: Rails,
 }
@@ -35,9 +41,12 @@ impl Row {
     /// The row of a measurement.
     pub fn new(backend: &str, load: &Load, measured: &Measured, verified: bool, rails: Rails) -> Self {
         let bytes_per_op = load.total() as f64 / load.operations() as f64;
+        let limit = measured.limit.as_ref();
         Self {
             backend: backend.to_owned(),
             op: load.kind.name(),
+            src: load.src.to_string(),
+            dst: load.dst.to_string(),
             size: load.size,
             pages: load.pages,
             inflight: load.inflight,
@@ -49,17 +58,24 @@ impl Row {
             p999_us: measured.latencies.quantile_us(0.999),
             max_us: measured.latencies.max_us(),
             verified,
-            limit_gbytes_per_s: round(measured.limit),
-            percent_of_limit: round(measured.speed / measured.limit * 100.0),
+            limit_gbytes_per_s: limit.map(|(speed, _)| round(*speed)),
+            limit_p50_us: limit.map(|(_, latencies)| latencies.quantile_us(0.5)),
+            percent_of_limit: limit.map(|(speed, _)| round(measured.speed / speed * 100.0)),
+            is_on_gpu: load.is_on_gpu(),
             rails,
         }
     }
 
     /// Prints a table, and one of the rails.
     pub fn print(rows: &[Self]) -> Done {
+        // All rows are of one pair of places.
+        let limit = if rows.iter().any(|row| row.is_on_gpu) { "one copy" } else { "memcpy" };
+        let (speed, percent) = (format!("{limit} GB/s"), format!("% of {limit}"));
         let header = [
             "backend",
             "op",
+            "src",
+            "dst",
             "size",
             "pages",
             "in flight",
@@ -71,10 +87,10 @@ impl Row {
             "p99.9 µs",
             "max µs",
             "verified",
-            "memcpy GB/s",
-            "% of memcpy",
+            &speed,
+            &percent,
         ];
-        output::table(&header, rows.iter().map(Self::cells).collect(), 2..15)?;
+        output::table(&header, rows.iter().map(Self::cells).collect(), 4..17)?;
         rows.iter().try_for_each(|row| row.rails.print())
     }
 
@@ -82,6 +98,8 @@ impl Row {
         vec![
             self.backend.clone(),
             self.op.to_owned(),
+            self.src.clone(),
+            self.dst.clone(),
             Size(self.size).to_string(),
             self.pages.to_string(),
             self.inflight.to_string(),
@@ -93,8 +111,8 @@ impl Row {
             format!("{:.2}", self.p999_us),
             format!("{:.2}", self.max_us),
             if self.verified { "yes" } else { "no" }.to_owned(),
-            format!("{:.2}", self.limit_gbytes_per_s),
-            format!("{:.0}", self.percent_of_limit),
+            self.limit_gbytes_per_s.map_or("-".to_owned(), |speed| format!("{speed:.2}")),
+            self.percent_of_limit.map_or("-".to_owned(), |percent| format!("{percent:.0}")),
         ]
     }
 }

@@ -112,7 +112,8 @@ impl Target<'_> {
         }
         let measured = load.kind == Kind::Send;
         let bytes = if measured { 1 } else { load.total() };
-        let region = self.fabric.alloc(bytes, Access::REMOTE_WRITE | Access::REMOTE_READ)?;
+        let place = load.remote();
+        let region = place.alloc(self.fabric, bytes, Access::REMOTE_WRITE | Access::REMOTE_READ)?;
         match load.kind {
             Kind::Read => content::fill(&region, &load)?,
             _ => content::scrub(&region)?,

@@ -1,0 +1,77 @@
+//! Plain copies and page-locked memory, where there is a GPU; elsewhere that its absence is said.
+
+use std::sync::Arc;
+
+use cuda::{CudaMemory, Device, End, PinnedBuffer, PlainCopy};
+use transport_core::{ErrorKind, Memory};
+
+const LEN: usize = 3 << 20;
+
+/// The GPUs; none, with the reason printed, where CUDA is not there.
+fn devices() -> Vec<Device> {
+    Device::all().inspect_err(|why| println!("skipped: {why}")).unwrap_or_default()
+}
+
+/// Bytes that say where they belong.
+fn bytes(salt: usize) -> Vec<u8> {
+    (0..LEN).map(|at| (at / 251 + at + salt) as u8).collect()
+}
+
+fn fill(buffer: &PinnedBuffer, bytes: &[u8]) {
+    assert_eq!(buffer.len(), bytes.len());
+    // SAFETY: as long as the buffer, which nobody else has.
+    unsafe { buffer.as_ptr().copy_from_nonoverlapping(bytes.as_ptr(), bytes.len()) };
+}
+
+fn held(buffer: &PinnedBuffer) -> Vec<u8> {
+    let mut bytes = vec![0; buffer.len()];
+    // SAFETY: as above.
+    unsafe { bytes.as_mut_ptr().copy_from_nonoverlapping(buffer.as_ptr(), bytes.len()) };
+    bytes
+}
+
+#[test]
+fn from_the_host_over_every_gpu_and_back() {
+    let devices = devices();
+    for (near, far) in devices.iter().flat_map(|near| devices.iter().map(move |far| (near, far))) {
+        let (source, back) = (PinnedBuffer::new(near, LEN).unwrap(), PinnedBuffer::new(far, LEN).unwrap());
+        let salt = (near.ordinal() * 7 + far.ordinal()) as usize;
+        fill(&source, &bytes(salt));
+        let (source, back) = (Arc::new(source), Arc::new(back));
+        let gpu = |device| Arc::new(CudaMemory::new(device, LEN).unwrap());
+        let (first, second) = (gpu(near), gpu(far));
+        for (from, to) in [
+            (End::from(source), End::from(first.clone())),
+            (first.into(), second.clone().into()),
+            (second.into(), back.clone().into()),
+        ] {
+            PlainCopy::new(from, to).unwrap().run().unwrap();
+        }
+        assert_eq!(held(&back), bytes(salt), "by GPUs {} and {}", near.ordinal(), far.ordinal());
+    }
+}
+
+#[test]
+fn page_locked_memory_can_be_shared_and_locked_again() {
+    for device in devices().iter().take(1) {
+        for _ in 0..3 {
+            let buffer = PinnedBuffer::new(device, 5001).unwrap();
+            assert_eq!((buffer.len(), buffer.device().ordinal()), (5001, device.ordinal()));
+            assert!(buffer.shared_file().is_some());
+        }
+        let refused = PinnedBuffer::new(device, 0).err().unwrap();
+        assert_eq!(refused.kind(), ErrorKind::InvalidRequest, "{refused}");
+    }
+}
+
+#[test]
+fn what_does_not_fit_is_refused() {
+    for device in devices().iter().take(1) {
+        let gpu = |len| Arc::new(CudaMemory::new(device, len).unwrap());
+        let refused = PlainCopy::new(gpu(100), gpu(101)).err().unwrap();
+        assert!(refused.context().contains("one length"), "{refused}");
+        let both = gpu(100);
+        let refused = PlainCopy::new(both.clone(), both).err().unwrap();
+        assert!(refused.context().contains("overlap"), "{refused}");
+    }
+}
