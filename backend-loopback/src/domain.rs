@@ -27,8 +27,9 @@ use crate::registration::Registration;
 use crate::remote::{Answer, Imports, Place, Remote};
 use crate::staging::Staging;
 
-/// Requests that may have ended without having been polled.
-const SEND_DEPTH: u32 = 4096;
+/// Requests that may have ended without having been polled, or be under way on GPUs: 64 MiB of 4 KiB pages,
+/// four batches on each of four streams.
+const SEND_DEPTH: u32 = 16384;
 /// Receives that may be posted.
 const RECV_DEPTH: u32 = 1024;
 

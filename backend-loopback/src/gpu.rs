@@ -102,6 +102,8 @@ struct Way {
     kind: WorkKind,
     lane: usize,
     reach: cuda::Reach,
+    /// Both regions are the lane's GPU's.
+    within: bool,
     /// Address and length of the peer's region.
     base: u64,
     len: u64,
@@ -130,10 +132,11 @@ impl Gpus {
     ) -> Result<bool, ErrorKind> {
         let way = self.way(regions, import, request)?;
         let lane = &mut self.lanes[way.lane];
-        if !lane.has_room() {
+        if lane.room() == 0 {
             return Ok(false);
         }
         lane.begin(import)?;
+        lane.stays(way.within);
         let piece = Piece { local: request.local, remote: request.remote, len: request.len };
         // SAFETY: the import was checked for the range, and the batch holds its lease; the local span is valid
         // by the contract of `post`.
@@ -159,11 +162,15 @@ impl Gpus {
             return 0;
         }
         let lane = &mut self.lanes[way.lane];
+        if !lane.is_begun(import) {
+            return 0;
+        }
         let holds =
             |piece: &Piece| piece.len > 0 && piece.remote <= way.len && piece.len <= way.len - piece.remote;
+        let room = lane.room().min(pieces.len());
         let mut taken = 0;
-        for piece in pieces {
-            if !holds(piece) || !lane.has_room() || !lane.is_begun(import) {
+        for piece in &pieces[..room] {
+            if !holds(piece) {
                 break;
             }
             // SAFETY: as in `push`.
@@ -207,15 +214,9 @@ impl Gpus {
             Side::Host(reach) => reach,
             Side::Gpu(other) => self.lanes[lane].reach(other)?,
         };
-        Ok(Way {
-            rkey: request.rkey,
-            lkey: request.lkey,
-            kind: request.kind,
-            lane,
-            reach,
-            base,
-            len: import.len,
-        })
+        let within = other == Side::Gpu(ordinal);
+        let (rkey, lkey, kind) = asked;
+        Ok(Way { rkey, lkey, kind, lane, reach, within, base, len: import.len })
     }
 
     /// The place of a GPU's lane, which is opened at its first use.

@@ -12,11 +12,6 @@ const OLDEST: i32 = 12020;
 
 static STARTED: OnceLock<std::result::Result<(), (ErrorKind, String)>> = OnceLock::new();
 
-/// Whether it was started, and could be.
-pub(crate) fn is_started() -> bool {
-    matches!(STARTED.get(), Some(Ok(())))
-}
-
 /// Loads and starts the driver, once.
 pub(crate) fn start() -> Result<()> {
     let started = STARTED.get_or_init(|| load().map_err(|why| (why.kind(), why.context().to_owned())));

@@ -43,6 +43,8 @@ pub struct Mover {
     open: Open,
     /// Launched and not landed, the first first.
     flying: VecDeque<Flight>,
+    /// Bytes on their way, by stream.
+    busy: Vec<u64>,
     launched: u32,
     looks: u32,
     /// Dropped last: the streams go with its context.
@@ -74,6 +76,7 @@ struct Flight {
     table: usize,
     stream: usize,
     value: u32,
+    bytes: u64,
 }
 
 impl Mover {
@@ -88,6 +91,7 @@ impl Mover {
         Ok(Self {
             device: device.clone(),
             blocks: (blocks / streams.len() as u32).max(1),
+            busy: vec![0; streams.len()],
             streams,
             tables: Tables::new(device)?,
             open: Open::default(),
@@ -112,6 +116,13 @@ impl Mover {
     #[inline]
     pub fn waiting(&self) -> u64 {
         self.open.bytes
+    }
+
+    /// Whether what waits is one piece that may still grow, for the copy engine in the end.
+    #[inline]
+    pub fn is_growing(&self) -> bool {
+        let large = |last: &Piece| last.len >= LARGE && last.reach == Reach::Kernel;
+        self.open.entries == 0 && self.open.copies.is_empty() && self.open.last.as_ref().is_some_and(large)
     }
 
     /// Batches that were launched and have not landed.
@@ -174,7 +185,9 @@ impl Mover {
         }
         self.launched = self.launched.wrapping_add(1);
         let (table, value) = (self.open.table, self.launched);
-        let flight = Flight { table, stream: value as usize % self.streams.len(), value };
+        // The one with the least to do: all end together then, however unequal batches are.
+        let stream = (0..self.busy.len()).min_by_key(|stream| self.busy[*stream]).unwrap_or(0);
+        let flight = Flight { table, stream, value, bytes: self.open.bytes };
         let started = self.start(flight);
         self.open.copies.clear();
         (self.open.entries, self.open.longest, self.open.bytes) = (0, 0, 0);
@@ -182,6 +195,7 @@ impl Mover {
             self.quiesce(flight.stream);
             return Err(why);
         }
+        self.busy[flight.stream] += flight.bytes;
         self.flying.push_back(flight);
         let taken = |table: usize| self.flying.iter().any(|flight| flight.table == table);
         self.open.table = (0..TABLES).find(|table| !taken(*table)).unwrap_or(table);
@@ -217,20 +231,22 @@ impl Mover {
     #[inline]
     pub fn landed(&mut self) -> Option<Result<()>> {
         let flight = *self.flying.front()?;
-        if self.tables.answer(flight.table) == flight.value {
-            self.flying.pop_front();
-            self.looks = 0;
-            return Some(Ok(()));
-        }
+        let outcome =
+            if self.tables.answer(flight.table) == flight.value { Ok(()) } else { Err(self.ask(flight)?) };
+        self.looks = 0;
+        self.busy[flight.stream] -= flight.bytes;
+        self.flying.pop_front();
+        Some(outcome)
+    }
+
+    /// What is wrong with a batch that has not landed: asked now and then.
+    fn ask(&mut self, flight: Flight) -> Option<transport_core::Error> {
         self.looks += 1;
         if self.looks < PATIENCE {
             return None;
         }
         self.looks = 0;
-        let asked = self.device.within("copy", || self.streams[flight.stream].is_done());
-        let why = asked.err()?;
-        self.flying.pop_front();
-        Some(Err(why))
+        self.device.within("copy", || self.streams[flight.stream].is_done()).err()
     }
 
     /// Waits until nothing that was queued on a stream moves any more, whatever became of it.

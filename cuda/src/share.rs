@@ -143,11 +143,10 @@ impl Drop for Mapping {
 }
 
 /// How the GPUs of this process reach memory of the host's at `address`: the kernel that which is page-locked.
-/// Asks nothing of a driver that was not started.
+/// Asks nothing where no GPU is open.
 pub fn host_reach(address: u64) -> Reach {
-    if crate::driver::is_started() && crate::attributes::is_page_locked(address) {
-        Reach::Kernel
-    } else {
-        Reach::Driver
-    }
+    let Some(device) = Device::opened() else { return Reach::Driver };
+    // What an address is to a GPU, the driver says in a context alone.
+    let locked = device.within("use host memory", || Ok(crate::attributes::is_page_locked(address)));
+    if locked.unwrap_or(false) { Reach::Kernel } else { Reach::Driver }
 }
