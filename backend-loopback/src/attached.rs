@@ -7,6 +7,7 @@ use std::sync::atomic::Ordering;
 use transport_core::ErrorKind;
 use transport_core::spi::{Completions, Event, PeerSlot, ReceiveRequest, WorkKind};
 
+use crate::gpu::{self, FAR};
 use crate::lane::{self, ENTRIES, Inlet};
 use crate::peer::{Inbound, Outbound};
 use crate::region::Regions;
@@ -33,12 +34,13 @@ pub(crate) fn listen(
     all: &mut [Option<Attached>],
     turn: &mut usize,
     receives: &mut VecDeque<ReceiveRequest>,
+    regions: &Regions,
     into: &mut Completions,
 ) {
     let mut silent = 0;
     while silent < all.len() && into.spare() > 0 {
         *turn = if *turn + 1 < all.len() { *turn + 1 } else { 0 };
-        let heard = all[*turn].as_mut().is_some_and(|peer| peer.hear(receives, into));
+        let heard = all[*turn].as_mut().is_some_and(|peer| peer.hear(receives, regions, into));
         silent = if heard { 0 } else { silent + 1 };
     }
 }
@@ -67,7 +69,12 @@ impl Attached {
     }
 
     /// Takes up to a turn's worth of what has arrived. Whether there was any.
-    pub(crate) fn hear(&mut self, receives: &mut VecDeque<ReceiveRequest>, into: &mut Completions) -> bool {
+    pub(crate) fn hear(
+        &mut self,
+        receives: &mut VecDeque<ReceiveRequest>,
+        regions: &Regions,
+        into: &mut Completions,
+    ) -> bool {
         if self.leaving || self.inlet.is_broken() {
             return false;
         }
@@ -81,13 +88,24 @@ impl Attached {
             let Some(message) = self.inlet.next_message() else { break };
             let Some(receive) = receives.pop_front() else { break };
             let fits = message.len as u64 <= receive.len;
-            // SAFETY: the receive is posted and not ended: its span is ours to write,
-            // by the contract of `post_recv`.
-            unsafe { self.inlet.take_message(layout, receive.local, if fits { message.len } else { 0 }) };
-            let _ = into.push(if fits {
-                Event::Received { id: receive.id, peer: self.peer, len: message.len as u64, imm: message.imm }
+            let len = if fits { message.len } else { 0 };
+            let mut taken = if fits { Ok(()) } else { Err(ErrorKind::TooLarge) };
+            if receive.lkey & FAR != 0 {
+                let mut bytes = vec![0; len];
+                // SAFETY: the bytes are ours, and as many.
+                unsafe { self.inlet.take_message(layout, bytes.as_mut_ptr(), len) };
+                taken = taken.and_then(|()| gpu::message::store(regions, &receive, &bytes));
             } else {
-                Event::ReceiveFailed { id: receive.id, status: status(ErrorKind::TooLarge) }
+                // SAFETY: the receive is posted and not ended: its span is ours to write,
+                // by the contract of `post_recv`.
+                unsafe { self.inlet.take_message(layout, receive.local, len) };
+            }
+            let _ = into.push(match taken {
+                Ok(()) => {
+                    let (id, len, imm) = (receive.id, message.len as u64, message.imm);
+                    Event::Received { id, peer: self.peer, len, imm }
+                }
+                Err(kind) => Event::ReceiveFailed { id: receive.id, status: status(kind) },
             });
         }
         if self.inlet.made_room(layout) {

@@ -11,6 +11,7 @@ use transport_core::{Access, Bell, Error, ErrorKind, Result};
 
 use crate::domain::{refused, unstaged};
 use crate::foreign;
+use crate::gpu::share as gpu;
 use crate::mapping;
 use crate::offer::Offer;
 use crate::process::Process;
@@ -93,18 +94,17 @@ impl Line {
         let deadline = Instant::now() + limit.min(LONGEST);
         let (reply, files) = self.ask(deadline, |number| Request::Region { number, key })?;
         let answer = match reply {
-            Reply::Shared { len, access, .. } => {
+            Reply::Shared { len, access, locked, .. } => {
                 let access = Access::from_bits_truncate(access);
                 if staging == Staging::Always {
-                    Answer { key: parse(key)?, len, access, place: Place::Staged, mapping: None }
+                    answer_of(key, len, access, Place::Staged)?
                 } else {
-                    return shared(key, len, access, &files);
+                    return shared(key, len, access, &files, locked);
                 }
             }
             Reply::Foreign { len, access, address, target, .. } => {
                 let access = Access::from_bits_truncate(access);
-                let there =
-                    Answer { key: parse(key)?, len, access, place: Place::There(address), mapping: None };
+                let there = answer_of(key, len, access, Place::There(address))?;
                 if staging == Staging::Always {
                     Answer { place: Place::Staged, ..there }
                 } else if let Err((call, errno)) = foreign::probe(self.process.pid(), access) {
@@ -121,6 +121,12 @@ impl Line {
                 } else {
                     return Ok(there);
                 }
+            }
+            Reply::Gpu { len, access, gpu, size, offset, handle, .. } => {
+                let shared = gpu::open(files, gpu, size, offset, handle, len)?;
+                let place = Place::Gpu { base: shared.address(), ordinal: shared.device().ordinal() };
+                let answer = answer_of(key, len, Access::from_bits_truncate(access), place)?;
+                return Ok(Answer { shared: Some(shared), ..answer });
             }
             _ => return Err(nonsense()),
         };
@@ -157,6 +163,7 @@ impl Line {
                     return Err(match why {
                         Refusal::Stage => unstaged("a region of the peer cannot be reached but by staging"),
                         Refusal::Revoked => refused(ErrorKind::Revoked),
+                        Refusal::Gpu => gpu::unshared(),
                         _ => refused(ErrorKind::RemoteAccess),
                     });
                 }
@@ -172,17 +179,21 @@ fn nonsense() -> Error {
     Error::new(ErrorKind::Protocol, "import", "the peer answers other questions: connect again")
 }
 
-fn shared(key: u64, len: u64, access: Access, files: &[OwnedFd]) -> Result<Answer> {
+fn shared(key: u64, len: u64, access: Access, files: &[OwnedFd], locked: bool) -> Result<Answer> {
     let ([file], Ok(size)) = (files, usize::try_from(len)) else {
         let context = "the peer did not hand over the region's file: do not trust this peer";
         return Err(Error::new(ErrorKind::Protocol, "import", context));
     };
     let mapping = mapping::map("import", file.as_fd(), size, access.contains(Access::REMOTE_WRITE))?;
-    Ok(Answer { key: parse(key)?, len, access, place: Place::Here(mapping.start()), mapping: Some(mapping) })
+    // Whose owner wants GPUs to copy it at their speed; here they do if this process uses any.
+    let lock = if locked { gpu::lock(mapping.start(), size) } else { None };
+    let answer = answer_of(key, len, access, Place::Here(mapping.start()))?;
+    Ok(Answer { mapping: Some(mapping), lock, ..answer })
 }
 
-fn parse(key: u64) -> Result<Key> {
-    Key::from_wire(key).ok_or_else(|| refused(ErrorKind::RemoteAccess))
+fn answer_of(key: u64, len: u64, access: Access, place: Place) -> Result<Answer> {
+    let key = Key::from_wire(key).ok_or_else(|| refused(ErrorKind::RemoteAccess))?;
+    Ok(Answer { key, len, access, place, mapping: None, shared: None, lock: None })
 }
 
 /// Has `call` wait on `socket` until `deadline` and no longer; again when a signal interrupts it.

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use transport_core::spi::{Direct, RemoteMemory, WorkKind, WorkRequest};
 use transport_core::{Error, ErrorKind, Result};
 
+use crate::gpu;
 use crate::lane;
 use crate::peer::Outbound;
 use crate::remote::{Import, Place, Remote};
@@ -51,6 +52,8 @@ impl LoopbackDirect {
                 return Some(moved.map_err(|status| status.kind));
             }
             Place::Staged => return None,
+            // SAFETY: as above.
+            Place::Gpu { base, .. } => return unsafe { gpu::copy_now(request, base + offset as u64) },
         }
         Some(Ok(()))
     }
@@ -122,9 +125,37 @@ impl Direct for LoopbackDirect {
         Some(outcome.map_err(|kind| refusal(request.kind, kind)))
     }
 
+    unsafe fn run_far(&self, request: &WorkRequest, remote: &dyn RemoteMemory) -> Option<Result<()>> {
+        let imm = request.imm.filter(|_| request.kind == WorkKind::Write);
+        if request.len > gpu::AT_ONCE || imm.is_some() && !lane::has_room(self.outbound.layout()) {
+            return None;
+        }
+        let copied = match self.enter(request, Some(remote)) {
+            Err(kind) => Err(kind),
+            Ok((entered, offset)) => {
+                let there = match entered.0.place {
+                    Place::Gpu { base, .. } => base,
+                    Place::Here(base) => base.as_ptr() as u64,
+                    _ => return None,
+                };
+                // SAFETY: range checked, lease held, local span by the caller.
+                unsafe { gpu::copy_now(request, there + offset as u64) }?
+            }
+        };
+        if let (Ok(()), Some(imm)) = (copied, imm)
+            && !send_imm(&self.outbound, imm)
+        {
+            return None;
+        }
+        Some(copied.map_err(|kind| refusal(request.kind, kind)))
+    }
+
     fn declines(&self, remote: &dyn RemoteMemory) -> Option<&'static str> {
         let remote = (remote as &dyn Any).downcast_ref::<Remote>()?;
-        matches!(remote.import.place, Place::Staged).then_some("the owner's worker moves its bytes")
+        match remote.import.place {
+            Place::Staged => Some("the owner's worker moves its bytes"),
+            _ => None,
+        }
     }
 }
 

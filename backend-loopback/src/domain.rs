@@ -10,13 +10,14 @@ use transport_core::spi::{
     EndpointConfig, KeyMaterial, MemoryRegion, Operations, Ordering as Ordered, PeerSlot, Progress,
     RemoteMemory, Revocation,
 };
-use transport_core::{Access, Error, ErrorKind, Memory, Result};
+use transport_core::{Access, Error, ErrorKind, Memory, MemoryKind, Result};
 
 use crate::backend::LoopbackConfig;
 use crate::board::SLOTS;
 use crate::direct::{DIRECT, LoopbackDirect};
 use crate::door::Door;
 use crate::endpoint::LoopbackEndpoint;
+use crate::gpu::GpuConfig;
 use crate::lane::MESSAGE;
 use crate::link::LinkModel;
 use crate::peer::{Outbound, Reach};
@@ -54,6 +55,7 @@ pub(crate) struct Shared {
     pub(crate) setup: DomainSetup,
     pub(crate) number: u32,
     pub(crate) link: Option<LinkModel>,
+    pub(crate) gpus: GpuConfig,
     #[cfg(target_os = "linux")]
     pub(crate) server: std::sync::OnceLock<crate::server::Server>,
 }
@@ -106,6 +108,7 @@ impl LoopbackDomain {
             setup: setup.clone(),
             number,
             link: config.link.clone(),
+            gpus: config.gpus(),
             #[cfg(target_os = "linux")]
             server: std::sync::OnceLock::new(),
         };
@@ -131,9 +134,9 @@ impl Domain for LoopbackDomain {
     }
 
     unsafe fn register(&self, memory: Arc<dyn Memory>, access: Access) -> Result<Arc<dyn MemoryRegion>> {
-        let len = memory.len() as u64;
+        let (len, far) = (memory.len() as u64, memory.kind() != MemoryKind::Host);
         let key = self.shared.core.regions.insert(memory, access)?;
-        Ok(Arc::new(Registration::new(self.shared.clone(), key, len)))
+        Ok(Arc::new(Registration::new(self.shared.clone(), key, len, far)))
     }
 
     fn import(&self, peer: PeerSlot, key: &KeyMaterial, limit: Duration) -> Result<Arc<dyn RemoteMemory>> {
@@ -178,8 +181,11 @@ fn ask(target: &Outbound, key: u64, limit: Duration, staging: Staging) -> Result
             let core = domain.upgrade().ok_or_else(gone)?;
             let found = core.regions.find(key).map_err(refused)?;
             let first = std::ptr::NonNull::new(found.memory.as_ptr()).ok_or_else(gone)?;
-            let mut place = Place::Here(first);
-            if staging == Staging::Always {
+            let mut place = match found.memory.kind() {
+                MemoryKind::Cuda { device } => Place::Gpu { base: first.as_ptr() as u64, ordinal: device },
+                _ => Place::Here(first),
+            };
+            if staging == Staging::Always && matches!(place, Place::Here(_)) {
                 if core.staging == Staging::Never {
                     return Err(unstaged("`Staging::Always` was asked for here"));
                 }
@@ -193,6 +199,8 @@ fn ask(target: &Outbound, key: u64, limit: Duration, staging: Staging) -> Result
                 place,
                 #[cfg(target_os = "linux")]
                 mapping: None,
+                shared: None,
+                lock: None,
             })
         }
         #[cfg(target_os = "linux")]
@@ -228,9 +236,8 @@ fn capabilities(config: &LoopbackConfig) -> Capabilities {
     let mut it = Capabilities::minimal();
     it.operations = Operations::all();
     it.imm_bytes = 4;
-    // Requests to shared regions overtake staged ones.
-    let reorders = link.is_some_and(|link| link.reorder) || config.staging != Staging::Never;
-    it.ordering = if reorders { Ordered::empty() } else { Ordered::all() };
+    // Requests to the host's memory overtake those that GPUs carry out, and staged ones.
+    it.ordering = Ordered::empty();
     it.send_depth = link.and_then(|link| link.send_depth).unwrap_or(SEND_DEPTH).max(1);
     it.recv_depth = RECV_DEPTH;
     it.max_message = MESSAGE as u64;

@@ -1,4 +1,6 @@
-//! The endpoint: posts run at once (or when the link model says), polls report.
+//! The endpoint: posts run at once (or when the link model says, or a GPU is done), polls report.
+
+mod guests;
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -14,6 +16,7 @@ use crate::domain::Shared;
 use crate::ended::Ended;
 #[cfg(target_os = "linux")]
 use crate::foreign::Vector;
+use crate::gpu::Gpus;
 use crate::model::{Model, Verdict};
 use crate::runner::Runner;
 use crate::shortcut::Shortcut;
@@ -34,6 +37,9 @@ pub(crate) struct LoopbackEndpoint {
     armed: bool,
     model: Option<Box<Model>>,
     outlets: Outlets,
+    gpus: Gpus,
+    /// Peers that leave, and have requests with a GPU.
+    parting: Vec<PeerSlot>,
     #[cfg(target_os = "linux")]
     vector: Vector,
 }
@@ -59,55 +65,12 @@ impl LoopbackEndpoint {
             armed: false,
             model,
             outlets: Outlets::default(),
+            gpus: Gpus::new(shared.gpus),
+            parting: Vec::new(),
             #[cfg(target_os = "linux")]
             vector: Vector::default(),
             shared,
         }
-    }
-
-    #[inline]
-    fn refresh(&mut self) {
-        if self.shared.core.peers.version() != self.seen {
-            self.look_again();
-        }
-    }
-
-    /// Learns who came and who is to go.
-    #[cold]
-    fn look_again(&mut self) {
-        let core = self.shared.core.clone();
-        self.seen = core.peers.version();
-        for (slot, peer) in core.peers.all() {
-            let at = slot.0 as usize;
-            if self.peers.len() <= at {
-                self.peers.resize_with(at + 1, || None);
-            }
-            if self.peers[at].is_none() {
-                self.peers[at] = Attached::new(slot, peer.inbound);
-            }
-            let Some(attached) = &mut self.peers[at] else { continue };
-            if attached.leaving {
-                continue;
-            }
-            attached.outbound = peer.outbound;
-            attached.leaving = peer.leaving;
-            if peer.leaving {
-                self.say_goodbye(slot);
-            }
-        }
-    }
-
-    /// Files all that is left of a peer, and last that it is gone.
-    fn say_goodbye(&mut self, slot: PeerSlot) {
-        if let Some(model) = &mut self.model {
-            model.abort(slot, |id| self.ended.request(id, Err(status(ErrorKind::PeerDied))));
-        }
-        self.outlets.remove(slot, &mut self.ended);
-        if let Some(Some(peer)) = self.peers.get_mut(slot.0 as usize) {
-            peer.outbound = None;
-            peer.last_words().for_each(|event| self.ended.event(event));
-        }
-        self.ended.event(Event::PeerGone { peer: slot });
     }
 
     fn runner(&mut self) -> Runner<'_> {
@@ -118,8 +81,11 @@ impl LoopbackEndpoint {
             #[cfg(target_os = "linux")]
             vector: &mut self.vector,
             held: None,
+            far: false,
             short: Shortcut::default(),
             outlets: &mut self.outlets,
+            regions: &self.shared.core.regions,
+            gpus: &mut self.gpus,
         }
     }
 
@@ -167,16 +133,6 @@ impl LoopbackEndpoint {
         }
     }
 
-    /// Frees the slots of peers whose last event is handled: who polls again has
-    /// handled it. Sooner, it could be taken for the end of the slot's next peer.
-    fn free_slots(&mut self) {
-        for slot in self.gone.drain(..) {
-            if let Some(gone) = self.peers.get_mut(slot.0 as usize).and_then(Option::take) {
-                self.shared.core.peers.remove(slot, &gone.inbound);
-            }
-        }
-    }
-
     fn disarm(&mut self) {
         if std::mem::take(&mut self.armed) {
             self.shared.core.door.clear();
@@ -188,7 +144,8 @@ impl LoopbackEndpoint {
 impl Endpoint for LoopbackEndpoint {
     unsafe fn post(&mut self, batch: &Batch) -> PostResult {
         self.refresh();
-        let room = self.depth.saturating_sub(self.ended.requests() + self.outlets.requests());
+        let room =
+            self.depth.saturating_sub(self.ended.requests() + self.outlets.requests() + self.gpus.requests());
         if let Some(model) = &mut self.model {
             return model.accept(batch, self.shared.setup.clock.now(), room);
         }
@@ -213,6 +170,7 @@ impl Endpoint for LoopbackEndpoint {
             peer.starved = Some(kind);
         }
         self.outlets.advance(&mut self.peers, &mut self.ended);
+        self.gpus.posted(&mut self.ended);
         PostResult { accepted, error: None }
     }
 
@@ -232,12 +190,15 @@ impl Endpoint for LoopbackEndpoint {
         self.refresh();
         self.run_due();
         self.outlets.advance(&mut self.peers, &mut self.ended);
+        self.gpus.advance(&mut self.peers, &mut self.ended);
+        self.part();
         self.shared.core.regions.sweep();
         self.report(into);
         if self.shared.core.staging != Staging::Never {
             self.peers.iter_mut().flatten().for_each(|peer| peer.serve(&self.shared.core.regions));
         }
-        attached::listen(&mut self.peers, &mut self.turn, &mut self.receives, into);
+        let regions = &self.shared.core.regions;
+        attached::listen(&mut self.peers, &mut self.turn, &mut self.receives, regions, into);
     }
 
     fn arm(&mut self) -> Armed {
@@ -246,7 +207,12 @@ impl Endpoint for LoopbackEndpoint {
         let Ok(door) = core.door.bell() else { return Armed::Unsupported };
         door.clear();
         self.armed = true;
-        let mut quiet = self.ended.is_empty() && self.gone.is_empty() && self.outlets.arm();
+        // A GPU does not ring.
+        let mut quiet = self.ended.is_empty()
+            && self.gone.is_empty()
+            && self.gpus.requests() == 0
+            && self.parting.is_empty()
+            && self.outlets.arm();
         for peer in self.peers.iter_mut().flatten() {
             quiet &= peer.arm(!self.receives.is_empty());
         }

@@ -10,7 +10,7 @@
 //! `region`, `orphan`, `registration` and `remote` are memory, ours and theirs; `peer`, `peers`,
 //! `offer`, `host` and `connector` bring two domains together; `runner`, with
 //! `shortcut`, moves bytes for the `endpoint` and `direct`; `staging`, `outlet` and
-//! `stage` move those that only their owner can reach; `attached` is a peer in the
+//! `stage` move those that only their owner can reach, `gpu` has GPUs move theirs; `attached` is a peer in the
 //! endpoint's eyes, `ended` what it has to report, `door` where it sleeps; `link` says how a device
 //! behaves that `model` stands in for; `domain` and `backend` hold it together. On Linux, `server`,
 //! `dial`, `turn`, `wire`, `mapping`, `process` and `foreign` reach other processes, and
@@ -59,6 +59,7 @@ mod endpoint;
 mod foreign;
 #[cfg(all(fuzzing, target_os = "linux"))]
 pub mod fuzz;
+mod gpu;
 mod host;
 mod lane;
 mod link;
@@ -93,6 +94,7 @@ mod turn;
 mod wire;
 
 pub use backend::{Loopback, LoopbackConfig};
+pub use gpu::GpuSide;
 pub use link::LinkModel;
 pub use null::{Null, Switch};
 pub use staging::Staging;

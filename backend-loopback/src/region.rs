@@ -5,6 +5,10 @@ use std::sync::{Arc, Mutex, MutexGuard};
 
 use transport_core::{Access, Error, ErrorKind, Memory, MemoryKind, Result};
 
+mod lookup;
+
+pub(crate) use lookup::Local;
+
 use crate::board::{Lease, SLOTS};
 use crate::orphan::{self, Orphan};
 use crate::peer::Inbound;
@@ -27,15 +31,6 @@ impl Key {
         let (slot, generation) = (key as u32, (key >> 32) as u32);
         ((slot as usize) < SLOTS && generation != 0).then_some(Self { slot, generation })
     }
-}
-
-/// What a peer learns about a region it asks for.
-pub(crate) struct Found {
-    pub(crate) memory: Arc<dyn Memory>,
-    pub(crate) access: Access,
-    /// Whether its file may be mapped by others.
-    #[cfg(target_os = "linux")]
-    pub(crate) shared: bool,
 }
 
 /// All regions of a domain and the boards that guard them.
@@ -62,26 +57,6 @@ struct Slot {
     inside: u32,
 }
 
-/// A staged copy's place inside a region: it keeps the region's bytes until it is dropped.
-pub(crate) struct Inside<'a> {
-    regions: &'a Regions,
-    slot: u32,
-    start: *mut u8,
-}
-
-impl Inside<'_> {
-    /// The first byte of the range that was asked for.
-    pub(crate) fn start(&self) -> *mut u8 {
-        self.start
-    }
-}
-
-impl Drop for Inside<'_> {
-    fn drop(&mut self) {
-        self.regions.lock().slots[self.slot as usize].inside -= 1;
-    }
-}
-
 struct Entry {
     memory: Arc<dyn Memory>,
     access: Access,
@@ -98,9 +73,14 @@ struct Board {
 impl Regions {
     /// Enters `memory` in the table and on every board.
     pub(crate) fn insert(&self, memory: Arc<dyn Memory>, access: Access) -> Result<Key> {
-        if memory.kind() != MemoryKind::Host {
-            let context = "this build of loopback copies host memory only: register host memory";
-            return Err(Error::new(ErrorKind::Unsupported, "register", context));
+        match memory.kind() {
+            MemoryKind::Host => {}
+            // What its copies need is made ready here, where it holds nobody up.
+            MemoryKind::Cuda { device } => cuda::Device::open(device)?.prepare()?,
+            kind => {
+                let context = format!("loopback copies memory of the host and of GPUs, not {kind:?}");
+                return Err(Error::new(ErrorKind::Unsupported, "register", context));
+            }
         }
         self.sweep();
         orphan::sweep();
@@ -132,51 +112,6 @@ impl Regions {
             board.inbound.open(slot as usize, generation);
         }
         Ok(Key { slot, generation })
-    }
-
-    /// What `key` names, for a peer that asks.
-    pub(crate) fn find(&self, key: u64) -> Result<Found, ErrorKind> {
-        let key = Key::from_wire(key).ok_or(ErrorKind::RemoteAccess)?;
-        let state = self.lock();
-        let slot = state.slots.get(key.slot as usize).ok_or(ErrorKind::RemoteAccess)?;
-        if key.generation > slot.generation {
-            return Err(ErrorKind::RemoteAccess);
-        }
-        match &slot.entry {
-            // Not even its file is any business of peers.
-            Some(entry) if entry.access.is_empty() => Err(ErrorKind::RemoteAccess),
-            Some(entry) if key.generation == slot.generation && !entry.closed => Ok(Found {
-                memory: entry.memory.clone(),
-                access: entry.access,
-                #[cfg(target_os = "linux")]
-                shared: entry.shared,
-            }),
-            _ => Err(ErrorKind::Revoked),
-        }
-    }
-
-    /// Goes inside `len` bytes of a region from `offset` on, on a peer's behalf.
-    pub(crate) fn enter(
-        &self,
-        key: Key,
-        need: Access,
-        offset: u64,
-        len: u64,
-    ) -> Result<Inside<'_>, ErrorKind> {
-        let found = self.find(key.to_wire())?;
-        let fits = offset.checked_add(len).is_some_and(|end| end <= found.memory.len() as u64);
-        if !fits || !found.access.contains(need) {
-            return Err(ErrorKind::RemoteAccess);
-        }
-        let mut state = self.lock();
-        let slot = &mut state.slots[key.slot as usize];
-        // It may have been taken back between the two locks.
-        if slot.generation != key.generation || slot.entry.as_ref().is_none_or(|entry| entry.closed) {
-            return Err(ErrorKind::Revoked);
-        }
-        slot.inside += 1;
-        let start = found.memory.as_ptr().wrapping_add(offset as usize);
-        Ok(Inside { regions: self, slot: key.slot, start })
     }
 
     /// Admits a new peer to all regions.

@@ -8,6 +8,7 @@ use transport_core::Result;
 use transport_core::spi::{KeyMaterial, MemoryRegion};
 
 use crate::domain::Shared;
+use crate::gpu::FAR;
 use crate::region::Key;
 
 /// Dropping it deregisters; the memory lives on until no peer is inside.
@@ -15,14 +16,16 @@ pub(crate) struct Registration {
     shared: Arc<Shared>,
     key: Key,
     len: u64,
+    /// The processor cannot follow its addresses.
+    far: bool,
     closed: AtomicBool,
     quiet: AtomicBool,
 }
 
 impl Registration {
     /// For a region that is in the table.
-    pub(crate) fn new(shared: Arc<Shared>, key: Key, len: u64) -> Self {
-        Self { shared, key, len, closed: AtomicBool::new(false), quiet: AtomicBool::new(false) }
+    pub(crate) fn new(shared: Arc<Shared>, key: Key, len: u64, far: bool) -> Self {
+        Self { shared, key, len, far, closed: AtomicBool::new(false), quiet: AtomicBool::new(false) }
     }
 
     fn close(&self) {
@@ -34,7 +37,7 @@ impl Registration {
 
 impl MemoryRegion for Registration {
     fn lkey(&self) -> u64 {
-        self.key.to_wire()
+        self.key.to_wire() | if self.far { FAR } else { 0 }
     }
 
     fn key(&self) -> KeyMaterial {

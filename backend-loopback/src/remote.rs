@@ -22,9 +22,13 @@ pub(crate) struct Import {
     pub(crate) len: u64,
     pub(crate) access: Access,
     pub(crate) key: Key,
+    /// Goes before what it locks.
+    _lock: Option<cuda::PageLock>,
     /// Keeps the bytes mapped where they are the peer's file.
     #[cfg(target_os = "linux")]
     mapping: Option<Mapping>,
+    /// The same for its GPU's memory.
+    _shared: Option<cuda::Shared>,
 }
 
 /// Where a region's first byte is.
@@ -37,6 +41,8 @@ pub(crate) enum Place {
     There(u64),
     /// Where only the peer's own worker gets: through its stage.
     Staged,
+    /// On a GPU, as this process counts them, at an address for the GPUs of this process.
+    Gpu { base: u64, ordinal: u32 },
 }
 
 // SAFETY: the addresses are plain numbers here; they are followed only between
@@ -91,6 +97,8 @@ pub(crate) struct Answer {
     pub(crate) place: Place,
     #[cfg(target_os = "linux")]
     pub(crate) mapping: Option<Mapping>,
+    pub(crate) shared: Option<cuda::Shared>,
+    pub(crate) lock: Option<cuda::PageLock>,
 }
 
 /// Entries of the first page; each page has twice as many as the one before.
@@ -164,6 +172,8 @@ impl Imports {
             key: answer.key,
             #[cfg(target_os = "linux")]
             mapping: answer.mapping,
+            _shared: answer.shared,
+            _lock: answer.lock,
         });
         let (page, size, place) = locate(index as usize);
         let page = self.pages[page].get_or_init(|| (0..size).map(|_| ArcSwapOption::empty()).collect());
@@ -221,6 +231,7 @@ impl RemoteMemory for Remote {
             #[cfg(target_os = "linux")]
             Place::There(_) => "process_vm_writev and process_vm_readv",
             Place::Staged => "staged through shared memory",
+            Place::Gpu { .. } => "copies by a GPU",
         }
     }
 }

@@ -10,8 +10,10 @@ use crate::attached::Attached;
 use crate::ended::Ended;
 #[cfg(target_os = "linux")]
 use crate::foreign::Vector;
+use crate::gpu::{self, FAR, Gpus};
 use crate::lane::{self, MESSAGE};
 use crate::peer::Outbound;
+use crate::region::Regions;
 use crate::remote::{Import, Imports, Place};
 use crate::shortcut::Shortcut;
 use crate::staging::Outlets;
@@ -25,8 +27,12 @@ pub(crate) struct Runner<'a> {
     #[cfg(target_os = "linux")]
     pub(crate) vector: &'a mut Vector,
     pub(crate) held: Option<Held>,
+    /// The last request went to a GPU.
+    pub(crate) far: bool,
     pub(crate) short: Shortcut,
     pub(crate) outlets: &'a mut Outlets,
+    pub(crate) regions: &'a Regions,
+    pub(crate) gpus: &'a mut Gpus,
 }
 
 /// The import used last, with its lease.
@@ -66,6 +72,10 @@ impl Runner<'_> {
                 break;
             }
             ran += 1;
+            if let Some(held) = self.held.as_ref().filter(|_| self.far) {
+                let next = template.id + ran as u64;
+                ran += self.gpus.follow(held.import(), template, next, &pieces[ran..]);
+            }
         }
         ran
     }
@@ -83,9 +93,13 @@ impl Runner<'_> {
             Ok(offset) => offset,
             Err(kind) => return self.file(request.id, Err(status(kind))),
         };
-        self.short.spend(request.len);
         let Some(held) = &self.held else { return false };
         let import = held.import();
+        self.far = request.lkey & FAR != 0 || matches!(import.place, Place::Gpu { .. });
+        if self.far {
+            return self.run_far(request);
+        }
+        self.short.spend(request.len);
         if request.imm.is_some() && request.kind == WorkKind::Write && !lane::has_room(import.target.layout())
         {
             return false;
@@ -102,6 +116,7 @@ impl Runner<'_> {
                 self.outlets.push(request, import);
                 return true;
             }
+            Place::Gpu { .. } => return false,
         };
         // SAFETY: `hold` checked the range and took the lease, so the target's
         // bytes are there; the local ones are by the caller.
@@ -113,6 +128,16 @@ impl Runner<'_> {
         }
         self.ended.done(request.id, 1);
         true
+    }
+
+    /// Hands a request over to a GPU.
+    #[inline(never)]
+    fn run_far(&mut self, request: &WorkRequest) -> bool {
+        let Some(Some(import)) = self.held.as_ref().map(|held| &*held.import) else { return false };
+        match self.gpus.push(self.regions, import, request) {
+            Ok(taken) => taken,
+            Err(kind) => self.file(request.id, Err(status(kind))),
+        }
     }
 
     /// Completes what was begun and gives the lease back.
@@ -165,8 +190,13 @@ impl Runner<'_> {
         if request.kind == WorkKind::Write && request.imm.is_none() {
             self.peers[request.peer.0 as usize].iter().for_each(Attached::warm_up);
         }
-        // SAFETY: by the caller.
-        match unsafe { announce(outbound, request) } {
+        let is_far = request.kind == WorkKind::Send && request.lkey & FAR != 0;
+        let ended = match is_far {
+            true => gpu::message::send(self.regions, outbound, request),
+            // SAFETY: by the caller.
+            false => unsafe { announce(outbound, request) },
+        };
+        match ended {
             Some(outcome) => self.file(request.id, outcome.map_err(status)),
             None => false,
         }

@@ -9,9 +9,10 @@ use std::time::Duration;
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, SocketFlags, SocketType};
-use transport_core::{Doorbell, Error, ErrorKind, Result};
+use transport_core::{Doorbell, Error, ErrorKind, Memory, MemoryKind, Result};
 
 use crate::domain::{Core, random};
+use crate::gpu;
 use crate::peer::{Inbound, Outbound, Reach};
 use crate::process::{self, Process};
 use crate::segment::Segment;
@@ -222,12 +223,21 @@ impl Client {
             }
         };
         let (len, access) = (found.memory.len() as u64, found.access.bits());
+        if let MemoryKind::Cuda { .. } = found.memory.kind() {
+            return self.describe_gpu(number, &*found.memory, access);
+        }
         if let (true, Some(file)) = (found.shared, found.memory.shared_file()) {
-            return self.reply(&Reply::Shared { number, len, access }, &[file]);
+            let locked = cuda::host_reach(found.memory.as_ptr() as u64) == cuda::Reach::Kernel;
+            return self.reply(&Reply::Shared { number, len, access, locked }, &[file]);
         }
         let permitted = inbound.initiator.get().map_or(0, process::permit);
         let address = found.memory.as_ptr() as u64;
         self.reply(&Reply::Foreign { number, len, access, address, target: process::hints(permitted) }, &[])
+    }
+
+    fn describe_gpu(&self, number: u64, memory: &dyn Memory, access: u32) -> bool {
+        let said = gpu::share::say(number, memory, access);
+        self.reply(&said.reply, &said.files())
     }
 
     fn stage(&self, core: &Core, number: u64) -> bool {

@@ -4,6 +4,7 @@ use transport_core::copy::Way;
 use transport_core::spi::{Piece, WorkKind, WorkRequest};
 use transport_core::{Access, copy};
 
+use crate::gpu::FAR;
 use crate::remote::{Import, Place};
 
 /// Bytes after which a lease is renewed, so that revoking never waits long.
@@ -50,6 +51,7 @@ impl Shortcut {
         let follows = template.rkey == self.rkey
             && template.peer.0 == self.peer
             && template.imm.is_none()
+            && template.lkey & FAR == 0
             && self.allowed[template.kind as usize];
         if !follows {
             return 0;

@@ -15,7 +15,7 @@ use serde::{Deserialize, Serialize};
 use crate::offer::Token;
 
 /// Version of this conversation; the first packet carries it.
-pub(crate) const VERSION: u16 = 2;
+pub(crate) const VERSION: u16 = 3;
 
 /// What an initiator asks.
 #[derive(Debug, Serialize, Deserialize)]
@@ -32,11 +32,12 @@ pub(crate) enum Request {
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) enum Reply {
     Welcome,
-    /// A region, with its file.
+    /// A region, with its file; whether its owner has page-locked it for GPUs.
     Shared {
         number: u64,
         len: u64,
         access: u32,
+        locked: bool,
     },
     /// A region without a file, at an address of the target.
     Foreign {
@@ -45,6 +46,16 @@ pub(crate) enum Reply {
         access: u32,
         address: u64,
         target: Hints,
+    },
+    /// A region on a GPU, with its file or the bytes that stand for one.
+    Gpu {
+        number: u64,
+        len: u64,
+        access: u32,
+        gpu: [u8; 16],
+        size: u64,
+        offset: u64,
+        handle: Option<([u8; 32], [u8; 32])>,
     },
     /// The bounce segment's file.
     Stage {
@@ -63,6 +74,7 @@ impl Reply {
             Self::Welcome => None,
             Self::Shared { number, .. }
             | Self::Foreign { number, .. }
+            | Self::Gpu { number, .. }
             | Self::Stage { number }
             | Self::Refused { number, .. } => Some(*number),
         }
@@ -80,6 +92,8 @@ pub(crate) enum Refusal {
     Key,
     /// The region was taken back.
     Revoked,
+    /// The region is of GPU memory that CUDA does not share.
+    Gpu,
     /// This process does not stage, or has no memory left to.
     Stage,
 }
@@ -99,7 +113,7 @@ pub(crate) struct Hints {
 /// Files in one packet, at most.
 const FILES: usize = 2;
 /// Bytes of a packet, at most.
-const LONGEST: usize = 128;
+const LONGEST: usize = 192;
 
 /// Sends `message` and `files` as one packet.
 pub(crate) fn send(

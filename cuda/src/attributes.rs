@@ -47,6 +47,21 @@ pub(crate) fn allocation(start: CUdeviceptr, len: usize) -> Result<Allocation> {
     Ok(Allocation { ordinal: ordinal as u32, start: first, len: whole as u64 })
 }
 
+/// The GPU whose memory an address is.
+pub(crate) fn ordinal(start: CUdeviceptr) -> Option<u32> {
+    let kind = attribute::<u32>(Attribute::CU_POINTER_ATTRIBUTE_MEMORY_TYPE, start);
+    let ordinal = attribute::<i32>(Attribute::CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL, start);
+    kind.ok().filter(|kind| *kind == Type::CU_MEMORYTYPE_DEVICE as u32)?;
+    ordinal.ok().and_then(|ordinal| u32::try_from(ordinal).ok())
+}
+
+/// Whether an address is of page-locked memory of the host's, which GPUs reach by that address.
+pub(crate) fn is_page_locked(start: CUdeviceptr) -> bool {
+    let kind = attribute::<u32>(Attribute::CU_POINTER_ATTRIBUTE_MEMORY_TYPE, start);
+    let there = attribute::<CUdeviceptr>(Attribute::CU_POINTER_ATTRIBUTE_DEVICE_POINTER, start);
+    kind.is_ok_and(|kind| kind == Type::CU_MEMORYTYPE_HOST as u32) && there.is_ok_and(|there| there == start)
+}
+
 /// Lets copies of CUDA's that are done count as done for cards too: without it a synchronous copy may
 /// return before its bytes are there (CUDA driver API, `CU_POINTER_ATTRIBUTE_SYNC_MEMOPS`).
 pub(crate) fn synchronise(start: CUdeviceptr) -> Result<()> {

@@ -1,13 +1,18 @@
 //! A GPU.
 
-use std::ffi::{CStr, c_char, c_int};
-use std::sync::Arc;
+use std::ffi::c_int;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
 
 use cudarc::driver::sys::{self, CUdevice_attribute as Attribute};
 use topology::Address;
 use transport_core::{Error, ErrorKind, Result};
 
+use crate::context::within;
 use crate::driver::{check, start};
+use crate::kernel::PageKernel;
+use crate::stream::Stream;
+use crate::visible::{address, name, raws};
 
 /// A GPU with its primary context, which it keeps alive. Clones share it.
 #[derive(Clone)]
@@ -19,11 +24,23 @@ struct Inner {
     context: sys::CUcontext,
     name: String,
     address: Option<Address>,
+    uuid: Uuid,
+    /// GPUs whose memory it reaches, a bit each by ordinal.
+    reached: AtomicU64,
+    kernel: OnceLock<PageKernel>,
+    /// For copies that are waited for.
+    waited: OnceLock<Stream>,
 }
+
+/// What a GPU is called by every process, whatever it counts (`cuDeviceGetUuid`).
+pub type Uuid = [u8; 16];
+
+/// The GPUs that are open in this process, by ordinal.
+static OPEN: Mutex<Vec<Weak<Inner>>> = Mutex::new(Vec::new());
 
 // SAFETY: contexts may be used from any thread (CUDA driver API, "Context Management").
 unsafe impl Send for Inner {}
-// SAFETY: as above; nothing in it changes.
+// SAFETY: as above; what changes in it is atomic.
 unsafe impl Sync for Inner {}
 
 /// From whom writes of cards into GPU memory are seen in order, without a flush
@@ -57,16 +74,74 @@ impl Device {
     /// The GPU that CUDA counts so.
     pub fn open(ordinal: u32) -> Result<Self> {
         start()?;
+        let mut open = OPEN.lock().unwrap_or_else(PoisonError::into_inner);
+        open.retain(|inner| inner.strong_count() > 0);
+        if let Some(inner) = open.iter().filter_map(Weak::upgrade).find(|inner| inner.ordinal == ordinal) {
+            return Ok(Self(inner));
+        }
+        let device = Self::retain(ordinal)?;
+        open.push(Arc::downgrade(&device.0));
+        Ok(device)
+    }
+
+    fn retain(ordinal: u32) -> Result<Self> {
         let number = c_int::try_from(ordinal).unwrap_or(c_int::MAX);
-        let (mut raw, mut context) = (0, std::ptr::null_mut());
+        let (mut raw, mut context, mut uuid) = (0, std::ptr::null_mut(), sys::CUuuid { bytes: [0; 16] });
         let what = format!("GPU {ordinal}");
         // SAFETY: the driver is started, and writes one value each.
         unsafe {
             check("open GPU", &what, sys::cuDeviceGet(&raw mut raw, number))?;
+            check("open GPU", &what, sys::cuDeviceGetUuid_v2(&raw mut uuid, raw))?;
             check("open GPU", &what, sys::cuDevicePrimaryCtxRetain(&raw mut context, raw))?;
         }
         let (name, address) = (name(raw), address(raw));
-        Ok(Self(Arc::new(Inner { ordinal, raw, context, name, address })))
+        Ok(Self(Arc::new(Inner {
+            ordinal,
+            raw,
+            context,
+            name,
+            address,
+            uuid: uuid.bytes.map(|byte| byte as u8),
+            reached: AtomicU64::new(0),
+            kernel: OnceLock::new(),
+            waited: OnceLock::new(),
+        })))
+    }
+
+    /// The GPU of that UUID.
+    ///
+    /// # Errors
+    /// `NotFound` where this process does not see it (`CUDA_VISIBLE_DEVICES`).
+    pub fn of_uuid(uuid: Uuid) -> Result<Self> {
+        start()?;
+        let found = raws().find(|raw| {
+            let mut its = sys::CUuuid { bytes: [0; 16] };
+            // SAFETY: the driver is started, and writes one value.
+            let code = unsafe { sys::cuDeviceGetUuid_v2(&raw mut its, raw.1) };
+            code == sys::CUresult::CUDA_SUCCESS && its.bytes.map(|byte| byte as u8) == uuid
+        });
+        let Some((ordinal, _)) = found else {
+            let why = "this process does not see that GPU: let CUDA_VISIBLE_DEVICES name it, too";
+            return Err(Error::new(ErrorKind::NotFound, "find a GPU", why));
+        };
+        Self::open(ordinal)
+    }
+
+    /// One that is open in this process, if there is any.
+    pub fn opened() -> Option<Self> {
+        let open = OPEN.lock().unwrap_or_else(PoisonError::into_inner);
+        open.iter().find_map(Weak::upgrade).map(Self)
+    }
+
+    /// The GPU whose memory an address is; `None` if it is the host's or nobody's.
+    pub fn of_address(address: u64) -> Option<Self> {
+        let ordinal = crate::attributes::ordinal(address)?;
+        Self::open(ordinal).ok()
+    }
+
+    /// What other processes know it by.
+    pub fn uuid(&self) -> Uuid {
+        self.0.uuid
     }
 
     /// CUDA's number for it.
@@ -103,8 +178,79 @@ impl Device {
         }
     }
 
+    /// Whether it reaches the memory of `other` itself, by NVLink or PCIe; from now on it may.
+    pub fn reaches(&self, other: &Self) -> bool {
+        let bit = 1_u64.checked_shl(other.ordinal()).unwrap_or(0);
+        if self.ordinal() == other.ordinal() || self.0.reached.load(Ordering::Relaxed) & bit != 0 {
+            return true;
+        }
+        let mut can = 0;
+        // SAFETY: both are open; it writes one number.
+        let code = unsafe { sys::cuDeviceCanAccessPeer(&raw mut can, self.0.raw, other.0.raw) };
+        if check("reach a GPU", "whether it can", code).is_err() || can == 0 {
+            return false;
+        }
+        let enabled = self.within("reach a GPU", || {
+            // SAFETY: the other's context is retained.
+            match unsafe { sys::cuCtxEnablePeerAccess(other.0.context, 0) } {
+                sys::CUresult::CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED => Ok(()),
+                code => check("reach a GPU", "peer access", code),
+            }
+        });
+        match enabled {
+            Ok(()) => self.0.reached.fetch_or(bit, Ordering::Relaxed),
+            Err(why) => {
+                tracing::warn!(%why, gpu = self.ordinal(), other = other.ordinal(), "no peer access");
+                return false;
+            }
+        };
+        true
+    }
+
+    /// Makes ready what copies on it need: compiles the kernel, which takes a tenth of a second the first time.
+    ///
+    /// # Errors
+    /// `Unsupported` where the GPU cannot run it.
+    pub fn prepare(&self) -> Result<()> {
+        self.kernel().map(drop)
+    }
+
+    /// The kernel that copies pages, compiled for this GPU at its first use.
+    pub(crate) fn kernel(&self) -> Result<&PageKernel> {
+        if let Some(kernel) = self.0.kernel.get() {
+            return Ok(kernel);
+        }
+        let loaded = self.within("compile the page kernel", PageKernel::load)?;
+        Ok(self.0.kernel.get_or_init(|| loaded))
+    }
+
+    /// Copies `len` bytes between memory of its own and of any GPU or the host, and waits for it, not for
+    /// other work.
+    ///
+    /// # Safety
+    /// Both ends are memory that stays allocated through the call.
+    pub unsafe fn copy(&self, to: u64, from: u64, len: u64) -> Result<()> {
+        let stream = match self.0.waited.get() {
+            Some(stream) => stream,
+            None => {
+                let opened = Stream::new(self.0.context)?;
+                self.0.waited.get_or_init(|| opened)
+            }
+        };
+        // SAFETY: by the caller; it is waited for.
+        self.within("copy", || unsafe { stream.copy_now(to, from, len) })
+    }
+
+    pub(crate) fn stream(&self) -> Result<Stream> {
+        Stream::new(self.0.context)
+    }
+
+    pub(crate) fn raw(&self) -> sys::CUdevice {
+        self.0.raw
+    }
+
     /// 0 where the driver does not know it.
-    fn attribute(&self, attribute: Attribute) -> c_int {
+    pub(crate) fn attribute(&self, attribute: Attribute) -> c_int {
         let mut value = 0;
         // SAFETY: the driver is started, and writes one number.
         let code = unsafe { sys::cuDeviceGetAttribute(&raw mut value, attribute, self.0.raw) };
@@ -113,41 +259,15 @@ impl Device {
 
     /// Runs `work` in its context, and leaves the thread with the one it had.
     pub(crate) fn within<T>(&self, operation: &'static str, work: impl FnOnce() -> Result<T>) -> Result<T> {
-        // SAFETY: the context is retained while the device lives.
-        check(operation, "its context", unsafe { sys::cuCtxPushCurrent_v2(self.0.context) })?;
-        let done = work();
-        let mut popped = std::ptr::null_mut();
-        // SAFETY: pushed above.
-        let _ = unsafe { sys::cuCtxPopCurrent_v2(&raw mut popped) };
-        done
+        within(self.0.context, operation, work)
     }
 }
 
 impl Drop for Inner {
     fn drop(&mut self) {
+        // It goes with the context.
+        drop(self.waited.take());
         // SAFETY: retained when it was opened. An error of a lost GPU has no one left to hear it.
         let _ = unsafe { sys::cuDevicePrimaryCtxRelease_v2(self.raw) };
     }
-}
-
-fn name(device: sys::CUdevice) -> String {
-    text(|buffer, len| {
-        // SAFETY: the buffer is as long as said.
-        unsafe { sys::cuDeviceGetName(buffer, len, device) }
-    })
-}
-
-fn address(device: sys::CUdevice) -> Option<Address> {
-    let name = text(|buffer, len| {
-        // SAFETY: the buffer is as long as said.
-        unsafe { sys::cuDeviceGetPCIBusId(buffer, len, device) }
-    });
-    name.parse().ok()
-}
-
-fn text(read: impl FnOnce(*mut c_char, c_int) -> sys::CUresult) -> String {
-    let mut buffer = [0_u8; 256];
-    let code = read(buffer.as_mut_ptr().cast(), buffer.len() as c_int);
-    let text = CStr::from_bytes_until_nul(&buffer).unwrap_or_default();
-    check("open GPU", "its name", code).map_or(String::new(), |()| text.to_string_lossy().into_owned())
 }

@@ -10,9 +10,15 @@ use transport_core::{Error, ErrorKind, Result};
 /// them, and `cudarc` panics at what is missing.
 const OLDEST: i32 = 12020;
 
+static STARTED: OnceLock<std::result::Result<(), (ErrorKind, String)>> = OnceLock::new();
+
+/// Whether it was started, and could be.
+pub(crate) fn is_started() -> bool {
+    matches!(STARTED.get(), Some(Ok(())))
+}
+
 /// Loads and starts the driver, once.
 pub(crate) fn start() -> Result<()> {
-    static STARTED: OnceLock<std::result::Result<(), (ErrorKind, String)>> = OnceLock::new();
     let started = STARTED.get_or_init(|| load().map_err(|why| (why.kind(), why.context().to_owned())));
     started.clone().map_err(|(kind, why)| Error::new(kind, "use CUDA", why))
 }

@@ -7,8 +7,10 @@
 //! - [`CudaMemory`]: memory of one, to be registered with a fabric: its own ([`CudaMemory::new`]) or
 //!   somebody else's by its address ([`CudaMemory::of_pointer`]). It lies near its GPU, so that the cards
 //!   of that GPU's rail group take it, and is given to cards by a DMA-BUF.
-//! - [`PinnedBuffer`]: host memory that is page-locked for GPUs.
-//! - [`PlainCopy`]: one copy by CUDA between two of these, the limit of benchmarks.
+//! - [`PinnedBuffer`]: host memory that is page-locked for GPUs, by a [`PageLock`].
+//! - [`Mover`]: copies on a GPU, in batches that are not waited for: what loopback moves bytes by.
+//! - [`Share`], [`Shared`]: memory in the hands of other processes.
+//! - [`PlainCopy`]: one copy by CUDA, the limit of benchmarks.
 //!
 //! ```
 //! use cuda::{CudaMemory, Device};
@@ -28,17 +30,31 @@
 //! leaves the thread's own as it was. Memory keeps its GPU's context; the last of it lets it go.
 //!
 //! What is behind the names: `driver` loads the library and maps its statuses, `attributes` asks
-//! what an address is, `dma_buf` exports.
+//! what an address is, `visible` what GPUs there are, `context` where work is done; `block` is memory by
+//! handle, `dma_buf` exports for cards; `stream` queues work, `kernel` is `kernels/pages.cu`, `tables` what it
+//! reads.
 
 mod attributes;
+mod block;
+mod context;
 mod device;
 mod dma_buf;
 mod driver;
+mod kernel;
 mod memory;
+mod mover;
+mod page_lock;
 mod pinned;
 mod plain;
+mod share;
+mod stream;
+mod tables;
+mod visible;
 
-pub use device::{Device, WritesOrdering};
+pub use device::{Device, Uuid, WritesOrdering};
 pub use memory::CudaMemory;
+pub use mover::{Mover, Reach};
+pub use page_lock::PageLock;
 pub use pinned::PinnedBuffer;
 pub use plain::{End, PlainCopy};
+pub use share::{Handle, Share, Shared, host_reach};

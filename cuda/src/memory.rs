@@ -9,13 +9,14 @@ use transport_core::{DmaBuf, Error, ErrorKind, Memory, MemoryKind, Result};
 
 use crate::Device;
 use crate::attributes::{Allocation, allocation, synchronise};
+use crate::block::Block;
 use crate::dma_buf::export;
 use crate::driver::{check, start};
 
 /// Bytes on a GPU, for [`Fabric::register`](transport_core::Fabric::register).
 ///
-/// A fabric with cards gives them to the cards of the GPU's rail group. The processor cannot follow
-/// their address: regions copy in and out by CUDA, and loopback does not take them yet.
+/// A fabric with cards gives them to the cards of the GPU's rail group; loopback has GPUs copy them. The
+/// processor cannot follow their address: regions copy in and out by CUDA.
 pub struct CudaMemory {
     start: CUdeviceptr,
     len: usize,
@@ -26,14 +27,15 @@ pub struct CudaMemory {
     device: Device,
 }
 
-/// An allocation of ours.
+/// An allocation of `cuMemAlloc`.
 struct Owned {
     start: CUdeviceptr,
     device: Device,
 }
 
 impl CudaMemory {
-    /// Allocates `len` bytes, all zero.
+    /// Allocates `len` bytes, all zero, so that other processes and cards can reach them: whole pages of the
+    /// GPU's, of 2 MiB, where it can (`cuMemCreate`), else by `cuMemAlloc`.
     ///
     /// # Errors
     /// `InvalidRequest` for no bytes, `Exhausted` where there are not enough.
@@ -45,16 +47,17 @@ impl CudaMemory {
         let whole = len.checked_next_multiple_of(rustix::param::page_size());
         let too_much = || Error::new(ErrorKind::Exhausted, "allocate GPU memory", format!("{len} bytes"));
         let whole = whole.ok_or_else(too_much)?;
-        let mut start = 0;
+        let (start, owner): (_, Arc<dyn Any + Send + Sync>) = if Block::is_supported(device) {
+            let block = Block::allocate(device, whole)?;
+            (block.start(), Arc::new(block))
+        } else {
+            let owned = Owned::allocate(device, whole)?;
+            (owned.start, Arc::new(owned))
+        };
         device.within("allocate GPU memory", || {
-            let what = format!("{whole} bytes on GPU {}", device.ordinal());
-            // SAFETY: the context is current; the driver writes an address, whose bytes are new.
-            unsafe {
-                check("allocate GPU memory", &what, sys::cuMemAlloc_v2(&raw mut start, whole))?;
-                check("allocate GPU memory", "to zero it", sys::cuMemsetD8_v2(start, 0, whole))
-            }
+            // SAFETY: new, and of that size.
+            check("allocate GPU memory", "to zero it", unsafe { sys::cuMemsetD8_v2(start, 0, whole) })
         })?;
-        let owner = Arc::new(Owned { start, device: device.clone() });
         // SAFETY: allocated above, and freed with its owner.
         unsafe { Self::of_pointer(start, len, owner) }
     }
@@ -100,21 +103,15 @@ impl CudaMemory {
     /// Copies `bytes` in from byte `at` on; they are there when it returns.
     pub fn copy_in(&self, at: usize, bytes: &[u8]) -> Result<()> {
         let start = self.place(at, bytes.len())?;
-        self.device.within("copy to GPU", || {
-            // SAFETY: the range was checked, and lives as long as `self`.
-            let code = unsafe { sys::cuMemcpyHtoD_v2(start, bytes.as_ptr().cast(), bytes.len()) };
-            check("copy to GPU", "the copy", code)
-        })
+        // SAFETY: the range was checked, and lives as long as `self`.
+        unsafe { self.device.copy(start, bytes.as_ptr() as u64, bytes.len() as u64) }
     }
 
     /// Copies bytes out from byte `at` on.
     pub fn copy_out(&self, at: usize, into: &mut [u8]) -> Result<()> {
         let start = self.place(at, into.len())?;
-        self.device.within("copy from GPU", || {
-            // SAFETY: as in `copy_in`, the other way.
-            let code = unsafe { sys::cuMemcpyDtoH_v2(into.as_mut_ptr().cast(), start, into.len()) };
-            check("copy from GPU", "the copy", code)
-        })
+        // SAFETY: as in `copy_in`, the other way.
+        unsafe { self.device.copy(into.as_mut_ptr() as u64, start, into.len() as u64) }
     }
 
     fn place(&self, at: usize, len: usize) -> Result<CUdeviceptr> {
@@ -161,6 +158,18 @@ unsafe impl Memory for CudaMemory {
 
     fn load(&self, at: usize, into: &mut [u8]) -> Option<Result<()>> {
         Some(self.copy_out(at, into))
+    }
+}
+
+impl Owned {
+    fn allocate(device: &Device, len: usize) -> Result<Self> {
+        let mut start = 0;
+        device.within("allocate GPU memory", || {
+            let what = format!("{len} bytes on GPU {}", device.ordinal());
+            // SAFETY: the context is current; the driver writes an address, whose bytes are new.
+            check("allocate GPU memory", &what, unsafe { sys::cuMemAlloc_v2(&raw mut start, len) })
+        })?;
+        Ok(Self { start, device: device.clone() })
     }
 }
 

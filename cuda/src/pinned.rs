@@ -2,20 +2,16 @@
 
 use std::os::fd::BorrowedFd;
 
-use cudarc::driver::sys;
 use transport_core::{HostBuffer, Memory, Result};
 
-use crate::Device;
-use crate::driver::check;
-
-/// What cuMemHostRegister is asked for: every GPU's copies take it as page-locked, and kernels can reach it.
-const FLAGS: u32 = sys::CU_MEMHOSTREGISTER_PORTABLE | sys::CU_MEMHOSTREGISTER_DEVICEMAP;
+use crate::{Device, PageLock};
 
 /// A [`HostBuffer`] in page-locked memory: GPUs copy it without a detour, at the speed of their link. Peers
 /// of this host can map it as any other.
 pub struct PinnedBuffer {
+    /// Goes before what it locks.
+    lock: PageLock,
     buffer: HostBuffer,
-    device: Device,
 }
 
 impl PinnedBuffer {
@@ -25,17 +21,14 @@ impl PinnedBuffer {
     /// `InvalidRequest` for no bytes, `Exhausted` where there are not enough to lock.
     pub fn new(device: &Device, len: usize) -> Result<Self> {
         let buffer = HostBuffer::new(len)?;
-        device.within("page-lock memory", || {
-            // SAFETY: the buffer is mapped, and stays so until it is unregistered in `drop`.
-            let code = unsafe { sys::cuMemHostRegister_v2(buffer.as_ptr().cast(), len, FLAGS) };
-            check("page-lock memory", &format!("{len} bytes of host memory"), code)
-        })?;
-        Ok(Self { buffer, device: device.clone() })
+        // SAFETY: the buffer is mapped until after the lock is gone.
+        let lock = unsafe { PageLock::new(device, buffer.as_ptr(), len) }?;
+        Ok(Self { lock, buffer })
     }
 
     /// The GPU by way of which it was locked.
     pub fn device(&self) -> &Device {
-        &self.device
+        self.lock.device()
     }
 }
 
@@ -51,17 +44,5 @@ unsafe impl Memory for PinnedBuffer {
 
     fn shared_file(&self) -> Option<BorrowedFd<'_>> {
         self.buffer.shared_file()
-    }
-}
-
-impl Drop for PinnedBuffer {
-    fn drop(&mut self) {
-        let unlocked = self.device.within("unlock memory", || {
-            // SAFETY: registered in `new`, unregistered once, and mapped until after this.
-            check("unlock memory", "it", unsafe { sys::cuMemHostUnregister(self.buffer.as_ptr().cast()) })
-        });
-        if let Err(why) = unlocked {
-            tracing::warn!(%why, "memory stays page-locked");
-        }
     }
 }

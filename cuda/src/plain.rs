@@ -3,10 +3,11 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use cudarc::driver::sys::{self, CUresult};
+use cudarc::driver::sys;
 use transport_core::{Error, ErrorKind, Memory, Result};
 
 use crate::driver::check;
+use crate::stream::Stream;
 use crate::{CudaMemory, Device, PinnedBuffer};
 
 const OPERATION: &str = "copy plainly";
@@ -20,6 +21,7 @@ pub struct PlainCopy {
     stream: Stream,
     from: End,
     to: End,
+    device: Device,
 }
 
 /// One side of a plain copy.
@@ -49,26 +51,25 @@ impl PlainCopy {
             return Err(Error::new(ErrorKind::InvalidRequest, OPERATION, why));
         }
         if let (End::Gpu(from), End::Gpu(to)) = (&from, &to) {
-            reach(from.device(), to.device())?;
+            let _ = from.device().reaches(to.device()) && to.device().reaches(from.device());
         }
         // The source's GPU pushes; towards a GPU from the host it is the target's.
         let device = match (&from, &to) {
             (End::Gpu(memory), _) | (End::Host(_), End::Gpu(memory)) => memory.device(),
             (End::Host(memory), End::Host(_)) => memory.device(),
         };
-        Ok(Self { stream: Stream::new(device)?, from, to })
+        Ok(Self { stream: device.stream()?, device: device.clone(), from, to })
     }
 
     /// Copies everything once; the bytes are there when it returns.
     pub fn run(&self) -> Result<()> {
         let (from, to) = (self.from.range(), self.to.range());
-        self.stream.device.within(OPERATION, || {
+        self.device.within(OPERATION, || {
             // SAFETY: both ranges are whole memories, of one length, that live as long as `self`; nobody has
             // references into them. The stream is this value's.
             unsafe {
-                let code = sys::cuMemcpyAsync(to.start as u64, from.start as u64, to.len(), self.stream.raw);
-                check(OPERATION, "the copy", code)?;
-                check(OPERATION, "to wait for it", sys::cuStreamSynchronize(self.stream.raw))
+                self.stream.copy(to.start as u64, from.start as u64, to.len() as u64)?;
+                check(OPERATION, "to wait for it", sys::cuStreamSynchronize(self.stream.raw()))
             }
         })
     }
@@ -94,80 +95,4 @@ impl End {
         };
         start as usize..start as usize + len
     }
-}
-
-/// A stream that waits for nobody else's.
-struct Stream {
-    raw: sys::CUstream,
-    device: Device,
-}
-
-// SAFETY: streams may be used from any thread, by several at once (CUDA driver API, "Stream Management").
-unsafe impl Send for Stream {}
-// SAFETY: as above.
-unsafe impl Sync for Stream {}
-
-impl Stream {
-    fn new(device: &Device) -> Result<Self> {
-        let mut raw = std::ptr::null_mut();
-        device.within(OPERATION, || {
-            let flags = sys::CUstream_flags_enum::CU_STREAM_NON_BLOCKING as u32;
-            // SAFETY: the context is current; the driver writes the stream.
-            check(OPERATION, "a stream", unsafe { sys::cuStreamCreate(&raw mut raw, flags) })
-        })?;
-        Ok(Self { raw, device: device.clone() })
-    }
-}
-
-impl Drop for Stream {
-    fn drop(&mut self) {
-        let destroyed = self.device.within(OPERATION, || {
-            // SAFETY: created in `new`; `run` has waited for all that was on it.
-            check(OPERATION, "to end a stream", unsafe { sys::cuStreamDestroy_v2(self.raw) })
-        });
-        if let Err(why) = destroyed {
-            tracing::warn!(%why, "a stream is left");
-        }
-    }
-}
-
-/// Lets two GPUs access each other's memory, if they can.
-fn reach(one: &Device, other: &Device) -> Result<()> {
-    if one.ordinal() == other.ordinal() {
-        return Ok(());
-    }
-    for (from, to) in [(one, other), (other, one)] {
-        let (number, context) = current(to)?;
-        from.within(OPERATION, || {
-            let (mut own, mut can) = (0, 0);
-            // SAFETY: the context is current, the other's is kept by its device; numbers are written.
-            let code = unsafe {
-                check(OPERATION, "the current GPU", sys::cuCtxGetDevice(&raw mut own))?;
-                let code = sys::cuDeviceCanAccessPeer(&raw mut can, own, number);
-                check(OPERATION, "whether GPUs reach each other", code)?;
-                match can {
-                    0 => return Ok(()),
-                    _ => sys::cuCtxEnablePeerAccess(context, 0),
-                }
-            };
-            match code {
-                CUresult::CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED => Ok(()),
-                code => check(OPERATION, "peer access", code),
-            }
-        })?;
-    }
-    Ok(())
-}
-
-/// A GPU's number and context.
-fn current(device: &Device) -> Result<(sys::CUdevice, sys::CUcontext)> {
-    let (mut number, mut context) = (0, std::ptr::null_mut());
-    device.within(OPERATION, || {
-        // SAFETY: the context is current; one value each is written.
-        unsafe {
-            check(OPERATION, "the current GPU", sys::cuCtxGetDevice(&raw mut number))?;
-            check(OPERATION, "the current context", sys::cuCtxGetCurrent(&raw mut context))
-        }
-    })?;
-    Ok((number, context))
 }

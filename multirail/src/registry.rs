@@ -38,7 +38,9 @@ impl Registry {
     /// processes: `1` where the kernel refuses the way to it, `always`, or `0`, which is
     /// the default. `MULTIRAIL_LOOPBACK_THREADS` says how many threads copy what is large
     /// or many, 1 to 64: a device, a rail group and a worker each. Without it two, or one
-    /// where this process has one core. With anything else in either of them loopback is
+    /// where this process has one core. `MULTIRAIL_GPU_BLOCKS` says how many processors of a GPU
+    /// copy pages at once, 1 to 1024, else 32; `MULTIRAIL_GPU_SIDE` which GPU copies what goes from
+    /// one to another, `receiver` or `sender`. With anything else in one of them loopback is
     /// unavailable, and says so. `efa` is as [`efa_config`](crate::efa_config) says, `verbs` as
     /// [`verbs_config`](crate::verbs_config).
     pub fn standard() -> Self {

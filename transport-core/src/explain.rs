@@ -92,7 +92,7 @@ impl Peer {
     ) -> Result<Explanation> {
         let (link, span) = self.0.check_write(src, range, dst, offset, options, "write")?;
         let work = options.work(cut_write(link, span, options, "write")?, src, dst);
-        let queued = why_queued(link, dst, span);
+        let queued = why_queued(link, src, dst, span);
         explain(&self.0, link, OperationKind::Write, &work, queued)
     }
 
@@ -128,7 +128,7 @@ impl Peer {
         let (link, span) = self.0.check_read(dst, range, src, offset)?;
         let shape = cut_read(link, span)?;
         let work = Work { kind: WorkKind::Read, ..options.as_write().work(shape, dst, src) };
-        explain(&self.0, link, OperationKind::Read, &work, why_queued(link, src, span))
+        explain(&self.0, link, OperationKind::Read, &work, why_queued(link, dst, src, span))
     }
 
     /// What [`Peer::send_with`] of these arguments would do now.
@@ -168,8 +168,11 @@ fn explain_pages(peer: &PeerInner, link: &Link, work: &Work) -> Result<Explanati
 }
 
 /// Why a request to a region goes to the worker.
-fn why_queued(link: &Link, remote: &RemoteRegion, span: Span) -> Option<String> {
-    let Some(way) = link.shortcut(&remote.0, span) else {
+fn why_queued(link: &Link, local: &Region, remote: &RemoteRegion, span: Span) -> Option<String> {
+    if local.0.far != 0 {
+        return Some("the local region is a GPU's, which copies".into());
+    }
+    let Some(way) = link.shortcut(local, &remote.0, span) else {
         return Some(closed(link, remote.0.shortcut.as_ref().map(|way| way.max), span.len));
     };
     way.direct.declines(&*way.import).map(Into::into)

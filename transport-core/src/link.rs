@@ -86,9 +86,32 @@ impl Link {
         if options.imm.is_some() {
             return self.run_with_imm(region, remote, span, kind, options);
         }
-        let way = self.shortcut(remote, span)?;
+        let Some(way) = self.shortcut(region, remote, span) else {
+            return self.run_far(region, remote, span, kind, None);
+        };
         let result = self.run(way, region, span, kind, None, options.locality)?;
         Some(self.ran(result, span.len))
+    }
+
+    /// The same for a local region that the processor cannot follow the address of.
+    #[cold]
+    fn run_far(
+        &self,
+        region: &Region,
+        remote: &RemoteInner,
+        span: Span,
+        kind: WorkKind,
+        imm: Option<u32>,
+    ) -> Option<Op> {
+        let way = remote.shortcut.as_ref().filter(|way| region.0.far != 0 && span.len <= way.max)?;
+        if !self.backlog.is_empty() || !self.takes(kind, imm) {
+            return None;
+        }
+        let request = Self::request(way, region, span, kind, imm, Locality::Auto);
+        // SAFETY: as in `run`.
+        let result = unsafe { way.direct.run_far(&request, &*way.import) };
+        self.settles(kind, imm, &result);
+        Some(self.ran(result?, span.len))
     }
 
     /// The same for a request that takes part of the peer's grant.
@@ -101,7 +124,9 @@ impl Link {
         kind: WorkKind,
         options: &WriteOptions,
     ) -> Option<Op> {
-        let way = self.shortcut(remote, span)?;
+        let Some(way) = self.shortcut(region, remote, span) else {
+            return self.run_far(region, remote, span, kind, options.imm);
+        };
         if !self.takes(kind, options.imm) {
             return None;
         }
@@ -120,7 +145,22 @@ impl Link {
         imm: Option<u32>,
         locality: Locality,
     ) -> Option<Result<()>> {
-        let request = WorkRequest {
+        let request = Self::request(way, region, span, kind, imm, locality);
+        // SAFETY: the local range was checked and `region` lives through the call;
+        // `way.import` is where `rkey` came from.
+        unsafe { way.direct.run(&request, Some(&*way.import)) }
+    }
+
+    #[inline(always)]
+    fn request(
+        way: &Shortcut,
+        region: &Region,
+        span: Span,
+        kind: WorkKind,
+        imm: Option<u32>,
+        locality: Locality,
+    ) -> WorkRequest {
+        WorkRequest {
             id: 0,
             peer: way.slot,
             kind,
@@ -131,16 +171,14 @@ impl Link {
             rkey: way.rkey,
             imm,
             way: copy::way(span.len, locality),
-        };
-        // SAFETY: the local range was checked and `region` lives through the call;
-        // `way.import` is where `rkey` came from.
-        unsafe { way.direct.run(&request, Some(&*way.import)) }
+        }
     }
 
-    /// The way past the worker, if it is open.
+    /// The way past the worker, if it is open for bytes of that region.
     #[inline(always)]
-    pub fn shortcut<'a>(&self, remote: &'a RemoteInner, span: Span) -> Option<&'a Shortcut> {
-        remote.shortcut.as_ref().filter(|way| span.len <= way.max && self.backlog.is_empty())
+    pub fn shortcut<'a>(&self, region: &Region, remote: &'a RemoteInner, span: Span) -> Option<&'a Shortcut> {
+        let fits = |way: &&Shortcut| span.len | region.0.far <= way.max && self.backlog.is_empty();
+        remote.shortcut.as_ref().filter(fits)
     }
 
     /// The same for messages and imms without bytes.

@@ -153,7 +153,9 @@ impl Peer {
     pub fn send_with(&self, src: &Region, range: Range<usize>, options: &SendOptions) -> Result<Op> {
         let (link, span) = self.0.check_send(src, range, options)?;
         let start = src.0.start.wrapping_add(span.local as usize);
-        if let Some(op) = link.run_message(WorkKind::Send, start, span.len, options.imm) {
+        if src.0.far == 0
+            && let Some(op) = link.run_message(WorkKind::Send, start, span.len, options.imm)
+        {
             return Ok(op);
         }
         self.0.submit(link, message(src, span, options.imm), options.deadline, "send")

@@ -24,6 +24,8 @@ pub(crate) struct RegionInner {
     pub memory: Arc<dyn Memory>,
     pub start: *mut u8,
     pub len: u64,
+    /// All ones where the processor cannot follow `start`, so that no limit of what it copies holds; else 0.
+    pub far: u64,
     pub access: Access,
     pub id: u64,
     pub fabric_id: u64,

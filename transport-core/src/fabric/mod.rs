@@ -33,7 +33,7 @@ use crate::control::{self, Listener};
 use crate::engine::{Control, Progress, RailCounters};
 use crate::pool::RecvPool;
 use crate::region::RegionInner;
-use crate::{Access, Error, ErrorKind, HostBuffer, Memory, Op, Peer, Region, Result, Time};
+use crate::{Access, Error, ErrorKind, HostBuffer, Memory, MemoryKind, Op, Peer, Region, Result, Time};
 
 /// The rails to register on.
 #[derive(Clone, Copy)]
@@ -139,6 +139,7 @@ impl Fabric {
             regions,
             start: memory.as_ptr(),
             len: memory.len() as u64,
+            far: if matches!(memory.kind(), MemoryKind::Cuda { .. }) { u64::MAX } else { 0 },
             memory,
             access,
             id: self.0.next_region.fetch_add(1, Ordering::Relaxed),

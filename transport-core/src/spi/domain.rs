@@ -137,6 +137,15 @@ pub trait Direct: Send + Sync {
     /// is the import that `request.rkey` came from.
     unsafe fn run(&self, request: &WorkRequest, remote: Option<&dyn RemoteMemory>) -> Option<Result<()>>;
 
+    /// As [`Direct::run`], for a local span that the processor cannot follow the address of: that of a GPU.
+    ///
+    /// # Safety
+    /// As [`Direct::run`].
+    unsafe fn run_far(&self, request: &WorkRequest, remote: &dyn RemoteMemory) -> Option<Result<()>> {
+        let _ = (request, remote);
+        None
+    }
+
     /// Why requests to that region are never run here, in a few words for people; `None` if
     /// they may be.
     fn declines(&self, remote: &dyn RemoteMemory) -> Option<&'static str> {

@@ -1,0 +1,271 @@
+//! Requests to one GPU: batches that are gathered, on their way, and landed.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use cuda::{Mover, Reach};
+use transport_core::spi::{PeerSlot, WorkRequest};
+use transport_core::{ErrorKind, Result};
+
+use crate::ended::Ended;
+use crate::remote::Import;
+use crate::runner::send_imm;
+use crate::status::status;
+
+/// A batch is started once so many bytes wait for each that is on its way, and for itself: more and smaller
+/// ones cost launches, fewer and larger ones let the line wait for the first.
+const WORTHWHILE: u64 = 4 << 20;
+/// Batches on their way beyond which they do not grow.
+const ENOUGH: u64 = 4;
+
+/// One GPU of an endpoint.
+pub(crate) struct GpuLane {
+    /// Dropped first: it waits for what is on its way, and the batches hold leases.
+    mover: Mover,
+    open: Batch,
+    flying: VecDeque<Batch>,
+    /// Batches that have landed, for reuse.
+    spare: Vec<Batch>,
+    /// Something was added since the last look.
+    fresh: bool,
+    lost: Option<ErrorKind>,
+    requests: usize,
+}
+
+/// What ends together.
+#[derive(Default)]
+struct Batch {
+    spans: VecDeque<Span>,
+    /// The regions it touches, whose leases it has taken.
+    entered: Vec<Arc<Import>>,
+    /// Became of it, once that is known.
+    outcome: Option<Result<(), ErrorKind>>,
+}
+
+/// Requests with consecutive ids to one region; with an imm, one.
+struct Span {
+    first: u64,
+    count: u32,
+    imm: Option<u32>,
+    /// The place of its region in `entered`.
+    import: usize,
+}
+
+impl GpuLane {
+    /// A lane on `device`, whose kernels take `blocks` blocks at once.
+    pub(crate) fn open(device: &cuda::Device, blocks: u32) -> Result<Self> {
+        Ok(Self {
+            mover: Mover::new(device, blocks)?,
+            open: Batch::default(),
+            flying: VecDeque::new(),
+            spare: Vec::new(),
+            fresh: false,
+            lost: None,
+            requests: 0,
+        })
+    }
+
+    /// Its GPU, as CUDA counts.
+    pub(crate) fn ordinal(&self) -> u32 {
+        self.mover.device().ordinal()
+    }
+
+    /// How it reaches memory of another GPU.
+    pub(crate) fn reach(&self, other: u32) -> Result<Reach, ErrorKind> {
+        let other = cuda::Device::open(other).map_err(|why| why.kind())?;
+        Ok(if self.mover.device().reaches(&other) { Reach::Kernel } else { Reach::Driver })
+    }
+
+    /// Requests that have not ended.
+    #[inline]
+    pub(crate) fn requests(&self) -> usize {
+        self.requests
+    }
+
+    /// Whether requests to that peer are among them.
+    pub(crate) fn serves(&self, peer: PeerSlot) -> bool {
+        let touches = |batch: &Batch| batch.entered.iter().any(|import| import.target.peer == peer);
+        touches(&self.open) || self.flying.iter().any(touches)
+    }
+
+    /// Whether one more request may be added.
+    #[inline]
+    pub(crate) fn has_room(&self) -> bool {
+        self.mover.room() > 0
+    }
+
+    /// Whether the open batch has taken the import's lease, and requests to it came last.
+    #[inline]
+    pub(crate) fn is_begun(&self, import: &Import) -> bool {
+        self.open.entered.last().is_some_and(|last| last.rkey == import.rkey)
+    }
+
+    /// Takes the import's lease for the open batch.
+    pub(crate) fn begin(&mut self, import: &Arc<Import>) -> Result<(), ErrorKind> {
+        if let Some(kind) = self.lost {
+            return Err(kind);
+        }
+        if !self.is_begun(import) {
+            import.enter()?;
+            self.open.entered.push(Arc::clone(import));
+        }
+        Ok(())
+    }
+
+    /// Adds a request to the last import that was begun.
+    ///
+    /// # Safety
+    /// As [`Mover::add`], for `(to, from, len)`.
+    pub(crate) unsafe fn add(&mut self, request: &WorkRequest, ends: &(u64, u64, u64), reach: Reach) {
+        // SAFETY: by the caller.
+        unsafe { self.add_next(ends, reach) };
+        match request.imm {
+            None => self.follow(request.id, 1),
+            imm => self.span(request.id, 1, imm),
+        }
+    }
+
+    /// Adds the bytes of a request that [`follow`](Self::follow) will name.
+    ///
+    /// # Safety
+    /// As [`add`](Self::add).
+    #[inline]
+    pub(crate) unsafe fn add_next(&mut self, &(to, from, len): &(u64, u64, u64), reach: Reach) {
+        // SAFETY: by the caller.
+        unsafe { self.mover.add(to, from, len, reach) };
+    }
+
+    /// The bytes added last belong to `count` requests from `first` on, to the import begun last.
+    #[inline]
+    pub(crate) fn follow(&mut self, first: u64, count: u32) {
+        let import = self.open.entered.len().wrapping_sub(1);
+        if let Some(last) = self.open.spans.back_mut()
+            && last.first.wrapping_add(u64::from(last.count)) == first
+            && last.import == import
+            && last.imm.is_none()
+        {
+            last.count += count;
+            self.requests += count as usize;
+            self.fresh = true;
+        } else if count > 0 {
+            self.span(first, count, None);
+        }
+    }
+
+    fn span(&mut self, first: u64, count: u32, imm: Option<u32>) {
+        let import = self.open.entered.len() - 1;
+        self.open.spans.push_back(Span { first, count, imm, import });
+        self.requests += count as usize;
+        self.fresh = true;
+    }
+
+    /// Starts the open batch, if that is worthwhile by now.
+    #[inline]
+    pub(crate) fn launch_if_due(&mut self, ended: &mut Ended) {
+        let flying = self.mover.flying() as u64;
+        let worthwhile = WORTHWHILE * flying.min(ENOUGH);
+        if self.mover.waiting() > 0 && (self.mover.waiting() >= worthwhile || !self.has_room()) {
+            self.launch(ended);
+        }
+    }
+
+    fn launch(&mut self, ended: &mut Ended) {
+        if self.open.spans.is_empty() || !self.mover.may_launch() {
+            return;
+        }
+        let mut batch = std::mem::replace(&mut self.open, self.spare.pop().unwrap_or_default());
+        match self.mover.launch() {
+            Ok(()) => {}
+            // Those before it are on their way, and end first.
+            Err(why) => batch.outcome = Some(Err(self.lose(&why))),
+        }
+        self.flying.push_back(batch);
+        let _ = self.finish(ended);
+    }
+
+    /// Files what has landed, and starts what nothing joined since the last look. The peer whose lane has no
+    /// room for an imm.
+    #[inline]
+    pub(crate) fn advance(&mut self, ended: &mut Ended) -> Option<PeerSlot> {
+        if self.requests == 0 {
+            return None;
+        }
+        let starved = self.finish(ended);
+        if !std::mem::take(&mut self.fresh) {
+            self.launch(ended);
+        }
+        starved
+    }
+
+    /// Files the ends of what has landed.
+    fn finish(&mut self, ended: &mut Ended) -> Option<PeerSlot> {
+        while let Some(batch) = self.flying.front_mut() {
+            let outcome = match batch.outcome {
+                Some(outcome) => outcome,
+                None => match self.mover.landed()? {
+                    Ok(()) => Ok(()),
+                    Err(why) => Err(self.lose(&why)),
+                },
+            };
+            let batch = self.flying.front_mut()?;
+            batch.outcome = Some(outcome);
+            if let Some(starved) = batch.tell(outcome, ended, &mut self.requests) {
+                return Some(starved);
+            }
+            if let Some(mut batch) = self.flying.pop_front() {
+                batch.leave();
+                self.spare.push(batch);
+            }
+        }
+        None
+    }
+
+    #[cold]
+    fn lose(&mut self, why: &transport_core::Error) -> ErrorKind {
+        tracing::error!(%why, gpu = self.ordinal(), "loopback: a GPU's copies failed");
+        if why.kind() == ErrorKind::DeviceLost {
+            self.lost = Some(ErrorKind::DeviceLost);
+        }
+        why.kind()
+    }
+}
+
+impl Batch {
+    /// Ends its requests, in order. The peer whose lane has no room for an imm: the rest waits.
+    fn tell(
+        &mut self,
+        outcome: Result<(), ErrorKind>,
+        ended: &mut Ended,
+        requests: &mut usize,
+    ) -> Option<PeerSlot> {
+        while let Some(span) = self.spans.front() {
+            let target = &self.entered[span.import].target;
+            let outcome = match (outcome, span.imm) {
+                (Ok(()), Some(_)) if !target.is_alive() => Err(ErrorKind::PeerDied),
+                (Ok(()), Some(imm)) if !send_imm(target, imm) => return Some(target.peer),
+                (outcome, _) => outcome,
+            };
+            match outcome {
+                Ok(()) => ended.done(span.first, span.count),
+                Err(kind) => {
+                    let ids = (0..u64::from(span.count)).map(|at| span.first.wrapping_add(at));
+                    ids.for_each(|id| ended.request(id, Err(status(kind))));
+                }
+            }
+            *requests -= span.count as usize;
+            self.spans.pop_front();
+        }
+        None
+    }
+
+    fn leave(&mut self) {
+        self.entered.drain(..).for_each(|import| import.leave());
+        self.outcome = None;
+    }
+}
+
+impl Drop for Batch {
+    fn drop(&mut self) {
+        self.leave();
+    }
+}

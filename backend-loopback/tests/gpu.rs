@@ -1,0 +1,206 @@
+//! Copies by GPUs, where there is one; elsewhere that its absence is said.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use backend_loopback::{GpuSide, Loopback, LoopbackConfig};
+use cuda::{CudaMemory, Device};
+use transport_core::{
+    Access, ErrorKind, Fabric, FabricBuilder, HostBuffer, Memory, Pages, Peer, Region, RemoteRegion,
+    TransportConfig, WriteOptions,
+};
+
+const LIMIT: Duration = Duration::from_secs(20);
+const BOTH: Access = Access::REMOTE_READ.union(Access::REMOTE_WRITE);
+
+/// Where a region lies.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Place {
+    Host,
+    Gpu(usize),
+}
+
+/// Every pair of places with a GPU in it; none without one, and then why.
+fn pairs() -> Vec<(Place, Place)> {
+    let gpus = match Device::all() {
+        Ok(devices) => devices.len().min(2),
+        Err(why) => {
+            assert!(matches!(why.kind(), ErrorKind::Unsupported | ErrorKind::NotFound), "{why}");
+            println!("skipped: {why}");
+            return Vec::new();
+        }
+    };
+    let places: Vec<_> = std::iter::once(Place::Host).chain((0..gpus).map(Place::Gpu)).collect();
+    let all = places.iter().flat_map(|from| places.iter().map(|to| (*from, *to)));
+    all.filter(|pair| *pair != (Place::Host, Place::Host)).collect()
+}
+
+/// Two fabrics that are each other's peers.
+struct Pair {
+    here: Fabric,
+    there: Fabric,
+    to: Peer,
+    from: Peer,
+}
+
+fn fabrics(config: &LoopbackConfig) -> Pair {
+    let open = || {
+        let backend = Arc::new(Loopback::with(config.clone()));
+        FabricBuilder::new().transport(TransportConfig::new("loopback", backend)).open().unwrap()
+    };
+    let (here, there) = (open(), open());
+    let (to, from) = here.connect_local(&there).unwrap();
+    Pair { here, there, to, from }
+}
+
+fn region(fabric: &Fabric, place: Place, len: usize, access: Access) -> Region {
+    let memory: Arc<dyn Memory> = match place {
+        Place::Host => Arc::new(HostBuffer::new(len).unwrap()),
+        Place::Gpu(number) => Arc::new(CudaMemory::new(&Device::all().unwrap()[number], len).unwrap()),
+    };
+    // SAFETY: nobody refers to the bytes.
+    unsafe { fabric.register(memory, access) }.unwrap()
+}
+
+impl Pair {
+    /// Regions at both ends, with what each holds, and the target as it is known here.
+    fn regions(&self, places: (Place, Place), len: usize) -> (Region, Vec<u8>, Region, RemoteRegion) {
+        let source = region(&self.here, places.0, len, Access::LOCAL);
+        let target = region(&self.there, places.1, len, BOTH);
+        let mut random = fastrand::Rng::with_seed(len as u64);
+        let content: Vec<u8> = (0..len).map(|_| random.u8(..)).collect();
+        source.copy_in(0, &content).unwrap();
+        let remote = self.to.import(&target.descriptor()).unwrap();
+        (source, content, target, remote)
+    }
+}
+
+fn content(region: &Region) -> Vec<u8> {
+    let mut bytes = vec![0; region.len()];
+    region.copy_out(0, &mut bytes).unwrap();
+    bytes
+}
+
+/// Moves `count` pages of `page` bytes between shuffled places `skew` bytes off a page's, and looks at every byte.
+fn move_pages(pair: &Pair, places: (Place, Place), page: usize, skew: usize, count: u32) {
+    let stride = page + skew;
+    let (source, content_here, target, remote) = pair.regions(places, stride * count as usize + skew + page);
+    let mut random = fastrand::Rng::with_seed(7);
+    let mut order = || {
+        let mut order: Vec<u32> = (0..count).collect();
+        random.shuffle(&mut order);
+        order
+    };
+    let (from, to) = (order(), order());
+    let pages = |order: &[u32]| Pages::new(order.to_vec()).stride(stride).offset(skew);
+    let mut op = pair.to.write_pages(&source, &pages(&from), &remote, &pages(&to), page).unwrap();
+    op.wait(LIMIT).unwrap();
+    let mut wanted = vec![0; target.len()];
+    for (from, to) in from.iter().zip(&to) {
+        let place = |index: &u32| skew + *index as usize * stride;
+        wanted[place(to)..][..page].copy_from_slice(&content_here[place(from)..][..page]);
+    }
+    assert!(content(&target) == wanted, "{places:?} {page} {skew} {count}");
+}
+
+#[test]
+fn pages_of_any_size_and_place() {
+    for side in [GpuSide::Receiver, GpuSide::Sender] {
+        let pair = fabrics(&LoopbackConfig::default().gpu_side(side));
+        for places in pairs() {
+            for (page, skew, count) in [
+                (1, 0, 100),
+                (3, 5, 64),
+                (64, 4, 500),
+                (100, 8, 77),
+                (4096, 0, 5000),
+                (4096, 16, 300),
+                (4100, 0, 60),
+                (5000, 1, 60),
+                (65536, 0, 333),
+                (65536, 2, 40),
+                (3 << 20, 0, 5),
+            ] {
+                move_pages(&pair, places, page, skew, count);
+            }
+        }
+    }
+}
+
+#[test]
+fn blocks_and_groups_change_no_byte() {
+    for (blocks, devices) in [(1, 1), (4, 2), (132, 2)] {
+        let config = LoopbackConfig::default().devices(devices).groups(devices).gpu_blocks(blocks);
+        let pair = fabrics(&config);
+        for places in pairs() {
+            move_pages(&pair, places, 16384, 0, 1000);
+        }
+    }
+}
+
+#[test]
+fn large_writes_and_reads() {
+    let pair = fabrics(&LoopbackConfig::default().devices(2).groups(2));
+    for places in pairs() {
+        let len = (40 << 20) + 5;
+        let (source, content_here, target, remote) = pair.regions(places, len);
+        pair.to.write(&source, 0..len - 3, &remote, 3).unwrap().wait(LIMIT).unwrap();
+        assert!(content(&target)[3..] == content_here[..len - 3], "{places:?}");
+        source.copy_in(0, &vec![0; len]).unwrap();
+        pair.to.read(&source, 10..len, &remote, 3).unwrap().wait(LIMIT).unwrap();
+        assert!(content(&source)[10..] == content_here[..len - 10], "{places:?}");
+    }
+}
+
+#[test]
+fn small_writes_at_once_and_imms() {
+    let pair = fabrics(&LoopbackConfig::default());
+    for places in pairs() {
+        let (source, content_here, target, remote) = pair.regions(places, 200_000);
+        for (at, len) in [(0, 8), (9, 1), (1000, 65536), (70_000, 65537)] {
+            let options = WriteOptions::default().imm(at as u32);
+            pair.to.write_with(&source, at..at + len, &remote, at, &options).unwrap().wait(LIMIT).unwrap();
+            pair.from.imm(at as u32).expect(1).wait(LIMIT).unwrap();
+            assert!(pair.from.imm(at as u32).try_take(1));
+            assert!(content(&target)[at..at + len] == content_here[at..at + len], "{places:?} {at} {len}");
+        }
+        assert_eq!(content(&target)[140_000], 0);
+    }
+}
+
+#[test]
+fn messages_from_and_into_gpus() {
+    let pair = fabrics(&LoopbackConfig::default());
+    for places in pairs() {
+        let (source, content_here, target, _) = pair.regions(places, 60_000);
+        let mut receive = pair.there.recv(&target, 100..50_100).unwrap();
+        pair.to.send(&source, 7..50_007).unwrap().wait(LIMIT).unwrap();
+        let message = receive.wait(LIMIT).unwrap();
+        assert_eq!(message.bytes, 50_000, "{places:?}");
+        assert!(content(&target)[100..50_100] == content_here[7..50_007], "{places:?}");
+    }
+}
+
+#[test]
+fn what_is_wrong_is_refused() {
+    let pair = fabrics(&LoopbackConfig::default());
+    for places in pairs() {
+        let (source, _, target, remote) = pair.regions(places, 1 << 20);
+        let beyond = Pages::new(vec![0, 16]);
+        let inside = Pages::new(vec![0, 1]);
+        for (from, to) in [(&beyond, &inside), (&inside, &beyond)] {
+            let refused = pair.to.write_pages(&source, from, &remote, to, 65536).err().unwrap();
+            assert_eq!(refused.kind(), ErrorKind::OutOfBounds, "{places:?}");
+        }
+        let none = Pages::new(Vec::new());
+        let refused = pair.to.write_pages(&source, &none, &remote, &none, 65536).err().unwrap();
+        assert_eq!(refused.kind(), ErrorKind::InvalidRequest);
+        // Overlapping targets: each byte is one of those written.
+        let twice = Pages::new(vec![3, 3, 3]);
+        let three = Pages::new(vec![0, 1, 2]);
+        pair.to.write_pages(&source, &three, &remote, &twice, 65536).unwrap().wait(LIMIT).unwrap();
+        target.revoke().unwrap().wait(LIMIT).unwrap();
+        let late = pair.to.write(&source, 0..8, &remote, 0).and_then(|mut op| op.wait(LIMIT)).unwrap_err();
+        assert_eq!(late.kind(), ErrorKind::Revoked, "{places:?}");
+    }
+}

@@ -1,0 +1,114 @@
+// Gathers and scatters pages by a table: one launch per batch.
+//
+// A page is moved in units of 4 KiB, a warp per unit. Neighbouring warps take the same unit of neighbouring
+// pages, so that what is under way is spread over memory also where pages are large. The table lies in the
+// host's memory, which is far: a warp reads the entries of its next 32 units at once, a lane each, and hands
+// them around.
+//
+// The last block to end says so, in the host's memory: everything that the launch wrote is visible to every
+// GPU and to the host before that word is.
+//
+// Compiled to PTX by `ci/ptx/generate`, by clang without CUDA's headers: hence the few words of CUDA spelled
+// out here.
+
+#define __global__ __attribute__((global))
+#define __device__ __attribute__((device))
+
+typedef unsigned char u8;
+typedef unsigned int u32;
+typedef unsigned long long u64;
+typedef u32 words4 __attribute__((ext_vector_type(4)));
+
+// Where the pointers lead: to a GPU's or the host's memory, never to shared memory.
+#define GLOBAL __attribute__((address_space(1)))
+
+enum { LANES = 32, UNIT = 4096 };
+
+// What the host fills in: `Launch` in kernel.rs is the same.
+struct Launch {
+    const u64 *from;
+    const u64 *to;
+    const u32 *len;
+    // Blocks that have ended, zero between launches; in the memory of the GPU that runs this.
+    u32 *ended;
+    // Where `value` is written at the end; in the host's memory.
+    u32 *done;
+    u32 value;
+    u32 entries;
+    // Units of the longest entry; shorter ones have empty units at their end.
+    u32 units;
+};
+
+static __device__ u64 hand_around(u64 mine, u32 lane) {
+    u32 low = __nvvm_shfl_sync_idx_i32(0xffffffff, (u32)mine, lane, 31);
+    u32 high = __nvvm_shfl_sync_idx_i32(0xffffffff, (u32)(mine >> 32), lane, 31);
+    return (u64)high << 32 | low;
+}
+
+// Moves `len` bytes, at most UNIT, whose ends are aligned for T.
+template <typename T> static __device__ void move(u64 to, u64 from, u32 len, u32 lane) {
+    // Loads that are under way together in a lane.
+    enum { DEPTH = 8 };
+    const GLOBAL T *source = (const GLOBAL T *)from;
+    GLOBAL T *target = (GLOBAL T *)to;
+    u32 whole = len / sizeof(T);
+    u32 at = lane;
+    for (; at + (DEPTH - 1) * LANES < whole; at += DEPTH * LANES) {
+        T held[DEPTH];
+#pragma unroll
+        for (u32 i = 0; i < DEPTH; i++) held[i] = source[at + i * LANES];
+#pragma unroll
+        for (u32 i = 0; i < DEPTH; i++) target[at + i * LANES] = held[i];
+    }
+    for (; at < whole; at += LANES) target[at] = source[at];
+    u32 tail = whole * sizeof(T) + lane;
+    if (tail < len) ((GLOBAL u8 *)to)[tail] = ((const GLOBAL u8 *)from)[tail];
+}
+
+// 1024 threads, so that a thread has 64 registers at most.
+extern "C" __global__ __attribute__((launch_bounds(1024))) void multirail_pages(struct Launch launch) {
+    u32 threads = __nvvm_read_ptx_sreg_ntid_x();
+    u32 thread = __nvvm_read_ptx_sreg_tid_x();
+    u32 blocks = __nvvm_read_ptx_sreg_nctaid_x();
+    u32 lane = thread % LANES;
+    u32 warps = blocks * (threads / LANES);
+    // Neighbours are in different blocks: a short table is spread over all of them.
+    u32 warp = thread / LANES * blocks + __nvvm_read_ptx_sreg_ctaid_x();
+    u64 total = (u64)launch.entries * launch.units;
+
+    for (u64 first = warp; first < total; first += (u64)LANES * warps) {
+        u64 from = 0, to = 0;
+        u32 len = 0;
+        u64 mine = first + (u64)lane * warps;
+        if (mine < total) {
+            u32 entry = (u32)(mine % launch.entries);
+            u64 skip = mine / launch.entries * UNIT;
+            u32 whole = launch.len[entry];
+            if (skip < whole) {
+                len = whole - skip < UNIT ? (u32)(whole - skip) : UNIT;
+                from = launch.from[entry] + skip;
+                to = launch.to[entry] + skip;
+            }
+        }
+        for (u32 turn = 0; turn < LANES && first + (u64)turn * warps < total; turn++) {
+            u64 source = hand_around(from, turn);
+            u64 target = hand_around(to, turn);
+            u32 bytes = __nvvm_shfl_sync_idx_i32(0xffffffff, len, turn, 31);
+            u64 both = source | target;
+            if (both % 16 == 0) move<words4>(target, source, bytes, lane);
+            else if (both % 8 == 0) move<u64>(target, source, bytes, lane);
+            else if (both % 4 == 0) move<u32>(target, source, bytes, lane);
+            else move<u8>(target, source, bytes, lane);
+        }
+    }
+
+    __syncthreads();
+    if (thread == 0) {
+        __nvvm_membar_sys();
+        if ((u32)__nvvm_atom_add_gen_i((int *)launch.ended, 1) == blocks - 1) {
+            *(volatile u32 *)launch.ended = 0;
+            __nvvm_membar_sys();
+            *(volatile u32 *)launch.done = launch.value;
+        }
+    }
+}
