@@ -3,9 +3,10 @@
 
 use std::ops::Range;
 
-use transport_core::{Access, Fabric, Region, RemoteRegion};
+use transport_core::{Access, Region, RemoteRegion};
 
 use crate::check::{Failure, Verdict};
+use crate::end::End;
 
 /// Anything a peer may do.
 pub(crate) const OPEN: Access = Access::all();
@@ -20,10 +21,10 @@ pub(crate) struct Ground {
 }
 
 impl Ground {
-    /// `len` bytes, filled by `seed`.
+    /// `len` bytes of that end's memory, filled by `seed`.
     #[track_caller]
-    pub(crate) fn new(fabric: &Fabric, len: usize, access: Access, seed: u64) -> Verdict<Self> {
-        let region = fabric.alloc(len, access)?;
+    pub(crate) fn new(end: &End, len: usize, access: Access, seed: u64) -> Verdict<Self> {
+        let region = end.region(len, access)?;
         let expected = content(seed, len);
         region.copy_in(0, &expected)?;
         Ok(Self { region, expected })

@@ -10,7 +10,8 @@ use transport_core::{
 };
 
 use crate::check::{Failure, Verdict, ensure, refused};
-use crate::subject::{Shape, Variant};
+use crate::end::End;
+use crate::subject::{Shape, Side, Variant};
 use crate::trial::Context;
 
 /// The label of a fabric's only transport.
@@ -94,9 +95,9 @@ impl Lab {
         Self { clock: VirtualClock::default(), context, fabrics, idle: Cell::new(0), unposted: Cell::new(0) }
     }
 
-    /// Opens a fabric; the lab drives it from now on.
+    /// Opens a fabric, the first at the source; the lab drives it from now on.
     #[track_caller]
-    pub(crate) fn open(&self, options: &Options<'_>) -> Verdict<Fabric> {
+    pub(crate) fn open(&self, options: &Options<'_>) -> Verdict<End> {
         let number = self.fabrics.borrow().len() as u64;
         let clock: Arc<dyn Clock> = match options.ticking {
             true => Arc::new(Ticking(self.clock.clone())),
@@ -109,7 +110,8 @@ impl Lab {
             .incarnation(self.context.seed.wrapping_mul(1000).wrapping_add(number + 1));
         let fabric = builder.open()?;
         self.drive(&fabric);
-        Ok(fabric)
+        let side = if number == 0 { Side::Source } else { Side::Target };
+        Ok(End::new(fabric, &self.context, side))
     }
 
     /// Drives a fabric that was opened elsewhere on this lab's clock.
@@ -243,8 +245,8 @@ impl Drop for Lab {
 /// Two connected fabrics: `a` begins, `b` is the target.
 pub(crate) struct Pair {
     pub lab: Lab,
-    pub a: Fabric,
-    pub b: Fabric,
+    pub a: End,
+    pub b: End,
     /// `a`'s view of `b`.
     pub to_b: Peer,
     /// `b`'s view of `a`.

@@ -10,7 +10,8 @@
 //! ```
 //!
 //! Read in this order: `subject` is what a backend states, `trial` what a
-//! trial states; `check` turns assertions into sentences, `ground` is memory
+//! trial states; `check` turns assertions into sentences, `end` is a fabric with the kind of
+//! memory that its end of a transfer has, `ground` is such memory
 //! that knows what it should contain, `lab` holds caller-driven fabrics and their
 //! clock. The trials are in `trials`, one file per noun; `process` has the helper
 //! processes. `run` runs one trial over its seeds, `replay` names the command that does so
@@ -28,6 +29,7 @@
 
 mod apart;
 mod check;
+mod end;
 mod ground;
 mod lab;
 mod process;
@@ -42,6 +44,6 @@ mod trials;
 pub use check::Failure;
 pub use process::is_helper;
 pub use runner::main;
-pub use subject::{KnownFailure, Shape, Subject, Tag, Variant};
+pub use subject::{KnownFailure, Shape, Side, Subject, Tag, Variant};
 pub use trial::{Context, Trial};
 pub use trials::trials;

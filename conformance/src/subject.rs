@@ -1,6 +1,8 @@
 //! What is under test: a backend, and what it can impersonate.
 
-use transport_core::TransportConfig;
+use std::sync::Arc;
+
+use transport_core::{Memory, TransportConfig};
 
 /// A backend under test. The suite opens all its fabrics through this.
 pub trait Subject: Send + Sync {
@@ -31,6 +33,13 @@ pub trait Subject: Send + Sync {
     /// A transport for a fabric, or the reason why there is none of that shape.
     fn transport(&self, label: &str, shape: Shape) -> Result<TransportConfig, String>;
 
+    /// New memory for a region at that end of a trial's transfers, of `len` bytes, that nobody else knows; `None`
+    /// for the host's, as `Fabric::alloc` gives it.
+    fn memory(&self, side: Side, len: usize) -> Result<Option<Arc<dyn Memory>>, String> {
+        let _ = (side, len);
+        Ok(None)
+    }
+
     /// Trials that are known to fail against it. An unexpected pass fails the run.
     fn known_failures(&self) -> &[KnownFailure] {
         &[]
@@ -51,6 +60,15 @@ pub enum Tag {
     Virtual,
     /// Real time, worker threads and, mostly, more processes.
     Process,
+}
+
+/// An end of a trial's transfers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Side {
+    /// The first fabric of a trial, which mostly begins.
+    Source,
+    /// The others, and those of helper processes.
+    Target,
 }
 
 /// What a transport should look like.

@@ -20,7 +20,9 @@ pub use role::is_helper;
 pub(crate) use role::{permutation, role};
 
 use crate::check::{Verdict, within};
+use crate::end::End;
 use crate::lab::{Options, builder};
+use crate::subject::Side;
 use crate::trial::Context;
 
 /// How often fabrics of process trials show that they live.
@@ -32,20 +34,25 @@ pub(crate) const LIMIT: Duration = Duration::from_secs(20);
 
 /// A fabric with workers, in real time, that gives peers up soon.
 #[track_caller]
-pub(crate) fn live(context: &Context) -> Verdict<Fabric> {
-    Ok(workers(context)?.heartbeat(HEARTBEAT).peer_timeout(PEER_TIMEOUT).open()?)
+pub(crate) fn live(context: &Context) -> Verdict<End> {
+    Ok(at_our_end(context, workers(context)?.heartbeat(HEARTBEAT).peer_timeout(PEER_TIMEOUT).open()?))
 }
 
 /// A fabric with workers, in real time, otherwise as users get it.
 #[track_caller]
-pub(crate) fn patient(context: &Context) -> Verdict<Fabric> {
-    Ok(workers(context)?.open()?)
+pub(crate) fn patient(context: &Context) -> Verdict<End> {
+    Ok(at_our_end(context, workers(context)?.open()?))
 }
 
 /// As [`patient`], for peers with that token only.
 #[track_caller]
-pub(crate) fn guarded(context: &Context, token: Token) -> Verdict<Fabric> {
-    Ok(workers(context)?.token(token).open()?)
+pub(crate) fn guarded(context: &Context, token: Token) -> Verdict<End> {
+    Ok(at_our_end(context, workers(context)?.token(token).open()?))
+}
+
+/// The trial's own process is at the source, its helpers are at the target.
+fn at_our_end(context: &Context, fabric: Fabric) -> End {
+    End::new(fabric, context, if is_helper() { Side::Target } else { Side::Source })
 }
 
 #[track_caller]
@@ -58,7 +65,7 @@ fn workers(context: &Context) -> Verdict<FabricBuilder> {
 
 /// A fabric here, one in a helper process, and our view of that.
 pub(crate) struct Meeting {
-    pub fabric: Fabric,
+    pub fabric: End,
     pub peer: transport_core::Peer,
     pub child: Child,
 }

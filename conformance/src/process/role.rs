@@ -24,10 +24,11 @@ use std::process::ExitCode;
 use std::str::FromStr;
 use std::sync::Arc;
 
-use transport_core::{Fabric, Listener, Op, Pages, Peer, PeerGroup, SendOptions, WriteOptions};
+use transport_core::{Listener, Op, Pages, Peer, PeerGroup, SendOptions, WriteOptions};
 
 use super::{Census, LIMIT, live, patient};
 use crate::check::{Failure, Verdict, within};
+use crate::end::End;
 use crate::ground::{Ground, OPEN, content};
 use crate::subject::{Subject, Variant};
 use crate::trial::Context;
@@ -81,7 +82,7 @@ impl From<transport_core::Error> for Refusal {
 
 struct Helper {
     context: Context,
-    fabric: Option<Fabric>,
+    fabric: Option<End>,
     listener: Option<Listener>,
     peer: Option<Peer>,
     grounds: HashMap<String, Ground>,
@@ -259,7 +260,7 @@ impl Helper {
         Ok(())
     }
 
-    fn fabric(&self) -> Verdict<&Fabric> {
+    fn fabric(&self) -> Verdict<&End> {
         self.fabric.as_ref().ok_or_else(|| Failure::new("no fabric is open"))
     }
 

@@ -6,9 +6,10 @@ use std::task::{Context as Task, Poll, Waker};
 use std::time::Duration;
 
 use rustix::process::Signal;
-use transport_core::{Barrier, Error, ErrorKind, Fabric, Peer, PeerGroup};
+use transport_core::{Barrier, Error, ErrorKind, Peer, PeerGroup};
 
 use crate::check::{Verdict, ensure, refused, same, within};
+use crate::end::End;
 use crate::lab::{Lab, Options, Pair};
 use crate::process::{Child, LIMIT, live};
 use crate::trial::{Context, Trial};
@@ -77,7 +78,7 @@ fn order(context: &Context) -> Verdict {
 }
 
 /// Three fabrics, each connected with both others: each one's group.
-fn triangle(context: &Context) -> Verdict<(Lab, Vec<Fabric>, Vec<PeerGroup>)> {
+fn triangle(context: &Context) -> Verdict<(Lab, Vec<End>, Vec<PeerGroup>)> {
     let lab = Lab::new(context);
     let fabrics: Vec<_> = (0..3).map(|_| lab.open(&Options::default())).collect::<Verdict<_>>()?;
     let mut peers: Vec<Vec<Peer>> = vec![vec![]; 3];
@@ -183,7 +184,7 @@ fn goes(context: &Context) -> Verdict {
 }
 
 /// Helpers, and a group of them.
-fn crowd(context: &Context, count: usize) -> Verdict<(Fabric, Vec<Child>, PeerGroup)> {
+fn crowd(context: &Context, count: usize) -> Verdict<(End, Vec<Child>, PeerGroup)> {
     let fabric = live(context)?;
     let mut children = Vec::new();
     let mut peers = Vec::new();

@@ -6,9 +6,10 @@ use transport_core::spi::Operations;
 use transport_core::{ErrorKind, Op};
 
 use crate::check::{Failure, Verdict, ensure, refused, same, within};
+use crate::end::End;
 use crate::ground::{Ground, OPEN};
 use crate::process::{Child, LIMIT, Meeting, live, patient};
-use crate::subject::Variant;
+use crate::subject::{Side, Variant};
 use crate::trial::{Context, Trial};
 
 const PATHS: &[Variant] = &[Variant::Plain, Variant::Queued, Variant::Slow];
@@ -90,7 +91,7 @@ fn peers_leave_nothing(context: &Context) -> Verdict {
 }
 
 /// Work under way when its fabric ends; afterwards no byte moves.
-fn drains(context: &Context, end: impl FnOnce(transport_core::Fabric)) -> Verdict {
+fn drains(context: &Context, end: impl FnOnce(End)) -> Verdict {
     let Meeting { fabric, peer, mut child } = Meeting::new(context)?;
     child.ask(&format!("alloc far {} 1", 8 << 20))?;
     let remote = within(LIMIT, "a lookup", peer.region("far"))??;
@@ -148,7 +149,7 @@ fn idle(context: &Context) -> Verdict {
 
 /// Operations are awaited by a foreign executor and by several threads at once.
 fn any_executor(context: &Context) -> Verdict {
-    let (a, b) = (live(context)?, live(context)?);
+    let (a, b) = (live(context)?, live(context)?.at(Side::Target));
     let (to_b, to_a) = a.connect_local(&b)?;
     let src = Ground::new(&a, 1 << 20, OPEN, 1)?;
     let mut dst = Ground::new(&b, 8 << 20, OPEN, 2)?;

@@ -7,7 +7,7 @@ use crate::check::{Failure, Verdict, ensure, refused, same, within};
 use crate::ground::{Ground, OPEN};
 use crate::lab::Pair;
 use crate::process::{LIMIT, live};
-use crate::subject::Variant;
+use crate::subject::{Side, Variant};
 use crate::trial::{Context, Trial};
 
 const CLOSED: &[ErrorKind] = &[ErrorKind::Closed];
@@ -94,7 +94,7 @@ fn late_revoke_ends(context: &Context) -> Verdict {
 /// Threads that submit while the fabric closes: each operation ends.
 fn meanwhile_submitted_ends(context: &Context) -> Verdict {
     for round in 0..20 {
-        let (a, b) = (live(context)?, live(context)?);
+        let (a, b) = (live(context)?, live(context)?.at(Side::Target));
         let src = Ground::new(&a, 8192, Access::LOCAL, context.seed + round)?;
         let dst = Ground::new(&b, 8192, OPEN, context.seed)?;
         let (to_b, _) = a.connect_local(&b)?;

@@ -4,6 +4,7 @@ use transport_core::{Access, ErrorKind, Fabric, WriteOptions};
 
 use super::forgery::Wire;
 use crate::check::{Verdict, ensure, refused, same};
+use crate::end::End;
 use crate::ground::{Ground, OPEN};
 use crate::lab::{Lab, Options};
 use crate::trial::{ALL_PATHS, Context, Trial};
@@ -17,7 +18,7 @@ pub(super) const TRIALS: &[Trial] = &[
     Trial::new("routing::labels_are_checked", labels_are_checked),
 ];
 
-fn open(lab: &Lab, labels: &[&str]) -> Verdict<Fabric> {
+fn open(lab: &Lab, labels: &[&str]) -> Verdict<End> {
     // Several transports of each: a rail group, in each run of many.
     let rails = lab.context.swept.then_some(4);
     lab.open(&Options { labels, rails, ..Options::default() })
@@ -31,7 +32,7 @@ fn bytes_over(fabric: &Fabric, label: &str) -> u64 {
 
 /// Writes each way over exactly that transport, small and large.
 #[track_caller]
-fn goes_over(lab: &Lab, from: &Fabric, to: &Fabric, label: &str) -> Verdict {
+fn goes_over(lab: &Lab, from: &End, to: &End, label: &str) -> Verdict {
     let (peer, back) = from.connect_local(to)?;
     let src = Ground::new(from, 600_000, Access::LOCAL, 1)?;
     let mut dst = Ground::new(to, 600_000, OPEN, 2)?;

@@ -6,9 +6,10 @@ use std::task;
 use std::time::Duration;
 
 use transport_core::spi::Operations;
-use transport_core::{Access, ErrorKind, Fabric, Peer, PeerGroup, RemoteRegion, ScatterPart, WriteOptions};
+use transport_core::{Access, ErrorKind, Peer, PeerGroup, RemoteRegion, ScatterPart, WriteOptions};
 
 use crate::check::{Verdict, ensure, refused, same};
+use crate::end::End;
 use crate::ground::{Ground, OPEN};
 use crate::lab::{Lab, Options};
 use crate::subject::Variant;
@@ -32,7 +33,7 @@ const LEN: usize = 1 << 20;
 /// One fabric that scatters, and three it scatters to.
 struct Spread {
     lab: Lab,
-    a: Fabric,
+    a: End,
     src: Ground,
     group: PeerGroup,
     /// How each target sees the source.

@@ -4,9 +4,11 @@ use transport_core::{Access, Error, ErrorKind, Fabric, Listener, Op, Peer, Remot
 
 use super::forgery::Wire;
 use crate::check::{Failure, Verdict, ensure, refused, same, within};
+use crate::end::End;
 use crate::ground::{Ground, OPEN};
 use crate::lab::{Lab, Options};
 use crate::process::{LIMIT, guarded};
+use crate::subject::Side;
 use crate::trial::{ALL_PATHS, Context, Trial};
 
 pub(super) const TRIALS: &[Trial] = &[
@@ -28,10 +30,10 @@ fn token(name: &str) -> Verdict<Token> {
 /// A parent, its tenants a and b, and a peer of a.
 struct House {
     lab: Lab,
-    parent: Fabric,
-    a: Fabric,
-    b: Fabric,
-    guest: Fabric,
+    parent: End,
+    a: End,
+    b: End,
+    guest: End,
     to_a: Peer,
 }
 
@@ -41,8 +43,9 @@ impl House {
         let lab = Lab::new(context);
         let parent = lab.open(&Options { token: Some(token("landlord")?), ..Options::default() })?;
         let (a, b) = (parent.tenant("a", token("a")?)?, parent.tenant("b", token("b")?)?);
+        let [a, b] = [a, b].map(|tenant| parent.beside(tenant).at(Side::Target));
         [&a, &b].into_iter().for_each(|tenant| lab.drive(tenant));
-        let guest = lab.open(&Options::default())?;
+        let guest = lab.open(&Options::default())?.at(Side::Source);
         let (to_a, from_guest) = guest.connect_local(&a)?;
         same("the tenant", from_guest.tenant(), "a")?;
         Ok(Self { lab, parent, a, b, guest, to_a })
@@ -145,6 +148,7 @@ fn meet(client: &Fabric, listener: &Listener) -> Verdict<(Peer, Peer)> {
 fn one_listener(context: &Context) -> Verdict {
     let parent = guarded(context, token("landlord")?)?;
     let (a, b) = (parent.tenant("a", token("a")?)?, parent.tenant("b", token("b")?)?);
+    let [a, b] = [a, b].map(|tenant| parent.beside(tenant).at(Side::Target));
     let listener = within(LIMIT, "listening", parent.listen("0"))??;
     let [region_a, region_b] = [&a, &b].map(|tenant| Ground::new(tenant, LEN, OPEN, 1));
     let (region_a, region_b) = (region_a?, region_b?);
@@ -171,6 +175,7 @@ fn one_listener(context: &Context) -> Verdict {
 fn stolen_over_sockets(context: &Context) -> Verdict {
     let parent = guarded(context, token("landlord")?)?;
     let (a, b) = (parent.tenant("a", token("a")?)?, parent.tenant("b", token("b")?)?);
+    let [a, b] = [a, b].map(|tenant| parent.beside(tenant).at(Side::Target));
     let listener = within(LIMIT, "listening", parent.listen("0"))??;
     let guest = guarded(context, token("a")?)?;
     let (to_a, _from_guest) = meet(&guest, &listener)?;

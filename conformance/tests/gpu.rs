@@ -1,0 +1,85 @@
+//! The suite against loopback with memory of GPUs: at the source, at the target, at both. With two GPUs the
+//! source is on the first and the target on the second, with one both are on it; without any this says so
+//! and passes.
+
+use std::process::ExitCode;
+use std::sync::Arc;
+
+use backend_loopback::{Loopback, LoopbackConfig};
+use conformance::{KnownFailure, Shape, Side, Subject, Variant};
+use cuda::{CudaMemory, Device};
+use transport_core::{Memory, TransportConfig};
+
+/// None; an entry whose trial passes fails the suite.
+const KNOWN_FAILURES: &[KnownFailure] = &[];
+
+/// Which ends are on a GPU, by the subject's name.
+const SUBJECTS: [(&str, &[Side]); 3] = [
+    ("gpu-source", &[Side::Source]),
+    ("gpu-target", &[Side::Target]),
+    ("gpu-both", &[Side::Source, Side::Target]),
+];
+
+/// What makes no sense here, by trial.
+const BESIDE_THE_POINT: [(&str, &str); 0] = [];
+
+struct GpuMemory {
+    name: &'static str,
+    sides: &'static [Side],
+    gpus: Vec<Device>,
+}
+
+impl Subject for GpuMemory {
+    fn name(&self) -> &str {
+        self.name
+    }
+
+    /// The link model is loopback's own suite's: what a GPU adds is the memory alone. A trial that is of
+    /// nothing else is shown as skipped.
+    fn variants(&self, asked: &[Variant]) -> Vec<Variant> {
+        if asked.contains(&Variant::Plain) { vec![Variant::Plain] } else { asked[..1].to_vec() }
+    }
+
+    fn known_failures(&self) -> &[KnownFailure] {
+        KNOWN_FAILURES
+    }
+
+    fn beside_the_point(&self, trial: &str) -> Option<&str> {
+        BESIDE_THE_POINT.iter().find(|(name, _)| *name == trial).map(|(_, why)| *why)
+    }
+
+    fn transport(&self, label: &str, shape: Shape) -> Result<TransportConfig, String> {
+        if shape.variant != Variant::Plain {
+            return Err("the link model runs on memory of the host, in the suite against loopback".to_owned());
+        }
+        let backend = Loopback::with(LoopbackConfig::default().devices(shape.rails));
+        Ok(TransportConfig::new(label, Arc::new(backend)))
+    }
+
+    fn memory(&self, side: Side, len: usize) -> Result<Option<Arc<dyn Memory>>, String> {
+        if !self.sides.contains(&side) {
+            return Ok(None);
+        }
+        let number = if side == Side::Source { 0 } else { self.gpus.len() - 1 };
+        let memory = CudaMemory::new(&self.gpus[number.min(1)], len).map_err(|why| why.to_string())?;
+        Ok(Some(Arc::new(memory)))
+    }
+}
+
+fn main() -> ExitCode {
+    let gpus = Device::all().unwrap_or_else(|why| {
+        // Standard output is the helpers' way to answer.
+        SUBJECTS.iter().for_each(|(name, _)| eprintln!("skipped: {name}: {why}"));
+        Vec::new()
+    });
+    for gpu in &gpus {
+        // CUDA opens descriptors at its first use, which trials that count them must not see.
+        if let Err(why) = CudaMemory::new(gpu, 1).and_then(|memory| memory.copy_in(0, &[1])) {
+            eprintln!("GPU {} cannot be used: {why}", gpu.ordinal());
+            return ExitCode::FAILURE;
+        }
+    }
+    let subject = |(name, sides)| Arc::new(GpuMemory { name, sides, gpus: gpus.clone() }) as Arc<dyn Subject>;
+    let subjects = if gpus.is_empty() { Vec::new() } else { SUBJECTS.map(subject).into() };
+    conformance::main(subjects)
+}
