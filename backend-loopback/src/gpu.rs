@@ -140,7 +140,7 @@ impl Gpus {
         let piece = Piece { local: request.local, remote: request.remote, len: request.len };
         // SAFETY: the import was checked for the range, and the batch holds its lease; the local span is valid
         // by the contract of `post`.
-        unsafe { lane.add(request, &ends(&way, &piece), way.reach) };
+        unsafe { lane.add(request, ends(&way, &piece), way.reach) };
         self.last = Some(way);
         Ok(true)
     }
@@ -169,14 +169,9 @@ impl Gpus {
             |piece: &Piece| piece.len > 0 && piece.remote <= way.len && piece.len <= way.len - piece.remote;
         let room = lane.room().min(pieces.len());
         let mut taken = 0;
-        for piece in &pieces[..room] {
-            if !holds(piece) {
-                break;
-            }
-            // SAFETY: as in `push`.
-            unsafe { lane.add_next(&ends(&way, piece), way.reach) };
-            taken += 1;
-        }
+        let following = pieces[..room].iter().take_while(|piece| holds(piece)).inspect(|_| taken += 1);
+        // SAFETY: as in `push`.
+        unsafe { lane.add_next(following.map(|piece| ends(&way, piece)), way.reach) };
         lane.follow(first, taken as u32);
         taken
     }

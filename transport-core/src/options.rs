@@ -83,6 +83,7 @@ impl WriteOptions {
             imm: self.imm,
             imm_mode: self.imm_mode,
             locality: self.locality,
+            far: local.0.far != 0 || remote.0.far,
             ..Work::of(WorkKind::Write, shape)
         }
     }

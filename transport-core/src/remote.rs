@@ -18,6 +18,8 @@ pub(crate) struct RemoteInner {
     pub region: u64,
     pub len: u64,
     pub access: Access,
+    /// The processor cannot follow its addresses, in whatever process.
+    pub far: bool,
     /// The transport that operations take: the first that both sides have.
     pub route: usize,
     /// Its first link among the peer's.

@@ -16,7 +16,7 @@ use crate::status::status;
 /// more leave the last one alone on the line. NVLink carries that in 11 µs.
 const WORTHWHILE: u64 = 4 << 20;
 /// The same for copies within one GPU, whose memory is five times as fast.
-const WORTHWHILE_WITHIN: u64 = 16 << 20;
+const WORTHWHILE_WITHIN: u64 = 8 << 20;
 /// The same for one piece that may still grow: the copy engine reached 0.80 of what NVLink carries with pieces
 /// of 4 MiB, 0.92 with 16 MiB.
 const WORTHWHILE_WHOLE: u64 = 64 << 20;
@@ -127,23 +127,23 @@ impl GpuLane {
     ///
     /// # Safety
     /// As [`Mover::add`], for `(to, from, len)`.
-    pub(crate) unsafe fn add(&mut self, request: &WorkRequest, ends: &(u64, u64, u64), reach: Reach) {
+    pub(crate) unsafe fn add(&mut self, request: &WorkRequest, ends: (u64, u64, u64), reach: Reach) {
         // SAFETY: by the caller.
-        unsafe { self.add_next(ends, reach) };
+        unsafe { self.add_next(std::iter::once(ends), reach) };
         match request.imm {
             None => self.follow(request.id, 1),
             imm => self.span(request.id, 1, imm),
         }
     }
 
-    /// Adds the bytes of a request that [`follow`](Self::follow) will name.
+    /// Adds the bytes of requests that [`follow`](Self::follow) will name.
     ///
     /// # Safety
     /// As [`add`](Self::add).
     #[inline]
-    pub(crate) unsafe fn add_next(&mut self, &(to, from, len): &(u64, u64, u64), reach: Reach) {
+    pub(crate) unsafe fn add_next(&mut self, ends: impl Iterator<Item = (u64, u64, u64)>, reach: Reach) {
         // SAFETY: by the caller.
-        unsafe { self.mover.add(to, from, len, reach) };
+        unsafe { self.mover.add(ends, reach) };
     }
 
     /// The bytes added last belong to `count` requests from `first` on, to the import begun last.

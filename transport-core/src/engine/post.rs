@@ -72,10 +72,11 @@ impl Engine {
             self.record(What::QueueFull { rail: self.numbered(rail) });
             return 0;
         }
-        let mut bytes = 0;
+        // What posting moves itself counts against the most.
+        let (mut bytes, mut moved) = (0, 0);
         let most = this.batch_bytes;
         let (mut ahead, oldest) = (this.posted.charged(), this.posted.oldest_charge());
-        while room > 0 && bytes < most {
+        while room > 0 && moved < most {
             let this = &mut self.rails[rail];
             let Some(op) = this.rotation.front() else { break };
             let Some(active) = &mut self.active[op as usize] else {
@@ -88,7 +89,10 @@ impl Engine {
             if by_window == 0 && share.left() > 0 {
                 break;
             }
-            let by_bytes = (most - bytes).div_ceil(active.work.shape.piece_bytes()).min(by_window);
+            let by_bytes = match active.work.far {
+                true => by_window,
+                false => (most - moved).div_ceil(active.work.shape.piece_bytes()).min(by_window),
+            };
             let turn = room.min(RUN).min(u32::try_from(by_bytes).unwrap_or(u32::MAX));
             let mut count = share.left().min(turn);
             if active.metered
@@ -105,7 +109,9 @@ impl Engine {
                 let items = share.next..share.next + count;
                 let run = Run { op, item: share.next, count, charge };
                 ahead += charge * u64::from(count);
-                bytes += active.expand(items, &share, this.posted.id_of(this.runs.len()), &mut this.batch);
+                let expanded = active.expand(items, &share, this.posted.id_of(this.runs.len()), &mut this.batch);
+                bytes += expanded;
+                moved += if active.work.far { 0 } else { expanded };
                 this.runs.push(run);
                 room -= run.count;
                 active.rails[rail].next += run.count;

@@ -26,6 +26,8 @@ pub(crate) struct Work {
     pub imm: Option<u32>,
     pub imm_mode: ImmMode,
     pub locality: Locality,
+    /// One end is memory that the processor cannot follow the address of: posting moves no bytes.
+    pub far: bool,
 }
 
 impl Work {
@@ -41,6 +43,7 @@ impl Work {
             imm: None,
             imm_mode: ImmMode::Last,
             locality: Locality::Auto,
+            far: false,
         }
     }
 

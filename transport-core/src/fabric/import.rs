@@ -9,7 +9,7 @@ use crate::link::Link;
 use crate::peer::PeerInner;
 use crate::remote::{RemoteInner, Shortcut};
 use crate::spi::{PeerSlot, RemoteMemory};
-use crate::{Descriptor, Error, ErrorKind, Peer, RemoteRegion, Result};
+use crate::{Descriptor, Error, ErrorKind, MemoryKind, Peer, RemoteRegion, Result};
 
 /// How long importing one key may take: a backend may have to ask the peer's process.
 const IMPORT_LIMIT: Duration = Duration::from_secs(2);
@@ -115,6 +115,7 @@ impl PeerInner {
             region: descriptor.region,
             len: descriptor.len,
             access: descriptor.access(),
+            far: matches!(descriptor.kind, MemoryKind::Cuda { .. }),
             route,
             lead: link.engine.position,
             shortcut,
