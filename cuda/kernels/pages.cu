@@ -1,9 +1,9 @@
 // Gathers and scatters pages by a table: one launch per batch.
 //
-// A page is moved in units of 4 KiB, a warp per unit. Neighbouring warps take the same unit of neighbouring
-// pages, so that what is under way is spread over memory also where pages are large. The table lies in the
-// host's memory, which is far: a warp reads the entries of its next 32 units at once, a lane each, and hands
-// them around.
+// A page is moved in units of 4 KiB, a warp per unit. What is counted first are the first units of all pages,
+// then the second ones, so that what is under way is spread over memory also where pages are large. The table
+// lies in the host's memory, which is far: a warp takes up to 32 units in a row, and reads their entries at
+// once, a lane each, and hands them around.
 //
 // The last block to end says so, in the host's memory: everything that the launch wrote is visible to every
 // GPU and to the host before that word is.
@@ -37,6 +37,8 @@ struct Launch {
     u32 entries;
     // Units of the longest entry; shorter ones have empty units at their end.
     u32 units;
+    // Bytes of every entry; 0 where `len` says them.
+    u32 each;
 };
 
 static __device__ u64 hand_around(u64 mine, u32 lane) {
@@ -74,23 +76,25 @@ extern "C" __global__ __attribute__((launch_bounds(1024))) void multirail_pages(
     u32 warps = blocks * (threads / LANES);
     // Neighbours are in different blocks: a short table is spread over all of them.
     u32 warp = thread / LANES * blocks + __nvvm_read_ptx_sreg_ctaid_x();
-    u64 total = (u64)launch.entries * launch.units;
+    u32 total = launch.entries * launch.units;
+    u32 share = (total + warps - 1) / warps;
+    share = share < LANES ? share : LANES;
 
-    for (u64 first = warp; first < total; first += (u64)LANES * warps) {
+    for (u32 first = warp * share; first < total; first += warps * share) {
         u64 from = 0, to = 0;
         u32 len = 0;
-        u64 mine = first + (u64)lane * warps;
-        if (mine < total) {
-            u32 entry = (u32)(mine % launch.entries);
-            u64 skip = mine / launch.entries * UNIT;
-            u32 whole = launch.len[entry];
+        u32 mine = first + lane;
+        if (lane < share && mine < total) {
+            u32 entry = mine % launch.entries;
+            u32 skip = mine / launch.entries * UNIT;
+            u32 whole = launch.each ? launch.each : launch.len[entry];
             if (skip < whole) {
-                len = whole - skip < UNIT ? (u32)(whole - skip) : UNIT;
+                len = whole - skip < UNIT ? whole - skip : UNIT;
                 from = launch.from[entry] + skip;
                 to = launch.to[entry] + skip;
             }
         }
-        for (u32 turn = 0; turn < LANES && first + (u64)turn * warps < total; turn++) {
+        for (u32 turn = 0; turn < share && first + turn < total; turn++) {
             u64 source = hand_around(from, turn);
             u64 target = hand_around(to, turn);
             u32 bytes = __nvvm_shfl_sync_idx_i32(0xffffffff, len, turn, 31);

@@ -35,6 +35,8 @@ pub(crate) struct Launch {
     pub entries: u32,
     /// Units of the longest entry.
     pub units: u32,
+    /// Bytes of every entry; 0 where `len` says them.
+    pub each: u32,
 }
 
 /// It, loaded into a GPU's primary context, where it stays as long as that does.

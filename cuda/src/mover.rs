@@ -60,6 +60,7 @@ struct Open {
     table: usize,
     entries: usize,
     longest: u32,
+    shortest: u32,
     bytes: u64,
     copies: Vec<Piece>,
     /// May still grow.
@@ -97,7 +98,7 @@ impl Mover {
             busy: vec![0; streams.len()],
             streams,
             tables: Tables::new(device)?,
-            open: Open::default(),
+            open: Open { shortest: u32::MAX, ..Open::default() },
             flying: VecDeque::with_capacity(TABLES),
             launched: 0,
             looks: 0,
@@ -173,6 +174,7 @@ impl Mover {
         self.tables.enter(self.open.table, self.open.entries, piece.to, piece.from, len);
         self.open.entries += 1;
         self.open.longest = self.open.longest.max(len);
+        self.open.shortest = self.open.shortest.min(len);
     }
 
     /// Starts moving the open batch, if there is anything in it; it has to be
@@ -195,7 +197,8 @@ impl Mover {
         let flight = Flight { table, stream, value, bytes: self.open.bytes };
         let started = self.start(flight);
         self.open.copies.clear();
-        (self.open.entries, self.open.longest, self.open.bytes) = (0, 0, 0);
+        (self.open.entries, self.open.bytes) = (0, 0);
+        (self.open.longest, self.open.shortest) = (0, u32::MAX);
         if let Err(why) = started {
             self.quiesce(flight.stream);
             return Err(why);
@@ -220,7 +223,8 @@ impl Mover {
                 return unsafe { stream.write(self.tables.word(flight.table), flight.value) };
             }
             let (entries, units) = (open.entries as u32, open.longest.div_ceil(UNIT));
-            let launch = self.tables.launch(flight.table, entries, units, flight.value);
+            let each = if open.shortest == open.longest { open.longest } else { 0 };
+            let launch = self.tables.launch(flight.table, entries, units, each, flight.value);
             let blocks = (entries * units).div_ceil(WARPS).min(self.blocks);
             // SAFETY: the table was filled, and is not touched until it has landed; its entries are as `add`
             // was promised.

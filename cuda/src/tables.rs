@@ -72,8 +72,9 @@ impl Tables {
         }
     }
 
-    /// What the kernel is to be told of table `table`, whose first `entries` were filled.
-    pub fn launch(&self, table: usize, entries: u32, units: u32, value: u32) -> Launch {
+    /// What the kernel is to be told of table `table`, whose first `entries` were filled, with pages of `each`
+    /// bytes, or of 0 where they differ.
+    pub fn launch(&self, table: usize, entries: u32, units: u32, each: u32, value: u32) -> Launch {
         let of = |offset: usize| self.table(table) as u64 + offset as u64;
         Launch {
             from: of(std::mem::offset_of!(Table, from)),
@@ -84,6 +85,7 @@ impl Tables {
             value,
             entries,
             units,
+            each,
         }
     }
 

@@ -109,7 +109,8 @@ impl Engine {
                 let items = share.next..share.next + count;
                 let run = Run { op, item: share.next, count, charge };
                 ahead += charge * u64::from(count);
-                let expanded = active.expand(items, &share, this.posted.id_of(this.runs.len()), &mut this.batch);
+                let expanded =
+                    active.expand(items, &share, this.posted.id_of(this.runs.len()), &mut this.batch);
                 bytes += expanded;
                 moved += if active.work.far { 0 } else { expanded };
                 this.runs.push(run);

@@ -1,0 +1,70 @@
+//! Copies shuffled pages by a mover alone, and says how fast, and what a launch costs: what is less through a fabric
+//! is the engine's share.
+//!
+//! `mover [PAGE BYTES] [BLOCKS] [BYTES PER BATCH] [FROM GPU] [TO GPU]`
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use cuda::{CudaMemory, Device, Mover, PlainCopy, Reach};
+use transport_core::{Memory, Result};
+
+const TOTAL: usize = 1 << 30;
+const ROUNDS: usize = 5;
+
+fn main() -> Result<()> {
+    let mut numbers = std::env::args().skip(1).map(|number| number.parse::<usize>().expect("a number"));
+    let mut number = |usual| numbers.next().unwrap_or(usual);
+    let (page, blocks, batch, from, to) = (number(65536), number(32), number(4 << 20), number(0), number(1));
+    let devices = Device::all()?;
+    let memory = |gpu: usize| CudaMemory::new(&devices[gpu], TOTAL).map(Arc::new);
+    let (source, target) = (memory(from)?, memory(to)?);
+    let _ = devices[to].reaches(&devices[from]);
+    let plain = PlainCopy::new(Arc::clone(&source), Arc::clone(&target))?;
+    let mut mover = Mover::new(&devices[to], blocks as u32)?;
+    let count = TOTAL / page;
+    // Odd, so that every page has its turn.
+    let order = |step: usize| (0..count).map(|at| at.wrapping_mul(step) % count * page).collect::<Vec<_>>();
+    let (here, there) = (order(30_011), order(40_503));
+    let mut best = (f64::MAX, f64::MAX, Duration::ZERO, 0);
+    for _ in 0..ROUNDS {
+        let begun = Instant::now();
+        plain.run()?;
+        best.0 = best.0.min(begun.elapsed().as_secs_f64());
+        let begun = Instant::now();
+        let (mut launching, mut launches) = (Duration::ZERO, 0);
+        for at in 0..count {
+            let (to, from) =
+                (target.as_ptr() as u64 + there[at] as u64, source.as_ptr() as u64 + here[at] as u64);
+            let ends = (to, from, page as u64);
+            // SAFETY: within two memories that outlive the mover's work, which is waited for.
+            unsafe { mover.add(std::iter::once(ends), Reach::Kernel) };
+            if mover.waiting() >= batch as u64 || mover.room() == 0 || at + 1 == count {
+                while !mover.may_launch() {
+                    mover.landed().transpose()?;
+                }
+                let before = Instant::now();
+                mover.launch()?;
+                launching += before.elapsed();
+                launches += 1;
+            }
+        }
+        while mover.flying() > 0 {
+            mover.landed().transpose()?;
+        }
+        let took = begun.elapsed().as_secs_f64();
+        if took < best.1 {
+            (best.1, best.2, best.3) = (took, launching, launches);
+        }
+    }
+    let speed = |seconds: f64| TOTAL as f64 / seconds / 1e9;
+    println!(
+        "pages of {page}, {blocks} blocks, batches of {batch}, GPU {from} to {to}: {:.1} GB/s, {:.3} of one copy's {:.1}; \
+         {:.1} us per launch",
+        speed(best.1),
+        best.0 / best.1,
+        speed(best.0),
+        best.2.as_secs_f64() * 1e6 / f64::from(best.3),
+    );
+    Ok(())
+}
