@@ -11,9 +11,14 @@ impl Engine {
     pub(super) fn reap(&mut self) -> usize {
         let mut events = 0;
         for rail in 0..self.rails.len() {
+            self.rails[rail].endpoint.poll(&mut self.completions);
+            let count = self.completions.as_slice().len();
+            if count == 0 {
+                events += usize::from(self.completions.is_stirred());
+                self.completions.clear();
+                continue;
+            }
             let mut completions = std::mem::replace(&mut self.completions, crate::spi::Completions::empty());
-            self.rails[rail].endpoint.poll(&mut completions);
-            let count = completions.as_slice().len();
             let (done, failed) = tally(completions.as_slice());
             if done + failed > 0 {
                 self.handle.counts[rail].completed(done, failed);
