@@ -18,20 +18,23 @@ impl Engine {
         (!known.dead && known.peer.id == peer.id).then_some(index)
     }
 
-    /// Gives a submission its share of every usable rail and queues it there.
-    pub(super) fn activate(&mut self, submission: Submission) {
+    /// Gives a submission its share of every usable rail and queues it there; one that comes `alone`
+    /// is posted at once if nothing stands before it.
+    pub(super) fn activate(&mut self, submission: Submission, alone: bool) {
         let Submission { id, peer, begun, deadline, mut work, span } = submission;
         self.note(2, id.index.into());
         self.begins(id, kind_of(&work), peer.short_id(), work.bytes());
         // Its link was queued after the controls were taken, and before it. What was queued
         // behind it stays there: it may be about this very submission.
-        while self.live_link(&peer).is_none()
+        let mut link = self.live_link(&peer);
+        while link.is_none()
             && peer.death().is_none()
             && let Some(control) = self.handle.controls.pop()
         {
             self.take_control(control);
+            link = self.live_link(&peer);
         }
-        let Some(link) = self.live_link(&peer) else {
+        let Some(link) = link else {
             let died = || Error::new(ErrorKind::PeerDied, "submit", "the peer is gone");
             let error = peer.death().unwrap_or_else(died);
             peer.links[self.handle.position].backlog.ended(&work);
@@ -69,40 +72,50 @@ impl Engine {
             expired: false,
             aborted: false,
         };
-        let usable = ActiveRail::usable;
-        if !active.rails.iter().any(usable) {
-            active.error = Some(Error::new(
-                ErrorKind::DeviceLost,
-                "submit",
-                "no rail to this peer is left; open the fabric anew",
-            ));
-        } else if active.work.kind == WorkKind::Send && !active.rails[MESSAGES].usable() {
-            let why = "the rail that carries messages is lost; open the fabric anew";
-            active.error = Some(Error::new(ErrorKind::DeviceLost, "send", why));
-        } else if active.work.is_whole() {
-            // An imm alone, or one message: the first usable rail, whole.
-            if let Some(rail) = active.rails.iter_mut().find(|rail| rail.usable()) {
-                rail.range = RailRange { start: 0, end: 1 };
+        let over = match active.refusal() {
+            Some(error) => {
+                active.error = Some(error);
+                None
             }
-            active.unposted = 1;
-        } else {
-            // A touch is one for every rail, whatever that carries.
-            let alike = matches!(active.work.shape, Shape::Touch { .. });
-            let weight = |rail: &ActiveRail| if alike { rail.weight.min(1) } else { rail.weight };
-            let weights = active.rails.iter().map(weight);
-            let turn = self.handle.turn.load(Relaxed);
-            split(active.work.items, weights, turn, &mut self.ranges);
-            self.handle.turn.store(turn.wrapping_add(1), Relaxed);
-            active.rails.iter_mut().zip(&self.ranges).for_each(|(rail, range)| {
-                rail.range = *range;
-                rail.next = range.start;
-            });
-            active.unposted = active.work.items.len();
+            None => self.share(&mut active),
+        };
+        self.active[id.index as usize] = Some(active);
+        match over {
+            Some(rail) if alone && self.post_alone(id.index, rail) => {}
+            _ => self.queue(id.index),
         }
-        let index = id.index as usize;
-        self.active[index] = Some(active);
-        self.queue(id.index);
         self.finish_if_over(id.index);
+    }
+
+    /// Gives the rails their shares. Where all is one request, says over which it goes.
+    fn share(&mut self, active: &mut Active) -> Option<usize> {
+        let work = &active.work;
+        active.unposted = work.items.len();
+        if work.is_whole() {
+            // An imm alone, or one message: the first usable rail, whole.
+            active.unposted = 1;
+            let first = active.rails.iter().position(ActiveRail::usable)?;
+            active.rails[first].range = RailRange { start: 0, end: 1 };
+            return Some(first);
+        }
+        let turn = self.handle.turn.load(Relaxed);
+        self.handle.turn.store(turn.wrapping_add(1), Relaxed);
+        if let ([rail], 1) = (&mut active.rails[..], active.unposted) {
+            (rail.range, rail.next) = (work.items, work.items.start);
+            return Some(0);
+        }
+        // A touch is one for every rail, whatever that carries.
+        let alike = matches!(work.shape, Shape::Touch { .. });
+        let weight = |rail: &ActiveRail| if alike { rail.weight.min(1) } else { rail.weight };
+        split(work.items, active.rails.iter().map(weight), turn, &mut self.ranges);
+        active.rails.iter_mut().zip(&self.ranges).for_each(|(rail, range)| {
+            rail.range = *range;
+            rail.next = range.start;
+        });
+        if active.unposted > 1 {
+            return None;
+        }
+        active.rails.iter().position(|rail| rail.left() > 0)
     }
 
     fn fill_rails(&self, work: &Work, link: u32, rails: &mut Vec<ActiveRail>) {
@@ -156,5 +169,19 @@ impl Engine {
         rail.next = 0;
         active.unposted = 1;
         self.queue(op);
+    }
+}
+
+impl Active {
+    /// Why it cannot be carried, if no rail is left that may.
+    fn refusal(&self) -> Option<Error> {
+        let (operation, why) = if !self.rails.iter().any(ActiveRail::usable) {
+            ("submit", "no rail to this peer is left; open the fabric anew")
+        } else if self.work.kind == WorkKind::Send && !self.rails[MESSAGES].usable() {
+            ("send", "the rail that carries messages is lost; open the fabric anew")
+        } else {
+            return None;
+        };
+        Some(Error::new(ErrorKind::DeviceLost, operation, why))
     }
 }

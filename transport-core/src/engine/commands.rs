@@ -22,8 +22,9 @@ impl Engine {
         let mut taken = self.take_controls();
         while taken < PER_TURN && !self.handle.submissions.is_empty() {
             let Some(submission) = self.handle.submissions.pop() else { break };
+            let alone = taken == 0 && self.handle.submissions.is_empty();
             taken += 1;
-            self.activate(submission);
+            self.activate(submission, alone);
         }
         taken
     }
@@ -126,7 +127,7 @@ impl Engine {
         // or its cancel would be lost.
         while !self.active[id.index as usize].as_ref().is_some_and(|active| active.id == id) {
             let Some(submission) = self.handle.submissions.pop() else { break };
-            self.activate(submission);
+            self.activate(submission, false);
         }
         self.record(What::Cancelled { op: id });
         self.cancel_active(id);

@@ -8,6 +8,7 @@
 mod activate;
 mod active;
 pub(crate) mod alarms;
+mod alone;
 mod commands;
 mod credit;
 mod drain;
@@ -75,6 +76,8 @@ pub(crate) struct Engine {
     /// By op index.
     active: Vec<Option<Active>>,
     running: usize,
+    /// Requests that were posted while commands were taken, and not counted yet.
+    posted_alone: usize,
     links: Vec<Option<LinkState>>,
     link_of: HashMap<PeerId, u32>,
     /// Link by `[rail][slot]`.
@@ -112,6 +115,7 @@ impl Engine {
             rails,
             active: (0..operations).map(|_| None).collect(),
             running: 0,
+            posted_alone: 0,
             links: Vec::new(),
             link_of: HashMap::new(),
             early: Early::default(),

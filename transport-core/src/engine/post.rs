@@ -12,7 +12,7 @@ impl Engine {
     /// must not sleep before it has tried them all.
     #[inline]
     pub(super) fn post(&mut self) -> (usize, usize) {
-        let (mut posted, mut turns_left) = (0, 0);
+        let (mut posted, mut turns_left) = (std::mem::take(&mut self.posted_alone), 0);
         for rail in 0..self.rails.len() {
             let this = &mut self.rails[rail];
             // Counts batches in a row: where none is tried, none was passed over.
@@ -35,10 +35,16 @@ impl Engine {
             }
             bytes = self.fill_batch(rail);
         }
-        let this = &mut self.rails[rail];
-        if this.batch.is_empty() {
+        if self.rails[rail].batch.is_empty() {
             return 0;
         }
+        self.post_batch(rail, bytes, passed)
+    }
+
+    /// Posts the batch that was built, of so many bytes, and books it. Returns the number of requests
+    /// taken.
+    pub(super) fn post_batch(&mut self, rail: usize, bytes: u64, passed: usize) -> usize {
+        let this = &mut self.rails[rail];
         // SAFETY: every request's spans were checked when it was submitted, and
         // `self.active` holds its regions and imports until `reap` has seen its end.
         let result = unsafe { this.endpoint.post(&this.batch) };

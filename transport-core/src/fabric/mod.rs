@@ -218,8 +218,8 @@ impl Fabric {
     /// One turn of every engine of a caller-driven fabric; nothing otherwise.
     pub fn step(&self) -> Progress {
         let mut sum = Progress::default();
-        for group in self.0.transports.iter().flat_map(|transport| &transport.groups) {
-            if let Some(turn) = group.step() {
+        for transport in &self.0.transports {
+            for turn in transport.groups.iter().filter_map(Group::step) {
                 sum.events += turn.events;
                 sum.posted += turn.posted;
                 sum.outstanding += turn.outstanding;
