@@ -93,10 +93,15 @@ impl VerbsEndpoint {
     }
 
     /// Takes over what the control side has changed.
+    #[inline]
     fn refresh(&mut self) {
-        if !self.shared.peers.refresh(&mut self.seen, &mut self.views) {
-            return;
+        if self.shared.peers.refresh(&mut self.seen, &mut self.views) {
+            self.take_over();
         }
+    }
+
+    #[cold]
+    fn take_over(&mut self) {
         self.links.resize_with(self.views.len(), Link::default);
         self.has_leaving = self.views.iter().any(|view| matches!(view, View::Leaving));
         self.has_broken = self.views.iter().any(|view| matches!(view, View::Broken));

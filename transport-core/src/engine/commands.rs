@@ -13,11 +13,13 @@ use crate::{Error, ErrorKind};
 const PER_TURN: usize = 256;
 
 impl Engine {
+    /// Takes what others have queued. Mostly that is nothing: a look costs less than to try and take.
+    #[inline(always)]
     pub(super) fn take_commands(&mut self) -> usize {
-        // Mostly there are none: a look costs less than to try and take one.
-        if !self.handle.has_commands() {
-            return 0;
-        }
+        if self.handle.has_commands() { self.take_queued() } else { 0 }
+    }
+
+    fn take_queued(&mut self) -> usize {
         // Controls first: a link must be known before its first operation.
         let mut taken = self.take_controls();
         while taken < PER_TURN && !self.handle.submissions.is_empty() {
