@@ -36,11 +36,15 @@ impl VerbsEndpoint {
             if full == choice.len() {
                 return (taken, None);
             }
-            // Round and round without a division: the turn is kept below the number of pairs, which
-            // differs from kind to kind.
-            let turn = if link.turn < choice.len() { link.turn } else { 0 };
-            let pair = &choice[turn];
-            link.turn = turn + 1;
+            let pair = match choice {
+                [only] => only,
+                all => {
+                    // Without a division: chips take long for one.
+                    let turn = if link.turn < all.len() { link.turn } else { 0 };
+                    link.turn = turn + 1;
+                    &all[turn]
+                }
+            };
             let Some(ring) = rings.get_mut(&pair.number()) else { return (taken, Some(NOBODY)) };
             let room = (shared.card.depth_of_pair - ring.posted.len()) as usize;
             let count = CHAIN.min(room).min(*send_depth - *requests).min(pieces.len() - taken);

@@ -27,7 +27,8 @@ impl Time {
 
     /// This moment and `span` later; never wraps.
     pub fn after(self, span: Duration) -> Self {
-        Self(self.0.saturating_add(u64::try_from(span.as_nanos()).unwrap_or(u64::MAX)))
+        let nanos = span.as_secs().saturating_mul(1_000_000_000);
+        Self(self.0.saturating_add(nanos).saturating_add(span.subsec_nanos().into()))
     }
 
     /// The span from `earlier` to here; zero if `earlier` is later.

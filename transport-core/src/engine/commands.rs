@@ -16,15 +16,16 @@ impl Engine {
     /// Takes what others have queued. Mostly that is nothing: a look costs less than to try and take.
     #[inline(always)]
     pub(super) fn take_commands(&mut self) -> usize {
-        if self.handle.has_commands() { self.take_queued() } else { 0 }
+        if self.handle.has_commands() { self.take_queued(true) } else { 0 }
     }
 
-    fn take_queued(&mut self) -> usize {
+    /// Takes what is queued; whether what comes alone may be posted at once.
+    pub(super) fn take_queued(&mut self, posts: bool) -> usize {
         // Controls first: a link must be known before its first operation.
         let mut taken = self.take_controls();
         while taken < PER_TURN && !self.handle.submissions.is_empty() {
             let Some(submission) = self.handle.submissions.pop() else { break };
-            let alone = taken == 0 && self.handle.submissions.is_empty();
+            let alone = posts && taken == 0 && self.handle.submissions.is_empty();
             taken += 1;
             self.activate(submission, alone);
         }

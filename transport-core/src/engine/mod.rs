@@ -149,7 +149,7 @@ impl Engine {
     pub fn close(&mut self) {
         let error = Error::new(ErrorKind::Closed, "close", "the fabric was closed");
         self.time = None;
-        self.take_commands();
+        self.take_queued(false);
         for link in 0..self.links.len() {
             self.fail_link(link as u32, &error);
         }
@@ -157,7 +157,7 @@ impl Engine {
         let limit = Instant::now() + CLOSE_LIMIT;
         while self.is_busy() && Instant::now() < limit {
             self.reap();
-            self.take_commands();
+            self.take_queued(false);
         }
         for revoking in std::mem::take(&mut self.revoking) {
             self.handle.table.end(revoking.id, Err(error.clone()));
