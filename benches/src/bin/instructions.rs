@@ -7,14 +7,17 @@
 
 use std::hint::black_box;
 use std::process::{Command, ExitCode};
+use std::sync::Arc;
 
+use backend_loopback::Null;
 use benches::{Driven, Pair, shuffled};
 use transport_core::copy::{Way, copy};
-use transport_core::{Pages, Region, Result};
+use transport_core::{Pages, Region, Result, WriteOptions};
 
 const PAGE: usize = 4096;
 const PAGES: u32 = 256;
 const ROUNDS: u64 = 200;
+const WARM: u64 = 20;
 const NULL_PAGE: usize = 64 << 10;
 const NULL_PAGES: u32 = 1024;
 
@@ -53,6 +56,22 @@ const CASES: &[Case] = &[
         per_round: NULL_PAGES as u64,
         limit: 120,
     },
+    Case {
+        name: "lone 8 B write with imm, and an imm that comes, null",
+        open: answering,
+        measured: lone_writes,
+        copies: nothing,
+        per_round: 1,
+        limit: 3900,
+    },
+    Case {
+        name: "turn in which nothing happens, null",
+        open: silent,
+        measured: idle_turns,
+        copies: nothing,
+        per_round: 1,
+        limit: 260,
+    },
 ];
 
 fn loopback() -> Result<Pair> {
@@ -61,6 +80,43 @@ fn loopback() -> Result<Pair> {
 
 fn null() -> Result<Pair> {
     Pair::null(Driven::ByCaller, 4, NULL_PAGES as usize * NULL_PAGE)
+}
+
+/// Each poll brings an imm.
+fn answering() -> Result<Pair> {
+    let pair = Pair::over(Arc::new(Null::new(1).imms_per_poll(1)), Driven::ByCaller, PAGE)?;
+    // So that what comes once is not counted.
+    (0..WARM).for_each(|_| lone_write(&pair));
+    Ok(pair)
+}
+
+/// One operation has passed, whose deadline the engine has not come to.
+fn silent() -> Result<Pair> {
+    let pair = Pair::null(Driven::ByCaller, 1, PAGE)?;
+    let page = Pages::new([0]);
+    pair.write_pages(&page, &page, PAGE)?;
+    Ok(pair)
+}
+
+#[inline(never)]
+fn lone_writes(pair: &Pair) {
+    (0..ROUNDS).for_each(|_| lone_write(pair));
+}
+
+/// One side's part of a ping-pong.
+fn lone_write(pair: &Pair) {
+    let answers = pair.peer.imm(0);
+    let options = WriteOptions::new().imm(1);
+    let mut op = pair.peer.write_with(&pair.src, 0..8, &pair.dst, 0, &options).expect("write");
+    while !answers.try_take(1) {
+        pair.writer.step();
+    }
+    op.try_result().expect("done").expect("done well");
+}
+
+#[inline(never)]
+fn idle_turns(pair: &Pair) {
+    (0..ROUNDS).for_each(|_| _ = black_box(pair.writer.step()));
 }
 
 #[inline(never)]
@@ -154,7 +210,13 @@ fn count(index: usize, which: &str) -> std::result::Result<u64, String> {
     let program = std::env::current_exe().map_err(|e| e.to_string())?;
     let functions: &[&str] = match which {
         "bare" => &["instructions::bare_copies*", "instructions::bare_batches*", "instructions::nothing*"],
-        _ => &["instructions::writes*", "instructions::batches*", "instructions::null_batches*"],
+        _ => &[
+            "instructions::writes*",
+            "instructions::batches*",
+            "instructions::null_batches*",
+            "instructions::lone_writes*",
+            "instructions::idle_turns*",
+        ],
     };
     let mut valgrind = Command::new("valgrind");
     valgrind.args(["--tool=callgrind", "--callgrind-out-file=/dev/null", "--collect-atstart=no"]);

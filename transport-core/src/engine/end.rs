@@ -22,9 +22,7 @@ impl Engine {
             self.begin_imm(op);
             return;
         }
-        let Some(mut active) = self.active[op as usize].take() else { return };
-        self.note(10, op.into());
-        self.running -= 1;
+        let Some(active) = &mut self.active[op as usize] else { return };
         let result = match active.error.take() {
             Some(error) => Err(error),
             None => Ok(Outcome {
@@ -33,17 +31,23 @@ impl Engine {
                 ..Outcome::default()
             }),
         };
-        if active.parked {
-            self.unpark(active.link, op);
-        }
+        active.peer.links[self.handle.position].backlog.ended(&active.work);
+        let (id, link, parked) = (active.id, active.link, active.parked);
+        let span = std::mem::replace(&mut active.span, tracing::Span::none());
         let mut rails = std::mem::take(&mut active.rails);
         rails.clear();
         self.spare.push(rails);
-        active.peer.links[self.handle.position].backlog.ended(&active.work);
-        let (id, link) = (active.id, active.link);
-        self.ends(id, &active.span, result.as_ref().err());
+        self.note(10, op.into());
+        self.running -= 1;
+        if self.running == 0 {
+            self.watches_nothing();
+        }
+        if parked {
+            self.unpark(link, op);
+        }
         // The memory is let go before anyone is told that it is.
-        drop(active);
+        self.active[op as usize] = None;
+        self.ends(id, &span, result.as_ref().err());
         self.handle.table.end(id, result);
         if self.links[link as usize].as_ref().is_some_and(|link| link.dead) {
             self.retire_link(link);
@@ -117,6 +121,7 @@ impl Engine {
         });
         expired += self.expire_drains(now, &mut next);
         let (due, next_alarm) = self.handle.alarms.due(now);
+        self.next_alarm = next_alarm;
         self.next_deadline = next.min(next_alarm);
         expired + due.wake()
     }
