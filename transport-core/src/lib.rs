@@ -96,6 +96,7 @@ mod submit;
 mod sync;
 mod time;
 mod watchers;
+mod word;
 #[allow(unsafe_code, reason = "borrows the descriptors that endpoints keep open")]
 mod worker;
 
@@ -116,7 +117,7 @@ pub use fabric::{
 };
 pub use grant::{Admission, Applicant, EvenShares, Grant};
 pub use group::{Barrier, PeerGroup, ScatterPart};
-pub use imm::{Arrivals, Expect, ImmCounter, NextArrivals};
+pub use imm::{Arrivals, AtEnd, Expect, ImmCounter, Mirror, NextArrivals};
 #[cfg(unix)]
 pub use memory::DmaBuf;
 pub use memory::{Access, Locality, Memory, MemoryKind};
@@ -132,3 +133,4 @@ pub use prepared::PreparedWrite;
 pub use region::Region;
 pub use remote::RemoteRegion;
 pub use time::{Clock, SystemClock, Time, VirtualClock};
+pub use word::Word;
