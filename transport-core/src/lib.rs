@@ -11,7 +11,8 @@
 //! - [`Peer`] and its operations, with [`WriteOptions`] and [`Pages`]; [`PeerGroup`] asks
 //!   many at once, an [`Explanation`] says what one would do. [`Op`] is their future,
 //!   [`ImmCounter`] and [`RecvPool`] the other side of them. [`wait`] blocks on any future
-//!   where there is no executor.
+//!   where there is no executor. A [`Word`] is what a GPU waits for ([`ImmCounter::mirror`]), or
+//!   writes to begin an operation ([`WriteOptions::when`]).
 //! - [`Bootstrap`], [`Listener`]: how peers find each other; TCP is built in. A
 //!   [`Token`] keeps strangers out, [`Fabric::tenant`] keeps peers apart.
 //! - [`Admission`]: how much each peer may send.
@@ -95,6 +96,7 @@ mod spread;
 mod submit;
 mod sync;
 mod time;
+mod trigger;
 mod watchers;
 mod word;
 #[allow(unsafe_code, reason = "borrows the descriptors that endpoints keep open")]
@@ -133,4 +135,5 @@ pub use prepared::PreparedWrite;
 pub use region::Region;
 pub use remote::RemoteRegion;
 pub use time::{Clock, SystemClock, Time, VirtualClock};
+pub use trigger::Trigger;
 pub use word::Word;

@@ -2,7 +2,6 @@
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
-use std::task::Poll;
 
 use super::active::{Stage, kind_of};
 use super::receive::RAIL as MESSAGES;
@@ -123,7 +122,7 @@ impl Engine {
 
     /// Gives a submission its share of every usable rail and queues it there.
     pub(super) fn activate(&mut self, submission: Submission) {
-        let Submission { id, peer, begun, deadline, mut work, span } = submission;
+        let Submission { id, peer, begun, trigger, deadline, mut work, span } = submission;
         self.note(2, id.index.into());
         self.begins(id, kind_of(&work), peer.short_id(), work.bytes());
         // Its link was queued after the controls were taken, and before it. What was queued
@@ -137,7 +136,9 @@ impl Engine {
         let Some(link) = self.live_link(&peer) else {
             let died = || Error::new(ErrorKind::PeerDied, "submit", "the peer is gone");
             let error = peer.death().unwrap_or_else(died);
-            peer.links[self.handle.position].backlog.ended(&work);
+            if trigger.is_none() {
+                peer.links[self.handle.position].backlog.ended(&work);
+            }
             self.ends(id, &span, Some(&error));
             self.handle.table.end(id, Err(error));
             return;
@@ -157,6 +158,7 @@ impl Engine {
             work,
             link,
             peer,
+            trigger,
             deadline,
             begun,
             moved: now,
@@ -203,8 +205,13 @@ impl Engine {
             active.unposted = active.work.items.len();
         }
         let index = id.index as usize;
+        let waits = active.trigger.is_some();
         self.active[index] = Some(active);
-        self.queue(id.index);
+        if waits {
+            self.untriggered.push(id)
+        } else {
+            self.queue(id.index)
+        }
         self.finish_if_over(id.index);
     }
 
@@ -280,21 +287,5 @@ impl Engine {
             self.record(What::Ended { op: id, error: Some(error.kind()) });
             self.handle.table.end(revoking.id, Err(error));
         }
-    }
-
-    /// Asks every region that is being revoked whether it is quiet.
-    pub(super) fn advance_revokes(&mut self) -> usize {
-        if self.revoking.is_empty() {
-            return 0;
-        }
-        let mut ended = 0;
-        for place in (0..self.revoking.len()).rev() {
-            let Poll::Ready(result) = self.revoking[place].region.poll_quiet() else { continue };
-            let id = self.revoking.swap_remove(place).id;
-            ended += 1;
-            self.record(What::Ended { op: id, error: result.as_ref().err().map(Error::kind) });
-            self.handle.table.end(id, result.map(|()| crate::Outcome::default()));
-        }
-        ended
     }
 }

@@ -39,7 +39,7 @@ impl Engine {
         let mut rails = std::mem::take(&mut active.rails);
         rails.clear();
         self.spare.push(rails);
-        active.peer.links[self.handle.position].backlog.ended(&active.work);
+        active.leaves(self.handle.position);
         let (id, link) = (active.id, active.link);
         self.ends(id, &active.span, result.as_ref().err());
         // The memory is let go before anyone is told that it is.

@@ -12,6 +12,7 @@ mod credit;
 mod drain;
 mod early;
 mod end;
+mod errands;
 mod handle;
 mod neighbour;
 #[allow(unsafe_code, reason = "posts what `active` keeps alive")]
@@ -21,9 +22,11 @@ mod rail;
 mod reap;
 #[allow(unsafe_code, reason = "posts receives that `known` keeps alive")]
 mod receive;
+mod revoke;
 mod rotation;
 mod snapshot;
 mod stall;
+mod trigger;
 mod unanswered;
 mod window;
 mod work;
@@ -44,11 +47,11 @@ use drain::Draining;
 use early::Early;
 use neighbour::LinkState;
 use receive::Receives;
+use revoke::Revoking;
 
 use crate::observe::{OperationDump, OperationKind, What};
 use crate::op::OpId;
 use crate::plan::RailRange;
-use crate::region::RegionInner;
 use crate::spi::{Completions, PeerSlot};
 use crate::{Clock, Error, ErrorKind, PeerId, Time};
 
@@ -70,14 +73,6 @@ pub struct Progress {
     pub outstanding: usize,
 }
 
-struct Revoking {
-    id: OpId,
-    region: Arc<RegionInner>,
-    deadline: Time,
-    begun: Time,
-    stalled: bool,
-}
-
 pub(crate) struct Engine {
     handle: Arc<EngineHandle>,
     clock: Arc<dyn Clock>,
@@ -94,6 +89,8 @@ pub(crate) struct Engine {
     receives: Receives,
     revoking: Vec<Revoking>,
     draining: Vec<Draining>,
+    /// Operations whose trigger was not due at the last look.
+    untriggered: Vec<OpId>,
     completions: Completions,
     /// No deadline of an operation under way is before this.
     next_deadline: Time,
@@ -126,6 +123,7 @@ impl Engine {
             receives: Receives::default(),
             revoking: Vec::new(),
             draining: Vec::new(),
+            untriggered: Vec::new(),
             completions: Completions::with_room(POLL_ROOM),
             next_deadline: Time::NEVER,
             next_look: Time::NEVER,
@@ -145,7 +143,7 @@ impl Engine {
         let mut events = self.take_commands();
         let posted = self.post();
         events += posted + self.turns_left() + self.reap();
-        events += self.advance_revokes() + self.advance_drains();
+        events += self.run_errands();
         let alarm = self.next_deadline.min(self.next_look);
         if alarm != Time::NEVER {
             let now = self.now();
@@ -174,7 +172,7 @@ impl Engine {
         let look_again = if can_be_woken && self.revoking.is_empty() { None } else { backoff };
         let due = self.due();
         let due = (due != Time::NEVER).then(|| due.since(self.clock.now()));
-        look_again.into_iter().chain(due).min()
+        look_again.into_iter().chain(self.trigger_nap(idle)).chain(due).min()
     }
 
     /// When something is due by itself: a deadline, a look for stalls, or something of a rail's.
@@ -215,7 +213,7 @@ impl Engine {
         // A closed endpoint touches nothing any more: what it held is let go now.
         self.rails.clear();
         for active in self.active.iter_mut().filter_map(Option::take) {
-            active.peer.links[self.handle.position].backlog.ended(&active.work);
+            active.leaves(self.handle.position);
             let id = active.id;
             drop(active);
             self.handle.table.end(id, Err(error.clone()));
