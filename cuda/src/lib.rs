@@ -7,6 +7,7 @@
 //! - [`CudaMemory`]: memory of one, to be registered with a fabric: its own ([`CudaMemory::new`]) or
 //!   somebody else's by its address ([`CudaMemory::of_pointer`]). It lies near its GPU, so that the cards
 //!   of that GPU's rail group take it, and is given to cards by a DMA-BUF.
+//! - [`CudaWord`]: a word that a stream waits for, or begins a transfer by.
 //!
 //! ```
 //! use cuda::{CudaMemory, Device};
@@ -33,6 +34,8 @@ mod device;
 mod dma_buf;
 mod driver;
 mod memory;
+mod word;
 
 pub use device::{Device, WritesOrdering};
 pub use memory::CudaMemory;
+pub use word::{CudaWord, RawStream};
