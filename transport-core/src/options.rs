@@ -85,10 +85,10 @@ impl WriteOptions {
     /// the trigger may take. A peer that dies, and a fabric that is closed, end it. That the
     /// region was not revoked is looked at again when it begins.
     ///
-    /// Nobody rings when the word changes. The worker looks in each of its turns, and goes on taking
-    /// turns for as long as an operation waits so: after 100 µs without anything to do it naps between
-    /// two of them, for an eighth of its idle time and at most 50 µs, to which the operating system adds
-    /// its slack (Linux: 50 µs). Who wants it sooner drives the fabric, which looks in every `step`.
+    /// Nobody rings when the word changes: somebody has to look, which costs a part of a core for as long
+    /// as an operation waits so. The worker looks in each of its turns, and its naps between them are
+    /// short, as [`Workers::trigger_nap`](crate::Workers::trigger_nap) has it; a fabric that its caller
+    /// drives looks in every `step`.
     pub fn when(mut self, word: Arc<dyn Word>, value: u32) -> Self {
         self.trigger = Some(Trigger::new(word, value));
         self

@@ -7,14 +7,10 @@ use super::{Engine, credit};
 use crate::Access;
 use crate::observe::What;
 
-/// The longest nap between two looks at a trigger. Linux adds 50 µs of slack to any sleep: a shorter one
-/// would cost more of a core and hardly come sooner.
-const NAP: Duration = Duration::from_micros(50);
-
 impl Engine {
     /// How long a worker may sleep for the sake of triggers, whose words wake nobody.
     pub(super) fn trigger_nap(&self, idle: Duration) -> Option<Duration> {
-        (!self.untriggered.is_empty()).then(|| (idle / 8).min(NAP))
+        (!self.untriggered.is_empty()).then(|| (idle / 8).min(self.handle.posting.trigger_nap))
     }
 
     /// Begins what waited for its trigger and need not any more; how many.
