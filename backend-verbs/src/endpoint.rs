@@ -1,8 +1,9 @@
 //! The endpoint: posts, polls, and says goodbye to peers.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::VecDeque;
 use std::sync::Arc;
 
+use foldhash::{HashMap, HashMapExt};
 use rdma_sys as ib;
 use transport_core::spi::{
     Armed, Batch, Completions, Endpoint, EndpointConfig, Event, PeerSlot, PostResult, ReceiveRequest, Status,
@@ -92,10 +93,15 @@ impl VerbsEndpoint {
     }
 
     /// Takes over what the control side has changed.
+    #[inline]
     fn refresh(&mut self) {
-        if !self.shared.peers.refresh(&mut self.seen, &mut self.views) {
-            return;
+        if self.shared.peers.refresh(&mut self.seen, &mut self.views) {
+            self.take_over();
         }
+    }
+
+    #[cold]
+    fn take_over(&mut self) {
         self.links.resize_with(self.views.len(), Link::default);
         self.has_leaving = self.views.iter().any(|view| matches!(view, View::Leaving));
         self.has_broken = self.views.iter().any(|view| matches!(view, View::Broken));

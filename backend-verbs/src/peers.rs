@@ -107,12 +107,19 @@ impl Peers {
     }
 
     /// Tells how the slots are if anything changed since the count in `seen`.
+    #[inline]
     pub(crate) fn refresh(&self, seen: &mut u64, into: &mut Vec<View>) -> bool {
         let changes = self.changes.load(Ordering::Acquire);
         if changes == *seen {
             return false;
         }
         *seen = changes;
+        self.read(into);
+        true
+    }
+
+    #[cold]
+    fn read(&self, into: &mut Vec<View>) {
         into.clear();
         into.extend(self.lock().iter().map(|slot| match slot {
             Slot::Free | Slot::Offered(_) => View::Free,
@@ -120,7 +127,6 @@ impl Peers {
             Slot::Broken(_) => View::Broken,
             Slot::Leaving => View::Leaving,
         }));
-        true
     }
 }
 

@@ -1,7 +1,5 @@
 //! Posting: a run goes round a peer's queue pairs, chain by chain.
 
-use std::sync::Arc;
-
 use transport_core::ErrorKind;
 use transport_core::spi::{Piece, Status, WorkKind, WorkRequest};
 
@@ -21,9 +19,10 @@ impl VerbsEndpoint {
     /// # Safety
     /// As `Endpoint::post`.
     pub(crate) unsafe fn post_run(&mut self, run: &WorkRequest, pieces: &[Piece]) -> (usize, Option<Status>) {
-        let Some(link) = self.links.get_mut(run.peer.0 as usize) else { return (0, Some(NOBODY)) };
+        let Self { links, rings, shared, requests, send_depth, .. } = self;
+        let Some(link) = links.get_mut(run.peer.0 as usize) else { return (0, Some(NOBODY)) };
         let pairs = match (&link.view, &link.pairs) {
-            (View::Up(_), Some(pairs)) => Arc::clone(pairs),
+            (View::Up(_), Some(pairs)) => pairs,
             // Until the next connection is there.
             (View::Broken, _) => return (0, None),
             _ => return (0, Some(NOBODY)),
@@ -37,11 +36,14 @@ impl VerbsEndpoint {
             if full == choice.len() {
                 return (taken, None);
             }
-            let pair = &choice[link.turn % choice.len()];
-            link.turn = link.turn.wrapping_add(1);
-            let Some(ring) = self.rings.get_mut(&pair.number()) else { return (taken, Some(NOBODY)) };
-            let room = (self.shared.card.depth_of_pair - ring.posted.len()) as usize;
-            let count = CHAIN.min(room).min(self.send_depth - self.requests).min(pieces.len() - taken);
+            // Round and round without a division: the turn is kept below the number of pairs, which
+            // differs from kind to kind.
+            let turn = if link.turn < choice.len() { link.turn } else { 0 };
+            let pair = &choice[turn];
+            link.turn = turn + 1;
+            let Some(ring) = rings.get_mut(&pair.number()) else { return (taken, Some(NOBODY)) };
+            let room = (shared.card.depth_of_pair - ring.posted.len()) as usize;
+            let count = CHAIN.min(room).min(*send_depth - *requests).min(pieces.len() - taken);
             if count == 0 {
                 full += 1;
                 continue;
@@ -49,7 +51,7 @@ impl VerbsEndpoint {
             // SAFETY: by the caller.
             let (more, code) =
                 unsafe { submit(pair, &mut ring.posted, run, (taken, &pieces[taken..taken + count])) };
-            self.requests += more;
+            *requests += more;
             taken += more;
             match code {
                 0 => full = 0,

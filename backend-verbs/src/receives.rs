@@ -149,10 +149,12 @@ impl Receives {
     }
 
     /// The next message and the receive that gets it.
+    #[inline]
     pub(crate) fn next(&mut self, card: &Card) -> Option<Delivered> {
-        if self.wanted.is_empty() {
-            return None;
-        }
+        if self.wanted.is_empty() || self.waiting.is_empty() { None } else { self.deliver(card) }
+    }
+
+    fn deliver(&mut self, card: &Card) -> Option<Delivered> {
         let arrival = self.waiting.pop_front()?;
         let receive = self.wanted.pop_front()?;
         let fits = u64::from(arrival.len) <= receive.len;

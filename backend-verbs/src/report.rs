@@ -24,31 +24,46 @@ const WITH_IMM: u32 = 2;
 
 impl VerbsEndpoint {
     /// Reads about `room` completions and files their events; whether there were any.
+    #[inline]
     pub(crate) fn drain(&mut self, room: usize) -> bool {
         let mut any = false;
         self.is_drained = false;
         while self.waiting.len() < room {
-            let mut entries = std::mem::take(&mut self.entries);
-            let most = entries.len().min(room - self.waiting.len()) as c_int;
+            let most = self.entries.len().min(room - self.waiting.len()) as c_int;
+            let into = self.entries.as_mut_ptr();
             // SAFETY: the queue is open, and there is room for so many.
-            let count = unsafe { ib::ibv_poll_cq(self.shared.card.cq.as_ptr(), most, entries.as_mut_ptr()) };
-            for entry in entries.iter().take(count.max(0) as usize) {
-                match entry.wr_id & RECEIVE {
-                    0 => self.ended(entry),
-                    _ => self.received(entry),
-                }
+            let count = unsafe { ib::ibv_poll_cq(self.shared.card.cq.as_ptr(), most, into) };
+            if count != 0 {
+                self.file(count);
+                any |= count > 0;
             }
-            self.entries = entries;
-            if count < 0 {
-                self.lose(count);
-                break;
-            }
-            any |= count > 0;
             if count < most {
-                self.is_drained = true;
+                self.is_drained = count >= 0;
                 break;
             }
         }
+        any | self.deliver()
+    }
+
+    /// Files what was read: so many completions, or an error.
+    fn file(&mut self, count: c_int) {
+        let entries = std::mem::take(&mut self.entries);
+        for entry in entries.iter().take(count.max(0) as usize) {
+            match entry.wr_id & RECEIVE {
+                0 => self.ended(entry),
+                _ => self.received(entry),
+            }
+        }
+        self.entries = entries;
+        if count < 0 {
+            self.lose(count);
+        }
+    }
+
+    /// Hands messages to the receives that get them; whether there were any.
+    #[inline]
+    fn deliver(&mut self) -> bool {
+        let mut any = false;
         while let Some(delivered) = self.receives.next(&self.shared.card) {
             let id = delivered.id;
             self.waiting.push_back(match delivered.fits {

@@ -22,7 +22,7 @@ pub(crate) unsafe fn submit(
 ) -> (usize, i32) {
     let count = pieces.len().min(CHAIN);
     let mut chain = [const { MaybeUninit::<ib::ibv_send_wr>::uninit() }; CHAIN];
-    let mut spans = [ib::ibv_sge { addr: 0, length: 0, lkey: 0 }; CHAIN];
+    let mut spans = [const { MaybeUninit::<ib::ibv_sge>::uninit() }; CHAIN];
     let opcode = match (run.kind, run.imm) {
         (WorkKind::Write, None) => ib::IBV_WR_RDMA_WRITE,
         (WorkKind::Write, Some(_)) => ib::IBV_WR_RDMA_WRITE_WITH_IMM,
@@ -35,11 +35,11 @@ pub(crate) unsafe fn submit(
         WorkKind::Write | WorkKind::Send if !pair.card().device.has_foreign_memory() => pair.inline(),
         _ => 0,
     };
-    let (chain_start, spans_start): (*mut ib::ibv_send_wr, _) =
-        (chain.as_mut_ptr().cast(), spans.as_mut_ptr());
+    let (chain_start, spans_start): (*mut ib::ibv_send_wr, *mut ib::ibv_sge) =
+        (chain.as_mut_ptr().cast(), spans.as_mut_ptr().cast());
     for (place, piece) in pieces[..count].iter().enumerate() {
-        spans[place] =
-            ib::ibv_sge { addr: piece.local as u64, length: piece.len as u32, lkey: run.lkey as u32 };
+        let (addr, length) = (piece.local as u64, piece.len as u32);
+        spans[place].write(ib::ibv_sge { addr, length, lkey: run.lkey as u32 });
         // SAFETY: zero is a value of the structure.
         let request = chain[place].write(unsafe { std::mem::zeroed() });
         (request.wr_id, request.opcode) = (posted.id(place), opcode);

@@ -60,6 +60,9 @@ impl ImmCounts {
         let count = counts.values.entry(imm).or_default();
         *count += 1;
         let count = *count;
+        if counts.waiting.is_empty() {
+            return;
+        }
         let due = counts.waiting.due((imm, 0)..=(imm, count));
         drop(counts);
         due.wake();

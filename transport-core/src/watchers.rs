@@ -53,6 +53,12 @@ impl<K: Copy + Ord> Watchers<K> {
         self.wakers.remove(&(key, id.take()?))
     }
 
+    /// Whether nobody waits.
+    #[inline]
+    pub fn is_empty(&self) -> bool {
+        self.wakers.is_empty()
+    }
+
     /// Takes out whoever waits for one of `keys`. Costs nothing if nobody waits.
     pub fn due(&mut self, keys: RangeInclusive<K>) -> Due {
         if self.wakers.is_empty() {

@@ -21,7 +21,7 @@ impl Engine {
         // Controls overtake submissions: those that came before are activated first.
         for _ in 0..self.handle.submissions.len() {
             let Some(submission) = self.handle.submissions.pop() else { break };
-            self.activate(submission);
+            self.activate(submission, false);
         }
         let ops = self.active.iter().flatten().filter(|active| active.peer.id == peer);
         let ops = ops.map(|active| active.id).collect();

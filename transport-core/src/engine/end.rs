@@ -25,6 +25,9 @@ impl Engine {
         let Some(mut active) = self.active[op as usize].take() else { return };
         self.note(10, op.into());
         self.running -= 1;
+        if self.running == 0 {
+            self.watches_nothing();
+        }
         let result = match active.error.take() {
             Some(error) => Err(error),
             None => Ok(Outcome {
@@ -117,6 +120,7 @@ impl Engine {
         });
         expired += self.expire_drains(now, &mut next);
         let (due, next_alarm) = self.handle.alarms.due(now);
+        self.next_alarm = next_alarm;
         self.next_deadline = next.min(next_alarm);
         expired + due.wake()
     }

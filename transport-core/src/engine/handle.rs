@@ -222,6 +222,7 @@ impl EngineHandle {
         self.control(Control::Cancel(id));
     }
 
+    #[inline]
     pub fn has_commands(&self) -> bool {
         !self.submissions.is_empty() || !self.controls.is_empty()
     }

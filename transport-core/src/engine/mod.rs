@@ -2,11 +2,13 @@
 //!
 //! A worker thread calls [`Engine::step`] in a loop; a caller-driven fabric calls
 //! it from the user's thread. Nothing else may touch the endpoints.
-//! Reading order: `handle` (what others see), `commands` (in), `post` (out),
-//! `reap` (back), `end` (how operations end).
+//! Reading order: `handle` (what others see), `turn` (what happens when), `commands` (in),
+//! `post` (out), `reap` (back), `end` (how operations end).
 
+mod activate;
 mod active;
 pub(crate) mod alarms;
+mod alone;
 mod commands;
 mod credit;
 mod drain;
@@ -27,19 +29,20 @@ mod rotation;
 mod snapshot;
 mod stall;
 mod trigger;
+mod turn;
 mod unanswered;
 mod window;
 mod work;
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 pub(crate) use handle::{Control, EngineHandle, HandleSetup, Submission};
 pub use rail::RailCounters;
 pub(crate) use rail::{Rail, RailCounts};
 pub(crate) use snapshot::Snapshot;
+pub use turn::Progress;
 pub(crate) use work::{Gate, Work};
 
 use active::{Active, ActiveRail};
@@ -61,18 +64,6 @@ const POLL_ROOM: usize = 256;
 /// How long closing waits for a backend to give back what is posted.
 const CLOSE_LIMIT: Duration = Duration::from_secs(1);
 
-/// What a turn did.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-#[non_exhaustive]
-pub struct Progress {
-    /// Commands taken, requests posted and events seen.
-    pub events: usize,
-    /// Of those, requests posted.
-    pub posted: usize,
-    /// Operations under way after it.
-    pub outstanding: usize,
-}
-
 pub(crate) struct Engine {
     handle: Arc<EngineHandle>,
     clock: Arc<dyn Clock>,
@@ -80,6 +71,8 @@ pub(crate) struct Engine {
     /// By op index.
     active: Vec<Option<Active>>,
     running: usize,
+    /// Requests that were posted while commands were taken, and not counted yet.
+    posted_alone: usize,
     links: Vec<Option<LinkState>>,
     link_of: HashMap<PeerId, u32>,
     /// Link by `[rail][slot]`.
@@ -96,6 +89,8 @@ pub(crate) struct Engine {
     next_deadline: Time,
     /// No operation under way stalls before this.
     next_look: Time,
+    /// Nobody's alarm is before this.
+    next_alarm: Time,
     /// The clock in this turn, once somebody has asked.
     time: Option<Time>,
     /// The last record says so.
@@ -117,6 +112,7 @@ impl Engine {
             rails,
             active: (0..operations).map(|_| None).collect(),
             running: 0,
+            posted_alone: 0,
             links: Vec::new(),
             link_of: HashMap::new(),
             early: Early::default(),
@@ -127,6 +123,7 @@ impl Engine {
             completions: Completions::with_room(POLL_ROOM),
             next_deadline: Time::NEVER,
             next_look: Time::NEVER,
+            next_alarm: Time::NEVER,
             time: None,
             parked: false,
             casualties: VecDeque::new(),
@@ -135,50 +132,6 @@ impl Engine {
             hash: 0,
             handle,
         }
-    }
-
-    /// One turn. Never blocks.
-    pub fn step(&mut self) -> Progress {
-        self.time = None;
-        let mut events = self.take_commands();
-        let posted = self.post();
-        events += posted + self.turns_left() + self.reap();
-        events += self.run_errands();
-        let alarm = self.next_deadline.min(self.next_look);
-        if alarm != Time::NEVER {
-            let now = self.now();
-            if now >= self.next_deadline {
-                events += self.expire(now);
-            }
-            if now >= self.next_look {
-                self.look_for_stalls(now);
-            }
-        }
-        self.handle.hash.store(self.hash, Ordering::Relaxed);
-        Progress { events, posted, outstanding: self.outstanding() }
-    }
-
-    /// Operations that have not ended, posted receives apart.
-    pub fn outstanding(&self) -> usize {
-        self.running + self.revoking.len() + self.draining.len()
-    }
-
-    /// How long a worker may sleep although nothing happens: to the next
-    /// deadline, and briefly while a backend cannot wake it: an eighth of its idle time.
-    pub fn nap(&self, can_be_woken: bool, idle: Duration) -> Option<Duration> {
-        let longest = self.rails.iter().map(|rail| rail.domain.capabilities().idle_backoff).min();
-        let backoff = longest.map(|it| (idle / 8).min(it * (self.rails.len() as u32 + 15) / 16));
-        // Nothing tells when a peer leaves a region that is being revoked.
-        let look_again = if can_be_woken && self.revoking.is_empty() { None } else { backoff };
-        let due = self.due();
-        let due = (due != Time::NEVER).then(|| due.since(self.clock.now()));
-        look_again.into_iter().chain(self.trigger_nap(idle)).chain(due).min()
-    }
-
-    /// When something is due by itself: a deadline, a look for stalls, or something of a rail's.
-    pub fn due(&self) -> Time {
-        let rails = (0..self.rails.len()).map(|rail| self.due_on(rail));
-        rails.fold(self.next_deadline.min(self.next_look), Time::min)
     }
 
     /// The rails' endpoints, to be armed before a sleep.
@@ -228,29 +181,30 @@ impl Engine {
         self.running > 0 || self.receives.posted() > 0 || self.handle.has_commands()
     }
 
-    /// The time in this turn: read once, and only if somebody asks.
-    #[inline]
-    fn now(&mut self) -> Time {
-        *self.time.get_or_insert_with(|| self.clock.now())
-    }
-
     /// The number of rail `rail` among those of all groups, as counters and people have it.
     #[inline]
     fn numbered(&self, rail: usize) -> u16 {
         (self.handle.first_rail + rail) as u16
     }
 
-    /// Puts a record into the flight recorder.
-    #[inline]
+    /// Puts a record into the flight recorder. Inlined, as the words of what is known where it stands
+    /// are mostly constants.
+    #[inline(always)]
     fn record(&mut self, what: What) {
         if self.handle.recorder.is_off() {
             return;
         }
         let now = self.now();
-        if std::mem::take(&mut self.parked) {
-            self.handle.recorder.write(What::Woken.pack(now));
+        if self.parked {
+            self.woken(now);
         }
         self.handle.recorder.write(what.pack(now));
+    }
+
+    #[cold]
+    fn woken(&mut self, now: Time) {
+        self.parked = false;
+        self.handle.recorder.write(What::Woken.pack(now));
     }
 
     /// The worker is about to sleep. Waking up for nothing leaves no record.
@@ -278,13 +232,6 @@ impl Engine {
             Some(error) => tracing::debug!(parent: span, op = %op, %error, "ended"),
             None => tracing::trace!(parent: span, op = %op, "done"),
         }
-    }
-
-    /// Looks at an operation of now again at its deadline, and when it may have stalled.
-    #[inline]
-    fn watch_until(&mut self, now: Time, deadline: Time) {
-        self.next_deadline = self.next_deadline.min(deadline);
-        self.next_look = self.next_look.min(now.after(self.handle.watch.after));
     }
 
     /// Mixes what happened into the event hash: two runs of one seed agree on it.

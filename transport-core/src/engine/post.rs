@@ -7,24 +7,27 @@ use crate::spi::{Status, WorkKind};
 use crate::{Error, ErrorKind};
 
 impl Engine {
-    /// Posts one batch per rail. Returns the number of requests taken.
-    pub(super) fn post(&mut self) -> usize {
-        (0..self.rails.len()).map(|rail| self.post_rail(rail)).sum()
-    }
-
-    /// Rails where others have not had their turn since something was taken: what stood
-    /// first was refused, and a worker must not sleep before it has tried them all.
-    pub(super) fn turns_left(&self) -> usize {
-        let left = |rail: &&Rail| (1..=rail.rotation.len()).contains(&rail.passed);
-        self.rails.iter().filter(left).count()
-    }
-
-    fn post_rail(&mut self, rail: usize) -> usize {
-        // Counts batches in a row: where none is tried, none was passed over.
-        let passed = std::mem::take(&mut self.rails[rail].passed);
-        if self.rails[rail].rotation.front().is_none() {
-            return 0;
+    /// Posts one batch per rail. Returns the number of requests taken, and on how many rails others
+    /// have not had their turn since something was taken: what stood first was refused, and a worker
+    /// must not sleep before it has tried them all.
+    #[inline]
+    pub(super) fn post(&mut self) -> (usize, usize) {
+        let (mut posted, mut turns_left) = (std::mem::take(&mut self.posted_alone), 0);
+        for rail in 0..self.rails.len() {
+            let this = &mut self.rails[rail];
+            // Counts batches in a row: where none is tried, none was passed over.
+            let passed = std::mem::take(&mut this.passed);
+            if this.rotation.front().is_none() {
+                continue;
+            }
+            posted += self.post_rail(rail, passed);
+            let this = &self.rails[rail];
+            turns_left += usize::from((1..=this.rotation.len()).contains(&this.passed));
         }
+        (posted, turns_left)
+    }
+
+    fn post_rail(&mut self, rail: usize, passed: usize) -> usize {
         let mut bytes = self.fill_batch(rail);
         if self.rails[rail].batch.is_empty() {
             if self.rails[rail].rotation.front().is_none() || !self.makes_room(rail) {
@@ -32,10 +35,16 @@ impl Engine {
             }
             bytes = self.fill_batch(rail);
         }
-        let this = &mut self.rails[rail];
-        if this.batch.is_empty() {
+        if self.rails[rail].batch.is_empty() {
             return 0;
         }
+        self.post_batch(rail, bytes, passed)
+    }
+
+    /// Posts the batch that was built, of so many bytes, and books it. Returns the number of requests
+    /// taken.
+    pub(super) fn post_batch(&mut self, rail: usize, bytes: u64, passed: usize) -> usize {
+        let this = &mut self.rails[rail];
         // SAFETY: every request's spans were checked when it was submitted, and
         // `self.active` holds its regions and imports until `reap` has seen its end.
         let result = unsafe { this.endpoint.post(&this.batch) };

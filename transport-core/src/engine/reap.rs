@@ -8,33 +8,42 @@ use crate::{Error, ErrorKind};
 
 impl Engine {
     /// Polls every rail once. Returns the number of events.
+    #[inline(always)]
     pub(super) fn reap(&mut self) -> usize {
         let mut events = 0;
         for rail in 0..self.rails.len() {
-            let mut completions = std::mem::replace(&mut self.completions, crate::spi::Completions::empty());
-            self.rails[rail].endpoint.poll(&mut completions);
-            let count = completions.as_slice().len();
-            let (done, failed) = tally(completions.as_slice());
-            if done + failed > 0 {
-                self.handle.counts[rail].completed(done, failed);
-                let requests = done as u32;
-                self.record(What::Completed { rail: self.numbered(rail), requests, failed: failed as u32 });
+            self.rails[rail].endpoint.poll(&mut self.completions);
+            if !self.completions.is_untouched() {
+                events += self.take_completions(rail);
             }
-            for event in completions.as_slice() {
-                match *event {
-                    Event::Done { first, count } => {
-                        self.acknowledge(rail, first, count, None);
-                    }
-                    Event::Failed { id, status } => {
-                        self.acknowledge(rail, id, 1, Some(status));
-                    }
-                    other => self.take_event(rail, other),
-                }
-            }
-            events += count + usize::from(completions.is_stirred());
-            completions.clear();
-            self.completions = completions;
         }
+        events
+    }
+
+    /// Acts on what a poll of a rail has brought.
+    fn take_completions(&mut self, rail: usize) -> usize {
+        let mut completions = std::mem::replace(&mut self.completions, crate::spi::Completions::empty());
+        let count = completions.as_slice().len();
+        let (done, failed) = tally(completions.as_slice());
+        if done + failed > 0 {
+            self.handle.counts[rail].completed(done, failed);
+            let requests = done as u32;
+            self.record(What::Completed { rail: self.numbered(rail), requests, failed: failed as u32 });
+        }
+        for event in completions.as_slice() {
+            match *event {
+                Event::Done { first, count } => {
+                    self.acknowledge(rail, first, count, None);
+                }
+                Event::Failed { id, status } => {
+                    self.acknowledge(rail, id, 1, Some(status));
+                }
+                other => self.take_event(rail, other),
+            }
+        }
+        let events = count + usize::from(completions.is_stirred());
+        completions.clear();
+        self.completions = completions;
         events
     }
 

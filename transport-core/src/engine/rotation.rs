@@ -52,6 +52,12 @@ impl Rotation {
         }
     }
 
+    /// Whether nobody waits, and none would have to.
+    #[inline]
+    pub fn is_clear(&self) -> bool {
+        self.len == 0 && self.held.is_empty()
+    }
+
     /// Operations queued.
     pub fn len(&self) -> usize {
         self.len

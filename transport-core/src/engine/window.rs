@@ -44,6 +44,12 @@ impl Window {
         bytes.max(self.least)
     }
 
+    /// Whether one of `charge` may: see [`Window::room`].
+    #[inline]
+    pub fn has_room(&self, posted: u64, largest: u64, charge: u64) -> bool {
+        self.limit.max(2 * charge.max(largest)) > posted
+    }
+
     /// Requests of `charge` that may follow `posted` of charges, the largest of which
     /// is `largest`. Two of any size always may, so that the line is never idle.
     #[inline]

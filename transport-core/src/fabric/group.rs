@@ -17,6 +17,7 @@ pub(crate) struct Group {
 }
 
 impl Group {
+    #[inline]
     pub fn step(&self) -> Option<Progress> {
         let turn = lock(self.driven.as_ref()?).step();
         // Between two turns: the hook may look at the engine.

@@ -217,12 +217,15 @@ impl Fabric {
 
     /// One turn of every engine of a caller-driven fabric; nothing otherwise.
     pub fn step(&self) -> Progress {
-        self.0.groups().filter_map(Group::step).fold(Progress::default(), |mut sum, turn| {
-            sum.events += turn.events;
-            sum.posted += turn.posted;
-            sum.outstanding += turn.outstanding;
-            sum
-        })
+        let mut sum = Progress::default();
+        for transport in &self.0.transports {
+            for turn in transport.groups.iter().filter_map(Group::step) {
+                sum.events += turn.events;
+                sum.posted += turn.posted;
+                sum.outstanding += turn.outstanding;
+            }
+        }
+        sum
     }
 
     /// When a caller-driven fabric has something to do by itself, in its own clock: a

@@ -72,7 +72,7 @@ const fn head(code: u8, small: u8, rail: u16, count: u32) -> u64 {
 
 impl What {
     /// The words of it at `time`.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn pack(self, time: Time) -> Words {
         let (head, subject, value) = match self {
             Self::Begun { op, kind, peer, bytes } => (head(1, kind.code(), 0, peer), op.word(), bytes),

@@ -51,16 +51,17 @@ impl Watch {
     }
 
     /// Reports what is due, in this thread.
-    #[inline]
+    #[inline(always)]
     pub fn report(&self) {
         if self.any.load(Ordering::Acquire) {
-            // What is found after this sets it again.
-            self.any.store(false, Ordering::Release);
             self.report_due();
         }
     }
 
+    #[cold]
     fn report_due(&self) {
+        // What is found after this sets it again.
+        self.any.store(false, Ordering::Release);
         let due = std::mem::take(&mut *self.lock());
         if due.is_empty() {
             return;

@@ -30,6 +30,7 @@ impl Verdicts {
     }
 
     /// Files what is known by `now`: who `has_left` is dead.
+    #[inline]
     pub fn tell(
         &mut self,
         now: impl FnOnce() -> Time,

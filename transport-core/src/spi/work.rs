@@ -196,6 +196,12 @@ impl Completions {
         self.stirred
     }
 
+    /// Whether a poll has left nothing to act on.
+    #[inline]
+    pub(crate) fn is_untouched(&self) -> bool {
+        self.events.is_empty() && !self.stirred
+    }
+
     /// Forgets all events and keeps the memory.
     pub fn clear(&mut self) {
         self.events.clear();

@@ -1,0 +1,192 @@
+//! Submissions become active operations: a share of every usable rail.
+
+use std::sync::atomic::Ordering::Relaxed;
+
+use super::active::{Stage, kind_of};
+use super::receive::RAIL as MESSAGES;
+use super::{Active, ActiveRail, Engine, Submission, Work, credit};
+use crate::peer::PeerInner;
+use crate::plan::{RailRange, Shape, split};
+use crate::spi::WorkKind;
+use crate::{Error, ErrorKind};
+
+impl Engine {
+    /// The live link of a submission's peer.
+    fn live_link(&self, peer: &PeerInner) -> Option<u32> {
+        let index = peer.links[self.handle.position].index;
+        let known = self.links.get(index as usize)?.as_ref()?;
+        (!known.dead && known.peer.id == peer.id).then_some(index)
+    }
+
+    /// Gives a submission its share of every usable rail and queues it there; one that comes `alone`
+    /// is posted at once if nothing stands before it.
+    pub(super) fn activate(&mut self, submission: Submission, alone: bool) {
+        let Submission { id, peer, begun, trigger, deadline, mut work, span } = submission;
+        self.note(2, id.index.into());
+        self.begins(id, kind_of(&work), peer.short_id(), work.bytes());
+        // Its link was queued after the controls were taken, and before it. What was queued
+        // behind it stays there: it may be about this very submission.
+        let mut link = self.live_link(&peer);
+        while link.is_none()
+            && peer.death().is_none()
+            && let Some(control) = self.handle.controls.pop()
+        {
+            self.take_control(control);
+            link = self.live_link(&peer);
+        }
+        let Some(link) = link else {
+            let died = || Error::new(ErrorKind::PeerDied, "submit", "the peer is gone");
+            let error = peer.death().unwrap_or_else(died);
+            if trigger.is_none() {
+                peer.links[self.handle.position].backlog.ended(&work);
+            }
+            self.ends(id, &span, Some(&error));
+            self.handle.table.end(id, Err(error));
+            return;
+        };
+        if !self.handle.posting.lazy && work.items.len() > 1 {
+            work.shape = work.shape.written();
+        }
+        let mut rails = self.spare.pop().unwrap_or_default();
+        self.fill_rails(&work, link, &mut rails);
+        let now = self.now();
+        self.watch_until(now, deadline);
+        self.running += 1;
+        let mut active = Active {
+            id,
+            metered: credit::is_metered(&work, &peer.links[self.handle.position].credit),
+            parked: false,
+            work,
+            link,
+            peer,
+            trigger,
+            deadline,
+            begun,
+            moved: now,
+            stalled: false,
+            span,
+            stage: Stage::Data,
+            rails,
+            unposted: 0,
+            outstanding: 0,
+            work_requests: 0,
+            error: None,
+            cancelled: false,
+            expired: false,
+            aborted: false,
+        };
+        let over = match active.refusal() {
+            Some(error) => {
+                active.error = Some(error);
+                None
+            }
+            None => self.share(&mut active),
+        };
+        let waits = active.trigger.is_some();
+        self.active[id.index as usize] = Some(active);
+        match over {
+            _ if waits => self.untriggered.push(id),
+            Some(rail) if alone && self.post_alone(id.index, rail) => {}
+            _ => self.queue(id.index),
+        }
+        self.finish_if_over(id.index);
+    }
+
+    /// Gives the rails their shares. Where all is one request, says over which it goes.
+    fn share(&mut self, active: &mut Active) -> Option<usize> {
+        let work = &active.work;
+        active.unposted = work.items.len();
+        if work.is_whole() {
+            // An imm alone, or one message: the first usable rail, whole.
+            active.unposted = 1;
+            let first = active.rails.iter().position(ActiveRail::usable)?;
+            active.rails[first].range = RailRange { start: 0, end: 1 };
+            return Some(first);
+        }
+        let turn = self.handle.turn.load(Relaxed);
+        self.handle.turn.store(turn.wrapping_add(1), Relaxed);
+        if let ([rail], 1) = (&mut active.rails[..], active.unposted) {
+            (rail.range, rail.next) = (work.items, work.items.start);
+            return Some(0);
+        }
+        // A touch is one for every rail, whatever that carries.
+        let alike = matches!(work.shape, Shape::Touch { .. });
+        let weight = |rail: &ActiveRail| if alike { rail.weight.min(1) } else { rail.weight };
+        split(work.items, active.rails.iter().map(weight), turn, &mut self.ranges);
+        active.rails.iter_mut().zip(&self.ranges).for_each(|(rail, range)| {
+            rail.range = *range;
+            rail.next = range.start;
+        });
+        if active.unposted > 1 {
+            return None;
+        }
+        active.rails.iter().position(|rail| rail.left() > 0)
+    }
+
+    fn fill_rails(&self, work: &Work, link: u32, rails: &mut Vec<ActiveRail>) {
+        let (transport, first) = (self.handle.transport, self.handle.first_rail);
+        rails.clear();
+        let Some(Some(state)) = self.links.get(link as usize) else { return };
+        let paired = &state.peer.links[self.handle.position].rails;
+        for (rail, local_rail) in self.rails.iter().enumerate() {
+            let mut filled = ActiveRail::default();
+            if let (Some(Some(slot)), None) = (state.slots.get(rail), local_rail.lost) {
+                filled.slot = slot.0;
+                filled.weight = paired[rail].as_ref().map_or(0, |paired| paired.weight);
+                if let Some(region) = &work.local {
+                    match &region.regions[transport][first + rail] {
+                        Some(registered) => filled.lkey = registered.lkey(),
+                        None => filled.weight = 0,
+                    }
+                }
+                if let Some(remote) = &work.remote {
+                    match remote.imports.get(first + rail) {
+                        Some(Some(import)) => (filled.rkey, filled.base) = (import.rkey(), import.base()),
+                        _ => filled.weight = 0,
+                    }
+                }
+            }
+            rails.push(filled);
+        }
+    }
+
+    /// Puts an operation into the rotation of each rail it has pieces for.
+    pub(super) fn queue(&mut self, op: u32) {
+        let Some(active) = &mut self.active[op as usize] else { return };
+        for (rail, share) in self.rails.iter_mut().zip(&mut active.rails) {
+            if share.left() > 0 && !share.queued {
+                share.queued = true;
+                rail.rotation.push(active.link, op);
+            }
+        }
+    }
+
+    /// All bytes are delivered: the one imm that announces them goes out.
+    pub(super) fn begin_imm(&mut self, op: u32) {
+        let Some(active) = &mut self.active[op as usize] else { return };
+        active.stage = Stage::Imm;
+        let Some(rail) = active.rails.iter_mut().find(|rail| rail.usable()) else {
+            let why = "every rail to the peer was lost before the imm";
+            self.fail_op(op, Error::new(ErrorKind::DeviceLost, "write", why));
+            return;
+        };
+        rail.range = RailRange { start: 0, end: 1 };
+        rail.next = 0;
+        active.unposted = 1;
+        self.queue(op);
+    }
+}
+
+impl Active {
+    /// Why it cannot be carried, if no rail is left that may.
+    fn refusal(&self) -> Option<Error> {
+        let (operation, why) = if !self.rails.iter().any(ActiveRail::usable) {
+            ("submit", "no rail to this peer is left; open the fabric anew")
+        } else if self.work.kind == WorkKind::Send && !self.rails[MESSAGES].usable() {
+            ("send", "the rail that carries messages is lost; open the fabric anew")
+        } else {
+            return None;
+        };
+        Some(Error::new(ErrorKind::DeviceLost, operation, why))
+    }
+}
