@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Instant;
 
 use rustix::process::Signal;
 use transport_core::spi::Operations;
@@ -107,7 +108,11 @@ fn killed(context: &Context) -> Verdict {
     same("the word", (now(&word), mirror.total()), (100, 100))?;
     child.signal(Signal::KILL)?;
     within(LIMIT, "the end of the peer", peer.closed())?;
-    // Whoever ends a peer tells its mirrors before those who wait for its end.
+    // The end is known before all who wait for it are told.
+    let begun = Instant::now();
+    while now(&word) == 100 && begun.elapsed() < LIMIT {
+        std::thread::yield_now();
+    }
     same("the word at the end", now(&word), 100 + Mirror::PASS)?;
     refused::<()>("the end", mirror.end().map_or(Ok(()), Err), &[ErrorKind::PeerDied]).map(drop)
 }

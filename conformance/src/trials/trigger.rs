@@ -12,7 +12,7 @@ use transport_core::{Access, AtEnd, ErrorKind, Op, Pages, WriteOptions};
 use crate::check::{Failure, Verdict, ensure, refused, same, within};
 use crate::ground::{Ground, OPEN};
 use crate::lab::Pair;
-use crate::process::{LIMIT, Meeting, live};
+use crate::process::{LIMIT, Meeting};
 use crate::trial::{ALL_PATHS, Context, Trial};
 
 pub(super) const TRIALS: &[Trial] = &[
@@ -240,22 +240,20 @@ fn by_a_mirror(context: &Context) -> Verdict {
 
 /// Nothing wakes it: it has to look by itself.
 fn found_by_a_worker(context: &Context) -> Verdict {
-    let (a, b) = (live(context)?, live(context)?);
-    let (to_b, _to_a) = a.connect_local(&b)?;
-    let src = Ground::new(&a, LEN, Access::LOCAL, context.seed)?;
-    let mut dst = Ground::new(&b, LEN, OPEN, context.seed + 1)?;
-    let (remote, word) = (dst.import(&to_b)?, Arc::new(AtomicU32::new(0)));
-    for step in 1..=3 {
-        dst.fill(context.seed + u64::from(step))?;
+    let Meeting { fabric, peer, mut child } = Meeting::new(context)?;
+    child.ask(&format!("alloc far {LEN} 1"))?;
+    let (mut src, word) = (Ground::new(&fabric, LEN, OPEN, 2)?, Arc::new(AtomicU32::new(0)));
+    let remote = within(LIMIT, "a lookup", peer.region("far"))??;
+    for step in 1..=3_u32 {
+        src.fill(u64::from(step) + 1)?;
         let options = WriteOptions::new().when(word.clone(), step);
-        let mut op = to_b.write_with(&src.region, 0..LEN, &remote, 0, &options)?;
+        let mut op = peer.write_with(&src.region, 0..LEN, &remote, 0, &options)?;
         // Longer than it looks without a pause. A worker that still does is found by less.
         std::thread::sleep(Duration::from_millis(5));
-        dst.check("before the trigger")?;
+        child.ask(&format!("check far 0 {LEN} {step}"))?;
         word.store(step, Ordering::Release);
         op.wait(LIMIT)?;
-        dst.expect_from(0, &src, 0..LEN);
-        dst.check("after the trigger")?;
+        child.ask(&format!("check far 0 {LEN} {}", step + 1))?;
     }
     Ok(())
 }

@@ -70,7 +70,7 @@ impl Mirror {
         self.peer.imms.lock().mirrors.total(self.imm, self.id)
     }
 
-    /// Why the peer is gone, once it is: what has not arrived by then will not.
+    /// Why the peer is gone, once it is. The word goes on right after; what was under way may still arrive.
     pub fn end(&self) -> Option<Error> {
         self.peer.death()
     }
