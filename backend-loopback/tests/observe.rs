@@ -1,5 +1,6 @@
 //! Dumps, stalls and records of fabrics that run in virtual time.
 
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -109,6 +110,25 @@ fn a_stall_is_reported_once_and_says_what_it_waits_for() {
     setting.after(SLOW);
     assert!(op.try_result().unwrap().is_ok());
     assert_eq!(setting.here.dump().operations().count(), 0);
+}
+
+#[test]
+fn what_waits_for_its_trigger_does_not_stall() {
+    let setting = setting(slow(), |builder| builder);
+    let word = Arc::new(AtomicU32::new(0));
+    let options = WriteOptions::new().when(word.clone(), 1);
+    let op = setting.peer.write_with(&setting.source, 0..4096, &setting.remote, 0, &options).unwrap();
+    setting.turns();
+    (0..5).for_each(|_| setting.after(STALL));
+    assert_eq!(setting.reported(), 0);
+    word.store(1, Ordering::Release);
+    setting.turns();
+    setting.after(STALL * 2);
+    assert_eq!(setting.reported(), 1);
+    let dump = setting.here.dump();
+    let triggered = What::Triggered { op: op.id().unwrap() };
+    assert!(dump.transports[0].records.iter().any(|record| record.what == triggered));
+    assert!(triggered.to_string().contains("was triggered"));
 }
 
 #[test]

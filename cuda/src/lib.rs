@@ -11,6 +11,7 @@
 //! - [`Mover`]: copies on a GPU, in batches that are not waited for: what loopback moves bytes by.
 //! - [`Share`], [`Shared`]: memory in the hands of other processes.
 //! - [`PlainCopy`]: one copy by CUDA, the limit of benchmarks.
+//! - [`CudaWord`]: a word that a stream waits for, or begins a transfer by.
 //!
 //! ```
 //! use cuda::{CudaMemory, Device};
@@ -50,6 +51,7 @@ mod share;
 mod stream;
 mod tables;
 mod visible;
+mod word;
 
 pub use device::{Device, Uuid, WritesOrdering};
 pub use memory::CudaMemory;
@@ -58,3 +60,4 @@ pub use page_lock::PageLock;
 pub use pinned::PinnedBuffer;
 pub use plain::{End, PlainCopy};
 pub use share::{Handle, Share, Shared, host_reach};
+pub use word::{CudaWord, RawStream};

@@ -11,7 +11,7 @@ const UNIT: u64 = 4096;
 const HEAVIEST: u64 = 1 << 12;
 
 /// Operations handed to a worker and not ended, and their weight: both in one word, its
-/// low half counts them.
+/// low half counts them. One that waits for its trigger is none yet: others need not go behind it.
 #[derive(Default)]
 pub(crate) struct Backlog(AtomicU64);
 

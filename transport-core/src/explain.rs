@@ -92,7 +92,8 @@ impl Peer {
     ) -> Result<Explanation> {
         let (link, span) = self.0.check_write(src, range, dst, offset, options, "write")?;
         let work = options.work(cut_write(link, span, options, "write")?, src, dst);
-        let queued = why_queued(link, src, dst, span);
+        let why = || "it waits for its trigger, which the worker looks at".into();
+        let queued = options.trigger.as_ref().map(|_| why()).or_else(|| why_queued(link, src, dst, span));
         explain(&self.0, link, OperationKind::Write, &work, queued)
     }
 

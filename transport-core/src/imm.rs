@@ -4,6 +4,7 @@
 //! before anyone waits for it is never lost.
 
 mod arrivals;
+mod mirror;
 mod reached;
 
 use std::future::Future;
@@ -15,6 +16,8 @@ use std::time::Duration;
 use foldhash::HashMap;
 
 pub use arrivals::{Arrivals, NextArrivals};
+use mirror::Mirrors;
+pub use mirror::{AtEnd, Mirror};
 
 use crate::op::{block_on, needs_turns};
 use crate::peer::PeerInner;
@@ -35,6 +38,7 @@ struct Counts {
     values: HashMap<u32, u64>,
     /// By the imm and the count they wait for.
     waiting: Watchers<(u32, u64)>,
+    mirrors: Mirrors,
     lost: u64,
 }
 
@@ -42,6 +46,7 @@ impl ImmCounts {
     /// One more has arrived.
     pub fn arrived(&self, imm: u32) {
         let mut counts = self.lock();
+        counts.mirrors.arrived(imm);
         if counts.values.len() >= MAX_VALUES && !counts.values.contains_key(&imm) {
             if counts.lost == 0 {
                 tracing::error!(
@@ -65,7 +70,10 @@ impl ImmCounts {
 
     /// Wakes everyone: the peer is gone.
     pub fn wake_all(&self) {
-        let due = self.lock().waiting.all();
+        let mut counts = self.lock();
+        counts.mirrors.end();
+        let due = counts.waiting.all();
+        drop(counts);
         due.wake();
     }
 
@@ -78,7 +86,8 @@ impl ImmCounts {
 /// The count of one imm value from one peer.
 ///
 /// Wait for it by [`expect`](Self::expect), be called by [`on_reached`](Self::on_reached),
-/// or take what arrives as a stream, by [`arrivals`](Self::arrivals).
+/// take what arrives as a stream, by [`arrivals`](Self::arrivals), or have it stored where a
+/// GPU looks, by [`mirror`](Self::mirror).
 #[derive(Clone)]
 pub struct ImmCounter {
     pub(crate) peer: Arc<PeerInner>,

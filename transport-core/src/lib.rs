@@ -11,7 +11,8 @@
 //! - [`Peer`] and its operations, with [`WriteOptions`] and [`Pages`]; [`PeerGroup`] asks
 //!   many at once, an [`Explanation`] says what one would do. [`Op`] is their future,
 //!   [`ImmCounter`] and [`RecvPool`] the other side of them. [`wait`] blocks on any future
-//!   where there is no executor.
+//!   where there is no executor. A [`Word`] is what a GPU waits for ([`ImmCounter::mirror`]), or
+//!   writes to begin an operation ([`WriteOptions::when`]).
 //! - [`Bootstrap`], [`Listener`]: how peers find each other; TCP is built in. A
 //!   [`Token`] keeps strangers out, [`Fabric::tenant`] keeps peers apart.
 //! - [`Admission`]: how much each peer may send.
@@ -95,7 +96,9 @@ mod spread;
 mod submit;
 mod sync;
 mod time;
+mod trigger;
 mod watchers;
+mod word;
 #[allow(unsafe_code, reason = "borrows the descriptors that endpoints keep open")]
 mod worker;
 
@@ -116,7 +119,7 @@ pub use fabric::{
 };
 pub use grant::{Admission, Applicant, EvenShares, Grant};
 pub use group::{Barrier, PeerGroup, ScatterPart};
-pub use imm::{Arrivals, Expect, ImmCounter, NextArrivals};
+pub use imm::{Arrivals, AtEnd, Expect, ImmCounter, Mirror, NextArrivals};
 #[cfg(unix)]
 pub use memory::DmaBuf;
 pub use memory::{Access, Locality, Memory, MemoryKind};
@@ -132,3 +135,5 @@ pub use prepared::PreparedWrite;
 pub use region::Region;
 pub use remote::RemoteRegion;
 pub use time::{Clock, SystemClock, Time, VirtualClock};
+pub use trigger::Trigger;
+pub use word::Word;

@@ -73,7 +73,7 @@ impl Link {
 }
 
 impl Link {
-    /// Runs a small request in this thread, if nothing of the peer's is queued.
+    /// Runs a small request in this thread, if nothing of the peer's is queued and it need not wait.
     #[inline(always)]
     pub fn run_now(
         &self,
@@ -83,6 +83,9 @@ impl Link {
         kind: WorkKind,
         options: &WriteOptions,
     ) -> Option<Op> {
+        if options.trigger.is_some() {
+            return None;
+        }
         if options.imm.is_some() {
             return self.run_with_imm(region, remote, span, kind, options);
         }

@@ -48,7 +48,8 @@ impl Peer {
             return Ok(op);
         }
         let shape = cut_write(link, span, options, "write")?;
-        self.0.submit(link, options.work(shape, src, dst), options.deadline, "write")
+        let work = options.work(shape, src, dst);
+        self.0.submit_when(link, work, options.trigger.as_ref(), options.deadline, "write")
     }
 
     /// Delivers immediate data alone, without bytes.
@@ -83,7 +84,7 @@ impl Peer {
         options: &WriteOptions,
     ) -> Result<Op> {
         let (link, work) = self.plan_write_pages(src, from, dst, to, page, options)?;
-        self.0.submit(link, work, options.deadline, "write_pages")
+        self.0.submit_when(link, work, options.trigger.as_ref(), options.deadline, "write_pages")
     }
 
     /// Checks a paged write and says what is to be submitted, and over which link.

@@ -6,7 +6,7 @@ use std::time::Duration;
 use crate::engine::Work;
 use crate::plan::Shape;
 use crate::spi::WorkKind;
-use crate::{Locality, Region, RemoteRegion};
+use crate::{Locality, Region, RemoteRegion, Trigger, Word};
 
 /// Bytes per work request of a single write with [`ImmMode::PerWr`]: fixed, so
 /// that the receiver can compute the number of imms from the length alone.
@@ -41,11 +41,13 @@ pub struct WriteOptions {
     pub deadline: Option<Duration>,
     /// What the caller knows about the caches.
     pub locality: Locality,
+    /// What it waits for before it begins; see [`WriteOptions::when`].
+    pub trigger: Option<Trigger>,
 }
 
 impl WriteOptions {
     pub(crate) const DEFAULT: Self =
-        Self { imm: None, imm_mode: ImmMode::Last, deadline: None, locality: Locality::Auto };
+        Self { imm: None, imm_mode: ImmMode::Last, deadline: None, locality: Locality::Auto, trigger: None };
 
     /// No imm, the default deadline.
     pub fn new() -> Self {
@@ -73,6 +75,22 @@ impl WriteOptions {
     /// Neither side is in a cache: copies stream past it.
     pub fn cold(mut self) -> Self {
         self.locality = Locality::Cold;
+        self
+    }
+
+    /// Begins once `word` has reached `value`, which a stream or a kernel may write: [`Trigger`].
+    ///
+    /// Everything is checked and ready by then. Until then no byte moves, a cancel ends it at once, and
+    /// it holds up no other operation; its deadline counts from the submission, so give it the time that
+    /// the trigger may take. A peer that dies, and a fabric that is closed, end it. That the
+    /// region was not revoked is looked at again when it begins.
+    ///
+    /// Nobody rings when the word changes: somebody has to look, which costs a part of a core for as long
+    /// as an operation waits so. The worker looks in each of its turns, and its naps between them are
+    /// short, as [`Workers::trigger_nap`](crate::Workers::trigger_nap) has it; a fabric that its caller
+    /// drives looks in every `step`.
+    pub fn when(mut self, word: Arc<dyn Word>, value: u32) -> Self {
+        self.trigger = Some(Trigger::new(word, value));
         self
     }
 

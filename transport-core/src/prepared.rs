@@ -7,7 +7,7 @@ use std::time::Duration;
 use crate::engine::Work;
 use crate::link::Link;
 use crate::peer::PeerInner;
-use crate::{Access, Op, Pages, Peer, Region, RemoteRegion, Result, WriteOptions};
+use crate::{Access, Op, Pages, Peer, Region, RemoteRegion, Result, Trigger, Word, WriteOptions};
 
 /// A paged write, ready to be posted again and again: what a loop over a KV cache does.
 ///
@@ -20,6 +20,7 @@ pub struct PreparedWrite {
     peer: Arc<PeerInner>,
     route: usize,
     work: Work,
+    trigger: Option<Trigger>,
     deadline: Option<Duration>,
 }
 
@@ -52,7 +53,8 @@ impl Peer {
         options: &WriteOptions,
     ) -> Result<PreparedWrite> {
         let (_, work) = self.plan_write_pages(src, from, dst, to, page, options)?;
-        Ok(PreparedWrite { peer: Arc::clone(&self.0), route: dst.0.route, work, deadline: options.deadline })
+        let (trigger, deadline) = (options.trigger.clone(), options.deadline);
+        Ok(PreparedWrite { peer: Arc::clone(&self.0), route: dst.0.route, work, trigger, deadline })
     }
 }
 
@@ -63,7 +65,7 @@ impl PreparedWrite {
     /// `PeerDied`, `Revoked`, `Closed`; `Busy` if `max_operations` are under way.
     pub fn post(&self) -> Result<Op> {
         let (peer, link, work) = self.checked()?;
-        peer.submit(link, work.clone(), self.deadline, "write_pages")
+        peer.submit_when(link, work.clone(), self.trigger.as_ref(), self.deadline, "write_pages")
     }
 
     /// Submits it with another imm than it was prepared with.
@@ -77,7 +79,19 @@ impl PreparedWrite {
             return Err(crate::Error::new(crate::ErrorKind::InvalidRequest, "write_pages", why));
         }
         let (peer, link, work) = self.checked()?;
-        peer.submit(link, Work { imm: Some(imm), ..work.clone() }, self.deadline, "write_pages")
+        let work = Work { imm: Some(imm), ..work.clone() };
+        peer.submit_when(link, work, self.trigger.as_ref(), self.deadline, "write_pages")
+    }
+
+    /// Submits it to begin once `word` has reached `value`: see [`WriteOptions::when`]. A loop of steps
+    /// posts it ahead, for one value more each time.
+    ///
+    /// # Errors
+    /// As [`PreparedWrite::post`]'s.
+    pub fn post_when(&self, word: Arc<dyn Word>, value: u32) -> Result<Op> {
+        let (peer, link, work) = self.checked()?;
+        let trigger = Trigger::new(word, value);
+        peer.submit_when(link, work.clone(), Some(&trigger), self.deadline, "write_pages")
     }
 
     /// Bytes of one post.

@@ -8,12 +8,13 @@ use crate::link::Link;
 use crate::op::OpId;
 use crate::peer::PeerInner;
 use crate::spread::Places;
-use crate::{Error, ErrorKind, Op, Result, Time};
+use crate::{Error, ErrorKind, Op, Result, Time, Trigger};
 
-/// When an operation was submitted and when it must have ended.
-#[derive(Clone, Copy)]
+/// When an operation was submitted, what it waits for before it begins, and when it must have ended.
+#[derive(Clone)]
 pub(crate) struct Times {
     begun: Time,
+    trigger: Option<Trigger>,
     deadline: Time,
 }
 
@@ -27,17 +28,35 @@ impl PeerInner {
         deadline: Option<Duration>,
         operation: &'static str,
     ) -> Result<Op> {
-        let times = self.times(deadline, operation)?;
+        self.submit_when(link, work, None, deadline, operation)
+    }
+
+    /// As [`PeerInner::submit`], to begin once `trigger` is due.
+    #[inline]
+    pub(crate) fn submit_when(
+        self: &Arc<Self>,
+        link: &Link,
+        work: Work,
+        trigger: Option<&Trigger>,
+        deadline: Option<Duration>,
+        operation: &'static str,
+    ) -> Result<Op> {
+        let times = self.times(trigger, deadline, operation)?;
         let places = self.places(link, &work, operation)?;
         Ok(self.submit_at(places, work, times, operation))
     }
 
     /// The times of an operation that is submitted now.
-    pub(crate) fn times(&self, deadline: Option<Duration>, operation: &'static str) -> Result<Times> {
+    pub(crate) fn times(
+        &self,
+        trigger: Option<&Trigger>,
+        deadline: Option<Duration>,
+        operation: &'static str,
+    ) -> Result<Times> {
         let closed = || Error::new(ErrorKind::Closed, operation, "the fabric is closed");
         let fabric = self.fabric.upgrade().ok_or_else(closed)?;
         let begun = fabric.now();
-        Ok(Times { begun, deadline: fabric.deadline(begun, deadline) })
+        Ok(Times { begun, trigger: trigger.cloned(), deadline: fabric.deadline(begun, deadline) })
     }
 
     /// Hands an operation to the engines it has places with.
@@ -53,7 +72,7 @@ impl PeerInner {
             Places::Many(parts, gate) => {
                 let parts = parts.into_iter().map(|(place, items)| {
                     let work = Work { items, gate: gate.clone(), ..work.clone() };
-                    self.submit_to(place, work, times, operation)
+                    self.submit_to(place, work, times.clone(), operation)
                 });
                 Op::all(parts.collect())
             }
@@ -69,10 +88,12 @@ impl PeerInner {
     ) -> Op {
         let link = place.link;
         let id = place.keep();
-        link.backlog.begins(&work);
+        let Times { begun, trigger, deadline } = times;
+        if trigger.is_none() {
+            link.backlog.begins(&work);
+        }
         let span = self.span(id, &link.engine.label, operation, &work);
-        let Times { begun, deadline } = times;
-        link.engine.submit(Submission { id, peer: Arc::clone(self), begun, deadline, work, span });
+        link.engine.submit(Submission { id, peer: Arc::clone(self), begun, trigger, deadline, work, span });
         Op::pending(Arc::clone(&link.engine), id)
     }
 

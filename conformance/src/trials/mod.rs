@@ -17,6 +17,7 @@ mod futures;
 mod grant;
 mod imm;
 mod message;
+mod mirror;
 mod order;
 mod pages;
 mod peers;
@@ -30,6 +31,7 @@ mod revoke;
 mod routing;
 mod scatter;
 mod tenant;
+mod trigger;
 mod warm;
 mod window;
 mod write;
@@ -44,6 +46,8 @@ pub fn trials() -> impl Iterator<Item = &'static Trial> {
         pages::TRIALS,
         prepared::TRIALS,
         imm::TRIALS,
+        mirror::TRIALS,
+        trigger::TRIALS,
         scatter::TRIALS,
         barrier::TRIALS,
         warm::TRIALS,

@@ -21,7 +21,7 @@ impl Engine {
     /// Gives a submission its share of every usable rail and queues it there; one that comes `alone`
     /// is posted at once if nothing stands before it.
     pub(super) fn activate(&mut self, submission: Submission, alone: bool) {
-        let Submission { id, peer, begun, deadline, mut work, span } = submission;
+        let Submission { id, peer, begun, trigger, deadline, mut work, span } = submission;
         self.note(2, id.index.into());
         self.begins(id, kind_of(&work), peer.short_id(), work.bytes());
         // Its link was queued after the controls were taken, and before it. What was queued
@@ -37,7 +37,9 @@ impl Engine {
         let Some(link) = link else {
             let died = || Error::new(ErrorKind::PeerDied, "submit", "the peer is gone");
             let error = peer.death().unwrap_or_else(died);
-            peer.links[self.handle.position].backlog.ended(&work);
+            if trigger.is_none() {
+                peer.links[self.handle.position].backlog.ended(&work);
+            }
             self.ends(id, &span, Some(&error));
             self.handle.table.end(id, Err(error));
             return;
@@ -57,6 +59,7 @@ impl Engine {
             work,
             link,
             peer,
+            trigger,
             deadline,
             begun,
             moved: now,
@@ -79,8 +82,10 @@ impl Engine {
             }
             None => self.share(&mut active),
         };
+        let waits = active.trigger.is_some();
         self.active[id.index as usize] = Some(active);
         match over {
+            _ if waits => self.untriggered.push(id),
             Some(rail) if alone && self.post_alone(id.index, rail) => {}
             _ => self.queue(id.index),
         }

@@ -9,7 +9,7 @@ use crate::op::OpId;
 use crate::peer::PeerInner;
 use crate::plan::{RailRange, Shape};
 use crate::spi::{Batch, PeerSlot, Piece, WorkKind, WorkRequest};
-use crate::{Error, Time, copy};
+use crate::{Error, Time, Trigger, copy};
 
 /// Where an operation stands.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -27,6 +27,8 @@ pub(crate) struct Active {
     pub work: Work,
     pub link: u32,
     pub peer: Arc<PeerInner>,
+    /// What it waits for before it begins; taken once that is due.
+    pub trigger: Option<Trigger>,
     pub deadline: Time,
     /// When it was submitted.
     pub begun: Time,
@@ -158,6 +160,14 @@ impl Active {
         if std::mem::take(&mut self.stalled) {
             // It may stall again.
             *next_look = now;
+        }
+    }
+
+    /// It is none any more of what the worker has to do for its peer.
+    #[inline]
+    pub fn leaves(&self, position: usize) {
+        if self.trigger.is_none() {
+            self.peer.links[position].backlog.ended(&self.work);
         }
     }
 

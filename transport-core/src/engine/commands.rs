@@ -1,7 +1,6 @@
 //! Commands in: controls take effect, submissions are activated.
 
 use std::sync::Arc;
-use std::task::Poll;
 
 use super::{Control, Engine, LinkState, Revoking};
 use crate::observe::{OperationKind, What};
@@ -141,21 +140,5 @@ impl Engine {
             self.record(What::Ended { op: id, error: Some(error.kind()) });
             self.handle.table.end(revoking.id, Err(error));
         }
-    }
-
-    /// Asks every region that is being revoked whether it is quiet.
-    pub(super) fn advance_revokes(&mut self) -> usize {
-        if self.revoking.is_empty() {
-            return 0;
-        }
-        let mut ended = 0;
-        for place in (0..self.revoking.len()).rev() {
-            let Poll::Ready(result) = self.revoking[place].region.poll_quiet() else { continue };
-            let id = self.revoking.swap_remove(place).id;
-            ended += 1;
-            self.record(What::Ended { op: id, error: result.as_ref().err().map(Error::kind) });
-            self.handle.table.end(id, result.map(|()| crate::Outcome::default()));
-        }
-        ended
     }
 }

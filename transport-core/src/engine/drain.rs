@@ -31,9 +31,6 @@ impl Engine {
 
     /// Forgets operations that ended, and answers for whom none is left.
     pub(super) fn advance_drains(&mut self) -> usize {
-        if self.draining.is_empty() {
-            return 0;
-        }
         let active = &self.active;
         let over = |draining: &mut Draining| {
             let under_way = |op: &OpId| active[op.index as usize].as_ref().is_some_and(|a| a.id == *op);

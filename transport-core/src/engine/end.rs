@@ -31,7 +31,7 @@ impl Engine {
                 ..Outcome::default()
             }),
         };
-        active.peer.links[self.handle.position].backlog.ended(&active.work);
+        active.leaves(self.handle.position);
         let (id, link, parked) = (active.id, active.link, active.parked);
         let span = std::mem::replace(&mut active.span, tracing::Span::none());
         let mut rails = std::mem::take(&mut active.rails);

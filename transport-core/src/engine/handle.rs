@@ -16,7 +16,7 @@ use crate::op::{OpId, OpTable};
 use crate::peer::PeerInner;
 use crate::pool::PoolPart;
 use crate::region::RegionInner;
-use crate::{Bell, Error, ErrorKind, PeerId, Result, Time};
+use crate::{Bell, Error, ErrorKind, PeerId, Result, Time, Trigger};
 
 /// A checked operation on its way to the worker. A plain value, never boxed.
 pub(crate) struct Submission {
@@ -24,6 +24,8 @@ pub(crate) struct Submission {
     pub peer: Arc<PeerInner>,
     /// When it was submitted.
     pub begun: Time,
+    /// What it waits for before it begins.
+    pub trigger: Option<Trigger>,
     pub deadline: Time,
     pub work: Work,
     /// Disabled, and then a few words of nothing, unless a subscriber wants it.
@@ -193,7 +195,9 @@ impl EngineHandle {
     fn drain(&self) {
         let closed = || Error::new(ErrorKind::Closed, "submit", "the fabric was closed");
         while let Some(submission) = self.submissions.pop() {
-            submission.peer.links[self.position].backlog.ended(&submission.work);
+            if submission.trigger.is_none() {
+                submission.peer.links[self.position].backlog.ended(&submission.work);
+            }
             let id = submission.id;
             drop(submission);
             self.table.end(id, Err(closed()));

@@ -14,6 +14,7 @@ mod credit;
 mod drain;
 mod early;
 mod end;
+mod errands;
 mod handle;
 mod neighbour;
 #[allow(unsafe_code, reason = "posts what `active` keeps alive")]
@@ -23,9 +24,11 @@ mod rail;
 mod reap;
 #[allow(unsafe_code, reason = "posts receives that `known` keeps alive")]
 mod receive;
+mod revoke;
 mod rotation;
 mod snapshot;
 mod stall;
+mod trigger;
 mod turn;
 mod unanswered;
 mod window;
@@ -47,11 +50,11 @@ use drain::Draining;
 use early::Early;
 use neighbour::LinkState;
 use receive::Receives;
+use revoke::Revoking;
 
 use crate::observe::{OperationDump, OperationKind, What};
 use crate::op::OpId;
 use crate::plan::RailRange;
-use crate::region::RegionInner;
 use crate::spi::{Completions, PeerSlot};
 use crate::{Clock, Error, ErrorKind, PeerId, Time};
 
@@ -60,14 +63,6 @@ const POLL_ROOM: usize = 256;
 
 /// How long closing waits for a backend to give back what is posted.
 const CLOSE_LIMIT: Duration = Duration::from_secs(1);
-
-struct Revoking {
-    id: OpId,
-    region: Arc<RegionInner>,
-    deadline: Time,
-    begun: Time,
-    stalled: bool,
-}
 
 pub(crate) struct Engine {
     handle: Arc<EngineHandle>,
@@ -87,6 +82,8 @@ pub(crate) struct Engine {
     receives: Receives,
     revoking: Vec<Revoking>,
     draining: Vec<Draining>,
+    /// Operations whose trigger was not due at the last look.
+    untriggered: Vec<OpId>,
     completions: Completions,
     /// No deadline of an operation under way is before this.
     next_deadline: Time,
@@ -122,6 +119,7 @@ impl Engine {
             receives: Receives::default(),
             revoking: Vec::new(),
             draining: Vec::new(),
+            untriggered: Vec::new(),
             completions: Completions::with_room(POLL_ROOM),
             next_deadline: Time::NEVER,
             next_look: Time::NEVER,
@@ -168,7 +166,7 @@ impl Engine {
         // A closed endpoint touches nothing any more: what it held is let go now.
         self.rails.clear();
         for active in self.active.iter_mut().filter_map(Option::take) {
-            active.peer.links[self.handle.position].backlog.ended(&active.work);
+            active.leaves(self.handle.position);
             let id = active.id;
             drop(active);
             self.handle.table.end(id, Err(error.clone()));

@@ -87,7 +87,9 @@ impl Engine {
     fn describe(&self, active: &Active, outstanding: &Outstanding, now: Time) -> OperationDump {
         let work = &active.work;
         let mut rails = Vec::new();
-        let mut waits = Vec::new();
+        let trigger = active.trigger.as_ref();
+        let mut waits: Vec<_> =
+            trigger.map(|it| Wait::Trigger { value: it.value(), now: it.now() }).into_iter().collect();
         for (rail, share) in active.rails.iter().enumerate() {
             let requests = outstanding.get(rail).and_then(|counts| counts.get(&active.id.index)).copied();
             let (requests, unposted) = (requests.unwrap_or(0), u64::from(share.left()));
@@ -95,7 +97,7 @@ impl Engine {
             if requests > 0 {
                 waits.push(Wait::Completion { rail: number, device: device.clone(), requests });
             }
-            if unposted > 0 {
+            if unposted > 0 && trigger.is_none() {
                 waits.push(self.why_unposted(active, rail));
             }
             if requests + unposted > 0 {

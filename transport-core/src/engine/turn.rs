@@ -25,9 +25,7 @@ impl Engine {
         let mut events = self.take_commands();
         let (posted, turns_left) = self.post();
         events += posted + turns_left + self.reap();
-        if !self.revoking.is_empty() || !self.draining.is_empty() {
-            events += self.advance_revokes() + self.advance_drains();
-        }
+        events += self.run_errands();
         // With nothing under way, the clock is not even read.
         let alarm = self.next_deadline.min(self.next_look);
         if alarm != Time::NEVER {
@@ -57,7 +55,7 @@ impl Engine {
         let look_again = if can_be_woken && self.revoking.is_empty() { None } else { backoff };
         let due = self.due();
         let due = (due != Time::NEVER).then(|| due.since(self.clock.now()));
-        look_again.into_iter().chain(due).min()
+        look_again.into_iter().chain(self.trigger_nap(idle)).chain(due).min()
     }
 
     /// When something is due by itself: a deadline, a look for stalls, or something of a rail's.

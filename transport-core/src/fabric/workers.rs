@@ -1,5 +1,7 @@
 //! Who drives the engines: how many threads, on which cores, and how they post.
 
+use std::time::Duration;
+
 /// The worker threads of a fabric. The defaults are the fastest; the rest is for hosts
 /// with few cores to spare, and for measuring what each step gains (`bench ladder`).
 #[derive(Debug, Clone)]
@@ -17,6 +19,8 @@ pub(crate) struct Posting {
     pub batch: usize,
     /// Requests are written when they are posted, not when they are submitted.
     pub lazy: bool,
+    /// The longest nap between two looks at what operations wait for.
+    pub trigger_nap: Duration,
 }
 
 /// Which core a worker keeps to.
@@ -37,9 +41,12 @@ pub enum Pinning {
 /// Perplexity's choice on EFA; 64 keeps the virtual call per request negligible.
 const BATCH: usize = 64;
 
+/// Linux adds 50 µs of slack to any sleep: a shorter nap would cost more and hardly end sooner.
+const TRIGGER_NAP: Duration = Duration::from_micros(50);
+
 impl Default for Workers {
     fn default() -> Self {
-        let posting = Posting { batch: BATCH, lazy: true };
+        let posting = Posting { batch: BATCH, lazy: true, trigger_nap: TRIGGER_NAP };
         Self { threads: None, pinning: Pinning::Near, sharded: true, posting }
     }
 }
@@ -72,6 +79,15 @@ impl Workers {
     /// Most requests under one doorbell, at least 1. Default 64.
     pub fn batch(mut self, requests: usize) -> Self {
         self.posting.batch = requests.max(1);
+        self
+    }
+
+    /// The longest nap of a worker while an operation waits for its [`Trigger`](crate::Trigger), whose word
+    /// wakes nobody. A worker takes turns without pause for 100 µs after the last thing that happened, then
+    /// naps between two of them for an eighth of its idle time, and so long at most, to which Linux adds
+    /// 50 µs. Zero: it takes all of a core for as long as one waits. Default 50 µs.
+    pub fn trigger_nap(mut self, longest: Duration) -> Self {
+        self.posting.trigger_nap = longest;
         self
     }
 

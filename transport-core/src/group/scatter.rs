@@ -156,7 +156,7 @@ fn submit_all(
     parts: Vec<Checked<'_>>,
 ) -> Result<Op> {
     let Some(first) = parts.first() else { return Err(refused(name, "no parts".into())) };
-    let times = first.peer.times(options.deadline, name)?;
+    let times = first.peer.times(options.trigger.as_ref(), options.deadline, name)?;
     let mut places = Vec::with_capacity(parts.len());
     for part in &parts {
         places.push(part.peer.places(part.link, &part.work, name)?);
@@ -168,7 +168,7 @@ fn submit_all(
             (Some(_), None) => None,
             (None, _) => link.run_message(WorkKind::Write, std::ptr::null_mut(), 0, work.imm),
         };
-        now.unwrap_or_else(|| peer.submit_at(places, work, times, name))
+        now.unwrap_or_else(|| peer.submit_at(places, work, times.clone(), name))
     };
     Ok(Op::all(parts.into_iter().zip(places).map(submit).collect()))
 }

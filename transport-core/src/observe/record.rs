@@ -58,6 +58,8 @@ pub enum What {
     Woken,
     /// An operation made no progress for the fabric's `stall_after`.
     Stalled { op: OpId },
+    /// The word that an operation waited for has reached its value.
+    Triggered { op: OpId },
 }
 
 /// A record as the ring holds it: time, head, subject, value.
@@ -93,6 +95,7 @@ impl What {
             Self::Parked => (head(16, 0, 0, 0), 0, 0),
             Self::Woken => (head(17, 0, 0, 0), 0, 0),
             Self::Stalled { op } => (head(18, 0, 0, 0), op.word(), 0),
+            Self::Triggered { op } => (head(19, 0, 0, 0), op.word(), 0),
         };
         [time.as_nanos(), head, subject, value]
     }
@@ -124,6 +127,7 @@ impl Record {
             16 => What::Parked,
             17 => What::Woken,
             18 => What::Stalled { op },
+            19 => What::Triggered { op },
             _ => return None,
         };
         Some(Self { sequence, time: Time::from_nanos(time), what })
@@ -159,6 +163,7 @@ mod tests {
             What::Parked,
             What::Woken,
             What::Stalled { op },
+            What::Triggered { op },
         ];
         for (sequence, what) in (0..).zip(all) {
             let time = Time::from_nanos(sequence * 1000);

@@ -194,6 +194,7 @@ impl fmt::Display for What {
             Self::Parked => f.write_str("worker parked"),
             Self::Woken => f.write_str("worker woken"),
             Self::Stalled { op } => write!(f, "op {op} stalled"),
+            Self::Triggered { op } => write!(f, "op {op} was triggered"),
         }
     }
 }

@@ -31,6 +31,8 @@ pub enum Wait {
     Window { rail: u32, device: String, bytes: u64 },
     /// The peer has not answered earlier requests for long; others go before it.
     Answer { rail: u32, device: String },
+    /// Its trigger: the word has to reach `value`, and was at `now`.
+    Trigger { value: u32, now: u32 },
 }
 
 /// What a peer grants.
@@ -81,6 +83,7 @@ impl fmt::Display for Wait {
             Self::ReceiveQueue { rail, device } => {
                 write!(f, "room for its receive on rail {rail} ({})", super::text::Clean(device))
             }
+            Self::Trigger { value, now } => write!(f, "its trigger: the word is at {now}, not at {value}"),
             Self::Copy => f.write_str("a peer inside a copy to the region"),
             Self::Grant { rail, device, of } => {
                 let of = match of {

@@ -66,7 +66,7 @@ impl Events<'_> {
                 self.note(op, &what, time);
                 self.end(op, time);
             }
-            What::Cancelled { op } | What::Expired { op } | What::Stalled { op } => {
+            What::Cancelled { op } | What::Expired { op } | What::Stalled { op } | What::Triggered { op } => {
                 self.note(op, &what, time)
             }
             What::Parked => self.parked = Some(time),

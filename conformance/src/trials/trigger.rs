@@ -1,0 +1,273 @@
+//! Operations that begin when a word reaches a value: not before, soon after, or never.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
+
+use rustix::process::Signal;
+use transport_core::observe::Wait;
+use transport_core::spi::Operations;
+use transport_core::{Access, AtEnd, ErrorKind, Op, Pages, WriteOptions};
+
+use crate::check::{Failure, Verdict, ensure, refused, same, within};
+use crate::ground::{Ground, OPEN};
+use crate::lab::Pair;
+use crate::process::{LIMIT, Meeting};
+use crate::trial::{ALL_PATHS, Context, Trial};
+
+pub(super) const TRIALS: &[Trial] = &[
+    Trial::new("trigger::begins_when_the_word_is_there", begins).on(ALL_PATHS).needs(Operations::WRITE_IMM),
+    Trial::new("trigger::already_there", already_there).on(ALL_PATHS),
+    Trial::new("trigger::a_loop_of_steps_wraps_around", steps).on(ALL_PATHS),
+    Trial::new("trigger::cancelled_before", cancelled).on(ALL_PATHS),
+    Trial::new("trigger::ends_by_its_deadline", by_its_deadline),
+    Trial::new("trigger::ends_with_its_peer", with_its_peer),
+    Trial::new("trigger::ends_with_the_fabric", with_the_fabric),
+    Trial::new("trigger::refused_once_revoked", once_revoked),
+    Trial::new("trigger::by_a_mirrored_count", by_a_mirror).on(ALL_PATHS).needs(Operations::WRITE_IMM),
+    Trial::new("trigger::a_sleeping_worker_finds_it", found_by_a_worker).process(),
+    Trial::new("trigger::the_peer_is_killed_before", killed_before).process(),
+];
+
+/// Several chunks, and more than runs in the calling thread.
+const LEN: usize = 700_000;
+
+/// A source, a target, and the word.
+struct Stage {
+    pair: Pair,
+    src: Ground,
+    dst: Ground,
+    word: Arc<AtomicU32>,
+}
+
+impl Stage {
+    fn new(context: &Context) -> Verdict<Self> {
+        let pair = Pair::new(context)?;
+        let src = Ground::new(&pair.a, LEN, Access::LOCAL, context.seed)?;
+        let dst = Ground::new(&pair.b, LEN, OPEN, context.seed + 1)?;
+        Ok(Self { pair, src, dst, word: Arc::default() })
+    }
+
+    /// All of the source, once the word is at `value`.
+    fn write_when(&self, value: u32, options: WriteOptions) -> Verdict<Op> {
+        let (remote, options) = (self.dst.import(&self.pair.to_b)?, options.when(self.word.clone(), value));
+        Ok(self.pair.to_b.write_with(&self.src.region, 0..LEN, &remote, 0, &options)?)
+    }
+
+    fn set(&self, value: u32) {
+        self.word.store(value, Ordering::Release);
+    }
+
+    /// Some time in which nothing may happen.
+    fn wait_in_vain(&self) -> Verdict {
+        let posts = self.pair.posts();
+        (0..100).for_each(|_| _ = self.pair.lab.tick());
+        same("requests posted before the trigger", self.pair.posts(), posts)?;
+        self.dst.check("before the trigger")
+    }
+}
+
+fn begins(context: &Context) -> Verdict {
+    let mut stage = Stage::new(context)?;
+    let mut op = stage.write_when(3, WriteOptions::new().imm(9))?;
+    stage.wait_in_vain()?;
+    let dump = stage.pair.a.dump();
+    let waits: Vec<_> = dump.operations().flat_map(|operation| operation.waits.clone()).collect();
+    same("what it waits for", waits, vec![Wait::Trigger { value: 3, now: 0 }])?;
+    stage.set(2);
+    stage.wait_in_vain()?;
+    // Others of the same peer need not go behind it.
+    let other = Ground::new(&stage.pair.b, 4096, OPEN, context.seed + 2)?;
+    let remote = other.import(&stage.pair.to_b)?;
+    for _ in 0..10 {
+        stage.pair.lab.done(stage.pair.to_b.write(&stage.src.region, 0..4096, &remote, 0)?)?;
+    }
+    ensure(op.try_result().is_none(), "over before its trigger")?;
+    stage.set(3);
+    stage.dst.expect_from(0, &stage.src, 0..LEN);
+    let counter = stage.pair.to_a.imm(9);
+    stage.pair.lab.until("the imm", || counter.count() > 0)?;
+    stage.dst.check("the bytes that the imm announced")?;
+    same("bytes", stage.pair.lab.result(&mut op)??.bytes, LEN as u64)?;
+    same("who holds the word", Arc::strong_count(&stage.word), 1)
+}
+
+fn already_there(context: &Context) -> Verdict {
+    let mut stage = Stage::new(context)?;
+    stage.set(8);
+    for value in [8, 1, 0] {
+        stage.dst.fill(context.seed + u64::from(value))?;
+        // Also where a small one would run in this thread.
+        let remote = stage.dst.import(&stage.pair.to_b)?;
+        let options = WriteOptions::new().when(stage.word.clone(), value);
+        let op = stage.pair.to_b.write_with(&stage.src.region, 0..64, &remote, 0, &options)?;
+        ensure(op.id().is_some(), "it ran in the calling thread")?;
+        stage.pair.lab.done(op)?;
+        stage.dst.expect_from(0, &stage.src, 0..64);
+        stage.dst.check("after a trigger that was due")?;
+    }
+    Ok(())
+}
+
+/// Posted ahead of the steps they belong to, of which each begins one.
+fn steps(context: &Context) -> Verdict {
+    const PAGE: usize = 4096;
+    const FIRST: u32 = u32::MAX - 3;
+    let mut stage = Stage::new(context)?;
+    let (from, to) = (Pages::new([3, 1, 2]), Pages::new([0, 1, 2]));
+    let remote = stage.dst.import(&stage.pair.to_b)?;
+    let options = WriteOptions::new();
+    let prepared =
+        stage.pair.to_b.prepare_write_pages(&stage.src.region, &from, &remote, &to, PAGE, &options)?;
+    stage.set(FIRST);
+    let ops = (1..=8).map(|step| prepared.post_when(stage.word.clone(), FIRST.wrapping_add(step)));
+    let mut ops: Vec<_> = ops.collect::<Result<_, _>>()?;
+    for step in 1..=8_u32 {
+        stage.wait_in_vain()?;
+        stage.src.fill(context.seed + 10 + u64::from(step))?;
+        for (to, from) in [3, 1, 2].into_iter().enumerate() {
+            stage.dst.expect_from(to * PAGE, &stage.src, from * PAGE..(from + 1) * PAGE);
+        }
+        stage.set(FIRST.wrapping_add(step));
+        stage.pair.lab.done(ops.remove(0))?;
+        stage.dst.check("after a step")?;
+        let early = ops.iter_mut().filter_map(Op::try_result).count();
+        same("operations of later steps that are over", early, 0)?;
+    }
+    Ok(())
+}
+
+fn cancelled(context: &Context) -> Verdict {
+    let stage = Stage::new(context)?;
+    let (asked, dropped) =
+        (stage.write_when(1, WriteOptions::new())?, stage.write_when(1, WriteOptions::new())?);
+    let unseen = stage.write_when(1, WriteOptions::new())?;
+    // Before the worker knows of one, and after.
+    drop(unseen);
+    stage.wait_in_vain()?;
+    drop(dropped);
+    let mut cancel = asked.cancel();
+    let mut result = None;
+    stage.pair.lab.until("a cancel", || {
+        result = Some(cancel.wait(Duration::ZERO));
+        !matches!(&result, Some(Err(error)) if error.kind() == ErrorKind::DeadlineExceeded)
+    })?;
+    refused("a cancelled operation", result.unwrap_or(Ok(Default::default())), &[ErrorKind::Cancelled])?;
+    stage.set(1);
+    stage.pair.lab.settle()?;
+    stage.dst.check("after a trigger of nothing")?;
+    same("who holds the word", Arc::strong_count(&stage.word), 1)
+}
+
+fn by_its_deadline(context: &Context) -> Verdict {
+    let mut stage = Stage::new(context)?;
+    let limit = Duration::from_secs(5);
+    let mut op = stage.write_when(1, WriteOptions::new().deadline(limit))?;
+    let patient = stage.write_when(1, WriteOptions::new().deadline(Duration::MAX))?;
+    stage.pair.lab.turn();
+    stage.pair.lab.clock.advance(limit - Duration::from_nanos(1));
+    stage.pair.lab.turn();
+    ensure(op.try_result().is_none(), "over before its deadline")?;
+    stage.pair.lab.clock.advance(Duration::from_nanos(1));
+    stage.pair.lab.turn();
+    let result = op.try_result().ok_or_else(|| Failure::new("not answered at its deadline"))?;
+    refused("an operation without its trigger", result, &[ErrorKind::DeadlineExceeded])?;
+    stage.dst.check("after the deadline")?;
+    stage.set(1);
+    stage.pair.lab.done(patient)?;
+    stage.dst.expect_from(0, &stage.src, 0..LEN);
+    stage.dst.check("after the trigger")
+}
+
+fn with_its_peer(context: &Context) -> Verdict {
+    let stage = Stage::new(context)?;
+    let op = stage.write_when(1, WriteOptions::new())?;
+    stage.wait_in_vain()?;
+    stage.pair.to_a.disconnect();
+    let gone = [ErrorKind::Closed, ErrorKind::PeerDied];
+    stage.pair.lab.fails("an operation to a peer that left", Ok(op), &gone)?;
+    stage.set(1);
+    stage.pair.lab.settle()?;
+    stage.dst.check("after the end")?;
+    same("who holds the word", Arc::strong_count(&stage.word), 1)
+}
+
+fn with_the_fabric(context: &Context) -> Verdict {
+    let stage = Stage::new(context)?;
+    let (mut known, mut queued) = (stage.write_when(1, WriteOptions::new())?, None);
+    stage.wait_in_vain()?;
+    queued.get_or_insert(stage.write_when(1, WriteOptions::new())?);
+    stage.pair.a.close();
+    for op in [Some(&mut known), queued.as_mut()].into_iter().flatten() {
+        let result = op.try_result().ok_or_else(|| Failure::new("not over although the fabric is"))?;
+        refused("an operation of a closed fabric", result, &[ErrorKind::Closed])?;
+    }
+    same("who holds the word", Arc::strong_count(&stage.word), 1)
+}
+
+fn once_revoked(context: &Context) -> Verdict {
+    let mut stage = Stage::new(context)?;
+    let op = stage.write_when(1, WriteOptions::new())?;
+    stage.wait_in_vain()?;
+    stage.pair.lab.done(stage.dst.region.revoke()?)?;
+    stage.dst.fill(context.seed + 5)?;
+    stage.set(1);
+    let kinds = [ErrorKind::Revoked, ErrorKind::RemoteAccess];
+    stage.pair.lab.fails("a trigger after the revocation", Ok(op), &kinds)?;
+    stage.pair.lab.settle()?;
+    stage.dst.check("after the revocation")
+}
+
+/// There and back, and nobody in between: the answer begins when what it answers has landed.
+fn by_a_mirror(context: &Context) -> Verdict {
+    let stage = Stage::new(context)?;
+    let mut back = Ground::new(&stage.pair.a, LEN, OPEN, context.seed + 3)?;
+    let landed = stage.pair.to_a.imm(1).mirror(stage.word.clone(), AtEnd::Keep);
+    let options = WriteOptions::new().imm(2).when(stage.word.clone(), 1);
+    let theirs = back.import(&stage.pair.to_a)?;
+    let answer = stage.pair.to_a.write_with(&stage.dst.region, 0..LEN, &theirs, 0, &options)?;
+    stage.wait_in_vain()?;
+    let remote = stage.dst.import(&stage.pair.to_b)?;
+    let options = WriteOptions::new().imm(1);
+    let question = stage.pair.to_b.write_with(&stage.src.region, 0..LEN, &remote, 0, &options)?;
+    back.expect_from(0, &stage.src, 0..LEN);
+    let counter = stage.pair.to_b.imm(2);
+    stage.pair.lab.until("the answer", || counter.count() == 1)?;
+    back.check("what came back")?;
+    same("arrivals", landed.total(), 1)?;
+    stage.pair.lab.all_done(vec![question, answer])
+}
+
+/// Nothing wakes it: it has to look by itself.
+fn found_by_a_worker(context: &Context) -> Verdict {
+    let Meeting { fabric, peer, mut child } = Meeting::new(context)?;
+    child.ask(&format!("alloc far {LEN} 1"))?;
+    let (mut src, word) = (Ground::new(&fabric, LEN, OPEN, 2)?, Arc::new(AtomicU32::new(0)));
+    let remote = within(LIMIT, "a lookup", peer.region("far"))??;
+    for step in 1..=3_u32 {
+        src.fill(u64::from(step) + 1)?;
+        let options = WriteOptions::new().when(word.clone(), step);
+        let mut op = peer.write_with(&src.region, 0..LEN, &remote, 0, &options)?;
+        // Longer than it looks without a pause. A worker that still does is found by less.
+        std::thread::sleep(Duration::from_millis(5));
+        child.ask(&format!("check far 0 {LEN} {step}"))?;
+        word.store(step, Ordering::Release);
+        op.wait(LIMIT)?;
+        child.ask(&format!("check far 0 {LEN} {}", step + 1))?;
+    }
+    Ok(())
+}
+
+fn killed_before(context: &Context) -> Verdict {
+    let Meeting { fabric, peer, mut child } = Meeting::new(context)?;
+    child.ask(&format!("alloc far {LEN} 1"))?;
+    let (src, word) = (Ground::new(&fabric, LEN, OPEN, 2)?, Arc::new(AtomicU32::new(0)));
+    let remote = within(LIMIT, "a lookup", peer.region("far"))??;
+    let options = WriteOptions::new().when(word.clone(), 1);
+    let mut op = peer.write_with(&src.region, 0..LEN, &remote, 0, &options)?;
+    child.signal(Signal::KILL)?;
+    refused("an operation to a killed peer", op.wait(LIMIT), &[ErrorKind::PeerDied])?;
+    word.store(1, Ordering::Release);
+    let again = peer.write_with(&src.region, 0..LEN, &remote, 0, &options);
+    refused("a later one", again.map(drop), &[ErrorKind::PeerDied]).map(drop)
+}

@@ -1,0 +1,295 @@
+//! Streams that wait for arrivals and begin transfers, where there is a GPU. Prints what each step
+//! took (`--nocapture --test-threads 1`); asserts none of it.
+
+use std::ptr::null_mut;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use backend_loopback::Loopback;
+use cuda::{CudaWord, Device, RawStream};
+use cudarc::driver::sys;
+use transport_core::{
+    Access, AtEnd, ErrorKind, Fabric, FabricBuilder, Mirror, Op, Peer, Region, RemoteRegion, TransportConfig,
+    Word, WriteOptions,
+};
+
+const LEN: usize = 64 << 10;
+const ROUNDS: u32 = 1000;
+const LIMIT: Duration = Duration::from_secs(20);
+const IMM: u32 = 7;
+
+/// The first GPU; none, with the reason printed, where CUDA is not there.
+fn device() -> Option<Device> {
+    match Device::all() {
+        Ok(devices) => devices.into_iter().next(),
+        Err(why) => {
+            assert!(matches!(why.kind(), ErrorKind::Unsupported | ErrorKind::NotFound), "{why}");
+            println!("skipped: {why}");
+            None
+        }
+    }
+}
+
+/// A stream as another library would make it.
+struct Stream(RawStream);
+
+impl Stream {
+    fn new() -> Self {
+        let (mut context, mut stream) = (null_mut(), null_mut());
+        // SAFETY: the driver is started, for there is a device; it writes one value each.
+        unsafe {
+            assert_eq!(sys::cuDevicePrimaryCtxRetain(&raw mut context, 0), sys::CUresult::CUDA_SUCCESS);
+            assert_eq!(sys::cuCtxSetCurrent(context), sys::CUresult::CUDA_SUCCESS);
+            let flags = sys::CUstream_flags::CU_STREAM_NON_BLOCKING as u32;
+            assert_eq!(sys::cuStreamCreate(&raw mut stream, flags), sys::CUresult::CUDA_SUCCESS);
+        }
+        Self(stream.cast())
+    }
+
+    fn waits_for(&self, word: &CudaWord, value: u32) {
+        // SAFETY: the tests keep stream and word until `synchronise`.
+        unsafe { word.wait_on(self.0, value) }.unwrap();
+    }
+
+    fn writes(&self, word: &CudaWord, value: u32) {
+        // SAFETY: as above.
+        unsafe { word.write_on(self.0, value) }.unwrap();
+    }
+
+    fn synchronise(&self) {
+        // SAFETY: a living stream.
+        assert_eq!(unsafe { sys::cuStreamSynchronize(self.0.cast()) }, sys::CUresult::CUDA_SUCCESS);
+    }
+}
+
+impl Drop for Stream {
+    fn drop(&mut self) {
+        // SAFETY: made by `new`, destroyed once.
+        let _ = unsafe { sys::cuStreamDestroy_v2(self.0.cast()) };
+    }
+}
+
+/// Lets every wait for a word pass when a test ends, however it does: nothing else would.
+struct Released(Arc<CudaWord>);
+
+impl Drop for Released {
+    fn drop(&mut self) {
+        self.0.atomic().fetch_add(1 << 30, Ordering::Release);
+    }
+}
+
+fn word(device: &Device) -> (Arc<CudaWord>, Released) {
+    let word = Arc::new(CudaWord::new(device).unwrap());
+    (word.clone(), Released(word))
+}
+
+/// Spins until `word` is at `value`.
+fn until(word: &CudaWord, value: u32) {
+    let begun = Instant::now();
+    while word.atomic().load(Ordering::Acquire) != value {
+        assert!(begun.elapsed() < LIMIT, "{word:?} does not reach {value}");
+        std::hint::spin_loop();
+    }
+}
+
+/// Two fabrics, and memory to write.
+struct Ground {
+    here: Fabric,
+    there: Fabric,
+    to_there: Peer,
+    to_here: Peer,
+    src: Region,
+    dst: Region,
+    remote: RemoteRegion,
+}
+
+impl Ground {
+    fn new(settings: fn(FabricBuilder) -> FabricBuilder) -> Self {
+        let open = || {
+            let loopback = TransportConfig::new("loopback", Arc::new(Loopback::new()));
+            settings(FabricBuilder::new().transport(loopback)).open().unwrap()
+        };
+        let (here, there) = (open(), open());
+        let (to_there, to_here) = here.connect_local(&there).unwrap();
+        let src = here.alloc(LEN, Access::LOCAL).unwrap();
+        let dst = there.alloc(LEN, Access::REMOTE_WRITE).unwrap();
+        let remote = to_there.import(&dst.descriptor()).unwrap();
+        Self { here, there, to_there, to_here, src, dst, remote }
+    }
+
+    fn write(&self, options: &WriteOptions) -> Op {
+        self.to_there.write_with(&self.src, 0..LEN, &self.remote, 0, options).unwrap()
+    }
+
+    /// Marks the bytes of a round; says whether they have landed.
+    fn mark(&self, round: u32) -> impl Fn() -> bool {
+        self.src.copy_in(LEN - 4, &round.to_le_bytes()).unwrap();
+        move || {
+            let mut landed = [0; 4];
+            self.dst.copy_out(LEN - 4, &mut landed).unwrap();
+            landed == round.to_le_bytes()
+        }
+    }
+}
+
+#[derive(Default)]
+struct Times(Vec<Duration>);
+
+impl Times {
+    fn print(mut self, what: &str) {
+        self.0.sort_unstable();
+        let at = |part: usize| self.0[(self.0.len() - 1) * part / 100].as_secs_f64() * 1e6;
+        println!("{what}: median {:.2} us, 99 % {:.2} us, least {:.2} us", at(50), at(99), at(0));
+    }
+}
+
+#[test]
+fn words_are_the_processors_and_the_gpus() {
+    let Some(device) = device() else { return };
+    let stream = Stream::new();
+    let (first, _first) = word(&device);
+    let (second, _second) = word(&device);
+    assert_ne!(first.device_address(), second.device_address());
+    println!("{}: waits flush what cards wrote: {}", device.name(), first.flushes_remote_writes());
+    stream.waits_for(&first, 5);
+    stream.writes(&second, 9);
+    first.atomic().store(4, Ordering::Release);
+    assert_eq!(second.atomic().load(Ordering::Acquire), 0);
+    first.atomic().store(6, Ordering::Release);
+    until(&second, 9);
+    // Around the end of the numbers, and by the default stream.
+    let default = std::mem::ManuallyDrop::new(Stream(null_mut()));
+    first.atomic().store(u32::MAX, Ordering::Release);
+    default.waits_for(&first, 1);
+    default.writes(&second, 10);
+    first.atomic().store(1, Ordering::Release);
+    until(&second, 10);
+    stream.synchronise();
+}
+
+/// An imm with bytes arrives, and the stream goes on; beside it, how long the GPU takes for a word of the
+/// processor's.
+#[test]
+fn a_stream_waits_for_arrivals() {
+    let Some(device) = device() else { return };
+    let (stream, ground) = (Stream::new(), Ground::new(|builder| builder));
+    let [(ready, _ready), (landed, _landed), (done, _done)] = [0; 3].map(|_| word(&device));
+    let (mut arriving, mut passing, mut bare) = (Times::default(), Times::default(), Times::default());
+    let enqueue = |round| {
+        stream.writes(&ready, round);
+        stream.waits_for(&landed, round);
+        stream.writes(&done, round);
+        until(&ready, round);
+    };
+    for round in 1..=ROUNDS {
+        enqueue(round);
+        let begun = Instant::now();
+        landed.atomic().store(round, Ordering::Release);
+        until(&done, round);
+        bare.0.push(begun.elapsed());
+    }
+    stream.synchronise();
+    [&ready, &done].into_iter().for_each(|word| word.atomic().store(0, Ordering::Release));
+    let mirror = ground.to_here.imm(IMM).mirror(landed.clone(), AtEnd::Pass);
+    for round in 1..=ROUNDS {
+        let has_landed = ground.mark(round);
+        enqueue(round);
+        let begun = Instant::now();
+        let mut op = ground.write(&WriteOptions::new().imm(IMM));
+        until(&landed, round);
+        let arrived = Instant::now();
+        until(&done, round);
+        assert!(has_landed(), "the stream went on before the bytes of round {round}");
+        passing.0.push(arrived.elapsed());
+        arriving.0.push(arrived - begun);
+        op.wait(LIMIT).unwrap();
+    }
+    assert_eq!(mirror.total(), ROUNDS.into());
+    bare.print("word of the processor -> stream -> word of the stream");
+    arriving.print("write of 64 KiB with imm -> mirrored word");
+    passing.print("mirrored word -> stream -> word of the stream");
+    // The peer ends: the stream must not wait for ever.
+    enqueue(ROUNDS + 1);
+    ground.here.close();
+    until(&landed, ROUNDS + Mirror::PASS);
+    until(&done, ROUNDS + 1);
+    stream.synchronise();
+}
+
+/// The stream writes a word, and a write that waited for it runs: by a worker that looks all the time,
+/// by one that naps, and by the caller.
+#[test]
+fn a_stream_begins_a_transfer() {
+    let Some(device) = device() else { return };
+    let stream = Stream::new();
+    let run = |ground: &Ground, rounds: u32, pause: Duration| {
+        let (trigger, _trigger) = word(&device);
+        let (mut written, mut run) = (Times::default(), Times::default());
+        for round in 1..=rounds {
+            let has_landed = ground.mark(round);
+            let mut op = ground.write(&WriteOptions::new().when(trigger.clone(), round));
+            std::thread::sleep(pause);
+            assert!(op.try_result().is_none() && !has_landed());
+            let begun = Instant::now();
+            stream.writes(&trigger, round);
+            until(&trigger, round);
+            let triggered = Instant::now();
+            op.wait(LIMIT).unwrap();
+            run.0.push(triggered.elapsed());
+            written.0.push(triggered - begun);
+            assert!(has_landed(), "round {round} is over, and its bytes are not there");
+        }
+        stream.synchronise();
+        (written, run)
+    };
+    let ground = Ground::new(|builder| builder);
+    let (written, spinning) = run(&ground, ROUNDS, Duration::ZERO);
+    let (_, napping) = run(&ground, ROUNDS / 10, Duration::from_millis(5));
+    let driven = Ground::new(FabricBuilder::caller_driven);
+    let (_, by_caller) = run(&driven, ROUNDS, Duration::ZERO);
+    written.print("cuStreamWriteValue32 called -> word seen");
+    spinning.print("word seen -> write of 64 KiB done, by a worker that is awake");
+    napping.print("word seen -> write of 64 KiB done, by a worker after 5 ms of nothing");
+    by_caller.print("word seen -> write of 64 KiB done, driven by the caller");
+}
+
+/// A step and the next one, of which the processor makes none: the stream begins a write, waits for what
+/// its peer answers to that, and goes on.
+#[test]
+fn there_and_back_by_the_stream_alone() {
+    let Some(device) = device() else { return };
+    let (stream, ground) = (Stream::new(), Ground::new(|builder| builder));
+    let [(step, _step), (there, _there), (back, _back), (done, _done)] = [0; 4].map(|_| word(&device));
+    let _mirrors = [
+        ground.to_here.imm(IMM).mirror(there.clone(), AtEnd::Pass),
+        ground.to_there.imm(IMM).mirror(back.clone(), AtEnd::Pass),
+    ];
+    let answer = ground.here.alloc(LEN, Access::REMOTE_WRITE).unwrap();
+    let answered = ground.to_here.import(&answer.descriptor()).unwrap();
+    let mut times = Times::default();
+    for round in 1..=ROUNDS {
+        let options = WriteOptions::new().imm(IMM);
+        let _has_landed = ground.mark(round);
+        let mut ops = [
+            ground.write(&options.clone().when(step.clone(), round)),
+            ground
+                .to_here
+                .write_with(&ground.dst, 0..LEN, &answered, 0, &options.when(there.clone(), round))
+                .unwrap(),
+        ];
+        let begun = Instant::now();
+        stream.writes(&step, round);
+        stream.waits_for(&back, round);
+        stream.writes(&done, round);
+        until(&done, round);
+        times.0.push(begun.elapsed());
+        let mut landed = [0; 4];
+        answer.copy_out(LEN - 4, &mut landed).unwrap();
+        assert_eq!(landed, round.to_le_bytes());
+        ops.iter_mut().for_each(|op| _ = op.wait(LIMIT).unwrap());
+    }
+    times.print("stream -> write of 64 KiB -> answer of 64 KiB -> stream, and the processor sees it");
+    ground.there.close();
+    stream.synchronise();
+}

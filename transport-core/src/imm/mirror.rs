@@ -1,0 +1,283 @@
+//! Counts that a kernel can poll and a stream wait for: each arrival is stored into a word.
+
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use foldhash::HashMap;
+
+use super::ImmCounter;
+use crate::peer::PeerInner;
+use crate::{Error, Word};
+
+/// What becomes of a mirrored word when the peer ends. Whoever waits for the word alone, as a stream
+/// does, learns of the end by nothing else.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum AtEnd {
+    /// It keeps its value. Who waits for more waits on, until somebody else writes the word: with
+    /// [`Peer::closed`](crate::Peer::closed) and [`Mirror::end`] the program knows when.
+    Keep,
+    /// It goes on by [`Mirror::PASS`], so that every wait for up to 2^29 more arrivals is over. A word
+    /// that is then between 2^29 and 2^30 past what was waited for says that arrivals are missing.
+    Pass,
+}
+
+impl ImmCounter {
+    /// From now on stores the number of arrivals into `word`, also of those that had arrived and were
+    /// not taken: it only grows, takes do not lower it, and it wraps around after 2^32 - 1.
+    ///
+    /// Each store is made after the bytes that the arrival announces are visible to the processor, and
+    /// releases them: who sees the word sees the bytes. It is made by whoever polls the
+    /// transport: without workers the fabric must be driven. One word is for one mirror.
+    ///
+    /// ```
+    /// # use std::sync::{Arc, atomic::AtomicU32};
+    /// # use transport_core::{AtEnd, Peer};
+    /// # fn decode(peer: &Peer) {
+    /// let word = Arc::new(AtomicU32::new(0)); // Or a `CudaWord`, for which a stream can wait.
+    /// let landed = peer.imm(1).mirror(word.clone(), AtEnd::Pass);
+    /// let next = landed.total() + 512; // Of 512 pages, the next ones.
+    /// # drop(next);
+    /// # }
+    /// ```
+    pub fn mirror(&self, word: Arc<dyn Word>, at_end: AtEnd) -> Mirror {
+        let Self { peer, imm } = self.clone();
+        let mut counts = peer.imms.lock();
+        let total = counts.values.get(&imm).copied().unwrap_or(0);
+        // Who ends the peer sets the reason first, then comes for the mirrors under this lock.
+        let passed = if peer.death().is_some() { at_end.passes() } else { 0 };
+        let id = counts.mirrors.add(imm, Mirrored { id: 0, word, total, at_end, passed });
+        drop(counts);
+        Mirror { peer, imm, id }
+    }
+}
+
+/// What [`ImmCounter::mirror`] gives. Dropped, it lets go of the word, which keeps its value.
+#[must_use = "dropping it ends the mirroring"]
+pub struct Mirror {
+    peer: Arc<PeerInner>,
+    imm: u32,
+    id: u64,
+}
+
+impl Mirror {
+    /// By how much the word goes on when the peer ends, with [`AtEnd::Pass`].
+    pub const PASS: u32 = 1 << 30;
+
+    /// The arrivals that were counted. Its low 32 bits are what the word was last set to, or
+    /// [`PASS`](Self::PASS) less.
+    pub fn total(&self) -> u64 {
+        self.peer.imms.lock().mirrors.total(self.imm, self.id)
+    }
+
+    /// Why the peer is gone, once it is. The word goes on right after; what was under way may still arrive.
+    pub fn end(&self) -> Option<Error> {
+        self.peer.death()
+    }
+}
+
+impl fmt::Debug for Mirror {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Mirror").field("imm", &self.imm).field("total", &self.total()).finish()
+    }
+}
+
+impl Drop for Mirror {
+    fn drop(&mut self) {
+        let word = self.peer.imms.lock().mirrors.remove(self.imm, self.id);
+        // Its owner's code, without the lock.
+        drop(word);
+    }
+}
+
+/// All mirrors of a peer's counts, by imm.
+#[derive(Default)]
+pub(super) struct Mirrors {
+    by_imm: HashMap<u32, Vec<Mirrored>>,
+    next: u64,
+}
+
+struct Mirrored {
+    id: u64,
+    word: Arc<dyn Word>,
+    total: u64,
+    at_end: AtEnd,
+    /// What the word is ahead of the total.
+    passed: u32,
+}
+
+impl Mirrors {
+    /// One more has arrived.
+    #[inline]
+    pub fn arrived(&mut self, imm: u32) {
+        if !self.by_imm.is_empty() {
+            self.count(imm);
+        }
+    }
+
+    #[cold]
+    fn count(&mut self, imm: u32) {
+        for mirror in self.by_imm.get_mut(&imm).into_iter().flatten() {
+            mirror.total += 1;
+            mirror.store();
+        }
+    }
+
+    /// The peer is gone.
+    pub fn end(&mut self) {
+        for mirror in self.by_imm.values_mut().flatten() {
+            mirror.passed = mirror.at_end.passes();
+            mirror.store();
+        }
+    }
+
+    fn add(&mut self, imm: u32, mirror: Mirrored) -> u64 {
+        let id = self.next;
+        self.next += 1;
+        mirror.store();
+        self.by_imm.entry(imm).or_default().push(Mirrored { id, ..mirror });
+        id
+    }
+
+    fn remove(&mut self, imm: u32, id: u64) -> Option<Mirrored> {
+        let mirrors = self.by_imm.get_mut(&imm)?;
+        let place = mirrors.iter().position(|mirror| mirror.id == id)?;
+        let removed = mirrors.swap_remove(place);
+        if mirrors.is_empty() {
+            self.by_imm.remove(&imm);
+        }
+        Some(removed)
+    }
+
+    fn total(&self, imm: u32, id: u64) -> u64 {
+        let mut mirrors = self.by_imm.get(&imm).into_iter().flatten();
+        mirrors.find(|mirror| mirror.id == id).map_or(0, |mirror| mirror.total)
+    }
+}
+
+impl Mirrored {
+    fn store(&self) {
+        // Under the lock of the counts, so that the word never goes back; releases the bytes.
+        self.word.atomic().store((self.total as u32).wrapping_add(self.passed), Ordering::Release);
+    }
+}
+
+impl AtEnd {
+    fn passes(self) -> u32 {
+        match self {
+            Self::Keep => 0,
+            Self::Pass => Mirror::PASS,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::AtomicU32;
+
+    use super::*;
+    use crate::{ErrorKind, Peer};
+
+    fn word() -> (Arc<AtomicU32>, impl Fn() -> u32) {
+        let word = Arc::new(AtomicU32::new(99));
+        (Arc::clone(&word), move || word.load(Ordering::Acquire))
+    }
+
+    #[test]
+    fn counts_what_was_there_and_what_comes() {
+        let (peer, (word, now)) = (Peer::alone(), word());
+        (0..3).for_each(|_| peer.0.imms.arrived(7));
+        assert!(peer.imm(7).try_take(1));
+        let mirror = peer.imm(7).mirror(word.clone(), AtEnd::Keep);
+        assert_eq!((now(), mirror.total()), (2, 2));
+        peer.0.imms.arrived(8);
+        peer.0.imms.arrived(7);
+        assert!(peer.imm(7).try_take(3));
+        assert_eq!((now(), mirror.total()), (3, 3));
+        peer.0.imms.arrived(7);
+        assert_eq!((now(), peer.imm(7).count()), (4, 1));
+        assert_eq!(Arc::strong_count(&word), 3);
+        drop(mirror);
+        assert_eq!(Arc::strong_count(&word), 2);
+        peer.0.imms.arrived(7);
+        assert_eq!((now(), peer.imm(7).count()), (4, 2));
+        assert!(peer.0.imms.lock().mirrors.by_imm.is_empty());
+    }
+
+    #[test]
+    fn several_mirror_one_count_and_others_another() {
+        let (peer, (one, first), (two, second), (three, third)) = (Peer::alone(), word(), word(), word());
+        let mirror = peer.imm(7).mirror(one, AtEnd::Keep);
+        peer.0.imms.arrived(7);
+        let _others = [peer.imm(7).mirror(two, AtEnd::Keep), peer.imm(8).mirror(three, AtEnd::Keep)];
+        peer.0.imms.arrived(7);
+        drop(mirror);
+        peer.0.imms.arrived(7);
+        peer.0.imms.arrived(8);
+        assert_eq!((first(), second(), third()), (2, 3, 1));
+    }
+
+    #[test]
+    fn wraps_around() {
+        let (peer, (word, now)) = (Peer::alone(), word());
+        peer.0.imms.lock().values.insert(7, u64::from(u32::MAX) - 1);
+        let mirror = peer.imm(7).mirror(word, AtEnd::Keep);
+        (0..2).for_each(|_| peer.0.imms.arrived(7));
+        assert_eq!((now(), mirror.total()), (0, 1 << 32));
+        peer.0.imms.arrived(7);
+        assert_eq!(now(), 1);
+    }
+
+    /// Arrivals of several threads while mirrors come and go: each counts all that came in its time.
+    #[test]
+    fn loses_none_and_counts_none_twice() {
+        const EACH: u32 = if cfg!(miri) { 20 } else { 20_000 };
+        let (peer, (word, now)) = (Peer::alone(), word());
+        let mirror = peer.imm(7).mirror(word, AtEnd::Keep);
+        std::thread::scope(|scope| {
+            for _ in 0..2 {
+                scope.spawn(|| (0..EACH).for_each(|_| peer.0.imms.arrived(7)));
+            }
+            scope.spawn(|| {
+                let mut before = 0;
+                for _ in 0..EACH {
+                    let (late, total) = (Arc::new(AtomicU32::new(0)), now());
+                    assert!(total >= before, "went back from {before} to {total}");
+                    before = total;
+                    let mirror = peer.imm(7).mirror(late.clone(), AtEnd::Keep);
+                    assert!(u64::from(late.load(Ordering::Acquire)) <= mirror.total());
+                }
+            });
+        });
+        assert_eq!(
+            (now(), mirror.total(), peer.imm(7).count()),
+            (2 * EACH, 2 * EACH as u64, 2 * EACH as u64)
+        );
+    }
+
+    #[test]
+    fn the_end_lets_waits_pass_and_tells_what_is_missing() {
+        let (peer, (word, now), (other, kept)) = (Peer::alone(), word(), word());
+        let mirror = peer.imm(7).mirror(word, AtEnd::Pass);
+        let keeping = peer.imm(7).mirror(other, AtEnd::Keep);
+        (0..3).for_each(|_| peer.0.imms.arrived(7));
+        assert!(mirror.end().is_none());
+        peer.disconnect();
+        assert_eq!(keeping.end().unwrap().kind(), ErrorKind::Closed);
+        assert_eq!((kept(), now(), mirror.total()), (3, 3 + Mirror::PASS, 3));
+        let is_missing = |awaited: u32| {
+            let past = now().wrapping_sub(awaited);
+            assert!(past as i32 >= 0, "a wait for {awaited} goes on");
+            (1 << 29..1 << 30).contains(&past)
+        };
+        assert!(!is_missing(1) && !is_missing(3));
+        assert!(is_missing(4) && is_missing(3 + (1 << 29)));
+        // What was under way may still come.
+        peer.0.imms.arrived(7);
+        assert!(!is_missing(4) && is_missing(5));
+        // One that comes too late for the end knows of it.
+        let late = Arc::new(AtomicU32::new(0));
+        let mirror = peer.imm(7).mirror(late.clone(), AtEnd::Pass);
+        assert_eq!((late.load(Ordering::Acquire), mirror.total()), (4 + Mirror::PASS, 4));
+    }
+}
