@@ -71,6 +71,7 @@ pub(crate) const AT_ONCE: u64 = 64 << 10;
 /// # Safety
 /// `request.len` bytes are valid at its local end and at `remote`; one of them is a GPU's.
 #[cold]
+#[inline(never)]
 pub(crate) unsafe fn copy_now(request: &WorkRequest, remote: u64) -> Option<Result<(), ErrorKind>> {
     if request.len > AT_ONCE {
         return None;

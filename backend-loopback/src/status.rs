@@ -37,7 +37,13 @@ pub(crate) fn describe(status: Status) -> String {
         }
         ErrorKind::Unreachable => "the peer slot is not connected: complete the connection first",
         ErrorKind::Cancelled => "taken back before it ran",
-        ErrorKind::DeviceLost => "the link model lost its device: open it again",
+        ErrorKind::DeviceLost => {
+            "the GPU failed, as the log says, or the link model lost its device: open the fabric again"
+        }
+        ErrorKind::Unsupported => {
+            "a GPU does not reach the host memory at the other end, a peer process's without a file or a staged \
+             one: register a HostBuffer or PinnedBuffer there"
+        }
         ErrorKind::Io if status.code == 0 => "the link model failed this request, as it was told to",
         kind => return with_code(kind.to_string(), status.code),
     };

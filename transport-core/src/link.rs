@@ -98,6 +98,7 @@ impl Link {
 
     /// The same for a local region that the processor cannot follow the address of.
     #[cold]
+    #[inline(never)]
     fn run_far(
         &self,
         region: &Region,
