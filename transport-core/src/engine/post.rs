@@ -25,6 +25,8 @@ impl Engine {
         if self.rails[rail].rotation.front().is_none() {
             return 0;
         }
+        let this = &mut self.rails[rail];
+        this.window.look(this.posted.charged());
         let mut bytes = self.fill_batch(rail);
         if self.rails[rail].batch.is_empty() {
             if self.rails[rail].rotation.front().is_none() || !self.makes_room(rail) {
@@ -86,6 +88,7 @@ impl Engine {
             let charge = this.window.charge(active.piece());
             let by_window = this.window.room(ahead, oldest, charge);
             if by_window == 0 && share.left() > 0 {
+                this.window.falls_short();
                 break;
             }
             let by_bytes = (most - bytes).div_ceil(active.work.shape.piece_bytes()).min(by_window);
