@@ -16,7 +16,8 @@ impl Engine {
         let watch = std::sync::Arc::clone(&self.handle.watch);
         let mut next = Time::NEVER;
         let mut found = Vec::new();
-        let running = self.active.iter_mut().flatten().map(|op| (op.id, op.moved, &mut op.stalled));
+        let running = self.active.iter_mut().flatten().take(self.running);
+        let running = running.map(|op| (op.id, op.moved, &mut op.stalled));
         let revoking = self.revoking.iter_mut().map(|op| (op.id, op.begun, &mut op.stalled));
         for (id, moved, stalled) in running.chain(revoking).filter(|(.., stalled)| !**stalled) {
             let due = moved.after(watch.after);
