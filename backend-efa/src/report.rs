@@ -120,23 +120,43 @@ impl EfaEndpoint {
 
     fn received(&mut self, turn: &Turn<'_>, id: u64, entry: &sys::fi_cq_data_entry, from: sys::fi_addr_t) {
         let tag = self.tag(entry);
-        let sender = tag.and_then(|tag| tag.slot).or_else(|| turn.owner(from));
-        match sender.filter(|slot| self.knows(*slot)) {
-            Some(slot) => self.waiting.push_back(Event::Received {
-                id,
-                peer: PeerSlot(slot),
-                len: entry.len as u64,
-                imm: tag.and_then(|tag| tag.imm),
-            }),
-            None => self.stray(id),
-        }
+        let Some(slot) = tag.and_then(|tag| tag.slot).or_else(|| turn.owner(from)) else {
+            return self.stray(id);
+        };
+        let (len, imm) = (entry.len as u64, tag.and_then(|tag| tag.imm));
+        self.file(slot, Event::Received { id, peer: PeerSlot(slot), len, imm });
     }
 
     fn imm(&mut self, turn: &Turn<'_>, entry: &sys::fi_cq_data_entry, from: sys::fi_addr_t) {
         let Some(Tag { slot, imm: Some(imm) }) = self.tag(entry) else { return };
-        match slot.or_else(|| turn.owner(from)).filter(|slot| self.knows(*slot)) {
-            Some(slot) => self.waiting.push_back(Event::Imm { peer: PeerSlot(slot), imm }),
-            None => tracing::debug!(imm, "an imm of a peer that is gone, or was none"),
+        match slot.or_else(|| turn.owner(from)) {
+            Some(slot) => self.file(slot, Event::Imm { peer: PeerSlot(slot), imm }),
+            None => tracing::debug!(imm, "an imm of nobody's"),
+        }
+    }
+
+    /// Files what came from the peer of a slot. Who has connected since the slots were looked at may
+    /// have sent something already; they are not looked at again in a turn, whose lock is taken after
+    /// theirs elsewhere.
+    fn file(&mut self, slot: u32, event: Event) {
+        match self.knows(slot) {
+            true => self.waiting.push_back(event),
+            false => self.doubtful.push(event),
+        }
+    }
+
+    /// Looks again at the slots of what came from nobody.
+    #[cold]
+    pub(crate) fn settle(&mut self) {
+        self.refresh();
+        for event in std::mem::take(&mut self.doubtful) {
+            match event {
+                Event::Imm { peer, .. } | Event::Received { peer, .. } if self.knows(peer.0) => {
+                    self.waiting.push_back(event);
+                }
+                Event::Received { id, .. } => self.stray(id),
+                _ => tracing::debug!(?event, "an imm of a peer that is gone, or was none"),
+            }
         }
     }
 
