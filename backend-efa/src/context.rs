@@ -1,6 +1,8 @@
 //! Contexts of what is posted: libfabric hands them back with the completion, and some
 //! providers keep notes of their own in them (`FI_CONTEXT2`).
 
+mod taking;
+
 use std::cell::UnsafeCell;
 use std::collections::VecDeque;
 use std::ffi::c_void;
@@ -8,6 +10,8 @@ use std::ffi::c_void;
 use libfabric_sys as sys;
 use transport_core::Time;
 use transport_core::spi::{PeerSlot, ReceiveRequest};
+
+pub(crate) use taking::Taking;
 
 /// What a context stands for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -84,39 +88,54 @@ impl Contexts {
         }
     }
 
-    /// A context for a request; `None` if all are posted.
+    /// Contexts for requests to a peer, whose ids count up from `id`.
     #[inline]
-    pub(crate) fn take_request(&mut self, id: u64, peer: PeerSlot) -> Option<*mut c_void> {
-        self.take(id, peer.0)
+    pub(crate) fn taking(&mut self, id: u64, peer: PeerSlot) -> Taking<'_> {
+        Taking::new(self, id, peer)
     }
 
     /// A context for a receive; `None` if all are posted.
     pub(crate) fn take_receive(&mut self, receive: &ReceiveRequest) -> Option<*mut c_void> {
-        let free = self.free as usize;
-        let context = self.take(receive.id, RECEIVE)?;
-        self.all[free].buffer = (receive.local, receive.lkey, receive.len);
-        Some(context)
-    }
-
-    #[inline]
-    fn take(&mut self, id: u64, peer: u32) -> Option<*mut c_void> {
         let context = self.all.get_mut(self.free as usize)?;
-        (context.id, context.peer) = (id, peer);
+        (context.id, context.peer) = (receive.id, RECEIVE);
+        context.buffer = (receive.local, receive.lkey, receive.len);
         self.free = context.next;
         Some(context.notes.get().cast())
     }
 
-    /// The request that `context` stood for, which is over; `None` for anything else.
+    /// How many more there are.
     #[inline]
-    pub(crate) fn end_request(&mut self, context: *mut c_void) -> Option<(u64, PeerSlot)> {
-        let index = self.index(context);
+    pub(crate) fn spare(&self) -> usize {
+        self.all.len() - self.requests - self.receives - self.retired.len()
+    }
+
+    /// Ends requests to one peer with consecutive ids, as many as `contexts` begins with: the peer,
+    /// the first id and how many; `None` if it begins with anything else.
+    #[inline]
+    pub(crate) fn end_requests(
+        &mut self,
+        mut contexts: impl Iterator<Item = *mut c_void>,
+    ) -> Option<(PeerSlot, u64, u32)> {
+        let index = self.index(contexts.next()?);
         let context = self.all.get_mut(index)?;
-        let peer = context.peer;
+        let (peer, first) = (context.peer, context.id);
         if peer >= RECEIVE {
             return None;
         }
-        context.release(index, &mut self.free);
-        Some((context.id, PeerSlot(peer)))
+        let mut end = first + 1;
+        let mut free = self.free;
+        context.release(index, &mut free);
+        for context in contexts {
+            let index = self.index(context);
+            let Some(context) = self.all.get_mut(index) else { break };
+            if context.peer != peer || context.id != end {
+                break;
+            }
+            context.release(index, &mut free);
+            end += 1;
+        }
+        self.free = free;
+        Some((PeerSlot(peer), first, (end - first) as u32))
     }
 
     /// The place of a context; one that does not exist for what is none.
@@ -182,49 +201,4 @@ impl Contexts {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn retires_for_a_while() {
-        let (early, late) = (Time::ZERO, Time::ZERO.after(std::time::Duration::from_secs(1)));
-        let mut contexts = Contexts::new(2);
-        let first = contexts.take_request(0, PeerSlot(9)).unwrap();
-        contexts.end(first).unwrap();
-        contexts.retire(first, late);
-        let second = contexts.take_request(1, PeerSlot(9)).unwrap();
-        assert_ne!(first, second);
-        assert_eq!(contexts.take_request(2, PeerSlot(9)), None);
-        assert_eq!(contexts.end(first), None);
-        contexts.readmit(early);
-        assert_eq!(contexts.take_request(2, PeerSlot(9)), None);
-        contexts.readmit(late);
-        assert_eq!(contexts.take_request(2, PeerSlot(9)), Some(first));
-        // Of what is posted, and of nothing, nothing is retired.
-        contexts.retire(second, late);
-        contexts.retire(std::ptr::null_mut(), late);
-        assert!(contexts.end(second).is_some() && contexts.end(first).is_some());
-    }
-
-    #[test]
-    fn ends_once_in_any_order() {
-        let mut contexts = Contexts::new(3);
-        let posted = [0, 1, 2].map(|id| Posted::Request { id, peer: PeerSlot(9) });
-        let taken = [0, 1, 2].map(|id| contexts.take_request(id, PeerSlot(9)).unwrap());
-        let receive = |id| ReceiveRequest { id, local: std::ptr::null_mut(), lkey: id + 1, len: id + 2 };
-        assert_eq!(contexts.take_receive(&receive(7)), None);
-        assert_eq!(contexts.end(taken[1]), Some(posted[1]));
-        assert_eq!(contexts.end(taken[1]), None);
-        let taken = contexts.take_receive(&receive(7)).unwrap();
-        assert_eq!((contexts.receive(7), contexts.receive(8)), (Some(taken), None));
-        let posted_receives = contexts.receives();
-        assert_eq!(posted_receives.len(), 1);
-        assert_eq!((posted_receives[0].id, posted_receives[0].lkey, posted_receives[0].len), (7, 8, 9));
-        assert_eq!(contexts.end(std::ptr::null_mut()), None);
-        assert_eq!(contexts.end(std::ptr::without_provenance_mut(usize::MAX)), None);
-        assert_eq!(contexts.end_all(), [posted[0], Posted::Receive { id: 7 }, posted[2]]);
-        let again = [3, 4, 5].map(|id| contexts.take_request(id, PeerSlot(9)));
-        assert!(again.iter().all(Option::is_some));
-        assert_eq!(contexts.take_receive(&receive(8)), None);
-    }
-}
+mod tests;

@@ -56,6 +56,8 @@ pub(crate) struct EfaEndpoint {
     pub(crate) is_lost: bool,
     /// Events that had no room.
     pub(crate) waiting: VecDeque<Event>,
+    /// What came from slots that were nobody's when they were last looked at.
+    pub(crate) doubtful: Vec<Event>,
 }
 
 impl EfaEndpoint {
@@ -82,10 +84,11 @@ impl EfaEndpoint {
             is_lost: false,
             entries: Some(Box::new(Entries::new())),
             waiting: moved.into_iter().collect(),
+            doubtful: Vec::new(),
         }
     }
 
-    fn refresh(&mut self) {
+    pub(crate) fn refresh(&mut self) {
         if self.shared.peers.refresh(&mut self.seen, &mut self.slots) {
             self.outstanding.resize(self.slots.len(), 0);
             let leaving = (0_u32..).zip(&self.slots).filter(|(_, slot)| **slot == View::Leaving);
@@ -160,6 +163,9 @@ impl Endpoint for EfaEndpoint {
         }
         if self.former.is_some() || !self.aborted.is_empty() {
             self.move_on(into);
+        }
+        if !self.doubtful.is_empty() {
+            self.settle();
         }
         let (shared, slots) = (&self.shared, &self.slots);
         let has_left =

@@ -46,7 +46,7 @@ impl EfaEndpoint {
         let (mut taken, mut tries) = (0, 0);
         loop {
             let Turn { queues, posted, .. } = turn;
-            let room = (self.send_depth - posted.requests).min(pieces.len() - taken);
+            let room = (self.send_depth - posted.requests).min(posted.spare()).min(pieces.len() - taken);
             let next = (taken, &pieces[taken..taken + room]);
             // SAFETY: by the caller; contexts stay where they are until the completion.
             let (more, code) = unsafe { submit(queues, posted, run, next, remote, &self.local) };

@@ -15,8 +15,14 @@ use crate::status::{is_ambiguous, is_unreachable, kind, status};
 use crate::tag::Tag;
 use crate::words::{self, Words};
 
-/// Completions read by one call.
-pub(crate) const AT_ONCE: usize = 64;
+/// Completions read by one call: as many of a card's as EFA's provider looks at in one
+/// (`efa_cq_read_size`; 1.17, 2.1), so that a call that brings fewer has left none there.
+pub(crate) const AT_ONCE: usize = 50;
+
+/// Emulated writes of 64 KiB that 1.17 gets on with by one call: each is ten packets of the card's.
+const EMULATED_PER_CALL: usize = AT_ONCE / 10;
+/// The most calls in a turn that may bring less, as the ends of most packets are not a write's.
+const IN_VAIN: usize = 15;
 
 // Flags of completions.
 const REMOTE_CQ_DATA: u64 = sys::FI_REMOTE_CQ_DATA as u64;
@@ -42,24 +48,27 @@ impl Entries {
     }
 }
 
-/// Requests to one peer with consecutive ids that are done.
-#[derive(Default)]
-struct Run {
-    peer: PeerSlot,
-    first: u64,
-    count: u32,
-}
-
 impl EfaEndpoint {
     /// Reads about `room` completions and files their events.
     pub(crate) fn drain(&mut self, turn: &mut Turn<'_>, room: usize) {
-        while self.waiting.len() < room && self.read(turn, room - self.waiting.len()) {}
+        let emulated = if turn.queues.emulates_writes { turn.posted.requests } else { 0 };
+        let mut in_vain = (emulated / EMULATED_PER_CALL).min(IN_VAIN);
+        let Some(mut entries) = self.entries.take() else { return };
+        while self.waiting.len() < room {
+            if !self.read(turn, &mut entries, room - self.waiting.len()) {
+                if in_vain == 0 {
+                    break;
+                }
+                in_vain -= 1;
+            }
+        }
+        self.entries = Some(entries);
     }
 
     /// One call; whether there may be more.
-    fn read(&mut self, turn: &mut Turn<'_>, room: usize) -> bool {
+    #[inline]
+    fn read(&mut self, turn: &mut Turn<'_>, entries: &mut Entries, room: usize) -> bool {
         let (cq, most) = (turn.queues.cq.as_ptr(), room.min(AT_ONCE));
-        let Some(mut entries) = self.entries.take() else { return false };
         let into = entries.completions.as_mut_ptr();
         // SAFETY: the queue was opened for entries of this format, and there is room for so many.
         let read = unsafe {
@@ -69,38 +78,29 @@ impl EfaEndpoint {
             }
         };
         if read <= 0 {
-            self.entries = Some(entries);
             return read == -(sys::FI_EAVAIL as isize) && self.failed(turn);
         }
         let read = read as usize;
-        let mut run = Run::default();
-        for (at, entry) in entries.completions[..read].iter().enumerate() {
+        let is_ours =
+            |entry: &&sys::fi_cq_data_entry| entry.flags & (REMOTE_CQ_DATA | REMOTE_WRITE | RECV) == 0;
+        let mut at = 0;
+        while at < read {
             // Requests of ours, by far the most, are joined with their neighbours: many of them
             // cost the engine one event.
-            if entry.flags & (REMOTE_CQ_DATA | REMOTE_WRITE | RECV) == 0
-                && let Some((id, peer)) = turn.posted.end_request(entry.op_context)
+            let contexts = entries.completions[at..read].iter().take_while(is_ours);
+            if let Some((peer, first, count)) =
+                turn.posted.end_requests(contexts.map(|entry| entry.op_context))
             {
-                if peer == run.peer && id == run.first + u64::from(run.count) {
-                    run.count += 1;
-                } else {
-                    self.done(turn, std::mem::replace(&mut run, Run { peer, first: id, count: 1 }));
-                }
+                turn.posted.requests -= count as usize;
+                self.outstanding[peer.0 as usize] -= count;
+                self.waiting.push_back(Event::Done { first, count });
+                at += count as usize;
             } else {
-                self.arrived(turn, entry, entries.from[at]);
+                self.arrived(turn, &entries.completions[at], entries.from[at]);
+                at += 1;
             }
         }
-        self.done(turn, run);
-        self.entries = Some(entries);
         read == most
-    }
-
-    fn done(&mut self, turn: &mut Turn<'_>, run: Run) {
-        let Run { peer, first, count } = run;
-        if count > 0 {
-            turn.posted.requests -= count as usize;
-            self.outstanding[peer.0 as usize] -= count;
-            self.waiting.push_back(Event::Done { first, count });
-        }
     }
 
     #[cold]
@@ -120,23 +120,43 @@ impl EfaEndpoint {
 
     fn received(&mut self, turn: &Turn<'_>, id: u64, entry: &sys::fi_cq_data_entry, from: sys::fi_addr_t) {
         let tag = self.tag(entry);
-        let sender = tag.and_then(|tag| tag.slot).or_else(|| turn.owner(from));
-        match sender.filter(|slot| self.knows(*slot)) {
-            Some(slot) => self.waiting.push_back(Event::Received {
-                id,
-                peer: PeerSlot(slot),
-                len: entry.len as u64,
-                imm: tag.and_then(|tag| tag.imm),
-            }),
-            None => self.stray(id),
-        }
+        let Some(slot) = tag.and_then(|tag| tag.slot).or_else(|| turn.owner(from)) else {
+            return self.stray(id);
+        };
+        let (len, imm) = (entry.len as u64, tag.and_then(|tag| tag.imm));
+        self.file(slot, Event::Received { id, peer: PeerSlot(slot), len, imm });
     }
 
     fn imm(&mut self, turn: &Turn<'_>, entry: &sys::fi_cq_data_entry, from: sys::fi_addr_t) {
         let Some(Tag { slot, imm: Some(imm) }) = self.tag(entry) else { return };
-        match slot.or_else(|| turn.owner(from)).filter(|slot| self.knows(*slot)) {
-            Some(slot) => self.waiting.push_back(Event::Imm { peer: PeerSlot(slot), imm }),
-            None => tracing::debug!(imm, "an imm of a peer that is gone, or was none"),
+        match slot.or_else(|| turn.owner(from)) {
+            Some(slot) => self.file(slot, Event::Imm { peer: PeerSlot(slot), imm }),
+            None => tracing::debug!(imm, "an imm of nobody's"),
+        }
+    }
+
+    /// Files what came from the peer of a slot. Who has connected since the slots were looked at may
+    /// have sent something already; they are not looked at again in a turn, whose lock is taken after
+    /// theirs elsewhere.
+    fn file(&mut self, slot: u32, event: Event) {
+        match self.knows(slot) {
+            true => self.waiting.push_back(event),
+            false => self.doubtful.push(event),
+        }
+    }
+
+    /// Looks again at the slots of what came from nobody.
+    #[cold]
+    pub(crate) fn settle(&mut self) {
+        self.refresh();
+        for event in std::mem::take(&mut self.doubtful) {
+            match event {
+                Event::Imm { peer, .. } | Event::Received { peer, .. } if self.knows(peer.0) => {
+                    self.waiting.push_back(event);
+                }
+                Event::Received { id, .. } => self.stray(id),
+                _ => tracing::debug!(?event, "an imm of a peer that is gone, or was none"),
+            }
         }
     }
 

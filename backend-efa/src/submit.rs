@@ -15,7 +15,7 @@ use crate::tag::Tag;
 pub(crate) struct Local {
     /// Bytes of completion data.
     pub(crate) data: usize,
-    /// Writes that are posted with one doorbell.
+    /// Writes that are posted with one doorbell: 1, or up to [`BATCH`].
     pub(crate) batch: usize,
     /// Memory and its descriptor, for requests without bytes: EFA's provider follows what a
     /// request names, however short it is.
@@ -119,8 +119,8 @@ unsafe fn access(
         }
     };
     match local.batch {
-        1 => each(contexts, run, (first, pieces), post),
-        batch => batches(contexts, run, (first, pieces), batch, post),
+        1 => each::<1>(contexts, run, (first, pieces), post),
+        _ => each::<BATCH>(contexts, run, (first, pieces), post),
     }
 }
 
@@ -134,7 +134,7 @@ unsafe fn send(
     local: &Local,
 ) -> (usize, isize) {
     let data = local.data;
-    each(contexts, run, (first, pieces), |piece, context, _| {
+    each::<1>(contexts, run, (first, pieces), |piece, context, _| {
         let (start, lkey) = if piece.len == 0 { local.place } else { (piece.local, run.lkey) };
         let iovec = sys::iovec { iov_base: start.cast(), iov_len: piece.len as usize };
         let mut desc = lkey as *mut _;
@@ -151,68 +151,39 @@ unsafe fn send(
     })
 }
 
-/// Posts piece by piece, each with a context of its own, until `post` gives an error: how many,
-/// and that error.
-#[inline]
-fn each(
-    contexts: &mut Contexts,
-    run: &WorkRequest,
-    (first, pieces): (usize, &[Piece]),
-    mut post: impl FnMut(&Piece, *mut c_void, u64) -> isize,
-) -> (usize, isize) {
-    for (place, piece) in pieces.iter().enumerate() {
-        let Some(context) = contexts.take_request(run.id + (first + place) as u64, run.peer) else {
-            return (place, -(sys::FI_EAGAIN as isize));
-        };
-        let code = post(piece, context, 0);
-        if code != 0 {
-            contexts.end(context);
-            return (place, code);
-        }
-    }
-    (pieces.len(), 0)
-}
-
 /// The most writes of a batch. Posting up to 16 before polling is the step that Perplexity's ladder
 /// climbs from 47.6 to 80.9 % of 32 cards.
 pub(crate) const BATCH: usize = 16;
 
-/// As [`each`], with one doorbell for up to `batch` of them: by FI_MORE, which the last does not
-/// have. That one's refusal is the whole batch's (2.1, `efa_rma_post_write`: nothing of it is posted).
-fn batches(
+/// Posts piece by piece, each with a context of its own, until `post` gives an error: how many,
+/// and that error.
+///
+/// Up to `N` go with one doorbell: by FI_MORE, which the last does not have. That one's refusal is
+/// the whole batch's (2.1, `efa_rma_post_write`: nothing of it is posted). There are contexts for all.
+#[inline]
+fn each<const N: usize>(
     contexts: &mut Contexts,
     run: &WorkRequest,
     (first, pieces): (usize, &[Piece]),
-    batch: usize,
     mut post: impl FnMut(&Piece, *mut c_void, u64) -> isize,
 ) -> (usize, isize) {
+    let full = -(sys::FI_EAGAIN as isize);
+    let mut taking = contexts.taking(run.id + first as u64, run.peer);
     let mut taken = 0;
-    for pieces in pieces.chunks(batch.min(BATCH)) {
-        let mut posted = [null_mut(); BATCH];
-        let mut count = 0;
-        for place in posted.iter_mut().take(pieces.len()) {
-            let id = run.id + (first + taken + count) as u64;
-            let Some(context) = contexts.take_request(id, run.peer) else { break };
-            *place = context;
-            count += 1;
-        }
-        let posted = &posted[..count];
-        let more = |place: usize| if place + 1 < count { u64::from(sys::FI_MORE) } else { 0 };
-        let mut codes = pieces
-            .iter()
-            .zip(posted)
-            .zip(0..)
-            .map(|((piece, context), place)| post(piece, *context, more(place)));
-        if let Some(code) = codes.find(|code| *code != 0) {
-            for context in posted.iter().rev() {
-                contexts.end(*context);
+    for batch in pieces.chunks(N) {
+        let Some((last, others)) = batch.split_last() else { break };
+        for piece in others {
+            let code = taking.next().map_or(full, |context| post(piece, context, u64::from(sys::FI_MORE)));
+            if code != 0 {
+                return (taken, code);
             }
+        }
+        let code = taking.next().map_or(full, |context| post(last, context, 0));
+        if code != 0 {
             return (taken, code);
         }
-        taken += count;
-        if count < pieces.len() {
-            return (taken, -(sys::FI_EAGAIN as isize));
-        }
+        taking.keep();
+        taken += batch.len();
     }
     (taken, 0)
 }

@@ -150,10 +150,12 @@ impl Direct for LoopbackDirect {
         Some(copied.map_err(|kind| refusal(request.kind, kind)))
     }
 
-    fn declines(&self, remote: &dyn RemoteMemory) -> Option<&'static str> {
-        let remote = (remote as &dyn Any).downcast_ref::<Remote>()?;
-        match remote.import.place {
+    fn declines(&self, remote: &dyn RemoteMemory, far: bool, len: u64) -> Option<&'static str> {
+        let place = (remote as &dyn Any).downcast_ref::<Remote>()?.import.place;
+        let by_gpu = far || matches!(place, Place::Gpu { .. });
+        match place {
             Place::Staged => Some("the owner's worker moves its bytes"),
+            _ if by_gpu && len > gpu::AT_ONCE => Some("a GPU copies more than it would at once"),
             _ => None,
         }
     }

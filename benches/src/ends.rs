@@ -45,7 +45,8 @@ pub fn transport(backend: impl Backend + 'static, only: Option<&str>) -> Done<Tr
 }
 
 fn open(place: &impl Place, side: Side, driven: Driven) -> Done<Fabric> {
-    let builder = FabricBuilder::new().transport(place.transport(side)?);
+    // By callgrind, on a machine that others use too, a handshake takes seconds.
+    let builder = FabricBuilder::new().transport(place.transport(side)?).handshake_limit(LIMIT);
     Ok(match driven {
         Driven::ByCaller => builder.caller_driven(),
         Driven::ByWorkers => builder,

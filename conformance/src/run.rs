@@ -34,11 +34,20 @@ pub(crate) struct Run {
 impl Run {
     /// As the harness takes it.
     pub(crate) fn into_test(self) -> libtest_mimic::Trial {
-        let kind = match self.trial.tag {
+        Self::named(&self.name.clone(), self.trial.tag, move || self.judge())
+    }
+
+    /// As the harness takes one of that name.
+    pub(crate) fn named(
+        name: &str,
+        tag: Tag,
+        judge: impl FnOnce() -> Result<Completion, Failed> + Send + 'static,
+    ) -> libtest_mimic::Trial {
+        let kind = match tag {
             Tag::Virtual => "virtual",
             Tag::Process => "process",
         };
-        libtest_mimic::Trial::ignorable_test(self.name.clone(), move || self.judge()).with_kind(kind)
+        libtest_mimic::Trial::ignorable_test(name, judge).with_kind(kind)
     }
 
     fn judge(self) -> Result<Completion, Failed> {

@@ -1,10 +1,11 @@
 //! Runs the suite: what runs, over which seeds, and what is skipped and why.
 
+use std::cell::LazyCell;
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Instant;
 
-use libtest_mimic::Arguments;
+use libtest_mimic::{Arguments, Completion};
 use transport_core::FabricBuilder;
 use transport_core::spi::Operations;
 
@@ -41,7 +42,7 @@ pub fn main(subjects: Vec<Arc<dyn Subject>>) -> ExitCode {
             return ExitCode::FAILURE;
         }
     };
-    let runs: Vec<_> = subjects.iter().flat_map(|subject| runs(subject, seed, seeds)).collect();
+    let runs: Vec<_> = subjects.iter().flat_map(|subject| runs(subject, seed, seeds, &arguments)).collect();
     if let Some(complaint) = subjects.iter().find_map(|subject| stale_entry(&**subject)) {
         eprintln!("{complaint}");
         return ExitCode::FAILURE;
@@ -62,8 +63,9 @@ fn number(variable: &str) -> Result<Option<u64>, String> {
     text.parse().map(Some).map_err(|_| format!("{variable} must be a whole number"))
 }
 
-fn runs(subject: &Arc<dyn Subject>, seed: u64, seeds: Option<u64>) -> Vec<Run> {
-    let offered = operations(&**subject);
+/// Those that were asked for. A subject of which none was is not opened: it may have 32 devices.
+fn runs(subject: &Arc<dyn Subject>, seed: u64, seeds: Option<u64>, arguments: &Arguments) -> Vec<Run> {
+    let offered = LazyCell::new(|| operations(&**subject));
     let mut runs = Vec::new();
     for trial in trials().filter(|trial| subject.takes(trial.tag)) {
         let count = match trial.tag {
@@ -73,6 +75,10 @@ fn runs(subject: &Arc<dyn Subject>, seed: u64, seeds: Option<u64>) -> Vec<Run> {
         let variants = subject.variants(trial.variants);
         for &variant in &variants {
             let short = short_name(trial, variant, variants.len());
+            let name = format!("{}::{short}", subject.name());
+            if arguments.is_filtered_out(&Run::named(&name, trial.tag, || Ok(Completion::Completed))) {
+                continue;
+            }
             let known =
                 subject.known_failures().iter().find(|known| known.trial == short).map(|known| known.why);
             let skipped = obstacle(trial, &**subject, variant, &offered);
@@ -80,7 +86,6 @@ fn runs(subject: &Arc<dyn Subject>, seed: u64, seeds: Option<u64>) -> Vec<Run> {
                 swept: seeds.is_some() || subject.seeds() > 1,
                 ..Context::new(subject.clone(), variant, seed)
             };
-            let name = format!("{}::{short}", subject.name());
             let seeds = seed..seed.saturating_add(count);
             runs.push(Run { trial: *trial, context, seeds, name, skipped, known });
         }
@@ -148,6 +153,9 @@ fn print_plan(subjects: &[Arc<dyn Subject>], runs: &[Run], seed: u64) {
         let tagged = |tag| of_subject().filter(|run| run.trial.tag == tag).count();
         let skipped = of_subject().filter(|run| run.skipped.is_some()).count();
         let (all, known) = (of_subject().count(), of_subject().filter(|run| run.known.is_some()).count());
+        if all == 0 {
+            continue;
+        }
         let (virtual_, process) = (tagged(Tag::Virtual), tagged(Tag::Process));
         println!(
             "  {}: {all} runs ({virtual_} virtual, {process} process), {skipped} skipped, {known} known failures",

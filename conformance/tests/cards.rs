@@ -93,7 +93,8 @@ fn main() -> ExitCode {
             // Standard output is the helpers' way to answer.
             Err(why) => eprintln!("skipped: {provider}: {}", why.reason),
             Ok(devices) => {
-                let emulates_writes = emulates_writes(&backend, &devices[0]);
+                // A helper runs no trials, and has cards enough to open.
+                let emulates_writes = !conformance::is_helper() && emulates_writes(&backend, &devices[0]);
                 for rails in RAILS.into_iter().filter(|rails| *rails as usize <= devices.len()) {
                     let name = format!("{provider}-x{rails}");
                     subjects.push(Arc::new(Cards { name, backend: backend.clone(), rails, emulates_writes }));

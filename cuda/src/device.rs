@@ -230,15 +230,27 @@ impl Device {
     /// # Safety
     /// Both ends are memory that stays allocated through the call.
     pub unsafe fn copy(&self, to: u64, from: u64, len: u64) -> Result<()> {
-        let stream = match self.0.waited.get() {
-            Some(stream) => stream,
-            None => {
-                let opened = Stream::new(self.0.context)?;
-                self.0.waited.get_or_init(|| opened)
-            }
-        };
+        let stream = self.waited()?;
         // SAFETY: by the caller; it is waited for.
         self.within("copy", || unsafe { stream.copy_now(to, from, len) })
+    }
+
+    /// Zeroes `len` bytes, and waits for it: a null stream's would be no one's to wait for.
+    ///
+    /// # Safety
+    /// They are memory of this GPU that stays allocated through the call.
+    pub(crate) unsafe fn zero(&self, start: u64, len: u64) -> Result<()> {
+        let stream = self.waited()?;
+        // SAFETY: by the caller.
+        self.within("zero GPU memory", || unsafe { stream.zero_now(start, len) })
+    }
+
+    fn waited(&self) -> Result<&Stream> {
+        if let Some(stream) = self.0.waited.get() {
+            return Ok(stream);
+        }
+        let opened = Stream::new(self.0.context)?;
+        Ok(self.0.waited.get_or_init(|| opened))
     }
 
     pub(crate) fn stream(&self) -> Result<Stream> {

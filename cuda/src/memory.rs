@@ -54,10 +54,8 @@ impl CudaMemory {
             let owned = Owned::allocate(device, whole)?;
             (owned.start, Arc::new(owned))
         };
-        device.within("allocate GPU memory", || {
-            // SAFETY: new, and of that size.
-            check("allocate GPU memory", "to zero it", unsafe { sys::cuMemsetD8_v2(start, 0, whole) })
-        })?;
+        // SAFETY: new, and of that size.
+        unsafe { device.zero(start, whole as u64) }?;
         // SAFETY: allocated above, and freed with its owner.
         unsafe { Self::of_pointer(start, len, owner) }
     }

@@ -47,6 +47,21 @@ impl Stream {
     pub unsafe fn copy_now(&self, to: CUdeviceptr, from: CUdeviceptr, len: u64) -> Result<()> {
         // SAFETY: by the caller; it is waited for.
         unsafe { self.copy(to, from, len) }?;
+        self.wait()
+    }
+
+    /// Zeroes, and waits for it and all that was queued before. Its GPU's context is current.
+    ///
+    /// # Safety
+    /// The range is memory of its GPU, and stays through the call.
+    pub unsafe fn zero_now(&self, start: CUdeviceptr, len: u64) -> Result<()> {
+        // SAFETY: by the caller; it is waited for.
+        let code = unsafe { sys::cuMemsetD8Async(start, 0, len as usize, self.0) };
+        check("zero GPU memory", "to zero it", code)?;
+        self.wait()
+    }
+
+    fn wait(&self) -> Result<()> {
         while !self.is_done()? {
             std::hint::spin_loop();
         }

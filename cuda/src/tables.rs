@@ -1,5 +1,6 @@
 //! Page tables in the host's memory, where the kernel reads them, and the words by which it answers.
 
+use std::ffi::c_void;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -16,18 +17,24 @@ pub(crate) const ENTRIES: usize = 4096;
 /// Tables: two for each of four streams, and the one that is being filled.
 pub(crate) const TABLES: usize = 9;
 
-/// One table as the kernel reads it, with the word that it answers by.
-#[repr(C, align(4096))]
+/// One table as the kernel reads it. The processor only writes it.
+#[repr(C)]
 struct Table {
     from: [u64; ENTRIES],
     to: [u64; ENTRIES],
     len: [u32; ENTRIES],
-    done: AtomicU32,
 }
 
-/// All tables of a mover: page-locked memory of the host's, and a word each on the GPU.
+/// The word that the kernel answers by, on a line of its own.
+#[repr(C, align(64))]
+struct Answer(AtomicU32);
+
+/// All tables of a mover, in page-locked memory of the host's that is written past the caches: the GPU would
+/// have to fetch what it reads out of them, and the processor to take it back. And two words for each, one on
+/// the GPU.
 pub(crate) struct Tables {
     start: NonNull<Table>,
+    answers: NonNull<Answer>,
     /// The words on the GPU.
     ended: CUdeviceptr,
     device: Device,
@@ -38,25 +45,33 @@ unsafe impl Send for Tables {}
 
 impl Tables {
     pub fn new(device: &Device) -> Result<Self> {
-        let (mut start, mut ended) = (std::ptr::null_mut(), 0);
-        let bytes = TABLES * size_of::<Table>();
+        let (mut start, mut answers, mut ended) = (std::ptr::null_mut(), std::ptr::null_mut(), 0);
         device.within("allocate page tables", || {
-            // SAFETY: the context is current; each call writes one address of new memory, which is zeroed.
+            let shared = sys::CU_MEMHOSTALLOC_PORTABLE | sys::CU_MEMHOSTALLOC_DEVICEMAP;
+            let host = |start: *mut *mut c_void, bytes, flags| {
+                // SAFETY: the context is current; it writes one address of new memory.
+                let code = unsafe { sys::cuMemHostAlloc(start, bytes, flags) };
+                check("allocate page tables", "page-locked memory", code)
+            };
+            let written = shared | sys::CU_MEMHOSTALLOC_WRITECOMBINED;
+            host(&raw mut start, TABLES * size_of::<Table>(), written)?;
+            host(&raw mut answers, TABLES * size_of::<Answer>(), shared)?;
+            // SAFETY: as above; what is new is zeroed.
             unsafe {
-                let flags = sys::CU_MEMHOSTALLOC_PORTABLE | sys::CU_MEMHOSTALLOC_DEVICEMAP;
-                let code = sys::cuMemHostAlloc(&raw mut start, bytes, flags);
-                check("allocate page tables", "page-locked memory", code)?;
-                std::ptr::write_bytes(start.cast::<u8>(), 0, bytes);
-                check(
-                    "allocate page tables",
-                    "words on the GPU",
-                    sys::cuMemAlloc_v2(&raw mut ended, 4 * TABLES),
-                )?;
-                check("allocate page tables", "to zero them", sys::cuMemsetD32_v2(ended, 0, TABLES))
+                std::ptr::write_bytes(answers.cast::<u8>(), 0, TABLES * size_of::<Answer>());
+                let code = sys::cuMemAlloc_v2(&raw mut ended, 4 * TABLES);
+                check("allocate page tables", "words on the GPU", code)
             }
         })?;
+        // SAFETY: allocated above.
+        unsafe { device.zero(ended, 4 * TABLES as u64) }?;
         let nothing = || Error::new(ErrorKind::Exhausted, "allocate page tables", "no memory");
-        Ok(Self { start: NonNull::new(start.cast()).ok_or_else(nothing)?, ended, device: device.clone() })
+        Ok(Self {
+            start: NonNull::new(start.cast()).ok_or_else(nothing)?,
+            answers: NonNull::new(answers.cast()).ok_or_else(nothing)?,
+            ended,
+            device: device.clone(),
+        })
     }
 
     /// Enters a page as number `at` of table `table`, both within bounds.
@@ -91,15 +106,20 @@ impl Tables {
 
     /// The address of table `table`'s word.
     pub fn word(&self, table: usize) -> CUdeviceptr {
-        self.table(table) as u64 + std::mem::offset_of!(Table, done) as u64
+        std::ptr::from_ref(self.word_of(table)) as u64
     }
 
     /// What is in it. What the GPU did before it wrote that is visible.
     #[inline]
     pub fn answer(&self, table: usize) -> u32 {
-        // SAFETY: the table lives as long as `self`, and the word is only used as an atomic one.
-        let word = unsafe { &(*self.table(table)).done };
-        word.load(Ordering::Acquire)
+        self.word_of(table).load(Ordering::Acquire)
+    }
+
+    #[inline]
+    fn word_of(&self, table: usize) -> &AtomicU32 {
+        assert!(table < TABLES);
+        // SAFETY: in bounds of what lives as long as `self`, and only used as an atomic.
+        unsafe { &self.answers.add(table).as_ref().0 }
     }
 
     fn table(&self, table: usize) -> *mut Table {

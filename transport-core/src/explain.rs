@@ -170,13 +170,10 @@ fn explain_pages(peer: &PeerInner, link: &Link, work: &Work) -> Result<Explanati
 
 /// Why a request to a region goes to the worker.
 fn why_queued(link: &Link, local: &Region, remote: &RemoteRegion, span: Span) -> Option<String> {
-    if local.0.far != 0 {
-        return Some("the local region is a GPU's, which copies".into());
-    }
-    let Some(way) = link.shortcut(local, &remote.0, span) else {
+    let Some(way) = link.way(&remote.0, span) else {
         return Some(closed(link, remote.0.shortcut.as_ref().map(|way| way.max), span.len));
     };
-    way.direct.declines(&*way.import).map(Into::into)
+    way.direct.declines(&*way.import, local.0.far != 0, span.len).map(Into::into)
 }
 
 /// Why the way past the worker, for up to `max` bytes if there is one, is closed.

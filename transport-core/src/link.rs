@@ -107,8 +107,8 @@ impl Link {
         kind: WorkKind,
         imm: Option<u32>,
     ) -> Option<Op> {
-        let way = remote.shortcut.as_ref().filter(|way| region.0.far != 0 && span.len <= way.max)?;
-        if !self.backlog.is_empty() || !self.takes(kind, imm) {
+        let way = self.way(remote, span).filter(|_| region.0.far != 0)?;
+        if !self.takes(kind, imm) {
             return None;
         }
         let request = Self::request(way, region, span, kind, imm, Locality::Auto);
@@ -183,6 +183,11 @@ impl Link {
     pub fn shortcut<'a>(&self, region: &Region, remote: &'a RemoteInner, span: Span) -> Option<&'a Shortcut> {
         let fits = |way: &&Shortcut| span.len | region.0.far <= way.max && self.backlog.is_empty();
         remote.shortcut.as_ref().filter(fits)
+    }
+
+    /// The way past the worker, if it is open, whatever the local region.
+    pub fn way<'a>(&self, remote: &'a RemoteInner, span: Span) -> Option<&'a Shortcut> {
+        remote.shortcut.as_ref().filter(|way| span.len <= way.max && self.backlog.is_empty())
     }
 
     /// The same for messages and imms without bytes.

@@ -14,11 +14,11 @@ use crate::status::status;
 
 /// A batch waits for so many bytes for each that is on its way, up to [`MANY`]: every launch keeps the line idle for
 /// 2.5 µs and takes 3.6 µs of the worker's time, so that batches grow while they come faster than they land.
-const WORTHWHILE: u64 = 4 << 20;
+const WORTHWHILE: u64 = 8 << 20;
 /// The same for copies within one GPU, whose memory is five times as fast.
 const WORTHWHILE_WITHIN: u64 = 16 << 20;
 /// Batches on their way beyond which they do not grow: to 32 MiB, which the line carries in 90 µs.
-const MANY: u64 = 8;
+const MANY: u64 = 4;
 /// The same for one piece that may still grow: the copy engine reached 0.80 of what NVLink carries with pieces
 /// of 4 MiB, 0.92 with 16 MiB.
 const WORTHWHILE_WHOLE: u64 = 64 << 20;

@@ -28,6 +28,8 @@ impl Engine {
     }
 
     fn post_rail(&mut self, rail: usize, passed: usize) -> usize {
+        let this = &mut self.rails[rail];
+        this.window.look(this.posted.charged());
         let mut bytes = self.fill_batch(rail);
         if self.rails[rail].batch.is_empty() {
             if self.rails[rail].rotation.front().is_none() || !self.makes_room(rail) {
@@ -96,6 +98,7 @@ impl Engine {
             let charge = this.window.charge(active.piece());
             let by_window = this.window.room(ahead, oldest, charge);
             if by_window == 0 && share.left() > 0 {
+                this.window.falls_short();
                 break;
             }
             let by_bytes = match active.work.far {

@@ -17,7 +17,8 @@ impl Engine {
         let mut next = Time::NEVER;
         let mut found = Vec::new();
         // One that waits for its trigger has nothing to make progress with.
-        let running = self.active.iter_mut().flatten().filter(|op| op.trigger.is_none());
+        let running = self.active.iter_mut().flatten().take(self.running);
+        let running = running.filter(|op| op.trigger.is_none());
         let running = running.map(|op| (op.id, op.moved, &mut op.stalled));
         let revoking = self.revoking.iter_mut().map(|op| (op.id, op.begun, &mut op.stalled));
         for (id, moved, stalled) in running.chain(revoking).filter(|(.., stalled)| !**stalled) {

@@ -45,6 +45,7 @@ impl Engine {
         }
         this.blocked = None;
         let ops = this.posted.set_aside();
+        this.window.settles();
         for op in &ops {
             let Some(active) = &self.active[*op as usize] else { continue };
             self.rails[rail].rotation.hold(active.link);

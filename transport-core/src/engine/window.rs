@@ -13,13 +13,24 @@ use crate::spi::{Capabilities, Progress};
 /// come back without delay; the second covers how late they are seen and acted upon.
 const ROUND_TRIPS: u64 = 2;
 
-/// The window of a device that does not know its line rate: a batch of pages of 64 KiB.
+/// The window of a device that does not know its line rate, and the most that one is opened to:
+/// a batch of pages of 64 KiB.
 const UNKNOWN: u64 = 4 << 20;
 
 /// Bytes that may be posted on a rail and not be acknowledged.
+///
+/// Round trips bound it while somebody looks more often than that. Who looks later (a caller with
+/// other things to do, a thread that was not on its core) finds that all has ended, and the line
+/// idle while more was to be sent: then it is opened, to twice as much each time. Nobody waits
+/// longer for that, as all of it ends between two looks. When some is still posted at a look it
+/// closes again, by an eighth each time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Window {
     limit: u64,
+    /// What it is at least.
+    base: u64,
+    /// It kept something from being posted since the last look.
+    is_short: bool,
     /// What a request takes of it at least: the line that passes while the device is busy
     /// with a request of no bytes.
     least: u64,
@@ -29,13 +40,39 @@ impl Window {
     /// Of a device. Where posting itself moves the bytes there is nothing to bound.
     pub fn of(capabilities: &Capabilities) -> Self {
         if capabilities.progress == Progress::Manual {
-            return Self { limit: u64::MAX, least: 0 };
+            return Self::of_bytes(u64::MAX, 0);
         }
         let Some(bits) = capabilities.link_bits_per_s.filter(|bits| *bits > 0) else {
-            return Self { limit: UNKNOWN, least: 0 };
+            return Self::of_bytes(UNKNOWN, 0);
         };
         let least = capabilities.requests_per_s.map_or(0, |rate| bits / 8 / rate.max(1));
-        Self { limit: bytes_in(bits, capabilities.round_trip).saturating_mul(ROUND_TRIPS), least }
+        Self::of_bytes(bytes_in(bits, capabilities.round_trip).saturating_mul(ROUND_TRIPS), least)
+    }
+
+    fn of_bytes(base: u64, least: u64) -> Self {
+        Self { limit: base, base, is_short: false, least }
+    }
+
+    /// Somebody looks, and finds `posted` of charges.
+    #[inline]
+    pub fn look(&mut self, posted: u64) {
+        if std::mem::take(&mut self.is_short) {
+            self.limit = match posted {
+                0 => self.limit.saturating_mul(2).min(self.base.max(UNKNOWN)),
+                _ => (self.limit - self.limit / 8).max(self.base),
+            };
+        }
+    }
+
+    /// There was no room for something.
+    #[inline]
+    pub fn falls_short(&mut self) {
+        self.is_short = true;
+    }
+
+    /// What was posted does not count any more, and has not ended.
+    pub fn settles(&mut self) {
+        self.is_short = false;
     }
 
     /// What a request of so many bytes takes.
@@ -85,6 +122,25 @@ mod tests {
         assert_eq!(window.room(7 * 65536, 65536, 65536), 0);
         // A request of no bytes keeps the device busy too.
         assert_eq!(window.room(0, 0, window.charge(0)), 32);
+    }
+
+    #[test]
+    fn it_opens_where_looks_are_rare_and_closes_where_they_are_not() {
+        let mut window = p5();
+        window.look(0);
+        assert_eq!(window.limit, 400_000, "nothing was kept from being posted");
+        let mut limits = Vec::new();
+        for posted in [0, 0, 0, 0, 65536, 65536] {
+            window.falls_short();
+            window.look(posted);
+            limits.push(window.limit);
+        }
+        assert_eq!(limits, [800_000, 1_600_000, 3_200_000, UNKNOWN, UNKNOWN - UNKNOWN / 8, 3_211_264]);
+        for _ in 0..20 {
+            window.falls_short();
+            window.look(1);
+        }
+        assert_eq!(window.limit, 400_000);
     }
 
     #[test]

@@ -146,10 +146,10 @@ pub trait Direct: Send + Sync {
         None
     }
 
-    /// Why requests to that region are never run here, in a few words for people; `None` if
-    /// they may be.
-    fn declines(&self, remote: &dyn RemoteMemory) -> Option<&'static str> {
-        let _ = remote;
+    /// Why requests of `len` bytes to that region are never run here, in a few words for people; `None`
+    /// if they may be. `far` says that the processor cannot follow the address of the local span.
+    fn declines(&self, remote: &dyn RemoteMemory, far: bool, len: u64) -> Option<&'static str> {
+        let _ = (remote, far, len);
         None
     }
 }
