@@ -41,21 +41,35 @@ impl LoopbackDirect {
             Ok(entered) => entered,
             Err(kind) => return Some(Err(kind)),
         };
-        match entered.0.place {
-            // SAFETY: range checked, lease held, local span by the caller.
-            Place::Here(base) => unsafe { transfer(request, base.as_ptr().add(offset)) },
+        let Place::Here(base) = entered.0.place else {
+            // SAFETY: as below.
+            return unsafe { self.transfer_elsewhere(request, entered.0.place, offset) };
+        };
+        // SAFETY: range checked, lease held, local span by the caller.
+        unsafe { transfer(request, base.as_ptr().add(offset)) };
+        Some(Ok(()))
+    }
+
+    /// The same to where the processor does not get by itself.
+    #[inline(never)]
+    unsafe fn transfer_elsewhere(
+        &self,
+        request: &WorkRequest,
+        place: Place,
+        offset: usize,
+    ) -> Option<Result<(), ErrorKind>> {
+        match place {
             #[cfg(target_os = "linux")]
             Place::There(base) => {
                 let address = base.wrapping_add(offset as u64);
-                // SAFETY: as above.
+                // SAFETY: by the caller.
                 let moved = unsafe { crate::foreign::run_one(&self.outbound, request, address) };
-                return Some(moved.map_err(|status| status.kind));
+                Some(moved.map_err(|status| status.kind))
             }
-            Place::Staged => return None,
-            // SAFETY: as above.
-            Place::Gpu { base, .. } => return unsafe { gpu::copy_now(request, base + offset as u64) },
+            // SAFETY: by the caller.
+            Place::Gpu { base, .. } => unsafe { gpu::copy_now(request, base + offset as u64) },
+            Place::Staged | Place::Here(_) => None,
         }
-        Some(Ok(()))
     }
 
     #[inline(always)]

@@ -89,17 +89,15 @@ impl Link {
         if options.imm.is_some() {
             return self.run_with_imm(region, remote, span, kind, options);
         }
-        let Some(way) = self.shortcut(region, remote, span) else {
-            return self.run_far(region, remote, span, kind, None);
-        };
+        let way = self.shortcut(region, remote, span)?;
         let result = self.run(way, region, span, kind, None, options.locality)?;
         Some(self.ran(result, span.len))
     }
 
-    /// The same for a local region that the processor cannot follow the address of.
+    /// As [`Link::run_now`], for a local region that the processor cannot follow the address of.
     #[cold]
     #[inline(never)]
-    fn run_far(
+    pub fn run_far(
         &self,
         region: &Region,
         remote: &RemoteInner,
@@ -128,9 +126,7 @@ impl Link {
         kind: WorkKind,
         options: &WriteOptions,
     ) -> Option<Op> {
-        let Some(way) = self.shortcut(region, remote, span) else {
-            return self.run_far(region, remote, span, kind, options.imm);
-        };
+        let way = self.shortcut(region, remote, span)?;
         if !self.takes(kind, options.imm) {
             return None;
         }

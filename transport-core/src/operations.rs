@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use crate::engine::Work;
-use crate::link::Link;
+use crate::link::{Link, Span};
 use crate::options::{ReadOptions, SendOptions, WriteOptions};
 use crate::pages::Pages;
 use crate::plan::Shape;
@@ -45,6 +45,24 @@ impl Peer {
     ) -> Result<Op> {
         let (link, span) = self.0.check_write(src, range, dst, offset, options, "write")?;
         if let Some(op) = link.run_now(src, &dst.0, span, WorkKind::Write, options) {
+            return Ok(op);
+        }
+        self.write_later(link, src, dst, span, options)
+    }
+
+    /// A write that the processor does not carry out here and now.
+    #[inline(never)]
+    fn write_later(
+        &self,
+        link: &Link,
+        src: &Region,
+        dst: &RemoteRegion,
+        span: Span,
+        options: &WriteOptions,
+    ) -> Result<Op> {
+        if options.trigger.is_none()
+            && let Some(op) = link.run_far(src, &dst.0, span, WorkKind::Write, options.imm)
+        {
             return Ok(op);
         }
         let shape = cut_write(link, span, options, "write")?;
@@ -138,6 +156,9 @@ impl Peer {
         let (link, span) = self.0.check_read(dst, range, src, offset)?;
         let options = options.as_write();
         if let Some(op) = link.run_now(dst, &src.0, span, WorkKind::Read, &options) {
+            return Ok(op);
+        }
+        if let Some(op) = link.run_far(dst, &src.0, span, WorkKind::Read, None) {
             return Ok(op);
         }
         let work = Work { kind: WorkKind::Read, ..options.work(cut_read(link, span)?, dst, src) };
