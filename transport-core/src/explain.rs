@@ -144,10 +144,11 @@ impl Peer {
     ) -> Result<Explanation> {
         let (link, span) = self.0.check_send(src, range, options)?;
         let work = message(src, span, options.imm);
-        let queued = link
-            .message_shortcut(span.len)
-            .is_none()
-            .then(|| closed(link, link.direct.as_ref().map(|_| link.max_direct), span.len));
+        let queued = match link.message_shortcut(span.len) {
+            None => Some(closed(link, link.direct.as_ref().map(|_| link.max_direct), span.len)),
+            Some(_) if src.0.far != 0 => Some("a GPU has the bytes, which go by way of the host".into()),
+            Some(_) => None,
+        };
         explain(&self.0, link, OperationKind::Send, &work, queued)
     }
 }
