@@ -158,10 +158,10 @@ fn full_queues_push_back() {
     let (source, target) = (a.held(8, Access::LOCAL), b.held(8, BOTH));
     let import = a.import(to_b, &*target.region);
     let request = write(0, to_b, &source, Some(&import));
-    let batch: Vec<_> = (0..5000).map(|id| WorkRequest { id, ..request }).collect();
-    assert_eq!(a.post(&batch).accepted, 4096);
+    let batch: Vec<_> = (0..20_000).map(|id| WorkRequest { id, ..request }).collect();
+    assert_eq!(a.post(&batch).accepted, 16384);
     assert_eq!(a.post(&batch).accepted, 0);
-    assert_eq!(total(&a.poll()), 4096);
+    assert_eq!(total(&a.poll()), 16384);
     let batch: Vec<_> = batch.iter().map(|request| WorkRequest { imm: Some(1), ..*request }).collect();
     assert_eq!(a.post(&batch).accepted, 1024);
     assert_eq!(total(&a.poll()), 1024);
