@@ -2,8 +2,8 @@
 //!
 //! A request joins the open batch of its GPU, and ends once the batch has landed: its bytes are visible to every
 //! GPU and to the host then, and only then its imm goes out. A batch holds the leases of the regions it
-//! touches. Batches cannot be called back: whoever takes a region or a peer away waits for them, which takes a
-//! millisecond at most.
+//! touches. Batches cannot be called back: whoever takes a region or a peer away waits for those on their way,
+//! 128 MiB each at most.
 //!
 //! `lane` is one GPU's batches, `message` what goes by way of the host, `share` how processes hand memory to each
 //! other.
@@ -96,7 +96,7 @@ enum Side {
 }
 
 /// The way of requests between two regions.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Way {
     rkey: u64,
     lkey: u64,
@@ -137,7 +137,9 @@ impl Gpus {
             return Ok(false);
         }
         lane.begin(import)?;
-        lane.stays(way.within);
+        if self.last != Some(way) {
+            lane.turn_to(way.within);
+        }
         let piece = Piece { local: request.local, remote: request.remote, len: request.len };
         // SAFETY: the import was checked for the range, and the batch holds its lease; the local span is valid
         // by the contract of `post`.

@@ -28,7 +28,7 @@ pub(crate) enum Request {
     Stage { number: u64 },
 }
 
-/// What a target answers.
+/// What a target answers. Variants keep their numbers, so that a peer of another version reads its refusal.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) enum Reply {
     Welcome,
@@ -47,6 +47,14 @@ pub(crate) enum Reply {
         address: u64,
         target: Hints,
     },
+    /// The bounce segment's file.
+    Stage {
+        number: u64,
+    },
+    Refused {
+        number: u64,
+        why: Refusal,
+    },
     /// A region on a GPU, with its file or the bytes that stand for one.
     Gpu {
         number: u64,
@@ -56,14 +64,6 @@ pub(crate) enum Reply {
         size: u64,
         offset: u64,
         handle: Option<([u8; 32], [u8; 32])>,
-    },
-    /// The bounce segment's file.
-    Stage {
-        number: u64,
-    },
-    Refused {
-        number: u64,
-        why: Refusal,
     },
 }
 

@@ -7,7 +7,7 @@
 
 use std::collections::VecDeque;
 
-use transport_core::Result;
+use transport_core::{ErrorKind, Result};
 
 use crate::Device;
 use crate::kernel::{UNIT, WARPS};
@@ -24,6 +24,9 @@ const BLOCKS: usize = 8;
 const LARGE: u64 = 2 << 20;
 /// Pieces that lie one after the other are joined up to that.
 const LONGEST: u64 = 1 << 30;
+/// Bytes of a batch at which it is full: the line carries them in a third of a millisecond, which is how long a region
+/// is held.
+const MOST: u64 = 128 << 20;
 /// Looks at an answer that has not come until the driver is asked what is wrong.
 const PATIENCE: u32 = 1 << 14;
 
@@ -113,6 +116,9 @@ impl Mover {
     /// Pieces that may be added before the next launch.
     #[inline]
     pub fn room(&self) -> usize {
+        if self.open.bytes >= MOST {
+            return 0;
+        }
         ENTRIES.saturating_sub(self.open.entries + self.open.copies.len() + 1)
     }
 
@@ -164,6 +170,13 @@ impl Mover {
         self.open.bytes += bytes;
     }
 
+    /// What is added from now on is not joined to what was added before: it belongs to other memory.
+    pub fn divide(&mut self) {
+        if let Some(last) = self.open.last.take() {
+            self.file(last);
+        }
+    }
+
     #[inline]
     fn file(&mut self, piece: Piece) {
         if piece.reach == Reach::Driver || piece.len >= LARGE {
@@ -184,9 +197,7 @@ impl Mover {
     /// The driver's. Then nothing of the batch moves any more.
     pub fn launch(&mut self) -> Result<()> {
         debug_assert!(self.may_launch());
-        if let Some(last) = self.open.last.take() {
-            self.file(last);
-        }
+        self.divide();
         if self.open.entries == 0 && self.open.copies.is_empty() {
             return Ok(());
         }
@@ -255,14 +266,20 @@ impl Mover {
             return None;
         }
         self.looks = 0;
-        self.device.within("copy", || self.streams[flight.stream].is_done()).err()
+        let asked = self.device.within("copy", || self.streams[flight.stream].is_done());
+        // Any other refusal says nothing of the batch.
+        asked.err().filter(|why| why.kind() == ErrorKind::DeviceLost)
     }
 
     /// Waits until nothing that was queued on a stream moves any more, whatever became of it.
     fn quiesce(&self, stream: usize) {
         let stream = &self.streams[stream];
-        while let Ok(false) = self.device.within("copy", || stream.is_done()) {
-            std::hint::spin_loop();
+        loop {
+            match self.device.within("copy", || stream.is_done()) {
+                Ok(true) => return,
+                Err(why) if why.kind() == ErrorKind::DeviceLost => return,
+                _ => std::hint::spin_loop(),
+            }
         }
     }
 }

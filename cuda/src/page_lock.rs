@@ -29,7 +29,8 @@ impl PageLock {
     /// `Exhausted` where there are not enough to lock, the driver's for memory it cannot.
     ///
     /// # Safety
-    /// The range stays mapped while the value lives.
+    /// The range stays mapped while the value lives. Where it is registered with a fabric, all of the registered
+    /// memory is locked, and stays so until the region is gone: GPUs go by its first byte.
     pub unsafe fn new(device: &Device, start: *mut u8, len: usize) -> Result<Self> {
         let start = start.cast();
         device.within("page-lock memory", || {

@@ -122,8 +122,14 @@ fn open_legacy(bytes: &[u8; 64], len: u64, offset: u64) -> Result<CUdeviceptr> {
         sys::cuIpcOpenMemHandle_v2(&raw mut start, handle, flags)
     };
     check("map GPU memory", "a peer's", code)?;
-    // The peer's word for the size is not enough.
-    allocation(start + offset, len as usize).map(|_| start).inspect_err(|_| {
+    // The peer's word for the size is not enough: beyond this allocation lie others.
+    let fits = allocation(start, 1).and_then(|whole| {
+        let inside = offset.checked_add(len).is_some_and(|end| end <= whole.len);
+        let why = "the peer's memory goes beyond its allocation: do not trust this peer";
+        let beyond = || Error::new(ErrorKind::Protocol, "map GPU memory", why);
+        (inside && whole.start == start).then_some(start).ok_or_else(beyond)
+    });
+    fits.inspect_err(|_| {
         // SAFETY: opened above.
         let _ = unsafe { sys::cuIpcCloseMemHandle(start) };
     })

@@ -1,7 +1,7 @@
 //! A queue of work of one GPU.
 
 use cudarc::driver::sys::{self, CUdeviceptr};
-use transport_core::Result;
+use transport_core::{ErrorKind, Result};
 
 use crate::context::within;
 use crate::driver::check;
@@ -62,10 +62,14 @@ impl Stream {
     }
 
     fn wait(&self) -> Result<()> {
-        while !self.is_done()? {
-            std::hint::spin_loop();
+        loop {
+            match self.is_done() {
+                Ok(true) => return Ok(()),
+                Err(why) if why.kind() == ErrorKind::DeviceLost => return Err(why),
+                // Any other refusal says nothing of the work, which goes on.
+                _ => std::hint::spin_loop(),
+            }
         }
-        Ok(())
     }
 
     /// Queues the writing of a word, once all before it is done and visible to everyone. Its GPU's context

@@ -133,14 +133,14 @@ impl Drop for Tables {
     fn drop(&mut self) {
         let freed = self.device.within("free page tables", || {
             // SAFETY: allocated by `new`; the mover has waited for all that used them.
-            unsafe {
-                check(
-                    "free page tables",
-                    "page-locked memory",
+            let codes = unsafe {
+                [
                     sys::cuMemFreeHost(self.start.as_ptr().cast()),
-                )?;
-                check("free page tables", "words on the GPU", sys::cuMemFree_v2(self.ended))
-            }
+                    sys::cuMemFreeHost(self.answers.as_ptr().cast()),
+                    sys::cuMemFree_v2(self.ended),
+                ]
+            };
+            codes.into_iter().try_for_each(|code| check("free page tables", "one", code))
         });
         if let Err(why) = freed {
             tracing::warn!(%why, "page tables are not freed");

@@ -104,8 +104,9 @@ impl GpuLane {
         self.mover.room()
     }
 
-    /// Says whether what comes stays within the GPU.
-    pub(crate) fn stays(&mut self, within: bool) {
+    /// What comes next goes between other regions, within the GPU or not.
+    pub(crate) fn turn_to(&mut self, within: bool) {
+        self.mover.divide();
         self.within = within;
     }
 

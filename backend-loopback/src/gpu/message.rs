@@ -36,5 +36,6 @@ pub(crate) fn send(
 pub(crate) fn store(regions: &Regions, receive: &ReceiveRequest, bytes: &[u8]) -> Result<(), ErrorKind> {
     let local = regions.local(receive.lkey).ok_or(ErrorKind::InvalidRequest)?;
     let at = (receive.local as u64).wrapping_sub(local.start) as usize;
-    local.memory.store(at, bytes).unwrap_or(Ok(())).map_err(|why| why.kind())
+    let stored = local.memory.store(at, bytes).ok_or(ErrorKind::InvalidRequest)?;
+    stored.map_err(|why| why.kind())
 }
