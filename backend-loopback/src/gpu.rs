@@ -110,6 +110,14 @@ struct Way {
     len: u64,
 }
 
+impl Way {
+    /// Whether a request goes that way.
+    #[inline]
+    fn is_of(&self, request: &WorkRequest) -> bool {
+        (self.rkey, self.lkey, self.kind) == (request.rkey, request.lkey, request.kind)
+    }
+}
+
 /// An endpoint's GPUs; none until a request needs one.
 pub(crate) struct Gpus {
     config: GpuConfig,
@@ -158,14 +166,9 @@ impl Gpus {
         pieces: &[Piece],
     ) -> usize {
         let Some(way) = self.last else { return 0 };
-        let follows = (way.rkey, way.lkey, way.kind) == (template.rkey, template.lkey, template.kind)
-            && import.rkey == way.rkey
-            && template.imm.is_none();
-        if !follows {
-            return 0;
-        }
         let lane = &mut self.lanes[way.lane];
-        if !lane.is_begun(import) {
+        let follows = way.is_of(template) && import.rkey == way.rkey && template.imm.is_none();
+        if !follows || !lane.is_begun(import) {
             return 0;
         }
         let holds =
@@ -181,8 +184,7 @@ impl Gpus {
 
     /// The way between the request's regions, as the last request went or anew.
     fn way(&mut self, regions: &Regions, import: &Import, request: &WorkRequest) -> Result<Way, ErrorKind> {
-        let asked = (request.rkey, request.lkey, request.kind);
-        if let Some(way) = self.last.filter(|way| (way.rkey, way.lkey, way.kind) == asked) {
+        if let Some(way) = self.last.filter(|way| way.is_of(request)) {
             return Ok(way);
         }
         let (base, there) = match import.place {
@@ -213,7 +215,7 @@ impl Gpus {
             Side::Gpu(other) => self.lanes[lane].reach(other)?,
         };
         let within = other == Side::Gpu(ordinal);
-        let (rkey, lkey, kind) = asked;
+        let &WorkRequest { rkey, lkey, kind, .. } = request;
         Ok(Way { rkey, lkey, kind, lane, reach, within, base, len: import.len })
     }
 

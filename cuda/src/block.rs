@@ -141,15 +141,12 @@ fn location(device: sys::CUdevice) -> sys::CUmemLocation {
 
 impl Drop for Block {
     fn drop(&mut self) {
-        let unmapped = self.device.within("unmap GPU memory", || {
+        self.device.give_back("unmap GPU memory", || {
             // SAFETY: mapped by `map`, once. The driver waits for work of this process that uses it.
             unsafe {
                 check("unmap GPU memory", "it", sys::cuMemUnmap(self.start, self.size))?;
                 check("unmap GPU memory", "its addresses", sys::cuMemAddressFree(self.start, self.size))
             }
         });
-        if let Err(why) = unmapped {
-            tracing::warn!(%why, "GPU memory stays mapped");
-        }
     }
 }

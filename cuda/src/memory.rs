@@ -173,12 +173,9 @@ impl Owned {
 
 impl Drop for Owned {
     fn drop(&mut self) {
-        let freed = self.device.within("free GPU memory", || {
+        self.device.give_back("free GPU memory", || {
             // SAFETY: allocated by `CudaMemory::new`, and freed once.
             check("free GPU memory", "it", unsafe { sys::cuMemFree_v2(self.start) })
         });
-        if let Err(why) = freed {
-            tracing::warn!(%why, "GPU memory is not freed");
-        }
     }
 }

@@ -49,12 +49,9 @@ impl PageLock {
 
 impl Drop for PageLock {
     fn drop(&mut self) {
-        let unlocked = self.device.within("unlock memory", || {
+        self.device.give_back("unlock memory", || {
             // SAFETY: locked in `new`, unlocked once, and mapped until after this.
             check("unlock memory", "it", unsafe { sys::cuMemHostUnregister(self.start) })
         });
-        if let Err(why) = unlocked {
-            tracing::warn!(%why, "memory stays page-locked");
-        }
     }
 }

@@ -138,13 +138,10 @@ fn open_legacy(bytes: &[u8; 64], len: u64, offset: u64) -> Result<CUdeviceptr> {
 impl Drop for Mapping {
     fn drop(&mut self) {
         let Self::Legacy { start, device } = self else { return };
-        let closed = device.within("unmap GPU memory", || {
+        device.give_back("unmap GPU memory", || {
             // SAFETY: opened by `Shared::open`, once for each.
             check("unmap GPU memory", "a peer's", unsafe { sys::cuIpcCloseMemHandle(*start) })
         });
-        if let Err(why) = closed {
-            tracing::warn!(%why, "a peer's GPU memory stays mapped");
-        }
     }
 }
 

@@ -131,7 +131,7 @@ impl Tables {
 
 impl Drop for Tables {
     fn drop(&mut self) {
-        let freed = self.device.within("free page tables", || {
+        self.device.give_back("free page tables", || {
             // SAFETY: allocated by `new`; the mover has waited for all that used them.
             let codes = unsafe {
                 [
@@ -142,8 +142,5 @@ impl Drop for Tables {
             };
             codes.into_iter().try_for_each(|code| check("free page tables", "one", code))
         });
-        if let Err(why) = freed {
-            tracing::warn!(%why, "page tables are not freed");
-        }
     }
 }

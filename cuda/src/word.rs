@@ -44,7 +44,6 @@ impl CudaWord {
     /// `Exhausted` where no memory can be locked (`ulimit -l`).
     pub fn new(device: &Device) -> Result<Self> {
         let (mut place, mut address) = (std::ptr::null_mut(), 0);
-        let mut flushes = 0;
         device.within("allocate a word", || {
             let flags = sys::CU_MEMHOSTALLOC_DEVICEMAP | sys::CU_MEMHOSTALLOC_PORTABLE;
             // SAFETY: the context is current; the driver writes the address of new memory.
@@ -61,19 +60,13 @@ impl CudaWord {
         let mut word =
             Self { place, address, wait: Wait::CU_STREAM_WAIT_VALUE_GEQ as u32, device: device.clone() };
         device.within("allocate a word", || {
-            let mut raw = 0;
-            // SAFETY: memory of CUDA's that was mapped; the driver writes one value each.
-            unsafe {
-                let code = sys::cuMemHostGetDevicePointer_v2(&raw mut address, place.as_ptr().cast(), 0);
-                check("allocate a word", "its address on the GPU", code)?;
-                check("allocate a word", "the device", sys::cuCtxGetDevice(&raw mut raw))?;
-                let attribute = Attribute::CU_DEVICE_ATTRIBUTE_CAN_FLUSH_REMOTE_WRITES;
-                let code = sys::cuDeviceGetAttribute(&raw mut flushes, attribute, raw);
-                check("allocate a word", "an attribute", code)
-            }
+            // SAFETY: memory of CUDA's that was mapped; the driver writes its address.
+            let code =
+                unsafe { sys::cuMemHostGetDevicePointer_v2(&raw mut address, place.as_ptr().cast(), 0) };
+            check("allocate a word", "its address on the GPU", code)
         })?;
         word.address = address;
-        if flushes == 1 {
+        if device.attribute(Attribute::CU_DEVICE_ATTRIBUTE_CAN_FLUSH_REMOTE_WRITES) == 1 {
             word.wait |= Wait::CU_STREAM_WAIT_VALUE_FLUSH as u32;
         }
         Ok(word)
@@ -147,12 +140,9 @@ impl std::fmt::Debug for CudaWord {
 
 impl Drop for CudaWord {
     fn drop(&mut self) {
-        let freed = self.device.within("free a word", || {
+        self.device.give_back("free a word", || {
             // SAFETY: allocated by `new`, and freed once.
             check("free a word", "it", unsafe { sys::cuMemFreeHost(self.place.as_ptr().cast()) })
         });
-        if let Err(why) = freed {
-            tracing::warn!(%why, "a word is not freed");
-        }
     }
 }

@@ -171,7 +171,7 @@ fn explain_pages(peer: &PeerInner, link: &Link, work: &Work) -> Result<Explanati
 
 /// Why a request to a region goes to the worker.
 fn why_queued(link: &Link, local: &Region, remote: &RemoteRegion, span: Span) -> Option<String> {
-    let Some(way) = link.way(&remote.0, span) else {
+    let Some(way) = link.way(&remote.0, span.len) else {
         return Some(closed(link, remote.0.shortcut.as_ref().map(|way| way.max), span.len));
     };
     way.direct.declines(&*way.import, local.0.far != 0, span.len).map(Into::into)

@@ -90,7 +90,7 @@ impl Link {
             return self.run_with_imm(region, remote, span, kind, options);
         }
         let way = self.shortcut(region, remote, span)?;
-        let result = self.run(way, region, span, kind, None, options.locality)?;
+        let result = self.run::<false>(way, region, span, kind, None, options.locality)?;
         Some(self.ran(result, span.len))
     }
 
@@ -105,13 +105,11 @@ impl Link {
         kind: WorkKind,
         imm: Option<u32>,
     ) -> Option<Op> {
-        let way = self.way(remote, span).filter(|_| region.0.far != 0)?;
+        let way = self.way(remote, span.len).filter(|_| region.0.far != 0)?;
         if !self.takes(kind, imm) {
             return None;
         }
-        let request = Self::request(way, region, span, kind, imm, Locality::Auto);
-        // SAFETY: as in `run`.
-        let result = unsafe { way.direct.run_far(&request, &*way.import) };
+        let result = self.run::<true>(way, region, span, kind, imm, Locality::Auto);
         self.settles(kind, imm, &result);
         Some(self.ran(result?, span.len))
     }
@@ -130,13 +128,15 @@ impl Link {
         if !self.takes(kind, options.imm) {
             return None;
         }
-        let result = self.run(way, region, span, kind, options.imm, options.locality);
+        let result = self.run::<false>(way, region, span, kind, options.imm, options.locality);
         self.settles(kind, options.imm, &result);
         Some(self.ran(result?, span.len))
     }
 
+    /// Runs a request by the way past the worker; `FAR` says that the processor cannot follow the address of
+    /// the local region.
     #[inline(always)]
-    fn run(
+    fn run<const FAR: bool>(
         &self,
         way: &Shortcut,
         region: &Region,
@@ -145,22 +145,7 @@ impl Link {
         imm: Option<u32>,
         locality: Locality,
     ) -> Option<Result<()>> {
-        let request = Self::request(way, region, span, kind, imm, locality);
-        // SAFETY: the local range was checked and `region` lives through the call;
-        // `way.import` is where `rkey` came from.
-        unsafe { way.direct.run(&request, Some(&*way.import)) }
-    }
-
-    #[inline(always)]
-    fn request(
-        way: &Shortcut,
-        region: &Region,
-        span: Span,
-        kind: WorkKind,
-        imm: Option<u32>,
-        locality: Locality,
-    ) -> WorkRequest {
-        WorkRequest {
+        let request = WorkRequest {
             id: 0,
             peer: way.slot,
             kind,
@@ -171,19 +156,27 @@ impl Link {
             rkey: way.rkey,
             imm,
             way: copy::way(span.len, locality),
+        };
+        // SAFETY: the local range was checked and `region` lives through the call;
+        // `way.import` is where `rkey` came from.
+        unsafe {
+            match FAR {
+                true => way.direct.run_far(&request, &*way.import),
+                false => way.direct.run(&request, Some(&*way.import)),
+            }
         }
     }
 
     /// The way past the worker, if it is open for bytes of that region.
     #[inline(always)]
     pub fn shortcut<'a>(&self, region: &Region, remote: &'a RemoteInner, span: Span) -> Option<&'a Shortcut> {
-        let fits = |way: &&Shortcut| span.len | region.0.far <= way.max && self.backlog.is_empty();
-        remote.shortcut.as_ref().filter(fits)
+        self.way(remote, span.len | region.0.far)
     }
 
-    /// The way past the worker, if it is open, whatever the local region.
-    pub fn way<'a>(&self, remote: &'a RemoteInner, span: Span) -> Option<&'a Shortcut> {
-        remote.shortcut.as_ref().filter(|way| span.len <= way.max && self.backlog.is_empty())
+    /// The way past the worker, if it is open for `len` bytes, whatever the local region.
+    #[inline(always)]
+    pub fn way<'a>(&self, remote: &'a RemoteInner, len: u64) -> Option<&'a Shortcut> {
+        remote.shortcut.as_ref().filter(|way| len <= way.max && self.backlog.is_empty())
     }
 
     /// The same for messages and imms without bytes.

@@ -15,13 +15,11 @@ use crate::status::status;
 /// A batch waits for so many bytes for each that is on its way, up to [`MANY`]: every launch keeps the line idle for
 /// 2.5 µs and takes 3.6 µs of the worker's time, so that batches grow while they come faster than they land.
 const WORTHWHILE: u64 = 16 << 20;
-/// The same for copies within one GPU, whose memory is five times as fast.
-const WORTHWHILE_WITHIN: u64 = 16 << 20;
 /// Batches on their way beyond which they do not grow: to 32 MiB, which the line carries in 90 µs.
 const MANY: u64 = 2;
-/// The same within one GPU.
+/// The same within one GPU, whose memory is five times as fast.
 const MANY_WITHIN: u64 = 4;
-/// The same for one piece that may still grow: the copy engine reached 0.80 of what NVLink carries with pieces
+/// What one piece waits for that may still grow: the copy engine reached 0.80 of what NVLink carries with pieces
 /// of 4 MiB, 0.92 with 16 MiB.
 const WORTHWHILE_WHOLE: u64 = 64 << 20;
 
@@ -181,8 +179,7 @@ impl GpuLane {
         let worthwhile = match self.mover.flying() as u64 {
             0 => 1,
             _ if self.mover.is_growing() => WORTHWHILE_WHOLE,
-            flying if self.within => WORTHWHILE_WITHIN * flying.min(MANY_WITHIN),
-            flying => WORTHWHILE * flying.min(MANY),
+            flying => WORTHWHILE * flying.min(if self.within { MANY_WITHIN } else { MANY }),
         };
         if self.mover.waiting() >= worthwhile || self.room() == 0 {
             self.launch(ended);

@@ -84,15 +84,20 @@ impl Window {
     /// Whether one of `charge` may: see [`Window::room`].
     #[inline]
     pub fn has_room(&self, posted: u64, largest: u64, charge: u64) -> bool {
-        self.limit.max(2 * charge.max(largest)) > posted
+        self.limit_for(largest, charge) > posted
     }
 
     /// Requests of `charge` that may follow `posted` of charges, the largest of which
     /// is `largest`. Two of any size always may, so that the line is never idle.
     #[inline]
     pub fn room(&self, posted: u64, largest: u64, charge: u64) -> u64 {
-        let limit = self.limit.max(2 * charge.max(largest));
-        limit.saturating_sub(posted).div_ceil(charge.max(1))
+        self.limit_for(largest, charge).saturating_sub(posted).div_ceil(charge.max(1))
+    }
+
+    /// The limit, or what two of the larger one take.
+    #[inline]
+    fn limit_for(&self, largest: u64, charge: u64) -> u64 {
+        self.limit.max(2 * charge.max(largest))
     }
 }
 
