@@ -8,6 +8,7 @@ use std::sync::atomic::Ordering;
 
 use transport_core::spi::{
     Armed, Batch, Completions, Endpoint, EndpointConfig, Event, PeerSlot, PostResult, ReceiveRequest, Status,
+    WorkKind,
 };
 use transport_core::{ErrorKind, Time};
 
@@ -109,10 +110,12 @@ impl LoopbackEndpoint {
             };
             self.ended.request(request.id, Err(status(refused)));
         }
-        if model.reports_loss() {
+        // What a GPU still moves would land in memory that its owner has taken back.
+        if self.gpus.is_idle() && model.reports_loss() {
             // Their owner gives the memory away on this event: no message may land there.
             self.receives.clear();
             self.outlets.stop_all(ErrorKind::DeviceLost, &mut self.ended);
+            self.gpus.stop_all(ErrorKind::DeviceLost, &mut self.ended);
             self.ended.event(Event::DeviceLost { status: status(ErrorKind::DeviceLost) });
         }
         self.model = Some(model);
@@ -190,7 +193,7 @@ impl Endpoint for LoopbackEndpoint {
         self.refresh();
         self.run_due();
         self.outlets.advance(&mut self.peers, &mut self.ended);
-        self.gpus.advance(&mut self.peers, &mut self.ended);
+        self.gpus.advance(&mut self.ended);
         self.part();
         self.shared.core.regions.sweep();
         self.report(into);
@@ -210,9 +213,14 @@ impl Endpoint for LoopbackEndpoint {
         // A GPU does not ring.
         let mut quiet = self.ended.is_empty()
             && self.gone.is_empty()
-            && self.gpus.requests() == 0
+            && self.gpus.is_idle()
             && self.parting.is_empty()
             && self.outlets.arm();
+        for slot in self.gpus.starved() {
+            if let Some(Some(peer)) = self.peers.get_mut(slot.0 as usize) {
+                peer.starved = Some(WorkKind::Write);
+            }
+        }
         for peer in self.peers.iter_mut().flatten() {
             quiet &= peer.arm(!self.receives.is_empty());
         }
@@ -236,6 +244,7 @@ impl Endpoint for LoopbackEndpoint {
             model.abort(peer, |id| self.ended.request(id, Err(status(ErrorKind::Cancelled))));
         }
         self.outlets.stop(peer, ErrorKind::Cancelled, &mut self.ended);
+        self.gpus.stop(peer, ErrorKind::Cancelled, &mut self.ended);
     }
 
     fn cancel_recv(&mut self, id: u64) {

@@ -5,22 +5,25 @@
 //! touches. Batches cannot be called back: whoever takes a region or a peer away waits for those on their way,
 //! 128 MiB each at most.
 //!
-//! `lane` is one GPU's batches, `message` what goes by way of the host, `share` how processes hand memory to each
+//! `way` is who copies between two regions, `lane` one GPU's batches, `late` the imms that wait for room in their peers' lanes, `message` what goes by way of the host, `share` how processes hand memory to each
 //! other.
 
 mod lane;
+mod late;
 pub(crate) mod message;
 #[cfg(target_os = "linux")]
 pub(crate) mod share;
+mod way;
 
-use transport_core::spi::{Piece, WorkKind, WorkRequest};
-use transport_core::{ErrorKind, MemoryKind, Result};
+use transport_core::spi::{PeerSlot, Piece, WorkKind, WorkRequest};
+use transport_core::{ErrorKind, Result};
 
-use crate::attached::Attached;
 use crate::ended::Ended;
-use crate::region::{Local, Regions};
-use crate::remote::{Import, Place};
+use crate::region::Regions;
+use crate::remote::Import;
 use lane::GpuLane;
+use late::Late;
+use way::{Route, Way, Ways};
 
 /// A bit of local keys: the processor cannot follow the region's addresses.
 pub(crate) const FAR: u64 = 1 << 31;
@@ -79,7 +82,12 @@ pub(crate) unsafe fn copy_now(request: &WorkRequest, remote: u64) -> Option<Resu
     let local = request.local as u64;
     let (to, from) = if request.kind == WorkKind::Read { (local, remote) } else { (remote, local) };
     // By the GPU that has the bytes: its copy takes 7 µs, and that of the other one 10.
-    let device = cuda::Device::of_address(from).or_else(|| cuda::Device::of_address(to))?;
+    let (owner, other) = (cuda::Device::of_address(from), cuda::Device::of_address(to));
+    let device = owner.as_ref().or(other.as_ref())?;
+    if let Some(other) = &other {
+        // Else whoever is posted to finds another way, or says that there is none.
+        cuda::Reach::of_gpu(device, other, to)?;
+    }
     // SAFETY: by the caller.
     let copied = unsafe { device.copy(to, from, request.len) };
     Some(copied.map_err(|why| {
@@ -88,46 +96,18 @@ pub(crate) unsafe fn copy_now(request: &WorkRequest, remote: u64) -> Option<Resu
     }))
 }
 
-/// One end of a request.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Side {
-    Gpu(u32),
-    Host(cuda::Reach),
-}
-
-/// The way of requests between two regions.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Way {
-    rkey: u64,
-    lkey: u64,
-    kind: WorkKind,
-    lane: usize,
-    reach: cuda::Reach,
-    /// Both regions are the lane's GPU's.
-    within: bool,
-    /// Address and length of the peer's region.
-    base: u64,
-    len: u64,
-}
-
-impl Way {
-    /// Whether a request goes that way.
-    #[inline]
-    fn is_of(&self, request: &WorkRequest) -> bool {
-        (self.rkey, self.lkey, self.kind) == (request.rkey, request.lkey, request.kind)
-    }
-}
-
 /// An endpoint's GPUs; none until a request needs one.
 pub(crate) struct Gpus {
     config: GpuConfig,
     lanes: Vec<GpuLane>,
+    late: Late,
     last: Option<Way>,
+    ways: Ways,
 }
 
 impl Gpus {
     pub(crate) fn new(config: GpuConfig) -> Self {
-        Self { config, lanes: Vec::new(), last: None }
+        Self { config, lanes: Vec::new(), late: Late::default(), last: None, ways: Ways::default() }
     }
 
     /// Takes a request that was checked against its import, whose lease is held: `false` if there is no room
@@ -151,7 +131,7 @@ impl Gpus {
         let piece = Piece { local: request.local, remote: request.remote, len: request.len };
         // SAFETY: the import was checked for the range, and the batch holds its lease; the local span is valid
         // by the contract of `post`.
-        unsafe { lane.add(request, ends(&way, &piece), way.reach) };
+        unsafe { lane.add(request, way.ends(&piece), way.reach) };
         self.last = Some(way);
         Ok(true)
     }
@@ -167,56 +147,32 @@ impl Gpus {
     ) -> usize {
         let Some(way) = self.last else { return 0 };
         let lane = &mut self.lanes[way.lane];
-        let follows = way.is_of(template) && import.rkey == way.rkey && template.imm.is_none();
+        let follows = way.is_of(template) && way.leads_to(import) && template.imm.is_none();
         if !follows || !lane.is_begun(import) {
             return 0;
         }
-        let holds =
-            |piece: &Piece| piece.len > 0 && piece.remote <= way.len && piece.len <= way.len - piece.remote;
         let room = lane.room().min(pieces.len());
         let mut taken = 0;
-        let following = pieces[..room].iter().take_while(|piece| holds(piece)).inspect(|_| taken += 1);
+        let following = pieces[..room].iter().take_while(|piece| way.holds(piece)).inspect(|_| taken += 1);
         // SAFETY: as in `push`.
-        unsafe { lane.add_next(following.map(|piece| ends(&way, piece)), way.reach) };
+        unsafe { lane.add_next(following.map(|piece| way.ends(piece)), way.reach) };
         lane.follow(first, taken as u32);
         taken
     }
 
-    /// The way between the request's regions, as the last request went or anew.
+    /// The way between the request's regions, as the last request went, as one before did, or anew.
     fn way(&mut self, regions: &Regions, import: &Import, request: &WorkRequest) -> Result<Way, ErrorKind> {
         if let Some(way) = self.last.filter(|way| way.is_of(request)) {
             return Ok(way);
         }
-        let (base, there) = match import.place {
-            Place::Gpu { base, ordinal } => (base, Side::Gpu(ordinal)),
-            Place::Here(start) => {
-                let base = start.as_ptr() as u64;
-                (base, Side::Host(cuda::host_reach(base)))
-            }
-            // Neither the kernel's way to another process's memory nor a stage ends on a GPU.
-            _ => return Err(ErrorKind::Unsupported),
-        };
-        let here = match regions.local(request.lkey).ok_or(ErrorKind::InvalidRequest)? {
-            Local { kind: MemoryKind::Cuda { device }, .. } => Side::Gpu(device),
-            Local { start, .. } => Side::Host(cuda::host_reach(start)),
-        };
-        let (from, to) = if request.kind == WorkKind::Read { (there, here) } else { (here, there) };
-        let (first, second) = match self.config.side {
-            GpuSide::Receiver => (to, from),
-            GpuSide::Sender => (from, to),
-        };
-        let (ordinal, other) = match (first, second) {
-            (Side::Gpu(ordinal), other) | (other, Side::Gpu(ordinal)) => (ordinal, other),
-            _ => return Err(ErrorKind::InvalidRequest),
-        };
-        let lane = self.lane(ordinal)?;
-        let reach = match other {
-            Side::Host(reach) => reach,
-            Side::Gpu(other) => self.lanes[lane].reach(other)?,
-        };
-        let within = other == Side::Gpu(ordinal);
-        let &WorkRequest { rkey, lkey, kind, .. } = request;
-        Ok(Way { rkey, lkey, kind, lane, reach, within, base, len: import.len })
+        if let Some(way) = self.ways.find(request) {
+            return Ok(way);
+        }
+        let route = Route::find(self.config.side, regions, import, request)?;
+        let lane = self.lane(route.ordinal)?;
+        let way = route.by(lane);
+        self.ways.keep(way);
+        Ok(way)
     }
 
     /// The place of a GPU's lane, which is opened at its first use.
@@ -237,11 +193,31 @@ impl Gpus {
     /// Requests that were taken and have not ended.
     #[inline]
     pub(crate) fn requests(&self) -> usize {
-        self.lanes.iter().map(GpuLane::requests).sum()
+        self.lanes.iter().map(GpuLane::requests).sum::<usize>() + self.late.requests()
     }
 
-    /// Whether requests to a peer are among them.
-    pub(crate) fn serves(&self, peer: transport_core::spi::PeerSlot) -> bool {
+    /// Whether a GPU has nothing to do for us.
+    pub(crate) fn is_idle(&self) -> bool {
+        self.lanes.iter().all(|lane| lane.requests() == 0)
+    }
+
+    /// The peers that have no room for an imm.
+    pub(crate) fn starved(&self) -> impl Iterator<Item = PeerSlot> {
+        self.late.starved()
+    }
+
+    /// Ends what waits for a peer and no GPU is at work for.
+    pub(crate) fn stop(&mut self, peer: PeerSlot, kind: ErrorKind, ended: &mut Ended) {
+        self.late.stop(peer, kind, ended);
+    }
+
+    /// The same for all peers.
+    pub(crate) fn stop_all(&mut self, kind: ErrorKind, ended: &mut Ended) {
+        self.late.stop_all(kind, ended);
+    }
+
+    /// Whether a GPU is at work on requests to a peer.
+    pub(crate) fn serves(&self, peer: PeerSlot) -> bool {
         self.lanes.iter().any(|lane| lane.serves(peer))
     }
 
@@ -249,30 +225,17 @@ impl Gpus {
     #[inline]
     pub(crate) fn posted(&mut self, ended: &mut Ended) {
         for lane in &mut self.lanes {
-            lane.launch_if_due(ended);
+            lane.launch_if_due(&mut self.late, ended);
         }
     }
 
     /// Files what has landed, and starts what nothing more joins.
     #[inline]
-    pub(crate) fn advance(&mut self, peers: &mut [Option<Attached>], ended: &mut Ended) {
+    pub(crate) fn advance(&mut self, ended: &mut Ended) {
+        self.late.advance(ended);
         for lane in &mut self.lanes {
-            if let Some(peer) = lane.advance(ended)
-                && let Some(Some(peer)) = peers.get_mut(peer.0 as usize)
-            {
-                peer.starved = Some(WorkKind::Write);
-            }
+            lane.advance(&mut self.late, ended);
         }
-    }
-}
-
-/// Where a piece goes, where it comes from, and its bytes.
-#[inline(always)]
-fn ends(way: &Way, piece: &Piece) -> (u64, u64, u64) {
-    let (local, remote) = (piece.local as u64, way.base + piece.remote);
-    match way.kind {
-        WorkKind::Read => (local, remote, piece.len),
-        _ => (remote, local, piece.len),
     }
 }
 

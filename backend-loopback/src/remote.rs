@@ -23,7 +23,7 @@ pub(crate) struct Import {
     pub(crate) access: Access,
     pub(crate) key: Key,
     /// Goes before what it locks.
-    _lock: Option<cuda::PageLock>,
+    lock: Option<cuda::PageLock>,
     /// Keeps the bytes mapped where they are the peer's file.
     #[cfg(target_os = "linux")]
     mapping: Option<Mapping>,
@@ -86,6 +86,17 @@ impl Import {
     #[inline]
     pub(crate) fn leave(&self) {
         self.target.layout().board[self.key.slot as usize].leave();
+    }
+}
+
+impl Drop for Import {
+    fn drop(&mut self) {
+        // Unlocking waits for the GPU: not in a worker.
+        if let Some(lock) = self.lock.take() {
+            #[cfg(target_os = "linux")]
+            let lock = (lock, self.mapping.take());
+            cuda::let_go(lock);
+        }
     }
 }
 
@@ -173,7 +184,7 @@ impl Imports {
             #[cfg(target_os = "linux")]
             mapping: answer.mapping,
             _shared: answer.shared,
-            _lock: answer.lock,
+            lock: answer.lock,
         });
         let (page, size, place) = locate(index as usize);
         let page = self.pages[page].get_or_init(|| (0..size).map(|_| ArcSwapOption::empty()).collect());

@@ -227,7 +227,8 @@ impl Client {
             return self.describe_gpu(number, &*found.memory, access);
         }
         if let (true, Some(file)) = (found.shared, found.memory.shared_file()) {
-            let locked = cuda::host_reach(found.memory.as_ptr() as u64) == cuda::Reach::Kernel;
+            let locked = cuda::Reach::of_host(found.memory.as_ptr() as u64, found.memory.len() as u64)
+                == cuda::Reach::Kernel;
             return self.reply(&Reply::Shared { number, len, access, locked }, &[file]);
         }
         let permitted = inbound.initiator.get().map_or(0, process::permit);

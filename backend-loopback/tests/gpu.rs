@@ -43,14 +43,18 @@ struct Pair {
     from: Peer,
 }
 
-fn fabrics(config: &LoopbackConfig) -> Pair {
-    let open = || {
-        let backend = Arc::new(Loopback::with(config.clone()));
-        FabricBuilder::new().transport(TransportConfig::new("loopback", backend)).open().unwrap()
-    };
-    let (here, there) = (open(), open());
+fn builder(config: &LoopbackConfig) -> FabricBuilder {
+    let backend = Arc::new(Loopback::with(config.clone()));
+    FabricBuilder::new().transport(TransportConfig::new("loopback", backend))
+}
+
+fn connected(here: Fabric, there: Fabric) -> Pair {
     let (to, from) = here.connect_local(&there).unwrap();
     Pair { here, there, to, from }
+}
+
+fn fabrics(config: &LoopbackConfig) -> Pair {
+    connected(builder(config).open().unwrap(), builder(config).open().unwrap())
 }
 
 fn region(fabric: &Fabric, place: Place, len: usize, access: Access) -> Region {
@@ -165,6 +169,35 @@ fn small_writes_at_once_and_imms() {
             assert!(content(&target)[at..at + len] == content_here[at..at + len], "{places:?} {at} {len}");
         }
         assert_eq!(content(&target)[140_000], 0);
+    }
+}
+
+#[test]
+fn a_peer_that_takes_no_imms_holds_up_nobody() {
+    // More than a lane has room for.
+    const IMMS: usize = 1500;
+    let config = LoopbackConfig::default();
+    for places in pairs() {
+        let quick = fabrics(&config);
+        // Nobody drives it.
+        let slow = connected(quick.here.clone(), builder(&config).caller_driven().open().unwrap());
+        let (source, content_here, target, remote) = slow.regions(places, IMMS * 8);
+        let write = |at: usize| {
+            slow.to.write_with(&source, at * 8..at * 8 + 8, &remote, at * 8, &WriteOptions::default().imm(1))
+        };
+        let mut waiting: Vec<_> = (0..IMMS).map(|at| write(at).unwrap()).collect();
+        let (source, quick_content, other, remote) = quick.regions(places, 100_000);
+        let options = WriteOptions::default().imm(2);
+        quick.to.write_with(&source, 0..100_000, &remote, 0, &options).unwrap().wait(LIMIT).unwrap();
+        assert!(content(&other) == quick_content, "{places:?}");
+        // Those that wait are lost with their peer.
+        slow.to.disconnect();
+        let ends: Vec<_> = waiting.iter_mut().map(|op| op.wait(LIMIT).map_err(|why| why.kind())).collect();
+        let done = ends.iter().filter(|end| end.is_ok()).count();
+        assert!((1..IMMS).contains(&done), "{places:?}: {done} of {IMMS}");
+        let lost = ends.iter().filter(|end| end.as_ref().err() == Some(&ErrorKind::Closed)).count();
+        assert_eq!(done + lost, IMMS, "{places:?}");
+        assert!(content(&target)[..done * 8] == content_here[..done * 8], "{places:?}");
     }
 }
 

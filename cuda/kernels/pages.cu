@@ -49,8 +49,9 @@ static __device__ u64 hand_around(u64 mine, u32 lane) {
 
 // Moves `len` bytes, at most UNIT, whose ends are aligned for T.
 template <typename T> static __device__ void move(u64 to, u64 from, u32 len, u32 lane) {
-    // Loads that are under way together in a lane.
-    enum { DEPTH = 8 };
+    // Loads that are under way together in a lane. Within an H200 batches of 32 MiB moved at 0.88 of one copy
+    // with four, at 0.85 with eight; between two it made no difference.
+    enum { DEPTH = 4 };
     const GLOBAL T *source = (const GLOBAL T *)from;
     GLOBAL T *target = (GLOBAL T *)to;
     u32 whole = len / sizeof(T);

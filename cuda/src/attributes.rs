@@ -55,11 +55,23 @@ pub(crate) fn ordinal(start: CUdeviceptr) -> Option<u32> {
     ordinal.ok().and_then(|ordinal| u32::try_from(ordinal).ok())
 }
 
-/// Whether an address is of page-locked memory of the host's, which GPUs reach by that address.
-pub(crate) fn is_page_locked(start: CUdeviceptr) -> bool {
+/// Whether all of a range is memory of the host's that was page-locked as one, which GPUs reach by its own
+/// addresses.
+pub(crate) fn whole_is_page_locked(start: CUdeviceptr, len: u64) -> bool {
     let kind = attribute::<u32>(Attribute::CU_POINTER_ATTRIBUTE_MEMORY_TYPE, start);
     let there = attribute::<CUdeviceptr>(Attribute::CU_POINTER_ATTRIBUTE_DEVICE_POINTER, start);
-    kind.is_ok_and(|kind| kind == Type::CU_MEMORYTYPE_HOST as u32) && there.is_ok_and(|there| there == start)
+    let first = attribute::<CUdeviceptr>(Attribute::CU_POINTER_ATTRIBUTE_RANGE_START_ADDR, start);
+    let whole = attribute::<usize>(Attribute::CU_POINTER_ATTRIBUTE_RANGE_SIZE, start);
+    let covers = |first: u64, whole: usize| first <= start && start - first + len <= whole as u64;
+    kind.is_ok_and(|kind| kind == Type::CU_MEMORYTYPE_HOST as u32)
+        && there.is_ok_and(|there| there == start)
+        && matches!((first, whole), (Ok(first), Ok(whole)) if covers(first, whole))
+}
+
+/// The pool that an address is of, if any.
+pub(crate) fn pool(start: CUdeviceptr) -> Result<Option<sys::CUmemoryPool>> {
+    let handle: usize = attribute(Attribute::CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE, start)?;
+    Ok((handle != 0).then(|| std::ptr::with_exposed_provenance_mut(handle)))
 }
 
 /// Lets copies of CUDA's that are done count as done for cards too: without it a synchronous copy may

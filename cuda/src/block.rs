@@ -135,17 +135,18 @@ impl Block {
     }
 }
 
-fn location(device: sys::CUdevice) -> sys::CUmemLocation {
+pub(crate) fn location(device: sys::CUdevice) -> sys::CUmemLocation {
     sys::CUmemLocation { type_: LocationType::CU_MEM_LOCATION_TYPE_DEVICE, id: device }
 }
 
 impl Drop for Block {
     fn drop(&mut self) {
-        self.device.give_back("unmap GPU memory", || {
+        let (start, size) = (self.start, self.size);
+        self.device.give_back("unmap GPU memory", move || {
             // SAFETY: mapped by `map`, once. The driver waits for work of this process that uses it.
             unsafe {
-                check("unmap GPU memory", "it", sys::cuMemUnmap(self.start, self.size))?;
-                check("unmap GPU memory", "its addresses", sys::cuMemAddressFree(self.start, self.size))
+                check("unmap GPU memory", "it", sys::cuMemUnmap(start, size))?;
+                check("unmap GPU memory", "its addresses", sys::cuMemAddressFree(start, size))
             }
         });
     }

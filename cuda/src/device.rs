@@ -273,13 +273,6 @@ impl Device {
     pub(crate) fn within<T>(&self, operation: &'static str, work: impl FnOnce() -> Result<T>) -> Result<T> {
         within(self.0.context, operation, work)
     }
-
-    /// As [`Device::within`], for what is given back when it is dropped: nobody is there to hear an error.
-    pub(crate) fn give_back(&self, operation: &'static str, work: impl FnOnce() -> Result<()>) {
-        if let Err(why) = self.within(operation, work) {
-            tracing::warn!(%why, "memory is not given back");
-        }
-    }
 }
 
 impl Drop for Inner {

@@ -43,6 +43,20 @@ fn load() -> Result<()> {
     check("use CUDA", "to start", unsafe { sys::cuInit(0) })
 }
 
+/// Has `work` done when the process ends, before the driver goes, which has to be [`start`]ed.
+pub(crate) fn at_exit(work: fn()) {
+    static WORK: OnceLock<fn()> = OnceLock::new();
+    extern "C" fn run() {
+        WORK.get().into_iter().for_each(|work| work());
+    }
+    unsafe extern "C" {
+        safe fn atexit(handler: extern "C" fn()) -> std::ffi::c_int;
+    }
+    if WORK.set(work).is_ok() && atexit(run) != 0 {
+        tracing::warn!("the end of the process does not wait for memory that goes back to CUDA");
+    }
+}
+
 /// An error where `status` is one; `what` is what the driver was asked for.
 pub(crate) fn check(operation: &'static str, what: &str, status: CUresult) -> Result<()> {
     match status {

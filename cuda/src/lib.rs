@@ -28,12 +28,14 @@
 //!
 //! # Threads and cleanup
 //! Everything may be used from any thread: a call pushes the GPU's primary context and pops it, and
-//! leaves the thread's own as it was. Memory keeps its GPU's context; the last of it lets it go.
+//! leaves the thread's own as it was. Memory keeps its GPU's context; the last of it lets it go. What is
+//! dropped goes back on a thread of its own, since the driver waits for the GPU then, where a stream may wait for
+//! whoever drops it.
 //!
 //! What is behind the names: `driver` loads the library and maps its statuses, `attributes` asks
-//! what an address is, `visible` what GPUs there are, `context` where work is done; `block` is memory by
+//! what an address is, `reach` who gets there, `visible` what GPUs there are, `context` where work is done; `block` is memory by
 //! handle, `dma_buf` exports for cards; `stream` queues work, `kernel` is `kernels/pages.cu`, `tables` what it
-//! reads.
+//! reads; `reaper` gives memory back.
 
 mod attributes;
 mod block;
@@ -47,6 +49,8 @@ mod mover;
 mod page_lock;
 mod pinned;
 mod plain;
+mod reach;
+mod reaper;
 mod share;
 mod stream;
 mod tables;
@@ -55,9 +59,11 @@ mod word;
 
 pub use device::{Device, Uuid, WritesOrdering};
 pub use memory::CudaMemory;
-pub use mover::{Mover, Reach};
+pub use mover::Mover;
 pub use page_lock::PageLock;
 pub use pinned::PinnedBuffer;
 pub use plain::{End, PlainCopy};
-pub use share::{Handle, Share, Shared, host_reach};
+pub use reach::Reach;
+pub use reaper::let_go;
+pub use share::{Handle, Share, Shared};
 pub use word::{CudaWord, RawStream};

@@ -12,6 +12,7 @@ use crate::attributes::{Allocation, allocation, synchronise};
 use crate::block::Block;
 use crate::dma_buf::export;
 use crate::driver::{check, start};
+use crate::reaper::settle;
 
 /// Bytes on a GPU, for [`Fabric::register`](transport_core::Fabric::register).
 ///
@@ -23,7 +24,7 @@ pub struct CudaMemory {
     allocation: Allocation,
     may_expose: bool,
     /// Freed, or let go, after everything above.
-    _owner: Arc<dyn Any + Send + Sync>,
+    _owner: Owner,
     device: Device,
 }
 
@@ -47,13 +48,14 @@ impl CudaMemory {
         let whole = len.checked_next_multiple_of(rustix::param::page_size());
         let too_much = || Error::new(ErrorKind::Exhausted, "allocate GPU memory", format!("{len} bytes"));
         let whole = whole.ok_or_else(too_much)?;
-        let (start, owner): (_, Arc<dyn Any + Send + Sync>) = if Block::is_supported(device) {
-            let block = Block::allocate(device, whole)?;
-            (block.start(), Arc::new(block))
-        } else {
-            let owned = Owned::allocate(device, whole)?;
-            (owned.start, Arc::new(owned))
-        };
+        let (start, owner) = allocate(device, whole).or_else(|why| match why.kind() {
+            // What was dropped may be on its way back.
+            ErrorKind::Exhausted => {
+                settle();
+                allocate(device, whole)
+            }
+            _ => Err(why),
+        })?;
         // SAFETY: new, and of that size.
         unsafe { device.zero(start, whole as u64) }?;
         // SAFETY: allocated above, and freed with its owner.
@@ -72,7 +74,7 @@ impl CudaMemory {
     ///
     /// # Safety
     /// The bytes stay allocated while `owner` lives.
-    pub unsafe fn of_pointer(address: u64, len: usize, owner: Arc<dyn Any + Send + Sync>) -> Result<Self> {
+    pub unsafe fn of_pointer(address: u64, len: usize, owner: Owner) -> Result<Self> {
         start()?;
         let allocation = allocation(address, len)?;
         let device = Device::open(allocation.ordinal)?;
@@ -159,6 +161,18 @@ unsafe impl Memory for CudaMemory {
     }
 }
 
+type Owner = Arc<dyn Any + Send + Sync>;
+
+/// New memory of whole pages, and what it goes with.
+fn allocate(device: &Device, whole: usize) -> Result<(CUdeviceptr, Owner)> {
+    if Block::is_supported(device) {
+        let block = Block::allocate(device, whole)?;
+        return Ok((block.start(), Arc::new(block)));
+    }
+    let owned = Owned::allocate(device, whole)?;
+    Ok((owned.start, Arc::new(owned)))
+}
+
 impl Owned {
     fn allocate(device: &Device, len: usize) -> Result<Self> {
         let mut start = 0;
@@ -173,9 +187,10 @@ impl Owned {
 
 impl Drop for Owned {
     fn drop(&mut self) {
-        self.device.give_back("free GPU memory", || {
+        let start = self.start;
+        self.device.give_back("free GPU memory", move || {
             // SAFETY: allocated by `CudaMemory::new`, and freed once.
-            check("free GPU memory", "it", unsafe { sys::cuMemFree_v2(self.start) })
+            check("free GPU memory", "it", unsafe { sys::cuMemFree_v2(start) })
         });
     }
 }

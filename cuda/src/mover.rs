@@ -9,10 +9,10 @@ use std::collections::VecDeque;
 
 use transport_core::{ErrorKind, Result};
 
-use crate::Device;
 use crate::kernel::{UNIT, WARPS};
 use crate::stream::Stream;
 use crate::tables::{ENTRIES, TABLES, Tables};
+use crate::{Device, Reach};
 
 /// Streams that batches take turns on, at most. With one, pages of 64 KiB moved between two H200s at 0.60, 0.81 and
 /// 0.86 of one large copy in batches of 4, 16 and 32 MiB; with three at 0.83, 0.90 and more.
@@ -29,16 +29,6 @@ const LONGEST: u64 = 1 << 30;
 const MOST: u64 = 128 << 20;
 /// Looks at an answer that has not come until the driver is asked what is wrong.
 const PATIENCE: u32 = 1 << 14;
-
-/// How a piece may be moved.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Reach {
-    /// The kernel reaches both ends: memory of GPUs, or page-locked memory of the host's.
-    Kernel,
-    /// Only the driver does: memory of the host's that is not page-locked, which it copies while
-    /// [`Mover::launch`] waits, or of a GPU that this one does not reach.
-    Driver,
-}
 
 /// Copies on one GPU. One thread drives it.
 pub struct Mover {

@@ -11,7 +11,8 @@ use crate::driver::check;
 /// What cuMemHostRegister is asked for: every GPU's copies take it as page-locked, and kernels reach it.
 const FLAGS: u32 = sys::CU_MEMHOSTREGISTER_PORTABLE | sys::CU_MEMHOSTREGISTER_DEVICEMAP;
 
-/// Keeps a range of the host's memory page-locked for all GPUs of this process.
+/// Keeps a range of the host's memory page-locked for all GPUs of this process. Dropping it waits until no GPU
+/// uses the range: [`let_go`](crate::let_go) has another thread wait.
 pub struct PageLock {
     start: *mut c_void,
     device: Device,
@@ -29,8 +30,8 @@ impl PageLock {
     /// `Exhausted` where there are not enough to lock, the driver's for memory it cannot.
     ///
     /// # Safety
-    /// The range stays mapped while the value lives. Where it is registered with a fabric, all of the registered
-    /// memory is locked, and stays so until the region is gone: GPUs go by its first byte.
+    /// The range stays mapped while the value lives. Where it is registered with a fabric, it was locked before,
+    /// and stays so until the region is gone.
     pub unsafe fn new(device: &Device, start: *mut u8, len: usize) -> Result<Self> {
         let start = start.cast();
         device.within("page-lock memory", || {
@@ -49,7 +50,7 @@ impl PageLock {
 
 impl Drop for PageLock {
     fn drop(&mut self) {
-        self.device.give_back("unlock memory", || {
+        self.device.give_back_now("unlock memory", || {
             // SAFETY: locked in `new`, unlocked once, and mapped until after this.
             check("unlock memory", "it", unsafe { sys::cuMemHostUnregister(self.start) })
         });

@@ -1,17 +1,19 @@
 //! Host memory that CUDA has page-locked.
 
 use std::os::fd::BorrowedFd;
+use std::sync::Arc;
 
 use transport_core::{HostBuffer, Memory, Result};
 
-use crate::{Device, PageLock};
+use crate::{Device, PageLock, let_go};
 
 /// A [`HostBuffer`] in page-locked memory: GPUs copy it without a detour, at the speed of their link. Peers
 /// of this host can map it as any other.
 pub struct PinnedBuffer {
-    /// Goes before what it locks.
-    lock: PageLock,
-    buffer: HostBuffer,
+    /// There until it is dropped.
+    lock: Option<PageLock>,
+    buffer: Arc<HostBuffer>,
+    device: Device,
 }
 
 impl PinnedBuffer {
@@ -23,12 +25,19 @@ impl PinnedBuffer {
         let buffer = HostBuffer::new(len)?;
         // SAFETY: the buffer is mapped until after the lock is gone.
         let lock = unsafe { PageLock::new(device, buffer.as_ptr(), len) }?;
-        Ok(Self { lock, buffer })
+        Ok(Self { lock: Some(lock), buffer: Arc::new(buffer), device: device.clone() })
     }
 
     /// The GPU by way of which it was locked.
     pub fn device(&self) -> &Device {
-        self.lock.device()
+        &self.device
+    }
+}
+
+impl Drop for PinnedBuffer {
+    fn drop(&mut self) {
+        // The lock goes before what it locks.
+        let_go((self.lock.take(), Arc::clone(&self.buffer)));
     }
 }
 

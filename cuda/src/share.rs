@@ -5,11 +5,11 @@ use std::os::fd::{AsFd, OwnedFd};
 use cudarc::driver::sys::{self, CUdeviceptr};
 use transport_core::{Error, ErrorKind, Result};
 
+use crate::Device;
 use crate::attributes::allocation;
 use crate::block::Block;
 use crate::device::Uuid;
 use crate::driver::{check, start};
-use crate::{Device, Reach};
 
 /// What another process needs to reach memory of a GPU.
 #[derive(Debug)]
@@ -138,18 +138,10 @@ fn open_legacy(bytes: &[u8; 64], len: u64, offset: u64) -> Result<CUdeviceptr> {
 impl Drop for Mapping {
     fn drop(&mut self) {
         let Self::Legacy { start, device } = self else { return };
-        device.give_back("unmap GPU memory", || {
+        let start = *start;
+        device.give_back("unmap GPU memory", move || {
             // SAFETY: opened by `Shared::open`, once for each.
-            check("unmap GPU memory", "a peer's", unsafe { sys::cuIpcCloseMemHandle(*start) })
+            check("unmap GPU memory", "a peer's", unsafe { sys::cuIpcCloseMemHandle(start) })
         });
     }
-}
-
-/// How the GPUs of this process reach memory of the host's at `address`: the kernel that which is page-locked.
-/// Asks nothing where no GPU is open.
-pub fn host_reach(address: u64) -> Reach {
-    let Some(device) = Device::opened() else { return Reach::Driver };
-    // What an address is to a GPU, the driver says in a context alone.
-    let locked = device.within("use host memory", || Ok(crate::attributes::is_page_locked(address)));
-    if locked.unwrap_or(false) { Reach::Kernel } else { Reach::Driver }
 }

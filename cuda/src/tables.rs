@@ -131,14 +131,13 @@ impl Tables {
 
 impl Drop for Tables {
     fn drop(&mut self) {
-        self.device.give_back("free page tables", || {
+        let hosts = [self.start.as_ptr() as usize, self.answers.as_ptr() as usize];
+        let ended = self.ended;
+        self.device.give_back("free page tables", move || {
             // SAFETY: allocated by `new`; the mover has waited for all that used them.
             let codes = unsafe {
-                [
-                    sys::cuMemFreeHost(self.start.as_ptr().cast()),
-                    sys::cuMemFreeHost(self.answers.as_ptr().cast()),
-                    sys::cuMemFree_v2(self.ended),
-                ]
+                let host = |start: usize| sys::cuMemFreeHost(start as *mut c_void);
+                [host(hosts[0]), host(hosts[1]), sys::cuMemFree_v2(ended)]
             };
             codes.into_iter().try_for_each(|code| check("free page tables", "one", code))
         });

@@ -140,9 +140,10 @@ impl std::fmt::Debug for CudaWord {
 
 impl Drop for CudaWord {
     fn drop(&mut self) {
-        self.device.give_back("free a word", || {
+        let place = self.place.as_ptr() as usize;
+        self.device.give_back("free a word", move || {
             // SAFETY: allocated by `new`, and freed once.
-            check("free a word", "it", unsafe { sys::cuMemFreeHost(self.place.as_ptr().cast()) })
+            check("free a word", "it", unsafe { sys::cuMemFreeHost(place as *mut c_void) })
         });
     }
 }

@@ -1,11 +1,12 @@
 //! GPU memory, where there is a GPU; elsewhere that its absence is said.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use backend_loopback::Null;
-use cuda::{CudaMemory, Device, WritesOrdering};
+use cuda::{CudaMemory, CudaWord, Device, PinnedBuffer, Reach, WritesOrdering};
 use cudarc::driver::sys;
-use transport_core::{Access, ErrorKind, FabricBuilder, Memory, MemoryKind, TransportConfig};
+use transport_core::{Access, ErrorKind, FabricBuilder, Memory, MemoryKind, TransportConfig, Word};
 
 /// The GPUs; none, with the reason printed, where CUDA is not there.
 fn devices() -> Vec<Device> {
@@ -121,6 +122,73 @@ fn addresses_of_others_are_checked() {
     }
 }
 
+/// Memory of the first GPU's pool, freed with this value.
+struct Pooled {
+    start: u64,
+    pool: sys::CUmemoryPool,
+}
+
+impl Pooled {
+    fn new(device: &Device, len: usize) -> Self {
+        drop(Raw::new(device, 1, false));
+        let (mut start, mut pool) = (0, std::ptr::null_mut());
+        // SAFETY: the context is current; each call writes one value.
+        unsafe {
+            assert_eq!(sys::cuDeviceGetDefaultMemPool(&raw mut pool, 0), sys::CUresult::CUDA_SUCCESS);
+            let code = sys::cuMemAllocAsync(&raw mut start, len, std::ptr::null_mut());
+            assert_eq!(code, sys::CUresult::CUDA_SUCCESS);
+            assert_eq!(sys::cuStreamSynchronize(std::ptr::null_mut()), sys::CUresult::CUDA_SUCCESS);
+        }
+        Self { start, pool }
+    }
+
+    fn admit(&self, device: &Device) {
+        let id = device.ordinal() as i32;
+        let type_ = sys::CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE;
+        let flags = sys::CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
+        let access = sys::CUmemAccessDesc { location: sys::CUmemLocation { type_, id }, flags };
+        // SAFETY: one description is read.
+        let code = unsafe { sys::cuMemPoolSetAccess(self.pool, &raw const access, 1) };
+        assert_eq!(code, sys::CUresult::CUDA_SUCCESS);
+    }
+}
+
+impl Drop for Pooled {
+    fn drop(&mut self) {
+        // SAFETY: allocated above, freed once.
+        let _ = unsafe { sys::cuMemFreeAsync(self.start, std::ptr::null_mut()) };
+    }
+}
+
+#[test]
+fn what_reaches_what() {
+    let devices = devices();
+    let Some(first) = devices.first() else { return };
+    let own = CudaMemory::new(first, 1 << 20).unwrap();
+    let raw = Raw::new(first, 1 << 20, false);
+    let pooled = Pooled::new(first, 1 << 20);
+    for address in [own.as_ptr() as u64, raw.0, pooled.start] {
+        assert_eq!(Reach::of_gpu(first, first, address), Some(Reach::Kernel), "{address:#x}");
+    }
+    if let Some(second) = devices.get(1) {
+        let reach = if second.reaches(first) { Reach::Kernel } else { Reach::Driver };
+        assert_eq!(Reach::of_gpu(second, first, raw.0), Some(reach));
+        if reach == Reach::Kernel {
+            assert_eq!(Reach::of_gpu(second, first, own.as_ptr() as u64), Some(reach));
+            assert_eq!(Reach::of_gpu(second, first, pooled.start), None, "nobody has let it");
+            pooled.admit(second);
+            assert_eq!(Reach::of_gpu(second, first, pooled.start), Some(reach));
+        }
+    }
+    let pinned = PinnedBuffer::new(first, 1 << 20).unwrap();
+    let start = pinned.as_ptr() as u64;
+    assert_eq!(Reach::of_host(start, 1 << 20), Reach::Kernel);
+    assert_eq!(Reach::of_host(start + 4096, 100), Reach::Kernel);
+    assert_eq!(Reach::of_host(start, (1 << 20) + 1), Reach::Driver, "not all of it is locked");
+    let plain = vec![0_u8; 1 << 20];
+    assert_eq!(Reach::of_host(plain.as_ptr() as u64, 1 << 20), Reach::Driver);
+}
+
 #[test]
 fn exports_show_no_neighbours() {
     for device in devices().into_iter().take(1).filter(Device::has_dma_buf) {
@@ -168,5 +236,32 @@ fn regions_copy_by_cuda() {
         let mut back = [0; 7];
         region.copy_out(1000, &mut back).unwrap();
         assert_eq!(&back, b"by CUDA");
+    }
+}
+
+/// Freeing waits for the GPU, and the GPU here for a word that is stored after.
+#[test]
+fn who_drops_memory_does_not_wait_for_the_gpu() {
+    for device in devices().into_iter().take(1) {
+        let word = CudaWord::new(&device).unwrap();
+        let dropped = (
+            CudaMemory::new(&device, 1 << 20).unwrap(),
+            PinnedBuffer::new(&device, 1 << 20).unwrap(),
+            CudaWord::new(&device).unwrap(),
+        );
+        let raw = Raw::new(&device, 1, false);
+        let mut stream = std::ptr::null_mut();
+        let flags = sys::CUstream_flags::CU_STREAM_NON_BLOCKING as u32;
+        // SAFETY: the context is current; it writes one handle.
+        let code = unsafe { sys::cuStreamCreate(&raw mut stream, flags) };
+        assert_eq!(code, sys::CUresult::CUDA_SUCCESS);
+        // SAFETY: stream and word stay until the stream has been waited for.
+        unsafe { word.wait_on(stream.cast(), 1) }.unwrap();
+        drop(dropped);
+        word.atomic().store(1, Ordering::Release);
+        // SAFETY: a living stream, destroyed once.
+        let codes = unsafe { [sys::cuStreamSynchronize(stream), sys::cuStreamDestroy_v2(stream)] };
+        assert_eq!(codes, [sys::CUresult::CUDA_SUCCESS; 2]);
+        drop(raw);
     }
 }

@@ -60,6 +60,7 @@ impl LoopbackEndpoint {
             model.abort(slot, |id| self.ended.request(id, Err(status(ErrorKind::PeerDied))));
         }
         self.outlets.remove(slot, &mut self.ended);
+        self.gpus.stop(slot, ErrorKind::PeerDied, &mut self.ended);
         if let Some(Some(peer)) = self.peers.get_mut(slot.0 as usize) {
             peer.outbound = None;
             peer.last_words().for_each(|event| self.ended.event(event));

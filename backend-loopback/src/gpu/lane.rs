@@ -7,9 +7,9 @@ use cuda::{Mover, Reach};
 use transport_core::spi::{PeerSlot, WorkRequest};
 use transport_core::{ErrorKind, Result};
 
+use super::late::Late;
 use crate::ended::Ended;
 use crate::remote::Import;
-use crate::runner::send_imm;
 use crate::status::status;
 
 /// A batch waits for so many bytes for each that is on its way, up to [`MANY`]: every launch keeps the line idle for
@@ -42,11 +42,11 @@ pub(crate) struct GpuLane {
 /// What ends together.
 #[derive(Default)]
 struct Batch {
-    spans: VecDeque<Span>,
+    spans: Vec<Span>,
     /// The regions it touches, whose leases it has taken.
     entered: Vec<Arc<Import>>,
-    /// Became of it, once that is known.
-    outcome: Option<Result<(), ErrorKind>>,
+    /// Why it was not launched.
+    refused: Option<ErrorKind>,
 }
 
 /// Requests with consecutive ids to one region; with an imm, one.
@@ -76,12 +76,6 @@ impl GpuLane {
     /// Its GPU, as CUDA counts.
     pub(crate) fn ordinal(&self) -> u32 {
         self.mover.device().ordinal()
-    }
-
-    /// How it reaches memory of another GPU.
-    pub(crate) fn reach(&self, other: u32) -> Result<Reach, ErrorKind> {
-        let other = cuda::Device::open(other).map_err(|why| why.kind())?;
-        Ok(if self.mover.device().reaches(&other) { Reach::Kernel } else { Reach::Driver })
     }
 
     /// Requests that have not ended.
@@ -153,7 +147,7 @@ impl GpuLane {
     #[inline]
     pub(crate) fn follow(&mut self, first: u64, count: u32) {
         let import = self.open.entered.len().wrapping_sub(1);
-        if let Some(last) = self.open.spans.back_mut()
+        if let Some(last) = self.open.spans.last_mut()
             && last.first.wrapping_add(u64::from(last.count)) == first
             && last.import == import
             && last.imm.is_none()
@@ -168,25 +162,25 @@ impl GpuLane {
 
     fn span(&mut self, first: u64, count: u32, imm: Option<u32>) {
         let import = self.open.entered.len() - 1;
-        self.open.spans.push_back(Span { first, count, imm, import });
+        self.open.spans.push(Span { first, count, imm, import });
         self.requests += count as usize;
         self.fresh = true;
     }
 
     /// Starts the open batch, if that is worthwhile by now.
     #[inline]
-    pub(crate) fn launch_if_due(&mut self, ended: &mut Ended) {
+    pub(crate) fn launch_if_due(&mut self, late: &mut Late, ended: &mut Ended) {
         let worthwhile = match self.mover.flying() as u64 {
             0 => 1,
             _ if self.mover.is_growing() => WORTHWHILE_WHOLE,
             flying => WORTHWHILE * flying.min(if self.within { MANY_WITHIN } else { MANY }),
         };
         if self.mover.waiting() >= worthwhile || self.room() == 0 {
-            self.launch(ended);
+            self.launch(late, ended);
         }
     }
 
-    fn launch(&mut self, ended: &mut Ended) {
+    fn launch(&mut self, late: &mut Late, ended: &mut Ended) {
         if self.open.spans.is_empty() || !self.mover.may_launch() {
             return;
         }
@@ -194,47 +188,39 @@ impl GpuLane {
         match self.mover.launch() {
             Ok(()) => {}
             // Those before it are on their way, and end first.
-            Err(why) => batch.outcome = Some(Err(self.lose(&why))),
+            Err(why) => batch.refused = Some(self.lose(&why)),
         }
         self.flying.push_back(batch);
-        let _ = self.finish(ended);
+        self.finish(late, ended);
     }
 
-    /// Files what has landed, and starts what nothing joined since the last look. The peer whose lane has no
-    /// room for an imm.
+    /// Files what has landed, and starts what nothing joined since the last look.
     #[inline]
-    pub(crate) fn advance(&mut self, ended: &mut Ended) -> Option<PeerSlot> {
+    pub(crate) fn advance(&mut self, late: &mut Late, ended: &mut Ended) {
         if self.requests == 0 {
-            return None;
+            return;
         }
-        let starved = self.finish(ended);
+        self.finish(late, ended);
         if !std::mem::take(&mut self.fresh) {
-            self.launch(ended);
+            self.launch(late, ended);
         }
-        starved
     }
 
     /// Files the ends of what has landed.
-    fn finish(&mut self, ended: &mut Ended) -> Option<PeerSlot> {
-        while let Some(batch) = self.flying.front_mut() {
-            let outcome = match batch.outcome {
-                Some(outcome) => outcome,
-                None => match self.mover.landed()? {
-                    Ok(()) => Ok(()),
-                    Err(why) => Err(self.lose(&why)),
-                },
+    fn finish(&mut self, late: &mut Late, ended: &mut Ended) {
+        while let Some(batch) = self.flying.front() {
+            let outcome = match (batch.refused, self.mover.landed()) {
+                (Some(kind), _) => Err(kind),
+                (None, None) => return,
+                (None, Some(Ok(()))) => Ok(()),
+                (None, Some(Err(why))) => Err(self.lose(&why)),
             };
-            let batch = self.flying.front_mut()?;
-            batch.outcome = Some(outcome);
-            if let Some(starved) = batch.tell(outcome, ended, &mut self.requests) {
-                return Some(starved);
-            }
             if let Some(mut batch) = self.flying.pop_front() {
+                self.requests -= batch.tell(outcome, late, ended);
                 batch.leave();
                 self.spare.push(batch);
             }
         }
-        None
     }
 
     #[cold]
@@ -248,36 +234,26 @@ impl GpuLane {
 }
 
 impl Batch {
-    /// Ends its requests, in order. The peer whose lane has no room for an imm: the rest waits.
-    fn tell(
-        &mut self,
-        outcome: Result<(), ErrorKind>,
-        ended: &mut Ended,
-        requests: &mut usize,
-    ) -> Option<PeerSlot> {
-        while let Some(span) = self.spans.front() {
-            let target = &self.entered[span.import].target;
-            let outcome = match (outcome, span.imm) {
-                (Ok(()), Some(_)) if !target.is_alive() => Err(ErrorKind::PeerDied),
-                (Ok(()), Some(imm)) if !send_imm(target, imm) => return Some(target.peer),
-                (outcome, _) => outcome,
-            };
-            match outcome {
-                Ok(()) => ended.done(span.first, span.count),
-                Err(kind) => {
+    /// Ends its requests, save those whose imms come late. How many it had.
+    fn tell(&mut self, outcome: Result<(), ErrorKind>, late: &mut Late, ended: &mut Ended) -> usize {
+        let mut requests = 0;
+        for span in self.spans.drain(..) {
+            requests += span.count as usize;
+            match (outcome, span.imm) {
+                (Ok(()), None) => ended.done(span.first, span.count),
+                (Ok(()), Some(imm)) => late.send(&self.entered[span.import].target, span.first, imm, ended),
+                (Err(kind), _) => {
                     let ids = (0..u64::from(span.count)).map(|at| span.first.wrapping_add(at));
                     ids.for_each(|id| ended.request(id, Err(status(kind))));
                 }
             }
-            *requests -= span.count as usize;
-            self.spans.pop_front();
         }
-        None
+        requests
     }
 
     fn leave(&mut self) {
         self.entered.drain(..).for_each(|import| import.leave());
-        self.outcome = None;
+        self.refused = None;
     }
 }
 

@@ -28,6 +28,7 @@ pub struct Mover<'a> {
     read: ReadOptions,
     compare: bool,
     per_pass: usize,
+    looks: bool,
     window: Vec<Option<(Op, Option<Instant>)>>,
     operations: u64,
 }
@@ -66,6 +67,7 @@ impl<'a> Mover<'a> {
             read,
             compare: false,
             per_pass: load.operations(),
+            looks: load.is_on_gpu(),
             window: (0..load.inflight).map(|_| None).collect(),
             operations: 0,
         }
@@ -97,12 +99,10 @@ impl<'a> Mover<'a> {
     fn one_by_one(&self, passes: u64, sampler: &mut Sampler) -> Done {
         for _ in 0..passes {
             for place in 0..self.per_pass {
-                if sampler.due() {
-                    let begun = Instant::now();
-                    self.post(place)?.wait(LIMIT)?;
+                let begun = sampler.due().then(Instant::now);
+                self.end(self.post(place)?)?;
+                if let Some(begun) = begun {
                     sampler.record(begun.elapsed());
-                } else {
-                    self.post(place)?.wait(LIMIT)?;
                 }
             }
         }
@@ -123,6 +123,22 @@ impl<'a> Mover<'a> {
             finish(&mut self.window[at], sampler)?;
             at = if at + 1 == self.window.len() { 0 } else { at + 1 };
         }
+        Ok(())
+    }
+
+    /// Waits for an operation; on GPUs without sleeping, as `cuStreamSynchronize` does in the limit's copies.
+    #[inline]
+    fn end(&self, mut op: Op) -> Done {
+        if self.looks {
+            let begun = Instant::now();
+            while begun.elapsed() < LIMIT {
+                if let Some(result) = op.try_result() {
+                    return result.map(drop).map_err(Failure::from);
+                }
+                std::hint::spin_loop();
+            }
+        }
+        op.wait(LIMIT)?;
         Ok(())
     }
 

@@ -1,0 +1,152 @@
+//! The way of requests between two regions: which GPU copies, and how it reaches both.
+
+use std::collections::HashMap;
+
+use cuda::{Device, Reach};
+use transport_core::spi::{Piece, WorkKind, WorkRequest};
+use transport_core::{ErrorKind, MemoryKind, Result};
+
+use super::GpuSide;
+use crate::region::{Local, Regions};
+use crate::remote::{Import, Place};
+
+/// Ways that are remembered: pairs of regions between which requests alternate.
+const MOST: usize = 4096;
+
+/// One end of a request.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Side {
+    Gpu { ordinal: u32, start: u64 },
+    Host(Reach),
+}
+
+/// Who copies between two regions.
+pub(super) struct Route {
+    /// The GPU that does.
+    pub(super) ordinal: u32,
+    way: Way,
+}
+
+/// The same, with the GPU's lane.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Way {
+    rkey: u64,
+    lkey: u64,
+    kind: WorkKind,
+    pub(super) lane: usize,
+    pub(super) reach: Reach,
+    /// Both regions are the lane's GPU's.
+    pub(super) within: bool,
+    /// Address and length of the peer's region.
+    base: u64,
+    len: u64,
+}
+
+/// Ways that were found. Keys are used once, so that none goes out of date.
+#[derive(Default)]
+pub(super) struct Ways(HashMap<(u64, u64, bool), Way>);
+
+impl Ways {
+    pub(super) fn find(&self, request: &WorkRequest) -> Option<Way> {
+        self.0.get(&(request.rkey, request.lkey, request.kind == WorkKind::Read)).copied()
+    }
+
+    pub(super) fn keep(&mut self, way: Way) {
+        if self.0.len() == MOST {
+            self.0.clear();
+        }
+        self.0.insert((way.rkey, way.lkey, way.kind == WorkKind::Read), way);
+    }
+}
+
+impl Route {
+    /// Finds who copies between a request's regions: the GPU of the side that is preferred, or the other's
+    /// where that one has no leave to use both.
+    pub(super) fn find(
+        preferred: GpuSide,
+        regions: &Regions,
+        import: &Import,
+        request: &WorkRequest,
+    ) -> Result<Self, ErrorKind> {
+        let (base, there) = match import.place {
+            Place::Gpu { base, ordinal } => (base, Side::Gpu { ordinal, start: base }),
+            Place::Here(start) => {
+                let base = start.as_ptr() as u64;
+                (base, Side::Host(Reach::of_host(base, import.len)))
+            }
+            // Neither the kernel's way to another process's memory nor a stage ends on a GPU.
+            _ => return Err(ErrorKind::Unsupported),
+        };
+        let here = match regions.local(request.lkey).ok_or(ErrorKind::InvalidRequest)? {
+            Local { kind: MemoryKind::Cuda { device }, start, .. } => Side::Gpu { ordinal: device, start },
+            Local { start, memory, .. } => Side::Host(Reach::of_host(start, memory.len() as u64)),
+        };
+        let (from, to) = if request.kind == WorkKind::Read { (there, here) } else { (here, there) };
+        let sides = match preferred {
+            GpuSide::Receiver => [(to, from), (from, to)],
+            GpuSide::Sender => [(from, to), (to, from)],
+        };
+        let &WorkRequest { rkey, lkey, kind, .. } = request;
+        for (side, other) in sides {
+            let Side::Gpu { ordinal, start } = side else { continue };
+            let Some(reach) = reach(ordinal, start, other)? else { continue };
+            let within = matches!(other, Side::Gpu { ordinal: its, .. } if its == ordinal);
+            let way = Way { rkey, lkey, kind, lane: 0, reach, within, base, len: import.len };
+            return Ok(Self { ordinal, way });
+        }
+        tracing::error!(
+            ?from,
+            ?to,
+            "loopback: no GPU has leave to use both regions: give it by cuMemSetAccess or cuMemPoolSetAccess"
+        );
+        Err(ErrorKind::Unsupported)
+    }
+
+    /// The way by that lane.
+    pub(super) fn by(self, lane: usize) -> Way {
+        Way { lane, ..self.way }
+    }
+}
+
+/// How the GPU `ordinal`, whose memory one end at `start` is, reaches both ends; `None` where it does not.
+fn reach(ordinal: u32, start: u64, other: Side) -> Result<Option<Reach>, ErrorKind> {
+    let open = |ordinal| Device::open(ordinal).map_err(|why: transport_core::Error| why.kind());
+    let device = open(ordinal)?;
+    if Reach::of_gpu(&device, &device, start).is_none() {
+        return Ok(None);
+    }
+    Ok(match other {
+        Side::Host(reach) => Some(reach),
+        Side::Gpu { ordinal, start } => Reach::of_gpu(&device, &open(ordinal)?, start),
+    })
+}
+
+impl Way {
+    /// Whether a request goes that way.
+    #[inline]
+    pub(super) fn is_of(&self, request: &WorkRequest) -> bool {
+        (self.rkey, self.lkey, self.kind) == (request.rkey, request.lkey, request.kind)
+    }
+
+    /// Whether an import is the peer's region of it.
+    #[inline]
+    pub(super) fn leads_to(&self, import: &Import) -> bool {
+        self.rkey == import.rkey
+    }
+
+    /// Whether the peer's region has a piece that is not empty.
+    #[inline(always)]
+    pub(super) fn holds(&self, piece: &Piece) -> bool {
+        piece.len > 0 && piece.remote <= self.len && piece.len <= self.len - piece.remote
+    }
+
+    /// Where a piece goes, where it comes from, and its bytes.
+    #[inline(always)]
+    pub(super) fn ends(&self, piece: &Piece) -> (u64, u64, u64) {
+        let (local, remote) = (piece.local as u64, self.base + piece.remote);
+        match self.kind {
+            WorkKind::Read => (local, remote, piece.len),
+            _ => (remote, local, piece.len),
+        }
+    }
+}
