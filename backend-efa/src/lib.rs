@@ -15,6 +15,7 @@ mod context;
 mod domain;
 mod ending;
 mod endpoint;
+mod hmem;
 mod lane;
 mod library;
 mod moving;

@@ -8,6 +8,7 @@ use libfabric_sys as sys;
 use libfabric_sys::{Library, LoadError};
 use transport_core::{Error, ErrorKind, Result};
 
+use crate::hmem;
 use crate::status::refused;
 
 /// The environment variable that names another library than [`USUAL`].
@@ -137,6 +138,11 @@ impl Info {
         self.fabric_name() == DIRECT
     }
 
+    /// Whether it takes memory of GPUs.
+    pub(crate) fn has_gpus(&self) -> bool {
+        self.get().caps & sys::FI_HMEM != 0
+    }
+
     /// Bytes of a packet, where a card tells.
     pub(crate) fn mtu(&self) -> Option<u64> {
         // SAFETY: as above.
@@ -173,7 +179,23 @@ pub(crate) fn is_of_cards(provider: &str) -> bool {
 
 /// What `provider` offers for reliable datagrams with remote writes; of one local address
 /// if `node` says so.
+///
+/// Cards that take memory of GPUs are opened so; libfabric then has its part of CUDA at work.
 pub(crate) fn offers(provider: &str, node: Option<&str>) -> Result<Vec<Info>> {
+    /// Whether libfabric knows GPU memory is settled at its first use.
+    static HAS_GPUS: OnceLock<bool> = OnceLock::new();
+    let may_be = is_of_cards(provider) && hmem::may_be(library()?.version());
+    if may_be && *HAS_GPUS.get().unwrap_or(&true) {
+        // What else is wrong is said by the answer without.
+        let found = offers_with(provider, node, true).unwrap_or_default();
+        if *HAS_GPUS.get_or_init(|| !found.is_empty()) {
+            return Ok(found);
+        }
+    }
+    offers_with(provider, node, false)
+}
+
+fn offers_with(provider: &str, node: Option<&str>, gpus: bool) -> Result<Vec<Info>> {
     let library = library()?;
     if provider == "shm" && node.is_some() {
         // It would be the name of the shared memory, the same for every process.
@@ -203,6 +225,10 @@ pub(crate) fn offers(provider: &str, node: Option<&str>) -> Result<Vec<Info>> {
         let domain = &mut *hints.domain_attr;
         domain.mr_mode =
             (sys::FI_MR_LOCAL | sys::FI_MR_VIRT_ADDR | sys::FI_MR_ALLOCATED | sys::FI_MR_PROV_KEY) as i32;
+        if gpus {
+            hints.caps |= sys::FI_HMEM;
+            domain.mr_mode |= sys::FI_MR_HMEM as i32;
+        }
         // The control thread inserts addresses and registers while the worker posts.
         domain.threading = sys::FI_THREAD_SAFE;
         domain.av_type = sys::FI_AV_TABLE;

@@ -5,8 +5,10 @@ use std::task::Poll;
 
 use libfabric_sys as sys;
 use transport_core::spi::{KeyMaterial, MemoryRegion, RemoteMemory};
-use transport_core::{Access, Error, ErrorKind, Memory, MemoryKind, Result};
+use transport_core::{Access, Error, ErrorKind, Memory, Result};
 
+use crate::hmem::Place;
+use crate::library::library;
 use crate::objects::{Device, Fid};
 
 /// Keys that are tried before giving up, where the application chooses them.
@@ -27,21 +29,17 @@ impl Registered {
     /// # Safety
     /// As `Domain::register`.
     pub(crate) unsafe fn new(device: &Arc<Device>, memory: Arc<dyn Memory>, access: Access) -> Result<Self> {
-        if memory.kind() != MemoryKind::Host {
-            let context = "this build of efa registers host memory only: register host memory";
-            return Err(Error::new(ErrorKind::Unsupported, "register", context));
-        }
         let (start, len) = (memory.as_ptr(), memory.len());
-        let iovec = sys::iovec { iov_base: start.cast(), iov_len: len };
+        let place = Place::of(&*memory, library()?.version(), device.info.has_gpus())?;
         let mr = if device.info.memory_mode(sys::FI_MR_PROV_KEY) {
             // SAFETY: by the caller.
-            unsafe { register(device, &iovec, access, 0) }
+            unsafe { register(device, &place, access, 0) }
         } else {
             let mut tries = 0;
             loop {
                 tries += 1;
                 // SAFETY: by the caller.
-                match unsafe { register(device, &iovec, access, random_key(device)?) } {
+                match unsafe { register(device, &place, access, random_key(device)?) } {
                     // A key of that number is in use.
                     Err(error) if error.kind() == ErrorKind::Io && tries < TRIES => {}
                     done => break done,
@@ -82,12 +80,7 @@ pub(crate) fn random(operation: &'static str) -> Result<u64> {
 
 /// # Safety
 /// As `Domain::register`.
-unsafe fn register(
-    device: &Device,
-    iovec: &sys::iovec,
-    access: Access,
-    key: u64,
-) -> Result<Fid<sys::fid_mr>> {
+unsafe fn register(device: &Device, place: &Place, access: Access, key: u64) -> Result<Fid<sys::fid_mr>> {
     let mut rights = sys::FI_SEND | sys::FI_RECV | sys::FI_READ | sys::FI_WRITE;
     if access.contains(Access::REMOTE_WRITE) {
         rights |= sys::FI_REMOTE_WRITE;
@@ -95,13 +88,15 @@ unsafe fn register(
     if access.contains(Access::REMOTE_READ) {
         rights |= sys::FI_REMOTE_READ;
     }
-    let what = format!("to register {} bytes", iovec.iov_len);
-    // SAFETY: zero asks for nothing in particular; the memory is the caller's promise.
+    // SAFETY: zero asks for nothing in particular; the memory is the caller's promise, and `place` lives.
     unsafe {
-        let mut attr: sys::fi_mr_attr = std::mem::zeroed();
-        (attr.mr_iov, attr.iov_count) = (iovec, 1);
-        (attr.access, attr.requested_key) = (rights.into(), key);
-        Fid::open("register", &what, |mr| sys::fi_mr_regattr(device.domain.as_ptr(), &raw const attr, 0, mr))
+        let mut attr: sys::fi_mr_attr_1_20 = std::mem::zeroed();
+        let flags = place.tell(&mut attr);
+        (attr.known.access, attr.known.requested_key) = (rights.into(), key);
+        let attr = (&raw const attr).cast();
+        Fid::open("register", &place.words(), |mr| {
+            sys::fi_mr_regattr(device.domain.as_ptr(), attr, flags, mr)
+        })
     }
 }
 

@@ -57,6 +57,8 @@ mod tables;
 mod visible;
 mod word;
 
+/// The crate whose slices [`CudaMemory::of_slice`] takes.
+pub use cudarc;
 pub use device::{Device, Uuid, WritesOrdering};
 pub use memory::CudaMemory;
 pub use mover::Mover;

@@ -4,6 +4,7 @@ use std::any::Any;
 use std::sync::Arc;
 
 use cudarc::driver::sys::{self, CUdeviceptr};
+use cudarc::driver::{CudaSlice, DevicePtr};
 use topology::Address;
 use transport_core::{DmaBuf, Error, ErrorKind, Memory, MemoryKind, Result};
 
@@ -87,6 +88,26 @@ impl CudaMemory {
             Err(why) => return Err(why),
         }
         Ok(Self { start: address, len, allocation, may_expose: false, _owner: owner, device })
+    }
+
+    /// The bytes of a slice of cudarc's, which it keeps. What was queued for it is waited for, once, here.
+    ///
+    /// # Errors
+    /// `InvalidRequest` for an empty slice, the driver's for what was queued; those of
+    /// [`of_pointer`](Self::of_pointer).
+    pub fn of_slice<T: 'static>(slice: CudaSlice<T>) -> Result<Self> {
+        let len = slice.num_bytes();
+        if len == 0 {
+            return Err(Error::new(ErrorKind::InvalidRequest, "use GPU memory", "an empty slice"));
+        }
+        let stream = Arc::clone(slice.stream());
+        let start = slice.device_ptr(&stream).0;
+        stream.synchronize().map_err(|why| {
+            let why = format!("what was queued for the slice failed: {why}");
+            Error::new(ErrorKind::Io, "use GPU memory", why)
+        })?;
+        // SAFETY: the slice keeps its bytes.
+        unsafe { Self::of_pointer(start, len, Arc::new(slice)) }
     }
 
     /// Lets the DMA-BUF show bytes beside the allocation, where it shares a page of the host with such.

@@ -239,6 +239,21 @@ fn regions_copy_by_cuda() {
     }
 }
 
+#[test]
+fn slices_of_cudarc_are_kept() {
+    for device in devices() {
+        let stream = cudarc::driver::CudaContext::new(device.ordinal() as usize).unwrap().default_stream();
+        let numbers: Vec<u32> = (0..10_000).collect();
+        let memory = CudaMemory::of_slice(stream.clone_htod(&numbers).unwrap()).unwrap();
+        assert_eq!((memory.len(), memory.device().ordinal()), (40_000, device.ordinal()));
+        let mut back = [0; 8];
+        memory.copy_out(39_992, &mut back).unwrap();
+        assert_eq!(back, [9998_u32.to_le_bytes(), 9999_u32.to_le_bytes()].concat()[..]);
+        let empty = CudaMemory::of_slice(stream.null::<u8>().unwrap()).err().unwrap();
+        assert_eq!(empty.kind(), ErrorKind::InvalidRequest);
+    }
+}
+
 /// Freeing waits for the GPU, and the GPU here for a word that is stored after.
 #[test]
 fn who_drops_memory_does_not_wait_for_the_gpu() {

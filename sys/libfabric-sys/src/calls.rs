@@ -73,7 +73,8 @@ inline_call!(/// Opens a counter.
 inline_call!(/// Opens an endpoint.
     fn fi_endpoint(domain: *mut fid_domain, info: *mut fi_info, ep: *mut *mut fid_ep, context: *mut c_void)
         -> c_int = [ops] endpoint(domain, info, ep, context));
-inline_call!(/// Registers memory as `attr` says.
+inline_call!(/// Registers memory as `attr` says, which is a [`fi_mr_attr_1_20`](crate::fi_mr_attr_1_20) where GPU
+    /// memory (`FI_HMEM`) was asked for from 1.19 on.
     fn fi_mr_regattr(domain: *mut fid_domain, attr: *const fi_mr_attr, flags: u64, mr: *mut *mut fid_mr)
         -> c_int = [mr] regattr(&raw mut (*domain).fid, attr, flags, mr));
 

@@ -3,8 +3,8 @@
 //! - [`Library`]: `libfabric.so.1` opened at run time, with the few functions that it
 //!   exports. One binary runs with 1.17 to 2.x, and starts where there is none.
 //! - Types and constants of 1.17's headers, generated and checked in
-//!   (`ci/bindings/generate`). Fields that later versions appended are not here, and
-//!   structures that the library may make larger are allocated by the library.
+//!   (`ci/bindings/generate`). Of what later versions appended, `newer` has what is
+//!   used; structures that the library may make larger are allocated by the library.
 //! - The calls that the headers define inline, which go through tables in the objects:
 //!   [`fi_writemsg`], [`fi_cq_read`] and so on, by their names in the manual.
 //!
@@ -15,10 +15,13 @@ mod calls;
 #[allow(clippy::all, clippy::undocumented_unsafe_blocks)]
 mod generated;
 mod library;
+#[allow(non_camel_case_types, reason = "named as in C")]
+mod newer;
 
 pub use calls::*;
 pub use generated::*;
 pub use library::{Library, LoadError};
+pub use newer::*;
 
 /// `FI_VERSION(major, minor)` of `rdma/fabric.h`.
 pub const fn version(major: u16, minor: u16) -> u32 {
