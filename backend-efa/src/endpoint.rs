@@ -180,6 +180,7 @@ impl Endpoint for EfaEndpoint {
         {
             let _ = into.push(event);
         }
+        self.shared.device.fences.settle(into);
     }
 
     fn arm(&mut self) -> Armed {

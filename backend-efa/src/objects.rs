@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use libfabric_sys as sys;
 use transport_core::Result;
+use transport_core::spi::Fences;
 
 use crate::library::{Info, library};
 use crate::status::refused;
@@ -87,6 +88,7 @@ pub(crate) struct Device {
     events: Fid<sys::fid_eq>,
     pub(crate) fabric: Fid<sys::fid_fabric>,
     pub(crate) info: Info,
+    pub(crate) fences: Fences,
 }
 
 impl Device {
@@ -108,7 +110,7 @@ impl Device {
             let domain = Fid::open("open", "its domain", |domain| {
                 sys::fi_domain(fabric.as_ptr(), raw, domain, null_mut())
             })?;
-            Ok(Arc::new(Self { domain, events, fabric, info }))
+            Ok(Arc::new(Self { domain, events, fabric, info, fences: Fences::default() }))
         }
     }
 

@@ -29,6 +29,7 @@ impl Registered {
     /// # Safety
     /// As `Domain::register`.
     pub(crate) unsafe fn new(device: &Arc<Device>, memory: Arc<dyn Memory>, access: Access) -> Result<Self> {
+        device.fences.add(&*memory)?;
         let (start, len) = (memory.as_ptr(), memory.len());
         let place = Place::of(&*memory, library()?.version(), device.info.has_gpus())?;
         let mr = if device.info.memory_mode(sys::FI_MR_PROV_KEY) {

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use rdma_sys as ib;
+use transport_core::spi::Fences;
 use transport_core::{Error, ErrorKind, Result};
 
 use crate::library::library;
@@ -50,6 +51,7 @@ pub(crate) struct Device {
     pub(crate) name: String,
     /// Some registered memory is not the host's.
     has_foreign_memory: AtomicBool,
+    pub(crate) fences: Fences,
 }
 
 impl Device {
@@ -73,7 +75,14 @@ impl Device {
         // SAFETY: the device is open.
         let pd = Object::of(unsafe { library.alloc_pd(context.as_ptr()) }, "open")?;
         let has_foreign_memory = AtomicBool::new(false);
-        Ok(Arc::new(Self { pd, context, limits, name: wanted.to_owned(), has_foreign_memory }))
+        Ok(Arc::new(Self {
+            pd,
+            context,
+            limits,
+            name: wanted.to_owned(),
+            has_foreign_memory,
+            fences: Fences::default(),
+        }))
     }
 
     /// Whether any memory was ever registered that the processor cannot read.

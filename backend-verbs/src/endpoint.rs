@@ -221,6 +221,7 @@ impl Endpoint for VerbsEndpoint {
         {
             let _ = into.push(event);
         }
+        self.shared.card.device.fences.settle(into);
     }
 
     fn arm(&mut self) -> Armed {

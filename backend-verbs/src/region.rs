@@ -43,6 +43,7 @@ impl Registered {
         if access.contains(Access::REMOTE_READ) {
             rights |= ib::IBV_ACCESS_REMOTE_READ;
         }
+        device.fences.add(&*memory)?;
         // SAFETY: by the caller.
         let mr = unsafe {
             match memory.kind() {

@@ -43,18 +43,6 @@ unsafe impl Send for Inner {}
 // SAFETY: as above; what changes in it is atomic.
 unsafe impl Sync for Inner {}
 
-/// From whom writes of cards into GPU memory are seen in order, without a flush
-/// (`CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WRITES_ORDERING`).
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub enum WritesOrdering {
-    /// By nobody: who reads has to flush first.
-    None,
-    /// By the GPU that owns the memory.
-    Owner,
-    /// By every GPU.
-    AllDevices,
-}
-
 impl Device {
     /// All GPUs that this process may use (`CUDA_VISIBLE_DEVICES`).
     ///
@@ -167,15 +155,6 @@ impl Device {
     /// Whether cards can reach its memory at all.
     pub fn has_rdma(&self) -> bool {
         self.attribute(Attribute::CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_SUPPORTED) == 1
-    }
-
-    /// Who sees writes of cards in order.
-    pub fn writes_ordering(&self) -> WritesOrdering {
-        match self.attribute(Attribute::CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WRITES_ORDERING) {
-            ..100 => WritesOrdering::None,
-            100..200 => WritesOrdering::Owner,
-            200.. => WritesOrdering::AllDevices,
-        }
     }
 
     /// Whether it reaches the memory of `other` itself, by NVLink or PCIe; from now on it may.

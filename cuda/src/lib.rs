@@ -34,7 +34,8 @@
 //!
 //! What is behind the names: `driver` loads the library and maps its statuses, `attributes` asks
 //! what an address is, `reach` who gets there, `visible` what GPUs there are, `context` where work is done; `block` is memory by
-//! handle, `dma_buf` exports for cards; `stream` queues work, `kernel` is `kernels/pages.cu`, `tables` what it
+//! handle, `dma_buf` exports for cards, `ordering` is when GPUs see what those
+//! write; `stream` queues work, `kernel` is `kernels/pages.cu`, `tables` what it
 //! reads; `reaper` gives memory back.
 
 mod attributes;
@@ -46,6 +47,7 @@ mod driver;
 mod kernel;
 mod memory;
 mod mover;
+mod ordering;
 mod page_lock;
 mod pinned;
 mod plain;
@@ -59,9 +61,10 @@ mod word;
 
 /// The crate whose slices [`CudaMemory::of_slice`] takes.
 pub use cudarc;
-pub use device::{Device, Uuid, WritesOrdering};
+pub use device::{Device, Uuid};
 pub use memory::CudaMemory;
 pub use mover::Mover;
+pub use ordering::WritesOrdering;
 pub use page_lock::PageLock;
 pub use pinned::PinnedBuffer;
 pub use plain::{End, PlainCopy};

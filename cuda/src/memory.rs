@@ -6,14 +6,14 @@ use std::sync::Arc;
 use cudarc::driver::sys::{self, CUdeviceptr};
 use cudarc::driver::{CudaSlice, DevicePtr};
 use topology::Address;
-use transport_core::{DmaBuf, Error, ErrorKind, Memory, MemoryKind, Result};
+use transport_core::{DmaBuf, Error, ErrorKind, Fence, Memory, MemoryKind, Result};
 
-use crate::Device;
 use crate::attributes::{Allocation, allocation, synchronise};
 use crate::block::Block;
 use crate::dma_buf::export;
 use crate::driver::{check, start};
 use crate::reaper::settle;
+use crate::{Device, WritesOrdering};
 
 /// Bytes on a GPU, for [`Fabric::register`](transport_core::Fabric::register).
 ///
@@ -171,6 +171,18 @@ unsafe impl Memory for CudaMemory {
         }
         let exported = || export(&self.allocation, self.start, self.len, self.may_expose);
         self.device.within("export GPU memory", exported).map(Some)
+    }
+
+    fn fence(&self) -> Result<Option<Arc<dyn Fence>>> {
+        if self.device.writes_ordering() > WritesOrdering::None {
+            return Ok(None);
+        }
+        if !self.device.can_flush_writes() {
+            let why = "the GPU does not order what cards write, and flushes it by no call (CUDA driver API, \
+                       CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_FLUSH_WRITES_OPTIONS): register host memory";
+            return Err(Error::new(ErrorKind::Unsupported, "register", why));
+        }
+        Ok(Some(Arc::new(self.device.clone())))
     }
 
     fn store(&self, at: usize, bytes: &[u8]) -> Option<Result<()>> {

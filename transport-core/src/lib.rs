@@ -122,7 +122,7 @@ pub use group::{Barrier, PeerGroup, ScatterPart};
 pub use imm::{Arrivals, AtEnd, Expect, ImmCounter, Mirror, NextArrivals};
 #[cfg(unix)]
 pub use memory::DmaBuf;
-pub use memory::{Access, Locality, Memory, MemoryKind};
+pub use memory::{Access, Fence, Locality, Memory, MemoryKind};
 pub use observe::{Dump, Recording};
 pub use op::{Cancel, Op, OpId, Outcome, wait};
 pub use options::{ImmMode, ReadOptions, SendOptions, WriteOptions, imm_count};

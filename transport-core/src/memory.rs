@@ -2,6 +2,7 @@
 
 #[cfg(unix)]
 use std::os::fd::{BorrowedFd, OwnedFd};
+use std::sync::Arc;
 
 use crate::Result;
 
@@ -92,6 +93,16 @@ pub unsafe trait Memory: Send + Sync {
         Ok(None)
     }
 
+    /// What has to be done before bytes that a card has written are there for those who read them where they lie;
+    /// `None` where nothing has. It is asked for at registrations with cards, and is the same for all memory of
+    /// one [`kind`](Memory::kind).
+    ///
+    /// # Errors
+    /// The reason why it cannot be done although it has to: the registration fails with it.
+    fn fence(&self) -> Result<Option<Arc<dyn Fence>>> {
+        Ok(None)
+    }
+
     /// Copies bytes in from byte `at` on, for memory that the processor cannot follow the address of;
     /// `None` where it can. The range was checked.
     fn store(&self, at: usize, bytes: &[u8]) -> Option<Result<()>> {
@@ -104,6 +115,12 @@ pub unsafe trait Memory: Send + Sync {
         let _ = (at, into);
         None
     }
+}
+
+/// A flush of what cards have written.
+pub trait Fence: Send + Sync {
+    /// Returns once all that cards had written when it was called is there for everyone.
+    fn flush(&self) -> Result<()>;
 }
 
 /// A DMA-BUF, and where in it some memory begins.

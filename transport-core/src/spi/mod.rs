@@ -10,6 +10,7 @@ mod batch;
 mod capabilities;
 mod domain;
 mod endpoint;
+mod fences;
 mod verdicts;
 mod work;
 
@@ -20,5 +21,6 @@ pub use batch::{Batch, Piece};
 pub use capabilities::{AbortScope, Capabilities, DeliveredCost, Operations, Ordering, Progress, Revocation};
 pub use domain::{Connector, Direct, Domain, KeyMaterial, MemoryRegion, RemoteMemory};
 pub use endpoint::{Armed, Endpoint, EndpointConfig, PostResult};
+pub use fences::Fences;
 pub use verdicts::Verdicts;
 pub use work::{Completions, Event, PeerSlot, ReceiveRequest, Status, WorkKind, WorkRequest};
