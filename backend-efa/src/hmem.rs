@@ -44,8 +44,9 @@ impl Place {
         };
         if !has_gpus {
             return refused(
-                "this libfabric offers no GPU memory here (FI_HMEM): cards have it by the libfabric of AWS's EFA \
-                 installer, 1.18 or later, where it finds CUDA; or register host memory",
+                "this libfabric offers no GPU memory here (FI_HMEM), or cards that do not reach it (a warning says \
+                 so): take that of AWS's EFA installer, 1.18 or later, where it finds CUDA, with efa_nv_peermem or \
+                 DMA-BUFs in the kernel; or register host memory",
             );
         }
         let buffer = if version >= DMA_BUFS_SINCE { memory.dma_buf()? } else { None };

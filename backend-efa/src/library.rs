@@ -3,6 +3,7 @@
 use std::ffi::{CStr, c_char};
 use std::ptr::{NonNull, null, null_mut};
 use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 use libfabric_sys as sys;
 use libfabric_sys::{Library, LoadError};
@@ -182,17 +183,22 @@ pub(crate) fn is_of_cards(provider: &str) -> bool {
 ///
 /// Cards that take memory of GPUs are opened so; libfabric then has its part of CUDA at work.
 pub(crate) fn offers(provider: &str, node: Option<&str>) -> Result<Vec<Info>> {
-    /// Whether libfabric knows GPU memory is settled at its first use.
-    static HAS_GPUS: OnceLock<bool> = OnceLock::new();
-    let may_be = is_of_cards(provider) && hmem::may_be(library()?.version());
-    if may_be && *HAS_GPUS.get().unwrap_or(&true) {
+    /// Cards were found without GPU memory, and none with it: by `efa`, by `efa-direct`.
+    static HAVE_NONE: [AtomicBool; 2] = [const { AtomicBool::new(false) }; 2];
+    if !is_of_cards(provider) || !hmem::may_be(library()?.version()) {
+        return offers_with(provider, node, false);
+    }
+    let have_none = &HAVE_NONE[usize::from(provider == DIRECT)];
+    if !have_none.load(Relaxed) {
         // What else is wrong is said by the answer without.
         let found = offers_with(provider, node, true).unwrap_or_default();
-        if *HAS_GPUS.get_or_init(|| !found.is_empty()) {
+        if !found.is_empty() {
             return Ok(found);
         }
     }
-    offers_with(provider, node, false)
+    let found = offers_with(provider, node, false)?;
+    have_none.fetch_or(!found.is_empty(), Relaxed);
+    Ok(found)
 }
 
 fn offers_with(provider: &str, node: Option<&str>, gpus: bool) -> Result<Vec<Info>> {

@@ -3,6 +3,7 @@
 use std::ffi::c_int;
 use std::ptr::{NonNull, null_mut};
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 
 use libfabric_sys as sys;
 use transport_core::Result;
@@ -89,6 +90,8 @@ pub(crate) struct Device {
     pub(crate) fabric: Fid<sys::fid_fabric>,
     pub(crate) info: Info,
     pub(crate) fences: Fences,
+    /// It takes memory of GPUs, and reaches it by itself.
+    pub(crate) has_gpus: AtomicBool,
 }
 
 impl Device {
@@ -110,7 +113,8 @@ impl Device {
             let domain = Fid::open("open", "its domain", |domain| {
                 sys::fi_domain(fabric.as_ptr(), raw, domain, null_mut())
             })?;
-            Ok(Arc::new(Self { domain, events, fabric, info, fences: Fences::default() }))
+            let has_gpus = AtomicBool::new(info.has_gpus());
+            Ok(Arc::new(Self { domain, events, fabric, info, fences: Fences::default(), has_gpus }))
         }
     }
 

@@ -55,7 +55,7 @@ impl Queues {
                 let kinds = u64::from(sys::FI_REMOTE_WRITE | sys::FI_REMOTE_READ);
                 check("a counter for its endpoint", bind(visits.fid(), kinds))?;
             }
-            settings::apply(ep.as_ptr(), &device.info);
+            settings::apply(ep.as_ptr(), device);
             check("to enable its endpoint", sys::fi_enable(ep.as_ptr()))?;
             ep
         };

@@ -1,5 +1,6 @@
 //! Registered memory, and that of peers.
 
+use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::task::Poll;
 
@@ -31,7 +32,7 @@ impl Registered {
     pub(crate) unsafe fn new(device: &Arc<Device>, memory: Arc<dyn Memory>, access: Access) -> Result<Self> {
         device.fences.add(&*memory)?;
         let (start, len) = (memory.as_ptr(), memory.len());
-        let place = Place::of(&*memory, library()?.version(), device.info.has_gpus())?;
+        let place = Place::of(&*memory, library()?.version(), device.has_gpus.load(Relaxed))?;
         let mr = if device.info.memory_mode(sys::FI_MR_PROV_KEY) {
             // SAFETY: by the caller.
             unsafe { register(device, &place, access, 0) }

@@ -1,10 +1,12 @@
 //! Settings of EFA's endpoints, each with its reason.
 
 use std::ffi::c_int;
+use std::sync::atomic::Ordering;
 
 use libfabric_sys as sys;
 
 use crate::library::{Info, library};
+use crate::objects::Device;
 
 /// An option that is a C `bool`, and the library from which on it exists.
 struct Setting {
@@ -17,7 +19,8 @@ struct Setting {
 /// For every endpoint of a card, before it is enabled (fi_endpoint(3)).
 const OF_CARDS: [Setting; 2] = [
     // We move GPU memory by registrations alone. With its own calls of CUDA the provider may
-    // deadlock with the user's streams.
+    // deadlock with the user's streams. Where it cannot do without (no peer to peer), it would also
+    // take memory that no card reaches, and stage it: it is given none then.
     Setting {
         name: "FI_OPT_CUDA_API_PERMITTED",
         option: sys::FI_OPT_CUDA_API_PERMITTED,
@@ -60,8 +63,8 @@ pub(crate) fn emulates_writes(ep: *mut sys::fid_ep, info: &Info) -> bool {
 ///
 /// # Safety
 /// The endpoint is open and not enabled.
-pub(crate) unsafe fn apply(ep: *mut sys::fid_ep, info: &Info) {
-    if info.card().is_none() {
+pub(crate) unsafe fn apply(ep: *mut sys::fid_ep, device: &Device) {
+    if device.info.card().is_none() {
         return;
     }
     let Ok(library) = library() else { return };
@@ -74,6 +77,9 @@ pub(crate) unsafe fn apply(ep: *mut sys::fid_ep, info: &Info) {
         if code != 0 {
             let why = library.strerror(code);
             tracing::warn!(setting.name, setting.value, why, "libfabric does not take a setting");
+            if setting.option == sys::FI_OPT_CUDA_API_PERMITTED {
+                device.has_gpus.store(false, Ordering::Relaxed);
+            }
         }
     }
 }

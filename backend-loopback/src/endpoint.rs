@@ -244,7 +244,7 @@ impl Endpoint for LoopbackEndpoint {
             model.abort(peer, |id| self.ended.request(id, Err(status(ErrorKind::Cancelled))));
         }
         self.outlets.stop(peer, ErrorKind::Cancelled, &mut self.ended);
-        self.gpus.stop(peer, ErrorKind::Cancelled, &mut self.ended);
+        self.gpus.abort(peer, &mut self.ended);
     }
 
     fn cancel_recv(&mut self, id: u64) {

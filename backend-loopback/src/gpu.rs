@@ -82,11 +82,13 @@ pub(crate) unsafe fn copy_now(request: &WorkRequest, remote: u64) -> Option<Resu
     let local = request.local as u64;
     let (to, from) = if request.kind == WorkKind::Read { (local, remote) } else { (remote, local) };
     // By the GPU that has the bytes: its copy takes 7 µs, and that of the other one 10.
-    let (owner, other) = (cuda::Device::of_address(from), cuda::Device::of_address(to));
-    let device = owner.as_ref().or(other.as_ref())?;
-    if let Some(other) = &other {
-        // Else whoever is posted to finds another way, or says that there is none.
-        cuda::Reach::of_gpu(device, other, to)?;
+    let ends = [from, to].map(|end| (end, cuda::Device::of_address(end)));
+    let device = ends[0].1.as_ref().or(ends[1].1.as_ref())?;
+    for (end, owner) in &ends {
+        if let Some(owner) = owner {
+            // Else whoever it is posted to finds another way, or says that there is none.
+            cuda::Reach::of_gpu(device, owner, *end, request.len)?;
+        }
     }
     // SAFETY: by the caller.
     let copied = unsafe { device.copy(to, from, request.len) };
@@ -120,6 +122,10 @@ impl Gpus {
         request: &WorkRequest,
     ) -> Result<bool, ErrorKind> {
         let way = self.way(regions, import, request)?;
+        let has_imm = request.imm.is_some() && request.kind == WorkKind::Write;
+        if has_imm && (!crate::lane::has_room(import.target.layout()) || self.late.has(import.target.peer)) {
+            return Ok(false);
+        }
         let lane = &mut self.lanes[way.lane];
         if lane.room() == 0 {
             return Ok(false);
@@ -166,13 +172,17 @@ impl Gpus {
             return Ok(way);
         }
         if let Some(way) = self.ways.find(request) {
-            return Ok(way);
+            return way.ok_or(ErrorKind::Unsupported);
         }
-        let route = Route::find(self.config.side, regions, import, request)?;
-        let lane = self.lane(route.ordinal)?;
-        let way = route.by(lane);
-        self.ways.keep(way);
-        Ok(way)
+        let way = match Route::find(self.config.side, regions, import, request)? {
+            Some(route) => {
+                let lane = self.lane(route.ordinal)?;
+                Some(route.by(lane))
+            }
+            None => None,
+        };
+        self.ways.keep(request, way);
+        way.ok_or(ErrorKind::Unsupported)
     }
 
     /// The place of a GPU's lane, which is opened at its first use.
@@ -204,6 +214,12 @@ impl Gpus {
     /// The peers that have no room for an imm.
     pub(crate) fn starved(&self) -> impl Iterator<Item = PeerSlot> {
         self.late.starved()
+    }
+
+    /// Has all that is posted to a peer end without it: what waits now, the rest when its bytes have landed.
+    pub(crate) fn abort(&mut self, peer: PeerSlot, ended: &mut Ended) {
+        self.lanes.iter_mut().for_each(|lane| lane.abort(peer));
+        self.late.stop(peer, ErrorKind::Cancelled, ended);
     }
 
     /// Ends what waits for a peer and no GPU is at work for.

@@ -202,6 +202,35 @@ fn a_peer_that_takes_no_imms_holds_up_nobody() {
 }
 
 #[test]
+fn what_the_driver_refuses_leaves_the_others_their_ends() {
+    let pair = fabrics(&LoopbackConfig::default());
+    let Some(device) = Device::all().ok().and_then(|devices| devices.into_iter().next()) else { return };
+    let (source, content_here, target, remote) = pair.regions((Place::Gpu(0), Place::Gpu(0)), 8 << 20);
+    // Half of it is page-locked, which the driver may not copy across.
+    let memory = Arc::new(HostBuffer::new(8 << 20).unwrap());
+    // SAFETY: dropped before the memory, at the end.
+    let lock = unsafe { cuda::PageLock::new(&device, memory.as_ptr(), 4 << 20) }.unwrap();
+    // SAFETY: nobody refers to the bytes.
+    let half = unsafe { pair.there.register(memory.clone(), BOTH) }.unwrap();
+    let to_half = pair.to.import(&half.descriptor()).unwrap();
+    let write = |remote| pair.to.write(&source, 0..8 << 20, remote, 0).unwrap();
+    for _ in 0..20 {
+        let mut ops = [write(&remote), write(&to_half), write(&remote), write(&to_half), write(&remote)];
+        // What shares a batch with it fails as well; nothing is left without an end.
+        for end in ops.each_mut().map(|op| op.wait(LIMIT)) {
+            assert!(
+                end.as_ref().map_or_else(|why| why.kind() == ErrorKind::InvalidRequest, |_| true),
+                "{end:?}"
+            );
+        }
+        write(&remote).wait(LIMIT).unwrap();
+    }
+    assert!(content(&target) == content_here);
+    half.revoke().unwrap().wait(LIMIT).unwrap();
+    drop(lock);
+}
+
+#[test]
 fn messages_from_and_into_gpus() {
     let pair = fabrics(&LoopbackConfig::default());
     for places in pairs() {

@@ -135,6 +135,21 @@ impl Block {
     }
 }
 
+/// Whether the memory at an address is that of a handle, mapped by `cuMemMap`.
+pub(crate) fn is_mapped(address: CUdeviceptr) -> bool {
+    let mut handle = 0;
+    let address = std::ptr::without_provenance_mut(address as usize);
+    // SAFETY: it writes one handle, which is given back.
+    unsafe {
+        let code = sys::cuMemRetainAllocationHandle(&raw mut handle, address);
+        let is_mapped = code == sys::CUresult::CUDA_SUCCESS;
+        if is_mapped {
+            let _ = sys::cuMemRelease(handle);
+        }
+        is_mapped
+    }
+}
+
 pub(crate) fn location(device: sys::CUdevice) -> sys::CUmemLocation {
     sys::CUmemLocation { type_: LocationType::CU_MEM_LOCATION_TYPE_DEVICE, id: device }
 }

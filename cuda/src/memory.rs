@@ -12,7 +12,7 @@ use crate::attributes::{Allocation, allocation, synchronise};
 use crate::block::Block;
 use crate::dma_buf::export;
 use crate::driver::{check, start};
-use crate::reaper::settle;
+use crate::reaper::with_room;
 use crate::{Device, WritesOrdering};
 
 /// Bytes on a GPU, for [`Fabric::register`](transport_core::Fabric::register).
@@ -27,6 +27,27 @@ pub struct CudaMemory {
     /// Freed, or let go, after everything above.
     _owner: Owner,
     device: Device,
+}
+
+/// A slice of cudarc's, which is dropped in its context: in a thread without one it would not be freed.
+struct Slice<T: 'static> {
+    slice: Option<CudaSlice<T>>,
+    device: Device,
+}
+
+// SAFETY: what a slice has of `T` is on the GPU, and nobody here looks at it.
+unsafe impl<T: 'static> Send for Slice<T> {}
+// SAFETY: as above.
+unsafe impl<T: 'static> Sync for Slice<T> {}
+
+impl<T: 'static> Drop for Slice<T> {
+    fn drop(&mut self) {
+        let slice = self.slice.take();
+        self.device.give_back("free a slice", move || {
+            drop(slice);
+            Ok(())
+        });
+    }
 }
 
 /// An allocation of `cuMemAlloc`.
@@ -49,14 +70,7 @@ impl CudaMemory {
         let whole = len.checked_next_multiple_of(rustix::param::page_size());
         let too_much = || Error::new(ErrorKind::Exhausted, "allocate GPU memory", format!("{len} bytes"));
         let whole = whole.ok_or_else(too_much)?;
-        let (start, owner) = allocate(device, whole).or_else(|why| match why.kind() {
-            // What was dropped may be on its way back.
-            ErrorKind::Exhausted => {
-                settle();
-                allocate(device, whole)
-            }
-            _ => Err(why),
-        })?;
+        let (start, owner) = with_room(|| allocate(device, whole))?;
         // SAFETY: new, and of that size.
         unsafe { device.zero(start, whole as u64) }?;
         // SAFETY: allocated above, and freed with its owner.
@@ -100,12 +114,16 @@ impl CudaMemory {
         if len == 0 {
             return Err(Error::new(ErrorKind::InvalidRequest, "use GPU memory", "an empty slice"));
         }
+        let device = Device::open(slice.ordinal() as u32)?;
         let stream = Arc::clone(slice.stream());
-        let start = slice.device_ptr(&stream).0;
-        stream.synchronize().map_err(|why| {
-            let why = format!("what was queued for the slice failed: {why}");
-            Error::new(ErrorKind::Io, "use GPU memory", why)
+        let start = device.within("use GPU memory", || {
+            let start = slice.device_ptr(&stream).0;
+            stream.synchronize().map(|()| start).map_err(|why| {
+                let why = format!("what was queued for the slice failed: {why}");
+                Error::new(ErrorKind::Io, "use GPU memory", why)
+            })
         })?;
+        let slice = Slice { slice: Some(slice), device };
         // SAFETY: the slice keeps its bytes.
         unsafe { Self::of_pointer(start, len, Arc::new(slice)) }
     }

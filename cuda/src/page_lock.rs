@@ -7,6 +7,7 @@ use transport_core::Result;
 
 use crate::Device;
 use crate::driver::check;
+use crate::reaper::with_room;
 
 /// What cuMemHostRegister is asked for: every GPU's copies take it as page-locked, and kernels reach it.
 const FLAGS: u32 = sys::CU_MEMHOSTREGISTER_PORTABLE | sys::CU_MEMHOSTREGISTER_DEVICEMAP;
@@ -34,10 +35,12 @@ impl PageLock {
     /// and stays so until the region is gone.
     pub unsafe fn new(device: &Device, start: *mut u8, len: usize) -> Result<Self> {
         let start = start.cast();
-        device.within("page-lock memory", || {
-            // SAFETY: by the caller, until `drop` gives it back.
-            let code = unsafe { sys::cuMemHostRegister_v2(start, len, FLAGS) };
-            check("page-lock memory", &format!("{len} bytes of the host's"), code)
+        with_room(|| {
+            device.within("page-lock memory", || {
+                // SAFETY: by the caller, until `drop` gives it back.
+                let code = unsafe { sys::cuMemHostRegister_v2(start, len, FLAGS) };
+                check("page-lock memory", &format!("{len} bytes of the host's"), code)
+            })
         })?;
         Ok(Self { start, device: device.clone() })
     }

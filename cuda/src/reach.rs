@@ -5,7 +5,7 @@ use transport_core::Result;
 
 use crate::Device;
 use crate::attributes::{pool, whole_is_page_locked};
-use crate::block::location;
+use crate::block::{is_mapped, location};
 use crate::driver::check;
 
 const BOTH: Leave = Leave::CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
@@ -30,38 +30,41 @@ impl Reach {
         if locked.unwrap_or(false) { Self::Kernel } else { Self::Driver }
     }
 
-    /// How `device` reaches memory of the GPU `owner` at `address`. `None` where nobody has let it: a kernel, or
-    /// a copy, that touched it would end the process's context.
+    /// How `device` reaches `len` bytes of the GPU `owner`'s at `address`. `None` where nobody has let it: a kernel,
+    /// or a copy, that touched them would end the process's context. The first byte and the last are asked about.
     ///
     /// Memory of handles (`cuMemMap`) and of pools is each GPU's by leave (`cuMemSetAccess`,
     /// `cuMemPoolSetAccess`), that of `cuMemAlloc` by peer access.
-    pub fn of_gpu(device: &Device, owner: &Device, address: u64) -> Option<Self> {
-        match device.within("reach GPU memory", || may_use(device, owner, address)) {
-            Ok(Some(true)) => Some(Self::Kernel),
-            Ok(None) if device.reaches(owner) => Some(Self::Kernel),
-            Ok(None) => Some(Self::Driver),
-            Ok(Some(false)) | Err(_) => None,
+    pub fn of_gpu(device: &Device, owner: &Device, address: u64, len: u64) -> Option<Self> {
+        let last = address + len.saturating_sub(1);
+        let ask = || Ok((may_use(device, address)?, may_use(device, last)?));
+        match device.within("reach GPU memory", ask) {
+            Ok((None, None)) if device.reaches(owner) => Some(Self::Kernel),
+            Ok((None, None)) => Some(Self::Driver),
+            Ok((first, last)) => (first != Some(false) && last != Some(false)).then_some(Self::Kernel),
+            Err(why) => {
+                tracing::warn!(%why, gpu = device.ordinal(), "it is not known who may use GPU memory");
+                None
+            }
         }
     }
 }
 
-/// Whether a GPU has leave to read and write memory of `owner` at `address`; `None` where none is needed.
-fn may_use(device: &Device, owner: &Device, address: u64) -> Result<Option<bool>> {
+/// Whether a GPU has leave to read and write at `address`; `None` where none is needed.
+fn may_use(device: &Device, address: u64) -> Result<Option<bool>> {
+    let mut location = location(device.raw());
     if let Some(pool) = pool(address)? {
         let mut flags = Leave::CU_MEM_ACCESS_FLAGS_PROT_NONE;
-        let mut location = location(device.raw());
         // SAFETY: the pool has memory; it writes one value.
         let code = unsafe { sys::cuMemPoolGetAccess(&raw mut flags, pool, &raw mut location) };
         return check("reach GPU memory", "who may use its pool", code).map(|()| Some(flags == BOTH));
     }
-    // The driver says of `cuMemAlloc`'s that nobody has leave, the owner neither.
-    let no_leave = leave(owner, address)? == 0;
-    Ok(if no_leave { None } else { Some(leave(device, address)? == BOTH as u64) })
-}
-
-fn leave(device: &Device, address: u64) -> Result<u64> {
-    let (location, mut flags) = (location(device.raw()), 0);
+    // `cuMemAlloc`'s has no handle, and the driver says of it that nobody has leave.
+    if !is_mapped(address) {
+        return Ok(None);
+    }
+    let mut flags = 0;
     // SAFETY: it writes one number.
     let code = unsafe { sys::cuMemGetAccess(&raw mut flags, &raw const location, address) };
-    check("reach GPU memory", "who may use it", code).map(|()| flags)
+    check("reach GPU memory", "who may use it", code).map(|()| Some(flags == BOTH as u64))
 }

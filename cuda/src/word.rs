@@ -12,6 +12,7 @@ use transport_core::{Result, Word};
 
 use crate::Device;
 use crate::driver::check;
+use crate::reaper::with_room;
 
 /// A stream of CUDA's, as every library has it: `CUstream`, `cudaStream_t`, what torch calls
 /// `cuda_stream`. Null is the default stream.
@@ -44,11 +45,13 @@ impl CudaWord {
     /// `Exhausted` where no memory can be locked (`ulimit -l`).
     pub fn new(device: &Device) -> Result<Self> {
         let (mut place, mut address) = (std::ptr::null_mut(), 0);
-        device.within("allocate a word", || {
-            let flags = sys::CU_MEMHOSTALLOC_DEVICEMAP | sys::CU_MEMHOSTALLOC_PORTABLE;
-            // SAFETY: the context is current; the driver writes the address of new memory.
-            let code = unsafe { sys::cuMemHostAlloc(&raw mut place, size_of::<AtomicU32>(), flags) };
-            check("allocate a word", "memory that is locked and mapped", code)
+        with_room(|| {
+            device.within("allocate a word", || {
+                let flags = sys::CU_MEMHOSTALLOC_DEVICEMAP | sys::CU_MEMHOSTALLOC_PORTABLE;
+                // SAFETY: the context is current; the driver writes the address of new memory.
+                let code = unsafe { sys::cuMemHostAlloc(&raw mut place, size_of::<AtomicU32>(), flags) };
+                check("allocate a word", "memory that is locked and mapped", code)
+            })
         })?;
         let Some(place) = NonNull::new(place.cast::<AtomicU32>()) else {
             let why = "CUDA gave memory at no address";

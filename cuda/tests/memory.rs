@@ -177,16 +177,16 @@ fn what_reaches_what() {
     let raw = Raw::new(first, 1 << 20, false);
     let pooled = Pooled::new(first, 1 << 20);
     for address in [own.as_ptr() as u64, raw.0, pooled.start] {
-        assert_eq!(Reach::of_gpu(first, first, address), Some(Reach::Kernel), "{address:#x}");
+        assert_eq!(Reach::of_gpu(first, first, address, 1 << 20), Some(Reach::Kernel), "{address:#x}");
     }
     if let Some(second) = devices.get(1) {
         let reach = if second.reaches(first) { Reach::Kernel } else { Reach::Driver };
-        assert_eq!(Reach::of_gpu(second, first, raw.0), Some(reach));
+        assert_eq!(Reach::of_gpu(second, first, raw.0, 1 << 20), Some(reach));
         if reach == Reach::Kernel {
-            assert_eq!(Reach::of_gpu(second, first, own.as_ptr() as u64), Some(reach));
-            assert_eq!(Reach::of_gpu(second, first, pooled.start), None, "nobody has let it");
+            assert_eq!(Reach::of_gpu(second, first, own.as_ptr() as u64, 1 << 20), Some(reach));
+            assert_eq!(Reach::of_gpu(second, first, pooled.start, 1 << 20), None, "nobody has let it");
             pooled.admit(second);
-            assert_eq!(Reach::of_gpu(second, first, pooled.start), Some(reach));
+            assert_eq!(Reach::of_gpu(second, first, pooled.start, 1 << 20), Some(reach));
         }
     }
     let pinned = PinnedBuffer::new(first, 1 << 20).unwrap();
@@ -258,6 +258,10 @@ fn slices_of_cudarc_are_kept() {
         let mut back = [0; 8];
         memory.copy_out(39_992, &mut back).unwrap();
         assert_eq!(back, [9998_u32.to_le_bytes(), 9999_u32.to_le_bytes()].concat()[..]);
+        // In a thread without a context.
+        std::thread::spawn(move || drop(memory)).join().unwrap();
+        let again = stream.clone_htod(&numbers).unwrap();
+        assert_eq!(stream.clone_dtoh(&again).unwrap(), numbers, "nothing failed meanwhile");
         let empty = CudaMemory::of_slice(stream.null::<u8>().unwrap()).err().unwrap();
         assert_eq!(empty.kind(), ErrorKind::InvalidRequest);
     }

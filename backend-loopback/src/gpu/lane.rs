@@ -54,6 +54,8 @@ struct Span {
     first: u64,
     count: u32,
     imm: Option<u32>,
+    /// Its imm does not wait for room.
+    aborted: bool,
     /// The place of its region in `entered`.
     import: usize,
 }
@@ -88,6 +90,15 @@ impl GpuLane {
     pub(crate) fn serves(&self, peer: PeerSlot) -> bool {
         let touches = |batch: &Batch| batch.entered.iter().any(|import| import.target.peer == peer);
         touches(&self.open) || self.flying.iter().any(touches)
+    }
+
+    /// Has no imm to that peer wait for room.
+    pub(crate) fn abort(&mut self, peer: PeerSlot) {
+        for batch in self.flying.iter_mut().chain([&mut self.open]) {
+            for span in &mut batch.spans {
+                span.aborted |= batch.entered[span.import].target.peer == peer;
+            }
+        }
     }
 
     /// Requests that may be added before the next launch.
@@ -162,7 +173,7 @@ impl GpuLane {
 
     fn span(&mut self, first: u64, count: u32, imm: Option<u32>) {
         let import = self.open.entered.len() - 1;
-        self.open.spans.push(Span { first, count, imm, import });
+        self.open.spans.push(Span { first, count, imm, aborted: false, import });
         self.requests += count as usize;
         self.fresh = true;
     }
@@ -209,11 +220,14 @@ impl GpuLane {
     /// Files the ends of what has landed.
     fn finish(&mut self, late: &mut Late, ended: &mut Ended) {
         while let Some(batch) = self.flying.front() {
-            let outcome = match (batch.refused, self.mover.landed()) {
-                (Some(kind), _) => Err(kind),
-                (None, None) => return,
-                (None, Some(Ok(()))) => Ok(()),
-                (None, Some(Err(why))) => Err(self.lose(&why)),
+            // What was refused has nothing on its way, whose end could be asked for.
+            let outcome = match batch.refused {
+                Some(kind) => Err(kind),
+                None => match self.mover.landed() {
+                    None => return,
+                    Some(Ok(())) => Ok(()),
+                    Some(Err(why)) => Err(self.lose(&why)),
+                },
             };
             if let Some(mut batch) = self.flying.pop_front() {
                 self.requests -= batch.tell(outcome, late, ended);
@@ -241,7 +255,9 @@ impl Batch {
             requests += span.count as usize;
             match (outcome, span.imm) {
                 (Ok(()), None) => ended.done(span.first, span.count),
-                (Ok(()), Some(imm)) => late.send(&self.entered[span.import].target, span.first, imm, ended),
+                (Ok(()), Some(imm)) => {
+                    late.send(&self.entered[span.import].target, span.first, imm, ended, !span.aborted);
+                }
                 (Err(kind), _) => {
                     let ids = (0..u64::from(span.count)).map(|at| span.first.wrapping_add(at));
                     ids.for_each(|id| ended.request(id, Err(status(kind))));

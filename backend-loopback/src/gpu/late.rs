@@ -24,12 +24,21 @@ struct Queue {
 }
 
 impl Late {
-    /// Sends the imm of request `id`, which ends with that, now or behind those that wait for the same peer.
-    pub(crate) fn send(&mut self, target: &Arc<Outbound>, id: u64, imm: u32, ended: &mut Ended) {
+    /// Sends the imm of request `id`, which ends with that, now or behind those that wait for the same peer; it is
+    /// cancelled if it may not wait.
+    pub(crate) fn send(
+        &mut self,
+        target: &Arc<Outbound>,
+        id: u64,
+        imm: u32,
+        ended: &mut Ended,
+        may_wait: bool,
+    ) {
         match self.queues.iter_mut().find(|queue| Arc::ptr_eq(&queue.target, target)) {
             Some(queue) => queue.waiting.push_back((id, imm)),
             None if !target.is_alive() => ended.request(id, Err(status(ErrorKind::PeerDied))),
             None if send_imm(target, imm) => ended.done(id, 1),
+            None if !may_wait => ended.request(id, Err(status(ErrorKind::Cancelled))),
             None => self.queues.push(Queue { target: Arc::clone(target), waiting: [(id, imm)].into() }),
         }
     }
@@ -38,6 +47,11 @@ impl Late {
     #[inline]
     pub(crate) fn advance(&mut self, ended: &mut Ended) {
         self.queues.retain_mut(|queue| !queue.advance(ended));
+    }
+
+    /// Whether something waits for that peer.
+    pub(crate) fn has(&self, peer: PeerSlot) -> bool {
+        self.starved().any(|starved| starved == peer)
     }
 
     /// The peers that something waits for.

@@ -16,7 +16,7 @@ const MOST: usize = 4096;
 /// One end of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Side {
-    Gpu { ordinal: u32, start: u64 },
+    Gpu { ordinal: u32, start: u64, len: u64 },
     Host(Reach),
 }
 
@@ -42,34 +42,38 @@ pub(super) struct Way {
     len: u64,
 }
 
-/// Ways that were found. Keys are used once, so that none goes out of date.
+/// Ways that were found, and where there is none. Keys are used once, so that nothing goes out of date.
 #[derive(Default)]
-pub(super) struct Ways(HashMap<(u64, u64, bool), Way>);
+pub(super) struct Ways(HashMap<(u64, u64, bool), Option<Way>>);
 
 impl Ways {
-    pub(super) fn find(&self, request: &WorkRequest) -> Option<Way> {
-        self.0.get(&(request.rkey, request.lkey, request.kind == WorkKind::Read)).copied()
+    pub(super) fn find(&self, request: &WorkRequest) -> Option<Option<Way>> {
+        self.0.get(&Self::key(request)).copied()
     }
 
-    pub(super) fn keep(&mut self, way: Way) {
+    pub(super) fn keep(&mut self, request: &WorkRequest, way: Option<Way>) {
         if self.0.len() == MOST {
             self.0.clear();
         }
-        self.0.insert((way.rkey, way.lkey, way.kind == WorkKind::Read), way);
+        self.0.insert(Self::key(request), way);
+    }
+
+    fn key(request: &WorkRequest) -> (u64, u64, bool) {
+        (request.rkey, request.lkey, request.kind == WorkKind::Read)
     }
 }
 
 impl Route {
     /// Finds who copies between a request's regions: the GPU of the side that is preferred, or the other's
-    /// where that one has no leave to use both.
+    /// where that one has no leave to use both. `None` where neither has.
     pub(super) fn find(
         preferred: GpuSide,
         regions: &Regions,
         import: &Import,
         request: &WorkRequest,
-    ) -> Result<Self, ErrorKind> {
+    ) -> Result<Option<Self>, ErrorKind> {
         let (base, there) = match import.place {
-            Place::Gpu { base, ordinal } => (base, Side::Gpu { ordinal, start: base }),
+            Place::Gpu { base, ordinal } => (base, Side::Gpu { ordinal, start: base, len: import.len }),
             Place::Here(start) => {
                 let base = start.as_ptr() as u64;
                 (base, Side::Host(Reach::of_host(base, import.len)))
@@ -78,7 +82,9 @@ impl Route {
             _ => return Err(ErrorKind::Unsupported),
         };
         let here = match regions.local(request.lkey).ok_or(ErrorKind::InvalidRequest)? {
-            Local { kind: MemoryKind::Cuda { device }, start, .. } => Side::Gpu { ordinal: device, start },
+            Local { kind: MemoryKind::Cuda { device }, start, memory } => {
+                Side::Gpu { ordinal: device, start, len: memory.len() as u64 }
+            }
             Local { start, memory, .. } => Side::Host(Reach::of_host(start, memory.len() as u64)),
         };
         let (from, to) = if request.kind == WorkKind::Read { (there, here) } else { (here, there) };
@@ -88,18 +94,18 @@ impl Route {
         };
         let &WorkRequest { rkey, lkey, kind, .. } = request;
         for (side, other) in sides {
-            let Side::Gpu { ordinal, start } = side else { continue };
-            let Some(reach) = reach(ordinal, start, other)? else { continue };
+            let Side::Gpu { ordinal, .. } = side else { continue };
+            let Some(reach) = reach(ordinal, [side, other])? else { continue };
             let within = matches!(other, Side::Gpu { ordinal: its, .. } if its == ordinal);
             let way = Way { rkey, lkey, kind, lane: 0, reach, within, base, len: import.len };
-            return Ok(Self { ordinal, way });
+            return Ok(Some(Self { ordinal, way }));
         }
         tracing::error!(
             ?from,
             ?to,
             "loopback: no GPU has leave to use both regions: give it by cuMemSetAccess or cuMemPoolSetAccess"
         );
-        Err(ErrorKind::Unsupported)
+        Ok(None)
     }
 
     /// The way by that lane.
@@ -108,17 +114,23 @@ impl Route {
     }
 }
 
-/// How the GPU `ordinal`, whose memory one end at `start` is, reaches both ends; `None` where it does not.
-fn reach(ordinal: u32, start: u64, other: Side) -> Result<Option<Reach>, ErrorKind> {
+/// How the GPU `ordinal` reaches both ends; `None` where it has no leave.
+fn reach(ordinal: u32, ends: [Side; 2]) -> Result<Option<Reach>, ErrorKind> {
     let open = |ordinal| Device::open(ordinal).map_err(|why: transport_core::Error| why.kind());
     let device = open(ordinal)?;
-    if Reach::of_gpu(&device, &device, start).is_none() {
-        return Ok(None);
+    let mut worst = Reach::Kernel;
+    for end in ends {
+        let reach = match end {
+            Side::Host(reach) => Some(reach),
+            Side::Gpu { ordinal, start, len } => Reach::of_gpu(&device, &open(ordinal)?, start, len),
+        };
+        match reach {
+            Some(Reach::Kernel) => {}
+            Some(Reach::Driver) => worst = Reach::Driver,
+            None => return Ok(None),
+        }
     }
-    Ok(match other {
-        Side::Host(reach) => Some(reach),
-        Side::Gpu { ordinal, start } => Reach::of_gpu(&device, &open(ordinal)?, start),
-    })
+    Ok(Some(worst))
 }
 
 impl Way {

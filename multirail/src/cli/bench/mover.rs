@@ -28,6 +28,7 @@ pub struct Mover<'a> {
     read: ReadOptions,
     compare: bool,
     per_pass: usize,
+    /// Waits without sleeping, as `cuStreamSynchronize` does in the limit's copies.
     looks: bool,
     window: Vec<Option<(Op, Option<Instant>)>>,
     operations: u64,
@@ -100,7 +101,7 @@ impl<'a> Mover<'a> {
         for _ in 0..passes {
             for place in 0..self.per_pass {
                 let begun = sampler.due().then(Instant::now);
-                self.end(self.post(place)?)?;
+                end(self.post(place)?, self.looks)?;
                 if let Some(begun) = begun {
                     sampler.record(begun.elapsed());
                 }
@@ -113,32 +114,16 @@ impl<'a> Mover<'a> {
         let mut at = 0;
         for _ in 0..passes {
             for place in 0..self.per_pass {
-                finish(&mut self.window[at], sampler)?;
+                finish(&mut self.window[at], self.looks, sampler)?;
                 let begun = sampler.due().then(Instant::now);
                 self.window[at] = Some((self.post(place)?, begun));
                 at = if at + 1 == self.window.len() { 0 } else { at + 1 };
             }
         }
         for _ in 0..self.window.len() {
-            finish(&mut self.window[at], sampler)?;
+            finish(&mut self.window[at], self.looks, sampler)?;
             at = if at + 1 == self.window.len() { 0 } else { at + 1 };
         }
-        Ok(())
-    }
-
-    /// Waits for an operation; on GPUs without sleeping, as `cuStreamSynchronize` does in the limit's copies.
-    #[inline]
-    fn end(&self, mut op: Op) -> Done {
-        if self.looks {
-            let begun = Instant::now();
-            while begun.elapsed() < LIMIT {
-                if let Some(result) = op.try_result() {
-                    return result.map(drop).map_err(Failure::from);
-                }
-                std::hint::spin_loop();
-            }
-        }
-        op.wait(LIMIT)?;
         Ok(())
     }
 
@@ -168,10 +153,24 @@ impl<'a> Mover<'a> {
     }
 }
 
+/// Waits for an operation; one that `looks` does not sleep.
 #[inline]
-fn finish(slot: &mut Option<(Op, Option<Instant>)>, sampler: &mut Sampler) -> Done {
-    if let Some((mut op, begun)) = slot.take() {
-        op.wait(LIMIT)?;
+fn end(mut op: Op, looks: bool) -> Done {
+    let begun = Instant::now();
+    while looks && begun.elapsed() < LIMIT {
+        if let Some(result) = op.try_result() {
+            return result.map(drop).map_err(Failure::from);
+        }
+        std::hint::spin_loop();
+    }
+    op.wait(if looks { Duration::ZERO } else { LIMIT })?;
+    Ok(())
+}
+
+#[inline]
+fn finish(slot: &mut Option<(Op, Option<Instant>)>, looks: bool, sampler: &mut Sampler) -> Done {
+    if let Some((op, begun)) = slot.take() {
+        end(op, looks)?;
         if let Some(begun) = begun {
             sampler.record(begun.elapsed());
         }
