@@ -92,7 +92,9 @@ impl Engine {
         let slots: Vec<_> = link.rails.iter().map(|rail| rail.as_ref().map(|rail| rail.slot)).collect();
         let receiving: Vec<_> = link.receiving.iter().map(|(rail, paired)| (*rail, paired.slot)).collect();
         for (rail, pair) in link.pairs() {
-            self.slot_links[rail].insert(pair.slot, index);
+            let (links, place) = (&mut self.slot_links[rail], pair.slot.0 as usize);
+            links.resize(links.len().max(place + 1), None);
+            links[place] = Some(index);
         }
         self.link_of.insert(peer.id, index);
         self.record(What::PeerLinked { peer: peer.short_id() });
