@@ -3,7 +3,6 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use foldhash::{HashMap, HashMapExt};
 use rdma_sys as ib;
 use transport_core::spi::{
     Armed, Batch, Completions, Endpoint, EndpointConfig, Event, PeerSlot, PostResult, ReceiveRequest, Status,
@@ -14,19 +13,12 @@ use transport_core::{ErrorKind, Result, Time};
 use crate::domain::Shared;
 use crate::library::library;
 use crate::peers::{Pairs, View};
-use crate::posted::{CHAIN, Posted};
+use crate::posted::CHAIN;
 use crate::queue_pair::QueuePair;
 use crate::receives::Receives;
 use crate::report::entries;
+use crate::rings::Rings;
 use crate::status::words;
-
-/// What is posted to a queue pair, and whose it is.
-pub(crate) struct Ring {
-    pub(crate) posted: Posted,
-    pub(crate) slot: PeerSlot,
-    /// Why it failed: what is flushed behind that did, too.
-    pub(crate) cause: Option<Status>,
-}
 
 /// A slot's connection.
 #[derive(Default)]
@@ -45,8 +37,7 @@ pub(crate) struct VerbsEndpoint {
     pub(crate) links: Vec<Link>,
     /// Connections that ended, until nothing of theirs is posted.
     ending: Vec<(PeerSlot, Arc<Pairs>)>,
-    /// By number of the queue pair.
-    pub(crate) rings: HashMap<u32, Ring>,
+    pub(crate) rings: Rings,
     pub(crate) receives: Receives,
     pub(crate) shared: Arc<Shared>,
     seen: u64,
@@ -74,7 +65,7 @@ impl VerbsEndpoint {
         Ok(Self {
             links: Vec::new(),
             ending: Vec::new(),
-            rings: HashMap::new(),
+            rings: Rings::default(),
             receives: Receives::open(&shared.card)?,
             send_depth: config.send_depth.unwrap_or(depth).min(depth) as usize,
             shared,
@@ -122,7 +113,7 @@ impl VerbsEndpoint {
             }
             link.is_aborted &= next.is_none();
             for pair in next.iter().flat_map(|pairs| pairs.all()) {
-                self.rings.insert(pair.number(), Ring { posted: Posted::default(), slot, cause: None });
+                self.rings.insert(pair.number(), slot);
             }
             if let Some(old) = std::mem::replace(&mut link.pairs, next) {
                 // What is posted comes back as flushed.
@@ -143,11 +134,11 @@ impl VerbsEndpoint {
         let (rings, is_lost) = (&mut self.rings, self.is_lost);
         self.ending.retain(|(_, pairs)| {
             let is_busy =
-                |pair: &QueuePair| rings.get(&pair.number()).is_some_and(|ring| ring.posted.len() > 0);
+                |pair: &QueuePair| rings.get(pair.number()).is_some_and(|ring| ring.posted.len() > 0);
             if !is_lost && pairs.all().any(is_busy) {
                 return true;
             }
-            pairs.all().for_each(|pair| drop(rings.remove(&pair.number())));
+            pairs.all().for_each(|pair| rings.remove(pair.number()));
             false
         });
         for (index, link) in self.links.iter_mut().enumerate() {

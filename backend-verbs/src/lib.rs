@@ -26,6 +26,7 @@ mod receives;
 mod region;
 mod replay;
 mod report;
+mod rings;
 mod status;
 mod submit;
 

@@ -45,7 +45,7 @@ impl VerbsEndpoint {
                     &all[turn]
                 }
             };
-            let Some(ring) = rings.get_mut(&pair.number()) else { return (taken, Some(NOBODY)) };
+            let Some(ring) = rings.get_mut(pair.number()) else { return (taken, Some(NOBODY)) };
             let room = (shared.card.depth_of_pair - ring.posted.len()) as usize;
             let count = CHAIN.min(room).min(*send_depth - *requests).min(pieces.len() - taken);
             if count == 0 {

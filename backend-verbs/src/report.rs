@@ -81,7 +81,7 @@ impl VerbsEndpoint {
     /// A request of ours is over.
     fn ended(&mut self, entry: &ib::ibv_wc) {
         // Of a queue pair that is gone.
-        let Some(ring) = self.rings.get_mut(&entry.qp_num) else { return };
+        let Some(ring) = self.rings.get_mut(entry.qp_num) else { return };
         let (waiting, requests) = (&mut self.waiting, &mut self.requests);
         let tell = |Ended { first, count }| {
             *requests -= count as usize;
@@ -121,7 +121,7 @@ impl VerbsEndpoint {
 
     /// Something of a peer's has taken a receive.
     fn received(&mut self, entry: &ib::ibv_wc) {
-        let from = self.rings.get(&entry.qp_num).map(|ring| ring.slot).filter(|slot| self.knows(*slot));
+        let from = self.rings.get(entry.qp_num).map(|ring| ring.slot).filter(|slot| self.knows(*slot));
         let is_ok = entry.status == ib::IBV_WC_SUCCESS;
         // SAFETY: what the union holds where the flag says so, or an imm came for certain.
         let imm = u32::from_be(unsafe { entry.__bindgen_anon_1.imm_data });
@@ -149,7 +149,7 @@ impl VerbsEndpoint {
             return;
         }
         let status = Status { kind: ErrorKind::DeviceLost, code };
-        for ring in self.rings.values_mut() {
+        for ring in self.rings.all() {
             for Ended { first, count } in ring.posted.take_all() {
                 let failed = (first..first + u64::from(count)).map(|id| Event::Failed { id, status });
                 self.waiting.extend(failed);

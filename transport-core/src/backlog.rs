@@ -16,10 +16,10 @@ const HEAVIEST: u64 = 1 << 12;
 pub(crate) struct Backlog(AtomicU64);
 
 impl Backlog {
-    /// An operation was handed to the worker.
+    /// An operation is handed to the worker. Whether it comes alone: nothing else is under way.
     #[inline]
-    pub fn begins(&self, work: &Work) {
-        self.0.fetch_add(word(work), Ordering::Relaxed);
+    pub fn begins(&self, work: &Work) -> bool {
+        self.0.fetch_add(word(work), Ordering::Relaxed) == 0
     }
 
     /// The worker is done with it.
@@ -66,7 +66,7 @@ mod tests {
         let all = [work(0, 1), work(100 * UNIT, 100 * UNIT), work(1000, 1), work(u64::MAX, u64::MAX)];
         let weights = [1, 101, 1101, 1101 + HEAVIEST];
         for (work, (count, weight)) in all.iter().zip((1..).zip(weights)) {
-            backlog.begins(work);
+            assert_eq!(backlog.begins(work), count == 1);
             assert_eq!((backlog.operations(), backlog.weight()), (count, weight * UNIT));
         }
         all.iter().for_each(|work| backlog.ended(work));

@@ -6,6 +6,7 @@
 mod arrivals;
 mod mirror;
 mod reached;
+mod values;
 
 use std::future::Future;
 use std::pin::Pin;
@@ -13,20 +14,15 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use foldhash::HashMap;
-
 pub use arrivals::{Arrivals, NextArrivals};
 use mirror::Mirrors;
 pub use mirror::{AtEnd, Mirror};
+use values::{MOST, Values};
 
 use crate::op::{block_on, needs_turns};
 use crate::peer::PeerInner;
 use crate::watchers::Watchers;
 use crate::{Error, ErrorKind, Result};
-
-/// Distinct imm values that may have a count above zero per peer. More means that
-/// nobody takes them: further new values are counted in `lost` instead.
-const MAX_VALUES: usize = 1 << 20;
 
 /// All counts of one peer.
 #[derive(Default)]
@@ -34,11 +30,11 @@ pub(crate) struct ImmCounts(Mutex<Counts>);
 
 #[derive(Default)]
 struct Counts {
-    /// Hashed with a seed of its own: a peer chooses the values.
-    values: HashMap<u32, u64>,
+    values: Values,
     /// By the imm and the count they wait for.
     waiting: Watchers<(u32, u64)>,
     mirrors: Mirrors,
+    /// Arrivals that were not counted, as there are too many values.
     lost: u64,
 }
 
@@ -47,19 +43,16 @@ impl ImmCounts {
     pub fn arrived(&self, imm: u32) {
         let mut counts = self.lock();
         counts.mirrors.arrived(imm);
-        if counts.values.len() >= MAX_VALUES && !counts.values.contains_key(&imm) {
+        let Some(count) = counts.values.add(imm) else {
             if counts.lost == 0 {
                 tracing::error!(
                     imm,
-                    "over {MAX_VALUES} distinct imm values are untaken; new values are dropped: try_take() what has arrived"
+                    "over {MOST} distinct imm values are untaken; new values are dropped: try_take() what has arrived"
                 );
             }
             counts.lost += 1;
             return;
-        }
-        let count = counts.values.entry(imm).or_default();
-        *count += 1;
-        let count = *count;
+        };
         if counts.waiting.is_empty() {
             return;
         }
@@ -97,7 +90,7 @@ pub struct ImmCounter {
 impl ImmCounter {
     /// How many have arrived and were not taken.
     pub fn count(&self) -> u64 {
-        self.peer.imms.lock().values.get(&self.imm).copied().unwrap_or(0)
+        self.peer.imms.lock().values.count(self.imm)
     }
 
     /// Waits until at least `n` have arrived. `PeerDied` if the peer goes first.
@@ -107,15 +100,7 @@ impl ImmCounter {
 
     /// Takes `n` off the count, if it is that high.
     pub fn try_take(&self, n: u64) -> bool {
-        let mut counts = self.peer.imms.lock();
-        let Some(count) = counts.values.get_mut(&self.imm).filter(|count| **count >= n) else {
-            return n == 0;
-        };
-        *count -= n;
-        if *count == 0 {
-            counts.values.remove(&self.imm);
-        }
-        true
+        self.peer.imms.lock().values.take(self.imm, n)
     }
 
     /// Ready once at least `n` have arrived, to what `found` makes of the counts; or to the
@@ -125,11 +110,11 @@ impl ImmCounter {
         n: u64,
         id: &mut Option<u64>,
         context: &mut Context<'_>,
-        found: impl FnOnce(&mut HashMap<u32, u64>) -> T,
+        found: impl FnOnce(&mut Values) -> T,
     ) -> Poll<Result<T>> {
         let Self { peer, imm } = self;
         let mut counts = peer.imms.lock();
-        let output = if counts.values.get(imm).copied().unwrap_or(0) >= n {
+        let output = if counts.values.count(*imm) >= n {
             Some(Ok(found(&mut counts.values)))
         } else {
             peer.death().map(Err)

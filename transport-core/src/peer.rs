@@ -22,7 +22,7 @@ use crate::link::Link;
 use crate::observe::PeerName;
 use crate::remote::RemoteInner;
 use crate::watchers::Watchers;
-use crate::{Error, ErrorKind, Result};
+use crate::{Clock, Error, ErrorKind, Result};
 
 pub(crate) use barriers::{Barriers, MAX_AHEAD, Refusal};
 pub use drain::Drain;
@@ -53,6 +53,9 @@ pub(crate) struct PeerInner {
     pub id: PeerId,
     pub fabric_id: u64,
     pub fabric: Weak<FabricInner>,
+    /// The fabric's clock, and how long an operation may take that says nothing of it.
+    pub clock: Arc<dyn Clock>,
+    pub default_deadline: Duration,
     tenant: Arc<str>,
     pub identity: Identity,
     /// One per rail group of every local transport, in order of preference.
@@ -101,6 +104,8 @@ impl Peer {
             id,
             fabric_id: fabric.id(),
             fabric: Arc::downgrade(fabric),
+            clock: Arc::clone(fabric.clock()),
+            default_deadline: fabric.default_deadline(),
             tenant: Arc::clone(fabric.tenant_name()),
             identity,
             routes: route::routes(&links),
@@ -264,6 +269,8 @@ impl Peer {
             id: PeerId::next(),
             fabric_id: 0,
             fabric: Weak::new(),
+            clock: Arc::new(crate::SystemClock::default()),
+            default_deadline: Duration::ZERO,
             tenant: "".into(),
             identity: Identity { incarnation: 1, host: String::new() },
             links: Vec::new(),

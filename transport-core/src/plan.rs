@@ -25,7 +25,9 @@ impl Shape {
     /// Pieces in the whole operation; a zero-byte operation is one empty piece.
     pub fn items(&self) -> u32 {
         match self {
-            Self::Range { len, chunk, .. } => u32::try_from(len.div_ceil(*chunk).max(1)).unwrap_or(u32::MAX),
+            // Mostly so, and without a division.
+            Self::Range { len, chunk, .. } if len <= chunk => 1,
+            Self::Range { len, chunk, .. } => u32::try_from(len.div_ceil(*chunk)).unwrap_or(u32::MAX),
             Self::Pages { count, .. } => *count,
             Self::Written { pieces, .. } => pieces.len() as u32,
             Self::Touch { rails } => *rails,

@@ -8,7 +8,7 @@ use crate::link::Link;
 use crate::op::OpId;
 use crate::peer::PeerInner;
 use crate::spread::Places;
-use crate::{Error, ErrorKind, Op, Result, Time, Trigger};
+use crate::{Op, Result, Time, Trigger};
 
 /// When an operation was submitted, what it waits for before it begins, and when it must have ended.
 #[derive(Clone)]
@@ -41,25 +41,22 @@ impl PeerInner {
         deadline: Option<Duration>,
         operation: &'static str,
     ) -> Result<Op> {
-        let times = self.times(trigger, deadline, operation)?;
+        let times = self.times(trigger, deadline);
         let places = self.places(link, &work, operation)?;
         Ok(self.submit_at(places, work, times, operation))
     }
 
     /// The times of an operation that is submitted now.
-    pub(crate) fn times(
-        &self,
-        trigger: Option<&Trigger>,
-        deadline: Option<Duration>,
-        operation: &'static str,
-    ) -> Result<Times> {
-        let closed = || Error::new(ErrorKind::Closed, operation, "the fabric is closed");
-        let fabric = self.fabric.upgrade().ok_or_else(closed)?;
-        let begun = fabric.now();
-        Ok(Times { begun, trigger: trigger.cloned(), deadline: fabric.deadline(begun, deadline) })
+    #[inline]
+    pub(crate) fn times(&self, trigger: Option<&Trigger>, deadline: Option<Duration>) -> Times {
+        let begun = self.clock.now();
+        let deadline = begun.after(deadline.unwrap_or(self.default_deadline));
+        Times { begun, trigger: trigger.cloned(), deadline }
     }
 
-    /// Hands an operation to the engines it has places with.
+    /// Hands an operation to the engines it has places with. Inlined, as the work is moved by each call
+    /// that takes it.
+    #[inline(always)]
     pub(crate) fn submit_at(
         self: &Arc<Self>,
         places: Places<'_>,
@@ -79,6 +76,7 @@ impl PeerInner {
         }
     }
 
+    #[inline(always)]
     fn submit_to(
         self: &Arc<Self>,
         place: Place<'_>,
@@ -89,11 +87,10 @@ impl PeerInner {
         let link = place.link;
         let id = place.keep();
         let Times { begun, trigger, deadline } = times;
-        if trigger.is_none() {
-            link.backlog.begins(&work);
-        }
+        let alone = trigger.is_none() && link.backlog.begins(&work);
         let span = self.span(id, &link.engine.label, operation, &work);
-        link.engine.submit(Submission { id, peer: Arc::clone(self), begun, trigger, deadline, work, span });
+        let submission = Submission { id, peer: Arc::clone(self), begun, trigger, deadline, work, span };
+        link.engine.submit(submission, alone);
         Op::pending(Arc::clone(&link.engine), id)
     }
 

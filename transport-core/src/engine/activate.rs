@@ -3,6 +3,7 @@
 use std::sync::atomic::Ordering::Relaxed;
 
 use super::active::{Stage, kind_of};
+use super::alone::Lone;
 use super::receive::RAIL as MESSAGES;
 use super::{Active, ActiveRail, Engine, Submission, Work, credit};
 use crate::peer::PeerInner;
@@ -20,41 +21,43 @@ impl Engine {
 
     /// Gives a submission its share of every usable rail and queues it there; one that comes `alone`
     /// is posted at once if nothing stands before it.
-    pub(super) fn activate(&mut self, submission: Submission, alone: bool) {
-        let Submission { id, peer, begun, trigger, deadline, mut work, span } = submission;
-        self.note(2, id.index.into());
-        self.begins(id, kind_of(&work), peer.short_id(), work.bytes());
+    pub(super) fn activate(&mut self, mut submission: Submission, alone: bool) {
+        let (id, peer, position) = (submission.id, &submission.peer, self.handle.position);
         // Its link was queued after the controls were taken, and before it. What was queued
         // behind it stays there: it may be about this very submission.
-        let mut link = self.live_link(&peer);
+        let mut link = self.live_link(peer);
         while link.is_none()
             && peer.death().is_none()
             && let Some(control) = self.handle.controls.pop()
         {
             self.take_control(control);
-            link = self.live_link(&peer);
+            link = self.live_link(peer);
         }
-        let Some(link) = link else {
-            let died = || Error::new(ErrorKind::PeerDied, "submit", "the peer is gone");
-            let error = peer.death().unwrap_or_else(died);
-            if trigger.is_none() {
-                peer.links[self.handle.position].backlog.ended(&work);
-            }
-            self.ends(id, &span, Some(&error));
-            self.handle.table.end(id, Err(error));
-            return;
-        };
+        let Some(link) = link else { return self.refuse(submission) };
+        let work = &mut submission.work;
         if !self.handle.posting.lazy && work.items.len() > 1 {
             work.shape = work.shape.written();
         }
         let mut rails = self.spare.pop().unwrap_or_default();
-        self.fill_rails(&work, link, &mut rails);
-        let now = self.now();
-        self.watch_until(now, deadline);
-        self.running += 1;
-        let mut active = Active {
+        self.fill_rails(work, link, &mut rails);
+        let metered = credit::is_metered(work, &peer.links[position].credit);
+        let error = refusal(work, &rails);
+        let (unposted, only) = match error {
+            Some(_) => (0, None),
+            None => self.share(work, &mut rails),
+        };
+        let waits = submission.trigger.is_some();
+        // Before it is booked: who waits for the answer waits that much less.
+        let lone = match only {
+            Some(rail) if alone && !metered && !waits => self.post_alone(id, work, rail, &mut rails[rail]),
+            _ => None,
+        };
+        let kind = kind_of(work);
+        let Submission { peer, begun, trigger, deadline, work, span, .. } = submission;
+        let (short_id, bytes, now) = (peer.short_id(), work.bytes(), self.now());
+        self.active[id.index as usize] = Some(Active {
             id,
-            metered: credit::is_metered(&work, &peer.links[self.handle.position].credit),
+            metered,
             parked: false,
             work,
             link,
@@ -67,60 +70,71 @@ impl Engine {
             span,
             stage: Stage::Data,
             rails,
-            unposted: 0,
+            unposted,
             outstanding: 0,
             work_requests: 0,
-            error: None,
+            error,
             cancelled: false,
             expired: false,
             aborted: false,
-        };
-        let over = match active.refusal() {
-            Some(error) => {
-                active.error = Some(error);
-                None
+        });
+        self.running += 1;
+        self.note(2, id.index.into());
+        self.begins(id, kind, short_id, bytes);
+        self.watch_until(now, deadline);
+        match lone {
+            Some(Lone { rail, bytes, result }) => {
+                self.posted_alone += self.book(rail, bytes, result, 0);
             }
-            None => self.share(&mut active),
-        };
-        let waits = active.trigger.is_some();
-        self.active[id.index as usize] = Some(active);
-        match over {
-            _ if waits => self.untriggered.push(id),
-            Some(rail) if alone && self.post_alone(id.index, rail) => {}
-            _ => self.queue(id.index),
+            None if waits => self.untriggered.push(id),
+            None => self.queue(id.index),
         }
         self.finish_if_over(id.index);
     }
 
-    /// Gives the rails their shares. Where all is one request, says over which it goes.
-    fn share(&mut self, active: &mut Active) -> Option<usize> {
-        let work = &active.work;
-        active.unposted = work.items.len();
+    /// Gives the rails their shares; how many pieces there are. Where all is one request, says over
+    /// which it goes.
+    fn share(&mut self, work: &Work, rails: &mut [ActiveRail]) -> (u32, Option<usize>) {
         if work.is_whole() {
             // An imm alone, or one message: the first usable rail, whole.
-            active.unposted = 1;
-            let first = active.rails.iter().position(ActiveRail::usable)?;
-            active.rails[first].range = RailRange { start: 0, end: 1 };
-            return Some(first);
+            let first = rails.iter().position(ActiveRail::usable);
+            if let Some(first) = first {
+                rails[first].range = RailRange { start: 0, end: 1 };
+            }
+            return (1, first);
         }
         let turn = self.handle.turn.load(Relaxed);
         self.handle.turn.store(turn.wrapping_add(1), Relaxed);
-        if let ([rail], 1) = (&mut active.rails[..], active.unposted) {
+        let pieces = work.items.len();
+        if let ([rail], 1) = (&mut rails[..], pieces) {
             (rail.range, rail.next) = (work.items, work.items.start);
-            return Some(0);
+            return (1, Some(0));
         }
         // A touch is one for every rail, whatever that carries.
         let alike = matches!(work.shape, Shape::Touch { .. });
         let weight = |rail: &ActiveRail| if alike { rail.weight.min(1) } else { rail.weight };
-        split(work.items, active.rails.iter().map(weight), turn, &mut self.ranges);
-        active.rails.iter_mut().zip(&self.ranges).for_each(|(rail, range)| {
+        split(work.items, rails.iter().map(weight), turn, &mut self.ranges);
+        rails.iter_mut().zip(&self.ranges).for_each(|(rail, range)| {
             rail.range = *range;
             rail.next = range.start;
         });
-        if active.unposted > 1 {
-            return None;
+        let only = if pieces > 1 { None } else { rails.iter().position(|rail| rail.left() > 0) };
+        (pieces, only)
+    }
+
+    /// Ends an operation whose peer is gone.
+    #[cold]
+    fn refuse(&mut self, submission: Submission) {
+        let Submission { id, peer, trigger, work, span, .. } = submission;
+        let died = || Error::new(ErrorKind::PeerDied, "submit", "the peer is gone");
+        let error = peer.death().unwrap_or_else(died);
+        if trigger.is_none() {
+            peer.links[self.handle.position].backlog.ended(&work);
         }
-        active.rails.iter().position(|rail| rail.left() > 0)
+        self.note(2, id.index.into());
+        self.begins(id, kind_of(&work), peer.short_id(), work.bytes());
+        self.ends(id, &span, Some(&error));
+        self.handle.table.end(id, Err(error));
     }
 
     fn fill_rails(&self, work: &Work, link: u32, rails: &mut Vec<ActiveRail>) {
@@ -177,16 +191,14 @@ impl Engine {
     }
 }
 
-impl Active {
-    /// Why it cannot be carried, if no rail is left that may.
-    fn refusal(&self) -> Option<Error> {
-        let (operation, why) = if !self.rails.iter().any(ActiveRail::usable) {
-            ("submit", "no rail to this peer is left; open the fabric anew")
-        } else if self.work.kind == WorkKind::Send && !self.rails[MESSAGES].usable() {
-            ("send", "the rail that carries messages is lost; open the fabric anew")
-        } else {
-            return None;
-        };
-        Some(Error::new(ErrorKind::DeviceLost, operation, why))
-    }
+/// Why an operation cannot be carried, if no rail is left that may.
+fn refusal(work: &Work, rails: &[ActiveRail]) -> Option<Error> {
+    let (operation, why) = if !rails.iter().any(ActiveRail::usable) {
+        ("submit", "no rail to this peer is left; open the fabric anew")
+    } else if work.kind == WorkKind::Send && !rails[MESSAGES].usable() {
+        ("send", "the rail that carries messages is lost; open the fabric anew")
+    } else {
+        return None;
+    };
+    Some(Error::new(ErrorKind::DeviceLost, operation, why))
 }

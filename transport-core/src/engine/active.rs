@@ -115,33 +115,12 @@ impl Active {
     /// Appends the requests of `items` for one rail; returns their bytes.
     #[inline]
     pub fn expand(&self, items: Range<u32>, rail: &ActiveRail, first_id: u64, batch: &mut Batch) -> u64 {
-        let work = &self.work;
-        let start = work.local.as_ref().map_or(std::ptr::null_mut(), |region| region.start);
-        let request = WorkRequest {
-            id: first_id,
-            peer: PeerSlot(rail.slot),
-            kind: work.kind,
-            local: start,
-            lkey: rail.lkey,
-            len: 0,
-            remote: rail.base,
-            rkey: rail.rkey,
-            imm: self.piece_imm(),
-            way: copy::way(work.shape.bytes(), work.locality),
-        };
+        let imm = self.piece_imm();
         if self.stage == Stage::Imm {
-            batch.push(request);
+            batch.push(self.work.request(rail, imm, first_id));
             return 0;
         }
-        let bytes = work.shape.bytes_of(items.clone());
-        batch.push_run(request, |pieces| {
-            work.shape.expand(items, pieces, |local, remote, len| Piece {
-                local: start.wrapping_add(local as usize),
-                remote: rail.base.wrapping_add(remote),
-                len,
-            });
-        });
-        bytes
+        self.work.expand(items, rail, imm, first_id, batch)
     }
 
     /// The imm a piece carries: every piece's (`PerWr`), the last stage's, or that
@@ -174,5 +153,46 @@ impl Active {
     /// Nothing is posted and nothing will be.
     pub fn is_over(&self) -> bool {
         self.outstanding == 0 && self.unposted == 0
+    }
+}
+
+impl Work {
+    /// Appends the requests of `items` for one rail, each with `imm`; returns their bytes.
+    #[inline]
+    pub(super) fn expand(
+        &self,
+        items: Range<u32>,
+        rail: &ActiveRail,
+        imm: Option<u32>,
+        first_id: u64,
+        batch: &mut Batch,
+    ) -> u64 {
+        let request = self.request(rail, imm, first_id);
+        let bytes = self.shape.bytes_of(items.clone());
+        batch.push_run(request, |pieces| {
+            self.shape.expand(items, pieces, |local, remote, len| Piece {
+                local: request.local.wrapping_add(local as usize),
+                remote: rail.base.wrapping_add(remote),
+                len,
+            });
+        });
+        bytes
+    }
+
+    /// What its requests over a rail have in common: of no bytes, at the beginning of both regions.
+    #[inline]
+    fn request(&self, rail: &ActiveRail, imm: Option<u32>, id: u64) -> WorkRequest {
+        WorkRequest {
+            id,
+            peer: PeerSlot(rail.slot),
+            kind: self.kind,
+            local: self.local.as_ref().map_or(std::ptr::null_mut(), |region| region.start),
+            lkey: rail.lkey,
+            len: 0,
+            remote: rail.base,
+            rkey: rail.rkey,
+            imm,
+            way: copy::way(self.shape.bytes(), self.locality),
+        }
     }
 }

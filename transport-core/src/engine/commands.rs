@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::{Control, Engine, LinkState, Revoking};
+use super::{Control, Engine, LinkState, Revoking, Submission};
 use crate::observe::{OperationKind, What};
 use crate::op::OpId;
 use crate::peer::PeerInner;
@@ -16,6 +16,14 @@ impl Engine {
     #[inline(always)]
     pub(super) fn take_commands(&mut self) -> usize {
         if self.handle.has_commands() { self.take_queued(true) } else { 0 }
+    }
+
+    /// Takes an operation over that its submitter has just made, past the queue.
+    #[inline(always)]
+    pub(super) fn take_over(&mut self, submission: Submission) {
+        // No turn goes on, and it was submitted in this very call.
+        self.time = Some(submission.begun);
+        self.activate(submission, true);
     }
 
     /// Takes what is queued; whether what comes alone may be posted at once.
@@ -92,7 +100,9 @@ impl Engine {
         let slots: Vec<_> = link.rails.iter().map(|rail| rail.as_ref().map(|rail| rail.slot)).collect();
         let receiving: Vec<_> = link.receiving.iter().map(|(rail, paired)| (*rail, paired.slot)).collect();
         for (rail, pair) in link.pairs() {
-            self.slot_links[rail].insert(pair.slot, index);
+            let (links, place) = (&mut self.slot_links[rail], pair.slot.0 as usize);
+            links.resize(links.len().max(place + 1), None);
+            links[place] = Some(index);
         }
         self.link_of.insert(peer.id, index);
         self.record(What::PeerLinked { peer: peer.short_id() });

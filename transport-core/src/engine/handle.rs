@@ -162,8 +162,20 @@ impl EngineHandle {
         })
     }
 
-    /// Hands an operation to the worker.
-    pub fn submit(&self, submission: Submission) {
+    /// Hands an operation to the worker. Where callers drive, one that comes `alone` is taken over in
+    /// this thread, unless another one drives this moment or anything is queued: nobody else is there
+    /// to do it meanwhile, and who has nothing else under way waits for this.
+    #[inline(always)]
+    pub fn submit(&self, submission: Submission, alone: bool) {
+        if alone
+            && let Some(engine) = self.driver.get().and_then(Weak::upgrade)
+            && let Ok(mut driven) = engine.try_lock()
+            && !self.has_commands()
+            && !self.closed.load(Ordering::Relaxed)
+        {
+            driven.take_over(submission);
+            return;
+        }
         // As many places as op slots, and every submission holds a slot: there is room.
         let pushed = self.submissions.push(submission);
         debug_assert!(pushed.is_ok());

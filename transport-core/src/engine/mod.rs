@@ -55,7 +55,7 @@ use revoke::Revoking;
 use crate::observe::{OperationDump, OperationKind, What};
 use crate::op::OpId;
 use crate::plan::RailRange;
-use crate::spi::{Completions, PeerSlot};
+use crate::spi::Completions;
 use crate::{Clock, Error, ErrorKind, PeerId, Time};
 
 /// Events taken per poll of an endpoint.
@@ -76,7 +76,7 @@ pub(crate) struct Engine {
     links: Vec<Option<LinkState>>,
     link_of: HashMap<PeerId, u32>,
     /// Link by `[rail][slot]`.
-    slot_links: Vec<foldhash::HashMap<PeerSlot, u32>>,
+    slot_links: Vec<Vec<Option<u32>>>,
     /// Events of peers whose `Link` command is still on its way.
     early: Early,
     receives: Receives,

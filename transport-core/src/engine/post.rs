@@ -3,7 +3,7 @@
 use super::posted::{RUN, Run};
 use super::{Engine, Rail};
 use crate::observe::What;
-use crate::spi::{Status, WorkKind};
+use crate::spi::{PostResult, Status, WorkKind};
 use crate::{Error, ErrorKind};
 
 impl Engine {
@@ -40,21 +40,26 @@ impl Engine {
         if self.rails[rail].batch.is_empty() {
             return 0;
         }
-        self.post_batch(rail, bytes, passed)
+        let result = self.post_batch(rail);
+        self.book(rail, bytes, result, passed)
     }
 
-    /// Posts the batch that was built, of so many bytes, and books it. Returns the number of requests
-    /// taken.
-    pub(super) fn post_batch(&mut self, rail: usize, bytes: u64, passed: usize) -> usize {
+    /// Posts the batch that was built. It is to be booked.
+    #[inline]
+    pub(super) fn post_batch(&mut self, rail: usize) -> PostResult {
         let this = &mut self.rails[rail];
-        // SAFETY: every request's spans were checked when it was submitted, and
-        // `self.active` holds its regions and imports until `reap` has seen its end.
-        let result = unsafe { this.endpoint.post(&this.batch) };
-        let offered = this.batch.len();
+        // SAFETY: every request's spans were checked when it was submitted, and `self.active` holds its
+        // regions and imports until `reap` has seen its end, or will in a moment (`activate`).
+        unsafe { this.endpoint.post(&this.batch) }
+    }
+
+    /// Books a batch of so many bytes that was posted. Returns the number of requests taken.
+    pub(super) fn book(&mut self, rail: usize, bytes: u64, result: PostResult, passed: usize) -> usize {
+        let offered = self.rails[rail].batch.len();
         let accepted = result.accepted.min(offered);
         let cut_short = accepted < offered;
         let bytes = if cut_short {
-            this.batch.requests().take(accepted).map(|request| request.len).sum()
+            self.rails[rail].batch.requests().take(accepted).map(|request| request.len).sum()
         } else {
             bytes
         };

@@ -22,16 +22,15 @@ impl Engine {
 
     /// Acts on what a poll of a rail has brought.
     fn take_completions(&mut self, rail: usize) -> usize {
-        let mut completions = std::mem::replace(&mut self.completions, crate::spi::Completions::empty());
-        let count = completions.as_slice().len();
-        let (done, failed) = tally(completions.as_slice());
+        let count = self.completions.as_slice().len();
+        let (done, failed) = tally(self.completions.as_slice());
         if done + failed > 0 {
             self.handle.counts[rail].completed(done, failed);
             let requests = done as u32;
             self.record(What::Completed { rail: self.numbered(rail), requests, failed: failed as u32 });
         }
-        for event in completions.as_slice() {
-            match *event {
+        for place in 0..count {
+            match self.completions.as_slice()[place] {
                 Event::Done { first, count } => {
                     self.acknowledge(rail, first, count, None);
                 }
@@ -41,9 +40,8 @@ impl Engine {
                 other => self.take_event(rail, other),
             }
         }
-        let events = count + usize::from(completions.is_stirred());
-        completions.clear();
-        self.completions = completions;
+        let events = count + usize::from(self.completions.is_stirred());
+        self.completions.clear();
         events
     }
 
@@ -127,7 +125,7 @@ impl Engine {
 
     /// The link of a slot. An event of a peer that is being admitted is kept.
     fn link_at(&mut self, rail: usize, peer: PeerSlot, event: Event) -> Option<u32> {
-        let link = self.slot_links[rail].get(&peer).copied();
+        let link = self.slot_links[rail].get(peer.0 as usize).copied().flatten();
         if link.is_none()
             && !self.early.keep(rail, peer, event)
             && let Event::Received { id, .. } = event
@@ -141,11 +139,14 @@ impl Engine {
 
     /// The last event of a slot: the link is over when this was its last rail.
     fn peer_gone(&mut self, rail: usize, peer: PeerSlot) {
-        if !self.slot_links[rail].contains_key(&peer) {
+        let linked = |this: &mut Self| this.slot_links[rail].get_mut(peer.0 as usize).and_then(Option::take);
+        let mut link = linked(self);
+        if link.is_none() {
             // Admission queues `Link` before anyone can disconnect: it is here by now.
             self.take_controls();
+            link = linked(self);
         }
-        let Some(index) = self.slot_links[rail].remove(&peer) else {
+        let Some(index) = link else {
             // Prepared and never admitted.
             self.early.take(rail, peer);
             return;

@@ -13,9 +13,13 @@ use crate::spi::{Capabilities, Progress};
 /// come back without delay; the second covers how late they are seen and acted upon.
 const ROUND_TRIPS: u64 = 2;
 
-/// The window of a device that does not know its line rate, and the most that one is opened to:
-/// a batch of pages of 64 KiB.
+/// The window of a device that does not know its line rate, and the most that one is opened to that
+/// does: a batch of pages of 64 KiB.
 const UNKNOWN: u64 = 4 << 20;
+
+/// The most that the window is opened to of a device that does not know its line rate: 5 ms of a line of
+/// 100 Gbps, which is longer than Linux mostly keeps a thread off a core that it shares.
+const WIDEST: u64 = 16 * UNKNOWN;
 
 /// Bytes that may be posted on a rail and not be acknowledged.
 ///
@@ -27,8 +31,9 @@ const UNKNOWN: u64 = 4 << 20;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Window {
     limit: u64,
-    /// What it is at least.
+    /// What it is at least, and at most.
     base: u64,
+    widest: u64,
     /// It kept something from being posted since the last look.
     is_short: bool,
     /// What a request takes of it at least: the line that passes while the device is busy
@@ -43,14 +48,14 @@ impl Window {
             return Self::of_bytes(u64::MAX, 0);
         }
         let Some(bits) = capabilities.link_bits_per_s.filter(|bits| *bits > 0) else {
-            return Self::of_bytes(UNKNOWN, 0);
+            return Self { widest: WIDEST, ..Self::of_bytes(UNKNOWN, 0) };
         };
         let least = capabilities.requests_per_s.map_or(0, |rate| bits / 8 / rate.max(1));
         Self::of_bytes(bytes_in(bits, capabilities.round_trip).saturating_mul(ROUND_TRIPS), least)
     }
 
     fn of_bytes(base: u64, least: u64) -> Self {
-        Self { limit: base, base, is_short: false, least }
+        Self { limit: base, base, widest: base.max(UNKNOWN), is_short: false, least }
     }
 
     /// Somebody looks, and finds `posted` of charges.
@@ -58,7 +63,7 @@ impl Window {
     pub fn look(&mut self, posted: u64) {
         if std::mem::take(&mut self.is_short) {
             self.limit = match posted {
-                0 => self.limit.saturating_mul(2).min(self.base.max(UNKNOWN)),
+                0 => self.limit.saturating_mul(2).min(self.widest),
                 _ => (self.limit - self.limit / 8).max(self.base),
             };
         }
@@ -162,6 +167,14 @@ mod tests {
         let mut other = Capabilities::minimal();
         assert!(Window::of(&other).room(1 << 40, 1 << 30, 1 << 30) > 1 << 20);
         other.progress = Progress::Auto;
-        assert_eq!(Window::of(&other).limit, UNKNOWN);
+        let mut unknown = Window::of(&other);
+        let mut limits = Vec::new();
+        for posted in [0, 0, 0, 0, 0, 1] {
+            limits.push(unknown.limit / UNKNOWN);
+            unknown.falls_short();
+            unknown.look(posted);
+        }
+        assert_eq!(limits, [1, 2, 4, 8, 16, 16]);
+        assert!(unknown.limit < WIDEST, "some is still posted at a look");
     }
 }

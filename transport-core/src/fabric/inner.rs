@@ -42,6 +42,14 @@ impl FabricInner {
         &self.identity
     }
 
+    pub(crate) fn clock(&self) -> &Arc<dyn Clock> {
+        &self.clock
+    }
+
+    pub(crate) fn default_deadline(&self) -> Duration {
+        self.default_deadline
+    }
+
     pub(crate) fn control_settings(&self) -> ControlSettings {
         self.settings
     }

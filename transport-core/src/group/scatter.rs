@@ -156,7 +156,7 @@ fn submit_all(
     parts: Vec<Checked<'_>>,
 ) -> Result<Op> {
     let Some(first) = parts.first() else { return Err(refused(name, "no parts".into())) };
-    let times = first.peer.times(options.trigger.as_ref(), options.deadline, name)?;
+    let times = first.peer.times(options.trigger.as_ref(), options.deadline);
     let mut places = Vec::with_capacity(parts.len());
     for part in &parts {
         places.push(part.peer.places(part.link, &part.work, name)?);

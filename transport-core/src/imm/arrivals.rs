@@ -56,7 +56,7 @@ impl Arrivals {
     fn poll(&mut self, context: &mut Context<'_>) -> Poll<Result<u64>> {
         let Self { counter, id, .. } = self;
         let imm = counter.imm;
-        counter.poll(1, id, context, |values| values.remove(&imm).unwrap_or(0))
+        counter.poll(1, id, context, |values| values.take_all(imm))
     }
 }
 

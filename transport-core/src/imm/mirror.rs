@@ -43,7 +43,7 @@ impl ImmCounter {
     pub fn mirror(&self, word: Arc<dyn Word>, at_end: AtEnd) -> Mirror {
         let Self { peer, imm } = self.clone();
         let mut counts = peer.imms.lock();
-        let total = counts.values.get(&imm).copied().unwrap_or(0);
+        let total = counts.values.count(imm);
         // Who ends the peer sets the reason first, then comes for the mirrors under this lock.
         let passed = if peer.death().is_some() { at_end.passes() } else { 0 };
         let id = counts.mirrors.add(imm, Mirrored { id: 0, word, total, at_end, passed });
@@ -220,7 +220,7 @@ mod tests {
     #[test]
     fn wraps_around() {
         let (peer, (word, now)) = (Peer::alone(), word());
-        peer.0.imms.lock().values.insert(7, u64::from(u32::MAX) - 1);
+        peer.0.imms.lock().values.set(7, u64::from(u32::MAX) - 1);
         let mirror = peer.imm(7).mirror(word, AtEnd::Keep);
         (0..2).for_each(|_| peer.0.imms.arrived(7));
         assert_eq!((now(), mirror.total()), (0, 1 << 32));

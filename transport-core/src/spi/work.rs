@@ -3,7 +3,7 @@
 use crate::ErrorKind;
 use crate::copy::Way;
 
-/// A connected peer's place in a domain; unique until its `PeerGone`.
+/// A connected peer's place in a domain, low, as lists are indexed by it; unique until its `PeerGone`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Default)]
 pub struct PeerSlot(pub u32);
 
@@ -158,11 +158,6 @@ impl Completions {
     pub fn with_room(room: usize) -> Self {
         let room = room.max(1);
         Self { events: Vec::with_capacity(room), room, stirred: false }
-    }
-
-    /// No room at all; allocates nothing.
-    pub(crate) fn empty() -> Self {
-        Self { events: Vec::new(), room: 0, stirred: false }
     }
 
     /// Events that can still be pushed.
