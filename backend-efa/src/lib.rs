@@ -25,6 +25,7 @@ mod queues;
 mod region;
 mod report;
 mod settings;
+mod settling;
 mod status;
 mod submit;
 mod tag;

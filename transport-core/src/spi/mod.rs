@@ -10,7 +10,6 @@ mod batch;
 mod capabilities;
 mod domain;
 mod endpoint;
-mod verdicts;
 mod work;
 
 #[cfg(unix)]
@@ -20,5 +19,4 @@ pub use batch::{Batch, Piece};
 pub use capabilities::{AbortScope, Capabilities, DeliveredCost, Operations, Ordering, Progress, Revocation};
 pub use domain::{Connector, Direct, Domain, KeyMaterial, MemoryRegion, RemoteMemory};
 pub use endpoint::{Armed, Endpoint, EndpointConfig, PostResult};
-pub use verdicts::Verdicts;
 pub use work::{Completions, Event, PeerSlot, ReceiveRequest, Status, WorkKind, WorkRequest};
