@@ -7,7 +7,6 @@ use libfabric_sys as sys;
 use transport_core::Time;
 use transport_core::spi::{
     Armed, Batch, Completions, Endpoint, EndpointConfig, Event, PeerSlot, PostResult, ReceiveRequest, Status,
-    Verdicts,
 };
 
 use crate::context::{Contexts, Posted};
@@ -17,6 +16,7 @@ use crate::moving::{Former, grace};
 use crate::peers::View;
 use crate::posting::{FULL, lost, refused};
 use crate::report::Entries;
+use crate::settling::Settling;
 use crate::submit::Local;
 use crate::words::Words;
 
@@ -45,8 +45,8 @@ pub(crate) struct EfaEndpoint {
     /// list as often, which may bring another back there (`rxr_cq_write_tx_error`; 1.17): with the
     /// address gone, its progress follows a null pointer.
     pub(crate) haunted: HashSet<PeerSlot>,
-    /// Failures whose meaning is not known yet.
-    pub(crate) verdicts: Verdicts,
+    /// Failures that are told a little later.
+    pub(crate) settling: Settling,
     /// Turns until the next look at libfabric's events.
     pub(crate) until_look: u32,
     pub(crate) words: Words,
@@ -78,7 +78,7 @@ impl EfaEndpoint {
             recv_depth: recv as usize,
             aborted: Vec::new(),
             haunted: HashSet::new(),
-            verdicts: Verdicts::default(),
+            settling: Settling::default(),
             until_look: 0,
             words: Words::default(),
             is_lost: false,
@@ -170,7 +170,7 @@ impl Endpoint for EfaEndpoint {
         let (shared, slots) = (&self.shared, &self.slots);
         let has_left =
             |peer: PeerSlot| !matches!(slots.get(peer.0 as usize), Some(View::Up(_) | View::Waiting));
-        self.verdicts.tell(|| shared.setup.clock.now(), has_left, &mut self.waiting);
+        self.settling.tell(|| shared.setup.clock.now(), has_left, &mut self.waiting);
         if !self.leaving.is_empty() {
             self.goodbyes();
         }
@@ -200,7 +200,7 @@ impl Endpoint for EfaEndpoint {
     }
 
     fn due(&self) -> Time {
-        self.aborted.iter().map(|(_, until)| *until).fold(self.verdicts.due(), Time::min)
+        self.aborted.iter().map(|(_, until)| *until).fold(self.settling.due(), Time::min)
     }
 
     fn abort(&mut self, peer: PeerSlot) {
@@ -211,16 +211,20 @@ impl Endpoint for EfaEndpoint {
         }
     }
 
-    fn cancel_recv(&mut self, id: u64) {
+    fn cancel_recv(&mut self, id: u64) -> bool {
+        let mut is_taken_back = true;
         for lane in self.lane.iter().chain(self.former.iter().map(|former| &former.lane)) {
             let Some(context) = lane.posted.receive(id) else { continue };
             let _turn = lane.queues.addresses.turn();
             // SAFETY: the endpoint is open and the context posted.
             let code = unsafe { sys::fi_cancel(lane.queues.ep.as_ptr(), context) };
             if code != 0 {
-                tracing::warn!(code, "libfabric does not cancel a receive");
+                // efa-direct never does.
+                tracing::debug!(code, "libfabric does not cancel a receive");
+                is_taken_back = false;
             }
         }
+        is_taken_back
     }
 
     fn describe(&self, status: Status) -> String {

@@ -26,6 +26,7 @@ mod queues;
 mod region;
 mod report;
 mod settings;
+mod settling;
 mod status;
 mod submit;
 mod tag;

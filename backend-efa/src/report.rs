@@ -200,8 +200,13 @@ impl EfaEndpoint {
                         true => ErrorKind::Unreachable,
                         false => ErrorKind::RemoteAccess,
                     };
-                    let otherwise = Status { kind, code: entry.err.abs() };
-                    self.verdicts.hold(id, peer, otherwise, self.shared.setup.clock.now());
+                    let status = Status { kind, code: entry.err.abs() };
+                    let doubted = Event::Doubted { id, peer, status };
+                    // Cards have no connections.
+                    match queues.device.info.card() {
+                        Some(_) => self.waiting.push_back(doubted),
+                        None => self.settling.hold(self.shared.setup.clock.now(), peer, doubted),
+                    }
                     return true;
                 }
                 self.waiting.push_back(Event::Failed { id, status: status(entry.err) });

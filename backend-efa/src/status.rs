@@ -67,6 +67,7 @@ pub(crate) fn refused(operation: &'static str, what: &str, code: c_int) -> Error
     let kind = match code.unsigned_abs() {
         sys::FI_ENOMEM | sys::FI_ENOSPC => ErrorKind::Exhausted,
         sys::FI_EPERM => ErrorKind::Permission,
+        sys::FI_EBUSY => ErrorKind::Busy,
         sys::FI_ENOSYS | sys::FI_EOPNOTSUPP => ErrorKind::Unsupported,
         _ => ErrorKind::Io,
     };

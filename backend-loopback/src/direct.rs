@@ -43,7 +43,7 @@ impl LoopbackDirect {
         };
         let Place::Here(base) = entered.0.place else {
             // SAFETY: as below.
-            return unsafe { self.transfer_elsewhere(request, entered.0.place, offset) };
+            return unsafe { self.transfer_elsewhere(request, entered.0, offset) };
         };
         // SAFETY: range checked, lease held, local span by the caller.
         unsafe { transfer(request, base.as_ptr().add(offset)) };
@@ -55,10 +55,10 @@ impl LoopbackDirect {
     unsafe fn transfer_elsewhere(
         &self,
         request: &WorkRequest,
-        place: Place,
+        import: &Import,
         offset: usize,
     ) -> Option<Result<(), ErrorKind>> {
-        match place {
+        match import.place {
             #[cfg(target_os = "linux")]
             Place::There(base) => {
                 let address = base.wrapping_add(offset as u64);
@@ -67,7 +67,7 @@ impl LoopbackDirect {
                 Some(moved.map_err(|status| status.kind))
             }
             // SAFETY: by the caller.
-            Place::Gpu { base, .. } => unsafe { gpu::copy_now(request, base + offset as u64) },
+            Place::Gpu { base, .. } => unsafe { gpu::copy_now(request, import, base + offset as u64) },
             Place::Staged | Place::Here(_) => None,
         }
     }
@@ -153,7 +153,7 @@ impl Direct for LoopbackDirect {
                     _ => return None,
                 };
                 // SAFETY: range checked, lease held, local span by the caller.
-                unsafe { gpu::copy_now(request, there + offset as u64) }?
+                unsafe { gpu::copy_now(request, entered.0, there + offset as u64) }?
             }
         };
         if let (Ok(()), Some(imm)) = (copied, imm)

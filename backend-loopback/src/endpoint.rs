@@ -247,11 +247,12 @@ impl Endpoint for LoopbackEndpoint {
         self.gpus.abort(peer, &mut self.ended);
     }
 
-    fn cancel_recv(&mut self, id: u64) {
+    fn cancel_recv(&mut self, id: u64) -> bool {
         if let Some(at) = self.receives.iter().position(|receive| receive.id == id) {
             self.receives.remove(at);
             self.ended.event(Event::ReceiveFailed { id, status: status(ErrorKind::Cancelled) });
         }
+        true
     }
 
     fn describe(&self, status: Status) -> String {

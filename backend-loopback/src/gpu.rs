@@ -15,6 +15,8 @@ pub(crate) mod message;
 pub(crate) mod share;
 mod way;
 
+use std::sync::atomic::Ordering::Relaxed;
+
 use transport_core::spi::{PeerSlot, Piece, WorkKind, WorkRequest};
 use transport_core::{ErrorKind, Result};
 
@@ -72,23 +74,32 @@ pub(crate) const AT_ONCE: u64 = 64 << 10;
 /// Copies a small request's bytes in the calling thread; `None` if it is to be posted.
 ///
 /// # Safety
-/// `request.len` bytes are valid at its local end and at `remote`; one of them is a GPU's.
+/// `request.len` bytes are valid at its local end and at `remote`, in `import`; one of them is a GPU's.
 #[cold]
 #[inline(never)]
-pub(crate) unsafe fn copy_now(request: &WorkRequest, remote: u64) -> Option<Result<(), ErrorKind>> {
+pub(crate) unsafe fn copy_now(
+    request: &WorkRequest,
+    import: &Import,
+    remote: u64,
+) -> Option<Result<(), ErrorKind>> {
     if request.len > AT_ONCE {
         return None;
     }
     let local = request.local as u64;
     let (to, from) = if request.kind == WorkKind::Read { (local, remote) } else { (remote, local) };
     // By the GPU that has the bytes: its copy takes 7 µs, and that of the other one 10.
-    let ends = [from, to].map(|end| (end, cuda::Device::of_address(end)));
-    let device = ends[0].1.as_ref().or(ends[1].1.as_ref())?;
-    for (end, owner) in &ends {
-        if let Some(owner) = owner {
-            // Else whoever it is posted to finds another way, or says that there is none.
-            cuda::Reach::of_gpu(device, owner, *end, request.len)?;
+    let owner = cuda::Device::of_address;
+    let device = owner(from).or_else(|| owner(to))?;
+    // Asking takes a microsecond, and keys are used once.
+    let asked = &import.reached[usize::from(request.kind == WorkKind::Read)];
+    if asked.load(Relaxed) != request.lkey {
+        for end in [from, to] {
+            if let Some(owner) = owner(end) {
+                // Else whoever it is posted to finds another way, or says that there is none.
+                cuda::Reach::of_gpu(&device, &owner, end, request.len)?;
+            }
         }
+        asked.store(request.lkey, Relaxed);
     }
     // SAFETY: by the caller.
     let copied = unsafe { device.copy(to, from, request.len) };

@@ -1,6 +1,7 @@
 //! Peers' regions as they are used from here, and the table that names them.
 
 use std::ptr::NonNull;
+use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex, OnceLock};
 
 use arc_swap::{ArcSwapOption, Guard};
@@ -22,6 +23,8 @@ pub(crate) struct Import {
     pub(crate) len: u64,
     pub(crate) access: Access,
     pub(crate) key: Key,
+    /// The local region to which a GPU was last found to reach, by writes and by reads.
+    pub(crate) reached: [AtomicU64; 2],
     /// Goes before what it locks.
     lock: Option<cuda::PageLock>,
     /// Keeps the bytes mapped where they are the peer's file.
@@ -181,6 +184,7 @@ impl Imports {
             len: answer.len,
             access: answer.access,
             key: answer.key,
+            reached: [const { AtomicU64::new(u64::MAX) }; 2],
             #[cfg(target_os = "linux")]
             mapping: answer.mapping,
             _shared: answer.shared,

@@ -9,7 +9,7 @@ use transport_core::spi::{
     AbortScope, Capabilities, Connector, DeliveredCost, Domain, DomainSetup, Endpoint, EndpointConfig,
     KeyMaterial, MemoryRegion, Operations, PeerSlot, Progress, RemoteMemory, Revocation,
 };
-use transport_core::{Access, Clock, Error, ErrorKind, Memory, Result};
+use transport_core::{Access, Error, ErrorKind, Memory, Result};
 
 use crate::config::VerbsConfig;
 use crate::device::Device;
@@ -57,7 +57,6 @@ pub(crate) struct Shared {
     pub(crate) peers: Peers,
     pub(crate) card: Arc<Card>,
     pub(crate) capabilities: Capabilities,
-    pub(crate) clock: Arc<dyn Clock>,
     random: Mutex<fastrand::Rng>,
     taken: AtomicBool,
     id: u64,
@@ -99,7 +98,6 @@ impl VerbsDomain {
         let mut random = fastrand::Rng::with_seed(setup.seed ^ setup.incarnation ^ fastrand::u64(..));
         Ok(Self(Arc::new(Shared {
             id: random.u64(..),
-            clock: Arc::clone(&setup.clock),
             random: Mutex::new(random),
             peers: Peers::default(),
             card,

@@ -6,9 +6,9 @@ use std::sync::Arc;
 use rdma_sys as ib;
 use transport_core::spi::{
     Armed, Batch, Completions, Endpoint, EndpointConfig, Event, PeerSlot, PostResult, ReceiveRequest, Status,
-    Verdicts, WorkRequest,
+    WorkRequest,
 };
-use transport_core::{ErrorKind, Result, Time};
+use transport_core::{ErrorKind, Result};
 
 use crate::domain::Shared;
 use crate::library::library;
@@ -52,8 +52,6 @@ pub(crate) struct VerbsEndpoint {
     pub(crate) is_lost: bool,
     /// The last look at the completion queue left nothing there.
     pub(crate) is_drained: bool,
-    /// Failures whose meaning is not known yet.
-    pub(crate) verdicts: Verdicts,
     /// Events that had no room.
     pub(crate) waiting: VecDeque<Event>,
     pub(crate) entries: Vec<ib::ibv_wc>,
@@ -77,7 +75,6 @@ impl VerbsEndpoint {
             replays: VecDeque::new(),
             is_lost: false,
             is_drained: false,
-            verdicts: Verdicts::default(),
             waiting: VecDeque::new(),
             entries: entries(),
         })
@@ -195,12 +192,6 @@ impl Endpoint for VerbsEndpoint {
         if !self.replays.is_empty() {
             self.replay();
         }
-        let links = &self.links;
-        let has_left = |peer: PeerSlot| {
-            let link = links.get(peer.0 as usize);
-            link.is_none_or(|link| matches!(link.view, View::Leaving | View::Free))
-        };
-        self.verdicts.tell(|| self.shared.clock.now(), has_left, &mut self.waiting);
         // What a connection has brought is read before it is forgotten.
         let may_part = self.is_drained || self.is_lost;
         if may_part && (self.has_leaving || !self.ending.is_empty()) {
@@ -234,10 +225,6 @@ impl Endpoint for VerbsEndpoint {
         Armed::Unsupported
     }
 
-    fn due(&self) -> Time {
-        self.verdicts.due()
-    }
-
     fn abort(&mut self, peer: PeerSlot) {
         self.refresh();
         // The connection ends with what is posted to it; the next one is another's matter.
@@ -249,11 +236,12 @@ impl Endpoint for VerbsEndpoint {
         self.refresh();
     }
 
-    fn cancel_recv(&mut self, id: u64) {
+    fn cancel_recv(&mut self, id: u64) -> bool {
         if self.receives.cancel(id) {
             let status = Status { kind: ErrorKind::Cancelled, code: 0 };
             self.waiting.push_back(Event::ReceiveFailed { id, status });
         }
+        true
     }
 
     fn describe(&self, status: Status) -> String {

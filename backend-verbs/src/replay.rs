@@ -28,7 +28,8 @@ impl VerbsEndpoint {
             return;
         }
         let flushed = Status { kind: ErrorKind::Unreachable, code: ib::IBV_WC_WR_FLUSH_ERR as i32 };
-        self.verdicts.hold(request.id, request.peer, flushed, self.shared.clock.now());
+        let (id, peer) = (request.id, request.peer);
+        self.waiting.push_back(Event::Doubted { id, peer, status: flushed });
     }
 
     /// Posts what waits for a connection that is there now.

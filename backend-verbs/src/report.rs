@@ -104,7 +104,7 @@ impl VerbsEndpoint {
                 _ if is_flushed => self.flushed(request, cause),
                 // A process that is killed loses its keys before its queue pairs.
                 ErrorKind::RemoteAccess => {
-                    self.verdicts.hold(request.id, slot, status, self.shared.clock.now());
+                    self.waiting.push_back(Event::Doubted { id: request.id, peer: slot, status });
                 }
                 _ => self.waiting.push_back(Event::Failed { id: request.id, status }),
             }

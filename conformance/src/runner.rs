@@ -52,6 +52,7 @@ pub fn main(subjects: Vec<Arc<dyn Subject>>) -> ExitCode {
     }
     let begun = Instant::now();
     let conclusion = libtest_mimic::run(&arguments, runs.into_iter().map(Run::into_test).collect());
+    process::part();
     if !arguments.list {
         tally::print(begun.elapsed());
     }
@@ -100,9 +101,9 @@ fn short_name(trial: &Trial, variant: Variant, of: usize) -> String {
     }
 }
 
-/// What the subject can do, or why it cannot be opened at all.
+/// What the subject can do, or why it cannot be opened at all. One device tells: its likes do the same.
 fn operations(subject: &dyn Subject) -> Result<Operations, String> {
-    let shape = Shape { rails: subject.rails(), variant: Variant::Plain, seed: SEED };
+    let shape = Shape { rails: 1, variant: Variant::Plain, seed: SEED };
     let transport = subject.transport("probe", shape)?;
     let fabric = FabricBuilder::new().transport(transport).open().map_err(|error| error.to_string())?;
     Ok(fabric.transports().iter().fold(Operations::all(), |all, info| all & info.capabilities.operations))

@@ -2,11 +2,11 @@
 //! with 32 rails, as far as there are so many.
 
 use std::process::ExitCode;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use backend_efa::{Efa, EfaConfig};
 use conformance::{Shape, Subject, Tag, Variant};
-use transport_core::spi::{Backend, DeviceInfo, Operations};
+use transport_core::spi::{Backend, Operations};
 use transport_core::{FabricBuilder, TransportConfig, TransportInfo};
 
 /// Rails to run with.
@@ -16,7 +16,8 @@ struct Cards {
     name: String,
     backend: Arc<Efa>,
     rails: u32,
-    emulates_writes: bool,
+    /// Known once a trial depends on it, of all numbers of rails.
+    emulates_writes: Arc<OnceLock<bool>>,
 }
 
 /// What the provider does not do, by trial.
@@ -60,8 +61,9 @@ impl Subject for Cards {
     }
 
     fn beside_the_point(&self, trial: &str) -> Option<&str> {
-        let of_emulated = NOT_EMULATED.iter().find(|(name, _)| self.emulates_writes && *name == trial);
-        if let Some((_, why)) = of_emulated {
+        if let Some((_, why)) = NOT_EMULATED.iter().find(|(name, _)| *name == trial)
+            && *self.emulates_writes.get_or_init(|| emulates_writes(&self.backend))
+        {
             return Some(why);
         }
         NOT_ON_CARDS.iter().find(|(name, _)| *name == trial).map(|(_, why)| *why)
@@ -78,8 +80,9 @@ impl Subject for Cards {
 }
 
 /// What is known of a card once it is open.
-fn emulates_writes(backend: &Arc<Efa>, device: &DeviceInfo) -> bool {
-    let transport = TransportConfig::new("probe", backend.clone()).devices(vec![device.clone()]);
+fn emulates_writes(backend: &Arc<Efa>) -> bool {
+    let devices: Vec<_> = backend.probe().into_iter().flatten().take(1).collect();
+    let transport = TransportConfig::new("probe", backend.clone()).devices(devices);
     let writes = |info: &TransportInfo| info.capabilities.emulated.contains(Operations::WRITE);
     let opened = FabricBuilder::new().transport(transport).caller_driven().open();
     opened.is_ok_and(|fabric| fabric.transports().iter().any(writes))
@@ -93,11 +96,11 @@ fn main() -> ExitCode {
             // Standard output is the helpers' way to answer.
             Err(why) => eprintln!("skipped: {provider}: {}", why.reason),
             Ok(devices) => {
-                // A helper runs no trials, and has cards enough to open.
-                let emulates_writes = !conformance::is_helper() && emulates_writes(&backend, &devices[0]);
+                let emulates_writes = Arc::<OnceLock<bool>>::default();
                 for rails in RAILS.into_iter().filter(|rails| *rails as usize <= devices.len()) {
                     let name = format!("{provider}-x{rails}");
-                    subjects.push(Arc::new(Cards { name, backend: backend.clone(), rails, emulates_writes }));
+                    let (backend, emulates_writes) = (backend.clone(), emulates_writes.clone());
+                    subjects.push(Arc::new(Cards { name, backend, rails, emulates_writes }));
                 }
             }
         }

@@ -194,11 +194,12 @@ impl Endpoint for NullEndpoint {
         landing.abort(peer, |id| ended.push_back(failed(id, ErrorKind::Cancelled)));
     }
 
-    fn cancel_recv(&mut self, id: u64) {
+    fn cancel_recv(&mut self, id: u64) -> bool {
         if let Some(place) = self.receives.iter().position(|posted| *posted == id) {
             self.receives.remove(place);
             self.cancelled.push(id);
         }
+        true
     }
 
     fn describe(&self, status: Status) -> String {

@@ -19,5 +19,6 @@ mod queue_pair;
 mod remote;
 mod request;
 mod status;
+mod symbols;
 mod sysfs;
 mod work;

@@ -6,6 +6,7 @@
 
 mod census;
 mod child;
+mod meeting;
 mod proxy;
 mod role;
 
@@ -15,11 +16,12 @@ use transport_core::{Fabric, FabricBuilder, Token};
 
 pub(crate) use census::Census;
 pub(crate) use child::Child;
+pub(crate) use meeting::{Meeting, part};
 pub(crate) use proxy::Proxy;
 pub use role::is_helper;
 pub(crate) use role::{permutation, role};
 
-use crate::check::{Verdict, within};
+use crate::check::Verdict;
 use crate::end::End;
 use crate::lab::{Options, builder};
 use crate::subject::Side;
@@ -57,31 +59,10 @@ fn at_our_end(context: &Context, fabric: Fabric) -> End {
 
 #[track_caller]
 fn workers(context: &Context) -> Verdict<FabricBuilder> {
+    // Nobody else's pair runs beside a trial.
+    part();
     let deadline = Duration::from_secs(30);
     let options = Options { deadline, max_operations: 4096, ..Options::default() };
     // 32 cards that software plays take long to pair, with other trials beside them.
     Ok(builder(context, &options)?.seed(context.seed).handshake_limit(LIMIT))
-}
-
-/// A fabric here, one in a helper process, and our view of that.
-pub(crate) struct Meeting {
-    pub fabric: End,
-    pub peer: transport_core::Peer,
-    pub child: Child,
-}
-
-impl Meeting {
-    /// The helper listens, we connect.
-    #[track_caller]
-    pub(crate) fn new(context: &Context) -> Verdict<Self> {
-        let fabric = live(context)?;
-        let (child, peer) = Child::met(context, &fabric)?;
-        Ok(Self { fabric, peer, child })
-    }
-
-    /// Waits for the peer's end.
-    #[track_caller]
-    pub(crate) fn end(&self, limit: Duration) -> Verdict<transport_core::Error> {
-        within(limit, "the end of the peer", self.peer.closed())
-    }
 }

@@ -1,11 +1,12 @@
 //! Every operation between two processes, each byte checked by its owner.
 
 use transport_core::spi::Operations;
-use transport_core::{ErrorKind, Pages, SendOptions, WriteOptions};
+use transport_core::{ErrorKind, Pages, Peer, SendOptions, WriteOptions};
 
 use crate::check::{Verdict, refused, same, within};
+use crate::end::End;
 use crate::ground::{Ground, OPEN};
-use crate::process::{LIMIT, Meeting, permutation};
+use crate::process::{Child, LIMIT, Meeting, permutation};
 use crate::subject::Variant;
 use crate::trial::{Context, Trial};
 
@@ -13,11 +14,16 @@ const ALL: Operations = Operations::all();
 const PATHS: &[Variant] = &[Variant::Plain, Variant::Queued];
 
 pub(super) const TRIALS: &[Trial] = &[
-    Trial::new("crossing::outward", outward).on(PATHS).needs(ALL).process(),
-    Trial::new("crossing::inward", inward).on(PATHS).needs(ALL).process(),
-    Trial::new("crossing::more_imms_than_any_queue", more_imms).on(PATHS).needs(ALL).process(),
-    Trial::new("crossing::named_regions", named_regions).process(),
-    Trial::new("crossing::revoked_under_fire", revoked_under_fire).on(PATHS).process(),
+    Trial::new("crossing::outward", |context| on_pair(context, outward)).on(PATHS).needs(ALL).process(),
+    Trial::new("crossing::inward", |context| on_pair(context, inward)).on(PATHS).needs(ALL).process(),
+    Trial::new("crossing::more_imms_than_any_queue", |context| on_pair(context, more_imms))
+        .on(PATHS)
+        .needs(ALL)
+        .process(),
+    Trial::new("crossing::named_regions", |context| on_pair(context, named_regions)).process(),
+    Trial::new("crossing::revoked_under_fire", |context| on_pair(context, revoked_under_fire))
+        .on(PATHS)
+        .process(),
 ];
 
 const LEN: usize = 6 << 20;
@@ -31,12 +37,19 @@ const PIECES: [(usize, usize, usize); 7] = [
     (11, 4 << 20, 1 << 20),
 ];
 
+/// All on one pair, as a program would: each has imms and names of its own.
+fn on_pair(context: &Context, trial: fn(&End, &Peer, &mut Child) -> Verdict) -> Verdict {
+    let mut pair = Meeting::left(context)?;
+    trial(&pair.fabric, &pair.peer, &mut pair.child)?;
+    pair.leave(context);
+    Ok(())
+}
+
 /// We are the initiator.
-fn outward(context: &Context) -> Verdict {
-    let Meeting { fabric, peer, mut child } = Meeting::new(context)?;
-    let mut near = Ground::new(&fabric, LEN, OPEN, 1)?;
+fn outward(fabric: &End, peer: &Peer, child: &mut Child) -> Verdict {
+    let mut near = Ground::new(fabric, LEN, OPEN, 1)?;
     child.ask(&format!("alloc far {LEN} 2"))?;
-    let mut far = Ground::new(&fabric, LEN, OPEN, 2)?; // What the helper should hold.
+    let mut far = Ground::new(fabric, LEN, OPEN, 2)?; // What the helper should hold.
     let remote = within(LIMIT, "a lookup", peer.region("far"))??;
     for (number, (from, len, to)) in PIECES.into_iter().enumerate() {
         let options = WriteOptions::new().imm(number as u32);
@@ -70,12 +83,11 @@ fn outward(context: &Context) -> Verdict {
 }
 
 /// The helper is the initiator.
-fn inward(context: &Context) -> Verdict {
-    let Meeting { fabric, peer, mut child } = Meeting::new(context)?;
-    let mut near = Ground::new(&fabric, LEN, OPEN, 1)?;
+fn inward(fabric: &End, peer: &Peer, child: &mut Child) -> Verdict {
+    let mut near = Ground::new(fabric, LEN, OPEN, 1)?;
     fabric.publish("near", &near.region)?;
     child.ask(&format!("alloc far {LEN} 2"))?;
-    let far = Ground::new(&fabric, LEN, OPEN, 2)?;
+    let far = Ground::new(fabric, LEN, OPEN, 2)?;
     for (number, (from, len, to)) in PIECES.into_iter().enumerate() {
         child.ask(&format!("write far {from} {len} near {to} {number}"))?;
         peer.imm(number as u32).expect(1).wait(LIMIT)?;
@@ -105,25 +117,22 @@ fn inward(context: &Context) -> Verdict {
 }
 
 /// The sender is held back and goes on by itself, in both directions.
-fn more_imms(context: &Context) -> Verdict {
-    let Meeting { fabric, peer, mut child } = Meeting::new(context)?;
+fn more_imms(_: &End, peer: &Peer, child: &mut Child) -> Verdict {
     for round in 1..=5 {
-        let ops: Result<Vec<_>, _> = (0..4000).map(|_| peer.write_imm(3)).collect();
+        let ops: Result<Vec<_>, _> = (0..4000).map(|_| peer.write_imm(103)).collect();
         for mut op in ops? {
             op.wait(LIMIT)?;
         }
         let sum = 4000 * round;
-        same("imms there", child.ask(&format!("expect 3 {sum}"))?, sum.to_string())?;
-        child.ask("imms 4 4000")?;
-        peer.imm(4).expect(sum).wait(LIMIT)?;
-        same("imms here", peer.imm(4).count(), sum)?;
+        same("imms there", child.ask(&format!("expect 103 {sum}"))?, sum.to_string())?;
+        child.ask("imms 104 4000")?;
+        peer.imm(104).expect(sum).wait(LIMIT)?;
+        same("imms here", peer.imm(104).count(), sum)?;
     }
-    drop(fabric);
     Ok(())
 }
 
-fn named_regions(context: &Context) -> Verdict {
-    let Meeting { fabric, peer, mut child } = Meeting::new(context)?;
+fn named_regions(_: &End, peer: &Peer, child: &mut Child) -> Verdict {
     let lookup = |name: &str| within(LIMIT, "a lookup", peer.region(name));
     refused("no such name", lookup("nothing")?.map(drop), &[ErrorKind::NotFound])?;
     refused("too long a name", lookup(&"n".repeat(5000))?.map(drop), &[ErrorKind::InvalidRequest])?;
@@ -143,14 +152,12 @@ fn named_regions(context: &Context) -> Verdict {
     for (number, lookup) in lookups.into_iter().enumerate() {
         same("length", within(LIMIT, "a lookup", lookup)??.len(), 1000 + number)?;
     }
-    drop(fabric);
     Ok(())
 }
 
 /// The owner takes its region back while we write to it as fast as we can.
-fn revoked_under_fire(context: &Context) -> Verdict {
-    let Meeting { fabric, peer, mut child } = Meeting::new(context)?;
-    let src = Ground::new(&fabric, 1 << 20, OPEN, 1)?;
+fn revoked_under_fire(fabric: &End, peer: &Peer, child: &mut Child) -> Verdict {
+    let src = Ground::new(fabric, 1 << 20, OPEN, 1)?;
     for round in 0..10 {
         child.ask(&format!("alloc target {} 2", 1 << 20))?;
         let remote = within(LIMIT, "a lookup", peer.region("target"))??;

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 use tokio::sync::oneshot;
 
 use super::frame::{Frame, printable};
+use crate::engine::Question;
 use crate::{Error, ErrorKind, Result};
 
 /// Lookups that may wait for the peer's answer at once; others wait for their turn.
@@ -13,6 +14,31 @@ pub(crate) const OUTSTANDING: usize = 64;
 
 /// Where the answer goes.
 pub(crate) type Answer = oneshot::Sender<Result<Vec<u8>>>;
+
+/// Who asks.
+pub(crate) enum Asker {
+    /// Somebody who wants the descriptor of that name.
+    Name(Answer),
+    /// An engine that wants any answer.
+    Life(Question),
+}
+
+impl Asker {
+    fn has_left(&self) -> bool {
+        match self {
+            Self::Name(answer) => answer.is_closed(),
+            Self::Life(_) => false,
+        }
+    }
+
+    fn tell(self, outcome: Result<Vec<u8>>) {
+        match self {
+            Self::Name(answer) => drop(answer.send(outcome)),
+            // It says by itself that it is over.
+            Self::Life(question) => drop(question),
+        }
+    }
+}
 
 /// The lookups of one session.
 pub(crate) struct Lookups {
@@ -27,7 +53,7 @@ struct Lookup {
     deadline: Instant,
     /// `None` once it has ended; an asked lookup keeps its place until the peer
     /// answers, so that the peer never holds more than it agreed to.
-    answer: Option<Answer>,
+    asker: Option<Asker>,
 }
 
 impl Lookups {
@@ -37,15 +63,15 @@ impl Lookups {
     }
 
     /// A new question.
-    pub fn add(&mut self, name: String, answer: Answer, now: Instant) {
-        self.queue.push_back(Lookup { name, deadline: now + self.limit, answer: Some(answer) });
+    pub fn add(&mut self, name: String, asker: Asker, now: Instant) {
+        self.queue.push_back(Lookup { name, deadline: now + self.limit, asker: Some(asker) });
     }
 
     /// The next question to send, if the peer has room for it.
     pub fn next_question(&mut self) -> Option<Frame> {
         while self.asked.len() < OUTSTANDING {
             let lookup = self.queue.pop_front()?;
-            if lookup.answer.as_ref().is_none_or(oneshot::Sender::is_closed) {
+            if lookup.asker.as_ref().is_none_or(Asker::has_left) {
                 continue;
             }
             let (id, name) = (self.next_id, lookup.name.clone());
@@ -69,8 +95,8 @@ impl Lookups {
             );
             Error::new(ErrorKind::NotFound, "region", why)
         };
-        if let Some(answer) = lookup.answer {
-            let _ = answer.send(descriptor.ok_or_else(missing));
+        if let Some(asker) = lookup.asker {
+            asker.tell(descriptor.ok_or_else(missing));
         }
         Ok(())
     }
@@ -79,26 +105,26 @@ impl Lookups {
     pub fn expire(&mut self, now: Instant) {
         let limit = self.limit.as_secs_f64();
         for lookup in self.asked.values_mut().chain(&mut self.queue).filter(|lookup| lookup.deadline <= now) {
-            if let Some(answer) = lookup.answer.take() {
+            if let Some(asker) = lookup.asker.take() {
                 let why = format!("no answer about region {:?} within {limit:.1} s; try again", lookup.name);
-                let _ = answer.send(Err(Error::new(ErrorKind::DeadlineExceeded, "region", why)));
+                asker.tell(Err(Error::new(ErrorKind::DeadlineExceeded, "region", why)));
             }
         }
         // What the peer was not asked needs no place.
-        self.queue.retain(|lookup| lookup.answer.is_some());
+        self.queue.retain(|lookup| lookup.asker.is_some());
     }
 
     /// When the first lookup expires.
     pub fn next_deadline(&self) -> Option<Instant> {
-        let open = |lookup: &&Lookup| lookup.answer.is_some();
+        let open = |lookup: &&Lookup| lookup.asker.is_some();
         self.asked.values().chain(&self.queue).filter(open).map(|lookup| lookup.deadline).min()
     }
 
     /// Ends all with `error`.
     pub fn fail(&mut self, error: &Error) {
         let asked = self.asked.drain().map(|(_, lookup)| lookup);
-        for answer in asked.chain(self.queue.drain(..)).filter_map(|lookup| lookup.answer) {
-            let _ = answer.send(Err(error.clone()));
+        for asker in asked.chain(self.queue.drain(..)).filter_map(|lookup| lookup.asker) {
+            asker.tell(Err(error.clone()));
         }
     }
 }
@@ -113,7 +139,7 @@ mod tests {
         let mut answers = Vec::new();
         for i in 0..70 {
             let (answer, outcome) = oneshot::channel();
-            lookups.add(format!("region {i}"), answer, now);
+            lookups.add(format!("region {i}"), Asker::Name(answer), now);
             answers.push(outcome);
         }
         // Who stopped waiting is not asked for.
@@ -139,7 +165,7 @@ mod tests {
     fn all_end() {
         let (mut lookups, now) = (Lookups::new(Duration::from_secs(5)), Instant::now());
         let (answer, mut late) = oneshot::channel();
-        lookups.add("late".into(), answer, now);
+        lookups.add("late".into(), Asker::Name(answer), now);
         assert!(lookups.next_question().is_some());
         assert_eq!(lookups.next_deadline(), Some(now + Duration::from_secs(5)));
         lookups.expire(now + Duration::from_secs(5));
@@ -148,7 +174,7 @@ mod tests {
         // The answer may still come, and is no breach.
         lookups.found(0, None).unwrap();
         let (answer, mut failed) = oneshot::channel();
-        lookups.add("failed".into(), answer, now);
+        lookups.add("failed".into(), Asker::Name(answer), now);
         lookups.fail(&Error::new(ErrorKind::PeerDied, "control", ""));
         assert_eq!(failed.try_recv().unwrap().unwrap_err().kind(), ErrorKind::PeerDied);
     }

@@ -10,9 +10,10 @@ use tokio::time::{sleep_until, timeout};
 use super::ending::{End, FailOnDrop, closed, refused};
 use super::frame::{Frame, MAX_DESCRIPTOR, MAX_NAME};
 use super::liveness::Liveness;
-use super::lookups::{Answer, Lookups, OUTSTANDING};
+use super::lookups::{Answer, Asker, Lookups, OUTSTANDING};
 use super::thread::Spawner;
 use super::wire::{FAREWELL, Wire};
+use crate::engine::Question;
 use crate::fabric::FabricInner;
 use crate::grant::Allowance;
 use crate::{Error, ErrorKind, Peer, Result};
@@ -25,6 +26,7 @@ const LAST_CHANCE: Duration = Duration::from_millis(10);
 /// What the rest of the fabric asks of a session.
 pub(crate) enum Command {
     Lookup { name: String, answer: Answer },
+    Ask(Question),
     Revoked { region: u64 },
     Grant { transport: String, allowance: Allowance },
     Reached { barrier: String },
@@ -71,6 +73,11 @@ impl SessionHandle {
             asked?;
             outcome.await.unwrap_or_else(|_| Err(over()))
         }
+    }
+
+    /// Asks the peer whether it lives; the question ends as a lookup does.
+    pub fn ask(&self, question: Question) {
+        self.command(Command::Ask(question));
     }
 
     /// Tells the peer that a region of ours was taken back.
@@ -236,7 +243,9 @@ impl Session {
 
     fn obey(&mut self, command: Command) -> Result<(), End> {
         match command {
-            Command::Lookup { name, answer } => self.lookups.add(name, answer, Instant::now()),
+            Command::Lookup { name, answer } => self.lookups.add(name, Asker::Name(answer), Instant::now()),
+            // Any lookup will do, and every version answers one.
+            Command::Ask(question) => self.lookups.add(String::new(), Asker::Life(question), Instant::now()),
             Command::Revoked { region } => {
                 self.send(&Frame::Revoked { incarnation: self.incarnation, region })?
             }

@@ -83,6 +83,7 @@ impl Engine {
                 self.next_alarm = self.next_alarm.min(at);
                 self.next_deadline = self.next_deadline.min(at);
             }
+            Control::Answered { link, peer } => self.answered_by(link, peer),
             Control::Drain { peer, deadline, done } => self.drain(peer, deadline, done),
             Control::Granted { link } => self.granted(link),
             Control::Regrant { link, peer } if self.link_of.get(&peer) == Some(&link) => {

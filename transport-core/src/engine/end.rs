@@ -143,6 +143,7 @@ impl Engine {
             }
         }
         self.abort_link(link);
+        self.settle_doubts(link);
         self.retire_link(link);
     }
 

@@ -54,6 +54,8 @@ pub(crate) enum Control {
     Granted { link: u32 },
     /// A peer is to be granted anew.
     Regrant { link: u32, peer: PeerId },
+    /// A question to the peer of a link is over.
+    Answered { link: u32, peer: PeerId },
     /// Somebody is to be woken then.
     Alarm { at: Time },
     /// Somebody wants to know what is going on; a channel of one, never waited for.
@@ -222,6 +224,7 @@ impl EngineHandle {
                 Control::Link { .. }
                 | Control::Unlink { .. }
                 | Control::Cancel(_)
+                | Control::Answered { .. }
                 | Control::Alarm { .. }
                 | Control::Granted { .. }
                 | Control::Regrant { .. }

@@ -11,6 +11,7 @@ pub(crate) mod alarms;
 mod alone;
 mod commands;
 mod credit;
+mod doubts;
 mod drain;
 mod early;
 mod end;
@@ -38,6 +39,7 @@ use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+pub(crate) use doubts::Question;
 pub(crate) use handle::{Control, EngineHandle, HandleSetup, Submission};
 pub use rail::RailCounters;
 pub(crate) use rail::{Rail, RailCounts};
@@ -46,6 +48,7 @@ pub use turn::Progress;
 pub(crate) use work::{Gate, Work};
 
 use active::{Active, ActiveRail};
+use doubts::Doubts;
 use drain::Draining;
 use early::Early;
 use neighbour::LinkState;
@@ -63,6 +66,8 @@ const POLL_ROOM: usize = 256;
 
 /// How long closing waits for a backend to give back what is posted.
 const CLOSE_LIMIT: Duration = Duration::from_secs(1);
+/// Of that, how long it looks without a pause.
+const CLOSE_SPIN: Duration = Duration::from_micros(100);
 
 pub(crate) struct Engine {
     handle: Arc<EngineHandle>,
@@ -79,6 +84,8 @@ pub(crate) struct Engine {
     slot_links: Vec<Vec<Option<u32>>>,
     /// Events of peers whose `Link` command is still on its way.
     early: Early,
+    /// Failures whose meaning is not known yet.
+    doubts: Doubts,
     receives: Receives,
     revoking: Vec<Revoking>,
     draining: Vec<Draining>,
@@ -116,6 +123,7 @@ impl Engine {
             links: Vec::new(),
             link_of: HashMap::new(),
             early: Early::default(),
+            doubts: Doubts::default(),
             receives: Receives::default(),
             revoking: Vec::new(),
             draining: Vec::new(),
@@ -153,9 +161,16 @@ impl Engine {
         }
         self.receives.close(&error, &mut self.rails, &self.handle);
         let limit = Instant::now() + CLOSE_LIMIT;
+        let mut moved = Instant::now();
         while self.is_busy() && Instant::now() < limit {
-            self.reap();
-            self.take_queued(false);
+            if self.reap() + self.take_queued(false) > 0 {
+                moved = Instant::now();
+            }
+            // Nobody rings for the last of it: a nap as long as a worker's.
+            let idle = moved.elapsed();
+            if idle > CLOSE_SPIN {
+                std::thread::sleep(idle / 8);
+            }
         }
         for revoking in std::mem::take(&mut self.revoking) {
             self.handle.table.end(revoking.id, Err(error.clone()));

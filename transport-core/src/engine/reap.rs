@@ -37,6 +37,7 @@ impl Engine {
                 Event::Failed { id, status } => {
                     self.acknowledge(rail, id, 1, Some(status));
                 }
+                Event::Doubted { id, peer, status } => self.doubts(rail, id, peer, status),
                 other => self.take_event(rail, other),
             }
         }
@@ -47,7 +48,7 @@ impl Engine {
 
     /// Requests of ours ended.
     #[inline]
-    fn acknowledge(&mut self, rail: usize, first: u64, count: u32, failed: Option<Status>) {
+    pub(super) fn acknowledge(&mut self, rail: usize, first: u64, count: u32, failed: Option<Status>) {
         self.note(4, first);
         let mut id = first;
         let end = first + u64::from(count);
@@ -119,7 +120,7 @@ impl Engine {
             Event::PeerGone { peer } => self.peer_gone(rail, peer),
             Event::Moved => self.rail_moved(rail),
             Event::DeviceLost { status } => self.lose_rail(rail, status),
-            Event::Done { .. } | Event::Failed { .. } => {}
+            Event::Done { .. } | Event::Failed { .. } | Event::Doubted { .. } => {}
         }
     }
 
@@ -187,6 +188,7 @@ impl Engine {
         for active in self.active.iter_mut().flatten() {
             active.rails[rail].weight = 0;
         }
+        self.doubts.forget(rail);
         let posted: Vec<_> = self.rails[rail].posted.unacknowledged().collect();
         for op in 0..self.active.len() as u32 {
             let uses = |active: &super::Active| {
@@ -207,7 +209,7 @@ impl Engine {
 fn tally(events: &[Event]) -> (u64, u64) {
     events.iter().fold((0, 0), |(done, failed), event| match event {
         Event::Done { count, .. } => (done + u64::from(*count), failed),
-        Event::Failed { .. } => (done, failed + 1),
+        Event::Failed { .. } | Event::Doubted { .. } => (done, failed + 1),
         _ => (done, failed),
     })
 }

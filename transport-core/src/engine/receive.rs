@@ -167,12 +167,12 @@ impl Receives {
         }
     }
 
-    /// Takes everything back; posted receives end by their events.
+    /// Takes everything back; posted receives end by their events, or with the endpoint.
     pub fn close(&mut self, error: &Error, rails: &mut [Rail], handle: &EngineHandle) {
         self.closed.get_or_insert_with(|| error.clone());
         self.end_waiting(handle, error);
-        for id in self.known.keys() {
-            rails[RAIL].endpoint.cancel_recv(*id);
+        for (id, receive) in &mut self.known {
+            receive.posted &= rails[RAIL].endpoint.cancel_recv(*id);
         }
     }
 

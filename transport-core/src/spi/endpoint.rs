@@ -52,8 +52,9 @@ pub trait Endpoint: Send {
     /// is reported by later polls, done or failed, and touches nothing after that.
     fn abort(&mut self, peer: PeerSlot);
 
-    /// Takes posted receives back: each is reported as failed with `Cancelled`.
-    fn cancel_recv(&mut self, id: u64);
+    /// Takes a posted receive back: it is reported as failed with `Cancelled`. `false` where the
+    /// device gives none back: it stays posted, until a message takes it or the endpoint is dropped.
+    fn cancel_recv(&mut self, id: u64) -> bool;
 
     /// A provider's own words for a status.
     fn describe(&self, status: Status) -> String;

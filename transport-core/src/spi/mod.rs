@@ -11,7 +11,6 @@ mod capabilities;
 mod domain;
 mod endpoint;
 mod fences;
-mod verdicts;
 mod work;
 
 #[cfg(unix)]
@@ -22,5 +21,4 @@ pub use capabilities::{AbortScope, Capabilities, DeliveredCost, Operations, Orde
 pub use domain::{Connector, Direct, Domain, KeyMaterial, MemoryRegion, RemoteMemory};
 pub use endpoint::{Armed, Endpoint, EndpointConfig, PostResult};
 pub use fences::Fences;
-pub use verdicts::Verdicts;
 pub use work::{Completions, Event, PeerSlot, ReceiveRequest, Status, WorkKind, WorkRequest};

@@ -95,6 +95,16 @@ pub enum Event {
         /// Why.
         status: Status,
     },
+    /// A posted request failed and moves no more bytes, and the peer's death looks the same as what
+    /// `status` says: the engine finds out which it is.
+    Doubted {
+        /// The request's id.
+        id: u64,
+        /// Whom it was for.
+        peer: PeerSlot,
+        /// Why, if the peer lives.
+        status: Status,
+    },
     /// A posted receive holds a message.
     Received {
         /// The receive's id.

@@ -133,7 +133,9 @@ impl Endpoint for NullEndpoint {
 
     fn abort(&mut self, _: PeerSlot) {}
 
-    fn cancel_recv(&mut self, _: u64) {}
+    fn cancel_recv(&mut self, _: u64) -> bool {
+        false
+    }
 
     fn describe(&self, _: Status) -> String {
         String::new()
