@@ -11,6 +11,7 @@ use transport_core::{
 
 use crate::check::{Failure, Verdict, ensure, refused};
 use crate::end::End;
+use crate::real::Silence;
 use crate::subject::{Shape, Side, Variant};
 use crate::trial::Context;
 
@@ -37,6 +38,7 @@ pub(crate) struct Lab {
     /// Turns in a row without any event, and without a request posted.
     idle: Cell<u32>,
     unposted: Cell<u32>,
+    silence: Silence,
 }
 
 /// What is special about a fabric.
@@ -92,7 +94,8 @@ pub(crate) fn builder(context: &Context, options: &Options<'_>) -> Verdict<Fabri
 impl Lab {
     pub(crate) fn new(context: &Context) -> Self {
         let (fabrics, context) = (RefCell::default(), context.clone());
-        Self { clock: VirtualClock::default(), context, fabrics, idle: Cell::new(0), unposted: Cell::new(0) }
+        let (clock, idle, unposted, silence) = Default::default();
+        Self { clock, context, fabrics, idle, unposted, silence }
     }
 
     /// Opens a fabric, the first at the source; the lab drives it from now on.
@@ -135,12 +138,17 @@ impl Lab {
     pub(crate) fn tick(&self) -> usize {
         let events = self.turn();
         if events == 0 {
+            if self.context.subject.has_gpus() && self.outstanding() > 0 && self.silence.may_be_work() {
+                self.clock.advance(TICK);
+                return 0;
+            }
             let step = (TICK * (1 << self.idle.get().min(20))).min(LEAP);
             self.clock.advance(self.soonest(step));
             self.idle.set(self.idle.get() + 1);
             return 0;
         }
         self.idle.set(0);
+        self.silence.end();
         if self.unposted.get() >= STUCK {
             self.clock.advance(TICK);
         }

@@ -33,6 +33,7 @@ mod end;
 mod ground;
 mod lab;
 mod process;
+mod real;
 mod replay;
 mod run;
 mod runner;

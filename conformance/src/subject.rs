@@ -33,6 +33,11 @@ pub trait Subject: Send + Sync {
     /// A transport for a fabric, or the reason why there is none of that shape.
     fn transport(&self, label: &str, shape: Shape) -> Result<TransportConfig, String>;
 
+    /// Whether GPUs move bytes, which takes real time.
+    fn has_gpus(&self) -> bool {
+        false
+    }
+
     /// New memory for a region at that end of a trial's transfers, of `len` bytes, that nobody else knows; `None`
     /// for the host's, as `Fabric::alloc` gives it.
     fn memory(&self, side: Side, len: usize) -> Result<Option<Arc<dyn Memory>>, String> {

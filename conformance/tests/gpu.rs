@@ -57,6 +57,10 @@ impl Subject for GpuMemory {
         Ok(TransportConfig::new(label, Arc::new(backend)))
     }
 
+    fn has_gpus(&self) -> bool {
+        true
+    }
+
     fn memory(&self, side: Side, len: usize) -> Result<Option<Arc<dyn Memory>>, String> {
         if !self.sides.contains(&side) {
             return Ok(None);

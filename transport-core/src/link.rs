@@ -150,7 +150,7 @@ impl Link {
             peer: way.slot,
             kind,
             local: region.0.start.wrapping_add(span.local as usize),
-            lkey: 0,
+            lkey: if FAR { region.0.id } else { 0 },
             len: span.len,
             remote: way.base.wrapping_add(span.remote),
             rkey: way.rkey,

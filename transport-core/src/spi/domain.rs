@@ -138,6 +138,7 @@ pub trait Direct: Send + Sync {
     unsafe fn run(&self, request: &WorkRequest, remote: Option<&dyn RemoteMemory>) -> Option<Result<()>>;
 
     /// As [`Direct::run`], for a local span that the processor cannot follow the address of: that of a GPU.
+    /// `request.lkey` is a number of its region, which no other one of the fabric ever has.
     ///
     /// # Safety
     /// As [`Direct::run`].
