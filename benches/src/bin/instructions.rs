@@ -62,7 +62,7 @@ const CASES: &[Case] = &[
         measured: lone_writes,
         copies: nothing,
         per_round: 1,
-        limit: 3650,
+        limit: 3700,
     },
     Case {
         name: "turn in which nothing happens, null",
