@@ -5,8 +5,8 @@
 //! touches. Batches cannot be called back: whoever takes a region or a peer away waits for those on their way,
 //! 128 MiB each at most.
 //!
-//! `way` is who copies between two regions, `lane` one GPU's batches, `late` the imms that wait for room in their peers' lanes, `message` what goes by way of the host, `share` how processes hand memory to each
-//! other.
+//! `way` is who copies between two regions, `lane` one GPU's batches, `late` the imms that wait for room in their
+//! peers' lanes, `message` what goes by way of the host, `share` how processes hand memory to each other.
 
 mod lane;
 mod late;

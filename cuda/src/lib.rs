@@ -33,10 +33,9 @@
 //! whoever drops it.
 //!
 //! What is behind the names: `driver` loads the library and maps its statuses, `attributes` asks
-//! what an address is, `reach` who gets there, `visible` what GPUs there are, `context` where work is done; `block` is memory by
-//! handle, `dma_buf` exports for cards, `ordering` is when GPUs see what those
-//! write; `stream` queues work, `kernel` is `kernels/pages.cu`, `tables` what it
-//! reads; `reaper` gives memory back.
+//! what an address is, `reach` who gets there, `visible` what GPUs there are, `context` where work is done;
+//! `block` is memory by handle, `dma_buf` exports for cards, `ordering` is when GPUs see what those write;
+//! `stream` queues work, `kernel` is `kernels/pages.cu`, `tables` what it reads; `reaper` gives memory back.
 
 mod attributes;
 mod block;
