@@ -58,7 +58,7 @@ impl Shared {
 
     /// Opens another lane, that peers may be told of from now on.
     pub(crate) fn open_lane(&self) -> Result<Lane> {
-        let queues = Queues::open(&self.device)?;
+        let queues = Queues::open(&self.device, self.setup.sleeps)?;
         let number = self.lanes.fetch_add(1, Ordering::Relaxed);
         self.peers.open_lane(number, queues.name()?, &queues.addresses)?;
         let Capabilities { send_depth, recv_depth, .. } = self.capabilities;
@@ -84,7 +84,7 @@ impl Shared {
 impl EfaDomain {
     pub(crate) fn open(info: &Info, setup: &DomainSetup) -> Result<Self> {
         let device = Device::open(info)?;
-        let queues = Queues::open(&device)?;
+        let queues = Queues::open(&device, setup.sleeps)?;
         let place = Arc::new(HostBuffer::new(4096)?);
         // SAFETY: nobody reads or writes it; what lands there has no bytes.
         let landing = unsafe { Registered::new(&device, place, Access::REMOTE_WRITE) }?;

@@ -30,12 +30,13 @@ pub(crate) struct Queues {
 }
 
 impl Queues {
-    pub(crate) fn open(device: &Arc<Device>) -> Result<Self> {
+    /// For a worker that `sleeps`, or for who never does: what wakes costs each completion something.
+    pub(crate) fn open(device: &Arc<Device>, sleeps: bool) -> Result<Self> {
         let addresses = Addresses::open(device)?;
         let info = device.info.as_ptr();
         let (tx, rx) = (device.info.tx(), device.info.rx());
-        let (cq, descriptor) = completion_queue(device, tx.size + rx.size + ARRIVALS)?;
-        let visits = if descriptor.is_none() { counter(device) } else { None };
+        let (cq, descriptor) = completion_queue(device, tx.size + rx.size + ARRIVALS, sleeps)?;
+        let visits = if sleeps && descriptor.is_none() { counter(device) } else { None };
         // SAFETY: the domain is open and the entry is its own; objects are bound before the
         // endpoint is enabled, and outlive it.
         let ep = unsafe {
@@ -130,8 +131,13 @@ fn counter(device: &Device) -> Option<Fid<sys::fid_cntr>> {
     Fid::open("open", "a counter", open).ok()
 }
 
-/// A completion queue of `size` entries, with a descriptor to wait on if the provider has one.
-fn completion_queue(device: &Device, size: usize) -> Result<(Fid<sys::fid_cq>, Option<c_int>)> {
+/// A completion queue of `size` entries; for who `sleeps` with a descriptor to wait on, if the provider
+/// has one.
+fn completion_queue(
+    device: &Device,
+    size: usize,
+    sleeps: bool,
+) -> Result<(Fid<sys::fid_cq>, Option<c_int>)> {
     let open = |wait_obj| {
         // SAFETY: zero asks for nothing in particular; the domain is open.
         unsafe {
@@ -142,6 +148,9 @@ fn completion_queue(device: &Device, size: usize) -> Result<(Fid<sys::fid_cq>, O
             })
         }
     };
+    if !sleeps {
+        return Ok((open(sys::FI_WAIT_NONE)?, None));
+    }
     // FI_WAIT_FD is not for every provider (EFA and shm take FI_WAIT_NONE only): then the
     // worker naps, which `Capabilities::wakes` says.
     let Ok(cq) = open(sys::FI_WAIT_FD) else { return Ok((open(sys::FI_WAIT_NONE)?, None)) };

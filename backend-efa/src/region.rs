@@ -30,7 +30,6 @@ impl Registered {
     /// # Safety
     /// As `Domain::register`.
     pub(crate) unsafe fn new(device: &Arc<Device>, memory: Arc<dyn Memory>, access: Access) -> Result<Self> {
-        device.fences.add(&*memory)?;
         let (start, len) = (memory.as_ptr(), memory.len());
         let place = Place::of(&*memory, library()?.version(), device.has_gpus.load(Relaxed))?;
         let mr = if device.info.memory_mode(sys::FI_MR_PROV_KEY) {
@@ -48,6 +47,8 @@ impl Registered {
                 }
             }
         }?;
+        // Before a peer is told of it.
+        device.fences.add(&*memory)?;
         // SAFETY: an open registration; libfabric says that both fields may be read.
         let (lkey, key) = unsafe { ((*mr.as_ptr()).mem_desc as u64, (*mr.as_ptr()).key) };
         let base = if device.info.memory_mode(sys::FI_MR_VIRT_ADDR) { start as u64 } else { 0 };

@@ -43,7 +43,6 @@ impl Registered {
         if access.contains(Access::REMOTE_READ) {
             rights |= ib::IBV_ACCESS_REMOTE_READ;
         }
-        device.fences.add(&*memory)?;
         // SAFETY: by the caller.
         let mr = unsafe {
             match memory.kind() {
@@ -55,6 +54,8 @@ impl Registered {
                 _ => of_device(device, &*memory, memory.dma_buf()?, rights),
             }
         }?;
+        // Before a peer is told of it.
+        device.fences.add(&*memory)?;
         let start = memory.as_ptr();
         // SAFETY: an open registration.
         let (lkey, rkey) = unsafe { ((*mr.as_ptr()).lkey, (*mr.as_ptr()).rkey) };

@@ -20,7 +20,7 @@ pub struct Node {
 
 pub fn node(config: LoopbackConfig, seed: u64) -> Node {
     let clock = VirtualClock::default();
-    let setup = DomainSetup { clock: Arc::new(clock.clone()), seed, incarnation: 1 };
+    let setup = DomainSetup { clock: Arc::new(clock.clone()), seed, incarnation: 1, sleeps: true };
     let backend = Loopback::with(config);
     let device = backend.probe().unwrap().remove(0);
     let domain = backend.open(&device, &setup).unwrap();

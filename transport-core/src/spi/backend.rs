@@ -56,4 +56,7 @@ pub struct DomainSetup {
     pub seed: u64,
     /// This opening of the fabric, unique over time on this host.
     pub incarnation: u64,
+    /// Whether who drives the endpoints sleeps in between (`Endpoint::arm`), as workers do. Where not,
+    /// a backend need not pay for being able to wake it.
+    pub sleeps: bool,
 }
