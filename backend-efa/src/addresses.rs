@@ -8,6 +8,7 @@ use libfabric_sys as sys;
 use transport_core::Result;
 
 use crate::objects::{Device, Fid};
+use crate::settings;
 use crate::status::refused;
 
 /// Whose each inserted address is, by slot.
@@ -18,6 +19,8 @@ pub(crate) struct Addresses {
     owners: Mutex<Owners>,
     /// Whether the endpoint takes turns with the control thread.
     takes_turns: bool,
+    /// An address that nobody has any more stays with the provider.
+    keeps: bool,
     device: Arc<Device>,
 }
 
@@ -33,46 +36,58 @@ impl Addresses {
         };
         // Domains are open for any thread, but shm's progress walks its map of peers without a lock
         // (1.17: it crashed under the suite). Cards' completions name peers by their addresses.
-        let takes_turns = device.info.provider() == "shm" || device.info.domain().cq_data_size < 8;
-        Ok(Arc::new(Self { av, owners: Mutex::default(), takes_turns, device: Arc::clone(device) }))
+        let is_shm = device.info.provider() == "shm";
+        let takes_turns = is_shm || device.info.domain().cq_data_size < 8;
+        // On shm a request of the peer's that is still on its way crashes the process when its address is
+        // gone (`smr_progress_cmd`; 1.17); the 256 places last for a lane's life. On cards, where 1.17
+        // emulates writes, one that is half received does (seen under the suite, `again::at_once`).
+        let keeps = is_shm || (device.info.card().is_some() && settings::is_before_native_writes());
+        Ok(Arc::new(Self { av, owners: Mutex::default(), takes_turns, keeps, device: Arc::clone(device) }))
     }
 
     /// Inserts an address of `slot`'s peer, which is as long as this provider's are. Where it is
     /// known already, it is that peer's from now on.
     pub(crate) fn insert(&self, slot: u32, address: &[u8]) -> Result<sys::fi_addr_t> {
-        let mut inserted = u64::MAX;
         let mut owners = self.owners();
-        // SAFETY: the caller checked the length of the address, which is read only.
+        let mut inserted = self.put(address)?;
+        // EFA's provider knows addresses by itself, of whatever it has received late from a peer that was
+        // gone: with them, what that peer was told of this side, and will not be told again.
+        if self.device.info.has_states() && !self.keeps && !owners.contains_key(&inserted) {
+            self.take(inserted);
+            inserted = self.put(address)?;
+        }
+        owners.insert(inserted, slot);
+        Ok(inserted)
+    }
+
+    fn put(&self, address: &[u8]) -> Result<sys::fi_addr_t> {
+        let mut inserted = u64::MAX;
+        // SAFETY: the caller of `insert` checked the length of the address, which is read only.
         let count = unsafe {
             let address = address.as_ptr().cast();
             sys::fi_av_insert(self.av.as_ptr(), address, 1, &raw mut inserted, 0, null_mut())
         };
         match count {
-            1 => {
-                owners.insert(inserted, slot);
-                Ok(inserted)
-            }
+            1 => Ok(inserted),
             code => Err(refused("connect", "the peer's address", code)),
+        }
+    }
+
+    fn take(&self, mut address: sys::fi_addr_t) {
+        // SAFETY: inserted before, and nothing is posted to it.
+        let code = unsafe { sys::fi_av_remove(self.av.as_ptr(), &raw mut address, 1, 0) };
+        if code != 0 {
+            tracing::warn!(code, "libfabric does not remove an address");
         }
     }
 
     /// Forgets what is `slot`'s; nothing is posted to it any more. The provider is to keep the
     /// address where `is_haunted`: it has not forgotten everything that was.
-    ///
-    /// On shm it always keeps it: a request of the peer's that is still on its way crashes the
-    /// process when the address is gone (`smr_progress_cmd`; 1.17). Its 256 places last for a
-    /// lane's life.
     pub(crate) fn remove(&self, slot: u32, is_haunted: bool) {
-        let is_kept = is_haunted || self.device.info.provider() == "shm";
         let mut owners = self.owners();
-        for (mut address, _) in owners.extract_if(|_, owner| *owner == slot) {
-            if is_kept {
-                continue;
-            }
-            // SAFETY: inserted before, and removed once, by the caller's promise.
-            let code = unsafe { sys::fi_av_remove(self.av.as_ptr(), &raw mut address, 1, 0) };
-            if code != 0 {
-                tracing::warn!(code, "libfabric does not remove an address");
+        for (address, _) in owners.extract_if(|_, owner| *owner == slot) {
+            if !is_haunted && !self.keeps {
+                self.take(address);
             }
         }
     }

@@ -139,6 +139,11 @@ impl Info {
         self.fabric_name() == DIRECT
     }
 
+    /// Whether the provider keeps a state of each peer, as EFA's own protocols do.
+    pub(crate) fn has_states(&self) -> bool {
+        self.card().is_some() && !self.is_direct()
+    }
+
     /// Whether it takes memory of GPUs.
     pub(crate) fn has_gpus(&self) -> bool {
         self.get().caps & sys::FI_HMEM != 0

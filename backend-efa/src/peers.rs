@@ -1,80 +1,28 @@
 //! Peer slots: reserved and ended by the control side, read by the endpoint.
 
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+mod slot;
 
-use libfabric_sys::fi_addr_t;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
 use transport_core::spi::PeerSlot;
 use transport_core::{Error, ErrorKind, Result};
 
 use crate::addresses::Addresses;
 use crate::tag::Tag;
-
-/// A connected peer, as requests need it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Remote {
-    pub address: fi_addr_t,
-    /// The lane in whose address vector that is: the one by which the peer knows us.
-    pub lane: u32,
-    /// Our slot there, which goes with all that we send.
-    pub slot: u32,
-    /// Where writes without bytes go.
-    pub landing: Landing,
-}
-
-/// A registered place for writes without bytes.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
-pub(crate) struct Landing {
-    pub base: u64,
-    pub key: u64,
-}
-
-/// Where a peer is, by its own words.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct There {
-    pub address: Vec<u8>,
-    pub slot: u32,
-    pub landing: Landing,
-}
-
-/// A slot as the endpoint sees it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub(crate) enum View {
-    /// Nobody's, or offered to a peer that has not answered.
-    #[default]
-    Free,
-    Up(Remote),
-    /// Connected, but the peer knows only a lane that is closed: it has been told of the next.
-    Waiting,
-    /// Ended by this side: the endpoint says when its last request is over.
-    Leaving,
-}
-
-#[derive(Debug)]
-enum Slot {
-    Free,
-    /// To a peer that was told of this lane.
-    Offered(u32),
-    Up(Known),
-    Leaving,
-}
-
-#[derive(Debug)]
-struct Known {
-    there: There,
-    /// The lane that the peer knows.
-    lane: u32,
-    /// Its address there, unless that lane is closed.
-    address: Option<fi_addr_t>,
-    /// Its address in a newer lane, that it does not know yet.
-    ahead: Option<fi_addr_t>,
-    /// How often it has moved.
-    moves: u32,
-}
+use slot::{Known, Slot};
+pub(crate) use slot::{Landing, Remote, There, View};
 
 /// Every place of a peer is kept, for what is still on its way from there: moves of one connection,
 /// each of which takes seconds where it is earnest.
 const MOVES: u32 = 1024;
+
+/// How long a peer that comes back waits for its former connection to end by itself: longer than what moves
+/// takes, and what does not end by then is cut off.
+const FORMER: Duration = Duration::from_millis(300);
+/// And for that: less than a handshake may take.
+const CUT_OFF: Duration = Duration::from_secs(4);
 
 /// A lane that peers may know.
 struct Open {
@@ -97,9 +45,18 @@ pub(crate) struct Peers {
     table: Mutex<Table>,
     /// Counts changes, so that the endpoint looks only when there was one.
     changes: AtomicU64,
+    /// The provider keeps a state of each address: one that comes back is not to find its former one.
+    has_states: bool,
+    /// A slot was freed, or a lane closed.
+    freed: Condvar,
 }
 
 impl Peers {
+    /// Of a provider that keeps a state of each address, or of one that does not.
+    pub(crate) fn new(has_states: bool) -> Self {
+        Self { has_states, ..Self::default() }
+    }
+
     fn lock(&self) -> MutexGuard<'_, Table> {
         self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -125,8 +82,15 @@ impl Peers {
     }
 
     /// Brings an offered slot up.
+    ///
+    /// A peer may come back while its former connection still ends here. Where the provider keeps a state
+    /// of each address, that end is waited for: the address goes with it, and both sides begin anew. Else
+    /// one side might think a handshake done that the other one waits for.
     pub(crate) fn complete(&self, slot: PeerSlot, there: There) -> Result<()> {
         let mut table = self.lock();
+        if self.has_states {
+            table = self.wait_for_former(table, &there.address)?;
+        }
         let Some(Slot::Offered(lane)) = table.slots.get(slot.0 as usize) else {
             return Err(Error::new(ErrorKind::Closed, "connect", "the connection ended before it was made"));
         };
@@ -135,6 +99,27 @@ impl Peers {
         table.slots[slot.0 as usize] = Slot::Up(known);
         self.changed();
         Ok(())
+    }
+
+    /// Waits until nobody of that address leaves any more.
+    fn wait_for_former<'a>(
+        &'a self,
+        mut table: MutexGuard<'a, Table>,
+        address: &[u8],
+    ) -> Result<MutexGuard<'a, Table>> {
+        for limit in [FORMER, CUT_OFF] {
+            let ends = |table: &mut Table| table.is_leaving(address) && !table.lanes.is_empty();
+            let waited = self.freed.wait_timeout_while(table, limit, ends);
+            let (waited, limit) = waited.unwrap_or_else(PoisonError::into_inner);
+            table = waited;
+            if !limit.timed_out() {
+                return Ok(table);
+            }
+            table.await_former(address);
+            self.changed();
+        }
+        let why = "what was posted over the former connection to this peer has not ended: connect again";
+        Err(Error::new(ErrorKind::Busy, "connect", why))
     }
 
     /// The peer of `slot` is somewhere else now.
@@ -195,6 +180,7 @@ impl Peers {
     /// A lane is closed: nothing goes over it any more.
     pub(crate) fn close_lane(&self, number: u32) {
         let mut table = self.lock();
+        self.freed.notify_all();
         table.lanes.retain(|lane| lane.number != number);
         for slot in &mut table.slots {
             if let Slot::Up(known) = slot
@@ -209,10 +195,13 @@ impl Peers {
     pub(crate) fn leave(&self, slot: PeerSlot) {
         let mut table = self.lock();
         let Some(slot) = table.slots.get_mut(slot.0 as usize) else { return };
-        if matches!(slot, Slot::Offered(_) | Slot::Up(_)) {
-            *slot = Slot::Leaving;
-            self.changed();
-        }
+        let address = match slot {
+            Slot::Offered(_) => None,
+            Slot::Up(known) => Some(std::mem::take(&mut known.there.address)),
+            Slot::Free | Slot::Leaving { .. } => return,
+        };
+        *slot = Slot::Leaving { address, is_awaited: false };
+        self.changed();
     }
 
     /// The slot may be offered anew. The provider keeps its addresses where `is_haunted`.
@@ -220,6 +209,7 @@ impl Peers {
         let mut table = self.lock();
         table.lanes.iter().for_each(|lane| lane.addresses.remove(slot.0, is_haunted));
         table.slots[slot.0 as usize] = Slot::Free;
+        self.freed.notify_all();
         self.changed();
     }
 
@@ -252,6 +242,23 @@ impl Table {
         lane.map(|lane| (lane.number, lane.name.clone())).ok_or_else(gone)
     }
 
+    /// Whether the address is that of a connection which still ends, and of no other: where two sides have
+    /// connected to each other, both share one state.
+    fn is_leaving(&self, address: &[u8]) -> bool {
+        let leaves = |slot: &Slot| matches!(slot, Slot::Leaving { address: Some(its), .. } if its == address);
+        let is_up = |slot: &Slot| matches!(slot, Slot::Up(known) if known.there.address == address);
+        self.slots.iter().any(leaves) && !self.slots.iter().any(is_up)
+    }
+
+    /// The peer of that address waits for the end of its former connection.
+    fn await_former(&mut self, address: &[u8]) {
+        for slot in &mut self.slots {
+            if let Slot::Leaving { address: Some(its), is_awaited } = slot {
+                *is_awaited |= its == address;
+            }
+        }
+    }
+
     /// Inserts a peer that knows `lane` into every lane.
     fn know(&self, slot: PeerSlot, lane: u32, there: There) -> Result<Known> {
         let (mut address, mut ahead) = (None, None);
@@ -264,18 +271,5 @@ impl Table {
             }
         }
         Ok(Known { there, lane, address, ahead, moves: 0 })
-    }
-}
-
-impl Slot {
-    fn view(&self) -> View {
-        match self {
-            Self::Free | Self::Offered(_) => View::Free,
-            Self::Leaving => View::Leaving,
-            Self::Up(Known { address: None, .. }) => View::Waiting,
-            Self::Up(Known { there, lane, address: Some(address), .. }) => {
-                View::Up(Remote { address: *address, lane: *lane, slot: there.slot, landing: there.landing })
-            }
-        }
     }
 }

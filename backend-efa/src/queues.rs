@@ -133,11 +133,7 @@ fn counter(device: &Device) -> Option<Fid<sys::fid_cntr>> {
 
 /// A completion queue of `size` entries; for who `sleeps` with a descriptor to wait on, if the provider
 /// has one.
-fn completion_queue(
-    device: &Device,
-    size: usize,
-    sleeps: bool,
-) -> Result<(Fid<sys::fid_cq>, Option<c_int>)> {
+fn completion_queue(device: &Device, size: usize, sleeps: bool) -> Result<(Fid<sys::fid_cq>, Option<c_int>)> {
     let open = |wait_obj| {
         // SAFETY: zero asks for nothing in particular; the domain is open.
         unsafe {

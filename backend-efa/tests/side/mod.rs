@@ -38,7 +38,8 @@ impl Side {
                 return None;
             }
         };
-        let setup = DomainSetup { clock: Arc::new(SystemClock::default()), seed: 1, incarnation: 1, sleeps: true };
+        let setup =
+            DomainSetup { clock: Arc::new(SystemClock::default()), seed: 1, incarnation: 1, sleeps: true };
         let domain = efa.open(&devices[0], &setup).unwrap();
         let memory = Arc::new(HostBuffer::new(LEN).unwrap());
         // SAFETY: nobody holds references into the buffer.

@@ -1,5 +1,6 @@
 //! The trials, one file per noun.
 
+mod again;
 mod barrier;
 mod cancel;
 mod cleanup;
@@ -72,6 +73,7 @@ pub fn trials() -> impl Iterator<Item = &'static Trial> {
         fault::TRIALS,
         peers::TRIALS,
         crossing::TRIALS,
+        again::TRIALS,
         death::TRIALS,
         frozen::TRIALS,
         cleanup::TRIALS,

@@ -1,0 +1,84 @@
+//! A peer's slot: whose it is, and where that peer is.
+
+use libfabric_sys::fi_addr_t;
+
+/// A connected peer, as requests need it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Remote {
+    pub address: fi_addr_t,
+    /// The lane in whose address vector that is: the one by which the peer knows us.
+    pub lane: u32,
+    /// Our slot there, which goes with all that we send.
+    pub slot: u32,
+    /// Where writes without bytes go.
+    pub landing: Landing,
+}
+
+/// A registered place for writes without bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+pub(crate) struct Landing {
+    pub base: u64,
+    pub key: u64,
+}
+
+/// Where a peer is, by its own words.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct There {
+    pub address: Vec<u8>,
+    pub slot: u32,
+    pub landing: Landing,
+}
+
+/// A slot as the endpoint sees it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(crate) enum View {
+    /// Nobody's, or offered to a peer that has not answered.
+    #[default]
+    Free,
+    Up(Remote),
+    /// Connected, but the peer knows only a lane that is closed: it has been told of the next.
+    Waiting,
+    /// Ended by this side: the endpoint says when its last request is over. The peer may wait to come back.
+    Leaving {
+        is_awaited: bool,
+    },
+}
+
+#[derive(Debug)]
+pub(super) enum Slot {
+    Free,
+    /// To a peer that was told of this lane.
+    Offered(u32),
+    Up(Known),
+    /// Was the peer's of that address, if any, who may wait to come back.
+    Leaving {
+        address: Option<Vec<u8>>,
+        is_awaited: bool,
+    },
+}
+
+#[derive(Debug)]
+pub(super) struct Known {
+    pub(super) there: There,
+    /// The lane that the peer knows.
+    pub(super) lane: u32,
+    /// Its address there, unless that lane is closed.
+    pub(super) address: Option<fi_addr_t>,
+    /// Its address in a newer lane, that it does not know yet.
+    pub(super) ahead: Option<fi_addr_t>,
+    /// How often it has moved.
+    pub(super) moves: u32,
+}
+
+impl Slot {
+    pub(super) fn view(&self) -> View {
+        match self {
+            Self::Free | Self::Offered(_) => View::Free,
+            Self::Leaving { is_awaited, .. } => View::Leaving { is_awaited: *is_awaited },
+            Self::Up(Known { address: None, .. }) => View::Waiting,
+            Self::Up(Known { there, lane, address: Some(address), .. }) => {
+                View::Up(Remote { address: *address, lane: *lane, slot: there.slot, landing: there.landing })
+            }
+        }
+    }
+}

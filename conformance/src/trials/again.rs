@@ -1,0 +1,46 @@
+//! Fabrics that part and meet again, while both stay open.
+
+use transport_core::spi::Operations;
+use transport_core::{ErrorKind, WriteOptions};
+
+use crate::check::{Verdict, refused, within};
+use crate::ground::{Ground, OPEN};
+use crate::process::{Child, LIMIT, live};
+use crate::trial::{Context, Trial};
+
+pub(super) const TRIALS: &[Trial] =
+    &[Trial::new("again::at_once", at_once).needs(Operations::WRITE_IMM).process()];
+
+const LEN: usize = 100_000;
+
+/// Over and over, with writes under way when they part, and neither waits until the other has noticed.
+fn at_once(context: &Context) -> Verdict {
+    let fabric = live(context)?;
+    let mut child = Child::spawn(context)?;
+    let address = child.ask("listen")?;
+    child.ask(&format!("alloc far {LEN} 1"))?;
+    let near = Ground::new(&fabric, LEN, OPEN, 2)?;
+    fabric.publish("near", &near.region)?;
+    for round in 0..12 {
+        let peer = child.meets(&fabric, &address)?;
+        let remote = within(LIMIT, "a lookup", peer.region("far"))??;
+        // Either side is the first to write, both are, or nobody.
+        if round & 1 == 0 {
+            let options = WriteOptions::new().imm(1);
+            peer.write_with(&near.region, 0..LEN, &remote, 0, &options)?.wait(LIMIT)?;
+            child.ask("expect 1 1")?;
+        }
+        if round & 2 == 0 {
+            child.ask(&format!("write far 0 {LEN} near 0 2"))?;
+            peer.imm(2).expect(1).wait(LIMIT)?;
+        }
+        let left: Result<Vec<_>, _> = (0..8).map(|_| peer.write(&near.region, 0..LEN, &remote, 0)).collect();
+        peer.disconnect();
+        for mut op in left? {
+            if let Err(error) = op.wait(LIMIT) {
+                refused::<()>("what was under way", Err(error), &[ErrorKind::Closed, ErrorKind::PeerDied])?;
+            }
+        }
+    }
+    Ok(())
+}
