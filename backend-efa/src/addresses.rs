@@ -14,6 +14,9 @@ use crate::status::refused;
 /// Whose each inserted address is, by slot.
 pub(crate) type Owners = HashMap<sys::fi_addr_t, u32>;
 
+/// The owner of an address that stays with the provider, though nobody has it any more.
+const NOBODY: u32 = u32::MAX;
+
 pub(crate) struct Addresses {
     av: Fid<sys::fid_av>,
     owners: Mutex<Owners>,
@@ -52,7 +55,7 @@ impl Addresses {
         let mut inserted = self.put(address)?;
         // EFA's provider knows addresses by itself, of whatever it has received late from a peer that was
         // gone: with them, what that peer was told of this side, and will not be told again.
-        if self.device.info.has_states() && !self.keeps && !owners.contains_key(&inserted) {
+        if self.device.info.has_states() && !owners.contains_key(&inserted) {
             self.take(inserted);
             inserted = self.put(address)?;
         }
@@ -74,22 +77,28 @@ impl Addresses {
     }
 
     fn take(&self, mut address: sys::fi_addr_t) {
-        // SAFETY: inserted before, and nothing is posted to it.
+        // SAFETY: inserted before, and nothing of ours is posted to it, by the callers.
         let code = unsafe { sys::fi_av_remove(self.av.as_ptr(), &raw mut address, 1, 0) };
         if code != 0 {
             tracing::warn!(code, "libfabric does not remove an address");
         }
     }
 
-    /// Forgets what is `slot`'s; nothing is posted to it any more. The provider is to keep the
-    /// address where `is_haunted`: it has not forgotten everything that was.
-    pub(crate) fn remove(&self, slot: u32, is_haunted: bool) {
+    /// Forgets what is `slot`'s, save what `heir` shares; nothing is posted by it any more. The provider is to
+    /// keep the address where `is_haunted`: it has not forgotten everything that was.
+    pub(crate) fn remove(&self, slot: u32, heir: Option<u32>, is_haunted: bool) {
         let mut owners = self.owners();
-        for (address, _) in owners.extract_if(|_, owner| *owner == slot) {
-            if !is_haunted && !self.keeps {
-                self.take(address);
+        owners.retain(|address, owner| {
+            if *owner != slot {
+                return true;
             }
-        }
+            *owner = heir.unwrap_or(NOBODY);
+            let is_over = heir.is_none() && !is_haunted && !self.keeps;
+            if is_over {
+                self.take(*address);
+            }
+            !is_over
+        });
     }
 
     /// For who posts or polls: while it is held nobody inserts or removes, where that matters.

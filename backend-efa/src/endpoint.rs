@@ -91,9 +91,8 @@ impl EfaEndpoint {
     pub(crate) fn refresh(&mut self) {
         if self.shared.peers.refresh(&mut self.seen, &mut self.slots) {
             self.outstanding.resize(self.slots.len(), 0);
-            let leaving = (0_u32..).zip(&self.slots).filter(|(_, slot)| matches!(slot, View::Leaving { .. }));
+            let leaving = (0_u32..).zip(&self.slots).filter(|(_, slot)| **slot == View::Leaving);
             self.leaving = leaving.map(|(index, _)| PeerSlot(index)).collect();
-            self.cut_off_awaited();
         }
     }
 

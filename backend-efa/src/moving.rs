@@ -58,17 +58,6 @@ impl EfaEndpoint {
         }
     }
 
-    /// Gives up at once what is posted to peers that wait to come back: it has had its time.
-    pub(crate) fn cut_off_awaited(&mut self) {
-        for peer in &self.leaving {
-            let at = peer.0 as usize;
-            if self.slots[at] == (View::Leaving { is_awaited: true }) && self.outstanding[at] > 0 {
-                self.aborted.retain(|(known, _)| known != peer);
-                self.aborted.push((*peer, Time::ZERO));
-            }
-        }
-    }
-
     /// Opens another lane, and keeps the old one for those who do not know it yet.
     fn change_lanes(&mut self, now: Time) {
         tracing::warn!(

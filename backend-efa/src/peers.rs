@@ -18,11 +18,9 @@ pub(crate) use slot::{Landing, Remote, There, View};
 /// each of which takes seconds where it is earnest.
 const MOVES: u32 = 1024;
 
-/// How long a peer that comes back waits for its former connection to end by itself: longer than what moves
-/// takes, and what does not end by then is cut off.
-const FORMER: Duration = Duration::from_millis(300);
-/// And for that: less than a handshake may take.
-const CUT_OFF: Duration = Duration::from_secs(4);
+/// How long a peer that comes back waits for the end of its former connection at most. One side waits after
+/// the other, and on the first rail that it takes too long on no other: less than a handshake may take (5 s).
+const FORMER: Duration = Duration::from_millis(1500);
 
 /// A lane that peers may know.
 struct Open {
@@ -45,16 +43,16 @@ pub(crate) struct Peers {
     table: Mutex<Table>,
     /// Counts changes, so that the endpoint looks only when there was one.
     changes: AtomicU64,
-    /// The provider keeps a state of each address: one that comes back is not to find its former one.
-    has_states: bool,
+    /// Who comes back waits for the end of its former connection.
+    waits: bool,
     /// A slot was freed, or a lane closed.
     freed: Condvar,
 }
 
 impl Peers {
-    /// Of a provider that keeps a state of each address, or of one that does not.
-    pub(crate) fn new(has_states: bool) -> Self {
-        Self { has_states, ..Self::default() }
+    /// Slots whose peers wait for the end of their former connections, or not.
+    pub(crate) fn new(waits: bool) -> Self {
+        Self { waits, ..Self::default() }
     }
 
     fn lock(&self) -> MutexGuard<'_, Table> {
@@ -84,11 +82,11 @@ impl Peers {
     /// Brings an offered slot up.
     ///
     /// A peer may come back while its former connection still ends here. Where the provider keeps a state
-    /// of each address, that end is waited for: the address goes with it, and both sides begin anew. Else
-    /// one side might think a handshake done that the other one waits for.
+    /// of each address, that end is waited for: the state goes with the address, and both sides begin anew.
+    /// Else one side might think a handshake done that the other one waits for.
     pub(crate) fn complete(&self, slot: PeerSlot, there: There) -> Result<()> {
         let mut table = self.lock();
-        if self.has_states {
+        if self.waits {
             table = self.wait_for_former(table, &there.address)?;
         }
         let Some(Slot::Offered(lane)) = table.slots.get(slot.0 as usize) else {
@@ -104,22 +102,18 @@ impl Peers {
     /// Waits until nobody of that address leaves any more.
     fn wait_for_former<'a>(
         &'a self,
-        mut table: MutexGuard<'a, Table>,
+        table: MutexGuard<'a, Table>,
         address: &[u8],
     ) -> Result<MutexGuard<'a, Table>> {
-        for limit in [FORMER, CUT_OFF] {
-            let ends = |table: &mut Table| table.is_leaving(address) && !table.lanes.is_empty();
-            let waited = self.freed.wait_timeout_while(table, limit, ends);
-            let (waited, limit) = waited.unwrap_or_else(PoisonError::into_inner);
-            table = waited;
-            if !limit.timed_out() {
-                return Ok(table);
+        let leaves = |table: &mut Table| table.is_leaving(address) && !table.lanes.is_empty();
+        let waited = self.freed.wait_timeout_while(table, FORMER, leaves);
+        match waited.unwrap_or_else(PoisonError::into_inner) {
+            (table, limit) if !limit.timed_out() => Ok(table),
+            _ => {
+                let why = "what was posted over the former connection to this peer has not ended yet: connect again";
+                Err(Error::new(ErrorKind::Busy, "connect", why))
             }
-            table.await_former(address);
-            self.changed();
         }
-        let why = "what was posted over the former connection to this peer has not ended: connect again";
-        Err(Error::new(ErrorKind::Busy, "connect", why))
     }
 
     /// The peer of `slot` is somewhere else now.
@@ -198,16 +192,17 @@ impl Peers {
         let address = match slot {
             Slot::Offered(_) => None,
             Slot::Up(known) => Some(std::mem::take(&mut known.there.address)),
-            Slot::Free | Slot::Leaving { .. } => return,
+            Slot::Free | Slot::Leaving(_) => return,
         };
-        *slot = Slot::Leaving { address, is_awaited: false };
+        *slot = Slot::Leaving(address);
         self.changed();
     }
 
     /// The slot may be offered anew. The provider keeps its addresses where `is_haunted`.
     pub(crate) fn free(&self, slot: PeerSlot, is_haunted: bool) {
         let mut table = self.lock();
-        table.lanes.iter().for_each(|lane| lane.addresses.remove(slot.0, is_haunted));
+        let heir = table.heir(slot);
+        table.lanes.iter().for_each(|lane| lane.addresses.remove(slot.0, heir, is_haunted));
         table.slots[slot.0 as usize] = Slot::Free;
         self.freed.notify_all();
         self.changed();
@@ -245,18 +240,19 @@ impl Table {
     /// Whether the address is that of a connection which still ends, and of no other: where two sides have
     /// connected to each other, both share one state.
     fn is_leaving(&self, address: &[u8]) -> bool {
-        let leaves = |slot: &Slot| matches!(slot, Slot::Leaving { address: Some(its), .. } if its == address);
         let is_up = |slot: &Slot| matches!(slot, Slot::Up(known) if known.there.address == address);
-        self.slots.iter().any(leaves) && !self.slots.iter().any(is_up)
+        self.slots.iter().any(|slot| slot.leaves(address)) && !self.slots.iter().any(is_up)
     }
 
-    /// The peer of that address waits for the end of its former connection.
-    fn await_former(&mut self, address: &[u8]) {
-        for slot in &mut self.slots {
-            if let Slot::Leaving { address: Some(its), is_awaited } = slot {
-                *is_awaited |= its == address;
-            }
-        }
+    /// Another slot of the address that this one leaves.
+    fn heir(&self, slot: PeerSlot) -> Option<u32> {
+        let Slot::Leaving(Some(address)) = self.slots.get(slot.0 as usize)? else { return None };
+        let shares = |slot: &Slot| match slot {
+            Slot::Up(known) => known.there.address == *address,
+            other => other.leaves(address),
+        };
+        let mut others = (0..).zip(&self.slots).filter(|(index, _)| *index != slot.0);
+        others.find(|(_, other)| shares(other)).map(|(index, _)| index)
     }
 
     /// Inserts a peer that knows `lane` into every lane.

@@ -38,10 +38,8 @@ pub(crate) enum View {
     Up(Remote),
     /// Connected, but the peer knows only a lane that is closed: it has been told of the next.
     Waiting,
-    /// Ended by this side: the endpoint says when its last request is over. The peer may wait to come back.
-    Leaving {
-        is_awaited: bool,
-    },
+    /// Ended by this side: the endpoint says when its last request is over.
+    Leaving,
 }
 
 #[derive(Debug)]
@@ -50,11 +48,8 @@ pub(super) enum Slot {
     /// To a peer that was told of this lane.
     Offered(u32),
     Up(Known),
-    /// Was the peer's of that address, if any, who may wait to come back.
-    Leaving {
-        address: Option<Vec<u8>>,
-        is_awaited: bool,
-    },
+    /// Was the peer's of that address, if any.
+    Leaving(Option<Vec<u8>>),
 }
 
 #[derive(Debug)]
@@ -71,10 +66,15 @@ pub(super) struct Known {
 }
 
 impl Slot {
+    /// Whether it is left by the peer of that address.
+    pub(super) fn leaves(&self, address: &[u8]) -> bool {
+        matches!(self, Self::Leaving(Some(its)) if its == address)
+    }
+
     pub(super) fn view(&self) -> View {
         match self {
             Self::Free | Self::Offered(_) => View::Free,
-            Self::Leaving { is_awaited, .. } => View::Leaving { is_awaited: *is_awaited },
+            Self::Leaving(_) => View::Leaving,
             Self::Up(Known { address: None, .. }) => View::Waiting,
             Self::Up(Known { there, lane, address: Some(address), .. }) => {
                 View::Up(Remote { address: *address, lane: *lane, slot: there.slot, landing: there.landing })
