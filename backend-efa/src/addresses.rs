@@ -42,10 +42,15 @@ impl Addresses {
         let is_shm = device.info.provider() == "shm";
         let takes_turns = is_shm || device.info.domain().cq_data_size < 8;
         // On shm a request of the peer's that is still on its way crashes the process when its address is
-        // gone (`smr_progress_cmd`; 1.17); the 256 places last for a lane's life. On cards, where 1.17
-        // emulates writes, one that is half received does (seen under the suite, `again::at_once`).
-        let keeps = is_shm || (device.info.card().is_some() && settings::is_before_native_writes());
-        Ok(Arc::new(Self { av, owners: Mutex::default(), takes_turns, keeps, device: Arc::clone(device) }))
+        // gone (`smr_progress_cmd`; 1.17); the 256 places last for a lane's life. What 1.17 has half received of
+        // a card's emulated write may do so too, but an address that stays lets the rest land.
+        Ok(Arc::new(Self {
+            av,
+            owners: Mutex::default(),
+            takes_turns,
+            keeps: is_shm,
+            device: Arc::clone(device),
+        }))
     }
 
     /// Inserts an address of `slot`'s peer, which is as long as this provider's are. Where it is
@@ -55,12 +60,17 @@ impl Addresses {
         let mut inserted = self.put(address)?;
         // EFA's provider knows addresses by itself, of whatever it has received late from a peer that was
         // gone: with them, what that peer was told of this side, and will not be told again.
-        if self.device.info.has_states() && !owners.contains_key(&inserted) {
+        if self.is_known_unasked() && !owners.contains_key(&inserted) {
             self.take(inserted);
             inserted = self.put(address)?;
         }
         owners.insert(inserted, slot);
         Ok(inserted)
+    }
+
+    /// Whether an address may have a state here that nobody has inserted it with.
+    fn is_known_unasked(&self) -> bool {
+        self.device.info.has_states() && !settings::is_before_native_writes()
     }
 
     fn put(&self, address: &[u8]) -> Result<sys::fi_addr_t> {

@@ -10,7 +10,6 @@ use libfabric_sys::{Library, LoadError};
 use transport_core::{Error, ErrorKind, Result};
 
 use crate::hmem;
-use crate::settings;
 use crate::status::refused;
 
 /// The environment variable that names another library than [`USUAL`].
@@ -140,10 +139,9 @@ impl Info {
         self.fabric_name() == DIRECT
     }
 
-    /// Whether the provider has a state of each peer, as EFA's own protocols do, that goes with its
-    /// address; 1.17's addresses stay.
+    /// Whether the provider has a state of each peer, as EFA's own protocols do, that goes with its address.
     pub(crate) fn has_states(&self) -> bool {
-        self.card().is_some() && !self.is_direct() && !settings::is_before_native_writes()
+        self.card().is_some() && !self.is_direct()
     }
 
     /// Whether it takes memory of GPUs.
