@@ -22,8 +22,6 @@ pub(crate) struct Addresses {
     owners: Mutex<Owners>,
     /// Whether the endpoint takes turns with the control thread.
     takes_turns: bool,
-    /// An address that nobody has any more stays with the provider.
-    keeps: bool,
     device: Arc<Device>,
 }
 
@@ -39,18 +37,8 @@ impl Addresses {
         };
         // Domains are open for any thread, but shm's progress walks its map of peers without a lock
         // (1.17: it crashed under the suite). Cards' completions name peers by their addresses.
-        let is_shm = device.info.provider() == "shm";
-        let takes_turns = is_shm || device.info.domain().cq_data_size < 8;
-        // On shm a request of the peer's that is still on its way crashes the process when its address is
-        // gone (`smr_progress_cmd`; 1.17); the 256 places last for a lane's life. What 1.17 has half received of
-        // a card's emulated write may do so too, but an address that stays lets the rest land.
-        Ok(Arc::new(Self {
-            av,
-            owners: Mutex::default(),
-            takes_turns,
-            keeps: is_shm,
-            device: Arc::clone(device),
-        }))
+        let takes_turns = device.info.provider() == "shm" || device.info.domain().cq_data_size < 8;
+        Ok(Arc::new(Self { av, owners: Mutex::default(), takes_turns, device: Arc::clone(device) }))
     }
 
     /// Inserts an address of `slot`'s peer, which is as long as this provider's are. Where it is
@@ -59,18 +47,15 @@ impl Addresses {
         let mut owners = self.owners();
         let mut inserted = self.put(address)?;
         // EFA's provider knows addresses by itself, of whatever it has received late from a peer that was
-        // gone: with them, what that peer was told of this side, and will not be told again.
-        if self.is_known_unasked() && !owners.contains_key(&inserted) {
+        // gone: with them, what that peer was told of this side, and will not be told again. Taken out
+        // while a write from there is half received, one crashes 1.17.
+        let knows_unasked = self.device.info.has_states() && !settings::is_before_native_writes();
+        if knows_unasked && !owners.contains_key(&inserted) {
             self.take(inserted);
             inserted = self.put(address)?;
         }
         owners.insert(inserted, slot);
         Ok(inserted)
-    }
-
-    /// Whether an address may have a state here that nobody has inserted it with.
-    fn is_known_unasked(&self) -> bool {
-        self.device.info.has_states() && !settings::is_before_native_writes()
     }
 
     fn put(&self, address: &[u8]) -> Result<sys::fi_addr_t> {
@@ -96,18 +81,22 @@ impl Addresses {
 
     /// Forgets what is `slot`'s, save what `heir` shares; nothing is posted by it any more. The provider is to
     /// keep the address where `is_haunted`: it has not forgotten everything that was.
+    ///
+    /// On shm it always keeps it: a request of the peer's that is still on its way crashes the
+    /// process when the address is gone (`smr_progress_cmd`; 1.17). Its 256 places last for a
+    /// lane's life.
     pub(crate) fn remove(&self, slot: u32, heir: Option<u32>, is_haunted: bool) {
-        let mut owners = self.owners();
-        owners.retain(|address, owner| {
+        let is_kept = is_haunted || self.device.info.provider() == "shm";
+        self.owners().retain(|address, owner| {
             if *owner != slot {
                 return true;
             }
             *owner = heir.unwrap_or(NOBODY);
-            let is_over = heir.is_none() && !is_haunted && !self.keeps;
-            if is_over {
+            let stays = heir.is_some() || is_kept;
+            if !stays {
                 self.take(*address);
             }
-            !is_over
+            stays
         });
     }
 

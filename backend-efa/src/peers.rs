@@ -237,22 +237,22 @@ impl Table {
         lane.map(|lane| (lane.number, lane.name.clone())).ok_or_else(gone)
     }
 
-    /// Whether the address is that of a connection which still ends, and of no other: where two sides have
-    /// connected to each other, both share one state.
-    fn is_leaving(&self, address: &[u8]) -> bool {
-        let is_up = |slot: &Slot| matches!(slot, Slot::Up(known) if known.there.address == address);
-        self.slots.iter().any(|slot| slot.leaves(address)) && !self.slots.iter().any(is_up)
+    /// The slots of an address: more than one where two sides have connected to each other, which share one
+    /// state, and where one still ends.
+    fn of<'a>(&'a self, address: &'a [u8]) -> impl Iterator<Item = (u32, &'a Slot)> {
+        (0..).zip(&self.slots).filter(move |(_, slot)| slot.address() == Some(address))
     }
 
-    /// Another slot of the address that this one leaves.
+    /// Whether all connections to that address end, and some have not yet.
+    fn is_leaving(&self, address: &[u8]) -> bool {
+        self.of(address).next().is_some() && !self.of(address).any(|(_, slot)| slot.is_up())
+    }
+
+    /// Another slot of the address that this one leaves: one that is up, if there is.
     fn heir(&self, slot: PeerSlot) -> Option<u32> {
-        let Slot::Leaving(Some(address)) = self.slots.get(slot.0 as usize)? else { return None };
-        let shares = |slot: &Slot| match slot {
-            Slot::Up(known) => known.there.address == *address,
-            other => other.leaves(address),
-        };
-        let mut others = (0..).zip(&self.slots).filter(|(index, _)| *index != slot.0);
-        others.find(|(_, other)| shares(other)).map(|(index, _)| index)
+        let others =
+            self.of(self.slots.get(slot.0 as usize)?.address()?).filter(|(index, _)| *index != slot.0);
+        others.max_by_key(|(_, other)| other.is_up()).map(|(index, _)| index)
     }
 
     /// Inserts a peer that knows `lane` into every lane.

@@ -66,9 +66,17 @@ pub(super) struct Known {
 }
 
 impl Slot {
-    /// Whether it is left by the peer of that address.
-    pub(super) fn leaves(&self, address: &[u8]) -> bool {
-        matches!(self, Self::Leaving(Some(its)) if its == address)
+    /// Where its peer is, or was while it ends.
+    pub(super) fn address(&self) -> Option<&[u8]> {
+        match self {
+            Self::Up(known) => Some(&known.there.address),
+            Self::Leaving(address) => address.as_deref(),
+            Self::Free | Self::Offered(_) => None,
+        }
+    }
+
+    pub(super) fn is_up(&self) -> bool {
+        matches!(self, Self::Up(_))
     }
 
     pub(super) fn view(&self) -> View {
