@@ -27,6 +27,7 @@ mod region;
 mod report;
 mod settings;
 mod settling;
+mod shm;
 mod status;
 mod submit;
 mod tag;

@@ -5,11 +5,12 @@ use std::ptr::null_mut;
 use std::sync::Arc;
 
 use libfabric_sys as sys;
-use transport_core::{Error, ErrorKind, Result};
+use transport_core::Result;
 
 use crate::addresses::Addresses;
 use crate::objects::{Device, Fid};
 use crate::settings;
+use crate::shm;
 use crate::status::refused;
 
 /// Completions that a queue holds beside those of all that can be posted here: imms.
@@ -57,8 +58,10 @@ impl Queues {
                 check("a counter for its endpoint", bind(visits.fid(), kinds))?;
             }
             settings::apply(ep.as_ptr(), device);
-            check("to enable its endpoint", sys::fi_enable(ep.as_ptr()))
-                .map_err(|why| if device.info.provider() == "shm" { left_behind(why) } else { why })?;
+            if device.info.provider() == "shm" {
+                shm::give_name(&ep)?;
+            }
+            check("to enable its endpoint", sys::fi_enable(ep.as_ptr()))?;
             ep
         };
         Ok(Self {
@@ -97,22 +100,6 @@ impl Queues {
         name.truncate(len);
         Ok(name)
     }
-}
-
-/// Says what mends an endpoint of shm's whose name is taken. Names are made of the process's number,
-/// and a killed one leaves its own behind. It is not removed here: where containers share /dev/shm,
-/// another process may have that number now.
-fn left_behind(why: Error) -> Error {
-    if why.kind() != ErrorKind::Busy {
-        return why;
-    }
-    let context = format!(
-        "{}; a killed process with the number of this one may have left its memory: remove /dev/shm/{}:* \
-         if no process of another container uses it",
-        why.context(),
-        std::process::id()
-    );
-    Error::new(ErrorKind::Busy, "open", context)
 }
 
 /// A counter of what peers do to our memory, where the provider offers such (`FI_RMA_EVENT`).

@@ -42,6 +42,9 @@ inline_call!(/// Controls an object: `FI_GETWAIT` and others.
 inline_call!(/// The address of an endpoint.
     fn fi_getname(ep: *mut fid_ep, addr: *mut c_void, len: *mut usize) -> c_int
         = [cm] getname(&raw mut (*ep).fid, addr, len));
+inline_call!(/// Names an endpoint.
+    fn fi_setname(ep: *mut fid_ep, addr: *mut c_void, len: usize) -> c_int
+        = [cm] setname(&raw mut (*ep).fid, addr, len));
 inline_call!(/// Sets an option of an endpoint.
     fn fi_setopt(ep: *mut fid_ep, level: c_int, name: c_int, value: *const c_void, len: usize) -> c_int
         = [ops] setopt(&raw mut (*ep).fid, level, name, value, len));
