@@ -28,6 +28,10 @@ pub struct Overhead {
     /// How long a run measures, in milliseconds.
     #[arg(long, default_value_t = 300)]
     millis: u64,
+    /// Against processes of a single thread, which lock without atomics: nothing that serves
+    /// connections is one.
+    #[arg(long)]
+    alone: bool,
 }
 
 impl Overhead {
@@ -47,7 +51,7 @@ impl Overhead {
                 let compared = Compared::of(
                     self.pairs,
                     || read(our(&load)?, figure),
-                    || read(writes.command(&load), figure),
+                    || read(writes.command(&load, self.alone), figure),
                 )?;
                 let surely = compared.at_least();
                 println!(
