@@ -11,11 +11,26 @@ use crate::objects::{Device, Fid};
 use crate::settings;
 use crate::status::refused;
 
-/// Whose each inserted address is, by slot.
-pub(crate) type Owners = HashMap<sys::fi_addr_t, u32>;
+/// Whose each inserted address is.
+#[derive(Default)]
+pub(crate) struct Owners(HashMap<sys::fi_addr_t, Sharers>);
 
-/// The owner of an address that stays with the provider, though nobody has it any more.
-const NOBODY: u32 = u32::MAX;
+/// The slots of an address: several where two sides have connected to each other. None, where it
+/// stays with the provider though nobody has it any more.
+#[derive(Default)]
+struct Sharers {
+    /// What comes from there is told as the last one's.
+    slots: Vec<u32>,
+    /// The provider has not forgotten everything that was, and is to keep it.
+    is_haunted: bool,
+}
+
+impl Owners {
+    /// Whose what comes from that address is.
+    pub(crate) fn of(&self, address: sys::fi_addr_t) -> Option<u32> {
+        self.0.get(&address)?.slots.last().copied()
+    }
+}
 
 pub(crate) struct Addresses {
     av: Fid<sys::fid_av>,
@@ -42,20 +57,34 @@ impl Addresses {
     }
 
     /// Inserts an address of `slot`'s peer, which is as long as this provider's are. Where it is
-    /// known already, it is that peer's from now on.
-    pub(crate) fn insert(&self, slot: u32, address: &[u8]) -> Result<sys::fi_addr_t> {
+    /// known already, what comes from there is that peer's from now on.
+    ///
+    /// `alone` says that the device has no other lane: 2.1 walks lists of all its peers unlocked,
+    /// whichever endpoint is polled.
+    pub(crate) fn insert(&self, slot: u32, address: &[u8], alone: bool) -> Result<sys::fi_addr_t> {
         let mut owners = self.owners();
         let mut inserted = self.put(address)?;
         // EFA's provider knows addresses by itself, of whatever it has received late from a peer that was
         // gone: with them, what that peer was told of this side, and will not be told again. Taken out
         // while a write from there is half received, one crashes 1.17.
         let knows_unasked = self.device.info.has_states() && !settings::is_before_native_writes();
-        if knows_unasked && !owners.contains_key(&inserted) {
+        if knows_unasked && alone && !owners.0.contains_key(&inserted) {
             self.take(inserted);
             inserted = self.put(address)?;
         }
-        owners.insert(inserted, slot);
+        let slots = &mut owners.0.entry(inserted).or_default().slots;
+        slots.retain(|other| *other != slot);
+        slots.push(slot);
         Ok(inserted)
+    }
+
+    /// What comes from addresses that `slot` shares is the others' from now on.
+    pub(crate) fn stands_back(&self, slot: u32) {
+        for Sharers { slots, .. } in self.owners().0.values_mut() {
+            if let Some(place) = slots.iter().position(|other| *other == slot) {
+                slots[..=place].rotate_right(1);
+            }
+        }
     }
 
     fn put(&self, address: &[u8]) -> Result<sys::fi_addr_t> {
@@ -79,20 +108,19 @@ impl Addresses {
         }
     }
 
-    /// Forgets what is `slot`'s, save what `heir` shares; nothing is posted by it any more. The provider is to
-    /// keep the address where `is_haunted`: it has not forgotten everything that was.
+    /// Forgets what is `slot`'s alone; nothing is posted by it any more. The provider is to keep the
+    /// address where `is_haunted`: it has not forgotten everything that was.
     ///
     /// On shm it always keeps it: a request of the peer's that is still on its way crashes the
     /// process when the address is gone (`smr_progress_cmd`; 1.17). Its 256 places last for a
     /// lane's life.
-    pub(crate) fn remove(&self, slot: u32, heir: Option<u32>, is_haunted: bool) {
-        let is_kept = is_haunted || self.device.info.provider() == "shm";
-        self.owners().retain(|address, owner| {
-            if *owner != slot {
-                return true;
-            }
-            *owner = heir.unwrap_or(NOBODY);
-            let stays = heir.is_some() || is_kept;
+    pub(crate) fn remove(&self, slot: u32, is_haunted: bool) {
+        let keeps_all = self.device.info.provider() == "shm";
+        self.owners().0.retain(|address, sharers| {
+            let Some(place) = sharers.slots.iter().position(|other| *other == slot) else { return true };
+            sharers.slots.remove(place);
+            sharers.is_haunted |= is_haunted;
+            let stays = !sharers.slots.is_empty() || sharers.is_haunted || keeps_all;
             if !stays {
                 self.take(*address);
             }

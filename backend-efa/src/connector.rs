@@ -9,6 +9,7 @@ use transport_core::{Error, ErrorKind, Result};
 use crate::domain::Shared;
 use crate::peers::{Landing, There};
 use crate::region::random;
+use crate::shm;
 use crate::tag::Tag;
 
 /// What a peer needs to send here. The first field counts versions of the others.
@@ -86,10 +87,13 @@ impl Shared {
             let context = "libfabric's shm crashes when endpoints of one process part: use loopback there";
             return Err(Error::new(ErrorKind::Unreachable, "connect", context));
         }
+        if provider == "shm" {
+            shm::check_reachable(&offer.address)?;
+        }
         // libfabric reads as many bytes as addresses have here, or a string up to its end.
         let readable = match format {
             sys::FI_ADDR_STR => offer.address.last() == Some(&0) && offer.address.len() <= 256,
-            _ => offer.address.len() == self.peers.name_len(),
+            _ => self.peers.name_len().is_none_or(|len| offer.address.len() == len),
         };
         if !readable || offer.slot > Tag::SLOTS {
             return Err(malformed("an address or a slot that cannot be"));

@@ -68,6 +68,7 @@ impl EfaEndpoint {
         let lost = Status { kind: ErrorKind::DeviceLost, code };
         let former = self.former.take().map(|former| former.lane);
         for mut lane in former.into_iter().chain(self.lane.take()) {
+            self.shared.peers.close_lane(lane.number);
             let ended = lane.posted.end_all();
             // Closed before it is told.
             lane.close(true);

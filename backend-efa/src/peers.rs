@@ -163,7 +163,8 @@ impl Peers {
         let mut table = self.lock();
         for (slot, known) in (0_u32..).zip(&mut table.slots) {
             if let Slot::Up(known) = known {
-                known.ahead = Some(addresses.insert(slot, &known.there.address)?);
+                // Nothing has come to it yet.
+                known.ahead = Some(addresses.insert(slot, &known.there.address, false)?);
             }
         }
         table.lanes.push(Open { number, name, addresses: Arc::clone(addresses) });
@@ -188,21 +189,21 @@ impl Peers {
 
     pub(crate) fn leave(&self, slot: PeerSlot) {
         let mut table = self.lock();
-        let Some(slot) = table.slots.get_mut(slot.0 as usize) else { return };
-        let address = match slot {
+        let Some(state) = table.slots.get_mut(slot.0 as usize) else { return };
+        let address = match state {
             Slot::Offered(_) => None,
             Slot::Up(known) => Some(std::mem::take(&mut known.there.address)),
             Slot::Free | Slot::Leaving(_) => return,
         };
-        *slot = Slot::Leaving(address);
+        *state = Slot::Leaving(address);
+        table.lanes.iter().for_each(|lane| lane.addresses.stands_back(slot.0));
         self.changed();
     }
 
     /// The slot may be offered anew. The provider keeps its addresses where `is_haunted`.
     pub(crate) fn free(&self, slot: PeerSlot, is_haunted: bool) {
         let mut table = self.lock();
-        let heir = table.heir(slot);
-        table.lanes.iter().for_each(|lane| lane.addresses.remove(slot.0, heir, is_haunted));
+        table.lanes.iter().for_each(|lane| lane.addresses.remove(slot.0, is_haunted));
         table.slots[slot.0 as usize] = Slot::Free;
         self.freed.notify_all();
         self.changed();
@@ -224,9 +225,9 @@ impl Peers {
         matches!(self.lock().slots.get(slot.0 as usize), Some(Slot::Up(_)))
     }
 
-    /// Bytes of the addresses of this side.
-    pub(crate) fn name_len(&self) -> usize {
-        self.lock().lanes.last().map_or(0, |lane| lane.name.len())
+    /// Bytes of the addresses of this side, unless its device is lost.
+    pub(crate) fn name_len(&self) -> Option<usize> {
+        self.lock().lanes.last().map(|lane| lane.name.len())
     }
 }
 
@@ -237,29 +238,18 @@ impl Table {
         lane.map(|lane| (lane.number, lane.name.clone())).ok_or_else(gone)
     }
 
-    /// The slots of an address: more than one where two sides have connected to each other, which share one
-    /// state, and where one still ends.
-    fn of<'a>(&'a self, address: &'a [u8]) -> impl Iterator<Item = (u32, &'a Slot)> {
-        (0..).zip(&self.slots).filter(move |(_, slot)| slot.address() == Some(address))
-    }
-
-    /// Whether all connections to that address end, and some have not yet.
+    /// Whether all connections to that address end, and some have not yet. There may be several, where two
+    /// sides have connected to each other: they share one state.
     fn is_leaving(&self, address: &[u8]) -> bool {
-        self.of(address).next().is_some() && !self.of(address).any(|(_, slot)| slot.is_up())
-    }
-
-    /// Another slot of the address that this one leaves: one that is up, if there is.
-    fn heir(&self, slot: PeerSlot) -> Option<u32> {
-        let others =
-            self.of(self.slots.get(slot.0 as usize)?.address()?).filter(|(index, _)| *index != slot.0);
-        others.max_by_key(|(_, other)| other.is_up()).map(|(index, _)| index)
+        let mut sharers = self.slots.iter().filter(|slot| slot.address() == Some(address)).peekable();
+        sharers.peek().is_some() && !sharers.any(Slot::is_up)
     }
 
     /// Inserts a peer that knows `lane` into every lane.
     fn know(&self, slot: PeerSlot, lane: u32, there: There) -> Result<Known> {
         let (mut address, mut ahead) = (None, None);
         for open in &self.lanes {
-            let inserted = Some(open.addresses.insert(slot.0, &there.address)?);
+            let inserted = Some(open.addresses.insert(slot.0, &there.address, self.lanes.len() == 1)?);
             match open.number == lane {
                 true => address = inserted,
                 false if open.number > lane => ahead = inserted,

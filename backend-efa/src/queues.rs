@@ -19,6 +19,8 @@ pub(crate) const ARRIVALS: usize = 8192;
 /// Closed in order: the endpoint, then what it is bound to.
 pub(crate) struct Queues {
     pub(crate) ep: Fid<sys::fid_ep>,
+    /// On shm.
+    _name: Option<shm::Name>,
     pub(crate) cq: Fid<sys::fid_cq>,
     /// Counts peers' writes and reads, where nothing else tells the worker that they are there.
     visits: Option<Fid<sys::fid_cntr>>,
@@ -40,7 +42,7 @@ impl Queues {
         let visits = if sleeps && descriptor.is_none() { counter(device) } else { None };
         // SAFETY: the domain is open and the entry is its own; objects are bound before the
         // endpoint is enabled, and outlive it.
-        let ep = unsafe {
+        let (ep, name) = unsafe {
             let ep = Fid::open("open", "its endpoint", |ep| {
                 sys::fi_endpoint(device.domain.as_ptr(), info, ep, null_mut())
             })?;
@@ -58,15 +60,15 @@ impl Queues {
                 check("a counter for its endpoint", bind(visits.fid(), kinds))?;
             }
             settings::apply(ep.as_ptr(), device);
-            if device.info.provider() == "shm" {
-                shm::give_name(&ep)?;
-            }
+            let is_shm = device.info.provider() == "shm";
+            let name = is_shm.then(|| shm::give_name(&ep)).transpose()?;
             check("to enable its endpoint", sys::fi_enable(ep.as_ptr()))?;
-            ep
+            (ep, name)
         };
         Ok(Self {
             emulates_writes: settings::emulates_writes(ep.as_ptr(), &device.info),
             ep,
+            _name: name,
             cq,
             visits,
             descriptor,
