@@ -52,7 +52,7 @@ impl Addresses {
         };
         // Domains are open for any thread, but shm's progress walks its map of peers without a lock
         // (1.17: it crashed under the suite). Cards' completions name peers by their addresses.
-        let takes_turns = device.info.provider() == "shm" || device.info.domain().cq_data_size < 8;
+        let takes_turns = device.info.is_shm() || device.info.domain().cq_data_size < 8;
         Ok(Arc::new(Self { av, owners: Mutex::default(), takes_turns, device: Arc::clone(device) }))
     }
 
@@ -115,7 +115,7 @@ impl Addresses {
     /// process when the address is gone (`smr_progress_cmd`; 1.17). Its 256 places last for a
     /// lane's life.
     pub(crate) fn remove(&self, slot: u32, is_haunted: bool) {
-        let keeps_all = self.device.info.provider() == "shm";
+        let keeps_all = self.device.info.is_shm();
         self.owners().0.retain(|address, sharers| {
             let Some(place) = sharers.slots.iter().position(|other| *other == slot) else { return true };
             sharers.slots.remove(place);

@@ -82,12 +82,13 @@ impl Shared {
             );
             return Err(Error::new(ErrorKind::Unreachable, "connect", context));
         }
-        if provider == "shm" && offer.process == process()? {
-            // 1.17 and 2.1 then keep pointers into the other endpoint's memory beyond its end.
-            let context = "libfabric's shm crashes when endpoints of one process part: use loopback there";
-            return Err(Error::new(ErrorKind::Unreachable, "connect", context));
-        }
-        if provider == "shm" {
+        if self.device.info.is_shm() {
+            if offer.process == process()? {
+                // 1.17 and 2.1 then keep pointers into the other endpoint's memory beyond its end.
+                let context =
+                    "libfabric's shm crashes when endpoints of one process part: use loopback there";
+                return Err(Error::new(ErrorKind::Unreachable, "connect", context));
+            }
             shm::check_reachable(&offer.address)?;
         }
         // libfabric reads as many bytes as addresses have here, or a string up to its end.

@@ -9,6 +9,7 @@ use transport_core::spi::{Event, PeerSlot, Status};
 use crate::card;
 use crate::context::Posted;
 use crate::endpoint::EfaEndpoint;
+use crate::lane::Lane;
 use crate::status::kind;
 use crate::words::{self, Words};
 
@@ -52,13 +53,16 @@ impl EfaEndpoint {
         }
     }
 
+    /// Takes the lanes that are open, over which peers are not reached any more.
+    fn take_lanes(&mut self) -> impl Iterator<Item = Box<Lane>> + use<> {
+        let lanes = [self.former.take().map(|former| former.lane), self.lane.take()];
+        lanes.iter().flatten().for_each(|lane| self.shared.peers.close_lane(lane.number));
+        lanes.into_iter().flatten()
+    }
+
     /// Closes what is open.
     pub(crate) fn close(&mut self) {
-        let former = self.former.take().map(|former| former.lane);
-        for lane in former.into_iter().chain(self.lane.take()) {
-            self.shared.peers.close_lane(lane.number);
-            lane.close(self.is_lost);
-        }
+        self.take_lanes().for_each(|lane| lane.close(self.is_lost));
     }
 
     /// Ends the endpoint, which does not work any more, by the error `code`.
@@ -66,9 +70,7 @@ impl EfaEndpoint {
         self.aborted.clear();
         self.is_lost = true;
         let lost = Status { kind: ErrorKind::DeviceLost, code };
-        let former = self.former.take().map(|former| former.lane);
-        for mut lane in former.into_iter().chain(self.lane.take()) {
-            self.shared.peers.close_lane(lane.number);
+        for mut lane in self.take_lanes() {
             let ended = lane.posted.end_all();
             // Closed before it is told.
             lane.close(true);

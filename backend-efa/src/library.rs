@@ -139,6 +139,11 @@ impl Info {
         self.fabric_name() == DIRECT
     }
 
+    /// Whether it is the provider of shared memory, which has rules of its own.
+    pub(crate) fn is_shm(&self) -> bool {
+        self.provider() == "shm"
+    }
+
     /// Whether the provider has a state of each peer, as EFA's own protocols do, that goes with its address.
     pub(crate) fn has_states(&self) -> bool {
         self.card().is_some() && !self.is_direct()

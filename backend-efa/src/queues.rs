@@ -60,8 +60,7 @@ impl Queues {
                 check("a counter for its endpoint", bind(visits.fid(), kinds))?;
             }
             settings::apply(ep.as_ptr(), device);
-            let is_shm = device.info.provider() == "shm";
-            let name = is_shm.then(|| shm::give_name(&ep)).transpose()?;
+            let name = device.info.is_shm().then(|| shm::give_name(&ep)).transpose()?;
             check("to enable its endpoint", sys::fi_enable(ep.as_ptr()))?;
             (ep, name)
         };

@@ -6,7 +6,6 @@
 //! each lies a file that its process keeps locked: what nobody holds is removed by the next one that opens an
 //! endpoint, whatever container it is in.
 
-use std::ffi::CString;
 use std::fs::{File, OpenOptions, TryLockError};
 use std::path::{Path, PathBuf};
 
@@ -44,10 +43,9 @@ pub(crate) fn give_name(ep: &Fid<sys::fid_ep>) -> Result<Name> {
     sweep(Path::new(DIR));
     let start = format!("{OURS}{}:{}", namespace(), std::process::id());
     let (name, text) = hold(Path::new(DIR), &start)?;
-    let address = CString::new(format!("{SCHEME}{text}")).expect("no zero is written into it");
-    let len = address.as_bytes_with_nul().len();
+    let mut address = format!("{SCHEME}{text}\0").into_bytes();
     // SAFETY: the endpoint is open, and copies the name, whose length counts its zero.
-    match unsafe { sys::fi_setname(ep.as_ptr(), address.as_ptr().cast_mut().cast(), len) } {
+    match unsafe { sys::fi_setname(ep.as_ptr(), address.as_mut_ptr().cast(), address.len()) } {
         0 => Ok(name),
         code => Err(refused("open", "a name for its endpoint", code)),
     }
