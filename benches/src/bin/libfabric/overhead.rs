@@ -28,10 +28,10 @@ pub struct Overhead {
     /// How long a run measures, in milliseconds.
     #[arg(long, default_value_t = 300)]
     millis: u64,
-    /// Against processes of a single thread, which lock without atomics: nothing that serves
-    /// connections is one.
+    /// Against processes with a second thread, which sleeps, as ours have one for their connections:
+    /// those of a single one lock without atomics.
     #[arg(long)]
-    alone: bool,
+    threaded: bool,
 }
 
 impl Overhead {
@@ -51,7 +51,7 @@ impl Overhead {
                 let compared = Compared::of(
                     self.pairs,
                     || read(our(&load)?, figure),
-                    || read(writes.command(&load, self.alone), figure),
+                    || read(writes.command(&load, self.threaded), figure),
                 )?;
                 let surely = compared.at_least();
                 println!(

@@ -18,10 +18,10 @@ impl Writes {
     }
 
     /// The program and its arguments for `load`: writes complete when they are delivered, as ours.
-    /// With a second thread, as ours, or `alone`.
-    pub fn command(&self, load: &Load, alone: bool) -> Command {
+    /// Perhaps `threaded`: with a second thread, as ours.
+    pub fn command(&self, load: &Load, threaded: bool) -> Command {
         let mut command = Command::new(&self.0);
-        command.arg("--delivery").args(alone.then_some("--alone")).args(load.arguments());
+        command.arg("--delivery").args(threaded.then_some("--threaded")).args(load.arguments());
         if let Some(node) = load.place.node() {
             command.args(["--node", node]);
         }
