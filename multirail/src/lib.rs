@@ -41,6 +41,7 @@
 //! A [`Fabric`] and everything it hands out may be used from any thread. Futures
 //! need no particular executor, and [`wait`] blocks on any where there is none. A
 //! fabric owns its worker threads and one control thread; without work they sleep.
+//! [`FabricBuilder::caller_driven`] and [`FabricBuilder::control_on`] do without them.
 //!
 //! # Cleanup
 //! Dropping the last handle of a fabric, or [`Fabric::close`], ends its sessions

@@ -38,7 +38,8 @@
 //!
 //! Everything public may be used from any thread, and every future polled by any
 //! executor. A fabric owns a worker thread per rail group and one control thread;
-//! a caller-driven fabric has no workers, and [`Fabric::step`] drives it.
+//! a caller-driven fabric has no workers, and [`Fabric::step`] drives it; connections may
+//! be served by a runtime of the caller's, too ([`FabricBuilder::control_on`]).
 //!
 //! # Cleanup
 //!

@@ -20,4 +20,5 @@ mod page;
 mod scenario;
 mod select;
 mod sendable;
+mod served;
 mod strict;

@@ -1,19 +1,35 @@
-//! Counts the tasks of a part of the control thread, so that its end can be awaited.
+//! Counts tasks, so that the end of a branch can be awaited, or of all there are on a caller's runtime.
 
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-/// The tasks of a branch that have not ended.
+use tokio::sync::Notify;
+
+/// The tasks that have not ended.
 #[derive(Default)]
 pub(crate) struct Tasks {
     count: Mutex<usize>,
     none: Condvar,
+    /// The same for who does not block.
+    told: Notify,
 }
 
 impl Tasks {
     /// Waits until there are none, for at most `limit`.
     pub fn await_none(&self, limit: Duration) {
         let _ = self.none.wait_timeout_while(self.lock(), limit, |count| *count > 0);
+    }
+
+    /// Resolves when there are none.
+    pub async fn none(&self) {
+        loop {
+            // Counts what is told from here on, before it is polled.
+            let told = self.told.notified();
+            if *self.lock() == 0 {
+                return;
+            }
+            told.await;
+        }
     }
 
     fn lock(&self) -> MutexGuard<'_, usize> {
@@ -36,5 +52,6 @@ impl Drop for Held {
     fn drop(&mut self) {
         *self.0.lock() -= 1;
         self.0.none.notify_all();
+        self.0.told.notify_waiters();
     }
 }

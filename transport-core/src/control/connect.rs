@@ -53,7 +53,7 @@ pub(crate) async fn on_thread<T: Send + 'static>(
         // A result that nobody takes is dropped, and a peer in it disconnected.
         let _ = answer.send(result);
     });
-    outcome.await.unwrap_or_else(|_| Err(closed("this fabric was closed")))
+    outcome.await.unwrap_or_else(|_| Err(spawner.ended()))
 }
 
 /// The longest that any bootstrap may take: more than the limit `TcpBootstrap`

@@ -41,6 +41,10 @@ impl End {
     }
 }
 
+/// What served connections has ended before the fabric did.
+pub(crate) const GONE: &str = "nothing serves this fabric's connections any more: what did panicked, or it was given a runtime that was \
+     shut down, or has no I/O or timers (build it with enable_all)";
+
 /// An orderly end.
 pub(crate) fn closed(why: &str) -> Error {
     Error::new(ErrorKind::Closed, "control", why)
@@ -62,6 +66,6 @@ pub(crate) struct FailOnDrop(pub Peer);
 
 impl Drop for FailOnDrop {
     fn drop(&mut self) {
-        self.0.fail(closed("the fabric's control thread ended"));
+        self.0.fail(closed(GONE));
     }
 }

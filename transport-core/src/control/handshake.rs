@@ -16,10 +16,9 @@ use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use tokio::sync::mpsc;
-use tokio::task::spawn_blocking;
 use tokio::time::timeout;
 
-use super::ending::{End, closed, refused};
+use super::ending::{End, FailOnDrop, closed, refused};
 use super::frame::{Frame, Identity, LinkReport, MAX_OFFERS, TransportOffer};
 use super::greeting::Greeted;
 use super::liveness::Liveness;
@@ -99,12 +98,16 @@ pub(crate) async fn establish(greeted: Greeted) -> Result<Unclaimed> {
     let Admitted { peer, commands, incarnation, liveness } = admitted;
     peer.0.is_heard(Instant::now());
     let _ = peer.0.address.set(address);
-    let unclaimed = Unclaimed(Some(peer.clone()));
+    let (unclaimed, fail) = (Unclaimed(Some(peer.clone())), FailOnDrop(peer.clone()));
     let wire = handshake.wire.take().ok_or_else(abandoned)?;
     drop(handshake);
     let lookups = Lookups::new(settings.handshake_limit);
     let session = Session { wire, peer, fabric, spawner, commands, incarnation, liveness, lookups };
-    session.spawner.clone().spawn(session.run());
+    session.spawner.clone().spawn(async move {
+        // Captured, so that it is dropped even if this never gets a turn.
+        let _fail = fail;
+        session.run().await;
+    });
     Ok(unclaimed)
 }
 
@@ -167,7 +170,7 @@ impl Handshake<'_> {
         let identity = inner.identity().clone();
         let incarnation = identity.incarnation;
         let theirs = offers.as_ref().map(|offers| offers.transports.clone());
-        let prepared = blocking(move || inner.prepare(theirs.as_deref(), false)).await??;
+        let prepared = self.spawner.blocking(move || inner.prepare(theirs.as_deref(), false)).await??;
         let peer_timeout_ms = u32::try_from(settings.peer_timeout.as_millis()).unwrap_or(u32::MAX);
         let transports = prepared.offers();
         self.wire()?.push(&Frame::Offers { identity, peer_timeout_ms, transports })?;
@@ -179,12 +182,12 @@ impl Handshake<'_> {
         self.stage = "report on its links";
         // Who was called has offers for every pair only once the other has reported.
         let theirs = if role == Role::Accepting { self.report().await? } else { Vec::new() };
-        let (prepared, report, theirs) = blocking(move || {
+        let bring_up = move || {
             let mut prepared = prepared;
             let report = prepared.complete(&transports, &theirs);
             (prepared, report, theirs)
-        })
-        .await?;
+        };
+        let (prepared, report, theirs) = self.spawner.blocking(bring_up).await?;
         self.wire()?.push(&Frame::report(&report))?;
         let report = if role == Role::Connecting { self.report().await? } else { theirs };
 
@@ -265,11 +268,4 @@ fn abandoned() -> Error {
 
 pub(crate) fn upgrade(fabric: &Weak<FabricInner>) -> Result<Arc<FabricInner>> {
     fabric.upgrade().ok_or_else(|| closed("this fabric was closed"))
-}
-
-/// Runs what may block on a helper thread: meanwhile other sessions go on.
-async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> Result<T> {
-    spawn_blocking(work)
-        .await
-        .map_err(|e| closed("a backend panicked, or this fabric was closed").with_source(e))
 }

@@ -28,8 +28,8 @@ const BACK_OFF: Duration = Duration::from_millis(100);
 
 /// Waits for peers. Dropping it stops listening; accepted peers stay connected.
 ///
-/// Handshakes run on the fabric's control thread, whether or not anyone waits in
-/// [`Listener::accept`]. A client that fails its handshake is logged and dropped. Up
+/// Handshakes run on the fabric's control thread (or the runtime it was given), whether or not
+/// anyone waits in [`Listener::accept`]. A client that fails its handshake is logged and dropped. Up
 /// to 256 clients that have said nothing yet, or nothing that lets them in, are borne
 /// at once, for 5 s each; the oldest makes way for a newer one and is told nothing.
 pub struct Listener {

@@ -1,8 +1,9 @@
 //! The control plane: finding a peer, agreeing on links, lookups, revocations, liveness.
 //!
 //! Everything here runs on one thread per fabric, `multirail-control`, so that a
-//! blocked user runtime never looks like a dead peer. What users await are plain
-//! channels, which any executor can poll. In reading order:
+//! blocked user runtime never looks like a dead peer; or on the user's runtime, if that
+//! was asked for. What users await are plain channels, which any executor can poll. In
+//! reading order:
 //!
 //! - [`bootstrap`]: the traits by which two fabrics exchange bounded frames;
 //!   [`tcp`] is the one that is built in, on the framing of [`stream`];
@@ -16,7 +17,7 @@
 //! - [`session`]: one task per peer from then on, with its [`liveness`], its
 //!   [`lookups`] and its [`ending`].
 //! - [`thread`], [`listener`], [`connect`](mod@connect): where it all runs, and the ways in;
-//!   [`branch`]: a part of the thread, which ends by itself.
+//!   [`branch`]: a part of it, which ends by itself.
 
 mod bootstrap;
 mod branch;
@@ -48,6 +49,7 @@ mod wire;
 pub(crate) use {frame::Frame, hello::Hello, stream::StreamReceiver};
 
 pub use bootstrap::{Acceptor, Bootstrap, Channel, Incoming, MAX_FRAME, RecvHalf, SendHalf};
+pub(crate) use branch::Tasks;
 pub(crate) use connect::connect;
 pub(crate) use frame::{Identity, LinkReport, MAX_NAME, TransportOffer};
 pub(crate) use handshake::ControlSettings;

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::{sleep_until, timeout};
 
-use super::ending::{End, FailOnDrop, closed, refused};
+use super::ending::{End, closed, refused};
 use super::frame::{Frame, MAX_DESCRIPTOR, MAX_NAME};
 use super::liveness::Liveness;
 use super::lookups::{Answer, Asker, Lookups, OUTSTANDING};
@@ -131,7 +131,6 @@ pub(crate) struct Session {
 impl Session {
     /// Serves the peer until one side ends.
     pub async fn run(mut self) {
-        let _fail = FailOnDrop(self.peer.clone());
         let End { error, farewell } = self.serve().await;
         if farewell == Some(Frame::Goodbye) {
             self.say_the_rest(&error);

@@ -1,19 +1,21 @@
-//! The fabric's own thread, where the whole control plane runs.
+//! Where the whole control plane runs: a thread of the fabric's own, or the caller's runtime.
 
 use std::cell::Cell;
 use std::future::Future;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::Pin;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use tokio::runtime::{Builder, Runtime};
+use tokio::runtime::{self, Builder, Handle, Runtime, RuntimeFlavor};
 use tokio::sync::{mpsc, watch};
-use tokio::task::{JoinError, JoinSet};
+use tokio::task::{JoinError, JoinSet, spawn_blocking};
 use tokio::time::{sleep, timeout};
 
 use super::branch::{Held, Tasks};
+use super::ending::{GONE, closed};
 use super::wire::FAREWELL;
 use crate::{Error, Result};
 
@@ -28,18 +30,37 @@ thread_local! {
     static BELONGS_TO: Cell<u64> = const { Cell::new(0) };
 }
 
-/// Owns the thread `multirail-control`, or a branch of one. Dropping it shuts it down.
+/// Owns the thread `multirail-control`, or what stands for it on a caller's runtime, or a branch of
+/// either. Dropping it shuts it down.
 pub(crate) struct ControlThread {
-    id: u64,
+    place: Place,
     spawner: Spawner,
     closing: watch::Sender<State>,
     end: Mutex<Option<End>>,
 }
 
+/// Where its tasks run. Who is there cannot wait for their end.
+#[derive(Clone, Copy)]
+enum Place {
+    /// On the thread of that number.
+    Thread(u64),
+    Runtime(runtime::Id),
+}
+
+impl Place {
+    /// Whether the caller's thread is, or helps, what runs the tasks.
+    fn is_here(self) -> bool {
+        match self {
+            Self::Thread(id) => BELONGS_TO.get() == id,
+            Self::Runtime(id) => Handle::try_current().is_ok_and(|here| here.id() == id),
+        }
+    }
+}
+
 /// What is awaited at the end.
 enum End {
     Thread(JoinHandle<()>),
-    Branch(Arc<Tasks>),
+    Tasks(Arc<Tasks>),
 }
 
 /// How far the end has come.
@@ -60,31 +81,32 @@ pub(crate) struct Spawner {
     tasks: mpsc::UnboundedSender<Task>,
     closing: watch::Receiver<State>,
     branch: Option<Arc<Tasks>>,
+    /// Neither the fabric nor the caller's runtime has another thread, and gets none for a helper.
+    is_single: bool,
 }
 
 impl ControlThread {
-    /// Starts the thread.
-    pub fn start() -> Result<Self> {
-        static NEXT: AtomicU64 = AtomicU64::new(1);
-        let id = NEXT.fetch_add(1, Ordering::Relaxed);
-        let refuse =
-            |e| Error::os("open", "cannot start the control thread: see `ulimit -n` and `ulimit -u`", e);
-        let runtime = Builder::new_current_thread()
-            .enable_all()
-            .thread_name("multirail-control-blocking")
-            .on_thread_start(move || BELONGS_TO.set(id))
-            .build()
-            .map_err(refuse)?;
+    /// Starts the thread; none if there is a `runtime` for it. If the fabric is `caller_driven`, and that
+    /// runtime has one thread, there will be no helpers either.
+    pub fn start(runtime: Option<&Handle>, caller_driven: bool) -> Result<Self> {
         let (tasks, queue) = mpsc::unbounded_channel();
         let (closing, closed) = watch::channel(State::Open);
-        let spawner = Spawner { tasks, closing: closed.clone(), branch: None };
-        let body = move || {
-            BELONGS_TO.set(id);
-            serve(runtime, queue, closed);
+        let has_one = |runtime: &Handle| runtime.runtime_flavor() == RuntimeFlavor::CurrentThread;
+        let is_single = caller_driven && runtime.is_some_and(has_one);
+        let spawner = Spawner { tasks, closing: closed.clone(), branch: None, is_single };
+        let (place, end) = match runtime {
+            Some(runtime) => {
+                let all = Arc::new(Tasks::default());
+                let held = Held::new(&all);
+                runtime.spawn(async move {
+                    let _held = held;
+                    serve(queue, closed).await;
+                });
+                (Place::Runtime(runtime.id()), End::Tasks(all))
+            }
+            None => own_thread(queue, closed)?,
         };
-        let thread =
-            std::thread::Builder::new().name("multirail-control".into()).spawn(body).map_err(refuse)?;
-        Ok(Self { id, spawner, closing, end: Mutex::new(Some(End::Thread(thread))) })
+        Ok(Self { place, spawner, closing, end: Mutex::new(Some(end)) })
     }
 
     /// A part of this thread that ends by itself: its tasks end before the rest's.
@@ -93,13 +115,26 @@ impl ControlThread {
         let (closing, closed) = watch::channel(State::Open);
         let tasks = Arc::new(Tasks::default());
         let branch = Some(Arc::clone(&tasks));
-        let spawner = Spawner { tasks: self.spawner.tasks.clone(), closing: closed, branch };
-        Self { id: self.id, spawner, closing, end: Mutex::new(Some(End::Branch(tasks))) }
+        let spawner = Spawner { closing: closed, branch, ..self.spawner.clone() };
+        Self { place: self.place, spawner, closing, end: Mutex::new(Some(End::Tasks(tasks))) }
     }
 
     /// Something to start tasks with.
     pub fn spawner(&self) -> Spawner {
         self.spawner.clone()
+    }
+
+    /// The tasks whose end a [`shutdown`](Self::shutdown) in their place does not await.
+    pub fn tasks(&self) -> Option<Arc<Tasks>> {
+        match &*self.end.lock().unwrap_or_else(PoisonError::into_inner) {
+            Some(End::Tasks(tasks)) => Some(Arc::clone(tasks)),
+            _ => None,
+        }
+    }
+
+    /// Has all sessions say goodbye, and nothing begin any more.
+    pub fn begin_shutdown(&self) {
+        self.closing.send_replace(State::Closing);
     }
 
     /// Ends all sessions, saying goodbye, then all tasks and the thread. Blocks
@@ -108,15 +143,15 @@ impl ControlThread {
     /// Called on the control thread itself (the last handle of a fabric may be
     /// dropped anywhere) it cannot wait: the thread then ends by itself right after.
     pub fn shutdown(&self) {
-        self.closing.send_replace(State::Closing);
-        if BELONGS_TO.get() == self.id {
+        self.begin_shutdown();
+        if self.place.is_here() {
             return;
         }
         // Held while joining, so that a second caller waits as well.
         let mut end = self.end.lock().unwrap_or_else(PoisonError::into_inner);
         match end.take() {
             Some(End::Thread(thread)) => join(thread),
-            Some(End::Branch(tasks)) => {
+            Some(End::Tasks(tasks)) => {
                 tasks.await_none(3 * FAREWELL);
                 self.closing.send_replace(State::Over);
             }
@@ -157,42 +192,82 @@ impl Spawner {
         }));
     }
 
+    /// Runs what may block, on a helper thread: meanwhile other sessions go on.
+    pub async fn blocking<T: Send + 'static>(&self, work: impl FnOnce() -> T + Send + 'static) -> Result<T> {
+        let ended = || closed("a backend panicked, or this fabric was closed");
+        if self.is_single {
+            // What was half done is dropped, as the panic of a helper drops it.
+            return catch_unwind(AssertUnwindSafe(work)).map_err(|_| ended());
+        }
+        spawn_blocking(work).await.map_err(|e| ended().with_source(e))
+    }
+
+    /// Why nothing is done here any more.
+    pub fn ended(&self) -> Error {
+        closed(match *self.closing.borrow() {
+            State::Open => GONE,
+            _ => "this fabric was closed",
+        })
+    }
+
     /// Ends when the thread is being shut down.
     pub async fn closing(&self) {
         let _ = self.closing.clone().wait_for(|state| *state >= State::Closing).await;
     }
 }
 
-/// The thread's life.
-fn serve(runtime: Runtime, mut queue: mpsc::UnboundedReceiver<Task>, mut closing: watch::Receiver<State>) {
-    runtime.block_on(async {
-        let mut running = JoinSet::new();
+/// A thread for them alone.
+fn own_thread(queue: mpsc::UnboundedReceiver<Task>, closing: watch::Receiver<State>) -> Result<(Place, End)> {
+    static NEXT: AtomicU64 = AtomicU64::new(1);
+    let id = NEXT.fetch_add(1, Ordering::Relaxed);
+    let refuse = |e| Error::os("open", "cannot start the control thread: see `ulimit -n` and `ulimit -u`", e);
+    let runtime = Builder::new_current_thread()
+        .enable_all()
+        .thread_name("multirail-control-blocking")
+        .on_thread_start(move || BELONGS_TO.set(id))
+        .build()
+        .map_err(refuse)?;
+    let body = move || {
+        BELONGS_TO.set(id);
+        live(runtime, serve(queue, closing));
+    };
+    let thread = std::thread::Builder::new().name("multirail-control".into()).spawn(body).map_err(refuse)?;
+    Ok((Place::Thread(id), End::Thread(thread)))
+}
+
+/// That thread's life.
+fn live(runtime: Runtime, tasks: impl Future<Output = ()>) {
+    runtime.block_on(tasks);
+    runtime.shutdown_timeout(BLOCKING_LIMIT);
+}
+
+/// Runs what comes through the queue, until the end.
+async fn serve(mut queue: mpsc::UnboundedReceiver<Task>, mut closing: watch::Receiver<State>) {
+    let mut running = JoinSet::new();
+    loop {
+        tokio::select! {
+            _ = closing.wait_for(|state| *state >= State::Closing) => break,
+            Some(task) = queue.recv() => { running.spawn(task); }
+            Some(ended) = running.join_next() => report(ended),
+        }
+    }
+    // All tasks watch `closing`, and may still start one to say goodbye. A
+    // session takes two farewells: to speak, and to listen.
+    let ended = async {
         loop {
             tokio::select! {
-                _ = closing.wait_for(|state| *state >= State::Closing) => break,
+                biased;
                 Some(task) = queue.recv() => { running.spawn(task); }
-                Some(ended) = running.join_next() => report(ended),
+                ended = running.join_next() => match ended {
+                    Some(ended) => report(ended),
+                    None => break,
+                },
             }
         }
-        // All tasks watch `closing`, and may still start one to say goodbye. A
-        // session takes two farewells: to speak, and to listen.
-        let ended = async {
-            loop {
-                tokio::select! {
-                    biased;
-                    Some(task) = queue.recv() => { running.spawn(task); }
-                    ended = running.join_next() => match ended {
-                        Some(ended) => report(ended),
-                        None => break,
-                    },
-                }
-            }
-        };
-        let _ = timeout(3 * FAREWELL, ended).await;
-        drop(queue);
-        running.shutdown().await;
-    });
-    runtime.shutdown_timeout(BLOCKING_LIMIT);
+    };
+    let _ = timeout(3 * FAREWELL, ended).await;
+    drop(queue);
+    running.shutdown().await;
 }
 
 fn join(thread: JoinHandle<()>) {

@@ -3,6 +3,7 @@
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
+use tokio::runtime::Handle;
 use topology::{Address, Machine};
 
 use super::placement::Placing;
@@ -51,6 +52,7 @@ pub struct FabricBuilder {
     pub(super) deadline: Duration,
     pub(super) settings: ControlSettings,
     pub(super) bootstrap: Arc<dyn Bootstrap>,
+    pub(super) control: Option<Handle>,
     pub(super) token: Option<Token>,
     pub(super) records: usize,
     pub(super) stall_after: Duration,
@@ -72,6 +74,7 @@ impl Default for FabricBuilder {
             deadline: Duration::from_secs(30),
             settings: ControlSettings::default(),
             bootstrap: Arc::new(TcpBootstrap::default()),
+            control: None,
             token: None,
             records: 4096,
             stall_after: Duration::from_secs(1),
@@ -113,7 +116,7 @@ impl FabricBuilder {
     }
 
     /// No worker threads: the caller drives the engines by [`Fabric::step`](crate::Fabric::step), or by waiting
-    /// in [`wait`](crate::wait) or a `wait` method.
+    /// in [`wait`](crate::wait) or a `wait` method. Connections have their thread: [`control_on`](Self::control_on).
     pub fn caller_driven(mut self) -> Self {
         self.caller_driven = true;
         self
@@ -158,6 +161,37 @@ impl FabricBuilder {
     /// How peers find each other and exchange control frames. Default TCP.
     pub fn bootstrap(mut self, bootstrap: Arc<dyn Bootstrap>) -> Self {
         self.bootstrap = bootstrap;
+        self
+    }
+
+    /// Serves connections on this runtime, instead of by a thread of the fabric's own.
+    ///
+    /// The runtime needs its I/O and its timers (`enable_all`), and has to run: peers that hear nothing
+    /// for their [`peer_timeout`](Self::peer_timeout) take us for dead. One of `new_current_thread` runs
+    /// inside its `block_on` only. Await whatever takes the peer's answer there: connecting, lookups,
+    /// barriers, and many writes with imms, for which the peer makes room again and again. No
+    /// [`wait`](crate::wait) runs it.
+    ///
+    /// With [`caller_driven`](Self::caller_driven) as well a fabric has no thread of its own, as long as
+    /// addresses are numbers (names are looked up by a helper); loopback keeps one per device. Who drives
+    /// it serves it, too:
+    ///
+    /// ```
+    /// # use transport_core::FabricBuilder;
+    /// let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    /// let builder = FabricBuilder::new().caller_driven().control_on(runtime.handle().clone());
+    /// // ... and beside Fabric::step, every millisecond or so:
+    /// runtime.block_on(tokio::task::yield_now());
+    /// # let _ = builder;
+    /// # Ok::<(), std::io::Error>(())
+    /// ```
+    ///
+    /// End it by [`Fabric::close_and_wait`](crate::Fabric::close_and_wait), on the runtime.
+    /// [`Fabric::close`](crate::Fabric::close) waits 600 ms at most for the farewells, in vain if nobody
+    /// runs the runtime meanwhile, and not at all inside it. When the runtime is shut down first, our
+    /// peers end, and whatever still connects fails, with `Closed`; the other side sees us die.
+    pub fn control_on(mut self, runtime: Handle) -> Self {
+        self.control = Some(runtime);
         self
     }
 

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::task::Poll;
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ use super::group::Group;
 use super::placement::Placing;
 use super::transport::Transport;
 use super::{lock, tenant};
-use crate::control::{Bootstrap, ControlSettings, ControlThread, Identity, Room};
+use crate::control::{Bootstrap, ControlSettings, ControlThread, Identity, Room, Tasks};
 use crate::engine::{Control, EngineHandle};
 use crate::region::RegionInner;
 use crate::{Clock, Error, ErrorKind, Op, Outcome, Peer, PeerId, Region, Result, Time};
@@ -26,6 +26,8 @@ pub(crate) struct FabricInner {
     pub(super) settings: ControlSettings,
     pub(super) bootstrap: Arc<dyn Bootstrap>,
     pub(super) control: Mutex<Option<Arc<ControlThread>>>,
+    /// What `control` has under way, where its end does not await it. Stays when that is taken.
+    pub(super) farewells: OnceLock<Arc<Tasks>>,
     pub(super) room: Room,
     pub(super) published: Mutex<HashMap<String, Region>>,
     pub(super) peers: Mutex<HashMap<PeerId, Peer>>,
@@ -133,6 +135,9 @@ impl FabricInner {
         }
         let thread = Arc::new(self.own_thread(parent.as_deref())?);
         *control = Some(Arc::clone(&thread));
+        if let Some(tasks) = thread.tasks() {
+            let _ = self.farewells.set(tasks);
+        }
         Ok(thread)
     }
 
@@ -141,30 +146,5 @@ impl FabricInner {
             return Err(Error::new(ErrorKind::Closed, operation, "the fabric was closed"));
         }
         Ok(())
-    }
-
-    pub(super) fn close(&self) {
-        if self.closed.swap(true, Ordering::AcqRel) {
-            return;
-        }
-        self.close_tenants();
-        let peers: Vec<_> = lock(&self.peers).drain().map(|(_, peer)| peer).collect();
-        peers.iter().for_each(|peer| peer.0.session.goodbye());
-        // Not under the lock: tasks that are awaited may ask for the thread.
-        let thread = lock(&self.control).take();
-        if let Some(thread) = thread {
-            thread.shutdown();
-        }
-        for peer in peers {
-            peer.part(Error::new(ErrorKind::Closed, "close", "this fabric was closed"));
-        }
-        self.transports.iter().for_each(Transport::close);
-        lock(&self.published).clear();
-    }
-}
-
-impl Drop for FabricInner {
-    fn drop(&mut self) {
-        self.close();
     }
 }

@@ -2,6 +2,7 @@
 
 mod admission;
 mod builder;
+mod close;
 mod dump;
 mod group;
 mod import;
@@ -255,12 +256,6 @@ impl Fabric {
     /// Our incarnation: the number of this opening.
     pub fn incarnation(&self) -> u64 {
         self.0.identity.incarnation
-    }
-
-    /// Ends everything: peers see `Closed`, operations end, threads are joined.
-    /// Every later call on this fabric fails with `Closed`.
-    pub fn close(&self) {
-        self.0.close();
     }
 
     pub(crate) fn drive(&self) -> bool {

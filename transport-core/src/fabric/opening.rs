@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, OnceLock};
 
 use super::tenant::Lineage;
 use super::transport::OpenSettings;
@@ -62,6 +62,7 @@ impl FabricBuilder {
             settings: self.settings,
             bootstrap: self.bootstrap,
             control: Mutex::new(None),
+            farewells: OnceLock::new(),
             room: Room::default(),
             published: Mutex::new(HashMap::new()),
             peers: Mutex::new(HashMap::new()),

@@ -128,7 +128,10 @@ impl FabricInner {
     /// A control thread for this fabric: a new one, or a branch of its `parent`'s.
     pub(super) fn own_thread(&self, parent: Option<&Self>) -> Result<ControlThread> {
         match (&self.lineage.parent, parent) {
-            (None, _) => ControlThread::start(),
+            (None, _) => {
+                let FabricBuilder { control, caller_driven, .. } = &self.lineage.blueprint;
+                ControlThread::start(control.as_ref(), *caller_driven)
+            }
             (Some(_), Some(parent)) => Ok(parent.control_thread("connect")?.branch()),
             (Some(_), None) => {
                 Err(Error::new(ErrorKind::Closed, "connect", "the tenant's parent was closed"))
@@ -153,7 +156,7 @@ impl FabricInner {
     }
 
     /// The tenants that are open.
-    fn tenants(&self) -> Vec<Arc<Self>> {
+    pub(super) fn tenants(&self) -> Vec<Arc<Self>> {
         let all: Vec<_> = lock(&self.lineage.tenants).iter().filter_map(Weak::upgrade).collect();
         all.into_iter().filter(|tenant| tenant.check_open("").is_ok()).collect()
     }

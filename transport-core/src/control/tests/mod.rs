@@ -10,6 +10,7 @@ mod hostile;
 #[allow(unsafe_code, reason = "a backend that moves nothing")]
 mod null;
 mod raw;
+mod served;
 mod session;
 mod tenant;
 #[cfg(feature = "tls")]

@@ -4,7 +4,7 @@ use super::*;
 
 #[test]
 fn tasks_run_elsewhere_and_all_are_gone_after_shutdown() {
-    let thread = ControlThread::start().unwrap();
+    let thread = ControlThread::start(None, false).unwrap();
     let (tell, told) = std::sync::mpsc::channel();
     let alive = Arc::new(());
     let (kept, spawner) = (Arc::clone(&alive), thread.spawner());
@@ -26,7 +26,7 @@ fn tasks_run_elsewhere_and_all_are_gone_after_shutdown() {
 
 #[test]
 fn a_branch_ends_alone_and_its_tasks_get_to_speak() {
-    let thread = ControlThread::start().unwrap();
+    let thread = ControlThread::start(None, false).unwrap();
     let branch = thread.branch();
     let (tell, told) = std::sync::mpsc::channel();
     let (spawner, other) = (branch.spawner(), thread.spawner());
@@ -53,7 +53,7 @@ fn a_branch_ends_alone_and_its_tasks_get_to_speak() {
 
 #[test]
 fn tasks_of_a_branch_get_to_speak_when_it_is_dropped_on_the_thread_itself() {
-    let thread = ControlThread::start().unwrap();
+    let thread = ControlThread::start(None, false).unwrap();
     let branch = thread.branch();
     let (tell, told) = std::sync::mpsc::channel();
     let (spawner, waiting) = (branch.spawner(), tell.clone());
@@ -81,7 +81,7 @@ fn tasks_of_a_branch_get_to_speak_when_it_is_dropped_on_the_thread_itself() {
 #[test]
 fn may_be_dropped_on_itself_and_its_helpers() {
     for helper in [false, true] {
-        let thread = ControlThread::start().unwrap();
+        let thread = ControlThread::start(None, false).unwrap();
         let (tell, told) = std::sync::mpsc::channel();
         thread.spawner().spawn(async move {
             // The thread is moved in only after it started this task.
