@@ -2,17 +2,15 @@
 // fi_writemsg between two processes of one host, and nothing around it. The parent writes page by
 // page in a shuffled order; the child is the target. A wrong byte is an error, and no figure is printed.
 //
-// With --threaded either process has a second thread, which sleeps, as whatever serves connections has one:
-// where there never was any, glibc locks without atomics and does not look for cancellations
-// (SINGLE_THREAD_P), and libfabric locks eight times for each look at its queue.
+// Either process has one thread: glibc locks without atomics then (SINGLE_THREAD_P), and libfabric locks
+// eight times for each look at its queue.
 //
-//   cc -std=c11 -Wall -Wextra -O2 -o writes writes.c -lfabric -pthread
+//   cc -std=c11 -Wall -Wextra -O2 -o writes writes.c -lfabric
 //   ./writes --provider tcp --node 127.0.0.1 --size 65536 --inflight 16 --millis 1000
 #define _GNU_SOURCE
 #include <fcntl.h>
 #include <getopt.h>
 #include <poll.h>
-#include <pthread.h>
 #include <rdma/fi_cm.h>
 #include <rdma/fi_rma.h>
 #include <sched.h>
@@ -33,7 +31,7 @@ enum { BATCH = 64, WINDOW = 4096, KEY = 1, STALL = 10, LATE = 5 };
 // What was asked for, and the order of the pages. Both processes have it from before the fork.
 static const char *provider = "tcp", *node;
 static size_t size = 65536, inflight = 16, count, region = 64 << 20, pages;
-static int delivery, threaded;
+static int delivery;
 static double seconds = 1;
 static uint32_t *order;
 
@@ -254,8 +252,7 @@ static void ask(int argc, char **argv) {
     static const struct option options[] = {
         {"provider", 1, 0, 'p'}, {"node", 1, 0, 'n'}, {"size", 1, 0, 's'}, {"inflight", 1, 0, 'i'},
         {"millis", 1, 0, 't'}, {"count", 1, 0, 'c'}, {"region", 1, 0, 'r'},
-        {"delivery", 0, &delivery, 1}, {"threaded", 0, &threaded, 1},
-        {"batch", 1, 0, 0}, {0}}; // the window here goes write by write
+        {"delivery", 0, &delivery, 1}, {"batch", 1, 0, 0}, {0}}; // the window here goes write by write
     for (int option; (option = getopt_long(argc, argv, "", options, NULL)) != -1;) {
         char *end = "";
         size_t value = optarg ? strtoull(optarg, &end, 10) : 0;
@@ -283,11 +280,6 @@ static void pin(int which) {
     if (CPU_COUNT(&only)) sched_setaffinity(0, sizeof only, &only);
 }
 
-static void *sleeps(void *nothing) {
-    for (;;) pause();
-    return nothing;
-}
-
 int main(int argc, char **argv) {
     ask(argc, argv);
     if (!(order = calloc(pages, sizeof *order))) fail("memory for the order", 0);
@@ -303,7 +295,6 @@ int main(int argc, char **argv) {
     heard.fd = child ? up[0] : down[0], close(child ? up[1] : down[1]);
     tell_fd = child ? down[1] : up[1], close(child ? down[0] : up[0]);
     pin(child ? 0 : 1);
-    if (threaded && pthread_create(&(pthread_t){0}, NULL, sleeps, NULL)) fail("a thread", 0);
     if (child) lead(child);
     // SIGTERM, so that a provider can take its files away.
     else if (prctl(PR_SET_PDEATHSIG, SIGTERM) || getppid() != parent) fail("the parent is gone", 0);

@@ -12,7 +12,7 @@ pub fn compile(name: &str, library: &str, package: &str) -> Done<PathBuf> {
     let stem = name.rsplit('/').next().unwrap_or(name);
     let program = std::env::current_exe()?.with_file_name(stem);
     let mut cc = Command::new("cc");
-    cc.args(["-std=c11", "-O2", "-o"]).arg(&program).args([&source, &format!("-l{library}"), "-pthread"]);
+    cc.args(["-std=c11", "-O2", "-o"]).arg(&program).args([&source, &format!("-l{library}")]);
     let advice = format!("install a C compiler and headers (Debian: gcc, {package})");
     match cc.status() {
         Ok(status) if status.success() => Ok(program),

@@ -1,16 +1,17 @@
 //! The two processes of a measurement: a target that is written to, and our side of it.
 
-use std::io::{BufRead, BufReader, Read};
+use std::cell::Cell;
+use std::io::{BufRead, BufReader};
 use std::process::{Child, ChildStdin, Command, ExitCode, Stdio};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::task::{Context, Poll, Waker};
-use std::thread::spawn;
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use transport_core::spi::Backend;
 use transport_core::{Access, Fabric, FabricBuilder, Peer, Region, RemoteRegion, TransportConfig};
 
 use crate::side::{Side, pin};
+use crate::turns::Turns;
 use crate::volley::Volley;
 use crate::{Done, Driven, LIMIT};
 
@@ -18,6 +19,8 @@ use crate::{Done, Driven, LIMIT};
 const REGION: &str = "target";
 /// And of the other side's.
 const SOURCE: &str = "source";
+/// Turns between two looks at whether the input has ended.
+const PER_LOOK: u32 = 1024;
 
 /// Where a measurement happens: the devices that its two processes open.
 pub trait Place: clap::Args + Clone {
@@ -44,14 +47,12 @@ pub fn transport(backend: impl Backend + 'static, only: Option<&str>) -> Done<Tr
     Ok(TransportConfig::new(backend.name(), Arc::new(backend)).devices(devices))
 }
 
-fn open(place: &impl Place, side: Side, driven: Driven) -> Done<Fabric> {
+fn open(place: &impl Place, side: Side, driven: Driven) -> Done<Turns> {
     // By callgrind, on a machine that others use too, a handshake takes seconds.
     let builder = FabricBuilder::new().transport(place.transport(side)?).handshake_limit(LIMIT);
-    Ok(match driven {
-        Driven::ByCaller => builder.caller_driven(),
-        Driven::ByWorkers => builder,
-    }
-    .open()?)
+    // And whoever waits or sleeps serves nobody meanwhile.
+    let builder = builder.peer_timeout(LIMIT);
+    Turns::open(builder, driven)
 }
 
 /// A region with `content` in every byte's place, in huge pages where the kernel has them.
@@ -81,46 +82,62 @@ impl<P: Place> Target<P> {
     /// Tells its address and serves until its input ends.
     pub fn run(self) -> Done<ExitCode> {
         let driven = if self.worker { Driven::ByWorkers } else { Driven::ByCaller };
-        let fabric = open(&self.place, Side::Target, driven)?;
-        let region = region(&fabric, self.region, |_| 0)?;
-        fabric.publish(REGION, &region)?;
-        let listener = drive(&fabric, fabric.listen("127.0.0.1:0"))?;
+        let turns = open(&self.place, Side::Target, driven)?;
+        let region = region(&turns, self.region, |_| 0)?;
+        turns.publish(REGION, &region)?;
+        let listener = turns.drive(turns.listen("127.0.0.1:0"))?;
         println!("{}", listener.local_addr());
-        let over = Arc::new(AtomicBool::new(false));
-        let ended = Arc::clone(&over);
-        let input = spawn(move || {
-            let _ = std::io::stdin().read_to_end(&mut Vec::new());
-            ended.store(true, Ordering::Release);
-        });
-        let is_over = || over.load(Ordering::Acquire);
         if !self.worker && (P::PINS || self.echo.is_some()) {
             pin(Side::Target)?;
         }
+        let input = Input::default();
         match self.echo {
             Some(len) => {
-                let peer = drive(&fabric, listener.accept())?;
-                let dst = drive(&fabric, peer.region(SOURCE))?;
-                let mut volley = Volley::new(&fabric, &peer, &region, &dst, len);
-                while volley.takes(is_over)? {
+                let peer = turns.drive(listener.accept())?;
+                let dst = turns.drive(peer.region(SOURCE))?;
+                let mut volley = Volley::new(&turns, &peer, &region, &dst, len);
+                while volley.takes(|| input.is_over())? {
                     volley.plays()?;
                 }
             }
-            None if self.worker => {}
+            None if self.worker => input.await_end()?,
             None => {
-                while !is_over() {
-                    fabric.step();
+                while !input.is_over() {
+                    turns.step();
                 }
             }
         }
-        let _ = input.join();
         Ok(ExitCode::SUCCESS)
+    }
+}
+
+/// This process's input. Nothing comes through it but its end.
+#[derive(Default)]
+struct Input {
+    asked: Cell<u32>,
+}
+
+impl Input {
+    /// Looks each time it was asked often enough.
+    fn is_over(&self) -> bool {
+        self.asked.set(self.asked.get().wrapping_add(1));
+        self.asked.get().is_multiple_of(PER_LOOK) && self.ends(Some(&Timespec::default())) != Ok(0)
+    }
+
+    fn await_end(&self) -> Done<()> {
+        self.ends(None)?;
+        Ok(())
+    }
+
+    fn ends(&self, limit: Option<&Timespec>) -> rustix::io::Result<usize> {
+        poll(&mut [PollFd::new(&std::io::stdin(), PollFlags::IN)], limit)
     }
 }
 
 /// Our side, connected to a target.
 pub struct Ends {
     /// This side's.
-    pub fabric: Fabric,
+    pub turns: Turns,
     /// The target.
     pub peer: Peer,
     /// What is written from.
@@ -156,22 +173,22 @@ impl Ends {
         let input = target.stdin.take();
         let mut address = String::new();
         BufReader::new(target.stdout.take().ok_or("no output")?).read_line(&mut address)?;
-        let fabric = open(place, Side::Writer, driven)?;
-        let src = region(&fabric, bytes, |at| (at.wrapping_mul(31) >> 3) as u8)?;
-        fabric.publish(SOURCE, &src)?;
-        let peer = drive(&fabric, fabric.connect(address.trim()))?;
-        let dst = drive(&fabric, peer.region(REGION))?;
-        Ok(Self { fabric, peer, src, dst, target, _input: input })
+        let turns = open(place, Side::Writer, driven)?;
+        let src = region(&turns, bytes, |at| (at.wrapping_mul(31) >> 3) as u8)?;
+        turns.publish(SOURCE, &src)?;
+        let peer = turns.drive(turns.connect(address.trim()))?;
+        let dst = turns.drive(peer.region(REGION))?;
+        Ok(Self { turns, peer, src, dst, target, _input: input })
     }
 
     /// A ping-pong with the target, of `len` bytes at a time.
     pub fn volley(&self, len: usize) -> Volley<'_> {
-        Volley::new(&self.fabric, &self.peer, &self.src, &self.dst, len)
+        Volley::new(&self.turns, &self.peer, &self.src, &self.dst, len)
     }
 
     /// Compares the pages of `size` that were written with what they were written from.
     pub fn verify(&self, pages: &[u32], size: usize) -> Done<()> {
-        let landing = self.fabric.alloc(self.src.len(), Access::LOCAL)?;
+        let landing = self.turns.alloc(self.src.len(), Access::LOCAL)?;
         self.peer.read(&landing, 0..self.src.len(), &self.dst, 0)?.wait(LIMIT)?;
         let (mut want, mut got) = (vec![0; size], vec![0; size]);
         for page in pages {
@@ -190,17 +207,5 @@ impl Drop for Ends {
     fn drop(&mut self) {
         self._input = None;
         let _ = self.target.wait();
-    }
-}
-
-/// Awaits `future`, driving the fabric meanwhile.
-fn drive<T>(fabric: &Fabric, future: impl Future<Output = transport_core::Result<T>>) -> Done<T> {
-    let mut future = std::pin::pin!(future);
-    let mut context = Context::from_waker(Waker::noop());
-    loop {
-        fabric.step();
-        if let Poll::Ready(result) = future.as_mut().poll(&mut context) {
-            return Ok(result?);
-        }
     }
 }

@@ -15,6 +15,7 @@ pub mod compiled;
 pub mod ends;
 pub mod load;
 pub mod side;
+pub mod turns;
 pub mod volley;
 
 /// Anything that can go wrong, in words.

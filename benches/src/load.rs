@@ -148,7 +148,7 @@ impl Window<'_> {
                 begun += 1;
                 is_over = matches!(until, Until::Batches(batches) if begun == batches);
             }
-            let is_idle = ends.fabric.step().events == 0;
+            let is_idle = ends.turns.step().events == 0;
             if is_idle && *yields {
                 std::thread::yield_now();
             }

@@ -3,16 +3,17 @@
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
-use transport_core::{Fabric, ImmCounter, Op, Peer, Region, RemoteRegion, WriteOptions};
+use transport_core::{ImmCounter, Op, Peer, Region, RemoteRegion, WriteOptions};
 
 use crate::Done;
+use crate::turns::Turns;
 
 /// What both sides' writes bring along.
 const IMM: u32 = 1;
 
-/// One side of it. The thread that calls drives the fabric.
+/// One side of it. The thread that calls drives it.
 pub struct Volley<'a> {
-    fabric: &'a Fabric,
+    turns: &'a Turns,
     peer: &'a Peer,
     src: &'a Region,
     dst: &'a RemoteRegion,
@@ -23,13 +24,13 @@ pub struct Volley<'a> {
 
 impl<'a> Volley<'a> {
     pub(crate) fn new(
-        fabric: &'a Fabric,
+        turns: &'a Turns,
         peer: &'a Peer,
         src: &'a Region,
         dst: &'a RemoteRegion,
         len: usize,
     ) -> Self {
-        Self { fabric, peer, src, dst, len, arrived: peer.imm(IMM), under_way: VecDeque::new() }
+        Self { turns, peer, src, dst, len, arrived: peer.imm(IMM), under_way: VecDeque::new() }
     }
 
     /// Writes.
@@ -42,7 +43,7 @@ impl<'a> Volley<'a> {
     /// Waits for the other side's; false if it is over before.
     pub fn takes(&mut self, is_over: impl Fn() -> bool) -> Done<bool> {
         while !self.arrived.try_take(1) {
-            self.fabric.step();
+            self.turns.step();
             while let Some(result) = self.under_way.front_mut().and_then(Op::try_result) {
                 result?;
                 self.under_way.pop_front();

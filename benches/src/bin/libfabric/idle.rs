@@ -36,7 +36,7 @@ impl Idle {
         for provider in self.providers {
             let ends = Ends::meet(&Provider::of(&provider), Driven::ByWorkers, Driven::ByWorkers, 1 << 20)?;
             ends.peer.warm_up()?.wait(LIMIT)?;
-            let waits = waits(&ends.fabric.transports()[0].capabilities);
+            let waits = waits(&ends.turns.transports()[0].capabilities);
             let before = busy();
             sleep(SPAN);
             let share = (busy() - before).as_secs_f64() / SPAN.as_secs_f64() * 100.0;

@@ -28,10 +28,6 @@ pub struct Overhead {
     /// How long a run measures, in milliseconds.
     #[arg(long, default_value_t = 300)]
     millis: u64,
-    /// Against processes with a second thread, which sleeps, as ours have one for their connections:
-    /// those of a single one lock without atomics.
-    #[arg(long)]
-    threaded: bool,
 }
 
 impl Overhead {
@@ -51,7 +47,7 @@ impl Overhead {
                 let compared = Compared::of(
                     self.pairs,
                     || read(our(&load)?, figure),
-                    || read(writes.command(&load, self.threaded), figure),
+                    || read(writes.command(&load), figure),
                 )?;
                 let surely = compared.at_least();
                 println!(

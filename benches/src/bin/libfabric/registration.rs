@@ -42,6 +42,7 @@ impl Registration {
         for provider in &self.providers {
             let ends = Ends::meet(&Provider::of(provider), Driven::ByWorkers, Driven::ByWorkers, 64 << 20)?;
             ends.peer.warm_up()?.wait(LIMIT)?;
+            let fabric = ends.turns.clone();
             let (is_over, is_wanted, times) =
                 (AtomicBool::new(false), AtomicBool::new(false), AtomicU32::new(0));
             let (mut without, mut with) = (Vec::new(), Vec::new());
@@ -50,7 +51,7 @@ impl Registration {
                     while !is_over.load(Ordering::Acquire) {
                         if is_wanted.load(Ordering::Acquire) {
                             // SAFETY: nobody knows the region, so that no peer touches the bytes.
-                            drop(unsafe { ends.fabric.register(memory.clone(), Access::all()) }?);
+                            drop(unsafe { fabric.register(memory.clone(), Access::all()) }?);
                             times.fetch_add(1, Ordering::Relaxed);
                         }
                         std::thread::park_timeout(Duration::from_millis(10));

@@ -18,10 +18,9 @@ impl Writes {
     }
 
     /// The program and its arguments for `load`: writes complete when they are delivered, as ours.
-    /// Perhaps `threaded`: with a second thread, as ours.
-    pub fn command(&self, load: &Load, threaded: bool) -> Command {
+    pub fn command(&self, load: &Load) -> Command {
         let mut command = Command::new(&self.0);
-        command.arg("--delivery").args(threaded.then_some("--threaded")).args(load.arguments());
+        command.arg("--delivery").args(load.arguments());
         if let Some(node) = load.place.node() {
             command.args(["--node", node]);
         }
