@@ -10,8 +10,10 @@ use transport_core::{Error, ErrorKind, Result};
 
 use crate::context::within;
 use crate::driver::{check, start};
+use crate::function::Function;
 use crate::kernel::PageKernel;
 use crate::stream::Stream;
+use crate::verify;
 use crate::visible::{address, name, raws};
 
 /// A GPU with its primary context, which it keeps alive. Clones share it.
@@ -28,7 +30,8 @@ struct Inner {
     /// GPUs whose memory it reaches, a bit each by ordinal.
     reached: AtomicU64,
     kernel: OnceLock<PageKernel>,
-    /// For copies that are waited for.
+    verifier: OnceLock<Function>,
+    /// For what is waited for.
     waited: OnceLock<Stream>,
 }
 
@@ -92,6 +95,7 @@ impl Device {
             uuid: uuid.bytes.map(|byte| byte as u8),
             reached: AtomicU64::new(0),
             kernel: OnceLock::new(),
+            verifier: OnceLock::new(),
             waited: OnceLock::new(),
         })))
     }
@@ -196,11 +200,20 @@ impl Device {
 
     /// The kernel that copies pages, compiled for this GPU at its first use.
     pub(crate) fn kernel(&self) -> Result<&PageKernel> {
-        if let Some(kernel) = self.0.kernel.get() {
+        self.compiled(&self.0.kernel, PageKernel::load)
+    }
+
+    /// The kernel that compares pages.
+    pub(crate) fn verifier(&self) -> Result<&Function> {
+        self.compiled(&self.0.verifier, verify::load)
+    }
+
+    fn compiled<'a, K>(&self, kernel: &'a OnceLock<K>, load: fn() -> Result<K>) -> Result<&'a K> {
+        if let Some(kernel) = kernel.get() {
             return Ok(kernel);
         }
-        let loaded = self.within("compile the page kernel", PageKernel::load)?;
-        Ok(self.0.kernel.get_or_init(|| loaded))
+        let loaded = self.within("compile a kernel", load)?;
+        Ok(kernel.get_or_init(|| loaded))
     }
 
     /// Copies `len` bytes between memory of its own and of any GPU or the host, and waits for it, not for
@@ -224,7 +237,8 @@ impl Device {
         self.within("zero GPU memory", || unsafe { stream.zero_now(start, len) })
     }
 
-    fn waited(&self) -> Result<&Stream> {
+    /// The stream for what is waited for.
+    pub(crate) fn waited(&self) -> Result<&Stream> {
         if let Some(stream) = self.0.waited.get() {
             return Ok(stream);
         }

@@ -1,15 +1,11 @@
 //! The kernel that copies pages by a table, `kernels/pages.cu`.
 
-use std::ffi::{CString, c_void};
+use cudarc::driver::sys::CUdeviceptr;
+use transport_core::Result;
 
-use cudarc::driver::sys::{self, CUdeviceptr};
-use transport_core::{Error, ErrorKind, Result};
-
-use crate::driver::check;
+use crate::function::Function;
 use crate::stream::Stream;
 
-/// As `ci/ptx/generate` makes it: PTX 6.3 for sm_70, which every driver from CUDA 10.0 on compiles for
-/// every GPU from Volta on.
 const PTX: &str = include_str!("../kernels/pages.ptx");
 const NAME: &std::ffi::CStr = c"multirail_pages";
 /// Threads of a block.
@@ -39,28 +35,13 @@ pub(crate) struct Launch {
     pub each: u32,
 }
 
-/// It, loaded into a GPU's primary context, where it stays as long as that does.
-pub(crate) struct PageKernel(sys::CUfunction);
-
-// SAFETY: functions may be launched from any thread (CUDA driver API, "Execution Control").
-unsafe impl Send for PageKernel {}
-// SAFETY: as above.
-unsafe impl Sync for PageKernel {}
+/// It, on one GPU.
+pub(crate) struct PageKernel(Function);
 
 impl PageKernel {
     /// Compiles it for the GPU whose context is current.
     pub fn load() -> Result<Self> {
-        let text =
-            CString::new(PTX).map_err(|_| Error::new(ErrorKind::Io, "compile the page kernel", "a zero"))?;
-        let (mut module, mut function) = (std::ptr::null_mut(), std::ptr::null_mut());
-        // SAFETY: a context is current; the text ends with a zero, and each call writes one handle.
-        unsafe {
-            let code = sys::cuModuleLoadData(&raw mut module, text.as_ptr().cast());
-            check("compile the page kernel", "its PTX", code)?;
-            let code = sys::cuModuleGetFunction(&raw mut function, module, NAME.as_ptr());
-            check("compile the page kernel", "its function", code)?;
-        }
-        Ok(Self(function))
+        Function::load(PTX, NAME).map(Self)
     }
 
     /// Starts it on `stream`, in `blocks` blocks.
@@ -68,14 +49,8 @@ impl PageKernel {
     /// # Safety
     /// `launch` describes a table whose entries, and both words, stay until the word is written; the ends
     /// of every entry are memory that the stream's GPU reaches.
-    pub unsafe fn launch(&self, stream: &Stream, blocks: u32, mut launch: Launch) -> Result<()> {
-        let mut arguments: [*mut c_void; 1] = [(&raw mut launch).cast()];
-        let (extra, shared) = (std::ptr::null_mut(), 0);
-        // SAFETY: the kernel takes one `Launch`, which the call copies; the rest by the caller.
-        let code = unsafe {
-            let arguments = arguments.as_mut_ptr();
-            sys::cuLaunchKernel(self.0, blocks, 1, 1, THREADS, 1, 1, shared, stream.raw(), arguments, extra)
-        };
-        check("copy pages", "to start the kernel", code)
+    pub unsafe fn launch(&self, stream: &Stream, blocks: u32, launch: Launch) -> Result<()> {
+        // SAFETY: by the caller; the kernel takes one `Launch`.
+        unsafe { self.0.launch("copy pages", stream, (blocks, THREADS), launch) }
     }
 }

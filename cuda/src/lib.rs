@@ -35,7 +35,8 @@
 //! What is behind the names: `driver` loads the library and maps its statuses, `attributes` asks
 //! what an address is, `reach` who gets there, `visible` what GPUs there are, `context` where work is done;
 //! `block` is memory by handle, `dma_buf` exports for cards, `ordering` is when GPUs see what those write;
-//! `stream` queues work, `kernel` is `kernels/pages.cu`, `tables` what it reads; `reaper` gives memory back.
+//! `stream` queues work; `function` is a kernel on one GPU, `kernel` that of `kernels/pages.cu`, `tables` what it
+//! reads, `verify` that of `kernels/verify.cu`; `reaper` gives memory back.
 
 mod attributes;
 mod block;
@@ -43,6 +44,7 @@ mod context;
 mod device;
 mod dma_buf;
 mod driver;
+mod function;
 mod kernel;
 mod memory;
 mod mover;
@@ -55,6 +57,7 @@ mod reaper;
 mod share;
 mod stream;
 mod tables;
+mod verify;
 mod visible;
 mod word;
 

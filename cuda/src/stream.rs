@@ -61,7 +61,8 @@ impl Stream {
         self.wait()
     }
 
-    fn wait(&self) -> Result<()> {
+    /// Waits for all that was queued, by looking.
+    pub fn wait(&self) -> Result<()> {
         loop {
             match self.is_done() {
                 Ok(true) => return Ok(()),

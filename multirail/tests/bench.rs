@@ -106,9 +106,10 @@ fn memory_of_gpus() {
         println!("skipped: {why}");
     }
     let pairs = [("gpu:0", "host"), ("host", "gpu:0"), ("host-pinned", "gpu:0"), ("gpu:0", "gpu:0")];
-    for (src, dst) in pairs {
+    let loads = [("write-pages", "4096"), ("read", "100001")];
+    for ((src, dst), (op, size)) in pairs.into_iter().flat_map(|pair| loads.map(|load| (pair, load))) {
         for arrangement in [&["--in-process"][..], &[]] {
-            let load = ["--src", src, "--dst", dst, "--size", "4096", "--pages", "64"];
+            let load = ["--src", src, "--dst", dst, "--op", op, "--size", size, "--pages", "64"];
             if let Some(why) = &missing {
                 let (done, _, said) = run(&[&["bench"], &load[..], arrangement].concat());
                 assert!(!done && said.contains(why.context()), "{said}");

@@ -11,7 +11,7 @@ use super::protocol::{PROTOCOL, REGION, ToClient, ToServer, VERSION};
 use super::rails::Rails;
 use super::row::Row;
 use super::sampler::Sampler;
-use super::{Measured as Asked, content};
+use super::{Measured as Asked, content, verification};
 use crate::cli::failure::{Done, Failure, printable};
 use crate::cli::units::{Size, gbytes_per_s};
 use crate::cli::wire::{Inbox, MESSAGE_BYTES, Outbox, PROMPT, RECEIVES};
@@ -129,7 +129,7 @@ impl<'a> Client<'a> {
 
     fn check(&mut self, local: &Region, load: &Load, operations: u64) -> Done {
         let wrong = match load.kind {
-            Kind::Read => content::first_wrong(local, load)?
+            Kind::Read => verification::first_wrong(local, load)?
                 .map(|offset| format!("what was read differs from the server's content near byte {offset}")),
             _ => {
                 self.outbox.say(&ToServer::Check { operations })?;

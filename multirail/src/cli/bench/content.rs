@@ -1,13 +1,14 @@
 //! Random content and order of pages, the same on both sides for one seed.
 //!
 //! The generator is part of the protocol, so it is spelled out here: SplitMix64
-//! (Steele, Lea, Flood 2014), one stream per page.
+//! (Steele, Lea, Flood 2014), one stream per page, little-endian. The GPU that compares one is given where it
+//! begins (`verification`).
 
 use multirail::{Region, Result};
 
 use super::load::Load;
 
-/// Bytes of a page generated at a time, part of the protocol; a multiple of 8.
+/// Bytes of a page generated at a time: whole numbers of the generator.
 const PIECE: usize = 64 << 10;
 
 /// Bytes copied in or out at a time: enough for copies to a GPU, small enough for a cache.
@@ -38,8 +39,10 @@ impl SplitMix {
             word.copy_from_slice(&self.next().to_le_bytes());
         }
         let tail = words.into_remainder();
-        let last = self.next().to_le_bytes();
-        tail.copy_from_slice(&last[..tail.len()]);
+        if !tail.is_empty() {
+            let last = self.next().to_le_bytes();
+            tail.copy_from_slice(&last[..tail.len()]);
+        }
     }
 
     /// Page indices in a random order (Fisher-Yates).
@@ -62,6 +65,18 @@ pub fn targets(load: &Load) -> Vec<u32> {
     SplitMix::new(load.seed, u64::MAX - 1).order(load.pages)
 }
 
+/// The source page that belongs at each page of the target.
+pub fn arrived(load: &Load) -> Vec<u32> {
+    let mut arrived = vec![0; load.pages as usize];
+    sources(load).into_iter().zip(targets(load)).for_each(|(from, to)| arrived[to as usize] = from);
+    arrived
+}
+
+/// Where the stream of a source page begins: the generator's state.
+pub fn stream(load: &Load, page: u32) -> u64 {
+    SplitMix::new(load.seed, u64::from(page)).0
+}
+
 /// Fills every page of a source region.
 pub fn fill(region: &Region, load: &Load) -> Result<()> {
     let mut content = Content::new(load, (0..load.pages).collect());
@@ -79,12 +94,10 @@ pub fn scrub(region: &Region) -> Result<()> {
     batches(region.len()).try_for_each(|(at, len)| region.copy_in(at, &batch[..len]))
 }
 
-/// Compares every byte of a target region with what belongs there; the offset of
-/// the first that differs.
+/// Compares every byte of a target region with what belongs there, on the host; the offset of the first that
+/// differs.
 pub fn first_wrong(region: &Region, load: &Load) -> Result<Option<u64>> {
-    let mut arrived = vec![0; load.pages as usize];
-    sources(load).into_iter().zip(targets(load)).for_each(|(from, to)| arrived[to as usize] = from);
-    let mut content = Content::new(load, arrived);
+    let mut content = Content::new(load, arrived(load));
     let (mut wanted, mut found) = (vec![0; BATCH.min(region.len())], vec![0; BATCH.min(region.len())]);
     for (at, len) in batches(region.len()) {
         content.fill(&mut wanted[..len]);

@@ -14,6 +14,7 @@ mod row;
 mod sampler;
 mod server;
 mod spawn;
+mod verification;
 
 use std::time::Duration;
 
@@ -45,7 +46,7 @@ is one thread's memcpy between two local regions, with the same sizes, total and
 rounds that alternate with the transfer's; both speeds are medians of rounds. Where a side is a GPU's, \
 the limit is one contiguous copy by CUDA (cuMemcpyAsync, and the wait for it) of as many bytes between \
 two other memories of these kinds; the host's is page-locked then. Verification compares every byte at \
-the target, on the host, once before the rounds and, after overwriting it, once after them.
+the target, by the GPU where it is a GPU's, once before the rounds and, after overwriting it, once after them.
 
 The client has one side's memory, the server the other's; --src is where the bytes come from: the \
 client's side, except of reads.";

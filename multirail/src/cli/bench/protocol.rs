@@ -8,7 +8,7 @@ use super::load::Load;
 pub const PROTOCOL: [u8; 8] = *b"mr-bench";
 
 /// Raised with every change of messages or content.
-pub const VERSION: u16 = 2;
+pub const VERSION: u16 = 3;
 
 /// Name of the region the server publishes.
 pub const REGION: &str = "bench";

@@ -4,9 +4,9 @@ use std::time::Duration;
 
 use multirail::{Access, Fabric, Peer, Region, wait};
 
-use super::content;
 use super::load::{Kind, Load};
 use super::protocol::{COMPARE, PROTOCOL, REGION, ToClient, ToServer, VERSION};
+use super::{content, verification};
 use crate::cli::failure::{Done, Failure};
 use crate::cli::units::{self, Size};
 use crate::cli::wait::{let_go, unless_gone};
@@ -163,7 +163,7 @@ impl Target<'_> {
             Kind::Send => self.check_messages(operations),
             Kind::WriteImm => self.check_imms(operations),
             Kind::Read => Ok(Ok(())),
-            Kind::Write | Kind::WritePages => bytes(work),
+            Kind::Write | Kind::WritePages => Ok(bytes(work)),
         }
     }
 
@@ -194,13 +194,14 @@ impl Target<'_> {
             Ok(Ok(())) if counter.count() == operations => {}
             _ => return Ok(Err(format!("{} imms came, {operations} were sent", counter.count()))),
         }
-        bytes(work)
+        Ok(bytes(work))
     }
 }
 
-fn bytes(work: &Work) -> Done<Result<(), String>> {
-    Ok(match content::first_wrong(&work.region, &work.load)? {
-        None => Ok(()),
-        Some(offset) => Err(format!("the server's region differs from what was sent near byte {offset}")),
-    })
+fn bytes(work: &Work) -> Result<(), String> {
+    match verification::first_wrong(&work.region, &work.load) {
+        Ok(None) => Ok(()),
+        Ok(Some(offset)) => Err(format!("the server's region differs from what was sent near byte {offset}")),
+        Err(why) => Err(format!("the server's region could not be compared: {why}")),
+    }
 }

@@ -1,0 +1,59 @@
+//! A kernel on one GPU.
+
+use std::ffi::{CStr, CString, c_void};
+
+use cudarc::driver::sys;
+use transport_core::{Error, ErrorKind, Result};
+
+use crate::driver::check;
+use crate::stream::Stream;
+
+/// It, loaded into a GPU's primary context, where it stays as long as that does.
+pub(crate) struct Function(sys::CUfunction);
+
+// SAFETY: functions may be launched from any thread (CUDA driver API, "Execution Control").
+unsafe impl Send for Function {}
+// SAFETY: as above.
+unsafe impl Sync for Function {}
+
+impl Function {
+    /// Compiles `name` of `ptx` for the GPU whose context is current. The PTX is as `ci/ptx/generate` makes it:
+    /// 6.3 for sm_70, which every driver from CUDA 10.0 on compiles for every GPU from Volta on.
+    pub fn load(ptx: &str, name: &CStr) -> Result<Self> {
+        let operation = "compile a kernel";
+        let text =
+            CString::new(ptx).map_err(|_| Error::new(ErrorKind::Io, operation, "a zero in its PTX"))?;
+        let what = name.to_string_lossy();
+        let (mut module, mut function) = (std::ptr::null_mut(), std::ptr::null_mut());
+        // SAFETY: a context is current; the text ends with a zero, and each call writes one handle.
+        unsafe {
+            let code = sys::cuModuleLoadData(&raw mut module, text.as_ptr().cast());
+            check(operation, &what, code)?;
+            let code = sys::cuModuleGetFunction(&raw mut function, module, name.as_ptr());
+            check(operation, &what, code)?;
+        }
+        Ok(Self(function))
+    }
+
+    /// Starts it on `stream`, in `blocks` blocks of `threads`. Its GPU's context is current.
+    ///
+    /// # Safety
+    /// The kernel takes one `A`; what that leads to the stream's GPU reaches, and it stays until the kernel has
+    /// ended. This, the stream and the current context are of one GPU.
+    pub unsafe fn launch<A>(
+        &self,
+        operation: &'static str,
+        stream: &Stream,
+        (blocks, threads): (u32, u32),
+        mut argument: A,
+    ) -> Result<()> {
+        let mut arguments: [*mut c_void; 1] = [(&raw mut argument).cast()];
+        let (extra, shared) = (std::ptr::null_mut(), 0);
+        // SAFETY: the call copies the argument; the rest by the caller.
+        let code = unsafe {
+            let arguments = arguments.as_mut_ptr();
+            sys::cuLaunchKernel(self.0, blocks, 1, 1, threads, 1, 1, shared, stream.raw(), arguments, extra)
+        };
+        check(operation, "to start the kernel", code)
+    }
+}
