@@ -18,9 +18,10 @@ class Missing(Exception):
 
 
 class Multirail:
-    """The binary."""
+    """The binary, and the GPU that it copies to unless told otherwise: `gpu:1`, or `gpu:0` where there is one."""
 
-    def __init__(self, path):
+    def __init__(self, path, far):
+        self.far = far
         self.path = path or os.environ.get("MULTIRAIL") or str(ROOT / "target/release/multirail")
         if shutil.which(self.path) is None:
             raise Missing(f"{self.path} is no program: build it (cargo build --release) or give --multirail PATH")
@@ -33,9 +34,9 @@ class Multirail:
         """One measurement, by the options of `multirail bench`; its row."""
         return self.start(*options, duration=duration, **settings).row()
 
-    def start(self, *options, duration, src="gpu:0", dst="gpu:1", in_process=False, blocks=None, size=None, pages=None):
+    def start(self, *options, duration, src="gpu:0", dst=None, in_process=False, blocks=None, size=None, pages=None):
         """A measurement that runs beside others."""
-        command = [self.path, "bench", "--json", "--backend", "loopback", "--src", src, "--dst", dst]
+        command = [self.path, "bench", "--json", "--backend", "loopback", "--src", src, "--dst", dst or self.far]
         command += ["--duration", f"{round(duration * 1000)}ms"]
         command += ["--in-process"] if in_process else []
         command += ["--gpu-blocks", str(blocks)] if blocks else []

@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Measures copies of GPU memory by loopback on a machine with two GPUs, and prints all tables.
+"""Measures copies of GPU memory by loopback on a machine with two GPUs, and prints all tables; with one GPU,
+those that need no second one.
 
     benches/gpu/run.py                  everything
     benches/gpu/run.py pages small      some parts
@@ -30,18 +31,24 @@ EDGE_S = 0.15
 
 
 def pages(multirail, report, seconds):
-    """Shuffled pages from GPU 0 to GPU 1, and within GPU 0."""
+    """Shuffled pages from GPU 0 to GPU 1."""
     rows = []
     for in_process in (False, True):
         processes = {"processes": 1 if in_process else 2}
         for page in SIZES:
             row = multirail.bench(duration=seconds, in_process=in_process, size=page, pages=WHOLE // page)
             rows.append(of_ours(row, **processes))
+    report.table("pages", f"{size(WHOLE)} in shuffled pages, against one copy of as many bytes", rows)
+
+
+def within(multirail, report, seconds):
+    """The same within GPU 0."""
+    rows = []
     for in_process in (False, True):
         load = {"size": SIZES[0], "pages": WHOLE // SIZES[0], "dst": "gpu:0", "blocks": max(BLOCKS)}
         row = multirail.bench(duration=seconds, in_process=in_process, **load)
         rows.append(of_ours(row, processes=f"{1 if in_process else 2}, {max(BLOCKS)} blocks"))
-    report.table("pages", f"{size(WHOLE)} in shuffled pages, against one copy of as many bytes", rows)
+    report.table("within", f"{size(WHOLE)} in shuffled pages within one GPU, against one copy", rows)
 
 
 def blocks(multirail, report, seconds):
@@ -110,7 +117,7 @@ def host(multirail, report, seconds):
     shapes = [("write-pages", SIZES[0], TOTAL // SIZES[0]), ("write", TOTAL, 1)]
     for op, page, count in shapes:
         for memory in ("host-pinned", "host", "host-pageable"):
-            for src, dst in ((memory, "gpu:1"), ("gpu:1", memory)):
+            for src, dst in ((memory, multirail.far), (multirail.far, memory)):
                 load = {"src": src, "dst": dst, "size": page, "pages": count, "in_process": True}
                 rows.append(of_ours(multirail.bench("--op", op, duration=seconds / 2, **load), op=op))
     report.table("host", "Between host and GPU in one process; one copy is of page-locked memory", rows)
@@ -126,10 +133,11 @@ def small(multirail, report, seconds):
             rows.append({"bytes": bytes_, "processes": 1 if in_process else 2, "p50 µs": row["p50_us"],
                          "p99 µs": row["p99_us"], "copy and wait p50 µs": row["limit_p50_us"],
                          "ratio of p50": row["p50_us"] / row["limit_p50_us"]})
-    report.table("small", "A small write from GPU 0 to GPU 1, one at a time", rows)
+    report.table("small", f"A small write from gpu:0 to {multirail.far}, one at a time", rows)
 
 
-PARTS = {part.__name__: part for part in (pages, blocks, matmul, peers, host, small)}
+BETWEEN_TWO = {part.__name__: part for part in (pages, blocks, matmul, peers)}
+PARTS = BETWEEN_TWO | {part.__name__: part for part in (within, host, small)}
 
 
 def machine():
@@ -156,14 +164,20 @@ def main():
         arguments.error("--seconds is more than 0")
     report, failed = Report(), []
     try:
-        multirail, gpus = Multirail(given.multirail), machine()
-        if len(gpus) < 2:
-            raise Missing(f"there is {len(gpus)} GPU, and two are needed")
+        gpus = machine()
+        if not gpus:
+            raise Missing("nvidia-smi lists no GPU")
+        multirail = Multirail(given.multirail, far=f"gpu:{min(len(gpus), 2) - 1}")
     except Missing as why:
         sys.exit(f"run.py: {why}")
     print("\n".join([multirail.version(), *gpus]), flush=True)
     for name in given.parts or PARTS:
         try:
+            if name in BETWEEN_TWO and len(gpus) < 2:
+                if name in given.parts:
+                    raise Missing("there is one GPU, and it needs two")
+                print(f"\nskipped: {name}: there is one GPU, and it needs two", flush=True)
+                continue
             PARTS[name](multirail, report, given.seconds)
         except (Missing, RuntimeError, subprocess.TimeoutExpired) as why:
             # The other parts are worth having; the exit status says that one is missing.
