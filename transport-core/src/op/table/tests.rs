@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll, Wake, Waker};
 
 use super::{OpId, OpTable};
-use crate::{ErrorKind, Outcome};
+use crate::Outcome;
 
 fn outcome(bytes: u64) -> crate::Result<Outcome> {
     Ok(Outcome { bytes, ..Outcome::default() })
@@ -102,9 +102,9 @@ mod threaded {
     fn the_first_answer_stays_and_memory_is_held_until_quiet() {
         let table = OpTable::new(1);
         let id = table.insert().unwrap();
-        table.answer(id, Err(crate::Error::new(ErrorKind::DeadlineExceeded, "write", "late")));
+        table.answer(id, Err(crate::Error::new(crate::ErrorKind::DeadlineExceeded, "write", "late")));
         table.answer(id, outcome(7));
-        assert_eq!(table.try_result(id).unwrap().unwrap_err().kind(), ErrorKind::DeadlineExceeded);
+        assert_eq!(table.try_result(id).unwrap().unwrap_err().kind(), crate::ErrorKind::DeadlineExceeded);
         table.release(id);
         assert_eq!(table.in_use(), 1, "answered and dropped, but the engine still holds memory");
         table.quiet(id);
