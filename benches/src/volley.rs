@@ -42,8 +42,11 @@ impl<'a> Volley<'a> {
 
     /// Waits for the other side's; false if it is over before.
     pub fn takes(&mut self, is_over: impl Fn() -> bool) -> Done<bool> {
-        while !self.arrived.try_take(1) {
+        loop {
             self.turns.step();
+            if self.arrived.try_take(1) {
+                return Ok(true);
+            }
             while let Some(result) = self.under_way.front_mut().and_then(Op::try_result) {
                 result?;
                 self.under_way.pop_front();
@@ -52,7 +55,6 @@ impl<'a> Volley<'a> {
                 return Ok(false);
             }
         }
-        Ok(true)
     }
 
     /// Half of the median round trip of `count`.

@@ -26,7 +26,7 @@ pub struct Overhead {
     #[arg(long, default_value_t = 1024)]
     inflight: usize,
     /// How long a run measures, in milliseconds.
-    #[arg(long, default_value_t = 300)]
+    #[arg(long, default_value_t = 1000)]
     millis: u64,
 }
 

@@ -37,8 +37,17 @@ struct Compare {
     /// Pairs of runs of each.
     #[arg(long, default_value_t = 41)]
     pairs: usize,
+    /// One of both figures alone.
+    #[arg(long)]
+    only: Option<Figure>,
     #[command(flatten)]
     ports: Ports,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+enum Figure {
+    Bandwidth,
+    Latency,
 }
 
 #[derive(Subcommand)]
@@ -60,8 +69,9 @@ impl Compare {
         if let Some(code) = machine::enter(self.here)? {
             return Ok(code);
         }
-        let is_fast = bandwidth::compare(&self.ports, self.pairs)?;
-        let is_quick = latency::compare(&self.ports, self.pairs, &pingpong)?;
+        let is_asked = |figure| self.only.is_none_or(|only| only == figure);
+        let is_fast = !is_asked(Figure::Bandwidth) || bandwidth::compare(&self.ports, self.pairs)?;
+        let is_quick = !is_asked(Figure::Latency) || latency::compare(&self.ports, self.pairs, &pingpong)?;
         Ok(if is_fast && is_quick { ExitCode::SUCCESS } else { ExitCode::FAILURE })
     }
 }
