@@ -13,8 +13,9 @@ use transport_core::{Fabric, FabricBuilder, Progress};
 
 use crate::{Done, Driven};
 
-/// Turns between two looks at the connections: a millisecond or less, where nobody sleeps in between.
-const PER_LOOK: u32 = 256;
+/// Turns between two looks at the connections: some milliseconds, where nobody sleeps in between. A look costs as
+/// much as dozens of turns, and who measures the median of round trips must not look in each third of them.
+const PER_LOOK: u32 = 4096;
 
 /// A fabric, and what drives it.
 pub struct Turns {
