@@ -75,6 +75,7 @@ mod exhaustive {
 #[cfg(not(multirail_loom))]
 mod threaded {
     use super::*;
+    use crate::{Error, ErrorKind};
 
     #[test]
     fn every_slot_comes_back() {
@@ -102,9 +103,9 @@ mod threaded {
     fn the_first_answer_stays_and_memory_is_held_until_quiet() {
         let table = OpTable::new(1);
         let id = table.insert().unwrap();
-        table.answer(id, Err(crate::Error::new(crate::ErrorKind::DeadlineExceeded, "write", "late")));
+        table.answer(id, Err(Error::new(ErrorKind::DeadlineExceeded, "write", "late")));
         table.answer(id, outcome(7));
-        assert_eq!(table.try_result(id).unwrap().unwrap_err().kind(), crate::ErrorKind::DeadlineExceeded);
+        assert_eq!(table.try_result(id).unwrap().unwrap_err().kind(), ErrorKind::DeadlineExceeded);
         table.release(id);
         assert_eq!(table.in_use(), 1, "answered and dropped, but the engine still holds memory");
         table.quiet(id);
