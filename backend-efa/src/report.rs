@@ -119,7 +119,10 @@ impl EfaEndpoint {
     }
 
     fn received(&mut self, turn: &Turn<'_>, id: u64, entry: &sys::fi_cq_data_entry, from: sys::fi_addr_t) {
-        let tag = self.tag(entry);
+        let tag = match self.local.hides_data {
+            true => Some(Tag::from_data(entry.data, self.local.data)),
+            false => self.tag(entry),
+        };
         let Some(slot) = tag.and_then(|tag| tag.slot).or_else(|| turn.owner(from)) else {
             return self.stray(id);
         };

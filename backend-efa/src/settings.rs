@@ -41,6 +41,16 @@ const OF_CARDS: [Setting; 2] = [
 /// likes at the peer, which copy.
 const WRITES_SINCE: u32 = sys::version(1, 18);
 
+/// The first library whose EFA provider says of every message that came with completion data: before,
+/// those that were there ahead of their receive have the data, but not the flag
+/// (`rxr_msg_handle_unexp_match`; 1.17, 1.18).
+const DATA_IS_TOLD_SINCE: u32 = sys::version(1, 19);
+
+/// Whether messages may come with completion data that is not told of.
+pub(crate) fn hides_data(info: &Info) -> bool {
+    info.card().is_some() && library().is_ok_and(|library| library.version() < DATA_IS_TOLD_SINCE)
+}
+
 /// Whether the library is that old.
 pub(crate) fn is_before_native_writes() -> bool {
     library().is_ok_and(|library| library.version() < WRITES_SINCE)

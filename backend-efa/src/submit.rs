@@ -9,12 +9,15 @@ use transport_core::spi::{Piece, WorkKind, WorkRequest};
 use crate::context::Contexts;
 use crate::peers::Remote;
 use crate::queues::Queues;
+use crate::settings;
 use crate::tag::Tag;
 
 /// What requests need to know of this side.
 pub(crate) struct Local {
     /// Bytes of completion data.
     pub(crate) data: usize,
+    /// Whether messages may come with it unsaid, and all have it.
+    pub(crate) hides_data: bool,
     /// Writes that are posted with one doorbell: 1, or up to [`BATCH`].
     pub(crate) batch: usize,
     /// Memory and its descriptor, for requests without bytes: EFA's provider follows what a
@@ -26,7 +29,9 @@ impl Local {
     /// Of an endpoint, whose domain has such a `place`.
     pub(crate) fn new(queues: &Queues, place: (*mut u8, u64)) -> Self {
         let device = &queues.device;
-        Self { data: device.info.domain().cq_data_size, batch: device.batch(), place }
+        let data = device.info.domain().cq_data_size;
+        let hides_data = data >= 8 && settings::hides_data(&device.info);
+        Self { data, hides_data, batch: device.batch(), place }
     }
 }
 

@@ -16,6 +16,10 @@ const PATHS: &[Variant] = &[Variant::Plain, Variant::Queued];
 pub(super) const TRIALS: &[Trial] = &[
     Trial::new("crossing::outward", |context| on_pair(context, outward)).on(PATHS).needs(ALL).process(),
     Trial::new("crossing::inward", |context| on_pair(context, inward)).on(PATHS).needs(ALL).process(),
+    Trial::new("crossing::messages_before_their_receives", |context| on_pair(context, early_messages))
+        .on(PATHS)
+        .needs(ALL)
+        .process(),
     Trial::new("crossing::more_imms_than_any_queue", |context| on_pair(context, more_imms))
         .on(PATHS)
         .needs(ALL)
@@ -114,6 +118,24 @@ fn inward(fabric: &End, peer: &Peer, child: &mut Child) -> Verdict {
     child.ask("fill far 9")?;
     child.ask("read far 17 1000000 near 0")?;
     child.ask("check far 17 1000000 8").map(drop)
+}
+
+/// Messages that are at the helper when it posts a receive for them, each with its bytes and its imm.
+fn early_messages(fabric: &End, peer: &Peer, child: &mut Child) -> Verdict {
+    let most = (peer.max_message() as usize).min(100_000);
+    let near = Ground::new(fabric, most, OPEN, 3)?;
+    child.ask(&format!("alloc far {most} 2"))?;
+    for (round, len) in (1..).zip([0, 1, 4096, most]) {
+        let mut sent = peer.send_with(&near.region, 0..len, &SendOptions::new().imm(len as u32))?;
+        // With what was asked for after it there, it mostly is, too.
+        peer.write_imm(105)?.wait(LIMIT)?;
+        child.ask(&format!("expect 105 {round}"))?;
+        child.ask(&format!("receive far 0 {most}"))?;
+        same("the message", child.ask("received")?, format!("{len} {:?}", Some(len as u32)))?;
+        sent.wait(LIMIT)?;
+        child.ask(&format!("check far 0 {len} 3"))?;
+    }
+    Ok(())
 }
 
 /// The sender is held back and goes on by itself, in both directions.
