@@ -234,6 +234,7 @@ impl Endpoint for EfaEndpoint {
 
 impl EfaEndpoint {
     /// Reads what happened on a lane.
+    #[inline(always)]
     pub(crate) fn visit(&mut self, lane: &mut Lane, into: &mut Completions) {
         self.drain(&mut lane.turn(), into.spare());
         if lane.is_stirred() {
