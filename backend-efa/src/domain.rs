@@ -132,7 +132,11 @@ fn capabilities(device: &Device, queues: &Queues) -> Capabilities {
     if info.card().is_none() {
         it.batch_bytes = BATCH;
     }
-    it.max_regions = info.domain().mr_cnt.clamp(1, u32::MAX as usize) as u32;
+    // None is what a provider says that counts none (tcp, shm).
+    it.max_regions = match info.domain().mr_cnt {
+        0 => u32::MAX,
+        most => u32::try_from(most).unwrap_or(u32::MAX),
+    };
     it.link_bits_per_s = info.card().flatten();
     it.cq_depth = ARRIVALS as u64;
     it.progress = match info.domain().data_progress {

@@ -23,6 +23,7 @@ struct Row {
     recv_depth: Option<u32>,
     max_message: Option<u64>,
     max_write: Option<u64>,
+    /// Where something counts them.
     max_regions: Option<u32>,
     imm_bytes: Option<u8>,
     idle: Option<String>,
@@ -98,7 +99,7 @@ fn row(registry: &Registry, name: &'static str) -> Done<Row> {
                     let limits = &opened.capabilities;
                     (row.send_depth, row.recv_depth) = (Some(limits.send_depth), Some(limits.recv_depth));
                     (row.max_message, row.max_write) = (Some(limits.max_message), Some(limits.max_write));
-                    (row.max_regions, row.imm_bytes) = (Some(limits.max_regions), Some(limits.imm_bytes));
+                    (row.max_regions, row.imm_bytes) = (counted(limits.max_regions), Some(limits.imm_bytes));
                     row.idle = Some(idle(&opened));
                     row.groups = groups(&opened);
                     let is_emulated = limits.emulated.contains(Operations::WRITE);
@@ -118,6 +119,11 @@ fn row(registry: &Registry, name: &'static str) -> Done<Row> {
         }
     }
     Ok(row)
+}
+
+/// A limit, unless it is none.
+fn counted(most: u32) -> Option<u32> {
+    (most < u32::MAX).then_some(most)
 }
 
 fn capabilities(registry: &Registry, name: &str) -> Done<Option<TransportInfo>> {

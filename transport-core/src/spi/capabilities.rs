@@ -104,7 +104,7 @@ pub struct Capabilities {
     /// Bytes of a batch after which it is closed, so that posting returns soon where posting
     /// itself moves bytes: small requests stand behind. `u64::MAX` where it does not.
     pub batch_bytes: u64,
-    /// Regions that may be registered at once.
+    /// Regions that may be registered at once; `u32::MAX` where nothing counts them.
     pub max_regions: u32,
     /// Line rate in bits per second, where there is one.
     pub link_bits_per_s: Option<u64>,
