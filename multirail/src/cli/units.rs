@@ -16,7 +16,7 @@ impl FromStr for Size {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let (digits, unit) = split(text);
+        let (digits, unit) = split(text, |byte| byte.is_ascii_digit());
         let factor = match unit {
             "" | "B" => 1,
             "K" | "KiB" => KIB,
@@ -43,26 +43,27 @@ impl fmt::Display for Size {
     }
 }
 
-/// Parses `500ms`, `2s`, `1m`, or a plain number of seconds; at most a day.
+/// Parses `500ms`, `0.5s`, `1m`, or a plain number of seconds; at most a day, to the millisecond.
 pub fn duration(text: &str) -> Result<Duration, String> {
-    let (digits, unit) = split(text);
-    let millis: u64 = match unit {
-        "ms" => 1,
-        "" | "s" => 1000,
-        "m" | "min" => 60_000,
+    let (digits, unit) = split(text, |byte| byte.is_ascii_digit() || byte == b'.');
+    let millis = match unit {
+        "ms" => 1.0,
+        "" | "s" => 1000.0,
+        "m" | "min" => 60_000.0,
         _ => return Err(format!("{unit:?} is no unit of time; use ms, s or min")),
     };
-    let number: u64 = digits.parse().map_err(|_| "write a duration like 500ms, 2s or 1min".to_owned())?;
-    let total = number.saturating_mul(millis);
-    if total == 0 || total > 24 * 3600 * 1000 {
+    let number: f64 = digits.parse().map_err(|_| "write a duration like 500ms, 2s or 1min".to_owned())?;
+    let total = (number * millis).round();
+    if !(1.0..=24.0 * 3600.0 * 1000.0).contains(&total) {
         return Err("a duration is between 1ms and a day".to_owned());
     }
-    Ok(Duration::from_millis(total))
+    Ok(Duration::from_millis(total as u64))
 }
 
-fn split(text: &str) -> (&str, &str) {
+/// The number that a text begins with, of such bytes, and the unit behind it.
+fn split(text: &str, is_of_number: impl Fn(u8) -> bool) -> (&str, &str) {
     let text = text.trim();
-    let digits = text.bytes().take_while(u8::is_ascii_digit).count();
+    let digits = text.bytes().take_while(|byte| is_of_number(*byte)).count();
     (&text[..digits], text[digits..].trim_start())
 }
 
@@ -98,7 +99,8 @@ mod tests {
         assert_eq!(duration("500ms"), Ok(Duration::from_millis(500)));
         assert_eq!(duration("2"), Ok(Duration::from_secs(2)));
         assert_eq!(duration("1min"), Ok(Duration::from_secs(60)));
-        for text in ["", "0s", "2h", "s", "99999999min", "18446744073709551615min"] {
+        assert_eq!(duration("0.5s"), Ok(Duration::from_millis(500)));
+        for text in ["", "0s", "0.4ms", ".", "1.2.3s", "2h", "s", "99999999min", "18446744073709551615min"] {
             assert!(duration(text).is_err(), "{text}");
         }
     }
