@@ -1,5 +1,7 @@
 //! Every operation between two processes, each byte checked by its owner.
 
+use std::time::Duration;
+
 use transport_core::spi::Operations;
 use transport_core::{ErrorKind, Pages, Peer, SendOptions, WriteOptions};
 
@@ -40,6 +42,9 @@ const PIECES: [(usize, usize, usize); 7] = [
     (3, 262_145, 200_000),
     (11, 4 << 20, 1 << 20),
 ];
+
+/// How long something may take that mostly is at once, and else waits for what comes next.
+const LET_PASS: Duration = Duration::from_millis(300);
 
 /// All on one pair, as a program would: each has imms and names of its own.
 fn on_pair(context: &Context, trial: fn(&End, &Peer, &mut Child) -> Verdict) -> Verdict {
@@ -127,12 +132,15 @@ fn early_messages(fabric: &End, peer: &Peer, child: &mut Child) -> Verdict {
     child.ask(&format!("alloc far {most} 2"))?;
     for (round, len) in (1..).zip([0, 1, 4096, most]) {
         let mut sent = peer.send_with(&near.region, 0..len, &SendOptions::new().imm(len as u32))?;
-        // With what was asked for after it there, it mostly is, too.
-        peer.write_imm(105)?.wait(LIMIT)?;
-        child.ask(&format!("expect 105 {round}"))?;
+        // When what was asked for after it is there, it mostly is, too. Over 2.1's tcp nothing passes a
+        // message that waits.
+        let mut behind = peer.write_imm(105)?;
+        let passed = behind.wait(LET_PASS);
         child.ask(&format!("receive far 0 {most}"))?;
         same("the message", child.ask("received")?, format!("{len} {:?}", Some(len as u32)))?;
         sent.wait(LIMIT)?;
+        passed.or_else(|_| behind.wait(LIMIT))?;
+        child.ask(&format!("expect 105 {round}"))?;
         child.ask(&format!("check far 0 {len} 3"))?;
     }
     Ok(())
