@@ -182,9 +182,10 @@ impl EfaEndpoint {
     fn failed(&mut self, turn: &mut Turn<'_>) -> bool {
         let queues = turn.queues;
         // SAFETY: zero asks for no error data.
-        let mut entry: sys::fi_cq_err_entry = unsafe { std::mem::zeroed() };
-        // SAFETY: the queue is open.
-        let read = unsafe { sys::fi_cq_readerr(queues.cq.as_ptr(), &raw mut entry, 0) };
+        let mut entry: sys::fi_cq_err_entry_1_20 = unsafe { std::mem::zeroed() };
+        // SAFETY: the queue is open; the entry has room for what the latest interface that is asked for writes.
+        let read = unsafe { sys::fi_cq_readerr(queues.cq.as_ptr(), (&raw mut entry).cast(), 0) };
+        let mut entry = entry.known;
         if read < 0 {
             return false;
         }

@@ -3,7 +3,18 @@
 
 use core::ffi::{c_int, c_void};
 
-use crate::fi_mr_attr;
+use crate::{fi_addr_t, fi_cq_err_entry, fi_mr_attr};
+
+/// `fi_cq_err_entry` of 1.20 (`rdma/fi_eq.h`): 1.17's, and a field that 1.20 appended. A library that was asked for
+/// 1.20's interface writes all of it.
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct fi_cq_err_entry_1_20 {
+    /// 1.17's fields.
+    pub known: fi_cq_err_entry,
+    /// Who sent it, where nobody of the address vector's did.
+    pub src_addr: fi_addr_t,
+}
 
 /// `fi_mr_attr` of 1.20 (`rdma/fi_domain.h`): 1.17's, and a field that 1.19 appended.
 #[repr(C)]
@@ -40,6 +51,8 @@ mod tests {
     #[test]
     fn fields_lie_where_c_has_them() {
         use std::mem::{offset_of, size_of};
+        assert_eq!(offset_of!(fi_cq_err_entry_1_20, src_addr), 80);
+        assert_eq!(size_of::<fi_cq_err_entry_1_20>(), 88);
         assert_eq!(offset_of!(fi_mr_attr_1_20, hmem_data), 80);
         assert_eq!(size_of::<fi_mr_attr_1_20>(), 88);
         assert_eq!(offset_of!(fi_mr_dmabuf, offset), 8);
