@@ -20,6 +20,9 @@ pub(crate) fn error(status: c_int, otherwise: c_int) -> c_int {
         // No such address, no such queue pair there, no receives there, no answer any more, nobody
         // there who knows us, never an answer.
         4 | 9 | 10 | 13 | 14 | 15 => sys::FI_EHOSTUNREACH,
+        // No answer any more, as the provider tells it from 1.21 on (`FI_EFA_ERR_*_RECV_UNRESP`), of a
+        // peer that had answered its handshake and of one that had not.
+        4124 | 4126 => sys::FI_EHOSTUNREACH,
         _ => return otherwise,
     };
     error as c_int
@@ -39,6 +42,6 @@ mod tests {
         assert_eq!([3, 5, 12, 4096].map(of), [ErrorKind::Io; 4]);
         assert_eq!([6, 11].map(of), [ErrorKind::TooLarge; 2]);
         assert_eq!(of(7), ErrorKind::RemoteAccess);
-        assert_eq!([4, 8, 9, 10, 13, 14, 15].map(of), [ErrorKind::PeerDied; 7]);
+        assert_eq!([4, 8, 9, 10, 13, 14, 15, 4124, 4126].map(of), [ErrorKind::PeerDied; 9]);
     }
 }
