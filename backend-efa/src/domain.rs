@@ -90,8 +90,7 @@ impl EfaDomain {
         let landing = unsafe { Registered::new(&device, place, Access::REMOTE_WRITE) }?;
         let id = random("open")?;
         let capabilities = capabilities(&device, &queues);
-        // Whoever drives the endpoint himself has to go on meanwhile, and nobody tells him so.
-        let peers = Peers::new(info.has_states() && setup.sleeps);
+        let peers = Peers::new(info, setup.sleeps);
         peers.open_lane(0, queues.name()?, &queues.addresses)?;
         let lane = Lane::new(0, queues, capabilities.send_depth + capabilities.recv_depth);
         Ok(Self(Arc::new(Shared {

@@ -10,6 +10,7 @@ use transport_core::spi::PeerSlot;
 use transport_core::{Error, ErrorKind, Result};
 
 use crate::addresses::Addresses;
+use crate::library::Info;
 use crate::tag::Tag;
 use slot::{Known, Slot};
 pub(crate) use slot::{Landing, Remote, There, View};
@@ -21,6 +22,9 @@ const MOVES: u32 = 1024;
 /// How long a peer that comes back waits for the end of its former connection at most. One side waits after
 /// the other, and on the first rail that it takes too long on no other: less than a handshake may take (5 s).
 const FORMER: Duration = Duration::from_millis(1500);
+
+/// Bytes of a card's address that name a queue pair: its GID and number (`efa_ep_addr`); its key follows.
+const QUEUE_PAIR: usize = 18;
 
 /// A lane that peers may know.
 struct Open {
@@ -43,16 +47,23 @@ pub(crate) struct Peers {
     table: Mutex<Table>,
     /// Counts changes, so that the endpoint looks only when there was one.
     changes: AtomicU64,
-    /// Who comes back waits for the end of its former connection.
-    waits: bool,
+    /// The provider keeps a state of each address: who comes back waits for the end of its former connection.
+    keeps_states: bool,
+    /// Addresses are those of queue pairs.
+    are_cards: bool,
+    /// How long who connects may wait for others' ends.
+    patience: Duration,
     /// A slot was freed, or a lane closed.
     freed: Condvar,
 }
 
 impl Peers {
-    /// Slots whose peers wait for the end of their former connections, or not.
-    pub(crate) fn new(waits: bool) -> Self {
-        Self { waits, ..Self::default() }
+    /// Of a device, and of an endpoint whose worker `sleeps`: who drives it himself would have to go on
+    /// while he waits, and nobody tells him so.
+    pub(crate) fn new(info: &Info, sleeps: bool) -> Self {
+        let (keeps_states, are_cards) = (info.has_states() && sleeps, info.card().is_some());
+        let patience = if sleeps { FORMER } else { Duration::ZERO };
+        Self { keeps_states, are_cards, patience, ..Self::default() }
     }
 
     fn lock(&self) -> MutexGuard<'_, Table> {
@@ -85,10 +96,8 @@ impl Peers {
     /// of each address, that end is waited for: the state goes with the address, and both sides begin anew.
     /// Else one side might think a handshake done that the other one waits for.
     pub(crate) fn complete(&self, slot: PeerSlot, there: There) -> Result<()> {
-        let mut table = self.lock();
-        if self.waits {
-            table = self.wait_for_former(table, &there.address)?;
-        }
+        let table = self.lock();
+        let mut table = self.wait_for_former(table, &there.address)?;
         let Some(Slot::Offered(lane)) = table.slots.get(slot.0 as usize) else {
             return Err(Error::new(ErrorKind::Closed, "connect", "the connection ended before it was made"));
         };
@@ -99,14 +108,17 @@ impl Peers {
         Ok(())
     }
 
-    /// Waits until nobody of that address leaves any more.
+    /// Waits until nobody of that address leaves any more, or of a former owner of its number.
     fn wait_for_former<'a>(
         &'a self,
         table: MutexGuard<'a, Table>,
         address: &[u8],
     ) -> Result<MutexGuard<'a, Table>> {
-        let leaves = |table: &mut Table| table.is_leaving(address) && !table.lanes.is_empty();
-        let waited = self.freed.wait_timeout_while(table, FORMER, leaves);
+        let is_early = |table: &mut Table| {
+            let leaves = self.keeps_states && table.is_leaving(address);
+            (leaves || self.are_cards && table.has_former_owner(address)) && !table.lanes.is_empty()
+        };
+        let waited = self.freed.wait_timeout_while(table, self.patience, is_early);
         match waited.unwrap_or_else(PoisonError::into_inner) {
             (table, limit) if !limit.timed_out() => Ok(table),
             _ => {
@@ -245,6 +257,15 @@ impl Table {
         sharers.peek().is_some() && !sharers.any(Slot::is_up)
     }
 
+    /// Whether another peer with that queue pair's number is still known: it is gone, and its number was given
+    /// anew. The provider finds queue pairs by their numbers, and would take the newer one's place out with the
+    /// older one's address, on whose own removal it then crashes (`efa_conn_release`; 1.17 to 2.5).
+    fn has_former_owner(&self, address: &[u8]) -> bool {
+        let number = |address: &[u8]| address.get(..QUEUE_PAIR).map(<[u8]>::to_vec);
+        let mut others = self.slots.iter().filter_map(Slot::address).filter(|other| *other != address);
+        others.any(|other| number(other) == number(address))
+    }
+
     /// Inserts a peer that knows `lane` into every lane.
     fn know(&self, slot: PeerSlot, lane: u32, there: There) -> Result<Known> {
         let (mut address, mut ahead) = (None, None);
@@ -259,3 +280,6 @@ impl Table {
         Ok(Known { there, lane, address, ahead, moves: 0 })
     }
 }
+
+#[cfg(test)]
+mod tests;
