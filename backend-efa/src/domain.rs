@@ -23,6 +23,10 @@ use crate::region::{Imported, Registered, random};
 const MOST_POSTED: usize = 4096;
 /// The largest message, whatever the provider would take: a receive is posted with as much.
 const MOST_MESSAGE: u64 = 1 << 20;
+/// And over EFA's own protocols. What is longer goes by those in which a message that fails, or does not
+/// fit its receive, takes others with it (2.1: `efa_rdm_txe_handle_error` takes it off its list with each
+/// packet, `efa_rdm_pke_proc_matched_longread_rtm` gives its packet back twice).
+const MOST_OF_CARDS: u64 = 64 << 10;
 /// The largest piece of a write: large enough to cost nothing, small enough for fairness.
 const CHUNK: u64 = 1 << 20;
 /// Bytes per batch where no card moves them: sockets copy while they are posted to.
@@ -125,7 +129,7 @@ fn capabilities(device: &Device, queues: &Queues) -> Capabilities {
     let largest = info.endpoint().max_msg_size as u64;
     // efa-direct cuts no message up (2.1, `efa_base_ep.c`): its endpoints' size is that of writes.
     let message = if info.is_direct() { info.mtu().unwrap_or(largest) } else { largest };
-    it.max_message = message.min(MOST_MESSAGE);
+    it.max_message = message.min(if info.has_states() { MOST_OF_CARDS } else { MOST_MESSAGE });
     it.max_write = largest.clamp(1, 1 << 30);
     it.chunk = CHUNK;
     if info.card().is_none() {

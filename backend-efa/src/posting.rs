@@ -81,12 +81,17 @@ impl EfaEndpoint {
         batch: &[ReceiveRequest],
     ) -> PostResult {
         let Turn { queues, posted, .. } = turn;
+        // A card's own receives are of 16 bits (`efa_io_rx_desc` of rdma-core); no message is longer than a
+        // packet there.
+        let longest =
+            if queues.device.info.is_direct() { self.shared.capabilities.max_message } else { u64::MAX };
         for (accepted, receive) in batch.iter().enumerate() {
             if posted.receives == self.recv_depth {
                 return refused(accepted, FULL);
             }
             let Some(context) = posted.take_receive(receive) else { return refused(accepted, FULL) };
-            let iovec = sys::iovec { iov_base: receive.local.cast(), iov_len: receive.len as usize };
+            let iovec =
+                sys::iovec { iov_base: receive.local.cast(), iov_len: receive.len.min(longest) as usize };
             let mut desc = receive.lkey as *mut c_void;
             let msg = sys::fi_msg {
                 msg_iov: &raw const iovec,
@@ -101,6 +106,11 @@ impl EfaEndpoint {
             let code = unsafe { sys::fi_recvmsg(queues.ep.as_ptr(), &raw const msg, flags) };
             if code != 0 {
                 posted.end(context);
+                if code != FULL && queues.device.info.has_states() {
+                    // By a message that was there already, of which an error is reported as well (2.1,
+                    // `efa_rdm_srx_start`).
+                    self.retire(posted, context);
+                }
                 return refused(accepted, self.refusal(queues, code));
             }
             posted.receives += 1;

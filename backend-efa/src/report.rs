@@ -1,13 +1,13 @@
 //! Completions of libfabric as events.
 
-use std::ffi::c_int;
+use std::ffi::{c_int, c_void};
 
 use libfabric_sys as sys;
 use transport_core::ErrorKind;
 use transport_core::spi::{Event, PeerSlot, Status};
 
 use crate::card;
-use crate::context::Posted;
+use crate::context::{Contexts, Posted};
 use crate::endpoint::EfaEndpoint;
 use crate::lane::Turn;
 use crate::moving::GRACE_OF_CARDS;
@@ -28,6 +28,7 @@ const IN_VAIN: usize = 15;
 const REMOTE_CQ_DATA: u64 = sys::FI_REMOTE_CQ_DATA as u64;
 const REMOTE_WRITE: u64 = sys::FI_REMOTE_WRITE as u64;
 const RECV: u64 = sys::FI_RECV as u64;
+const SEND: u64 = sys::FI_SEND as u64;
 /// Of what was posted here.
 const POSTED: u64 = RECV | (sys::FI_SEND | sys::FI_READ | sys::FI_WRITE) as u64;
 
@@ -198,10 +199,13 @@ impl EfaEndpoint {
         match self.end(turn.posted, entry.op_context) {
             Some(Posted::Request { id, peer }) => {
                 tracing::debug!(id, code = entry.err, words, "a request failed");
+                // Each packet of a message that failed is reported (2.1, `efa_rdm_txe_handle_error`).
+                let is_message = queues.device.info.has_states() && entry.flags & SEND != 0;
+                if queues.emulates_writes || is_message {
+                    self.retire(turn.posted, entry.op_context);
+                }
                 if queues.emulates_writes {
                     self.haunted.insert(peer);
-                    let now = self.shared.setup.clock.now();
-                    turn.posted.retire(entry.op_context, now.after(GRACE_OF_CARDS));
                 }
                 if is_ambiguous(entry.err) {
                     let kind = match is_unreachable(entry.err) {
@@ -228,5 +232,11 @@ impl EfaEndpoint {
             }
         }
         true
+    }
+
+    /// Nobody takes a context that has just ended for a while: the provider may report it once more.
+    #[cold]
+    pub(crate) fn retire(&self, posted: &mut Contexts, context: *mut c_void) {
+        posted.retire(context, self.shared.setup.clock.now().after(GRACE_OF_CARDS));
     }
 }
