@@ -82,7 +82,7 @@ impl VerbsEndpoint {
 
     /// Takes over what the control side has changed.
     #[inline]
-    fn refresh(&mut self) {
+    pub(crate) fn refresh(&mut self) {
         if self.shared.peers.refresh(&mut self.seen, &mut self.views) {
             self.take_over();
         }

@@ -119,9 +119,23 @@ impl VerbsEndpoint {
         }
     }
 
+    /// The peer that a queue pair is connected with.
+    fn owner(&self, number: u32) -> Option<PeerSlot> {
+        self.rings.get(number).map(|ring| ring.slot).filter(|slot| self.knows(*slot))
+    }
+
+    /// As `owner`, of a queue pair that was connected since the slots were looked at: who has connected may
+    /// have sent something already. What the control side is connecting now is waited for.
+    #[cold]
+    fn new_owner(&mut self, number: u32) -> Option<PeerSlot> {
+        drop(self.shared.peers.lock());
+        self.refresh();
+        self.owner(number)
+    }
+
     /// Something of a peer's has taken a receive.
     fn received(&mut self, entry: &ib::ibv_wc) {
-        let from = self.rings.get(entry.qp_num).map(|ring| ring.slot).filter(|slot| self.knows(*slot));
+        let from = self.owner(entry.qp_num).or_else(|| self.new_owner(entry.qp_num));
         let is_ok = entry.status == ib::IBV_WC_SUCCESS;
         // SAFETY: what the union holds where the flag says so, or an imm came for certain.
         let imm = u32::from_be(unsafe { entry.__bindgen_anon_1.imm_data });
