@@ -18,11 +18,9 @@ pub(crate) fn error(status: c_int, otherwise: c_int) -> c_int {
         // Reset by the peer.
         8 => sys::FI_ECONNRESET,
         // No such address, no such queue pair there, no receives there, no answer any more, nobody
-        // there who knows us, never an answer.
-        4 | 9 | 10 | 13 | 14 | 15 => sys::FI_EHOSTUNREACH,
-        // No answer any more, as the provider tells it from 1.21 on (`FI_EFA_ERR_*_RECV_UNRESP`), of a
-        // peer that had answered its handshake and of one that had not.
-        4124 | 4126 => sys::FI_EHOSTUNREACH,
+        // there who knows us, never an answer. From 1.21 on the provider tells 13 by numbers of its own
+        // (`FI_EFA_ERR_*_RECV_UNRESP`): of a peer that had answered its handshake, and of one that had not.
+        4 | 9 | 10 | 13 | 14 | 15 | 4124 | 4126 => sys::FI_EHOSTUNREACH,
         _ => return otherwise,
     };
     error as c_int

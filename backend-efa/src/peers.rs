@@ -261,9 +261,8 @@ impl Table {
     /// anew. The provider finds queue pairs by their numbers, and would take the newer one's place out with the
     /// older one's address, on whose own removal it then crashes (`efa_conn_release`; 1.17 to 2.5).
     fn has_former_owner(&self, address: &[u8]) -> bool {
-        let number = |address: &[u8]| address.get(..QUEUE_PAIR).map(<[u8]>::to_vec);
         let mut others = self.slots.iter().filter_map(Slot::address).filter(|other| *other != address);
-        others.any(|other| number(other) == number(address))
+        others.any(|other| other.get(..QUEUE_PAIR) == address.get(..QUEUE_PAIR))
     }
 
     /// Inserts a peer that knows `lane` into every lane.

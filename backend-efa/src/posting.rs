@@ -81,10 +81,8 @@ impl EfaEndpoint {
         batch: &[ReceiveRequest],
     ) -> PostResult {
         let Turn { queues, posted, .. } = turn;
-        // A card's own receives are of 16 bits (`efa_io_rx_desc` of rdma-core); no message is longer than a
-        // packet there.
-        let longest =
-            if queues.device.info.is_direct() { self.shared.capabilities.max_message } else { u64::MAX };
+        // A card's own receives are of 16 bits (`efa_io_rx_desc` of rdma-core); its packets are shorter.
+        let longest = if queues.device.info.is_direct() { u64::from(u16::MAX) } else { u64::MAX };
         for (accepted, receive) in batch.iter().enumerate() {
             if posted.receives == self.recv_depth {
                 return refused(accepted, FULL);

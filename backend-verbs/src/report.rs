@@ -135,20 +135,22 @@ impl VerbsEndpoint {
 
     /// Something of a peer's has taken a receive.
     fn received(&mut self, entry: &ib::ibv_wc) {
-        let from = self.owner(entry.qp_num).or_else(|| self.new_owner(entry.qp_num));
-        let is_ok = entry.status == ib::IBV_WC_SUCCESS;
+        let from = match entry.status {
+            ib::IBV_WC_SUCCESS => self.owner(entry.qp_num).or_else(|| self.new_owner(entry.qp_num)),
+            _ => None,
+        };
         // SAFETY: what the union holds where the flag says so, or an imm came for certain.
         let imm = u32::from_be(unsafe { entry.__bindgen_anon_1.imm_data });
         if entry.wr_id & IMM == IMM {
             self.receives.took_imm(&self.shared.card);
-            match from.filter(|_| is_ok) {
+            match from {
                 Some(peer) => self.waiting.push_back(Event::Imm { peer, imm }),
                 None => tracing::debug!(imm, "an imm of a peer that is gone, or was none"),
             }
             return;
         }
         let buffer = (entry.wr_id & !RECEIVE) as u32;
-        match from.filter(|_| is_ok) {
+        match from {
             Some(peer) => {
                 let imm = (entry.wc_flags & WITH_IMM != 0).then_some(imm);
                 self.receives.arrived(buffer, peer, entry.byte_len, imm);

@@ -16,7 +16,7 @@ impl FromStr for Size {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let (digits, unit) = split(text, |byte| byte.is_ascii_digit());
+        let (digits, unit) = split(text);
         let factor = match unit {
             "" | "B" => 1,
             "K" | "KiB" => KIB,
@@ -45,7 +45,7 @@ impl fmt::Display for Size {
 
 /// Parses `500ms`, `0.5s`, `1m`, or a plain number of seconds; at most a day, to the millisecond.
 pub fn duration(text: &str) -> Result<Duration, String> {
-    let (digits, unit) = split(text, |byte| byte.is_ascii_digit() || byte == b'.');
+    let (digits, unit) = split(text);
     let millis = match unit {
         "ms" => 1.0,
         "" | "s" => 1000.0,
@@ -60,10 +60,10 @@ pub fn duration(text: &str) -> Result<Duration, String> {
     Ok(Duration::from_millis(total as u64))
 }
 
-/// The number that a text begins with, of such bytes, and the unit behind it.
-fn split(text: &str, is_of_number: impl Fn(u8) -> bool) -> (&str, &str) {
+/// The number that a text begins with, and the unit behind it.
+fn split(text: &str) -> (&str, &str) {
     let text = text.trim();
-    let digits = text.bytes().take_while(|byte| is_of_number(*byte)).count();
+    let digits = text.bytes().take_while(|byte| byte.is_ascii_digit() || *byte == b'.').count();
     (&text[..digits], text[digits..].trim_start())
 }
 
