@@ -45,8 +45,8 @@ const NOT_EMULATED: [(&str, &str); 6] = [
     ("frozen::others_go_on", "libfabric 1.17 waits for a peer's answer to an emulated write, dead or alive"),
 ];
 const NO_REFUSAL: &str = "libfabric 1.17 emulates writes, and cannot refuse a wrong key";
-const NO_LAST_WORD: &str = "libfabric 1.17 emulates writes: what the target has received of them lands when it looks, \
-                            also when their fabric is closed";
+const NO_LAST_WORD: &str = "libfabric 1.17 cannot close an endpoint whose emulated writes do not end: it is left open, and \
+                            what their target has received lands later";
 const ELSEWHERE: &str = "EFA cards do not reach themselves; peers of one process have loopback";
 
 impl Subject for Cards {
