@@ -8,7 +8,7 @@ use transport_core::{Error, ErrorKind, Result};
 
 use crate::config::VerbsConfig;
 use crate::device::{Device, names};
-use crate::domain::VerbsDomain;
+use crate::domain::{VerbsDomain, suffices};
 use crate::gid::choose;
 use crate::library::{VARIABLE, library};
 use crate::port::Port;
@@ -67,6 +67,7 @@ impl Verbs {
         if !port.is_active() {
             return Err("the port is not active".to_owned());
         }
+        suffices(device).map_err(|why| why.context().to_owned())?;
         let gids = port.gids(device).map_err(|why| why.context().to_owned())?;
         let choice = choose(&gids, port.is_ethernet(), self.config.gid_index)
             .map_err(|why| why.context().to_owned())?;
@@ -111,7 +112,10 @@ impl Backend for Verbs {
                       interface up"
                 .to_owned();
         match self.find() {
-            Ok((active, _)) if !active.is_empty() => Ok(active),
+            Ok((active, others)) if !active.is_empty() => {
+                others.iter().for_each(|why| tracing::info!(why, "a port is left out"));
+                Ok(active)
+            }
             Ok((_, others)) if others.is_empty() => {
                 Err(Unavailable { reason: "there is no RDMA device here".to_owned(), remedy })
             }

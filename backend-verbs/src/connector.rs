@@ -21,18 +21,18 @@ struct Offer {
     nonce: u64,
 }
 
-const VERSION: u8 = 2;
+const VERSION: u8 = 3;
 
 impl Shared {
     /// Queue pairs for one more peer.
-    fn pairs(&self) -> Result<Arc<Pairs>> {
+    fn pairs(&self) -> Result<Pairs> {
         let pair = |carries| QueuePair::new(&self.card, carries, self.random() as u32 & PSN_MASK);
         let accesses = (0..self.card.config.queue_pairs).map(|_| pair(Carries::Accesses));
-        Ok(Arc::new(Pairs {
+        Ok(Pairs {
             accesses: accesses.collect::<Result<_>>()?,
             messages: pair(Carries::Messages)?,
             nonce: self.random(),
-        }))
+        })
     }
 
     fn offer(&self, pairs: &Pairs) -> Result<Vec<u8>> {
@@ -69,8 +69,8 @@ impl Shared {
         Ok(offer)
     }
 
-    /// Connects each of our queue pairs with one of theirs.
-    fn join(&self, pairs: &Pairs, offer: &Offer) -> Result<()> {
+    /// Connects each of our queue pairs with one of theirs; those that one side has more of are given back.
+    fn join(&self, pairs: &mut Pairs, offer: &Offer) -> Result<()> {
         let (card, place) = (&self.card, &offer.place);
         let met = meet(&card.gids, &place.gids).filter(|_| card.place.is_ethernet == place.is_ethernet);
         let Some((ours, theirs)) = met else {
@@ -79,6 +79,16 @@ impl Shared {
             return Err(Error::new(ErrorKind::Unreachable, "connect", context));
         };
         tracing::debug!(device = card.device.name, gid = %ours, "a connection is made");
+        let (here, there) = (pairs.accesses.len(), offer.accesses.len());
+        if here != there {
+            tracing::info!(
+                device = card.device.name,
+                here,
+                there,
+                "the lesser number of queue pairs is used"
+            );
+        }
+        pairs.accesses.truncate(there);
         for (pair, end) in pairs.accesses.iter().zip(&offer.accesses) {
             pair.connect(place, *end, (ours.index, theirs))?;
         }
@@ -99,7 +109,7 @@ impl Connector for Shared {
         let slot = slot_of(&mut slots, slot)?;
         let Slot::Offered(pairs) = slot else { return Err(too_late()) };
         self.join(pairs, &offer)?;
-        *slot = Slot::Up(Arc::clone(pairs));
+        slot.raise();
         self.peers.changed();
         Ok(())
     }
@@ -130,10 +140,10 @@ impl Connector for Shared {
             // It will find ours to be the one, or has left.
             _ => return Ok(Vec::new()),
         }
-        let pairs = self.pairs()?;
-        self.join(&pairs, &offer)?;
+        let mut pairs = self.pairs()?;
+        self.join(&mut pairs, &offer)?;
         let answer = self.offer(&pairs)?;
-        *slot = Slot::Up(pairs);
+        *slot = Slot::Up(Arc::new(pairs));
         self.peers.changed();
         Ok(answer)
     }
@@ -147,7 +157,7 @@ impl Connector for Shared {
         let slot = slot_of(&mut slots, slot)?;
         if let Slot::Broken(Some(pairs)) = slot {
             self.join(pairs, &offer)?;
-            *slot = Slot::Up(Arc::clone(pairs));
+            slot.raise();
             self.peers.changed();
         }
         Ok(())

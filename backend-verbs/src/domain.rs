@@ -30,6 +30,9 @@ const SEND_DEPTH: u32 = 4096;
 const PAIR_DEPTH: u32 = 512;
 /// Reads of one queue pair that are under way, at most.
 const READS: i32 = 16;
+/// What the completion queue can have at once: every request with a completion of its own, as in error,
+/// and every receive.
+const ENTRIES: i32 = (SEND_DEPTH + IMMS + BUFFERS) as i32;
 /// The largest piece of a write: large enough to cost nothing, small enough for fairness.
 const CHUNK: u64 = 1 << 20;
 
@@ -90,6 +93,7 @@ impl VerbsDomain {
             lid: port.attr.lid,
             mtu: port.attr.active_mtu as u8,
             is_ethernet: port.is_ethernet(),
+            needs_grh: port.needs_grh(),
         };
         let card = Arc::new(Card::open(device, &port, place, gids, config)?);
         let capabilities = capabilities(&card, &port);
@@ -117,21 +121,13 @@ impl Card {
     ) -> Result<Self> {
         let (library, context, limits) = (library()?, device.context.as_ptr(), &device.limits);
         let within = |wanted: u32, limit: i32| wanted.min(u32::try_from(limit).unwrap_or(0));
-        // What a queue can have at once: every request with a completion of its own, as in error, and
-        // every receive.
-        let entries = (SEND_DEPTH + IMMS + BUFFERS) as i32;
-        if limits.max_cqe < entries || limits.max_srq_wr < IMMS as i32 {
-            let context =
-                format!("{} has queues of {} and {} entries", device.name, limits.max_cqe, limits.max_srq_wr);
-            let context = format!("{context}, and {entries} and {IMMS} are needed");
-            return Err(Error::new(ErrorKind::Unsupported, "open", context));
-        }
+        suffices(&device)?;
         // SAFETY: the device is open; zero is a value of the structure.
         unsafe {
             let channel = Object::of(library.create_comp_channel(context), "open")?;
             #[cfg(unix)]
             nonblocking(&channel)?;
-            let cq = library.create_cq(context, entries, std::ptr::null_mut(), channel.as_ptr(), 0);
+            let cq = library.create_cq(context, ENTRIES, std::ptr::null_mut(), channel.as_ptr(), 0);
             let cq = Object::of(cq, "open")?;
             let srq = |depth: u32| {
                 let mut attr: ib::ibv_srq_init_attr = std::mem::zeroed();
@@ -155,6 +151,19 @@ impl Card {
             })
         }
     }
+}
+
+/// Refuses a card whose queues are too short, or that has none that connections share.
+pub(crate) fn suffices(device: &Device) -> Result<()> {
+    let limits = &device.limits;
+    if limits.max_cqe >= ENTRIES && limits.max_srq_wr >= IMMS as i32 {
+        return Ok(());
+    }
+    let context = format!(
+        "{} has completion queues of {} entries and shared receive queues of {}, and {ENTRIES} and {IMMS} are needed",
+        device.name, limits.max_cqe, limits.max_srq_wr
+    );
+    Err(Error::new(ErrorKind::Unsupported, "open", context))
 }
 
 /// Reading an event that is not there must not wait.

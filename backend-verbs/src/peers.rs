@@ -29,12 +29,22 @@ pub(crate) enum Slot {
     #[default]
     Free,
     /// Offered to a peer that has not answered.
-    Offered(Arc<Pairs>),
+    Offered(Pairs),
     Up(Arc<Pairs>),
     /// The connection failed: where there is an offer, the peer was told what comes next.
-    Broken(Option<Arc<Pairs>>),
+    Broken(Option<Pairs>),
     /// Ended by this side: the endpoint says when its last request is over.
     Leaving,
+}
+
+impl Slot {
+    /// What was offered is connected.
+    pub(crate) fn raise(&mut self) {
+        *self = match std::mem::take(self) {
+            Self::Offered(pairs) | Self::Broken(Some(pairs)) => Self::Up(Arc::new(pairs)),
+            other => other,
+        };
+    }
 }
 
 /// A slot as the endpoint sees it.
@@ -65,7 +75,7 @@ impl Peers {
         self.changes.fetch_add(1, Ordering::Release);
     }
 
-    pub(crate) fn reserve(&self, pairs: Arc<Pairs>) -> PeerSlot {
+    pub(crate) fn reserve(&self, pairs: Pairs) -> PeerSlot {
         let mut slots = self.lock();
         let free = slots.iter().position(|slot| matches!(slot, Slot::Free));
         let index = free.unwrap_or_else(|| {

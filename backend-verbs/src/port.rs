@@ -8,6 +8,9 @@ use crate::gid::{Gid, Wire};
 use crate::library::library;
 use crate::status::os_error;
 
+/// `IBV_QPF_GRH_REQUIRED` of `infiniband/verbs_api.h`: a macro that bindgen makes nothing of.
+const GRH_REQUIRED: u8 = 1;
+
 /// As it was when asked.
 pub(crate) struct Port {
     pub(crate) number: u8,
@@ -35,6 +38,11 @@ impl Port {
 
     pub(crate) fn is_ethernet(&self) -> bool {
         u32::from(self.attr.link_layer) == ib::IBV_LINK_LAYER_ETHERNET
+    }
+
+    /// Whether it is known by GIDs alone: Ethernet, and InfiniBand's virtual functions without a LID.
+    pub(crate) fn needs_grh(&self) -> bool {
+        self.is_ethernet() || self.attr.flags & GRH_REQUIRED != 0
     }
 
     /// Bits per second of all lanes (`active_speed` and `active_width`, ibv_query_port(3)).

@@ -27,6 +27,8 @@ pub(crate) struct Place {
     /// `enum ibv_mtu`.
     pub mtu: u8,
     pub is_ethernet: bool,
+    /// Packets to it and from it carry a GRH, also on InfiniBand.
+    pub needs_grh: bool,
 }
 
 /// What a queue pair carries.
@@ -131,7 +133,7 @@ impl QueuePair {
             (attr.max_dest_rd_atomic, attr.min_rnr_timer) = (card.reads_taken, RNR_TIMER);
             let path = &mut attr.ah_attr;
             (path.dlid, path.sl, path.port_num) = (place.lid, card.config.service_level, card.port);
-            path.is_global = u8::from(place.is_ethernet);
+            path.is_global = u8::from(place.needs_grh || card.place.needs_grh);
             path.grh.dgid.raw = theirs;
             (path.grh.sgid_index, path.grh.hop_limit) = (ours, HOPS);
             path.grh.traffic_class = card.config.traffic_class;

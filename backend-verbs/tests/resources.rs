@@ -14,6 +14,8 @@ use pollster::block_on;
 use transport_core::spi::{Backend, DeviceInfo};
 use transport_core::{Access, Error, ErrorKind, Fabric, FabricBuilder, Listener, Region, TransportConfig};
 
+/// Queue pairs for writes and reads per peer.
+const PAIRS: u8 = 2;
 /// Every wait ends by then.
 const LIMIT: Duration = Duration::from_secs(20);
 const CONNECTIONS: usize = 1000;
@@ -32,8 +34,8 @@ fn devices() -> [DeviceInfo; 2] {
 }
 
 impl Side {
-    fn open(device: &DeviceInfo) -> Result<Self, Error> {
-        let verbs = Arc::new(Verbs::with(VerbsConfig::default().queue_pairs(2)));
+    fn open(device: &DeviceInfo, pairs: u8) -> Result<Self, Error> {
+        let verbs = Arc::new(Verbs::with(VerbsConfig::default().queue_pairs(pairs)));
         let transport = TransportConfig::new("verbs", verbs).devices(vec![device.clone()]);
         let fabric = FabricBuilder::new().transport(transport).open()?;
         let region = fabric.alloc(4096, Access::all())?;
@@ -41,13 +43,16 @@ impl Side {
         Ok(Self { region, listener: block_on(fabric.listen("127.0.0.1:0"))?, fabric })
     }
 
-    /// Connects to another, writes, and parts.
-    fn visit(&self, other: &Self) -> Result<(), Error> {
+    /// Connects to another, writes so often that each queue pair has its turn, asks `then`, and parts.
+    fn visit(&self, other: &Self, then: impl FnOnce()) -> Result<(), Error> {
         let address = other.listener.local_addr().to_string();
         let peer = block_on(self.fabric.connect(&address))?;
         let theirs = block_on(other.listener.accept())?;
         let remote = block_on(peer.region("region"))?;
-        peer.write(&self.region, 0..4096, &remote, 0)?.wait(LIMIT)?;
+        for _ in 0..8 {
+            peer.write(&self.region, 0..4096, &remote, 0)?.wait(LIMIT)?;
+        }
+        then();
         peer.disconnect();
         block_on(theirs.closed());
         Ok(())
@@ -105,12 +110,12 @@ fn what_runs_out_is_told_and_nothing_leaks() {
         // One object more each time, until there are enough.
         let enough = (0..100).find(|objects| {
             let before = group.current();
-            let other = Side::open(other).expect("the other device has no limit");
+            let other = Side::open(other, PAIRS).expect("the other device has no limit");
             let with_other = group.current();
             group.allow(name, &objects.to_string());
-            let result = Side::open(limited).and_then(|side| match visits {
-                true => side.visit(&other),
-                false => other.visit(&side),
+            let result = Side::open(limited, PAIRS).and_then(|side| match visits {
+                true => side.visit(&other, || ()),
+                false => other.visit(&side, || ()),
             });
             group.allow(name, "max");
             if let Err(why) = &result {
@@ -135,13 +140,31 @@ fn what_runs_out_is_told_and_nothing_leaks() {
 #[ignore = "needs soft-RoCE: ci/rdma-vm/suite"]
 fn a_thousand_connections_leave_nothing() {
     let ([near, far], before) = (devices(), resources());
-    let (near, far) = (Side::open(&near).unwrap(), Side::open(&far).unwrap());
-    near.visit(&far).unwrap();
+    let (near, far) = (Side::open(&near, PAIRS).unwrap(), Side::open(&far, PAIRS).unwrap());
+    near.visit(&far, || ()).unwrap();
     let opened = resources();
     for _ in 0..CONNECTIONS {
-        near.visit(&far).unwrap();
+        near.visit(&far, || ()).unwrap();
     }
     settles(&opened, resources);
     drop((near, far));
     settles(&before, resources);
+}
+
+#[test]
+#[ignore = "needs soft-RoCE: ci/rdma-vm/suite"]
+fn the_lesser_number_of_queue_pairs_is_used() {
+    let [near, far] = devices();
+    let (few, many) = (Side::open(&near, 1).unwrap(), Side::open(&far, 5).unwrap());
+    // What a connection has on each device, one queue pair for messages among it.
+    let connected = || {
+        let of = |device: &DeviceInfo| {
+            let output = Command::new("rdma").args(["resource", "show", "qp", "link", &device.name]).output();
+            let all = String::from_utf8(output.expect("iproute2 is there").stdout).expect("words");
+            all.lines().filter(|line| line.contains("type RC")).count()
+        };
+        assert_eq!([of(&near), of(&far)], [2, 2]);
+    };
+    few.visit(&many, connected).unwrap();
+    many.visit(&few, connected).unwrap();
 }

@@ -1,5 +1,6 @@
 //! The suite against RDMA cards, real ones or those of `ci/rdma-vm/run`: between two cards (or of one
-//! with itself) with one queue pair per peer and with four, and with two cards as two rails.
+//! with itself) with one queue pair per peer and with four, and with two cards as two rails, where one side
+//! has three queue pairs and the other two.
 
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -57,12 +58,15 @@ impl Subject for Cards {
 }
 
 fn main() -> ExitCode {
-    let subject = |name, queue_pairs, rails| {
+    let subject = |name, here, there, rails| {
+        let queue_pairs = if conformance::is_helper() { there } else { here };
         let backend = Arc::new(Verbs::with(VerbsConfig::default().queue_pairs(queue_pairs)));
         Arc::new(Cards { name, backend, rails }) as Arc<dyn Subject>
     };
     let subjects = match Verbs::new().probe() {
-        Ok(_) => vec![subject("verbs-q1", 1, 1), subject("verbs-q4", 4, 1), subject("verbs-x2", 4, 2)],
+        Ok(_) => {
+            vec![subject("verbs-q1", 1, 1, 1), subject("verbs-q4", 4, 4, 1), subject("verbs-x2", 3, 2, 2)]
+        }
         // Standard output is the helpers' way to answer.
         Err(why) => {
             eprintln!("skipped: verbs: {}; {}", why.reason, why.remedy);
