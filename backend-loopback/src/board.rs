@@ -24,7 +24,7 @@ impl Lease {
     /// are about to find out that their key is stale.
     pub(crate) fn open(&self, generation: u32) {
         let word = u64::from(generation) << 32;
-        let _ = self.0.fetch_update(Ordering::AcqRel, Ordering::Relaxed, |old| Some(word | (old & WRITERS)));
+        self.0.update(Ordering::AcqRel, Ordering::Relaxed, |old| word | (old & WRITERS));
     }
 
     /// Target: lets nobody in any more.

@@ -74,7 +74,7 @@ pub(crate) unsafe fn send_message(
 ) -> bool {
     debug_assert!(len <= MESSAGE);
     let lowest_free = |taken: u32| taken.checked_add(1).map(|next| taken | next);
-    let Ok(taken) = layout.taken.fetch_update(Ordering::Acquire, Ordering::Relaxed, lowest_free) else {
+    let Ok(taken) = layout.taken.try_update(Ordering::Acquire, Ordering::Relaxed, lowest_free) else {
         return false;
     };
     let payload = (!taken).trailing_zeros();

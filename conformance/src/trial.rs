@@ -43,8 +43,8 @@ pub(crate) struct Witness(AtomicU64);
 impl Witness {
     /// A fabric is done with, after these events.
     pub(crate) fn saw(&self, event_hash: u64) {
-        let mix = |sum: u64| Some((sum.rotate_left(7) ^ event_hash).wrapping_mul(0x9e37_79b9_7f4a_7c15));
-        let _ = self.0.fetch_update(Ordering::Relaxed, Ordering::Relaxed, mix);
+        let mix = |sum: u64| (sum.rotate_left(7) ^ event_hash).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        self.0.update(Ordering::Relaxed, Ordering::Relaxed, mix);
     }
 
     /// All of it, for a new start.

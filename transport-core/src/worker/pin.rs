@@ -16,12 +16,11 @@ pub(super) fn bind(_: usize) -> std::io::Result<()> {
     Err(std::io::ErrorKind::Unsupported.into())
 }
 
-#[cfg(test)]
+#[cfg(all(test, target_os = "linux", not(miri)))]
 mod tests {
     use super::*;
 
     #[test]
-    #[cfg(all(target_os = "linux", not(miri)))]
     fn a_thread_keeps_to_its_core() {
         let allowed = rustix::thread::sched_getaffinity(None).unwrap();
         let core = (0..rustix::thread::CpuSet::MAX_CPU).rev().find(|core| allowed.is_set(*core)).unwrap();
