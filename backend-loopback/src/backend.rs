@@ -8,7 +8,7 @@ use transport_core::{Error, ErrorKind, Result};
 use crate::domain::LoopbackDomain;
 use crate::gpu::{GpuConfig, GpuSide};
 use crate::link::LinkModel;
-use crate::staging::Staging;
+use transport_core::Staging;
 
 /// How many devices there are and how they behave.
 #[derive(Debug, Clone)]

@@ -20,9 +20,9 @@ use crate::region::Key;
 use crate::remote::{Answer, Place};
 use crate::segment::Segment;
 use crate::stage::Stage;
-use crate::staging::Staging;
 use crate::turn::Turns;
 use crate::wire::{self, Refusal, Reply, Request};
+use transport_core::Staging;
 
 /// How long a peer may take to answer while connecting.
 const PATIENCE: Duration = Duration::from_secs(2);

@@ -25,7 +25,7 @@ use crate::peers::Peers;
 use crate::region::{Key, Regions};
 use crate::registration::Registration;
 use crate::remote::{Answer, Imports, Place, Remote};
-use crate::staging::Staging;
+use transport_core::Staging;
 
 /// Requests that may have ended without having been polled, or be under way on GPUs: 64 MiB of 4 KiB pages,
 /// four batches on each of four streams.

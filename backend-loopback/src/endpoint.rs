@@ -21,8 +21,9 @@ use crate::gpu::Gpus;
 use crate::model::{Model, Verdict};
 use crate::runner::Runner;
 use crate::shortcut::Shortcut;
-use crate::staging::{Outlets, Staging};
+use crate::staging::Outlets;
 use crate::status::{self, status};
+use transport_core::Staging;
 
 /// The domain's endpoint.
 pub(crate) struct LoopbackEndpoint {

@@ -97,4 +97,4 @@ pub use backend::{Loopback, LoopbackConfig};
 pub use gpu::GpuSide;
 pub use link::LinkModel;
 pub use null::{Null, Switch};
-pub use staging::Staging;
+pub use transport_core::Staging;

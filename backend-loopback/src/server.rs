@@ -16,8 +16,8 @@ use crate::gpu;
 use crate::peer::{Inbound, Outbound, Reach};
 use crate::process::{self, Process};
 use crate::segment::Segment;
-use crate::staging::Staging;
 use crate::wire::{self, Refusal, Reply, Request};
+use transport_core::Staging;
 
 /// Connections at once. Strangers that only take up room are dropped beyond it.
 const CLIENTS: usize = 1024;

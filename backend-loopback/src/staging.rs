@@ -1,4 +1,4 @@
-//! When bytes may take the long way, and the outlets of those that do.
+//! The outlets of bytes that take the long way.
 //!
 //! Staged bytes go through a bounce segment of the target's, and the target's worker
 //! moves them into its own region: neither process touches the other's memory, so
@@ -11,48 +11,13 @@
 //! had staged ends with it, although the target may be moving one last slot (16 KiB) at
 //! that moment. A cancel, and a revoke at the target, do wait for it.
 
-use std::str::FromStr;
-
+use transport_core::ErrorKind;
 use transport_core::spi::{PeerSlot, WorkRequest};
-use transport_core::{Error, ErrorKind};
 
 use crate::attached::Attached;
 use crate::ended::Ended;
 use crate::outlet::Outlet;
 use crate::remote::Import;
-
-/// When bytes may go through a shared bounce segment and the target's worker.
-///
-/// Both processes must allow it. A staged copy costs a second copy and a hand-over to
-/// the peer's worker; an import says which way it takes (`RemoteRegion::path`).
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-#[non_exhaustive]
-pub enum Staging {
-    /// Never: an import that the kernel refuses is an error that says why.
-    #[default]
-    Never,
-    /// For memory that cannot be shared, where the kernel refuses the way to it.
-    WhereRefused,
-    /// For every region of a peer, even where there is a shorter way: to test and to measure.
-    Always,
-}
-
-impl FromStr for Staging {
-    type Err = Error;
-
-    /// `0` or nothing, `1`, `always`.
-    fn from_str(text: &str) -> Result<Self, Error> {
-        match text.trim() {
-            "" | "0" => Ok(Self::Never),
-            "1" => Ok(Self::WhereRefused),
-            "always" => Ok(Self::Always),
-            other => {
-                let context = format!("{other:?} does not say when to stage: give 0, 1 or always");
-                Err(Error::new(ErrorKind::InvalidRequest, "configure loopback", context))
-            }
-        }
-    }
-}
 
 /// An endpoint's outlets, by peer slot; none until a request is staged.
 #[derive(Default)]
@@ -116,19 +81,5 @@ impl Outlets {
     /// Asks to be rung when there is something to do. `false` if there is already.
     pub(crate) fn arm(&self) -> bool {
         self.0.iter().flatten().all(Outlet::arm)
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_words_of_the_environment() {
-        assert_eq!("".parse::<Staging>().unwrap(), Staging::Never);
-        assert_eq!(" 1 ".parse::<Staging>().unwrap(), Staging::WhereRefused);
-        assert_eq!("always".parse::<Staging>().unwrap(), Staging::Always);
-        let refused = "yes".parse::<Staging>().unwrap_err();
-        assert!(refused.kind() == ErrorKind::InvalidRequest && refused.context().contains("0, 1 or always"));
     }
 }

@@ -36,7 +36,10 @@ impl Registered {
     ) -> Result<Self> {
         // GPUs' memory is slow without relaxed ordering; a completion still comes after its bytes. The
         // library leaves the flag out where the kernel does not know it.
-        let mut rights = ib::IBV_ACCESS_LOCAL_WRITE | ib::IBV_ACCESS_RELAXED_ORDERING;
+        let mut rights = ib::IBV_ACCESS_LOCAL_WRITE;
+        if !memory.is_watched() {
+            rights |= ib::IBV_ACCESS_RELAXED_ORDERING;
+        }
         if access.contains(Access::REMOTE_WRITE) {
             rights |= ib::IBV_ACCESS_REMOTE_WRITE;
         }

@@ -1,6 +1,6 @@
-//! The suite against loopback with memory of GPUs: at the source, at the target, at both. With two GPUs the
-//! source is on the first and the target on the second, with one both are on it; without any this says so
-//! and passes.
+//! The suite against loopback with memory of GPUs: at the source, at the target, at both; and at both, where all is
+//! staged through the host's memory. With two GPUs the source is on the first and the target on the second, with one
+//! both are on it; without any this says so and passes.
 
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -8,21 +8,33 @@ use std::sync::Arc;
 use backend_loopback::{Loopback, LoopbackConfig};
 use conformance::{KnownFailure, Shape, Side, Subject, Variant};
 use cuda::{CudaMemory, Device};
+use staging::{Staged, Staging};
 use transport_core::{Memory, TransportConfig};
 
 /// None; an entry whose trial passes fails the suite.
 const KNOWN_FAILURES: &[KnownFailure] = &[];
 
 /// Which ends are on a GPU, by the subject's name.
-const SUBJECTS: [(&str, &[Side]); 3] = [
+const SUBJECTS: [(&str, &[Side]); 4] = [
     ("gpu-source", &[Side::Source]),
     ("gpu-target", &[Side::Target]),
     ("gpu-both", &[Side::Source, Side::Target]),
+    (STAGED, &[Side::Source, Side::Target]),
 ];
+
+/// The one whose memory is staged.
+const STAGED: &str = "gpu-staged";
 
 /// What makes no sense here, by trial.
 const BESIDE_THE_POINT: [(&str, &str); 1] =
     [("order::one_seed_one_hash", "when a GPU is done, no clock of a trial decides")];
+
+/// The same where memory is staged, whose own suite has the reasons (`staging.rs`).
+const NOT_STAGED: [(&str, &str); 3] = [
+    ("futures::wait_drives", "the target's turns move staged bytes, and here nobody takes them"),
+    ("futures::any_wait_drives", "the target's turns move staged bytes, and here nobody takes them"),
+    ("forgery::more_bytes", "an import asks nobody: the target checks what comes, against the true length"),
+];
 
 struct GpuMemory {
     name: &'static str,
@@ -46,15 +58,19 @@ impl Subject for GpuMemory {
     }
 
     fn beside_the_point(&self, trial: &str) -> Option<&str> {
-        BESIDE_THE_POINT.iter().find(|(name, _)| *name == trial).map(|(_, why)| *why)
+        let not_staged = if self.name == STAGED { &NOT_STAGED[..] } else { &[] };
+        BESIDE_THE_POINT.iter().chain(not_staged).find(|(name, _)| *name == trial).map(|(_, why)| *why)
     }
 
     fn transport(&self, label: &str, shape: Shape) -> Result<TransportConfig, String> {
         if shape.variant != Variant::Plain {
             return Err("the link model runs on memory of the host, in the suite against loopback".to_owned());
         }
-        let backend = Loopback::with(LoopbackConfig::default().devices(shape.rails));
-        Ok(TransportConfig::new(label, Arc::new(backend)))
+        let backend = Arc::new(Loopback::with(LoopbackConfig::default().devices(shape.rails)));
+        Ok(match self.name {
+            STAGED => TransportConfig::new(label, Arc::new(Staged::new(backend, Staging::Always))),
+            _ => TransportConfig::new(label, backend),
+        })
     }
 
     fn has_gpus(&self) -> bool {

@@ -125,8 +125,9 @@ impl Device {
         open.iter().find_map(Weak::upgrade).map(Self)
     }
 
-    /// The GPU whose memory an address is; `None` if it is the host's or nobody's.
+    /// The GPU whose memory an address is; `None` if it is the host's or nobody's, or there is no CUDA.
     pub fn of_address(address: u64) -> Option<Self> {
+        start().ok()?;
         let ordinal = crate::attributes::ordinal(address)?;
         Self::open(ordinal).ok()
     }

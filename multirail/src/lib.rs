@@ -60,6 +60,7 @@ mod libibverbs;
 mod loopback;
 mod machine;
 mod registry;
+mod staging;
 
 // The command line is the binary's; the fuzzer reaches its parsers through here.
 #[cfg(fuzzing)]
@@ -70,6 +71,7 @@ mod cli;
 #[cfg(fuzzing)]
 pub use cli::fuzz;
 
+pub use ::staging::Staged;
 pub use backend_efa::{Efa, EfaConfig};
 pub use backend_verbs::{Verbs, VerbsConfig};
 pub use choice::{BackendChoice, builder, open};
@@ -78,5 +80,6 @@ pub use libfabric::efa_config;
 pub use libibverbs::verbs_config;
 pub use machine::MachineSource;
 pub use registry::{BackendRow, Registry};
+pub use staging::staged_if_asked;
 pub use topology;
 pub use transport_core::*;

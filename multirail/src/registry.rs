@@ -8,7 +8,7 @@ use transport_core::{Error, ErrorKind, FabricBuilder, Result, TransportConfig};
 #[cfg(doc)]
 use crate::MachineSource;
 use crate::machine::{RAIL_GROUPS, Wishes};
-use crate::{BackendChoice, RailGroups, libfabric, libibverbs, loopback};
+use crate::{BackendChoice, RailGroups, libfabric, libibverbs, loopback, staged_if_asked};
 
 /// The backends a program knows, in order of preference.
 #[derive(Clone)]
@@ -42,12 +42,13 @@ impl Registry {
     /// copy pages at once, 1 to 1024, else 32; `MULTIRAIL_GPU_SIDE` which GPU copies what goes from
     /// one to another, `receiver` or `sender`. With anything else in one of them loopback is
     /// unavailable, and says so. `efa` is as [`efa_config`](crate::efa_config) says, `verbs` as
-    /// [`verbs_config`](crate::verbs_config).
+    /// [`verbs_config`](crate::verbs_config); `MULTIRAIL_STAGING` says when these two stage memory that
+    /// their cards refuse, as that of GPUs without a DMA-BUF: `1` then, `always`, or `0`, which is the default.
     pub fn standard() -> Self {
         Self::empty()
             .with(loopback::from_environment())
-            .with(libfabric::from_environment())
-            .with(libibverbs::from_environment())
+            .with(staged_if_asked(libfabric::from_environment()))
+            .with(staged_if_asked(libibverbs::from_environment()))
     }
 
     /// Adds a backend behind those that are there. One of the same name is replaced.

@@ -35,6 +35,8 @@ pub struct Explanation {
     pub transports: Vec<TransportChoice>,
     /// What carries bytes to the remote region, as [`RemoteRegion::path`] says; `None` for a message.
     pub path: Option<&'static str>,
+    /// Why the local region's bytes do not go by the device alone; `None` where they do.
+    pub detour: Option<String>,
     /// Why it does not run in the calling thread; `None` if it does.
     pub queued: Option<String>,
     /// Whether copies by the processor stream past the caches; devices do as they like.
@@ -216,6 +218,10 @@ fn explain(
         peer: format!("{} ({})", peer.id, peer.identity.host),
         transports: transports.collect(),
         path: work.remote.as_ref().map(|remote| remote.path()),
+        detour: work.local.as_ref().and_then(|local| {
+            let regions = local.regions[taken].iter().flatten();
+            regions.filter_map(|region| region.detour()).next().map(str::to_owned)
+        }),
         streams: copy::way(work.shape.bytes(), work.locality) == Way::Stream,
         imm: match work.imm {
             None => None,

@@ -94,6 +94,7 @@ mod request;
 #[allow(unsafe_code, reason = "states the contracts of registering and posting")]
 pub mod spi;
 mod spread;
+mod staging;
 mod submit;
 mod sync;
 mod time;
@@ -135,6 +136,7 @@ pub use pool::{Message, NextMessage, RecvPool};
 pub use prepared::PreparedWrite;
 pub use region::Region;
 pub use remote::RemoteRegion;
+pub use staging::Staging;
 pub use time::{Clock, SystemClock, Time, VirtualClock};
 pub use trigger::Trigger;
 pub use word::Word;

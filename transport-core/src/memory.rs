@@ -103,6 +103,12 @@ pub unsafe trait Memory: Send + Sync {
         Ok(None)
     }
 
+    /// Whether somebody watches the bytes without waiting for the device to tell of them: then it must not write them out
+    /// of order.
+    fn is_watched(&self) -> bool {
+        false
+    }
+
     /// Copies bytes in from byte `at` on, for memory that the processor cannot follow the address of;
     /// `None` where it can. The range was checked.
     fn store(&self, at: usize, bytes: &[u8]) -> Option<Result<()>> {

@@ -151,6 +151,11 @@ impl Crew {
                 // SAFETY: the endpoint keeps its descriptor open while it lives, and it
                 // outlives this call: the engine owns it.
                 Armed::Fd(fd) => wakers.push(unsafe { BorrowedFd::borrow_raw(fd) }),
+                Armed::FdOrNap(fd) => {
+                    can_be_woken = false;
+                    // SAFETY: as above.
+                    wakers.push(unsafe { BorrowedFd::borrow_raw(fd) });
+                }
                 Armed::Unsupported => can_be_woken = false,
             }
         }

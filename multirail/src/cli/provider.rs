@@ -40,7 +40,7 @@ impl Provider {
         if let Some(node) = &self.node {
             config = config.node(node);
         }
-        Ok(registry.with(Arc::new(Efa::with(config))))
+        Ok(registry.with(multirail::staged_if_asked(Arc::new(Efa::with(config)))))
     }
 
     /// The same for another process of this program.

@@ -24,6 +24,9 @@ impl fmt::Display for Explanation {
         if let Some(path) = self.path {
             writeln!(f, "  {:<10} {path}", "region by")?;
         }
+        if let Some(detour) = &self.detour {
+            writeln!(f, "  {:<10} {detour}", "local by")?;
+        }
         match &self.queued {
             None => writeln!(f, "  {:<10} the calling thread, at once", "runs in")?,
             Some(why) => writeln!(f, "  {:<10} the transport's worker: {why}", "runs in")?,

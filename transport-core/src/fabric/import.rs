@@ -5,10 +5,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::descriptor::Entry;
-use crate::link::Link;
+use crate::link::{Link, PairedRail};
 use crate::peer::PeerInner;
 use crate::remote::{RemoteInner, Shortcut};
-use crate::spi::{PeerSlot, RemoteMemory};
+use crate::spi::{KeyMaterial, PeerSlot, RemoteMemory};
 use crate::{Descriptor, Error, ErrorKind, MemoryKind, Peer, RemoteRegion, Result};
 
 /// How long importing one key may take: a backend may have to ask the peer's process.
@@ -74,7 +74,7 @@ fn import(links: &[Link], entries: &[Entry]) -> Result<Vec<Option<Arc<dyn Remote
             Some(rail) => {
                 let theirs = |entry: &&Entry| entry.transport == *label && entry.rail == rail.remote;
                 let entry = entries.iter().find(theirs);
-                entry.map(|entry| rail.domain.import(rail.slot, &entry.key, IMPORT_LIMIT)).transpose()?
+                entry.map(|entry| import_on(rail, &entry.key)).transpose()?
             }
         });
     }
@@ -90,6 +90,15 @@ fn import(links: &[Link], entries: &[Entry]) -> Result<Vec<Option<Arc<dyn Remote
         return Err(Error::new(ErrorKind::Unreachable, "import", why));
     }
     Ok(imports)
+}
+
+fn import_on(rail: &PairedRail, key: &KeyMaterial) -> Result<Arc<dyn RemoteMemory>> {
+    if key.is_staged() && !rail.domain.capabilities().stages {
+        let why = "no card of the peer takes this memory, and it is staged there: allow that here, too \
+                   (MULTIRAIL_STAGING=1)";
+        return Err(Error::new(ErrorKind::Unsupported, "import", why));
+    }
+    rail.domain.import(rail.slot, key, IMPORT_LIMIT)
 }
 
 impl PeerInner {

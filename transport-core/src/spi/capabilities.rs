@@ -127,6 +127,8 @@ pub struct Capabilities {
     pub delivered: DeliveredCost,
     /// Largest operation worth running in the calling thread; 0 without [`super::Direct`].
     pub max_direct: u64,
+    /// Whether keys of staged memory ([`super::KeyMaterial::STAGED`]) can be imported.
+    pub stages: bool,
     /// Whether `arm` can wake a sleeping worker.
     pub wakes: bool,
     /// How long a worker that has been idle for long naps where it cannot; a sixteenth longer for
@@ -162,6 +164,7 @@ impl Capabilities {
             revocation: Revocation::DeviceKey,
             delivered: DeliveredCost::RoundTrip,
             max_direct: 0,
+            stages: false,
             wakes: false,
             idle_backoff: Duration::from_micros(500),
         }

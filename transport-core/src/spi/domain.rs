@@ -95,6 +95,17 @@ pub struct KeyMaterial {
     pub len: u64,
 }
 
+impl KeyMaterial {
+    /// The bit of `base` that says that the region is staged: no address of a process has it, and no offset. What
+    /// reads such a key is the domain that [stages](Capabilities::stages), nobody else.
+    pub const STAGED: u64 = 1 << 63;
+
+    /// Whether the region is staged.
+    pub fn is_staged(&self) -> bool {
+        self.base & Self::STAGED != 0
+    }
+}
+
 /// A registration. Dropping it deregisters, after work in flight has ended.
 pub trait MemoryRegion: Send + Sync {
     /// The local key that work requests carry.
@@ -102,6 +113,11 @@ pub trait MemoryRegion: Send + Sync {
 
     /// What a peer needs.
     fn key(&self) -> KeyMaterial;
+
+    /// What carries bytes to it and from it where the device does not by itself, and why, in a few words for people.
+    fn detour(&self) -> Option<&str> {
+        None
+    }
 
     /// Starts taking the key back, and says whether it is done: once `Ready`, no
     /// peer's byte can land any more. Call again until then; never blocks.

@@ -78,6 +78,10 @@ pub enum Armed {
     /// endpoint's; `arm` and `poll` clear it.
     #[cfg(unix)]
     Fd(RawFd),
+    /// As [`Armed::Fd`], but not all that may happen makes it readable: nap at most as where there is
+    /// no way to wait.
+    #[cfg(unix)]
+    FdOrNap(RawFd),
     /// No way to wait: nap, at most for `Capabilities::idle_backoff`.
     Unsupported,
 }

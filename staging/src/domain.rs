@@ -1,0 +1,194 @@
+//! The domain: the card's, where it takes the memory; and the connector, which brings the rings along.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use transport_core::spi::{
+    Capabilities, Connector, Domain, Endpoint, EndpointConfig, KeyMaterial, MemoryRegion, Operations,
+    Ordering, PeerSlot, RemoteMemory,
+};
+use transport_core::{Access, Error, ErrorKind, Memory, MemoryKind, Result, Staging};
+
+use crate::endpoint::StagedEndpoint;
+use crate::far::Far;
+use crate::link::{Link, Links, append, split};
+use crate::region::Regions;
+use crate::ring::{Ring, SLOT};
+
+/// What staging adds to a round trip: two copies by GPUs (15 µs each, H200), an ask and an answer more on the line,
+/// and the turns of two workers. Too much costs nothing but a longer queue.
+const LONGER: Duration = Duration::from_micros(200);
+/// The longest nap of a worker, which an ask that comes after a long pause waits for. With 0.5 ms an idle worker took
+/// 2.8 % of a core (H100's host), with ten times that a tenth of it.
+const NAP: Duration = Duration::from_millis(5);
+/// How long importing a peer's ring may take.
+const IMPORT_LIMIT: Duration = Duration::from_secs(2);
+
+/// What the domain, its connector and its endpoint share.
+pub(crate) struct Shared {
+    pub inner: Arc<dyn Domain>,
+    pub regions: Arc<Regions>,
+    pub far: Arc<Far>,
+    pub links: Links,
+    capabilities: Capabilities,
+    staging: Staging,
+}
+
+/// A domain that stages what its card refuses.
+pub(crate) struct StagedDomain(Arc<Shared>);
+
+impl StagedDomain {
+    pub(crate) fn new(inner: Arc<dyn Domain>, staging: Staging) -> Result<Self> {
+        let mut capabilities = inner.capabilities().clone();
+        if !capabilities.operations.contains(Operations::WRITE) {
+            let why = "staging needs RDMA writes, which this device does not offer";
+            return Err(Error::new(ErrorKind::Unsupported, "open device", why));
+        }
+        capabilities.stages = true;
+        // Nobody is told when a peer has written into a ring.
+        capabilities.wakes = false;
+        capabilities.idle_backoff = NAP;
+        capabilities.max_direct = 0;
+        // One from staged memory takes a slot.
+        capabilities.max_message = capabilities.max_message.min(SLOT as u64);
+        capabilities.max_inline = 0;
+        capabilities.ordering = Ordering::empty();
+        capabilities.round_trip += LONGER;
+        Ok(Self(Arc::new(Shared {
+            inner,
+            regions: Arc::default(),
+            far: Arc::default(),
+            links: Links::default(),
+            capabilities,
+            staging,
+        })))
+    }
+}
+
+impl Domain for StagedDomain {
+    fn capabilities(&self) -> &Capabilities {
+        &self.0.capabilities
+    }
+
+    fn id(&self) -> u64 {
+        self.0.inner.id()
+    }
+
+    unsafe fn register(&self, memory: Arc<dyn Memory>, access: Access) -> Result<Arc<dyn MemoryRegion>> {
+        if self.0.staging == Staging::Always {
+            return Ok(Arc::new(self.0.regions.add(memory, access, "all memory is, as was asked for")?));
+        }
+        // SAFETY: by the caller.
+        match unsafe { self.0.inner.register(Arc::clone(&memory), access) } {
+            Ok(region) if region.lkey() & KeyMaterial::STAGED != 0 || region.key().is_staged() => {
+                let why =
+                    "the device's keys leave no room to tell staged memory from its own: do without staging";
+                Err(Error::new(ErrorKind::Unsupported, "register", why))
+            }
+            Ok(region) => Ok(self.0.far.note(&*memory, region)),
+            // Memory of the host's is refused for want of something, which is to be mended.
+            Err(why) if memory.kind() == MemoryKind::Host => Err(why),
+            Err(why) => {
+                tracing::info!(%why, kind = ?memory.kind(), len = memory.len(), "staged: the device does not take it");
+                Ok(Arc::new(self.0.regions.add(memory, access, &why.to_string())?))
+            }
+        }
+    }
+
+    fn import(&self, peer: PeerSlot, key: &KeyMaterial, limit: Duration) -> Result<Arc<dyn RemoteMemory>> {
+        if !key.is_staged() {
+            return self.0.inner.import(peer, key, limit);
+        }
+        if key.base != KeyMaterial::STAGED || key.len > isize::MAX as u64 {
+            let why = "the key of staged memory cannot be: do not trust this peer";
+            return Err(Error::new(ErrorKind::Protocol, "import", why));
+        }
+        if self.0.links.of(peer).is_none_or(|link| link.there().is_none()) {
+            let why = "the peer has said of no ring, without which its memory cannot be staged";
+            return Err(Error::new(ErrorKind::Protocol, "import", why));
+        }
+        Ok(Arc::new(Imported(*key)))
+    }
+
+    fn connector(&self) -> &dyn Connector {
+        self
+    }
+
+    fn endpoint(&self, config: EndpointConfig) -> Result<Box<dyn Endpoint>> {
+        let inner = self.0.inner.endpoint(config)?;
+        Ok(Box::new(StagedEndpoint::new(Arc::clone(&self.0), inner)))
+    }
+}
+
+/// A peer's staged region.
+struct Imported(KeyMaterial);
+
+impl RemoteMemory for Imported {
+    fn rkey(&self) -> u64 {
+        self.0.key
+    }
+
+    fn base(&self) -> u64 {
+        KeyMaterial::STAGED
+    }
+
+    fn path(&self) -> &'static str {
+        "staged through the host's memory"
+    }
+}
+
+impl StagedDomain {
+    /// Adds a ring to what the card has prepared.
+    fn prepared(&self, (slot, offer): (PeerSlot, Vec<u8>)) -> Result<(PeerSlot, Vec<u8>)> {
+        let added = Ring::new(&*self.0.inner).and_then(|ring| {
+            let offer = append(offer, ring.key()?)?;
+            self.0.links.insert(Link::new(slot, ring));
+            Ok(offer)
+        });
+        match added {
+            Ok(offer) => Ok((slot, offer)),
+            Err(why) => {
+                self.0.inner.connector().disconnect(slot);
+                Err(why)
+            }
+        }
+    }
+}
+
+impl Connector for StagedDomain {
+    fn prepare(&self) -> Result<(PeerSlot, Vec<u8>)> {
+        self.prepared(self.0.inner.connector().prepare()?)
+    }
+
+    fn prepare_local(&self) -> Result<(PeerSlot, Vec<u8>)> {
+        self.prepared(self.0.inner.connector().prepare_local()?)
+    }
+
+    fn complete(&self, slot: PeerSlot, offer: &[u8]) -> Result<()> {
+        let (offer, ring) = split(offer)?;
+        self.0.inner.connector().complete(slot, offer)?;
+        if let (Some(link), Some(ring)) = (self.0.links.of(slot), ring) {
+            link.connect(self.0.inner.import(slot, &ring, IMPORT_LIMIT)?);
+        }
+        Ok(())
+    }
+
+    fn offer_again(&self, slot: PeerSlot) -> Result<Option<Vec<u8>>> {
+        self.0.inner.connector().offer_again(slot)
+    }
+
+    fn renew(&self, slot: PeerSlot, offer: &[u8]) -> Result<Vec<u8>> {
+        self.0.inner.connector().renew(slot, offer)
+    }
+
+    fn renewed(&self, slot: PeerSlot, answer: &[u8]) -> Result<()> {
+        self.0.inner.connector().renewed(slot, answer)
+    }
+
+    fn disconnect(&self, slot: PeerSlot) {
+        if let Some(link) = self.0.links.of(slot) {
+            link.leave();
+        }
+        self.0.inner.connector().disconnect(slot);
+    }
+}

@@ -1,0 +1,116 @@
+//! What ends at the endpoint: copies, requests, connections.
+
+use transport_core::ErrorKind;
+use transport_core::spi::{Event, PeerSlot, PostResult, Status};
+
+use super::{BATCH, Copied, StagedEndpoint};
+use crate::ours::{Name, Role};
+
+impl StagedEndpoint {
+    /// Launches copies, and acts on those that have ended.
+    pub(super) fn launch(&mut self) {
+        while let Some((copied, outcome)) = self.copies.ended() {
+            self.has_moved = true;
+            match copied {
+                Copied::Received { id } => self.events.extend(self.receives.copied(id, outcome)),
+                Copied::Ours { peer, slot } => {
+                    self.with(peer, |local, around| {
+                        local.outlet.copied(slot, outcome, &mut around.with(&mut local.outbox))
+                    });
+                }
+                Copied::Theirs { peer, slot } => {
+                    self.with(peer, |local, around| {
+                        local.service.copied(slot, outcome, &mut around.with(&mut local.outbox));
+                    });
+                }
+            }
+        }
+    }
+
+    /// Posts what is to go out to the peer of slot `at`, as far as the card takes it.
+    pub(super) fn post_ours(&mut self, at: usize) {
+        while let Some(local) = self.locals[at].as_mut().filter(|local| !local.outbox.is_empty()) {
+            self.batch.clear();
+            local.outbox.iter().take(BATCH).for_each(|request| self.batch.push(*request));
+            // SAFETY: their local spans are the ring's, which is there until the card says that the peer is gone, or
+            // those of a request that has not ended; the peer's ring was imported with the link.
+            let PostResult { accepted, error } = unsafe { self.inner.post(&self.batch) };
+            let offered = self.batch.len();
+            local.outbox.drain(..accepted.min(offered));
+            if let Some(refused) = error.and_then(|status| Some((local.outbox.pop_front()?, status))) {
+                self.ended(refused.0.id, Err(refused.1), false);
+            } else if accepted < offered {
+                return;
+            }
+        }
+    }
+
+    /// A request of ours has ended. `false` where it is none.
+    pub(super) fn ended(&mut self, id: u64, outcome: Result<(), Status>, is_doubted: bool) -> bool {
+        let Some(name) = Name::of(id) else { return false };
+        self.with(name.peer, |local, around| {
+            let around = &mut around.with(&mut local.outbox);
+            match name.role {
+                Role::Data | Role::Ask => local.outlet.posted(name, outcome, is_doubted, around),
+                Role::Reply | Role::Answer => local.service.posted(name, outcome, around),
+            }
+        });
+        true
+    }
+
+    /// Acts on an event of the card's.
+    pub(super) fn take(&mut self, event: Event) {
+        match event {
+            Event::Done { first, count } if Name::of(first).is_some() => {
+                for id in first..first + u64::from(count) {
+                    self.ended(id, Ok(()), false);
+                }
+            }
+            Event::Failed { id, status } if self.ended(id, Err(status), false) => {}
+            Event::Doubted { id, status, .. } if self.ended(id, Err(status), true) => {}
+            Event::PeerGone { peer } => {
+                self.part(peer);
+                self.events.push_back(event);
+            }
+            Event::DeviceLost { .. } => {
+                // What was posted is the engine's to end: nothing may touch its memory any more.
+                self.wait_for_copies();
+                self.is_lost = true;
+                for local in self.locals.drain(..).flatten() {
+                    self.shared.links.remove(&local.link);
+                }
+                self.events.push_back(event);
+            }
+            // Its bytes would be copied to memory that is the owner's again.
+            Event::Received { .. } if self.is_lost => {}
+            other => self.events.extend(self.receives.event(other, &mut self.copies)),
+        }
+    }
+
+    /// A peer is gone: its requests end, its ring goes.
+    pub(super) fn part(&mut self, peer: PeerSlot) {
+        self.wait_for_copies();
+        match self.locals.get_mut(peer.0 as usize).and_then(Option::take) {
+            Some(mut local) => {
+                local.outlet.fail(ErrorKind::PeerDied, &mut self.events);
+                self.shared.links.remove(&local.link);
+            }
+            // It came and went between two looks; or what is there is the next connection.
+            None => {
+                if let Some(link) = self.shared.links.of(peer).filter(|link| link.is_leaving()) {
+                    self.shared.links.remove(&link);
+                }
+            }
+        }
+        // Its slot may have its next connection by now.
+        self.seen = u64::MAX;
+    }
+
+    /// Waits until no copy is under way: some tens of microseconds, at the end of a connection.
+    pub(super) fn wait_for_copies(&mut self) {
+        while self.copies.is_busy() {
+            self.launch();
+            std::hint::spin_loop();
+        }
+    }
+}

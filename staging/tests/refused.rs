@@ -1,0 +1,190 @@
+//! What libfabric's tcp refuses is staged, where both sides allow it.
+#![cfg(all(target_os = "linux", target_env = "gnu"))]
+
+use std::sync::Arc;
+
+use backend_efa::{Efa, EfaConfig};
+use staging::{Staged, Staging};
+use transport_core::spi::Backend;
+use transport_core::{
+    Access, ErrorKind, Fabric, FabricBuilder, HostBuffer, Memory, MemoryKind, Pages, Peer, Region, Result,
+    TransportConfig, WriteOptions,
+};
+
+/// The host's memory, as if a PCI device gave it out: libfabric is not given such.
+struct Foreign(HostBuffer);
+
+// SAFETY: the buffer's own promises.
+unsafe impl Memory for Foreign {
+    fn as_ptr(&self) -> *mut u8 {
+        self.0.as_ptr()
+    }
+
+    fn len(&self) -> usize {
+        self.0.len()
+    }
+
+    fn kind(&self) -> MemoryKind {
+        MemoryKind::P2pmem
+    }
+}
+
+const LEN: usize = 3 << 20;
+const OPEN: Access = Access::REMOTE_WRITE.union(Access::REMOTE_READ);
+
+/// `None`, and why on standard error, where there is no libfabric.
+fn open(staging: Staging) -> Option<Fabric> {
+    let inner = Arc::new(Efa::with(EfaConfig::default().provider("tcp").node("127.0.0.1")));
+    let devices = match inner.probe() {
+        Ok(devices) => devices,
+        Err(why) => {
+            eprintln!("skipped: {}; {}", why.reason, why.remedy);
+            return None;
+        }
+    };
+    let backend = Arc::new(Staged::new(inner, staging));
+    let transport = TransportConfig::new("tcp", backend).devices(devices);
+    Some(FabricBuilder::new().transport(transport).open().expect("a fabric"))
+}
+
+fn foreign(fabric: &Fabric) -> Result<Region> {
+    let memory = Arc::new(Foreign(HostBuffer::new(LEN)?));
+    // SAFETY: nobody holds references into it.
+    unsafe { fabric.register(memory, OPEN) }
+}
+
+fn bytes(seed: u8) -> Vec<u8> {
+    (0..LEN).map(|at| (at / 7) as u8 ^ (at >> 13) as u8 ^ seed).collect()
+}
+
+fn all_of(region: &Region) -> Vec<u8> {
+    let mut bytes = vec![0; LEN];
+    region.copy_out(0, &mut bytes).expect("in bounds");
+    bytes
+}
+
+/// Writes all of one region to another, reads it back into a third, and compares.
+fn there_and_back(peer: &Peer, from: &Region, to: &Region, back: &Region, seed: u8) {
+    let remote = peer.import(&to.descriptor()).expect("an import");
+    from.copy_in(0, &bytes(seed)).expect("in bounds");
+    pollster::block_on(async {
+        peer.write(from, 0..LEN, &remote, 0)?.await?;
+        assert!(all_of(to) == bytes(seed), "the written bytes");
+        peer.read(back, 0..LEN, &remote, 0)?.await
+    })
+    .expect("there and back");
+    assert!(all_of(back) == bytes(seed), "the bytes that were read");
+}
+
+#[test]
+fn every_mixture_of_memory_arrives() {
+    let Some((here, there)) = open(Staging::WhereRefused).zip(open(Staging::WhereRefused)) else { return };
+    let (peer, origin) = here.connect_local(&there).expect("connected");
+    let near = [here.alloc(LEN, OPEN).unwrap(), foreign(&here).unwrap()];
+    let far = [there.alloc(LEN, OPEN).unwrap(), foreign(&there).unwrap()];
+    for (seed, (from, to)) in near.iter().flat_map(|from| far.iter().map(move |to| (from, to))).enumerate() {
+        for back in &near {
+            back.copy_in(0, &vec![0; LEN]).unwrap();
+            there_and_back(&peer, from, to, back, seed as u8);
+        }
+    }
+    let path = |region: &Region| peer.import(&region.descriptor()).unwrap().path();
+    assert_eq!((path(&far[0]), path(&far[1])), ("libfabric", "staged through the host's memory"));
+    let explained = |from: &Region, to: &Region| {
+        let remote = peer.import(&to.descriptor()).unwrap();
+        peer.explain_write(from, 0..LEN, &remote, 0, &WriteOptions::new()).unwrap().detour
+    };
+    assert_eq!(explained(&near[0], &far[1]), None);
+    let detour = explained(&near[1], &far[0]).expect("a detour");
+    assert!(detour.starts_with("staged") && detour.contains("unsupported"), "with the refusal: {detour}");
+    // Pages, and an imm that comes after all of them.
+    let count = LEN / 4096;
+    let pages = Pages::new((0..count as u32).rev().collect::<Vec<_>>());
+    let straight = Pages::new((0..count as u32).collect::<Vec<_>>());
+    near[1].copy_in(0, &bytes(99)).unwrap();
+    let remote = peer.import(&far[1].descriptor()).unwrap();
+    let options = WriteOptions::new().imm(5);
+    let write = peer.write_pages_with(&near[1], &straight, &remote, &pages, 4096, &options).unwrap();
+    pollster::block_on(async {
+        origin.imm(5).expect(1).await?;
+        let (sent, came) = (bytes(99), all_of(&far[1]));
+        assert!(sent.chunks(4096).rev().eq(came.chunks(4096)), "all pages before the imm");
+        write.await
+    })
+    .expect("pages");
+}
+
+#[test]
+fn what_is_gone_or_not_allowed_is_refused_by_the_target() {
+    let Some((here, there)) = open(Staging::WhereRefused).zip(open(Staging::WhereRefused)) else { return };
+    let (peer, _origin) = here.connect_local(&there).expect("connected");
+    let from = here.alloc(LEN, Access::LOCAL).unwrap();
+    let to = foreign(&there).unwrap();
+    let remote = peer.import(&to.descriptor()).unwrap();
+    pollster::block_on(async {
+        peer.write(&from, 0..LEN, &remote, 0)?.await?;
+        drop(to);
+        let gone = peer.write(&from, 0..LEN, &remote, 0)?.await.expect_err("the region is gone");
+        assert!(matches!(gone.kind(), ErrorKind::RemoteAccess | ErrorKind::Revoked), "{gone}");
+        // The connection goes on.
+        let next = foreign(&there)?;
+        let remote = peer.import(&next.descriptor())?;
+        peer.write(&from, 0..LEN, &remote, 0)?.await
+    })
+    .expect("a connection");
+}
+
+#[test]
+fn one_side_alone_does_not_stage() {
+    let Some((here, there)) = open(Staging::Never).zip(open(Staging::WhereRefused)) else { return };
+    let refused = foreign(&here).err().expect("nothing is staged");
+    assert_eq!(refused.kind(), ErrorKind::Unsupported, "{refused}");
+    // Whichever of them connects.
+    for (one, other) in [(&here, &there), (&there, &here)] {
+        let (peer, back) = one.connect_local(other).expect("connected");
+        let (ours, theirs) = (one.alloc(LEN, OPEN).unwrap(), other.alloc(LEN, OPEN).unwrap());
+        there_and_back(&peer, &ours, &theirs, &ours, 3);
+        let (plain, _staged) = if std::ptr::eq(one, &here) { (&peer, &back) } else { (&back, &peer) };
+        let why = plain.import(&foreign(&there).unwrap().descriptor()).expect_err("it is staged there");
+        assert!(
+            why.kind() == ErrorKind::Unsupported && why.context().contains("MULTIRAIL_STAGING=1"),
+            "{why}"
+        );
+    }
+    // Its own memory needs nothing of the peer's.
+    let (peer, _back) = there.connect_local(&here).expect("connected");
+    there_and_back(
+        &peer,
+        &foreign(&there).unwrap(),
+        &here.alloc(LEN, OPEN).unwrap(),
+        &foreign(&there).unwrap(),
+        9,
+    );
+}
+
+#[test]
+fn messages_that_nobody_receives_hold_up_no_write() {
+    let Some((here, there)) = open(Staging::WhereRefused).zip(open(Staging::WhereRefused)) else { return };
+    let (peer, _origin) = here.connect_local(&there).expect("connected");
+    let (from, to) = (foreign(&here).unwrap(), foreign(&there).unwrap());
+    let remote = peer.import(&to.descriptor()).unwrap();
+    from.copy_in(0, &bytes(1)).unwrap();
+    let message = |at: usize| peer.send(&from, 1000 * at..1000 * at + 1000).unwrap();
+    let messages: Vec<_> = (0..100).map(message).collect();
+    let limit = std::time::Duration::from_secs(10);
+    for _ in 0..40 {
+        peer.write(&from, 0..LEN, &remote, 0).unwrap().wait(limit).expect("a write behind messages");
+    }
+    assert!(all_of(&to) == bytes(1));
+    // They come into staged memory, too.
+    let inbox = foreign(&there).unwrap();
+    let receives: Vec<_> =
+        (0..100).map(|at| there.recv(&inbox, 1000 * at..1000 * at + 1000).unwrap()).collect();
+    messages.into_iter().for_each(|mut message| assert!(message.wait(limit).is_ok()));
+    receives.into_iter().for_each(|mut receive| assert!(receive.wait(limit).is_ok()));
+    let mut came: Vec<Vec<u8>> = all_of(&inbox)[..100_000].chunks(1000).map(<[u8]>::to_vec).collect();
+    let mut sent: Vec<Vec<u8>> = bytes(1)[..100_000].chunks(1000).map(<[u8]>::to_vec).collect();
+    came.sort();
+    sent.sort();
+    assert!(came == sent, "every message once");
+}
