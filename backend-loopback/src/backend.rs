@@ -3,12 +3,11 @@
 use std::sync::Arc;
 
 use transport_core::spi::{Backend, DeviceInfo, Domain, DomainSetup, Probe};
-use transport_core::{Error, ErrorKind, Result};
+use transport_core::{Error, ErrorKind, Result, Staging};
 
 use crate::domain::LoopbackDomain;
 use crate::gpu::{GpuConfig, GpuSide};
 use crate::link::LinkModel;
-use transport_core::Staging;
 
 /// How many devices there are and how they behave.
 #[derive(Debug, Clone)]

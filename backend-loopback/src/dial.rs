@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use rustix::io::Errno;
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, SocketFlags, SocketType};
-use transport_core::{Access, Bell, Error, ErrorKind, Result};
+use transport_core::{Access, Bell, Error, ErrorKind, Result, Staging};
 
 use crate::domain::{refused, unstaged};
 use crate::foreign;
@@ -22,7 +22,6 @@ use crate::segment::Segment;
 use crate::stage::Stage;
 use crate::turn::Turns;
 use crate::wire::{self, Refusal, Reply, Request};
-use transport_core::Staging;
 
 /// How long a peer may take to answer while connecting.
 const PATIENCE: Duration = Duration::from_secs(2);

@@ -10,7 +10,7 @@ use transport_core::spi::{
     EndpointConfig, KeyMaterial, MemoryRegion, Operations, Ordering as Ordered, PeerSlot, Progress,
     RemoteMemory, Revocation,
 };
-use transport_core::{Access, Error, ErrorKind, Memory, MemoryKind, Result};
+use transport_core::{Access, Error, ErrorKind, Memory, MemoryKind, Result, Staging};
 
 use crate::backend::LoopbackConfig;
 use crate::board::SLOTS;
@@ -25,7 +25,6 @@ use crate::peers::Peers;
 use crate::region::{Key, Regions};
 use crate::registration::Registration;
 use crate::remote::{Answer, Imports, Place, Remote};
-use transport_core::Staging;
 
 /// Requests that may have ended without having been polled, or be under way on GPUs: 64 MiB of 4 KiB pages,
 /// four batches on each of four streams.

@@ -10,7 +10,7 @@ use transport_core::spi::{
     Armed, Batch, Completions, Endpoint, EndpointConfig, Event, PeerSlot, PostResult, ReceiveRequest, Status,
     WorkKind,
 };
-use transport_core::{ErrorKind, Time};
+use transport_core::{ErrorKind, Staging, Time};
 
 use crate::attached::{self, Attached};
 use crate::domain::Shared;
@@ -23,7 +23,6 @@ use crate::runner::Runner;
 use crate::shortcut::Shortcut;
 use crate::staging::Outlets;
 use crate::status::{self, status};
-use transport_core::Staging;
 
 /// The domain's endpoint.
 pub(crate) struct LoopbackEndpoint {

@@ -9,7 +9,7 @@ use std::time::Duration;
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, SocketFlags, SocketType};
-use transport_core::{Doorbell, Error, ErrorKind, Memory, MemoryKind, Result};
+use transport_core::{Doorbell, Error, ErrorKind, Memory, MemoryKind, Result, Staging};
 
 use crate::domain::{Core, random};
 use crate::gpu;
@@ -17,7 +17,6 @@ use crate::peer::{Inbound, Outbound, Reach};
 use crate::process::{self, Process};
 use crate::segment::Segment;
 use crate::wire::{self, Refusal, Reply, Request};
-use transport_core::Staging;
 
 /// Connections at once. Strangers that only take up room are dropped beyond it.
 const CLIENTS: usize = 1024;

@@ -1,11 +1,12 @@
 //! The suite against loopback: one, two and four devices, and one whose peers' memory
 //! is staged, always.
 
+mod link;
+
 use std::process::ExitCode;
 use std::sync::Arc;
-use std::time::Duration;
 
-use backend_loopback::{LinkModel, Loopback, LoopbackConfig, Staging};
+use backend_loopback::{Loopback, LoopbackConfig, Staging};
 use conformance::{KnownFailure, Shape, Subject, Tag, Variant};
 use transport_core::TransportConfig;
 
@@ -52,41 +53,12 @@ impl Subject for LoopbackDevices {
 
     fn transport(&self, label: &str, shape: Shape) -> Result<TransportConfig, String> {
         let config = LoopbackConfig::default().devices(shape.rails).staging(self.staging);
-        let config = match link(shape.variant)? {
-            Some(link) => config.link(link),
-            None => config,
+        let config = match shape.variant {
+            Variant::Plain => config,
+            variant => config.link(link::of(variant)),
         };
         Ok(TransportConfig::new(label, Arc::new(Loopback::with(config))))
     }
-}
-
-fn link(variant: Variant) -> Result<Option<LinkModel>, String> {
-    let link = LinkModel::default();
-    Ok(Some(match variant {
-        Variant::Plain => return Ok(None),
-        Variant::Queued => link,
-        Variant::SmallQueue => LinkModel { send_depth: Some(Variant::SMALL_DEPTH), ..link },
-        Variant::Partial => LinkModel { accept_at_most: Some(3), ..link },
-        Variant::Reorder => LinkModel {
-            reorder: true,
-            latency: Duration::from_micros(10),
-            jitter: Duration::from_micros(200),
-            ..link
-        },
-        Variant::Unruly => LinkModel {
-            send_depth: Some(2 * Variant::SMALL_DEPTH),
-            half_one_in: Some(3),
-            burst_one_in: Some(5),
-            burst: Duration::from_micros(50),
-            reorder: true,
-            latency: Duration::from_micros(10),
-            jitter: Duration::from_micros(30),
-            ..link
-        },
-        Variant::Slow => LinkModel { latency: Variant::SLOW, ..link },
-        Variant::Doomed => LinkModel { lose_device_after: Some(Variant::LOST_AFTER), ..link },
-        Variant::Faulty => LinkModel { fail_every: Some(Variant::FAULT_EVERY), ..link },
-    }))
 }
 
 fn main() -> ExitCode {

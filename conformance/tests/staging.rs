@@ -1,19 +1,20 @@
 //! The suite against devices whose memory is staged, always: loopback's by the trials' own clock, where the link
 //! model makes them unruly, and libfabric's between processes.
 
+mod link;
+
 use std::process::ExitCode;
 use std::sync::Arc;
-use std::time::Duration;
 
 use backend_efa::{Efa, EfaConfig};
-use backend_loopback::{LinkModel, Loopback, LoopbackConfig};
+use backend_loopback::{Loopback, LoopbackConfig};
 use conformance::{Shape, Subject, Tag, Variant};
 use staging::{Staged, Staging};
 use transport_core::TransportConfig;
 use transport_core::spi::Backend;
 
 /// What makes no sense here, by trial.
-const BESIDE_THE_POINT: [(&str, &str); 12] = [
+const BESIDE_THE_POINT: [(&str, &str); 11] = [
     ("futures::wait_drives", NOBODY),
     ("futures::any_wait_drives", NOBODY),
     ("cancel::returns_only_when_quiet", THRICE),
@@ -23,7 +24,6 @@ const BESIDE_THE_POINT: [(&str, &str); 12] = [
     ("deadline::the_fabrics_default", THRICE),
     ("deadline::of_what_waits_behind", "what is staged is queued here, not at the device"),
     ("window::bounds_the_bytes_under_way", THRICE),
-    ("order::completions_do_overtake", "requests to staged memory end in their order"),
     ("fault::device_lost_before_the_imm", "a staged page is more than one request of the device's"),
     ("forgery::more_bytes", "an import asks nobody: the target checks what comes, against the true length"),
 ];
@@ -56,9 +56,9 @@ impl Subject for Devices {
 
     fn transport(&self, label: &str, shape: Shape) -> Result<TransportConfig, String> {
         let inner: Arc<dyn Backend> = match self.tag {
-            Tag::Virtual => {
-                Arc::new(Loopback::with(LoopbackConfig::default().devices(shape.rails).link(link(shape)?)))
-            }
+            Tag::Virtual => Arc::new(Loopback::with(
+                LoopbackConfig::default().devices(shape.rails).link(link::of(shape.variant)),
+            )),
             Tag::Process if shape.variant == Variant::Plain => Arc::new(Efa::with(
                 EfaConfig::default().provider("tcp").domains(shape.rails).node("127.0.0.1"),
             )),
@@ -68,35 +68,6 @@ impl Subject for Devices {
         let backend = Staged::new(inner, Staging::Always);
         Ok(TransportConfig::new(label, Arc::new(backend)).devices(devices))
     }
-}
-
-/// How loopback's devices behave.
-fn link(shape: Shape) -> Result<LinkModel, String> {
-    let link = LinkModel::default();
-    Ok(match shape.variant {
-        Variant::Plain | Variant::Queued => link,
-        Variant::SmallQueue => LinkModel { send_depth: Some(Variant::SMALL_DEPTH), ..link },
-        Variant::Partial => LinkModel { accept_at_most: Some(3), ..link },
-        Variant::Reorder => LinkModel {
-            reorder: true,
-            latency: Duration::from_micros(10),
-            jitter: Duration::from_micros(200),
-            ..link
-        },
-        Variant::Unruly => LinkModel {
-            send_depth: Some(2 * Variant::SMALL_DEPTH),
-            half_one_in: Some(3),
-            burst_one_in: Some(5),
-            burst: Duration::from_micros(50),
-            reorder: true,
-            latency: Duration::from_micros(10),
-            jitter: Duration::from_micros(30),
-            ..link
-        },
-        Variant::Slow => LinkModel { latency: Variant::SLOW, ..link },
-        Variant::Doomed => LinkModel { lose_device_after: Some(Variant::LOST_AFTER), ..link },
-        Variant::Faulty => LinkModel { fail_every: Some(Variant::FAULT_EVERY), ..link },
-    })
 }
 
 fn main() -> ExitCode {

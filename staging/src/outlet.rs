@@ -38,14 +38,13 @@ pub(crate) struct Outlet {
 
 impl Outlet {
     pub(crate) fn new(link: Arc<Link>) -> Self {
-        // An earlier endpoint of this side's may have taken turns, which are not to be taken again.
         let slot = |_| Slot {
             step: Step::Free,
             request: None,
             at: 0,
             len: 0,
             imm: None,
-            turn: fastrand::u32(..),
+            turn: 0,
             is_ask_posted: false,
             is_in_doubt: false,
         };
