@@ -11,16 +11,13 @@ use transport_core::{Access, Error, ErrorKind, Memory, MemoryKind, Result, Stagi
 
 use crate::endpoint::StagedEndpoint;
 use crate::far::Far;
-use crate::link::{Link, Links, append, split};
+use crate::link::{Link, Links, Stage, append, split};
 use crate::region::Regions;
 use crate::ring::{Ring, SLOT};
 
 /// What staging adds to a round trip: two copies by GPUs (15 µs each, H200), an ask and an answer more on the line,
 /// and the turns of two workers. Too much costs nothing but a longer queue.
 const LONGER: Duration = Duration::from_micros(200);
-/// The longest nap of a worker, which an ask that comes after a long pause waits for. With 0.5 ms an idle worker took
-/// 2.8 % of a core (H100's host), with ten times that a tenth of it.
-const NAP: Duration = Duration::from_millis(5);
 /// How long importing a peer's ring may take.
 const IMPORT_LIMIT: Duration = Duration::from_secs(2);
 
@@ -45,9 +42,8 @@ impl StagedDomain {
             return Err(Error::new(ErrorKind::Unsupported, "open device", why));
         }
         capabilities.stages = true;
-        // Nobody is told when a peer has written into a ring.
-        capabilities.wakes = false;
-        capabilities.idle_backoff = NAP;
+        // An imm tells when a peer has written into a ring.
+        capabilities.wakes &= capabilities.operations.contains(Operations::WRITE_IMM);
         capabilities.max_direct = 0;
         // One from staged memory takes a slot.
         capabilities.max_message = capabilities.max_message.min(SLOT as u64);
@@ -141,7 +137,7 @@ impl StagedDomain {
     /// Adds a ring to what the card has prepared.
     fn prepared(&self, (slot, offer): (PeerSlot, Vec<u8>)) -> Result<(PeerSlot, Vec<u8>)> {
         let added = Ring::new(&*self.0.inner).and_then(|ring| {
-            let offer = append(offer, ring.key()?)?;
+            let offer = append(offer, Stage { ring: ring.key()?, knocks: self.0.capabilities.wakes })?;
             self.0.links.insert(Link::new(slot, ring));
             Ok(offer)
         });
@@ -165,10 +161,11 @@ impl Connector for StagedDomain {
     }
 
     fn complete(&self, slot: PeerSlot, offer: &[u8]) -> Result<()> {
-        let (offer, ring) = split(offer)?;
+        let (offer, theirs) = split(offer)?;
         self.0.inner.connector().complete(slot, offer)?;
-        if let (Some(link), Some(ring)) = (self.0.links.of(slot), ring) {
-            link.connect(self.0.inner.import(slot, &ring, IMPORT_LIMIT)?);
+        if let (Some(link), Some(Stage { ring, knocks })) = (self.0.links.of(slot), theirs) {
+            let ring = self.0.inner.import(slot, &ring, IMPORT_LIMIT)?;
+            link.connect(ring, knocks && self.0.capabilities.wakes);
         }
         Ok(())
     }

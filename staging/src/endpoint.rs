@@ -16,8 +16,10 @@ use crate::copies::Copies;
 use crate::domain::Shared;
 use crate::outlet::Outlet;
 use crate::receives::Receives;
+use crate::ring::There;
 use crate::service::Service;
 use crate::status::{describe, status};
+use crate::wire::KNOCK;
 use local::{Local, Surroundings};
 
 pub(crate) use local::{Around, Copied};
@@ -135,6 +137,22 @@ impl StagedEndpoint {
         })
     }
 
+    /// Whether a side of a run is staged, or its imm must not go by the card. A run without bytes or imm warms up: its
+    /// keys mean nothing.
+    fn is_staged(&self, run: &WorkRequest, pieces: &[Piece]) -> bool {
+        let is_warm_up = |piece: &Piece| piece.len == 0 && run.imm.is_none() && run.kind == WorkKind::Write;
+        let there = |piece: &Piece| run.kind != WorkKind::Send && piece.remote & KeyMaterial::STAGED != 0;
+        let is_either = |first: &Piece| run.lkey & KeyMaterial::STAGED != 0 || there(first);
+        pieces.first().is_some_and(|first| !is_warm_up(first) && is_either(first))
+            || (run.imm == Some(KNOCK)
+                && self.shared.links.of(run.peer).is_some_and(|link| link.is_knock(run.kind, run.imm)))
+    }
+
+    fn is_knock(&self, peer: PeerSlot, imm: u32) -> bool {
+        let local = self.locals.get(peer.0 as usize).and_then(Option::as_ref);
+        local.is_some_and(|local| local.link.is_knock(WorkKind::Write, Some(imm)))
+    }
+
     /// Whether anything is to be done here that no event of the card's will tell of.
     fn is_busy(&self) -> bool {
         self.has_moved
@@ -151,18 +169,9 @@ impl Drop for StagedEndpoint {
     }
 }
 
-/// Whether a side of a run is staged. One without bytes or imm warms up: its keys mean nothing.
-fn is_staged(run: &WorkRequest, pieces: &[Piece]) -> bool {
-    let is_warm_up = |piece: &Piece| piece.len == 0 && run.imm.is_none() && run.kind == WorkKind::Write;
-    let there = |piece: &Piece| run.kind != WorkKind::Send && piece.remote & KeyMaterial::STAGED != 0;
-    pieces
-        .first()
-        .is_some_and(|first| !is_warm_up(first) && (run.lkey & KeyMaterial::STAGED != 0 || there(first)))
-}
-
 impl Endpoint for StagedEndpoint {
     unsafe fn post(&mut self, batch: &Batch) -> PostResult {
-        if self.is_lost || !batch.runs().any(|(run, pieces)| is_staged(run, pieces)) {
+        if self.is_lost || !batch.runs().any(|(run, pieces)| self.is_staged(run, pieces)) {
             // SAFETY: by the caller.
             return unsafe { self.inner.post(batch) };
         }
@@ -171,7 +180,7 @@ impl Endpoint for StagedEndpoint {
         let mut error = None;
         for (run, pieces) in batch.runs() {
             let taken;
-            if is_staged(run, pieces) {
+            if self.is_staged(run, pieces) {
                 let staged = self.stage(run, pieces);
                 error = staged.is_none().then(|| status(ErrorKind::PeerDied));
                 taken = staged.unwrap_or(0);
@@ -217,9 +226,13 @@ impl Endpoint for StagedEndpoint {
     }
 
     fn poll(&mut self, into: &mut Completions) {
-        self.refresh();
-        if self.events.len() < ROOM {
+        let has_room = self.events.len() < ROOM;
+        if has_room {
             self.inner.poll(&mut self.polled);
+        }
+        // After it: the card may tell of a connection that was not there before.
+        self.refresh();
+        if has_room {
             if self.polled.is_stirred() {
                 into.stir();
             }
@@ -244,10 +257,12 @@ impl Endpoint for StagedEndpoint {
         if self.is_busy() {
             return Armed::Ready;
         }
+        let is_silent = |there: There| there.knock.is_none();
         match self.inner.arm() {
-            // What a peer writes into a ring tells nobody.
             #[cfg(unix)]
-            Armed::Fd(fd) if self.locals.iter().any(Option::is_some) => Armed::FdOrNap(fd),
+            Armed::Fd(fd) if self.locals.iter().flatten().filter_map(|it| it.link.there()).any(is_silent) => {
+                Armed::FdOrNap(fd)
+            }
             armed => armed,
         }
     }

@@ -16,8 +16,8 @@
 //!   take; `receives` are for messages; `ours` names the requests that are none of the engine's, `status` says why they
 //!   failed.
 //!
-//! What it costs: 4 MiB of registered memory for each connection of a rail, and workers that nap instead of being
-//! woken, as no card tells of what was written to a ring.
+//! What it costs: 4 MiB of registered memory for each connection of a rail, and an imm for each ask and each answer,
+//! which wakes the other side's worker; where the device wakes nobody, workers nap as they do without staging.
 #![deny(unsafe_code)]
 
 mod backend;

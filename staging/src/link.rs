@@ -3,10 +3,11 @@
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
-use transport_core::spi::{KeyMaterial, PeerSlot, RemoteMemory};
+use transport_core::spi::{KeyMaterial, PeerSlot, RemoteMemory, WorkKind};
 use transport_core::{Error, ErrorKind, Result};
 
 use crate::ring::{LEN, Ring, SLOT, SLOTS, There};
+use crate::wire::KNOCK;
 
 /// One connection.
 pub(crate) struct Link {
@@ -26,6 +27,12 @@ impl Link {
         self.theirs.get().map(|(there, _)| *there)
     }
 
+    /// Whether the imm of a request would be taken for a knock, were it to go by the card.
+    pub(crate) fn is_knock(&self, kind: WorkKind, imm: Option<u32>) -> bool {
+        let knock = || self.there().and_then(|there| there.knock);
+        kind == WorkKind::Write && imm == Some(KNOCK) && knock().is_some()
+    }
+
     /// The connection is over, but for the endpoint's goodbye.
     pub(crate) fn leave(&self) {
         self.is_leaving.store(true, Ordering::Release);
@@ -35,8 +42,8 @@ impl Link {
         self.is_leaving.load(Ordering::Acquire)
     }
 
-    pub(crate) fn connect(&self, ring: Arc<dyn RemoteMemory>) {
-        let there = There { base: ring.base(), rkey: ring.rkey() };
+    pub(crate) fn connect(&self, ring: Arc<dyn RemoteMemory>, knocks: bool) {
+        let there = There { base: ring.base(), rkey: ring.rkey(), knock: knocks.then_some(KNOCK) };
         let _ = self.theirs.set((there, ring));
     }
 }
@@ -91,22 +98,30 @@ impl Links {
     }
 }
 
+/// What a side offers to who stages.
+#[derive(Debug, Clone, Copy, PartialEq, serde::Serialize, serde::Deserialize)]
+pub(crate) struct Stage {
+    pub ring: KeyMaterial,
+    /// Whether the side can knock, and is woken by it.
+    pub knocks: bool,
+}
+
 /// What follows the card's own offer. A peer that does not stage reads the offer, and not what comes after it.
 #[derive(Debug, Clone, PartialEq, serde::Serialize, serde::Deserialize)]
 struct Appendix {
     version: u8,
-    ring: KeyMaterial,
+    stage: Stage,
     slots: u32,
     slot: u32,
 }
 
-const VERSION: u8 = 1;
+const VERSION: u8 = 2;
 /// The last bytes of an offer that has an appendix; before them stands its length, in two bytes.
 const MARK: [u8; 8] = *b"mrstaged";
 
 /// An offer with what a peer needs to stage.
-pub(crate) fn append(mut offer: Vec<u8>, ring: KeyMaterial) -> Result<Vec<u8>> {
-    let appendix = Appendix { version: VERSION, ring, slots: SLOTS as u32, slot: SLOT as u32 };
+pub(crate) fn append(mut offer: Vec<u8>, stage: Stage) -> Result<Vec<u8>> {
+    let appendix = Appendix { version: VERSION, stage, slots: SLOTS as u32, slot: SLOT as u32 };
     let why = |error: postcard::Error| Error::new(ErrorKind::Io, "connect", error.to_string());
     let bytes = postcard::to_stdvec(&appendix).map_err(why)?;
     offer.extend_from_slice(&bytes);
@@ -115,8 +130,8 @@ pub(crate) fn append(mut offer: Vec<u8>, ring: KeyMaterial) -> Result<Vec<u8>> {
     Ok(offer)
 }
 
-/// An offer as the card wrote it, and the key of the peer's ring, if the peer stages.
-pub(crate) fn split(offer: &[u8]) -> Result<(&[u8], Option<KeyMaterial>)> {
+/// An offer as the card wrote it; and by what the peer stages, if it does.
+pub(crate) fn split(offer: &[u8]) -> Result<(&[u8], Option<Stage>)> {
     let Some((rest, len)) = offer.strip_suffix(&MARK).and_then(<[u8]>::split_last_chunk) else {
         return Ok((offer, None));
     };
@@ -133,10 +148,10 @@ pub(crate) fn split(offer: &[u8]) -> Result<(&[u8], Option<KeyMaterial>)> {
         );
         return Err(Error::new(ErrorKind::Version, "connect", why));
     }
-    if appendix.ring.len != LEN as u64 || appendix.ring.is_staged() {
+    if appendix.stage.ring.len != LEN as u64 || appendix.stage.ring.is_staged() {
         return Err(malformed("its ring cannot be"));
     }
-    Ok((offer, Some(appendix.ring)))
+    Ok((offer, Some(appendix.stage)))
 }
 
 #[cfg(test)]
@@ -149,9 +164,9 @@ mod tests {
 
     proptest! {
         #[test]
-        fn offers_come_apart_as_they_were_joined(offer: Vec<u8>, bent: (prop::sample::Index, u8), cut: prop::sample::Index) {
-            let joined = append(offer.clone(), KEY).unwrap();
-            prop_assert_eq!(split(&joined).unwrap(), (&offer[..], Some(KEY)));
+        fn offers_come_apart_as_they_were_joined(offer: Vec<u8>, knocks: bool, bent: (prop::sample::Index, u8), cut: prop::sample::Index) {
+            let joined = append(offer.clone(), Stage { ring: KEY, knocks }).unwrap();
+            prop_assert_eq!(split(&joined).unwrap(), (&offer[..], Some(Stage { ring: KEY, knocks })));
             // Nothing panics, whatever comes.
             let mut other = joined.clone();
             other[bent.0.index(joined.len())] ^= bent.1;
@@ -163,10 +178,11 @@ mod tests {
 
     #[test]
     fn what_does_not_fit_is_refused() {
-        let refused = |key| split(&append(vec![1], key).unwrap()).unwrap_err().kind();
+        let append = |offer, ring| append(offer, Stage { ring, knocks: true }).unwrap();
+        let refused = |ring| split(&append(vec![1], ring)).unwrap_err().kind();
         assert_eq!(refused(KeyMaterial { len: 1, ..KEY }), ErrorKind::Protocol);
         assert_eq!(refused(KeyMaterial { base: KeyMaterial::STAGED, ..KEY }), ErrorKind::Protocol);
-        let mut other = append(Vec::new(), KEY).unwrap();
+        let mut other = append(Vec::new(), KEY);
         other[0] = VERSION + 1;
         assert_eq!(split(&other).unwrap_err().kind(), ErrorKind::Version);
     }

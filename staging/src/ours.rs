@@ -44,7 +44,7 @@ impl Name {
         (id & OURS != 0).then_some(name)
     }
 
-    /// A write to the peer's ring.
+    /// A write to the peer, of bytes alone.
     pub(crate) fn write(self, local: *mut u8, lkey: u64, len: u64, remote: u64, rkey: u64) -> WorkRequest {
         WorkRequest {
             id: self.id(),

@@ -71,6 +71,8 @@ unsafe impl Memory for Watched {
 pub(crate) struct There {
     pub base: u64,
     pub rkey: u64,
+    /// The imm of what is written there, if the two sides agreed on one.
+    pub knock: Option<u32>,
 }
 
 impl Ring {

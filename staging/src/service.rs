@@ -69,6 +69,7 @@ impl Service {
         (served.turn, served.ask) = (ask.turn, Some(ask));
         let need = match ask.verb {
             Verb::Nothing => return self.answer(place, Ok(()), around),
+            Verb::Tell => return self.copied(place, Ok(()), around),
             Verb::Write => Access::REMOTE_WRITE,
             Verb::Read => Access::REMOTE_READ,
         };
@@ -108,7 +109,7 @@ impl Service {
         match (ask.verb, outcome) {
             (Verb::Read, Ok(())) if ask.len > 0 => self.reply(place, ask, around),
             (verb, outcome) => {
-                if let (Verb::Write, Ok(()), Some(imm)) = (verb, outcome, ask.imm) {
+                if let (Verb::Write | Verb::Tell, Ok(()), Some(imm)) = (verb, outcome, ask.imm) {
                     around.events.push_back(Event::Imm { peer: self.link.slot, imm });
                 }
                 self.answer(place, outcome, around);
@@ -135,8 +136,9 @@ impl Service {
         let Some(there) = self.link.there() else { return };
         let ring = &self.link.ring;
         let name = Name { role: Role::Answer, peer: self.link.slot, slot: place };
-        let posted =
+        let mut posted =
             name.write(ring.answer_out(place), ring.lkey(), Ring::ANSWER, there.answer(place), there.rkey);
+        posted.imm = there.knock;
         around.outbox.push_back(posted);
         self.slots[place].step = Step::Answering;
     }

@@ -1,6 +1,12 @@
 //! What the two sides of a connection write into each other's ring: asks, and answers to them.
+//!
+//! Where both sides' devices wake a worker at an imm, each of these writes carries one, [`KNOCK`], that is nobody's
+//! arrival. The users' own of that value goes as an ask ([`Verb::Tell`]).
 
 use transport_core::ErrorKind;
+
+/// The imm of what is written into a ring: any value, as good as another.
+pub(crate) const KNOCK: u32 = 0x6b6e_6f63;
 
 /// What is asked of the target for one slot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -13,7 +19,7 @@ pub(crate) struct Ask {
     /// First byte of the region.
     pub offset: u64,
     pub len: u64,
-    /// To be reported once the bytes are there; with `Write` alone.
+    /// To be reported once the bytes are there; not with `Read`.
     pub imm: Option<u32>,
 }
 
@@ -23,6 +29,8 @@ pub(crate) enum Verb {
     Write,
     /// The region's bytes into the initiator's slot.
     Read,
+    /// The imm alone.
+    Tell,
     /// Only an answer: what was asked before in this turn is given up, if it is not done.
     Nothing,
 }
@@ -37,6 +45,7 @@ impl Ask {
             Verb::Write => 0,
             Verb::Read => 1,
             Verb::Nothing => 2,
+            Verb::Tell => 3,
         };
         let first = u64::from(self.turn) | verb << 32 | u64::from(self.imm.is_some()) << 40;
         let imm = u64::from(self.imm.unwrap_or_default());
@@ -54,6 +63,7 @@ impl Ask {
             0 => Verb::Write,
             1 => Verb::Read,
             2 => Verb::Nothing,
+            3 => Verb::Tell,
             _ => return None,
         };
         let imm = (words[0] >> 40 & 1 != 0).then_some(words[4] as u32);
@@ -105,10 +115,10 @@ mod tests {
     proptest! {
         #[test]
         fn an_ask_comes_back_as_it_went_or_not_at_all(
-            turn in 1_u32.., verb in 0..3_usize, key: u64, offset: u64, len: u64, imm: Option<u32>,
+            turn in 1_u32.., verb in 0..4_usize, key: u64, offset: u64, len: u64, imm: Option<u32>,
             torn in prop::collection::vec(any::<bool>(), WORDS), before: [u64; WORDS],
         ) {
-            let verb = [Verb::Write, Verb::Read, Verb::Nothing][verb];
+            let verb = [Verb::Write, Verb::Read, Verb::Nothing, Verb::Tell][verb];
             let ask = Ask { turn, verb, key, offset, len, imm };
             let words = ask.to_words();
             prop_assert_eq!(Ask::from_words(&words), Some(ask));

@@ -188,3 +188,39 @@ fn messages_that_nobody_receives_hold_up_no_write() {
     sent.sort();
     assert!(came == sent, "every message once");
 }
+
+/// What the crate's own writes into a ring carry.
+const KNOCK: u32 = 0x6b6e_6f63;
+
+#[test]
+fn every_imm_arrives_and_no_other() {
+    let Some((here, there)) = open(Staging::WhereRefused).zip(open(Staging::WhereRefused)) else { return };
+    let (peer, origin) = here.connect_local(&there).expect("connected");
+    let limit = std::time::Duration::from_secs(10);
+    let takes = |imm: u32| {
+        origin.imm(imm).expect(1).wait(limit).expect("an imm");
+        assert!(origin.imm(imm).try_take(1));
+    };
+    let near = [here.alloc(LEN, OPEN).unwrap(), foreign(&here).unwrap()];
+    let far = [there.alloc(LEN, OPEN).unwrap(), foreign(&there).unwrap()];
+    for imm in [KNOCK, KNOCK + 1] {
+        let options = WriteOptions::new().imm(imm);
+        for (from, to) in near.iter().flat_map(|from| far.iter().map(move |to| (from, to))) {
+            let remote = peer.import(&to.descriptor()).unwrap();
+            for (seed, len) in [(1, 0), (2, 9), (3, 64 << 10), (4, LEN)] {
+                to.copy_in(0, &bytes(0)).unwrap();
+                from.copy_in(0, &bytes(seed)).unwrap();
+                let mut write = peer.write_with(from, 0..len, &remote, 0, &options).unwrap();
+                takes(imm);
+                assert!(all_of(to)[..len] == bytes(seed)[..len], "all {len} bytes before imm {imm:#x}");
+                write.wait(limit).expect("a write");
+            }
+        }
+        peer.write_imm(imm).unwrap().wait(limit).expect("an imm alone");
+        takes(imm);
+        // One too many would have come before this.
+        peer.write_imm(9).unwrap().wait(limit).expect("another imm");
+        takes(9);
+        assert_eq!(origin.imm(imm).count(), 0, "no imm but those that were sent");
+    }
+}

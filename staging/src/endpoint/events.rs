@@ -39,6 +39,8 @@ impl StagedEndpoint {
             local.outbox.drain(..accepted.min(offered));
             if let Some(refused) = error.and_then(|status| Some((local.outbox.pop_front()?, status))) {
                 self.ended(refused.0.id, Err(refused.1), false);
+                // What is to be repeated is looked at in the next turn.
+                self.has_moved = true;
             } else if accepted < offered {
                 return;
             }
@@ -66,6 +68,8 @@ impl StagedEndpoint {
                     self.ended(id, Ok(()), false);
                 }
             }
+            // What it tells of is looked at in this turn.
+            Event::Imm { peer, imm } if self.is_knock(peer, imm) => {}
             Event::Failed { id, status } if self.ended(id, Err(status), false) => {}
             Event::Doubted { id, status, .. } if self.ended(id, Err(status), true) => {}
             Event::PeerGone { peer } => {

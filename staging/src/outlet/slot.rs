@@ -65,32 +65,30 @@ impl Outlet {
 
     /// Posts the bytes of a slot; or asks, where there are none to post.
     pub(super) fn send(&mut self, place: usize, around: &mut Around<'_>) {
-        let (peer, lkey) = (self.link.slot, self.link.ring.lkey());
         let (number, at, len, imm) = {
             let slot = &mut self.slots[place];
             slot.step = Step::Moving;
             (slot.request, slot.at, slot.len, slot.imm)
         };
-        let there = self.link.there();
-        let ours = self.link.ring.ours(place);
         let Some(request) = self.request(number) else { return };
-        let work = request.work;
-        if request.is_far && (work.kind == WorkKind::Read || len == 0) {
+        let (work, is_far, is_filled) = (request.work, request.is_far, request.local.is_some());
+        let is_told = !is_far && self.link.is_knock(work.kind, imm);
+        if (is_far && work.kind == WorkKind::Read) || ((is_far || is_told) && len == 0) {
             return self.ask(place, around);
         }
-        let (mut local, mut key) = (ours, lkey);
-        if request.local.is_none() && work.kind != WorkKind::Read {
+        let (mut local, mut key) = (self.link.ring.ours(place), self.link.ring.lkey());
+        if !is_filled && work.kind != WorkKind::Read {
             (local, key) = (work.local.wrapping_add(at as usize), work.lkey);
         }
-        let name = Name { role: Role::Data, peer, slot: place };
+        let name = Name { role: Role::Data, peer: self.link.slot, slot: place };
         let mut posted = name.write(local, key, len, work.remote.wrapping_add(at), work.rkey);
-        if request.is_far {
-            let Some(there) = there else {
+        if is_far {
+            let Some(there) = self.link.there() else {
                 return self.ended(place, Err(status(ErrorKind::Unreachable)), around);
             };
             (posted.remote, posted.rkey) = (there.theirs(place), there.rkey);
         } else {
-            (posted.kind, posted.imm) = (work.kind, imm);
+            (posted.kind, posted.imm) = (work.kind, imm.filter(|_| !is_told));
         }
         around.outbox.push_back(posted);
     }
@@ -98,12 +96,15 @@ impl Outlet {
     pub(super) fn ask(&mut self, place: usize, around: &mut Around<'_>) {
         let (number, at) = (self.slots[place].request, self.slots[place].at);
         let Some(request) = self.request(number) else { return };
-        let verb = if request.work.kind == WorkKind::Read { Verb::Read } else { Verb::Write };
-        let (key, offset) = (request.work.rkey, (request.work.remote & !KeyMaterial::STAGED) + at);
+        let (work, is_far) = (request.work, request.is_far);
         let slot = &mut self.slots[place];
         slot.turn = slot.turn.wrapping_add(1).max(1);
         slot.step = Step::Asked;
-        let ask = Ask { turn: slot.turn, verb, key, offset, len: slot.len, imm: slot.imm };
+        let mut ask = Ask { turn: slot.turn, verb: Verb::Tell, key: 0, offset: 0, len: 0, imm: slot.imm };
+        if is_far {
+            ask.verb = if work.kind == WorkKind::Read { Verb::Read } else { Verb::Write };
+            (ask.key, ask.offset, ask.len) = (work.rkey, (work.remote & !KeyMaterial::STAGED) + at, slot.len);
+        }
         self.post_ask(place, ask, around);
     }
 
@@ -112,7 +113,9 @@ impl Outlet {
         let ring = &self.link.ring;
         ring.set_ask(place, ask);
         let name = Name { role: Role::Ask, peer: self.link.slot, slot: place };
-        let posted = name.write(ring.ask_out(place), ring.lkey(), Ring::ASK, there.ask(place), there.rkey);
+        let mut posted =
+            name.write(ring.ask_out(place), ring.lkey(), Ring::ASK, there.ask(place), there.rkey);
+        posted.imm = there.knock;
         around.outbox.push_back(posted);
         self.slots[place].is_ask_posted = true;
     }
@@ -138,11 +141,13 @@ impl Outlet {
     ) {
         let place = name.slot;
         let Some(slot) = self.slots.get(place) else { return };
-        let number = slot.request;
+        let (number, imm) = (slot.request, slot.imm);
         match (name.role, outcome) {
             (Role::Data, Ok(())) => {
+                let is_knock = self.link.is_knock(WorkKind::Write, imm);
                 let Some(request) = self.request(number) else { return };
-                match (request.work.kind, request.is_far, request.failed.is_some()) {
+                let is_asked = request.is_far || is_knock;
+                match (request.work.kind, is_asked, request.failed.is_some()) {
                     (_, _, true) => self.ended(place, Ok(()), around),
                     (WorkKind::Write, true, _) => self.ask(place, around),
                     (WorkKind::Read, ..) => self.empty(place, around),

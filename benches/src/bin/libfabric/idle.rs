@@ -24,6 +24,9 @@ pub struct Idle {
     /// Providers.
     #[arg(long, value_delimiter = ',', default_value = "tcp,shm")]
     providers: Vec<String>,
+    /// All memory is staged, as a GPU's is where a card refuses it.
+    #[arg(long)]
+    staged: bool,
 }
 
 impl Idle {
@@ -34,7 +37,8 @@ impl Idle {
         let pauses = PAUSES.map(|pause| format!("{:>12}", format!("{pause:?}"))).join("");
         println!("provider     waits by        idle{pauses}");
         for provider in self.providers {
-            let ends = Ends::meet(&Provider::of(&provider), Driven::ByWorkers, Driven::ByWorkers, 1 << 20)?;
+            let place = Provider { staged: self.staged, ..Provider::of(&provider) };
+            let ends = Ends::meet(&place, Driven::ByWorkers, Driven::ByWorkers, 1 << 20)?;
             ends.peer.warm_up()?.wait(LIMIT)?;
             let waits = waits(&ends.turns.transports()[0].capabilities);
             let before = busy();
