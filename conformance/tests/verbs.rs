@@ -1,18 +1,19 @@
 //! The suite against RDMA cards, real ones or those of `ci/rdma-vm/run`: between two cards (or of one
 //! with itself) with one queue pair per peer and with four, and with two cards as two rails, where one side
-//! has three queue pairs and the other two.
+//! has three queue pairs and the other two. And once more with all memory staged.
 
 use std::process::ExitCode;
 use std::sync::Arc;
 
 use backend_verbs::{Verbs, VerbsConfig};
 use conformance::{Shape, Subject, Tag, Variant};
+use staging::{Staged, Staging};
 use transport_core::TransportConfig;
 use transport_core::spi::Backend;
 
 struct Cards {
     name: &'static str,
-    backend: Arc<Verbs>,
+    backend: Arc<dyn Backend>,
     rails: u32,
 }
 
@@ -58,14 +59,20 @@ impl Subject for Cards {
 }
 
 fn main() -> ExitCode {
-    let subject = |name, here, there, rails| {
+    let cards = |here, there| {
         let queue_pairs = if conformance::is_helper() { there } else { here };
-        let backend = Arc::new(Verbs::with(VerbsConfig::default().queue_pairs(queue_pairs)));
-        Arc::new(Cards { name, backend, rails }) as Arc<dyn Subject>
+        Arc::new(Verbs::with(VerbsConfig::default().queue_pairs(queue_pairs)))
     };
+    let subject =
+        |name, backend: Arc<dyn Backend>, rails| Arc::new(Cards { name, backend, rails }) as Arc<dyn Subject>;
     let subjects = match Verbs::new().probe() {
         Ok(_) => {
-            vec![subject("verbs-q1", 1, 1, 1), subject("verbs-q4", 4, 4, 1), subject("verbs-x2", 3, 2, 2)]
+            vec![
+                subject("verbs-q1", cards(1, 1), 1),
+                subject("verbs-q4", cards(4, 4), 1),
+                subject("verbs-x2", cards(3, 2), 2),
+                subject("verbs-staged", Arc::new(Staged::new(cards(4, 4), Staging::Always)), 1),
+            ]
         }
         // Standard output is the helpers' way to answer.
         Err(why) => {

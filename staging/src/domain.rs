@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use transport_core::spi::{
-    Capabilities, Connector, Domain, Endpoint, EndpointConfig, KeyMaterial, MemoryRegion, Operations,
+    Capabilities, Connector, Domain, Endpoint, EndpointConfig, Fences, KeyMaterial, MemoryRegion, Operations,
     Ordering, PeerSlot, RemoteMemory,
 };
 use transport_core::{Access, Error, ErrorKind, Memory, MemoryKind, Result, Staging};
@@ -13,11 +13,13 @@ use crate::endpoint::StagedEndpoint;
 use crate::far::Far;
 use crate::link::{Link, Links, Stage, append, split};
 use crate::region::Regions;
-use crate::ring::{Ring, SLOT};
+use crate::ring::{Ring, SLOT, SLOTS};
 
 /// What staging adds to a round trip: two copies by GPUs (15 µs each, H200), an ask and an answer more on the line,
 /// and the turns of two workers. Too much costs nothing but a longer queue.
 const LONGER: Duration = Duration::from_micros(200);
+/// Knocks of one connection that may not have been polled: an ask's and an answer's for each slot.
+const KNOCKS: u64 = 2 * SLOTS as u64;
 /// How long importing a peer's ring may take.
 const IMPORT_LIMIT: Duration = Duration::from_secs(2);
 
@@ -27,8 +29,12 @@ pub(crate) struct Shared {
     pub regions: Arc<Regions>,
     pub far: Arc<Far>,
     pub links: Links,
+    /// Of memory that the card takes, for what is told here of it.
+    pub fences: Fences,
     capabilities: Capabilities,
     staging: Staging,
+    /// Connections that may knock.
+    knockers: u64,
 }
 
 /// A domain that stages what its card refuses.
@@ -44,6 +50,12 @@ impl StagedDomain {
         capabilities.stages = true;
         // An imm tells when a peer has written into a ring.
         capabilities.wakes &= capabilities.operations.contains(Operations::WRITE_IMM);
+        let mut knockers = u64::MAX;
+        if capabilities.wakes && capabilities.cq_depth != u64::MAX {
+            // The queue is shared with the users' imms.
+            knockers = capabilities.cq_depth / 2 / KNOCKS;
+            capabilities.cq_depth -= knockers * KNOCKS;
+        }
         capabilities.max_direct = 0;
         // One from staged memory takes a slot.
         capabilities.max_message = capabilities.max_message.min(SLOT as u64);
@@ -55,8 +67,10 @@ impl StagedDomain {
             regions: Arc::default(),
             far: Arc::default(),
             links: Links::default(),
+            fences: Fences::default(),
             capabilities,
             staging,
+            knockers,
         })))
     }
 }
@@ -81,7 +95,10 @@ impl Domain for StagedDomain {
                     "the device's keys leave no room to tell staged memory from its own: do without staging";
                 Err(Error::new(ErrorKind::Unsupported, "register", why))
             }
-            Ok(region) => Ok(self.0.far.note(&*memory, region)),
+            Ok(region) => {
+                self.0.fences.add(&*memory)?;
+                Ok(self.0.far.note(&*memory, region))
+            }
             // Memory of the host's is refused for want of something, which is to be mended.
             Err(why) if memory.kind() == MemoryKind::Host => Err(why),
             Err(why) => {
@@ -136,9 +153,10 @@ impl RemoteMemory for Imported {
 impl StagedDomain {
     /// Adds a ring to what the card has prepared.
     fn prepared(&self, (slot, offer): (PeerSlot, Vec<u8>)) -> Result<(PeerSlot, Vec<u8>)> {
+        let knocks = self.0.capabilities.wakes && self.0.links.count() < self.0.knockers;
         let added = Ring::new(&*self.0.inner).and_then(|ring| {
-            let offer = append(offer, Stage { ring: ring.key()?, knocks: self.0.capabilities.wakes })?;
-            self.0.links.insert(Link::new(slot, ring));
+            let offer = append(offer, Stage { ring: ring.key()?, knocks })?;
+            self.0.links.insert(Link::new(slot, ring, knocks));
             Ok(offer)
         });
         match added {
@@ -165,7 +183,7 @@ impl Connector for StagedDomain {
         self.0.inner.connector().complete(slot, offer)?;
         if let (Some(link), Some(Stage { ring, knocks })) = (self.0.links.of(slot), theirs) {
             let ring = self.0.inner.import(slot, &ring, IMPORT_LIMIT)?;
-            link.connect(ring, knocks && self.0.capabilities.wakes);
+            link.connect(ring, knocks);
         }
         Ok(())
     }

@@ -40,6 +40,8 @@ pub(crate) struct StagedEndpoint {
     seen: u64,
     events: VecDeque<Event>,
     has_moved: bool,
+    /// Of bytes that the card wrote, and may not have flushed for: it has not told of them.
+    has_told: bool,
     is_lost: bool,
     /// For reuse.
     polled: Completions,
@@ -58,6 +60,7 @@ impl StagedEndpoint {
             seen: u64::MAX,
             events: VecDeque::new(),
             has_moved: false,
+            has_told: false,
             is_lost: false,
             polled: Completions::with_room(ROOM),
             batch: Batch::with_capacity(BATCH),
@@ -99,6 +102,7 @@ impl StagedEndpoint {
             far: &self.shared.far,
             events: &mut self.events,
             has_moved: &mut self.has_moved,
+            has_told: &mut self.has_told,
         };
         Some(act(local, &mut surroundings))
     }
@@ -150,7 +154,9 @@ impl StagedEndpoint {
 
     fn is_knock(&self, peer: PeerSlot, imm: u32) -> bool {
         let local = self.locals.get(peer.0 as usize).and_then(Option::as_ref);
-        local.is_some_and(|local| local.link.is_knock(WorkKind::Write, Some(imm)))
+        // A device that is lost has no connections here any more.
+        let is_agreed = || local.is_some_and(|local| local.link.is_knock(WorkKind::Write, Some(imm)));
+        imm == KNOCK && (self.is_lost || is_agreed())
     }
 
     /// Whether anything is to be done here that no event of the card's will tell of.
@@ -226,16 +232,16 @@ impl Endpoint for StagedEndpoint {
     }
 
     fn poll(&mut self, into: &mut Completions) {
-        let has_room = self.events.len() < ROOM;
-        if has_room {
+        // All there is: the rings are looked at below, and knocks must not pile up behind what they tell of.
+        let mut is_full = true;
+        while is_full && self.events.len() < ROOM {
             self.inner.poll(&mut self.polled);
-        }
-        // After it: the card may tell of a connection that was not there before.
-        self.refresh();
-        if has_room {
+            // After it: the card may tell of a connection that was not there before.
+            self.refresh();
             if self.polled.is_stirred() {
                 into.stir();
             }
+            is_full = self.polled.spare() == 0;
             for place in 0..self.polled.as_slice().len() {
                 self.take(self.polled.as_slice()[place]);
             }
@@ -246,6 +252,9 @@ impl Endpoint for StagedEndpoint {
             && let Some(event) = self.events.pop_front()
         {
             let _ = into.push(event);
+        }
+        if std::mem::take(&mut self.has_told) {
+            self.shared.fences.settle(into);
         }
         if std::mem::take(&mut self.has_moved) {
             into.stir();

@@ -14,12 +14,14 @@ pub(crate) struct Link {
     pub slot: PeerSlot,
     theirs: OnceLock<(There, Arc<dyn RemoteMemory>)>,
     pub ring: Ring,
+    /// Whether the peer has been told that it may.
+    knocks: bool,
     is_leaving: AtomicBool,
 }
 
 impl Link {
-    pub(crate) fn new(slot: PeerSlot, ring: Ring) -> Self {
-        Self { slot, theirs: OnceLock::new(), ring, is_leaving: AtomicBool::new(false) }
+    pub(crate) fn new(slot: PeerSlot, ring: Ring, knocks: bool) -> Self {
+        Self { slot, theirs: OnceLock::new(), ring, knocks, is_leaving: AtomicBool::new(false) }
     }
 
     /// The peer's ring; `None` where it does not stage, or is not connected yet.
@@ -43,7 +45,8 @@ impl Link {
     }
 
     pub(crate) fn connect(&self, ring: Arc<dyn RemoteMemory>, knocks: bool) {
-        let there = There { base: ring.base(), rkey: ring.rkey(), knock: knocks.then_some(KNOCK) };
+        let there =
+            There { base: ring.base(), rkey: ring.rkey(), knock: (knocks && self.knocks).then_some(KNOCK) };
         let _ = self.theirs.set((there, ring));
     }
 }
@@ -69,6 +72,10 @@ impl Links {
     pub(crate) fn of(&self, slot: PeerSlot) -> Option<Arc<Link>> {
         let all = self.all.lock().unwrap_or_else(PoisonError::into_inner);
         all.get(slot.0 as usize).cloned().flatten()
+    }
+
+    pub(crate) fn count(&self) -> u64 {
+        self.all.lock().unwrap_or_else(PoisonError::into_inner).iter().flatten().count() as u64
     }
 
     /// All connections are over.
@@ -139,12 +146,19 @@ pub(crate) fn split(offer: &[u8]) -> Result<(&[u8], Option<Stage>)> {
         |why: &str| Error::new(ErrorKind::Protocol, "connect", format!("what the peer stages by: {why}"));
     let at = rest.len().checked_sub(u16::from_le_bytes(*len).into());
     let (offer, bytes) = rest.split_at(at.ok_or_else(|| malformed("it is longer than its offer"))?);
-    let appendix: Appendix = postcard::from_bytes(bytes).map_err(|why| malformed(&why.to_string()))?;
-    if (appendix.version, appendix.slots, appendix.slot) != (VERSION, SLOTS as u32, SLOT as u32) {
-        let Appendix { version, slots, slot, .. } = appendix;
+    // First of all: what follows may be anything then.
+    if let Some(version) = bytes.first().filter(|version| **version != VERSION) {
         let why = format!(
-            "the peer stages by version {version} with {slots} slots of {slot} bytes, this side by version \
-             {VERSION} with {SLOTS} of {SLOT}: use the same multirail on both"
+            "the peer stages by version {version}, this side by {VERSION}: use the same multirail on both"
+        );
+        return Err(Error::new(ErrorKind::Version, "connect", why));
+    }
+    let appendix: Appendix = postcard::from_bytes(bytes).map_err(|why| malformed(&why.to_string()))?;
+    if (appendix.slots, appendix.slot) != (SLOTS as u32, SLOT as u32) {
+        let Appendix { slots, slot, .. } = appendix;
+        let why = format!(
+            "the peer stages by {slots} slots of {slot} bytes, this side by {SLOTS} of {SLOT}: use the same \
+             multirail on both"
         );
         return Err(Error::new(ErrorKind::Version, "connect", why));
     }

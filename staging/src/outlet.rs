@@ -47,6 +47,7 @@ impl Outlet {
             turn: 0,
             is_ask_posted: false,
             is_in_doubt: false,
+            is_ask_due: false,
         };
         Self {
             link,
@@ -134,7 +135,8 @@ impl Outlet {
         request.open += 1;
         let is_filled = request.work.kind != WorkKind::Read && request.local.is_some() && len > 0;
         let slot = &mut self.slots[place];
-        (slot.request, slot.at, slot.len, slot.imm, slot.is_in_doubt) = (Some(number), at, len, imm, false);
+        (slot.request, slot.at, slot.len, slot.imm) = (Some(number), at, len, imm);
+        (slot.is_in_doubt, slot.is_ask_due) = (false, false);
         if is_filled {
             slot.step = Step::Filling;
             self.copy(place, around);

@@ -69,7 +69,10 @@ impl Service {
         (served.turn, served.ask) = (ask.turn, Some(ask));
         let need = match ask.verb {
             Verb::Nothing => return self.answer(place, Ok(()), around),
-            Verb::Tell => return self.copied(place, Ok(()), around),
+            Verb::Tell => {
+                *around.has_told = true;
+                return self.copied(place, Ok(()), around);
+            }
             Verb::Write => Access::REMOTE_WRITE,
             Verb::Read => Access::REMOTE_READ,
         };

@@ -1,33 +1,16 @@
 //! What libfabric's tcp refuses is staged, where both sides allow it.
 #![cfg(all(target_os = "linux", target_env = "gnu"))]
 
+mod foreign;
+
 use std::sync::Arc;
 
 use backend_efa::{Efa, EfaConfig};
 use staging::{Staged, Staging};
 use transport_core::spi::Backend;
 use transport_core::{
-    Access, ErrorKind, Fabric, FabricBuilder, HostBuffer, Memory, MemoryKind, Pages, Peer, Region, Result,
-    TransportConfig, WriteOptions,
+    Access, ErrorKind, Fabric, FabricBuilder, Pages, Peer, Region, Result, TransportConfig, WriteOptions,
 };
-
-/// The host's memory, as if a PCI device gave it out: libfabric is not given such.
-struct Foreign(HostBuffer);
-
-// SAFETY: the buffer's own promises.
-unsafe impl Memory for Foreign {
-    fn as_ptr(&self) -> *mut u8 {
-        self.0.as_ptr()
-    }
-
-    fn len(&self) -> usize {
-        self.0.len()
-    }
-
-    fn kind(&self) -> MemoryKind {
-        MemoryKind::P2pmem
-    }
-}
 
 const LEN: usize = 3 << 20;
 const OPEN: Access = Access::REMOTE_WRITE.union(Access::REMOTE_READ);
@@ -48,9 +31,7 @@ fn open(staging: Staging) -> Option<Fabric> {
 }
 
 fn foreign(fabric: &Fabric) -> Result<Region> {
-    let memory = Arc::new(Foreign(HostBuffer::new(LEN)?));
-    // SAFETY: nobody holds references into it.
-    unsafe { fabric.register(memory, OPEN) }
+    foreign::foreign(fabric, LEN, OPEN)
 }
 
 fn bytes(seed: u8) -> Vec<u8> {

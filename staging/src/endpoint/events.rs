@@ -39,8 +39,8 @@ impl StagedEndpoint {
             local.outbox.drain(..accepted.min(offered));
             if let Some(refused) = error.and_then(|status| Some((local.outbox.pop_front()?, status))) {
                 self.ended(refused.0.id, Err(refused.1), false);
-                // What is to be repeated is looked at in the next turn.
-                self.has_moved = true;
+                // What is to be repeated is looked at in the next turn; a peer that leaves ends it all.
+                self.has_moved |= self.locals[at].as_ref().is_some_and(|local| !local.link.is_leaving());
             } else if accepted < offered {
                 return;
             }
@@ -94,7 +94,8 @@ impl StagedEndpoint {
     /// A peer is gone: its requests end, its ring goes.
     pub(super) fn part(&mut self, peer: PeerSlot) {
         self.wait_for_copies();
-        match self.locals.get_mut(peer.0 as usize).and_then(Option::take) {
+        let local = self.locals.get_mut(peer.0 as usize);
+        match local.and_then(|local| local.take_if(|local| local.link.is_leaving())) {
             Some(mut local) => {
                 local.outlet.fail(ErrorKind::PeerDied, &mut self.events);
                 self.shared.links.remove(&local.link);

@@ -41,6 +41,8 @@ pub(crate) struct Around<'a> {
     /// What is to be told.
     pub events: &'a mut VecDeque<Event>,
     pub has_moved: &'a mut bool,
+    /// An imm has been told of whose bytes the card wrote.
+    pub has_told: &'a mut bool,
 }
 
 /// [`Around`], without a peer.
@@ -50,6 +52,7 @@ pub(super) struct Surroundings<'a> {
     pub(super) far: &'a Far,
     pub(super) events: &'a mut VecDeque<Event>,
     pub(super) has_moved: &'a mut bool,
+    pub(super) has_told: &'a mut bool,
 }
 
 impl Surroundings<'_> {
@@ -61,6 +64,7 @@ impl Surroundings<'_> {
             outbox,
             events: self.events,
             has_moved: self.has_moved,
+            has_told: self.has_told,
         }
     }
 }

@@ -36,6 +36,8 @@ pub(super) struct Slot {
     pub(super) is_ask_posted: bool,
     /// An ask of this turn has failed: whether it came there is not known.
     pub(super) is_in_doubt: bool,
+    /// And the next one is due. The peer takes one of them, by its turn.
+    pub(super) is_ask_due: bool,
 }
 
 impl Outlet {
@@ -94,21 +96,31 @@ impl Outlet {
     }
 
     pub(super) fn ask(&mut self, place: usize, around: &mut Around<'_>) {
-        let (number, at) = (self.slots[place].request, self.slots[place].at);
-        let Some(request) = self.request(number) else { return };
-        let (work, is_far) = (request.work, request.is_far);
         let slot = &mut self.slots[place];
         slot.turn = slot.turn.wrapping_add(1).max(1);
         slot.step = Step::Asked;
-        let mut ask = Ask { turn: slot.turn, verb: Verb::Tell, key: 0, offset: 0, len: 0, imm: slot.imm };
-        if is_far {
-            ask.verb = if work.kind == WorkKind::Read { Verb::Read } else { Verb::Write };
-            (ask.key, ask.offset, ask.len) = (work.rkey, (work.remote & !KeyMaterial::STAGED) + at, slot.len);
-        }
-        self.post_ask(place, ask, around);
+        self.post_ask(place, around);
     }
 
-    pub(super) fn post_ask(&mut self, place: usize, ask: Ask, around: &mut Around<'_>) {
+    /// What is asked for a slot in its turn: nothing, where its request has failed meanwhile.
+    fn asked(&mut self, place: usize) -> Ask {
+        let (number, turn, imm) = (self.slots[place].request, self.slots[place].turn, self.slots[place].imm);
+        let (at, len) = (self.slots[place].at, self.slots[place].len);
+        let nothing = Ask { turn, verb: Verb::Nothing, key: 0, offset: 0, len: 0, imm: None };
+        let Some(request) = self.request(number).filter(|request| request.failed.is_none()) else {
+            return nothing;
+        };
+        if !request.is_far {
+            return Ask { verb: Verb::Tell, imm, ..nothing };
+        }
+        let work = request.work;
+        let verb = if work.kind == WorkKind::Read { Verb::Read } else { Verb::Write };
+        let offset = (work.remote & !KeyMaterial::STAGED) + at;
+        Ask { turn, verb, key: work.rkey, offset, len, imm }
+    }
+
+    fn post_ask(&mut self, place: usize, around: &mut Around<'_>) {
+        let ask = self.asked(place);
         let Some(there) = self.link.there() else { return };
         let ring = &self.link.ring;
         ring.set_ask(place, ask);
@@ -161,8 +173,10 @@ impl Outlet {
             }
             (_, Err(status)) => {
                 let slot = &mut self.slots[place];
-                (slot.is_ask_posted, slot.is_in_doubt) = (false, true);
-                if let Some(request) = self.request(number) {
+                (slot.is_ask_posted, slot.is_in_doubt, slot.is_ask_due) = (false, true, true);
+                // A card does not repeat for another connection what may have told of an imm; this may come twice.
+                let is_cut = is_doubted && status.kind == ErrorKind::Unreachable;
+                if let Some(request) = self.request(number).filter(|_| !is_cut) {
                     request.fail(End { status, is_doubted });
                 }
             }
@@ -171,13 +185,13 @@ impl Outlet {
 
     /// Sees whether the peer has answered; until then it may be at the slot, and at its own region.
     pub(super) fn look(&mut self, place: usize, around: &mut Around<'_>) {
-        let slot = &self.slots[place];
+        let slot = &mut self.slots[place];
         if slot.step != Step::Asked || slot.is_ask_posted {
             return;
         }
         let Some(outcome) = answered(self.link.ring.answer_in(place), slot.turn) else {
-            if slot.is_in_doubt {
-                self.give_up(place, around);
+            if std::mem::take(&mut slot.is_ask_due) {
+                self.post_ask(place, around);
             }
             return;
         };
@@ -189,13 +203,6 @@ impl Outlet {
             Ok(()) if reads => self.empty(place, around),
             outcome => self.ended(place, outcome.map_err(status), around),
         }
-    }
-
-    /// Asks for nothing in the place of an ask that may not have come there, so that the slot is answered.
-    fn give_up(&mut self, place: usize, around: &mut Around<'_>) {
-        let turn = self.slots[place].turn;
-        let ask = Ask { turn, verb: Verb::Nothing, key: 0, offset: 0, len: 0, imm: None };
-        self.post_ask(place, ask, around);
     }
 
     /// Moves what was read to where it belongs.

@@ -1,0 +1,74 @@
+//! Staged writes over a connection of a card's that breaks under them, as it does whenever a peer refuses a request.
+#![cfg(target_os = "linux")]
+
+mod foreign;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use backend_verbs::Verbs;
+use staging::{Staged, Staging};
+use transport_core::spi::Backend;
+use transport_core::{Access, ErrorKind, Fabric, FabricBuilder, Peer, Region, RemoteRegion, TransportConfig};
+
+use foreign::foreign;
+
+const LEN: usize = 1 << 20;
+const OPEN: Access = Access::REMOTE_WRITE.union(Access::REMOTE_READ);
+const LIMIT: Duration = Duration::from_secs(30);
+
+/// `None`, and why on standard error, where there is no card.
+fn open() -> Option<Fabric> {
+    let inner = Arc::new(Verbs::new());
+    let devices = match inner.probe() {
+        Ok(mut devices) => devices.drain(..1).collect::<Vec<_>>(),
+        Err(why) => {
+            eprintln!("skipped: {}; {}", why.reason, why.remedy);
+            return None;
+        }
+    };
+    let backend = Arc::new(Staged::new(inner, Staging::WhereRefused));
+    let transport = TransportConfig::new("card", backend).devices(devices);
+    Some(FabricBuilder::new().transport(transport).open().expect("a fabric"))
+}
+
+/// All of a region, in parts; each has to succeed.
+fn write(peer: &Peer, from: &Region, to: &RemoteRegion) {
+    const PART: usize = LEN / 16;
+    let parts = (0..16).map(|at| at * PART);
+    let under_way: Vec<_> =
+        parts.map(|at| peer.write(from, at..at + PART, to, at).expect("a staged write")).collect();
+    for mut write in under_way {
+        write.wait(LIMIT).expect("a staged write");
+    }
+}
+
+#[test]
+fn writes_go_on() {
+    let Some((here, there)) = open().zip(open()) else { return };
+    let (peer, origin) = here.connect_local(&there).expect("connected");
+    let (from, to) = (foreign(&here, LEN, OPEN).unwrap(), foreign(&there, LEN, OPEN).unwrap());
+    let bytes: Vec<u8> = (0..LEN).map(|at| (at / 9) as u8 ^ (at >> 11) as u8).collect();
+    from.copy_in(0, &bytes).unwrap();
+    let remote = peer.import(&to.descriptor()).unwrap();
+    assert_eq!(remote.path(), "staged through the host's memory");
+    let plain = there.alloc(4096, OPEN).unwrap();
+    std::thread::scope(|scope| {
+        let writer = scope.spawn(|| (0..20).for_each(|_| write(&peer, &from, &remote)));
+        let mut broken = 0;
+        while !writer.is_finished() {
+            let gone = here.alloc(4096, OPEN).unwrap();
+            let stale = origin.import(&gone.descriptor()).unwrap();
+            drop(gone);
+            // By the other side: nothing tells this one's card what has become of its requests.
+            let refused = origin.write(&plain, 0..4096, &stale, 0).and_then(|mut write| write.wait(LIMIT));
+            let why = refused.expect_err("the region is gone");
+            assert!(matches!(why.kind(), ErrorKind::RemoteAccess | ErrorKind::Revoked), "{why}");
+            broken += usize::from(why.kind() == ErrorKind::RemoteAccess);
+        }
+        assert!(broken > 0, "no request was refused by the card");
+    });
+    let mut came = vec![0; LEN];
+    to.copy_out(0, &mut came).unwrap();
+    assert!(came == bytes, "all bytes");
+}
