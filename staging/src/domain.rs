@@ -11,15 +11,16 @@ use transport_core::{Access, Error, ErrorKind, Memory, MemoryKind, Result, Stagi
 
 use crate::endpoint::StagedEndpoint;
 use crate::far::Far;
-use crate::link::{Link, Links, Stage, append, split};
+use crate::link::{Links, Stage, append, split};
 use crate::region::Regions;
 use crate::ring::{Ring, SLOT, SLOTS};
 
 /// What staging adds to a round trip: two copies by GPUs (15 µs each, H200), an ask and an answer more on the line,
 /// and the turns of two workers. Too much costs nothing but a longer queue.
 const LONGER: Duration = Duration::from_micros(200);
-/// Knocks of one connection that may not have been polled: an ask's and an answer's for each slot.
-const KNOCKS: u64 = 2 * SLOTS as u64;
+/// Knocks of one connection that may not have been polled: an ask's and an answer's for each slot, and the next ones',
+/// as the ring may be looked at before the queue tells of it.
+const KNOCKS: u64 = 4 * SLOTS as u64;
 /// How long importing a peer's ring may take.
 const IMPORT_LIMIT: Duration = Duration::from_secs(2);
 
@@ -50,7 +51,7 @@ impl StagedDomain {
         capabilities.stages = true;
         // An imm tells when a peer has written into a ring.
         capabilities.wakes &= capabilities.operations.contains(Operations::WRITE_IMM);
-        let mut knockers = u64::MAX;
+        let mut knockers = if capabilities.wakes { u64::MAX } else { 0 };
         if capabilities.wakes && capabilities.cq_depth != u64::MAX {
             // The queue is shared with the users' imms.
             knockers = capabilities.cq_depth / 2 / KNOCKS;
@@ -153,11 +154,11 @@ impl RemoteMemory for Imported {
 impl StagedDomain {
     /// Adds a ring to what the card has prepared.
     fn prepared(&self, (slot, offer): (PeerSlot, Vec<u8>)) -> Result<(PeerSlot, Vec<u8>)> {
-        let knocks = self.0.capabilities.wakes && self.0.links.count() < self.0.knockers;
         let added = Ring::new(&*self.0.inner).and_then(|ring| {
-            let offer = append(offer, Stage { ring: ring.key()?, knocks })?;
-            self.0.links.insert(Link::new(slot, ring, knocks));
-            Ok(offer)
+            let key = ring.key()?;
+            let link = self.0.links.insert(slot, ring, self.0.knockers);
+            let stage = Stage { ring: key, knocks: link.knocks };
+            append(offer, stage).inspect_err(|_| self.0.links.remove(&link))
         });
         match added {
             Ok(offer) => Ok((slot, offer)),

@@ -26,6 +26,8 @@ pub(crate) use local::{Around, Copied};
 
 /// Events of the card's that are looked at before they are handed on.
 const ROOM: usize = 256;
+/// Looks at the card's in a row, however many of them are knocks.
+const ROUNDS: usize = 16;
 /// Requests of ours that go to the card at once.
 const BATCH: usize = 32;
 
@@ -152,13 +154,6 @@ impl StagedEndpoint {
                 && self.shared.links.of(run.peer).is_some_and(|link| link.is_knock(run.kind, run.imm)))
     }
 
-    fn is_knock(&self, peer: PeerSlot, imm: u32) -> bool {
-        let local = self.locals.get(peer.0 as usize).and_then(Option::as_ref);
-        // A device that is lost has no connections here any more.
-        let is_agreed = || local.is_some_and(|local| local.link.is_knock(WorkKind::Write, Some(imm)));
-        imm == KNOCK && (self.is_lost || is_agreed())
-    }
-
     /// Whether anything is to be done here that no event of the card's will tell of.
     fn is_busy(&self) -> bool {
         self.has_moved
@@ -233,19 +228,10 @@ impl Endpoint for StagedEndpoint {
 
     fn poll(&mut self, into: &mut Completions) {
         // All there is: the rings are looked at below, and knocks must not pile up behind what they tell of.
-        let mut is_full = true;
-        while is_full && self.events.len() < ROOM {
-            self.inner.poll(&mut self.polled);
-            // After it: the card may tell of a connection that was not there before.
-            self.refresh();
-            if self.polled.is_stirred() {
-                into.stir();
+        for _ in 0..ROUNDS {
+            if self.events.len() >= ROOM || !self.poll_inner(into) {
+                break;
             }
-            is_full = self.polled.spare() == 0;
-            for place in 0..self.polled.as_slice().len() {
-                self.take(self.polled.as_slice()[place]);
-            }
-            self.polled.clear();
         }
         self.advance();
         while into.spare() > 0

@@ -14,13 +14,13 @@ pub(crate) struct Link {
     pub slot: PeerSlot,
     theirs: OnceLock<(There, Arc<dyn RemoteMemory>)>,
     pub ring: Ring,
-    /// Whether the peer has been told that it may.
-    knocks: bool,
+    /// Whether the peer is told that it may.
+    pub knocks: bool,
     is_leaving: AtomicBool,
 }
 
 impl Link {
-    pub(crate) fn new(slot: PeerSlot, ring: Ring, knocks: bool) -> Self {
+    fn new(slot: PeerSlot, ring: Ring, knocks: bool) -> Self {
         Self { slot, theirs: OnceLock::new(), ring, knocks, is_leaving: AtomicBool::new(false) }
     }
 
@@ -59,23 +59,23 @@ pub(crate) struct Links {
 }
 
 impl Links {
-    pub(crate) fn insert(&self, link: Link) {
-        let at = link.slot.0 as usize;
+    /// A new connection, which knocks if fewer than `knockers` are there.
+    pub(crate) fn insert(&self, slot: PeerSlot, ring: Ring, knockers: u64) -> Arc<Link> {
+        let at = slot.0 as usize;
         let mut all = self.all.lock().unwrap_or_else(PoisonError::into_inner);
         if all.len() <= at {
             all.resize(at + 1, None);
         }
-        all[at] = Some(Arc::new(link));
+        let knocks = (all.iter().flatten().count() as u64) < knockers;
+        let link = Arc::new(Link::new(slot, ring, knocks));
+        all[at] = Some(Arc::clone(&link));
         self.version.fetch_add(1, Ordering::Release);
+        link
     }
 
     pub(crate) fn of(&self, slot: PeerSlot) -> Option<Arc<Link>> {
         let all = self.all.lock().unwrap_or_else(PoisonError::into_inner);
         all.get(slot.0 as usize).cloned().flatten()
-    }
-
-    pub(crate) fn count(&self) -> u64 {
-        self.all.lock().unwrap_or_else(PoisonError::into_inner).iter().flatten().count() as u64
     }
 
     /// All connections are over.

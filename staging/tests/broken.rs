@@ -9,11 +9,16 @@ use std::time::Duration;
 use backend_verbs::Verbs;
 use staging::{Staged, Staging};
 use transport_core::spi::Backend;
-use transport_core::{Access, ErrorKind, Fabric, FabricBuilder, Peer, Region, RemoteRegion, TransportConfig};
+use transport_core::{
+    Access, ErrorKind, Fabric, FabricBuilder, Peer, Region, RemoteRegion, TransportConfig, WriteOptions,
+};
 
 use foreign::foreign;
 
 const LEN: usize = 1 << 20;
+const PARTS: usize = 16;
+const ROUNDS: usize = 20;
+const IMM: u32 = 5;
 const OPEN: Access = Access::REMOTE_WRITE.union(Access::REMOTE_READ);
 const LIMIT: Duration = Duration::from_secs(30);
 
@@ -32,12 +37,11 @@ fn open() -> Option<Fabric> {
     Some(FabricBuilder::new().transport(transport).open().expect("a fabric"))
 }
 
-/// All of a region, in parts; each has to succeed.
+/// All of a region, in parts with an imm each; each has to succeed.
 fn write(peer: &Peer, from: &Region, to: &RemoteRegion) {
-    const PART: usize = LEN / 16;
-    let parts = (0..16).map(|at| at * PART);
-    let under_way: Vec<_> =
-        parts.map(|at| peer.write(from, at..at + PART, to, at).expect("a staged write")).collect();
+    let options = WriteOptions::new().imm(IMM);
+    let part = |at| peer.write_with(from, at..at + LEN / PARTS, to, at, &options).expect("a staged write");
+    let under_way: Vec<_> = (0..PARTS).map(|at| part(at * LEN / PARTS)).collect();
     for mut write in under_way {
         write.wait(LIMIT).expect("a staged write");
     }
@@ -48,13 +52,20 @@ fn writes_go_on() {
     let Some((here, there)) = open().zip(open()) else { return };
     let (peer, origin) = here.connect_local(&there).expect("connected");
     let (from, to) = (foreign(&here, LEN, OPEN).unwrap(), foreign(&there, LEN, OPEN).unwrap());
-    let bytes: Vec<u8> = (0..LEN).map(|at| (at / 9) as u8 ^ (at >> 11) as u8).collect();
-    from.copy_in(0, &bytes).unwrap();
     let remote = peer.import(&to.descriptor()).unwrap();
     assert_eq!(remote.path(), "staged through the host's memory");
     let plain = there.alloc(4096, OPEN).unwrap();
     std::thread::scope(|scope| {
-        let writer = scope.spawn(|| (0..20).for_each(|_| write(&peer, &from, &remote)));
+        let writer = scope.spawn(|| {
+            for round in 0..ROUNDS {
+                let bytes: Vec<u8> = (0..LEN).map(|at| (at / 9) as u8 ^ round as u8).collect();
+                from.copy_in(0, &bytes).unwrap();
+                write(&peer, &from, &remote);
+                let mut came = vec![0; LEN];
+                to.copy_out(0, &mut came).unwrap();
+                assert!(came == bytes, "all bytes, in round {round}");
+            }
+        });
         let mut broken = 0;
         while !writer.is_finished() {
             let gone = here.alloc(4096, OPEN).unwrap();
@@ -68,7 +79,5 @@ fn writes_go_on() {
         }
         assert!(broken > 0, "no request was refused by the card");
     });
-    let mut came = vec![0; LEN];
-    to.copy_out(0, &mut came).unwrap();
-    assert!(came == bytes, "all bytes");
+    assert_eq!(origin.imm(IMM).count(), (ROUNDS * PARTS) as u64, "each imm once");
 }

@@ -1,10 +1,11 @@
 //! What ends at the endpoint: copies, requests, connections.
 
 use transport_core::ErrorKind;
-use transport_core::spi::{Event, PeerSlot, PostResult, Status};
+use transport_core::spi::{Completions, Event, PeerSlot, PostResult, Status, WorkKind};
 
 use super::{BATCH, Copied, StagedEndpoint};
 use crate::ours::{Name, Role};
+use crate::wire::KNOCK;
 
 impl StagedEndpoint {
     /// Launches copies, and acts on those that have ended.
@@ -60,6 +61,32 @@ impl StagedEndpoint {
         true
     }
 
+    /// Takes what the card has to tell; whether there may be more that is to be taken at once.
+    pub(super) fn poll_inner(&mut self, into: &mut Completions) -> bool {
+        self.inner.poll(&mut self.polled);
+        // After it: the card may tell of a connection that was not there before.
+        self.refresh();
+        if self.polled.is_stirred() {
+            into.stir();
+        }
+        let is_full = self.polled.spare() == 0;
+        // Who polls again has handled the end of a peer.
+        let has_end = self.polled.as_slice().iter().any(|event| matches!(event, Event::PeerGone { .. }));
+        for place in 0..self.polled.as_slice().len() {
+            self.take(self.polled.as_slice()[place]);
+        }
+        self.polled.clear();
+        self.has_moved |= is_full;
+        is_full && !has_end
+    }
+
+    fn is_knock(&self, peer: PeerSlot, imm: u32) -> bool {
+        let local = self.locals.get(peer.0 as usize).and_then(Option::as_ref);
+        // A device that is lost has no connections here any more.
+        let is_agreed = || local.is_some_and(|local| local.link.is_knock(WorkKind::Write, Some(imm)));
+        imm == KNOCK && (self.is_lost || is_agreed())
+    }
+
     /// Acts on an event of the card's.
     pub(super) fn take(&mut self, event: Event) {
         match event {
@@ -109,6 +136,7 @@ impl StagedEndpoint {
         }
         // Its slot may have its next connection by now.
         self.seen = u64::MAX;
+        self.refresh();
     }
 
     /// Waits until no copy is under way: some tens of microseconds, at the end of a connection.

@@ -44,17 +44,26 @@ impl Outlet {
         for place in std::mem::take(&mut self.held) {
             self.ended_by(place, Err(end), around);
         }
-        let mut unposted = Vec::new();
+        let (mut unposted, mut repeated) = (Vec::new(), Vec::new());
         around.outbox.retain(|request| {
-            let is_new = |name: &Name| match name.role {
-                Role::Data => true,
-                Role::Ask => !self.slots[name.slot].is_in_doubt,
-                Role::Reply | Role::Answer => false,
-            };
-            let new = Name::of(request.id).filter(is_new);
-            unposted.extend(new);
-            new.is_none()
+            let Some(name) = Name::of(request.id) else { return true };
+            match name.role {
+                Role::Reply | Role::Answer => true,
+                Role::Ask if self.slots[name.slot].is_in_doubt => {
+                    repeated.push(name.slot);
+                    true
+                }
+                Role::Data | Role::Ask => {
+                    unposted.push(name);
+                    false
+                }
+            }
         });
+        // The card has not taken these: they ask for nothing now.
+        for place in repeated {
+            let ask = self.asked(place);
+            self.link.ring.set_ask(place, ask);
+        }
         for name in unposted {
             self.slots[name.slot].is_ask_posted = false;
             self.ended_by(name.slot, Err(end), around);

@@ -103,7 +103,7 @@ impl Outlet {
     }
 
     /// What is asked for a slot in its turn: nothing, where its request has failed meanwhile.
-    fn asked(&mut self, place: usize) -> Ask {
+    pub(super) fn asked(&mut self, place: usize) -> Ask {
         let (number, turn, imm) = (self.slots[place].request, self.slots[place].turn, self.slots[place].imm);
         let (at, len) = (self.slots[place].at, self.slots[place].len);
         let nothing = Ask { turn, verb: Verb::Nothing, key: 0, offset: 0, len: 0, imm: None };
@@ -174,8 +174,10 @@ impl Outlet {
             (_, Err(status)) => {
                 let slot = &mut self.slots[place];
                 (slot.is_ask_posted, slot.is_in_doubt, slot.is_ask_due) = (false, true, true);
-                // A card does not repeat for another connection what may have told of an imm; this may come twice.
+                // No backend repeats what may have told of an imm; this may come twice. A peer that is dead is told of
+                // elsewhere.
                 let is_cut = is_doubted && status.kind == ErrorKind::Unreachable;
+                tracing::debug!(place, status.code, is_cut, "staging: an ask has failed");
                 if let Some(request) = self.request(number).filter(|_| !is_cut) {
                     request.fail(End { status, is_doubted });
                 }
