@@ -51,12 +51,16 @@ impl StagedDomain {
         capabilities.stages = true;
         // An imm tells when a peer has written into a ring.
         capabilities.wakes &= capabilities.operations.contains(Operations::WRITE_IMM);
-        let mut knockers = if capabilities.wakes { u64::MAX } else { 0 };
-        if capabilities.wakes && capabilities.cq_depth != u64::MAX {
+        let knockers = match (capabilities.wakes, &mut capabilities.cq_depth) {
+            (false, _) => 0,
+            (true, &mut u64::MAX) => u64::MAX,
             // The queue is shared with the users' imms.
-            knockers = capabilities.cq_depth / 2 / KNOCKS;
-            capabilities.cq_depth -= knockers * KNOCKS;
-        }
+            (true, depth) => {
+                let knockers = *depth / 2 / KNOCKS;
+                *depth -= knockers * KNOCKS;
+                knockers
+            }
+        };
         capabilities.max_direct = 0;
         // One from staged memory takes a slot.
         capabilities.max_message = capabilities.max_message.min(SLOT as u64);

@@ -75,8 +75,9 @@ impl Outlet {
         let is_far = work.kind != WorkKind::Send && work.remote & KeyMaterial::STAGED != 0;
         // The first one of no bytes takes a slot as well: see `fill`.
         let has_imm_left = true;
+        let is_told = !is_far && self.link.is_knock(work.kind, work.imm);
         let failed = None;
-        let request = Request { work: *work, local, is_far, cut: 0, open: 0, has_imm_left, failed };
+        let request = Request { work: *work, local, is_far, is_told, cut: 0, open: 0, has_imm_left, failed };
         self.requests.insert(self.count, request);
         self.count += 1;
     }

@@ -1,40 +1,24 @@
 //! Staged writes over a connection of a card's that breaks under them, as it does whenever a peer refuses a request.
 #![cfg(target_os = "linux")]
 
-mod foreign;
+mod fabric;
 
-use std::sync::Arc;
 use std::time::Duration;
 
 use backend_verbs::Verbs;
-use staging::{Staged, Staging};
-use transport_core::spi::Backend;
-use transport_core::{
-    Access, ErrorKind, Fabric, FabricBuilder, Peer, Region, RemoteRegion, TransportConfig, WriteOptions,
-};
+use staging::Staging;
+use transport_core::{ErrorKind, Fabric, Peer, Region, RemoteRegion, WriteOptions};
 
-use foreign::foreign;
+use fabric::{OPEN, foreign};
 
 const LEN: usize = 1 << 20;
 const PARTS: usize = 16;
 const ROUNDS: usize = 20;
 const IMM: u32 = 5;
-const OPEN: Access = Access::REMOTE_WRITE.union(Access::REMOTE_READ);
 const LIMIT: Duration = Duration::from_secs(30);
 
-/// `None`, and why on standard error, where there is no card.
 fn open() -> Option<Fabric> {
-    let inner = Arc::new(Verbs::new());
-    let devices = match inner.probe() {
-        Ok(mut devices) => devices.drain(..1).collect::<Vec<_>>(),
-        Err(why) => {
-            eprintln!("skipped: {}; {}", why.reason, why.remedy);
-            return None;
-        }
-    };
-    let backend = Arc::new(Staged::new(inner, Staging::WhereRefused));
-    let transport = TransportConfig::new("card", backend).devices(devices);
-    Some(FabricBuilder::new().transport(transport).open().expect("a fabric"))
+    fabric::open(Verbs::new(), Staging::WhereRefused)
 }
 
 /// All of a region, in parts with an imm each; each has to succeed.
@@ -51,7 +35,7 @@ fn write(peer: &Peer, from: &Region, to: &RemoteRegion) {
 fn writes_go_on() {
     let Some((here, there)) = open().zip(open()) else { return };
     let (peer, origin) = here.connect_local(&there).expect("connected");
-    let (from, to) = (foreign(&here, LEN, OPEN).unwrap(), foreign(&there, LEN, OPEN).unwrap());
+    let (from, to) = (foreign(&here, LEN).unwrap(), foreign(&there, LEN).unwrap());
     let remote = peer.import(&to.descriptor()).unwrap();
     assert_eq!(remote.path(), "staged through the host's memory");
     let plain = there.alloc(4096, OPEN).unwrap();

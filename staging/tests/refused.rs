@@ -1,37 +1,22 @@
 //! What libfabric's tcp refuses is staged, where both sides allow it.
 #![cfg(all(target_os = "linux", target_env = "gnu"))]
 
-mod foreign;
-
-use std::sync::Arc;
+mod fabric;
 
 use backend_efa::{Efa, EfaConfig};
-use staging::{Staged, Staging};
-use transport_core::spi::Backend;
-use transport_core::{
-    Access, ErrorKind, Fabric, FabricBuilder, Pages, Peer, Region, Result, TransportConfig, WriteOptions,
-};
+use staging::Staging;
+use transport_core::{Access, ErrorKind, Fabric, Pages, Peer, Region, Result, WriteOptions};
+
+use fabric::OPEN;
 
 const LEN: usize = 3 << 20;
-const OPEN: Access = Access::REMOTE_WRITE.union(Access::REMOTE_READ);
 
-/// `None`, and why on standard error, where there is no libfabric.
 fn open(staging: Staging) -> Option<Fabric> {
-    let inner = Arc::new(Efa::with(EfaConfig::default().provider("tcp").node("127.0.0.1")));
-    let devices = match inner.probe() {
-        Ok(devices) => devices,
-        Err(why) => {
-            eprintln!("skipped: {}; {}", why.reason, why.remedy);
-            return None;
-        }
-    };
-    let backend = Arc::new(Staged::new(inner, staging));
-    let transport = TransportConfig::new("tcp", backend).devices(devices);
-    Some(FabricBuilder::new().transport(transport).open().expect("a fabric"))
+    fabric::open(Efa::with(EfaConfig::default().provider("tcp").node("127.0.0.1")), staging)
 }
 
 fn foreign(fabric: &Fabric) -> Result<Region> {
-    foreign::foreign(fabric, LEN, OPEN)
+    fabric::foreign(fabric, LEN)
 }
 
 fn bytes(seed: u8) -> Vec<u8> {

@@ -143,7 +143,7 @@ fn idle(context: &Context) -> Verdict {
     std::thread::sleep(Duration::from_millis(200));
     // What else the machine does can only add to it: cold caches, mostly. So one span within the limit shows it.
     let mut least = SPAN;
-    for _ in 0..8 {
+    for _ in 0..3 {
         let before = child.census()?;
         std::thread::sleep(SPAN);
         least = least.min(child.census()?.busy - before.busy);

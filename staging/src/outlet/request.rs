@@ -12,6 +12,8 @@ pub(super) struct Request {
     pub(super) local: Option<Arc<Entry>>,
     /// The peer's is.
     pub(super) is_far: bool,
+    /// Its imm goes as an ask: by the card it would be taken for a knock.
+    pub(super) is_told: bool,
     /// Bytes that are in a slot, or were.
     pub(super) cut: u64,
     /// Slots that have not ended.
@@ -28,6 +30,11 @@ pub(super) struct End {
 }
 
 impl Request {
+    /// Whether the peer is asked about a slot with such an imm.
+    pub(super) fn is_asked(&self, imm: Option<u32>) -> bool {
+        self.is_far || (self.is_told && imm.is_some())
+    }
+
     pub(super) fn fail(&mut self, end: End) {
         self.failed.get_or_insert(end);
         self.cut = self.work.len;

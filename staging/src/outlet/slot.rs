@@ -74,8 +74,8 @@ impl Outlet {
         };
         let Some(request) = self.request(number) else { return };
         let (work, is_far, is_filled) = (request.work, request.is_far, request.local.is_some());
-        let is_told = !is_far && self.link.is_knock(work.kind, imm);
-        if (is_far && work.kind == WorkKind::Read) || ((is_far || is_told) && len == 0) {
+        let is_asked = request.is_asked(imm);
+        if is_asked && (work.kind == WorkKind::Read || len == 0) {
             return self.ask(place, around);
         }
         let (mut local, mut key) = (self.link.ring.ours(place), self.link.ring.lkey());
@@ -90,7 +90,7 @@ impl Outlet {
             };
             (posted.remote, posted.rkey) = (there.theirs(place), there.rkey);
         } else {
-            (posted.kind, posted.imm) = (work.kind, imm.filter(|_| !is_told));
+            (posted.kind, posted.imm) = (work.kind, imm.filter(|_| !is_asked));
         }
         around.outbox.push_back(posted);
     }
@@ -156,10 +156,8 @@ impl Outlet {
         let (number, imm) = (slot.request, slot.imm);
         match (name.role, outcome) {
             (Role::Data, Ok(())) => {
-                let is_knock = self.link.is_knock(WorkKind::Write, imm);
                 let Some(request) = self.request(number) else { return };
-                let is_asked = request.is_far || is_knock;
-                match (request.work.kind, is_asked, request.failed.is_some()) {
+                match (request.work.kind, request.is_asked(imm), request.failed.is_some()) {
                     (_, _, true) => self.ended(place, Ok(()), around),
                     (WorkKind::Write, true, _) => self.ask(place, around),
                     (WorkKind::Read, ..) => self.empty(place, around),
