@@ -154,7 +154,8 @@ impl Gpus {
     }
 
     /// Takes as many of `pieces` as follow the last request without another look-up, and says how many.
-    #[inline]
+    // A function of its own has registers for all that its loop needs.
+    #[inline(never)]
     pub(crate) fn follow(
         &mut self,
         import: &Import,
@@ -169,10 +170,9 @@ impl Gpus {
             return 0;
         }
         let room = lane.room().min(pieces.len());
-        let mut taken = 0;
-        let following = pieces[..room].iter().take_while(|piece| way.holds(piece)).inspect(|_| taken += 1);
+        let taken = pieces[..room].iter().take_while(|piece| way.holds(piece)).count();
         // SAFETY: as in `push`.
-        unsafe { lane.add_next(following.map(|piece| way.ends(piece)), way.reach) };
+        unsafe { lane.add_next(pieces[..taken].iter().map(|piece| way.ends(piece)), way.reach) };
         lane.follow(first, taken as u32);
         taken
     }

@@ -60,6 +60,7 @@ mod foreign;
 #[cfg(all(fuzzing, target_os = "linux"))]
 pub mod fuzz;
 mod gpu;
+mod held;
 mod host;
 mod lane;
 mod link;

@@ -1,8 +1,5 @@
 //! Runs requests in the calling thread, a batch under as few leases as can be.
 
-use std::sync::Arc;
-
-use arc_swap::Guard;
 use transport_core::spi::{Piece, Status, WorkKind, WorkRequest};
 use transport_core::{ErrorKind, copy};
 
@@ -11,10 +8,11 @@ use crate::ended::Ended;
 #[cfg(target_os = "linux")]
 use crate::foreign::Vector;
 use crate::gpu::{self, FAR, Gpus};
+use crate::held::Held;
 use crate::lane::{self, MESSAGE};
 use crate::peer::Outbound;
 use crate::region::Regions;
-use crate::remote::{Import, Imports, Place};
+use crate::remote::{Imports, Place};
 use crate::shortcut::Shortcut;
 use crate::staging::Outlets;
 use crate::status::status;
@@ -35,24 +33,6 @@ pub(crate) struct Runner<'a> {
     pub(crate) gpus: &'a mut Gpus,
 }
 
-/// The import used last, with its lease.
-pub(crate) struct Held {
-    import: Guard<Option<Arc<Import>>>,
-}
-
-impl Held {
-    #[inline]
-    fn import(&self) -> &Import {
-        self.import.as_ref().expect("`Imports::find` returns what is there")
-    }
-}
-
-impl Drop for Held {
-    fn drop(&mut self) {
-        self.import().leave();
-    }
-}
-
 impl Runner<'_> {
     /// Runs the requests of a run in order and files their ends, up to the first
     /// whose lane is full. Returns how many it ran.
@@ -66,16 +46,16 @@ impl Runner<'_> {
             let followed = unsafe { self.short.follow(template, &pieces[ran..]) };
             self.ended.done(template.id + ran as u64, followed as u32);
             ran += followed;
+            if let Some(held) = self.held.as_ref().filter(|held| self.far && held.is_of(template)) {
+                let next = template.id + ran as u64;
+                ran += self.gpus.follow(held.import(), template, next, &pieces[ran..]);
+            }
             let Some(piece) = pieces.get(ran) else { break };
             // SAFETY: by the caller.
             if !unsafe { self.run(&template.with_piece(ran, piece)) } {
                 break;
             }
             ran += 1;
-            if let Some(held) = self.held.as_ref().filter(|_| self.far) {
-                let next = template.id + ran as u64;
-                ran += self.gpus.follow(held.import(), template, next, &pieces[ran..]);
-            }
         }
         ran
     }
@@ -133,7 +113,7 @@ impl Runner<'_> {
     /// Hands a request over to a GPU.
     #[inline(never)]
     fn run_far(&mut self, request: &WorkRequest) -> bool {
-        let Some(Some(import)) = self.held.as_ref().map(|held| &*held.import) else { return false };
+        let Some(import) = self.held.as_ref().map(Held::import) else { return false };
         match self.gpus.push(self.regions, import, request) {
             Ok(taken) => taken,
             Err(kind) => self.file(request.id, Err(status(kind))),
@@ -151,11 +131,8 @@ impl Runner<'_> {
     /// Makes the request's import the held one, and checks the request against it.
     #[inline]
     fn hold(&mut self, request: &WorkRequest) -> Result<usize, ErrorKind> {
-        let fits = self.held.as_ref().is_some_and(|held| {
-            let import = held.import();
-            import.rkey == request.rkey && import.target.peer == request.peer && !self.short.is_spent()
-        });
-        if !fits {
+        let fits = |held: &Held| held.is_of(request) && !self.short.is_spent();
+        if !self.held.as_ref().is_some_and(fits) {
             self.renew(request)?;
         }
         match &self.held {
@@ -176,7 +153,7 @@ impl Runner<'_> {
             known.enter()?;
             self.short = Shortcut::new(known);
         }
-        self.held = Some(Held { import });
+        self.held = Some(Held::new(import));
         Ok(())
     }
 

@@ -132,6 +132,33 @@ fn pages_of_any_size_and_place() {
 }
 
 #[test]
+fn pages_of_two_sizes_share_batches() {
+    let pair = fabrics(&LoopbackConfig::default());
+    for places in pairs() {
+        const COUNT: u32 = 4000;
+        let half = COUNT as usize * 4096;
+        let (source, content_here, target, remote) = pair.regions(places, 2 * half);
+        // One after the other at the source, backwards at the target: no two are joined.
+        let pages = |first, order: Vec<u32>| Pages::new(order).stride(4096).offset(first);
+        let write = |first, page| {
+            let (from, to) = (pages(first, (0..COUNT).collect()), pages(first, (0..COUNT).rev().collect()));
+            pair.to.write_pages(&source, &from, &remote, &to, page).unwrap()
+        };
+        let mut ops = [write(0, 4096), write(half, 1000)];
+        ops.iter_mut().for_each(|op| _ = op.wait(LIMIT).unwrap());
+        let found = content(&target);
+        for (first, page) in [(0, 4096), (half, 1000)] {
+            let there = found[first..][..half].chunks(4096);
+            let here = content_here[first..][..half].chunks(4096).rev();
+            let alike = |(there, here): (&[u8], &[u8])| {
+                there[..page] == here[..page] && there[page..].iter().all(|byte| *byte == 0)
+            };
+            assert!(there.zip(here).all(alike), "{places:?} {page}");
+        }
+    }
+}
+
+#[test]
 fn blocks_and_groups_change_no_byte() {
     for (blocks, devices) in [(1, 1), (4, 2), (132, 2)] {
         let config = LoopbackConfig::default().devices(devices).groups(devices).gpu_blocks(blocks);

@@ -34,9 +34,7 @@ class Multirail:
         """One measurement, by the options of `multirail bench`; its row."""
         return self.start(*options, duration=duration, **settings).row()
 
-    def start(
-        self, *options, duration, src="gpu:0", dst=None, in_process=False, blocks=None, size=None, pages=None, threads=None
-    ):
+    def start(self, *options, duration, src="gpu:0", dst=None, in_process=False, blocks=None, size=None, pages=None):
         """A measurement that runs beside others."""
         command = [self.path, "bench", "--json", "--backend", "loopback", "--src", src, "--dst", dst or self.far]
         command += ["--duration", f"{round(duration * 1000)}ms"]
@@ -44,17 +42,15 @@ class Multirail:
         command += ["--gpu-blocks", str(blocks)] if blocks else []
         command += ["--size", str(size)] if size else []
         command += ["--pages", str(pages)] if pages else []
-        environment = {**os.environ, "MULTIRAIL_LOOPBACK_THREADS": str(threads)} if threads else None
-        return Running(command + [str(option) for option in options], duration, environment)
+        return Running(command + [str(option) for option in options], duration)
 
 
 class Running:
     """A bench that was started."""
 
-    def __init__(self, command, duration, environment=None):
+    def __init__(self, command, duration):
         self.command, self.duration, self.ended = command, duration, None
-        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-        self.process = subprocess.Popen(command, text=True, env=environment, **pipes)
+        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
     def row(self):
         """Waits for it. `ended` is when its row came, which is right after its last round unless it verifies."""

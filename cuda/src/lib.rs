@@ -39,6 +39,7 @@
 //! reads, `verify` that of `kernels/verify.cu`; `reaper` gives memory back.
 
 mod attributes;
+mod batch;
 mod block;
 mod context;
 mod device;

@@ -1,7 +1,7 @@
 //! Copies on one GPU, in batches, without waiting for them.
 //!
 //! What is added is gathered in an open batch. Pages go into a table, for the kernel; what lies in one piece of
-//! [`LARGE`] bytes or more goes to the copy engine, which leaves the GPU's processors alone, and so does what
+//! 2 MiB or more goes to the copy engine, which leaves the GPU's processors alone, and so does what
 //! the kernel cannot reach. Batches take turns on four streams: a kernel takes 7 µs to begin and to end (H200),
 //! in which those of the other streams keep the line busy.
 
@@ -9,9 +9,10 @@ use std::collections::VecDeque;
 
 use transport_core::{ErrorKind, Result};
 
+use crate::batch::Batch;
 use crate::kernel::{UNIT, WARPS};
 use crate::stream::Stream;
-use crate::tables::{ENTRIES, TABLES, Tables};
+use crate::tables::{TABLES, Tables};
 use crate::{Device, Reach};
 
 /// Streams that batches take turns on, at most. With one, pages of 64 KiB moved between two H200s at 0.60, 0.81 and
@@ -20,13 +21,6 @@ const STREAMS: usize = 4;
 /// Blocks of a launch where there are enough for several: eight carry 0.87 of the line alone. With fewer the last
 /// batch would be alone for long.
 const BLOCKS: usize = 8;
-/// A contiguous piece for the copy engine: one of 1 MiB at a time moved at half of the line, of 4 MiB at 0.8.
-const LARGE: u64 = 2 << 20;
-/// Pieces that lie one after the other are joined up to that.
-const LONGEST: u64 = 1 << 30;
-/// Bytes of a batch at which it is full: the line carries them in a third of a millisecond, which is how long a region
-/// is held.
-const MOST: u64 = 128 << 20;
 /// Looks at an answer that has not come until the driver is asked what is wrong.
 const PATIENCE: u32 = 1 << 14;
 
@@ -36,7 +30,8 @@ pub struct Mover {
     tables: Tables,
     /// Of each launch of the kernel.
     blocks: u32,
-    open: Open,
+    /// What is being gathered.
+    open: Batch,
     /// Launched and not landed, the first first.
     flying: VecDeque<Flight>,
     /// Bytes on their way, by stream.
@@ -45,27 +40,6 @@ pub struct Mover {
     looks: u32,
     /// Dropped last: the streams go with its context.
     device: Device,
-}
-
-/// What is being gathered.
-#[derive(Default)]
-struct Open {
-    table: usize,
-    entries: usize,
-    longest: u32,
-    shortest: u32,
-    bytes: u64,
-    copies: Vec<Piece>,
-    /// May still grow.
-    last: Option<Piece>,
-}
-
-#[derive(Clone, Copy)]
-struct Piece {
-    to: u64,
-    from: u64,
-    len: u64,
-    reach: Reach,
 }
 
 #[derive(Clone, Copy)]
@@ -91,7 +65,7 @@ impl Mover {
             busy: vec![0; streams.len()],
             streams,
             tables: Tables::new(device)?,
-            open: Open { shortest: u32::MAX, ..Open::default() },
+            open: Batch::default(),
             flying: VecDeque::with_capacity(TABLES),
             launched: 0,
             looks: 0,
@@ -106,10 +80,7 @@ impl Mover {
     /// Pieces that may be added before the next launch.
     #[inline]
     pub fn room(&self) -> usize {
-        if self.open.bytes >= MOST {
-            return 0;
-        }
-        ENTRIES.saturating_sub(self.open.entries + self.open.copies.len() + 1)
+        self.open.room()
     }
 
     /// Bytes that wait for the next launch.
@@ -121,8 +92,7 @@ impl Mover {
     /// Whether what waits is one piece that may still grow, for the copy engine in the end.
     #[inline]
     pub fn is_growing(&self) -> bool {
-        let large = |last: &Piece| last.len >= LARGE && last.reach == Reach::Kernel;
-        self.open.entries == 0 && self.open.copies.is_empty() && self.open.last.as_ref().is_some_and(large)
+        self.open.is_growing()
     }
 
     /// Batches that were launched and have not landed.
@@ -144,40 +114,12 @@ impl Mover {
     /// Both ends are memory that the GPU reaches as `reach` says, and stay until the batch has landed.
     #[inline]
     pub unsafe fn add(&mut self, pieces: impl Iterator<Item = (u64, u64, u64)>, reach: Reach) {
-        let (mut last, mut bytes) = (self.open.last.take(), 0);
-        for (to, from, len) in pieces {
-            bytes += len;
-            if let Some(last) = &mut last
-                && (last.to + last.len, last.from + last.len, last.reach) == (to, from, reach)
-                && last.len + len <= LONGEST
-            {
-                last.len += len;
-            } else if let Some(before) = last.replace(Piece { to, from, len, reach }) {
-                self.file(before);
-            }
-        }
-        self.open.last = last;
-        self.open.bytes += bytes;
+        self.open.add(&mut self.tables.fill(self.open.table), pieces, reach);
     }
 
     /// What is added from now on is not joined to what was added before: it belongs to other memory.
     pub fn divide(&mut self) {
-        if let Some(last) = self.open.last.take() {
-            self.file(last);
-        }
-    }
-
-    #[inline]
-    fn file(&mut self, piece: Piece) {
-        if piece.reach == Reach::Driver || piece.len >= LARGE {
-            return self.open.copies.push(piece);
-        }
-        // Below `LARGE`, so it fits.
-        let len = piece.len as u32;
-        self.tables.enter(self.open.table, self.open.entries, piece.to, piece.from, len);
-        self.open.entries += 1;
-        self.open.longest = self.open.longest.max(len);
-        self.open.shortest = self.open.shortest.min(len);
+        self.open.divide(&mut self.tables.fill(self.open.table));
     }
 
     /// Starts moving the open batch, if there is anything in it; it has to be
@@ -188,27 +130,24 @@ impl Mover {
     pub fn launch(&mut self) -> Result<()> {
         debug_assert!(self.may_launch());
         self.divide();
-        if self.open.entries == 0 && self.open.copies.is_empty() {
+        if self.open.is_empty() {
             return Ok(());
         }
         self.launched = self.launched.wrapping_add(1);
-        let (table, value) = (self.open.table, self.launched);
         // The one with the least to do: all end together then, however unequal batches are.
         let stream = (0..self.busy.len()).min_by_key(|stream| self.busy[*stream]).unwrap_or(0);
-        let flight = Flight { table, stream, value, bytes: self.open.bytes };
+        let flight = Flight { table: self.open.table, stream, value: self.launched, bytes: self.open.bytes };
         let started = self.start(flight);
-        self.open.copies.clear();
-        (self.open.entries, self.open.bytes) = (0, 0);
-        (self.open.longest, self.open.shortest) = (0, u32::MAX);
-        if let Err(why) = started {
-            self.quiesce(flight.stream);
-            return Err(why);
+        match &started {
+            Ok(()) => {
+                self.busy[flight.stream] += flight.bytes;
+                self.flying.push_back(flight);
+            }
+            Err(_) => self.quiesce(flight.stream),
         }
-        self.busy[flight.stream] += flight.bytes;
-        self.flying.push_back(flight);
         let taken = |table: usize| self.flying.iter().any(|flight| flight.table == table);
-        self.open.table = (0..TABLES).find(|table| !taken(*table)).unwrap_or(table);
-        Ok(())
+        self.open.begin((0..TABLES).find(|table| !taken(*table)).unwrap_or(flight.table));
+        started
     }
 
     fn start(&self, flight: Flight) -> Result<()> {
@@ -224,8 +163,7 @@ impl Mover {
                 return unsafe { stream.write(self.tables.word(flight.table), flight.value) };
             }
             let (entries, units) = (open.entries as u32, open.longest.div_ceil(UNIT));
-            let each = if open.shortest == open.longest { open.longest } else { 0 };
-            let launch = self.tables.launch(flight.table, entries, units, each, flight.value);
+            let launch = self.tables.launch(flight.table, entries, units, open.each, flight.value);
             let blocks = (entries * units).div_ceil(WARPS).min(self.blocks);
             // SAFETY: the table was filled, and is not touched until it has landed; its entries are as `add`
             // was promised.

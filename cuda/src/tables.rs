@@ -1,6 +1,7 @@
 //! Page tables in the host's memory, where the kernel reads them, and the words by which it answers.
 
 use std::ffi::c_void;
+use std::marker::PhantomData;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -19,10 +20,48 @@ pub(crate) const TABLES: usize = 9;
 
 /// One table as the kernel reads it. The processor only writes it.
 #[repr(C)]
-struct Table {
-    from: [u64; ENTRIES],
-    to: [u64; ENTRIES],
-    len: [u32; ENTRIES],
+pub(crate) struct Table {
+    pub from: [u64; ENTRIES],
+    pub to: [u64; ENTRIES],
+    pub len: [u32; ENTRIES],
+}
+
+/// A table that is being filled.
+pub(crate) struct Filling<'a> {
+    table: *mut Table,
+    lives: PhantomData<&'a mut Table>,
+}
+
+impl Filling<'_> {
+    /// Enters where page number `at`, below [`ENTRIES`], comes from and goes to.
+    #[inline(always)]
+    pub fn enter(&mut self, at: usize, to: u64, from: u64) {
+        assert!(at < ENTRIES);
+        // SAFETY: in bounds; no kernel reads a table that is being filled.
+        unsafe {
+            (&raw mut (*self.table).from[at]).write(from);
+            (&raw mut (*self.table).to[at]).write(to);
+        }
+    }
+
+    /// Its bytes, where pages differ in them.
+    #[inline]
+    pub fn enter_len(&mut self, at: usize, len: u32) {
+        assert!(at < ENTRIES);
+        // SAFETY: as in `enter`.
+        unsafe { (&raw mut (*self.table).len[at]).write(len) };
+    }
+}
+
+#[cfg(test)]
+impl Table {
+    pub fn empty() -> Box<Self> {
+        Box::new(Self { from: [0; ENTRIES], to: [0; ENTRIES], len: [0; ENTRIES] })
+    }
+
+    pub fn fill(&mut self) -> Filling<'_> {
+        Filling { table: self, lives: PhantomData }
+    }
 }
 
 /// The word that the kernel answers by, on a line of its own.
@@ -74,17 +113,10 @@ impl Tables {
         })
     }
 
-    /// Enters a page as number `at` of table `table`, both within bounds.
+    /// Table `table`, to be filled: no kernel reads it meanwhile.
     #[inline]
-    pub fn enter(&mut self, table: usize, at: usize, to: u64, from: u64, len: u32) {
-        assert!(at < ENTRIES);
-        let table = self.table(table);
-        // SAFETY: in bounds; no kernel reads a table that is being filled.
-        unsafe {
-            (&raw mut (*table).from[at]).write(from);
-            (&raw mut (*table).to[at]).write(to);
-            (&raw mut (*table).len[at]).write(len);
-        }
+    pub fn fill(&mut self, table: usize) -> Filling<'_> {
+        Filling { table: self.table(table), lives: PhantomData }
     }
 
     /// What the kernel is to be told of table `table`, whose first `entries` were filled, with pages of `each`

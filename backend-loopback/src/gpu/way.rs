@@ -149,7 +149,8 @@ impl Way {
     /// Whether the peer's region has a piece that is not empty.
     #[inline(always)]
     pub(super) fn holds(&self, piece: &Piece) -> bool {
-        piece.len > 0 && piece.remote <= self.len && piece.len <= self.len - piece.remote
+        // What is empty wraps around.
+        piece.remote <= self.len && piece.len.wrapping_sub(1) < self.len - piece.remote
     }
 
     /// Where a piece goes, where it comes from, and its bytes.
