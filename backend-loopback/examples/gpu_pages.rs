@@ -1,5 +1,5 @@
-//! Writes shuffled pages between GPUs, driven by this thread alone, and says what a page takes: where that is more than
-//! the line takes for it, more workers are worth it.
+//! Writes shuffled pages between GPUs, driven by this thread alone, and says what a page takes: this thread or the GPUs,
+//! whichever is slower. Small pages are the thread's; where the line takes less for one, more workers are worth it.
 //!
 //! `gpu_pages [PAGE BYTES] [PAGES] [FROM GPU] [TO GPU]`
 

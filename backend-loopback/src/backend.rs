@@ -64,7 +64,7 @@ impl LoopbackConfig {
         self
     }
 
-    /// Pages are copied by `blocks` processors of a GPU at once.
+    /// Pages are copied by `blocks` blocks at once, each on a processor of the GPU.
     pub fn gpu_blocks(mut self, blocks: u32) -> Self {
         self.gpu_blocks = blocks.max(1);
         self

@@ -82,7 +82,6 @@ impl LoopbackEndpoint {
             #[cfg(target_os = "linux")]
             vector: &mut self.vector,
             held: None,
-            far: false,
             short: Shortcut::default(),
             outlets: &mut self.outlets,
             regions: &self.shared.core.regions,

@@ -123,10 +123,12 @@ impl Gpus {
         Self { config, lanes: Vec::new(), late: Late::default(), last: None, ways: Ways::default() }
     }
 
-    /// Takes a request that was checked against its import, whose lease is held: `false` if there is no room
-    /// now.
+    /// Takes a request: `false` if there is no room now.
+    ///
+    /// # Safety
+    /// It was checked against its import, whose lease is held; the local span is valid by the contract of `post`.
     #[cold]
-    pub(crate) fn push(
+    pub(crate) unsafe fn push(
         &mut self,
         regions: &Regions,
         import: &std::sync::Arc<Import>,
@@ -146,32 +148,28 @@ impl Gpus {
             lane.turn_to(way.within);
         }
         let piece = Piece { local: request.local, remote: request.remote, len: request.len };
-        // SAFETY: the import was checked for the range, and the batch holds its lease; the local span is valid
-        // by the contract of `post`.
+        // SAFETY: by the caller, and the batch holds the import's lease.
         unsafe { lane.add(request, way.ends(&piece), way.reach) };
         self.last = Some(way);
         Ok(true)
     }
 
-    /// Takes as many of `pieces` as follow the last request without another look-up, and says how many.
+    /// Takes as many of `pieces` as go the way of the last request, and says how many: none if the template's do not.
+    ///
+    /// # Safety
+    /// The template names an import of its peer's; the local spans are valid by the contract of `post`.
     // A function of its own has registers for all that its loop needs.
     #[inline(never)]
-    pub(crate) fn follow(
-        &mut self,
-        import: &Import,
-        template: &WorkRequest,
-        first: u64,
-        pieces: &[Piece],
-    ) -> usize {
+    pub(crate) unsafe fn follow(&mut self, template: &WorkRequest, first: u64, pieces: &[Piece]) -> usize {
         let Some(way) = self.last else { return 0 };
         let lane = &mut self.lanes[way.lane];
-        let follows = way.is_of(template) && way.leads_to(import) && template.imm.is_none();
-        if !follows || !lane.is_begun(import) {
+        if !way.is_of(template) || template.imm.is_some() || !lane.is_begun(template.rkey) {
             return 0;
         }
         let room = lane.room().min(pieces.len());
         let taken = pieces[..room].iter().take_while(|piece| way.holds(piece)).count();
-        // SAFETY: as in `push`.
+        // SAFETY: the way is that of a request of this kind between these regions, whose rights were checked; the
+        // region has these pieces, and the open batch its lease; the rest by the caller.
         unsafe { lane.add_next(pieces[..taken].iter().map(|piece| way.ends(piece)), way.reach) };
         lane.follow(first, taken as u32);
         taken

@@ -9,7 +9,7 @@
 //! Read in this order: `ring`, `lane` and `board` lie in a `segment`;
 //! `region`, `orphan`, `registration` and `remote` are memory, ours and theirs; `peer`, `peers`,
 //! `offer`, `host` and `connector` bring two domains together; `runner`, with
-//! `shortcut`, moves bytes for the `endpoint` and `direct`; `staging`, `outlet` and
+//! `held` and `shortcut`, moves bytes for the `endpoint` and `direct`; `staging`, `outlet` and
 //! `stage` move those that only their owner can reach, `gpu` has GPUs move theirs; `attached` is a peer in the
 //! endpoint's eyes, `ended` what it has to report, `door` where it sleeps; `link` says how a device
 //! behaves that `model` stands in for; `domain` and `backend` hold it together. On Linux, `server`,

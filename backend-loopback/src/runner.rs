@@ -25,8 +25,6 @@ pub(crate) struct Runner<'a> {
     #[cfg(target_os = "linux")]
     pub(crate) vector: &'a mut Vector,
     pub(crate) held: Option<Held>,
-    /// The last request went to a GPU.
-    pub(crate) far: bool,
     pub(crate) short: Shortcut,
     pub(crate) outlets: &'a mut Outlets,
     pub(crate) regions: &'a Regions,
@@ -46,9 +44,9 @@ impl Runner<'_> {
             let followed = unsafe { self.short.follow(template, &pieces[ran..]) };
             self.ended.done(template.id + ran as u64, followed as u32);
             ran += followed;
-            if let Some(held) = self.held.as_ref().filter(|held| self.far && held.is_of(template)) {
-                let next = template.id + ran as u64;
-                ran += self.gpus.follow(held.import(), template, next, &pieces[ran..]);
+            if self.held.as_ref().is_some_and(|held| held.is_of(template) && held.is_far(template)) {
+                // SAFETY: by the caller; the import that the template names is held.
+                ran += unsafe { self.gpus.follow(template, template.id + ran as u64, &pieces[ran..]) };
             }
             let Some(piece) = pieces.get(ran) else { break };
             // SAFETY: by the caller.
@@ -75,9 +73,9 @@ impl Runner<'_> {
         };
         let Some(held) = &self.held else { return false };
         let import = held.import();
-        self.far = request.lkey & FAR != 0 || matches!(import.place, Place::Gpu { .. });
-        if self.far {
-            return self.run_far(request);
+        if held.is_far(request) {
+            // SAFETY: by the caller; `hold` has checked the request.
+            return unsafe { self.run_far(request) };
         }
         self.short.spend(request.len);
         if request.imm.is_some() && request.kind == WorkKind::Write && !lane::has_room(import.target.layout())
@@ -111,10 +109,14 @@ impl Runner<'_> {
     }
 
     /// Hands a request over to a GPU.
+    ///
+    /// # Safety
+    /// As [`run`](Self::run), and the request was checked against the held import.
     #[inline(never)]
-    fn run_far(&mut self, request: &WorkRequest) -> bool {
+    unsafe fn run_far(&mut self, request: &WorkRequest) -> bool {
         let Some(import) = self.held.as_ref().map(Held::import) else { return false };
-        match self.gpus.push(self.regions, import, request) {
+        // SAFETY: by the caller.
+        match unsafe { self.gpus.push(self.regions, import, request) } {
             Ok(taken) => taken,
             Err(kind) => self.file(request.id, Err(status(kind))),
         }
@@ -145,15 +147,9 @@ impl Runner<'_> {
     fn renew(&mut self, request: &WorkRequest) -> Result<(), ErrorKind> {
         self.settle();
         self.outbound(request)?;
-        let import = self.imports.find(request.rkey).ok_or(ErrorKind::RemoteAccess)?;
-        if let Some(known) = &*import {
-            if known.target.peer != request.peer {
-                return Err(ErrorKind::RemoteAccess);
-            }
-            known.enter()?;
-            self.short = Shortcut::new(known);
-        }
-        self.held = Some(Held::new(import));
+        let held = Held::enter(self.imports.find(request.rkey), request)?;
+        self.short = Shortcut::new(held.import());
+        self.held = Some(held);
         Ok(())
     }
 

@@ -36,7 +36,7 @@
 //! what an address is, `reach` who gets there, `visible` what GPUs there are, `context` where work is done;
 //! `block` is memory by handle, `dma_buf` exports for cards, `ordering` is when GPUs see what those write;
 //! `stream` queues work; `function` is a kernel on one GPU, `kernel` that of `kernels/pages.cu`, `tables` what it
-//! reads, `verify` that of `kernels/verify.cu`; `reaper` gives memory back.
+//! reads, `batch` what is gathered there, `verify` that of `kernels/verify.cu`; `reaper` gives memory back.
 
 mod attributes;
 mod batch;

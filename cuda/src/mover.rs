@@ -1,8 +1,7 @@
 //! Copies on one GPU, in batches, without waiting for them.
 //!
-//! What is added is gathered in an open batch. Pages go into a table, for the kernel; what lies in one piece of
-//! 2 MiB or more goes to the copy engine, which leaves the GPU's processors alone, and so does what
-//! the kernel cannot reach. Batches take turns on four streams: a kernel takes 7 µs to begin and to end (H200),
+//! What is added is gathered in an open batch. Pages go into a table, for the kernel; large pieces go to the copy
+//! engine, which leaves the GPU's processors alone, and so does what the kernel cannot reach. Batches take turns on four streams: a kernel takes 7 µs to begin and to end (H200),
 //! in which those of the other streams keep the line busy.
 
 use std::collections::VecDeque;
@@ -32,6 +31,8 @@ pub struct Mover {
     blocks: u32,
     /// What is being gathered.
     open: Batch,
+    /// The table of its entries, which is in no flight.
+    table: usize,
     /// Launched and not landed, the first first.
     flying: VecDeque<Flight>,
     /// Bytes on their way, by stream.
@@ -51,7 +52,7 @@ struct Flight {
 }
 
 impl Mover {
-    /// A mover on `device` whose kernels take `blocks` of its processors at once, at least one.
+    /// A mover on `device` whose kernels have `blocks` blocks together, at least one: each takes one of its processors.
     ///
     /// # Errors
     /// `Unsupported` where the GPU cannot run the kernel, `Exhausted` without memory for tables.
@@ -66,6 +67,7 @@ impl Mover {
             streams,
             tables: Tables::new(device)?,
             open: Batch::default(),
+            table: 0,
             flying: VecDeque::with_capacity(TABLES),
             launched: 0,
             looks: 0,
@@ -107,19 +109,21 @@ impl Mover {
         self.flying.len() < TABLES - 1
     }
 
-    /// Adds pieces to the open batch, `(to, from, bytes)` each; there must be [`room`](Self::room). Pieces of a
-    /// batch move in no order.
+    /// Adds pieces to the open batch, `(to, from, bytes)` each, of one byte at least; there must be
+    /// [`room`](Self::room). Pieces of a batch move in no order.
     ///
     /// # Safety
     /// Both ends are memory that the GPU reaches as `reach` says, and stay until the batch has landed.
     #[inline]
     pub unsafe fn add(&mut self, pieces: impl Iterator<Item = (u64, u64, u64)>, reach: Reach) {
-        self.open.add(&mut self.tables.fill(self.open.table), pieces, reach);
+        // SAFETY: no flight has the table.
+        self.open.add(unsafe { self.tables.fill(self.table) }, pieces, reach);
     }
 
     /// What is added from now on is not joined to what was added before: it belongs to other memory.
     pub fn divide(&mut self) {
-        self.open.divide(&mut self.tables.fill(self.open.table));
+        // SAFETY: no flight has the table.
+        self.open.divide(unsafe { self.tables.fill(self.table) });
     }
 
     /// Starts moving the open batch, if there is anything in it; it has to be
@@ -136,7 +140,7 @@ impl Mover {
         self.launched = self.launched.wrapping_add(1);
         // The one with the least to do: all end together then, however unequal batches are.
         let stream = (0..self.busy.len()).min_by_key(|stream| self.busy[*stream]).unwrap_or(0);
-        let flight = Flight { table: self.open.table, stream, value: self.launched, bytes: self.open.bytes };
+        let flight = Flight { table: self.table, stream, value: self.launched, bytes: self.open.bytes };
         let started = self.start(flight);
         match &started {
             Ok(()) => {
@@ -145,8 +149,9 @@ impl Mover {
             }
             Err(_) => self.quiesce(flight.stream),
         }
-        let taken = |table: usize| self.flying.iter().any(|flight| flight.table == table);
-        self.open.begin((0..TABLES).find(|table| !taken(*table)).unwrap_or(flight.table));
+        let taken = |table: &usize| self.flying.iter().any(|flight| flight.table == *table);
+        self.table = (0..TABLES).find(|table| !taken(table)).expect("there are more tables than may fly");
+        self.open.clear();
         started
     }
 

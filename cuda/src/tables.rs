@@ -1,7 +1,6 @@
 //! Page tables in the host's memory, where the kernel reads them, and the words by which it answers.
 
 use std::ffi::c_void;
-use std::marker::PhantomData;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -18,7 +17,7 @@ pub(crate) const ENTRIES: usize = 4096;
 /// Tables: two for each of four streams, and the one that is being filled.
 pub(crate) const TABLES: usize = 9;
 
-/// One table as the kernel reads it. The processor only writes it.
+/// One table as the kernel reads it. The processor writes it, and does not read it.
 #[repr(C)]
 pub(crate) struct Table {
     pub from: [u64; ENTRIES],
@@ -26,41 +25,10 @@ pub(crate) struct Table {
     pub len: [u32; ENTRIES],
 }
 
-/// A table that is being filled.
-pub(crate) struct Filling<'a> {
-    table: *mut Table,
-    lives: PhantomData<&'a mut Table>,
-}
-
-impl Filling<'_> {
-    /// Enters where page number `at`, below [`ENTRIES`], comes from and goes to.
-    #[inline(always)]
-    pub fn enter(&mut self, at: usize, to: u64, from: u64) {
-        assert!(at < ENTRIES);
-        // SAFETY: in bounds; no kernel reads a table that is being filled.
-        unsafe {
-            (&raw mut (*self.table).from[at]).write(from);
-            (&raw mut (*self.table).to[at]).write(to);
-        }
-    }
-
-    /// Its bytes, where pages differ in them.
-    #[inline]
-    pub fn enter_len(&mut self, at: usize, len: u32) {
-        assert!(at < ENTRIES);
-        // SAFETY: as in `enter`.
-        unsafe { (&raw mut (*self.table).len[at]).write(len) };
-    }
-}
-
 #[cfg(test)]
 impl Table {
     pub fn empty() -> Box<Self> {
         Box::new(Self { from: [0; ENTRIES], to: [0; ENTRIES], len: [0; ENTRIES] })
-    }
-
-    pub fn fill(&mut self) -> Filling<'_> {
-        Filling { table: self, lives: PhantomData }
     }
 }
 
@@ -97,6 +65,7 @@ impl Tables {
             host(&raw mut answers, TABLES * size_of::<Answer>(), shared)?;
             // SAFETY: as above; what is new is zeroed.
             unsafe {
+                std::ptr::write_bytes(start.cast::<u8>(), 0, TABLES * size_of::<Table>());
                 std::ptr::write_bytes(answers.cast::<u8>(), 0, TABLES * size_of::<Answer>());
                 let code = sys::cuMemAlloc_v2(&raw mut ended, 4 * TABLES);
                 check("allocate page tables", "words on the GPU", code)
@@ -113,10 +82,14 @@ impl Tables {
         })
     }
 
-    /// Table `table`, to be filled: no kernel reads it meanwhile.
+    /// Table `table`, to be filled.
+    ///
+    /// # Safety
+    /// No kernel that was launched with it is under way.
     #[inline]
-    pub fn fill(&mut self, table: usize) -> Filling<'_> {
-        Filling { table: self.table(table), lives: PhantomData }
+    pub unsafe fn fill(&mut self, table: usize) -> &mut Table {
+        // SAFETY: in bounds, initialised by `new`, and nobody else's by the caller and the borrow.
+        unsafe { &mut *self.table(table) }
     }
 
     /// What the kernel is to be told of table `table`, whose first `entries` were filled, with pages of `each`

@@ -113,10 +113,10 @@ impl GpuLane {
         self.within = within;
     }
 
-    /// Whether the open batch has taken the import's lease, and requests to it came last.
+    /// Whether the open batch has taken the lease of the import of that name, and requests to it came last.
     #[inline]
-    pub(crate) fn is_begun(&self, import: &Import) -> bool {
-        self.open.entered.last().is_some_and(|last| last.rkey == import.rkey)
+    pub(crate) fn is_begun(&self, rkey: u64) -> bool {
+        self.open.entered.last().is_some_and(|last| last.rkey == rkey)
     }
 
     /// Takes the import's lease for the open batch.
@@ -124,7 +124,7 @@ impl GpuLane {
         if let Some(kind) = self.lost {
             return Err(kind);
         }
-        if !self.is_begun(import) {
+        if !self.is_begun(import.rkey) {
             import.enter()?;
             self.open.entered.push(Arc::clone(import));
         }
@@ -157,7 +157,10 @@ impl GpuLane {
     /// The bytes added last belong to `count` requests from `first` on, to the import begun last.
     #[inline]
     pub(crate) fn follow(&mut self, first: u64, count: u32) {
-        let import = self.open.entered.len().wrapping_sub(1);
+        if count == 0 {
+            return;
+        }
+        let import = self.open.entered.len() - 1;
         if let Some(last) = self.open.spans.last_mut()
             && last.first.wrapping_add(u64::from(last.count)) == first
             && last.import == import
@@ -166,7 +169,7 @@ impl GpuLane {
             last.count += count;
             self.requests += count as usize;
             self.fresh = true;
-        } else if count > 0 {
+        } else {
             self.span(first, count, None);
         }
     }

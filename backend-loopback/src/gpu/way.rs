@@ -140,16 +140,10 @@ impl Way {
         (self.rkey, self.lkey, self.kind) == (request.rkey, request.lkey, request.kind)
     }
 
-    /// Whether an import is the peer's region of it.
-    #[inline]
-    pub(super) fn leads_to(&self, import: &Import) -> bool {
-        self.rkey == import.rkey
-    }
-
     /// Whether the peer's region has a piece that is not empty.
     #[inline(always)]
     pub(super) fn holds(&self, piece: &Piece) -> bool {
-        // What is empty wraps around.
+        // Of a piece of no bytes that is the largest number, which fits nowhere.
         piece.remote <= self.len && piece.len.wrapping_sub(1) < self.len - piece.remote
     }
 

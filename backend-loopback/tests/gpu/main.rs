@@ -1,89 +1,16 @@
 //! Copies by GPUs, where there is one; elsewhere that its absence is said.
 
+mod pair;
+
 use std::sync::Arc;
 use std::time::Duration;
 
-use backend_loopback::{GpuSide, Loopback, LoopbackConfig};
-use cuda::{CudaMemory, Device};
-use transport_core::{
-    Access, ErrorKind, Fabric, FabricBuilder, HostBuffer, Memory, Pages, Peer, Region, RemoteRegion,
-    TransportConfig, WriteOptions,
-};
+use backend_loopback::{GpuSide, LoopbackConfig};
+use cuda::Device;
+use pair::{BOTH, Pair, Place, builder, connected, content, fabrics, pairs, region};
+use transport_core::{Access, ErrorKind, HostBuffer, Memory, Pages, WriteOptions};
 
 const LIMIT: Duration = Duration::from_secs(20);
-const BOTH: Access = Access::REMOTE_READ.union(Access::REMOTE_WRITE);
-
-/// Where a region lies.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Place {
-    Host,
-    Gpu(usize),
-}
-
-/// Every pair of places with a GPU in it; none without one, and then why.
-fn pairs() -> Vec<(Place, Place)> {
-    let gpus = match Device::all() {
-        Ok(devices) => devices.len().min(2),
-        Err(why) => {
-            assert!(matches!(why.kind(), ErrorKind::Unsupported | ErrorKind::NotFound), "{why}");
-            println!("skipped: {why}");
-            return Vec::new();
-        }
-    };
-    let places: Vec<_> = std::iter::once(Place::Host).chain((0..gpus).map(Place::Gpu)).collect();
-    let all = places.iter().flat_map(|from| places.iter().map(|to| (*from, *to)));
-    all.filter(|pair| *pair != (Place::Host, Place::Host)).collect()
-}
-
-/// Two fabrics that are each other's peers.
-struct Pair {
-    here: Fabric,
-    there: Fabric,
-    to: Peer,
-    from: Peer,
-}
-
-fn builder(config: &LoopbackConfig) -> FabricBuilder {
-    let backend = Arc::new(Loopback::with(config.clone()));
-    FabricBuilder::new().transport(TransportConfig::new("loopback", backend))
-}
-
-fn connected(here: Fabric, there: Fabric) -> Pair {
-    let (to, from) = here.connect_local(&there).unwrap();
-    Pair { here, there, to, from }
-}
-
-fn fabrics(config: &LoopbackConfig) -> Pair {
-    connected(builder(config).open().unwrap(), builder(config).open().unwrap())
-}
-
-fn region(fabric: &Fabric, place: Place, len: usize, access: Access) -> Region {
-    let memory: Arc<dyn Memory> = match place {
-        Place::Host => Arc::new(HostBuffer::new(len).unwrap()),
-        Place::Gpu(number) => Arc::new(CudaMemory::new(&Device::all().unwrap()[number], len).unwrap()),
-    };
-    // SAFETY: nobody refers to the bytes.
-    unsafe { fabric.register(memory, access) }.unwrap()
-}
-
-impl Pair {
-    /// Regions at both ends, with what each holds, and the target as it is known here.
-    fn regions(&self, places: (Place, Place), len: usize) -> (Region, Vec<u8>, Region, RemoteRegion) {
-        let source = region(&self.here, places.0, len, Access::LOCAL);
-        let target = region(&self.there, places.1, len, BOTH);
-        let mut random = fastrand::Rng::with_seed(len as u64);
-        let content: Vec<u8> = (0..len).map(|_| random.u8(..)).collect();
-        source.copy_in(0, &content).unwrap();
-        let remote = self.to.import(&target.descriptor()).unwrap();
-        (source, content, target, remote)
-    }
-}
-
-fn content(region: &Region) -> Vec<u8> {
-    let mut bytes = vec![0; region.len()];
-    region.copy_out(0, &mut bytes).unwrap();
-    bytes
-}
 
 /// Moves `count` pages of `page` bytes between shuffled places `skew` bytes off a page's, and looks at every byte.
 fn move_pages(pair: &Pair, places: (Place, Place), page: usize, skew: usize, count: u32) {
@@ -131,30 +58,41 @@ fn pages_of_any_size_and_place() {
     }
 }
 
+/// Operations between several regions, pages of two sizes and reads: driven by this thread, all are under way when the
+/// first batch is gathered.
 #[test]
-fn pages_of_two_sizes_share_batches() {
-    let pair = fabrics(&LoopbackConfig::default());
+fn operations_share_batches() {
+    const COUNT: u32 = 2000;
+    const PART: usize = COUNT as usize * 4096;
+    let config = LoopbackConfig::default();
+    let pair = connected(builder(&config).caller_driven().open().unwrap(), builder(&config).open().unwrap());
     for places in pairs() {
-        const COUNT: u32 = 4000;
-        let half = COUNT as usize * 4096;
-        let (source, content_here, target, remote) = pair.regions(places, 2 * half);
-        // One after the other at the source, backwards at the target: no two are joined.
+        let (source, content_here, target, remote) = pair.regions(places, 3 * PART);
+        let other = region(&pair.here, places.0, PART, Access::LOCAL);
+        other.copy_in(0, &content_here[PART..2 * PART]).unwrap();
+        target.copy_in(2 * PART, &content_here[..PART]).unwrap();
+        // In order here and backwards there: no two pages are joined.
         let pages = |first, order: Vec<u32>| Pages::new(order).stride(4096).offset(first);
-        let write = |first, page| {
-            let (from, to) = (pages(first, (0..COUNT).collect()), pages(first, (0..COUNT).rev().collect()));
-            pair.to.write_pages(&source, &from, &remote, &to, page).unwrap()
-        };
-        let mut ops = [write(0, 4096), write(half, 1000)];
-        ops.iter_mut().for_each(|op| _ = op.wait(LIMIT).unwrap());
-        let found = content(&target);
-        for (first, page) in [(0, 4096), (half, 1000)] {
-            let there = found[first..][..half].chunks(4096);
-            let here = content_here[first..][..half].chunks(4096).rev();
+        let (from, order) = (pages(0, (0..COUNT).collect()), || (0..COUNT).rev().collect());
+        let mut ops = [
+            pair.to.write_pages(&source, &from, &remote, &pages(0, order()), 4096).unwrap(),
+            pair.to.write_pages(&other, &from, &remote, &pages(PART, order()), 1000).unwrap(),
+            pair.to.read(&source, 2 * PART..3 * PART, &remote, 2 * PART).unwrap(),
+        ];
+        for op in &mut ops {
+            op.wait(LIMIT).unwrap();
+        }
+        let (found, back) = (content(&target), content(&source));
+        for (first, page) in [(0, 4096), (PART, 1000)] {
+            let there = found[first..][..PART].chunks(4096);
+            let here = content_here[first..][..PART].chunks(4096).rev();
             let alike = |(there, here): (&[u8], &[u8])| {
                 there[..page] == here[..page] && there[page..].iter().all(|byte| *byte == 0)
             };
             assert!(there.zip(here).all(alike), "{places:?} {page}");
         }
+        assert!(back[..2 * PART] == content_here[..2 * PART], "{places:?}");
+        assert!(back[2 * PART..] == content_here[..PART], "{places:?}");
     }
 }
 

@@ -1,0 +1,83 @@
+//! Two fabrics and their regions, wherever those can lie.
+
+use std::sync::Arc;
+
+use backend_loopback::{Loopback, LoopbackConfig};
+use cuda::{CudaMemory, Device};
+use transport_core::{
+    Access, ErrorKind, Fabric, FabricBuilder, HostBuffer, Memory, Peer, Region, RemoteRegion, TransportConfig,
+};
+
+pub const BOTH: Access = Access::REMOTE_READ.union(Access::REMOTE_WRITE);
+
+/// Where a region lies.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Place {
+    Host,
+    Gpu(usize),
+}
+
+/// Every pair of places with a GPU in it; none without one, and then why.
+pub fn pairs() -> Vec<(Place, Place)> {
+    let gpus = match Device::all() {
+        Ok(devices) => devices.len().min(2),
+        Err(why) => {
+            assert!(matches!(why.kind(), ErrorKind::Unsupported | ErrorKind::NotFound), "{why}");
+            println!("skipped: {why}");
+            return Vec::new();
+        }
+    };
+    let places: Vec<_> = std::iter::once(Place::Host).chain((0..gpus).map(Place::Gpu)).collect();
+    let all = places.iter().flat_map(|from| places.iter().map(|to| (*from, *to)));
+    all.filter(|pair| *pair != (Place::Host, Place::Host)).collect()
+}
+
+/// Two fabrics that are each other's peers.
+pub struct Pair {
+    pub here: Fabric,
+    pub there: Fabric,
+    pub to: Peer,
+    pub from: Peer,
+}
+
+pub fn builder(config: &LoopbackConfig) -> FabricBuilder {
+    let backend = Arc::new(Loopback::with(config.clone()));
+    FabricBuilder::new().transport(TransportConfig::new("loopback", backend))
+}
+
+pub fn connected(here: Fabric, there: Fabric) -> Pair {
+    let (to, from) = here.connect_local(&there).unwrap();
+    Pair { here, there, to, from }
+}
+
+pub fn fabrics(config: &LoopbackConfig) -> Pair {
+    connected(builder(config).open().unwrap(), builder(config).open().unwrap())
+}
+
+pub fn region(fabric: &Fabric, place: Place, len: usize, access: Access) -> Region {
+    let memory: Arc<dyn Memory> = match place {
+        Place::Host => Arc::new(HostBuffer::new(len).unwrap()),
+        Place::Gpu(number) => Arc::new(CudaMemory::new(&Device::all().unwrap()[number], len).unwrap()),
+    };
+    // SAFETY: nobody refers to the bytes.
+    unsafe { fabric.register(memory, access) }.unwrap()
+}
+
+impl Pair {
+    /// Regions at both ends, with what each holds, and the target as it is known here.
+    pub fn regions(&self, places: (Place, Place), len: usize) -> (Region, Vec<u8>, Region, RemoteRegion) {
+        let source = region(&self.here, places.0, len, Access::LOCAL);
+        let target = region(&self.there, places.1, len, BOTH);
+        let mut random = fastrand::Rng::with_seed(len as u64);
+        let content: Vec<u8> = (0..len).map(|_| random.u8(..)).collect();
+        source.copy_in(0, &content).unwrap();
+        let remote = self.to.import(&target.descriptor()).unwrap();
+        (source, content, target, remote)
+    }
+}
+
+pub fn content(region: &Region) -> Vec<u8> {
+    let mut bytes = vec![0; region.len()];
+    region.copy_out(0, &mut bytes).unwrap();
+    bytes
+}
