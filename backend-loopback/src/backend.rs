@@ -22,7 +22,7 @@ pub struct LoopbackConfig {
     /// When bytes may go through shared memory and the target's worker.
     pub staging: Staging,
     /// Blocks of 1024 threads, one to a processor of the GPU, that copy pages at once, over all groups;
-    /// at least one. Fewer leave more of the GPU to others.
+    /// at least one. Fewer leave more of the GPU to others; as many as it has processors, or more, leave none.
     pub gpu_blocks: u32,
     /// Which GPU copies what goes from one to another.
     pub gpu_side: GpuSide,
@@ -64,7 +64,7 @@ impl LoopbackConfig {
         self
     }
 
-    /// Pages are copied by `blocks` blocks at once, each on a processor of the GPU.
+    /// Pages are copied by `blocks` processors of a GPU at once.
     pub fn gpu_blocks(mut self, blocks: u32) -> Self {
         self.gpu_blocks = blocks.max(1);
         self
@@ -79,7 +79,7 @@ impl LoopbackConfig {
     /// What one device does with GPUs: the groups share the blocks.
     pub(crate) fn gpus(&self) -> GpuConfig {
         let groups = self.groups.min(self.devices).max(1);
-        GpuConfig { blocks: (self.gpu_blocks / groups).max(1), side: self.gpu_side }
+        GpuConfig { blocks: self.gpu_blocks, groups, side: self.gpu_side }
     }
 }
 

@@ -5,9 +5,11 @@
 //! touches. Batches cannot be called back: whoever takes a region or a peer away waits for those on their way,
 //! 128 MiB each at most.
 //!
-//! `way` is who copies between two regions, `lane` one GPU's batches, `late` the imms that wait for room in their
-//! peers' lanes, `message` what goes by way of the host, `share` how processes hand memory to each other.
+//! `config` is how GPUs are used, `way` who copies between two regions, `lane` one GPU's batches, `late` the imms that
+//! wait for room in their peers' lanes, `message` what goes by way of the host, `share` how processes hand memory to each
+//! other.
 
+mod config;
 mod lane;
 mod late;
 pub(crate) mod message;
@@ -17,55 +19,20 @@ mod way;
 
 use std::sync::atomic::Ordering::Relaxed;
 
+use transport_core::ErrorKind;
 use transport_core::spi::{PeerSlot, Piece, WorkKind, WorkRequest};
-use transport_core::{ErrorKind, Result};
 
 use crate::ended::Ended;
 use crate::region::Regions;
 use crate::remote::Import;
+pub(crate) use config::GpuConfig;
+pub use config::GpuSide;
 use lane::GpuLane;
 use late::Late;
 use way::{Route, Way, Ways};
 
 /// A bit of local keys: the processor cannot follow the region's addresses.
 pub(crate) const FAR: u64 = 1 << 31;
-
-/// Which GPU copies what goes from one to another.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-#[non_exhaustive]
-pub enum GpuSide {
-    /// The one that receives: the faster of the two over NVLink. Where it is another process's, this process
-    /// takes some 500 MiB of its memory for a context there, and its copies and that process's kernels take
-    /// turns.
-    #[default]
-    Receiver,
-    /// The one that has the bytes.
-    Sender,
-}
-
-impl std::str::FromStr for GpuSide {
-    type Err = transport_core::Error;
-
-    /// `receiver` or nothing, `sender`.
-    fn from_str(text: &str) -> Result<Self> {
-        match text.trim() {
-            "" | "receiver" => Ok(Self::Receiver),
-            "sender" => Ok(Self::Sender),
-            other => {
-                let context = format!("{other:?} does not say which GPU copies: give receiver or sender");
-                Err(transport_core::Error::new(ErrorKind::InvalidRequest, "configure loopback", context))
-            }
-        }
-    }
-}
-
-/// How GPUs are used.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct GpuConfig {
-    /// Blocks of all kernels that run at once for a domain.
-    pub(crate) blocks: u32,
-    pub(crate) side: GpuSide,
-}
 
 /// Bytes that are copied at once, in the calling thread: the copy takes little longer than its 7 µs for one
 /// byte (H200), and handing it to the worker would cost as much again.
@@ -199,8 +166,9 @@ impl Gpus {
         if let Some(at) = self.lanes.iter().position(|lane| lane.ordinal() == ordinal) {
             return Ok(at);
         }
-        let opened =
-            cuda::Device::open(ordinal).and_then(|device| GpuLane::open(&device, self.config.blocks));
+        let open =
+            |device: cuda::Device| GpuLane::open(&device, self.config.blocks_of_group(device.processors()));
+        let opened = cuda::Device::open(ordinal).and_then(open);
         let lane = opened.map_err(|why| {
             tracing::warn!(%why, gpu = ordinal, "loopback: no copies on this GPU");
             why.kind()
@@ -261,18 +229,5 @@ impl Gpus {
         for lane in &mut self.lanes {
             lane.advance(&mut self.late, ended);
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_words_of_the_environment() {
-        assert_eq!("".parse::<GpuSide>().unwrap(), GpuSide::Receiver);
-        assert_eq!(" sender ".parse::<GpuSide>().unwrap(), GpuSide::Sender);
-        let refused = "both".parse::<GpuSide>().unwrap_err();
-        assert!(refused.context().contains("receiver or sender"), "{refused}");
     }
 }

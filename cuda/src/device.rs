@@ -152,6 +152,11 @@ impl Device {
         self.0.address
     }
 
+    /// Its multiprocessors; 0 where the driver does not say.
+    pub fn processors(&self) -> u32 {
+        self.attribute(Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT).try_into().unwrap_or(0)
+    }
+
     /// Whether its memory can be exported as a DMA-BUF.
     pub fn has_dma_buf(&self) -> bool {
         self.attribute(Attribute::CU_DEVICE_ATTRIBUTE_DMA_BUF_SUPPORTED) == 1

@@ -52,7 +52,7 @@ struct Flight {
 }
 
 impl Mover {
-    /// A mover on `device` whose kernels have `blocks` blocks together, at least one: each takes one of its processors.
+    /// A mover on `device` whose kernels have `blocks` blocks together, at least one; each takes a processor.
     ///
     /// # Errors
     /// `Unsupported` where the GPU cannot run the kernel, `Exhausted` without memory for tables.

@@ -53,11 +53,12 @@ impl Drop for Raw {
 fn devices_say_what_and_where_they_are() {
     for (number, device) in devices().into_iter().enumerate() {
         assert_eq!(device.ordinal() as usize, number);
-        assert!(!device.name().is_empty());
+        assert!(!device.name().is_empty() && device.processors() > 0);
         let address = device.address().expect("a PCI function");
         println!(
-            "GPU {number}: {} at {address}, DMA-BUF {}, RDMA {}, writes ordered by {:?}",
+            "GPU {number}: {} at {address}, {} processors, DMA-BUF {}, RDMA {}, writes ordered by {:?}",
             device.name(),
+            device.processors(),
             device.has_dma_buf(),
             device.has_rdma(),
             device.writes_ordering()

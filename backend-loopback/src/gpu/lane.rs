@@ -61,7 +61,7 @@ struct Span {
 }
 
 impl GpuLane {
-    /// A lane on `device`, whose kernels take `blocks` blocks at once.
+    /// A lane on `device`, whose kernels have `blocks` blocks together.
     pub(crate) fn open(device: &cuda::Device, blocks: u32) -> Result<Self> {
         Ok(Self {
             mover: Mover::new(device, blocks)?,
