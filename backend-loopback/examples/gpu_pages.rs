@@ -1,5 +1,5 @@
 //! Writes shuffled pages between GPUs, driven by this thread alone, and says what a page takes: this thread or the GPUs,
-//! whichever is slower. Small pages are the thread's; where the line takes less for one, more workers are worth it.
+//! whichever is slower. Within one GPU (`gpu_pages 4096 262144 0 0`) it is the thread.
 //!
 //! `gpu_pages [PAGE BYTES] [PAGES] [FROM GPU] [TO GPU]`
 

@@ -5,9 +5,9 @@
 //! touches. Batches cannot be called back: whoever takes a region or a peer away waits for those on their way,
 //! 128 MiB each at most.
 //!
-//! `config` is how GPUs are used, `way` who copies between two regions, `lane` one GPU's batches, `late` the imms that
-//! wait for room in their peers' lanes, `message` what goes by way of the host, `share` how processes hand memory to each
-//! other.
+//! `config` is how GPUs are used, `way` who copies between two regions, `lane` one GPU's batches, `late` the
+//! imms that wait for room in their peers' lanes, `message` what goes by way of the host, `share` how processes
+//! hand memory to each other.
 
 mod config;
 mod lane;
@@ -81,6 +81,7 @@ pub(crate) struct Gpus {
     config: GpuConfig,
     lanes: Vec<GpuLane>,
     late: Late,
+    /// Of the last request that was taken, which had been checked for its kind against its import.
     last: Option<Way>,
     ways: Ways,
 }

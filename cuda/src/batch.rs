@@ -67,7 +67,7 @@ impl Batch {
         self.entries == 0 && self.copies.is_empty() && self.last.as_ref().is_some_and(large)
     }
 
-    /// Adds pieces, none of them empty; there is [`room`](Self::room). Its entries are in `table`, the same always.
+    /// Adds pieces; there is [`room`](Self::room). Its entries are in `table`, the same always.
     #[inline]
     pub fn add(&mut self, table: &mut Table, mut pieces: impl Iterator<Item = Ends>, reach: Reach) {
         let mut next = pieces.next();
@@ -79,7 +79,6 @@ impl Batch {
 
     /// Joins a piece to the last one, which it follows at both ends, or files that and keeps this.
     fn join(&mut self, table: &mut Table, piece: Piece) {
-        debug_assert!(piece.len > 0);
         self.bytes += piece.len;
         let joins = |last: &Piece| {
             last.leads_to(piece.to, piece.from)
@@ -97,14 +96,16 @@ impl Batch {
     }
 
     /// Takes pieces that go as the last one does: joined to it, or kept in its place while it becomes an entry. Gives
-    /// back the first that asks for more: what it follows is for the copy engine, or the first to differ in length.
+    /// back the first that asks for more: what it follows is for the copy engine, the first entry, or the first to
+    /// differ in length.
     #[inline(always)]
     fn take_plain(&mut self, table: &mut Table, pieces: &mut impl Iterator<Item = Ends>) -> Option<Ends> {
         let Some(mut last) = self.last.filter(|last| last.reach == Reach::Kernel) else {
             return pieces.next();
         };
-        let each = u64::from(self.each);
-        let is_mixed = self.entries > 0 && each == 0;
+        let is_mixed = self.entries > 0 && self.each == 0;
+        // No piece is as long as the latter.
+        let each = if self.each > 0 { u64::from(self.each) } else { u64::MAX };
         // Locals, which the compiler keeps in registers across the table's stores.
         let (mut at, mut bytes, mut longest) = (self.entries, self.bytes, self.longest);
         let next = loop {
@@ -143,9 +144,9 @@ impl Batch {
         // Below `LARGE`, so it fits.
         let (at, len) = (self.entries, piece.len as u32);
         (table.to[at], table.from[at]) = (piece.to, piece.from);
-        if at == 0 {
+        if at == 0 && len > 0 {
             self.each = len;
-        } else if len != self.each {
+        } else if len != self.each || len == 0 {
             if self.each > 0 {
                 table.len[..at].fill(self.each);
                 self.each = 0;

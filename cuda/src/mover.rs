@@ -1,8 +1,9 @@
 //! Copies on one GPU, in batches, without waiting for them.
 //!
 //! What is added is gathered in an open batch. Pages go into a table, for the kernel; large pieces go to the copy
-//! engine, which leaves the GPU's processors alone, and so does what the kernel cannot reach. Batches take turns on four streams: a kernel takes 7 µs to begin and to end (H200),
-//! in which those of the other streams keep the line busy.
+//! engine, which leaves the GPU's processors alone, and so does what the kernel cannot reach. Batches take turns on
+//! four streams: a kernel takes 7 µs to begin and to end (H200), in which those of the other streams keep the line
+//! busy.
 
 use std::collections::VecDeque;
 
@@ -31,7 +32,8 @@ pub struct Mover {
     blocks: u32,
     /// What is being gathered.
     open: Batch,
-    /// The table of its entries, which is in no flight.
+    /// The table of its entries. No flight has it: of what has landed it was read (the word comes after that), of what
+    /// was refused nothing moves.
     table: usize,
     /// Launched and not landed, the first first.
     flying: VecDeque<Flight>,
@@ -109,8 +111,8 @@ impl Mover {
         self.flying.len() < TABLES - 1
     }
 
-    /// Adds pieces to the open batch, `(to, from, bytes)` each, of one byte at least; there must be
-    /// [`room`](Self::room). Pieces of a batch move in no order.
+    /// Adds pieces to the open batch, `(to, from, bytes)` each; there must be [`room`](Self::room). Pieces of a
+    /// batch move in no order.
     ///
     /// # Safety
     /// Both ends are memory that the GPU reaches as `reach` says, and stay until the batch has landed.
@@ -132,7 +134,7 @@ impl Mover {
     /// # Errors
     /// The driver's. Then nothing of the batch moves any more.
     pub fn launch(&mut self) -> Result<()> {
-        debug_assert!(self.may_launch());
+        assert!(self.may_launch());
         self.divide();
         if self.open.is_empty() {
             return Ok(());

@@ -85,7 +85,7 @@ impl Tables {
     /// Table `table`, to be filled.
     ///
     /// # Safety
-    /// No kernel that was launched with it is under way.
+    /// No kernel that was launched with it reads it any more.
     #[inline]
     pub unsafe fn fill(&mut self, table: usize) -> &mut Table {
         // SAFETY: in bounds, initialised by `new`, and nobody else's by the caller and the borrow.

@@ -34,7 +34,7 @@ impl std::str::FromStr for GpuSide {
 /// How GPUs are used.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct GpuConfig {
-    /// Blocks of all kernels that run at once, over all groups.
+    /// Blocks of all kernels at once, over all groups, as configured.
     pub(crate) blocks: u32,
     pub(crate) groups: u32,
     pub(crate) side: GpuSide,

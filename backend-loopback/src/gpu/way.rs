@@ -143,7 +143,7 @@ impl Way {
     /// Whether the peer's region has a piece that is not empty.
     #[inline(always)]
     pub(super) fn holds(&self, piece: &Piece) -> bool {
-        // Of a piece of no bytes that is the largest number, which fits nowhere.
+        // `len - 1` of an empty piece is the largest number, and fits nowhere.
         piece.remote <= self.len && piece.len.wrapping_sub(1) < self.len - piece.remote
     }
 

@@ -59,7 +59,7 @@ fn pages_of_any_size_and_place() {
 }
 
 /// Operations between several regions, pages of two sizes and reads: driven by this thread, all are under way when the
-/// first batch is gathered.
+/// first batch is gathered, those of one GPU in one.
 #[test]
 fn operations_share_batches() {
     const COUNT: u32 = 2000;

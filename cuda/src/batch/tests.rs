@@ -31,13 +31,13 @@ proptest! {
     /// Against joining all first, and telling them apart then.
     #[test]
     fn nothing_is_lost_or_moved_twice(
-        script in prop::collection::vec((any::<bool>(), 0_usize..5, 0_u8..8), 1..80),
+        script in prop::collection::vec((any::<bool>(), 0_usize..6, 0_u8..8), 1..80),
         most in 1_usize..9,
     ) {
         let mut pieces: Vec<(Ends, Reach)> = Vec::new();
         let mut joined: Vec<(Ends, Reach)> = Vec::new();
         for (number, (follows, size, way)) in script.into_iter().enumerate() {
-            let len = [4096, 4096, 100, LARGE - 1, LARGE][size];
+            let len = [4096, 4096, 100, LARGE - 1, LARGE, 0][size];
             let reach = if way == 0 { Reach::Driver } else { Reach::Kernel };
             match joined.last_mut() {
                 Some((last, its)) if follows => {
@@ -103,6 +103,15 @@ fn what_the_kernel_does_not_move_is_copied() {
     assert_eq!(entries, [page(1, 4096), page(5, 4096), page(6, 4096)]);
     assert_eq!(copies, [page(2, 4096), page(3, 4096), page(4, LARGE)]);
     assert_eq!(batch.each, 4096);
+}
+
+#[test]
+fn what_would_be_too_long_is_not_joined() {
+    let (to, from, len) = page(2, 4096);
+    let pieces = [page(1, len), (to, from, len), (to + len, from + len, LONGEST), page(9, len)];
+    let (batch, entries, copies) = gathered(&pieces.map(|ends| (ends, Reach::Kernel)));
+    assert_eq!((batch.each, entries), (4096, vec![page(1, len), (to, from, len), page(9, len)]));
+    assert_eq!(copies, [(to + len, from + len, LONGEST)]);
 }
 
 #[test]
