@@ -3,6 +3,9 @@
 //!
 //! `mover [PAGE BYTES] [BLOCKS] [BYTES PER BATCH] [FROM GPU] [TO GPU]`
 
+mod arguments;
+
+use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -12,19 +15,27 @@ use transport_core::{Memory, Result};
 const TOTAL: usize = 1 << 30;
 const ROUNDS: usize = 5;
 
-fn main() -> Result<()> {
-    let mut numbers = std::env::args().skip(1).map(|number| number.parse::<usize>().expect("a number"));
-    let mut number = |usual| numbers.next().unwrap_or(usual);
-    let (page, blocks, batch, from, to) = (number(65536), number(32), number(4 << 20), number(0), number(1));
-    let devices = Device::all()?;
-    let memory = |gpu: usize| CudaMemory::new(&devices[gpu], TOTAL).map(Arc::new);
-    let (source, target) = (memory(from)?, memory(to)?);
-    let _ = devices[to].reaches(&devices[from]);
+fn main() -> ExitCode {
+    arguments::end(run())
+}
+
+fn run() -> Result<()> {
+    let wanted = [
+        ("PAGE BYTES", 65536, 1),
+        ("BLOCKS", 32, 1),
+        ("BYTES PER BATCH", 4 << 20, 1),
+        ("FROM GPU", 0, 0),
+        ("TO GPU", 1, 0),
+    ];
+    let [page, blocks, batch, from, to] = arguments::numbers(wanted)?;
+    let (from_gpu, to_gpu) = (Device::open(from as u32)?, Device::open(to as u32)?);
+    let memory = |gpu| CudaMemory::new(gpu, TOTAL).map(Arc::new);
+    let (source, target) = (memory(&from_gpu)?, memory(&to_gpu)?);
+    let _ = to_gpu.reaches(&from_gpu);
     let plain = PlainCopy::new(Arc::clone(&source), Arc::clone(&target))?;
-    let mut mover = Mover::new(&devices[to], blocks as u32)?;
+    let mut mover = Mover::new(&to_gpu, blocks as u32)?;
     let count = TOTAL / page;
-    // Odd, so that every page has its turn.
-    let order = |step: usize| (0..count).map(|at| at.wrapping_mul(step) % count * page).collect::<Vec<_>>();
+    let order = |step| arguments::shuffled(count, step).map(|at| at * page).collect::<Vec<_>>();
     let (here, there) = (order(30_011), order(40_503));
     let mut best = (f64::MAX, f64::MAX, Duration::ZERO, 0);
     for _ in 0..ROUNDS {

@@ -38,10 +38,10 @@ pub(crate) struct Piece {
 }
 
 impl Piece {
-    /// Whether bytes begin where it ends, at both ends.
+    /// Whether bytes that go the same way can be joined to it: they begin where it ends, at both ends.
     #[inline(always)]
-    fn leads_to(&self, to: u64, from: u64) -> bool {
-        to == self.to + self.len && from == self.from + self.len
+    fn takes(&self, (to, from, len): Ends) -> bool {
+        to == self.to + self.len && from == self.from + self.len && self.len + len <= LONGEST
     }
 }
 
@@ -80,13 +80,10 @@ impl Batch {
     /// Joins a piece to the last one, which it follows at both ends, or files that and keeps this.
     fn join(&mut self, table: &mut Table, piece: Piece) {
         self.bytes += piece.len;
-        let joins = |last: &Piece| {
-            last.leads_to(piece.to, piece.from)
-                && last.reach == piece.reach
-                && last.len + piece.len <= LONGEST
-        };
         match &mut self.last {
-            Some(last) if joins(last) => last.len += piece.len,
+            Some(last) if last.reach == piece.reach && last.takes((piece.to, piece.from, piece.len)) => {
+                last.len += piece.len;
+            }
             last => {
                 if let Some(before) = last.replace(piece) {
                     self.file(table, before);
@@ -110,7 +107,7 @@ impl Batch {
         let (mut at, mut bytes, mut longest) = (self.entries, self.bytes, self.longest);
         let next = loop {
             let Some((to, from, len)) = pieces.next() else { break None };
-            if last.leads_to(to, from) && last.len + len <= LONGEST {
+            if last.takes((to, from, len)) {
                 last.len += len;
             // There is room; said again, it saves the look at the table's length.
             } else if (last.len == each || (is_mixed && last.len < LARGE)) && at < ENTRIES {
