@@ -112,7 +112,7 @@ impl From<Offer> for There {
 impl Connector for Shared {
     fn prepare(&self) -> Result<(PeerSlot, Vec<u8>)> {
         let (slot, address) = self.peers.reserve()?;
-        let offer = self.offer(slot, address).inspect_err(|_| self.peers.free(slot, false))?;
+        let offer = self.offer(slot, address).inspect_err(|_| self.peers.free(slot))?;
         Ok((slot, offer))
     }
 

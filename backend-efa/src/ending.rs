@@ -23,8 +23,18 @@ impl EfaEndpoint {
         let is_over = |peer: &mut PeerSlot| self.outstanding[peer.0 as usize] == 0;
         for peer in self.leaving.extract_if(.., is_over) {
             self.waiting.push_back(Event::PeerGone { peer });
-            self.shared.peers.free(peer, self.haunted.remove(&peer));
+            self.shared.peers.end(peer, self.haunted.remove(&peer));
+            self.gone.push(peer);
         }
+    }
+
+    /// Frees the slots of peers whose goodbye was heard: who polls again has acted on what it was told. Were
+    /// one offered anew before, the goodbye would be taken for the next peer's.
+    #[cold]
+    pub(crate) fn free_slots(&mut self) {
+        let Self { gone, waiting, shared, .. } = self;
+        let was_heard = |peer: &mut PeerSlot| !waiting.contains(&Event::PeerGone { peer: *peer });
+        gone.extract_if(.., was_heard).for_each(|peer| shared.peers.free(peer));
     }
 
     /// Looks now and then whether libfabric says that the endpoint is broken, and ends it then.

@@ -34,6 +34,8 @@ pub(crate) struct EfaEndpoint {
     seen: u64,
     /// Slots that wait for their goodbye.
     pub(crate) leaving: Vec<PeerSlot>,
+    /// Slots whose goodbye is said, and perhaps not heard yet.
+    pub(crate) gone: Vec<PeerSlot>,
     /// Requests posted to each slot.
     pub(crate) outstanding: Vec<u32>,
     pub(crate) send_depth: usize,
@@ -73,6 +75,7 @@ impl EfaEndpoint {
             slots: Vec::new(),
             seen: u64::MAX,
             leaving: Vec::new(),
+            gone: Vec::new(),
             outstanding: Vec::new(),
             send_depth: config.send_depth.unwrap_or(send).min(send) as usize,
             recv_depth: recv as usize,
@@ -156,6 +159,9 @@ impl Endpoint for EfaEndpoint {
     }
 
     fn poll(&mut self, into: &mut Completions) {
+        if !self.gone.is_empty() {
+            self.free_slots();
+        }
         self.refresh();
         if let Some(mut lane) = self.lane.take() {
             self.visit(&mut lane, into);

@@ -53,8 +53,8 @@ pub(crate) struct Peers {
     are_cards: bool,
     /// How long who connects may wait for others' ends.
     patience: Duration,
-    /// A slot was freed, or a lane closed.
-    freed: Condvar,
+    /// A peer has ended, or a lane was closed.
+    ended: Condvar,
 }
 
 impl Peers {
@@ -118,7 +118,7 @@ impl Peers {
             let leaves = self.keeps_states && table.is_leaving(address);
             (leaves || self.are_cards && table.has_former_owner(address)) && !table.lanes.is_empty()
         };
-        let waited = self.freed.wait_timeout_while(table, self.patience, is_early);
+        let waited = self.ended.wait_timeout_while(table, self.patience, is_early);
         match waited.unwrap_or_else(PoisonError::into_inner) {
             (table, limit) if !limit.timed_out() => Ok(table),
             _ => {
@@ -187,7 +187,7 @@ impl Peers {
     /// A lane is closed: nothing goes over it any more.
     pub(crate) fn close_lane(&self, number: u32) {
         let mut table = self.lock();
-        self.freed.notify_all();
+        self.ended.notify_all();
         table.lanes.retain(|lane| lane.number != number);
         for slot in &mut table.slots {
             if let Slot::Up(known) = slot
@@ -205,20 +205,25 @@ impl Peers {
         let address = match state {
             Slot::Offered(_) => None,
             Slot::Up(known) => Some(std::mem::take(&mut known.there.address)),
-            Slot::Free | Slot::Leaving(_) => return,
+            Slot::Free | Slot::Leaving(_) | Slot::Gone => return,
         };
         *state = Slot::Leaving(address);
         table.lanes.iter().for_each(|lane| lane.addresses.stands_back(slot.0));
         self.changed();
     }
 
-    /// The slot may be offered anew. The provider keeps its addresses where `is_haunted`.
-    pub(crate) fn free(&self, slot: PeerSlot, is_haunted: bool) {
+    /// Nothing of the slot's peer is left here. The provider keeps its addresses where `is_haunted`.
+    pub(crate) fn end(&self, slot: PeerSlot, is_haunted: bool) {
         let mut table = self.lock();
         table.lanes.iter().for_each(|lane| lane.addresses.remove(slot.0, is_haunted));
-        table.slots[slot.0 as usize] = Slot::Free;
-        self.freed.notify_all();
+        table.slots[slot.0 as usize] = Slot::Gone;
+        self.ended.notify_all();
         self.changed();
+    }
+
+    /// The slot may be offered anew.
+    pub(crate) fn free(&self, slot: PeerSlot) {
+        self.lock().slots[slot.0 as usize] = Slot::Free;
     }
 
     /// Tells how the slots are if anything changed since the count in `seen`.

@@ -37,6 +37,8 @@ pub(crate) struct VerbsEndpoint {
     pub(crate) links: Vec<Link>,
     /// Connections that ended, until nothing of theirs is posted.
     ending: Vec<(PeerSlot, Arc<Pairs>)>,
+    /// Slots whose goodbye is said, and perhaps not heard yet.
+    gone: Vec<PeerSlot>,
     pub(crate) rings: Rings,
     pub(crate) receives: Receives,
     pub(crate) shared: Arc<Shared>,
@@ -63,6 +65,7 @@ impl VerbsEndpoint {
         Ok(Self {
             links: Vec::new(),
             ending: Vec::new(),
+            gone: Vec::new(),
             rings: Rings::default(),
             receives: Receives::open(&shared.card)?,
             send_depth: config.send_depth.unwrap_or(depth).min(depth) as usize,
@@ -143,9 +146,19 @@ impl VerbsEndpoint {
             if matches!(link.view, View::Leaving) && self.ending.iter().all(|(slot, _)| *slot != peer) {
                 link.view = View::Free;
                 self.waiting.push_back(Event::PeerGone { peer });
-                self.shared.peers.free(peer);
+                self.shared.peers.end(peer);
+                self.gone.push(peer);
             }
         }
+    }
+
+    /// Frees the slots of peers whose goodbye was heard: who polls again has acted on what it was told. Were
+    /// one offered anew before, the goodbye would be taken for the next peer's.
+    #[cold]
+    fn free_slots(&mut self) {
+        let Self { gone, waiting, shared, .. } = self;
+        let was_heard = |peer: &mut PeerSlot| !waiting.contains(&Event::PeerGone { peer: *peer });
+        gone.extract_if(.., was_heard).for_each(|peer| shared.peers.free(peer));
     }
 
     /// Reads the channel empty, so that its descriptor tells of what comes.
@@ -187,6 +200,9 @@ impl Endpoint for VerbsEndpoint {
     }
 
     fn poll(&mut self, into: &mut Completions) {
+        if !self.gone.is_empty() {
+            self.free_slots();
+        }
         self.refresh();
         self.drain(into.spare());
         if !self.replays.is_empty() {

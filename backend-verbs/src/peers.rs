@@ -35,6 +35,8 @@ pub(crate) enum Slot {
     Broken(Option<Pairs>),
     /// Ended by this side: the endpoint says when its last request is over.
     Leaving,
+    /// It is, which the endpoint is telling: free once that was heard.
+    Gone,
 }
 
 impl Slot {
@@ -88,16 +90,22 @@ impl Peers {
 
     pub(crate) fn leave(&self, slot: PeerSlot) {
         let mut slots = self.lock();
-        if let Some(slot) = slots.get_mut(slot.0 as usize).filter(|slot| !matches!(slot, Slot::Free)) {
+        let is_ours = |slot: &&mut Slot| !matches!(slot, Slot::Free | Slot::Gone);
+        if let Some(slot) = slots.get_mut(slot.0 as usize).filter(is_ours) {
             *slot = Slot::Leaving;
             self.changed();
         }
     }
 
+    /// Nothing of the slot's peer is left here.
+    pub(crate) fn end(&self, slot: PeerSlot) {
+        self.lock()[slot.0 as usize] = Slot::Gone;
+        self.changed();
+    }
+
     /// The slot may be offered anew.
     pub(crate) fn free(&self, slot: PeerSlot) {
         self.lock()[slot.0 as usize] = Slot::Free;
-        self.changed();
     }
 
     /// The endpoint has seen a connection fail. Whether it was up: then the peer is to be told.
@@ -132,7 +140,7 @@ impl Peers {
     fn read(&self, into: &mut Vec<View>) {
         into.clear();
         into.extend(self.lock().iter().map(|slot| match slot {
-            Slot::Free | Slot::Offered(_) => View::Free,
+            Slot::Free | Slot::Offered(_) | Slot::Gone => View::Free,
             Slot::Up(pairs) => View::Up(Arc::clone(pairs)),
             Slot::Broken(_) => View::Broken,
             Slot::Leaving => View::Leaving,

@@ -11,8 +11,10 @@ use std::time::{Duration, Instant};
 
 use backend_verbs::{Verbs, VerbsConfig};
 use pollster::block_on;
-use transport_core::spi::{Backend, DeviceInfo};
-use transport_core::{Access, Error, ErrorKind, Fabric, FabricBuilder, Listener, Region, TransportConfig};
+use transport_core::spi::{Backend, Completions, DeviceInfo, DomainSetup, EndpointConfig, Event};
+use transport_core::{
+    Access, Error, ErrorKind, Fabric, FabricBuilder, Listener, Region, SystemClock, TransportConfig,
+};
 
 /// Queue pairs for writes and reads per peer.
 const PAIRS: u8 = 2;
@@ -167,4 +169,25 @@ fn the_lesser_number_of_queue_pairs_is_used() {
     };
     few.visit(&many, connected).unwrap();
     many.visit(&few, connected).unwrap();
+}
+
+#[test]
+#[ignore = "needs soft-RoCE: ci/rdma-vm/suite"]
+fn a_slot_is_offered_anew_once_its_end_was_heard() {
+    let [device, _] = devices();
+    let setup =
+        DomainSetup { clock: Arc::new(SystemClock::default()), seed: 1, incarnation: 1, sleeps: true };
+    let domain = Verbs::new().open(&device, &setup).expect("a domain");
+    let mut endpoint = domain.endpoint(EndpointConfig::default()).expect("its endpoint");
+    let offers = || domain.connector().prepare().expect("a slot").0;
+    let (slot, end) = (offers(), Instant::now() + LIMIT);
+    domain.connector().disconnect(slot);
+    let mut told = Completions::with_room(1);
+    while told.as_slice() != [Event::PeerGone { peer: slot }] {
+        assert!(Instant::now() < end, "no end");
+        endpoint.poll(&mut told);
+    }
+    assert_ne!(offers(), slot, "it would end by what is said of the one before");
+    endpoint.poll(&mut told);
+    assert_eq!(offers(), slot);
 }

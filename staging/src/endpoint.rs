@@ -227,8 +227,9 @@ impl Endpoint for StagedEndpoint {
     }
 
     fn poll(&mut self, into: &mut Completions) {
-        // All there is: the rings are looked at below, and knocks must not pile up behind what they tell of.
-        for _ in 0..ROUNDS {
+        // All there is: the rings are looked at below, and knocks must not pile up behind what they tell of. What
+        // had no room is told first, as the card takes what it has told for heard.
+        for _ in 0..if self.events.is_empty() { ROUNDS } else { 0 } {
             if self.events.len() >= ROOM || !self.poll_inner(into) {
                 break;
             }

@@ -50,6 +50,8 @@ pub(super) enum Slot {
     Up(Known),
     /// Was the peer's of that address, if any.
     Leaving(Option<Vec<u8>>),
+    /// Its last request is over, which the endpoint is telling: free once that was heard.
+    Gone,
 }
 
 #[derive(Debug)]
@@ -71,7 +73,7 @@ impl Slot {
         match self {
             Self::Up(known) => Some(&known.there.address),
             Self::Leaving(address) => address.as_deref(),
-            Self::Free | Self::Offered(_) => None,
+            Self::Free | Self::Offered(_) | Self::Gone => None,
         }
     }
 
@@ -81,7 +83,7 @@ impl Slot {
 
     pub(super) fn view(&self) -> View {
         match self {
-            Self::Free | Self::Offered(_) => View::Free,
+            Self::Free | Self::Offered(_) | Self::Gone => View::Free,
             Self::Leaving(_) => View::Leaving,
             Self::Up(Known { address: None, .. }) => View::Waiting,
             Self::Up(Known { there, lane, address: Some(address), .. }) => {

@@ -80,7 +80,8 @@ pub trait Connector: Send + Sync {
     }
 
     /// Tears the connection down. The endpoint reports [`super::Event::PeerGone`]
-    /// after the last flush; the slot is reused only then.
+    /// after the last flush; the slot is reused only once that was heard, which it has been by the poll
+    /// that follows.
     fn disconnect(&self, slot: PeerSlot);
 }
 

@@ -132,7 +132,7 @@ pub enum Event {
     },
     /// The last event of a disconnected peer.
     PeerGone {
-        /// The slot, free for reuse from now on.
+        /// The slot, free for reuse from the next poll on.
         peer: PeerSlot,
     },
     /// Peers reach the endpoint by another address now: they are to be told
