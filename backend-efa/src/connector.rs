@@ -1,4 +1,4 @@
-//! Connecting: each side tells its endpoint's address and the slot it keeps for the other.
+//! Connecting: each side tells its endpoint's address and the seat it keeps for the other.
 
 use std::sync::OnceLock;
 
@@ -10,7 +10,7 @@ use crate::domain::Shared;
 use crate::peers::{Landing, There};
 use crate::region::random;
 use crate::shm;
-use crate::tag::Tag;
+use crate::tag::Seat;
 
 /// What a peer needs to send here. The first field counts versions of the others.
 #[derive(Debug, PartialEq, serde::Serialize, serde::Deserialize)]
@@ -23,8 +23,8 @@ struct Offer {
     /// libfabric's number of the address's format.
     format: u32,
     address: Vec<u8>,
-    /// The slot kept for the reader, which goes with all that it sends.
-    slot: u32,
+    /// The seat kept for the reader, which goes with all that it sends.
+    seat: u32,
     landing: Landing,
 }
 
@@ -59,15 +59,15 @@ impl Shared {
             process: process()?,
             format: self.device.info.get().addr_format,
             address,
-            slot: slot.0,
+            seat: self.peers.seat(slot).number(),
             landing: self.landing(),
         };
         let why = |error: postcard::Error| Error::new(ErrorKind::Io, "connect", error.to_string());
         postcard::to_stdvec(&offer).map_err(why)
     }
 
-    /// The peer's offer, if it can be used here.
-    fn read(&self, bytes: &[u8]) -> Result<Offer> {
+    /// Where the peer is by its offer, if that can be used here.
+    fn read(&self, bytes: &[u8]) -> Result<There> {
         let offer = parse(bytes)?;
         if offer.version != VERSION {
             let context = format!("the peer's offer has version {}, ours {VERSION}", offer.version);
@@ -96,16 +96,10 @@ impl Shared {
             sys::FI_ADDR_STR => offer.address.last() == Some(&0) && offer.address.len() <= 256,
             _ => self.peers.name_len().is_none_or(|len| offer.address.len() == len),
         };
-        if !readable || offer.slot > Tag::SLOTS {
-            return Err(malformed("an address or a slot that cannot be"));
+        match Seat::of(offer.seat).filter(|_| readable) {
+            Some(seat) => Ok(There { address: offer.address, seat, landing: offer.landing }),
+            None => Err(malformed("an address or a seat that cannot be")),
         }
-        Ok(offer)
-    }
-}
-
-impl From<Offer> for There {
-    fn from(offer: Offer) -> Self {
-        Self { address: offer.address, slot: offer.slot, landing: offer.landing }
     }
 }
 
@@ -117,7 +111,7 @@ impl Connector for Shared {
     }
 
     fn complete(&self, slot: PeerSlot, offer: &[u8]) -> Result<()> {
-        self.peers.complete(slot, self.read(offer)?.into())
+        self.peers.complete(slot, self.read(offer)?)
     }
 
     fn offer_again(&self, slot: PeerSlot) -> Result<Option<Vec<u8>>> {
@@ -125,7 +119,7 @@ impl Connector for Shared {
     }
 
     fn renew(&self, slot: PeerSlot, offer: &[u8]) -> Result<Vec<u8>> {
-        self.peers.renew(slot, self.read(offer)?.into())?;
+        self.peers.renew(slot, self.read(offer)?)?;
         // It says which of its offers that was.
         Ok(offer.to_vec())
     }

@@ -35,7 +35,7 @@ struct Context {
     buffer: (*mut u8, u64, u64),
 }
 
-/// No peer's slot: the context is free, or a receive's. Slots stay below (`Tag::SLOTS`).
+/// No peer's slot: the context is free, or a receive's. Slots stay below (`Seat::SLOTS`).
 const FREE: u32 = u32::MAX;
 const RECEIVE: u32 = u32::MAX - 1;
 
@@ -46,6 +46,12 @@ impl Context {
             RECEIVE => Some(Posted::Receive { id: self.id }),
             peer => Some(Posted::Request { id: self.id, peer: PeerSlot(peer) }),
         }
+    }
+
+    /// What was posted, of a receive's.
+    fn receive(&self) -> ReceiveRequest {
+        let (local, lkey, len) = self.buffer;
+        ReceiveRequest { id: self.id, local, lkey, len }
     }
 
     /// What it stood for is over: it is the first of the `free` ones, at `index`.
@@ -153,6 +159,11 @@ impl Contexts {
         Some(posted)
     }
 
+    /// The receive of a context that has just ended.
+    pub(crate) fn receive_of(&self, context: *mut c_void) -> Option<ReceiveRequest> {
+        self.all.get(self.index(context)).map(Context::receive)
+    }
+
     /// Keeps a context that has just ended from being taken until then: what is handed back with it
     /// meanwhile is nobody's.
     pub(crate) fn retire(&mut self, context: *mut c_void, until: Time) {
@@ -179,11 +190,7 @@ impl Contexts {
     /// The posted receives.
     pub(crate) fn receives(&self) -> Vec<ReceiveRequest> {
         let receives = self.all.iter().filter(|context| context.peer == RECEIVE);
-        let receive = |context: &Context| {
-            let (local, lkey, len) = context.buffer;
-            ReceiveRequest { id: context.id, local, lkey, len }
-        };
-        receives.map(receive).collect()
+        receives.map(Context::receive).collect()
     }
 
     /// Ends all that is posted.

@@ -9,6 +9,7 @@ use transport_core::spi::{
     Armed, Batch, Completions, Endpoint, EndpointConfig, Event, PeerSlot, PostResult, ReceiveRequest, Status,
 };
 
+use crate::arriving::Arrival;
 use crate::context::{Contexts, Posted};
 use crate::domain::Shared;
 use crate::lane::Lane;
@@ -18,6 +19,7 @@ use crate::posting::{FULL, lost, refused};
 use crate::report::Entries;
 use crate::settling::Settling;
 use crate::submit::Local;
+use crate::tag::Seat;
 use crate::words::Words;
 
 /// What a request to somebody who is no peer any more gets.
@@ -31,6 +33,8 @@ pub(crate) struct EfaEndpoint {
     pub(crate) shared: Arc<Shared>,
     pub(crate) local: Local,
     pub(crate) slots: Vec<View>,
+    /// Whose those slots are.
+    pub(crate) seats: Vec<Seat>,
     seen: u64,
     /// Slots that wait for their goodbye.
     pub(crate) leaving: Vec<PeerSlot>,
@@ -58,8 +62,8 @@ pub(crate) struct EfaEndpoint {
     pub(crate) is_lost: bool,
     /// Events that had no room.
     pub(crate) waiting: VecDeque<Event>,
-    /// What came from slots that were nobody's when they were last looked at.
-    pub(crate) doubtful: Vec<Event>,
+    /// What came from nobody who was known when the slots were last looked at.
+    pub(crate) doubtful: Vec<Arrival>,
 }
 
 impl EfaEndpoint {
@@ -73,6 +77,7 @@ impl EfaEndpoint {
             former: None,
             shared,
             slots: Vec::new(),
+            seats: Vec::new(),
             seen: u64::MAX,
             leaving: Vec::new(),
             gone: Vec::new(),
@@ -92,16 +97,11 @@ impl EfaEndpoint {
     }
 
     pub(crate) fn refresh(&mut self) {
-        if self.shared.peers.refresh(&mut self.seen, &mut self.slots) {
+        if self.shared.peers.refresh(&mut self.seen, &mut self.slots, &mut self.seats) {
             self.outstanding.resize(self.slots.len(), 0);
             let leaving = (0_u32..).zip(&self.slots).filter(|(_, slot)| **slot == View::Leaving);
             self.leaving = leaving.map(|(index, _)| PeerSlot(index)).collect();
         }
-    }
-
-    /// Whether `slot` is a peer's, for what claims to come from it.
-    pub(crate) fn knows(&self, slot: u32) -> bool {
-        matches!(self.slots.get(slot as usize), Some(View::Up(_) | View::Waiting))
     }
 
     /// What a context stood for is over.
@@ -253,6 +253,8 @@ impl Drop for EfaEndpoint {
     fn drop(&mut self) {
         // First of all: after it nothing is touched.
         self.close();
+        // What was said of them is heard by nobody any more.
+        self.gone.drain(..).for_each(|slot| self.shared.peers.free(slot));
         self.shared.closed();
     }
 }

@@ -8,6 +8,7 @@
 //! imms; messages are `fi_sendmsg`.
 
 mod addresses;
+mod arriving;
 mod backend;
 mod card;
 mod connector;

@@ -11,7 +11,7 @@ use transport_core::{Error, ErrorKind, Result};
 
 use crate::addresses::Addresses;
 use crate::library::Info;
-use crate::tag::Tag;
+use crate::tag::Seat;
 use slot::{Known, Slot};
 pub(crate) use slot::{Landing, Remote, There, View};
 
@@ -37,6 +37,8 @@ struct Open {
 #[derive(Default)]
 struct Table {
     slots: Vec<Slot>,
+    /// Of who has each slot, or had it last.
+    seats: Vec<Seat>,
     /// The newest last: two while the endpoint moves, else one.
     lanes: Vec<Open>,
 }
@@ -79,15 +81,25 @@ impl Peers {
         let mut table = self.lock();
         let (lane, name) = table.newest()?;
         let index = match table.slots.iter().position(|slot| matches!(slot, Slot::Free)) {
-            Some(index) => index,
-            None if table.slots.len() < Tag::SLOTS as usize => {
+            Some(index) => {
+                table.seats[index] = table.seats[index].next();
+                index
+            }
+            None if table.slots.len() < Seat::SLOTS as usize => {
+                let index = table.slots.len();
                 table.slots.push(Slot::Free);
-                table.slots.len() - 1
+                table.seats.push(Seat::first(index as u32));
+                index
             }
             None => return Err(Error::new(ErrorKind::Exhausted, "connect", "every peer slot is taken")),
         };
         table.slots[index] = Slot::Offered(lane);
         Ok((PeerSlot(index as u32), name))
+    }
+
+    /// The seat of who has a slot, or is offered it.
+    pub(crate) fn seat(&self, slot: PeerSlot) -> Seat {
+        self.lock().seats[slot.0 as usize]
     }
 
     /// Brings an offered slot up.
@@ -227,14 +239,16 @@ impl Peers {
     }
 
     /// Tells how the slots are if anything changed since the count in `seen`.
-    pub(crate) fn refresh(&self, seen: &mut u64, into: &mut Vec<View>) -> bool {
+    pub(crate) fn refresh(&self, seen: &mut u64, into: &mut Vec<View>, seats: &mut Vec<Seat>) -> bool {
         let changes = self.changes.load(Ordering::Acquire);
         if changes == *seen {
             return false;
         }
         *seen = changes;
+        let table = self.lock();
         into.clear();
-        into.extend(self.lock().slots.iter().map(Slot::view));
+        into.extend(table.slots.iter().map(Slot::view));
+        seats.clone_from(&table.seats);
         true
     }
 

@@ -1,10 +1,10 @@
 //! Completions of libfabric as events.
 
-use std::ffi::{c_int, c_void};
+use std::ffi::c_void;
 
 use libfabric_sys as sys;
 use transport_core::ErrorKind;
-use transport_core::spi::{Event, PeerSlot, Status};
+use transport_core::spi::{Event, Status};
 
 use crate::card;
 use crate::context::{Contexts, Posted};
@@ -12,7 +12,6 @@ use crate::endpoint::EfaEndpoint;
 use crate::lane::Turn;
 use crate::moving::GRACE_OF_CARDS;
 use crate::status::{is_ambiguous, is_unreachable, kind, status};
-use crate::tag::Tag;
 use crate::words::{self, Words};
 
 /// Completions read by one call: as many of a card's as EFA's provider looks at in one
@@ -25,7 +24,7 @@ const EMULATED_PER_CALL: usize = AT_ONCE / 10;
 const IN_VAIN: usize = 15;
 
 // Flags of completions.
-const REMOTE_CQ_DATA: u64 = sys::FI_REMOTE_CQ_DATA as u64;
+pub(crate) const REMOTE_CQ_DATA: u64 = sys::FI_REMOTE_CQ_DATA as u64;
 const REMOTE_WRITE: u64 = sys::FI_REMOTE_WRITE as u64;
 const RECV: u64 = sys::FI_RECV as u64;
 const SEND: u64 = sys::FI_SEND as u64;
@@ -118,65 +117,13 @@ impl EfaEndpoint {
         }
         match self.end(turn.posted, entry.op_context) {
             Some(Posted::Request { id, .. }) => self.waiting.push_back(Event::Done { first: id, count: 1 }),
-            Some(Posted::Receive { id }) => self.received(turn, id, entry, from),
+            Some(Posted::Receive { .. }) => {
+                if let Some(receive) = turn.posted.receive_of(entry.op_context) {
+                    self.received(turn, receive, entry, from);
+                }
+            }
             None => tracing::warn!(flags = entry.flags, "libfabric completes what was not posted"),
         }
-    }
-
-    fn received(&mut self, turn: &Turn<'_>, id: u64, entry: &sys::fi_cq_data_entry, from: sys::fi_addr_t) {
-        let tag = match self.local.hides_data {
-            true => Some(Tag::from_data(entry.data, self.local.data)),
-            false => self.tag(entry),
-        };
-        let Some(slot) = tag.and_then(|tag| tag.slot).or_else(|| turn.owner(from)) else {
-            return self.stray(id);
-        };
-        let (len, imm) = (entry.len as u64, tag.and_then(|tag| tag.imm));
-        self.file(slot, Event::Received { id, peer: PeerSlot(slot), len, imm });
-    }
-
-    fn imm(&mut self, turn: &Turn<'_>, entry: &sys::fi_cq_data_entry, from: sys::fi_addr_t) {
-        let Some(Tag { slot, imm: Some(imm) }) = self.tag(entry) else { return };
-        match slot.or_else(|| turn.owner(from)) {
-            Some(slot) => self.file(slot, Event::Imm { peer: PeerSlot(slot), imm }),
-            None => tracing::debug!(imm, "an imm of nobody's"),
-        }
-    }
-
-    /// Files what came from the peer of a slot. Who has connected since the slots were looked at may
-    /// have sent something already; they are not looked at again in a turn, whose lock is taken after
-    /// theirs elsewhere.
-    fn file(&mut self, slot: u32, event: Event) {
-        match self.knows(slot) {
-            true => self.waiting.push_back(event),
-            false => self.doubtful.push(event),
-        }
-    }
-
-    /// Looks again at the slots of what came from nobody.
-    #[cold]
-    pub(crate) fn settle(&mut self) {
-        self.refresh();
-        for event in std::mem::take(&mut self.doubtful) {
-            match event {
-                Event::Imm { peer, .. } | Event::Received { peer, .. } if self.knows(peer.0) => {
-                    self.waiting.push_back(event);
-                }
-                Event::Received { id, .. } => self.stray(id),
-                _ => tracing::debug!(?event, "an imm of a peer that is gone, or was none"),
-            }
-        }
-    }
-
-    fn tag(&self, entry: &sys::fi_cq_data_entry) -> Option<Tag> {
-        (entry.flags & REMOTE_CQ_DATA != 0).then(|| Tag::from_data(entry.data, self.local.data))
-    }
-
-    /// A message of nobody's took a receive.
-    fn stray(&mut self, id: u64) {
-        tracing::debug!("a message of a peer that is gone, or was none");
-        let status = status(sys::FI_ENOTCONN as c_int);
-        self.waiting.push_back(Event::ReceiveFailed { id, status });
     }
 
     /// Reads one error; whether there was one.

@@ -143,8 +143,13 @@ impl VerbsEndpoint {
         });
         for (index, link) in self.links.iter_mut().enumerate() {
             let peer = PeerSlot(index as u32);
-            if matches!(link.view, View::Leaving) && self.ending.iter().all(|(slot, _)| *slot != peer) {
+            let is_over = || {
+                let has_pairs = self.ending.iter().any(|(slot, _)| *slot == peer);
+                !has_pairs && self.replays.iter().all(|request| request.peer != peer)
+            };
+            if matches!(link.view, View::Leaving) && is_over() {
                 link.view = View::Free;
+                self.receives.forget(&self.shared.card, peer);
                 self.waiting.push_back(Event::PeerGone { peer });
                 self.shared.peers.end(peer);
                 self.gone.push(peer);

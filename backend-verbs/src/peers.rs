@@ -35,7 +35,7 @@ pub(crate) enum Slot {
     Broken(Option<Pairs>),
     /// Ended by this side: the endpoint says when its last request is over.
     Leaving,
-    /// It is, which the endpoint is telling: free once that was heard.
+    /// Its last request is over, which the endpoint is telling: free once that was heard.
     Gone,
 }
 

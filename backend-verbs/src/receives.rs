@@ -130,6 +130,14 @@ impl Receives {
         self.waiting.push_back(Arrival { buffer, from, len, imm });
     }
 
+    /// A peer is gone: what it has sent and nobody has received is the next one's of its slot as little as anybody's.
+    pub(crate) fn forget(&mut self, card: &Card, peer: PeerSlot) {
+        let (theirs, others): (Vec<_>, Vec<_>) =
+            self.waiting.drain(..).partition(|arrival| arrival.from == peer);
+        self.waiting = VecDeque::from_iter(others);
+        theirs.iter().for_each(|arrival| self.give(card, arrival.buffer));
+    }
+
     /// Takes receives over.
     pub(crate) fn want(&mut self, receives: &[ReceiveRequest], most: usize) -> usize {
         let count = receives.len().min(most.saturating_sub(self.wanted.len()));

@@ -227,10 +227,11 @@ impl Endpoint for StagedEndpoint {
     }
 
     fn poll(&mut self, into: &mut Completions) {
-        // All there is: the rings are looked at below, and knocks must not pile up behind what they tell of. What
-        // had no room is told first, as the card takes what it has told for heard.
-        for _ in 0..if self.events.is_empty() { ROUNDS } else { 0 } {
-            if self.events.len() >= ROOM || !self.poll_inner(into) {
+        // All there is: the rings are looked at below, and knocks must not pile up behind what they tell of. But a
+        // peer's end is told first: who polls the card again has heard of it.
+        for _ in 0..ROUNDS {
+            let has_end = self.events.iter().any(|event| matches!(event, Event::PeerGone { .. }));
+            if has_end || self.events.len() >= ROOM || !self.poll_inner(into) {
                 break;
             }
         }

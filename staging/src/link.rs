@@ -83,7 +83,7 @@ impl Links {
         self.all.lock().unwrap_or_else(PoisonError::into_inner).clear();
     }
 
-    /// A connection is over; its slot may be another's by now.
+    /// A connection is over.
     pub(crate) fn remove(&self, link: &Arc<Link>) {
         let mut all = self.all.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(place) = all.get_mut(link.slot.0 as usize)

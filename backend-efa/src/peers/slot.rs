@@ -2,14 +2,16 @@
 
 use libfabric_sys::fi_addr_t;
 
+use crate::tag::Seat;
+
 /// A connected peer, as requests need it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Remote {
     pub address: fi_addr_t,
     /// The lane in whose address vector that is: the one by which the peer knows us.
     pub lane: u32,
-    /// Our slot there, which goes with all that we send.
-    pub slot: u32,
+    /// Ours there, which goes with all that we send.
+    pub seat: Seat,
     /// Where writes without bytes go.
     pub landing: Landing,
 }
@@ -25,7 +27,8 @@ pub(crate) struct Landing {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct There {
     pub address: Vec<u8>,
-    pub slot: u32,
+    /// Ours there.
+    pub seat: Seat,
     pub landing: Landing,
 }
 
@@ -87,7 +90,7 @@ impl Slot {
             Self::Leaving(_) => View::Leaving,
             Self::Up(Known { address: None, .. }) => View::Waiting,
             Self::Up(Known { there, lane, address: Some(address), .. }) => {
-                View::Up(Remote { address: *address, lane: *lane, slot: there.slot, landing: there.landing })
+                View::Up(Remote { address: *address, lane: *lane, seat: there.seat, landing: there.landing })
             }
         }
     }

@@ -10,7 +10,8 @@ fn address(number: u16, key: u32) -> Vec<u8> {
 #[test]
 fn a_number_given_anew_is_told() {
     let leaving = |number, key| Slot::Leaving(Some(address(number, key)));
-    let table = Table { slots: vec![Slot::Free, leaving(1, 10), leaving(2, 10)], lanes: Vec::new() };
+    let slots = vec![Slot::Free, leaving(1, 10), leaving(2, 10)];
+    let table = Table { slots, ..Table::default() };
     assert!(table.has_former_owner(&address(1, 11)));
     assert!(!table.has_former_owner(&address(1, 10)), "it comes back itself");
     assert!(!table.has_former_owner(&address(3, 10)));

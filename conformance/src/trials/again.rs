@@ -1,15 +1,19 @@
 //! Fabrics that part and meet again, while both stay open.
 
 use transport_core::spi::Operations;
-use transport_core::{ErrorKind, WriteOptions};
+use transport_core::{ErrorKind, SendOptions, WriteOptions};
 
-use crate::check::{Verdict, refused, within};
+use crate::check::{Verdict, refused, same, within};
 use crate::ground::{Ground, OPEN};
 use crate::process::{Child, LIMIT, live};
 use crate::trial::{Context, Trial};
 
-pub(super) const TRIALS: &[Trial] =
-    &[Trial::new("again::at_once", at_once).needs(Operations::WRITE_IMM).process()];
+pub(super) const TRIALS: &[Trial] = &[
+    Trial::new("again::at_once", at_once).needs(Operations::WRITE_IMM).process(),
+    Trial::new("again::left_unread", left_unread)
+        .needs(Operations::WRITE_IMM.union(Operations::SEND))
+        .process(),
+];
 
 const LEN: usize = 100_000;
 
@@ -43,6 +47,29 @@ fn at_once(context: &Context) -> Verdict {
                 refused::<()>("what was under way", Err(error), &[ErrorKind::Closed, ErrorKind::PeerDied])?;
             }
         }
+    }
+    Ok(())
+}
+
+/// A message that nobody had received when its sender parted is not taken for the next one's.
+fn left_unread(context: &Context) -> Verdict {
+    let fabric = live(context)?;
+    let mut child = Child::spawn(context)?;
+    let address = child.ask("listen")?;
+    child.ask(&format!("alloc far {LEN} 1"))?;
+    let near = Ground::new(&fabric, LEN, OPEN, 2)?;
+    for round in 1..4 {
+        let peer = child.meets(&fabric, &address)?;
+        let remote = within(LIMIT, "a lookup", peer.region("far"))??;
+        child.ask("receive far 0 64")?;
+        peer.send_with(&near.region, 0..round, &SendOptions::new().imm(7))?.wait(LIMIT)?;
+        same("what was received", child.ask("received")?, format!("{round} Some(7)"))?;
+        let unread = peer.send_with(&near.region, 0..64, &SendOptions::new().imm(8))?;
+        // It takes the same way, and has most likely come when this has.
+        peer.write_with(&near.region, 0..64, &remote, 0, &WriteOptions::new().imm(9))?.wait(LIMIT)?;
+        child.ask("expect 9 1")?;
+        peer.disconnect();
+        drop(unread);
     }
     Ok(())
 }

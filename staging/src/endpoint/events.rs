@@ -70,14 +70,12 @@ impl StagedEndpoint {
             into.stir();
         }
         let is_full = self.polled.spare() == 0;
-        // Who polls again has handled the end of a peer.
-        let has_end = self.polled.as_slice().iter().any(|event| matches!(event, Event::PeerGone { .. }));
         for place in 0..self.polled.as_slice().len() {
             self.take(self.polled.as_slice()[place]);
         }
         self.polled.clear();
         self.has_moved |= is_full;
-        is_full && !has_end
+        is_full
     }
 
     fn is_knock(&self, peer: PeerSlot, imm: u32) -> bool {
@@ -127,16 +125,13 @@ impl StagedEndpoint {
                 local.outlet.fail(ErrorKind::PeerDied, &mut self.events);
                 self.shared.links.remove(&local.link);
             }
-            // It came and went between two looks; or what is there is the next connection.
+            // It came and went between two looks.
             None => {
                 if let Some(link) = self.shared.links.of(peer).filter(|link| link.is_leaving()) {
                     self.shared.links.remove(&link);
                 }
             }
         }
-        // Its slot may have its next connection by now.
-        self.seen = u64::MAX;
-        self.refresh();
     }
 
     /// Waits until no copy is under way: some tens of microseconds, at the end of a connection.

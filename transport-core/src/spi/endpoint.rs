@@ -35,7 +35,8 @@ pub trait Endpoint: Send {
     /// Each buffer stays valid, and nobody else touches it, until it completed or failed.
     unsafe fn post_recv(&mut self, batch: &[ReceiveRequest]) -> PostResult;
 
-    /// Appends what happened since the last call, up to `into`'s spare room.
+    /// Appends what happened since the last call, up to `into`'s spare room. Who polls again has acted on all
+    /// that was told.
     fn poll(&mut self, into: &mut Completions);
 
     /// Asks to be woken by the next event, or once a request that it had no room

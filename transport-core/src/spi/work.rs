@@ -3,7 +3,8 @@
 use crate::ErrorKind;
 use crate::copy::Way;
 
-/// A connected peer's place in a domain, low, as lists are indexed by it; unique until its `PeerGone`.
+/// A connected peer's place in a domain, low, as lists are indexed by it; unique until its `PeerGone`
+/// was heard.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Default)]
 pub struct PeerSlot(pub u32);
 
