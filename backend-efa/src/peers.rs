@@ -1,6 +1,7 @@
 //! Peer slots: reserved and ended by the control side, read by the endpoint.
 
 mod slot;
+mod table;
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -14,6 +15,7 @@ use crate::library::Info;
 use crate::tag::Seat;
 use slot::{Known, Slot};
 pub(crate) use slot::{Landing, Remote, There, View};
+use table::{Open, Table};
 
 /// Every place of a peer is kept, for what is still on its way from there: moves of one connection,
 /// each of which takes seconds where it is earnest.
@@ -22,26 +24,6 @@ const MOVES: u32 = 1024;
 /// How long a peer that comes back waits for the end of its former connection at most. One side waits after
 /// the other, and on the first rail that it takes too long on no other: less than a handshake may take (5 s).
 const FORMER: Duration = Duration::from_millis(1500);
-
-/// Bytes of a card's address that name a queue pair: its GID and number (`efa_ep_addr`); its key follows.
-const QUEUE_PAIR: usize = 18;
-
-/// A lane that peers may know.
-struct Open {
-    number: u32,
-    /// By which peers reach it.
-    name: Vec<u8>,
-    addresses: Arc<Addresses>,
-}
-
-#[derive(Default)]
-struct Table {
-    slots: Vec<Slot>,
-    /// Of who has each slot, or had it last.
-    seats: Vec<Seat>,
-    /// The newest last: two while the endpoint moves, else one.
-    lanes: Vec<Open>,
-}
 
 /// All slots of a domain.
 #[derive(Default)]
@@ -259,43 +241,6 @@ impl Peers {
     /// Bytes of the addresses of this side, unless its device is lost.
     pub(crate) fn name_len(&self) -> Option<usize> {
         self.lock().lanes.last().map(|lane| lane.name.len())
-    }
-}
-
-impl Table {
-    fn newest(&self) -> Result<(u32, Vec<u8>)> {
-        let lane = self.lanes.last();
-        let gone = || Error::new(ErrorKind::DeviceLost, "connect", "the device does not work any more");
-        lane.map(|lane| (lane.number, lane.name.clone())).ok_or_else(gone)
-    }
-
-    /// Whether all connections to that address end, and some have not yet. There may be several, where two
-    /// sides have connected to each other: they share one state.
-    fn is_leaving(&self, address: &[u8]) -> bool {
-        let mut sharers = self.slots.iter().filter(|slot| slot.address() == Some(address)).peekable();
-        sharers.peek().is_some() && !sharers.any(Slot::is_up)
-    }
-
-    /// Whether another peer with that queue pair's number is still known: it is gone, and its number was given
-    /// anew. The provider finds queue pairs by their numbers, and would take the newer one's place out with the
-    /// older one's address, on whose own removal it then crashes (`efa_conn_release`; 1.17 to 2.5).
-    fn has_former_owner(&self, address: &[u8]) -> bool {
-        let mut others = self.slots.iter().filter_map(Slot::address).filter(|other| *other != address);
-        others.any(|other| other.get(..QUEUE_PAIR) == address.get(..QUEUE_PAIR))
-    }
-
-    /// Inserts a peer that knows `lane` into every lane.
-    fn know(&self, slot: PeerSlot, lane: u32, there: There) -> Result<Known> {
-        let (mut address, mut ahead) = (None, None);
-        for open in &self.lanes {
-            let inserted = Some(open.addresses.insert(slot.0, &there.address, self.lanes.len() == 1)?);
-            match open.number == lane {
-                true => address = inserted,
-                false if open.number > lane => ahead = inserted,
-                false => {}
-            }
-        }
-        Ok(Known { there, lane, address, ahead, moves: 0 })
     }
 }
 

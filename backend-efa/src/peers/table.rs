@@ -1,0 +1,67 @@
+//! The slots of a domain, and the lanes by which their peers may know it.
+
+use std::sync::Arc;
+
+use transport_core::spi::PeerSlot;
+use transport_core::{Error, ErrorKind, Result};
+
+use super::slot::{Known, Slot, There};
+use crate::addresses::Addresses;
+use crate::tag::Seat;
+
+/// Bytes of a card's address that name a queue pair: its GID and number (`efa_ep_addr`); its key follows.
+const QUEUE_PAIR: usize = 18;
+
+/// A lane that peers may know.
+pub(super) struct Open {
+    pub(super) number: u32,
+    /// By which peers reach it.
+    pub(super) name: Vec<u8>,
+    pub(super) addresses: Arc<Addresses>,
+}
+
+#[derive(Default)]
+pub(super) struct Table {
+    pub(super) slots: Vec<Slot>,
+    /// Of who has each slot, or had it last.
+    pub(super) seats: Vec<Seat>,
+    /// The newest last: two while the endpoint moves, else one.
+    pub(super) lanes: Vec<Open>,
+}
+
+impl Table {
+    pub(super) fn newest(&self) -> Result<(u32, Vec<u8>)> {
+        let lane = self.lanes.last();
+        let gone = || Error::new(ErrorKind::DeviceLost, "connect", "the device does not work any more");
+        lane.map(|lane| (lane.number, lane.name.clone())).ok_or_else(gone)
+    }
+
+    /// Whether all connections to that address end, and some have not yet. There may be several, where two
+    /// sides have connected to each other: they share one state.
+    pub(super) fn is_leaving(&self, address: &[u8]) -> bool {
+        let mut sharers = self.slots.iter().filter(|slot| slot.address() == Some(address)).peekable();
+        sharers.peek().is_some() && !sharers.any(Slot::is_up)
+    }
+
+    /// Whether another peer with that queue pair's number is still known: it is gone, and its number was given
+    /// anew. The provider finds queue pairs by their numbers, and would take the newer one's place out with the
+    /// older one's address, on whose own removal it then crashes (`efa_conn_release`; 1.17 to 2.5).
+    pub(super) fn has_former_owner(&self, address: &[u8]) -> bool {
+        let mut others = self.slots.iter().filter_map(Slot::address).filter(|other| *other != address);
+        others.any(|other| other.get(..QUEUE_PAIR) == address.get(..QUEUE_PAIR))
+    }
+
+    /// Inserts a peer that knows `lane` into every lane.
+    pub(super) fn know(&self, slot: PeerSlot, lane: u32, there: There) -> Result<Known> {
+        let (mut address, mut ahead) = (None, None);
+        for open in &self.lanes {
+            let inserted = Some(open.addresses.insert(slot.0, &there.address, self.lanes.len() == 1)?);
+            match open.number == lane {
+                true => address = inserted,
+                false if open.number > lane => ahead = inserted,
+                false => {}
+            }
+        }
+        Ok(Known { there, lane, address, ahead, moves: 0 })
+    }
+}
