@@ -1,13 +1,13 @@
 //! What peers send: whose it is, and what becomes of what is nobody's.
 
 use libfabric_sys as sys;
-use transport_core::spi::{Event, PeerSlot, ReceiveRequest};
+use transport_core::spi::{Endpoint, Event, PeerSlot, PostResult, ReceiveRequest};
 
 use crate::endpoint::EfaEndpoint;
 use crate::lane::Turn;
 use crate::peers::View;
+use crate::posting::refused;
 use crate::report::REMOTE_CQ_DATA;
-use crate::status::status;
 use crate::tag::{Seat, Tag};
 
 /// Who sent something.
@@ -27,13 +27,23 @@ pub(crate) enum Arrival {
         from: Sender,
         imm: u32,
     },
-    /// A message of so many bytes, and the receive that it took.
+    /// A message of so many bytes, and the receive that it took, perhaps one that is to be taken back.
     Message {
         from: Sender,
         len: u64,
         imm: Option<u32>,
         receive: ReceiveRequest,
+        is_recalled: bool,
     },
+}
+
+impl Arrival {
+    /// The receive `id` is to be taken back.
+    pub(crate) fn recall(&mut self, id: u64) {
+        if let Self::Message { receive, is_recalled, .. } = self {
+            *is_recalled |= receive.id == id;
+        }
+    }
 }
 
 impl EfaEndpoint {
@@ -57,7 +67,7 @@ impl EfaEndpoint {
     pub(crate) fn received(
         &mut self,
         turn: &Turn<'_>,
-        receive: ReceiveRequest,
+        (receive, is_recalled): (ReceiveRequest, bool),
         entry: &sys::fi_cq_data_entry,
         from: sys::fi_addr_t,
     ) {
@@ -66,7 +76,7 @@ impl EfaEndpoint {
             false => self.tag(entry),
         };
         let (from, imm) = (Self::sender(turn, tag, from), tag.and_then(|tag| tag.imm));
-        self.file(Arrival::Message { from, len: entry.len as u64, imm, receive });
+        self.file(Arrival::Message { from, len: entry.len as u64, imm, receive, is_recalled });
     }
 
     pub(crate) fn imm(&mut self, turn: &Turn<'_>, entry: &sys::fi_cq_data_entry, from: sys::fi_addr_t) {
@@ -93,7 +103,7 @@ impl EfaEndpoint {
     fn told(&self, arrival: &Arrival) -> Option<Event> {
         Some(match *arrival {
             Arrival::Imm { from, imm } => Event::Imm { peer: self.peer(from)?, imm },
-            Arrival::Message { from, len, imm, receive } => {
+            Arrival::Message { from, len, imm, receive, .. } => {
                 Event::Received { id: receive.id, peer: self.peer(from)?, len, imm }
             }
         })
@@ -104,26 +114,30 @@ impl EfaEndpoint {
     pub(crate) fn settle(&mut self) {
         self.refresh();
         for arrival in std::mem::take(&mut self.doubtful) {
-            match (self.told(&arrival), arrival) {
-                (Some(event), _) => self.waiting.push_back(event),
-                (None, Arrival::Message { receive, .. }) => self.stray(receive),
-                (None, arrival) => tracing::debug!(?arrival, "an imm of a peer that is gone, or was none"),
+            match self.told(&arrival) {
+                Some(event) => self.waiting.push_back(event),
+                None => self.stray(arrival),
             }
         }
     }
 
-    /// A message of nobody's took that receive, which is posted again.
-    fn stray(&mut self, receive: ReceiveRequest) {
-        tracing::debug!("a message of a peer that is gone, or was none, is dropped");
-        let accepted = self.lane.take().map_or(0, |mut lane| {
+    /// What is nobody's is dropped. A receive that it took is posted again, behind the others.
+    fn stray(&mut self, arrival: Arrival) {
+        tracing::debug!(?arrival, "from a peer that is gone, or was none");
+        let Arrival::Message { len, imm, receive, is_recalled, .. } = arrival else { return };
+        let PostResult { accepted, error } = match is_recalled {
+            true => refused(0, -(sys::FI_ECANCELED as isize)),
             // SAFETY: posted until it was taken, and not given back: it is still as promised.
-            let result = unsafe { self.post_receives(&mut lane.turn(), &[receive]) };
-            self.lane = Some(lane);
-            result.accepted
-        });
-        if accepted == 0 {
-            let status = status(sys::FI_ENOTCONN as i32);
-            self.waiting.push_back(Event::ReceiveFailed { id: receive.id, status });
+            false => unsafe { self.post_recv(&[receive]) },
+        };
+        match error {
+            Some(status) => self.waiting.push_back(Event::ReceiveFailed { id: receive.id, status }),
+            None if accepted == 1 => {}
+            // There is no room now.
+            None => {
+                let from = Sender::Unknown;
+                self.doubtful.push(Arrival::Message { from, len, imm, receive, is_recalled });
+            }
         }
     }
 }

@@ -17,7 +17,7 @@ pub(crate) use taking::Taking;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Posted {
     Request { id: u64, peer: PeerSlot },
-    Receive { id: u64 },
+    Receive { receive: ReceiveRequest, is_recalled: bool },
 }
 
 /// A power of two long: its place is told from its address by a shift.
@@ -27,7 +27,7 @@ struct Context {
     notes: UnsafeCell<sys::fi_context2>,
     /// Of the request or receive.
     id: u64,
-    /// The peer's slot of a request; or one of the two below.
+    /// The peer's slot of a request; or one of those below.
     peer: u32,
     /// The next free one, while this one is free.
     next: u32,
@@ -35,23 +35,23 @@ struct Context {
     buffer: (*mut u8, u64, u64),
 }
 
-/// No peer's slot: the context is free, or a receive's. Slots stay below (`Seat::SLOTS`).
+/// No peer's slot: the context is free, or a receive's, or one's that is to be taken back. Slots stay below
+/// (`Seat::SLOTS`).
 const FREE: u32 = u32::MAX;
 const RECEIVE: u32 = u32::MAX - 1;
+const RECALLED: u32 = u32::MAX - 2;
 
 impl Context {
     fn posted(&self) -> Option<Posted> {
         match self.peer {
             FREE => None,
-            RECEIVE => Some(Posted::Receive { id: self.id }),
+            RECEIVE | RECALLED => {
+                let (local, lkey, len) = self.buffer;
+                let receive = ReceiveRequest { id: self.id, local, lkey, len };
+                Some(Posted::Receive { receive, is_recalled: self.peer == RECALLED })
+            }
             peer => Some(Posted::Request { id: self.id, peer: PeerSlot(peer) }),
         }
-    }
-
-    /// What was posted, of a receive's.
-    fn receive(&self) -> ReceiveRequest {
-        let (local, lkey, len) = self.buffer;
-        ReceiveRequest { id: self.id, local, lkey, len }
     }
 
     /// What it stood for is over: it is the first of the `free` ones, at `index`.
@@ -125,7 +125,7 @@ impl Contexts {
         let index = self.index(contexts.next()?);
         let context = self.all.get_mut(index)?;
         let (peer, first) = (context.peer, context.id);
-        if peer >= RECEIVE {
+        if peer >= RECALLED {
             return None;
         }
         let mut end = first + 1;
@@ -159,11 +159,6 @@ impl Contexts {
         Some(posted)
     }
 
-    /// The receive of a context that has just ended.
-    pub(crate) fn receive_of(&self, context: *mut c_void) -> Option<ReceiveRequest> {
-        self.all.get(self.index(context)).map(Context::receive)
-    }
-
     /// Keeps a context that has just ended from being taken until then: what is handed back with it
     /// meanwhile is nobody's.
     pub(crate) fn retire(&mut self, context: *mut c_void, until: Time) {
@@ -181,16 +176,12 @@ impl Contexts {
         }
     }
 
-    /// The context of a posted receive.
-    pub(crate) fn receive(&self, id: u64) -> Option<*mut c_void> {
-        let is_it = |context: &&Context| context.posted() == Some(Posted::Receive { id });
-        Some(self.all.iter().find(is_it)?.notes.get().cast())
-    }
-
-    /// The posted receives.
-    pub(crate) fn receives(&self) -> Vec<ReceiveRequest> {
-        let receives = self.all.iter().filter(|context| context.peer == RECEIVE);
-        receives.map(Context::receive).collect()
+    /// The context of a posted receive, which is to be taken back.
+    pub(crate) fn recall(&mut self, id: u64) -> Option<*mut c_void> {
+        let is_it = |context: &&mut Context| matches!(context.peer, RECEIVE | RECALLED) && context.id == id;
+        let context = self.all.iter_mut().find(is_it)?;
+        context.peer = RECALLED;
+        Some(context.notes.get().cast())
     }
 
     /// Ends all that is posted.

@@ -96,7 +96,7 @@ impl EfaEndpoint {
                 self.outstanding[peer.0 as usize] -= 1;
                 Event::Failed { id, status }
             }
-            Posted::Receive { id } => Event::ReceiveFailed { id, status },
+            Posted::Receive { receive, .. } => Event::ReceiveFailed { id: receive.id, status },
         });
     }
 }

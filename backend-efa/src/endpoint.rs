@@ -172,6 +172,7 @@ impl Endpoint for EfaEndpoint {
         }
         if !self.doubtful.is_empty() {
             self.settle();
+            into.stir();
         }
         let (shared, slots) = (&self.shared, &self.slots);
         let has_left =
@@ -191,8 +192,11 @@ impl Endpoint for EfaEndpoint {
 
     fn arm(&mut self) -> Armed {
         self.refresh();
+        let is_over = |peer: &PeerSlot| self.outstanding[peer.0 as usize] == 0;
+        let has_more =
+            !self.waiting.is_empty() || !self.doubtful.is_empty() || self.leaving.iter().any(is_over);
         // Nobody tells when a peer has followed.
-        if !self.waiting.is_empty() || self.former.is_some() || self.slots.contains(&View::Waiting) {
+        if has_more || self.former.is_some() || self.slots.contains(&View::Waiting) {
             return Armed::Ready;
         }
         let Some(Lane { queues, .. }) = self.lane.as_deref() else { return Armed::Unsupported };
@@ -219,8 +223,10 @@ impl Endpoint for EfaEndpoint {
 
     fn cancel_recv(&mut self, id: u64) -> bool {
         let mut is_taken_back = true;
-        for lane in self.lane.iter().chain(self.former.iter().map(|former| &former.lane)) {
-            let Some(context) = lane.posted.receive(id) else { continue };
+        self.doubtful.iter_mut().for_each(|arrival| arrival.recall(id));
+        let former = self.former.iter_mut().map(|former| &mut former.lane);
+        for lane in self.lane.iter_mut().chain(former) {
+            let Some(context) = lane.posted.recall(id) else { continue };
             let _turn = lane.queues.addresses.turn();
             // SAFETY: the endpoint is open and the context posted.
             let code = unsafe { sys::fi_cancel(lane.queues.ep.as_ptr(), context) };

@@ -27,7 +27,7 @@ pub(crate) struct Turn<'a> {
 }
 
 impl Turn<'_> {
-    /// The slot of an address, where slots do not travel beside the bytes.
+    /// The slot of an address, where seats do not travel beside the bytes.
     pub(crate) fn owner(&self, address: sys::fi_addr_t) -> Option<u32> {
         self.owners.as_ref()?.of(address)
     }

@@ -88,12 +88,19 @@ impl EfaEndpoint {
         let Some(former) = self.former.take() else { return };
         self.shared.peers.close_lane(number);
         let mut lane = former.lane;
-        let (receives, ended) = (lane.posted.receives(), lane.posted.end_all());
+        let ended = lane.posted.end_all();
         // Closed before it is told.
         lane.close(!ended.is_empty());
         let status = Status { kind: ErrorKind::Unreachable, code: sys::FI_ECANCELED as i32 };
-        for request in ended.into_iter().filter(|ended| matches!(ended, Posted::Request { .. })) {
-            self.fail(request, status);
+        let mut receives = Vec::new();
+        for ended in ended {
+            match ended {
+                Posted::Request { .. } => self.fail(ended, status),
+                Posted::Receive { is_recalled: true, .. } => {
+                    self.fail(ended, Status { kind: ErrorKind::Cancelled, ..status });
+                }
+                Posted::Receive { receive, .. } => receives.push(receive),
+            }
         }
         let Some(mut lane) = self.lane.take() else { return };
         // SAFETY: posted to the old lane until now, and not given back: they are still as promised.

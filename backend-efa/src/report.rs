@@ -117,10 +117,8 @@ impl EfaEndpoint {
         }
         match self.end(turn.posted, entry.op_context) {
             Some(Posted::Request { id, .. }) => self.waiting.push_back(Event::Done { first: id, count: 1 }),
-            Some(Posted::Receive { .. }) => {
-                if let Some(receive) = turn.posted.receive_of(entry.op_context) {
-                    self.received(turn, receive, entry, from);
-                }
+            Some(Posted::Receive { receive, is_recalled }) => {
+                self.received(turn, (receive, is_recalled), entry, from);
             }
             None => tracing::warn!(flags = entry.flags, "libfabric completes what was not posted"),
         }
@@ -170,7 +168,8 @@ impl EfaEndpoint {
                 }
                 self.waiting.push_back(Event::Failed { id, status: status(entry.err) });
             }
-            Some(Posted::Receive { id }) => {
+            Some(Posted::Receive { receive, .. }) => {
+                let id = receive.id;
                 tracing::debug!(id, code = entry.err, words, "a receive failed");
                 self.waiting.push_back(Event::ReceiveFailed { id, status: status(entry.err) });
             }

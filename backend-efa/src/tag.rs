@@ -6,7 +6,7 @@
 
 /// A peer's slot while it is that peer's: the next one has another seat in it, so that what comes late from one,
 /// or was left unread, is not taken for the other's. 31 bits, to which only who gave it attaches a meaning: the lower
-/// 20 are the slot, the upper 11 count those who have had it.
+/// 20 are the slot, the upper 11 count those who have had it, and begin anew after 2048.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Seat(u32);
 

@@ -235,8 +235,8 @@ impl Endpoint for VerbsEndpoint {
         let code = unsafe { ib::ibv_req_notify_cq(card.cq.as_ptr(), 0) };
         // What came before it was asked for tells nobody.
         let is_idle = code == 0 && !self.drain(CHAIN) && self.waiting.is_empty() && self.ending.is_empty();
-        // Nobody tells when the next connection is there.
-        if !is_idle || self.has_broken {
+        // Nobody tells when the next connection is there, or that a goodbye is due.
+        if !is_idle || self.has_broken || self.has_leaving {
             return Armed::Ready;
         }
         // SAFETY: the channel is open.

@@ -130,7 +130,7 @@ impl Receives {
         self.waiting.push_back(Arrival { buffer, from, len, imm });
     }
 
-    /// A peer is gone: what it has sent and nobody has received is the next one's of its slot as little as anybody's.
+    /// A peer is gone: what it has sent and nobody has received is dropped. Its slot will be another's.
     pub(crate) fn forget(&mut self, card: &Card, peer: PeerSlot) {
         let (theirs, others): (Vec<_>, Vec<_>) =
             self.waiting.drain(..).partition(|arrival| arrival.from == peer);

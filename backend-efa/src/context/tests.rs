@@ -44,7 +44,7 @@ fn requests_end_together_as_far_as_they_follow_one_another() {
         posted.drain(..count as usize);
     }
     assert_eq!(ended, [(9, 5, 3), (9, 9, 2), (8, 11, 1)]);
-    assert_eq!(contexts.end(posted[0]), Some(Posted::Receive { id: 12 }));
+    assert_eq!(contexts.end(posted[0]), Some(Posted::Receive { receive, is_recalled: false }));
     assert_eq!(contexts.end_requests(posted.into_iter()), None);
 }
 
@@ -79,13 +79,16 @@ fn ends_once_in_any_order() {
     assert_eq!(contexts.end(taken[1]), Some(posted[1]));
     assert_eq!(contexts.end(taken[1]), None);
     let taken = contexts.take_receive(&receive(7)).unwrap();
-    assert_eq!((contexts.receive(7), contexts.receive(8)), (Some(taken), None));
-    let posted_receives = contexts.receives();
-    assert_eq!(posted_receives.len(), 1);
-    assert_eq!((posted_receives[0].id, posted_receives[0].lkey, posted_receives[0].len), (7, 8, 9));
+    assert_eq!(contexts.recall(8), None);
+    assert_eq!(contexts.recall(7), Some(taken));
+    assert_eq!(contexts.recall(7), Some(taken), "again");
+    assert_eq!(contexts.end_requests([taken].into_iter()), None, "no request");
     assert_eq!(contexts.end(std::ptr::null_mut()), None);
     assert_eq!(contexts.end(std::ptr::without_provenance_mut(usize::MAX)), None);
-    assert_eq!(contexts.end_all(), [posted[0], Posted::Receive { id: 7 }, posted[2]]);
+    assert_eq!(
+        contexts.end_all(),
+        [posted[0], Posted::Receive { receive: receive(7), is_recalled: true }, posted[2]]
+    );
     let again = [3, 4, 5].map(|id| take(&mut contexts, id));
     assert!(again.iter().all(Option::is_some));
     assert_eq!(contexts.take_receive(&receive(8)), None);

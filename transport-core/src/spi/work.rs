@@ -54,7 +54,7 @@ unsafe impl Send for WorkRequest {}
 unsafe impl Sync for WorkRequest {}
 
 /// A buffer for one incoming message.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ReceiveRequest {
     /// Comes back in the completion.
     pub id: u64,
