@@ -6,6 +6,7 @@ use transport_core::spi::Operations;
 use transport_core::{ErrorKind, SendOptions, WriteOptions};
 
 use crate::check::{Verdict, refused, same, within};
+use crate::end::End;
 use crate::ground::{Ground, OPEN};
 use crate::process::{Child, LIMIT, live};
 use crate::trial::{Context, Trial};
@@ -19,13 +20,19 @@ pub(super) const TRIALS: &[Trial] = &[
 
 const LEN: usize = 100_000;
 
-/// Over and over, with writes under way when they part, and neither waits until the other has noticed.
-fn at_once(context: &Context) -> Verdict {
+/// Two that are to meet: a fabric here with a region, and one in a helper with another, `far`, which listens there.
+fn apart(context: &Context) -> Verdict<(End, Child, String, Ground)> {
     let fabric = live(context)?;
     let mut child = Child::spawn(context)?;
     let address = child.ask("listen")?;
     child.ask(&format!("alloc far {LEN} 1"))?;
     let near = Ground::new(&fabric, LEN, OPEN, 2)?;
+    Ok((fabric, child, address, near))
+}
+
+/// Over and over, with writes under way when they part, and neither waits until the other has noticed.
+fn at_once(context: &Context) -> Verdict {
+    let (fabric, mut child, address, near) = apart(context)?;
     fabric.publish("near", &near.region)?;
     for round in 0..12 {
         let peer = child.meets(&fabric, &address)?;
@@ -55,11 +62,7 @@ fn at_once(context: &Context) -> Verdict {
 
 /// A message that nobody had received when its sender parted is not taken for the next one's.
 fn left_unread(context: &Context) -> Verdict {
-    let fabric = live(context)?;
-    let mut child = Child::spawn(context)?;
-    let address = child.ask("listen")?;
-    child.ask(&format!("alloc far {LEN} 1"))?;
-    let near = Ground::new(&fabric, LEN, OPEN, 2)?;
+    let (fabric, mut child, address, near) = apart(context)?;
     for round in 1..4 {
         let peer = child.meets(&fabric, &address)?;
         let remote = within(LIMIT, "a lookup", peer.region("far"))??;
