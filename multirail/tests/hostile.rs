@@ -3,12 +3,16 @@
 #![cfg(target_os = "linux")]
 
 mod process;
+mod tree;
 mod wire;
 
-use multirail::files::{Entry, Item, Piece, ToSender, ToServer, TreePath};
-use process::{Running, run};
+use std::io::Write;
+
+use multirail::files::{Entry, Item, Kind, Piece, PieceHash, ToSender, ToServer, TreePath};
+use process::{LIMIT, Running, run};
+use rustix::process::Signal;
 use tempfile::TempDir;
-use wire::{Hostile, MTIME, file, is_untouched, raw, server, text};
+use wire::{Hostile, MTIME, file, is_untouched, on_disk, raw, server, text};
 
 #[test]
 fn messages_and_items_out_of_turn() {
@@ -111,6 +115,70 @@ fn what_was_not_stored_takes_nothing_of_the_quota() {
     std::fs::write(&good, vec![1; 9 << 20]).unwrap();
     let (done, _, said) = run(&["send", text(&good), "--to", &address]);
     assert!(done, "{said}");
+}
+
+/// Sends `items` under one name after the other, whatever is stored of them, until the server
+/// has no room: what its directory takes on disk by then, with and without the server.
+fn fill_the_disk(limit: u64, longest: bool, items: &[Item], bytes: &[u8]) -> [u64; 2] {
+    let into = TempDir::new().unwrap();
+    let most = format!("{}KiB", limit >> 10);
+    let serve = ["serve", "--into", text(into.path()), "--max-bytes", &most];
+    let (mut server, address) = Running::server(&serve);
+    let data: u64 =
+        items.iter().map(|item| if let Item::Piece(piece) = item { piece.len.into() } else { 0 }).sum();
+    for n in 0.. {
+        // As many names as the limit has blocks are never stored.
+        assert!(n < limit / 4096, "the server never refuses");
+        let name = if longest { vec![format!("{n:0203}"); 20].join("/") } else { n.to_string() };
+        let hostile = Hostile::ready(&address);
+        hostile.offer(&raw(name.as_bytes(), Kind::File { size: 1 << 40, data }));
+        match hostile.answer() {
+            ToSender::Verdicts { .. } => {}
+            ToSender::Refused(reason) => {
+                assert!(reason.contains("--max-bytes"), "{reason}");
+                break;
+            }
+            other => panic!("{other:?}"),
+        }
+        hostile.fill(items, bytes);
+        hostile.ends_refused("was not stored");
+        server.await_error("was not stored");
+        assert!(on_disk(into.path()) <= limit, "{n}: {} bytes on disk", on_disk(into.path()));
+    }
+    let with = on_disk(into.path());
+    // A server that is killed while it writes counts less than there is; the next one cuts that.
+    server.signal(Signal::KILL);
+    server.ends_within_any(LIMIT);
+    for (partial, _) in &tree::partials(into.path())[..2] {
+        let file = std::fs::OpenOptions::new().append(true).open(partial).unwrap();
+        (&file).write_all(&[1; 1 << 20]).unwrap();
+    }
+    let (_server, _) = Running::server(&serve);
+    [with, on_disk(into.path())]
+}
+
+#[test]
+fn the_quota_bounds_what_is_on_disk() {
+    let good = |offset, bytes: &[u8]| {
+        Item::Piece(Piece { offset, len: bytes.len() as u32, hash: PieceHash::of(offset, bytes) })
+    };
+    let begin = Item::Begin { index: 0, keep: 0 };
+    let limit = 5 << 18;
+    // A piece that is kept, and a large one that is none.
+    let large = Item::Piece(Piece { offset: 1, len: (1 << 20) - 1, hash: [7; 32] });
+    let torn = [begin.clone(), good(0, b"x"), large];
+    let bytes = vec![b'x'; 1 << 20];
+    // Pieces of two bytes in two blocks each; the last item ends the conversation.
+    let two = |n: u64| good(n * 8192 + 4095, b"xx");
+    let straddling: Vec<_> = [begin.clone()].into_iter().chain((0..200).map(two)).chain([begin]).collect();
+    for (longest, items, bytes) in
+        [(false, &torn[..], &bytes[..]), (true, &torn, &bytes), (false, &straddling, &bytes[..400])]
+    {
+        for taken in fill_the_disk(limit, longest, items, bytes) {
+            assert!(taken <= limit, "{taken} bytes on disk, {limit} allowed");
+            assert!(taken > limit / 8, "and it is used: {taken}");
+        }
+    }
 }
 
 #[test]

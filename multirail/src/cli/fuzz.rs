@@ -48,7 +48,8 @@ pub fn journal(bytes: &[u8]) {
     for index in 0..journal.count() {
         let _ = journal.piece(index).expect("what is counted is there");
     }
-    journal.bytes(|len| len.into()).expect("what is counted is there");
+    journal.bytes(|piece| piece.len.into()).expect("what is counted is there");
+    journal.end().expect("what is counted is there");
 }
 
 /// A recording, printed and converted.

@@ -27,7 +27,7 @@ impl Hostile {
         let fabric = multirail::open().expect("open");
         let pool = fabric.recv_pool(40, 16 << 10).expect("receives");
         let peer = pollster::block_on(fabric.connect(address)).expect("connect");
-        let buffer = fabric.alloc(512 << 10, Access::LOCAL).expect("memory");
+        let buffer = fabric.alloc(Layout::OFFERED.data as usize, Access::LOCAL).expect("memory");
         let welcome = pool.next().wait(LIMIT).expect("a welcome").to_vec();
         let Ok(ToSender::Welcome { region, layout: Layout::OFFERED, .. }) = ToSender::decode(&welcome) else {
             panic!("no welcome");
@@ -132,6 +132,14 @@ pub fn server(root: &TempDir) -> (std::path::PathBuf, Running, String) {
     std::fs::write(root.path().join("secret"), "untouched").unwrap();
     let (server, address) = Running::server(&["serve", "--into", text(&into)]);
     (into, server, address)
+}
+
+/// Bytes that a server's directory takes on its disk.
+pub fn on_disk(into: &Path) -> u64 {
+    use std::os::unix::fs::MetadataExt;
+    let files = walkdir::WalkDir::new(into).into_iter().map(|entry| entry.expect("walk"));
+    let blocks = |entry: walkdir::DirEntry| entry.metadata().expect("metadata").blocks();
+    files.filter(|entry| !entry.file_type().is_dir()).map(blocks).sum::<u64>() * 512
 }
 
 /// Nothing was written beside the server's directory.

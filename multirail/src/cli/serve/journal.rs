@@ -84,11 +84,18 @@ impl Journal {
     }
 
     /// Bytes of all pieces, and what they take by `cost`.
-    pub fn bytes(&self, cost: impl Fn(u32) -> u64) -> io::Result<(u64, u64)> {
-        (0..self.count).try_fold((0, 0), |(bytes, taken), index| {
-            let len = self.piece(index)?.map_or(0, |piece| piece.len);
-            Ok((bytes + u64::from(len), taken + cost(len)))
+    pub fn bytes(&self, cost: impl Fn(&Piece) -> u64) -> io::Result<(u64, u64)> {
+        (0..self.count).try_fold((0, 0), |(bytes, taken): (u64, u64), index| {
+            let piece = self.piece(index)?;
+            let (len, cost) = piece.map_or((0, RECORD), |piece| (piece.len, cost(&piece)));
+            Ok((bytes.saturating_add(len.into()), taken.saturating_add(cost)))
         })
+    }
+
+    /// One past the last byte of all pieces.
+    pub fn end(&self) -> io::Result<u64> {
+        (0..self.count)
+            .try_fold(0, |end, index| Ok(end.max(self.piece(index)?.map_or(0, |piece| piece.end()))))
     }
 
     /// Forgets all pieces but the first `count`.
@@ -96,6 +103,11 @@ impl Journal {
         self.count = count.min(self.count);
         self.file.set_len(self.header + self.count * RECORD)
     }
+}
+
+/// Bytes of the header of a journal about `path`.
+pub fn header_bytes(path: &TreePath) -> u64 {
+    header(path).len() as u64
 }
 
 fn header(path: &TreePath) -> Vec<u8> {
@@ -121,7 +133,8 @@ mod tests {
         assert_eq!(Journal::path(&file), Some(path.clone()));
         file.set_len(file.metadata().unwrap().len() - 1).unwrap();
         let mut found = Journal::open(file.try_clone().unwrap(), &path).unwrap().expect("a journal");
-        assert_eq!((found.count(), found.bytes(|len| len.into()).unwrap()), (2, (30, 30)));
+        assert_eq!((found.count(), found.bytes(|piece| piece.len.into()).unwrap()), (2, (30, 30)));
+        assert_eq!(found.end().unwrap(), 4096 + 20);
         assert_eq!(found.piece(1).unwrap(), Some(pieces[1]));
         found.keep(1).unwrap();
         assert_eq!(found.count(), 1);

@@ -66,7 +66,8 @@ pub struct ServeArguments {
     overwrite: bool,
 
     /// Store at most so many bytes in all, as in 500MiB or 2GiB: of unfinished files too, in
-    /// blocks of 4 KiB, and a block for each file, link or directory
+    /// blocks of 4 KiB, a block for each file, link or directory, and the journals of files
+    /// in pieces
     #[arg(long, value_name = "SIZE")]
     max_bytes: Option<Size>,
 }

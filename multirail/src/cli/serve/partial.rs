@@ -7,7 +7,7 @@ use multirail::files::{FileHash, HAVE_PIECES, Piece, PieceHash, TreePath};
 
 use super::journal::Journal;
 use super::reason::failed;
-use super::room::{self, ENTRY, Room};
+use super::room::{self, Room};
 use super::staged::Staged;
 use super::staging::Staging;
 use super::window::Bytes;
@@ -28,10 +28,12 @@ pub struct Partial<'a> {
 impl<'a> Partial<'a> {
     /// A new one.
     pub fn begin(staging: &'a Staging, path: &TreePath, room: &mut Room<'_>) -> Done<Self> {
+        staging.discard(path);
+        let cost = room::partial(path);
+        room.ensure(0, cost)?;
         let (mut staged, file, journal) = staging.begin(path)?;
-        room.ensure(0, ENTRY)?;
-        room.spend(0, ENTRY);
-        staged.add(ENTRY);
+        room.spend(0, cost);
+        staged.add(cost);
         Ok(Self { staged, file, journal, hash: FileHash::default(), bytes: 0, end: 0 })
     }
 
@@ -75,7 +77,7 @@ impl<'a> Partial<'a> {
         if self.journal.count() < count {
             return Err(Failure::new("the sender keeps more pieces than there are; send it again"));
         }
-        let mut kept = ENTRY;
+        let mut kept = self.staged.empty();
         self.bytes = 0;
         for index in 0..self.journal.count() {
             let piece = self.journal.piece(index).map_err(broken)?;
@@ -83,7 +85,7 @@ impl<'a> Partial<'a> {
                 return Err(Failure::new("a partial file is broken; send it without --resume"));
             };
             self.hash.push(&piece);
-            kept += room::piece(piece.len);
+            kept += room::piece(&piece);
             self.bytes += u64::from(piece.len);
             self.end = piece.end();
         }
@@ -92,13 +94,30 @@ impl<'a> Partial<'a> {
         Ok(())
     }
 
-    /// Stores the next piece.
+    /// Stores the next piece. Its room is taken before its first byte is written, and given
+    /// back once none of its bytes is there any more.
     pub fn push(&mut self, piece: &Piece, bytes: &mut Bytes<'_>, room: &mut Room<'_>) -> Done {
-        let (len, cost) = (u64::from(piece.len), room::piece(piece.len));
-        room.ensure(len, cost)?;
         if piece.offset < self.end {
             return Err(Failure::new("the sender sent pieces out of turn"));
         }
+        let (len, cost) = (u64::from(piece.len), room::piece(piece));
+        room.ensure(len, cost)?;
+        room.spend(len, cost);
+        self.staged.add(cost);
+        if let Err(failure) = self.write(piece, bytes) {
+            match self.file.set_len(self.end) {
+                Ok(()) => room.regain(self.staged.take(cost)),
+                Err(error) => tracing::warn!(%error, "bytes that failed stay, and count"),
+            }
+            return Err(failure);
+        }
+        self.hash.push(piece);
+        self.end = piece.end();
+        self.bytes += len;
+        Ok(())
+    }
+
+    fn write(&mut self, piece: &Piece, bytes: &mut Bytes<'_>) -> Done {
         let (mut at, mut hash) = (piece.offset, PieceHash::new(piece.offset));
         bytes.take(piece.len as usize, |part| {
             hash.update(part);
@@ -109,13 +128,7 @@ impl<'a> Partial<'a> {
         if hash.finish() != piece.hash {
             return Err(Failure::new("what arrived has another checksum than what was sent; send it again"));
         }
-        self.journal.push(piece).map_err(|e| failed("write a journal", e))?;
-        self.hash.push(piece);
-        self.end = piece.end();
-        room.spend(len, cost);
-        self.staged.add(cost);
-        self.bytes += len;
-        Ok(())
+        self.journal.push(piece).map_err(|e| failed("write a journal", e))
     }
 
     /// All pieces are there: a file of `size` bytes, ready for its name.

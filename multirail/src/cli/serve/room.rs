@@ -1,8 +1,8 @@
 //! Room promised to one sender for a group, and what things take of it.
 
-use multirail::files::{CHUNK, Entry, Kind};
+use multirail::files::{CHUNK, Entry, Kind, Piece, TreePath};
 
-use super::journal::RECORD;
+use super::journal::{self, RECORD};
 use super::quota::Quota;
 use crate::cli::failure::{Done, Failure};
 
@@ -17,20 +17,27 @@ pub fn whole(len: u64) -> u64 {
     len.div_ceil(BLOCK).saturating_mul(BLOCK)
 }
 
-/// What a piece of `len` bytes takes, with its record in the journal.
-pub fn piece(len: u32) -> u64 {
-    whole(len.into()) + RECORD
+/// What a piece takes: the blocks it touches, and its record in the journal.
+pub fn piece(piece: &Piece) -> u64 {
+    let blocks = piece.end().div_ceil(BLOCK) - piece.offset / BLOCK;
+    blocks.saturating_mul(BLOCK).saturating_add(RECORD)
+}
+
+/// What a file in pieces takes before its first piece: its name, and its journal's header.
+pub fn partial(path: &TreePath) -> u64 {
+    ENTRY + whole(journal::header_bytes(path))
 }
 
 /// What an entry takes that is stored anew. Holes make more pieces than are known here;
 /// their room is taken as they come. So is that of directories, which may be there.
 pub fn entry(entry: &Entry) -> u64 {
-    let pieces = if entry.size() > CHUNK { entry.data().div_ceil(CHUNK) } else { 0 };
     match entry.kind {
         Kind::Directory | Kind::Leave => 0,
-        Kind::File { .. } | Kind::Link { .. } => {
-            ENTRY.saturating_add(whole(entry.data())).saturating_add(pieces.saturating_mul(RECORD))
-        }
+        Kind::File { size, data } if size > CHUNK => partial(&entry.path)
+            .saturating_add(whole(data))
+            .saturating_add(data.div_ceil(CHUNK).saturating_mul(RECORD)),
+        Kind::File { data, .. } => ENTRY.saturating_add(whole(data)),
+        Kind::Link { .. } => ENTRY,
     }
 }
 
@@ -101,7 +108,11 @@ mod tests {
 
     #[test]
     fn small_things_are_not_free() {
-        assert_eq!((whole(0), whole(1), whole(BLOCK), piece(1)), (0, BLOCK, BLOCK, BLOCK + RECORD));
+        assert_eq!((whole(0), whole(1), whole(BLOCK)), (0, BLOCK, BLOCK));
+        let cost = |offset, len| piece(&Piece { offset, len, hash: [0; 32] });
+        assert_eq!((cost(0, 1), cost(BLOCK, 4096)), (BLOCK + RECORD, BLOCK + RECORD));
+        assert_eq!(cost(BLOCK - 1, 2), 2 * BLOCK + RECORD, "two bytes in two blocks");
+        assert!(cost(u64::MAX, u32::MAX) > 0);
         assert!(whole(u64::MAX) >= u64::MAX - BLOCK);
     }
 }

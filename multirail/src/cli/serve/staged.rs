@@ -1,6 +1,8 @@
 //! One file of the staging directory, until it has its final name.
 
-use super::room::ENTRY;
+use multirail::files::TreePath;
+
+use super::room;
 use super::staging::Staging;
 
 /// A file or link in the staging directory. Dropped without its final name, a
@@ -11,6 +13,8 @@ pub struct Staged<'a> {
     slot: bool,
     /// Bytes counted against the quota.
     bytes: u64,
+    /// And what they are without any piece.
+    empty: u64,
     named: bool,
     abandoned: bool,
 }
@@ -18,12 +22,12 @@ pub struct Staged<'a> {
 impl<'a> Staged<'a> {
     /// A whole one.
     pub(super) fn temporary(staging: &'a Staging, name: String) -> Self {
-        Self { staging, name, slot: false, bytes: 0, named: false, abandoned: false }
+        Self { staging, name, slot: false, bytes: 0, empty: 0, named: false, abandoned: false }
     }
 
     /// A partial one, whose slot the caller has made busy.
-    pub(super) fn slot(staging: &'a Staging, name: String, bytes: u64) -> Self {
-        Self { staging, name, slot: true, bytes, named: false, abandoned: false }
+    pub(super) fn slot(staging: &'a Staging, name: String, path: &TreePath, bytes: u64) -> Self {
+        Self { staging, name, slot: true, bytes, empty: room::partial(path), named: false, abandoned: false }
     }
 
     /// Its name in the staging directory.
@@ -34,6 +38,16 @@ impl<'a> Staged<'a> {
     /// Counts bytes against the quota that its room was promised.
     pub fn add(&mut self, bytes: u64) {
         self.bytes += bytes;
+    }
+
+    /// What a partial one takes without any piece.
+    pub fn empty(&self) -> u64 {
+        self.empty
+    }
+
+    /// Takes `bytes` of them back, which are the caller's again.
+    pub fn take(&mut self, bytes: u64) -> u64 {
+        self.shrink(self.bytes.saturating_sub(bytes))
     }
 
     /// Sets the bytes to fewer: the rest is the caller's again.
@@ -58,7 +72,7 @@ impl<'a> Staged<'a> {
 
 impl Drop for Staged<'_> {
     fn drop(&mut self) {
-        if self.slot && !self.named && !self.abandoned && self.bytes > ENTRY {
+        if self.slot && !self.named && !self.abandoned && self.bytes > self.empty {
             if let Some(slot) = self.staging.lock().get_mut(&self.name) {
                 (slot.busy, slot.bytes) = (false, self.bytes);
             }

@@ -66,9 +66,11 @@ impl Staging {
                 self.remove(name);
             } else if is_slot(data) {
                 match self.journal(data).filter(|(_, journal)| journal.count() > 0) {
-                    Some((_, journal)) => {
-                        let pieces = journal.bytes(room::piece).map_err(|e| failed("read a journal", e))?;
-                        let bytes = room::ENTRY + pieces.1;
+                    Some((path, journal)) => {
+                        let unreadable = |error| failed("read a journal", error);
+                        let (_, pieces) = journal.bytes(room::piece).map_err(unreadable)?;
+                        let bytes = room::partial(&path).saturating_add(pieces);
+                        self.cut(data, journal.end().map_err(unreadable)?)?;
                         let known = self.lock().insert(data.to_owned(), Slot { busy: false, bytes });
                         // It has two names; it counts once.
                         self.quota.count(if known.is_none() { bytes } else { 0 });
@@ -78,6 +80,17 @@ impl Staging {
             }
         }
         Ok(())
+    }
+
+    /// Removes bytes behind `end` in a partial file: a server that was killed wrote them, and
+    /// no record counts them.
+    fn cut(&self, slot: &str, end: u64) -> Done {
+        let Some(file) = self.existing(slot) else { return Ok(()) };
+        let cut = file.metadata().and_then(|metadata| match metadata.len() > end {
+            true => file.set_len(end),
+            false => Ok(()),
+        });
+        cut.map_err(|error| failed("cut a partial file", error))
     }
 
     /// The journal of a slot whose file is there too, and the path both are about.
@@ -106,11 +119,10 @@ impl Staging {
         format!("temp-{:016x}", self.counter.fetch_add(1, Ordering::Relaxed))
     }
 
-    /// A new partial file of `path`. What earlier attempts left is removed.
+    /// A new partial file of `path`.
     pub fn begin(&self, path: &TreePath) -> Done<(Staged<'_>, File, Journal)> {
-        self.discard(path);
         let name = self.free_slot(path)?;
-        let staged = Staged::slot(self, name.clone(), 0);
+        let staged = Staged::slot(self, name.clone(), path, 0);
         let file = self.create(&name)?;
         let journal = Journal::create(self.create(&format!("{name}.journal"))?, path);
         Ok((staged, file, journal.map_err(|e| failed("write a journal", e))?))
@@ -133,7 +145,7 @@ impl Staging {
             slot.busy = true;
             (name.clone(), slot.bytes)
         };
-        let staged = Staged::slot(self, name.clone(), bytes);
+        let staged = Staged::slot(self, name.clone(), path, bytes);
         let file = self.existing(&name)?;
         let (_, journal) = self.journal(&name).filter(|(found, _)| found == path)?;
         Some((staged, file, journal))
@@ -263,8 +275,9 @@ mod tests {
         let path = TreePath::new(b"name").unwrap();
         let staging = Staging::open(root(), Quota::new(None)).unwrap();
         let (mut staged, file, mut journal) = staging.begin(&path).unwrap();
-        journal.push(&Piece { offset: 0, len: 1, hash: [0; 32] }).unwrap();
-        staged.add(room::ENTRY + room::piece(1));
+        let piece = Piece { offset: 0, len: 1, hash: [0; 32] };
+        journal.push(&piece).unwrap();
+        staged.add(room::partial(&path) + room::piece(&piece));
         rustix::fs::fchmod(&file, Mode::RUSR).unwrap();
         // As a server leaves it that is killed.
         drop(staged);
