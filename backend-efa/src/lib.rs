@@ -29,6 +29,11 @@ mod report;
 mod settings;
 mod settling;
 mod shm;
+#[cfg(all(target_os = "linux", target_env = "gnu"))]
+mod signals;
+#[cfg(not(all(target_os = "linux", target_env = "gnu")))]
+#[path = "signals/elsewhere.rs"]
+mod signals;
 mod status;
 mod submit;
 mod tag;

@@ -6,10 +6,11 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 use libfabric_sys as sys;
-use libfabric_sys::{Library, LoadError};
+use libfabric_sys::Library;
 use transport_core::{Error, ErrorKind, Result};
 
 use crate::hmem;
+use crate::signals;
 use crate::status::refused;
 
 /// The environment variable that names another library than [`USUAL`].
@@ -25,17 +26,21 @@ const AUDITED: u32 = sys::version(1, 20);
 
 /// The library, opened at the first call; `MULTIRAIL_LIBFABRIC` may name it, if it is not empty.
 pub(crate) fn library() -> Result<&'static Library> {
-    static LIBRARY: OnceLock<Result<Library, LoadError>> = OnceLock::new();
+    static LIBRARY: OnceLock<std::result::Result<Library, String>> = OnceLock::new();
     let open = || {
         let named = std::env::var(VARIABLE).ok().filter(|name| !name.is_empty());
         let name = named.unwrap_or_else(|| USUAL.to_owned());
         // SAFETY: the name is the usual one, or the user's word for it.
-        unsafe { Library::open(&name) }
+        let opened = signals::load(|| unsafe { Library::open(&name) });
+        match opened {
+            Ok(opened) => opened.map_err(|why| why.to_string()),
+            Err(why) => Err(format!("no thread to load {name} in: {why}")),
+        }
     };
     LIBRARY
         .get_or_init(open)
         .as_ref()
-        .map_err(|why| Error::new(ErrorKind::Unsupported, "open libfabric", why.to_string()))
+        .map_err(|why| Error::new(ErrorKind::Unsupported, "open libfabric", why.as_str()))
 }
 
 /// The version of the libfabric of this process, major and minor; opens it if nobody has.
@@ -254,7 +259,9 @@ fn offers_with(provider: &str, node: Option<&str>, gpus: bool) -> Result<Vec<Inf
         fabric.prov_name = libc::strdup(if is_of_cards(provider) { of_cards } else { name.as_ptr() });
         let flags = if node.is_some() { sys::FI_SOURCE } else { 0 };
         let node = node.as_ref().map_or(null(), |node| node.as_ptr());
-        library.fi_getinfo(AUDITED.min(library.version()), node, null(), flags, hints, &mut list)
+        let version = AUDITED.min(library.version());
+        // The first call initialises all providers, of which some are libraries that are loaded then.
+        signals::keep(|| library.fi_getinfo(version, node, null(), flags, hints, &mut list))
     };
     match code {
         0 => {}

@@ -10,6 +10,7 @@ use transport_core::Result;
 use transport_core::spi::Fences;
 
 use crate::library::{Info, library};
+use crate::signals;
 use crate::status::refused;
 use crate::submit::BATCH;
 
@@ -103,7 +104,7 @@ impl Device {
         // device; attributes are zero where nothing is asked for.
         unsafe {
             let fabric = Fid::open("open", "its fabric", |fabric| {
-                library.fi_fabric((*raw).fabric_attr, fabric, null_mut())
+                signals::keep(|| library.fi_fabric((*raw).fabric_attr, fabric, null_mut()))
             })?;
             let mut attr: sys::fi_eq_attr = std::mem::zeroed();
             attr.wait_obj = sys::FI_WAIT_NONE;
@@ -111,7 +112,7 @@ impl Device {
                 sys::fi_eq_open(fabric.as_ptr(), &raw mut attr, eq, null_mut())
             })?;
             let domain = Fid::open("open", "its domain", |domain| {
-                sys::fi_domain(fabric.as_ptr(), raw, domain, null_mut())
+                signals::keep(|| sys::fi_domain(fabric.as_ptr(), raw, domain, null_mut()))
             })?;
             let has_gpus = AtomicBool::new(info.has_gpus());
             Ok(Arc::new(Self { domain, events, fabric, info, fences: Fences::default(), has_gpus }))

@@ -11,6 +11,7 @@ use crate::addresses::Addresses;
 use crate::objects::{Device, Fid};
 use crate::settings;
 use crate::shm;
+use crate::signals;
 use crate::status::refused;
 
 /// Completions that a queue holds beside those of all that can be posted here: imms.
@@ -44,7 +45,7 @@ impl Queues {
         // endpoint is enabled, and outlive it.
         let (ep, name) = unsafe {
             let ep = Fid::open("open", "its endpoint", |ep| {
-                sys::fi_endpoint(device.domain.as_ptr(), info, ep, null_mut())
+                signals::keep(|| sys::fi_endpoint(device.domain.as_ptr(), info, ep, null_mut()))
             })?;
             let check = |what, code: c_int| match code {
                 0 => Ok(()),
@@ -61,7 +62,7 @@ impl Queues {
             }
             settings::apply(ep.as_ptr(), device);
             let name = device.info.is_shm().then(|| shm::give_name(&ep)).transpose()?;
-            check("to enable its endpoint", sys::fi_enable(ep.as_ptr()))?;
+            check("to enable its endpoint", signals::keep(|| sys::fi_enable(ep.as_ptr())))?;
             (ep, name)
         };
         Ok(Self {
