@@ -1,6 +1,6 @@
 //! An opened device: a domain of libfabric, and the endpoint on it.
 
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -17,6 +17,7 @@ use crate::library::Info;
 use crate::objects::Device;
 use crate::peers::{Landing, Peers};
 use crate::queues::{ARRIVALS, Queues};
+use crate::reaper::Registrations;
 use crate::region::{Imported, Registered, random};
 
 /// The most that is posted at once, whatever the provider would take: contexts are memory.
@@ -38,9 +39,14 @@ const NAP: Duration = Duration::from_millis(16);
 /// A domain as its parts hold it.
 pub(crate) struct Shared {
     landing: Registered,
+    pub(crate) registrations: Registrations,
     pub(crate) peers: Peers,
     first: Mutex<First>,
     lanes: AtomicU32,
+    /// Endpoints that a reaper still closes.
+    pub(crate) overdue: Arc<AtomicUsize>,
+    /// Endpoints that stay open, as closing them would never end.
+    pub(crate) left_open: AtomicUsize,
     pub(crate) device: Arc<Device>,
     pub(crate) capabilities: Capabilities,
     pub(crate) setup: DomainSetup,
@@ -62,6 +68,13 @@ impl Shared {
 
     /// Opens another lane, that peers may be told of from now on.
     pub(crate) fn open_lane(&self) -> Result<Lane> {
+        if self.is_given_up() {
+            let context = format!(
+                "{}: libfabric still closes an endpoint of it, and holds up everything else there: open the device anew",
+                self.device.info.domain_name()
+            );
+            return Err(Error::new(ErrorKind::DeviceLost, "open endpoint", context));
+        }
         let queues = Queues::open(&self.device, self.setup.sleeps)?;
         let number = self.lanes.fetch_add(1, Ordering::Relaxed);
         self.peers.open_lane(number, queues.name()?, &queues.addresses)?;
@@ -77,6 +90,11 @@ impl Shared {
     /// What requests without bytes name as theirs: some providers look at it all the same.
     pub(crate) fn place(&self) -> (*mut u8, u64) {
         self.landing.here()
+    }
+
+    /// Whether a reaper still closes an endpoint of the device, so that the provider may hold up all calls.
+    pub(crate) fn is_given_up(&self) -> bool {
+        self.overdue.load(Ordering::Relaxed) > 0
     }
 
     /// The endpoint is closed; another may be opened.
@@ -99,9 +117,12 @@ impl EfaDomain {
         let lane = Lane::new(0, queues, capabilities.send_depth + capabilities.recv_depth);
         Ok(Self(Arc::new(Shared {
             landing,
+            registrations: Registrations::default(),
             peers,
             first: Mutex::new(First { waiting: Some(lane), taken: false }),
             lanes: AtomicU32::new(1),
+            overdue: Arc::default(),
+            left_open: AtomicUsize::new(0),
             capabilities,
             device,
             setup: setup.clone(),
@@ -168,7 +189,9 @@ impl Domain for EfaDomain {
 
     unsafe fn register(&self, memory: Arc<dyn Memory>, access: Access) -> Result<Arc<dyn MemoryRegion>> {
         // SAFETY: by the caller.
-        Ok(Arc::new(unsafe { Registered::new(&self.0.device, memory, access) }?))
+        let region = Arc::new(unsafe { Registered::new(&self.0.device, memory, access) }?);
+        self.0.registrations.add(&region);
+        Ok(region)
     }
 
     fn import(&self, peer: PeerSlot, key: &KeyMaterial, _limit: Duration) -> Result<Arc<dyn RemoteMemory>> {
@@ -185,6 +208,10 @@ impl Domain for EfaDomain {
 
     fn connector(&self) -> &dyn Connector {
         &*self.0
+    }
+
+    fn unclosed(&self) -> usize {
+        self.0.overdue.load(Ordering::Relaxed) + self.0.left_open.load(Ordering::Relaxed)
     }
 
     fn endpoint(&self, config: EndpointConfig) -> Result<Box<dyn Endpoint>> {

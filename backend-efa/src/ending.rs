@@ -10,6 +10,7 @@ use crate::card;
 use crate::context::Posted;
 use crate::endpoint::EfaEndpoint;
 use crate::lane::Lane;
+use crate::reaper;
 use crate::status::kind;
 use crate::words::{self, Words};
 
@@ -72,7 +73,10 @@ impl EfaEndpoint {
 
     /// Closes what is open.
     pub(crate) fn close(&mut self) {
-        self.take_lanes().for_each(|lane| lane.close(self.is_lost));
+        for lane in self.take_lanes() {
+            // Where it is not closed, a reaper keeps all that it may touch.
+            let _ = reaper::close(&self.shared, lane, self.is_lost);
+        }
     }
 
     /// Ends the endpoint, which does not work any more, by the error `code`.
@@ -82,8 +86,8 @@ impl EfaEndpoint {
         let lost = Status { kind: ErrorKind::DeviceLost, code };
         for mut lane in self.take_lanes() {
             let ended = lane.posted.end_all();
-            // Closed before it is told.
-            lane.close(true);
+            // Before it is told: closed, or with a reaper that keeps all that it may touch.
+            let _ = reaper::close(&self.shared, lane, true);
             ended.into_iter().for_each(|ended| self.fail(ended, lost));
         }
         self.waiting.push_back(Event::DeviceLost { status: lost });

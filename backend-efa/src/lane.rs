@@ -1,7 +1,7 @@
 //! A lane: an endpoint of libfabric, and what is posted to it. Two while the endpoint moves from
 //! one to the next, else one.
 
-use std::sync::{Arc, MutexGuard};
+use std::sync::MutexGuard;
 
 use libfabric_sys as sys;
 
@@ -49,20 +49,5 @@ impl Lane {
     pub(crate) fn is_stirred(&mut self) -> bool {
         let visits = self.queues.visits();
         std::mem::replace(&mut self.visits, visits) != visits
-    }
-
-    /// Closes libfabric's endpoint, or leaves it open where that would never return: what is posted
-    /// there may then still read its memory. A lane that `is_lost` may have more posted than is
-    /// known.
-    pub(crate) fn close(self: Box<Self>, is_lost: bool) {
-        let has_posted = is_lost || self.posted.requests > 0;
-        if has_posted && self.queues.close_may_hang() {
-            tracing::warn!("libfabric would wait forever for the endpoint to end: it is left as it is");
-            std::mem::forget(self);
-            return;
-        }
-        let addresses = Arc::clone(&self.queues.addresses);
-        let _turn = addresses.turn();
-        drop(self);
     }
 }

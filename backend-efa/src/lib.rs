@@ -24,6 +24,7 @@ mod objects;
 mod peers;
 mod posting;
 mod queues;
+mod reaper;
 mod region;
 mod report;
 mod settings;

@@ -17,6 +17,7 @@ use crate::lane::Lane;
 use crate::library::Info;
 use crate::peers::{Remote, View};
 use crate::posting::{FULL, NO_DEVICE};
+use crate::reaper;
 
 /// Where closing an endpoint cuts them off.
 const GRACE: Duration = Duration::from_secs(2);
@@ -89,8 +90,8 @@ impl EfaEndpoint {
         self.shared.peers.close_lane(number);
         let mut lane = former.lane;
         let ended = lane.posted.end_all();
-        // Closed before it is told.
-        lane.close(!ended.is_empty());
+        // Before it is told: closed, or with a reaper that keeps all that it may touch.
+        let is_closed = reaper::close(&self.shared, lane, !ended.is_empty());
         let status = Status { kind: ErrorKind::Unreachable, code: sys::FI_ECANCELED as i32 };
         let mut receives = Vec::new();
         for ended in ended {
@@ -101,6 +102,13 @@ impl EfaEndpoint {
                 }
                 Posted::Receive { receive, .. } => receives.push(receive),
             }
+        }
+        if !is_closed {
+            // The new lane's calls would wait for the same lock.
+            for receive in receives {
+                self.waiting.push_back(Event::ReceiveFailed { id: receive.id, status });
+            }
+            return self.lose(sys::FI_ENODEV as i32);
         }
         let Some(mut lane) = self.lane.take() else { return };
         // SAFETY: posted to the old lane until now, and not given back: they are still as promised.

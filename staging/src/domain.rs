@@ -132,6 +132,10 @@ impl Domain for StagedDomain {
         self
     }
 
+    fn unclosed(&self) -> usize {
+        self.0.inner.unclosed()
+    }
+
     fn endpoint(&self, config: EndpointConfig) -> Result<Box<dyn Endpoint>> {
         let inner = self.0.inner.endpoint(config)?;
         Ok(Box::new(StagedEndpoint::new(Arc::clone(&self.0), inner)))

@@ -30,7 +30,12 @@ pub struct Side {
 impl Side {
     /// `None`, and a word about it, where there is no libfabric.
     pub fn open() -> Option<Self> {
-        let efa = Efa::with(EfaConfig::default().provider("tcp").node("127.0.0.1"));
+        Self::of(EfaConfig::default().provider("tcp").node("127.0.0.1"), 0)
+    }
+
+    /// On device `index` of a provider; `None`, and a word about it, where there is none.
+    pub fn of(config: EfaConfig, index: usize) -> Option<Self> {
+        let efa = Efa::with(config);
         let devices = match efa.probe() {
             Ok(devices) => devices,
             Err(why) => {
@@ -40,7 +45,11 @@ impl Side {
         };
         let setup =
             DomainSetup { clock: Arc::new(SystemClock::default()), seed: 1, incarnation: 1, sleeps: true };
-        let domain = efa.open(&devices[0], &setup).unwrap();
+        let Some(device) = devices.get(index) else {
+            eprintln!("skipped: there are {} devices, and one more than {index} is needed", devices.len());
+            return None;
+        };
+        let domain = efa.open(device, &setup).unwrap();
         let memory = Arc::new(HostBuffer::new(LEN).unwrap());
         // SAFETY: nobody holds references into the buffer.
         let region = unsafe { domain.register(memory.clone(), Access::all()) }.unwrap();

@@ -1,4 +1,4 @@
-//! What goes wrong on request: `die=3@1000,status=7@50,full=100,rollback=10,freeze`.
+//! What goes wrong on request: `die=3@1000,status=7@50,full=100,rollback=10,rnr=100,freeze`.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -16,11 +16,14 @@ pub(crate) struct Faults {
     full: Option<u64>,
     /// Every so many-th batch of more than one is refused when it is closed.
     rollback: Option<u64>,
+    /// After so many messages of this process no other finds a receive, as long as its target lives.
+    rnr: Option<u64>,
     /// A stopped process is a host that does not answer.
     pub(crate) freeze: bool,
     posts: AtomicU64,
     batches: AtomicU64,
     requests: AtomicU64,
+    messages: AtomicU64,
 }
 
 /// Whether it is the turn of `every`.
@@ -36,7 +39,7 @@ impl Faults {
             let usage = || {
                 format!(
                     "{fault} is no fault; there are die=CARD@REQUESTS, status=CODE@EVERY, full=EVERY, \
-                     rollback=EVERY and freeze"
+                     rollback=EVERY, rnr=AFTER and freeze"
                 )
             };
             if fault == "freeze" {
@@ -59,6 +62,7 @@ impl Faults {
                     faults.status = Some((Status::of_code(code).ok_or_else(usage)?, every));
                 }
                 "full" => faults.full = Some(every().ok_or_else(usage)?),
+                "rnr" => faults.rnr = Some(value.parse().map_err(|_| usage())?),
                 "rollback" => faults.rollback = Some(every().ok_or_else(usage)?),
                 _ => return Err(usage()),
             }
@@ -82,6 +86,11 @@ impl Faults {
         is_due(Some(every), &self.requests).then_some(status)
     }
 
+    /// Whether this message finds no receive.
+    pub(crate) fn starves(&self) -> bool {
+        self.rnr.is_some_and(|after| self.messages.fetch_add(1, Ordering::Relaxed) >= after)
+    }
+
     /// Whether `card` is dead after so many requests.
     pub(crate) fn kills(&self, card: usize, requests: u64) -> bool {
         self.die.is_some_and(|(dies, after)| dies == card && requests >= after)
@@ -98,12 +107,19 @@ mod tests {
         assert_eq!([faults.is_full(), faults.is_full(), faults.is_full()], [false, true, false]);
         assert!(faults.kills(3, 10) && !faults.kills(3, 9) && !faults.kills(2, 10));
         assert!(!faults.freeze && Faults::parse("full=3,freeze").unwrap().freeze);
+        let faults_of_messages = Faults::parse("rnr=1").unwrap();
+        assert_eq!(
+            [faults_of_messages.starves(), faults_of_messages.starves(), faults.starves()],
+            [false, true, false]
+        );
         assert!(faults.is_rolled_back(2) && !faults.is_rolled_back(1) && faults.status().is_none());
     }
 
     #[test]
     fn nonsense_is_refused_with_what_there_is() {
-        for list in ["die", "die=32@1", "die=1", "full=0", "status=99@1", "status=7@0", "x=1", "freeze=1"] {
+        for list in
+            ["die", "die=32@1", "die=1", "full=0", "status=99@1", "status=7@0", "x=1", "freeze=1", "rnr"]
+        {
             assert!(Faults::parse(list).is_err_and(|why| why.contains("die=CARD@REQUESTS")), "{list}");
         }
     }

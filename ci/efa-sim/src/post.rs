@@ -72,6 +72,7 @@ unsafe fn begin(ex: *mut ib::ibv_qp_ex, what: What, imm: Option<u32>) {
         from: pair.ex.qp_base.qp_num,
         source: Source::Inline(0, [0; INLINE]),
         fault: None,
+        starves: false,
         due: None,
     };
     lock(&pair.building).push(request);
@@ -221,6 +222,7 @@ pub(crate) unsafe extern "C" fn post_send(
                 from: pair.ex.qp_base.qp_num,
                 source,
                 fault: None,
+                starves: false,
                 due: None,
             };
             let code = pair.post(vec![request]);

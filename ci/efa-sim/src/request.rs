@@ -46,6 +46,8 @@ pub(crate) struct Request {
     pub(crate) source: Source,
     /// What it ends with instead of being executed.
     pub(crate) fault: Option<Status>,
+    /// It finds no receive, whatever there is.
+    pub(crate) starves: bool,
     /// When the link has carried it.
     pub(crate) due: Option<Instant>,
 }
@@ -120,6 +122,7 @@ impl Request {
             return Some(Status::RemoteBadQpn);
         }
         match self.what {
+            What::Send if self.starves => Some(Status::RemoteRnr),
             What::Send => self.send(host, card, remote, queue, here),
             What::Write { key, addr } => self.write(host, card, (remote, queue), here, (key, addr)),
             What::Read { key, addr } => {

@@ -10,7 +10,7 @@ use crate::completions::{Completion, Completions};
 use crate::host::Host;
 use crate::page::Queue;
 use crate::queue_pair::{QueuePair, lock};
-use crate::request::Request;
+use crate::request::{Request, What};
 use crate::status::Status;
 
 /// Requests under way.
@@ -60,7 +60,10 @@ impl QueuePair {
                 (sending.free, request.due) = (Some(due), Some(due));
             }
         }
-        requests.iter_mut().for_each(|request| request.fault = host.config.faults.status());
+        for request in &mut requests {
+            request.fault = host.config.faults.status();
+            request.starves = request.what == What::Send && host.config.faults.starves();
+        }
         sending.pending.append(&mut requests);
         if host.config.seed == 0 {
             self.execute(host, &mut sending);

@@ -18,6 +18,18 @@ impl Fabric {
         self.0.close();
     }
 
+    /// The devices whose library has not closed their endpoints within the backend's limit, which [`Fabric::close`]
+    /// leaves behind then, with a warning (`tracing`). A thread of the backend goes on with them, and all memory that
+    /// was registered there stays alive until it is done; a process may exit meanwhile. Usually empty.
+    pub fn unclosed(&self) -> Vec<String> {
+        let of = |transport: &Transport| {
+            let rails = transport.devices.iter().zip(&transport.domains);
+            let unclosed = rails.filter(|(_, domain)| domain.unclosed() > 0);
+            unclosed.map(|(device, _)| device.name.clone()).collect::<Vec<_>>()
+        };
+        self.0.transports.iter().flat_map(of).collect()
+    }
+
     /// As [`Fabric::close`], without blocking while farewells are said: await it on the runtime of
     /// [`FabricBuilder::control_on`](crate::FabricBuilder::control_on) before that ends, or peers see this
     /// side die. Dropped before its end, it leaves the fabric to be closed.

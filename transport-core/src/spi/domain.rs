@@ -38,6 +38,12 @@ pub trait Domain: Send + Sync {
     /// call is an error of kind `Busy` unless the first endpoint was dropped.
     fn endpoint(&self, config: EndpointConfig) -> Result<Box<dyn Endpoint>>;
 
+    /// Endpoints that were dropped and are not closed: the device's library does not come to an end with them. The
+    /// backend keeps all that they may still touch, and goes on closing them where that can end.
+    fn unclosed(&self) -> usize {
+        0
+    }
+
     /// A way to run small requests to `peer` in the calling thread, where there is one.
     fn direct(&self, peer: PeerSlot) -> Option<Arc<dyn Direct>> {
         let _ = peer;

@@ -1,0 +1,170 @@
+//! What only cards do, on two simulated ones in one process: `ci/efa-sim/check` runs it, each trial with the
+//! settings that it asks for.
+#![cfg(all(target_os = "linux", target_env = "gnu"))]
+
+mod side;
+
+use std::process::Command;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use backend_efa::EfaConfig;
+use side::{LIMIT, Side};
+use transport_core::spi::{
+    Batch, Completions, EndpointConfig, Event, MemoryRegion, ReceiveRequest, WorkKind, WorkRequest,
+};
+use transport_core::{Access, ErrorKind, HostBuffer, Memory};
+
+/// Whether a setting of the simulated cards is so; a word about it if not.
+fn asks_for(name: &str, value: &str) -> bool {
+    let is_set = std::env::var(name).is_ok_and(|set| set == value);
+    if !is_set {
+        eprintln!("skipped: it is for simulated cards with {name}={value}");
+    }
+    is_set
+}
+
+/// Two cards, each reached from the other.
+fn cards(provider: &str) -> Option<(Side, Side)> {
+    let card = |index| Side::of(EfaConfig::default().provider(provider), index);
+    Some((card(0)?, card(1)?))
+}
+
+/// Memory that tells when it is let go.
+struct Told {
+    buffer: HostBuffer,
+    is_gone: Arc<AtomicBool>,
+}
+
+// SAFETY: the buffer's.
+unsafe impl Memory for Told {
+    fn as_ptr(&self) -> *mut u8 {
+        self.buffer.as_ptr()
+    }
+
+    fn len(&self) -> usize {
+        self.buffer.len()
+    }
+}
+
+impl Drop for Told {
+    fn drop(&mut self) {
+        self.is_gone.store(true, Ordering::Release);
+    }
+}
+
+/// Polls until `is_it` says so of an event; whether one came before the limit.
+fn comes(side: &mut Side, other: &mut Side, limit: Duration, is_it: impl Fn(&Event) -> bool) -> bool {
+    let begun = Instant::now();
+    while begun.elapsed() < limit {
+        other.endpoint.poll(&mut Completions::with_room(16));
+        let mut told = Completions::with_room(16);
+        side.endpoint.poll(&mut told);
+        if told.as_slice().iter().any(&is_it) {
+            return true;
+        }
+    }
+    false
+}
+
+/// A message that the first card repeats for ever, as it finds no receive there, and what it is sent from.
+struct Stuck {
+    here: Side,
+    there: Side,
+    region: Arc<dyn MemoryRegion>,
+    memory: Arc<Told>,
+}
+
+impl Stuck {
+    /// `None`, and a word about it, where the cards do not do that.
+    fn make(is_gone: &Arc<AtomicBool>) -> Option<Self> {
+        if !asks_for("EFA_SIM_FAULTS", "rnr=20") {
+            return None;
+        }
+        let (mut here, mut there) = cards("efa")?;
+        let buffer = HostBuffer::new(1 << 16).unwrap();
+        let memory = Arc::new(Told { buffer, is_gone: Arc::clone(is_gone) });
+        // SAFETY: nobody holds references into the buffer.
+        let region = unsafe { here.domain.register(memory.clone(), Access::all()) }.unwrap();
+        let (peer, _) = here.meet(&there);
+        let far = there.import_for(&here, peer);
+        let (local, lkey) = (there.memory.as_ptr(), there.region.lkey());
+        for id in 0..64 {
+            // SAFETY: the memory outlives the endpoint.
+            let posted =
+                unsafe { there.endpoint.post_recv(&[ReceiveRequest { id, local, lkey, len: 1024 }]) };
+            assert_eq!(posted.accepted, 1);
+        }
+        let (local, lkey) = (memory.as_ptr(), region.lkey());
+        let request =
+            WorkRequest { local, lkey, len: 1024, kind: WorkKind::Send, ..here.request(peer, &*far, 0) };
+        let is_stuck = (0..40).any(|id| {
+            let batch: Batch = [WorkRequest { id, ..request }].into_iter().collect();
+            // SAFETY: a reaper keeps the memory as long as it is needed, by what these tests are about.
+            assert_eq!(unsafe { here.endpoint.post(&batch) }.accepted, 1);
+            let is_done = |event: &Event| matches!(event, Event::Done { first, .. } if *first == id);
+            !comes(&mut here, &mut there, Duration::from_secs(1), is_done)
+        });
+        assert!(is_stuck, "every message found a receive");
+        Some(Self { here, there, region, memory })
+    }
+}
+
+#[test]
+fn closing_has_a_limit() {
+    let is_gone = Arc::<AtomicBool>::default();
+    let Some(Stuck { here, there, region, memory }) = Stuck::make(&is_gone) else { return };
+    let Side { endpoint, domain, .. } = here;
+    let begun = Instant::now();
+    drop(endpoint);
+    assert!(begun.elapsed() < LIMIT, "closing took {:?}", begun.elapsed());
+    assert_eq!(domain.unclosed(), 1, "nobody says that it is not closed");
+    drop((region, memory));
+    assert!(!is_gone.load(Ordering::Acquire), "memory of an open endpoint is gone");
+    let refusal = domain.endpoint(EndpointConfig::default()).err().expect("the device is lost");
+    assert_eq!(refusal.kind(), ErrorKind::DeviceLost);
+
+    // Once its target is gone the message fails, and the endpoint is closed.
+    drop(there);
+    let begun = Instant::now();
+    while domain.unclosed() > 0 || !is_gone.load(Ordering::Acquire) {
+        assert!(begun.elapsed() < LIMIT, "{} not closed, memory gone: {is_gone:?}", domain.unclosed());
+        std::thread::yield_now();
+    }
+}
+
+/// The process of the test below.
+#[test]
+#[ignore = "started by a_process_exits_meanwhile"]
+fn exits_meanwhile() {
+    let Some(Stuck { here, there: _there, region: _region, .. }) = Stuck::make(&Arc::default()) else {
+        return;
+    };
+    drop(here.endpoint);
+    assert_eq!(here.domain.unclosed(), 1);
+    std::process::exit(7);
+}
+
+#[test]
+fn a_process_exits_meanwhile() {
+    if !asks_for("EFA_SIM_FAULTS", "rnr=20") {
+        return;
+    }
+    let program = std::env::current_exe().unwrap();
+    let mut child =
+        Command::new(program).args(["--exact", "exits_meanwhile", "--ignored"]).spawn().expect("itself");
+    let begun = Instant::now();
+    let status = loop {
+        match child.try_wait().unwrap() {
+            Some(status) => break status,
+            None if begun.elapsed() > 2 * LIMIT => {
+                child.kill().unwrap();
+                panic!("it does not exit: {:?}", child.wait());
+            }
+            None => std::thread::yield_now(),
+        }
+    };
+    // 0: there are no cards, which it says.
+    assert!(matches!(status.code(), Some(0 | 7)), "{status}");
+}
