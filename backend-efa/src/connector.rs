@@ -97,7 +97,10 @@ impl Shared {
             _ => self.peers.name_len().is_none_or(|len| offer.address.len() == len),
         };
         match Seat::of(offer.seat).filter(|_| readable) {
-            Some(seat) => Ok(There { address: offer.address, seat, landing: offer.landing }),
+            Some(seat) => {
+                let Offer { address, process, landing, .. } = offer;
+                Ok(There { address, process, seat, landing })
+            }
             None => Err(malformed("an address or a seat that cannot be")),
         }
     }

@@ -35,6 +35,8 @@ pub(crate) struct Peers {
     keeps_states: bool,
     /// Addresses are those of queue pairs.
     are_cards: bool,
+    /// The address says who sent something, as completion data has no room for it.
+    by_address: bool,
     /// How long who connects may wait for others' ends.
     patience: Duration,
     /// A peer has ended, or a lane was closed.
@@ -46,8 +48,9 @@ impl Peers {
     /// while he waits, and nobody tells him so.
     pub(crate) fn new(info: &Info, sleeps: bool) -> Self {
         let (keeps_states, are_cards) = (info.has_states() && sleeps, info.card().is_some());
+        let by_address = info.domain().cq_data_size < 8;
         let patience = if sleeps { FORMER } else { Duration::ZERO };
-        Self { keeps_states, are_cards, patience, ..Self::default() }
+        Self { keeps_states, are_cards, by_address, patience, ..Self::default() }
     }
 
     fn lock(&self) -> MutexGuard<'_, Table> {
@@ -89,9 +92,12 @@ impl Peers {
     /// A peer may come back while its former connection still ends here. Where the provider keeps a state
     /// of each address, that end is waited for: the state goes with the address, and both sides begin anew.
     /// Else one side might think a handshake done that the other one waits for.
+    ///
+    /// # Errors
+    /// `Busy` where that takes too long, or another live peer has the address.
     pub(crate) fn complete(&self, slot: PeerSlot, there: There) -> Result<()> {
         let table = self.lock();
-        let mut table = self.wait_for_former(table, &there.address)?;
+        let mut table = self.wait_for_former(table, slot, &there)?;
         let Some(Slot::Offered(lane)) = table.slots.get(slot.0 as usize) else {
             return Err(Error::new(ErrorKind::Closed, "connect", "the connection ended before it was made"));
         };
@@ -102,19 +108,24 @@ impl Peers {
         Ok(())
     }
 
-    /// Waits until nobody of that address leaves any more, or of a former owner of its number.
+    /// Waits until nobody of that address leaves any more, or of a former owner of its number, and no other live
+    /// peer has it.
     fn wait_for_former<'a>(
         &'a self,
         table: MutexGuard<'a, Table>,
-        address: &[u8],
+        slot: PeerSlot,
+        there: &There,
     ) -> Result<MutexGuard<'a, Table>> {
+        let address = &there.address;
         let is_early = |table: &mut Table| {
             let leaves = self.keeps_states && table.is_leaving(address);
-            (leaves || self.are_cards && table.has_former_owner(address)) && !table.lanes.is_empty()
+            let has_former = self.are_cards && table.has_former_owner(address);
+            (leaves || has_former || self.is_anothers(table, slot, there)) && !table.lanes.is_empty()
         };
         let waited = self.ended.wait_timeout_while(table, self.patience, is_early);
         match waited.unwrap_or_else(PoisonError::into_inner) {
             (table, limit) if !limit.timed_out() => Ok(table),
+            (table, _) if self.is_anothers(&table, slot, there) => Err(anothers()),
             _ => {
                 let why = "what was posted over the former connection to this peer has not ended yet: connect again";
                 Err(Error::new(ErrorKind::Busy, "connect", why))
@@ -122,9 +133,20 @@ impl Peers {
         }
     }
 
+    /// Whether what comes from there would be told as another live peer's, or another's as this one's.
+    fn is_anothers(&self, table: &Table, slot: PeerSlot, there: &There) -> bool {
+        self.by_address && table.is_anothers(slot, there)
+    }
+
     /// The peer of `slot` is somewhere else now.
+    ///
+    /// # Errors
+    /// `Protocol` where it has moved too often, `Busy` where another live peer is there.
     pub(crate) fn renew(&self, slot: PeerSlot, there: There) -> Result<()> {
         let mut table = self.lock();
+        if self.is_anothers(&table, slot, &there) {
+            return Err(anothers());
+        }
         // One that has left meanwhile need not be found any more.
         let Some(Slot::Up(Known { lane, moves, .. })) = table.slots.get(slot.0 as usize) else {
             return Ok(());
@@ -242,6 +264,13 @@ impl Peers {
     pub(crate) fn name_len(&self) -> Option<usize> {
         self.lock().lanes.last().map(|lane| lane.name.len())
     }
+}
+
+fn anothers() -> Error {
+    let why = "the peer offers an address that another live peer has, of another process, and this device tells who \
+               sent something by its address alone: where it is the same card after a restart, connect again once \
+               the former peer is gone";
+    Error::new(ErrorKind::Busy, "connect", why)
 }
 
 #[cfg(test)]

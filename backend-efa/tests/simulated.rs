@@ -168,3 +168,55 @@ fn a_process_exits_meanwhile() {
     // 0: there are no cards, which it says.
     assert!(matches!(status.code(), Some(0 | 7)), "{status}");
 }
+
+/// An offer, as `connector.rs` has it.
+#[derive(serde::Serialize, serde::Deserialize)]
+struct Offer {
+    version: u8,
+    provider: String,
+    process: u64,
+    format: u32,
+    address: Vec<u8>,
+    seat: u32,
+    landing: (u64, u64),
+}
+
+/// With 4 bytes of completion data the address says who sent something: of two processes one may have it.
+#[test]
+fn an_address_is_one_live_process() {
+    let Some((here, mut there)) = cards("efa") else { return };
+    if backend_efa::libfabric_version().is_ok_and(|version| version < (1, 18)) {
+        return eprintln!("skipped: libfabric 1.17 emulates writes, with 8 bytes of completion data");
+    }
+    let connector = there.domain.connector();
+    let (_, offer) = here.domain.connector().prepare().unwrap();
+    let mut forged: Offer = postcard::from_bytes(&offer).unwrap();
+    forged.process ^= 1;
+    let forged = postcard::to_stdvec(&forged).unwrap();
+
+    let (first, _) = connector.prepare().unwrap();
+    connector.complete(first, &offer).unwrap();
+    let (second, _) = connector.prepare().unwrap();
+    let refusal = connector.complete(second, &forged).expect_err("another's address is refused");
+    assert_eq!(refusal.kind(), ErrorKind::Busy);
+    assert!(refusal.context().contains("another live peer"), "{refusal}");
+    // The process itself may connect twice.
+    let (third, _) = connector.prepare().unwrap();
+    connector.complete(third, &offer).unwrap();
+    let refusal = connector.renew(third, &forged).expect_err("nor may a peer move there");
+    assert_eq!(refusal.kind(), ErrorKind::Busy);
+
+    // Who comes to the address once the former one is gone is let in.
+    for slot in [first, third] {
+        connector.disconnect(slot);
+    }
+    let mut left = 2;
+    let begun = Instant::now();
+    while left > 0 {
+        assert!(begun.elapsed() < LIMIT, "{left} peers are not gone");
+        let mut told = Completions::with_room(16);
+        there.endpoint.poll(&mut told);
+        left -= told.as_slice().iter().filter(|event| matches!(event, Event::PeerGone { .. })).count();
+    }
+    connector.complete(second, &forged).unwrap();
+}

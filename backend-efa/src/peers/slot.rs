@@ -27,6 +27,8 @@ pub(crate) struct Landing {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct There {
     pub address: Vec<u8>,
+    /// The number of its process.
+    pub process: u64,
     /// Ours there.
     pub seat: Seat,
     pub landing: Landing,

@@ -51,6 +51,15 @@ impl Table {
         others.any(|other| other.get(..QUEUE_PAIR) == address.get(..QUEUE_PAIR))
     }
 
+    /// Whether a live peer, in another process and another slot than `slot`, has that address. Several slots of one
+    /// process may share it, where two sides have connected to each other.
+    pub(super) fn is_anothers(&self, slot: PeerSlot, there: &There) -> bool {
+        let others = (0_u32..).zip(&self.slots).filter(|(index, _)| *index != slot.0);
+        let mut known = others
+            .filter_map(|(_, other)| if let Slot::Up(known) = other { Some(&known.there) } else { None });
+        known.any(|known| known.address == there.address && known.process != there.process)
+    }
+
     /// Inserts a peer that knows `lane` into every lane.
     pub(super) fn know(&self, slot: PeerSlot, lane: u32, there: There) -> Result<Known> {
         let (mut address, mut ahead) = (None, None);

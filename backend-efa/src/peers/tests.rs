@@ -16,3 +16,20 @@ fn a_number_given_anew_is_told() {
     assert!(!table.has_former_owner(&address(1, 10)), "it comes back itself");
     assert!(!table.has_former_owner(&address(3, 10)));
 }
+
+#[test]
+fn an_address_is_one_process() {
+    let at = |number, process| {
+        let landing = Landing { base: 0, key: 0 };
+        There { address: address(number, 10), process, seat: Seat::first(0), landing }
+    };
+    let known = |there| Slot::Up(Known { there, lane: 0, address: Some(0), ahead: None, moves: 0 });
+    let mut table = Table { slots: vec![known(at(1, 7)), Slot::Offered(0)], ..Table::default() };
+    let slot = PeerSlot(1);
+    assert!(table.is_anothers(slot, &at(1, 8)));
+    assert!(!table.is_anothers(slot, &at(1, 7)), "both sides have connected");
+    assert!(!table.is_anothers(slot, &at(2, 8)));
+    assert!(!table.is_anothers(PeerSlot(0), &at(1, 8)), "it is its own");
+    table.slots[0] = Slot::Leaving(Some(address(1, 10)));
+    assert!(!table.is_anothers(slot, &at(1, 8)), "the former one is gone");
+}
