@@ -74,8 +74,11 @@ impl Shape {
         matches!(self, Self::Pages { .. } | Self::Written { paged: true, .. })
     }
 
-    /// The same with every piece written out.
+    /// The same with every piece written out; a touch has none to write.
     pub fn written(&self) -> Self {
+        if matches!(self, Self::Touch { .. }) {
+            return self.clone();
+        }
         let mut pieces = Vec::with_capacity(self.items() as usize);
         self.expand(0..self.items(), &mut pieces, |local, remote, len| (local, remote, len));
         Self::Written { pieces: pieces.into(), bytes: self.bytes(), paged: self.is_pages() }
@@ -182,6 +185,15 @@ mod tests {
 
     use super::*;
     use crate::pages::Pages;
+
+    #[test]
+    fn a_touch_stays_one_when_it_is_written_out() {
+        let touch = Shape::Touch { rails: 2 };
+        let written = touch.written();
+        assert!(matches!(written, Shape::Touch { rails: 2 }));
+        // The poster divides by this.
+        assert_eq!((written.items(), written.piece_bytes()), (2, 1));
+    }
 
     #[derive(Debug, Clone, Copy, PartialEq)]
     struct Piece {

@@ -1,12 +1,13 @@
 //! Warming up: every rail answers, nothing is delivered, nothing hangs.
 
+use std::sync::Arc;
 use std::time::Duration;
 
-use transport_core::{Access, ErrorKind};
+use transport_core::{Access, ErrorKind, Workers};
 
-use crate::check::{Verdict, refused, same};
+use crate::check::{Failure, Verdict, refused, same};
 use crate::ground::{Ground, OPEN};
-use crate::lab::{Lab, Options, Pair};
+use crate::lab::{Lab, Options, Pair, builder};
 use crate::process::{LIMIT, Meeting};
 use crate::subject::Variant;
 use crate::trial::{ALL_PATHS, Context, Trial};
@@ -16,6 +17,7 @@ pub(super) const TRIALS: &[Trial] = &[
     Trial::new("warm_up::ends_by_its_deadline", deadline).on(&[Variant::Slow]),
     Trial::new("warm_up::peer_goes", goes).on(&[Variant::Queued, Variant::Slow]),
     Trial::new("warm_up::between_processes", processes).process(),
+    Trial::new("warm_up::of_eager_workers", eager).rails(2),
 ];
 
 fn every_rail(context: &Context) -> Verdict {
@@ -55,6 +57,22 @@ fn goes(context: &Context) -> Verdict {
     refused("a warm-up", pair.lab.result(&mut op)?, gone)?;
     refused("the next", pair.to_b.warm_up().map(drop), gone)?;
     pair.lab.settle()
+}
+
+/// Workers that write every request at once, over two rails.
+fn eager(context: &Context) -> Verdict {
+    let lab = Lab::new(context);
+    let options = Options { rails: Some(2), ..Options::default() };
+    let open = |number| {
+        let builder = builder(context, &options)?.workers(Workers::per_group().eager()).caller_driven();
+        let fabric = builder.clock(Arc::new(lab.clock.clone())).seed(number).incarnation(number).open()?;
+        lab.drive(&fabric);
+        Ok::<_, Failure>(fabric)
+    };
+    let (a, b) = (open(1)?, open(2)?);
+    let (to_b, _to_a) = a.connect_local(&b)?;
+    let outcome = lab.done(to_b.warm_up()?)?;
+    same("bytes and requests", (outcome.bytes, outcome.work_requests), (0, 2))
 }
 
 fn processes(context: &Context) -> Verdict {
