@@ -67,9 +67,10 @@ impl Clock for SystemClock {
 pub struct VirtualClock(Arc<AtomicU64>);
 
 impl VirtualClock {
-    /// Moves the clock forward.
+    /// Moves the clock forward, to [`Time::NEVER`] at most.
     pub fn advance(&self, span: Duration) {
-        self.0.fetch_add(u64::try_from(span.as_nanos()).unwrap_or(u64::MAX), Ordering::AcqRel);
+        let later = |now| Time(now).after(span).0;
+        self.0.update(Ordering::AcqRel, Ordering::Acquire, later);
     }
 }
 
@@ -90,5 +91,8 @@ mod tests {
         let clock = VirtualClock::default();
         clock.advance(Duration::from_micros(3));
         assert_eq!(clock.now().since(Time::ZERO), Duration::from_micros(3));
+        clock.advance(Duration::MAX);
+        clock.advance(Duration::MAX);
+        assert_eq!(clock.now(), Time::NEVER);
     }
 }

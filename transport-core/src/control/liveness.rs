@@ -4,6 +4,8 @@ use std::time::{Duration, Instant};
 
 /// Heartbeats are never closer than this, whatever a peer asks for.
 const MIN_INTERVAL: Duration = Duration::from_millis(10);
+/// Heartbeats are never further apart than this, which every clock can add to itself.
+const MAX_INTERVAL: Duration = Duration::from_secs(24 * 3600);
 /// Heartbeats within the peer's limit of silence: two may be lost or late.
 const BEATS_PER_TIMEOUT: u32 = 3;
 
@@ -29,7 +31,7 @@ pub(crate) struct Tick {
 impl Liveness {
     /// `heartbeat` and `timeout` are ours, `their_timeout` is the silence the peer bears.
     pub fn new(now: Instant, heartbeat: Duration, timeout: Duration, their_timeout: Duration) -> Self {
-        let interval = heartbeat.min(their_timeout / BEATS_PER_TIMEOUT).max(MIN_INTERVAL);
+        let interval = heartbeat.min(their_timeout / BEATS_PER_TIMEOUT).clamp(MIN_INTERVAL, MAX_INTERVAL);
         Self { interval, timeout, heard: now, next_beat: now + interval, sending: (None, 0) }
     }
 
@@ -70,7 +72,7 @@ impl Liveness {
     pub fn stuck(&mut self, sending: Option<u64>) -> bool {
         let same = sending.is_some() && sending == self.sending.0;
         self.sending = (sending, if same { self.sending.1 + 1 } else { 0 });
-        self.interval * self.sending.1 > self.timeout
+        self.interval.saturating_mul(self.sending.1) > self.timeout
     }
 }
 

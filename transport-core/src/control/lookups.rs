@@ -50,7 +50,8 @@ pub(crate) struct Lookups {
 
 struct Lookup {
     name: String,
-    deadline: Instant,
+    /// `None` where the limit ends beyond all clocks.
+    deadline: Option<Instant>,
     /// `None` once it has ended; an asked lookup keeps its place until the peer
     /// answers, so that the peer never holds more than it agreed to.
     asker: Option<Asker>,
@@ -64,7 +65,7 @@ impl Lookups {
 
     /// A new question.
     pub fn add(&mut self, name: String, asker: Asker, now: Instant) {
-        self.queue.push_back(Lookup { name, deadline: now + self.limit, asker: Some(asker) });
+        self.queue.push_back(Lookup { name, deadline: now.checked_add(self.limit), asker: Some(asker) });
     }
 
     /// The next question to send, if the peer has room for it.
@@ -104,7 +105,8 @@ impl Lookups {
     /// Ends what waited too long.
     pub fn expire(&mut self, now: Instant) {
         let limit = self.limit.as_secs_f64();
-        for lookup in self.asked.values_mut().chain(&mut self.queue).filter(|lookup| lookup.deadline <= now) {
+        let is_late = |lookup: &&mut Lookup| lookup.deadline.is_some_and(|deadline| deadline <= now);
+        for lookup in self.asked.values_mut().chain(&mut self.queue).filter(is_late) {
             if let Some(asker) = lookup.asker.take() {
                 let why = format!("no answer about region {:?} within {limit:.1} s; try again", lookup.name);
                 asker.tell(Err(Error::new(ErrorKind::DeadlineExceeded, "region", why)));
@@ -117,7 +119,7 @@ impl Lookups {
     /// When the first lookup expires.
     pub fn next_deadline(&self) -> Option<Instant> {
         let open = |lookup: &&Lookup| lookup.asker.is_some();
-        self.asked.values().chain(&self.queue).filter(open).map(|lookup| lookup.deadline).min()
+        self.asked.values().chain(&self.queue).filter(open).filter_map(|lookup| lookup.deadline).min()
     }
 
     /// Ends all with `error`.

@@ -40,10 +40,11 @@ pub(crate) struct Rail {
 }
 
 impl Rail {
-    /// `most` requests per doorbell.
+    /// `most` requests per doorbell, as far as the send queue holds so many.
     pub fn open(domain: Arc<dyn Domain>, most: usize) -> Result<Self> {
         let endpoint = domain.endpoint(EndpointConfig::default())?;
         let depth = domain.capabilities().send_depth.max(1) as usize;
+        let most = most.min(depth);
         let batch_bytes = domain.capabilities().batch_bytes;
         let window = Window::of(domain.capabilities());
         Ok(Self {

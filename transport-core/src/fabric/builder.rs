@@ -128,7 +128,8 @@ impl FabricBuilder {
         self
     }
 
-    /// Operations that may be under way at once, per rail group. Default 4096.
+    /// Operations that may be under way at once, per rail group: 1 to 2^24, each of which takes about 500 bytes.
+    /// Default 4096.
     pub fn max_operations(mut self, operations: usize) -> Self {
         self.max_operations = operations;
         self

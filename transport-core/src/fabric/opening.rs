@@ -9,6 +9,7 @@ use super::transport::OpenSettings;
 use super::{Fabric, FabricBuilder, FabricInner, Transport};
 use crate::control::{Identity, Room};
 use crate::observe::Watch;
+use crate::op::MOST_OPERATIONS;
 use crate::spi::DomainSetup;
 use crate::{Error, ErrorKind, Result};
 
@@ -87,6 +88,10 @@ impl FabricBuilder {
                 "two transports are labelled {:?}; give each its own label",
                 labels[position]
             ));
+        }
+        if self.max_operations == 0 || self.max_operations > MOST_OPERATIONS {
+            let asked = self.max_operations;
+            return refuse(format!("max_operations {asked}; 1 to {MOST_OPERATIONS} are allowed"));
         }
         if self.stall_after.is_zero() {
             return refuse("stall_after is zero; take Duration::MAX to turn the watch off".into());

@@ -15,7 +15,7 @@ use std::time::Duration;
 pub use cancel::Cancel;
 use many::Joint;
 pub use table::OpId;
-pub(crate) use table::OpTable;
+pub(crate) use table::{MOST_OPERATIONS, OpTable};
 pub use wait::wait;
 pub(crate) use wait::{block_on, needs_turns};
 

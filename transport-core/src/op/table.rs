@@ -40,6 +40,8 @@ impl OpId {
     }
 }
 
+/// Slots of a table at most.
+pub(crate) const MOST_OPERATIONS: usize = 1 << 24;
 /// The result is there; only the waiter may take it.
 const ANSWERED: u64 = 1;
 /// The engine is done: no byte can move, nothing will be written here.
@@ -71,7 +73,7 @@ unsafe impl Send for OpTable {}
 
 impl OpTable {
     pub fn new(capacity: usize) -> Self {
-        let capacity = capacity.clamp(1, 1 << 24);
+        let capacity = capacity.clamp(1, MOST_OPERATIONS);
         let free = ArrayQueue::new(capacity);
         let slots = (0..capacity)
             .map(|index| {
