@@ -117,12 +117,19 @@ impl fmt::Display for ErrorKind {
 
 /// An error: kind, operation, context in words, and its cause if there is one.
 ///
-/// One word wide, so that results stay small on the hot path.
-#[derive(Debug, Clone, thiserror::Error)]
-#[error("{}", .0)]
-pub struct Error(#[source] Box<Detail>);
+/// One word wide, so that results stay small on the hot path. `Debug` prints the same sentence as `Display`, so that
+/// an error that `main` or a test returns says what to do:
+///
+/// ```
+/// # use transport_core::{Error, ErrorKind};
+/// let error = Error::new(ErrorKind::Busy, "open endpoint", "drop the other one first");
+/// assert_eq!(format!("{error:?}"), "open endpoint: busy: drop the other one first");
+/// assert_eq!(format!("{error:?}"), error.to_string());
+/// ```
+#[derive(Clone)]
+pub struct Error(Box<Detail>);
 
-#[derive(Debug, Clone)]
+#[derive(Clone)]
 struct Detail {
     kind: ErrorKind,
     operation: &'static str,
@@ -130,22 +137,29 @@ struct Detail {
     source: Option<std::sync::Arc<dyn std::error::Error + Send + Sync>>,
 }
 
-impl fmt::Display for Detail {
+impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}: {}", self.operation, self.kind)?;
-        if !self.context.is_empty() {
-            write!(f, ": {}", self.context)?;
+        let Detail { kind, operation, context, source } = &*self.0;
+        write!(f, "{operation}: {kind}")?;
+        if !context.is_empty() {
+            write!(f, ": {context}")?;
         }
-        match &self.source {
+        match source {
             Some(source) => write!(f, " ({source})"),
             None => Ok(()),
         }
     }
 }
 
-impl std::error::Error for Detail {
+impl fmt::Debug for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+impl std::error::Error for Error {
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
-        self.source.as_ref().map(|s| &**s as _)
+        self.0.source.as_ref().map(|source| &**source as _)
     }
 }
 
@@ -217,6 +231,8 @@ mod tests {
         assert_eq!(size_of::<Result<()>>(), size_of::<usize>());
         let error = Error::new(ErrorKind::OutOfBounds, "write", "range 0..9 of a region of 8 bytes");
         assert_eq!(error.to_string(), "write: out of bounds: range 0..9 of a region of 8 bytes");
+        assert_eq!(format!("{error:?}"), error.to_string());
+        assert_eq!(format!("{error:#?}"), error.to_string());
     }
 
     #[test]
@@ -230,6 +246,9 @@ mod tests {
         let error =
             Error::os("connect", "127.0.0.1:1", std::io::Error::from(std::io::ErrorKind::ConnectionRefused));
         assert_eq!(error.kind(), ErrorKind::Unreachable);
-        assert!(std::error::Error::source(&error).is_some());
+        let source = std::error::Error::source(&error).unwrap();
+        assert!(source.is::<std::io::Error>(), "{source}");
+        // What prints a chain of causes prints no sentence twice.
+        assert_ne!(source.to_string(), error.to_string());
     }
 }

@@ -106,13 +106,13 @@ impl Peer {
     pub fn explain_write_pages(
         &self,
         src: &Region,
-        from: &Pages,
+        from: impl Into<Pages>,
         dst: &RemoteRegion,
-        to: &Pages,
+        to: impl Into<Pages>,
         page: usize,
         options: &WriteOptions,
     ) -> Result<Explanation> {
-        let (link, work) = self.plan_write_pages(src, from, dst, to, page, options)?;
+        let (link, work) = self.plan_write_pages(src, from.into(), dst, to.into(), page, options)?;
         explain_pages(&self.0, link, &work)
     }
 

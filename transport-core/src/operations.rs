@@ -83,9 +83,9 @@ impl Peer {
     pub fn write_pages(
         &self,
         src: &Region,
-        from: &Pages,
+        from: impl Into<Pages>,
         dst: &RemoteRegion,
-        to: &Pages,
+        to: impl Into<Pages>,
         page: usize,
     ) -> Result<Op> {
         self.write_pages_with(src, from, dst, to, page, &WriteOptions::DEFAULT)
@@ -95,13 +95,13 @@ impl Peer {
     pub fn write_pages_with(
         &self,
         src: &Region,
-        from: &Pages,
+        from: impl Into<Pages>,
         dst: &RemoteRegion,
-        to: &Pages,
+        to: impl Into<Pages>,
         page: usize,
         options: &WriteOptions,
     ) -> Result<Op> {
-        let (link, work) = self.plan_write_pages(src, from, dst, to, page, options)?;
+        let (link, work) = self.plan_write_pages(src, from.into(), dst, to.into(), page, options)?;
         self.0.submit_when(link, work, options.trigger.as_ref(), options.deadline, "write_pages")
     }
 
@@ -109,9 +109,9 @@ impl Peer {
     pub(crate) fn plan_write_pages(
         &self,
         src: &Region,
-        from: &Pages,
+        from: Pages,
         dst: &RemoteRegion,
-        to: &Pages,
+        to: Pages,
         page: usize,
         options: &WriteOptions,
     ) -> Result<(&Link, Work)> {

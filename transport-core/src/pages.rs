@@ -1,6 +1,6 @@
 //! Lists of pages inside a region.
 
-use std::ops::Range;
+use std::ops::{Range, RangeInclusive};
 use std::sync::Arc;
 
 use crate::{Error, ErrorKind, Result};
@@ -8,7 +8,22 @@ use crate::{Error, ErrorKind, Result};
 /// Pages of a region: page `i` of an operation lies at
 /// `offset + indices[i] * stride` bytes.
 ///
-/// Cloning shares the list, so one list serves many operations.
+/// Cloning shares the list, so one list serves many operations. Whatever takes pages takes a `&Pages`, and also what
+/// a list is made from: a range, an array, a slice or a `Vec` of `u32`. An iterator is collected:
+///
+/// ```
+/// # use transport_core::{Pages, Peer, Region, RemoteRegion, Result};
+/// # fn hand_over(peer: &Peer, cache: &Region, theirs: &RemoteRegion) -> Result<()> {
+/// const PAGE: usize = 64 << 10;
+/// peer.write_pages(cache, 8..16, theirs, [3, 1, 4, 15, 9, 2, 6, 5], PAGE)?.detach();
+/// let even: Pages = (0..100).filter(|page| page % 2 == 0).collect();
+/// peer.write_pages(cache, &even, theirs, 0..50, PAGE)?.detach();
+/// // Blocks of two pages each, behind a header.
+/// let blocks = Pages::from(vec![7, 0]).stride(2 * PAGE).offset(4096);
+/// peer.write_pages(cache, &blocks, theirs, &blocks, 2 * PAGE)?.detach();
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Debug, Clone)]
 pub struct Pages {
     indices: Arc<[u32]>,
@@ -19,10 +34,15 @@ pub struct Pages {
 
 impl Pages {
     /// The pages of these indices, in this order, one page size apart.
-    pub fn new(indices: impl Into<Arc<[u32]>>) -> Self {
-        let indices = indices.into();
-        let max_index = indices.iter().copied().max().unwrap_or(0);
-        Self { indices, max_index, stride: None, offset: 0 }
+    ///
+    /// ```
+    /// # use transport_core::Pages;
+    /// assert_eq!(Pages::new([7, 1, 3]).len(), 3);
+    /// assert_eq!(Pages::new(10..20).len(), 10);
+    /// assert_eq!(Pages::new(&vec![1, 2][..]).len(), 2);
+    /// ```
+    pub fn new(indices: impl Into<Self>) -> Self {
+        indices.into()
     }
 
     /// Bytes from one index to the next; by default the operation's page size.
@@ -68,12 +88,71 @@ impl Pages {
     }
 
     /// Ready to compute addresses of pages of `page` bytes.
-    pub(crate) fn layout(&self, page: u64) -> PageLayout {
-        PageLayout {
-            indices: Arc::clone(&self.indices),
-            stride: self.stride.unwrap_or(page),
-            offset: self.offset,
+    pub(crate) fn layout(self, page: u64) -> PageLayout {
+        PageLayout { indices: self.indices, stride: self.stride.unwrap_or(page), offset: self.offset }
+    }
+}
+
+impl From<Arc<[u32]>> for Pages {
+    fn from(indices: Arc<[u32]>) -> Self {
+        let max_index = indices.iter().copied().max().unwrap_or(0);
+        Self { indices, max_index, stride: None, offset: 0 }
+    }
+}
+
+impl FromIterator<u32> for Pages {
+    fn from_iter<I: IntoIterator<Item = u32>>(indices: I) -> Self {
+        Self::from(indices.into_iter().collect::<Arc<[u32]>>())
+    }
+}
+
+/// The same list, shared.
+impl From<&Self> for Pages {
+    fn from(pages: &Self) -> Self {
+        pages.clone()
+    }
+}
+
+/// Lists that are copied, or moved, as a whole.
+macro_rules! from_lists {
+    ($($list:ty),*) => {$(
+        impl From<$list> for Pages {
+            fn from(indices: $list) -> Self {
+                Self::from(Arc::<[u32]>::from(indices))
+            }
         }
+    )*};
+}
+
+from_lists!(Vec<u32>, Box<[u32]>, &[u32]);
+
+impl From<&Vec<u32>> for Pages {
+    fn from(indices: &Vec<u32>) -> Self {
+        Self::from(indices.as_slice())
+    }
+}
+
+impl<const N: usize> From<[u32; N]> for Pages {
+    fn from(indices: [u32; N]) -> Self {
+        Self::from(indices.as_slice())
+    }
+}
+
+impl<const N: usize> From<&[u32; N]> for Pages {
+    fn from(indices: &[u32; N]) -> Self {
+        Self::from(indices.as_slice())
+    }
+}
+
+impl From<Range<u32>> for Pages {
+    fn from(indices: Range<u32>) -> Self {
+        indices.collect()
+    }
+}
+
+impl From<RangeInclusive<u32>> for Pages {
+    fn from(indices: RangeInclusive<u32>) -> Self {
+        indices.collect()
     }
 }
 

@@ -46,13 +46,13 @@ impl Peer {
     pub fn prepare_write_pages(
         &self,
         src: &Region,
-        from: &Pages,
+        from: impl Into<Pages>,
         dst: &RemoteRegion,
-        to: &Pages,
+        to: impl Into<Pages>,
         page: usize,
         options: &WriteOptions,
     ) -> Result<PreparedWrite> {
-        let (_, work) = self.plan_write_pages(src, from, dst, to, page, options)?;
+        let (_, work) = self.plan_write_pages(src, from.into(), dst, to.into(), page, options)?;
         let (trigger, deadline) = (options.trigger.clone(), options.deadline);
         Ok(PreparedWrite { peer: Arc::clone(&self.0), route: dst.0.route, work, trigger, deadline })
     }
