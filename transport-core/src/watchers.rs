@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
 use std::ops::RangeInclusive;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::task::Waker;
 
 /// The wakers of futures that wait for something with key `K`. Its owner keeps it
@@ -85,10 +86,19 @@ impl<K: Copy + Ord> Watchers<K> {
 pub(crate) struct Due(Vec<Waker>);
 
 impl Due {
-    /// Wakes them, those that came first per key first; says how many.
+    /// Wakes them, those that came first per key first; says how many. Where one panics the others are woken all the
+    /// same, as nobody else would, and then the panic goes on.
     pub fn wake(self) -> usize {
         let count = self.0.len();
-        self.0.into_iter().for_each(Waker::wake);
+        let mut panicked = None;
+        for waker in self.0 {
+            if let Err(panic) = catch_unwind(AssertUnwindSafe(|| waker.wake())) {
+                panicked = Some(panic);
+            }
+        }
+        if let Some(panic) = panicked {
+            resume_unwind(panic);
+        }
         count
     }
 }

@@ -1,7 +1,11 @@
 //! Immediate data: after the bytes, exactly once, never lost.
 
 use std::future::Future;
-use std::task::Poll;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::pin::pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::task::{Poll, Wake, Waker};
 use std::time::Duration;
 
 use transport_core::spi::Operations;
@@ -24,6 +28,7 @@ pub(super) const TRIALS: &[Trial] = &[
     Trial::new("imm::more_than_any_queue", more_than_any_queue).on(ALL_PATHS).needs(Operations::WRITE_IMM),
     Trial::new("imm::called_and_streamed", called_and_streamed).on(ALL_PATHS).needs(Operations::WRITE_IMM),
     Trial::new("imm::wakes_who_expects_it", wakes_who_expects_it).on(ALL_PATHS).needs(Operations::WRITE_IMM),
+    Trial::new("imm::a_waker_that_panics", a_waker_that_panics).on(ALL_PATHS).needs(Operations::WRITE_IMM),
 ];
 
 fn after_all_bytes(context: &Context) -> Verdict {
@@ -224,4 +229,54 @@ fn wakes_who_expects_it(context: &Context) -> Verdict {
         Poll::Ready(result) => Ok(result?),
         Poll::Pending => Err(crate::check::Failure::new("pending after the third imm")),
     }
+}
+
+/// The user's waker panics in a turn that takes several imms: each is counted once all the same, those behind it too,
+/// others that wait are woken, and the fabric goes on.
+fn a_waker_that_panics(context: &Context) -> Verdict {
+    const COUNT: u64 = 20;
+    struct Panics;
+    impl Wake for Panics {
+        fn wake(self: Arc<Self>) {
+            std::panic::resume_unwind(Box::new("a waker of the user's"));
+        }
+    }
+    struct Woken(AtomicBool);
+    impl Wake for Woken {
+        fn wake(self: Arc<Self>) {
+            self.0.store(true, Ordering::Relaxed);
+        }
+    }
+    let pair = Pair::new(context)?;
+    let woken = Arc::new(Woken(AtomicBool::new(false)));
+    let mut panicking = pin!(pair.to_a.imm(1).expect(3));
+    let mut other = pin!(pair.to_a.imm(1).expect(3));
+    let mut poll = std::task::Context::from_waker(Waker::noop());
+    let panics = Waker::from(Arc::new(Panics));
+    ensure(
+        panicking.as_mut().poll(&mut std::task::Context::from_waker(&panics)).is_pending(),
+        "ready at once",
+    )?;
+    let waits = Waker::from(Arc::clone(&woken));
+    ensure(other.as_mut().poll(&mut std::task::Context::from_waker(&waits)).is_pending(), "ready at once")?;
+    let ops: Result<Vec<_>, _> = (0..COUNT).map(|_| pair.to_b.write_imm(1)).collect();
+    // All that can be on its way is, before the other side looks.
+    for _ in 0..4 {
+        pair.a.step();
+    }
+    let mut panics = 0;
+    pair.lab.until("the imms", || {
+        panics += u32::from(catch_unwind(AssertUnwindSafe(|| pair.lab.tick())).is_err());
+        pair.to_a.imm(1).count() >= COUNT
+    })?;
+    pair.lab.all_done(ops?)?;
+    pair.lab.settle()?;
+    same("imms", pair.to_a.imm(1).count(), COUNT)?;
+    same("panics", panics, 1)?;
+    ensure(woken.0.load(Ordering::Relaxed), "who else waited was not woken")?;
+    ensure(panicking.poll(&mut poll).is_ready(), "what is due is not ready")?;
+    // And the connection is as good as before.
+    pair.lab.done(pair.to_b.write_imm(1)?)?;
+    pair.lab.settle()?;
+    same("imms", pair.to_a.imm(1).count(), COUNT + 1)
 }

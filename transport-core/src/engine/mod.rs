@@ -92,6 +92,9 @@ pub(crate) struct Engine {
     /// Operations whose trigger was not due at the last look.
     untriggered: Vec<OpId>,
     completions: Completions,
+    /// How many of these were acted on, and the rail they are of.
+    acted: usize,
+    acting_on: usize,
     /// No deadline of an operation under way is before this.
     next_deadline: Time,
     /// No operation under way stalls before this.
@@ -129,6 +132,8 @@ impl Engine {
             draining: Vec::new(),
             untriggered: Vec::new(),
             completions: Completions::with_room(POLL_ROOM),
+            acted: 0,
+            acting_on: 0,
             next_deadline: Time::NEVER,
             next_look: Time::NEVER,
             next_alarm: Time::NEVER,

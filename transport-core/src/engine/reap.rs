@@ -11,6 +11,9 @@ impl Engine {
     #[inline(always)]
     pub(super) fn reap(&mut self) -> usize {
         let mut events = 0;
+        if self.acted < self.completions.as_slice().len() {
+            events += self.act_on_rest();
+        }
         for rail in 0..self.rails.len() {
             self.rails[rail].endpoint.poll(&mut self.completions);
             if !self.completions.is_untouched() {
@@ -29,8 +32,19 @@ impl Engine {
             let requests = done as u32;
             self.record(What::Completed { rail: self.numbered(rail), requests, failed: failed as u32 });
         }
-        for place in 0..count {
-            match self.completions.as_slice()[place] {
+        let events = count + usize::from(self.completions.is_stirred());
+        self.act(rail);
+        events
+    }
+
+    /// Acts on each event of the last poll, which was of `rail`, once: also where a waker of the user's panics, as an
+    /// event is behind us before anybody is woken for it.
+    #[inline]
+    fn act(&mut self, rail: usize) {
+        self.acting_on = rail;
+        while let Some(event) = self.completions.as_slice().get(self.acted) {
+            self.acted += 1;
+            match *event {
                 Event::Done { first, count } => {
                     self.acknowledge(rail, first, count, None);
                 }
@@ -41,9 +55,16 @@ impl Engine {
                 other => self.take_event(rail, other),
             }
         }
-        let events = count + usize::from(self.completions.is_stirred());
         self.completions.clear();
-        events
+        self.acted = 0;
+    }
+
+    /// Acts on what a panic has left of the events of a poll.
+    #[cold]
+    fn act_on_rest(&mut self) -> usize {
+        let left = self.completions.as_slice().len() - self.acted;
+        self.act(self.acting_on);
+        left
     }
 
     /// Requests of ours ended.
@@ -88,12 +109,15 @@ impl Engine {
                 let Some(link) = self.link_at(rail, peer, event) else { return };
                 self.note(5, imm.into());
                 if let Some(state) = &mut self.links[link as usize] {
-                    state.peer.imms.arrived(imm);
                     let (peer, is_due) = (state.peer.short_id(), state.arrives(0));
                     self.record(What::Imm { rail: self.numbered(rail), peer, imm });
                     if is_due {
                         self.grant_more(link);
                     }
+                }
+                // Wakers run the user's code, last.
+                if let Some(state) = &self.links[link as usize] {
+                    state.peer.imms.arrived(imm);
                 }
             }
             Event::Received { id, peer, len, imm } => {
@@ -102,10 +126,11 @@ impl Engine {
                 let sender = self.links[link as usize].as_ref().map(|link| link.peer.id);
                 let from = sender.map_or(0, |peer| peer.0.get() as u32);
                 self.record(What::Message { rail: self.numbered(rail), peer: from, bytes: len });
-                self.receives.received(id, sender, len, imm, &mut self.rails, &self.handle);
                 if self.links[link as usize].as_mut().is_some_and(|state| state.arrives(1)) {
                     self.grant_more(link);
                 }
+                // Wakers run the user's code, last.
+                self.receives.received(id, sender, len, imm, &mut self.rails, &self.handle);
             }
             Event::ReceiveFailed { id, status } => {
                 self.note(7, id);

@@ -124,7 +124,6 @@ impl Receives {
         rails: &mut [Rail],
         handle: &EngineHandle,
     ) {
-        self.end(id, Ok(Outcome { bytes: len, work_requests: 0, peer, imm }), handle);
         // The endpoint has room for one that waits.
         self.post(rails, handle);
     }
@@ -132,10 +131,10 @@ impl Receives {
     pub fn failed(&mut self, id: u64, error: Error, rails: &mut [Rail], handle: &EngineHandle) {
         // What closing took back ends with the fabric, not by somebody's cancel.
         let error = match &self.closed {
+        self.end(id, Ok(Outcome { bytes: len, work_requests: 0, peer, imm }), handle);
             Some(closed) if error.kind() == ErrorKind::Cancelled => closed.clone(),
             _ => error,
         };
-        self.end(id, Err(error), handle);
         // The endpoint has room for one that waits.
         self.post(rails, handle);
     }
@@ -146,6 +145,7 @@ impl Receives {
         let Some((&id, receive)) = found else { return false };
         if receive.posted {
             // It ends by an event, once the device has let go of the buffer.
+        self.end(id, Err(error), handle);
             rails[RAIL].endpoint.cancel_recv(id);
         } else {
             self.end(id, Err(cancelled()), handle);
