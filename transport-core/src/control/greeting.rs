@@ -7,13 +7,12 @@
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use tokio::time::timeout;
-
 use super::bootstrap::{Channel, MAX_FRAME};
 use super::ending::End;
 use super::frame::Frame;
 use super::handshake::{Offers, unexpected, upgrade};
 use super::hello::Hello;
+use super::limit::Limit;
 use super::proof::{Code, Role, Transcript};
 use super::thread::Spawner;
 use super::wire::Wire;
@@ -46,9 +45,11 @@ pub(crate) async fn greet(
 ) -> Result<Greeted> {
     let address = channel.peer_address().to_owned();
     let binding = channel.binding().to_vec();
-    let mut greeting = Greeting { wire: Wire::new(channel), role, binding, stage: "say hello" };
-    let outcome = timeout(limit, greeting.run(&fabric)).await.unwrap_or_else(|_| {
-        let (limit, stage) = (limit.as_secs_f64(), greeting.stage);
+    let limit = Limit::new(limit);
+    let mut greeting =
+        Greeting { wire: Wire::new(channel), role, binding, stage: "say hello", limit: &limit };
+    let outcome = limit.hold(greeting.run(&fabric)).await.unwrap_or_else(|| {
+        let (limit, stage) = (limit.span().as_secs_f64(), greeting.stage);
         let why = format!(
             "{address} did not {stage} within {limit:.1} s: is it a multirail fabric, and is it running?"
         );
@@ -79,15 +80,16 @@ impl Greeted {
     }
 }
 
-struct Greeting {
+struct Greeting<'a> {
     wire: Wire,
     role: Role,
     binding: Vec<u8>,
     /// What the peer is to do next, for messages.
     stage: &'static str,
+    limit: &'a Limit,
 }
 
-impl Greeting {
+impl Greeting<'_> {
     async fn run(&mut self, called: &Weak<FabricInner>) -> Result<(Weak<FabricInner>, Option<Offers>)> {
         self.wire.limit(STRANGER);
         let ours = Hello::new(upgrade(called)?.token().is_some())?;
@@ -117,6 +119,10 @@ impl Greeting {
         let mut offers = None;
         if !ours.token && self.role == Role::Accepting {
             self.stage = "send its offers";
+            // It reserves a slot on each of its rails first; they are taken to be as many as ours.
+            let inner = upgrade(called)?;
+            self.limit.raise(inner.control_settings().limit_for(inner.rails()));
+            drop(inner);
             offers = Some(Offers::from_frame(self.wire.recv().await?)?);
         }
         Ok((fabric, offers))

@@ -16,11 +16,11 @@ use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use tokio::sync::mpsc;
-use tokio::time::timeout;
 
 use super::ending::{End, FailOnDrop, closed, refused};
 use super::frame::{Frame, Identity, LinkReport, MAX_OFFERS, TransportOffer};
 use super::greeting::Greeted;
+use super::limit::Limit;
 use super::liveness::Liveness;
 use super::lookups::Lookups;
 use super::proof::Role;
@@ -30,6 +30,9 @@ use super::wire::Wire;
 use crate::fabric::FabricInner;
 use crate::{Error, ErrorKind, Peer, Result};
 
+/// Rails that a handshake is given more time for: no peer may hold a place for longer by naming more.
+const MOST_RAILS: usize = 64;
+
 /// The limits of the control plane.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct ControlSettings {
@@ -37,8 +40,19 @@ pub(crate) struct ControlSettings {
     pub heartbeat: Duration,
     /// Silence after which a peer is dead.
     pub peer_timeout: Duration,
-    /// Limit of a greeting, of the handshake after it, and of a lookup.
+    /// Limit of a greeting, of the handshake after it if that pairs one rail, and of a lookup.
     pub handshake_limit: Duration,
+    /// What each further rail adds to that of a handshake.
+    pub handshake_limit_per_rail: Duration,
+}
+
+impl ControlSettings {
+    /// Limit of a handshake of sides of which one has so many rails, the other not more.
+    pub fn limit_for(&self, rails: usize) -> Duration {
+        let further = rails.clamp(1, MOST_RAILS) - 1;
+        let more = self.handshake_limit_per_rail.saturating_mul(further as u32);
+        self.handshake_limit.saturating_add(more)
+    }
 }
 
 impl Default for ControlSettings {
@@ -47,6 +61,7 @@ impl Default for ControlSettings {
             heartbeat: Duration::from_millis(500),
             peer_timeout: Duration::from_secs(3),
             handshake_limit: Duration::from_secs(5),
+            handshake_limit_per_rail: Duration::from_secs(1),
         }
     }
 }
@@ -77,8 +92,10 @@ pub(crate) async fn establish(greeted: Greeted) -> Result<Unclaimed> {
     let settings = inner.control_settings();
     // Of a tenant it is the tenant's, which ends before its parent's.
     let spawner = inner.control_thread("connect")?.spawner();
+    let limit = Limit::new(settings.limit_for(inner.rails()));
     drop(inner);
-    let mut handshake = Handshake { wire: Some(wire), stage: "send its offers", spawner: &spawner };
+    let mut handshake =
+        Handshake { wire: Some(wire), stage: "send its offers", spawner: &spawner, limit: &limit };
     let run = async {
         tokio::select! {
             biased;
@@ -87,10 +104,11 @@ pub(crate) async fn establish(greeted: Greeted) -> Result<Unclaimed> {
             () = spawner.closing() => Err(closed("this fabric was closed")),
         }
     };
-    let outcome = timeout(settings.handshake_limit, run).await.unwrap_or_else(|_| {
-        let (limit, stage) = (settings.handshake_limit.as_secs_f64(), handshake.stage);
+    let outcome = limit.hold(run).await.unwrap_or_else(|| {
+        let (limit, stage) = (limit.span().as_secs_f64(), handshake.stage);
         let why = format!(
-            "{address} did not {stage} within {limit:.1} s: is it a multirail fabric, and is it running?"
+            "{address} did not {stage} within {limit:.1} s: is it a multirail fabric, and is it running? \
+             A busy host with many cards takes longer: FabricBuilder::handshake_limit, and its _per_rail"
         );
         Err(Error::new(ErrorKind::DeadlineExceeded, "connect", why))
     });
@@ -137,6 +155,7 @@ struct Handshake<'a> {
     /// What the peer is to do next, for messages.
     stage: &'static str,
     spawner: &'a Spawner,
+    limit: &'a Limit,
 }
 
 impl Drop for Handshake<'_> {
@@ -179,6 +198,8 @@ impl Handshake<'_> {
             None => self.offers().await?,
         };
 
+        // Each of our rails is paired with each that falls to it.
+        self.limit.raise(settings.limit_for(transports.iter().map(|offer| offer.rates.len()).sum()));
         self.stage = "report on its links";
         // Who was called has offers for every pair only once the other has reported.
         let theirs = if role == Role::Accepting { self.report().await? } else { Vec::new() };

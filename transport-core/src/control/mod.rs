@@ -13,7 +13,7 @@
 //! - [`wire`]: frames in both directions at once; [`outbox`] is its sending half.
 //! - [`greeting`]: from a fresh channel to a peer that may come in; [`strangers`] are
 //!   those that have not got so far. [`handshake`]: from there to an admitted
-//!   [`Peer`](crate::Peer); [`room`]: how many of a fabric's at once.
+//!   [`Peer`](crate::Peer); [`room`]: how many of a fabric's at once; [`limit`]: how long each may take.
 //! - [`session`]: one task per peer from then on, with its [`liveness`], its
 //!   [`lookups`] and its [`ending`].
 //! - [`thread`], [`listener`], [`connect`](mod@connect): where it all runs, and the ways in;
@@ -27,6 +27,7 @@ mod frame;
 mod greeting;
 mod handshake;
 mod hello;
+mod limit;
 mod listener;
 mod liveness;
 mod lookups;

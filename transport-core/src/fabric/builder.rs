@@ -153,9 +153,16 @@ impl FabricBuilder {
         self
     }
 
-    /// Time that a new peer has to greet, to pair all its rails, and to answer a lookup. Default 5 s.
+    /// Time that a new peer has to greet, to pair its rail if it has one, and to answer a lookup. Default 5 s.
     pub fn handshake_limit(mut self, span: Duration) -> Self {
         self.settings.handshake_limit = span;
+        self
+    }
+
+    /// What each further rail, of the side that has more of them, adds to the time in which a new peer has to pair its
+    /// rails: 32 cards make 32 connections, of several queue pairs each. Default 1 s.
+    pub fn handshake_limit_per_rail(mut self, span: Duration) -> Self {
+        self.settings.handshake_limit_per_rail = span;
         self
     }
 

@@ -52,6 +52,11 @@ impl FabricInner {
         self.default_deadline
     }
 
+    /// Rails of all transports.
+    pub(crate) fn rails(&self) -> usize {
+        self.groups().map(|group| group.rails.len()).sum()
+    }
+
     pub(crate) fn control_settings(&self) -> ControlSettings {
         self.settings
     }

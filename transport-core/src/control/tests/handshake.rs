@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use async_trait::async_trait;
 
 use super::raw::{Raw, offers};
-use super::{builder, fabric, listening, pair, wait};
+use super::{MS, builder, fabric, listening, pair, served, wait};
 use crate::control::frame::{Cause, Frame, LinkReport};
 use crate::control::{Acceptor, Bootstrap, Channel};
 use crate::{Error, ErrorKind, Result};
@@ -98,6 +98,53 @@ fn connecting_to_strangers_ends_typed() {
     });
     assert_eq!(error.kind(), ErrorKind::PeerDied, "{error}");
     assert!(error.context().contains("no room"), "{error}");
+}
+
+/// A peer of more rails has longer, whichever side has them, by what the fabric was set to.
+#[test]
+fn more_rails_have_more_time() {
+    let limits = builder("null").handshake_limit(300 * MS).handshake_limit_per_rail(20_000 * MS);
+    let (_server, _listener, address) = served(limits);
+    let with_rails = |rails: usize| {
+        let mut raw = Raw::connect(&address);
+        raw.hello();
+        let Frame::Offers { identity, peer_timeout_ms, mut transports } = offers(raw.1, b"raw rail") else {
+            panic!("no offers")
+        };
+        transports[0].rates = vec![0; rails];
+        transports[0].rails = vec![b"raw rail".to_vec(); rails];
+        raw.send(&Frame::Offers { identity, peer_timeout_ms, transports });
+        assert!(matches!(raw.recv(), Some(Frame::Offers { .. })));
+        raw
+    };
+    let (mut two, mut one) = (with_rails(2), with_rails(1));
+    // The later one of one rail is given up.
+    match one.recv() {
+        Some(Frame::Refuse { cause: Cause::Failed, reason }) => {
+            assert!(reason.contains("report on its links within 0.3 s"), "{reason}");
+        }
+        other => panic!("{other:?}"),
+    }
+    two.report();
+    two.send(&Frame::Ready);
+    assert_eq!(two.recv(), Some(Frame::Ready));
+}
+
+/// Limits that no clock reaches are none.
+#[test]
+fn endless_limits_are_none() {
+    let endless = || {
+        let builder = builder("null").handshake_limit(Duration::MAX).handshake_limit_per_rail(Duration::MAX);
+        builder.peer_timeout(Duration::MAX).deadline(Duration::MAX).stall_after(Duration::MAX)
+    };
+    let (server, listener, address) = served(endless());
+    let client = endless().open().unwrap();
+    let there = wait(client.connect(&address)).unwrap();
+    let here = wait(listener.accept()).unwrap();
+    let missing = wait(there.region("nothing")).err().unwrap();
+    assert_eq!(missing.kind(), ErrorKind::NotFound, "{missing}");
+    drop((here, server));
+    assert_eq!(wait(there.closed()).kind(), ErrorKind::Closed);
 }
 
 #[test]
