@@ -24,6 +24,8 @@
 //! `MULTIRAIL_SEED` chooses the seed, `MULTIRAIL_SEEDS` over how many from that one on
 //! virtual trials run; a failure prints the command that replays it. `MULTIRAIL_TIMES=1`
 //! says what each trial took.
+//! [`run_or_skip`] is the `main` of other tests that need what a machine may lack.
+//!
 //! What a subject cannot do is skipped with the reason; what is known to fail is
 //! listed in [`Subject::known_failures`], and passing unexpectedly is a failure.
 
@@ -32,6 +34,7 @@ mod check;
 mod end;
 mod ground;
 mod lab;
+mod needing;
 mod process;
 mod real;
 mod replay;
@@ -43,6 +46,7 @@ mod trial;
 mod trials;
 
 pub use check::Failure;
+pub use needing::run_or_skip;
 pub use process::is_helper;
 pub use runner::main;
 pub use subject::{KnownFailure, Shape, Side, Subject, Tag, Variant};

@@ -1,5 +1,8 @@
-//! GPU memory, where there is a GPU; elsewhere that its absence is said.
+//! GPU memory, where there is a GPU; elsewhere each test is skipped and says so.
 
+mod gpus;
+
+use std::process::ExitCode;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -8,16 +11,8 @@ use cuda::{CudaMemory, CudaWord, Device, PinnedBuffer, Reach, WritesOrdering};
 use cudarc::driver::sys;
 use transport_core::{Access, ErrorKind, FabricBuilder, Memory, MemoryKind, TransportConfig, Word};
 
-/// The GPUs; none, with the reason printed, where CUDA is not there.
 fn devices() -> Vec<Device> {
-    match Device::all() {
-        Ok(devices) => devices,
-        Err(why) => {
-            assert!(matches!(why.kind(), ErrorKind::Unsupported | ErrorKind::NotFound), "{why}");
-            println!("skipped: {why}");
-            Vec::new()
-        }
-    }
+    Device::all().unwrap()
 }
 
 /// Memory of the driver's own, freed with this value.
@@ -49,7 +44,6 @@ impl Drop for Raw {
     }
 }
 
-#[test]
 fn devices_say_what_and_where_they_are() {
     for (number, device) in devices().into_iter().enumerate() {
         assert_eq!(device.ordinal() as usize, number);
@@ -83,7 +77,6 @@ fn devices_say_what_and_where_they_are() {
     }
 }
 
-#[test]
 fn bytes_go_in_and_out() {
     for device in devices() {
         let memory = CudaMemory::new(&device, 100_001).unwrap();
@@ -108,7 +101,6 @@ fn bytes_go_in_and_out() {
     }
 }
 
-#[test]
 fn addresses_of_others_are_checked() {
     for device in devices().into_iter().take(1) {
         let raw = Arc::new(Raw::new(&device, 1 << 20, false));
@@ -170,7 +162,6 @@ impl Drop for Pooled {
     }
 }
 
-#[test]
 fn what_reaches_what() {
     let devices = devices();
     let Some(first) = devices.first() else { return };
@@ -199,7 +190,6 @@ fn what_reaches_what() {
     assert_eq!(Reach::of_host(plain.as_ptr() as u64, 1 << 20), Reach::Driver);
 }
 
-#[test]
 fn exports_show_no_neighbours() {
     for device in devices().into_iter().take(1).filter(Device::has_dma_buf) {
         let memory = CudaMemory::new(&device, 5 << 20).unwrap();
@@ -234,7 +224,6 @@ fn fd(buffer: &transport_core::DmaBuf) -> i32 {
     buffer.file.as_raw_fd()
 }
 
-#[test]
 fn regions_copy_by_cuda() {
     for device in devices().into_iter().take(1) {
         let memory = Arc::new(CudaMemory::new(&device, 1 << 20).unwrap());
@@ -249,7 +238,6 @@ fn regions_copy_by_cuda() {
     }
 }
 
-#[test]
 fn slices_of_cudarc_are_kept() {
     for device in devices() {
         let stream = cudarc::driver::CudaContext::new(device.ordinal() as usize).unwrap().default_stream();
@@ -269,7 +257,6 @@ fn slices_of_cudarc_are_kept() {
 }
 
 /// Freeing waits for the GPU, and the GPU here for a word that is stored after.
-#[test]
 fn who_drops_memory_does_not_wait_for_the_gpu() {
     for device in devices().into_iter().take(1) {
         let word = CudaWord::new(&device).unwrap();
@@ -293,4 +280,20 @@ fn who_drops_memory_does_not_wait_for_the_gpu() {
         assert_eq!(codes, [sys::CUresult::CUDA_SUCCESS; 2]);
         drop(raw);
     }
+}
+
+fn main() -> ExitCode {
+    conformance::run_or_skip(
+        gpus::missing(),
+        conformance::tests![
+            devices_say_what_and_where_they_are,
+            bytes_go_in_and_out,
+            addresses_of_others_are_checked,
+            what_reaches_what,
+            exports_show_no_neighbours,
+            regions_copy_by_cuda,
+            slices_of_cudarc_are_kept,
+            who_drops_memory_does_not_wait_for_the_gpu
+        ],
+    )
 }

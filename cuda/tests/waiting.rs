@@ -1,6 +1,9 @@
 //! Streams that wait for arrivals and begin transfers, where there is a GPU. Prints what each step
 //! took (`--nocapture --test-threads 1`); asserts none of it.
 
+mod gpus;
+
+use std::process::ExitCode;
 use std::ptr::null_mut;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -10,8 +13,8 @@ use backend_loopback::Loopback;
 use cuda::{CudaWord, Device, RawStream};
 use cudarc::driver::sys;
 use transport_core::{
-    Access, AtEnd, ErrorKind, Fabric, FabricBuilder, Mirror, Op, Peer, Region, RemoteRegion, TransportConfig,
-    Word, WriteOptions,
+    Access, AtEnd, Fabric, FabricBuilder, Mirror, Op, Peer, Region, RemoteRegion, TransportConfig, Word,
+    WriteOptions,
 };
 
 const LEN: usize = 64 << 10;
@@ -19,16 +22,9 @@ const ROUNDS: u32 = 1000;
 const LIMIT: Duration = Duration::from_secs(20);
 const IMM: u32 = 7;
 
-/// The first GPU; none, with the reason printed, where CUDA is not there.
-fn device() -> Option<Device> {
-    match Device::all() {
-        Ok(devices) => devices.into_iter().next(),
-        Err(why) => {
-            assert!(matches!(why.kind(), ErrorKind::Unsupported | ErrorKind::NotFound), "{why}");
-            println!("skipped: {why}");
-            None
-        }
-    }
+/// The first GPU.
+fn device() -> Device {
+    Device::open(0).unwrap()
 }
 
 /// A stream as another library would make it.
@@ -144,9 +140,8 @@ impl Times {
     }
 }
 
-#[test]
 fn words_are_the_processors_and_the_gpus() {
-    let Some(device) = device() else { return };
+    let device = device();
     let stream = Stream::new();
     let (first, _first) = word(&device);
     let (second, _second) = word(&device);
@@ -170,9 +165,8 @@ fn words_are_the_processors_and_the_gpus() {
 
 /// An imm with bytes arrives, and the stream goes on; beside it, how long the GPU takes for a word of the
 /// processor's.
-#[test]
 fn a_stream_waits_for_arrivals() {
-    let Some(device) = device() else { return };
+    let device = device();
     let (stream, ground) = (Stream::new(), Ground::new(|builder| builder));
     let [(ready, _ready), (landed, _landed), (done, _done)] = [0; 3].map(|_| word(&device));
     let (mut arriving, mut passing, mut bare) = (Times::default(), Times::default(), Times::default());
@@ -219,9 +213,8 @@ fn a_stream_waits_for_arrivals() {
 
 /// The stream writes a word, and a write that waited for it runs: by a worker that looks all the time,
 /// by one that naps, and by the caller.
-#[test]
 fn a_stream_begins_a_transfer() {
-    let Some(device) = device() else { return };
+    let device = device();
     let stream = Stream::new();
     let run = |ground: &Ground, rounds: u32, pause: Duration| {
         let (trigger, _trigger) = word(&device);
@@ -256,9 +249,8 @@ fn a_stream_begins_a_transfer() {
 
 /// A step and the next one, of which the processor makes none: the stream begins a write, waits for what
 /// its peer answers to that, and goes on.
-#[test]
 fn there_and_back_by_the_stream_alone() {
-    let Some(device) = device() else { return };
+    let device = device();
     let (stream, ground) = (Stream::new(), Ground::new(|builder| builder));
     let [(step, _step), (there, _there), (back, _back), (done, _done)] = [0; 4].map(|_| word(&device));
     let _mirrors = [
@@ -292,4 +284,16 @@ fn there_and_back_by_the_stream_alone() {
     times.print("stream -> write of 64 KiB -> answer of 64 KiB -> stream, and the processor sees it");
     ground.there.close();
     stream.synchronise();
+}
+
+fn main() -> ExitCode {
+    conformance::run_or_skip(
+        gpus::missing(),
+        conformance::tests![
+            words_are_the_processors_and_the_gpus,
+            a_stream_waits_for_arrivals,
+            a_stream_begins_a_transfer,
+            there_and_back_by_the_stream_alone
+        ],
+    )
 }

@@ -1,6 +1,6 @@
-//! One fabric, one region: a peer by loopback, another by libfabric.
-#![cfg(all(target_os = "linux", target_env = "gnu"))]
+//! One fabric, one region: a peer by loopback, another by libfabric; skipped, and says so, where that is missing.
 
+use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -16,13 +16,18 @@ fn open(transports: &[&TransportConfig]) -> Fabric {
     transports.fold(FabricBuilder::new(), FabricBuilder::transport).open().unwrap()
 }
 
-#[test]
+fn libfabric() -> Efa {
+    Efa::with(EfaConfig::default().provider("tcp").node("127.0.0.1").domains(2))
+}
+
+/// Why libfabric cannot be had; `None` where it can.
+fn missing() -> Option<String> {
+    libfabric().probe().err().map(|why| format!("{}; {}", why.reason, why.remedy))
+}
+
 fn each_peer_by_what_reaches_it() {
-    let efa = Efa::with(EfaConfig::default().provider("tcp").node("127.0.0.1").domains(2));
-    let devices = match efa.probe() {
-        Ok(devices) => devices,
-        Err(why) => return eprintln!("skipped: {}; {}", why.reason, why.remedy),
-    };
+    let efa = libfabric();
+    let devices = efa.probe().unwrap();
     let libfabric = TransportConfig::new("libfabric", Arc::new(efa)).devices(devices);
     let loopback = TransportConfig::new("loopback", Arc::new(Loopback::new()));
     let ours = open(&[&loopback, &libfabric]);
@@ -42,4 +47,8 @@ fn each_peer_by_what_reaches_it() {
         there.copy_out(0, &mut arrived).unwrap();
         assert!(arrived == content, "not what was written, by {label}");
     }
+}
+
+fn main() -> ExitCode {
+    conformance::run_or_skip(missing(), conformance::tests![each_peer_by_what_reaches_it])
 }

@@ -145,16 +145,32 @@ mod tests {
         }
 
         #[test]
-        fn damage_is_an_error_or_harmless(entries in entries(), at: prop::sample::Index, to: u8, cut: prop::sample::Index) {
-            let mut bytes = Descriptor::new(1, 2, 4096, Access::REMOTE_WRITE, MemoryKind::Host, entries).to_bytes();
+        fn damage_is_an_error_or_another_descriptor(entries in entries(), at: prop::sample::Index, to: u8) {
+            let sent = Descriptor::new(1, 2, 4096, Access::REMOTE_WRITE, MemoryKind::Host, entries);
+            let whole = sent.to_bytes();
+            let mut bytes = whole.clone();
             let at = at.index(bytes.len());
             bytes[at] = to;
-            // Any answer will do but a panic; what parses obeys the bounds.
             if let Ok(parsed) = Descriptor::from_bytes(&bytes) {
-                prop_assert!(parsed.entries.iter().all(|e| e.key.len == parsed.len));
+                // No byte is left out of account: another byte is another descriptor, as good as its sender's.
+                prop_assert_eq!(parsed == sent, bytes == whole);
+                prop_assert!(parsed.entries.len() <= MAX_ENTRIES);
+                for entry in &parsed.entries {
+                    prop_assert!(entry.transport.len() <= MAX_LABEL && entry.key.len == parsed.len);
+                    prop_assert!(entry.key.base.checked_add(entry.key.len).is_some());
+                }
+                prop_assert_eq!(Descriptor::from_bytes(&parsed.to_bytes()).unwrap(), parsed);
             }
-            bytes.truncate(cut.index(bytes.len()));
-            prop_assert!(Descriptor::from_bytes(&bytes).is_err() || !bytes.is_empty());
+        }
+
+        #[test]
+        fn a_byte_less_or_more_is_an_error(entries in entries(), cut: prop::sample::Index, more: u8) {
+            let mut bytes = Descriptor::new(1, 2, 4096, Access::REMOTE_WRITE, MemoryKind::Host, entries).to_bytes();
+            prop_assert!(Descriptor::from_bytes(&bytes).is_ok());
+            let short = &bytes[..cut.index(bytes.len())];
+            prop_assert_eq!(Descriptor::from_bytes(short).unwrap_err().kind(), ErrorKind::Protocol);
+            bytes.push(more);
+            prop_assert_eq!(Descriptor::from_bytes(&bytes).unwrap_err().kind(), ErrorKind::Protocol);
         }
 
         #[test]

@@ -1,7 +1,8 @@
-//! Copies by GPUs, where there is one; elsewhere that its absence is said.
+//! Copies by GPUs, where there is one; elsewhere each test is skipped and says so.
 
 mod pair;
 
+use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -34,7 +35,6 @@ fn move_pages(pair: &Pair, places: (Place, Place), page: usize, skew: usize, cou
     assert!(content(&target) == wanted, "{places:?} {page} {skew} {count}");
 }
 
-#[test]
 fn pages_of_any_size_and_place() {
     for side in [GpuSide::Receiver, GpuSide::Sender] {
         let pair = fabrics(&LoopbackConfig::default().gpu_side(side));
@@ -60,7 +60,6 @@ fn pages_of_any_size_and_place() {
 
 /// Operations between several regions, pages of two sizes and reads: driven by this thread, all are under way when the
 /// first batch is gathered, those of one GPU in one.
-#[test]
 fn operations_share_batches() {
     const COUNT: u32 = 2000;
     const PART: usize = COUNT as usize * 4096;
@@ -96,7 +95,6 @@ fn operations_share_batches() {
     }
 }
 
-#[test]
 fn blocks_and_groups_change_no_byte() {
     for (blocks, devices) in [(1, 1), (4, 2), (132, 2)] {
         let config = LoopbackConfig::default().devices(devices).groups(devices).gpu_blocks(blocks);
@@ -107,7 +105,6 @@ fn blocks_and_groups_change_no_byte() {
     }
 }
 
-#[test]
 fn large_writes_and_reads() {
     let pair = fabrics(&LoopbackConfig::default().devices(2).groups(2));
     for places in pairs() {
@@ -121,7 +118,6 @@ fn large_writes_and_reads() {
     }
 }
 
-#[test]
 fn small_writes_at_once_and_imms() {
     let pair = fabrics(&LoopbackConfig::default());
     for places in pairs() {
@@ -137,7 +133,6 @@ fn small_writes_at_once_and_imms() {
     }
 }
 
-#[test]
 fn a_peer_that_takes_no_imms_holds_up_nobody() {
     // More than a lane has room for.
     const IMMS: usize = 1500;
@@ -166,10 +161,9 @@ fn a_peer_that_takes_no_imms_holds_up_nobody() {
     }
 }
 
-#[test]
 fn what_the_driver_refuses_leaves_the_others_their_ends() {
     let pair = fabrics(&LoopbackConfig::default());
-    let Some(device) = Device::all().ok().and_then(|devices| devices.into_iter().next()) else { return };
+    let device = Device::open(0).unwrap();
     let (source, content_here, target, remote) = pair.regions((Place::Gpu(0), Place::Gpu(0)), 8 << 20);
     // Half of it is page-locked, which the driver may not copy across.
     let memory = Arc::new(HostBuffer::new(8 << 20).unwrap());
@@ -195,7 +189,6 @@ fn what_the_driver_refuses_leaves_the_others_their_ends() {
     drop(lock);
 }
 
-#[test]
 fn messages_from_and_into_gpus() {
     let pair = fabrics(&LoopbackConfig::default());
     for places in pairs() {
@@ -208,7 +201,6 @@ fn messages_from_and_into_gpus() {
     }
 }
 
-#[test]
 fn what_is_wrong_is_refused() {
     let pair = fabrics(&LoopbackConfig::default());
     for places in pairs() {
@@ -230,4 +222,21 @@ fn what_is_wrong_is_refused() {
         let late = pair.to.write(&source, 0..8, &remote, 0).and_then(|mut op| op.wait(LIMIT)).unwrap_err();
         assert_eq!(late.kind(), ErrorKind::Revoked, "{places:?}");
     }
+}
+
+fn main() -> ExitCode {
+    conformance::run_or_skip(
+        pair::missing(),
+        conformance::tests![
+            pages_of_any_size_and_place,
+            operations_share_batches,
+            blocks_and_groups_change_no_byte,
+            large_writes_and_reads,
+            small_writes_at_once_and_imms,
+            a_peer_that_takes_no_imms_holds_up_nobody,
+            what_the_driver_refuses_leaves_the_others_their_ends,
+            messages_from_and_into_gpus,
+            what_is_wrong_is_refused
+        ],
+    )
 }

@@ -17,16 +17,16 @@ pub enum Place {
     Gpu(usize),
 }
 
-/// Every pair of places with a GPU in it; none without one, and then why.
+/// Why there is no GPU; `None` where there is one.
+pub fn missing() -> Option<String> {
+    let why = Device::all().err()?;
+    assert!(matches!(why.kind(), ErrorKind::Unsupported | ErrorKind::NotFound), "{why}");
+    Some(why.to_string())
+}
+
+/// Every pair of places with a GPU in it.
 pub fn pairs() -> Vec<(Place, Place)> {
-    let gpus = match Device::all() {
-        Ok(devices) => devices.len().min(2),
-        Err(why) => {
-            assert!(matches!(why.kind(), ErrorKind::Unsupported | ErrorKind::NotFound), "{why}");
-            println!("skipped: {why}");
-            return Vec::new();
-        }
-    };
+    let gpus = Device::all().unwrap().len().min(2);
     let places: Vec<_> = std::iter::once(Place::Host).chain((0..gpus).map(Place::Gpu)).collect();
     let all = places.iter().flat_map(|from| places.iter().map(|to| (*from, *to)));
     all.filter(|pair| *pair != (Place::Host, Place::Host)).collect()

@@ -1,0 +1,11 @@
+//! Whether there is a GPU.
+
+use cuda::Device;
+use transport_core::ErrorKind;
+
+/// Why there is no GPU; `None` where there is one.
+pub fn missing() -> Option<String> {
+    let why = Device::all().err()?;
+    assert!(matches!(why.kind(), ErrorKind::Unsupported | ErrorKind::NotFound), "{why}");
+    Some(why.to_string())
+}
