@@ -81,7 +81,6 @@ impl LoopbackDomain {
         let inbound = Arc::new(Inbound::new(segment, core.door.clone(), token));
         let offer = Offer { host, process: std::process::id(), domain: core.id, token, socket };
         let bytes = offer.to_bytes()?;
-        core.regions.add_board(inbound.clone());
         Ok((core.peers.insert(inbound), bytes))
     }
 
@@ -113,7 +112,7 @@ fn reach(offer: &Offer) -> Result<Reach> {
         let why = "the offer was made for a peer in its own process: prepare one for others";
         return if is_local { Err(unreachable(why.into())) } else { reach_process(offer) };
     };
-    let inbound = core.peers.by_token(&offer.token).filter(|inbound| inbound.claim()).ok_or_else(|| {
+    let inbound = core.admit(&offer.token)?.ok_or_else(|| {
         let context = "the peer's offer was used already or withdrawn: exchange new offers";
         Error::new(ErrorKind::Unreachable, "connect", context)
     })?;

@@ -70,6 +70,7 @@ pub(crate) fn dial(offer: &Offer) -> Result<Line> {
             let context = "the peer speaks another version: use one build";
             return Err(Error::new(ErrorKind::Version, "connect", context));
         }
+        Reply::Refused { why: Refusal::Memory, .. } => return Err(short_of_memory("connect")),
         _ => {
             let context = "the peer's offer was used already or withdrawn: exchange new offers";
             return Err(Error::new(ErrorKind::Unreachable, "connect", context));
@@ -163,6 +164,7 @@ impl Line {
                         Refusal::Stage => unstaged("a region of the peer cannot be reached but by staging"),
                         Refusal::Revoked => refused(ErrorKind::Revoked),
                         Refusal::Gpu => gpu::unshared(),
+                        Refusal::Memory => short_of_memory("import"),
                         _ => refused(ErrorKind::RemoteAccess),
                     });
                 }
@@ -172,6 +174,13 @@ impl Line {
         }
         Err(nonsense())
     }
+}
+
+/// The error for a peer that found no memory for what it would hand over.
+fn short_of_memory(operation: &'static str) -> Error {
+    let context = "the peer has no memory for what both processes share: its log says how much; free some, or \
+                   raise vm.overcommit_ratio where vm.overcommit_memory is 2";
+    Error::new(ErrorKind::Exhausted, operation, context)
 }
 
 fn nonsense() -> Error {

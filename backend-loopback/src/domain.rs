@@ -20,7 +20,8 @@ use crate::endpoint::LoopbackEndpoint;
 use crate::gpu::GpuConfig;
 use crate::lane::MESSAGE;
 use crate::link::LinkModel;
-use crate::peer::{Outbound, Reach};
+use crate::offer::Token;
+use crate::peer::{Inbound, Outbound, Reach};
 use crate::peers::Peers;
 use crate::region::{Key, Regions};
 use crate::registration::Registration;
@@ -70,6 +71,22 @@ impl Core {
         let domains = HERE.lock().expect("domains");
         let (process, core) = domains.get(&id)?;
         (*process == std::process::id()).then(|| core.upgrade())?
+    }
+
+    /// Admits the initiator that shows `token`: once. `None` for a token that is unknown or was used.
+    ///
+    /// Until then most of the peer's segment has no memory: most peers are of other hosts and never
+    /// come.
+    ///
+    /// # Errors
+    /// `Exhausted` where there is no memory for the segment.
+    pub(crate) fn admit(&self, token: &Token) -> Result<Option<Arc<Inbound>>> {
+        let Some(inbound) = self.peers.by_token(token).filter(|inbound| inbound.claim()) else {
+            return Ok(None);
+        };
+        inbound.commit()?;
+        self.regions.add_board(inbound.clone());
+        Ok(Some(inbound))
     }
 }
 

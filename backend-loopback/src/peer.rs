@@ -57,9 +57,14 @@ impl Inbound {
         }
     }
 
-    /// The first who asks with the right token is the initiator; nobody else ever is.
+    /// Whether the caller is the first: it is the initiator, and nobody else ever is.
     pub(crate) fn claim(&self) -> bool {
         !self.claimed.swap(true, Ordering::AcqRel)
+    }
+
+    /// Puts memory under all of the segment.
+    pub(crate) fn commit(&self) -> Result<()> {
+        self.segment.commit()
     }
 
     /// The shared memory.
@@ -108,7 +113,6 @@ impl Inbound {
     }
 
     /// Whether it was closed here.
-    #[cfg(target_os = "linux")]
     pub(crate) fn is_closed(&self) -> bool {
         self.closed.load(Ordering::Acquire)
     }

@@ -85,7 +85,8 @@ impl Regions {
         self.sweep();
         orphan::sweep();
         #[cfg(target_os = "linux")]
-        let shared = memory.shared_file().is_some_and(|file| crate::mapping::is_sealed(file, memory.len()));
+        let shared =
+            memory.shared_file().is_some_and(|file| crate::mapping::is_shareable(file, memory.len()));
         let mut state = self.lock();
         let slot = match state.free.pop() {
             Some(slot) => slot,
@@ -114,10 +115,14 @@ impl Regions {
         Ok(Key { slot, generation })
     }
 
-    /// Admits a new peer to all regions.
+    /// Admits a new peer to all regions, unless it was disconnected meanwhile.
     pub(crate) fn add_board(&self, inbound: Arc<Inbound>) {
         self.sweep_boards();
         let mut state = self.lock();
+        // A later disconnect finds the board: it closes `inbound` first, and takes the lock then.
+        if inbound.is_closed() {
+            return;
+        }
         for (number, slot) in state.slots.iter().enumerate() {
             if slot.entry.as_ref().is_some_and(|entry| !entry.closed) {
                 inbound.open(number, slot.generation);

@@ -46,10 +46,15 @@ unsafe impl Send for Layout {}
 ///
 /// # Safety
 /// All of it is atomic or raw, and zeroed memory is a value of it.
-pub(crate) unsafe trait Plain: Send + Sync {}
+pub(crate) unsafe trait Plain: Send + Sync {
+    /// Bytes at the beginning that the owner touches before a peer is admitted.
+    const HEAD: usize;
+}
 
 // SAFETY: atomics and raw payloads.
-unsafe impl Plain for Layout {}
+unsafe impl Plain for Layout {
+    const HEAD: usize = std::mem::offset_of!(Layout, board);
+}
 
 /// A mapped [`Layout`], ours or the peer's.
 pub(crate) struct Segment<T = Layout> {
@@ -75,9 +80,26 @@ impl<T: Plain> Segment<T> {
     /// Exact size of the shared file.
     const SIZE: usize = size_of::<T>();
 
-    /// A new one, zeroed. Most of it is never touched.
+    /// A new one, zeroed. Its head has memory at once, the rest once it is [committed](Self::commit).
     pub(crate) fn create() -> Result<Self> {
-        Ok(Self::of(HostBuffer::sparse(Self::SIZE)?))
+        let segment = Self::of(HostBuffer::sparse(Self::SIZE)?);
+        segment.commit_first(T::HEAD)?;
+        Ok(segment)
+    }
+
+    /// Puts memory under all of it: then no touch of it finds memory short.
+    pub(crate) fn commit(&self) -> Result<()> {
+        self.commit_first(Self::SIZE)
+    }
+
+    #[cfg(target_os = "linux")]
+    fn commit_first(&self, len: usize) -> Result<()> {
+        self.file().map_or(Ok(()), |file| crate::mapping::commit("connect", file, len))
+    }
+
+    #[cfg(not(target_os = "linux"))]
+    fn commit_first(&self, _: usize) -> Result<()> {
+        Ok(())
     }
 
     fn of(buffer: HostBuffer) -> Self {

@@ -198,18 +198,28 @@ impl Client {
 
     fn greet(&mut self, core: &Core, version: u16, token: crate::offer::Token) -> bool {
         if version != wire::VERSION {
-            self.reply(&Reply::Refused { number: 0, why: Refusal::Version }, &[]);
-            return false;
+            return self.turn_away(Refusal::Version);
         }
-        let known = core.peers.by_token(&token).filter(|inbound| self.inbound.is_none() && inbound.claim());
-        let (Some(inbound), Some(process)) = (known, self.process.take()) else {
-            self.reply(&Reply::Refused { number: 0, why: Refusal::Token }, &[]);
-            return false;
+        // The first hello takes it: a second one finds none.
+        let Some(process) = self.process.take() else { return self.turn_away(Refusal::Token) };
+        let inbound = match core.admit(&token) {
+            Ok(Some(inbound)) => inbound,
+            Ok(None) => return self.turn_away(Refusal::Token),
+            Err(error) => {
+                tracing::warn!(%error, "loopback: a peer process was refused");
+                return self.turn_away(Refusal::Memory);
+            }
         };
         let _ = inbound.initiator.set(process);
         let welcomed = inbound.files().is_some_and(|files| self.reply(&Reply::Welcome, &files));
         self.inbound = Some(inbound);
         welcomed
+    }
+
+    /// Answers a hello that is refused; the connection ends.
+    fn turn_away(&self, why: Refusal) -> bool {
+        self.reply(&Reply::Refused { number: 0, why }, &[]);
+        false
     }
 
     fn describe(&self, core: &Core, number: u64, key: u64) -> bool {
@@ -226,6 +236,10 @@ impl Client {
             return self.describe_gpu(number, &*found.memory, access);
         }
         if let (true, Some(file)) = (found.shared, found.memory.shared_file()) {
+            if let Err(error) = crate::mapping::commit("import", file, found.memory.len()) {
+                tracing::warn!(%error, "loopback: a region was not handed to a peer process");
+                return self.reply(&Reply::Refused { number, why: Refusal::Memory }, &[]);
+            }
             let locked = cuda::Reach::of_host(found.memory.as_ptr() as u64, found.memory.len() as u64)
                 == cuda::Reach::Kernel;
             return self.reply(&Reply::Shared { number, len, access, locked }, &[file]);

@@ -53,7 +53,9 @@ unsafe impl Sync for Stage {}
 // SAFETY: plain memory.
 unsafe impl Send for Stage {}
 // SAFETY: atomics and raw bytes.
-unsafe impl Plain for Stage {}
+unsafe impl Plain for Stage {
+    const HEAD: usize = size_of::<Self>();
+}
 
 /// What became of a slot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -15,7 +15,7 @@ use serde::{Deserialize, Serialize};
 use crate::offer::Token;
 
 /// Version of this conversation; the first packet carries it.
-pub(crate) const VERSION: u16 = 3;
+pub(crate) const VERSION: u16 = 4;
 
 /// What an initiator asks.
 #[derive(Debug, Serialize, Deserialize)]
@@ -96,6 +96,8 @@ pub(crate) enum Refusal {
     Gpu,
     /// This process does not stage, or has no memory left to.
     Stage,
+    /// There is no memory for what the peer would map.
+    Memory,
 }
 
 /// What a target knows of itself that decides who may reach into its memory. Words

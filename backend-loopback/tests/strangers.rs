@@ -18,7 +18,7 @@ use transport_core::ErrorKind;
 const CHILD: &str = "MULTIRAIL_LOOPBACK_STRANGER";
 
 /// The version of the conversation: `wire::VERSION`.
-const VERSION: u8 = 3;
+const VERSION: u8 = 4;
 
 /// `Request::Hello` and `Request::Region`, as they travel.
 fn hello(token: [u8; 16]) -> Vec<u8> {

@@ -36,7 +36,7 @@ struct Bounce {
 
 impl Bounce {
     fn new(domain: &dyn Domain, len: usize) -> Result<Self> {
-        let memory = Arc::new(HostBuffer::sparse(len)?);
+        let memory = Arc::new(HostBuffer::new(len)?);
         // SAFETY: nobody holds references into it: the card writes, copies read.
         let region = unsafe { domain.register(Arc::clone(&memory) as _, Access::LOCAL) }?;
         Ok(Self { region, memory })

@@ -8,24 +8,31 @@ use crate::{Error, ErrorKind, Memory, Result};
 /// peer process may map it without fear of `SIGBUS`. Elsewhere it is anonymous.
 ///
 /// From 2 MiB on it lies in huge pages where the kernel has them (Linux 6.1 on, no
-/// setting needed), and is committed at once, not at the first touch.
+/// setting needed).
 pub struct HostBuffer {
     mapping: platform::Mapping,
     len: usize,
 }
 
 impl HostBuffer {
-    /// `len` zeroed bytes, at least one.
+    /// `len` zeroed bytes, at least one. All of them have memory when this returns: no touch
+    /// finds it short.
+    ///
+    /// # Errors
+    /// `Exhausted` where there is not as much memory.
     pub fn new(len: usize) -> Result<Self> {
         let buffer = Self::sparse(len)?;
         if let Err(error) = buffer.mapping.make_huge() {
             tracing::info!(len, %error, "memory stays in small pages: large copies wait for the TLB more");
         }
+        // Behind the huge pages, which this would fill with small ones.
+        buffer.mapping.commit(len)?;
         Ok(buffer)
     }
 
-    /// As [`HostBuffer::new`], in small pages that are there from their first touch on: for
-    /// much of which little is used.
+    /// As [`HostBuffer::new`], in small pages of which each has memory from its first touch on: for
+    /// many bytes of which few are used. Where `vm.overcommit_memory` is 2 and memory is short, that
+    /// touch raises `SIGBUS`.
     pub fn sparse(len: usize) -> Result<Self> {
         Self::mapped(len, platform::Mapping::shared)
     }
@@ -97,6 +104,15 @@ mod platform {
             self.pages.make_huge()
         }
 
+        pub fn commit(&self, len: usize) -> crate::Result<()> {
+            #[cfg(target_os = "linux")]
+            if let Some(file) = self.file() {
+                return crate::mapping::commit_file("allocate", file, len);
+            }
+            let _ = len;
+            Ok(())
+        }
+
         pub fn start(&self) -> NonNull<u8> {
             self.pages.start()
         }
@@ -145,6 +161,10 @@ mod platform {
             Ok(())
         }
 
+        pub fn commit(&self, _: usize) -> crate::Result<()> {
+            Ok(())
+        }
+
         pub fn private(len: usize) -> std::io::Result<Self> {
             let layout = Layout::from_size_align(len, 4096).map_err(std::io::Error::other)?;
             // SAFETY: the layout is not empty: `HostBuffer::new` refuses zero bytes.
@@ -182,5 +202,18 @@ mod tests {
         // SAFETY: in bounds, and nobody else has the buffer.
         assert_eq!(unsafe { buffer.as_ptr().add(4999).read() }, 0);
         assert!(HostBuffer::new(0).is_err());
+    }
+
+    #[cfg(all(target_os = "linux", not(miri)))]
+    #[test]
+    fn a_new_buffer_has_memory_under_every_page() {
+        let blocks =
+            |buffer: &HostBuffer| rustix::fs::fstat(buffer.shared_file().unwrap()).unwrap().st_blocks;
+        // stat(2) counts blocks of 512 bytes.
+        for len in [1, 5000, 1 << 20, (2 << 20) + 5000, 7 << 20] {
+            let buffer = HostBuffer::new(len).unwrap();
+            assert!(blocks(&buffer) as usize * 512 >= len, "{len} bytes have {} blocks", blocks(&buffer));
+        }
+        assert_eq!(blocks(&HostBuffer::sparse(1 << 20).unwrap()), 0);
     }
 }

@@ -6,6 +6,9 @@ use std::ptr::{NonNull, null_mut};
 
 use rustix::mm::{MapFlags, ProtFlags};
 
+#[cfg(target_os = "linux")]
+use crate::{Error, ErrorKind, Result};
+
 /// Bytes of a huge page: x86-64's, and aarch64's with small pages of 4 KiB.
 const HUGE: usize = 2 << 20;
 
@@ -132,6 +135,32 @@ impl Mapping {
     /// The first byte.
     pub fn start(&self) -> NonNull<u8> {
         self.start
+    }
+}
+
+/// Puts memory under the first `len` bytes of `file`, which lies in memory itself.
+///
+/// The kernel raises `SIGBUS` where it finds no memory at the first touch of a page: with
+/// `vm.overcommit_memory=2` it counts the pages of such a file at their first touch. It
+/// reports the same shortage as an error here.
+///
+/// # Errors
+/// `Exhausted` where there is not as much memory; `Io` where the file is not open for writing.
+#[cfg(target_os = "linux")]
+pub fn commit_file(operation: &'static str, file: BorrowedFd<'_>, len: usize) -> Result<()> {
+    loop {
+        match rustix::fs::fallocate(file, rustix::fs::FallocateFlags::empty(), 0, len as u64) {
+            Ok(()) => return Ok(()),
+            Err(rustix::io::Errno::INTR) => {}
+            Err(why @ (rustix::io::Errno::NOSPC | rustix::io::Errno::NOMEM)) => {
+                let context = format!(
+                    "there is no memory for {len} bytes of a shared file: free some, or raise \
+                     vm.overcommit_ratio where vm.overcommit_memory is 2"
+                );
+                return Err(Error::new(ErrorKind::Exhausted, operation, context).with_source(why));
+            }
+            Err(why) => return Err(Error::os(operation, "putting memory under a shared file", why)),
+        }
     }
 }
 

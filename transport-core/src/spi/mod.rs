@@ -15,6 +15,8 @@ mod work;
 
 #[cfg(unix)]
 pub use crate::mapping::Mapping;
+#[cfg(target_os = "linux")]
+pub use crate::mapping::commit_file;
 pub use backend::{Backend, DeviceInfo, DomainSetup, Probe, Unavailable};
 pub use batch::{Batch, Piece};
 pub use capabilities::{AbortScope, Capabilities, DeliveredCost, Operations, Ordering, Progress, Revocation};
