@@ -102,9 +102,9 @@ impl Line {
                     return shared(key, len, access, &files, locked);
                 }
             }
-            Reply::Foreign { len, access, address, target, .. } => {
+            Reply::Foreign { len, access, address, guard, target, .. } => {
                 let access = Access::from_bits_truncate(access);
-                let there = answer_of(key, len, access, Place::There(address))?;
+                let there = answer_of(key, len, access, Place::There { base: address, guard })?;
                 if staging == Staging::Always {
                     Answer { place: Place::Staged, ..there }
                 } else if let Err((call, errno)) = foreign::probe(self.process.pid(), access) {

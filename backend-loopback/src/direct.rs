@@ -60,10 +60,10 @@ impl LoopbackDirect {
     ) -> Option<Result<(), ErrorKind>> {
         match import.place {
             #[cfg(target_os = "linux")]
-            Place::There(base) => {
-                let address = base.wrapping_add(offset as u64);
+            Place::There { base, guard } => {
+                let there = (guard, base.wrapping_add(offset as u64));
                 // SAFETY: by the caller.
-                let moved = unsafe { crate::foreign::run_one(&self.outbound, request, address) };
+                let moved = unsafe { crate::foreign::run_one(&self.outbound, request, there) };
                 Some(moved.map_err(|status| status.kind))
             }
             // SAFETY: by the caller.

@@ -7,22 +7,28 @@
 //! capabilities that the caller lacks; Yama and seccomp may refuse the rest. Whether all
 //! that holds is found out by [`probe`] at every import, and [`crate::refusal`] says
 //! what does not.
+//!
+//! A peer's number may mean another program by the time of a call: [`crate::guard`] has each call
+//! find that out by itself.
 
 use libc::iovec;
 use rustix::process::Pid;
 use transport_core::spi::{Status, WorkKind, WorkRequest};
 use transport_core::{Access, ErrorKind};
 
+use crate::guard::GuardPage;
 use crate::peer::{Outbound, Reach};
 use crate::status::{from_errno, status};
 
-/// Pieces per system call, the kernel's limit (UIO_MAXIOV).
-const PIECES: usize = 1024;
+/// Pieces per system call beside the guard's: the kernel's limit (UIO_MAXIOV) is 1024.
+const PIECES: usize = 1023;
 
 /// Neighbouring requests to one foreign region, gathered.
 #[derive(Default)]
 pub(crate) struct Vector {
     kind: Option<WorkKind>,
+    guard: Option<GuardPage>,
+    /// The first one is the guard's place, here and in `remote`.
     local: Vec<iovec>,
     remote: Vec<iovec>,
     ids: Vec<u64>,
@@ -46,11 +52,16 @@ impl Vector {
         self.is_empty() || self.kind == Some(kind)
     }
 
-    /// Gathers one more; nothing moves yet.
-    pub(crate) fn push(&mut self, request: &WorkRequest, address: u64) {
+    /// Gathers one more, for an address behind that guard; nothing moves yet.
+    pub(crate) fn push(&mut self, request: &WorkRequest, (guard, address): (GuardPage, u64)) {
         let [local, remote] = pieces(request, address);
         self.kind = Some(request.kind);
+        self.guard = Some(guard);
         self.ids.push(request.id);
+        if self.local.is_empty() {
+            self.local.push(NOTHING);
+            self.remote.push(NOTHING);
+        }
         self.local.push(local);
         self.remote.push(remote);
     }
@@ -60,9 +71,9 @@ impl Vector {
     /// # Safety
     /// The local spans of all gathered requests are valid.
     pub(crate) unsafe fn flush(&mut self, target: &Outbound, mut each: impl FnMut(u64, Result<(), Status>)) {
-        let kind = self.kind.take().unwrap_or(WorkKind::Write);
+        let (Some(kind), Some(guard)) = (self.kind.take(), self.guard.take()) else { return };
         // SAFETY: by the caller.
-        unsafe { move_all(target, kind, &mut self.local, &mut self.remote, &mut self.outcomes) };
+        unsafe { move_all(target, guard, kind, &mut self.local, &mut self.remote, &mut self.outcomes) };
         self.ids.drain(..).zip(self.outcomes.drain(..)).for_each(|(id, outcome)| each(id, outcome));
         self.local.clear();
         self.remote.clear();
@@ -73,11 +84,15 @@ impl Vector {
 ///
 /// # Safety
 /// Its local span is valid.
-pub(crate) unsafe fn run_one(target: &Outbound, request: &WorkRequest, address: u64) -> Result<(), Status> {
-    let [mut local, mut remote] = pieces(request, address).map(|piece| [piece]);
+pub(crate) unsafe fn run_one(
+    target: &Outbound,
+    request: &WorkRequest,
+    (guard, address): (GuardPage, u64),
+) -> Result<(), Status> {
+    let [mut local, mut remote] = pieces(request, address).map(|piece| [NOTHING, piece]);
     let mut outcomes = Vec::with_capacity(1);
     // SAFETY: by the caller.
-    unsafe { move_all(target, request.kind, &mut local, &mut remote, &mut outcomes) };
+    unsafe { move_all(target, guard, request.kind, &mut local, &mut remote, &mut outcomes) };
     outcomes.pop().unwrap_or(Err(status(ErrorKind::Io)))
 }
 
@@ -129,6 +144,9 @@ pub(crate) fn probe(pid: Pid, access: Access) -> Result<(), (Call, i32)> {
     Ok(())
 }
 
+/// A place for a piece that is put in later.
+const NOTHING: iovec = iovec { iov_base: std::ptr::null_mut(), iov_len: 0 };
+
 fn pieces(request: &WorkRequest, address: u64) -> [iovec; 2] {
     let len = request.len as usize;
     [
@@ -137,51 +155,66 @@ fn pieces(request: &WorkRequest, address: u64) -> [iovec; 2] {
     ]
 }
 
+/// Moves the pieces behind the first of `local` and `remote`, which is the guard's place.
 unsafe fn move_all(
     target: &Outbound,
+    guard: GuardPage,
     kind: WorkKind,
     local: &mut [iovec],
     remote: &mut [iovec],
     outcomes: &mut Vec<Result<(), Status>>,
 ) {
     let Reach::Process(line) = &target.reach else {
-        return outcomes.resize(local.len(), Err(status(ErrorKind::RemoteAccess)));
+        return outcomes.resize(local.len() - 1, Err(status(ErrorKind::RemoteAccess)));
     };
-    // Before: the number still means our peer. After: it did all along.
-    if line.process.is_alive() {
-        let pid = line.process.pid().as_raw_nonzero().get();
-        // SAFETY: by the caller.
-        unsafe { move_pieces(pid, kind, local, remote, outcomes) };
+    let pid = line.process.pid().as_raw_nonzero().get();
+    // SAFETY: by the caller.
+    unsafe { move_pieces(pid, guard, kind, local, remote, outcomes) };
+    if outcomes.iter().all(Result::is_ok) {
+        return;
     }
+    // A dead peer's number may mean a process that is not for us to reach.
+    let gone = Err(status(ErrorKind::PeerDied));
     if !line.process.is_alive() {
+        outcomes.iter_mut().filter(|outcome| outcome.is_err()).for_each(|outcome| *outcome = gone);
+    }
+    if outcomes.contains(&gone) {
         target.hang_up();
-        outcomes.clear();
-        outcomes.resize(local.len(), Err(status(ErrorKind::PeerDied)));
     }
 }
 
 unsafe fn move_pieces(
     pid: libc::pid_t,
+    guard: GuardPage,
     kind: WorkKind,
     local: &mut [iovec],
     remote: &mut [iovec],
     outcomes: &mut Vec<Result<(), Status>>,
 ) {
-    let call = if kind == WorkKind::Read { libc::process_vm_readv } else { libc::process_vm_writev };
-    let total = local.len();
+    let is_read = kind == WorkKind::Read;
+    let call = if is_read { libc::process_vm_readv } else { libc::process_vm_writev };
+    let total = local.len() - 1;
     while outcomes.len() < total {
         let at = outcomes.len();
+        let mut word = if is_read { 0 } else { guard.word() };
+        // In the place of the piece that is done.
+        [local[at], remote[at]] = guard.pieces(&mut word);
         let (here, there) = (&mut local[at..], &mut remote[at..]);
         let count = here.len() as libc::c_ulong;
-        // SAFETY: the local spans are valid by the caller; the kernel checks the others.
+        // SAFETY: the local spans are valid by the caller, and `word` is ours; the kernel checks the others.
         let moved = unsafe { call(pid, here.as_ptr(), count, there.as_ptr(), count, 0) };
         match usize::try_from(moved) {
-            Ok(0) => outcomes.push(Err(status(ErrorKind::Io))),
-            Ok(moved) => advance(here, there, moved, outcomes),
+            // Another address space, with something else at the guard's place.
+            Ok(moved) if moved < GuardPage::LEN || word != guard.word() => {
+                outcomes.resize(total, Err(status(ErrorKind::PeerDied)));
+            }
+            // The piece behind the guard is at fault: nothing before it was left over.
+            Ok(GuardPage::LEN) => outcomes.push(Err(from_errno(libc::EFAULT))),
+            Ok(moved) => advance(&mut here[1..], &mut there[1..], moved - GuardPage::LEN, outcomes),
             Err(_) => match std::io::Error::last_os_error().raw_os_error().unwrap_or(0) {
                 libc::EINTR => {}
-                // Only the first piece is at fault: nothing before it was left over.
-                libc::EFAULT => outcomes.push(Err(from_errno(libc::EFAULT))),
+                // Another address space, with nothing at the guard's place.
+                libc::EFAULT => outcomes.resize(total, Err(status(ErrorKind::PeerDied))),
                 code => outcomes.resize(total, Err(from_errno(code))),
             },
         }
@@ -218,14 +251,37 @@ mod tests {
         let (mut from, mut to) = (vec![7_u8; 12], vec![0_u8; 12]);
         let piece = |base: *mut u8, len| iovec { iov_base: base.cast(), iov_len: len };
         let at = |bytes: &mut Vec<u8>, n: usize| piece(bytes.as_mut_ptr().wrapping_add(n), 4);
-        let mut local = [at(&mut from, 0), at(&mut from, 4), at(&mut from, 8)];
-        let mut remote = [at(&mut to, 0), piece(std::ptr::without_provenance_mut(8), 4), at(&mut to, 8)];
-        let mut outcomes = Vec::new();
+        let (guard, mut outcomes) = (GuardPage::ours().unwrap(), Vec::new());
+        let mut local = [NOTHING, at(&mut from, 0), at(&mut from, 4), at(&mut from, 8)];
+        let bad = piece(std::ptr::without_provenance_mut(8), 4);
+        let mut remote = [NOTHING, at(&mut to, 0), bad, at(&mut to, 8)];
         // SAFETY: the local pieces lie in `from`, the good remote ones in `to`.
-        unsafe { move_pieces(pid, WorkKind::Write, &mut local, &mut remote, &mut outcomes) };
+        unsafe { move_pieces(pid, guard, WorkKind::Write, &mut local, &mut remote, &mut outcomes) };
         let bad = Err(from_errno(libc::EFAULT));
         assert_eq!(outcomes, [Ok(()), bad, Ok(())]);
         assert_eq!(to, [7, 7, 7, 7, 0, 0, 0, 0, 7, 7, 7, 7]);
+    }
+
+    #[test]
+    fn nothing_moves_where_the_guard_is_another() {
+        let pid = std::process::id() as libc::pid_t;
+        let page = [0_u64];
+        for (kind, elsewhere) in [
+            (WorkKind::Write, GuardPage::at(8, 1)),
+            (WorkKind::Read, GuardPage::at(8, 1)),
+            // Something is there, with another word in it.
+            (WorkKind::Read, GuardPage::at(page.as_ptr() as u64, 1)),
+        ] {
+            let (mut here, mut there) = ([7_u8; 8], [1_u8; 8]);
+            let piece = |bytes: &mut [u8]| iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: 4 };
+            let mut local = [NOTHING, piece(&mut here), piece(&mut here[4..])];
+            let mut remote = [NOTHING, piece(&mut there), piece(&mut there[4..])];
+            let mut outcomes = Vec::new();
+            // SAFETY: the local pieces lie in `here`.
+            unsafe { move_pieces(pid, elsewhere, kind, &mut local, &mut remote, &mut outcomes) };
+            assert_eq!(outcomes, [Err(status(ErrorKind::PeerDied)); 2]);
+            assert_eq!(there, [1; 8]);
+        }
     }
 
     #[test]

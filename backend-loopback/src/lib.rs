@@ -13,8 +13,8 @@
 //! `stage` move those that only their owner can reach, `gpu` has GPUs move theirs; `attached` is a peer in the
 //! endpoint's eyes, `ended` what it has to report, `door` where it sleeps; `link` says how a device
 //! behaves that `model` stands in for; `domain` and `backend` hold it together. On Linux, `server`,
-//! `dial`, `turn`, `wire`, `mapping`, `process` and `foreign` reach other processes, and
-//! `refusal` says why the kernel does not.
+//! `dial`, `turn`, `wire`, `mapping`, `process`, `foreign` and its `guard` reach other processes,
+//! and `refusal` says why the kernel does not.
 //!
 //! ```
 //! use backend_loopback::Loopback;
@@ -60,6 +60,8 @@ mod foreign;
 #[cfg(all(fuzzing, target_os = "linux"))]
 pub mod fuzz;
 mod gpu;
+#[cfg(target_os = "linux")]
+mod guard;
 mod held;
 mod host;
 mod lane;

@@ -11,6 +11,8 @@ use transport_core::spi::{RemoteMemory, WorkKind};
 use transport_core::{Access, Error, ErrorKind, Result};
 
 use crate::domain::Shared;
+#[cfg(target_os = "linux")]
+use crate::guard::GuardPage;
 use crate::peer::Outbound;
 use crate::region::Key;
 
@@ -41,7 +43,7 @@ pub(crate) enum Place {
     Here(NonNull<u8>),
     /// At an address of the peer's process.
     #[cfg(target_os = "linux")]
-    There(u64),
+    There { base: u64, guard: GuardPage },
     /// Where only the peer's own worker gets: through its stage.
     Staged,
     /// On a GPU, as this process counts them, at an address for the GPUs of this process.
@@ -244,7 +246,7 @@ impl RemoteMemory for Remote {
         match self.import.place {
             Place::Here(_) => "mapped memory",
             #[cfg(target_os = "linux")]
-            Place::There(_) => "process_vm_writev and process_vm_readv",
+            Place::There { .. } => "process_vm_writev and process_vm_readv",
             Place::Staged => "staged through shared memory",
             Place::Gpu { .. } => "copies by a GPU",
         }

@@ -8,6 +8,8 @@ use crate::ended::Ended;
 #[cfg(target_os = "linux")]
 use crate::foreign::Vector;
 use crate::gpu::{self, FAR, Gpus};
+#[cfg(target_os = "linux")]
+use crate::guard::GuardPage;
 use crate::held::Held;
 use crate::lane::{self, MESSAGE};
 use crate::peer::Outbound;
@@ -85,10 +87,10 @@ impl Runner<'_> {
         let base = match import.place {
             Place::Here(base) => base,
             #[cfg(target_os = "linux")]
-            Place::There(base) => {
-                let address = base.wrapping_add(offset as u64);
+            Place::There { base, guard } => {
+                let there = (guard, base.wrapping_add(offset as u64));
                 // SAFETY: by the caller.
-                return unsafe { self.run_foreign(request, address) };
+                return unsafe { self.run_foreign(request, there) };
             }
             Place::Staged => {
                 self.outlets.push(request, import);
@@ -193,19 +195,19 @@ impl Runner<'_> {
 #[cfg(target_os = "linux")]
 impl Runner<'_> {
     /// Gathers `request` with its neighbours; one with an imm ends the gathering.
-    unsafe fn run_foreign(&mut self, request: &WorkRequest, address: u64) -> bool {
+    unsafe fn run_foreign(&mut self, request: &WorkRequest, there: (GuardPage, u64)) -> bool {
         if self.vector.is_full() || !self.vector.takes(request.kind) {
             self.flush();
         }
         if request.imm.is_none() || request.kind != WorkKind::Write {
-            self.vector.push(request, address);
+            self.vector.push(request, there);
             return true;
         }
         self.flush();
         let Some(held) = &self.held else { return false };
         let target = held.import().target.clone();
         // SAFETY: by the caller.
-        let outcome = unsafe { crate::foreign::run_one(&target, request, address) };
+        let outcome = unsafe { crate::foreign::run_one(&target, request, there) };
         if let (Ok(()), Some(imm)) = (outcome, request.imm)
             && !send_imm(&target, imm)
         {

@@ -13,6 +13,7 @@ use transport_core::{Doorbell, Error, ErrorKind, Memory, MemoryKind, Result, Sta
 
 use crate::domain::{Core, random};
 use crate::gpu;
+use crate::guard::GuardPage;
 use crate::peer::{Inbound, Outbound, Reach};
 use crate::process::{self, Process};
 use crate::segment::Segment;
@@ -244,9 +245,17 @@ impl Client {
                 == cuda::Reach::Kernel;
             return self.reply(&Reply::Shared { number, len, access, locked }, &[file]);
         }
+        let guard = match GuardPage::ours() {
+            Ok(guard) => guard,
+            Err(error) => {
+                tracing::warn!(%error, "loopback: a region was not handed to a peer process");
+                return self.reply(&Reply::Refused { number, why: Refusal::Memory }, &[]);
+            }
+        };
         let permitted = inbound.initiator.get().map_or(0, process::permit);
         let address = found.memory.as_ptr() as u64;
-        self.reply(&Reply::Foreign { number, len, access, address, target: process::hints(permitted) }, &[])
+        let target = process::hints(permitted);
+        self.reply(&Reply::Foreign { number, len, access, address, guard, target }, &[])
     }
 
     fn describe_gpu(&self, number: u64, memory: &dyn Memory, access: u32) -> bool {

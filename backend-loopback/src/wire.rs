@@ -12,6 +12,7 @@ use rustix::net::{
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
+use crate::guard::GuardPage;
 use crate::offer::Token;
 
 /// Version of this conversation; the first packet carries it.
@@ -45,6 +46,7 @@ pub(crate) enum Reply {
         len: u64,
         access: u32,
         address: u64,
+        guard: GuardPage,
         target: Hints,
     },
     /// The bounce segment's file.

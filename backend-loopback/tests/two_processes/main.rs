@@ -22,8 +22,9 @@ const PAGE: u64 = 4096;
 #[test]
 #[ignore = "the other process of the tests below"]
 fn peer() {
-    if std::env::var_os(CHILD).is_none() {
-        return;
+    let Ok(role) = std::env::var(CHILD) else { return };
+    if let Some(place) = role.strip_prefix("exec ") {
+        return successor(place.parse().unwrap());
     }
     let mut lines = std::io::stdin().lines();
     let mut line = || lines.next().unwrap().unwrap();
@@ -58,6 +59,13 @@ fn peer() {
                 let events = b.wait(numbers[0] as usize);
                 say(format!("{events:?} {}", inbox.byte(0)));
             }
+            // Becomes another program, which has memory of its own where this one has the region.
+            "exec" => {
+                use std::os::unix::process::CommandExt;
+                let place = format!("exec {}", foreign.as_ptr() as usize);
+                let error = Peer::command(&place).exec();
+                panic!("{error}");
+            }
             "revoke" => {
                 let quiet =
                     [foreign_region.revoke(), shared.region.revoke()].iter().all(|poll| poll.is_ready());
@@ -90,6 +98,7 @@ fn processes_reach_each_other_and_leave_nothing_behind() {
     a_killed_writer_does_not_hold_memory();
     a_stopped_peer_holds_importers_up_together();
     strangers_are_dropped();
+    a_peer_that_became_another_program_is_gone();
     warm::what_is_warm_faults_no_more();
     // A joined thread is listed until the kernel has buried it, a moment later.
     let start = Instant::now();
@@ -155,6 +164,51 @@ fn moves_bytes() {
     let _ = writeln!(peer.input, "exit");
     peer.child.wait().unwrap();
     assert_eq!(failed(a.run(WorkRequest { len: 8, ..message })), ErrorKind::PeerDied);
+}
+
+/// The program that the peer becomes: says how many bytes of its own were written at `place`.
+fn successor(place: usize) {
+    use rustix::mm::{MapFlags, ProtFlags};
+    let place = std::ptr::with_exposed_provenance_mut(place);
+    let flags = MapFlags::PRIVATE | MapFlags::FIXED_NOREPLACE;
+    // SAFETY: the flag replaces nothing that is mapped.
+    let own = unsafe { rustix::mm::mmap_anonymous(place, LEN, ProtFlags::READ | ProtFlags::WRITE, flags) };
+    assert_eq!(own.unwrap(), place);
+    println!("\n@executed");
+    for line in std::io::stdin().lines() {
+        assert_eq!(line.unwrap(), "written");
+        // SAFETY: in bounds of the mapping made above; volatile, as others may write.
+        let byte = |at: &usize| unsafe { place.cast::<u8>().add(*at).read_volatile() };
+        println!("\n@{}", (0..LEN).filter(|at| byte(at) != 0).count());
+    }
+}
+
+fn a_peer_that_became_another_program_is_gone() {
+    let kinds: [fn(&mut Node, &Peer, WorkRequest, &dyn RemoteMemory) -> ErrorKind; 3] = [
+        |a, _, request, _| failed(a.run(request)),
+        |a, _, request, _| failed(a.run(WorkRequest { kind: WorkKind::Read, ..request })),
+        |a, peer, request, import| {
+            let direct = a.domain.direct(peer.slot).unwrap();
+            // SAFETY: source and import outlive the call.
+            let outcome = unsafe { direct.run(&WorkRequest { len: 4096, ..request }, Some(import)) };
+            outcome.unwrap().unwrap_err().kind()
+        },
+    ];
+    for run in kinds {
+        let mut a = node(LoopbackConfig::default(), 1);
+        let mut peer = Peer::start(&a);
+        let source = a.held(LEN, Access::LOCAL);
+        let import = a.try_import(peer.slot, peer.foreign).unwrap();
+        source.fill(7);
+        let request = write(1, peer.slot, &source, Some(&import));
+        assert_eq!(a.run(request), done(1, 1));
+        assert_eq!(peer.ask(&format!("bytes {}", LEN - 1)), "0 7");
+        // Its number stays, and its memory is another's.
+        assert_eq!(peer.ask("exec"), "executed");
+        let kind = run(&mut a, &peer, request, &*import);
+        assert_eq!((kind, peer.ask("written").as_str()), (ErrorKind::PeerDied, "0"));
+        assert_eq!((source.byte(0), source.byte(LEN - 1)), (7, 7), "bytes of another program were read");
+    }
 }
 
 #[test]

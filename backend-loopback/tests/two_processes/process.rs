@@ -39,9 +39,15 @@ pub struct Peer {
 }
 
 impl Peer {
-    pub fn start(a: &Node) -> Self {
+    /// Starts this test executable as `role`.
+    pub fn command(role: &str) -> Command {
         let mut command = Command::new(std::env::current_exe().unwrap());
-        command.args(["--ignored", "--exact", "peer", "--nocapture"]).env(CHILD, "1");
+        command.args(["--ignored", "--exact", "peer", "--nocapture"]).env(CHILD, role);
+        command
+    }
+
+    pub fn start(a: &Node) -> Self {
+        let mut command = Self::command("1");
         let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
         let (input, output) = (child.stdin.take().unwrap(), child.stdout.take().unwrap());
         let none = KeyMaterial { base: 0, key: 0, len: 0 };
