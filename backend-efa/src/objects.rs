@@ -61,6 +61,14 @@ impl<T: Object> Fid<T> {
         }
     }
 
+    /// Closes the object. After an error nobody may use or close it again: providers free what they fail to close
+    /// (`efa_mr_close`), or leave it open.
+    pub(crate) fn close(self, operation: &'static str, what: &str) -> Result<()> {
+        // SAFETY: opened by libfabric, and closed once, as `self` is not dropped.
+        let code = unsafe { sys::fi_close(std::mem::ManuallyDrop::new(self).fid()) };
+        if code == 0 { Ok(()) } else { Err(refused(operation, what, code)) }
+    }
+
     pub(crate) fn as_ptr(&self) -> *mut T {
         self.0.as_ptr()
     }

@@ -17,11 +17,19 @@ const TRIES: u32 = 8;
 
 /// A registration. Closed in order: the key first, then the memory is let go.
 pub(crate) struct Registered {
-    mr: Mutex<Option<Fid<sys::fid_mr>>>,
+    mr: Mutex<State>,
+    /// The descriptor for this side, which is the registration itself; 0 where the provider needs none.
     lkey: u64,
     key: KeyMaterial,
     memory: Arc<dyn Memory>,
     _device: Arc<Device>,
+}
+
+enum State {
+    Open(Fid<sys::fid_mr>),
+    Closed,
+    /// libfabric did not close it.
+    Stuck(Error),
 }
 
 impl Registered {
@@ -50,10 +58,11 @@ impl Registered {
         // Before a peer is told of it.
         device.fences.add(&*memory)?;
         // SAFETY: an open registration; libfabric says that both fields may be read.
-        let (lkey, key) = unsafe { ((*mr.as_ptr()).mem_desc as u64, (*mr.as_ptr()).key) };
+        let (descriptor, key) = unsafe { ((*mr.as_ptr()).mem_desc as u64, (*mr.as_ptr()).key) };
+        let lkey = if device.info.memory_mode(sys::FI_MR_LOCAL) { descriptor } else { 0 };
         let base = if device.info.memory_mode(sys::FI_MR_VIRT_ADDR) { start as u64 } else { 0 };
         Ok(Self {
-            mr: Mutex::new(Some(mr)),
+            mr: Mutex::new(State::Open(mr)),
             lkey,
             key: KeyMaterial { base, key, len: len as u64 },
             memory,
@@ -64,6 +73,36 @@ impl Registered {
     /// Where it begins, and its descriptor for this side.
     pub(crate) fn here(&self) -> (*mut u8, u64) {
         (self.memory.as_ptr(), self.lkey)
+    }
+
+    /// Closes the registration, once; says the same when it is asked again.
+    fn close(&self) -> Result<()> {
+        let mut state = self.mr.lock().unwrap_or_else(PoisonError::into_inner);
+        match std::mem::replace(&mut *state, State::Closed) {
+            State::Open(mr) => {
+                let closed =
+                    mr.close("revoke", "to deregister memory, which peers may still reach: close the fabric");
+                if let Err(error) = &closed {
+                    *state = State::Stuck(error.clone());
+                    // The card may write to it for as long as it likes.
+                    std::mem::forget(Arc::clone(&self.memory));
+                }
+                closed
+            }
+            State::Closed => Ok(()),
+            State::Stuck(error) => {
+                *state = State::Stuck(error.clone());
+                Err(error)
+            }
+        }
+    }
+}
+
+impl Drop for Registered {
+    fn drop(&mut self) {
+        if let Err(error) = self.close() {
+            tracing::warn!(%error, "the memory of a region is never freed");
+        }
     }
 }
 
@@ -114,8 +153,12 @@ impl MemoryRegion for Registered {
 
     fn revoke(&self) -> Poll<Result<()>> {
         // Requests that come later find no such key.
-        drop(self.mr.lock().unwrap_or_else(PoisonError::into_inner).take());
-        Poll::Ready(Ok(()))
+        Poll::Ready(self.close())
+    }
+
+    /// A descriptor is the registration itself, which providers read until a request has ended.
+    fn lkey_outlives_revoke(&self) -> bool {
+        self.lkey == 0
     }
 }
 
@@ -133,5 +176,45 @@ impl RemoteMemory for Imported {
 
     fn path(&self) -> &'static str {
         "libfabric"
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::ffi::c_int;
+
+    use transport_core::HostBuffer;
+
+    use super::*;
+    use crate::library::offers;
+
+    unsafe extern "C" fn refuses(_: *mut sys::fid) -> c_int {
+        -(sys::FI_EBUSY as c_int)
+    }
+
+    #[test]
+    fn a_registration_that_does_not_close_is_an_error_and_keeps_the_memory() {
+        let device = match offers("tcp", Some("127.0.0.1")) {
+            Ok(offers) => Device::open(&offers[0]).unwrap(),
+            Err(why) => return eprintln!("skipped: {why}"),
+        };
+        let memory = Arc::new(HostBuffer::new(4096).unwrap());
+        // SAFETY: nobody reads or writes it.
+        let registered =
+            unsafe { Registered::new(&device, Arc::clone(&memory) as _, Access::REMOTE_WRITE) }.unwrap();
+        if let State::Open(mr) = &*registered.mr.lock().unwrap() {
+            // SAFETY: an open registration, whose table of calls is replaced by a copy that lives for good.
+            unsafe {
+                let fid = &mut (*mr.as_ptr()).fid;
+                fid.ops = Box::leak(Box::new(sys::fi_ops { close: Some(refuses), ..*fid.ops }));
+            }
+        }
+        for _ in 0..2 {
+            let Poll::Ready(Err(error)) = registered.revoke() else { panic!("it says that the key is gone") };
+            assert_eq!((error.kind(), error.operation()), (ErrorKind::Busy, "revoke"));
+            assert!(error.context().contains("peers may still reach"), "{error}");
+        }
+        drop(registered);
+        assert_eq!(Arc::strong_count(&memory), 2, "held for good");
     }
 }

@@ -44,6 +44,11 @@ impl MemoryRegion for Registration {
         KeyMaterial { base: 0, key: self.key.to_wire(), len: self.len }
     }
 
+    /// Copies of this side go by the memory itself, which requests hold.
+    fn lkey_outlives_revoke(&self) -> bool {
+        true
+    }
+
     fn revoke(&self) -> Poll<Result<()>> {
         self.close();
         if !self.quiet.load(Ordering::Acquire) {

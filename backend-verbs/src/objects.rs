@@ -57,6 +57,25 @@ impl<T: Destroy> Object<T> {
         NonNull::new(object).map(Self).ok_or_else(refused)
     }
 
+    /// Destroys the object; gives it back with the error where libibverbs does not.
+    pub(crate) fn close(self, operation: &'static str) -> Result<(), (Self, Error)> {
+        let library = match library() {
+            Ok(library) => library,
+            Err(error) => return Err((self, error)),
+        };
+        // SAFETY: open; who holds it lets go of what was made of it first.
+        match unsafe { T::destroy(library, self.as_ptr()) } {
+            0 => {
+                std::mem::forget(self);
+                Ok(())
+            }
+            code => {
+                let error = os_error(operation, &format!("to destroy a {}", T::NAME), code.abs());
+                Err((self, error))
+            }
+        }
+    }
+
     pub(crate) fn as_ptr(&self) -> *mut T {
         self.0.as_ptr()
     }

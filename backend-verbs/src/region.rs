@@ -18,7 +18,7 @@ pub(crate) struct Registered {
     mr: Mutex<Option<Object<ib::ibv_mr>>>,
     lkey: u32,
     key: KeyMaterial,
-    _memory: Arc<dyn Memory>,
+    memory: Arc<dyn Memory>,
     _device: Arc<Device>,
 }
 
@@ -66,9 +66,29 @@ impl Registered {
             mr: Mutex::new(Some(mr)),
             lkey,
             key: KeyMaterial { base: start as u64, key: rkey.into(), len: memory.len() as u64 },
-            _memory: memory,
+            memory,
             _device: Arc::clone(device),
         })
+    }
+
+    /// Deregisters, unless that is done.
+    fn close(&self) -> Result<()> {
+        let mut mr = self.mr.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some(open) = mr.take() else { return Ok(()) };
+        open.close("revoke").map_err(|(open, error)| {
+            *mr = Some(open);
+            error
+        })
+    }
+}
+
+impl Drop for Registered {
+    fn drop(&mut self) {
+        if let Err(error) = self.close() {
+            // The card may write to it for as long as it likes.
+            std::mem::forget(Arc::clone(&self.memory));
+            tracing::warn!(%error, "the memory of a region is never freed");
+        }
     }
 }
 
@@ -172,8 +192,7 @@ impl MemoryRegion for Registered {
 
     fn revoke(&self) -> Poll<Result<()>> {
         // The card waits for what it is in the middle of.
-        drop(self.mr.lock().unwrap_or_else(PoisonError::into_inner).take());
-        Poll::Ready(Ok(()))
+        Poll::Ready(self.close())
     }
 }
 

@@ -3,10 +3,12 @@
 
 use std::ops::Range;
 
-use transport_core::{Access, Region, RemoteRegion};
+use transport_core::spi::Revocation;
+use transport_core::{Access, ErrorKind, Region, RemoteRegion, TransportInfo};
 
 use crate::check::{Failure, Verdict};
 use crate::end::End;
+use crate::process::LIMIT;
 
 /// Anything a peer may do.
 pub(crate) const OPEN: Access = Access::all();
@@ -90,6 +92,20 @@ impl Ground {
             }
         }
         Ok(None)
+    }
+
+    /// Takes the region back from `fabric`'s peers, in real time. Where late bytes may land, that must be said.
+    #[track_caller]
+    pub(crate) fn take_back(&self, fabric: &End) -> Verdict {
+        let is_late = |info: &TransportInfo| info.capabilities.revocation == Revocation::Late;
+        match self.region.revoke()?.wait(LIMIT) {
+            Err(error)
+                if error.kind() == ErrorKind::Unsupported && fabric.transports().iter().any(is_late) =>
+            {
+                Ok(())
+            }
+            result => Ok(result.map(drop)?),
+        }
     }
 
     /// Imports it through a peer.

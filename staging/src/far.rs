@@ -61,6 +61,10 @@ impl MemoryRegion for Noted {
         self.region.detour()
     }
 
+    fn lkey_outlives_revoke(&self) -> bool {
+        self.region.lkey_outlives_revoke()
+    }
+
     fn revoke(&self) -> Poll<Result<()>> {
         self.region.revoke()
     }

@@ -146,6 +146,11 @@ impl MemoryRegion for Registered {
         Some(&self.why)
     }
 
+    /// Copies of this side hold the entry.
+    fn lkey_outlives_revoke(&self) -> bool {
+        true
+    }
+
     fn revoke(&self) -> Poll<Result<()>> {
         self.entry.is_revoked.store(true, SeqCst);
         if self.entry.inside.load(SeqCst) == 0 { Poll::Ready(Ok(())) } else { Poll::Pending }

@@ -125,6 +125,7 @@ impl Peer {
             );
             return Err(Error::new(ErrorKind::InvalidRequest, "write_pages", why));
         }
+        src.0.check_usable("write_pages")?;
         from.check(page, src.0.len, "source")?;
         to.check(page, dst.0.len, "destination")?;
         dst.0.check(0, page, Access::REMOTE_WRITE, "write_pages")?;

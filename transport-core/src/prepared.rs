@@ -62,7 +62,7 @@ impl PreparedWrite {
     /// Submits it once more.
     ///
     /// # Errors
-    /// `PeerDied`, `Revoked`, `Closed`; `Busy` if `max_operations` are under way.
+    /// `PeerDied`, `Revoked` (either region), `Closed`; `Busy` if `max_operations` are under way.
     pub fn post(&self) -> Result<Op> {
         let (peer, link, work) = self.checked()?;
         peer.submit_when(link, work.clone(), self.trigger.as_ref(), self.deadline, "write_pages")
@@ -102,6 +102,9 @@ impl PreparedWrite {
     /// What a post checks, and what it would submit over which link.
     pub(crate) fn checked(&self) -> Result<(&Arc<PeerInner>, &Link, &Work)> {
         self.peer.check_alive()?;
+        if let Some(local) = &self.work.local {
+            local.check_usable("write_pages")?;
+        }
         if let Some(remote) = &self.work.remote {
             remote.check(0, 0, Access::REMOTE_WRITE, "write_pages")?;
         }

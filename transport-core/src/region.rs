@@ -1,7 +1,7 @@
 //! Local memory, registered on every rail of every transport.
 
 use std::ops::Range;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::task::Poll;
 
@@ -30,7 +30,9 @@ pub(crate) struct RegionInner {
     pub id: u64,
     pub fabric_id: u64,
     pub fabric: Weak<FabricInner>,
-    pub revoked: AtomicBool,
+    /// What the range of an operation ends below: `len + 1`, and 0 once the region is revoked. So one comparison
+    /// checks both.
+    pub limit: AtomicU64,
 }
 
 // SAFETY: `start` is the address that `Memory` guarantees while `memory` lives; it
@@ -62,7 +64,7 @@ impl Region {
 
     /// Copies `bytes` into the region from `offset` on.
     pub fn copy_in(&self, offset: usize, bytes: &[u8]) -> Result<()> {
-        self.0.check(offset..offset.saturating_add(bytes.len()), "copy_in")?;
+        self.0.check_bounds(offset..offset.saturating_add(bytes.len()), "copy_in")?;
         if let Some(done) = self.0.memory.store(offset, bytes) {
             return done;
         }
@@ -74,7 +76,7 @@ impl Region {
 
     /// Copies bytes from `offset` on out of the region.
     pub fn copy_out(&self, offset: usize, into: &mut [u8]) -> Result<()> {
-        self.0.check(offset..offset.saturating_add(into.len()), "copy_out")?;
+        self.0.check_bounds(offset..offset.saturating_add(into.len()), "copy_out")?;
         if let Some(done) = self.0.memory.load(offset, into) {
             return done;
         }
@@ -105,35 +107,83 @@ impl Region {
     /// Takes the region back from all peers. The operation resolves once no late
     /// byte can land: from then on the memory is the owner's alone.
     ///
-    /// A peer that was stopped in the middle of a copy holds it up; then the
-    /// operation ends by its deadline with `DeadlineExceeded`, and may be repeated.
+    /// The owner keeps [`Region::copy_in`] and [`Region::copy_out`]. Every other use of the region is refused as
+    /// `Revoked` from this call on, also as the local side of a write, read, send or receive. Operations and receives
+    /// of the owner that are under way on the region are cancelled and end as `Revoked`; the registration stays until
+    /// the device has let go of them. Where the device knows one key for both sides (verbs, libfabric's cards),
+    /// peers lose theirs only then; else at once.
+    ///
+    /// A peer that was stopped in the middle of a copy holds the operation up, as does a request of the owner that the
+    /// device does not give back. Then it ends by its deadline with `DeadlineExceeded`, and may be repeated.
+    ///
+    /// # Errors
+    /// `Closed`; `Busy` if `max_operations` are under way: the region is revoked all the same, and the call may be
+    /// repeated to wait for it. The operation ends with the device's error if that does not deregister the memory:
+    /// peers may still reach it then. It ends with `Unsupported` if peers that may write are connected over a
+    /// transport that cannot say when it has finished what it was receiving
+    /// ([`Revocation::Late`](crate::spi::Revocation::Late): libfabric without cards): the key is taken back, and
+    /// refused from then on, but late bytes may land.
     pub fn revoke(&self) -> Result<Op> {
         let fabric = self
             .0
             .fabric
             .upgrade()
             .ok_or_else(|| Error::new(ErrorKind::Closed, "revoke", "the fabric is closed"))?;
-        self.0.revoked.store(true, Ordering::Release);
-        fabric.revoke(Arc::clone(&self.0))
+        self.0.limit.store(0, Ordering::Release);
+        fabric.revoke(&self.0)
     }
 }
 
 impl RegionInner {
-    /// Checks a range of this region and gives it as offset and length.
+    /// Checks a range that an operation uses, and gives it as offset and length.
     #[inline]
     pub fn check(&self, range: Range<usize>, operation: &'static str) -> Result<(u64, u64)> {
         let (start, end) = (range.start as u64, range.end as u64);
-        if start > end || end > self.len {
-            return Err(outside(operation, &range, self.len));
+        if start > end || end >= self.limit.load(Ordering::Relaxed) {
+            return Err(self.refusal(&range, operation));
         }
         Ok((start, end - start))
     }
 
-    /// Takes every key back; ready once no peer is inside a copy.
-    pub fn poll_quiet(&self) -> Poll<Result<()>> {
+    /// Checks a range for the owner's own copies, which a revocation leaves alone.
+    fn check_bounds(&self, range: Range<usize>, operation: &'static str) -> Result<()> {
+        match range.start <= range.end && range.end as u64 <= self.len {
+            true => Ok(()),
+            false => Err(outside(operation, &range, self.len)),
+        }
+    }
+
+    /// Refuses a revoked region.
+    #[inline]
+    pub fn check_usable(&self, operation: &'static str) -> Result<()> {
+        if self.is_revoked() { Err(revoked(operation)) } else { Ok(()) }
+    }
+
+    /// Why an operation may not use that range.
+    #[cold]
+    fn refusal(&self, range: &Range<usize>, operation: &'static str) -> Error {
+        if self.is_revoked() { revoked(operation) } else { outside(operation, range, self.len) }
+    }
+
+    /// Takes the peers' keys back on the devices where the owner's own requests do not need the key.
+    pub fn revoke_at_once(&self) {
+        let regions = self.regions.iter().flatten().flatten();
+        for region in regions.filter(|region| region.lkey_outlives_revoke()) {
+            // The engine asks again, and tells of the result.
+            let _ = region.revoke();
+        }
+    }
+
+    /// Takes the peers' keys back on some rails of a transport; ready once no peer is inside a copy there. Where a
+    /// request or receive of the owner `is_in_use`, a device that knows one key for both sides is left alone.
+    pub fn poll_quiet(&self, transport: usize, rails: Range<usize>, is_in_use: bool) -> Poll<Result<()>> {
         let mut quiet = Poll::Ready(Ok(()));
         let mut failed = None;
-        for region in self.regions.iter().flatten().flatten() {
+        for region in self.regions[transport][rails].iter().flatten() {
+            if is_in_use && !region.lkey_outlives_revoke() {
+                quiet = Poll::Pending;
+                continue;
+            }
             match region.revoke() {
                 Poll::Pending => quiet = Poll::Pending,
                 // Every key is taken back, whatever became of the others.
@@ -141,15 +191,30 @@ impl RegionInner {
                 Poll::Ready(Ok(())) => {}
             }
         }
-        failed.map_or(quiet, |error| Poll::Ready(Err(error)))
+        match (quiet, failed) {
+            (Poll::Ready(_), Some(error)) => Poll::Ready(Err(error)),
+            (quiet, _) => quiet,
+        }
+    }
+
+    /// Whether the region is registered on any of these rails.
+    pub fn is_registered_on(&self, transport: usize, rails: Range<usize>) -> bool {
+        self.regions[transport][rails].iter().any(Option::is_some)
     }
 
     pub fn is_revoked(&self) -> bool {
-        self.revoked.load(Ordering::Acquire)
+        self.limit.load(Ordering::Acquire) == 0
     }
 }
 
 #[cold]
 fn outside(operation: &'static str, range: &Range<usize>, len: u64) -> Error {
     Error::new(ErrorKind::OutOfBounds, operation, format!("bytes {range:?} of a region of {len}"))
+}
+
+/// The error of an operation whose local region is revoked.
+#[cold]
+pub(crate) fn revoked(operation: &'static str) -> Error {
+    let why = "this side revoked the local region, which only its owner's copies may use now; register the memory anew";
+    Error::new(ErrorKind::Revoked, operation, why)
 }

@@ -208,6 +208,10 @@ impl MemoryRegion for Registration {
         KeyMaterial { base: 0, key: self.key, len: self.len }
     }
 
+    fn lkey_outlives_revoke(&self) -> bool {
+        true
+    }
+
     fn revoke(&self) -> Poll<Result<()>> {
         Poll::Ready(Ok(()))
     }

@@ -172,6 +172,10 @@ impl Helper {
             }
             return Ok(String::new());
         }
+        if order == "revoke" {
+            self.ground(&name)?.take_back(self.fabric()?)?;
+            return Ok(String::new());
+        }
         let ground = self.grounds.get_mut(&name).ok_or_else(|| Failure::new(format!("no region {name}")))?;
         match order {
             "fill" => ground.fill(words.next()?)?,
@@ -184,9 +188,6 @@ impl Helper {
             "descriptor" => {
                 let bytes = ground.region.descriptor().to_bytes();
                 return Ok(bytes.iter().map(|byte| format!("{byte:02x}")).collect());
-            }
-            "revoke" => {
-                ground.region.revoke()?.wait(LIMIT)?;
             }
             _ => return Err(Failure::new(format!("{order:?} is no order")).into()),
         }

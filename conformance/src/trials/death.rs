@@ -176,7 +176,7 @@ fn killed_while_it_writes(context: &Context) -> Verdict {
     }
     meeting.child.signal(Signal::KILL)?;
     refused::<()>("the peer", Err(meeting.end(NOTICED)?), &[ErrorKind::PeerDied])?;
-    near.region.revoke()?.wait(LIMIT)?;
+    near.take_back(&meeting.fabric)?;
     near.fill(3)?;
     near.check("after a revocation")
 }

@@ -1,14 +1,23 @@
 //! Taking regions back: once a revocation resolves, no late byte lands.
 
-use transport_core::spi::Operations;
-use transport_core::{Access, ErrorKind, Pages};
+use std::sync::Arc;
+use std::sync::atomic::AtomicU32;
 
-use crate::check::{Verdict, ensure, refused};
+use transport_core::spi::Operations;
+use transport_core::{
+    Access, Error, ErrorKind, Op, Pages, Peer, PeerGroup, PreparedWrite, Region, RemoteRegion, ScatterPart,
+    WriteOptions,
+};
+
+use crate::check::{Verdict, ensure, refused, same, within};
+use crate::end::End;
 use crate::ground::{Ground, OPEN};
 use crate::lab::Pair;
+use crate::process::{LIMIT, Meeting};
 use crate::subject::Variant;
 use crate::trial::{ALL_PATHS, Context, Trial};
 
+const ALL: Operations = Operations::all();
 const REFUSALS: &[ErrorKind] = &[ErrorKind::Revoked, ErrorKind::RemoteAccess];
 /// The data path, and work that is posted for long.
 const PATHS: &[Variant] = &[
@@ -32,6 +41,11 @@ pub(super) const TRIALS: &[Trial] = &[
     Trial::new("revoke::a_key_is_not_reused", a_key_is_not_reused),
     Trial::new("revoke::target_dropped_while_posted", target_dropped).on(PATHS),
     Trial::new("revoke::source_dropped_while_posted", source_dropped).on(PATHS),
+    Trial::new("revoke::refuses_the_owner", refuses_the_owner).on(ALL_PATHS).needs(ALL),
+    Trial::new("revoke::ends_what_the_owner_does", ends_what_the_owner_does).on(PATHS).needs(ALL),
+    Trial::new("revoke::refuses_the_owner_in_real_time", refuses_in_real_time).needs(ALL).process(),
+    Trial::new("revoke::amid_the_owners_own_traffic", amid_own_traffic).needs(ALL).process(),
+    Trial::new("revoke::takes_a_receive_back", takes_a_receive_back).needs(ALL).process(),
 ];
 
 fn operations_after_it(context: &Context) -> Verdict {
@@ -260,4 +274,180 @@ fn source_dropped(context: &Context) -> Verdict {
     pair.lab.done(op)?;
     dst.check("from a region its owner let go")?;
     ensure(other.is_right(), "the next region was changed")
+}
+
+/// What an owner may still try with a region of its own that it has revoked, with what each came to.
+fn uses(
+    fabric: &End,
+    peer: &Peer,
+    own: &Region,
+    remote: &RemoteRegion,
+    prepared: &PreparedWrite,
+) -> Verdict<Vec<(&'static str, Result<Op, Error>)>> {
+    let (len, pages) = (own.len(), Pages::new([0, 1]));
+    let with_imm = WriteOptions::new().imm(5);
+    let when_due = WriteOptions::new().when(Arc::new(AtomicU32::new(1)), 1);
+    let group = PeerGroup::new([peer.clone()])?;
+    let part = [ScatterPart::new(remote, 0..8, 0)];
+    Ok(vec![
+        ("a small write", peer.write(own, 0..8, remote, 0)),
+        ("a large write", peer.write(own, 0..len, remote, 0)),
+        ("a write with an imm", peer.write_with(own, 0..8, remote, 0, &with_imm)),
+        ("an imm with no bytes of it", peer.write_with(own, 0..0, remote, 0, &with_imm)),
+        ("a triggered write", peer.write_with(own, 0..8, remote, 0, &when_due)),
+        ("pages", peer.write_pages(own, &pages, remote, &pages, 4096)),
+        ("prepared pages", prepared.post()),
+        ("prepared pages with an imm", prepared.post_with_imm(6)),
+        ("prepared pages with a trigger", prepared.post_when(Arc::new(AtomicU32::new(1)), 1)),
+        ("a scatter", group.scatter(own, &part, &WriteOptions::new())),
+        ("a small read", peer.read(own, 0..8, remote, 0)),
+        ("a large read", peer.read(own, 0..len, remote, 0)),
+        ("a message", peer.send(own, 0..8)),
+        ("a message of no bytes", peer.send(own, 0..0)),
+        ("a receive", fabric.recv(own, 0..64)),
+    ])
+}
+
+/// All of them are refused at the call.
+fn are_refused(uses: Vec<(&'static str, Result<Op, Error>)>) -> Verdict {
+    for (what, result) in uses {
+        refused(what, result.map(drop), &[ErrorKind::Revoked])?;
+    }
+    Ok(())
+}
+
+/// An owner may copy into and out of what it revoked, and nothing else.
+fn refuses_the_owner(context: &Context) -> Verdict {
+    let pair = Pair::new(context)?;
+    let mut own = Ground::new(&pair.a, 300_000, OPEN, context.seed)?;
+    let far = Ground::new(&pair.b, 300_000, OPEN, context.seed + 1)?;
+    let (remote, pages) = (far.import(&pair.to_b)?, Pages::new([0, 1]));
+    let options = WriteOptions::new().imm(7);
+    let prepared = pair.to_b.prepare_write_pages(&own.region, &pages, &remote, &pages, 4096, &options)?;
+    pair.lab.done(own.region.revoke()?)?;
+    are_refused(uses(&pair.a, &pair.to_b, &own.region, &remote, &prepared)?)?;
+    refused("an explanation", prepared_explanation(&pair.to_b, &own.region, &remote), &[ErrorKind::Revoked])?;
+    pair.lab.settle()?;
+    same("imms", (0..10).map(|imm| pair.to_a.imm(imm).count()).sum::<u64>(), 0)?;
+    far.check("the other side")?;
+    own.fill(context.seed + 2)?;
+    own.check("the owner's own copies")
+}
+
+fn prepared_explanation(peer: &Peer, own: &Region, remote: &RemoteRegion) -> Result<(), Error> {
+    peer.explain_write(own, 0..8, remote, 0, &WriteOptions::new()).map(drop)
+}
+
+/// Writes, reads, a triggered write and a receive are under way when their region is revoked, after one turn more
+/// each time.
+fn ends_what_the_owner_does(context: &Context) -> Verdict {
+    let len = context.amount(2 << 20, 1 << 20);
+    for turns in context.tries(8) {
+        let pair = Pair::new(&context.with_seed(context.seed + turns))?;
+        let mut own = Ground::new(&pair.a, len, OPEN, context.seed)?;
+        let mut far = Ground::new(&pair.b, len, OPEN, context.seed + 1)?;
+        let remote = far.import(&pair.to_b)?;
+        let waits = WriteOptions::new().when(Arc::new(AtomicU32::new(0)), 1);
+        let mut triggered = pair.to_b.write_with(&own.region, 0..len, &remote, 0, &waits)?;
+        let mut receive = pair.a.recv(&own.region, 0..4096)?;
+        let mut ops = vec![
+            pair.to_b.write(&own.region, 0..len / 2, &remote, 0)?,
+            pair.to_b.read(&own.region, len / 2..len, &remote, len / 2)?,
+        ];
+        for _ in 0..turns {
+            pair.lab.turn();
+        }
+        pair.lab.done(own.region.revoke()?)?;
+        own.fill(context.seed + 2)?;
+        for op in &mut ops {
+            if let Err(error) = pair.lab.result(op)? {
+                refused::<()>("what was under way", Err(error), &[ErrorKind::Revoked])?;
+            }
+        }
+        refused("the triggered write", pair.lab.result(&mut triggered)?, &[ErrorKind::Revoked])?;
+        refused("the receive", pair.lab.result(&mut receive)?, &[ErrorKind::Revoked])?;
+        pair.lab.settle()?;
+        own.check(&format!("revoked after {turns} turns"))?;
+        // Both sides go on.
+        drop(own);
+        far.accept()?;
+        let next = Ground::new(&pair.a, 100_000, OPEN, context.seed + 3)?;
+        pair.lab.done(pair.to_b.write(&next.region, 0..100_000, &remote, 7)?)?;
+        far.expect_from(7, &next, 0..100_000);
+        far.check("from the next region")?;
+    }
+    Ok(())
+}
+
+fn refuses_in_real_time(context: &Context) -> Verdict {
+    let mut pair = Meeting::left(context)?;
+    let Meeting { fabric, peer, child } = &mut pair;
+    child.ask("alloc far 300000 2")?;
+    let remote = within(LIMIT, "a lookup", peer.region("far"))??;
+    let mut own = Ground::new(fabric, 300_000, OPEN, 1)?;
+    let (pages, options) = (Pages::new([0, 1]), WriteOptions::new().imm(7));
+    let prepared = peer.prepare_write_pages(&own.region, &pages, &remote, &pages, 4096, &options)?;
+    own.take_back(fabric)?;
+    are_refused(uses(fabric, peer, &own.region, &remote, &prepared)?)?;
+    own.fill(3)?;
+    own.check("the owner's own copies")?;
+    child.ask("holds far")?;
+    pair.leave(context);
+    Ok(())
+}
+
+/// The owner writes from its region and reads into it when it revokes it, and the device has most of that posted:
+/// what the device holds of the region lasts until it has let go, and nothing lands after the revocation.
+fn amid_own_traffic(context: &Context) -> Verdict {
+    const LEN: usize = 2 << 20;
+    let mut pair = Meeting::left(context)?;
+    let Meeting { fabric, peer, child } = &mut pair;
+    child.ask(&format!("alloc far {LEN} 2"))?;
+    let remote = within(LIMIT, "a lookup", peer.region("far"))??;
+    let pages = Pages::new((0..(LEN / 8192) as u32).collect::<Vec<_>>());
+    for round in 0..10 {
+        let mut own = Ground::new(fabric, LEN, OPEN, round)?;
+        let mut ops = Vec::new();
+        for _ in 0..4 {
+            ops.push(peer.write_pages(&own.region, &pages, &remote, &pages, 8192)?);
+            ops.push(peer.read(&own.region, 0..LEN / 2, &remote, LEN / 2)?);
+            ops.push(peer.write(&own.region, 0..LEN, &remote, 0)?);
+        }
+        own.take_back(fabric)?;
+        own.fill(100 + round)?;
+        for mut op in ops {
+            if let Err(error) = op.wait(LIMIT) {
+                refused::<()>("what was under way", Err(error), &[ErrorKind::Revoked])?;
+            }
+        }
+        own.check("after the revocation")?;
+        // The next one mostly gets its place, and its keys.
+        drop(own);
+        let next = Ground::new(fabric, LEN, OPEN, 50 + round)?;
+        peer.write(&next.region, 0..LEN, &remote, 0)?.wait(LIMIT)?;
+        child.ask(&format!("check far 0 {LEN} {}", 50 + round))?;
+    }
+    pair.leave(context);
+    Ok(())
+}
+
+/// A receive is posted into the region.
+fn takes_a_receive_back(context: &Context) -> Verdict {
+    let mut pair = Meeting::left(context)?;
+    let Meeting { fabric, peer, child } = &mut pair;
+    child.ask("alloc far 4096 2")?;
+    let own = Ground::new(fabric, 4096, OPEN, 1)?;
+    let mut receive = fabric.recv(&own.region, 0..4096)?;
+    // The engine has taken it by the end of what was asked for after it.
+    let next = Ground::new(fabric, 4096, OPEN, 3)?;
+    let remote = within(LIMIT, "a lookup", peer.region("far"))??;
+    peer.write(&next.region, 0..4096, &remote, 0)?.wait(LIMIT)?;
+    own.take_back(fabric)?;
+    refused("the receive", receive.wait(LIMIT), &[ErrorKind::Revoked])?;
+    let mut receive = fabric.recv(&next.region, 0..4096)?;
+    child.ask("send far 0 64 -")?;
+    same("bytes", receive.wait(LIMIT)?.bytes, 64)?;
+    own.check("the revoked region")?;
+    pair.leave(context);
+    Ok(())
 }

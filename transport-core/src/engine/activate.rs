@@ -8,6 +8,7 @@ use super::receive::RAIL as MESSAGES;
 use super::{Active, ActiveRail, Engine, Submission, Work, credit};
 use crate::peer::PeerInner;
 use crate::plan::{RailRange, Shape, split};
+use crate::region::revoked;
 use crate::spi::WorkKind;
 use crate::{Error, ErrorKind};
 
@@ -193,6 +194,10 @@ impl Engine {
 
 /// Why an operation cannot be carried, if no rail is left that may.
 fn refusal(work: &Work, rails: &[ActiveRail]) -> Option<Error> {
+    // Checked again on the thread that posts: the revocation may be over, and with it the key that requests name.
+    if work.local.as_ref().is_some_and(|local| local.is_revoked()) {
+        return Some(revoked(Engine::operation_name(work.kind)));
+    }
     let (operation, why) = if !rails.iter().any(ActiveRail::usable) {
         ("submit", "no rail to this peer is left; open the fabric anew")
     } else if work.kind == WorkKind::Send && !rails[MESSAGES].usable() {

@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use super::{Control, Engine, LinkState, Revoking, Submission};
-use crate::observe::{OperationKind, What};
+use super::{Control, Engine, LinkState, Submission};
+use crate::observe::What;
 use crate::op::OpId;
 use crate::peer::PeerInner;
 use crate::{Error, ErrorKind};
@@ -73,12 +73,7 @@ impl Engine {
                 self.receives.post(&mut self.rails, &self.handle);
             }
             Control::PoolClosed { pool } => self.receives.close_pool(&pool, &mut self.rails, &self.handle),
-            Control::Revoke { id, region, deadline } => {
-                let begun = self.now();
-                self.begins(id, OperationKind::Revoke, 0, region.len);
-                self.watch_until(begun, deadline);
-                self.revoking.push(Revoking { id, region, deadline, begun, stalled: false });
-            }
+            Control::Revoke { id, region, deadline } => self.revoke(id, region, deadline),
             Control::Alarm { at } => {
                 self.next_alarm = self.next_alarm.min(at);
                 self.next_deadline = self.next_deadline.min(at);
@@ -144,12 +139,6 @@ impl Engine {
         }
         self.record(What::Cancelled { op: id });
         self.cancel_active(id);
-        if let Some(place) = self.revoking.iter().position(|revoking| revoking.id == id) {
-            let revoking = self.revoking.swap_remove(place);
-            let error =
-                Error::new(ErrorKind::Cancelled, "revoke", "no longer awaited; the region stays revoked");
-            self.record(What::Ended { op: id, error: Some(error.kind()) });
-            self.handle.table.end(revoking.id, Err(error));
-        }
+        self.cancel_revoke(id);
     }
 }

@@ -70,15 +70,20 @@ impl Engine {
     }
 
     pub(super) fn cancel_active(&mut self, id: OpId) {
-        let Some(active) = &mut self.active[id.index as usize] else { return };
-        if active.id != id {
-            return;
+        let Some(active) = &self.active[id.index as usize] else { return };
+        if active.id == id {
+            let error = Self::ended(ErrorKind::Cancelled, active.work.kind);
+            self.stop(id.index, error);
         }
+    }
+
+    /// Ends an operation with an error once nothing of it is posted; at its deadline the abort scope goes down.
+    pub(super) fn stop(&mut self, op: u32, error: Error) {
+        let Some(active) = &mut self.active[op as usize] else { return };
         active.cancelled = true;
         self.next_deadline = self.next_deadline.min(active.deadline);
-        let error = Self::ended(ErrorKind::Cancelled, active.work.kind);
-        self.note(11, id.index.into());
-        self.fail_op(id.index, error);
+        self.note(11, op.into());
+        self.fail_op(op, error);
     }
 
     /// Looks at every deadline once one may have passed.
@@ -93,7 +98,8 @@ impl Engine {
                 // Awaited long enough: the abort scope goes down.
                 active.aborted = true;
                 expired += 1;
-                let (link, error) = (active.link, Self::ended(ErrorKind::Cancelled, active.work.kind));
+                let cancelled = || Self::ended(ErrorKind::Cancelled, active.work.kind);
+                let (link, error) = (active.link, active.error.clone().unwrap_or_else(cancelled));
                 self.answer_early(op, error);
                 self.abort_link(link);
             } else if !active.expired {
@@ -106,19 +112,7 @@ impl Engine {
                 self.answer_early(op, error);
             }
         }
-        let (table, recorder) = (&self.handle.table, &self.handle.recorder);
-        self.revoking.retain(|revoking| {
-            let over = revoking.deadline <= now;
-            if over {
-                expired += 1;
-                recorder.write(What::Expired { op: revoking.id }.pack(now));
-                let why = "a peer is still inside a copy to the region; it stays revoked, revoke() again to wait on";
-                table.end(revoking.id, Err(Error::new(ErrorKind::DeadlineExceeded, "revoke", why)));
-            } else {
-                next = next.min(revoking.deadline);
-            }
-            !over
-        });
+        expired += self.expire_revokes(now, &mut next);
         expired += self.expire_drains(now, &mut next);
         let (due, next_alarm) = self.handle.alarms.due(now);
         self.next_alarm = next_alarm;

@@ -46,8 +46,8 @@ pub(crate) enum Control {
     PoolReceive { pool: Arc<PoolPart>, buffer: u32 },
     /// A pool was dropped: take its receives back.
     PoolClosed { pool: Arc<PoolPart> },
-    /// Wait until a region is quiet.
-    Revoke { id: OpId, region: Arc<RegionInner>, deadline: Time },
+    /// End what uses a region here, take its keys back, and wait until it is quiet. Without an `id` nobody waits.
+    Revoke { id: Option<OpId>, region: Arc<RegionInner>, deadline: Time },
     /// Wait until what was submitted to a peer is over.
     Drain { peer: PeerId, deadline: Time, done: oneshot::Sender<Result<()>> },
     /// The peer of a link has granted more.
@@ -218,10 +218,13 @@ impl EngineHandle {
         }
         while let Some(control) = self.controls.pop() {
             match control {
-                Control::Receive { id, .. } | Control::Revoke { id, .. } => self.table.end(id, Err(closed())),
+                Control::Receive { id, .. } | Control::Revoke { id: Some(id), .. } => {
+                    self.table.end(id, Err(closed()));
+                }
                 Control::Drain { done, .. } => drop(done.send(Err(closed()))),
                 Control::PoolReceive { pool, .. } | Control::PoolClosed { pool } => pool.close(closed()),
                 Control::Link { .. }
+                | Control::Revoke { id: None, .. }
                 | Control::Unlink { .. }
                 | Control::Cancel(_)
                 | Control::Answered { .. }

@@ -177,9 +177,7 @@ impl Engine {
                 std::thread::sleep(idle / 8);
             }
         }
-        for revoking in std::mem::take(&mut self.revoking) {
-            self.handle.table.end(revoking.id, Err(error.clone()));
-        }
+        self.close_revokes(&error);
         if self.is_busy() {
             tracing::warn!("closing with work outstanding: the endpoints go down with it");
         }

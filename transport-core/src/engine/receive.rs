@@ -6,7 +6,7 @@ use std::sync::{Arc, Weak};
 use super::{EngineHandle, Rail};
 use crate::op::OpId;
 use crate::pool::PoolPart;
-use crate::region::RegionInner;
+use crate::region::{RegionInner, revoked};
 use crate::spi::ReceiveRequest;
 use crate::{Error, ErrorKind, Outcome, PeerId, Time};
 
@@ -89,6 +89,11 @@ impl Receives {
                 continue;
             };
             let region = &receive.region;
+            if region.is_revoked() {
+                self.waiting.pop_front();
+                self.end(id, Err(revoked("recv")), handle);
+                continue;
+            }
             let request = ReceiveRequest {
                 id,
                 local: region.start.wrapping_add(receive.offset as usize),
@@ -126,17 +131,21 @@ impl Receives {
     ) {
         // The endpoint has room for one that waits.
         self.post(rails, handle);
+        self.end(id, Ok(Outcome { bytes: len, work_requests: 0, peer, imm }), handle);
     }
 
     pub fn failed(&mut self, id: u64, error: Error, rails: &mut [Rail], handle: &EngineHandle) {
         // What closing took back ends with the fabric, not by somebody's cancel.
+        let is_revoked = || self.known.get(&id).is_some_and(|receive| receive.region.is_revoked());
         let error = match &self.closed {
-        self.end(id, Ok(Outcome { bytes: len, work_requests: 0, peer, imm }), handle);
-            Some(closed) if error.kind() == ErrorKind::Cancelled => closed.clone(),
-            _ => error,
+            _ if error.kind() != ErrorKind::Cancelled => error,
+            Some(closed) => closed.clone(),
+            None if is_revoked() => revoked("recv"),
+            None => error,
         };
         // The endpoint has room for one that waits.
         self.post(rails, handle);
+        self.end(id, Err(error), handle);
     }
 
     /// Cancels the receive of an operation; false if it is no receive.
@@ -145,7 +154,6 @@ impl Receives {
         let Some((&id, receive)) = found else { return false };
         if receive.posted {
             // It ends by an event, once the device has let go of the buffer.
-        self.end(id, Err(error), handle);
             rails[RAIL].endpoint.cancel_recv(id);
         } else {
             self.end(id, Err(cancelled()), handle);
@@ -165,6 +173,24 @@ impl Receives {
                 self.end(id, Err(cancelled()), handle);
             }
         }
+    }
+
+    /// Takes back every receive into a revoked region.
+    pub fn revoke(&mut self, region: &Arc<RegionInner>, rails: &mut [Rail], handle: &EngineHandle) {
+        let into = self.known.iter().filter(|(_, receive)| Arc::ptr_eq(&receive.region, region));
+        for (id, is_posted) in into.map(|(id, receive)| (*id, receive.posted)).collect::<Vec<_>>() {
+            if is_posted {
+                // It ends by an event, once the device has let go of the buffer.
+                rails[RAIL].endpoint.cancel_recv(id);
+            } else {
+                self.end(id, Err(revoked("recv")), handle);
+            }
+        }
+    }
+
+    /// Whether a receive is posted into a region.
+    pub fn is_into(&self, region: &Arc<RegionInner>) -> bool {
+        self.known.values().any(|receive| Arc::ptr_eq(&receive.region, region))
     }
 
     /// Takes everything back; posted receives end by their events, or with the endpoint.

@@ -34,7 +34,7 @@ impl Engine {
         let outstanding = self.outstanding_by_operation();
         let posted = |rail: usize| outstanding[rail].values().sum();
         let running = self.active.iter().flatten().map(|active| self.describe(active, &outstanding, now));
-        let revoking = self.revoking.iter().map(|revoking| self.describe_revoke(revoking, now));
+        let revoking = self.revoking.iter().filter_map(|revoking| self.describe_revoke(revoking, now));
         let receives = self.receives.operations().map(|(op, len, posted, begun)| {
             let (rail, device) = (self.numbered(MESSAGES).into(), self.handle.devices[MESSAGES].clone());
             let wait =
@@ -136,14 +136,15 @@ impl Engine {
         }
     }
 
-    fn describe_revoke(&self, revoking: &Revoking, now: Time) -> OperationDump {
-        OperationDump {
+    /// Describes a revocation that somebody waits for.
+    fn describe_revoke(&self, revoking: &Revoking, now: Time) -> Option<OperationDump> {
+        Some(OperationDump {
             bytes: revoking.region.len,
             left: Some(revoking.deadline.since(now)),
-            waits: vec![Wait::Copy],
+            waits: vec![if revoking.is_in_use() { Wait::LocalUse } else { Wait::Copy }],
             stalled: revoking.stalled,
-            ..self.blank(revoking.id, OperationKind::Revoke, revoking.begun, now)
-        }
+            ..self.blank(revoking.id?, OperationKind::Revoke, revoking.begun, now)
+        })
     }
 
     fn blank(&self, id: OpId, kind: OperationKind, begun: Time, now: Time) -> OperationDump {

@@ -20,7 +20,8 @@ impl Engine {
         let running = self.active.iter_mut().flatten().take(self.running);
         let running = running.filter(|op| op.trigger.is_none());
         let running = running.map(|op| (op.id, op.moved, &mut op.stalled));
-        let revoking = self.revoking.iter_mut().map(|op| (op.id, op.begun, &mut op.stalled));
+        let revoking = self.revoking.iter_mut();
+        let revoking = revoking.filter_map(|op| Some((op.id?, op.begun, &mut op.stalled)));
         for (id, moved, stalled) in running.chain(revoking).filter(|(.., stalled)| !**stalled) {
             let due = moved.after(watch.after);
             if due > now {

@@ -43,7 +43,7 @@ impl Engine {
 
     /// Operations that have not ended, posted receives apart.
     pub fn outstanding(&self) -> usize {
-        self.running + self.revoking.len() + self.draining.len()
+        self.running + self.awaited_revokes() + self.draining.len()
     }
 
     /// How long a worker may sleep although nothing happens: to the next
@@ -74,7 +74,7 @@ impl Engine {
     /// Nothing of any operation is left: what was due for them is not, any more.
     #[inline]
     pub(super) fn watches_nothing(&mut self) {
-        if self.revoking.is_empty() && self.draining.is_empty() {
+        if self.awaited_revokes() == 0 && self.draining.is_empty() {
             (self.next_deadline, self.next_look) = (self.next_alarm, Time::NEVER);
         }
     }

@@ -3,7 +3,6 @@
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
-use std::task::Poll;
 use std::time::Duration;
 
 use super::group::Group;
@@ -13,7 +12,8 @@ use super::{lock, tenant};
 use crate::control::{Bootstrap, ControlSettings, ControlThread, Identity, Room, Tasks};
 use crate::engine::{Control, EngineHandle};
 use crate::region::RegionInner;
-use crate::{Clock, Error, ErrorKind, Op, Outcome, Peer, PeerId, Region, Result, Time};
+use crate::spi::Revocation;
+use crate::{Access, Clock, Error, ErrorKind, Op, Peer, PeerId, Region, Result, Time};
 
 pub(crate) struct FabricInner {
     pub(super) id: u64,
@@ -94,21 +94,55 @@ impl FabricInner {
         self.clock.now()
     }
 
-    /// Starts a revocation: peers are told, the engine waits until it is quiet.
-    pub(crate) fn revoke(&self, region: Arc<RegionInner>) -> Result<Op> {
-        // Refused from this moment on; the engine only waits for who is inside.
-        let quiet = region.poll_quiet();
+    /// Starts a revocation: peers are told, and each engine that may use the region ends what it has under way there,
+    /// takes the keys of its rails back, and waits until they are quiet.
+    pub(crate) fn revoke(&self, region: &Arc<RegionInner>) -> Result<Op> {
+        region.revoke_at_once();
         for peer in lock(&self.peers).values() {
             peer.tell_revoked(region.id);
         }
-        if let Poll::Ready(result) = quiet {
-            return Ok(Op::ready(result.map(|()| Outcome::default())));
-        }
         self.check_open("revoke")?;
-        let engine = self.transports[0].first_engine();
-        let id = engine.insert("revoke")?;
-        engine.control(Control::Revoke { id, region, deadline: self.deadline(self.now(), None) });
-        Ok(Op::pending(Arc::clone(engine), id))
+        let deadline = self.deadline(self.now(), None);
+        let (mut parts, mut busy) = (Vec::new(), None);
+        for group in self.groups() {
+            let engine = &group.engine;
+            if !region.is_registered_on(engine.transport, group.rails.clone()) {
+                continue;
+            }
+            // Also where nobody can wait for it.
+            let id = engine.insert("revoke").map_err(|error| busy = Some(error)).ok();
+            engine.control(Control::Revoke { id, region: Arc::clone(region), deadline });
+            parts.extend(id.map(|id| Op::pending(Arc::clone(engine), id)));
+        }
+        parts.extend(self.late_bytes(region).map(|error| Op::ready(Err(error))));
+        match busy {
+            Some(error) => Err(error),
+            None => Ok(Op::all(parts)),
+        }
+    }
+
+    /// Why bytes of connected peers may still land in a region whose keys are taken back, if they may.
+    fn late_bytes(&self, region: &RegionInner) -> Option<Error> {
+        if !region.access.contains(Access::REMOTE_WRITE) {
+            return None;
+        }
+        let peers = lock(&self.peers);
+        let is_connected = |transport: usize| {
+            let mut links = peers.values().flat_map(|peer| &peer.0.links);
+            links.any(|link| link.is_up() && link.engine.transport == transport)
+        };
+        let is_late = |(at, transport): &(usize, &Transport)| {
+            transport.domains[0].capabilities().revocation == Revocation::Late
+                && region.is_registered_on(*at, 0..transport.domains.len())
+                && is_connected(*at)
+        };
+        let (_, transport) = self.transports.iter().enumerate().find(is_late)?;
+        let why = format!(
+            "the peers' key is taken back and refused from now on, but transport {:?} does not say when it has \
+             finished what it was receiving: bytes may land until the peers' writes have ended, or their connections",
+            transport.label
+        );
+        Some(Error::new(ErrorKind::Unsupported, "revoke", why))
     }
 
     /// Forgets a peer that is gone.

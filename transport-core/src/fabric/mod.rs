@@ -17,7 +17,7 @@ mod transport;
 mod workers;
 
 use std::future::Future;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 pub use builder::{FabricBuilder, TransportConfig};
@@ -136,17 +136,18 @@ impl Fabric {
             // SAFETY: handed on to the caller.
             regions.push(unsafe { transport.register(&memory, access, group)? });
         }
+        let len = memory.len() as u64;
         Ok(Region(Arc::new(RegionInner {
             regions,
             start: memory.as_ptr(),
-            len: memory.len() as u64,
+            len,
             far: if matches!(memory.kind(), MemoryKind::Cuda { .. }) { u64::MAX } else { 0 },
             memory,
             access,
             id: self.0.next_region.fetch_add(1, Ordering::Relaxed),
             fabric_id: self.0.id,
             fabric: Arc::downgrade(&self.0),
-            revoked: AtomicBool::new(false),
+            limit: AtomicU64::new(len + 1),
         })))
     }
 

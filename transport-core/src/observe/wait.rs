@@ -25,6 +25,8 @@ pub enum Wait {
     ReceiveQueue { rail: u32, device: String },
     /// A peer is inside a copy to a region that is revoked.
     Copy,
+    /// The device has a request or a receive of this side on a region that is revoked.
+    LocalUse,
     /// The peer has granted no more.
     Grant { rail: u32, device: String, of: GrantOf },
     /// What is posted on the rail keeps its line busy.
@@ -85,6 +87,7 @@ impl fmt::Display for Wait {
             }
             Self::Trigger { value, now } => write!(f, "its trigger: the word is at {now}, not at {value}"),
             Self::Copy => f.write_str("a peer inside a copy to the region"),
+            Self::LocalUse => f.write_str("requests or receives of this side on the region"),
             Self::Grant { rail, device, of } => {
                 let of = match of {
                     GrantOf::Bytes => "bytes",

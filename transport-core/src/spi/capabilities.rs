@@ -60,6 +60,10 @@ pub enum Revocation {
     Checked,
     /// The device's key dies with the region and may be handed out again.
     DeviceKey,
+    /// The key is refused from then on, but software at the target goes on with what it was receiving, and does not
+    /// say until when: bytes may land late. [`Region::revoke`](crate::Region::revoke) ends with `Unsupported` where a
+    /// connected peer could have sent some.
+    Late,
 }
 
 /// What reaching `Delivered` costs beyond `Reusable`.

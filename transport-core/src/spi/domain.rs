@@ -126,9 +126,17 @@ pub trait MemoryRegion: Send + Sync {
         None
     }
 
-    /// Starts taking the key back, and says whether it is done: once `Ready`, no
+    /// Starts taking the peers' key back, and says whether it is done: once `Ready`, no
     /// peer's byte can land any more. Call again until then; never blocks.
+    ///
+    /// An error says that the device did not take the key back: peers may still use it. The next call tries again.
     fn revoke(&self) -> Poll<Result<()>>;
+
+    /// Whether requests and receives of this side may still name [`MemoryRegion::lkey`] once `revoke` was called.
+    /// Where they may not, the engine calls it only when none is under way that does, and posts none after it.
+    fn lkey_outlives_revoke(&self) -> bool {
+        false
+    }
 }
 
 /// A peer's region, usable from here.

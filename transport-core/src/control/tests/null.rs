@@ -97,6 +97,10 @@ impl MemoryRegion for NullRegion {
         KeyMaterial { base: 0, key: 0, len: self.0 }
     }
 
+    fn lkey_outlives_revoke(&self) -> bool {
+        true
+    }
+
     fn revoke(&self) -> Poll<Result<()>> {
         Poll::Ready(Ok(()))
     }
