@@ -25,7 +25,7 @@ fn move_pages(pair: &Pair, places: (Place, Place), page: usize, skew: usize, cou
     };
     let (from, to) = (order(), order());
     let pages = |order: &[u32]| Pages::new(order.to_vec()).stride(stride).offset(skew);
-    let mut op = pair.to.write_pages(&source, &pages(&from), &remote, &pages(&to), page).unwrap();
+    let mut op = pair.to.write_pages(&source, pages(&from), &remote, pages(&to), page).unwrap();
     op.wait(LIMIT).unwrap();
     let mut wanted = vec![0; target.len()];
     for (from, to) in from.iter().zip(&to) {
@@ -74,8 +74,8 @@ fn operations_share_batches() {
         let pages = |first, order: Vec<u32>| Pages::new(order).stride(4096).offset(first);
         let (from, order) = (pages(0, (0..COUNT).collect()), || (0..COUNT).rev().collect());
         let mut ops = [
-            pair.to.write_pages(&source, &from, &remote, &pages(0, order()), 4096).unwrap(),
-            pair.to.write_pages(&other, &from, &remote, &pages(PART, order()), 1000).unwrap(),
+            pair.to.write_pages(&source, &from, &remote, pages(0, order()), 4096).unwrap(),
+            pair.to.write_pages(&other, &from, &remote, pages(PART, order()), 1000).unwrap(),
             pair.to.read(&source, 2 * PART..3 * PART, &remote, 2 * PART).unwrap(),
         ];
         for op in &mut ops {

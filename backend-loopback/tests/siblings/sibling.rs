@@ -101,7 +101,7 @@ impl Sibling {
             "pages" => {
                 let all = || Pages::new((0..PAGES).collect::<Vec<_>>());
                 let options = if words[3] == "last" { imm() } else { imm().per_wr() };
-                peer.write_pages_with(region, &all(), remote, &all(), PAGE, &options)?
+                peer.write_pages_with(region, all(), remote, all(), PAGE, &options)?
             }
             // For ever: it will be killed doing so.
             "hammer" => loop {

@@ -63,7 +63,7 @@ fn transfer(
     let mut dst = Ground::new(&pair.b, rooms.1, OPEN, seed + 1)?;
     let remote = dst.import(&pair.to_b)?;
     let outcome =
-        pair.lab.done(pair.to_b.write_pages(&src.region, &from.pages(), &remote, &to.pages(), page)?)?;
+        pair.lab.done(pair.to_b.write_pages(&src.region, from.pages(), &remote, to.pages(), page)?)?;
     let count = to.indices.len();
     same("bytes", outcome.bytes, (count * page) as u64)?;
     expect(&mut dst, to, &src, from, page);
@@ -145,7 +145,7 @@ fn several_operations(context: &Context) -> Verdict {
     let mut ops = Vec::new();
     for part in 0..8 {
         let to = Layout { indices: shuffled(100, &mut random), stride: PAGE, offset: part * 100 * PAGE };
-        ops.push(pair.to_b.write_pages(&src.region, &list, &remote, &to.pages(), PAGE)?);
+        ops.push(pair.to_b.write_pages(&src.region, &list, &remote, to.pages(), PAGE)?);
         expect(&mut dst, &to, &src, &from, PAGE);
     }
     pair.lab.all_done(ops)?;
