@@ -151,6 +151,10 @@ impl Backend for Efa {
         }
     }
 
+    fn drives(&self, card: &topology::Function) -> bool {
+        is_of_cards(&self.config.provider) && topology::is_efa(card.vendor, card.device)
+    }
+
     fn open(&self, device: &DeviceInfo, setup: &DomainSetup) -> Result<Arc<dyn Domain>> {
         let mut found = self.found();
         if found.iter().all(|found| found.name != device.name) {

@@ -124,6 +124,10 @@ impl Backend for Verbs {
         }
     }
 
+    fn drives(&self, card: &topology::Function) -> bool {
+        card.kind == topology::Kind::Nic && !topology::is_efa(card.vendor, card.device)
+    }
+
     fn open(&self, device: &DeviceInfo, setup: &DomainSetup) -> Result<Arc<dyn Domain>> {
         let (card, number) = parts(&device.name);
         let opened = Device::open(card)?;

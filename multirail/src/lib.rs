@@ -59,6 +59,7 @@ mod libfabric;
 mod libibverbs;
 mod loopback;
 mod machine;
+mod rails;
 mod registry;
 mod staging;
 
@@ -79,6 +80,7 @@ pub use cuda;
 pub use libfabric::efa_config;
 pub use libibverbs::verbs_config;
 pub use machine::MachineSource;
+pub use rails::BackendGroups;
 pub use registry::{BackendRow, Registry};
 pub use staging::staged_if_asked;
 pub use topology;

@@ -53,6 +53,15 @@ impl FromStr for MachineSource {
 }
 
 impl MachineSource {
+    /// Where this host's machine is read from: as `MULTIRAIL_TOPOLOGY` says, else from `/sys`.
+    ///
+    /// # Errors
+    /// `InvalidRequest` where the variable makes no sense.
+    pub fn of_this_host() -> Result<Self> {
+        let source = given(TOPOLOGY).map_or(Ok(Self::ThisHost), |text| text.parse());
+        source.map_err(|why| unclear(TOPOLOGY, why.context()))
+    }
+
     /// The machine, and what it is called.
     ///
     /// # Errors
@@ -109,19 +118,20 @@ pub(crate) struct Wishes {
 
 impl Wishes {
     pub fn from_environment() -> Result<Self> {
-        let named = |variable: &'static str| {
-            move |why: &dyn std::fmt::Display| {
-                Error::new(ErrorKind::InvalidRequest, "read the environment", format!("{variable}: {why}"))
-            }
-        };
-        let (of_groups, of_gpus) = (named(RAIL_GROUPS), named(GPUS));
-        let groups = given(RAIL_GROUPS).map(|text| text.parse::<RailGroups>());
-        let groups = groups.transpose().map_err(|why| of_groups(&why.context()))?;
+        Ok(Self { groups: Self::groups()?, gpus: Self::gpus()?, machine: Self::machine()? })
+    }
+
+    fn groups() -> Result<Option<RailGroups>> {
+        let groups = given(RAIL_GROUPS).map(|text| text.parse::<RailGroups>()).transpose();
+        groups.map_err(|why| unclear(RAIL_GROUPS, why.context()))
+    }
+
+    /// The GPUs to be served; all without.
+    pub fn gpus() -> Result<Option<Vec<Address>>> {
         let address = |text: &str| text.trim().parse::<Address>();
         let gpus =
             given(GPUS).map(|text| text.split(',').map(address).collect::<std::result::Result<_, _>>());
-        let gpus = gpus.transpose().map_err(|why| of_gpus(&why))?;
-        Ok(Self { groups, gpus, machine: Self::machine()? })
+        gpus.transpose().map_err(|why| unclear(GPUS, why))
     }
 
     fn machine() -> Result<Option<Machine>> {
@@ -136,6 +146,11 @@ impl Wishes {
         }
         Ok(Some(machine))
     }
+}
+
+/// The error for a variable that makes no sense.
+fn unclear(variable: &str, why: impl std::fmt::Display) -> Error {
+    Error::new(ErrorKind::InvalidRequest, "read the environment", format!("{variable}: {why}"))
 }
 
 fn host_name() -> String {

@@ -65,6 +65,11 @@ impl Registry {
         self.backends.iter().map(|backend| backend.name())
     }
 
+    /// The backends, in order of preference.
+    pub(crate) fn backends(&self) -> impl Iterator<Item = &Arc<dyn Backend>> {
+        self.backends.iter()
+    }
+
     /// The backend of that name.
     ///
     /// # Errors

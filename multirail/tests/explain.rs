@@ -45,6 +45,24 @@ fn host_memory_goes_over_the_cards_of_its_node() {
 }
 
 #[test]
+fn a_gpu_takes_the_cards_of_one_backend() {
+    let file = format!("file:{}/tests/machines/two-kinds-of-cards.toml", env!("CARGO_MANIFEST_DIR"));
+    let rails = |more: &[&str]| {
+        let arguments = [&["--from", file.as_str(), "--gpu", "3", "--json"], more].concat();
+        taken(&choices(&arguments), "rails").join("; ")
+    };
+    assert_eq!(rails(&[]), "group 3: rdmap35s0");
+    assert_eq!(rails(&["--backend", "efa"]), "group 3: rdmap35s0");
+    assert_eq!(rails(&["--backend", "verbs"]), "group 1: ibp37s0");
+    let all = choices(&["--from", &file, "--gpu", "3", "--json"]);
+    let behind = all.iter().find(|choice| choice["choice"] == "verbs: ibp36s0 ibp37s0");
+    assert!(
+        behind.is_some_and(|choice| choice["why"].as_str().unwrap().contains("--backend verbs")),
+        "{all:?}"
+    );
+}
+
+#[test]
 fn this_host_is_explained() {
     let choices = choices(&["--json"]);
     assert!(taken(&choices, "backend").contains(&"loopback"));

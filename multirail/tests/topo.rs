@@ -76,6 +76,42 @@ fn a_copy_of_sys_is_read() {
     assert_eq!(copy["groups"], json(&["--from", "p5.48xlarge"])["groups"]);
 }
 
+/// Four EFA cards and two of InfiniBand, behind the switches of four GPUs.
+fn two_kinds() -> String {
+    format!("file:{}/tests/machines/two-kinds-of-cards.toml", env!("CARGO_MANIFEST_DIR"))
+}
+
+#[test]
+fn a_backend_has_its_own_cards_alone() {
+    let of = |arguments: &[&str]| {
+        let machine = json(&[arguments, &["--from", &two_kinds()]].concat());
+        let groups = machine["groups"].as_array().expect("groups").clone();
+        let list = |group: &serde_json::Value, of: &str| {
+            let addresses = group[of].as_array().expect("addresses").iter();
+            let buses = addresses.map(|at| at.as_str().expect("an address")[5..7].to_owned());
+            buses.collect::<Vec<_>>().join(" ")
+        };
+        let row = |group: &serde_json::Value| {
+            format!(
+                "{} {} <- {}",
+                group["backend"].as_str().expect("a name"),
+                list(group, "gpus"),
+                list(group, "cards")
+            )
+        };
+        groups.iter().map(row).collect::<Vec<_>>()
+    };
+    // Each GPU has an EFA card of its own switch, whatever other cards are there.
+    let efa = ["efa 14 <- 12", "efa 15 <- 13", "efa 26 <- 22", "efa 27 <- 23"];
+    let verbs = ["verbs 14 26 <- 24", "verbs 15 27 <- 25"];
+    assert_eq!(of(&["--backend", "efa"]), efa);
+    assert_eq!(of(&["--backend", "verbs"]), verbs);
+    assert_eq!(of(&[]), [&efa[..], &verbs[..]].concat());
+    assert!(of(&["--backend", "loopback"]).is_empty());
+    let (done, shown, said) = run(&["topo", "--backend", "loopback", "--from", &two_kinds()]);
+    assert!(done && shown.contains("is one that loopback drives"), "{shown}{said}");
+}
+
 #[test]
 fn a_description_without_cards_is_told_in_a_sentence() {
     let folder = TempDir::new().unwrap();

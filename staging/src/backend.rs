@@ -38,6 +38,10 @@ impl Backend for Staged {
         Ok(devices)
     }
 
+    fn drives(&self, card: &topology::Function) -> bool {
+        self.inner.drives(card)
+    }
+
     fn open(&self, device: &DeviceInfo, setup: &DomainSetup) -> Result<Arc<dyn Domain>> {
         let domain = self.inner.open(device, setup)?;
         if self.staging == Staging::Never {

@@ -36,7 +36,8 @@ impl RailGroup {
     }
 }
 
-/// The groups of all cards of a machine; none where there is no card.
+/// The groups of all cards of a machine, whichever backend drives them; none where there is no card.
+/// A fabric makes groups of each backend's cards apart: [`rail_groups_of`].
 pub fn rail_groups(machine: &Machine) -> Vec<RailGroup> {
     let cards: Vec<Address> = machine.of_kind(Kind::Nic).map(|card| card.address).collect();
     rail_groups_of(machine, &cards)

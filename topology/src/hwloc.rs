@@ -58,7 +58,8 @@ pub fn this_host() -> Result<Machine, Error> {
 /// Allowed are the CPUs that were so to the writer.
 ///
 /// # Errors
-/// No such file, or none that hwloc takes: it does not say why, unless `HWLOC_XML_VERBOSE=1`. Also
+/// No such file, one that a newer hwloc wrote, or none that hwloc takes: it does not say why, unless
+/// `HWLOC_XML_VERBOSE=1`. Also
 /// one without bridges, as `lstopo --no-bridges` writes it: from it nearness cannot be told.
 pub fn read(path: &Path) -> Result<Machine, Error> {
     // hwloc's own reading of files takes "-" for the standard input, and hwlocality panics by some
@@ -69,10 +70,25 @@ pub fn read(path: &Path) -> Result<Machine, Error> {
         return Err(malformed(format!("{} bytes are too many for an hwloc XML file", about.len())));
     }
     let text = fs::read_to_string(path).map_err(|why| Error::unreadable(path, why))?;
+    let library = hwlocality::hwloc_api_version() >> 16;
+    if let Some(written) = major(&text).filter(|written| *written > library) {
+        return Err(malformed(format!(
+            "it is of hwloc {written} and needs libhwloc {written} or newer, and this is libhwloc {library}: write it \
+             by lstopo of hwloc {library}, or copy the /sys of that host and read it as sysfs:DIR"
+        )));
+    }
     let refused = |why: &dyn Display| malformed(format!("no hwloc XML file: {why}"));
     let builder = Topology::builder().from_xml(&pus::completed(&text)).map_err(|why| refused(&why))?;
     let topology = load(builder).map_err(|why| refused(&why))?;
     machine(&topology).map_err(malformed)
+}
+
+/// The major version of hwloc that a file says it is for: `<topology version="3.0">`. The first ones said none.
+fn major(text: &str) -> Option<usize> {
+    let (_, element) = text.split_once("<topology")?;
+    let (attributes, _) = element.split_once('>')?;
+    let (_, version) = attributes.split_once("version=")?;
+    version.trim_start_matches(['"', '\'']).split('.').next()?.parse().ok()
 }
 
 fn load(builder: TopologyBuilder) -> Result<Topology, String> {

@@ -133,6 +133,10 @@ mod hwloc {
             std::fs::write(&path, text).unwrap();
             assert_names(hwloc::read(&path), &path);
         }
+        // Of a version that this library does not read: what it takes is said.
+        std::fs::write(&path, whole.replace("version=\"2.0\"", "version=\"3.0\"")).unwrap();
+        let said = assert_names(hwloc::read(&path), &path);
+        assert!(said.contains("needs libhwloc 3 or newer") && said.contains("this is libhwloc 2:"), "{said}");
         std::fs::write(&path, b"<topology version=\"2.0\">\xff</topology>").unwrap();
         assert_names(hwloc::read(&path), &path);
         let long = std::fs::File::create(&path).unwrap();

@@ -15,6 +15,13 @@ pub trait Backend: Send + Sync {
     /// Opens nothing that stays open and changes nothing.
     fn probe(&self) -> Probe;
 
+    /// Whether `card` is of the kind that this backend drives, as far as its numbers tell: for machines
+    /// that are described, and those whose devices cannot be probed. Asks nothing of the system.
+    fn drives(&self, card: &topology::Function) -> bool {
+        let _ = card;
+        false
+    }
+
     /// Opens one device of the probed ones.
     fn open(&self, device: &DeviceInfo, setup: &DomainSetup) -> Result<Arc<dyn Domain>>;
 }

@@ -6,7 +6,7 @@ mod registration;
 
 use multirail::MachineSource;
 use serde::Serialize;
-use topology::{Address, Distance, Function, Kind, Machine, RailGroup, rail_groups};
+use topology::{Address, Distance, Function, Kind, Machine, RailGroup};
 
 use super::failure::{Done, Failure, printable};
 use super::topo::label;
@@ -28,7 +28,7 @@ pub struct ExplainArguments {
     size: Size,
 
     /// The machine, as for `multirail topo`: of another than this host, what depends on its drivers
-    /// is not known [default: this host]
+    /// is not known [default: $MULTIRAIL_TOPOLOGY, or this host]
     #[arg(long, value_name = "SOURCE")]
     from: Option<MachineSource>,
 }
@@ -98,8 +98,8 @@ impl Group {
 
 /// Prints what would be chosen, and what would not.
 pub fn run(common: &Common, arguments: &ExplainArguments) -> Done {
-    let source = arguments.from.clone().unwrap_or(MachineSource::ThisHost);
-    let is_here = source == MachineSource::ThisHost;
+    let source = arguments.from.clone().map_or_else(MachineSource::of_this_host, Ok)?;
+    let is_here = arguments.from.is_none() || source == MachineSource::ThisHost;
     let (name, machine) = source.read()?;
     let name = printable(&name);
     let memory = memory(&name, &machine, arguments)?;
@@ -107,11 +107,20 @@ pub fn run(common: &Common, arguments: &ExplainArguments) -> Done {
         true => backends::found(common)?,
         false => backends::Found::default(),
     };
+    let mut backends = common.provider.registry()?.rail_groups(&common.choice()?, &machine, is_here)?;
+    // Of several backends the first carries what both sides can; the others' cards are named.
+    let others = backends.split_off(backends.len().min(1));
     let groups = match found.groups.is_empty() {
-        true => rail_groups(&machine).into_iter().map(|group| Group::described(&machine, group)).collect(),
+        true => {
+            let groups = backends.iter().flat_map(|backend| backend.groups.clone());
+            groups.map(|group| Group::described(&machine, group)).collect()
+        }
         false => std::mem::take(&mut found.groups),
     };
     let mut choices = rails::choices(&machine, &groups, &memory, is_here);
+    if let Some(first) = backends.first() {
+        choices.extend(others.iter().map(|other| rails::behind(&machine, first.backend, other)));
+    }
     choices.extend(registration::choices(&memory, is_here));
     let rails = groups.iter().filter(|group| memory.is_served_by(group)).map(|group| group.rails.len()).sum();
     choices.extend(backends::choices(&found, is_here, arguments.size, rails));

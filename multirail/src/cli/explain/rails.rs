@@ -1,5 +1,6 @@
 //! Which cards, which core, and the way between the memory and the cards.
 
+use multirail::BackendGroups;
 use topology::p2p::{PeerToPeer, forwards_peers};
 use topology::{Cpus, Machine};
 
@@ -26,6 +27,17 @@ pub fn choices(machine: &Machine, groups: &[Group], memory: &Memory<'_>, is_here
         choices.push(Choice::left(RAILS, name(number, group), why_not(machine, group, memory)));
     }
     choices
+}
+
+/// That the cards of `other` carry nothing where both sides have `first`, which is preferred.
+pub fn behind(machine: &Machine, first: &str, other: &BackendGroups) -> Choice {
+    let cards = other.groups.iter().flat_map(|group| &group.cards);
+    let cards: Vec<String> = cards.map(|card| label::card(machine, *card)).collect();
+    let backend = other.backend;
+    let why = format!(
+        "{first} comes before it where both sides have it: `--backend {backend}` asks for these cards alone"
+    );
+    Choice::left(RAILS, format!("{backend}: {}", cards.join(" ")), why)
 }
 
 fn name(number: usize, group: &Group) -> String {

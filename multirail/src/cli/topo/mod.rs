@@ -10,9 +10,9 @@ mod tree;
 use std::path::PathBuf;
 
 use serde::Serialize;
-use topology::{Machine, RailGroup, rail_groups};
+use topology::{Kind, Machine, RailGroup};
 
-use multirail::MachineSource;
+use multirail::{BackendChoice, BackendGroups, MachineSource};
 
 use super::failure::{Done, Failure, printable};
 use super::{Common, output};
@@ -21,7 +21,7 @@ use super::{Common, output};
 pub struct TopoArguments {
     /// The machine to show: hwloc (this host through libhwloc), hwloc:FILE (XML of lstopo's),
     /// sysfs:DIR (a copy of a /sys), file:FILE (a description in TOML) or p5.48xlarge (one that
-    /// is built in) [default: this host, from /sys]
+    /// is built in) [default: $MULTIRAIL_TOPOLOGY, or this host, from /sys]
     #[arg(long, value_name = "SOURCE")]
     from: Option<MachineSource>,
 
@@ -38,29 +38,58 @@ pub struct TopoArguments {
 struct Row<'a> {
     name: &'a str,
     machine: &'a Machine,
-    groups: &'a [RailGroup],
+    groups: Vec<GroupRow<'a>>,
+}
+
+#[derive(Serialize)]
+struct GroupRow<'a> {
+    backend: &'a str,
+    #[serde(flatten)]
+    group: &'a RailGroup,
 }
 
 /// Draws the picture, if one is asked for, and prints the tree and the rail groups.
 pub fn run(common: &Common, arguments: &TopoArguments) -> Done {
-    let source = arguments.from.as_ref().unwrap_or(&MachineSource::ThisHost);
+    let source = arguments.from.clone().map_or_else(MachineSource::of_this_host, Ok)?;
+    let is_here = arguments.from.is_none() || source == MachineSource::ThisHost;
     let (name, machine) = source.read()?;
     let name = printable(&name);
-    let groups = rail_groups(&machine);
+    let backends = common.provider.registry()?.rail_groups(&common.choice()?, &machine, is_here)?;
+    // Numbered through all backends, as in the tree and the picture.
+    let groups: Vec<RailGroup> = backends.iter().flat_map(|backend| backend.groups.clone()).collect();
     if let Some(file) = &arguments.svg {
         std::fs::write(file, picture::svg(&name, &machine, &groups))
             .map_err(|error| Failure::new(format!("cannot write {}: {error}", file.display())))?;
     }
     if common.json {
-        return output::json(&Row { name: &name, machine: &machine, groups: &groups });
+        let row = |backend: &'static str| move |group| GroupRow { backend, group };
+        let groups = backends.iter().flat_map(|of| of.groups.iter().map(row(of.backend))).collect();
+        return output::json(&Row { name: &name, machine: &machine, groups });
     }
     output::text(&tree::text(&name, &machine, &groups, arguments.disks))?;
     if groups.is_empty() {
-        let here = if *source == MachineSource::ThisHost { "here".to_owned() } else { format!("on {name}") };
+        let here = if is_here { "here".to_owned() } else { format!("on {name}") };
+        let none = match (machine.of_kind(Kind::Nic).next(), common.choice()?) {
+            (None, _) => format!("no RDMA card {here}"),
+            (_, BackendChoice::Named(name)) => format!("no RDMA card {here} is one that {name} drives"),
+            (_, BackendChoice::Auto) => format!("no backend drives the RDMA cards {here}"),
+        };
         return output::line(&format!(
-            "no RDMA card {here}: transfers use the loopback backend, which copies memory on one host\n\
+            "{none}: transfers use the loopback backend, which copies memory on one host\n\
              (`multirail info` lists the backends, and what they lack)"
         ));
     }
-    output::table(&table::HEADER, table::rows(&machine, &groups), 0..0)
+    let mut first = 0;
+    for BackendGroups { backend, groups, unavailable, .. } in &backends {
+        if backends.len() > 1 {
+            output::line(&format!("rail groups of {backend}:"))?;
+        }
+        output::table(&table::HEADER, table::rows(&machine, first, groups), 0..0)?;
+        if let Some(why) = unavailable {
+            let (reason, remedy) = (&why.reason, &why.remedy);
+            output::line(&format!("{backend} cannot be opened here now: {reason}; {remedy}"))?;
+        }
+        first += groups.len();
+    }
+    Ok(())
 }

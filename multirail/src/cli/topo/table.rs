@@ -10,9 +10,9 @@ pub const HEADER: [&str; 7] = ["group", "GPUs", "cards", "distance", "NUMA\nnode
 /// Names of cards in a line.
 const ABREAST: usize = 2;
 
-/// A row per group.
-pub fn rows(machine: &Machine, groups: &[RailGroup]) -> Vec<Vec<String>> {
-    groups.iter().enumerate().map(|(number, group)| row(machine, number, group)).collect()
+/// A row per group, the first of which has the number `first`.
+pub fn rows(machine: &Machine, first: usize, groups: &[RailGroup]) -> Vec<Vec<String>> {
+    (first..).zip(groups).map(|(number, group)| row(machine, number, group)).collect()
 }
 
 fn row(machine: &Machine, number: usize, group: &RailGroup) -> Vec<String> {

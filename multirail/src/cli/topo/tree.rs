@@ -148,13 +148,17 @@ fn cells(function: &Function, groups: &[RailGroup]) -> [String; 5] {
     };
     let id = format!("{:04x}:{:04x}", function.vendor, function.device);
     let at = &function.address;
-    let group = groups.iter().position(|group| group.gpus.contains(at) || group.cards.contains(at));
+    let is_in = |group: &RailGroup| group.gpus.contains(at) || group.cards.contains(at);
+    // A GPU is in one group of each backend.
+    let numbers =
+        groups.iter().enumerate().filter(|(_, group)| is_in(group)).map(|(number, _)| number.to_string());
+    let numbers = numbers.collect::<Vec<_>>().join(", ");
     [
         what.to_owned(),
         at.to_string(),
         label::devices(function),
         label::maker(function).map_or(id.clone(), |maker| format!("{maker} {id}")),
-        group.map(|number| format!("group {number}")).unwrap_or_default(),
+        if numbers.is_empty() { numbers } else { format!("group {numbers}") },
     ]
 }
 
