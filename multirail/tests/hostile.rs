@@ -198,6 +198,59 @@ fn a_name_taken_meanwhile_keeps_no_other_file_from_its_own() {
 }
 
 #[test]
+fn a_name_that_a_dead_sender_got_is_no_clash_when_it_is_sent_again() {
+    for rule in ["refuse", "rename", "skip"] {
+        let into = TempDir::new().unwrap();
+        let (server, address) = Running::server(&["serve", "--into", text(into.path()), "--on-clash", rule]);
+        let table = [
+            raw(b"tree", Kind::Directory),
+            raw(b"tree/large", Kind::File { size: 2 << 20, data: 1 }),
+            raw(b"tree/link", Kind::Link { target: b"small".to_vec() }),
+            raw(b"tree/small", file(1)),
+        ]
+        .concat();
+        let make = |index| Item::Make { index };
+        let piece = Item::Piece(Piece { offset: 0, len: 1, hash: PieceHash::of(0, b"x") });
+        let small = |byte: &[u8]| Item::Whole { index: 3, hash: blake3::hash(byte).into() };
+        let items = [make(0), Item::Begin { index: 1, keep: 0 }, piece, Item::End, make(2), small(b"x")];
+        // Both are judged before either has stored anything: the first is as good as dead.
+        let (dead, again) = (Hostile::ready(&address), Hostile::resuming(&address));
+        for sender in [&dead, &again] {
+            sender.offer(&table);
+            assert!(matches!(sender.answer(), ToSender::Verdicts { .. }));
+        }
+        dead.fill(&items, b"xx");
+        dead.say(&ToServer::Commit { next: 2 });
+        assert_eq!(dead.answer(), ToSender::Stored);
+        again.fill(&items, b"xx");
+        again.say(&ToServer::Commit { next: 2 });
+        assert_eq!(again.answer(), ToSender::Stored, "{rule}");
+        let names: Vec<_> =
+            tree::facts(into.path()).into_keys().map(|name| String::from_utf8(name).unwrap()).collect();
+        assert_eq!(names, ["tree", "tree/large", "tree/link", "tree/small"], "{rule}");
+        assert!(tree::partials(into.path()).is_empty());
+
+        // Another content clashes as ever.
+        let other = Hostile::resuming(&address);
+        std::fs::remove_file(into.path().join("tree/small")).unwrap();
+        other.offer(&raw(b"tree/small", file(1)));
+        assert!(matches!(other.answer(), ToSender::Verdicts { .. }));
+        std::fs::write(into.path().join("tree/small"), "y").unwrap();
+        other.fill(&[Item::Whole { index: 0, hash: blake3::hash(b"x").into() }], b"x");
+        other.say(&ToServer::Commit { next: 2 });
+        match rule {
+            "refuse" => {
+                other.ends_refused("exists");
+                server.await_error("exists");
+            }
+            _ => assert_eq!(other.answer(), ToSender::Stored),
+        }
+        assert_eq!(into.path().join("tree/small.1").exists(), rule == "rename");
+        assert_eq!(std::fs::read(into.path().join("tree/small")).unwrap(), b"y");
+    }
+}
+
+#[test]
 fn a_decent_sender_by_hand() {
     let root = TempDir::new().unwrap();
     let (into, _server, address) = server(&root);

@@ -76,6 +76,25 @@ fn after_the_sender_is_killed() {
 }
 
 #[test]
+fn at_once_after_the_sender_is_killed() {
+    for round in 0..8 {
+        let (from, into) = (TempDir::new().unwrap(), TempDir::new().unwrap());
+        let tree = tree::build(from.path(), 300, 24 << 20);
+        let (_server, address) = server(&into);
+        let middle = (1 + round) << 20;
+        let mut sender = begin(&tree, &address, middle);
+        sender.signal(Signal::KILL);
+        sender.ends_within_any(LIMIT);
+        // The server is not waited for: it may still store what it has of the dead sender.
+        let sent = most_sent(&sender, middle) + resume(&tree, &address);
+        tree::assert_identical(from.path(), into.path());
+        let total = data(&tree);
+        assert!(sent <= total + total / 100 + WINDOW, "{round}: {sent} bytes were sent of {total}");
+        eventually(LIMIT, "no partial file is left", || tree::partials(into.path()).is_empty().then_some(()));
+    }
+}
+
+#[test]
 fn after_the_server_is_killed() {
     for (files, middle) in MIDDLES {
         let (from, into) = (TempDir::new().unwrap(), TempDir::new().unwrap());

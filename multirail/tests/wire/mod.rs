@@ -38,8 +38,17 @@ impl Hostile {
 
     /// Connects, and says hello.
     pub fn ready(address: &str) -> Self {
+        Self::greet(address, false)
+    }
+
+    /// Connects, and goes on where an earlier sender ended.
+    pub fn resuming(address: &str) -> Self {
+        Self::greet(address, true)
+    }
+
+    fn greet(address: &str, resume: bool) -> Self {
         let hostile = Self::connect(address);
-        hostile.say(&ToServer::Hello { total: 0, resume: false });
+        hostile.say(&ToServer::Hello { total: 0, resume });
         assert_eq!(hostile.hear(), ToSender::Ready);
         hostile
     }

@@ -4,8 +4,8 @@ use std::fs::File;
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 
-use multirail::files::{Entry, Mtime, TreePath};
-use rustix::fs::{AtFlags, CWD, Mode, OFlags, RenameFlags, Stat, Timespec, Timestamps, UTIME_OMIT};
+use multirail::files::{Entry, Kind, Mtime, TreePath};
+use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, RenameFlags, Stat, Timespec, Timestamps, UTIME_OMIT};
 use rustix::io::Errno;
 
 use super::beneath;
@@ -14,6 +14,7 @@ use super::quota::Quota;
 use super::reason::failed;
 use super::staged::Staged;
 use super::staging::Staging;
+use crate::cli::content;
 use crate::cli::failure::{Done, Failure};
 
 /// Numbers tried behind a name that is taken.
@@ -118,15 +119,23 @@ impl Directory {
 
     /// Gives a staged file its final name, by the rule for names that are taken; whether it
     /// got one, or something else had it first and stays.
-    pub fn publish(&self, staged: Staged<'_>, path: &TreePath) -> Done<bool> {
+    ///
+    /// With `resume` a file or link of the same content is no clash: a sender that died had sent
+    /// it, and the server gave it its name after it had judged this entry.
+    pub fn publish(&self, staged: Staged<'_>, entry: &Entry, resume: bool) -> Done<bool> {
+        let path = &entry.path;
         let (parent, from) = (self.parent(path)?, &self.staging.fd);
         let name = path.name_os();
         let exclusively = |to: &std::ffi::OsStr| rename_exclusively(from, staged.name(), &parent, to);
         let renamed = match self.clash {
             Clash::Overwrite => rustix::fs::renameat(from, staged.name(), &parent, name),
-            Clash::Refuse | Clash::Skip => exclusively(name),
-            Clash::Rename => match exclusively(name) {
-                Err(Errno::EXIST) => (1..RENAMES)
+            Clash::Refuse | Clash::Skip | Clash::Rename => match exclusively(name) {
+                Err(Errno::EXIST) if resume && self.has(&staged, entry)? => {
+                    staged.abandon();
+                    self.staging.discard(path);
+                    return Ok(true);
+                }
+                Err(Errno::EXIST) if self.clash == Clash::Rename => (1..RENAMES)
                     .map(|n| exclusively(&numbered(path.name(), n)))
                     .find(|renamed| *renamed != Err(Errno::EXIST))
                     .unwrap_or(Err(Errno::EXIST)),
@@ -149,6 +158,37 @@ impl Directory {
         #[cfg(not(target_os = "linux"))]
         rustix::fs::fsync(&parent).map_err(|error| failed("sync the directory", error))?;
         Ok(true)
+    }
+
+    /// Whether a file or link has the name of `entry` and the content that is staged for it. If
+    /// so, sets the mode and time of the file.
+    fn has(&self, staged: &Staged<'_>, entry: &Entry) -> Done<bool> {
+        let found = self.look(&entry.path)?.map(|found| FileType::from_raw_mode(found.st_mode));
+        match (&entry.kind, found) {
+            (Kind::Link { target }, Some(FileType::Symlink)) => self.is_link(&entry.path, target),
+            (Kind::File { size, .. }, Some(FileType::RegularFile)) => {
+                let (Ok(there), Ok(ours)) = (self.file(&entry.path), self.staging.read(staged.name())) else {
+                    return Ok(false);
+                };
+                let unreadable = |error| failed("compare with the file that is there", error);
+                if there.metadata().map_err(unreadable)?.len() != *size {
+                    return Ok(false);
+                }
+                let digest = |file| content::digest(file, *size, || true).map_err(unreadable);
+                let same = digest(&there)? == digest(&ours)?;
+                if same {
+                    dress(&there, entry)?;
+                }
+                Ok(same)
+            }
+            _ => Ok(false),
+        }
+    }
+
+    /// Whether a symbolic link that is there points to `target`.
+    pub fn is_link(&self, path: &TreePath, target: &[u8]) -> Done<bool> {
+        let there = rustix::fs::readlinkat(self.parent(path)?, path.name_os(), Vec::new());
+        Ok(there.is_ok_and(|there| there.as_bytes() == target))
     }
 }
 
@@ -219,6 +259,8 @@ mod tests {
         let directory = Directory::open(into.path().to_owned(), Clash::Skip, quota).unwrap();
         let staging = &directory.staging;
         let path = TreePath::new(b"name").unwrap();
+        let (kind, mtime) = (Kind::File { size: 1, data: 1 }, Mtime { seconds: 0, nanoseconds: 0 });
+        let entry = Entry { path: path.clone(), kind, mode: 0o644, mtime };
         let partial = || {
             let (mut staged, ..) = staging.begin(&path).unwrap();
             staging.quota.reserve(90 * ENTRY).unwrap();
@@ -231,14 +273,14 @@ mod tests {
 
         let loser = partial();
         std::fs::write(into.path().join("name"), "winner").unwrap();
-        assert!(!directory.publish(loser, &path).unwrap());
+        assert!(!directory.publish(loser, &entry, false).unwrap());
         assert_eq!(std::fs::read(into.path().join("name")).unwrap(), b"winner");
         assert_eq!(staging.bytes(&path), None);
         assert_eq!(std::fs::read_dir(into.path().join(".multirail")).unwrap().count(), 0);
         staging.quota.check(100 * ENTRY).unwrap();
 
         std::fs::remove_file(into.path().join("name")).unwrap();
-        assert!(directory.publish(partial(), &path).unwrap());
+        assert!(directory.publish(partial(), &entry, false).unwrap());
         assert!(staging.quota.check(11 * ENTRY).is_err(), "it counts under its name too");
     }
 }

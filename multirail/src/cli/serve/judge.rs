@@ -45,7 +45,7 @@ pub fn judge<'a>(
     let first = entries.first().map_or_else(String::new, |entry| entry.path.to_string());
     let room = Room::reserve(&directory.staging.quota, offered, room)
         .map_err(|failure| failure.within(format!("{first} was not stored")))?;
-    Ok((Store::new(directory, entries, verdicts.clone(), room), verdicts))
+    Ok((Store::new(directory, entries, verdicts.clone(), resume, room), verdicts))
 }
 
 fn one(directory: &Directory, entry: &Entry, resume: bool, wanted: &dyn Fn() -> bool) -> Done<Verdict> {
@@ -66,12 +66,8 @@ fn one(directory: &Directory, entry: &Entry, resume: bool, wanted: &dyn Fn() -> 
         (Kind::File { size, .. }, FileType::RegularFile) if resume && is_size(&found, *size) => {
             return Ok(Verdict::Compare { digest: digest(directory, entry, wanted)?, skip });
         }
-        (Kind::Link { target }, FileType::Symlink) if resume => {
-            let parent = directory.parent(&entry.path)?;
-            let there = rustix::fs::readlinkat(parent, entry.path.name_os(), Vec::new());
-            if there.is_ok_and(|there| there.as_bytes() == target) {
-                return Ok(Verdict::Have);
-            }
+        (Kind::Link { target }, FileType::Symlink) if resume && directory.is_link(&entry.path, target)? => {
+            return Ok(Verdict::Have);
         }
         _ => {}
     }

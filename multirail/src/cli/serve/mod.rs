@@ -10,21 +10,20 @@ mod quota;
 mod reason;
 mod report;
 mod room;
+mod senders;
 mod session;
 mod staged;
 mod staging;
 mod store;
 mod window;
 
-use std::collections::HashMap;
 use std::path::PathBuf;
-use std::sync::mpsc::{self, Receiver, SyncSender};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use multirail::files::{Layout, ToSender};
-use multirail::{ErrorKind, Fabric, Peer, PeerId, RecvPool};
+use multirail::files::ToSender;
+use multirail::{ErrorKind, Fabric, Peer, RecvPool};
 
 use super::failure::{Done, Failure};
 use super::units::Size;
@@ -32,13 +31,8 @@ use super::wire::{MESSAGE_BYTES, Outbox};
 use super::{Common, output, wait};
 use directory::{Clash, Directory};
 use quota::Quota;
+use senders::Senders;
 use session::Session;
-
-/// Senders served at once; each has a region of `Layout::OFFERED.total()` bytes.
-const MOST_SENDERS: usize = 6;
-
-/// Messages a sender may have under way: every window, and one word more.
-const BACKLOG: usize = Layout::OFFERED.windows as usize + 4;
 
 /// Pause after a connection attempt that failed, so that a stream of them stays cheap.
 const BREATH: Duration = Duration::from_millis(20);
@@ -72,14 +66,10 @@ pub struct ServeArguments {
     max_bytes: Option<Size>,
 }
 
-/// Which session a peer's messages belong to.
-#[derive(Clone, Default)]
-struct Routes(Arc<Mutex<HashMap<PeerId, SyncSender<Vec<u8>>>>>);
-
 struct Server {
     fabric: Fabric,
     directory: Directory,
-    routes: Routes,
+    senders: Arc<Senders>,
     json: bool,
 }
 
@@ -89,7 +79,7 @@ pub fn run(common: &Common, arguments: ServeArguments) -> Done {
     let directory = Directory::open(arguments.into, clash, Quota::new(arguments.max_bytes))?;
     let fabric = common.open()?;
     // Senders speak once a session has welcomed them, never before there are receives.
-    let pool = fabric.recv_pool(MOST_SENDERS * BACKLOG, MESSAGE_BYTES)?;
+    let pool = fabric.recv_pool(senders::MOST * senders::BACKLOG, MESSAGE_BYTES)?;
     let listener = wait::listen(&fabric, &arguments.listen)?;
     let address = listener.local_addr();
     match common.json {
@@ -101,9 +91,9 @@ pub fn run(common: &Common, arguments: ServeArguments) -> Done {
     let interrupted = fabric.clone();
     ctrlc::set_handler(move || interrupted.close())
         .map_err(|error| Failure::new(format!("cannot take interrupts: {error}")))?;
-    let routes = Routes::default();
-    let server = Arc::new(Server { fabric, directory, routes: routes.clone(), json: common.json });
-    std::thread::spawn(move || dispatch(pool, &routes));
+    let senders = Arc::<Senders>::default();
+    let server = Arc::new(Server { fabric, directory, senders: Arc::clone(&senders), json: common.json });
+    std::thread::spawn(move || dispatch(pool, &senders));
     if arguments.once {
         let peer = pollster::block_on(listener.accept())?;
         drop(listener);
@@ -137,10 +127,10 @@ pub fn run(common: &Common, arguments: ServeArguments) -> Done {
 }
 
 /// Hands every message to its peer's session until the fabric closes.
-fn dispatch(pool: RecvPool, routes: &Routes) {
+fn dispatch(pool: RecvPool, senders: &Senders) {
     loop {
         match pollster::block_on(pool.next()) {
-            Ok(message) => routes.deliver(message.peer(), message.to_vec()),
+            Ok(message) => senders.deliver(message.peer(), message.to_vec()),
             Err(error) if matches!(error.kind(), ErrorKind::Closed | ErrorKind::DeviceLost) => return,
             // A message nobody should have sent; its sender's session times out or ends.
             Err(error) => tracing::warn!(%error, "a message was dropped"),
@@ -150,51 +140,19 @@ fn dispatch(pool: RecvPool, routes: &Routes) {
 
 impl Server {
     fn serve(&self, peer: &Peer) -> Done {
-        let served = match self.routes.add(peer.id()) {
-            Some(inbox) => Session::run(&self.fabric, peer, inbox, &self.directory, self.json),
+        let served = match self.senders.add(peer) {
+            Some(inbox) => Session::run(self, peer, inbox),
             None => self.turn_away(peer),
         };
-        self.routes.remove(peer.id());
+        self.senders.remove(peer.id());
         peer.disconnect();
         served
     }
 
     fn turn_away(&self, peer: &Peer) -> Done {
-        let reason = format!("{MOST_SENDERS} senders are being served already; try again later");
+        let reason = format!("{} senders are being served already; try again later", senders::MOST);
         Outbox::new(&self.fabric, peer)?.say(&ToSender::Refused(reason.clone()))?;
         wait::let_go(peer);
         Err(Failure::new(format!("a sender was refused: {reason}")))
-    }
-}
-
-impl Routes {
-    /// A way for this peer's messages; `None` if there are enough senders.
-    fn add(&self, peer: PeerId) -> Option<Receiver<Vec<u8>>> {
-        let mut routes = self.lock();
-        if routes.len() >= MOST_SENDERS {
-            return None;
-        }
-        let (sender, receiver) = mpsc::sync_channel(BACKLOG);
-        routes.insert(peer, sender);
-        Some(receiver)
-    }
-
-    fn remove(&self, peer: PeerId) {
-        self.lock().remove(&peer);
-    }
-
-    /// A peer with more messages under way than agreed loses its route; its
-    /// session ends by that. One without a session is not listened to.
-    fn deliver(&self, peer: PeerId, message: Vec<u8>) {
-        let mut routes = self.lock();
-        if let Some(route) = routes.get(&peer)
-            && route.try_send(message).is_err()
-        {
-            routes.remove(&peer);
-        }
-    }
-
-    fn lock(&self) -> std::sync::MutexGuard<'_, HashMap<PeerId, SyncSender<Vec<u8>>>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

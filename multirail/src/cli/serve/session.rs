@@ -6,9 +6,10 @@ use std::time::{Duration, Instant};
 use multirail::files::{
     Layout, PROTOCOL, ToSender, ToServer, VERDICTS, VERSION, decode_entries, decode_items,
 };
-use multirail::{Access, Fabric, Peer, Region};
+use multirail::{Access, Peer, Region};
 
-use super::directory::{Clash, Directory};
+use super::Server;
+use super::directory::Clash;
 use super::judge::judge;
 use super::report::Report;
 use super::store::Store;
@@ -26,8 +27,8 @@ const LOOK: Duration = Duration::from_millis(50);
 
 /// The conversation with one sender.
 pub struct Session<'a> {
+    server: &'a Server,
     peer: &'a Peer,
-    directory: &'a Directory,
     inbox: Receiver<Vec<u8>>,
     outbox: Outbox,
     region: Region,
@@ -39,17 +40,11 @@ pub struct Session<'a> {
 
 impl<'a> Session<'a> {
     /// Serves a sender until it says goodbye, and has left or had time to.
-    pub fn run(
-        fabric: &Fabric,
-        peer: &'a Peer,
-        inbox: Receiver<Vec<u8>>,
-        directory: &'a Directory,
-        json: bool,
-    ) -> Done {
-        let region = fabric.alloc(Layout::OFFERED.total() as usize, Access::REMOTE_WRITE)?;
-        let outbox = Outbox::new(fabric, peer)?;
-        let (part, report) = (Vec::new(), Report::new(json));
-        let mut session = Self { peer, directory, inbox, outbox, region, part, next: 0, report };
+    pub fn run(server: &'a Server, peer: &'a Peer, inbox: Receiver<Vec<u8>>) -> Done {
+        let region = server.fabric.alloc(Layout::OFFERED.total() as usize, Access::REMOTE_WRITE)?;
+        let outbox = Outbox::new(&server.fabric, peer)?;
+        let (part, report) = (Vec::new(), Report::new(server.json));
+        let mut session = Self { server, peer, inbox, outbox, region, part, next: 0, report };
         let served = session.serve();
         if let Err(failure) = &served
             && peer.is_alive()
@@ -74,8 +69,11 @@ impl<'a> Session<'a> {
         let resume = match self.hear().map_err(unfinished)? {
             ToServer::Hello { total, resume } => {
                 // With these, less may be needed: each group is asked for its room.
-                if !resume && self.directory.clash != Clash::Skip {
-                    let checked = self.directory.staging.quota.check(total);
+                let directory = &self.server.directory;
+                if resume {
+                    self.server.senders.await_dead(self.peer);
+                } else if directory.clash != Clash::Skip {
+                    let checked = directory.staging.quota.check(total);
                     checked.map_err(|failure| failure.within("nothing was stored"))?;
                 }
                 resume
@@ -101,7 +99,7 @@ impl<'a> Session<'a> {
             return Err(not_free(sequence));
         }
         let entries = decode_entries(&self.table(sequence, table)?).map_err(Failure::new)?;
-        let (directory, peer) = (self.directory, self.peer);
+        let (directory, peer) = (&self.server.directory, self.peer);
         let (mut store, verdicts) = judge(directory, entries, resume, &|| peer.is_alive())?;
         self.next += 1;
         self.outbox.say(&ToSender::Free { sequence })?;

@@ -177,6 +177,13 @@ impl Staging {
         Ok(File::from(created.map_err(|e| failed("create a file", e))?))
     }
 
+    /// Opens a file for reading, whatever its mode is by now.
+    pub fn read(&self, name: &str) -> Done<File> {
+        let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let opened = rustix::fs::openat(&self.fd, name, flags, Mode::empty());
+        Ok(File::from(opened.map_err(|e| failed("read a whole file", e))?))
+    }
+
     /// A file that is there. A whole one that did not get its name has its mode already,
     /// which may keep us from writing.
     fn existing(&self, name: &str) -> Option<File> {

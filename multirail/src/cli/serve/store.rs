@@ -21,6 +21,8 @@ pub struct Store<'a> {
     directory: &'a Directory,
     entries: Vec<Entry>,
     verdicts: Vec<Verdict>,
+    /// The sender goes on where another ended: the same content under a name is no clash.
+    resume: bool,
     /// Items come in ascending order; this is the first that may.
     next: usize,
     /// The file that comes in pieces.
@@ -49,6 +51,7 @@ impl<'a> Store<'a> {
         directory: &'a Directory,
         entries: Vec<Entry>,
         verdicts: Vec<Verdict>,
+        resume: bool,
         room: Room<'a>,
     ) -> Self {
         let (open, found, batch, stored, failed) = (None, None, Vec::new(), Vec::new(), None);
@@ -56,6 +59,7 @@ impl<'a> Store<'a> {
             directory,
             entries,
             verdicts,
+            resume,
             next: 0,
             open,
             found,
@@ -268,7 +272,7 @@ impl<'a> Store<'a> {
         for step in self.batch.drain(..) {
             let (index, hash, done) = match step {
                 Step::Publish { index, staged, hash } => {
-                    (index, hash, self.directory.publish(staged, &self.entries[index].path))
+                    (index, hash, self.directory.publish(staged, &self.entries[index], self.resume))
                 }
                 Step::Leave { index } => {
                     (index, None, self.directory.leave(&self.entries[index]).map(|()| true))
