@@ -6,6 +6,7 @@ mod tree;
 
 use std::fs;
 use std::io::{BufRead, BufReader};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 
@@ -79,6 +80,89 @@ fn skip() {
     assert!(done && said.contains("1 were skipped"), "{said}");
     assert_eq!(b, "old");
     assert_eq!(fs::read_to_string(into.path().join("tree/sub/c")).unwrap(), "new sub/c");
+}
+
+/// Mode and time of a directory.
+fn looks(path: &Path) -> (u32, i64) {
+    let metadata = fs::metadata(path).unwrap();
+    (metadata.mode() & 0o7777, metadata.mtime())
+}
+
+#[test]
+fn a_directory_that_is_there_stays_as_it_is_unless_it_is_overwritten() {
+    let from = TempDir::new().unwrap();
+    let tree = small(&from);
+    tree::dress(&tree.join("sub"), 0o700, 1);
+    tree::dress(&tree, 0o711, 2);
+    for rule in ["refuse", "overwrite", "rename", "skip"] {
+        for resume in [&[][..], &["--resume"]] {
+            let into = TempDir::new().unwrap();
+            fs::create_dir_all(into.path().join("tree/sub")).unwrap();
+            let theirs = [into.path().join("tree/sub"), into.path().join("tree")];
+            let (_server, address) =
+                Running::server(&["serve", "--into", text(into.path()), "--on-clash", rule]);
+            let send = || run(&[&["send", text(&tree), "--to", &address], resume].concat());
+            for (n, directory) in theirs.iter().enumerate() {
+                tree::dress(directory, 0o750, 77 + n as u64);
+            }
+            let (done, _, said) = send();
+            assert!(done, "{said}");
+            let files: Vec<_> = ["a", "b", "sub/c"].map(|name| into.path().join("tree").join(name)).into();
+            assert!(files.iter().all(|file| file.exists()), "what is sent lies in it");
+            let ours = [looks(&tree.join("sub")), looks(&tree)];
+            for (theirs, ours) in theirs.iter().zip(ours) {
+                match rule {
+                    "overwrite" => assert_eq!(looks(theirs), ours),
+                    _ => assert!(looks(theirs).0 == 0o750 && looks(theirs).1 != ours.1, "{rule} {resume:?}"),
+                }
+            }
+            // Where nothing new comes, its time stays too.
+            fs::remove_dir_all(into.path().join("tree")).unwrap();
+            fs::create_dir(into.path().join("tree")).unwrap();
+            let empty = TempDir::new().unwrap();
+            fs::create_dir(empty.path().join("tree")).unwrap();
+            tree::dress(&empty.path().join("tree"), 0o700, 5);
+            tree::dress(&theirs[1], 0o750, 77);
+            let before = looks(&theirs[1]);
+            let (done, _, said) =
+                run(&[&["send", text(&empty.path().join("tree")), "--to", &address], resume].concat());
+            assert!(done, "{said}");
+            let after = looks(&theirs[1]);
+            assert_eq!(after == before, rule != "overwrite", "{rule}: {after:?}");
+        }
+    }
+}
+
+#[test]
+fn a_directory_of_an_interrupted_sender_is_finished_by_the_next() {
+    let (from, into) = (TempDir::new().unwrap(), TempDir::new().unwrap());
+    let tree = small(&from);
+    tree::random(&tree.join("sub/large"), 64 << 20);
+    tree::dress(&tree.join("sub"), 0o750, 1);
+    tree::dress(&tree, 0o711, 2);
+    let (server, address) = Running::server(&["serve", "--into", text(into.path()), "--on-clash", "skip"]);
+    let mut sender = Running::start(&["send", text(&tree), "--to", &address, "--json", "--progress"]);
+    while sender.json()["progress_bytes"].as_u64().expect("progress") < 10 << 20 {}
+    sender.signal(Signal::KILL);
+    sender.ends_within_any(LIMIT);
+    server.await_error("was not stored");
+    assert_eq!(looks(&into.path().join("tree/sub")).0, 0o1700, "unfinished");
+    let (done, _, said) = run(&["send", text(&tree), "--to", &address]);
+    assert!(done, "{said}");
+    tree::assert_identical(from.path(), into.path());
+}
+
+#[test]
+fn skip_keeps_a_file_that_has_the_name_of_a_directory() {
+    let (from, into) = (TempDir::new().unwrap(), TempDir::new().unwrap());
+    let tree = small(&from);
+    fs::create_dir(into.path().join("tree")).unwrap();
+    fs::write(into.path().join("tree/sub"), "file").unwrap();
+    let (_server, address) = Running::server(&["serve", "--into", text(into.path()), "--on-clash", "skip"]);
+    let (done, _, said) = run(&["send", text(&tree), "--to", &address]);
+    assert!(done, "{said}");
+    assert_eq!(fs::read(into.path().join("tree/sub")).unwrap(), b"file");
+    assert_eq!(tree::facts(into.path()).len(), 4, "a and b came");
 }
 
 #[test]

@@ -17,19 +17,25 @@ use super::staging::Staging;
 use crate::cli::content;
 use crate::cli::failure::{Done, Failure};
 
+/// Mode of a directory that a server made, until all is stored that lies in it. By the sticky
+/// bit, which means nothing where only the owner may write and no sender can set, any later
+/// server knows that mode and time are the sender's to set.
+const UNFINISHED: Mode = Mode::RWXU.union(Mode::SVTX);
+
 /// Numbers tried behind a name that is taken.
 const RENAMES: usize = 10_000;
 
-/// What happens to a file whose name is taken.
+/// What happens to a file whose name is taken. A directory that is there takes what is sent
+/// into it under every rule.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub enum Clash {
     /// Refuse it, and end the conversation
     Refuse,
-    /// Replace what is there
+    /// Replace a file or link that is there, and set mode and time of a directory that is there
     Overwrite,
     /// Store it as NAME.1, NAME.2, ...
     Rename,
-    /// Keep what is there, and go on
+    /// Keep what is there, and go on; of a directory too whose name a file has, with all in it
     Skip,
 }
 
@@ -75,6 +81,11 @@ impl Directory {
         }
     }
 
+    /// Whether something that is no directory has the name of a directory that `path` lies in.
+    pub fn is_barred(&self, path: &TreePath) -> bool {
+        matches!(beneath::open(&self.fd, path.parent()), Err(Errno::NOTDIR | Errno::LOOP))
+    }
+
     /// Opens a regular file that is there.
     pub fn file(&self, path: &TreePath) -> Done<File> {
         let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
@@ -84,25 +95,40 @@ impl Directory {
 
     /// Makes a directory, or uses the one that is there.
     pub fn make(&self, path: &TreePath) -> Done {
-        match rustix::fs::mkdirat(self.parent(path)?, path.name_os(), Mode::RWXU) {
+        match rustix::fs::mkdirat(self.parent(path)?, path.name_os(), UNFINISHED) {
             Err(Errno::EXIST) => {
                 let fd = beneath::open(&self.fd, path.as_bytes()).map_err(misplaced)?;
                 let mode = rustix::fs::fstat(&fd).map(|stat| Mode::from_raw_mode(stat.st_mode));
-                // It gets its mode back with the last of what lies in it.
+                // It gets the sender's mode with the last of what lies in it.
                 match mode {
-                    Ok(mode) if !mode.contains(Mode::RWXU) => rustix::fs::fchmod(&fd, mode | Mode::RWXU),
+                    Ok(mode) if self.clash == Clash::Overwrite && !mode.contains(Mode::RWXU) => {
+                        rustix::fs::fchmod(&fd, mode | Mode::RWXU)
+                    }
                     mode => mode.map(drop),
                 }
                 .map_err(|error| failed("use the directory that is there", error))
             }
+            // Elsewhere a new directory may not get that bit.
+            #[cfg(not(target_os = "linux"))]
+            Ok(()) => beneath::open(&self.fd, path.as_bytes())
+                .and_then(|fd| rustix::fs::fchmod(fd, UNFINISHED))
+                .map_err(misplaced),
             made => made.map_err(|error| failed("create a directory", error)),
         }
     }
 
-    /// Sets mode and time of a directory.
+    /// Sets mode and time of a directory once all that lies in it is stored, unless the directory
+    /// was there before and the rule leaves it as it is.
     pub fn leave(&self, entry: &Entry) -> Done {
         let fd = beneath::open(&self.fd, entry.path.as_bytes()).map_err(misplaced)?;
-        dress(&File::from(fd), entry)
+        let mode = rustix::fs::fstat(&fd).map(|stat| Mode::from_raw_mode(stat.st_mode));
+        match mode.map_err(|error| failed("look at the directory that is there", error))? {
+            // A directory inherits the set-group-ID bit.
+            mode if mode - Mode::SGID == UNFINISHED || self.clash == Clash::Overwrite => {
+                dress(&File::from(fd), entry)
+            }
+            _ => Ok(()),
+        }
     }
 
     /// Makes everything durable that was written so far.
@@ -149,9 +175,7 @@ impl Directory {
                 return Ok(false);
             }
             Err(Errno::EXIST) => return Err(exists()),
-            Err(Errno::ISDIR | Errno::NOTEMPTY) => {
-                return Err(Failure::new("a directory of that name exists; remove or rename it"));
-            }
+            Err(Errno::ISDIR | Errno::NOTEMPTY) => return Err(is_directory()),
             Err(error) => return Err(failed("rename the whole file", error)),
         }
         self.staging.discard(path);
@@ -210,6 +234,11 @@ pub fn times(mtime: Mtime) -> Timestamps {
 /// Why a file is refused whose name is taken.
 pub fn exists() -> Failure {
     Failure::new("a file of that name exists; rename it, or start the server with --on-clash overwrite")
+}
+
+/// Why a file is refused that would replace a directory.
+pub fn is_directory() -> Failure {
+    Failure::new("a directory of that name exists; remove or rename it")
 }
 
 fn rename_exclusively(

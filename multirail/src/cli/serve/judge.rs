@@ -5,7 +5,7 @@ use std::io;
 use multirail::files::{Entry, Kind, Verdict};
 use rustix::fs::{FileType, Stat};
 
-use super::directory::{Clash, Directory, exists};
+use super::directory::{Clash, Directory, exists, is_directory};
 use super::reason::failed;
 use super::room::{self, Room};
 use super::store::Store;
@@ -53,13 +53,17 @@ fn one(directory: &Directory, entry: &Entry, resume: bool, wanted: &dyn Fn() -> 
     if is_file && !resume {
         directory.staging.discard(&entry.path);
     }
+    let skip = directory.clash == Clash::Skip;
+    if skip && directory.is_barred(&entry.path) {
+        return Ok(Verdict::Skip);
+    }
     let Some(found) = directory.look(&entry.path)? else {
         let partial = is_file && resume && directory.staging.bytes(&entry.path).is_some();
         return Ok(if partial { Verdict::Partial } else { Verdict::Send });
     };
-    let skip = directory.clash == Clash::Skip;
     match (&entry.kind, FileType::from_raw_mode(found.st_mode)) {
         (Kind::Directory | Kind::Leave, FileType::Directory) => return Ok(Verdict::Send),
+        (Kind::Directory | Kind::Leave, _) if skip => return Ok(Verdict::Skip),
         (Kind::Directory | Kind::Leave, _) => {
             return Err(Failure::new("a file has the name of this directory; remove or rename it"));
         }
@@ -69,6 +73,7 @@ fn one(directory: &Directory, entry: &Entry, resume: bool, wanted: &dyn Fn() -> 
         (Kind::Link { target }, FileType::Symlink) if resume && directory.is_link(&entry.path, target)? => {
             return Ok(Verdict::Have);
         }
+        (_, FileType::Directory) if directory.clash == Clash::Overwrite => return Err(is_directory()),
         _ => {}
     }
     match directory.clash {

@@ -51,7 +51,8 @@ pub struct ServeArguments {
     #[arg(long)]
     once: bool,
 
-    /// What to do with a file whose name is taken
+    /// What to do with a file or link whose name is taken. A directory that is there takes what
+    /// is sent into it; its own mode stays, and no time is set, but by the rule overwrite
     #[arg(long, value_enum, default_value_t = Clash::Refuse, value_name = "RULE")]
     on_clash: Clash,
 

@@ -140,6 +140,7 @@ impl<'a> Store<'a> {
     fn make(&mut self, index: usize) -> Done {
         let (entry, staging) = (&self.entries[index], &self.directory.staging);
         match &entry.kind {
+            _ if self.verdicts[index] != Verdict::Send => Err(out_of_turn()),
             Kind::Directory => {
                 let cost = if self.directory.look(&entry.path)?.is_none() { ENTRY } else { 0 };
                 self.room.ensure(0, cost)?;
@@ -151,7 +152,7 @@ impl<'a> Store<'a> {
                 self.batch.push(Step::Leave { index });
                 Ok(())
             }
-            Kind::Link { target } if self.verdicts[index] == Verdict::Send => {
+            Kind::Link { target } => {
                 self.room.ensure(0, ENTRY)?;
                 let mut staged = staging.link(target)?;
                 self.room.spend(0, ENTRY);
@@ -262,8 +263,8 @@ impl<'a> Store<'a> {
         Ok(())
     }
 
-    /// Makes what has come durable, and gives it its final names. One that cannot get its
-    /// name keeps no other from it.
+    /// Makes what has come durable, and gives it its final names. A file that cannot get its
+    /// name keeps no other from it, but directories stay unfinished.
     pub fn commit(&mut self) -> Done {
         if self.batch.iter().any(|step| matches!(step, Step::Publish { .. })) {
             self.directory.sync()?;
@@ -274,6 +275,7 @@ impl<'a> Store<'a> {
                 Step::Publish { index, staged, hash } => {
                     (index, hash, self.directory.publish(staged, &self.entries[index], self.resume))
                 }
+                Step::Leave { .. } if all.is_err() => continue,
                 Step::Leave { index } => {
                     (index, None, self.directory.leave(&self.entries[index]).map(|()| true))
                 }
