@@ -5,7 +5,9 @@ mod process;
 mod tree;
 
 use std::fs;
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
+use std::sync::mpsc::{self, RecvTimeoutError};
 use std::time::Duration;
 
 use process::{LIMIT, Running, eventually, multirail, run};
@@ -235,17 +237,72 @@ fn a_full_disk_in_the_middle_of_a_directory() {
     assert!(!into.path().join("tree/b").exists() && !into.path().join("tree/c").exists());
 }
 
+/// Starts to send `more` behind an endless file, which is being read on return.
+fn send_behind_endless(from: &TempDir, into: &TempDir, address: &str, more: &[&Path]) -> Running {
+    let endless = endless_file(from.path());
+    let paths: Vec<_> = [&*endless].iter().chain(more).map(|path| text(path)).collect();
+    let sender = Running::start(&[&["send", "--to", address, "--no-sparse"], &paths[..]].concat());
+    growing(into);
+    sender
+}
+
+/// Writes in place to a file.
+fn write_at(path: &Path, offset: u64, bytes: &[u8]) {
+    let file = fs::OpenOptions::new().write(true).open(path).expect("open");
+    file.write_all_at(bytes, offset).expect("write");
+}
+
 #[test]
-fn a_file_that_shrinks_is_not_stored() {
+fn a_file_that_changes_in_place_is_sent_as_it_is_then() {
+    let (from, into) = (TempDir::new().unwrap(), TempDir::new().unwrap());
+    let (server, address) = server(&into, &[]);
+    let (same, other) = (random_file(from.path(), "same", 5000), random_file(from.path(), "other", PAGE));
+    tree::dress(&other, 0o640, 1);
+    let mut sender = send_behind_endless(&from, &into, &address, &[&same, &other]);
+    // Its start is read already: the size is as before.
+    let endless = from.path().join("endless");
+    write_at(&endless, 0, b"changed");
+    sender.await_error("endless changed while it was sent; it is sent again");
+    // A file that is listed and not yet read changes too, and its mode and time.
+    write_at(&other, 100, b"changed");
+    tree::dress(&other, 0o600, 2);
+    // The endless one ends at last, twice changed.
+    fs::OpenOptions::new()
+        .write(true)
+        .open(&endless)
+        .and_then(|file| file.set_len(3 << 20))
+        .expect("truncate");
+    sender.await_error("endless changed while it was sent; it is sent again");
+    sender.await_error("other changed while it was sent; it is sent again");
+    sender.succeeds();
+    tree::assert_identical(from.path(), into.path());
+    eventually(LIMIT, "no partial file is left", || tree::partials(into.path()).is_empty().then_some(()));
+    assert_eq!(server.errors(), [""; 0]);
+}
+
+#[test]
+fn a_file_that_never_stays_the_same_is_not_stored() {
     let (from, into) = (TempDir::new().unwrap(), TempDir::new().unwrap());
     let (mut server, address) = server(&into, &["--once"]);
-    let path = endless_file(from.path());
-    let mut sender = Running::start(&["send", text(&path), "--to", &address, "--no-sparse"]);
-    growing(&into);
-    fs::OpenOptions::new().write(true).open(&path).and_then(|file| file.set_len(0)).expect("truncate");
-    for sentence in [sender.fails_within(LIMIT), server.fails_within(LIMIT)] {
-        assert!(sentence.contains("became shorter") && !sentence.contains("refused"), "{sentence}");
-    }
+    let mut sender = send_behind_endless(&from, &into, &address, &[]);
+    let endless = from.path().join("endless");
+    std::thread::scope(|scope| {
+        // Dropped at the end, and by a panic.
+        let (_writing, ended) = mpsc::channel::<()>();
+        let pause = Duration::from_millis(5);
+        scope.spawn(move || {
+            while ended.recv_timeout(pause) == Err(RecvTimeoutError::Timeout) {
+                write_at(&endless, 0, b"changed");
+            }
+        });
+        for _ in 1..4 {
+            sender.await_error("endless changed while it was sent; it is sent again");
+        }
+        let sentence = sender.fails_within(LIMIT);
+        assert!(sentence.contains("endless changed each of the 4 times it was sent"), "{sentence}");
+    });
+    let sentence = server.fails_within(LIMIT);
+    assert!(sentence.contains("gave up") && sentence.contains("each of the 4 times"), "{sentence}");
     assert!(names(&into).is_empty());
 }
 

@@ -32,7 +32,7 @@ fn messages_and_items_out_of_turn() {
         ToServer::Offer { sequence: 1, table: 1 },
         ToServer::Offer { sequence: 0, table: u32::MAX },
         ToServer::Filled { sequence: 0, table: 1, data: 1 },
-        ToServer::Commit { next: 0 },
+        ToServer::Commit { next: 0, entries: 0 },
         ToServer::Hello { total: 0, resume: true },
         ToServer::Abandon("over\x1b[2J".repeat(900)),
     ] {
@@ -58,7 +58,7 @@ fn messages_and_items_out_of_turn() {
         &[begin.clone(), piece(u64::MAX, 1)],
         &[begin.clone(), piece(0, 1)],
         // The first of these is whole, and kept.
-        &[whole.clone(), whole],
+        &[whole.clone(), whole.clone()],
     ] {
         let hostile = Hostile::ready(&address);
         hostile.offer(&raw(b"file", file(1)));
@@ -74,6 +74,18 @@ fn messages_and_items_out_of_turn() {
     hostile.fill(&[Item::Whole { index: 0, hash: [0; 32] }], b"x");
     hostile.ends_refused("other was not stored");
     server.await_error("more bytes");
+    // More or fewer entries than are done, and a file that is open behind them.
+    let (one, begun) = ([whole], [Item::Begin { index: 1, keep: 0 }]);
+    for (items, entries) in [(&one, 0), (&one, 3), (&begun, 0), (&begun, 2)] {
+        let hostile = Hostile::ready(&address);
+        hostile.offer(&[raw(b"more", file(1)), raw(b"less", file(1))].concat());
+        assert!(matches!(hostile.answer(), ToSender::Verdicts { .. }));
+        hostile.fill(items, b"x");
+        hostile.say(&ToServer::Commit { next: 2, entries });
+        hostile.ends_refused("out of turn");
+        server.await_error("out of turn");
+        let _ = std::fs::remove_file(into.join("more"));
+    }
     // A message too long for the server's receives.
     let hostile = Hostile::connect(&address);
     hostile.say_bytes(&[0; 20 << 10]);
@@ -220,10 +232,10 @@ fn a_name_that_a_dead_sender_got_is_no_clash_when_it_is_sent_again() {
             assert!(matches!(sender.answer(), ToSender::Verdicts { .. }));
         }
         dead.fill(&items, b"xx");
-        dead.say(&ToServer::Commit { next: 2 });
+        dead.say(&ToServer::Commit { next: 2, entries: 4 });
         assert_eq!(dead.answer(), ToSender::Stored);
         again.fill(&items, b"xx");
-        again.say(&ToServer::Commit { next: 2 });
+        again.say(&ToServer::Commit { next: 2, entries: 4 });
         assert_eq!(again.answer(), ToSender::Stored, "{rule}");
         let names: Vec<_> =
             tree::facts(into.path()).into_keys().map(|name| String::from_utf8(name).unwrap()).collect();
@@ -237,7 +249,7 @@ fn a_name_that_a_dead_sender_got_is_no_clash_when_it_is_sent_again() {
         assert!(matches!(other.answer(), ToSender::Verdicts { .. }));
         std::fs::write(into.path().join("tree/small"), "y").unwrap();
         other.fill(&[Item::Whole { index: 0, hash: blake3::hash(b"x").into() }], b"x");
-        other.say(&ToServer::Commit { next: 2 });
+        other.say(&ToServer::Commit { next: 2, entries: 1 });
         match rule {
             "refuse" => {
                 other.ends_refused("exists");
@@ -261,7 +273,7 @@ fn a_decent_sender_by_hand() {
     hostile.offer(&table);
     assert!(matches!(hostile.answer(), ToSender::Verdicts { .. }));
     hostile.fill(&[Item::Whole { index: 0, hash: blake3::hash(b"good").into() }], b"good");
-    hostile.say(&ToServer::Commit { next: 2 });
+    hostile.say(&ToServer::Commit { next: 2, entries: 1 });
     assert_eq!(hostile.answer(), ToSender::Stored);
     assert_eq!(std::fs::read(into.join("name")).unwrap(), b"good");
 }

@@ -76,7 +76,7 @@ fn extent(file: &File, at: u64, size: u64) -> io::Result<Option<Range<u64>>> {
 /// A digest of the first `size` bytes that does not depend on where holes are: BLAKE3
 /// over number and BLAKE3 of every chunk that is not all zeros, then the size.
 /// Stops with an error of kind `Interrupted` once `wanted` says no.
-pub fn digest(file: &File, size: u64, wanted: impl Fn() -> bool) -> io::Result<[u8; 32]> {
+pub fn digest(file: &File, size: u64, mut wanted: impl FnMut() -> bool) -> io::Result<[u8; 32]> {
     let mut digest = blake3::Hasher::new();
     let mut bytes = vec![0; CHUNK.min(size) as usize];
     let mut at = 0;

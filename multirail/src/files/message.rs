@@ -8,7 +8,7 @@ use super::{Layout, Piece};
 pub const PROTOCOL: [u8; 8] = *b"mr-files";
 
 /// Raised with every change of messages, tables or hashes.
-pub const VERSION: u16 = 2;
+pub const VERSION: u16 = 3;
 
 /// Longest message: a descriptor with many transports fits many times over.
 pub const MESSAGE_BYTES: usize = 16 << 10;
@@ -56,6 +56,9 @@ pub enum ToServer {
     Commit {
         /// The next window: all before it belong to the group.
         next: u64,
+        /// So many of the group's entries are done. The others are offered again, since the
+        /// first of them changed; it may have begun.
+        entries: u32,
     },
     /// The rest will not come, because of this.
     Abandon(String),

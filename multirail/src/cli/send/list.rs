@@ -8,13 +8,13 @@ use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
 use multirail::files::{Entry, Kind, Mtime, TreePath, check_link};
-use walkdir::{DirEntry, WalkDir};
+use walkdir::WalkDir;
 
 use crate::cli::content;
 use crate::cli::failure::{Done, Failure};
 
 /// How to list.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Default, Clone, Copy)]
 pub struct Rules {
     /// Leave out what cannot be sent instead of refusing it.
     pub skip_special: bool,
@@ -45,12 +45,13 @@ pub struct List {
     pub special_bits: u64,
     /// What is left out, and why.
     pub skipped: Vec<String>,
+    rules: Rules,
 }
 
 impl List {
     /// Lists everything under `paths`.
     pub fn new(paths: &[PathBuf], rules: Rules) -> Done<Self> {
-        let (mut list, mut names) = (Self::default(), HashSet::new());
+        let (mut list, mut names) = (Self { rules, ..Self::default() }, HashSet::new());
         for path in paths {
             let name = root_name(path)?;
             if !names.insert(name.clone()) {
@@ -58,7 +59,7 @@ impl List {
                     "two of the paths would be stored as {name}; send them one after the other to different directories"
                 )));
             }
-            list.root(path, &name, rules)?;
+            list.root(path, &name)?;
             list.roots.push(Root { path: path.clone(), name, end: list.entries.len() });
         }
         Ok(list)
@@ -79,7 +80,31 @@ impl List {
         self.roots.partition_point(|root| root.end <= index)
     }
 
-    fn root(&mut self, path: &Path, name: &TreePath, rules: Rules) -> Done {
+    /// Lists the file of number `index` anew, as it is by now.
+    pub fn renew(&mut self, index: usize) -> Done {
+        let (local, entry) = (self.path(index), &self.entries[index]);
+        let metadata = match entry.path.is_top() {
+            true => std::fs::metadata(&local),
+            false => std::fs::symlink_metadata(&local),
+        };
+        let metadata = metadata.map_err(|error| missing(&local, &error))?;
+        if !metadata.is_file() {
+            return Err(Failure::new(format!(
+                "{} is no longer a regular file; send it again",
+                local.display()
+            )));
+        }
+        let kind = kind(&local, &metadata, &entry.path, self.rules)
+            .map_err(|why| Failure::new(format!("{}: {why}", local.display())))?;
+        let (path, before) = (entry.path.clone(), entry.data());
+        let entry = Entry { path, kind, mode: permissions(&metadata), mtime: mtime(&metadata) };
+        self.total = self.total - before + entry.data();
+        self.entries[index] = entry;
+        Ok(())
+    }
+
+    fn root(&mut self, path: &Path, name: &TreePath) -> Done {
+        let rules = self.rules;
         // Directories that are not complete, with what they are.
         let mut open: Vec<Entry> = Vec::new();
         // A link is followed if it was asked for itself.
@@ -97,7 +122,7 @@ impl List {
                 below => [name.as_bytes(), b"/", below].concat(),
             };
             let sent = TreePath::new(&bytes)
-                .and_then(|path| Ok((kind(&found, &metadata, &path, rules)?, path)))
+                .and_then(|path| Ok((kind(found.path(), &metadata, &path, rules)?, path)))
                 .map_err(|why| format!("{}: {why}", found.path().display()));
             match sent {
                 Ok((kind, path)) => {
@@ -116,18 +141,26 @@ impl List {
     }
 
     fn add(&mut self, path: TreePath, kind: Kind, metadata: &Metadata) -> Entry {
-        let mode = metadata.mode();
-        self.special_bits += u64::from(mode & 0o7000 != 0 && kind != Kind::Directory);
-        let mtime = Mtime { seconds: metadata.mtime(), nanoseconds: metadata.mtime_nsec() as u32 };
-        let entry = Entry { path, kind, mode: (mode & 0o777) as u16, mtime };
+        self.special_bits += u64::from(metadata.mode() & 0o7000 != 0 && kind != Kind::Directory);
+        let entry = Entry { path, kind, mode: permissions(metadata), mtime: mtime(metadata) };
         self.total += entry.data();
         entry
     }
 }
 
+/// When a file was modified.
+pub fn mtime(metadata: &Metadata) -> Mtime {
+    Mtime { seconds: metadata.mtime(), nanoseconds: metadata.mtime_nsec() as u32 }
+}
+
+/// The permissions of a file that are sent.
+pub fn permissions(metadata: &Metadata) -> u16 {
+    (metadata.mode() & 0o777) as u16
+}
+
 /// What an entry is sent as, or why it cannot be sent.
-fn kind(found: &DirEntry, metadata: &Metadata, path: &TreePath, rules: Rules) -> Result<Kind, String> {
-    let (local, sort) = (found.path(), metadata.file_type());
+fn kind(local: &Path, metadata: &Metadata, path: &TreePath, rules: Rules) -> Result<Kind, String> {
+    let sort = metadata.file_type();
     if sort.is_dir() {
         return Ok(Kind::Directory);
     }

@@ -69,7 +69,7 @@ struct SentRow {
 /// Sends every path; the first entry that fails ends it.
 pub fn run(common: &Common, arguments: SendArguments) -> Done {
     let rules = Rules { skip_special: arguments.skip_special, sparse: !arguments.no_sparse };
-    let list = List::new(&arguments.paths, rules)?;
+    let mut list = List::new(&arguments.paths, rules)?;
     list.skipped.iter().for_each(|why| output::complain(&format!("left out: {why}")));
     if list.special_bits > 0 {
         output::complain(&format!(
@@ -81,38 +81,45 @@ pub fn run(common: &Common, arguments: SendArguments) -> Done {
     let peer = wait::connect(&fabric, &arguments.to)?;
     let mut sender = Sender::greet(&fabric, &peer, &list, arguments.resume, rules.sparse)?;
     let mut progress = Progress::new(list.total, common.json, arguments.progress);
-    let sent = all(common, &list, &mut sender, &mut progress);
+    let sent = all(common, &mut list, &mut sender, &mut progress);
     progress.end();
     sent?;
     sender.leave()
 }
 
-fn all(common: &Common, list: &List, sender: &mut Sender, progress: &mut Progress) -> Done {
-    let (mut next, mut roots, mut row) = (0, list.roots.iter(), Row::new());
-    let mut root = roots.next();
-    loop {
+fn all(common: &Common, list: &mut List, sender: &mut Sender, progress: &mut Progress) -> Done {
+    let (mut next, mut root, mut row) = (0, 0, Row::new());
+    while root < list.roots.len() {
         let outcomes =
             if next < list.entries.len() { sender.group(list, next, progress)? } else { Vec::new() };
-        for (entry, outcome) in list.entries[next..].iter().zip(&outcomes) {
+        for outcome in &outcomes {
             // Paths of which everything is left out are done at once.
-            while let Some(done) = root.filter(|root| root.end <= next) {
-                progress.aside(|| std::mem::replace(&mut row, Row::new()).print(common, done))?;
-                root = roots.next();
-            }
+            root = print_done(common, list, (root, next), &mut row, progress)?;
+            let entry = &list.entries[next];
             if entry.kind != Kind::Leave {
                 row.add(entry.size(), outcome);
                 progress.spared(entry.data().saturating_sub(outcome.sent));
             }
             next += 1;
         }
-        while let Some(done) = root.filter(|root| root.end <= next) {
-            progress.aside(|| std::mem::replace(&mut row, Row::new()).print(common, done))?;
-            root = roots.next();
-        }
-        if root.is_none() {
-            return Ok(());
-        }
+        root = print_done(common, list, (root, next), &mut row, progress)?;
     }
+    Ok(())
+}
+
+/// Prints the paths from number `root` on that end at the entry `next`; the first that does not.
+fn print_done(
+    common: &Common,
+    list: &List,
+    (mut root, next): (usize, usize),
+    row: &mut Row,
+    progress: &Progress,
+) -> Done<usize> {
+    while let Some(done) = list.roots.get(root).filter(|root| root.end <= next) {
+        progress.aside(|| std::mem::replace(row, Row::new()).print(common, done))?;
+        root += 1;
+    }
+    Ok(root)
 }
 
 /// Counts what becomes of one path.

@@ -45,6 +45,7 @@ impl<'a> Packer<'a> {
         source.fill(0, len, &mut self.part, self.region, to, |bytes| {
             hasher.update(bytes);
         })?;
+        source.is_unchanged()?;
         let hash = hasher.finalize();
         self.data += len;
         self.add(&Item::Whole { index, hash: hash.into() })?;
@@ -57,6 +58,7 @@ impl<'a> Packer<'a> {
         self.room(len)?;
         let (mut hash, to) = (PieceHash::new(range.start), self.at());
         source.fill(range.start, len, &mut self.part, self.region, to, |bytes| hash.update(bytes))?;
+        source.is_unchanged()?;
         self.data += len;
         let piece = Piece { offset: range.start, len: len as u32, hash: hash.finish() };
         self.add(&Item::Piece(piece))?;

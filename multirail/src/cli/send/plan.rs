@@ -5,8 +5,6 @@ use multirail::files::{CHUNK, Entry, FileHash, Kind, PieceHash, ToSender, ToServ
 use super::sender::Sender;
 use super::source::Source;
 use super::talk::{Stop, unexpected};
-use crate::cli::content;
-use crate::cli::failure::Failure;
 
 /// What becomes of an entry.
 pub enum Plan {
@@ -46,7 +44,7 @@ impl Sender {
         index: u32,
         entry: &Entry,
         verdict: Verdict,
-        source: impl Fn() -> Result<Source, Failure>,
+        source: impl Fn() -> Result<Source, Stop>,
     ) -> Result<Plan, Stop> {
         let Kind::File { size, data } = entry.kind else {
             return Ok(match verdict {
@@ -60,9 +58,9 @@ impl Sender {
             Verdict::Have => return Ok(Plan::Have),
             Verdict::Compare { digest, skip } => {
                 let source = source()?;
-                let ours =
-                    content::digest(source.file(), size, || true).map_err(|e| source.unreadable(&e))?;
-                if ours == digest {
+                let same = source.digest(|| Ok(()))? == digest;
+                source.is_unchanged()?;
+                if same {
                     return Ok(Plan::Same);
                 }
                 if skip {

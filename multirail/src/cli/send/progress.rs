@@ -43,6 +43,12 @@ impl Progress {
         }
     }
 
+    /// Says that it is of `total` bytes after all.
+    pub fn resize(&mut self, total: u64) {
+        self.total = total;
+        self.bar.set_length(total);
+    }
+
     /// Says that `bytes` need not move.
     pub fn spared(&self, bytes: u64) {
         self.bar.inc(bytes);

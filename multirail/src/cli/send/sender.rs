@@ -15,6 +15,7 @@ use super::progress::Progress;
 use super::source::Source;
 use super::talk::{Stop, Talk, refused, unexpected};
 use crate::cli::failure::{Done, Failure, printable};
+use crate::cli::output;
 use crate::cli::wire::{Inbox, MESSAGE_BYTES, Outbox, PROMPT, RECEIVES};
 
 /// How long to look for the server's reason once something broke.
@@ -22,6 +23,9 @@ const AUTOPSY: Duration = Duration::from_millis(300);
 
 /// How long the server may take to answer that we give up.
 const FAREWELL: Duration = Duration::from_secs(2);
+
+/// How often an entry is offered that changes each time while it is sent.
+const OFFERS: u32 = 4;
 
 /// Most entries in a group, and bytes of files unless one file has more.
 const GROUP: (usize, u64) = (4096, 256 << 20);
@@ -37,6 +41,30 @@ pub struct Sender {
     pub(super) sparse: bool,
     /// The entry at hand, for the sentence if it ends there.
     at: usize,
+    /// The entry that changed last.
+    changed: Changed,
+    /// Bytes of entries that changed, which went over the wire for nothing.
+    wasted: u64,
+}
+
+/// An entry that changed while it was sent.
+#[derive(Default)]
+struct Changed {
+    /// Its number in the list.
+    index: usize,
+    /// How often in a row.
+    times: u32,
+    /// Bytes of it that went over the wire for nothing.
+    sent: u64,
+}
+
+/// What was sent of a group.
+#[derive(Default)]
+struct Packed {
+    /// Of the entries that are done, from the first on.
+    outcomes: Vec<Outcome>,
+    /// Bytes of the next entry, if that has changed.
+    changed: Option<u64>,
 }
 
 /// What became of an entry.
@@ -84,38 +112,87 @@ impl Sender {
         }
         let region = fabric.alloc(layout.total() as usize, Access::LOCAL)?;
         let mover = Mover::new(peer, &region, remote, layout);
-        Ok(Self { peer: peer.clone(), outbox, talk, region, mover, sparse, at: 0 })
+        Ok(Self {
+            peer: peer.clone(),
+            outbox,
+            talk,
+            region,
+            mover,
+            sparse,
+            at: 0,
+            changed: Changed::default(),
+            wasted: 0,
+        })
     }
 
-    /// Sends the next group of `list`, from entry `first` on. The group is durable at the
-    /// server on return.
-    pub fn group(&mut self, list: &List, first: usize, progress: &mut Progress) -> Done<Vec<Outcome>> {
+    /// Sends the next group of `list`, from entry `first` on, as far as no entry changes
+    /// meanwhile: that one is listed anew. What was sent is durable at the server on return.
+    pub fn group(&mut self, list: &mut List, first: usize, progress: &mut Progress) -> Done<Vec<Outcome>> {
         self.at = first;
-        self.whole_group(list, first, progress).map_err(|stop| {
+        let sent = self.whole_group(list, first, progress).and_then(|packed| {
+            let mut outcomes = packed.outcomes;
+            if let Some(resent) = self.changed.index.checked_sub(first).and_then(|at| outcomes.get_mut(at)) {
+                resent.sent += self.changed.sent;
+                resent.again += self.changed.sent;
+                self.changed = Changed::default();
+            }
+            if let Some(sent) = packed.changed {
+                self.at = first + outcomes.len();
+                self.offer_again(list, sent, progress)?;
+            }
+            Ok(outcomes)
+        });
+        sent.map_err(|stop| {
             let failure = self.give_up(stop);
             failure.within(format!("{} was not sent", list.entries[self.at].path))
         })
     }
 
-    fn whole_group(
-        &mut self,
-        list: &List,
-        first: usize,
-        progress: &mut Progress,
-    ) -> Result<Vec<Outcome>, Stop> {
+    /// Lists the entry at hand anew, which changed when `sent` bytes of it were sent.
+    fn offer_again(&mut self, list: &mut List, sent: u64, progress: &mut Progress) -> Done {
+        if self.changed.index != self.at || self.changed.times == 0 {
+            self.changed = Changed { index: self.at, ..Changed::default() };
+        }
+        self.changed.times += 1;
+        self.changed.sent += sent;
+        self.wasted += sent;
+        let path = list.path(self.at);
+        if self.changed.times == OFFERS {
+            return Err(Failure::new(format!(
+                "{} changed each of the {OFFERS} times it was sent; send it when nothing writes to it",
+                path.display()
+            )));
+        }
+        list.renew(self.at)?;
+        progress.resize(list.total + self.wasted);
+        progress.aside(|| {
+            output::complain(&format!("{} changed while it was sent; it is sent again", path.display()));
+            Ok(())
+        })
+    }
+
+    fn whole_group(&mut self, list: &List, first: usize, progress: &mut Progress) -> Result<Packed, Stop> {
         let (range, verdicts) = self.offer(list, first)?;
         let mut plans = Vec::with_capacity(range.len());
         for ((index, at), verdict) in (0..).zip(range.clone()).zip(verdicts) {
             self.at = at;
             let entry = &list.entries[at];
-            plans.push(self.plan(index, entry, verdict, || open(list, at))?);
+            match self.plan(index, entry, verdict, || open(list, at)) {
+                Err(Stop::Changed) => break,
+                plan => plans.push(plan?),
+            }
         }
         self.at = first;
-        let outcomes = self.windows(list, range, plans, progress)?;
+        let (planned, all) = (plans.len(), range.len());
+        let mut packed = self.windows(list, range, plans, progress)?;
+        if planned < all && packed.changed.is_none() {
+            packed.changed = Some(0);
+        }
         progress.now("the server syncs it to disk");
-        self.outbox.say(&ToServer::Commit { next: self.talk.next })?;
+        let entries = packed.outcomes.len() as u32;
+        self.outbox.say(&ToServer::Commit { next: self.talk.next, entries })?;
         match self.talk.hear()? {
-            ToSender::Stored => Ok(outcomes),
+            ToSender::Stored => Ok(packed),
             other => Err(Stop::Answered(unexpected(other))),
         }
     }
@@ -165,7 +242,7 @@ impl Sender {
         range: Range<usize>,
         plans: Vec<Plan>,
         progress: &mut Progress,
-    ) -> Result<Vec<Outcome>, Stop> {
+    ) -> Result<Packed, Stop> {
         let (region, sparse, at) = (&self.region, self.sparse, &mut self.at);
         let (talk, outbox, mover, peer) = (&mut self.talk, &mut self.outbox, &self.mover, &self.peer);
         std::thread::scope(|scope| {
@@ -189,8 +266,8 @@ impl Sender {
             let moved = moving.join().unwrap_or_else(|_| Err(Failure::new("the moving thread panicked")));
             match (read, moved) {
                 (Err(Stop::Answered(failure)), _) => Err(Stop::Answered(failure)),
-                (_, Err(failure)) | (Err(Stop::Broken(failure)), Ok(())) => Err(Stop::Broken(failure)),
-                (Ok(outcomes), Ok(())) => Ok(outcomes),
+                (_, Err(failure)) => Err(Stop::Broken(failure)),
+                (read, Ok(())) => read,
             }
         })
     }
@@ -201,6 +278,7 @@ impl Sender {
         let failure = match stop {
             Stop::Answered(failure) => return failure,
             Stop::Broken(failure) => failure,
+            Stop::Changed => stop.into(),
         };
         if let Some(reason) = self.talk.refusal(AUTOPSY) {
             return refused(&reason);
@@ -229,11 +307,12 @@ impl Sender {
     }
 }
 
-fn open(list: &List, at: usize) -> Done<Source> {
-    Source::open(list.path(at), list.entries[at].size(), list.entries[at].path.is_top())
+fn open(list: &List, at: usize) -> Result<Source, Stop> {
+    Source::open(list.path(at), &list.entries[at])
 }
 
-/// Packs the entries of a group as planned; `at` is the one at hand.
+/// Packs the entries of a group as planned, up to the first that changed; `at` is the one at
+/// hand.
 fn pack(
     list: &List,
     range: Range<usize>,
@@ -241,45 +320,65 @@ fn pack(
     mut packer: Packer<'_>,
     sparse: bool,
     at: &mut usize,
-) -> Result<Vec<Outcome>, Stop> {
-    let mut outcomes = Vec::with_capacity(plans.len());
+) -> Result<Packed, Stop> {
+    let mut packed = Packed::default();
     for ((index, number), plan) in (0..).zip(range).zip(plans) {
         *at = number;
-        let (entry, mut outcome) = (&list.entries[number], Outcome::default());
-        match plan {
-            Plan::Skip => outcome.skipped = true,
-            Plan::Have => outcome.same = true,
-            Plan::Same => {
-                outcome.same = true;
-                packer.item(&Item::Same { index })?;
+        let mut outcome = Outcome::default();
+        match pack_one(list, (index, number), plan, &mut packer, sparse, &mut outcome) {
+            Ok(()) => packed.outcomes.push(outcome),
+            Err(Stop::Changed) => {
+                packed.changed = Some(outcome.sent);
+                break;
             }
-            Plan::Make => packer.item(&Item::Make { index })?,
-            Plan::Whole => {
-                let source = open(list, number)?;
-                outcome.hash = Some(packer.whole(index, &source, entry.size() as usize)?);
-                outcome.sent = entry.size();
-            }
-            Plan::Pieces(mut plan) => {
-                let source = open(list, number)?;
-                let mut pieces = source.pieces(sparse);
-                let unreadable = |error| source.unreadable(&error);
-                if !pieces.pass(plan.keep, plan.kept, plan.end).map_err(unreadable)? {
-                    return Err(source.changed().into());
-                }
-                packer.item(&Item::Begin { index, keep: plan.keep })?;
-                while let Some(range) = pieces.next().map_err(unreadable)? {
-                    outcome.sent += range.end - range.start;
-                    plan.hash.push(&packer.piece(&source, range)?);
-                }
-                source.is_whole()?;
-                packer.item(&Item::End)?;
-                outcome.again = plan.again;
-                outcome.hash = plan.hash.finish(entry.size());
-            }
+            Err(stop) => return Err(stop),
         }
-        debug_assert!(outcome.sent == 0 || matches!(entry.kind, Kind::File { .. }));
-        outcomes.push(outcome);
     }
     packer.finish()?;
-    Ok(outcomes)
+    Ok(packed)
+}
+
+/// Packs the entry `number` of the list, which is the `index`th of its group.
+fn pack_one(
+    list: &List,
+    (index, number): (u32, usize),
+    plan: Plan,
+    packer: &mut Packer<'_>,
+    sparse: bool,
+    outcome: &mut Outcome,
+) -> Result<(), Stop> {
+    let entry = &list.entries[number];
+    match plan {
+        Plan::Skip => outcome.skipped = true,
+        Plan::Have => outcome.same = true,
+        Plan::Same => {
+            outcome.same = true;
+            packer.item(&Item::Same { index })?;
+        }
+        Plan::Make => packer.item(&Item::Make { index })?,
+        Plan::Whole => {
+            let source = open(list, number)?;
+            outcome.hash = Some(packer.whole(index, &source, entry.size() as usize)?);
+            outcome.sent = entry.size();
+        }
+        Plan::Pieces(mut plan) => {
+            let source = open(list, number)?;
+            let mut pieces = source.pieces(sparse);
+            let unreadable = |error| source.unreadable(&error);
+            if !pieces.pass(plan.keep, plan.kept, plan.end).map_err(unreadable)? {
+                return Err(Stop::Changed);
+            }
+            packer.item(&Item::Begin { index, keep: plan.keep })?;
+            while let Some(range) = pieces.next().map_err(unreadable)? {
+                outcome.sent += range.end - range.start;
+                plan.hash.push(&packer.piece(&source, range)?);
+            }
+            source.is_unchanged()?;
+            packer.item(&Item::End)?;
+            outcome.again = plan.again;
+            outcome.hash = plan.hash.finish(entry.size());
+        }
+    }
+    debug_assert!(outcome.sent == 0 || matches!(entry.kind, Kind::File { .. }));
+    Ok(())
 }

@@ -1,42 +1,64 @@
 //! A file to send.
 
-use std::fs::File;
-use std::os::unix::fs::FileExt;
+use std::fs::{File, Metadata};
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::PathBuf;
 
 use multirail::Region;
+use multirail::files::{Entry, Mtime};
 use rustix::fs::{CWD, Mode, OFlags};
 
-use crate::cli::content::Pieces;
+use super::list::{mtime, permissions};
+use super::talk::Stop;
+use crate::cli::content::{self, Pieces};
 use crate::cli::failure::{Done, Failure};
 
 /// Bytes read at a time: they stay in a core's cache while they are hashed and
 /// copied into the window.
 const PART: usize = 256 << 10;
 
-/// An open file, of which so many bytes were offered.
+/// An open file, which is sent as it was offered or not at all.
 pub struct Source {
     path: PathBuf,
     file: File,
     size: u64,
+    /// What the file system said of its content before any of it was read.
+    stamp: Stamp,
+}
+
+/// What the file system changes with the content of a file: size, time of modification, and
+/// time of any change, which no program can set back.
+#[derive(PartialEq, Eq)]
+struct Stamp {
+    size: u64,
+    mtime: Mtime,
+    ctime: (i64, i64),
+}
+
+impl Stamp {
+    fn new(metadata: &Metadata) -> Self {
+        let ctime = (metadata.ctime(), metadata.ctime_nsec());
+        Self { size: metadata.len(), mtime: mtime(metadata), ctime }
+    }
 }
 
 impl Source {
-    /// Opens a regular file that was listed; `follow` if it may be a link.
-    pub fn open(path: PathBuf, size: u64, follow: bool) -> Done<Self> {
+    /// Opens a regular file that was listed as `entry`, if it is still as it was listed.
+    pub fn open(path: PathBuf, entry: &Entry) -> Result<Self, Stop> {
         let mut flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK;
-        flags.set(OFlags::NOFOLLOW, !follow);
+        // A path that was asked for itself may be a link.
+        flags.set(OFlags::NOFOLLOW, !entry.path.is_top());
         let failed = |e: std::io::Error| Failure::new(format!("cannot open {}: {e}", path.display()));
         // A pipe that took its place would block, without NONBLOCK.
         let file = rustix::fs::openat(CWD, &path, flags, Mode::empty()).map_err(|e| failed(e.into()))?;
         let file = File::from(file);
-        if !file.metadata().map_err(failed)?.is_file() {
-            return Err(Failure::new(format!(
-                "{} is no longer a regular file; send it again",
-                path.display()
-            )));
+        let metadata = file.metadata().map_err(failed)?;
+        let kept =
+            metadata.is_file() && (permissions(&metadata), mtime(&metadata)) == (entry.mode, entry.mtime);
+        if !kept || metadata.len() != entry.size() {
+            return Err(Stop::Changed);
         }
-        Ok(Self { path, file, size })
+        Ok(Self { path, file, size: entry.size(), stamp: Stamp::new(&metadata) })
     }
 
     /// Its pieces.
@@ -44,9 +66,21 @@ impl Source {
         Pieces::new(&self.file, self.size, sparse)
     }
 
-    /// The file.
-    pub fn file(&self) -> &File {
-        &self.file
+    /// The digest of its content.
+    pub fn digest(&self, mut working: impl FnMut() -> Done) -> Result<[u8; 32], Stop> {
+        let mut failure = None;
+        let wanted = || match working() {
+            Ok(()) => true,
+            Err(why) => {
+                failure = Some(why);
+                false
+            }
+        };
+        let digest = content::digest(&self.file, self.size, wanted);
+        match failure {
+            Some(failure) => Err(failure.into()),
+            None => digest.map_err(|error| self.unreadable(&error)),
+        }
     }
 
     /// Reads `len` bytes at `at`, part by part.
@@ -56,7 +90,7 @@ impl Source {
         len: usize,
         part: &mut Vec<u8>,
         mut take: impl FnMut(&[u8]) -> Done,
-    ) -> Done {
+    ) -> Result<(), Stop> {
         part.resize(PART, 0);
         for done in (0..len).step_by(PART) {
             let bytes = &mut part[..PART.min(len - done)];
@@ -76,7 +110,7 @@ impl Source {
         region: &Region,
         mut to: usize,
         mut hash: impl FnMut(&[u8]),
-    ) -> Done {
+    ) -> Result<(), Stop> {
         self.read(at, len, part, |bytes| {
             hash(bytes);
             region.copy_in(to, bytes)?;
@@ -85,28 +119,18 @@ impl Source {
         })
     }
 
-    /// That the file did not become shorter: what is missing looks like a hole.
-    pub fn is_whole(&self) -> Done {
-        let len = self.file.metadata().map_err(|e| self.unreadable(&e))?.len();
-        if len < self.size { Err(self.unreadable(&std::io::ErrorKind::UnexpectedEof.into())) } else { Ok(()) }
+    /// Makes sure that all that was read so far is of one content: nothing changed the file
+    /// since it was opened.
+    pub fn is_unchanged(&self) -> Result<(), Stop> {
+        let now = self.file.metadata().map_err(|e| self.unreadable(&e))?;
+        if Stamp::new(&now) == self.stamp { Ok(()) } else { Err(Stop::Changed) }
     }
 
-    /// Where it had holes, it has bytes now, or the other way round.
-    pub fn changed(&self) -> Failure {
-        Failure::new(format!(
-            "{} changed while it was sent; send it again when it is complete",
-            self.path.display()
-        ))
-    }
-
-    /// Why it cannot be read.
-    pub fn unreadable(&self, error: &std::io::Error) -> Failure {
-        let path = self.path.display();
+    /// Why it cannot be read. A file that ends too early became shorter.
+    pub fn unreadable(&self, error: &std::io::Error) -> Stop {
         match error.kind() {
-            std::io::ErrorKind::UnexpectedEof => Failure::new(format!(
-                "{path} became shorter while it was sent; send it again when it is complete"
-            )),
-            _ => Failure::new(format!("cannot read {path}: {error}")),
+            std::io::ErrorKind::UnexpectedEof => Stop::Changed,
+            _ => Stop::Broken(Failure::new(format!("cannot read {}: {error}", self.path.display()))),
         }
     }
 }

@@ -16,6 +16,8 @@ pub enum Stop {
     Answered(Failure),
     /// Something broke; if the mover broke too, that was first.
     Broken(Failure),
+    /// The file at hand is no longer as it was offered.
+    Changed,
 }
 
 impl From<Failure> for Stop {
@@ -28,6 +30,7 @@ impl From<Stop> for Failure {
     fn from(stop: Stop) -> Self {
         match stop {
             Stop::Answered(failure) | Stop::Broken(failure) => failure,
+            Stop::Changed => Self::new("a file changed while it was sent; send it again"),
         }
     }
 }

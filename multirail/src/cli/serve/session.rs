@@ -106,22 +106,26 @@ impl<'a> Session<'a> {
         for (some, first) in verdicts.chunks(VERDICTS).zip((0..).step_by(VERDICTS)) {
             self.outbox.say(&ToSender::Verdicts { first, verdicts: some.to_vec() })?;
         }
-        if let Err(failure) = self.windows(&mut store).and_then(|()| store.commit()) {
-            let failure = failure.within(format!("{} was not stored", store.current()));
-            // What is whole gets its name all the same.
-            if let Err(also) = store.commit() {
-                tracing::warn!(reason = also.sentence(), "whole files were not kept");
+        let whole = self.windows(&mut store).and_then(|entries| store.commit().map(|()| entries));
+        let entries = match whole {
+            Ok(entries) => entries,
+            Err(failure) => {
+                let failure = failure.within(format!("{} was not stored", store.current()));
+                // What is whole gets its name all the same.
+                if let Err(also) = store.commit() {
+                    tracing::warn!(reason = also.sentence(), "whole files were not kept");
+                }
+                return Err(failure);
             }
-            return Err(failure);
-        }
-        let stored = store.finish()?;
+        };
+        let stored = store.finish(entries)?;
         self.outbox.say(&ToSender::Stored)?;
         stored.iter().for_each(|stored| self.report.add(stored));
         Ok(())
     }
 
-    /// Stores windows until the group is complete.
-    fn windows(&mut self, store: &mut Store<'_>) -> Done {
+    /// Stores windows until the group is complete; how many of its entries are done.
+    fn windows(&mut self, store: &mut Store<'_>) -> Done<u32> {
         let layout = Layout::OFFERED;
         // Which of the next windows are filled; a message may overtake another.
         let mut filled = vec![None; layout.windows as usize];
@@ -136,8 +140,10 @@ impl<'a> Session<'a> {
                     self.free(&mut held)?;
                 }
             }
-            if commit == Some(self.next) {
-                return self.free(&mut held);
+            if let Some((next, entries)) = commit
+                && next == self.next
+            {
+                return self.free(&mut held).map(|()| entries);
             }
             let message = match self.inbox.try_recv() {
                 Ok(bytes) => ToServer::decode(&bytes).map_err(Failure::new)?,
@@ -162,7 +168,9 @@ impl<'a> Session<'a> {
                     let (pieces, last, bytes) = store.have(index, first)?;
                     self.outbox.say(&ToSender::Have { pieces, last, bytes })?;
                 }
-                ToServer::Commit { next } if next >= self.next && commit.is_none() => commit = Some(next),
+                ToServer::Commit { next, entries } if next >= self.next && commit.is_none() => {
+                    commit = Some((next, entries));
+                }
                 other => return Err(out_of_turn(&other)),
             }
         }

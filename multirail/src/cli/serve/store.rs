@@ -293,9 +293,13 @@ impl<'a> Store<'a> {
         all
     }
 
-    /// The group is complete: makes it and its names durable, and says what it was.
-    pub fn finish(mut self) -> Done<Vec<Stored>> {
-        if self.open.is_some() {
+    /// The group is complete with its first `entries` entries: makes it and its names durable,
+    /// and says what it was. The next entry may have begun: what came of it stays partial.
+    pub fn finish(mut self, entries: u32) -> Done<Vec<Stored>> {
+        let entries = entries as usize;
+        let begun = self.open.take().map(|(index, _)| index);
+        let done = if begun.is_some() { self.next - 1 } else { self.next };
+        if entries > self.entries.len() || entries < done || begun.is_some_and(|begun| begun != entries) {
             return Err(out_of_turn());
         }
         self.commit()?;
