@@ -24,7 +24,7 @@ pub async fn unless_gone<T>(peer: &Peer, wanted: impl Future<Output = Result<T>>
 }
 
 /// How long a peer may take to leave once all is said.
-const LEAVE: Duration = Duration::from_secs(2);
+pub const LEAVE: Duration = Duration::from_secs(2);
 
 /// Gives a peer time to read our last message and leave: whoever closes first
 /// makes the other's unread messages worthless. Says why the peer is gone.

@@ -73,7 +73,8 @@ impl Inbox {
     }
 }
 
-fn encode(message: &impl Serialize) -> Done<Vec<u8>> {
+/// A message of ours as bytes.
+pub fn encode(message: &impl Serialize) -> Done<Vec<u8>> {
     let bytes =
         postcard::to_stdvec(message).map_err(|e| Failure::new(format!("cannot encode a message: {e}")))?;
     match bytes.len() <= MESSAGE_BYTES {

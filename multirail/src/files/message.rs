@@ -64,6 +64,8 @@ pub enum ToServer {
     Abandon(String),
     /// No more groups.
     Bye,
+    /// The sender reads or compares files, and has nothing else to say for now.
+    Working,
 }
 
 /// What the server wants with an entry.
@@ -100,6 +102,9 @@ pub enum ToSender {
         layout: Layout,
         /// The region's descriptor.
         region: Vec<u8>,
+        /// The server drops a sender that it waits for and that says nothing for so long, in
+        /// milliseconds.
+        silence_ms: u64,
     },
     /// The answer to `Hello`: begin.
     Ready,

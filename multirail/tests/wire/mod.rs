@@ -10,7 +10,7 @@ use tempfile::TempDir;
 
 use crate::process::Running;
 
-const LIMIT: Duration = Duration::from_secs(20);
+const LIMIT: Duration = Duration::from_secs(60);
 
 /// A sender that says what it wants.
 pub struct Hostile {
@@ -24,16 +24,30 @@ pub struct Hostile {
 impl Hostile {
     /// Connects, and is welcomed.
     pub fn connect(address: &str) -> Self {
+        Self::meet(address).unwrap_or_else(|reason| panic!("no welcome: {reason}"))
+    }
+
+    /// Connects, and is welcomed or told why not.
+    fn meet(address: &str) -> Result<Self, String> {
+        let (fabric, peer, pool) = Self::reach(address);
+        let buffer = fabric.alloc(Layout::OFFERED.data as usize, Access::LOCAL).expect("memory");
+        match heard(&pool) {
+            ToSender::Welcome { region, layout: Layout::OFFERED, .. } => {
+                let windows = peer.import(&Descriptor::from_bytes(&region).expect("bytes")).expect("import");
+                Ok(Self { fabric, peer, pool, buffer, windows })
+            }
+            other => {
+                fabric.close();
+                Err(format!("{other:?}"))
+            }
+        }
+    }
+
+    fn reach(address: &str) -> (Fabric, Peer, RecvPool) {
         let fabric = multirail::open().expect("open");
         let pool = fabric.recv_pool(40, 16 << 10).expect("receives");
         let peer = pollster::block_on(fabric.connect(address)).expect("connect");
-        let buffer = fabric.alloc(Layout::OFFERED.data as usize, Access::LOCAL).expect("memory");
-        let welcome = pool.next().wait(LIMIT).expect("a welcome").to_vec();
-        let Ok(ToSender::Welcome { region, layout: Layout::OFFERED, .. }) = ToSender::decode(&welcome) else {
-            panic!("no welcome");
-        };
-        let windows = peer.import(&Descriptor::from_bytes(&region).expect("bytes")).expect("import");
-        Self { fabric, peer, pool, buffer, windows }
+        (fabric, peer, pool)
     }
 
     /// Connects, and says hello.
@@ -44,6 +58,13 @@ impl Hostile {
     /// Connects, and goes on where an earlier sender ended.
     pub fn resuming(address: &str) -> Self {
         Self::greet(address, true)
+    }
+
+    /// The same, if the server serves it.
+    pub fn try_ready(address: &str) -> Option<Self> {
+        let hostile = Self::meet(address).ok()?;
+        hostile.say(&ToServer::Hello { total: 0, resume: false });
+        (hostile.hear() == ToSender::Ready).then_some(hostile)
     }
 
     fn greet(address: &str, resume: bool) -> Self {
@@ -65,7 +86,7 @@ impl Hostile {
     }
 
     fn hear(&self) -> ToSender {
-        ToSender::decode(&self.pool.next().wait(LIMIT).expect("an answer").to_vec()).expect("a message")
+        heard(&self.pool)
     }
 
     /// The next answer that is not about windows.
@@ -109,6 +130,39 @@ impl Hostile {
 }
 
 impl Drop for Hostile {
+    fn drop(&mut self) {
+        self.fabric.close();
+    }
+}
+
+fn heard(pool: &RecvPool) -> ToSender {
+    ToSender::decode(&pool.next().wait(LIMIT).expect("an answer").to_vec()).expect("a message")
+}
+
+/// A sender that the server does not serve, and that stays all the same.
+pub struct Refused {
+    fabric: Fabric,
+    peer: Peer,
+}
+
+impl Refused {
+    /// Connects, and is refused for a reason that contains `why`.
+    pub fn connect(address: &str, why: &str) -> Self {
+        let (fabric, peer, pool) = Hostile::reach(address);
+        match heard(&pool) {
+            ToSender::Refused(reason) => assert!(reason.contains(why), "{reason}"),
+            other => panic!("not refused: {other:?}"),
+        }
+        Self { fabric, peer }
+    }
+
+    /// Waits until the server ends the connection.
+    pub fn is_disconnected(&self) {
+        multirail::wait(self.peer.closed(), LIMIT).expect("disconnected");
+    }
+}
+
+impl Drop for Refused {
     fn drop(&mut self) {
         self.fabric.close();
     }

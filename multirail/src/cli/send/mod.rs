@@ -5,6 +5,7 @@ mod mover;
 mod packer;
 mod plan;
 mod progress;
+mod pulse;
 mod sender;
 mod source;
 mod talk;

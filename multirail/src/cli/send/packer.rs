@@ -6,6 +6,7 @@ use multirail::Region;
 use multirail::files::{Item, Layout, Piece, PieceHash, encode};
 
 use super::mover::Window;
+use super::pulse::Pulse;
 use super::source::Source;
 use super::talk::{Stop, Talk};
 use crate::cli::failure::Failure;
@@ -13,13 +14,22 @@ use crate::cli::failure::Failure;
 /// Longer than any encoded item.
 const ITEM: usize = 64;
 
+/// For the thread that talks to the server meanwhile.
+pub enum Filled {
+    /// A window to move.
+    Window(Window),
+    /// None is full yet, and it is time to say so.
+    Working,
+}
+
 /// The window being filled, and those to come.
 pub struct Packer<'a> {
     talk: &'a mut Talk,
     region: &'a Region,
     layout: Layout,
     /// To whoever moves windows.
-    filled: SyncSender<Window>,
+    filled: SyncSender<Filled>,
+    pulse: &'a mut Pulse,
     table: Vec<u8>,
     data: usize,
     part: Vec<u8>,
@@ -27,9 +37,14 @@ pub struct Packer<'a> {
 
 impl<'a> Packer<'a> {
     /// Fills the windows of `region`.
-    pub fn new(talk: &'a mut Talk, region: &'a Region, filled: SyncSender<Window>) -> Self {
+    pub fn new(
+        talk: &'a mut Talk,
+        region: &'a Region,
+        filled: SyncSender<Filled>,
+        pulse: &'a mut Pulse,
+    ) -> Self {
         let layout = talk.layout;
-        Self { talk, region, layout, filled, table: Vec::new(), data: 0, part: Vec::new() }
+        Self { talk, region, layout, filled, pulse, table: Vec::new(), data: 0, part: Vec::new() }
     }
 
     /// Adds an item that has no bytes.
@@ -85,6 +100,10 @@ impl<'a> Packer<'a> {
         if full {
             self.flush()?;
         }
+        if self.pulse.is_due() {
+            // With as much under way as there may be, the server hears enough.
+            let _ = self.filled.try_send(Filled::Working);
+        }
         if self.table.is_empty() { self.talk.await_free() } else { Ok(()) }
     }
 
@@ -97,6 +116,8 @@ impl<'a> Packer<'a> {
         let window = Window { sequence, table: self.table.len() as u32, data: self.data as u32 };
         self.talk.take_window();
         (self.data, self.table) = (0, Vec::new());
-        self.filled.send(window).map_err(|_| Stop::Broken(Failure::new("the moving thread ended early")))
+        self.filled
+            .send(Filled::Window(window))
+            .map_err(|_| Stop::Broken(Failure::new("the moving thread ended early")))
     }
 }

@@ -58,7 +58,7 @@ impl Sender {
             Verdict::Have => return Ok(Plan::Have),
             Verdict::Compare { digest, skip } => {
                 let source = source()?;
-                let same = source.digest(|| Ok(()))? == digest;
+                let same = source.digest(|| self.working())? == digest;
                 source.is_unchanged()?;
                 if same {
                     return Ok(Plan::Same);
@@ -94,6 +94,7 @@ impl Sender {
                 if range != Some(piece.offset..piece.end()) {
                     return Ok(found);
                 }
+                self.working()?;
                 let mut hash = PieceHash::new(piece.offset);
                 source.read(piece.offset, piece.len as usize, &mut part, |bytes| {
                     hash.update(bytes);

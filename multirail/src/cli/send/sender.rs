@@ -9,9 +9,10 @@ use multirail::{Access, Descriptor, Fabric, Peer, Region};
 
 use super::list::List;
 use super::mover::{Mover, Window};
-use super::packer::Packer;
+use super::packer::{Filled, Packer};
 use super::plan::Plan;
 use super::progress::Progress;
+use super::pulse::Pulse;
 use super::source::Source;
 use super::talk::{Stop, Talk, refused, unexpected};
 use crate::cli::failure::{Done, Failure, printable};
@@ -34,6 +35,7 @@ const GROUP: (usize, u64) = (4096, 256 << 20);
 pub struct Sender {
     peer: Peer,
     pub(super) outbox: Outbox,
+    pulse: Pulse,
     pub(super) talk: Talk,
     region: Region,
     mover: Mover,
@@ -88,8 +90,10 @@ impl Sender {
         let inbox = Inbox::new(fabric.recv_pool(RECEIVES, MESSAGE_BYTES)?, peer);
         let mut outbox = Outbox::new(fabric, peer)?;
         let mut talk = Talk::new(inbox, multirail::files::Layout::OFFERED);
-        let (layout, descriptor) = match talk.hear_within(PROMPT)? {
-            ToSender::Welcome { protocol: PROTOCOL, version: VERSION, layout, region } => (layout, region),
+        let (layout, descriptor, pulse) = match talk.hear_within(PROMPT)? {
+            ToSender::Welcome { protocol: PROTOCOL, version: VERSION, layout, region, silence_ms } => {
+                (layout, region, Duration::from_millis(silence_ms) / 4)
+            }
             ToSender::Welcome { protocol: PROTOCOL, version, .. } => {
                 return Err(Failure::new(format!(
                     "the server speaks version {version}, this sender {VERSION}; run the same multirail on both sides"
@@ -115,6 +119,7 @@ impl Sender {
         Ok(Self {
             peer: peer.clone(),
             outbox,
+            pulse: Pulse::new(pulse),
             talk,
             region,
             mover,
@@ -177,6 +182,7 @@ impl Sender {
         for ((index, at), verdict) in (0..).zip(range.clone()).zip(verdicts) {
             self.at = at;
             let entry = &list.entries[at];
+            self.working()?;
             match self.plan(index, entry, verdict, || open(list, at)) {
                 Err(Stop::Changed) => break,
                 plan => plans.push(plan?),
@@ -195,6 +201,11 @@ impl Sender {
             ToSender::Stored => Ok(packed),
             other => Err(Stop::Answered(unexpected(other))),
         }
+    }
+
+    /// Tells the server from time to time that we are at work.
+    pub(super) fn working(&mut self) -> Done {
+        if self.pulse.is_due() { self.outbox.say(&ToServer::Working) } else { Ok(()) }
     }
 
     /// Offers as many entries as make a group; the server's verdict on each.
@@ -244,11 +255,15 @@ impl Sender {
         progress: &mut Progress,
     ) -> Result<Packed, Stop> {
         let (region, sparse, at) = (&self.region, self.sparse, &mut self.at);
+        let pulse = &mut self.pulse;
         let (talk, outbox, mover, peer) = (&mut self.talk, &mut self.outbox, &self.mover, &self.peer);
         std::thread::scope(|scope| {
-            let (filled, to_move) = mpsc::sync_channel::<Window>(talk.layout.windows as usize);
+            let (filled, to_move) = mpsc::sync_channel::<Filled>(talk.layout.windows as usize);
             let moving = scope.spawn(move || {
-                let moved = to_move.iter().try_for_each(|window| {
+                let moved = to_move.iter().try_for_each(|filled| {
+                    let Filled::Window(window) = filled else {
+                        return outbox.say(&ToServer::Working);
+                    };
                     let Window { sequence, table, data } = window;
                     progress.moving(data.into())?;
                     mover.move_window(window)?;
@@ -262,7 +277,7 @@ impl Sender {
                 }
                 moved
             });
-            let read = pack(list, range, plans, Packer::new(talk, region, filled), sparse, at);
+            let read = pack(list, range, plans, Packer::new(talk, region, filled, pulse), sparse, at);
             let moved = moving.join().unwrap_or_else(|_| Err(Failure::new("the moving thread panicked")));
             match (read, moved) {
                 (Err(Stop::Answered(failure)), _) => Err(Stop::Answered(failure)),

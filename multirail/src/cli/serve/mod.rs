@@ -15,24 +15,26 @@ mod session;
 mod staged;
 mod staging;
 mod store;
+mod turned_away;
 mod window;
 
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::sync::mpsc::Receiver;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use multirail::files::ToSender;
 use multirail::{ErrorKind, Fabric, Peer, RecvPool};
 
 use super::failure::{Done, Failure};
-use super::units::Size;
-use super::wire::{MESSAGE_BYTES, Outbox};
+use super::units::{self, Size};
+use super::wire::MESSAGE_BYTES;
 use super::{Common, output, wait};
 use directory::{Clash, Directory};
 use quota::Quota;
 use senders::Senders;
 use session::Session;
+use turned_away::TurnedAway;
 
 /// Pause after a connection attempt that failed, so that a stream of them stays cheap.
 const BREATH: Duration = Duration::from_millis(20);
@@ -65,12 +67,19 @@ pub struct ServeArguments {
     /// in pieces
     #[arg(long, value_name = "SIZE")]
     max_bytes: Option<Size>,
+
+    /// Drop a sender that the server waits for and that says nothing for so long, as in 30s or
+    /// 5min; a sender says so while it reads or compares files
+    #[arg(long, default_value = "1min", value_name = "TIME", value_parser = silence)]
+    silence: Duration,
 }
 
 struct Server {
     fabric: Fabric,
     directory: Directory,
     senders: Arc<Senders>,
+    /// How long a sender may be silent.
+    silence: Duration,
     json: bool,
 }
 
@@ -92,22 +101,39 @@ pub fn run(common: &Common, arguments: ServeArguments) -> Done {
     let interrupted = fabric.clone();
     ctrlc::set_handler(move || interrupted.close())
         .map_err(|error| Failure::new(format!("cannot take interrupts: {error}")))?;
-    let senders = Arc::<Senders>::default();
-    let server = Arc::new(Server { fabric, directory, senders: Arc::clone(&senders), json: common.json });
-    std::thread::spawn(move || dispatch(pool, &senders));
+    let (senders, silence, json) = (Arc::<Senders>::default(), arguments.silence, common.json);
+    let mut turned_away = TurnedAway::new(&fabric)?;
+    let server = Arc::new(Server { fabric, directory, senders: Arc::clone(&senders), silence, json });
+    let served = Arc::clone(&senders);
+    std::thread::spawn(move || dispatch(pool, &served));
     if arguments.once {
         let peer = pollster::block_on(listener.accept())?;
         drop(listener);
-        return server.serve(&peer);
+        return match senders.add(&peer) {
+            Some(inbox) => server.serve(&peer, inbox),
+            None => Ok(()),
+        };
     }
     let mut sessions: Vec<JoinHandle<()>> = Vec::new();
     loop {
-        match pollster::block_on(listener.accept()) {
+        let accepted = match turned_away.tidy() {
+            None => pollster::block_on(listener.accept()),
+            Some(limit) => match multirail::wait(listener.accept(), limit) {
+                Ok(accepted) => accepted,
+                // No sender came: time is up for one that was refused.
+                Err(_) => continue,
+            },
+        };
+        match accepted {
             Ok(peer) => {
+                let Some(inbox) = senders.add(&peer) else {
+                    turned_away.add(peer);
+                    continue;
+                };
                 let server = Arc::clone(&server);
                 sessions.retain(|session| !session.is_finished());
                 sessions.push(std::thread::spawn(move || {
-                    if let Err(failure) = server.serve(&peer) {
+                    if let Err(failure) = server.serve(&peer, inbox) {
                         output::complain(failure.sentence());
                     }
                 }));
@@ -127,6 +153,14 @@ pub fn run(common: &Common, arguments: ServeArguments) -> Done {
     }
 }
 
+/// Parses a limit of silence: senders speak four times as often.
+fn silence(text: &str) -> Result<Duration, String> {
+    match units::duration(text)? {
+        limit if limit < Duration::from_secs(1) => Err("a sender may be silent for a second at least".into()),
+        limit => Ok(limit),
+    }
+}
+
 /// Hands every message to its peer's session until the fabric closes.
 fn dispatch(pool: RecvPool, senders: &Senders) {
     loop {
@@ -140,20 +174,10 @@ fn dispatch(pool: RecvPool, senders: &Senders) {
 }
 
 impl Server {
-    fn serve(&self, peer: &Peer) -> Done {
-        let served = match self.senders.add(peer) {
-            Some(inbox) => Session::run(self, peer, inbox),
-            None => self.turn_away(peer),
-        };
+    fn serve(&self, peer: &Peer, inbox: Receiver<Vec<u8>>) -> Done {
+        let served = Session::run(self, peer, inbox);
         self.senders.remove(peer.id());
         peer.disconnect();
         served
-    }
-
-    fn turn_away(&self, peer: &Peer) -> Done {
-        let reason = format!("{} senders are being served already; try again later", senders::MOST);
-        Outbox::new(&self.fabric, peer)?.say(&ToSender::Refused(reason.clone()))?;
-        wait::let_go(peer);
-        Err(Failure::new(format!("a sender was refused: {reason}")))
     }
 }

@@ -16,11 +16,7 @@ use super::store::Store;
 use super::window::Bytes;
 use crate::cli::failure::{Done, Failure, printable};
 use crate::cli::wait::let_go;
-use crate::cli::wire::Outbox;
-
-/// How long a sender that is alive may be silent: it reads a slow disk, or compares a
-/// large file with ours.
-const PATIENCE: Duration = Duration::from_secs(3600);
+use crate::cli::wire::{Outbox, PROMPT};
 
 /// How often a silent sender is looked after.
 const LOOK: Duration = Duration::from_millis(50);
@@ -64,9 +60,11 @@ impl<'a> Session<'a> {
             version: VERSION,
             layout: Layout::OFFERED,
             region: self.region.descriptor().to_bytes(),
+            silence_ms: self.server.silence.as_millis() as u64,
         })?;
         let unfinished = |failure: Failure| failure.within("a sender did not finish");
-        let resume = match self.hear().map_err(unfinished)? {
+        // A sender has nothing to do before it says hello.
+        let resume = match self.hear_within(self.server.silence.min(PROMPT)).map_err(unfinished)? {
             ToServer::Hello { total, resume } => {
                 // With these, less may be needed: each group is asked for its room.
                 let directory = &self.server.directory;
@@ -84,6 +82,7 @@ impl<'a> Session<'a> {
         loop {
             match self.hear().map_err(unfinished)? {
                 ToServer::Offer { sequence, table } => self.group(sequence, table, resume)?,
+                ToServer::Working => {}
                 ToServer::Bye => {
                     // The sender may have read it and left before we see it taken.
                     let _ = self.outbox.say(&ToSender::Farewell);
@@ -164,6 +163,7 @@ impl<'a> Session<'a> {
                     }
                     *slot = Some((table, data));
                 }
+                ToServer::Working => {}
                 ToServer::Resume { index, first } => {
                     let (pieces, last, bytes) = store.have(index, first)?;
                     self.outbox.say(&ToSender::Have { pieces, last, bytes })?;
@@ -207,18 +207,23 @@ impl<'a> Session<'a> {
 
     /// The next message, or why there will be none.
     fn hear(&mut self) -> Done<ToServer> {
-        let until = Instant::now() + PATIENCE;
+        self.hear_within(self.server.silence)
+    }
+
+    /// The same, from a sender that is silent for less than `limit`.
+    fn hear_within(&mut self, limit: Duration) -> Done<ToServer> {
+        let until = Instant::now() + limit;
         loop {
             // Asked before the wait: what a peer said before it died is heard first.
             let alive = self.peer.is_alive();
-            match self.inbox.recv_timeout(LOOK) {
+            match self.inbox.recv_timeout(LOOK.min(limit)) {
                 Ok(bytes) => return ToServer::decode(&bytes).map_err(Failure::new),
                 Err(RecvTimeoutError::Timeout) if !alive => return Err(gone(self.peer)),
                 Err(RecvTimeoutError::Timeout) if Instant::now() < until => {}
                 Err(RecvTimeoutError::Timeout) => {
                     return Err(Failure::new(format!(
-                        "the sender said nothing for {} s",
-                        PATIENCE.as_secs()
+                        "the sender said nothing for {} s, see --silence of the server",
+                        limit.as_secs_f64()
                     )));
                 }
                 Err(RecvTimeoutError::Disconnected) => {
