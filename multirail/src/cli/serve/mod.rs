@@ -3,6 +3,7 @@
 mod beneath;
 mod directory;
 mod durable;
+mod invitation;
 pub(super) mod journal;
 mod judge;
 mod partial;
@@ -92,9 +93,10 @@ pub fn run(common: &Common, arguments: ServeArguments) -> Done {
     let pool = fabric.recv_pool(senders::MOST * senders::BACKLOG, MESSAGE_BYTES)?;
     let listener = wait::listen(&fabric, &arguments.listen)?;
     let address = listener.local_addr();
+    let send = invitation::line(common, &address)?;
     match common.json {
-        true => output::json(&serde_json::json!({ "listening": address }))?,
-        false => output::line(&format!("listening on {address}; run: multirail send PATH --to {address}"))?,
+        true => output::json(&serde_json::json!({ "listening": address, "send": send }))?,
+        false => output::line(&format!("listening on {address}; run: {send}"))?,
     }
     // Closing ends every session; one that ends keeps whole files, and partial ones with
     // a journal.
