@@ -77,7 +77,7 @@ fn rename() {
 fn skip() {
     let into = TempDir::new().unwrap();
     let (done, said, b) = clash(&["--on-clash", "skip"], &into);
-    assert!(done && said.contains("1 were skipped"), "{said}");
+    assert!(done && said.contains("; 1 file was skipped: its name is taken"), "{said}");
     assert_eq!(b, "old");
     assert_eq!(fs::read_to_string(into.path().join("tree/sub/c")).unwrap(), "new sub/c");
 }

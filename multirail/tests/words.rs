@@ -1,12 +1,14 @@
-//! What `multirail serve` and `multirail send` print.
+//! What `multirail serve` and `multirail send` print: the line to run, counts, the end.
 #![cfg(target_os = "linux")]
 
 mod process;
+mod tree;
 
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
-use process::{Running, multirail};
+use process::{LIMIT, Running, assert_agree, eventually, multirail};
+use rustix::process::Signal;
 use tempfile::TempDir;
 
 fn text(path: &Path) -> &str {
@@ -19,6 +21,16 @@ fn server(into: &TempDir, more: &[&str]) -> (Running, String) {
     let server = Running::start(&[&serve, more].concat());
     let line = server.line();
     (server, line)
+}
+
+/// A directory `tree` of two files, two directories with itself, and a link.
+fn small(from: &TempDir) -> PathBuf {
+    let tree = from.path().join("tree");
+    fs::create_dir_all(tree.join("sub")).unwrap();
+    fs::write(tree.join("a"), "a").unwrap();
+    fs::write(tree.join("sub/b"), "bb").unwrap();
+    std::os::unix::fs::symlink("a", tree.join("link")).unwrap();
+    tree
 }
 
 #[test]
@@ -52,4 +64,104 @@ fn the_line_that_serve_prints_sends() {
     let row = Running::spawn(serve).json();
     let (address, send) = (row["listening"].as_str().unwrap(), row["send"].as_str().unwrap());
     assert_eq!(send, format!("multirail send PATH --to {address} --backend loopback --provider tcp"));
+}
+
+#[test]
+fn both_sides_count_the_same() {
+    let (from, into) = (TempDir::new().unwrap(), TempDir::new().unwrap());
+    let tree = small(&from);
+    let (server, address) = Running::server(&["serve", "--into", text(into.path()), "--on-clash", "skip"]);
+    let send = |more: &[&str]| {
+        let mut sender = Running::start(&[&["send", text(&tree), "--to", &address, "--json"], more].concat());
+        let row = sender.json();
+        sender.succeeds();
+        let stored = server.json();
+        assert_agree(&row, &stored);
+        row
+    };
+    let new = send(&[]);
+    assert_eq!((&new["files"], &new["directories"], &new["links"]), (&2.into(), &2.into(), &1.into()));
+    assert_eq!((&new["same_files"], &new["skipped_files"]), (&0.into(), &0.into()));
+    let again = send(&["--resume"]);
+    assert_eq!((&again["same_files"], &again["same_links"]), (&2.into(), &1.into()));
+    fs::write(tree.join("a"), "A").unwrap();
+    let clash = send(&["--resume"]);
+    assert_eq!((&clash["same_files"], &clash["skipped_files"]), (&1.into(), &1.into()));
+    let skipped = send(&[]);
+    assert_eq!((&skipped["skipped_files"], &skipped["skipped_links"]), (&2.into(), &1.into()));
+    fs::remove_dir_all(into.path().join("tree/sub")).unwrap();
+    fs::write(into.path().join("tree/sub"), "a file").unwrap();
+    let barred = send(&[]);
+    assert_eq!((&barred["skipped_files"], &barred["skipped_directories"]), (&2.into(), &1.into()));
+    // In groups of their own.
+    for n in 0..5000 {
+        fs::write(tree.join(format!("{n}")), "x").unwrap();
+    }
+    assert_eq!(send(&[])["files"], 5002);
+}
+
+#[test]
+fn counts_in_words() {
+    let (from, into) = (TempDir::new().unwrap(), TempDir::new().unwrap());
+    let tree = small(&from);
+    let (server, line) = server(&into, &["--overwrite"]);
+    let address = line["listening on ".len()..].split(';').next().unwrap().to_owned();
+    let send = |more: &[&str]| {
+        let mut sender = Running::start(&[&["send", text(&tree), "--to", &address], more].concat());
+        let line = sender.line();
+        sender.succeeds();
+        [line, server.line()]
+    };
+    let [sent, stored] = send(&[]);
+    assert!(sent.starts_with("sent tree: 2 files, 2 directories, 1 link, 3 B in "), "{sent}");
+    assert!(stored.starts_with("stored tree: 2 files, 2 directories, 1 link, 3 B in "), "{stored}");
+    for line in send(&["--resume"]) {
+        assert!(line.contains("tree: 2 files, 2 directories, 1 link, 0 B in "), "{line}");
+        assert!(line.ends_with("; 2 files, 1 link were there already"), "{line}");
+    }
+}
+
+#[test]
+fn a_server_that_is_stopped_says_what_is_unfinished() {
+    for (signal, once) in [(Signal::INT, &[][..]), (Signal::TERM, &[]), (Signal::INT, &["--once"])] {
+        let into = TempDir::new().unwrap();
+        let (mut idle, _) = server(&into, once);
+        idle.signal(signal);
+        idle.succeeds_silently();
+    }
+
+    // All that was sent is whole.
+    let (from, into) = (TempDir::new().unwrap(), TempDir::new().unwrap());
+    let tree = small(&from);
+    let (mut done, address) = Running::server(&["serve", "--into", text(into.path())]);
+    Running::start(&["send", text(&tree), "--to", &address]).succeeds();
+    done.signal(Signal::INT);
+    done.succeeds_silently();
+
+    // A sender is cut off in the middle of a file.
+    let large = from.path().join("large");
+    fs::File::create(&large).and_then(|file| file.set_len(1 << 40)).unwrap();
+    let send = |address: &str| {
+        let sender = Running::start(&["send", text(&large), "--to", address, "--no-sparse"]);
+        let grows = || tree::partials(into.path()).iter().any(|(_, journal)| *journal > 4 * 44).then_some(());
+        eventually(LIMIT, "a partial file grows", grows);
+        sender
+    };
+    let (mut cut, address) = Running::server(&["serve", "--into", text(into.path())]);
+    let mut sender = send(&address);
+    cut.signal(Signal::INT);
+    cut.await_error(
+        "interrupted: one sender had not finished; one unfinished file waits in .multirail for `send --resume`",
+    );
+    cut.ends_within(LIMIT);
+    sender.fails_within(LIMIT);
+
+    // It waits still, and nobody is cut off.
+    let (mut idle, _) = Running::server(&["serve", "--into", text(into.path())]);
+    idle.signal(Signal::INT);
+    let sentence = idle.fails_within(LIMIT);
+    assert_eq!(
+        sentence,
+        "multirail: interrupted; one unfinished file waits in .multirail for `send --resume`"
+    );
 }

@@ -16,6 +16,7 @@ mod security;
 mod send;
 mod serve;
 mod simulate;
+mod tally;
 mod topo;
 mod trace;
 mod units;

@@ -33,6 +33,26 @@ pub fn run(arguments: &[&str]) -> (bool, String, String) {
     (output.status.success(), text(output.stdout), text(output.stderr))
 }
 
+/// Asserts that a row of `send` and one of `serve` count the same.
+pub fn assert_agree(sent: &serde_json::Value, stored: &serde_json::Value) {
+    let counts = [
+        "files",
+        "directories",
+        "links",
+        "bytes",
+        "same_files",
+        "same_links",
+        "skipped_files",
+        "skipped_directories",
+        "skipped_links",
+    ];
+    for count in counts {
+        assert!(sent[count].is_u64() && sent[count] == stored[count], "{count}: {sent} {stored}");
+    }
+    assert_eq!(sent["sent"], stored["stored"]);
+    assert_eq!(sent["sent_bytes"], stored["received_bytes"], "{sent} {stored}");
+}
+
 impl Running {
     /// Starts `multirail`.
     pub fn start(arguments: &[&str]) -> Self {
@@ -135,6 +155,12 @@ impl Running {
     pub fn succeeds(&mut self) {
         let (status, said) = self.end_within(LIMIT);
         assert!(status.success(), "{status}: {said:?}");
+    }
+
+    /// Waits for success without a word.
+    pub fn succeeds_silently(&mut self) {
+        let (status, said) = self.end_within(LIMIT);
+        assert!(status.success() && said.is_empty(), "{status}: {said:?}");
     }
 }
 

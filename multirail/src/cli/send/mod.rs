@@ -13,11 +13,12 @@ mod talk;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use multirail::files::Kind;
+use multirail::files::Entry;
 use serde::Serialize;
 
 use super::failure::Done;
-use super::units::{Size, gbytes_per_s};
+use super::tally::Tally;
+use super::units::gbytes_per_s;
 use super::{Common, output, wait};
 use list::{List, Root, Rules};
 use progress::Progress;
@@ -55,12 +56,10 @@ pub struct SendArguments {
 #[derive(Serialize)]
 struct SentRow {
     sent: String,
-    files: u64,
-    bytes: u64,
+    #[serde(flatten)]
+    tally: Tally,
     sent_bytes: u64,
     resent_bytes: u64,
-    same_files: u64,
-    skipped_files: u64,
     seconds: f64,
     gbytes_per_s: f64,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -97,10 +96,8 @@ fn all(common: &Common, list: &mut List, sender: &mut Sender, progress: &mut Pro
             // Paths of which everything is left out are done at once.
             root = print_done(common, list, (root, next), &mut row, progress)?;
             let entry = &list.entries[next];
-            if entry.kind != Kind::Leave {
-                row.add(entry.size(), outcome);
-                progress.spared(entry.data().saturating_sub(outcome.sent));
-            }
+            row.add(entry, outcome);
+            progress.spared(entry.data().saturating_sub(outcome.sent));
             next += 1;
         }
         root = print_done(common, list, (root, next), &mut row, progress)?;
@@ -125,24 +122,18 @@ fn print_done(
 
 /// Counts what becomes of one path.
 struct Row {
-    files: u64,
-    bytes: u64,
-    same: u64,
-    skipped: u64,
+    tally: Tally,
     total: Outcome,
     begun: Instant,
 }
 
 impl Row {
     fn new() -> Self {
-        Self { files: 0, bytes: 0, same: 0, skipped: 0, total: Outcome::default(), begun: Instant::now() }
+        Self { tally: Tally::default(), total: Outcome::default(), begun: Instant::now() }
     }
 
-    fn add(&mut self, size: u64, outcome: &Outcome) {
-        self.files += 1;
-        self.bytes += size;
-        self.same += u64::from(outcome.same);
-        self.skipped += u64::from(outcome.skipped);
+    fn add(&mut self, entry: &Entry, outcome: &Outcome) {
+        self.tally.add(entry, outcome.became);
         self.total.sent += outcome.sent;
         self.total.again += outcome.again.min(outcome.sent);
         self.total.hash = outcome.hash;
@@ -151,32 +142,18 @@ impl Row {
     fn print(self, common: &Common, root: &Root) -> Done {
         let took: Duration = self.begun.elapsed();
         let (name, total, speed) = (root.name.to_string(), self.total, gbytes_per_s(self.total.sent, took));
+        let is_one_file = self.tally.is_one_file();
         if common.json {
             return output::json(&SentRow {
                 sent: name,
-                files: self.files,
-                bytes: self.bytes,
+                tally: self.tally,
                 sent_bytes: total.sent,
                 resent_bytes: total.again,
-                same_files: self.same,
-                skipped_files: self.skipped,
                 seconds: took.as_secs_f64(),
                 gbytes_per_s: speed,
-                blake3: total.hash.filter(|_| self.files == 1).map(|hash| hash.to_string()),
+                blake3: total.hash.filter(|_| is_one_file).map(|hash| hash.to_string()),
             });
         }
-        let mut line = format!("sent {name}: ");
-        if self.files != 1 {
-            line += &format!("{} files, ", self.files);
-        }
-        line += &format!("{} in {:.2} s, {speed:.2} GB/s", Size(total.sent), took.as_secs_f64());
-        for (count, what) in
-            [(self.same, "were there already"), (self.skipped, "were skipped: their names are taken")]
-        {
-            if count > 0 {
-                line += &format!("; {count} {what}");
-            }
-        }
-        output::line(&line)
+        output::line(&self.tally.line("sent", &name, total.sent, took))
     }
 }

@@ -17,6 +17,7 @@ use super::source::Source;
 use super::talk::{Stop, Talk, refused, unexpected};
 use crate::cli::failure::{Done, Failure, printable};
 use crate::cli::output;
+use crate::cli::tally::Became;
 use crate::cli::wire::{Inbox, MESSAGE_BYTES, Outbox, PROMPT, RECEIVES};
 
 /// How long to look for the server's reason once something broke.
@@ -76,10 +77,8 @@ pub struct Outcome {
     pub sent: u64,
     /// Of these, bytes that the server had stored from an earlier attempt.
     pub again: u64,
-    /// It was at the server already.
-    pub same: bool,
-    /// Something else of its name stays at the server.
-    pub skipped: bool,
+    /// Whether it was stored.
+    pub became: Became,
     /// Of a file without holes.
     pub hash: Option<blake3::Hash>,
 }
@@ -364,10 +363,10 @@ fn pack_one(
 ) -> Result<(), Stop> {
     let entry = &list.entries[number];
     match plan {
-        Plan::Skip => outcome.skipped = true,
-        Plan::Have => outcome.same = true,
+        Plan::Skip => outcome.became = Became::Skipped,
+        Plan::Have => outcome.became = Became::Same,
         Plan::Same => {
-            outcome.same = true;
+            outcome.became = Became::Same;
             packer.item(&Item::Same { index })?;
         }
         Plan::Make => packer.item(&Item::Make { index })?,

@@ -21,6 +21,7 @@ mod window;
 
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc::Receiver;
 use std::thread::JoinHandle;
 use std::time::Duration;
@@ -82,6 +83,10 @@ struct Server {
     /// How long a sender may be silent.
     silence: Duration,
     json: bool,
+    /// A signal asked for the end.
+    interrupted: Arc<AtomicBool>,
+    /// Senders that could not finish because of it.
+    cut_off: AtomicUsize,
 }
 
 /// Serves until it is stopped, or one sender with `--once`.
@@ -89,27 +94,43 @@ pub fn run(common: &Common, arguments: ServeArguments) -> Done {
     let clash = if arguments.overwrite { Clash::Overwrite } else { arguments.on_clash };
     let directory = Directory::open(arguments.into, clash, Quota::new(arguments.max_bytes))?;
     let fabric = common.open()?;
+    // Closing ends every session; one that ends keeps whole files, and partial ones with
+    // a journal.
+    let interrupted = Arc::<AtomicBool>::default();
+    let (closing, flag) = (fabric.clone(), Arc::clone(&interrupted));
+    let interrupt = move || {
+        flag.store(true, Ordering::SeqCst);
+        closing.close();
+    };
+    ctrlc::set_handler(interrupt)
+        .map_err(|error| Failure::new(format!("cannot take interrupts: {error}")))?;
     // Senders speak once a session has welcomed them, never before there are receives.
     let pool = fabric.recv_pool(senders::MOST * senders::BACKLOG, MESSAGE_BYTES)?;
     let listener = wait::listen(&fabric, &arguments.listen)?;
+    let mut turned_away = TurnedAway::new(&fabric)?;
     let address = listener.local_addr();
     let send = invitation::line(common, &address)?;
     match common.json {
         true => output::json(&serde_json::json!({ "listening": address, "send": send }))?,
         false => output::line(&format!("listening on {address}; run: {send}"))?,
     }
-    // Closing ends every session; one that ends keeps whole files, and partial ones with
-    // a journal.
-    let interrupted = fabric.clone();
-    ctrlc::set_handler(move || interrupted.close())
-        .map_err(|error| Failure::new(format!("cannot take interrupts: {error}")))?;
     let (senders, silence, json) = (Arc::<Senders>::default(), arguments.silence, common.json);
-    let mut turned_away = TurnedAway::new(&fabric)?;
-    let server = Arc::new(Server { fabric, directory, senders: Arc::clone(&senders), silence, json });
+    let server = Arc::new(Server {
+        fabric,
+        directory,
+        senders: Arc::clone(&senders),
+        silence,
+        json,
+        interrupted,
+        cut_off: AtomicUsize::new(0),
+    });
     let served = Arc::clone(&senders);
     std::thread::spawn(move || dispatch(pool, &served));
     if arguments.once {
-        let peer = pollster::block_on(listener.accept())?;
+        let peer = match pollster::block_on(listener.accept()) {
+            Err(error) if error.kind() == ErrorKind::Closed => return server.interrupted(),
+            accepted => accepted?,
+        };
         drop(listener);
         return match senders.add(&peer) {
             Some(inbox) => server.serve(&peer, inbox),
@@ -141,11 +162,8 @@ pub fn run(common: &Common, arguments: ServeArguments) -> Done {
                 }));
             }
             Err(error) if error.kind() == ErrorKind::Closed => {
-                let unfinished = sessions.into_iter().filter(|session| !session.is_finished());
-                unfinished.for_each(|session| drop(session.join()));
-                return Err(Failure::new(
-                    "interrupted; files that were not whole wait in .multirail for `send --resume`",
-                ));
+                sessions.into_iter().for_each(|session| drop(session.join()));
+                return server.interrupted();
             }
             Err(error) => {
                 output::complain(&format!("a sender could not connect: {error}"));
@@ -178,8 +196,28 @@ fn dispatch(pool: RecvPool, senders: &Senders) {
 impl Server {
     fn serve(&self, peer: &Peer, inbox: Receiver<Vec<u8>>) -> Done {
         let served = Session::run(self, peer, inbox);
+        if served.is_err() && self.interrupted.load(Ordering::SeqCst) {
+            self.cut_off.fetch_add(1, Ordering::SeqCst);
+        }
         self.senders.remove(peer.id());
         peer.disconnect();
         served
+    }
+
+    /// Ends after a signal, once every session has ended: with success if nothing is unfinished.
+    fn interrupted(&self) -> Done {
+        let senders = self.cut_off.load(Ordering::SeqCst);
+        let cut_off = match senders {
+            0 => String::new(),
+            1 => ": one sender had not finished".to_owned(),
+            many => format!(": {many} senders had not finished"),
+        };
+        let waiting = match self.directory.staging.partials() {
+            0 if senders == 0 => return Ok(()),
+            0 => "send the same again with --resume".to_owned(),
+            1 => "one unfinished file waits in .multirail for `send --resume`".to_owned(),
+            many => format!("{many} unfinished files wait in .multirail for `send --resume`"),
+        };
+        Err(Failure::new(format!("interrupted{cut_off}; {waiting}")))
     }
 }

@@ -7,12 +7,17 @@ use serde::Serialize;
 
 use crate::cli::failure::Done;
 use crate::cli::output;
-use crate::cli::units::{Size, gbytes_per_s};
+use crate::cli::tally::{Became, Tally};
+use crate::cli::units::gbytes_per_s;
 
-/// Something that has its final name.
+/// An entry that is done.
 pub struct Stored {
     /// Which.
     pub entry: Entry,
+    /// Whether it was stored.
+    pub became: Became,
+    /// Bytes of it that came over the wire.
+    pub received: u64,
     /// Of files without holes.
     pub hash: Option<blake3::Hash>,
     /// When the group began.
@@ -24,16 +29,17 @@ pub struct Report {
     json: bool,
     /// Nobody reads what is printed.
     closed: bool,
-    files: u64,
-    bytes: u64,
+    tally: Tally,
+    received: u64,
     begun: Option<Instant>,
 }
 
 #[derive(Serialize)]
 struct StoredRow {
     stored: String,
-    files: u64,
-    bytes: u64,
+    #[serde(flatten)]
+    tally: Tally,
+    received_bytes: u64,
     seconds: f64,
     gbytes_per_s: f64,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -43,7 +49,7 @@ struct StoredRow {
 impl Report {
     /// Prints rows of JSON, or lines.
     pub fn new(json: bool) -> Self {
-        Self { json, closed: false, files: 0, bytes: 0, begun: None }
+        Self { json, closed: false, tally: Tally::default(), received: 0, begun: None }
     }
 
     /// Prints what is complete with this. A sender goes on if that fails, and we say so once.
@@ -59,32 +65,25 @@ impl Report {
     fn print(&mut self, stored: &Stored) -> Done {
         let entry = &stored.entry;
         let begun = *self.begun.get_or_insert(stored.begun);
-        self.files += u64::from(entry.kind != Kind::Leave);
-        self.bytes += entry.size();
-        if !entry.path.is_top() {
+        self.tally.add(entry, stored.became);
+        self.received += stored.received;
+        // A directory is complete with its end.
+        if !entry.path.is_top() || entry.kind == Kind::Directory {
             return Ok(());
         }
-        let (files, bytes, took) = (self.files, self.bytes, begun.elapsed());
-        (self.files, self.bytes, self.begun) = (0, 0, None);
-        let speed = gbytes_per_s(bytes, took);
+        let (tally, received, took) = (self.tally, self.received, begun.elapsed());
+        (self.tally, self.received, self.begun) = (Tally::default(), 0, None);
+        let name = entry.path.to_string();
         if self.json {
             return output::json(&StoredRow {
-                stored: entry.path.to_string(),
-                files,
-                bytes,
+                stored: name,
+                tally,
+                received_bytes: received,
                 seconds: took.as_secs_f64(),
-                gbytes_per_s: speed,
+                gbytes_per_s: gbytes_per_s(received, took),
                 blake3: stored.hash.map(|hash| hash.to_string()),
             });
         }
-        let what = match entry.kind {
-            Kind::Leave => format!("{files} files, {}", Size(bytes)),
-            _ => Size(bytes).to_string(),
-        };
-        output::line(&format!(
-            "stored {}: {what} in {:.2} s, {speed:.2} GB/s",
-            entry.path,
-            took.as_secs_f64()
-        ))
+        output::line(&tally.line("stored", &name, received, took))
     }
 }

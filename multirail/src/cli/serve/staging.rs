@@ -171,6 +171,11 @@ impl Staging {
         }
     }
 
+    /// How many partial files there are, of all paths.
+    pub fn partials(&self) -> usize {
+        self.lock().len()
+    }
+
     fn create(&self, name: &str) -> Done<File> {
         let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC | OFlags::NOFOLLOW;
         let created = rustix::fs::openat(&self.fd, name, flags, PRIVATE);

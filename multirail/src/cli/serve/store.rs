@@ -15,6 +15,7 @@ use super::room::{self, ENTRY, Room};
 use super::staged::Staged;
 use super::window::Bytes;
 use crate::cli::failure::{Done, Failure};
+use crate::cli::tally::Became;
 
 /// A group whose entries have been judged.
 pub struct Store<'a> {
@@ -36,7 +37,29 @@ pub struct Store<'a> {
     /// The entry that failed, if it is not the last that came.
     failed: Option<usize>,
     begun: Instant,
-    stored: Vec<Stored>,
+    /// What became of each entry.
+    outcomes: Vec<Outcome>,
+}
+
+/// What became of an entry so far.
+#[derive(Clone, Default)]
+struct Outcome {
+    /// Known once its name is settled.
+    became: Option<Became>,
+    received: u64,
+    hash: Option<blake3::Hash>,
+}
+
+impl Outcome {
+    /// By the verdict alone.
+    fn new(verdict: &Verdict) -> Self {
+        let became = match verdict {
+            Verdict::Skip | Verdict::Compare { skip: true, .. } => Some(Became::Skipped),
+            Verdict::Have => Some(Became::Same),
+            Verdict::Send | Verdict::Partial | Verdict::Compare { skip: false, .. } => None,
+        };
+        Self { became, ..Self::default() }
+    }
 }
 
 /// What happens once the bytes so far are durable.
@@ -54,7 +77,8 @@ impl<'a> Store<'a> {
         resume: bool,
         room: Room<'a>,
     ) -> Self {
-        let (open, found, batch, stored, failed) = (None, None, Vec::new(), Vec::new(), None);
+        let (open, found, batch, failed) = (None, None, Vec::new(), None);
+        let outcomes = verdicts.iter().map(Outcome::new).collect();
         Self {
             directory,
             entries,
@@ -67,7 +91,7 @@ impl<'a> Store<'a> {
             room,
             failed,
             begun: Instant::now(),
-            stored,
+            outcomes,
         }
     }
 
@@ -146,6 +170,7 @@ impl<'a> Store<'a> {
                 self.room.ensure(0, cost)?;
                 self.directory.make(&entry.path)?;
                 self.room.spend(0, cost);
+                self.outcomes[index].became = Some(Became::Stored);
                 Ok(())
             }
             Kind::Leave => {
@@ -189,6 +214,7 @@ impl<'a> Store<'a> {
         if hasher.finalize() != hash {
             return Err(Failure::new("what arrived has another checksum than what was sent; send it again"));
         }
+        self.outcomes[index].received = size;
         self.ready(index, staged, &file, Some(hash.into()))
     }
 
@@ -197,7 +223,9 @@ impl<'a> Store<'a> {
             Verdict::Compare { .. } => {
                 let entry = &self.entries[index];
                 self.directory.staging.discard(&entry.path);
-                dress(&self.directory.file(&entry.path)?, entry)
+                dress(&self.directory.file(&entry.path)?, entry)?;
+                self.outcomes[index].became = Some(Became::Same);
+                Ok(())
             }
             _ => Err(out_of_turn()),
         }
@@ -228,7 +256,9 @@ impl<'a> Store<'a> {
     fn piece(&mut self, piece: &Piece, bytes: &mut Bytes<'_>) -> Done {
         match (&mut self.open, &self.entries) {
             (Some((index, partial)), entries) if piece.is_sound(entries[*index].size()) => {
-                partial.push(piece, bytes, &mut self.room)
+                partial.push(piece, bytes, &mut self.room)?;
+                self.outcomes[*index].received += u64::from(piece.len);
+                Ok(())
             }
             _ => Err(out_of_turn()),
         }
@@ -282,8 +312,11 @@ impl<'a> Store<'a> {
             };
             let entry = &self.entries[index];
             match done {
-                Ok(true) => self.stored.push(Stored { entry: entry.clone(), hash, begun: self.begun }),
-                Ok(false) => {}
+                Ok(named) => {
+                    let outcome = &mut self.outcomes[index];
+                    outcome.became = Some(if named { Became::Stored } else { Became::Skipped });
+                    outcome.hash = hash;
+                }
                 Err(failure) if all.is_ok() => (self.failed, all) = (Some(index), Err(failure)),
                 Err(also) => {
                     tracing::warn!(path = %entry.path, reason = also.sentence(), "not stored either")
@@ -304,6 +337,12 @@ impl<'a> Store<'a> {
         }
         self.commit()?;
         self.directory.sync()?;
-        Ok(std::mem::take(&mut self.stored))
+        let done = self.entries.into_iter().zip(self.outcomes).take(entries);
+        let begun = self.begun;
+        let stored = done.map(|(entry, Outcome { became, received, hash })| {
+            let became = became.ok_or_else(out_of_turn)?;
+            Ok(Stored { entry, became, received, hash, begun })
+        });
+        stored.collect()
     }
 }
