@@ -2,12 +2,12 @@
 
 use std::ffi::CStr;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 
 use rdma_sys as ib;
 use transport_core::spi::Fences;
 use transport_core::{Error, ErrorKind, Result};
 
+use crate::far::FarRegions;
 use crate::library::library;
 use crate::objects::{Object, last_errno};
 use crate::status::os_error;
@@ -49,8 +49,8 @@ pub(crate) struct Device {
     pub(crate) context: Object<ib::ibv_context>,
     pub(crate) limits: ib::ibv_device_attr,
     pub(crate) name: String,
-    /// Some registered memory is not the host's.
-    has_foreign_memory: AtomicBool,
+    /// Registered memory that the processor cannot read.
+    pub(crate) far: FarRegions,
     pub(crate) fences: Fences,
 }
 
@@ -74,26 +74,14 @@ impl Device {
         };
         // SAFETY: the device is open.
         let pd = Object::of(unsafe { library.alloc_pd(context.as_ptr()) }, "open")?;
-        let has_foreign_memory = AtomicBool::new(false);
         Ok(Arc::new(Self {
             pd,
             context,
             limits,
             name: wanted.to_owned(),
-            has_foreign_memory,
+            far: FarRegions::default(),
             fences: Fences::default(),
         }))
-    }
-
-    /// Whether any memory was ever registered that the processor cannot read.
-    #[inline]
-    pub(crate) fn has_foreign_memory(&self) -> bool {
-        self.has_foreign_memory.load(Ordering::Relaxed)
-    }
-
-    /// From now on there is such memory: before anything of it is posted.
-    pub(crate) fn gets_foreign_memory(&self) {
-        self.has_foreign_memory.store(true, Ordering::Relaxed);
     }
 
     /// Whether software plays the card: its figures of speed are inventions.

@@ -201,7 +201,7 @@ impl Endpoint for VerbsEndpoint {
 
     unsafe fn post_recv(&mut self, batch: &[ReceiveRequest]) -> PostResult {
         let most = self.shared.capabilities.recv_depth as usize;
-        PostResult { accepted: self.receives.want(batch, most), error: None }
+        self.receives.want(&self.shared.card, batch, most)
     }
 
     fn poll(&mut self, into: &mut Completions) {

@@ -14,6 +14,7 @@ mod connector;
 mod device;
 mod domain;
 mod endpoint;
+mod far;
 mod gid;
 mod library;
 mod objects;

@@ -106,11 +106,6 @@ impl QueuePair {
         unsafe { (*self.qp.as_ptr()).qp_num }
     }
 
-    #[inline]
-    pub(crate) fn card(&self) -> &Card {
-        &self.card
-    }
-
     /// Bytes that a request may carry in itself.
     #[inline]
     pub(crate) fn inline(&self) -> u64 {

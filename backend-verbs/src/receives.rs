@@ -7,11 +7,13 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use rdma_sys as ib;
-use transport_core::spi::{MemoryRegion, PeerSlot, ReceiveRequest};
+use transport_core::spi::{MemoryRegion, PeerSlot, PostResult, ReceiveRequest, Status};
 use transport_core::{Access, HostBuffer, Memory, Result};
 
 use crate::domain::Card;
+use crate::far::FarRegion;
 use crate::region::Registered;
+use crate::status::{STORE_FAILED, of_completion};
 
 /// Bytes of a message, at most: a buffer is as large.
 pub(crate) const MESSAGE: usize = 64 << 10;
@@ -35,13 +37,20 @@ struct Arrival {
     imm: Option<u32>,
 }
 
+/// A receive, and the region that a message is stored into where the processor cannot follow its address.
+struct Wanted {
+    request: ReceiveRequest,
+    far: Option<FarRegion>,
+}
+
 /// A message that has found one.
 pub(crate) struct Delivered {
     pub id: u64,
     pub from: PeerSlot,
-    /// Bytes; more than the receive has room for is an error.
+    /// Bytes.
     pub len: u64,
-    pub fits: bool,
+    /// Why the message is not there, if it is not.
+    pub failed: Option<Status>,
     pub imm: Option<u32>,
 }
 
@@ -50,7 +59,7 @@ pub(crate) struct Receives {
     region: Registered,
     memory: Arc<HostBuffer>,
     waiting: VecDeque<Arrival>,
-    wanted: VecDeque<ReceiveRequest>,
+    wanted: VecDeque<Wanted>,
     /// Imms that have taken a receive since some were posted.
     taken: usize,
 }
@@ -138,22 +147,27 @@ impl Receives {
         theirs.iter().for_each(|arrival| self.give(card, arrival.buffer));
     }
 
-    /// Takes receives over.
-    pub(crate) fn want(&mut self, receives: &[ReceiveRequest], most: usize) -> usize {
+    /// Takes receives over, `most` at a time.
+    pub(crate) fn want(&mut self, card: &Card, receives: &[ReceiveRequest], most: usize) -> PostResult {
         let count = receives.len().min(most.saturating_sub(self.wanted.len()));
-        self.wanted.extend(&receives[..count]);
-        count
+        for (accepted, request) in receives[..count].iter().enumerate() {
+            match card.device.far.to_receive_into(request.lkey) {
+                Ok(far) => self.wanted.push_back(Wanted { request: *request, far }),
+                Err(why) => return PostResult { accepted, error: Some(why) },
+            }
+        }
+        PostResult { accepted: count, error: None }
     }
 
     /// Takes a receive back, if it is here.
     pub(crate) fn cancel(&mut self, id: u64) -> bool {
-        let place = self.wanted.iter().position(|receive| receive.id == id);
+        let place = self.wanted.iter().position(|wanted| wanted.request.id == id);
         place.and_then(|place| self.wanted.remove(place)).is_some()
     }
 
     /// All receives, which will get nothing any more.
     pub(crate) fn take_wanted(&mut self) -> Vec<u64> {
-        self.wanted.drain(..).map(|receive| receive.id).collect()
+        self.wanted.drain(..).map(|wanted| wanted.request.id).collect()
     }
 
     /// The next message and the receive that gets it.
@@ -164,16 +178,29 @@ impl Receives {
 
     fn deliver(&mut self, card: &Card) -> Option<Delivered> {
         let arrival = self.waiting.pop_front()?;
-        let receive = self.wanted.pop_front()?;
-        let fits = u64::from(arrival.len) <= receive.len;
-        if fits {
-            let from = self.memory.as_ptr().wrapping_add(arrival.buffer as usize * MESSAGE);
-            // SAFETY: the buffer is the card's no more, and has as many bytes; the receive's is valid
-            // and nobody else's until it is told, and it has room.
-            unsafe { std::ptr::copy_nonoverlapping(from, receive.local, arrival.len as usize) };
-        }
+        let wanted = self.wanted.pop_front()?;
+        let failed = self.copy(&arrival, &wanted).err();
         self.give(card, arrival.buffer);
         let Arrival { from, len, imm, .. } = arrival;
-        Some(Delivered { id: receive.id, from, len: len.into(), fits, imm })
+        Some(Delivered { id: wanted.request.id, from, len: len.into(), failed, imm })
+    }
+
+    /// Copies a message from the buffer that it came into to where it is wanted.
+    fn copy(&self, arrival: &Arrival, wanted: &Wanted) -> Result<(), Status> {
+        let Wanted { request, far } = wanted;
+        if u64::from(arrival.len) > request.len {
+            return Err(of_completion(ib::IBV_WC_LOC_LEN_ERR));
+        }
+        let from = self.memory.as_ptr().wrapping_add(arrival.buffer as usize * MESSAGE);
+        if let Some(region) = far {
+            // SAFETY: the card has given the buffer back, and it has as many bytes, which no one changes.
+            let bytes = unsafe { std::slice::from_raw_parts(from, arrival.len as usize) };
+            let stored = region.store(request.local, bytes);
+            return stored.map_err(|kind| Status { kind, code: STORE_FAILED });
+        }
+        // SAFETY: as above; the receive's range is valid, the processor may follow its address, it has
+        // room, and nobody else touches it until its end is told.
+        unsafe { std::ptr::copy_nonoverlapping(from, request.local, arrival.len as usize) };
+        Ok(())
     }
 }

@@ -16,10 +16,10 @@ use crate::status::EINVAL;
 /// A registration. Closed in order: the keys first, then the memory is let go.
 pub(crate) struct Registered {
     mr: Mutex<Option<Object<ib::ibv_mr>>>,
-    lkey: u32,
+    lkey: u64,
     key: KeyMaterial,
     memory: Arc<dyn Memory>,
-    _device: Arc<Device>,
+    device: Arc<Device>,
 }
 
 impl Registered {
@@ -64,10 +64,10 @@ impl Registered {
         let (lkey, rkey) = unsafe { ((*mr.as_ptr()).lkey, (*mr.as_ptr()).rkey) };
         Ok(Self {
             mr: Mutex::new(Some(mr)),
-            lkey,
+            lkey: device.far.add(&memory, lkey),
             key: KeyMaterial { base: start as u64, key: rkey.into(), len: memory.len() as u64 },
             memory,
-            _device: Arc::clone(device),
+            device: Arc::clone(device),
         })
     }
 
@@ -84,6 +84,7 @@ impl Registered {
 
 impl Drop for Registered {
     fn drop(&mut self) {
+        self.device.far.remove(self.lkey);
         if let Err(error) = self.close() {
             // The card may write to it for as long as it likes.
             std::mem::forget(Arc::clone(&self.memory));
@@ -155,7 +156,6 @@ unsafe fn of_device(
         let context = format!("{} cannot reach the memory of {:?}: {why}", device.name, memory.kind());
         Error::new(ErrorKind::Unsupported, "register", context)
     };
-    device.gets_foreign_memory();
     let Some(DmaBuf { file, offset }) = buffer else {
         // SAFETY: by the caller.
         let mr = unsafe { by_address(device, memory, rights) }?;
@@ -183,7 +183,7 @@ unsafe fn by_address(device: &Device, memory: &dyn Memory, rights: u32) -> Resul
 
 impl MemoryRegion for Registered {
     fn lkey(&self) -> u64 {
-        self.lkey.into()
+        self.lkey
     }
 
     fn key(&self) -> KeyMaterial {

@@ -66,12 +66,9 @@ impl VerbsEndpoint {
         let mut any = false;
         while let Some(delivered) = self.receives.next(&self.shared.card) {
             let id = delivered.id;
-            self.waiting.push_back(match delivered.fits {
-                true => Event::Received { id, peer: delivered.from, len: delivered.len, imm: delivered.imm },
-                false => {
-                    let status = of_completion(ib::IBV_WC_LOC_LEN_ERR);
-                    Event::ReceiveFailed { id, status }
-                }
+            self.waiting.push_back(match delivered.failed {
+                None => Event::Received { id, peer: delivered.from, len: delivered.len, imm: delivered.imm },
+                Some(status) => Event::ReceiveFailed { id, status },
             });
             any = true;
         }

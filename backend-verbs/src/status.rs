@@ -11,6 +11,11 @@ use crate::library::library;
 /// The errno of a card that does not know what it is asked for.
 pub(crate) const EINVAL: i32 = 22;
 
+/// Statuses of this backend's own; libibverbs' are not negative.
+pub(crate) const NO_STORE: i32 = -1;
+pub(crate) const STORE_FAILED: i32 = -2;
+pub(crate) const NOT_REGISTERED: i32 = -3;
+
 /// What the status of a failed completion means. Only its `wr_id`, `status`, `qp_num` and
 /// `vendor_err` are valid (ibv_poll_cq(3)).
 pub(crate) fn of_completion(status: ib::ibv_wc_status) -> Status {
@@ -30,8 +35,21 @@ pub(crate) fn of_completion(status: ib::ibv_wc_status) -> Status {
     Status { kind, code: status as i32 }
 }
 
-/// libibverbs' words for a completion's status.
+/// Words for a status: this backend's own, or libibverbs' for a completion.
 pub(crate) fn words(code: i32) -> String {
+    match code {
+        NO_STORE => {
+            "the processor cannot follow the address of the receive's memory, and its owner copies nothing in: \
+             implement Memory::store, or receive into host memory"
+        }
+        STORE_FAILED => "the owner of the receive's memory did not copy the message in (Memory::store)",
+        NOT_REGISTERED => "the region of the receive is not registered any more: it was revoked",
+        code => return completion(code),
+    }
+    .to_owned()
+}
+
+fn completion(code: i32) -> String {
     let words = library().ok().map(|library| {
         // SAFETY: takes any number, and gives a string that lives as long as the library.
         unsafe { library.wc_status_str(code as ib::ibv_wc_status) }
@@ -73,6 +91,11 @@ mod tests {
         assert_eq!(of(ib::IBV_WC_RETRY_EXC_ERR), ErrorKind::PeerDied);
         assert_eq!(of(ib::IBV_WC_WR_FLUSH_ERR), ErrorKind::Unreachable);
         assert_eq!(of(ib::IBV_WC_GENERAL_ERR), ErrorKind::Io);
+    }
+
+    #[test]
+    fn a_receive_that_is_refused_says_what_to_do() {
+        assert!(words(NO_STORE).contains("Memory::store, or receive into host memory"));
     }
 
     #[test]

@@ -5,6 +5,7 @@ use std::mem::MaybeUninit;
 use rdma_sys as ib;
 use transport_core::spi::{Piece, WorkKind, WorkRequest};
 
+use crate::far::is_far;
 use crate::posted::{CHAIN, Posted};
 use crate::queue_pair::QueuePair;
 
@@ -30,9 +31,9 @@ pub(crate) unsafe fn submit(
         (WorkKind::Send, Some(_)) => ib::IBV_WR_SEND_WITH_IMM,
         (WorkKind::Read, _) => ib::IBV_WR_RDMA_READ,
     };
-    // What lies in a GPU the processor cannot put into a request.
+    // The processor cannot put what lies in a GPU into a request.
     let inline = match run.kind {
-        WorkKind::Write | WorkKind::Send if !pair.card().device.has_foreign_memory() => pair.inline(),
+        WorkKind::Write | WorkKind::Send if !is_far(run.lkey) => pair.inline(),
         _ => 0,
     };
     let (chain_start, spans_start): (*mut ib::ibv_send_wr, *mut ib::ibv_sge) =
