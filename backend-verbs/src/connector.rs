@@ -100,12 +100,12 @@ impl Connector for Shared {
     fn prepare(&self) -> Result<(PeerSlot, Vec<u8>)> {
         let pairs = self.pairs()?;
         let offer = self.offer(&pairs)?;
-        Ok((self.peers.reserve(pairs), offer))
+        Ok((self.peers.reserve(pairs)?, offer))
     }
 
     fn complete(&self, slot: PeerSlot, offer: &[u8]) -> Result<()> {
         let offer = self.read(offer)?;
-        let mut slots = self.peers.lock();
+        let mut slots = self.peers.lock_working()?;
         let slot = slot_of(&mut slots, slot)?;
         let Slot::Offered(pairs) = slot else { return Err(too_late()) };
         self.join(pairs, &offer)?;
@@ -115,12 +115,12 @@ impl Connector for Shared {
     }
 
     fn offer_again(&self, slot: PeerSlot) -> Result<Option<Vec<u8>>> {
-        if !matches!(slot_of(&mut self.peers.lock(), slot)?, Slot::Broken(None)) {
+        if !matches!(slot_of(&mut self.peers.lock_working()?, slot)?, Slot::Broken(None)) {
             return Ok(None);
         }
         let pairs = self.pairs()?;
         let offer = self.offer(&pairs)?;
-        let mut slots = self.peers.lock();
+        let mut slots = self.peers.lock_working()?;
         let slot = slot_of(&mut slots, slot)?;
         if !matches!(slot, Slot::Broken(None)) {
             return Ok(None);
@@ -131,7 +131,7 @@ impl Connector for Shared {
 
     fn renew(&self, slot: PeerSlot, offer: &[u8]) -> Result<Vec<u8>> {
         let offer = self.read(offer)?;
-        let mut slots = self.peers.lock();
+        let mut slots = self.peers.lock_working()?;
         let slot = slot_of(&mut slots, slot)?;
         match slot {
             Slot::Up(_) | Slot::Broken(None) => {}
@@ -153,7 +153,7 @@ impl Connector for Shared {
             return Ok(());
         }
         let offer = self.read(answer)?;
-        let mut slots = self.peers.lock();
+        let mut slots = self.peers.lock_working()?;
         let slot = slot_of(&mut slots, slot)?;
         if let Slot::Broken(Some(pairs)) = slot {
             self.join(pairs, &offer)?;

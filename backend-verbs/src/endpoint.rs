@@ -20,6 +20,10 @@ use crate::report::entries;
 use crate::rings::Rings;
 use crate::status::words;
 
+/// What is posted to a lost device.
+const LOST: PostResult =
+    PostResult { accepted: 0, error: Some(Status { kind: ErrorKind::DeviceLost, code: 0 }) };
+
 /// A slot's connection.
 #[derive(Default)]
 pub(crate) struct Link {
@@ -123,6 +127,15 @@ impl VerbsEndpoint {
         }
     }
 
+    /// Destroys every queue pair of the device, which is lost: no slot gets any after that.
+    pub(crate) fn destroy_queue_pairs(&mut self) {
+        self.shared.peers.lose();
+        // Those that a link has go to `ending`, which is then the last to hold them.
+        self.refresh();
+        self.ending.clear();
+        self.rings = Rings::default();
+    }
+
     /// Whether `slot` is a peer's, for what claims to come from it.
     pub(crate) fn knows(&self, slot: PeerSlot) -> bool {
         let link = self.links.get(slot.0 as usize);
@@ -131,11 +144,11 @@ impl VerbsEndpoint {
 
     /// Lets go of connections that nothing is posted to any more, and says goodbye to peers.
     fn goodbyes(&mut self) {
-        let (rings, is_lost) = (&mut self.rings, self.is_lost);
+        let rings = &mut self.rings;
         self.ending.retain(|(_, pairs)| {
             let is_busy =
                 |pair: &QueuePair| rings.get(pair.number()).is_some_and(|ring| ring.posted.len() > 0);
-            if !is_lost && pairs.all().any(is_busy) {
+            if pairs.all().any(is_busy) {
                 return true;
             }
             pairs.all().for_each(|pair| rings.remove(pair.number()));
@@ -184,8 +197,7 @@ impl Endpoint for VerbsEndpoint {
     unsafe fn post(&mut self, batch: &Batch) -> PostResult {
         self.refresh();
         if self.is_lost {
-            let lost = Status { kind: ErrorKind::DeviceLost, code: 0 };
-            return PostResult { accepted: 0, error: Some(lost) };
+            return LOST;
         }
         let mut accepted = 0;
         for (run, pieces) in batch.runs() {
@@ -200,6 +212,9 @@ impl Endpoint for VerbsEndpoint {
     }
 
     unsafe fn post_recv(&mut self, batch: &[ReceiveRequest]) -> PostResult {
+        if self.is_lost {
+            return LOST;
+        }
         let most = self.shared.capabilities.recv_depth as usize;
         self.receives.want(&self.shared.card, batch, most)
     }
@@ -229,6 +244,11 @@ impl Endpoint for VerbsEndpoint {
 
     fn arm(&mut self) -> Armed {
         self.refresh();
+        if self.is_lost {
+            // Its channel tells of nothing any more.
+            let is_idle = self.waiting.is_empty() && !self.has_leaving;
+            return if is_idle { Armed::Unsupported } else { Armed::Ready };
+        }
         self.clear_channel();
         let card = Arc::clone(&self.shared.card);
         // SAFETY: the queue is open.

@@ -1,6 +1,6 @@
 //! Peer slots: reserved, connected and ended by the control side, read by the endpoint.
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use transport_core::spi::PeerSlot;
@@ -33,6 +33,8 @@ pub(crate) enum Slot {
     Up(Arc<Pairs>),
     /// The connection failed: where there is an offer, the peer was told what comes next.
     Broken(Option<Pairs>),
+    /// The device is lost, and the queue pairs with it.
+    Lost,
     /// Ended by this side: the endpoint says when its last request is over.
     Leaving,
     /// Its last request is over, which the endpoint is telling: free once that was heard.
@@ -56,6 +58,7 @@ pub(crate) enum View {
     Free,
     Up(Arc<Pairs>),
     Broken,
+    Lost,
     Leaving,
 }
 
@@ -65,6 +68,8 @@ pub(crate) struct Peers {
     slots: Mutex<Vec<Slot>>,
     /// Counts changes, so that the endpoint looks only when there was one.
     changes: AtomicU64,
+    /// The device does not work any more: no slot gets queue pairs. Changed with `slots` locked.
+    is_lost: AtomicBool,
 }
 
 impl Peers {
@@ -73,19 +78,44 @@ impl Peers {
         self.slots.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// To give slots queue pairs, as long as the device works.
+    pub(crate) fn lock_working(&self) -> Result<MutexGuard<'_, Vec<Slot>>> {
+        let slots = self.lock();
+        if self.is_lost.load(Ordering::Relaxed) {
+            return Err(Error::new(
+                ErrorKind::DeviceLost,
+                "connect",
+                "the device does not work any more: open the fabric anew",
+            ));
+        }
+        Ok(slots)
+    }
+
+    /// The device does not work any more: all slots lose their queue pairs, and none gets any from now on.
+    pub(crate) fn lose(&self) {
+        let mut slots = self.lock();
+        self.is_lost.store(true, Ordering::Relaxed);
+        for slot in &mut *slots {
+            if matches!(slot, Slot::Offered(_) | Slot::Up(_) | Slot::Broken(_)) {
+                *slot = Slot::Lost;
+            }
+        }
+        self.changed();
+    }
+
     pub(crate) fn changed(&self) {
         self.changes.fetch_add(1, Ordering::Release);
     }
 
-    pub(crate) fn reserve(&self, pairs: Pairs) -> PeerSlot {
-        let mut slots = self.lock();
+    pub(crate) fn reserve(&self, pairs: Pairs) -> Result<PeerSlot> {
+        let mut slots = self.lock_working()?;
         let free = slots.iter().position(|slot| matches!(slot, Slot::Free));
         let index = free.unwrap_or_else(|| {
             slots.push(Slot::Free);
             slots.len() - 1
         });
         slots[index] = Slot::Offered(pairs);
-        PeerSlot(index as u32)
+        Ok(PeerSlot(index as u32))
     }
 
     pub(crate) fn leave(&self, slot: PeerSlot) {
@@ -143,6 +173,7 @@ impl Peers {
             Slot::Free | Slot::Offered(_) | Slot::Gone => View::Free,
             Slot::Up(pairs) => View::Up(Arc::clone(pairs)),
             Slot::Broken(_) => View::Broken,
+            Slot::Lost => View::Lost,
             Slot::Leaving => View::Leaving,
         }));
     }

@@ -28,6 +28,9 @@ impl VerbsEndpoint {
     pub(crate) fn drain(&mut self, room: usize) -> bool {
         let mut any = false;
         self.is_drained = false;
+        if self.is_lost {
+            return false;
+        }
         while self.waiting.len() < room {
             let most = self.entries.len().min(room - self.waiting.len()) as c_int;
             let into = self.entries.as_mut_ptr();
@@ -156,7 +159,8 @@ impl VerbsEndpoint {
         }
     }
 
-    /// The card does not work any more.
+    /// The card does not work any more. Its queue pairs are destroyed before anyone is told: whatever the
+    /// card still does, it writes no byte of a peer's from then on, and sends none of ours.
     fn lose(&mut self, code: c_int) {
         if std::mem::replace(&mut self.is_lost, true) {
             return;
@@ -169,8 +173,14 @@ impl VerbsEndpoint {
             }
         }
         self.requests = 0;
+        let replays = self.replays.drain(..).map(|request| Event::Failed { id: request.id, status });
+        self.waiting.extend(replays);
         let receives = self.receives.take_wanted();
         self.waiting.extend(receives.into_iter().map(|id| Event::ReceiveFailed { id, status }));
+        self.destroy_queue_pairs();
         self.waiting.push_back(Event::DeviceLost { status });
     }
 }
+
+#[cfg(all(test, target_os = "linux"))]
+mod tests;
