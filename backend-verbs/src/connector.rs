@@ -105,13 +105,13 @@ impl Connector for Shared {
 
     fn complete(&self, slot: PeerSlot, offer: &[u8]) -> Result<()> {
         let offer = self.read(offer)?;
-        let mut slots = self.peers.lock_working()?;
-        let slot = slot_of(&mut slots, slot)?;
-        let Slot::Offered(pairs) = slot else { return Err(too_late()) };
-        self.join(pairs, &offer)?;
-        slot.raise();
-        self.peers.changed();
-        Ok(())
+        let offered = match slot_of(&mut self.peers.lock_working()?, slot)? {
+            offered @ Slot::Offered(_) => offered.take_offered(),
+            _ => None,
+        };
+        let mut pairs = offered.ok_or_else(too_late)?;
+        self.join(&mut pairs, &offer)?;
+        if self.peers.raise(slot, pairs)? { Ok(()) } else { Err(too_late()) }
     }
 
     fn offer_again(&self, slot: PeerSlot) -> Result<Option<Vec<u8>>> {
@@ -131,18 +131,26 @@ impl Connector for Shared {
 
     fn renew(&self, slot: PeerSlot, offer: &[u8]) -> Result<Vec<u8>> {
         let offer = self.read(offer)?;
-        let mut slots = self.peers.lock_working()?;
-        let slot = slot_of(&mut slots, slot)?;
-        match slot {
-            Slot::Up(_) | Slot::Broken(None) => {}
+        let stands = |slot: &Slot| match slot {
+            Slot::Up(_) | Slot::Broken(None) | Slot::Joining { was_up: true, .. } => true,
             // Both have offered: the lower nonce stands.
-            Slot::Broken(Some(ours)) if ours.nonce > offer.nonce => {}
-            // It will find ours to be the one, or has left.
-            _ => return Ok(Vec::new()),
+            Slot::Broken(Some(ours)) => ours.nonce > offer.nonce,
+            // The peer has left.
+            _ => false,
+        };
+        // Where it does not, the peer will find ours to be the one.
+        if !stands(slot_of(&mut self.peers.lock_working()?, slot)?) {
+            return Ok(Vec::new());
         }
+        // Takes a card some milliseconds: meanwhile others change their slots.
         let mut pairs = self.pairs()?;
         self.join(&mut pairs, &offer)?;
         let answer = self.offer(&pairs)?;
+        let mut slots = self.peers.lock_working()?;
+        let slot = slot_of(&mut slots, slot)?;
+        if !stands(slot) {
+            return Ok(Vec::new());
+        }
         *slot = Slot::Up(Arc::new(pairs));
         self.peers.changed();
         Ok(answer)
@@ -153,12 +161,13 @@ impl Connector for Shared {
             return Ok(());
         }
         let offer = self.read(answer)?;
-        let mut slots = self.peers.lock_working()?;
-        let slot = slot_of(&mut slots, slot)?;
-        if let Slot::Broken(Some(pairs)) = slot {
-            self.join(pairs, &offer)?;
-            slot.raise();
-            self.peers.changed();
+        let offered = match slot_of(&mut self.peers.lock_working()?, slot)? {
+            broken @ Slot::Broken(_) => broken.take_offered(),
+            _ => None,
+        };
+        if let Some(mut pairs) = offered {
+            self.join(&mut pairs, &offer)?;
+            self.peers.raise(slot, pairs)?;
         }
         Ok(())
     }

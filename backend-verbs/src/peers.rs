@@ -30,6 +30,11 @@ pub(crate) enum Slot {
     Free,
     /// Offered to a peer that has not answered.
     Offered(Pairs),
+    /// What was offered, by that nonce, is being connected.
+    Joining {
+        nonce: u64,
+        was_up: bool,
+    },
     Up(Arc<Pairs>),
     /// The connection failed: where there is an offer, the peer was told what comes next.
     Broken(Option<Pairs>),
@@ -42,12 +47,19 @@ pub(crate) enum Slot {
 }
 
 impl Slot {
-    /// What was offered is connected.
-    pub(crate) fn raise(&mut self) {
-        *self = match std::mem::take(self) {
-            Self::Offered(pairs) | Self::Broken(Some(pairs)) => Self::Up(Arc::new(pairs)),
-            other => other,
-        };
+    /// Takes what was offered, to connect it without holding up who else changes slots.
+    pub(crate) fn take_offered(&mut self) -> Option<Pairs> {
+        let was_up = matches!(self, Self::Broken(_));
+        match std::mem::take(self) {
+            Self::Offered(pairs) | Self::Broken(Some(pairs)) => {
+                *self = Self::Joining { nonce: pairs.nonce, was_up };
+                Some(pairs)
+            }
+            other => {
+                *self = other;
+                None
+            }
+        }
     }
 }
 
@@ -96,7 +108,7 @@ impl Peers {
         let mut slots = self.lock();
         self.is_lost.store(true, Ordering::Relaxed);
         for slot in &mut *slots {
-            if matches!(slot, Slot::Offered(_) | Slot::Up(_) | Slot::Broken(_)) {
+            if matches!(slot, Slot::Offered(_) | Slot::Joining { .. } | Slot::Up(_) | Slot::Broken(_)) {
                 *slot = Slot::Lost;
             }
         }
@@ -127,6 +139,18 @@ impl Peers {
         }
     }
 
+    /// What was offered by `slot` is connected; `false` if the slot has another fate meanwhile.
+    pub(crate) fn raise(&self, slot: PeerSlot, pairs: Pairs) -> Result<bool> {
+        let mut slots = self.lock_working()?;
+        let slot = slot_of(&mut slots, slot)?;
+        let is_still = matches!(slot, Slot::Joining { nonce, .. } if *nonce == pairs.nonce);
+        if is_still {
+            *slot = Slot::Up(Arc::new(pairs));
+            self.changed();
+        }
+        Ok(is_still)
+    }
+
     /// Nothing of the slot's peer is left here.
     pub(crate) fn end(&self, slot: PeerSlot) {
         self.lock()[slot.0 as usize] = Slot::Gone;
@@ -151,7 +175,10 @@ impl Peers {
     }
 
     pub(crate) fn is_up(&self, slot: PeerSlot) -> bool {
-        matches!(self.lock().get(slot.0 as usize), Some(Slot::Up(_) | Slot::Broken(_)))
+        let slots = self.lock();
+        let up =
+            |slot: &Slot| matches!(slot, Slot::Up(_) | Slot::Broken(_) | Slot::Joining { was_up: true, .. });
+        slots.get(slot.0 as usize).is_some_and(up)
     }
 
     /// Tells how the slots are if anything changed since the count in `seen`.
@@ -170,9 +197,9 @@ impl Peers {
     fn read(&self, into: &mut Vec<View>) {
         into.clear();
         into.extend(self.lock().iter().map(|slot| match slot {
-            Slot::Free | Slot::Offered(_) | Slot::Gone => View::Free,
+            Slot::Free | Slot::Offered(_) | Slot::Joining { was_up: false, .. } | Slot::Gone => View::Free,
             Slot::Up(pairs) => View::Up(Arc::clone(pairs)),
-            Slot::Broken(_) => View::Broken,
+            Slot::Broken(_) | Slot::Joining { was_up: true, .. } => View::Broken,
             Slot::Lost => View::Lost,
             Slot::Leaving => View::Leaving,
         }));

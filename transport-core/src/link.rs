@@ -9,6 +9,7 @@ use crate::copy::{self, Way};
 use crate::engine::{Control, EngineHandle};
 use crate::grant::Credit;
 use crate::options::WriteOptions;
+use crate::peer::Renewals;
 use crate::remote::{RemoteInner, Shortcut};
 use crate::spi::{Capabilities, Direct, Domain, Operations, PeerSlot, WorkKind, WorkRequest};
 use crate::{Error, ErrorKind, Locality, Op, Outcome, Region, Result};
@@ -46,6 +47,8 @@ pub(crate) struct PairedRail {
     pub remote: u16,
     /// Its share of what the link carries, relative to the others'.
     pub weight: u32,
+    /// Under way, of its slot.
+    pub renewals: Renewals,
 }
 
 /// Offsets into both regions, checked.

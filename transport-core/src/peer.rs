@@ -27,6 +27,7 @@ use crate::{Clock, Error, ErrorKind, Result};
 pub(crate) use barriers::{Barriers, MAX_AHEAD, Refusal};
 pub use drain::Drain;
 pub use end::PeerClosed;
+pub(crate) use moving::Renewals;
 
 /// A connected peer's number, unique among all fabrics of this process; never reused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]

@@ -23,6 +23,7 @@ use super::greeting::Greeted;
 use super::limit::Limit;
 use super::liveness::Liveness;
 use super::lookups::Lookups;
+use super::moves::Moves;
 use super::proof::Role;
 use super::session::{Command, Session, SessionHandle};
 use super::thread::Spawner;
@@ -120,7 +121,8 @@ pub(crate) async fn establish(greeted: Greeted) -> Result<Unclaimed> {
     let wire = handshake.wire.take().ok_or_else(abandoned)?;
     drop(handshake);
     let lookups = Lookups::new(settings.handshake_limit);
-    let session = Session { wire, peer, fabric, spawner, commands, incarnation, liveness, lookups };
+    let moves = Moves::new(Instant::now());
+    let session = Session { wire, peer, fabric, spawner, commands, incarnation, liveness, lookups, moves };
     session.spawner.clone().spawn(async move {
         // Captured, so that it is dropped even if this never gets a turn.
         let _fail = fail;

@@ -15,7 +15,7 @@
 //!   those that have not got so far. [`handshake`]: from there to an admitted
 //!   [`Peer`](crate::Peer); [`room`]: how many of a fabric's at once; [`limit`]: how long each may take.
 //! - [`session`]: one task per peer from then on, with its [`liveness`], its
-//!   [`lookups`] and its [`ending`].
+//!   [`lookups`], its [`moves`] and its [`ending`].
 //! - [`thread`], [`listener`], [`connect`](mod@connect): where it all runs, and the ways in;
 //!   [`branch`]: a part of it, which ends by itself.
 
@@ -31,6 +31,7 @@ mod limit;
 mod listener;
 mod liveness;
 mod lookups;
+mod moves;
 mod outbox;
 mod proof;
 mod room;

@@ -1,4 +1,4 @@
-//! One task per admitted peer: heartbeats, lookups, revocations, the end.
+//! One task per admitted peer: heartbeats, lookups, revocations, moves, the end.
 
 use std::future::Future;
 use std::sync::Weak;
@@ -11,6 +11,7 @@ use super::ending::{End, closed, refused};
 use super::frame::{Frame, MAX_DESCRIPTOR, MAX_NAME};
 use super::liveness::Liveness;
 use super::lookups::{Answer, Asker, Lookups, OUTSTANDING};
+use super::moves::Moves;
 use super::thread::Spawner;
 use super::wire::{FAREWELL, Wire};
 use crate::engine::Question;
@@ -126,6 +127,7 @@ pub(crate) struct Session {
     pub incarnation: u64,
     pub liveness: Liveness,
     pub lookups: Lookups,
+    pub moves: Moves,
 }
 
 impl Session {
@@ -182,6 +184,7 @@ impl Session {
                 Some(command) = self.commands.recv() => self.obey(command),
                 () = spawner.closing() => Err(End::by_us(closed("this fabric was closed"))),
                 error = &mut failed => Err(End::by_us(error)),
+                followed = self.moves.act(&peer, &spawner) => self.follows(followed),
                 () = sleep_until(wake.into()) => self.tick().await,
             };
             if let Err(end) = turn.and_then(|()| self.ask()) {
@@ -199,10 +202,7 @@ impl Session {
             Frame::Heartbeat { seq } => tracing::trace!(seq, "heartbeat"),
             Frame::Lookup { id, name } => {
                 let descriptor = self.published(&name);
-                self.send(&Frame::Found { id, descriptor })?;
-                if self.wire.outbox().queued_bytes() > MAX_QUEUED {
-                    return Err(End::breach("more lookups than agreed, and their answers are not read"));
-                }
+                self.answer(&Frame::Found { id, descriptor })?;
             }
             Frame::Found { id, descriptor } => self.lookups.found(id, descriptor).map_err(End::by_us)?,
             Frame::Revoked { incarnation, region } => self.peer.note_revoked(incarnation, region),
@@ -210,13 +210,8 @@ impl Session {
                 self.peer.note_grant(&transport, &allowance).map_err(End::by_us)?;
             }
             Frame::Barrier { name } => self.peer.0.barriers.arrived(&name).map_err(End::breach)?,
-            Frame::Moved { transport, pair, offer } => {
-                let answer = self.peer.note_move(&transport, pair, &offer).map_err(End::by_us)?;
-                self.send(&Frame::Followed { transport, pair, answer })?;
-            }
-            Frame::Followed { transport, pair, answer } => {
-                self.peer.note_followed(&transport, pair, &answer).map_err(End::by_us)?;
-            }
+            Frame::Moved { transport, pair, offer } => self.moves.moved(transport, pair, offer)?,
+            Frame::Followed { transport, pair, answer } => self.moves.followed(transport, pair, answer)?,
             Frame::Goodbye => return Err(End::by_peer(closed("peer closed the connection"))),
             Frame::Refuse { cause, reason } => return Err(End::by_peer(refused(cause, &reason))),
             Frame::Proof { .. } | Frame::Offers { .. } | Frame::Report { .. } | Frame::Ready => {
@@ -251,6 +246,7 @@ impl Session {
             Command::Grant { transport, allowance } => self.send(&Frame::Grant { transport, allowance })?,
             Command::Reached { barrier } => self.send(&Frame::Barrier { name: barrier })?,
             Command::Moved { transport, pair, offer } => {
+                self.moves.told();
                 self.send(&Frame::Moved { transport, pair, offer })?
             }
             Command::Goodbye => return Err(End::by_us(closed("this side ended the connection"))),
@@ -286,6 +282,20 @@ impl Session {
     fn ask(&mut self) -> Result<(), End> {
         while let Some(question) = self.lookups.next_question() {
             self.send(&question)?;
+        }
+        Ok(())
+    }
+
+    /// News of a moved rail was acted on: the peer may have to be answered.
+    fn follows(&mut self, acted: Result<Option<Frame>>) -> Result<(), End> {
+        acted.map_err(End::by_us)?.map_or(Ok(()), |answer| self.answer(&answer))
+    }
+
+    /// Sends what the peer has asked for, as long as it reads.
+    fn answer(&mut self, frame: &Frame) -> Result<(), End> {
+        self.send(frame)?;
+        if self.wire.outbox().queued_bytes() > MAX_QUEUED {
+            return Err(End::breach("it asks for more than agreed, and reads no answers"));
         }
         Ok(())
     }

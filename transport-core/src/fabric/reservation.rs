@@ -194,6 +194,7 @@ impl Reservation {
                 pair: pair as u16,
                 remote: pairing.remote(pair) as u16,
                 weight: weights[slot.rail],
+                renewals: Default::default(),
             };
             let rail = slot.rail - group.rails.start;
             if pairing.sends(pair) {

@@ -56,7 +56,7 @@ impl Peer {
         for link in self.0.links.iter().filter(|link| link.is_up()) {
             link.engine.control(Control::Unlink { peer: self.0.id, error: error.clone() });
             for (_, rail) in link.pairs() {
-                rail.domain.connector().disconnect(rail.slot);
+                rail.disconnect();
             }
         }
         self.0.imms.wake_all();

@@ -1,8 +1,51 @@
 //! Endpoints that move: telling the other side, and following it.
 
+use std::sync::atomic::{AtomicU32, Ordering};
+
 use super::Peer;
 use crate::link::PairedRail;
+use crate::spi::Connector;
 use crate::{Error, ErrorKind, Result};
+
+/// The renewals of a slot that are under way, twice, and 1 more once it is to be disconnected: the last of
+/// them does that, or the slot could be another peer's before they end.
+#[derive(Default)]
+pub(crate) struct Renewals(AtomicU32);
+
+const LEFT: u32 = 1;
+const ONE: u32 = 2;
+
+impl PairedRail {
+    /// Renews the slot, which stays this peer's meanwhile.
+    fn renews<T>(&self, renew: impl FnOnce(&dyn Connector) -> Result<T>) -> Result<T> {
+        let begins = |state: u32| (state & LEFT == 0).then(|| state + ONE);
+        if self.renewals.0.fetch_update(Ordering::AcqRel, Ordering::Acquire, begins).is_err() {
+            let why = "the peer has left meanwhile";
+            return Err(Error::new(ErrorKind::Closed, "renew a connection", why));
+        }
+        let _ends = Ends(self);
+        renew(self.domain.connector())
+    }
+
+    /// Disconnects the slot: now, or once nothing renews it.
+    pub(crate) fn disconnect(&self) {
+        if self.renewals.0.fetch_or(LEFT, Ordering::AcqRel) == 0 {
+            self.domain.connector().disconnect(self.slot);
+        }
+    }
+}
+
+/// Ends a renewal, also one that panics.
+struct Ends<'a>(&'a PairedRail);
+
+impl Drop for Ends<'_> {
+    fn drop(&mut self) {
+        let Self(rail) = self;
+        if rail.renewals.0.fetch_sub(ONE, Ordering::AcqRel) == ONE | LEFT {
+            rail.domain.connector().disconnect(rail.slot);
+        }
+    }
+}
 
 impl Peer {
     /// The pair of that number of the transport called `label`.
@@ -19,13 +62,13 @@ impl Peer {
     /// The other side is somewhere else with one pair of rails: we follow.
     pub(crate) fn note_move(&self, label: &str, pair: u16, offer: &[u8]) -> Result<Vec<u8>> {
         let pair = self.pair(label, pair)?;
-        pair.domain.connector().renew(pair.slot, offer)
+        pair.renews(|connector| connector.renew(pair.slot, offer))
     }
 
     /// The other side has followed us.
     pub(crate) fn note_followed(&self, label: &str, pair: u16, answer: &[u8]) -> Result<()> {
         let pair = self.pair(label, pair)?;
-        pair.domain.connector().renewed(pair.slot, answer)
+        pair.renews(|connector| connector.renewed(pair.slot, answer))
     }
 }
 
@@ -40,7 +83,7 @@ impl super::PeerInner {
                 let Some(offer) = offer else { return Ok(()) };
                 if let Some(twin) = self.twin.get().and_then(std::sync::Weak::upgrade).map(Peer) {
                     let answer = twin.note_move(&link.label, pair.pair, &offer)?;
-                    return connector.renewed(pair.slot, &answer);
+                    return pair.renews(|connector| connector.renewed(pair.slot, &answer));
                 }
                 self.session.moved(&link.label, pair.pair, offer);
                 Ok(())

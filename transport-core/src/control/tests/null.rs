@@ -12,6 +12,8 @@ use crate::{Access, Error, ErrorKind, Memory, Result};
 #[derive(Default)]
 pub(super) struct Null {
     pub reserved: Arc<AtomicU32>,
+    /// What a renewal does; without, endpoints do not move.
+    pub renew: Option<Arc<dyn Fn() + Send + Sync>>,
 }
 
 impl Backend for Null {
@@ -31,7 +33,8 @@ impl Backend for Null {
 
     fn open(&self, _: &DeviceInfo, _: &DomainSetup) -> Result<Arc<dyn Domain>> {
         let (slots, reserved) = (AtomicU32::new(0), Arc::clone(&self.reserved));
-        Ok(Arc::new(NullDomain { capabilities: Capabilities::minimal(), slots, reserved }))
+        let renew = self.renew.clone();
+        Ok(Arc::new(NullDomain { capabilities: Capabilities::minimal(), slots, reserved, renew }))
     }
 }
 
@@ -39,6 +42,7 @@ struct NullDomain {
     capabilities: Capabilities,
     slots: AtomicU32,
     reserved: Arc<AtomicU32>,
+    renew: Option<Arc<dyn Fn() + Send + Sync>>,
 }
 
 impl Domain for NullDomain {
@@ -79,6 +83,12 @@ impl Connector for NullDomain {
             b"panic" => panic!("as the test wants"),
             _ => Err(Error::new(ErrorKind::Unreachable, "connect", "an offer of another kind")),
         }
+    }
+
+    fn renew(&self, _: PeerSlot, offer: &[u8]) -> Result<Vec<u8>> {
+        let still = || Error::new(ErrorKind::Protocol, "renew a connection", "endpoints do not move");
+        self.renew.as_ref().ok_or_else(still)?();
+        Ok(offer.to_vec())
     }
 
     fn disconnect(&self, _: PeerSlot) {

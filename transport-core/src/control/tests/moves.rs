@@ -1,0 +1,136 @@
+//! Peers that say their rails have moved, as often as they can: others do not notice.
+
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Condvar, Mutex, PoisonError, mpsc};
+use std::time::{Duration, Instant};
+
+use super::null::Null;
+use super::raw::Raw;
+use super::{MS, gets_through, served, wait};
+use crate::control::frame::{Cause, Frame};
+use crate::{ErrorKind, Fabric, FabricBuilder, Listener, TransportConfig};
+
+const LIMIT: Duration = Duration::from_secs(20);
+
+/// Renewals wait here until the test lets them through, or ends.
+struct Gate {
+    open: Arc<(Mutex<bool>, Condvar)>,
+    begun: mpsc::Receiver<()>,
+    reserved: Arc<AtomicU32>,
+}
+
+impl Gate {
+    fn open(&self) {
+        *self.open.0.lock().unwrap_or_else(PoisonError::into_inner) = true;
+        self.open.1.notify_all();
+    }
+
+    /// Renewals that have begun since it was last asked.
+    fn begun(&self) -> usize {
+        self.begun.try_iter().count()
+    }
+
+    /// Ends once so many slots are reserved.
+    fn keeps(&self, kept: u32) {
+        let until = Instant::now() + LIMIT;
+        while self.reserved.load(Ordering::Relaxed) != kept {
+            assert!(Instant::now() < until, "{} slots are reserved", self.reserved.load(Ordering::Relaxed));
+            std::thread::sleep(MS);
+        }
+    }
+}
+
+impl Drop for Gate {
+    fn drop(&mut self) {
+        self.open();
+    }
+}
+
+fn builder(null: Null) -> FabricBuilder {
+    let transport = TransportConfig::new("null", Arc::new(null));
+    FabricBuilder::new().transport(transport).caller_driven().peer_timeout(Duration::from_secs(60))
+}
+
+/// A side whose renewals wait for the gate.
+fn gated() -> (Gate, Fabric, Listener, String) {
+    let open = Arc::new((Mutex::new(false), Condvar::new()));
+    let (begins, begun) = mpsc::channel();
+    let passes = Arc::clone(&open);
+    let renew = move || {
+        let _ = begins.send(());
+        let (is_open, told) = &*passes;
+        let closed = is_open.lock().unwrap();
+        let (open, _) = told.wait_timeout_while(closed, LIMIT, |open| !*open).unwrap();
+        assert!(*open, "nobody has opened the gate");
+    };
+    let null = Null { renew: Some(Arc::new(renew)), ..Null::default() };
+    let reserved = Arc::clone(&null.reserved);
+    let (server, listener, address) = served(builder(null));
+    (Gate { open, begun, reserved }, server, listener, address)
+}
+
+fn moved(offer: u32) -> Frame {
+    Frame::Moved { transport: "null".into(), pair: 0, offer: offer.to_le_bytes().to_vec() }
+}
+
+fn followed(offer: u32) -> Frame {
+    Frame::Followed { transport: "null".into(), pair: 0, answer: offer.to_le_bytes().to_vec() }
+}
+
+#[test]
+fn a_peer_that_moves_all_the_time_holds_up_nobody() {
+    let (gate, _server, listener, address) = gated();
+    let client = builder(Null::default()).open().unwrap();
+    let (there, here) = gets_through(&client, &listener);
+    let mut raw = Raw::connect(&address);
+    raw.shake_hands();
+    let peer = wait(listener.accept()).unwrap();
+    (0..100).for_each(|offer| raw.send(&moved(offer)));
+    gate.begun.recv_timeout(LIMIT).expect("a renewal begins");
+
+    // It takes as long as it likes. Meanwhile others are answered, and come in.
+    let answered = wait(there.region("none")).err().unwrap();
+    assert_eq!(answered.kind(), ErrorKind::NotFound, "{answered}");
+    let _another = gets_through(&client, &listener);
+    assert_eq!(gate.begun(), 0, "one at a time");
+
+    gate.open();
+    for offer in 0..100 {
+        assert_eq!(raw.recv(), Some(followed(offer)));
+    }
+    assert!(there.is_alive() && here.is_alive() && peer.is_alive());
+}
+
+#[test]
+fn more_moves_than_anyone_can_follow_end_the_peer() {
+    let (gate, _server, listener, address) = gated();
+    let mut raw = Raw::connect(&address);
+    raw.shake_hands();
+    let peer = wait(listener.accept()).unwrap();
+    (0..2000).for_each(|offer| raw.send(&moved(offer)));
+    gate.begun.recv_timeout(LIMIT).expect("a renewal begins");
+    assert_eq!(wait(peer.closed()).kind(), ErrorKind::Protocol);
+    match raw.recv() {
+        Some(Frame::Refuse { cause: Cause::Protocol, reason }) => {
+            assert!(reason.contains("move faster"), "{reason}");
+        }
+        other => panic!("{other:?}"),
+    }
+    // The renewal under way keeps the slot: it is no other peer's meanwhile.
+    assert_eq!((gate.begun(), gate.reserved.load(Ordering::Relaxed)), (0, 1));
+    gate.open();
+    gate.keeps(0);
+    assert_eq!(gate.begun(), 0, "the rest is dropped");
+}
+
+#[test]
+fn who_follows_a_move_that_was_none_is_ended() {
+    let (gate, _server, listener, address) = gated();
+    let mut raw = Raw::connect(&address);
+    raw.shake_hands();
+    let peer = wait(listener.accept()).unwrap();
+    raw.send(&followed(1));
+    assert_eq!(wait(peer.closed()).kind(), ErrorKind::Protocol);
+    assert!(matches!(raw.recv(), Some(Frame::Refuse { cause: Cause::Protocol, .. })));
+    gate.keeps(0);
+}
