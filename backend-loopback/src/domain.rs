@@ -6,8 +6,8 @@ use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 
 use transport_core::spi::{
-    AbortScope, Capabilities, Connector, DeliveredCost, Direct, Domain, DomainSetup, Endpoint,
-    EndpointConfig, KeyMaterial, MemoryRegion, Operations, Ordering as Ordered, PeerSlot, Progress,
+    AbortScope, Capabilities, Connector, DeliveredCost, DeliveredScope, Direct, Domain, DomainSetup,
+    Endpoint, EndpointConfig, KeyMaterial, MemoryRegion, Operations, Ordering as Ordered, PeerSlot, Progress,
     RemoteMemory, Revocation,
 };
 use transport_core::{Access, Error, ErrorKind, Memory, MemoryKind, Result, Staging};
@@ -270,6 +270,9 @@ fn capabilities(config: &LoopbackConfig) -> Capabilities {
     it.abort_scope = AbortScope::Peer;
     it.revocation = Revocation::Checked;
     it.delivered = DeliveredCost::None;
+    if link.is_some_and(|link| !link.visible_after.is_zero()) {
+        it.delivered_scope = DeliveredScope::Device;
+    }
     // What a link model has under way, `Endpoint::due` announces.
     it.wakes = cfg!(unix);
     it.max_direct = if link.is_some() { 0 } else { DIRECT };

@@ -8,7 +8,7 @@ use std::sync::atomic::Ordering;
 
 use transport_core::spi::{
     Armed, Batch, Completions, Endpoint, EndpointConfig, Event, PeerSlot, PostResult, ReceiveRequest, Status,
-    WorkKind,
+    WorkKind, WorkRequest,
 };
 use transport_core::{ErrorKind, Staging, Time};
 
@@ -17,8 +17,10 @@ use crate::domain::Shared;
 use crate::ended::Ended;
 #[cfg(target_os = "linux")]
 use crate::foreign::Vector;
-use crate::gpu::Gpus;
+use crate::gpu::{FAR, Gpus};
 use crate::model::{Model, Verdict};
+use crate::posted_writes::{PostedWrite, PostedWrites};
+use crate::remote::{Import, Place};
 use crate::runner::Runner;
 use crate::shortcut::Shortcut;
 use crate::staging::Outlets;
@@ -37,6 +39,7 @@ pub(crate) struct LoopbackEndpoint {
     receives: VecDeque<ReceiveRequest>,
     armed: bool,
     model: Option<Box<Model>>,
+    posted_writes: Option<PostedWrites>,
     outlets: Outlets,
     gpus: Gpus,
     /// Peers that leave, and have requests with a GPU.
@@ -65,6 +68,7 @@ impl LoopbackEndpoint {
             receives: VecDeque::new(),
             armed: false,
             model,
+            posted_writes: shared.link.as_ref().and_then(PostedWrites::of),
             outlets: Outlets::default(),
             gpus: Gpus::new(shared.gpus),
             parting: Vec::new(),
@@ -93,10 +97,15 @@ impl LoopbackEndpoint {
     fn run_due(&mut self) {
         let Some(mut model) = self.model.take() else { return };
         let now = self.shared.setup.clock.now();
+        self.land(|writes| writes.visible(now));
         let mut full = Vec::new();
         while let Some((request, verdict)) = model.next(now, &full) {
             let refused = match verdict {
                 Verdict::Run => {
+                    // SAFETY: as below.
+                    if unsafe { self.keeps_back(&request, now) } {
+                        continue;
+                    }
                     // SAFETY: accepted and not ended yet: valid by the contract of `post`.
                     if !unsafe { self.runner().run(&request) } {
                         full.push(request.peer);
@@ -118,6 +127,48 @@ impl LoopbackEndpoint {
             self.ended.event(Event::DeviceLost { status: status(ErrorKind::DeviceLost) });
         }
         self.model = Some(model);
+    }
+
+    /// Files the end of a write and keeps its bytes back, where the link model has them be visible later.
+    /// Else what the card has kept back for the request's peer goes before it.
+    ///
+    /// # Safety
+    /// As `Endpoint::post`.
+    unsafe fn keeps_back(&mut self, request: &WorkRequest, now: Time) -> bool {
+        let Some(writes) = &mut self.posted_writes else { return false };
+        let is_write = request.kind == WorkKind::Write && request.imm.is_none();
+        let is_here = |import: &Import| {
+            matches!(import.place, Place::Here(_))
+                && import.check(request.kind, request.remote, request.len).is_ok()
+        };
+        let import = self.shared.core.imports.find(request.rkey);
+        if is_write
+            && request.len > 0
+            && request.lkey & FAR == 0
+            && import.is_some_and(|import| import.as_deref().is_some_and(is_here))
+        {
+            // SAFETY: by the caller.
+            unsafe { writes.push(request, now) };
+            self.ended.done(request.id, 1);
+            return true;
+        }
+        // A warm-up is nothing that arrives.
+        if !is_write || request.len > 0 {
+            self.land(|writes| writes.pushed(request.peer));
+        }
+        false
+    }
+
+    /// Moves the bytes of posted writes, whose end was filed.
+    fn land(&mut self, mut next: impl FnMut(&mut PostedWrites) -> Option<PostedWrite>) {
+        let Some(mut writes) = self.posted_writes.take() else { return };
+        let ended = std::mem::take(&mut self.ended);
+        while let Some(write) = next(&mut writes) {
+            // SAFETY: the local span is the write's own, and the key is checked anew.
+            unsafe { self.runner().run(write.request()) };
+        }
+        self.ended = ended;
+        self.posted_writes = Some(writes);
     }
 
     /// Moves filed events out.
@@ -235,7 +286,8 @@ impl Endpoint for LoopbackEndpoint {
     }
 
     fn due(&self) -> Time {
-        self.model.as_ref().map_or(Time::NEVER, |model| model.next_due())
+        let writes = self.posted_writes.as_ref().map_or(Time::NEVER, PostedWrites::next_due);
+        self.model.as_ref().map_or(Time::NEVER, |model| model.next_due()).min(writes)
     }
 
     fn abort(&mut self, peer: PeerSlot) {

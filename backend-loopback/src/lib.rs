@@ -75,6 +75,7 @@ mod orphan;
 mod outlet;
 mod peer;
 mod peers;
+mod posted_writes;
 #[cfg(target_os = "linux")]
 mod process;
 #[cfg(target_os = "linux")]

@@ -31,6 +31,11 @@ pub struct LinkModel {
     pub cq_depth: Option<u32>,
     /// The device is lost once so many requests have run.
     pub lose_device_after: Option<u64>,
+    /// The bytes of a write are visible so much later than its end is told, as they are where PCI Express
+    /// has posted writes: unless something else comes to the peer over the same device, an imm, a message or
+    /// a read, which comes after them. Of writes within one process; what was told and is not
+    /// visible when a peer parts is lost.
+    pub visible_after: Duration,
     /// Every so many-th request fails and moves no byte.
     pub fail_every: Option<u64>,
 }

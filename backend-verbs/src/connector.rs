@@ -7,6 +7,7 @@ use transport_core::{Error, ErrorKind, Result};
 
 use crate::config::MOST_QUEUE_PAIRS;
 use crate::domain::Shared;
+use crate::flush::Target;
 use crate::gid::{MOST, meet};
 use crate::peers::{Pairs, Slot, slot_of, too_late};
 use crate::queue_pair::{Carries, End, PSN_MASK, Place, QueuePair};
@@ -18,10 +19,11 @@ struct Offer {
     place: Place,
     accesses: Vec<End>,
     messages: End,
+    flush: Target,
     nonce: u64,
 }
 
-const VERSION: u8 = 3;
+const VERSION: u8 = 4;
 
 impl Shared {
     /// Queue pairs for one more peer.
@@ -31,6 +33,7 @@ impl Shared {
         Ok(Pairs {
             accesses: accesses.collect::<Result<_>>()?,
             messages: pair(Carries::Messages)?,
+            flush: None,
             nonce: self.random(),
         })
     }
@@ -41,6 +44,7 @@ impl Shared {
             place: self.card.place.clone(),
             accesses: pairs.accesses.iter().map(QueuePair::end).collect(),
             messages: pairs.messages.end(),
+            flush: self.flush_page.target(),
             nonce: pairs.nonce,
         };
         let why = |error: postcard::Error| Error::new(ErrorKind::Io, "connect", error.to_string());
@@ -92,7 +96,9 @@ impl Shared {
         for (pair, end) in pairs.accesses.iter().zip(&offer.accesses) {
             pair.connect(place, *end, (ours.index, theirs))?;
         }
-        pairs.messages.connect(place, offer.messages, (ours.index, theirs))
+        pairs.messages.connect(place, offer.messages, (ours.index, theirs))?;
+        pairs.flush = Some(offer.flush);
+        Ok(())
     }
 }
 

@@ -6,14 +6,15 @@ use std::time::Duration;
 
 use rdma_sys as ib;
 use transport_core::spi::{
-    AbortScope, Capabilities, Connector, DeliveredCost, Domain, DomainSetup, Endpoint, EndpointConfig,
-    KeyMaterial, MemoryRegion, Operations, PeerSlot, Progress, RemoteMemory, Revocation,
+    AbortScope, Capabilities, Connector, DeliveredCost, DeliveredScope, Domain, DomainSetup, Endpoint,
+    EndpointConfig, KeyMaterial, MemoryRegion, Operations, PeerSlot, Progress, RemoteMemory, Revocation,
 };
 use transport_core::{Access, Error, ErrorKind, Memory, Result};
 
 use crate::config::VerbsConfig;
 use crate::device::Device;
 use crate::endpoint::VerbsEndpoint;
+use crate::flush::FlushPage;
 use crate::gid::{Gid, choose};
 use crate::library::library;
 use crate::objects::Object;
@@ -58,6 +59,7 @@ pub(crate) struct Card {
 /// A domain as its parts hold it.
 pub(crate) struct Shared {
     pub(crate) peers: Peers,
+    pub(crate) flush_page: FlushPage,
     pub(crate) card: Arc<Card>,
     pub(crate) capabilities: Capabilities,
     random: Mutex<fastrand::Rng>,
@@ -104,6 +106,7 @@ impl VerbsDomain {
             id: random.u64(..),
             random: Mutex::new(random),
             peers: Peers::default(),
+            flush_page: FlushPage::new(&card.device)?,
             card,
             capabilities,
             taken: AtomicBool::new(false),
@@ -153,9 +156,16 @@ impl Card {
     }
 }
 
-/// Refuses a card whose queues are too short, or that has none that connections share.
+/// Refuses a card whose queues are too short, or that has none that connections share, or no reads.
 pub(crate) fn suffices(device: &Device) -> Result<()> {
     let limits = &device.limits;
+    if limits.max_qp_rd_atom < 1 || limits.max_qp_init_rd_atom < 1 {
+        let context = format!(
+            "{} has no RDMA READ, which flushes what other cards' imms must not overtake",
+            device.name
+        );
+        return Err(Error::new(ErrorKind::Unsupported, "open", context));
+    }
     if limits.max_cqe >= ENTRIES && limits.max_srq_wr >= IMMS as i32 {
         return Ok(());
     }
@@ -178,10 +188,7 @@ fn nonblocking(channel: &Object<ib::ibv_comp_channel>) -> Result<()> {
 
 fn capabilities(card: &Card, port: &Port) -> Capabilities {
     let mut it = Capabilities::minimal();
-    it.operations = Operations::WRITE | Operations::SEND | Operations::WRITE_IMM;
-    if card.reads_asked > 0 && card.reads_taken > 0 {
-        it.operations |= Operations::READ;
-    }
+    it.operations = Operations::all();
     it.imm_bytes = 4;
     it.send_depth = SEND_DEPTH;
     it.recv_depth = BUFFERS;
@@ -196,6 +203,7 @@ fn capabilities(card: &Card, port: &Port) -> Capabilities {
     it.abort_scope = AbortScope::Peer;
     it.revocation = Revocation::DeviceKey;
     it.delivered = DeliveredCost::None;
+    it.delivered_scope = DeliveredScope::Device;
     it.wakes = true;
     it.idle_backoff = Duration::from_millis(10);
     it

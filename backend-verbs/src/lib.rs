@@ -15,6 +15,7 @@ mod device;
 mod domain;
 mod endpoint;
 mod far;
+mod flush;
 mod gid;
 mod library;
 mod objects;

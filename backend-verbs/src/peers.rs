@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use transport_core::spi::PeerSlot;
 use transport_core::{Error, ErrorKind, Result};
 
+use crate::flush::Target;
 use crate::queue_pair::QueuePair;
 
 /// The queue pairs of a peer.
@@ -13,6 +14,8 @@ pub(crate) struct Pairs {
     /// For writes and reads.
     pub(crate) accesses: Vec<QueuePair>,
     pub(crate) messages: QueuePair,
+    /// What flushes the peer's card, once connected.
+    pub(crate) flush: Option<Target>,
     /// Of both sides' offers that cross, the lower one stands.
     pub(crate) nonce: u64,
 }

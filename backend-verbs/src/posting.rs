@@ -19,6 +19,9 @@ impl VerbsEndpoint {
     /// # Safety
     /// As `Endpoint::post`.
     pub(crate) unsafe fn post_run(&mut self, run: &WorkRequest, pieces: &[Piece]) -> (usize, Option<Status>) {
+        if run.kind == WorkKind::Read && pieces.first().is_some_and(|piece| piece.len == 0) {
+            return self.flush(run, pieces.len());
+        }
         let Self { links, rings, shared, requests, send_depth, .. } = self;
         let Some(link) = links.get_mut(run.peer.0 as usize) else { return (0, Some(NOBODY)) };
         let pairs = match (&link.view, &link.pairs) {
@@ -69,5 +72,18 @@ impl VerbsEndpoint {
             }
         }
         (taken, None)
+    }
+    /// Posts `count` flushes of a run: how many were taken, and why the next was not.
+    #[cold]
+    fn flush(&mut self, run: &WorkRequest, count: usize) -> (usize, Option<Status>) {
+        let Some(link) = self.links.get(run.peer.0 as usize) else { return (0, Some(NOBODY)) };
+        let Some(target) = link.pairs.as_ref().and_then(|pairs| pairs.flush) else {
+            // A broken link has a target again with the next connection.
+            let is_broken = matches!(link.view, View::Broken);
+            return (0, (!is_broken).then_some(NOBODY));
+        };
+        let (read, piece) = self.shared.flush_page.read(run, target);
+        // SAFETY: the landing place lives as long as the domain, and nobody reads what lands there.
+        unsafe { self.post_run(&read, &vec![piece; count]) }
     }
 }

@@ -106,6 +106,9 @@ pub enum Variant {
     Unruly,
     /// What is posted arrives [`Variant::SLOW`] later.
     Slow,
+    /// The bytes of a write are visible [`Variant::LATE`] after its end was told, unless an arrival over the same
+    /// device pushes them.
+    Late,
     /// Each device is lost after [`Variant::LOST_AFTER`] requests.
     Doomed,
     /// Every [`Variant::FAULT_EVERY`]th request of a device fails.
@@ -117,6 +120,8 @@ impl Variant {
     pub const SMALL_DEPTH: u32 = 4;
     /// Latency of [`Variant::Slow`]: long enough for a process trial to find work posted.
     pub const SLOW: std::time::Duration = std::time::Duration::from_secs(10);
+    /// How late bytes are in [`Variant::Late`]: longer than an imm takes, over whichever device.
+    pub const LATE: std::time::Duration = std::time::Duration::from_millis(1);
     /// Requests that a device of [`Variant::Doomed`] runs.
     pub const LOST_AFTER: u64 = 5;
     /// Requests per failure of [`Variant::Faulty`].
@@ -132,6 +137,7 @@ impl Variant {
             Self::Reorder => "reorder",
             Self::Unruly => "unruly",
             Self::Slow => "slow",
+            Self::Late => "late",
             Self::Doomed => "doomed",
             Self::Faulty => "faulty",
         }

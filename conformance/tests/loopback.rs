@@ -55,6 +55,9 @@ impl Subject for LoopbackDevices {
         let config = LoopbackConfig::default().devices(shape.rails).staging(self.staging);
         let config = match shape.variant {
             Variant::Plain => config,
+            Variant::Late if self.staging == Staging::Always => {
+                return Err("the target copies staged bytes: they are visible when their end is told".into());
+            }
             variant => config.link(link::of(variant)),
         };
         Ok(TransportConfig::new(label, Arc::new(Loopback::with(config))))

@@ -35,7 +35,7 @@ impl Subject for P5 {
 
     /// All paths are one here, unless a trial needs queues that do not fill up.
     fn variants(&self, asked: &[Variant]) -> Vec<Variant> {
-        let special = [Variant::Slow, Variant::Doomed, Variant::Faulty];
+        let special = [Variant::Slow, Variant::Late, Variant::Doomed, Variant::Faulty];
         let mut variants: Vec<_> =
             asked.iter().copied().filter(|variant| special.contains(variant)).collect();
         let small = asked == [Variant::Plain]
@@ -78,6 +78,7 @@ fn card(shape: Shape) -> LinkModel {
     };
     match shape.variant {
         Variant::Slow => LinkModel { latency: Variant::SLOW, ..card },
+        Variant::Late => LinkModel { visible_after: Variant::LATE, ..LinkModel::p5() },
         Variant::Doomed => LinkModel { lose_device_after: Some(Variant::LOST_AFTER), ..card },
         Variant::Faulty => LinkModel { fail_every: Some(Variant::FAULT_EVERY), ..card },
         Variant::Reorder => LinkModel { jitter: card.jitter, ..LinkModel::p5() },

@@ -7,8 +7,8 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use transport_core::spi::{
-    Armed, Batch, Completions, Endpoint, Event, KeyMaterial, PeerSlot, Piece, PostResult, ReceiveRequest,
-    Status, WorkKind, WorkRequest,
+    Armed, Batch, Completions, DeliveredScope, Endpoint, Event, KeyMaterial, PeerSlot, Piece, PostResult,
+    ReceiveRequest, Status, WorkKind, WorkRequest,
 };
 use transport_core::{ErrorKind, Time};
 
@@ -143,15 +143,23 @@ impl StagedEndpoint {
         })
     }
 
-    /// Whether a side of a run is staged, or its imm must not go by the card. A run without bytes or imm warms up: its
-    /// keys mean nothing.
+    /// Whether a side of a run is staged, or its imm must not go by the card. A run without bytes or imm warms up or,
+    /// where the card needs that, flushes: its keys mean nothing.
     fn is_staged(&self, run: &WorkRequest, pieces: &[Piece]) -> bool {
-        let is_warm_up = |piece: &Piece| piece.len == 0 && run.imm.is_none() && run.kind == WorkKind::Write;
+        let is_keyless = |piece: &Piece| {
+            piece.len == 0 && run.imm.is_none() && (run.kind == WorkKind::Write || self.is_flush(run))
+        };
         let there = |piece: &Piece| run.kind != WorkKind::Send && piece.remote & KeyMaterial::STAGED != 0;
         let is_either = |first: &Piece| run.lkey & KeyMaterial::STAGED != 0 || there(first);
-        pieces.first().is_some_and(|first| !is_warm_up(first) && is_either(first))
+        pieces.first().is_some_and(|first| !is_keyless(first) && is_either(first))
             || (run.imm == Some(KNOCK)
                 && self.shared.links.of(run.peer).is_some_and(|link| link.is_knock(run.kind, run.imm)))
+    }
+
+    /// Whether a run without bytes flushes the card.
+    fn is_flush(&self, run: &WorkRequest) -> bool {
+        let scope = self.shared.inner.capabilities().delivered_scope;
+        run.kind == WorkKind::Read && scope == DeliveredScope::Device
     }
 
     /// Whether anything is to be done here that no event of the card's will tell of.

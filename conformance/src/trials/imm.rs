@@ -14,11 +14,17 @@ use transport_core::{Access, ErrorKind, Pages, WriteOptions, imm_count};
 use crate::check::{Verdict, ensure, refused, same};
 use crate::ground::{Ground, OPEN};
 use crate::lab::{Lab, Options, Pair};
+use crate::subject::Variant;
 use crate::trial::{ALL_PATHS, Context, Trial};
+
+/// Each rail's bytes are visible before what comes over that rail, and nothing else tells when they are.
+const LATE: &[Variant] = &[Variant::Late];
 
 pub(super) const TRIALS: &[Trial] = &[
     Trial::new("imm::after_all_bytes", after_all_bytes).on(ALL_PATHS).needs(Operations::WRITE_IMM),
     Trial::new("imm::after_all_pages", after_all_pages).on(ALL_PATHS).needs(Operations::WRITE_IMM),
+    Trial::new("imm::after_late_bytes", after_all_bytes).on(LATE).needs(Operations::WRITE_IMM),
+    Trial::new("imm::after_late_pages", after_all_pages).on(LATE).needs(Operations::WRITE_IMM),
     Trial::new("imm::one_per_page", one_per_page).on(ALL_PATHS).needs(Operations::WRITE_IMM),
     Trial::new("imm::one_per_started_mib", one_per_started_mib).on(ALL_PATHS).needs(Operations::WRITE_IMM),
     Trial::new("imm::accumulates_and_is_taken", accumulates_and_is_taken)

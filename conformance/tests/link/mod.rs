@@ -28,6 +28,7 @@ pub fn of(variant: Variant) -> LinkModel {
             ..link
         },
         Variant::Slow => LinkModel { latency: Variant::SLOW, ..link },
+        Variant::Late => LinkModel { visible_after: Variant::LATE, ..link },
         Variant::Doomed => LinkModel { lose_device_after: Some(Variant::LOST_AFTER), ..link },
         Variant::Faulty => LinkModel { fail_every: Some(Variant::FAULT_EVERY), ..link },
     }

@@ -176,11 +176,51 @@ impl Engine {
         }
     }
 
+    /// All bytes are delivered, over each rail before what comes over that rail alone: the rails but the one
+    /// that carries the imm are flushed. Where engines share an operation, each flushes all of its rails, as
+    /// another one may send the imm. `false` if nothing is to be flushed.
+    #[cold]
+    pub(super) fn begin_flush(&mut self, op: u32) -> bool {
+        let Some(active) = &mut self.active[op as usize] else { return false };
+        let kept = usize::from(active.work.gate.is_none());
+        active.stage = Stage::Flush;
+        for rail in active.rails.iter_mut().filter(|rail| rail.is_used()).skip(kept) {
+            rail.range = RailRange { start: 0, end: 1 };
+            rail.next = 0;
+            active.unposted += 1;
+        }
+        if active.unposted == 0 {
+            return false;
+        }
+        if !self.fails_unflushed(op) {
+            self.queue(op);
+        }
+        true
+    }
+
+    /// Fails an operation that has delivered bytes over a rail which was lost: nothing tells any more when
+    /// they are visible.
+    fn fails_unflushed(&mut self, op: u32) -> bool {
+        let Some(active) = &self.active[op as usize] else { return true };
+        let is_lost = active.rails.iter().any(|rail| rail.is_used() && !rail.usable());
+        if is_lost {
+            let why = "a rail was lost before its bytes were known to be visible: write them again";
+            self.fail_op(op, Error::new(ErrorKind::DeviceLost, "write", why));
+        }
+        is_lost
+    }
+
     /// All bytes are delivered: the one imm that announces them goes out.
     pub(super) fn begin_imm(&mut self, op: u32) {
+        if self.needs_flushes && self.fails_unflushed(op) {
+            return;
+        }
+        let needs_flushes = self.needs_flushes;
         let Some(active) = &mut self.active[op as usize] else { return };
         active.stage = Stage::Imm;
-        let Some(rail) = active.rails.iter_mut().find(|rail| rail.usable()) else {
+        // Over a rail that has carried bytes, where its imm waits for those alone.
+        let carries = |rail: &&mut ActiveRail| rail.usable() && (rail.is_used() || !needs_flushes);
+        let Some(rail) = active.rails.iter_mut().find(carries) else {
             let why = "every rail to the peer was lost before the imm";
             self.fail_op(op, Error::new(ErrorKind::DeviceLost, "write", why));
             return;

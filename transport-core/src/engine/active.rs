@@ -16,6 +16,9 @@ use crate::{Error, Time, Trigger, copy};
 pub(crate) enum Stage {
     /// Bytes are moving.
     Data,
+    /// All bytes are delivered, each rail's before what comes over that rail: the others are flushed before the
+    /// imm.
+    Flush,
     /// All bytes are delivered; the one zero-byte imm is on its way.
     Imm,
 }
@@ -86,6 +89,11 @@ impl ActiveRail {
         self.weight > 0
     }
 
+    /// Whether it carries, or has carried, a part of the operation.
+    pub fn is_used(&self) -> bool {
+        self.range.len() > 0
+    }
+
     pub fn left(&self) -> u32 {
         self.range.end - self.next
     }
@@ -116,11 +124,12 @@ impl Active {
     #[inline]
     pub fn expand(&self, items: Range<u32>, rail: &ActiveRail, first_id: u64, batch: &mut Batch) -> u64 {
         let imm = self.piece_imm();
-        if self.stage == Stage::Imm {
-            batch.push(self.work.request(rail, imm, first_id));
-            return 0;
+        if self.stage == Stage::Data {
+            return self.work.expand(items, rail, imm, first_id, batch);
         }
-        self.work.expand(items, rail, imm, first_id, batch)
+        let kind = if self.stage == Stage::Flush { WorkKind::Read } else { self.work.kind };
+        batch.push(WorkRequest { kind, ..self.work.request(rail, imm, first_id) });
+        0
     }
 
     /// The imm a piece carries: every piece's (`PerWr`), the last stage's, or that
@@ -128,6 +137,7 @@ impl Active {
     pub fn piece_imm(&self) -> Option<u32> {
         match self.stage {
             Stage::Data => self.work.imm_of_pieces(),
+            Stage::Flush => None,
             Stage::Imm => self.work.imm,
         }
     }

@@ -35,7 +35,7 @@ impl Active {
     pub(super) fn piece(&self) -> u64 {
         match self.stage {
             Stage::Data => self.work.shape.piece_bytes().min(self.work.shape.bytes()),
-            Stage::Imm => 0,
+            Stage::Flush | Stage::Imm => 0,
         }
     }
 

@@ -14,13 +14,15 @@ impl Engine {
         if !active.is_over() {
             return;
         }
-        let imm_is_due = active.stage == Stage::Data
-            && active.error.is_none()
-            && active.work.imm_comes_last()
-            && active.work.gate.as_ref().is_none_or(|gate| gate.pass());
-        if imm_is_due {
-            self.begin_imm(op);
-            return;
+        if active.stage != Stage::Imm && active.error.is_none() && active.work.imm_comes_last() {
+            if active.stage == Stage::Data && self.needs_flushes && self.begin_flush(op) {
+                return;
+            }
+            let gate = self.active[op as usize].as_ref().and_then(|active| active.work.gate.as_ref());
+            if gate.is_none_or(|gate| gate.pass()) {
+                self.begin_imm(op);
+                return;
+            }
         }
         let Some(active) = &mut self.active[op as usize] else { return };
         let result = match active.error.take() {

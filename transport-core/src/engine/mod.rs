@@ -58,7 +58,7 @@ use revoke::Revoking;
 use crate::observe::{OperationDump, OperationKind, What};
 use crate::op::OpId;
 use crate::plan::RailRange;
-use crate::spi::Completions;
+use crate::spi::{Completions, DeliveredScope};
 use crate::{Clock, Error, ErrorKind, PeerId, Time};
 
 /// Events taken per poll of an endpoint.
@@ -107,6 +107,8 @@ pub(crate) struct Engine {
     parked: bool,
     /// The last operations that a peer's end cut short.
     casualties: VecDeque<OperationDump>,
+    /// Its devices deliver each for itself ([`DeliveredScope::Device`]), and operations may have several.
+    needs_flushes: bool,
     /// Spare allocations of per-rail state.
     spare: Vec<Vec<ActiveRail>>,
     ranges: Vec<RailRange>,
@@ -116,6 +118,9 @@ pub(crate) struct Engine {
 impl Engine {
     pub fn new(handle: Arc<EngineHandle>, rails: Vec<Rail>, clock: Arc<dyn Clock>) -> Self {
         let operations = handle.table.capacity();
+        let delivers_alone =
+            |rail: &Rail| rail.domain.capabilities().delivered_scope == DeliveredScope::Device;
+        let needs_flushes = rails.iter().any(delivers_alone);
         Self {
             clock,
             slot_links: rails.iter().map(|_| Default::default()).collect(),
@@ -140,6 +145,7 @@ impl Engine {
             time: None,
             parked: false,
             casualties: VecDeque::new(),
+            needs_flushes,
             spare: Vec::new(),
             ranges: Vec::new(),
             hash: 0,

@@ -76,6 +76,17 @@ pub enum DeliveredCost {
     RoundTrip,
 }
 
+/// Which arrivals at the target come after the bytes of a write whose end was told.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum DeliveredScope {
+    /// All: the bytes are visible.
+    Target,
+    /// Those over the same two devices. Arrivals over others may be seen before the bytes, until a read of no
+    /// bytes over these has ended (see [`super::WorkRequest::len`]).
+    Device,
+}
+
 /// Facts and limits of a domain. The engine asks these, never a backend's name.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
@@ -129,6 +140,8 @@ pub struct Capabilities {
     pub revocation: Revocation,
     /// The price of `Delivered`.
     pub delivered: DeliveredCost,
+    /// How far `Delivered` reaches.
+    pub delivered_scope: DeliveredScope,
     /// Largest operation worth running in the calling thread; 0 without [`super::Direct`].
     pub max_direct: u64,
     /// Whether keys of staged memory ([`super::KeyMaterial::STAGED`]) can be imported.
@@ -167,6 +180,7 @@ impl Capabilities {
             abort_scope: AbortScope::Endpoint,
             revocation: Revocation::DeviceKey,
             delivered: DeliveredCost::RoundTrip,
+            delivered_scope: DeliveredScope::Target,
             max_direct: 0,
             stages: false,
             wakes: false,

@@ -19,7 +19,9 @@ pub use crate::mapping::Mapping;
 pub use crate::mapping::commit_file;
 pub use backend::{Backend, DeviceInfo, DomainSetup, Probe, Unavailable};
 pub use batch::{Batch, Piece};
-pub use capabilities::{AbortScope, Capabilities, DeliveredCost, Operations, Ordering, Progress, Revocation};
+pub use capabilities::{
+    AbortScope, Capabilities, DeliveredCost, DeliveredScope, Operations, Ordering, Progress, Revocation,
+};
 pub use domain::{Connector, Direct, Domain, KeyMaterial, MemoryRegion, RemoteMemory};
 pub use endpoint::{Armed, Endpoint, EndpointConfig, PostResult};
 pub use fences::Fences;

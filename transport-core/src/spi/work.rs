@@ -35,7 +35,9 @@ pub struct WorkRequest {
     pub lkey: u64,
     /// Bytes. A write of none without an imm warms up: the backend touches what the
     /// first request to the peer would have to, a page or a connection, and completes it; nothing
-    /// is delivered, and `local`, `remote` and the keys mean nothing.
+    /// is delivered, and `local`, `remote` and the keys mean nothing. A read of none flushes: it completes once
+    /// the bytes of all writes to the peer whose end was told are visible there. It needs no right to
+    /// read, and `local`, `remote` and the keys mean nothing.
     pub len: u64,
     /// First remote byte: the import's base plus an offset.
     pub remote: u64,
