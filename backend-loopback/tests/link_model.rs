@@ -148,7 +148,7 @@ fn a_worker_asks_again_after_a_burst() {
     let (to_b, to_a) = a.connect_local(&b).unwrap();
     let ops: Vec<_> = (0..50).map(|_| to_b.write_imm(1).unwrap()).collect();
     // Longer than a worker spins: it sleeps in the longer bursts.
-    ops.into_iter().for_each(|mut op| assert_eq!(op.wait(Duration::from_secs(20)).unwrap().bytes, 0));
+    ops.into_iter().for_each(|mut op| assert_eq!(op.wait(limit::HANG).unwrap().bytes, 0));
     to_a.imm(1).expect(50).wait(SOON).unwrap();
 }
 

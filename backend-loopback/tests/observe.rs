@@ -270,7 +270,7 @@ fn a_worker_answers_while_parked_and_a_blocked_one_is_told_apart() {
     let polled = op.as_mut().poll(&mut std::task::Context::from_waker(&waker));
     assert!(polled.is_pending());
     peer.send(&region, 0..8).unwrap().detach();
-    in_waker.recv_timeout(Duration::from_secs(60)).unwrap();
+    in_waker.recv_timeout(limit::HANG).unwrap();
     let dump = fabric.dump();
     release.send(()).unwrap();
     assert_eq!(dump.transports[0].worker, WorkerState::Blocked);
@@ -287,7 +287,7 @@ impl std::task::Wake for Stuck {
     fn wake(self: Arc<Self>) {
         if let Some((entered, released)) = self.0.lock().unwrap().take() {
             entered.send(()).unwrap();
-            let _ = released.recv_timeout(Duration::from_secs(60));
+            let _ = released.recv_timeout(limit::HANG);
         }
     }
 }

@@ -10,7 +10,7 @@ use transport_core::{
     Access, ErrorKind, Fabric, FabricBuilder, HostBuffer, Memory, RailGroups, TransportConfig, Workers,
 };
 
-const LIMIT: Duration = Duration::from_secs(20);
+const LIMIT: Duration = limit::HANG;
 /// Not for the calling thread alone.
 const LEN: usize = 8 << 20;
 /// Two cards of a p5's GPU 0, and one of GPU 4's.

@@ -9,7 +9,7 @@ use transport_core::{
     wait,
 };
 
-const LIMIT: Duration = Duration::from_secs(20);
+const LIMIT: Duration = limit::HANG;
 const PAGE: usize = 4096;
 const PAGES: usize = 96;
 

@@ -6,7 +6,6 @@ mod common;
 use std::os::fd::OwnedFd;
 use std::os::unix::process::CommandExt;
 use std::process::Command;
-use std::time::Duration;
 
 use backend_loopback::LoopbackConfig;
 use common::*;
@@ -60,7 +59,7 @@ fn try_call(name: &str) -> rustix::io::Result<OwnedFd> {
     let socket =
         rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
     rustix::net::connect(&socket, &SocketAddrUnix::new_abstract_name(name.as_bytes())?)?;
-    set_socket_timeout(&socket, Timeout::Recv, Some(Duration::from_secs(10)))?;
+    set_socket_timeout(&socket, Timeout::Recv, Some(limit::HANG))?;
     Ok(socket)
 }
 

@@ -7,7 +7,7 @@ use backend_loopback::{LinkModel, Loopback, LoopbackConfig};
 use transport_core::{Access, Fabric, FabricBuilder, TransportConfig, VirtualClock};
 
 /// Far more than any of this takes; an operation that nobody serves ends by its deadline.
-const LIMIT: Duration = Duration::from_secs(20);
+const LIMIT: Duration = limit::HANG;
 
 fn open() -> Fabric {
     let transport = TransportConfig::new("loopback", Arc::new(Loopback::new()));

@@ -19,7 +19,7 @@ use transport_core::{
 };
 
 /// Every wait ends by then.
-const LIMIT: Duration = Duration::from_secs(60);
+const LIMIT: Duration = limit::HANG;
 const MIB: u64 = 1 << 20;
 
 /// The one provider of the machine.

@@ -19,7 +19,7 @@ use transport_core::{
 /// Queue pairs for writes and reads per peer.
 const PAIRS: u8 = 2;
 /// Every wait ends by then.
-const LIMIT: Duration = Duration::from_secs(20);
+const LIMIT: Duration = limit::HANG;
 const CONNECTIONS: usize = 1000;
 
 /// A fabric on one device, with a region and a listener.

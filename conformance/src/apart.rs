@@ -1,5 +1,5 @@
-//! Subjects side by side: process trials run alone, and mostly wait, so that each subject gets a
-//! process of its own, and a few of them run at once.
+//! Subjects side by side: process trials run alone in their process, and mostly wait, so that each subject
+//! gets a process of its own, and a few of them run at once.
 
 use std::process::{Command, ExitCode, Output};
 use std::sync::atomic::{AtomicUsize, Ordering};

@@ -6,8 +6,9 @@ use std::panic::Location;
 use std::sync::Arc;
 use std::task::{Context, Poll, Wake, Waker};
 use std::thread::Thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
+use limit::Limit;
 use transport_core::{Error, ErrorKind};
 
 /// Why a trial failed, and where.
@@ -70,22 +71,21 @@ pub(crate) fn refused<T>(what: &str, result: Result<T, Error>, kinds: &[ErrorKin
     }
 }
 
-/// Polls `future` from this thread, at most `limit`.
+/// Polls `future` from this thread, for at most `span` of an idle machine.
 #[track_caller]
-pub(crate) fn within<F: Future>(limit: Duration, what: &str, future: F) -> Verdict<F::Output> {
-    let late = Failure::new(format!("{what}: still waiting after {limit:?}"));
+pub(crate) fn within<F: Future>(span: Duration, what: &str, future: F) -> Verdict<F::Output> {
+    let late = Failure::new(format!("{what}: still waiting after {span:?}"));
     let mut future = std::pin::pin!(future);
     let waker = Waker::from(Arc::new(Unpark(std::thread::current())));
-    let until = Instant::now() + limit;
+    let mut limit = Limit::of(span);
     loop {
         if let Poll::Ready(output) = future.as_mut().poll(&mut Context::from_waker(&waker)) {
             return Ok(output);
         }
-        let left = until.saturating_duration_since(Instant::now());
-        if left.is_zero() {
-            return Err(late);
+        match limit.slice() {
+            Some(slice) => std::thread::park_timeout(slice),
+            None => return Err(late),
         }
-        std::thread::park_timeout(left);
     }
 }
 

@@ -7,8 +7,10 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use libtest_mimic::{Completion, Failed};
+use limit::Limit;
 
 use crate::check::Verdict;
+use crate::process::LIMIT;
 use crate::replay::replay;
 use crate::subject::Tag;
 use crate::tally::{self, Tally};
@@ -72,7 +74,8 @@ impl Run {
     fn run_all(&self) -> Result<Vec<Failing>, Failed> {
         let limit = match self.trial.tag {
             Tag::Virtual => Duration::from_secs(60),
-            Tag::Process => Duration::from_secs(90),
+            // More than a wait in it, which says where it waits.
+            Tag::Process => 3 * LIMIT,
         };
         let shared = (self.trial.tag == Tag::Virtual).then(|| MACHINE.read());
         let alone = (self.trial.tag == Tag::Process).then(|| MACHINE.write());
@@ -80,7 +83,7 @@ impl Run {
         let mut left = self.seeds.clone();
         let mut running = self.start(left.clone())?;
         while let Some(seed) = left.next() {
-            let what = match running.told.recv_timeout(limit) {
+            let what = match Limit::of(limit).receive(&running.told) {
                 Ok(Ok(())) => continue,
                 Ok(Err(failure)) => failure.to_string(),
                 Err(RecvTimeoutError::Disconnected) => {
@@ -88,7 +91,10 @@ impl Run {
                     std::mem::replace(&mut running, next).last_words()
                 }
                 Err(RecvTimeoutError::Timeout) => {
-                    failing.push(Failing { seed, what: format!("hangs: not over after {limit:?}") });
+                    failing.push(Failing {
+                        seed,
+                        what: format!("hangs: not over after {limit:?} of an idle machine"),
+                    });
                     break;
                 }
             };

@@ -31,8 +31,7 @@ pub fn main(subjects: Vec<Arc<dyn Subject>>) -> ExitCode {
         return code;
     }
     let arguments = Arguments::from_args();
-    let are_processes = subjects.iter().all(|subject| !subject.takes(Tag::Virtual));
-    if are_processes && subjects.len() > 1 && arguments.filter.is_none() && !arguments.list {
+    if subjects.len() > 1 && arguments.filter.is_none() && !arguments.list {
         return apart::run(&subjects);
     }
     let (seed, seeds) = match (number(SEED_VARIABLE), number(SEEDS_VARIABLE)) {

@@ -30,7 +30,7 @@ impl Subject for P5 {
 
     /// A few of them here; `.ci/run` takes 500.
     fn seeds(&self) -> u64 {
-        20
+        6
     }
 
     /// All paths are one here, unless a trial needs queues that do not fill up.

@@ -19,7 +19,7 @@ use transport_core::{
 
 const LEN: usize = 64 << 10;
 const ROUNDS: u32 = 1000;
-const LIMIT: Duration = Duration::from_secs(20);
+const LIMIT: Duration = limit::HANG;
 const IMM: u32 = 7;
 
 /// The first GPU.

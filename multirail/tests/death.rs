@@ -3,16 +3,12 @@
 
 mod process;
 
-use std::time::Duration;
-
 use process::{LIMIT, Running, eventually};
 use rustix::process::{Pid, Signal, kill_process};
 
-/// A death is seen at once, from the closed connection.
-const KILLED: Duration = Duration::from_secs(5);
-
-/// A stopped process is found out by its silence: the peer timeout of 3 s, and margin.
-const STOPPED: Duration = Duration::from_secs(7);
+/// In the sentence of a command that found its peer out by silence. A killed peer is found out by its
+/// closed connection, before its silence means anything.
+const SILENCE: &str = "no heartbeat for 3.0 s";
 
 fn pair(op: &str) -> (Running, Running) {
     let (server, address) = Running::server(&["bench", "server"]);
@@ -32,11 +28,22 @@ fn pair(op: &str) -> (Running, Running) {
     (server, client)
 }
 
-fn one_sentence(client: &mut Running, limit: Duration) {
-    let (status, said) = client.end_within(limit);
+fn one_sentence(client: &mut Running) -> String {
+    let (status, said) = client.end_within(LIMIT);
     assert!(status.code().is_some_and(|code| code != 0), "{status}");
     let sentences: Vec<_> = said.iter().filter(|line| line.starts_with("multirail: ")).collect();
     assert_eq!(sentences.len(), 1, "{said:?}");
+    sentences[0].clone()
+}
+
+#[track_caller]
+fn by_an_event(sentence: &str) {
+    assert!(!sentence.contains("no heartbeat"), "{sentence}");
+}
+
+#[track_caller]
+fn by_silence(sentence: &str) {
+    assert!(sentence.contains(SILENCE), "{sentence}");
 }
 
 #[test]
@@ -44,7 +51,7 @@ fn killed_server() {
     for op in ["write", "write-pages", "send"] {
         let (server, mut client) = pair(op);
         server.signal(Signal::KILL);
-        one_sentence(&mut client, KILLED);
+        by_an_event(&one_sentence(&mut client));
     }
 }
 
@@ -53,7 +60,7 @@ fn killed_client() {
     for op in ["write", "read", "write-imm"] {
         let (mut server, client) = pair(op);
         client.signal(Signal::KILL);
-        server.fails_within(KILLED);
+        by_an_event(&server.fails_within(LIMIT));
     }
 }
 
@@ -61,16 +68,16 @@ fn killed_client() {
 fn stopped_server() {
     let (server, mut client) = pair("write-pages");
     server.signal(Signal::STOP);
-    one_sentence(&mut client, STOPPED);
+    by_silence(&one_sentence(&mut client));
 }
 
 #[test]
 fn stopped_client() {
     let (mut server, mut client) = pair("write");
     client.signal(Signal::STOP);
-    server.fails_within(STOPPED);
+    by_silence(&server.fails_within(LIMIT));
     client.signal(Signal::CONT);
-    one_sentence(&mut client, STOPPED);
+    one_sentence(&mut client);
 }
 
 fn with_its_own_server() -> (Running, Pid) {
@@ -86,14 +93,14 @@ fn with_its_own_server() -> (Running, Pid) {
 fn killed_child() {
     let (mut bench, server) = with_its_own_server();
     kill_process(server, Signal::KILL).expect("kill");
-    one_sentence(&mut bench, KILLED);
+    by_an_event(&one_sentence(&mut bench));
 }
 
 #[test]
 fn stopped_child_is_not_left_behind() {
     let (mut bench, server) = with_its_own_server();
     kill_process(server, Signal::STOP).expect("stop");
-    one_sentence(&mut bench, STOPPED);
+    by_silence(&one_sentence(&mut bench));
     eventually(LIMIT, "the child is gone", || is_gone(server).then_some(()));
 }
 
@@ -101,7 +108,7 @@ fn stopped_child_is_not_left_behind() {
 fn killed_parent_takes_its_child_along() {
     let (bench, server) = with_its_own_server();
     bench.signal(Signal::KILL);
-    eventually(KILLED, "the child is gone", || is_gone(server).then_some(()));
+    eventually(LIMIT, "the child is gone", || is_gone(server).then_some(()));
 }
 
 /// Gone, or dead and waiting for whoever inherited it.

@@ -14,9 +14,6 @@ use process::{LIMIT, Running, eventually, multirail, run};
 use rustix::process::Signal;
 use tempfile::TempDir;
 
-/// A death is seen at once, from the closed connection.
-const KILLED: Duration = Duration::from_secs(5);
-
 const PAGE: usize = 64 << 10;
 
 fn random_file(directory: &Path, name: &str, bytes: usize) -> PathBuf {
@@ -128,8 +125,9 @@ fn killed_sender_ends_a_server_of_one() {
     let sender = send_endless(&from, &address);
     growing(&into);
     sender.signal(Signal::KILL);
-    let sentence = server.fails_within(KILLED);
+    let sentence = server.fails_within(LIMIT);
     assert!(sentence.contains("endless was not stored"), "{sentence}");
+    assert!(!sentence.contains("no heartbeat"), "the closed connection tells it: {sentence}");
     assert!(names(&into).is_empty());
 }
 
@@ -140,8 +138,9 @@ fn killed_server_ends_the_sender() {
     let mut sender = send_endless(&from, &address);
     growing(&into);
     server.signal(Signal::KILL);
-    let sentence = sender.fails_within(KILLED);
+    let sentence = sender.fails_within(LIMIT);
     assert!(sentence.contains("endless was not sent"), "{sentence}");
+    assert!(!sentence.contains("no heartbeat"), "the closed connection tells it: {sentence}");
     assert!(names(&into).is_empty(), "no final name");
 }
 
@@ -153,9 +152,9 @@ fn interrupted_server_leaves_no_final_file() {
         let mut sender = send_endless(&from, &address);
         growing(&into);
         server.signal(Signal::INT);
-        server.ends_within(KILLED);
+        server.ends_within(LIMIT);
         assert!(names(&into).is_empty(), "{:?}", names(&into));
-        let sentence = sender.fails_within(KILLED);
+        let sentence = sender.fails_within(LIMIT);
         assert!(sentence.contains("endless was not sent"), "{sentence}");
     }
 }
@@ -167,7 +166,7 @@ fn stopped_sender_leaves_no_final_file() {
     let sender = send_endless(&from, &address);
     growing(&into);
     sender.signal(Signal::STOP);
-    server.fails_within(Duration::from_secs(7));
+    server.fails_within(LIMIT);
     assert!(names(&into).is_empty());
 }
 

@@ -16,8 +16,8 @@ fn counters_are_published_with_labels_when_asked() {
     let target = there.alloc(8 << 20, Access::REMOTE_WRITE).expect("memory");
     let remote = peer.import(&target.descriptor()).expect("import");
     let write = |len: usize| peer.write(&source, 0..len, &remote, 0).expect("submit");
-    write(64).wait(Duration::from_secs(60)).expect("a direct write");
-    write(8 << 20).wait(Duration::from_secs(60)).expect("a posted write");
+    write(64).wait(limit::HANG).expect("a direct write");
+    write(8 << 20).wait(limit::HANG).expect("a posted write");
 
     let recorder = DebuggingRecorder::new();
     let snapshotter = recorder.snapshotter();

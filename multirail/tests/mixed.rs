@@ -8,7 +8,7 @@ use backend_loopback::Loopback;
 use multirail::spi::Backend;
 use multirail::{Access, Efa, EfaConfig, Fabric, FabricBuilder, TransportConfig, WriteOptions};
 
-const LIMIT: Duration = Duration::from_secs(20);
+const LIMIT: Duration = limit::HANG;
 const LEN: usize = 3 << 20;
 
 fn open(transports: &[&TransportConfig]) -> Fabric {

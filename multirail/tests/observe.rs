@@ -4,14 +4,10 @@
 mod process;
 
 use std::collections::BTreeMap;
-use std::time::Duration;
 
 use process::{LIMIT, Running, eventually, run};
 use rustix::process::Signal;
 use tempfile::TempDir;
-
-/// The peer timeout of 3 s, and margin.
-const STOPPED: Duration = Duration::from_secs(20);
 
 fn path(directory: &TempDir, name: &str) -> String {
     directory.path().join(name).to_str().expect("UTF-8").to_owned()
@@ -79,7 +75,7 @@ fn a_stopped_peer_is_told_by_what_waits_for_it() {
 
         let cut_short = client.await_error("cut short: ");
         assert!(cut_short.contains("ends with: peer died"), "{cut_short}");
-        let (status, said) = client.end_within(STOPPED);
+        let (status, said) = client.end_within(LIMIT);
         assert!(status.code().is_some_and(|code| code != 0), "{status}");
         let sentences: Vec<_> = said.iter().filter(|line| line.starts_with("multirail: ")).collect();
         assert!(sentences.len() == 1 && sentences[0].contains("peer died"), "{said:?}");

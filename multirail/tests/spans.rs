@@ -41,7 +41,7 @@ fn logged(level: LevelFilter) -> (Vec<String>, [String; 2]) {
         let mine = tracing::info_span!("request", of = "mine");
         let mut write = mine.in_scope(|| peer.write(&source, 0..4 << 20, &remote, 0)).expect("submit");
         let done = write.id().expect("posted").to_string();
-        write.wait(Duration::from_secs(60)).expect("write");
+        write.wait(limit::HANG).expect("write");
         // Nobody receives: it waits once the lane is full.
         let options = SendOptions::new().deadline(Duration::from_millis(1));
         let mut stuck = loop {
@@ -51,7 +51,7 @@ fn logged(level: LevelFilter) -> (Vec<String>, [String; 2]) {
             }
         };
         let failed = stuck.id().expect("posted").to_string();
-        let error = stuck.wait(Duration::from_secs(60)).expect_err("nobody receives");
+        let error = stuck.wait(limit::HANG).expect_err("nobody receives");
         assert_eq!(error.kind(), ErrorKind::DeadlineExceeded);
         peer.disconnect();
         while fabric.step().events > 0 {}

@@ -9,7 +9,7 @@ use multirail::{Access, Fabric, FabricBuilder, TransportConfig};
 use tokio::runtime::{Builder, Runtime};
 use tokio::task::yield_now;
 
-const LIMIT: Duration = Duration::from_secs(30);
+const LIMIT: Duration = limit::HANG;
 
 fn open(runtime: &Runtime) -> Fabric {
     let loopback = TransportConfig::new("loopback", Arc::new(Loopback::new()));

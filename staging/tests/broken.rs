@@ -15,7 +15,7 @@ const LEN: usize = 1 << 20;
 const PARTS: usize = 16;
 const ROUNDS: usize = 20;
 const IMM: u32 = 5;
-const LIMIT: Duration = Duration::from_secs(30);
+const LIMIT: Duration = limit::HANG;
 
 fn open() -> Option<Fabric> {
     fabric::open(Verbs::new(), Staging::WhereRefused)

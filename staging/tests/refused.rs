@@ -137,7 +137,7 @@ fn messages_that_nobody_receives_hold_up_no_write() {
     from.copy_in(0, &bytes(1)).unwrap();
     let message = |at: usize| peer.send(&from, 1000 * at..1000 * at + 1000).unwrap();
     let messages: Vec<_> = (0..100).map(message).collect();
-    let limit = std::time::Duration::from_secs(10);
+    let limit = limit::HANG;
     for _ in 0..40 {
         peer.write(&from, 0..LEN, &remote, 0).unwrap().wait(limit).expect("a write behind messages");
     }
@@ -162,7 +162,7 @@ const KNOCK: u32 = 0x6b6e_6f63;
 fn every_imm_arrives_and_no_other() {
     let Some((here, there)) = open(Staging::WhereRefused).zip(open(Staging::WhereRefused)) else { return };
     let (peer, origin) = here.connect_local(&there).expect("connected");
-    let limit = std::time::Duration::from_secs(10);
+    let limit = limit::HANG;
     let takes = |imm: u32| {
         origin.imm(imm).expect(1).wait(limit).expect("an imm");
         assert!(origin.imm(imm).try_take(1));

@@ -14,7 +14,7 @@ use transport_core::spi::{
 use transport_core::{Access, HostBuffer, Memory, SystemClock};
 
 /// Everything ends by then.
-pub const LIMIT: Duration = Duration::from_secs(20);
+pub const LIMIT: Duration = limit::HANG;
 pub const LEN: usize = 8 << 20;
 pub const PIECE: usize = 1 << 20;
 

@@ -2,15 +2,16 @@
 #![allow(dead_code, reason = "every test binary uses its own part")]
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use backend_loopback::{Loopback, LoopbackConfig};
+use limit::Limit;
 use transport_core::copy::Way;
 use transport_core::spi::*;
 use transport_core::{Access, Error, HostBuffer, Memory, VirtualClock};
 
 pub const BOTH: Access = Access::REMOTE_READ.union(Access::REMOTE_WRITE);
-pub const SOON: Duration = Duration::from_secs(5);
+pub const SOON: Duration = limit::HANG;
 
 pub struct Node {
     pub domain: Arc<dyn Domain>,
@@ -91,10 +92,10 @@ impl Node {
 
     /// Polls until `count` events have come; requests done count one each.
     pub fn wait(&mut self, count: usize) -> Vec<Event> {
-        let (mut events, start) = (Vec::new(), Instant::now());
+        let (mut events, mut limit) = (Vec::new(), Limit::of(SOON));
         while total(&events) < count {
             events.extend(self.poll());
-            assert!(start.elapsed() < SOON, "got only {events:?}");
+            assert!(!limit.is_over(), "got only {events:?}");
         }
         events
     }

@@ -11,7 +11,7 @@ use cuda::Device;
 use pair::{BOTH, Pair, Place, builder, connected, content, fabrics, pairs, region};
 use transport_core::{Access, ErrorKind, HostBuffer, Memory, Pages, WriteOptions};
 
-const LIMIT: Duration = Duration::from_secs(20);
+const LIMIT: Duration = limit::HANG;
 
 /// Moves `count` pages of `page` bytes between shuffled places `skew` bytes off a page's, and looks at every byte.
 fn move_pages(pair: &Pair, places: (Place, Place), page: usize, skew: usize, count: u32) {

@@ -6,10 +6,11 @@ use std::process::{ChildStdin, Command, Stdio};
 use std::sync::mpsc::{Receiver, channel};
 use std::time::Duration;
 
+use limit::Limit;
 use rustix::process::{Pid, Signal, kill_process};
 
 /// What any answer may take on a busy machine.
-const LIMIT: Duration = Duration::from_secs(30);
+const LIMIT: Duration = limit::HANG;
 
 /// How a child starts.
 pub struct Start {
@@ -103,7 +104,7 @@ impl Child {
 
     #[track_caller]
     fn line(&mut self, order: &str) -> String {
-        let said = self.answers.recv_timeout(LIMIT);
+        let said = Limit::of(LIMIT).receive(&self.answers);
         said.unwrap_or_else(|error| panic!("{order}: {error}; see the child's panic above"))
     }
 }

@@ -19,7 +19,7 @@ const PAGE: usize = 4096;
 /// More than a stage holds.
 const PAGES: u32 = 400;
 const LEN: usize = PAGES as usize * PAGE;
-const LIMIT: Duration = Duration::from_secs(20);
+const LIMIT: Duration = limit::HANG;
 
 pub fn run() {
     let Ok(staging) = std::env::var(STAGING) else { return };

@@ -4,6 +4,7 @@ use std::io::{BufRead, BufReader, Write};
 use std::process::{ChildStdin, Command, Stdio};
 use std::sync::mpsc::{self, Receiver};
 
+use limit::Limit;
 use rustix::process::{Pid, Signal, kill_process};
 use transport_core::{Fabric, Peer};
 
@@ -85,7 +86,7 @@ impl Child {
 
     #[track_caller]
     fn line(&mut self, order: &str) -> Verdict<String> {
-        let waited = self.answers.recv_timeout(LIMIT);
+        let waited = Limit::of(LIMIT).receive(&self.answers);
         waited.map_err(|_| Failure::new(format!("helper, {order}: no answer within {LIMIT:?}")))
     }
 

@@ -12,6 +12,7 @@ mod role;
 
 use std::time::Duration;
 
+use limit::stretched;
 use transport_core::{Fabric, FabricBuilder, Token};
 
 pub(crate) use census::Census;
@@ -29,15 +30,26 @@ use crate::trial::Context;
 
 /// How often fabrics of process trials show that they live.
 pub(crate) const HEARTBEAT: Duration = Duration::from_millis(100);
-/// Silence after which they give a peer up.
-pub(crate) const PEER_TIMEOUT: Duration = Duration::from_millis(600);
-/// What any single step of a process trial may take on a busy machine.
-pub(crate) const LIMIT: Duration = Duration::from_secs(20);
+/// Silence after which an [`impatient`] one gives a peer up.
+const PEER_TIMEOUT: Duration = Duration::from_millis(600);
+/// What any single step of a process trial may take: a longer one hangs.
+pub(crate) const LIMIT: Duration = limit::HANG;
+/// The deadline of operations, and a peer's silence: so long that nothing in a trial ends by it.
+const DEADLINE: Duration = Duration::from_secs(600);
 
-/// A fabric with workers, in real time, that gives peers up soon.
+/// A fabric with workers, in real time, that never gives a silent peer up: a peer's end is told by an
+/// event, however busy the machine is.
 #[track_caller]
 pub(crate) fn live(context: &Context) -> Verdict<End> {
-    Ok(at_our_end(context, workers(context)?.heartbeat(HEARTBEAT).peer_timeout(PEER_TIMEOUT).open()?))
+    Ok(at_our_end(context, workers(context)?.heartbeat(HEARTBEAT).peer_timeout(DEADLINE).open()?))
+}
+
+/// A fabric with workers, in real time, that gives a silent peer up after [`PEER_TIMEOUT`] of an idle
+/// machine: on a busy one a healthy peer says nothing for longer.
+#[track_caller]
+pub(crate) fn impatient(context: &Context) -> Verdict<End> {
+    let timeout = stretched(PEER_TIMEOUT);
+    Ok(at_our_end(context, workers(context)?.heartbeat(HEARTBEAT).peer_timeout(timeout).open()?))
 }
 
 /// A fabric with workers, in real time, otherwise as users get it.
@@ -61,8 +73,7 @@ fn at_our_end(context: &Context, fabric: Fabric) -> End {
 fn workers(context: &Context) -> Verdict<FabricBuilder> {
     // Nobody else's pair runs beside a trial.
     part();
-    let deadline = Duration::from_secs(30);
-    let options = Options { deadline, max_operations: 4096, ..Options::default() };
+    let options = Options { deadline: DEADLINE, max_operations: 4096, ..Options::default() };
     // 32 cards that software plays take long to pair, with other trials beside them.
     Ok(builder(context, &options)?.seed(context.seed).handshake_limit(LIMIT))
 }

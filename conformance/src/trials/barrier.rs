@@ -11,7 +11,7 @@ use transport_core::{Barrier, Error, ErrorKind, Peer, PeerGroup};
 use crate::check::{Verdict, ensure, refused, same, within};
 use crate::end::End;
 use crate::lab::{Lab, Options, Pair};
-use crate::process::{Child, LIMIT, live};
+use crate::process::{Child, LIMIT, impatient, live};
 use crate::trial::{Context, Trial};
 
 pub(super) const TRIALS: &[Trial] = &[
@@ -184,8 +184,7 @@ fn goes(context: &Context) -> Verdict {
 }
 
 /// Helpers, and a group of them.
-fn crowd(context: &Context, count: usize) -> Verdict<(End, Vec<Child>, PeerGroup)> {
-    let fabric = live(context)?;
+fn crowd(context: &Context, fabric: End, count: usize) -> Verdict<(End, Vec<Child>, PeerGroup)> {
     let mut children = Vec::new();
     let mut peers = Vec::new();
     for _ in 0..count {
@@ -197,7 +196,7 @@ fn crowd(context: &Context, count: usize) -> Verdict<(End, Vec<Child>, PeerGroup
 }
 
 fn processes(context: &Context) -> Verdict {
-    let (_fabric, mut children, group) = crowd(context, 3)?;
+    let (_fabric, mut children, group) = crowd(context, live(context)?, 3)?;
     for round in 0..20 {
         let (before, after) = children.split_at_mut(round % 4);
         before.iter_mut().try_for_each(|child| child.tell("barrier round"))?;
@@ -219,7 +218,9 @@ fn processes(context: &Context) -> Verdict {
 
 fn dies(context: &Context) -> Verdict {
     for signal in [Signal::KILL, Signal::STOP] {
-        let (_fabric, mut children, group) = crowd(context, 2)?;
+        // A kill is told by the closed connection, a stop by silence alone.
+        let fabric = if signal == Signal::KILL { live(context)? } else { impatient(context)? };
+        let (_fabric, mut children, group) = crowd(context, fabric, 2)?;
         children[0].tell("barrier a")?;
         let barrier = group.barrier("a", LIMIT)?;
         children[1].signal(signal)?;

@@ -1,19 +1,17 @@
 //! Peers that die, freeze, lose their connection, or come back as another.
 
-use std::time::{Duration, Instant};
-
+use limit::Limit;
 use rustix::process::Signal;
 use transport_core::spi::Operations;
 use transport_core::{Descriptor, Error, ErrorKind, Op, PeerGroup};
 
-use crate::check::{Failure, Verdict, ensure, refused, same, within};
+use crate::check::{Verdict, ensure, refused, same, within};
+use crate::end::End;
 use crate::ground::{Ground, OPEN};
-use crate::process::{Child, LIMIT, Meeting, PEER_TIMEOUT, Proxy, live};
+use crate::process::{Child, LIMIT, Meeting, Proxy, impatient, live};
 use crate::subject::Variant;
 use crate::trial::{Context, Trial};
 
-/// Kills are noticed by the operating system, silence by the timeout: both within this.
-const NOTICED: Duration = Duration::from_secs(4);
 /// Work that ends at once, and work that is posted for long.
 const PATHS: &[Variant] = &[Variant::Plain, Variant::Queued, Variant::Slow];
 
@@ -31,13 +29,13 @@ pub(super) const TRIALS: &[Trial] = &[
 ];
 
 /// Does `end` to the peer in the middle of everything; every waiter must learn of
-/// it within [`NOTICED`], by an error of one of `kinds`.
+/// it, by an error of one of `kinds`: none by a deadline, of which the fabric has long ones only.
 fn every_waiter(
     context: &Context,
+    fabric: End,
     kinds: &[ErrorKind],
     end: impl FnOnce(&mut Child, &Proxy) -> Verdict,
 ) -> Verdict {
-    let fabric = live(context)?;
     let mut child = Child::spawn(context)?;
     let proxy = Proxy::to(&child.ask("listen")?)?;
     let peer = child.meets(&fabric, proxy.address())?;
@@ -56,28 +54,26 @@ fn every_waiter(
     let barrier = PeerGroup::new([peer.clone()])?.barrier("nobody comes", LIMIT)?;
     let lookup = peer.region("far");
     end(&mut child, &proxy)?;
-    let started = Instant::now();
     // Who goes on writing learns of it too.
+    let mut limit = Limit::of(LIMIT);
     let error = loop {
-        match write().and_then(|mut op| op.wait(NOTICED)) {
-            Ok(_) if started.elapsed() < NOTICED => {}
-            Ok(_) => return Err(Failure::new(format!("writes still succeed after {NOTICED:?}"))),
+        match write().and_then(|mut op| op.wait(LIMIT)) {
+            Ok(_) => ensure(!limit.is_over(), "writes to a peer that is gone still succeed")?,
             Err(error) => break error,
         }
     };
     refused::<()>("a write", Err(error), kinds)?;
-    let left = || NOTICED.saturating_sub(started.elapsed()).max(Duration::from_millis(100));
     for mut op in ops {
-        let result = op.wait(left());
+        let result = op.wait(LIMIT);
         ensure_over(&mut op, &result)?;
         if let Err(error) = result {
             refused::<()>("an operation under way", Err(error), kinds)?;
         }
     }
-    refused("an expected imm", expected.wait(left()), kinds)?;
-    refused("a barrier", within(left(), "a barrier", barrier)?, kinds)?;
-    refused("the peer", Err::<(), _>(within(left(), "the peer's end", peer.closed())?), kinds)?;
-    if let Err(error) = within(left(), "a lookup", lookup)? {
+    refused("an expected imm", expected.wait(LIMIT), kinds)?;
+    refused("a barrier", within(LIMIT, "a barrier", barrier)?, kinds)?;
+    refused("the peer", Err::<(), _>(within(LIMIT, "the peer's end", peer.closed())?), kinds)?;
+    if let Err(error) = within(LIMIT, "a lookup", lookup)? {
         refused::<()>("a lookup", Err(error), kinds)?;
     }
     ensure(!peer.is_alive(), "alive after its end")?;
@@ -95,29 +91,30 @@ fn ensure_over(op: &mut Op, result: &Result<transport_core::Outcome, Error>) -> 
 }
 
 fn killed(context: &Context) -> Verdict {
-    every_waiter(context, &[ErrorKind::PeerDied], |child, _| child.signal(Signal::KILL))
+    every_waiter(context, live(context)?, &[ErrorKind::PeerDied], |child, _| child.signal(Signal::KILL))
 }
 
 fn stopped(context: &Context) -> Verdict {
-    every_waiter(context, &[ErrorKind::PeerDied], |child, _| child.signal(Signal::STOP))
+    every_waiter(context, impatient(context)?, &[ErrorKind::PeerDied], |child, _| child.signal(Signal::STOP))
 }
 
 fn cut(context: &Context) -> Verdict {
-    every_waiter(context, &[ErrorKind::PeerDied, ErrorKind::Closed], |_, proxy| {
+    every_waiter(context, live(context)?, &[ErrorKind::PeerDied, ErrorKind::Closed], |_, proxy| {
         proxy.cut();
         Ok(())
     })
 }
 
 fn silent(context: &Context) -> Verdict {
-    every_waiter(context, &[ErrorKind::PeerDied], |_, proxy| {
+    every_waiter(context, impatient(context)?, &[ErrorKind::PeerDied], |_, proxy| {
         proxy.fall_silent();
         Ok(())
     })
 }
 
 fn says_goodbye(context: &Context) -> Verdict {
-    every_waiter(context, &[ErrorKind::Closed, ErrorKind::PeerDied], |child, _| child.tell("close"))
+    let kinds = [ErrorKind::Closed, ErrorKind::PeerDied];
+    every_waiter(context, live(context)?, &kinds, |child, _| child.tell("close"))
 }
 
 fn seen_there(context: &Context) -> Verdict {
@@ -151,13 +148,14 @@ fn comes_back(context: &Context) -> Verdict {
 
 /// It comes back after we gave it up: it learns so, and nothing of its is let in.
 fn thaws(context: &Context) -> Verdict {
-    let Meeting { fabric, peer, mut child } = Meeting::new(context)?;
+    let fabric = impatient(context)?;
+    let (mut child, peer) = Child::met(context, &fabric)?;
     let mut near = Ground::new(&fabric, 1 << 20, OPEN, 1)?;
     fabric.publish("near", &near.region)?;
     child.ask(&format!("alloc far {} 2", 1 << 20))?;
     child.ask("write far 0 1000 near 0 -")?;
     child.signal(Signal::STOP)?;
-    within(PEER_TIMEOUT + NOTICED, "the end of a frozen peer", peer.closed())?;
+    within(LIMIT, "the end of a frozen peer", peer.closed())?;
     near.fill(3)?;
     child.signal(Signal::CONT)?;
     child.refuses("write far 0 1000 near 0 -", &["PeerDied", "Closed"])?;
@@ -175,7 +173,7 @@ fn killed_while_it_writes(context: &Context) -> Verdict {
         meeting.child.tell(&format!("write far 0 {} near 0 -", 4 << 20))?;
     }
     meeting.child.signal(Signal::KILL)?;
-    refused::<()>("the peer", Err(meeting.end(NOTICED)?), &[ErrorKind::PeerDied])?;
+    refused::<()>("the peer", Err(meeting.end(LIMIT)?), &[ErrorKind::PeerDied])?;
     near.take_back(&meeting.fabric)?;
     near.fill(3)?;
     near.check("after a revocation")
@@ -188,7 +186,7 @@ fn another_goes_on(context: &Context) -> Verdict {
     let Meeting { fabric, peer: first, child } = Meeting::new(context)?;
     let (mut other, peer) = Child::met(context, &fabric)?;
     drop(child);
-    refused::<()>("the first", Err(within(NOTICED, "its end", first.closed())?), &[ErrorKind::PeerDied])?;
+    refused::<()>("the first", Err(within(LIMIT, "its end", first.closed())?), &[ErrorKind::PeerDied])?;
     for round in 1..=3 {
         other.tell("imms 4 4000")?;
         let ops: Result<Vec<_>, _> = (0..4000).map(|_| peer.write_imm(3)).collect();

@@ -1,15 +1,16 @@
 //! A peer that stands still with requests posted to it, which have to be cut off in the end:
 //! nobody else may lose by it.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
+use limit::Limit;
 use rustix::process::Signal;
 use transport_core::spi::Operations;
 use transport_core::{Fabric, Op, Peer, WriteOptions};
 
 use crate::check::{Verdict, ensure, same, within};
 use crate::ground::{Ground, OPEN, content};
-use crate::process::{Child, LIMIT, live};
+use crate::process::{Child, LIMIT, impatient};
 use crate::trial::{Context, Trial};
 
 pub(super) const TRIALS: &[Trial] = &[Trial::new("frozen::others_go_on", others_go_on)
@@ -25,7 +26,7 @@ const STUCK: usize = 32;
 /// Writes to the other one at a time.
 const AT_ONCE: usize = 4;
 const IMM: u32 = 7;
-/// More than a backend takes that can cut off what does not end.
+/// More than a backend takes on an idle machine that can cut off what does not end.
 const PATIENCE: Duration = Duration::from_secs(5);
 
 fn meet(context: &Context, fabric: &Fabric, seed: u64) -> Verdict<(Child, Peer)> {
@@ -43,7 +44,7 @@ fn is_quiet(fabric: &Fabric) -> Verdict<bool> {
 }
 
 fn others_go_on(context: &Context) -> Verdict {
-    let fabric = live(context)?;
+    let fabric = impatient(context)?;
     let (frozen, to_frozen) = meet(context, &fabric, 1)?;
     let (mut well, to_well) = meet(context, &fabric, 2)?;
     let src = Ground::new(&fabric, LEN, OPEN, 3)?;
@@ -60,11 +61,12 @@ fn others_go_on(context: &Context) -> Verdict {
     to_frozen.warm_up()?.wait(LIMIT)?;
     frozen.signal(Signal::STOP)?;
     let stuck: Vec<Op> = (0..STUCK).map(|_| write()).collect::<Result<_, _>>()?;
-    let (begun, mut written, mut was_quiet) = (Instant::now(), 0, false);
+    let (mut patience, mut limit) = (Limit::of(PATIENCE), Limit::of(LIMIT));
+    let (mut written, mut was_quiet) = (0, false);
     // Once more after it is over.
     while !was_quiet {
         was_quiet = !to_frozen.is_alive() && is_quiet(&fabric)?;
-        if begun.elapsed() > PATIENCE {
+        if patience.is_over() {
             // A device that cuts nothing off gives up on who is not there any more.
             frozen.signal(Signal::KILL)?;
         }
@@ -77,7 +79,7 @@ fn others_go_on(context: &Context) -> Verdict {
         }
         well.answer("a write of the other peer's")?;
         near.check("what the other peer wrote")?;
-        ensure(begun.elapsed() < LIMIT, "what was posted to the frozen peer is never over")?;
+        ensure(!limit.is_over(), "what was posted to the frozen peer is never over")?;
     }
     same("imms", well.ask(&format!("expect {IMM} {written}"))?, written.to_string())?;
     well.ask(&format!("check far 0 {LEN} 3"))?;

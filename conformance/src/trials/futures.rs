@@ -64,7 +64,7 @@ fn wait_drives(context: &Context) -> Verdict {
     let mut dst = Ground::new(&pair.b, 2_000_000, OPEN, context.seed + 1)?;
     let remote = dst.import(&pair.to_b)?;
     for size in [10, 10_000, 1_900_000] {
-        let outcome = pair.to_b.write(&src.region, 0..size, &remote, 1)?.wait(Duration::from_secs(10))?;
+        let outcome = pair.to_b.write(&src.region, 0..size, &remote, 1)?.wait(limit::HANG)?;
         same("bytes", outcome.bytes, size as u64)?;
         dst.expect_from(1, &src, 0..size);
         dst.check("waited for")?;
@@ -74,7 +74,7 @@ fn wait_drives(context: &Context) -> Verdict {
 
 /// So does the one that takes any future, for every fabric that the future looks to.
 fn any_wait_drives(context: &Context) -> Verdict {
-    const LIMIT: Duration = Duration::from_secs(20);
+    const LIMIT: Duration = limit::HANG;
     let pair = ticking(context)?;
     let src = Ground::new(&pair.a, 300_000, Access::LOCAL, context.seed)?;
     let mut dst = Ground::new(&pair.b, 300_000, OPEN, context.seed + 1)?;

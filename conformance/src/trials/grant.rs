@@ -186,7 +186,7 @@ fn given_up(context: &Context) -> Verdict {
     let last = ops.pop();
     for op in ops {
         let mut cancel = op.cancel();
-        refused("a cancelled operation", cancel.wait(Duration::from_secs(10)), &[ErrorKind::Cancelled])?;
+        refused("a cancelled operation", cancel.wait(limit::HANG), &[ErrorKind::Cancelled])?;
     }
     dial.turn([ALL, 1, ALL]);
     pair.to_a.regrant();

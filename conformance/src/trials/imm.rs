@@ -215,7 +215,7 @@ fn called_and_streamed(context: &Context) -> Verdict {
     pair.to_b.disconnect();
     pair.lab.settle()?;
     same("calls at the end", called(), vec![(IMMS + 1, false)])?;
-    let end = arrivals.next().wait(Duration::from_secs(5));
+    let end = arrivals.next().wait(limit::HANG);
     refused("arrivals at the end", end.map(drop), &[ErrorKind::Closed, ErrorKind::PeerDied]).map(drop)
 }
 

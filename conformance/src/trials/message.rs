@@ -1,7 +1,5 @@
 //! Messages into single receives.
 
-use std::time::Duration;
-
 use transport_core::spi::Operations;
 use transport_core::{Access, ErrorKind, Op, SendOptions};
 
@@ -125,7 +123,7 @@ fn receive_taken_back(context: &Context) -> Verdict {
     pair.lab.settle()?;
     drop(dropped);
     let mut cancel = cancelled.cancel();
-    refused("a receive taken back", cancel.wait(Duration::from_secs(10)), &[ErrorKind::Cancelled])?;
+    refused("a receive taken back", cancel.wait(limit::HANG), &[ErrorKind::Cancelled])?;
     pair.lab.settle()?;
     let mut receive = pair.b.recv(&dst.region, 0..100)?;
     pair.lab.done(pair.to_b.send(&src.region, 0..100)?)?;

@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::time::Instant;
 
+use limit::Limit;
 use rustix::process::Signal;
 use transport_core::spi::Operations;
 use transport_core::{Access, AtEnd, ErrorKind, Mirror, WriteOptions};
@@ -109,8 +109,8 @@ fn killed(context: &Context) -> Verdict {
     child.signal(Signal::KILL)?;
     within(LIMIT, "the end of the peer", peer.closed())?;
     // The end is known before all who wait for it are told.
-    let begun = Instant::now();
-    while now(&word) == 100 && begun.elapsed() < LIMIT {
+    let mut limit = Limit::of(LIMIT);
+    while now(&word) == 100 && !limit.is_over() {
         std::thread::yield_now();
     }
     same("the word at the end", now(&word), 100 + Mirror::PASS)?;

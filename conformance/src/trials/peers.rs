@@ -1,7 +1,6 @@
 //! Peers that come and go.
 
 use std::future::Future;
-use std::time::Duration;
 
 use transport_core::spi::Operations;
 use transport_core::{Access, Error, ErrorKind, Op, Peer, WriteOptions};
@@ -94,7 +93,7 @@ fn disconnected(context: &Context) -> Verdict {
             GONE,
         )?;
         ensure(!pair.to_b.is_alive(), "alive after it was disconnected")?;
-        refused("an expected imm", pair.to_b.imm(1).expect(1).wait(Duration::from_secs(5)), GONE)?;
+        refused("an expected imm", pair.to_b.imm(1).expect(1).wait(limit::HANG), GONE)?;
         all_end(&pair.lab, ops)?;
         pair.lab.settle()?;
         refused("a write to it", pair.to_b.write_imm(1).map(drop), GONE)?;

@@ -168,7 +168,6 @@ fn ends_with_its_fabric(context: &Context) -> Verdict {
         &[ErrorKind::DeadlineExceeded],
     )?;
     pair.b.close();
-    refused("the pool", pool.next().wait(Duration::from_secs(10)).map(drop), &[ErrorKind::Closed])?;
-    refused("a receive", receive.wait(Duration::from_secs(10)), &[ErrorKind::Closed, ErrorKind::Cancelled])
-        .map(drop)
+    refused("the pool", pool.next().wait(limit::HANG).map(drop), &[ErrorKind::Closed])?;
+    refused("a receive", receive.wait(limit::HANG), &[ErrorKind::Closed, ErrorKind::Cancelled]).map(drop)
 }

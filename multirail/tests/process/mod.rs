@@ -4,12 +4,13 @@
 use std::io::{BufRead, BufReader, Read};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::mpsc::{self, Receiver};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
+use limit::Limit;
 use rustix::process::{Pid, Signal, kill_process};
 
-/// Long enough for anything that must happen at all, on a loaded machine.
-pub const LIMIT: Duration = Duration::from_secs(60);
+/// Long enough for anything that must happen at all, in time of an idle machine.
+pub const LIMIT: Duration = limit::HANG;
 
 /// A running `multirail`. Dropping it kills it.
 pub struct Running {
@@ -77,7 +78,9 @@ impl Running {
 
     /// The next line of stdout.
     pub fn line(&self) -> String {
-        self.stdout.recv_timeout(LIMIT).unwrap_or_else(|_| panic!("no line; stderr: {:?}", self.errors()))
+        Limit::of(LIMIT)
+            .receive(&self.stdout)
+            .unwrap_or_else(|_| panic!("no line; stderr: {:?}", self.errors()))
     }
 
     /// The next line of stdout as JSON.
@@ -87,7 +90,7 @@ impl Running {
 
     /// The next line of stdout of a process that ended, as JSON; `None` at its end.
     pub fn rest(&self) -> Option<serde_json::Value> {
-        let line = self.stdout.recv_timeout(LIMIT).ok()?;
+        let line = Limit::of(LIMIT).receive(&self.stdout).ok()?;
         Some(serde_json::from_str(&line).expect("a JSON line"))
     }
 
@@ -98,11 +101,10 @@ impl Running {
 
     /// Waits for a line on stderr that contains `text`.
     pub fn await_error(&self, text: &str) -> String {
-        let until = Instant::now() + LIMIT;
+        let mut limit = Limit::of(LIMIT);
         loop {
-            let left = until.saturating_duration_since(Instant::now());
-            let line =
-                self.stderr.recv_timeout(left).unwrap_or_else(|_| panic!("stderr never said {text:?}"));
+            let line = limit.receive(&self.stderr);
+            let line = line.unwrap_or_else(|_| panic!("stderr never said {text:?}"));
             if line.contains(text) {
                 return line;
             }
@@ -122,9 +124,9 @@ impl Running {
     /// Waits for the end, at most `limit`: exit status and what is left on stderr.
     pub fn end_within(&mut self, limit: Duration) -> (ExitStatus, Vec<String>) {
         let status = eventually(limit, "the process ends", || self.child.try_wait().expect("wait"));
-        // The pipe may be held open by a child of it; what it said itself is there by now.
+        // Until the pipe's end; a child of it may hold the pipe open, and what it said itself comes soon.
         let mut said = Vec::new();
-        while let Ok(line) = self.stderr.recv_timeout(Duration::from_millis(200)) {
+        while let Ok(line) = Limit::of(Duration::from_millis(300)).receive(&self.stderr) {
             said.push(line);
         }
         (status, said)
@@ -172,15 +174,8 @@ impl Drop for Running {
 }
 
 /// Asks until there is an answer, at most `limit`.
-pub fn eventually<T>(limit: Duration, what: &str, mut ask: impl FnMut() -> Option<T>) -> T {
-    let until = Instant::now() + limit;
-    loop {
-        if let Some(answer) = ask() {
-            return answer;
-        }
-        assert!(Instant::now() < until, "within {limit:?}: {what}");
-        std::thread::sleep(Duration::from_millis(2));
-    }
+pub fn eventually<T>(limit: Duration, what: &str, ask: impl FnMut() -> Option<T>) -> T {
+    Limit::of(limit).ask(ask).unwrap_or_else(|| panic!("within {limit:?} of an idle machine: {what}"))
 }
 
 fn lines(pipe: impl Read + Send + 'static) -> Receiver<String> {

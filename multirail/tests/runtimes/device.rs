@@ -8,7 +8,7 @@ use backend_loopback::{LinkModel, Loopback, LoopbackConfig};
 use multirail::{Fabric, FabricBuilder, Peer, Region, RemoteRegion, Result, TransportConfig};
 
 /// Long enough for anything that must happen at all, on a loaded machine.
-pub const LIMIT: Duration = Duration::from_secs(60);
+pub const LIMIT: Duration = limit::HANG;
 
 /// On a late link, what is posted arrives after this, and up to twice this, in any order.
 const LATENCY: Duration = Duration::from_millis(2);

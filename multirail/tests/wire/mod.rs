@@ -10,7 +10,7 @@ use tempfile::TempDir;
 
 use crate::process::Running;
 
-const LIMIT: Duration = Duration::from_secs(60);
+const LIMIT: Duration = limit::HANG;
 
 /// A sender that says what it wants.
 pub struct Hostile {

@@ -9,7 +9,7 @@ use crate::control::frame::{Cause, Frame};
 use crate::peer::MAX_AHEAD;
 use crate::{Error, ErrorKind, Fabric, Peer, PeerGroup, Result};
 
-const LIMIT: Duration = Duration::from_secs(15);
+const LIMIT: Duration = limit::HANG;
 
 fn alone(peer: &Peer) -> PeerGroup {
     PeerGroup::new([peer.clone()]).unwrap()

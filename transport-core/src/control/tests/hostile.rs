@@ -5,7 +5,7 @@ use std::io::Write;
 use std::net::TcpListener;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use super::null::Null;
 use super::raw::Raw;
@@ -37,9 +37,9 @@ impl Watched {
 
     /// Ends when all is given back but `kept`.
     fn keeps(&self, kept: u32) {
-        let until = Instant::now() + Duration::from_secs(20);
+        let mut limit = limit::Limit::of(limit::HANG);
         while self.reserved.load(Ordering::Relaxed) != kept {
-            assert!(Instant::now() < until, "{} slots are reserved", self.reserved.load(Ordering::Relaxed));
+            assert!(!limit.is_over(), "{} slots are reserved", self.reserved.load(Ordering::Relaxed));
             std::thread::sleep(MS);
         }
     }

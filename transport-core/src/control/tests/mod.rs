@@ -19,18 +19,26 @@ mod tls;
 mod token;
 mod versions;
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
+
+use limit::{HANG, Limit};
 
 use crate::{ErrorKind, Fabric, FabricBuilder, Listener, Peer, Token, TransportConfig};
 
 const MS: Duration = Duration::from_millis(1);
-const PEER_TIMEOUT: Duration = Duration::from_millis(400);
+
+/// Silence after which fabrics give a peer up: longer on a busy machine, where healthy ones are silent
+/// for longer. One number for the whole run, so that tests can say how long nothing may happen.
+fn peer_timeout() -> Duration {
+    static TIMEOUT: OnceLock<Duration> = OnceLock::new();
+    *TIMEOUT.get_or_init(|| limit::stretched(400 * MS).min(2000 * MS))
+}
 
 /// A fabric with quick limits, to be opened by the test.
 fn builder(label: &str) -> FabricBuilder {
     let transport = TransportConfig::new(label, Arc::new(null::Null::default()));
-    FabricBuilder::new().transport(transport).caller_driven().heartbeat(50 * MS).peer_timeout(PEER_TIMEOUT)
+    FabricBuilder::new().transport(transport).caller_driven().heartbeat(50 * MS).peer_timeout(peer_timeout())
 }
 
 fn fabric() -> Fabric {
@@ -84,7 +92,7 @@ fn gets_through(client: &Fabric, listener: &Listener) -> (Peer, Peer) {
 fn wait<T>(future: impl Future<Output = T>) -> T {
     let (done, watch) = std::sync::mpsc::channel::<()>();
     let watchdog = std::thread::spawn(move || {
-        if watch.recv_timeout(Duration::from_secs(20)) == Err(std::sync::mpsc::RecvTimeoutError::Timeout) {
+        if Limit::of(HANG).receive(&watch) == Err(std::sync::mpsc::RecvTimeoutError::Timeout) {
             eprintln!("a future of the control plane hangs");
             std::process::abort();
         }

@@ -33,7 +33,7 @@ impl Raw {
     }
 
     pub fn of(stream: TcpStream) -> Self {
-        stream.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
+        stream.set_read_timeout(Some(limit::HANG)).unwrap();
         Self(stream, Duration::from_secs(60))
     }
 
@@ -58,6 +58,11 @@ impl Raw {
         let mut frame = vec![0; u32::from_le_bytes(length) as usize];
         self.0.read_exact(&mut frame).ok()?;
         Some(frame)
+    }
+
+    /// Whether the other side closed the connection: a read that gave up says something else.
+    pub fn is_at_its_end(&mut self) -> bool {
+        matches!(self.0.read(&mut [0]), Ok(0))
     }
 
     /// The next frame that is no heartbeat and no grant.

@@ -30,10 +30,10 @@ fn goodbye_is_said_from_inside_as_well() {
     runtime.block_on(async {
         let (_listener, there, here) = connected(&client, &server).await;
         // Both stay, and nobody is taken for dead.
-        sleep(2 * PEER_TIMEOUT).await;
+        sleep(2 * peer_timeout()).await;
         assert!(there.is_alive() && here.is_alive());
         client.close_and_wait().await;
-        assert_eq!(timeout(PEER_TIMEOUT, here.closed()).await.unwrap().kind(), ErrorKind::Closed);
+        assert_eq!(timeout(limit::HANG, here.closed()).await.unwrap().kind(), ErrorKind::Closed);
         assert_eq!(there.closed().await.kind(), ErrorKind::Closed);
         let late = client.connect("127.0.0.1:1").await.err().unwrap();
         assert_eq!(late.kind(), ErrorKind::Closed);
@@ -46,7 +46,7 @@ fn goodbye_is_said_from_inside_as_well() {
 fn from_outside_it_is_bounded_and_said_later() {
     let runtime = runtime();
     // The other side bears more silence than `close` waits.
-    let (client, server) = (on(&runtime), builder("null").peer_timeout(100 * PEER_TIMEOUT).open().unwrap());
+    let (client, server) = (on(&runtime), builder("null").peer_timeout(100 * peer_timeout()).open().unwrap());
     let (_listener, there, here) = runtime.block_on(connected(&client, &server));
     client.close();
     assert_eq!(wait(there.closed()).kind(), ErrorKind::Closed);
@@ -77,7 +77,7 @@ fn a_tenants_end_is_awaited_as_well() {
         let (there, here) = (there.unwrap(), here.unwrap());
         assert_eq!(here.tenant(), "one");
         tenant.close_and_wait().await;
-        assert_eq!(timeout(PEER_TIMEOUT, there.closed()).await.unwrap().kind(), ErrorKind::Closed);
+        assert_eq!(timeout(limit::HANG, there.closed()).await.unwrap().kind(), ErrorKind::Closed);
         parent.close_and_wait().await;
     });
 }

@@ -2,12 +2,12 @@
 
 use std::io::Write;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use async_trait::async_trait;
 
 use super::raw::Raw;
-use super::{MS, PEER_TIMEOUT, builder, listening, pair, wait};
+use super::{MS, builder, listening, pair, peer_timeout, served, wait};
 use crate::control::frame::{Cause, Frame, MAX_NAME};
 use crate::control::{Acceptor, Bootstrap, Channel, TcpBootstrap};
 use crate::{Access, Error, ErrorKind, Fabric, Listener, Peer, Result};
@@ -42,7 +42,7 @@ fn names_are_looked_up() {
 #[test]
 fn quiet_connections_live() {
     let ((_client, there), (_server, here)) = pair();
-    std::thread::sleep(3 * PEER_TIMEOUT);
+    std::thread::sleep(3 * peer_timeout());
     assert!(there.is_alive() && here.is_alive());
 }
 
@@ -83,10 +83,11 @@ fn a_lost_connection_is_a_dead_peer() {
 
 #[test]
 fn silence_is_death_and_the_silent_one_is_told() {
-    let (_fabric, peer, mut raw) = with_raw();
-    let started = Instant::now();
+    let (_fabric, listener, address) = served(builder("null").peer_timeout(400 * MS));
+    let mut raw = Raw::connect(&address);
+    raw.shake_hands();
+    let peer = wait(listener.accept()).unwrap();
     let error = wait(peer.closed());
-    assert!(started.elapsed() > PEER_TIMEOUT / 2 && started.elapsed() < 3 * PEER_TIMEOUT);
     assert_eq!(error.kind(), ErrorKind::PeerDied);
     assert!(error.context().contains("no heartbeat for 0.4 s"), "{error}");
     match raw.recv() {
@@ -101,7 +102,7 @@ fn silence_is_death_and_the_silent_one_is_told() {
 fn anything_received_is_life() {
     let (_fabric, peer, mut raw) = with_raw();
     for _ in 0..10 {
-        std::thread::sleep(PEER_TIMEOUT / 4);
+        std::thread::sleep(peer_timeout() / 4);
         raw.send(&Frame::Revoked { incarnation: 77, region: 1 });
     }
     assert!(peer.is_alive());
@@ -195,7 +196,7 @@ impl Bootstrap for Blocking {
 
     async fn connect(&self, address: &str) -> Result<Channel> {
         if address == "block" {
-            std::thread::sleep(3 * PEER_TIMEOUT);
+            std::thread::sleep(3 * peer_timeout());
         }
         self.0.connect(address).await
     }
@@ -204,13 +205,13 @@ impl Bootstrap for Blocking {
 #[test]
 fn a_starved_control_thread_does_not_take_its_peer_for_dead() {
     let starved = builder("null").bootstrap(Arc::new(Blocking(TcpBootstrap::default()))).open().unwrap();
-    let patient = builder("null").peer_timeout(Duration::from_secs(60)).open().unwrap();
+    let patient = builder("null").peer_timeout(100 * peer_timeout()).open().unwrap();
     let listener = wait(patient.listen("0")).unwrap();
     let peer = wait(starved.connect(&listener.local_addr())).unwrap();
     let here = wait(listener.accept()).unwrap();
     for _ in 0..3 {
         assert_eq!(wait(starved.connect("block")).err().unwrap().kind(), ErrorKind::InvalidRequest);
     }
-    std::thread::sleep(PEER_TIMEOUT / 2);
+    std::thread::sleep(peer_timeout() / 2);
     assert!(peer.is_alive() && here.is_alive());
 }

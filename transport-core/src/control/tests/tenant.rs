@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::raw::Raw;
-use super::{PEER_TIMEOUT, builder, gets_through, served, token, wait};
+use super::{builder, gets_through, peer_timeout, served, token, wait};
 use crate::control::frame::Frame;
 use crate::control::room::HANDSHAKES;
 use crate::{Access, ErrorKind, Fabric, Listener, Peer};
@@ -102,7 +102,7 @@ fn a_tenant_ends_alone_and_all_end_with_the_parent() {
     assert_eq!(wait(from_a.closed()).kind(), ErrorKind::Closed);
     assert_eq!(wait(of_a.connect(&address)).err().unwrap().kind(), ErrorKind::Permission);
     // Longer than a peer bears silence: the others are still served.
-    std::thread::sleep(2 * PEER_TIMEOUT);
+    std::thread::sleep(2 * peer_timeout());
     assert!(to_b.is_alive() && from_b.is_alive() && to_parent.is_alive());
     drop(parent);
     for peer in [to_b, from_b, to_parent] {
