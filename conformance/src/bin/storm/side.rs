@@ -1,0 +1,167 @@
+//! A process of a round.
+
+use std::io::{BufRead, BufReader};
+use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::path::Path;
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::mpsc::{Receiver, channel};
+use std::time::Duration;
+
+use limit::Limit;
+use rustix::process::{Pid, Signal, kill_process, test_kill_process};
+
+/// The time of an idle machine in which a process must end once its peer has: the peer timeout of 3 s, a cancel, a
+/// close, and a margin.
+pub const LIMIT: Duration = Duration::from_secs(30);
+
+/// The environment variable by which all processes of a storm are found again.
+const MARK: &str = "MULTIRAIL_STORM";
+
+/// A running `multirail`, and all it says. Dropping it kills it.
+pub struct Side {
+    name: &'static str,
+    child: Child,
+    lines: Receiver<String>,
+    errors: Receiver<String>,
+    said: Vec<String>,
+    complained: Vec<String>,
+}
+
+impl Side {
+    /// Starts `command`, with temporary files and a home in `work` alone.
+    pub fn start(name: &'static str, mut command: Command, work: &Path) -> Result<Self, String> {
+        command.env(MARK, work).env("TMPDIR", work.join("tmp"));
+        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).process_group(0);
+        let mut child = command.spawn().map_err(|why| format!("{name} does not start: {why}"))?;
+        let lines = read(child.stdout.take());
+        let errors = read(child.stderr.take());
+        Ok(Self { name, child, lines, errors, said: Vec::new(), complained: Vec::new() })
+    }
+
+    /// The address that a server listens on.
+    pub fn address(&mut self) -> Result<String, String> {
+        let Ok(line) = Limit::of(LIMIT).receive(&self.lines) else {
+            let words = self.words();
+            return Err(format!("{} says no address: {words}", self.name));
+        };
+        let after = line.split("\"listening\":\"").nth(1).and_then(|rest| rest.split('"').next());
+        after.map(String::from).ok_or_else(|| format!("{} says {line:?}, want its address", self.name))
+    }
+
+    /// Its process.
+    pub fn pid(&self) -> Pid {
+        Pid::from_child(&self.child)
+    }
+
+    /// Whether it has ended.
+    pub fn is_over(&mut self) -> bool {
+        self.child.try_wait().is_ok_and(|status| status.is_some())
+    }
+
+    /// Waits for its end, and looks at how it ended. `by` is the signal that it may have died of.
+    ///
+    /// # Errors
+    /// It does not end, panicked, or died of another signal.
+    pub fn ends(&mut self, by: Option<Signal>) -> Result<ExitStatus, String> {
+        let ended = Limit::of(LIMIT).ask(|| self.child.try_wait().ok().flatten());
+        let Some(status) = ended else {
+            let (stacks, words) = (stacks(self.pid()), self.words());
+            return Err(format!(
+                "{} hangs: not over after {LIMIT:?} of an idle machine; {stacks}; {words}",
+                self.name
+            ));
+        };
+        let died_of = status.signal();
+        let words = self.words();
+        if died_of.is_some() && died_of != by.map(Signal::as_raw) {
+            return Err(format!("{} died: {status}; {words}", self.name));
+        }
+        match words.contains("panicked") {
+            true => Err(format!("{} panicked: {words}", self.name)),
+            false => Ok(status),
+        }
+    }
+
+    /// All that it said on standard output, once it has ended.
+    pub fn output(&mut self) -> &[String] {
+        self.words();
+        &self.said
+    }
+
+    /// What it said so far.
+    pub fn words(&mut self) -> String {
+        let ended = self.is_over();
+        let wait = || if ended { Duration::from_millis(300) } else { Duration::ZERO };
+        while let Ok(line) = Limit::of(wait()).receive(&self.lines) {
+            self.said.push(line);
+        }
+        while let Ok(line) = Limit::of(wait()).receive(&self.errors) {
+            self.complained.push(line);
+        }
+        format!("it said {:?} and {:?}", self.said, self.complained)
+    }
+}
+
+impl Drop for Side {
+    fn drop(&mut self) {
+        // Its group: a child of a bench that was killed goes too, after the search for what is left.
+        let _ = rustix::process::kill_process_group(self.pid(), Signal::KILL);
+        let _ = self.child.wait();
+    }
+}
+
+/// Sends `signal` to a process that may be gone.
+pub fn signal(process: Pid, signal: Signal) {
+    let _ = kill_process(process, signal);
+}
+
+/// The children of a process.
+pub fn children(process: Pid) -> Vec<Pid> {
+    let path = format!("/proc/{0}/task/{0}/children", process.as_raw_nonzero());
+    let text = std::fs::read_to_string(path).unwrap_or_default();
+    text.split_whitespace().filter_map(|word| word.parse().ok().and_then(Pid::from_raw)).collect()
+}
+
+/// Processes of the storm in `work` that still run.
+pub fn processes_of(work: &Path) -> Vec<String> {
+    let mark = [MARK.as_bytes(), b"=", work.as_os_str().as_encoded_bytes()].concat();
+    let mut all = Vec::new();
+    for entry in std::fs::read_dir("/proc").into_iter().flatten().filter_map(Result::ok) {
+        let Some(pid) = entry.file_name().to_str().and_then(|name| name.parse().ok()).and_then(Pid::from_raw)
+        else {
+            continue;
+        };
+        let environment = std::fs::read(entry.path().join("environ")).unwrap_or_default();
+        let is_ours = environment.split(|byte| *byte == 0).any(|variable| {
+            variable == mark || variable.strip_prefix(&mark[..]).is_some_and(|rest| rest.starts_with(b"/"))
+        });
+        if is_ours && test_kill_process(pid).is_ok() {
+            let line = std::fs::read(entry.path().join("cmdline")).unwrap_or_default();
+            all.push(format!(
+                "{}: {}",
+                pid.as_raw_nonzero(),
+                String::from_utf8_lossy(&line).replace('\0', " ")
+            ));
+        }
+    }
+    all
+}
+
+/// What the threads of a process wait for in the kernel.
+fn stacks(process: Pid) -> String {
+    let tasks = std::fs::read_dir(format!("/proc/{}/task", process.as_raw_nonzero())).into_iter().flatten();
+    let thread = |task: std::fs::DirEntry| {
+        let read = |name: &str| std::fs::read_to_string(task.path().join(name)).unwrap_or_default();
+        format!("{} in {}", read("comm").trim(), read("wchan"))
+    };
+    format!("threads: {}", tasks.filter_map(Result::ok).map(thread).collect::<Vec<_>>().join(", "))
+}
+
+fn read(pipe: Option<impl std::io::Read + Send + 'static>) -> Receiver<String> {
+    let (tell, told) = channel();
+    std::thread::spawn(move || {
+        let lines = pipe.into_iter().flat_map(|pipe| BufReader::new(pipe).lines()).map_while(Result::ok);
+        let _ = lines.map(|line| tell.send(line)).take_while(Result::is_ok).count();
+    });
+    told
+}
