@@ -15,7 +15,8 @@
 //! that knows what it should contain, `lab` holds caller-driven fabrics and their
 //! clock. The trials are in `trials`, one file per noun; `process` has the helper
 //! processes. `run` runs one trial over its seeds, `replay` names the command that does so
-//! again, `tally` counts, `runner` runs it all.
+//! again, `tally` counts, `runner` runs it all. `soak` is another program: random work between two
+//! processes for hours, and what they hold meanwhile.
 //!
 //! Trials are tagged: `virtual` ones run in one thread, on a clock that they move
 //! themselves, and do the same at every run of one seed; `process` ones take real
@@ -40,6 +41,7 @@ mod real;
 mod replay;
 mod run;
 mod runner;
+mod soak;
 mod subject;
 mod tally;
 mod trial;
@@ -49,6 +51,7 @@ pub use check::Failure;
 pub use needing::run_or_skip;
 pub use process::is_helper;
 pub use runner::main;
+pub use soak::{Soaking, soak};
 pub use subject::{KnownFailure, Shape, Side, Subject, Tag, Variant};
 pub use trial::{Context, Trial};
 pub use trials::trials;

@@ -1,0 +1,77 @@
+//! Random work between two processes for a long time: RSS and descriptors of both, and every byte checked.
+//!
+//! ```console
+//! $ cargo test --profile checked -p conformance --test soak -- --backend efa --provider tcp --minutes 10 --seed 1
+//! $ cards=$(ci/test-program soak); ci/efa-sim/run "$cards" --backend efa --provider efa --minutes 10
+//! ```
+//!
+//! Without `--minutes` it does nothing, as in a run of all tests.
+
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::time::Duration;
+
+use backend_efa::{Efa, EfaConfig};
+use backend_loopback::{Loopback, LoopbackConfig};
+use backend_verbs::Verbs;
+use conformance::{Shape, Soaking, Subject, Tag, is_helper, soak};
+use transport_core::TransportConfig;
+use transport_core::spi::Backend;
+
+/// `loopback`, `verbs` or `efa/PROVIDER`: a helper process is told no more than this name.
+struct Any(String);
+
+impl Subject for Any {
+    fn name(&self) -> &str {
+        &self.0
+    }
+
+    fn takes(&self, tag: Tag) -> bool {
+        tag == Tag::Process
+    }
+
+    fn transport(&self, label: &str, _: Shape) -> Result<TransportConfig, String> {
+        let backend: Arc<dyn Backend> = match self.0.split_once('/') {
+            Some(("efa", provider)) => {
+                let config = EfaConfig::default().provider(provider);
+                let is_of_sockets =
+                    ["tcp", "udp", "sockets", "net"].iter().any(|kind| provider.starts_with(kind));
+                Arc::new(Efa::with(if is_of_sockets { config.node("127.0.0.1") } else { config }))
+            }
+            None if self.0 == "loopback" => Arc::new(Loopback::with(LoopbackConfig::default())),
+            None if self.0 == "verbs" => Arc::new(Verbs::new()),
+            _ => return Err(format!("{} is no backend: say loopback, verbs or efa", self.0)),
+        };
+        let devices = backend.probe().map_err(|why| format!("{}; {}", why.reason, why.remedy))?;
+        Ok(TransportConfig::new(label, backend).devices(devices))
+    }
+}
+
+fn main() -> ExitCode {
+    let words: Vec<String> = std::env::args().skip(1).collect();
+    let value = |name: &str| words.windows(2).find(|pair| pair[0] == name).map(|pair| pair[1].clone());
+    let number = |name: &str, or: f64| value(name).map_or(Some(or), |text| text.parse().ok());
+    if is_helper() {
+        // Its parent's subject, whatever that is called.
+        let name = std::env::var("MULTIRAIL_HELPER_SUBJECT").unwrap_or_default();
+        return soak(Arc::new(Any(name)), &Soaking { span: Duration::ZERO, seed: 0, without: Vec::new() });
+    }
+    let (Some(minutes), Some(seed)) = (number("--minutes", 0.0), number("--seed", 1.0)) else {
+        eprintln!("soak: --minutes and --seed take numbers");
+        return ExitCode::from(2);
+    };
+    if minutes <= 0.0 {
+        println!(
+            "skipped: soak: say how long: --minutes 10 [--backend efa --provider tcp] [--seed 1] [--without revoke,...]"
+        );
+        return ExitCode::SUCCESS;
+    }
+    let backend = value("--backend").unwrap_or_else(|| "loopback".into());
+    let name = match backend.as_str() {
+        "efa" => format!("efa/{}", value("--provider").unwrap_or_else(|| "efa".into())),
+        _ => backend,
+    };
+    let without = value("--without").unwrap_or_default().split(',').map(String::from).collect();
+    let soaking = Soaking { span: Duration::from_secs_f64(minutes * 60.0), seed: seed as u64, without };
+    soak(Arc::new(Any(name)), &soaking)
+}
