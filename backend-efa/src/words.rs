@@ -23,17 +23,18 @@ impl Words {
         Self { code: code.abs(), words }
     }
 
-    /// A sentence for `status`, which a device says.
+    /// What `status`, which a device says, means beyond its kind.
     pub(crate) fn describe(&self, status: Status, device: &Device) -> String {
-        let Ok(library) = library() else { return format!("{:?}", status.kind) };
+        let Ok(library) = library() else { return String::new() };
         let why = match status.code {
-            0 => format!("{:?}", status.kind),
+            0 => String::new(),
             code if code == self.code && !self.words.is_empty() => {
                 format!("{} ({code}); the provider says: {}", library.strerror(code), self.words)
             }
             code => format!("{} ({code})", library.strerror(code)),
         };
         match status.kind {
+            ErrorKind::DeviceLost if why.is_empty() => device.info.domain_name(),
             ErrorKind::DeviceLost => format!("{}: {why}", device.info.domain_name()),
             _ => why,
         }

@@ -21,7 +21,7 @@ pub(crate) fn from_errno(code: i32) -> Status {
     Status { kind, code }
 }
 
-/// What `status` means and what to do next.
+/// What `status` means beyond its kind, and what to do next.
 pub(crate) fn describe(status: Status) -> String {
     let advice = match status.kind {
         #[cfg(target_os = "linux")]
@@ -45,16 +45,14 @@ pub(crate) fn describe(status: Status) -> String {
              one: register a HostBuffer or PinnedBuffer there"
         }
         ErrorKind::Io if status.code == 0 => "the link model failed this request, as it was told to",
-        kind => return with_code(kind.to_string(), status.code),
+        _ => "",
     };
-    with_code(format!("{}: {advice}", status.kind), status.code)
-}
-
-fn with_code(text: String, code: i32) -> String {
-    if code == 0 {
-        return text;
+    let system = || std::io::Error::from_raw_os_error(status.code);
+    match (advice, status.code) {
+        (advice, 0) => advice.to_owned(),
+        ("", _) => system().to_string(),
+        (advice, _) => format!("{advice} ({})", system()),
     }
-    format!("{text} ({})", std::io::Error::from_raw_os_error(code))
 }
 
 #[cfg(test)]
@@ -66,7 +64,16 @@ mod tests {
         #[cfg(target_os = "linux")]
         assert!(describe(status(ErrorKind::Permission)).contains("PR_SET_PTRACER"));
         assert!(describe(Status { kind: ErrorKind::Io, code: 5 }).contains("os error 5"));
-        assert!(describe(Status { kind: ErrorKind::Version, code: 0 }).contains("version"));
+        assert_eq!(describe(status(ErrorKind::Version)), "");
+    }
+
+    #[test]
+    fn the_kind_is_not_said_again() {
+        let kinds = [ErrorKind::Revoked, ErrorKind::RemoteAccess, ErrorKind::PeerDied, ErrorKind::TooLarge];
+        for kind in kinds.into_iter().chain([ErrorKind::Cancelled, ErrorKind::Io, ErrorKind::Busy]) {
+            let error = transport_core::Error::new(kind, "write", describe(status(kind))).to_string();
+            assert_eq!(error.matches(&kind.to_string()).count(), 1, "{error}");
+        }
     }
 
     #[cfg(target_os = "linux")]

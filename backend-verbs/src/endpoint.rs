@@ -288,7 +288,7 @@ impl Endpoint for VerbsEndpoint {
     fn describe(&self, status: Status) -> String {
         match (status.kind, status.code) {
             (ErrorKind::DeviceLost, code) => format!("{}: error {code}", self.shared.card.device.name),
-            (kind, 0) => format!("{kind:?}"),
+            (_, 0) => String::new(),
             (_, code) => words(code),
         }
     }

@@ -206,8 +206,8 @@ impl Engine {
         self.note(9, rail as u64);
         self.record(What::DeviceLost { rail: self.numbered(rail) });
         let words = self.rails[rail].endpoint.describe(status);
-        let error =
-            Error::new(ErrorKind::DeviceLost, "poll", format!("rail {}: {words}", self.numbered(rail)));
+        let words = if words.is_empty() { words } else { format!(": {words}") };
+        let error = Error::new(ErrorKind::DeviceLost, "poll", format!("rail {}{words}", self.numbered(rail)));
         self.rails[rail].lost = Some(status);
         self.handle.counts[rail].lose();
         for active in self.active.iter_mut().flatten() {

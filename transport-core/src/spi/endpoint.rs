@@ -57,7 +57,8 @@ pub trait Endpoint: Send {
     /// device gives none back: it stays posted, until a message takes it or the endpoint is dropped.
     fn cancel_recv(&mut self, id: u64) -> bool;
 
-    /// A provider's own words for a status.
+    /// A provider's own words for a status. The engine puts the words of the kind before them; an empty text
+    /// where the kind says all.
     fn describe(&self, status: Status) -> String;
 }
 
