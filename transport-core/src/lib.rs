@@ -75,6 +75,7 @@ mod link;
 mod mapping;
 #[allow(unsafe_code, reason = "states the contract of an owner of memory")]
 mod memory;
+mod no_transport;
 pub mod observe;
 mod op;
 mod operations;
@@ -125,6 +126,7 @@ pub use imm::{Arrivals, AtEnd, Expect, ImmCounter, Mirror, NextArrivals};
 #[cfg(unix)]
 pub use memory::DmaBuf;
 pub use memory::{Access, Fence, Locality, Memory, MemoryKind};
+pub use no_transport::{NoCommonTransport, OfferedTransport};
 pub use observe::{Dump, Recording};
 pub use op::{Cancel, Op, OpId, Outcome, wait};
 pub use options::{ImmMode, ReadOptions, SendOptions, WriteOptions, imm_count};

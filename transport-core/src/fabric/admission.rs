@@ -6,6 +6,7 @@ use super::reservation::Reservation;
 use super::{FabricInner, lock};
 use crate::control::{Identity, LinkReport, SessionHandle, TransportOffer};
 use crate::engine::Control;
+use crate::no_transport::{NoCommonTransport, OfferedTransport};
 use crate::{Error, ErrorKind, Peer, PeerId, Result};
 
 /// Slots reserved for a peer on every transport. Dropped unadmitted, it gives them back.
@@ -13,6 +14,8 @@ pub(crate) struct Prepared {
     /// Weak, so that a peer that stalls in its handshake keeps no fabric open.
     fabric: Weak<FabricInner>,
     transports: Vec<Reservation>,
+    /// What the peer offers.
+    theirs: Vec<OfferedTransport>,
 }
 
 impl FabricInner {
@@ -27,7 +30,7 @@ impl FabricInner {
         self.check_open("connect")?;
         let new = |transport| Reservation::new(transport, is_local);
         let transports = self.transports.iter().map(new).collect();
-        let mut prepared = Prepared { fabric: Arc::downgrade(self), transports };
+        let mut prepared = Prepared { fabric: Arc::downgrade(self), transports, theirs: Vec::new() };
         prepared.transports.iter_mut().try_for_each(|reservation| reservation.reserve(theirs))?;
         Ok(prepared)
     }
@@ -44,6 +47,8 @@ impl Prepared {
     ///
     /// `reports` are the peer's, where it connected; else empty: it waits for ours.
     pub(crate) fn complete(&mut self, theirs: &[TransportOffer], reports: &[LinkReport]) -> Vec<LinkReport> {
+        self.theirs =
+            theirs.iter().map(|offer| OfferedTransport::new(&offer.label, &offer.backend)).collect();
         self.transports.iter_mut().map(|reservation| reservation.complete(theirs, reports)).collect()
     }
 
@@ -73,11 +78,10 @@ impl Prepared {
                 format!("{}: {}", prepared.label, prepared.refused.as_deref().unwrap_or(""))
             };
             let why: Vec<_> = self.transports.iter().map(reason).collect();
-            return Err(Error::new(
-                ErrorKind::Unreachable,
-                "connect",
-                format!("no transport reaches {}; {}", who.host, why.join("; ")),
-            ));
+            let ours = self.transports.iter().map(Reservation::offered).collect();
+            let offers = NoCommonTransport::new(ours, std::mem::take(&mut self.theirs));
+            let context = format!("no transport reaches {}; {}", who.host, why.join("; "));
+            return Err(Error::new(ErrorKind::Unreachable, "connect", context).with_source(offers));
         }
         // What is up now belongs to the peer; what is refused goes back as `self` drops.
         let up = self.transports.iter_mut().filter(|prepared| prepared.refused.is_none());

@@ -10,6 +10,7 @@ use super::pairing::Pairing;
 use crate::control::{LinkReport, TransportOffer};
 use crate::grant::Credit;
 use crate::link::{Link, PairedRail};
+use crate::no_transport::OfferedTransport;
 use crate::spi::{Domain, PeerSlot};
 use crate::{Error, ErrorKind, Result};
 
@@ -57,6 +58,11 @@ impl Reservation {
             credit: Arc::default(),
             refused: None,
         }
+    }
+
+    /// What the peer is told that it is.
+    pub fn offered(&self) -> OfferedTransport {
+        OfferedTransport::new(&self.label, self.backend)
     }
 
     fn is_meant_by(&self, offer: &TransportOffer) -> bool {
