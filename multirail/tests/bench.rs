@@ -3,7 +3,10 @@
 
 mod process;
 
-use process::{Running, run};
+use std::path::Path;
+
+use process::{LIMIT, Running, eventually, run};
+use rustix::process::Signal;
 
 const KEYS: &str = "backend op src dst size pages inflight gbytes_per_s gbps ops_per_s p50_us p99_us p999_us max_us verified \
                     limit_gbytes_per_s limit_p50_us percent_of_limit rails imbalance_percent";
@@ -21,9 +24,11 @@ fn plausible(row: &serde_json::Value) {
         number("gbytes_per_s") > 0.0 && number("limit_gbytes_per_s") > 0.0 && number("ops_per_s") > 0.0,
         "{row}"
     );
-    assert!((number("gbps") / number("gbytes_per_s") / 8.0 - 1.0).abs() < 0.01, "{row}");
+    // All are rounded to four decimals.
+    assert!((number("gbps") - 8.0 * number("gbytes_per_s")).abs() < 1e-3, "{row}");
     let percent = number("gbytes_per_s") / number("limit_gbytes_per_s") * 100.0;
-    assert!((percent / number("percent_of_limit") - 1.0).abs() < 0.05, "{row}");
+    let rounding = 1e-4 * (percent + 100.0) / number("limit_gbytes_per_s") + 1e-4;
+    assert!((percent - number("percent_of_limit")).abs() < rounding, "{row}");
     assert!(number("p50_us") <= number("p99_us") && number("p99_us") <= number("p999_us"), "{row}");
     assert!(number("p999_us") <= number("max_us") && number("max_us") > 0.0, "{row}");
 }
@@ -143,9 +148,66 @@ fn a_sweep_has_a_row_per_size() {
 fn a_table_without_json() {
     let (done, table, said) = run(&["bench", "--duration", "50ms", "--pages", "16"]);
     assert!(done, "{said}");
-    for word in ["GB/s", "Gbps", "p99.9 µs", "% of memcpy", "64 KiB", "yes"] {
+    for word in ["write-pages over loopback", "GB/s", "Gbps", "p99.9 µs", "% of memcpy", "64 KiB", "yes"] {
         assert!(table.contains(word), "{word} in {table}");
     }
+}
+
+/// Ends a client in its second size, by `end`: what it printed, and what it said, and its exit code.
+fn cut_short(end: impl FnOnce(&mut Running, &Running)) -> (String, Vec<String>, Option<i32>) {
+    let (mut server, address) = Running::server(&["bench", "server", "--backend", "loopback"]);
+    let sweep = ["--backend", "loopback", "--sweep", "--duration", "300ms", "--pages", "4"];
+    let mut client = Running::start(&[&["bench", "client", &address], &sweep[..]].concat());
+    for size in [8, 64] {
+        assert_eq!(server.json()["size"], size);
+    }
+    end(&mut server, &client);
+    let (status, said) = client.end_within(LIMIT);
+    let mut table = String::new();
+    while let Some(line) = client.next_line() {
+        table += &(line + "\n");
+    }
+    (table, said, status.code())
+}
+
+#[test]
+fn a_signal_ends_it_with_what_was_measured() {
+    for (signal, name, code) in [(Signal::TERM, "SIGTERM", 143), (Signal::INT, "SIGINT", 130)] {
+        let (table, said, ended) = cut_short(|_, client| client.signal(signal));
+        assert!(table.lines().any(|line| line.trim_start().starts_with("8 B")), "{table}{said:?}");
+        assert!(table.contains("yes"), "{table}");
+        assert_eq!(said.len(), 1, "{said:?}");
+        assert!(
+            said[0].starts_with(&format!("multirail: interrupted by {name}: 1 of 11 sizes measured")),
+            "{said:?}"
+        );
+        assert_eq!(ended, Some(code));
+    }
+}
+
+#[test]
+fn a_dead_server_ends_it_with_what_was_measured() {
+    let (table, said, ended) = cut_short(|server, _| server.signal(Signal::KILL));
+    assert!(table.lines().any(|line| line.trim_start().starts_with("8 B")), "{table}{said:?}");
+    assert!(said.last().is_some_and(|last| last.starts_with("multirail: ")), "{said:?}");
+    assert_eq!(ended, Some(1));
+}
+
+#[test]
+fn a_signal_leaves_no_server_behind() {
+    let bench = Running::start(&["bench", "--backend", "loopback", "--duration", "60s", "-v"]);
+    bench.await_error("measuring");
+    let children = || std::fs::read_to_string(format!("/proc/{0}/task/{0}/children", bench.id()));
+    let Ok(server) = children().map(|children| children.trim().to_owned()) else {
+        println!("skipped: this kernel does not tell the children of a process");
+        return;
+    };
+    assert!(!server.is_empty());
+    bench.signal(Signal::TERM);
+    let mut bench = bench;
+    let (status, _) = bench.end_within(LIMIT);
+    assert_eq!(status.code(), Some(143));
+    eventually(LIMIT, "the server ends", || (!Path::new(&format!("/proc/{server}")).exists()).then_some(()));
 }
 
 #[test]

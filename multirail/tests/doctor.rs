@@ -66,7 +66,7 @@ fn the_table_has_the_same_exit_code_and_a_summary() {
     let table = multirail(&["doctor"]).output().expect("start");
     assert_eq!(table.status.code(), json.status.code());
     let text = String::from_utf8_lossy(&table.stdout).into_owned();
-    assert!(text.contains("what mends it") && text.contains("problems: "), "{text}");
+    assert!(text.contains("fix") && text.contains("problems: "), "{text}");
 }
 
 #[test]

@@ -3,7 +3,7 @@
 
 mod process;
 
-use process::{multirail, run};
+use process::{Running, multirail, run};
 
 /// No libfabric is there.
 const NO_LIBFABRIC: &str = "/nowhere/libfabric.so.1";
@@ -41,7 +41,7 @@ fn info_lists_three_backends_and_gpu_memory() {
 fn info_prints_a_table() {
     let (done, table, _) = run(&["info"]);
     assert!(done);
-    for word in ["loopback", "efa", "verbs", "available", "what mends it"] {
+    for word in ["loopback", "efa", "verbs", "available", "fix"] {
         assert!(table.contains(word), "{word} in {table}");
     }
 }
@@ -69,6 +69,70 @@ fn backends_are_never_substituted() {
             assert!(output.stdout.is_empty());
         }
     }
+}
+
+/// What was asked for and cannot be had is an error; what it was is told.
+#[test]
+fn what_cannot_be_had_is_an_error() {
+    for (arguments, code, says) in [
+        (&["info", "--token-file", "/nope"][..], 1, "/nope"),
+        (&["info", "--backend", "efa"], 1, NO_LIBFABRIC),
+        (&["info", "--backend", "carrier"], 1, "no backend is called"),
+        (&["info", "--provider", "tcp"], 1, NO_LIBFABRIC),
+        (&["info", "--backend", "loopback", "--provider", "tcp"], 1, "options of the backend efa"),
+        (&["explain", "--token-file", "/nope"], 1, "/nope"),
+        (&["explain", "--backend", "efa"], 1, NO_LIBFABRIC),
+        (&["doctor", "--token-file", "/nope"], 2, "/nope"),
+        (&["bench", "--provider", "tcp"], 1, NO_LIBFABRIC),
+        (&["bench", "ladder", "--null", "--backend", "efa"], 1, "--null"),
+        (&["bench", "ladder", "--token-file", "/nope"], 2, "--token-file or --tls-... has no effect"),
+        (&["topo", "--token-file", "/nope"], 2, "--token-file or --tls-... has no effect"),
+        (&["topo", "--dump", "file"], 2, "--dump has no effect"),
+        (&["simulate", "--provider", "tcp"], 2, "--provider, --domains or --node has no effect"),
+        (&["simulate", "--token-file", "/nope"], 2, "--token-file or --tls-... has no effect"),
+        (&["trace", "--json", "file"], 2, "--json has no effect"),
+    ] {
+        let mut command = multirail(arguments);
+        command.env("MULTIRAIL_LIBFABRIC", NO_LIBFABRIC).env("MULTIRAIL_LIBIBVERBS", NO_LIBIBVERBS);
+        let output = command.output().expect("start");
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert_eq!(output.status.code(), Some(code), "{arguments:?}: {said}");
+        assert!(said.starts_with("multirail: ") && said.contains(says), "{arguments:?}: {said}");
+        assert_eq!(said.lines().count(), 1, "{said}");
+    }
+}
+
+/// Of `doctor` too, whose report goes on.
+#[test]
+fn doctor_finds_that_a_provider_is_not_there() {
+    let mut command = multirail(&["doctor", "--json", "--provider", "tcp"]);
+    let output = command.env("MULTIRAIL_LIBFABRIC", NO_LIBFABRIC).output().expect("start");
+    let rows = String::from_utf8_lossy(&output.stdout).into_owned();
+    let problem = rows.lines().find(|row| row.contains("\"backends\"") && row.contains("\"problem\""));
+    assert!(problem.is_some_and(|row| row.contains(NO_LIBFABRIC)), "{rows}");
+    assert_eq!(output.status.code(), Some(2));
+}
+
+/// Two sides without a transport in common say what each offers, and how they would meet.
+#[test]
+fn no_common_transport_names_what_each_offers_and_what_would_meet() {
+    let (installed, _, said) = run(&["info", "--backend", "efa", "--provider", "tcp"]);
+    if !installed {
+        println!("skipped: {said}");
+        return;
+    }
+    let (_server, address) =
+        Running::server(&["bench", "server", "--backend", "efa", "--provider", "tcp", "--node", "127.0.0.1"]);
+    let (done, _, said) = run(&["bench", "client", &address, "--backend", "loopback"]);
+    assert!(!done && said.contains("this side offers loopback; the peer offers efa"), "{said}");
+    assert!(said.contains("start both with --backend efa --provider tcp"), "{said}");
+    // By these options they do meet.
+    let meet = ["--backend", "efa", "--provider", "tcp", "--node", "127.0.0.1"];
+    let (mut server, address) = Running::server(&[&["bench", "server"], &meet[..]].concat());
+    let (done, _, said) =
+        run(&[&["bench", "client", &address, "--duration", "20ms", "--pages", "4"], &meet[..]].concat());
+    assert!(done, "{said}");
+    server.succeeds();
 }
 
 #[test]

@@ -1,6 +1,7 @@
 //! Why a command ended early.
 
 use std::io;
+use std::process::ExitCode;
 
 /// The result of anything a command does.
 pub type Done<T = ()> = Result<T, Failure>;
@@ -10,6 +11,8 @@ pub type Done<T = ()> = Result<T, Failure>;
 pub enum Failure {
     /// What to tell the user, without a full stop.
     Sentence(String),
+    /// A signal ended it, with its number and what to tell the user.
+    Interrupted(u8, String),
     /// Nobody reads our output any more: end quietly.
     ClosedPipe,
 }
@@ -24,15 +27,24 @@ impl Failure {
     pub fn within(self, prefix: impl std::fmt::Display) -> Self {
         match self {
             Self::Sentence(sentence) => Self::Sentence(format!("{prefix}: {sentence}")),
-            Self::ClosedPipe => Self::ClosedPipe,
+            other => other,
         }
     }
 
     /// The words, for passing them on.
     pub fn sentence(&self) -> &str {
         match self {
-            Self::Sentence(sentence) => sentence,
+            Self::Sentence(sentence) | Self::Interrupted(_, sentence) => sentence,
             Self::ClosedPipe => "the reader of our output went away",
+        }
+    }
+
+    /// What the shell is told: of a signal as shells tell it, 128 and its number.
+    pub fn exit_code(&self) -> ExitCode {
+        match self {
+            Self::Sentence(_) => ExitCode::FAILURE,
+            Self::Interrupted(signal, _) => ExitCode::from(128_u8.saturating_add(*signal)),
+            Self::ClosedPipe => ExitCode::SUCCESS,
         }
     }
 }

@@ -7,7 +7,8 @@ use multirail::spi::{DeviceInfo, Operations};
 use multirail::{BackendChoice, Place, Registry, TransportInfo};
 use serde::Serialize;
 
-use super::failure::Done;
+use super::failure::{Done, Failure};
+use super::table::Table;
 use super::units::Size;
 use super::{Common, output};
 
@@ -68,23 +69,41 @@ impl Row {
             rdma_write: None,
         }
     }
+
+    /// The failure of a command that asked for this backend.
+    fn refusal(&self) -> Failure {
+        let words = |text: &Option<String>| text.clone().unwrap_or_default();
+        let (reason, remedy) = (words(&self.reason), words(&self.remedy));
+        Failure::new(format!("{} is unavailable: {reason}; {remedy}", self.backend))
+    }
 }
 
-/// Prints one row per backend, and one of GPU memory; of a backend that is named, its own alone.
+/// Prints one row per backend, and one of GPU memory; of a backend that is named, its own alone. Fails if a
+/// backend that was asked for is unavailable.
 pub fn run(common: &Common) -> Done {
-    let registry = common.provider.registry()?;
-    let rows = match common.choice()? {
+    common.check_security()?;
+    let (registry, choice) = (common.registry()?, common.choice()?);
+    let rows = match &choice {
         BackendChoice::Auto => {
             let rows = registry.names().map(|name| row(&registry, name));
             rows.chain([Ok(gpu_memory())]).collect::<Done<Vec<_>>>()?
         }
-        BackendChoice::Named(name) => vec![row(&registry, registry.find(&name)?.name())?],
+        BackendChoice::Named(name) => vec![row(&registry, registry.find(name)?.name())?],
     };
-    if common.json {
-        return rows.iter().try_for_each(output::json);
+    let missing = rows.iter().find(|row| !row.available && common.asks_for(&choice, row.backend));
+    let missing = missing.map(Row::refusal);
+    match common.json {
+        true => rows.iter().try_for_each(output::json)?,
+        false => print(rows)?,
     }
-    let header = ["backend", "available", "devices", "capabilities", "why not", "what mends it"];
-    output::table(&header, rows.into_iter().map(cells).collect(), 0..0)
+    missing.map_or(Ok(()), Err)
+}
+
+fn print(rows: Vec<Row>) -> Done {
+    let table = Table::named_by(1).text("backend").text("available").text("devices").text("capabilities");
+    let mut table = table.text("reason").text("fix");
+    rows.into_iter().for_each(|row| table.row(cells(row)));
+    table.print()
 }
 
 fn row(registry: &Registry, name: &'static str) -> Done<Row> {

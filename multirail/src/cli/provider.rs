@@ -27,7 +27,7 @@ impl Provider {
     /// All backends, `efa` as this says.
     pub fn registry(&self) -> Done<Registry> {
         let registry = Registry::standard();
-        if self.arguments().is_empty() {
+        if !self.is_given() {
             return Ok(registry);
         }
         let mut config = multirail::efa_config()?;
@@ -41,6 +41,11 @@ impl Provider {
             config = config.node(node);
         }
         Ok(registry.with(multirail::staged_if_asked(Arc::new(Efa::with(config)))))
+    }
+
+    /// Whether an option asks for something of libfabric's.
+    pub fn is_given(&self) -> bool {
+        !self.arguments().is_empty()
     }
 
     /// The same for another process of this program.

@@ -57,6 +57,15 @@ impl Security {
         Ok(builder)
     }
 
+    /// Whether an option is there; the environment does not count.
+    pub fn is_given(&self) -> bool {
+        #[cfg(feature = "tls")]
+        if self.tls_cert.is_some() || self.tls_key.is_some() || self.tls_ca.is_some() {
+            return true;
+        }
+        self.token_file.is_some()
+    }
+
     /// The arguments that make another process of this program ask for the same.
     pub fn arguments(&self) -> Vec<OsString> {
         let options = [

@@ -8,6 +8,7 @@ use std::time::Duration;
 use multirail::{Fabric, Listener, Peer, Result, wait};
 
 use super::failure::{Done, Failure};
+use super::meeting;
 
 /// How long connecting may take: the fabric's own limits end it first.
 const CONNECT: Duration = Duration::from_secs(30);
@@ -35,7 +36,7 @@ pub fn let_go(peer: &Peer) -> Option<multirail::Error> {
 /// Connects to a server.
 pub fn connect(fabric: &Fabric, address: &str) -> Done<Peer> {
     match wait(fabric.connect(address), CONNECT) {
-        Ok(peer) => Ok(peer?),
+        Ok(peer) => peer.map_err(meeting::failure),
         Err(_) => Err(Failure::new(format!("{address} did not answer within {} s", CONNECT.as_secs()))),
     }
 }

@@ -54,6 +54,23 @@ pub fn assert_agree(sent: &serde_json::Value, stored: &serde_json::Value) {
     assert_eq!(sent["sent_bytes"], stored["received_bytes"], "{sent} {stored}");
 }
 
+/// What `multirail` prints to a terminal of so many columns; `None`, said loudly, where there is no `script`.
+pub fn in_terminal(columns: usize, arguments: &[&str]) -> Option<String> {
+    // Of bsdutils and coreutils, which every Debian has.
+    let inside = format!("stty cols {columns} rows 50 && exec \"$MULTIRAIL\" {}", arguments.join(" "));
+    let mut command = Command::new("script");
+    command.args(["--quiet", "--return", "--command", &inside, "/dev/null"]).stdin(Stdio::null());
+    command.env("MULTIRAIL", env!("CARGO_BIN_EXE_multirail")).env("SHELL", "/bin/sh");
+    command.env_remove("MULTIRAIL_BACKEND").env_remove("MULTIRAIL_TOKEN_FILE");
+    match command.output() {
+        Ok(output) => Some(String::from_utf8(output.stdout).expect("UTF-8 output").replace('\r', "")),
+        Err(error) => {
+            println!("skipped: no terminal can be had from `script`: {error}");
+            None
+        }
+    }
+}
+
 impl Running {
     /// Starts `multirail`.
     pub fn start(arguments: &[&str]) -> Self {
@@ -81,6 +98,11 @@ impl Running {
         Limit::of(LIMIT)
             .receive(&self.stdout)
             .unwrap_or_else(|_| panic!("no line; stderr: {:?}", self.errors()))
+    }
+
+    /// The next line of stdout of a process that ended; `None` at its end.
+    pub fn next_line(&self) -> Option<String> {
+        self.stdout.recv_timeout(LIMIT).ok()
     }
 
     /// The next line of stdout as JSON.

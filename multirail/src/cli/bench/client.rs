@@ -9,6 +9,7 @@ use super::load::{Kind, Load};
 use super::mover::Mover;
 use super::protocol::{PROTOCOL, REGION, ToClient, ToServer, VERSION};
 use super::rails::Rails;
+use super::report::Report;
 use super::row::Row;
 use super::sampler::Sampler;
 use super::{Measured as Asked, content, verification};
@@ -60,8 +61,8 @@ impl<'a> Client<'a> {
         self.peer.max_message()
     }
 
-    /// Measures one load.
-    pub fn measure(&mut self, load: &Load, asked: &Asked) -> Done<Row> {
+    /// Measures one load, and reports it: also what was measured of it before a failure or a signal.
+    pub fn measure(&mut self, load: &Load, asked: &Asked, report: &Report<Row>) -> Done {
         let verify = !asked.no_verify;
         if load.kind == Kind::Send && load.size > self.max_message() {
             let (size, most) = (Size(load.size), Size(self.max_message()));
@@ -96,15 +97,20 @@ impl<'a> Client<'a> {
             true => None,
             false => Some(Limit::new(self.fabric, &local, load)?),
         };
-        let measured = rounds(limit, load, &mut mover, asked.duration)?;
-        if verify {
+        let (measured, ended) = rounds(limit, load, &mut mover, asked.duration, report);
+        let is_cut_short = ended.is_err() || report.is_interrupted();
+        if verify && !is_cut_short {
             if load.kind == Kind::Send {
                 mover.pass(true)?;
             }
             self.check(&local, load, mover.operations())?;
         }
-        let rails = Rails::of(self.fabric).since(&before);
-        Ok(Row::new(&self.backend, load, &measured, verify, rails))
+        if let Some(measured) = measured {
+            let rails = Rails::of(self.fabric).since(&before);
+            let row = Row::new(&self.backend, load, &measured, verify && !is_cut_short, rails);
+            report.add(row.cut_short(is_cut_short), is_cut_short)?;
+        }
+        ended
     }
 
     /// Says goodbye.
@@ -156,24 +162,39 @@ pub struct Measured {
     pub limit: Option<(f64, Sampler)>,
 }
 
-/// Alternates rounds of the limit and of the transfer.
-fn rounds(limit: Option<Limit>, load: &Load, mover: &mut Mover<'_>, duration: Duration) -> Done<Measured> {
+/// Alternates rounds of the limit and of the transfer, until the time is over, a round fails, or a signal comes.
+fn rounds(
+    limit: Option<Limit>,
+    load: &Load,
+    mover: &mut Mover<'_>,
+    duration: Duration,
+    report: &Report<Row>,
+) -> (Option<Measured>, Done) {
     let bytes = load.total() as u64;
-    let mut limit = match limit {
-        Some(limit) => Some(Course::new(bytes, 1, move |passes, sampler| limit.run(passes, sampler))?),
-        None => None,
+    let calibrated =
+        limit.map(|limit| Course::new(bytes, 1, move |passes, sampler| limit.run(passes, sampler)));
+    let mut limit = match calibrated.transpose() {
+        Ok(limit) => limit,
+        Err(failure) => return (None, Err(failure)),
     };
     let run = |passes, sampler: &mut Sampler| mover.run(passes, sampler);
-    let mut transfer = Course::new(bytes, load.operations(), run)?;
+    let mut transfer = match Course::new(bytes, load.operations(), run) {
+        Ok(transfer) => transfer,
+        Err(failure) => return (None, Err(failure)),
+    };
     let begun = Instant::now();
-    while begun.elapsed() < duration || transfer.speeds.len() < ROUNDS {
-        if let Some(limit) = &mut limit {
-            limit.round()?;
-        }
-        transfer.round()?;
+    let mut ended = Ok(());
+    while ended.is_ok()
+        && !report.is_interrupted()
+        && (begun.elapsed() < duration || transfer.speeds.len() < ROUNDS)
+    {
+        ended = limit.as_mut().map_or(Ok(()), Course::round).and_then(|()| transfer.round());
+    }
+    if transfer.speeds.is_empty() {
+        return (None, ended);
     }
     let limit = limit.map(|limit| (median(limit.speeds), limit.latencies));
-    Ok(Measured { speed: median(transfer.speeds), latencies: transfer.latencies, limit })
+    (Some(Measured { speed: median(transfer.speeds), latencies: transfer.latencies, limit }), ended)
 }
 
 /// What is run in rounds.

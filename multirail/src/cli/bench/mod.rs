@@ -10,12 +10,14 @@ mod mover;
 mod place;
 pub(super) mod protocol;
 mod rails;
+mod report;
 mod row;
 mod sampler;
 mod server;
 mod spawn;
 mod verification;
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use multirail::Fabric;
@@ -26,6 +28,7 @@ use super::units::{self, Size};
 use client::Client;
 use load::{Kind, Load};
 use place::Place;
+use report::Report;
 use row::Row;
 
 /// Sizes of `--sweep`.
@@ -48,12 +51,21 @@ the limit is one contiguous copy by CUDA (cuMemcpyAsync, and the wait for it) of
 two other memories of these kinds; the host's is page-locked then. Verification compares every byte at \
 the target, by the GPU where it is a GPU's, once before the rounds and, after overwriting it, once after them.
 
+Over 100 % of the limit, the backend copied by more than that one thread. INT, TERM or a failure end a bench early: it prints what it measured until then.
+
 The client has one side's memory, the server the other's; --src is where the bytes come from: the \
-client's side, except of reads.";
+client's side, except of reads.
+
+Exit code: 0 if everything was measured, and verified unless --no-verify; 1 if not (stderr says why); 2 if the \
+arguments make no sense; 128 and the signal's number (130, 143) if a signal ended it.";
+
+/// What the exit codes of a measurement mean.
+const EXIT: &str = "Exit code: 0 if everything was measured, 1 if not (stderr says why), 2 if the arguments make no \
+    sense, 128 and the signal's number (130, 143) if a signal ended it.";
 
 /// What to measure, and as which side.
 #[derive(clap::Args)]
-#[command(args_conflicts_with_subcommands = true, after_long_help = METHOD)]
+#[command(args_conflicts_with_subcommands = true, after_help = EXIT, after_long_help = METHOD)]
 pub struct BenchArguments {
     #[command(subcommand)]
     role: Option<Role>,
@@ -69,10 +81,16 @@ pub struct BenchArguments {
 #[derive(clap::Subcommand)]
 enum Role {
     /// Be the target of one client, then exit
+    #[command(
+        after_help = "Exit code: 0 if its client measured all it wanted, 1 if not (stderr says why), 2 if the \
+        arguments make no sense."
+    )]
     Server(server::ServerArguments),
     /// Measure what each step from one rail to lazy posting gains, one after another
+    #[command(after_help = EXIT)]
     Ladder(ladder::LadderArguments),
     /// Measure against a server
+    #[command(after_help = EXIT)]
     Client {
         /// The address the server printed
         address: String,
@@ -135,6 +153,13 @@ struct Measured {
     cold: bool,
 }
 
+impl BenchArguments {
+    /// Whether the ladder is asked for, which opens devices of its own.
+    pub fn is_ladder(&self) -> bool {
+        matches!(self.role, Some(Role::Ladder(_)))
+    }
+}
+
 impl Measured {
     /// Hands settings on to what is opened after this.
     fn settle(&self) {
@@ -172,7 +197,8 @@ pub fn run(common: &Common, arguments: BenchArguments) -> Done {
             measured.settle();
             let loads = measured.loads()?;
             let fabric = common.open()?;
-            measure_at(common, &fabric, &address, &measured, &loads)
+            let report = report(common, &loads, &[&fabric])?;
+            report.end(measure_at(common, &fabric, &address, &measured, &loads, &report))
         }
         Some(Role::Ladder(ladder)) => ladder::run(common, &ladder),
         None if arguments.in_process => in_process(common, &arguments.measured),
@@ -184,39 +210,64 @@ fn two_processes(common: &Common, measured: &Measured) -> Done {
     measured.settle();
     let loads = measured.loads()?;
     let fabric = common.open()?;
-    let mut server = spawn::Server::start(common)?;
-    let address = server.address().to_owned();
-    match measure_at(common, &fabric, &address, measured, &loads) {
-        Ok(()) => server.finish(),
-        Err(failure) => Err(server.explain(failure)),
-    }
+    let report = report(common, &loads, &[&fabric])?;
+    let done = spawn::Server::start(common).and_then(|mut server| {
+        let address = server.address().to_owned();
+        match measure_at(common, &fabric, &address, measured, &loads, &report) {
+            Ok(()) => server.finish(),
+            Err(failure) => Err(server.explain(failure)),
+        }
+    });
+    report.end(done)
 }
 
 fn in_process(common: &Common, measured: &Measured) -> Done {
     measured.settle();
     let loads = measured.loads()?;
     let (here, there) = (common.open()?, common.open()?);
+    let report = report(common, &loads, &[&here, &there])?;
     let (peer, origin) = here.connect_local(&there)?;
     let ours = origin.clone();
     let target = std::thread::spawn(move || server::serve_one(&there, &ours, |_| Ok(())));
-    let done = Client::greet(&here, &peer).and_then(|client| measure(common, client, measured, &loads));
+    let done = Client::greet(&here, &peer).and_then(|client| measure(client, measured, &loads, &report));
     if done.is_err() {
         // Nobody says goodbye to the server now: it must not wait for that.
         origin.disconnect();
     }
     let served = target.join().unwrap_or_else(|_| Err(Failure::new("the server's thread panicked")));
-    done.and(served)
+    report.end(done.and(served))
 }
 
-fn measure_at(common: &Common, fabric: &Fabric, address: &str, measured: &Measured, loads: &[Load]) -> Done {
+/// A report that signals to this process end early.
+fn report(common: &Common, loads: &[Load], fabrics: &[&Fabric]) -> Done<Arc<Report<Row>>> {
+    let report = Report::new(common.json, loads.len(), "sizes", Row::print);
+    report.take_signals(fabrics.iter().map(|fabric| fabric.downgrade()).collect())?;
+    Ok(report)
+}
+
+fn measure_at(
+    common: &Common,
+    fabric: &Fabric,
+    address: &str,
+    measured: &Measured,
+    loads: &[Load],
+    report: &Report<Row>,
+) -> Done {
     let peer = super::wait::connect(fabric, address)?;
-    let done = Client::greet(fabric, &peer).and_then(|client| measure(common, client, measured, loads));
-    done.inspect_err(|_| common.dumps.after_failure(fabric))
+    let done = Client::greet(fabric, &peer).and_then(|client| measure(client, measured, loads, report));
+    done.inspect_err(|_| {
+        if !report.is_interrupted() {
+            common.dumps.after_failure(fabric);
+        }
+    })
 }
 
-fn measure(common: &Common, mut client: Client<'_>, measured: &Measured, loads: &[Load]) -> Done {
-    let mut rows = Vec::new();
+/// Measures every load, until a signal comes.
+fn measure(mut client: Client<'_>, measured: &Measured, loads: &[Load], report: &Report<Row>) -> Done {
     for load in loads {
+        if report.is_interrupted() {
+            break;
+        }
         if load.kind == Kind::Send && measured.sweep && load.size > client.max_message() {
             super::output::complain(&format!(
                 "{} and above: over the largest message, left out",
@@ -224,12 +275,7 @@ fn measure(common: &Common, mut client: Client<'_>, measured: &Measured, loads: 
             ));
             break;
         }
-        let row = client.measure(load, measured)?;
-        match common.json {
-            true => super::output::json(&row)?,
-            false => rows.push(row),
-        }
+        client.measure(load, measured, report)?;
     }
-    client.leave()?;
-    if rows.is_empty() { Ok(()) } else { Row::print(&rows) }
+    client.leave()
 }

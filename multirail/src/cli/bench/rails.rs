@@ -5,14 +5,16 @@ use serde::Serialize;
 
 use crate::cli::failure::Done;
 use crate::cli::output;
-use crate::cli::units::round;
+use crate::cli::table::{self, Table};
+use crate::cli::units::{Size, round};
 
 /// Bytes by rail.
 #[derive(Debug, Serialize)]
 pub struct Rails {
     rails: Vec<Rail>,
-    /// What the busiest carried more than the least busy one, in percent of the mean.
-    imbalance_percent: f64,
+    /// How much more the busiest carried than the least busy one, in percent of the mean; none where all bytes
+    /// went over one rail, as those of small operations do.
+    imbalance_percent: Option<f64>,
 }
 
 #[derive(Debug, Serialize)]
@@ -35,7 +37,8 @@ impl Rails {
         let bytes = || rails.iter().map(|rail| rail.bytes);
         let (most, least) = (bytes().max().unwrap_or(0), bytes().min().unwrap_or(0));
         let mean = bytes().sum::<u64>() as f64 / rails.len().max(1) as f64;
-        let imbalance_percent = if mean > 0.0 { round((most - least) as f64 / mean * 100.0) } else { 0.0 };
+        let is_spread = bytes().filter(|bytes| *bytes > 0).count() > 1;
+        let imbalance_percent = is_spread.then(|| round((most - least) as f64 / mean * 100.0));
         Self { rails, imbalance_percent }
     }
 
@@ -45,19 +48,58 @@ impl Rails {
         Self::new(self.rails.into_iter().zip(&before.rails).map(left).collect())
     }
 
-    /// Prints a table where there is more than one.
+    /// Prints a table of the rails, where there is more than one.
     pub fn print(&self) -> Done {
         if self.rails.len() < 2 {
             return Ok(());
         }
-        let total = self.rails.iter().map(|rail| rail.bytes).sum::<u64>() as f64;
-        let cells = |rail: &Rail| {
+        let total = self.bytes() as f64;
+        let mut table = Table::named_by(0).text("rail").number("GB").number("% of all");
+        for rail in &self.rails {
             let share = if total > 0.0 { rail.bytes as f64 / total * 100.0 } else { 0.0 };
-            vec![rail.device.clone(), format!("{:.3}", rail.bytes as f64 / 1e9), format!("{share:.2}")]
-        };
-        output::table(&["rail", "GB", "% of all"], self.rails.iter().map(cells).collect(), 1..3)?;
-        output::line(&format!("{:.2} GB in all, imbalance {:.2} %", total / 1e9, self.imbalance_percent))
+            table.row(vec![rail.device.clone(), gigabytes(rail.bytes), format!("{share:.2}")]);
+        }
+        output::line("")?;
+        table.print()?;
+        table::sentence(&format!("{:.2} GB in all, {}", total / 1e9, self.imbalance()))
     }
+
+    /// Prints a table of several measurements' rails, a row for each size of pages.
+    pub fn print_sizes<'a>(of_sizes: impl Iterator<Item = (Size, &'a Self)>) -> Done {
+        let table =
+            Table::named_by(0).number("size").number("rails").optional(1).text("busiest rail").number("GB");
+        let mut table =
+            table.text("least busy rail").number("GB").number("GB in all").optional(2).text("spread");
+        let mut is_one = true;
+        for (size, of_size) in of_sizes {
+            let bytes = |rail: &&Rail| rail.bytes;
+            let Some(most) = of_size.rails.iter().max_by_key(bytes) else { continue };
+            let Some(least) = of_size.rails.iter().min_by_key(bytes) else { continue };
+            is_one &= of_size.rails.len() < 2;
+            let (total, rails) = (gigabytes(of_size.bytes()), of_size.rails.len().to_string());
+            let [most, least] = [most, least].map(|rail| (rail.device.clone(), gigabytes(rail.bytes)));
+            let spread = of_size.imbalance();
+            table.row(vec![size.to_string(), rails, most.0, most.1, least.0, least.1, total, spread]);
+        }
+        if is_one {
+            return Ok(());
+        }
+        output::line("")?;
+        table.print()
+    }
+
+    fn bytes(&self) -> u64 {
+        self.rails.iter().map(|rail| rail.bytes).sum()
+    }
+
+    fn imbalance(&self) -> String {
+        self.imbalance_percent
+            .map_or("all on one rail".to_owned(), |percent| format!("imbalance {percent:.2} %"))
+    }
+}
+
+fn gigabytes(bytes: u64) -> String {
+    format!("{:.3}", bytes as f64 / 1e9)
 }
 
 #[cfg(test)]
@@ -70,10 +112,17 @@ mod tests {
 
     #[test]
     fn imbalance_is_of_the_mean() {
-        assert_eq!(rails(&[100, 100]).imbalance_percent, 0.0);
+        assert_eq!(rails(&[100, 100]).imbalance_percent, Some(0.0));
         let since = rails(&[110, 120]).since(&rails(&[10, 10]));
-        assert!((since.imbalance_percent - 10.0 / 105.0 * 100.0).abs() < 0.01, "{since:?}");
-        assert_eq!(rails(&[0, 0]).imbalance_percent, 0.0);
-        assert_eq!(rails(&[]).imbalance_percent, 0.0);
+        let percent = since.imbalance_percent.expect("two rails carried bytes");
+        assert!((percent - 10.0 / 105.0 * 100.0).abs() < 0.01, "{since:?}");
+    }
+
+    #[test]
+    fn bytes_that_are_not_spread_have_no_imbalance() {
+        for one in [&[8, 0][..], &[0, 0], &[7], &[]] {
+            assert_eq!(rails(one).imbalance_percent, None, "{one:?}");
+            assert_eq!(rails(one).imbalance(), "all on one rail");
+        }
     }
 }

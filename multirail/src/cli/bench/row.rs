@@ -6,7 +6,7 @@ use super::client::Measured;
 use super::load::Load;
 use super::rails::Rails;
 use crate::cli::failure::Done;
-use crate::cli::output;
+use crate::cli::table::{self, Table};
 use crate::cli::units::{Size, round};
 
 /// One measurement; the fields are the keys of the JSON.
@@ -31,6 +31,9 @@ pub struct Row {
     /// Of one pass of the limit, which moves all pages.
     limit_p50_us: Option<f64>,
     percent_of_limit: Option<f64>,
+    /// A signal or a failure ended it before its time.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    cut_short: bool,
     #[serde(skip)]
     is_on_gpu: bool,
     #[serde(flatten)]
@@ -61,48 +64,51 @@ impl Row {
             limit_gbytes_per_s: limit.map(|(speed, _)| round(*speed)),
             limit_p50_us: limit.map(|(_, latencies)| latencies.quantile_us(0.5)),
             percent_of_limit: limit.map(|(speed, _)| round(measured.speed / speed * 100.0)),
+            cut_short: false,
             is_on_gpu: load.is_on_gpu(),
             rails,
         }
     }
 
-    /// Prints a table, and one of the rails.
+    /// The same row, of a measurement that may have ended before its time.
+    pub fn cut_short(self, cut_short: bool) -> Self {
+        Self { cut_short, ..self }
+    }
+
+    /// Prints a table of the measurements of one bench, and one of their rails.
     pub fn print(rows: &[Self]) -> Done {
-        // All rows are of one pair of places.
-        let limit = if rows.iter().any(|row| row.is_on_gpu) { "one copy" } else { "memcpy" };
-        let (speed, percent) = (format!("{limit} GB/s"), format!("% of {limit}"));
-        let header = [
-            "backend",
-            "op",
-            "src",
-            "dst",
-            "size",
-            "pages",
-            "in flight",
-            "GB/s",
-            "Gbps",
-            "ops/s",
-            "p50 µs",
-            "p99 µs",
-            "p99.9 µs",
-            "max µs",
-            "verified",
-            &speed,
-            &percent,
-        ];
-        output::table(&header, rows.iter().map(Self::cells).collect(), 4..17)?;
-        rows.iter().try_for_each(|row| row.rails.print())
+        let Some(first) = rows.first() else { return Ok(()) };
+        let Self { backend, op, src, dst, inflight, .. } = first;
+        table::sentence(&format!("{op} over {backend}, from {src} to {dst}, in flight: {inflight}"))?;
+        let limit = if first.is_on_gpu { "one copy" } else { "memcpy" };
+        let table = Table::named_by(0).number("size").number("pages").optional(2);
+        let table = table.number("GB/s").number("Gbps").optional(5).number("ops/s").optional(1);
+        let table = table.number("p50 µs").number("p99 µs").number("p99.9 µs").optional(6);
+        let table = table.number("max µs").optional(4).number(format!("{limit} GB/s")).optional(3);
+        let mut table = table.number(format!("% of {limit}")).text("verified");
+        rows.iter().for_each(|row| table.row(row.cells()));
+        table.print()?;
+        if rows.iter().any(|row| row.percent_of_limit > Some(100.0)) {
+            let one = if first.is_on_gpu { "one contiguous copy" } else { "one thread's memcpy" };
+            table::sentence(&format!(
+                "over 100 %: the limit is {one}; the backend may copy by several threads"
+            ))?;
+        }
+        match rows {
+            [row] => row.rails.print(),
+            _ => Rails::print_sizes(rows.iter().map(|row| (Size(row.size), &row.rails))),
+        }
     }
 
     fn cells(&self) -> Vec<String> {
+        let verified = match (self.verified, self.cut_short) {
+            (true, _) => "yes",
+            (false, true) => "no: cut short",
+            (false, false) => "no",
+        };
         vec![
-            self.backend.clone(),
-            self.op.to_owned(),
-            self.src.clone(),
-            self.dst.clone(),
             Size(self.size).to_string(),
             self.pages.to_string(),
-            self.inflight.to_string(),
             format!("{:.2}", self.gbytes_per_s),
             format!("{:.1}", self.gbps),
             format!("{:.0}", self.ops_per_s),
@@ -110,9 +116,9 @@ impl Row {
             format!("{:.2}", self.p99_us),
             format!("{:.2}", self.p999_us),
             format!("{:.2}", self.max_us),
-            if self.verified { "yes" } else { "no" }.to_owned(),
-            self.limit_gbytes_per_s.map_or("-".to_owned(), |speed| format!("{speed:.2}")),
-            self.percent_of_limit.map_or("-".to_owned(), |percent| format!("{percent:.0}")),
+            self.limit_gbytes_per_s.map_or(String::new(), |speed| format!("{speed:.2}")),
+            self.percent_of_limit.map_or(String::new(), |percent| format!("{percent:.0}")),
+            verified.to_owned(),
         ]
     }
 }

@@ -36,6 +36,9 @@ impl Server {
         command.args(["--backend", &common.choice()?.to_string()]).args(common.security.arguments());
         command.args(common.provider.arguments());
         command.stdin(Stdio::null()).stdout(Stdio::piped());
+        // Out of the terminal's foreground: ^C is for this process, which ends the server.
+        #[cfg(unix)]
+        std::os::unix::process::CommandExt::process_group(&mut command, 0);
         let child =
             command.spawn().map_err(|e| Failure::new(format!("cannot start the server process: {e}")))?;
         let mut server = Self { child, address: String::new() };

@@ -19,6 +19,7 @@ use std::process::ExitCode;
 use multirail::{BackendChoice, Registry};
 
 use super::failure::{Done, Failure};
+use super::table::Table;
 use super::{Common, output};
 use finding::{Check, Checked, Finding, Level, worst};
 use host::Host;
@@ -87,11 +88,17 @@ pub fn run(common: &Common, arguments: &DoctorArguments) -> ExitCode {
 }
 
 fn examine(common: &Common, arguments: &DoctorArguments) -> Done<Vec<Finding>> {
-    let (registry, choice) = (common.provider.registry()?, common.choice()?);
+    common.check_security()?;
+    let (registry, choice) = (common.registry()?, common.choice()?);
     let mut found = match cfg!(target_os = "linux") {
         true => of_host(&Host::here(), &registry, &choice),
         false => vec![Check("host").skipped("the checks read /proc and /sys, which only Linux has")],
     };
+    if let (BackendChoice::Auto, Err(failure)) = (&choice, common.demand(&registry)) {
+        let cost = "commands with these options fail";
+        let fix = "mend what it names, or leave out --provider, --domains and --node";
+        found.push(Check("backends").problem(failure.sentence(), cost, fix));
+    }
     found.extend(arguments.peer.iter().map(|peer| peer::reach(Check("peer"), peer)));
     Ok(found)
 }
@@ -115,8 +122,9 @@ fn print(common: &Common, findings: &[Finding]) -> Done {
     if common.json {
         return findings.iter().try_for_each(output::json);
     }
-    let header = ["check", "level", "reading", "what it costs", "what mends it"];
-    output::table(&header, findings.iter().map(cells).collect(), 0..0)?;
+    let mut table = Table::named_by(2).text("check").text("level").text("found").text("cost").text("fix");
+    findings.iter().for_each(|finding| table.row(cells(finding)));
+    table.print()?;
     output::line(&summary(findings))
 }
 

@@ -25,7 +25,8 @@ pub struct Found {
 
 /// Asks every backend, and opens those with cards.
 pub fn found(common: &Common) -> Done<Found> {
-    let (registry, choice) = (common.provider.registry()?, common.choice()?);
+    let (registry, choice) = (common.registry()?, common.choice()?);
+    common.demand(&registry)?;
     let mut found = Found::default();
     for row in registry.rows() {
         let name = row.name.to_owned();

@@ -9,6 +9,7 @@ use serde::Serialize;
 use topology::{Address, Distance, Function, Kind, Machine, RailGroup};
 
 use super::failure::{Done, Failure, printable};
+use super::table::{self, Table};
 use super::topo::label;
 use super::units::Size;
 use super::{Common, output};
@@ -102,12 +103,13 @@ pub fn run(common: &Common, arguments: &ExplainArguments) -> Done {
     let is_here = arguments.from.is_none() || source == MachineSource::ThisHost;
     let (name, machine) = source.read()?;
     let name = printable(&name);
+    common.check_security()?;
     let memory = memory(&name, &machine, arguments)?;
     let mut found = match is_here {
         true => backends::found(common)?,
         false => backends::Found::default(),
     };
-    let mut backends = common.provider.registry()?.rail_groups(&common.choice()?, &machine, is_here)?;
+    let mut backends = common.registry()?.rail_groups(&common.choice()?, &machine, is_here)?;
     // Of several backends the first carries what both sides can; the others' cards are named.
     let others = backends.split_off(backends.len().min(1));
     let groups = match found.groups.is_empty() {
@@ -127,12 +129,13 @@ pub fn run(common: &Common, arguments: &ExplainArguments) -> Done {
     if common.json {
         return choices.iter().try_for_each(output::json);
     }
-    output::line(&format!("{} of {name}, {} at a time", memory.words(), arguments.size))?;
-    let cells = |choice: Choice| {
-        let taken = if choice.taken { "yes" } else { "no" };
-        vec![choice.question.to_owned(), choice.choice, taken.to_owned(), choice.why]
-    };
-    output::table(&["question", "choice", "taken", "why"], choices.into_iter().map(cells).collect(), 0..0)
+    table::sentence(&format!("{} of {name}, {} at a time", memory.words(), arguments.size))?;
+    let mut table = Table::named_by(2).text("decision").text("option").text("chosen").text("reason");
+    for choice in choices {
+        let chosen = if choice.taken { "yes" } else { "no" };
+        table.row(vec![choice.question.to_owned(), choice.choice, chosen.to_owned(), choice.why]);
+    }
+    table.print()
 }
 
 fn memory<'a>(name: &str, machine: &'a Machine, arguments: &ExplainArguments) -> Done<Memory<'a>> {

@@ -11,6 +11,7 @@ use super::profile::Profile;
 use crate::cli::Common;
 use crate::cli::failure::{Done, Failure};
 use crate::cli::output;
+use crate::cli::table;
 
 /// Most peers that are simulated.
 const MOST: u32 = 1 << 20;
@@ -79,7 +80,7 @@ pub fn run(common: &Common, profile: &Profile, peers: u32) -> Done {
     if common.json {
         return output::json(&row);
     }
-    output::line(&format!(
+    table::sentence(&format!(
         "{peers} peers connected and written once; {each} bytes of memory each, {} per rail pair ({rails} rails)",
         row.bytes_per_rail_pair
     ))

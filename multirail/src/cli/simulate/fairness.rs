@@ -15,6 +15,7 @@ use super::profile::{Name, Profile};
 use crate::cli::Common;
 use crate::cli::failure::{Done, Failure};
 use crate::cli::output;
+use crate::cli::table;
 use crate::cli::units::{Size, round};
 
 /// Bytes of a small write.
@@ -88,7 +89,7 @@ pub fn run(common: &Common, name: Name, profile: &Profile, cost: f64, large: u64
     if common.json {
         return output::json(&row);
     }
-    output::line(&format!(
+    table::sentence(&format!(
         "a write of {} takes {:.1} us at the 99th percentile, {:.1} us beside one of {} ({:.2} times), which \
          moves {:.1} of {:.1} Gbps; a simulation, not a measurement",
         Size(row.small),

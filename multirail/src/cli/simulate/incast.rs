@@ -17,6 +17,7 @@ use super::profile::{Name, Profile};
 use crate::cli::Common;
 use crate::cli::failure::{Done, Failure};
 use crate::cli::output;
+use crate::cli::table;
 use crate::cli::units::round;
 
 /// Most senders that are simulated.
@@ -155,7 +156,7 @@ pub fn run(
     if common.json {
         return output::json(&row);
     }
-    output::line(&format!(
+    table::sentence(&format!(
         "{} senders, a completion queue of {}, {}: {} of {} imms arrived, {} overruns, the queue held {} at most; \
          shares within {:.1} %, {:.1} of {:.1} Gbps; a simulation, not a measurement",
         row.senders,

@@ -7,6 +7,7 @@ use super::profile::{Name, Profile};
 use crate::cli::Common;
 use crate::cli::failure::Done;
 use crate::cli::output;
+use crate::cli::table::{self, Table};
 use crate::cli::units::{Size, round};
 
 /// One page size; the fields are the keys of the JSON.
@@ -56,20 +57,18 @@ impl Row {
         if common.json {
             return rows.iter().try_for_each(output::json);
         }
-        let header = [
-            "size",
-            "rails",
-            "cores",
-            "ns per WR",
-            "Gbps",
-            "ceiling",
-            "% of ceiling",
-            "busy cores",
-            "imbalance %",
-            "fewest cores",
-        ];
-        output::table(&header, rows.iter().map(Self::cells).collect(), 0..10)?;
-        output::line("a simulation: this engine in virtual time against modelled cards, not a measurement")
+        let table = Table::named_by(0).number("size").number("rails").number("cores");
+        let table = table.number("ns per WR").optional(3).number("Gbps").number("ceiling Gbps");
+        let table = table.number("% of ceiling").number("busy cores").optional(1);
+        let mut table = table.number("imbalance %").optional(2).number("fewest cores");
+        rows.iter().for_each(|row| table.row(row.cells()));
+        table.print()?;
+        if rows.iter().any(|row| row.percent_of_ceiling > 100.0) {
+            table::sentence(
+                "over 100 %: requests that began before the measured span were complete within it",
+            )?;
+        }
+        table::sentence("a simulation: this engine in virtual time against modelled cards, not a measurement")
     }
 
     fn cells(&self) -> Vec<String> {
@@ -79,11 +78,11 @@ impl Row {
             self.cores.to_string(),
             format!("{:.1}", self.post_cost_ns),
             format!("{:.1}", self.gbps),
-            format!("{:.0}", self.ceiling_gbps),
+            format!("{:.1}", self.ceiling_gbps),
             format!("{:.2}", self.percent_of_ceiling),
             format!("{:.2}", self.busy_cores),
             format!("{:.2}", self.imbalance_percent),
-            self.fewest_cores.map_or("-".to_owned(), |cores| cores.to_string()),
+            self.fewest_cores.map_or(String::new(), |cores| cores.to_string()),
         ]
     }
 }

@@ -54,7 +54,7 @@ pub fn run(common: &Common, arguments: &TopoArguments) -> Done {
     let is_here = arguments.from.is_none() || source == MachineSource::ThisHost;
     let (name, machine) = source.read()?;
     let name = printable(&name);
-    let backends = common.provider.registry()?.rail_groups(&common.choice()?, &machine, is_here)?;
+    let backends = common.registry()?.rail_groups(&common.choice()?, &machine, is_here)?;
     // Numbered through all backends, as in the tree and the picture.
     let groups: Vec<RailGroup> = backends.iter().flat_map(|backend| backend.groups.clone()).collect();
     if let Some(file) = &arguments.svg {
@@ -84,10 +84,10 @@ pub fn run(common: &Common, arguments: &TopoArguments) -> Done {
         if backends.len() > 1 {
             output::line(&format!("rail groups of {backend}:"))?;
         }
-        output::table(&table::HEADER, table::rows(&machine, first, groups), 0..0)?;
+        table::of(&machine, first, groups).print()?;
         if let Some(why) = unavailable {
             let (reason, remedy) = (&why.reason, &why.remedy);
-            output::line(&format!("{backend} cannot be opened here now: {reason}; {remedy}"))?;
+            super::table::sentence(&format!("{backend} cannot be opened here now: {reason}; {remedy}"))?;
         }
         first += groups.len();
     }

@@ -3,16 +3,17 @@
 use topology::{Cpus, Machine, RailGroup};
 
 use super::label;
-
-/// Narrow enough for 100 columns with the cards of a p5.
-pub const HEADER: [&str; 7] = ["group", "GPUs", "cards", "distance", "NUMA\nnode", "cores", "worker\ncore"];
+use crate::cli::table::Table;
 
 /// Names of cards in a line.
 const ABREAST: usize = 2;
 
-/// A row per group, the first of which has the number `first`.
-pub fn rows(machine: &Machine, first: usize, groups: &[RailGroup]) -> Vec<Vec<String>> {
-    (first..).zip(groups).map(|(number, group)| row(machine, number, group)).collect()
+/// A row per group, the first of which has the number `first`, in at most 100 columns for the cards of a p5.
+pub fn of(machine: &Machine, first: usize, groups: &[RailGroup]) -> Table {
+    let table = Table::named_by(0).text("group").text("GPUs").text("cards").text("distance");
+    let mut table = table.text("NUMA node").text("cores").text("worker core");
+    (first..).zip(groups).for_each(|(number, group)| table.row(row(machine, number, group)));
+    table
 }
 
 fn row(machine: &Machine, number: usize, group: &RailGroup) -> Vec<String> {

@@ -76,10 +76,10 @@ impl Course {
         self.run_while(|| left.next().is_some())
     }
 
-    /// Runs for `span`; returns the work requests and the time they took.
-    pub fn run_for(&self, span: Duration) -> Done<(u64, Duration)> {
+    /// Runs for `span`, or until `ends` says so; returns the work requests and the time they took.
+    pub fn run_for(&self, span: Duration, ends: impl Fn() -> bool) -> Done<(u64, Duration)> {
         let begun = Instant::now();
-        Ok((self.run_while(|| begun.elapsed() < span)?, begun.elapsed()))
+        Ok((self.run_while(|| begun.elapsed() < span && !ends())?, begun.elapsed()))
     }
 
     /// Posts operations while `more` says so, then waits for the rest.

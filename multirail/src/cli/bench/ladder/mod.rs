@@ -12,6 +12,7 @@ use backend_loopback::{Loopback, LoopbackConfig, Null};
 use multirail::BackendChoice;
 use multirail::spi::Backend;
 
+use super::report::Report;
 use crate::cli::Common;
 use crate::cli::failure::{Done, Failure};
 use crate::cli::units::{self, Size};
@@ -67,24 +68,36 @@ pub fn run(common: &Common, arguments: &LadderArguments) -> Done {
         return count::counted(&devices, rung, arguments.batch, page, operations);
     }
     let cores: Vec<usize> = (0..cores()).collect();
-    let mut rows: Vec<Row> = Vec::new();
+    let null = arguments.null;
+    let report = Report::new(common.json, RUNGS.len(), "rungs", move |rows: &[Row]| Row::print(rows, null));
+    report.take_signals(Vec::new())?;
+    report.end(climb(arguments, &devices, page, &cores, &report))
+}
+
+/// Measures every rung, until a signal comes.
+fn climb(
+    arguments: &LadderArguments,
+    devices: &Devices,
+    page: usize,
+    cores: &[usize],
+    report: &Report<Row>,
+) -> Done {
     for (number, rung) in RUNGS.iter().enumerate() {
-        let workers = rung.workers(arguments.batch, &cores);
-        let course = Course::open(&devices, rung, page, |builder| builder.workers(workers.clone()))?;
-        let measured = course.run_for(arguments.duration)?;
+        let workers = rung.workers(arguments.batch, cores);
+        let course = Course::open(devices, rung, page, |builder| builder.workers(workers.clone()))?;
+        let measured = course.run_for(arguments.duration, || report.is_interrupted())?;
         drop(course);
+        if report.is_interrupted() {
+            break;
+        }
         let instructions = match arguments.instructions {
             true => Some(count::instructions(number, &arguments.counted_options())?),
             false => None,
         };
-        let row =
-            Row::new(number + 1, rung, page, measured, arguments.busy_cores(rung, &devices), instructions);
-        if common.json {
-            crate::cli::output::json(&row)?;
-        }
-        rows.push(row);
+        let busy_cores = arguments.busy_cores(rung, devices);
+        report.add(Row::new(number + 1, rung, page, measured, busy_cores, instructions), false)?;
     }
-    if common.json { Ok(()) } else { Row::print(&rows, arguments.null) }
+    Ok(())
 }
 
 fn cores() -> usize {
@@ -105,13 +118,16 @@ impl LadderArguments {
         if count == 0 || count > 64 || groups == 0 || groups > count {
             return Err(Failure::new("--devices is between 1 and 64, --groups between 1 and those"));
         }
+        if self.null && (common.backend.is_some() || common.provider.is_given()) {
+            return Err(Failure::new("--null is no backend's: leave out the options of backends, or --null"));
+        }
         let backend: Arc<dyn Backend> = match (self.null, common.choice()?) {
             (true, _) => Arc::new(Null::new(count).groups(groups)),
             (false, BackendChoice::Named(name)) if name != "loopback" => {
                 if self.devices.is_some() || self.groups.is_some() {
                     return Err(Failure::new("--devices and --groups are for null and loopback"));
                 }
-                Arc::clone(common.provider.registry()?.find(&name)?)
+                Arc::clone(common.registry()?.find(&name)?)
             }
             (false, _) => Arc::new(Loopback::with(LoopbackConfig::default().devices(count).groups(groups))),
         };

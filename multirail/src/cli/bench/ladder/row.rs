@@ -6,7 +6,7 @@ use serde::Serialize;
 
 use super::rung::Rung;
 use crate::cli::failure::Done;
-use crate::cli::output;
+use crate::cli::table::Table;
 use crate::cli::units::round;
 
 /// One rung; the fields are the keys of the JSON.
@@ -51,14 +51,14 @@ impl Row {
 
     /// Prints a table: of costs on null devices, else of speeds.
     pub fn print(rows: &[Self], null: bool) -> Done {
-        let header = match null {
-            true => ["rung", "technique", "cores", "ns per WR", "instructions per WR", "Gbps one core feeds"],
-            false => ["rung", "technique", "cores", "ns per WR", "GB/s", "of the first"],
+        let table = Table::named_by(0).number("rung").text("technique").number("cores").number("ns per WR");
+        let mut table = match null {
+            true => table.number("instructions per WR").number("Gbps per core"),
+            false => table.number("GB/s").number("times the first"),
         };
         let first = rows.first().map_or(1.0, |row| row.gbytes_per_s);
         let cells = |row: &Self| {
-            let counted =
-                row.instructions_per_wr.map_or("not counted".to_owned(), |count| format!("{count:.0}"));
+            let counted = row.instructions_per_wr.map_or(String::new(), |count| format!("{count:.0}"));
             let last = match null {
                 true => [counted, format!("{:.0}", row.gbps_per_core)],
                 false => [format!("{:.2}", row.gbytes_per_s), format!("{:.2}", row.gbytes_per_s / first)],
@@ -71,6 +71,7 @@ impl Row {
             ];
             head.into_iter().chain(last).collect()
         };
-        output::table(&header, rows.iter().map(cells).collect(), 2..6)
+        rows.iter().for_each(|row| table.row(cells(row)));
+        table.print()
     }
 }
