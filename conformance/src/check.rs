@@ -61,11 +61,14 @@ pub(crate) fn ensure(holds: bool, what: impl Into<String>) -> Verdict {
     if holds { Ok(()) } else { Err(Failure::new(what)) }
 }
 
-/// `result` must be an error of one of these kinds.
+/// `result` must be an error of one of these kinds, whose context does not say the kind again.
 #[track_caller]
 pub(crate) fn refused<T>(what: &str, result: Result<T, Error>, kinds: &[ErrorKind]) -> Verdict<Error> {
     match result {
         Ok(_) => Err(Failure::new(format!("{what}: succeeded, want an error of {kinds:?}"))),
+        Err(error) if error.context().starts_with(&error.kind().to_string()) => {
+            Err(Failure::new(format!("{what}: says its kind twice: {error}")))
+        }
         Err(error) if kinds.contains(&error.kind()) => Ok(error),
         Err(error) => Err(Failure::new(format!("{what}: got {error}, want one of {kinds:?}"))),
     }
