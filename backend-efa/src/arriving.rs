@@ -94,8 +94,20 @@ impl EfaEndpoint {
     /// are not looked at again in a turn, whose lock is taken after theirs elsewhere.
     fn file(&mut self, arrival: Arrival) {
         match self.told(&arrival) {
-            Some(event) => self.waiting.push_back(event),
+            Some(event) => self.tell(event, &arrival),
             None => self.doubtful.push(arrival),
+        }
+    }
+
+    /// Tells of an arrival: at once, or where it took a receive of the backend's own once the user has one for it.
+    fn tell(&mut self, event: Event, arrival: &Arrival) {
+        match (&mut self.own, event, arrival) {
+            (Some(own), Event::Received { peer, len, imm, .. }, Arrival::Message { receive, .. })
+                if own.has(receive) =>
+            {
+                own.arrived(*receive, peer, len, imm);
+            }
+            _ => self.waiting.push_back(event),
         }
     }
 
@@ -115,7 +127,7 @@ impl EfaEndpoint {
         self.refresh();
         for arrival in std::mem::take(&mut self.doubtful) {
             match self.told(&arrival) {
-                Some(event) => self.waiting.push_back(event),
+                Some(event) => self.tell(event, &arrival),
                 None => self.stray(arrival),
             }
         }
@@ -125,6 +137,9 @@ impl EfaEndpoint {
     fn stray(&mut self, arrival: Arrival) {
         tracing::debug!(?arrival, "from a peer that is gone, or was none");
         let Arrival::Message { len, imm, receive, is_recalled, .. } = arrival else { return };
+        if let Some(own) = self.own.as_mut().filter(|own| own.has(&receive)) {
+            return own.idle.push(receive);
+        }
         let PostResult { accepted, error } = match is_recalled {
             true => refused(0, -(sys::FI_ECANCELED as isize)),
             // SAFETY: posted until it was taken, and not given back: it is still as promised.

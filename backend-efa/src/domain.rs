@@ -15,6 +15,7 @@ use crate::endpoint::EfaEndpoint;
 use crate::lane::Lane;
 use crate::library::Info;
 use crate::objects::Device;
+use crate::own_receives::OwnReceives;
 use crate::peers::{Landing, Peers};
 use crate::queues::{ARRIVALS, Queues};
 use crate::reaper::Registrations;
@@ -229,6 +230,7 @@ impl Domain for EfaDomain {
             None => self.0.open_lane().inspect_err(|_| first.taken = false)?,
         };
         drop(first);
-        Ok(Box::new(EfaEndpoint::new(lane, Arc::clone(&self.0), config)))
+        let own = OwnReceives::open(&self.0).inspect_err(|_| self.0.closed())?;
+        Ok(Box::new(EfaEndpoint::new(lane, Arc::clone(&self.0), config, own)))
     }
 }

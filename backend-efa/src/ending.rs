@@ -10,6 +10,7 @@ use crate::card;
 use crate::context::Posted;
 use crate::endpoint::EfaEndpoint;
 use crate::lane::Lane;
+use crate::own_receives::OwnReceives;
 use crate::reaper;
 use crate::status::kind;
 use crate::words::{self, Words};
@@ -25,6 +26,9 @@ impl EfaEndpoint {
         for peer in self.leaving.extract_if(.., is_over) {
             self.waiting.push_back(Event::PeerGone { peer });
             self.shared.peers.end(peer, self.haunted.remove(&peer));
+            if let Some(own) = &mut self.own {
+                own.forget(peer);
+            }
             self.gone.push(peer);
         }
     }
@@ -90,6 +94,8 @@ impl EfaEndpoint {
             let _ = reaper::close(&self.shared, lane, true);
             ended.into_iter().for_each(|ended| self.fail(ended, lost));
         }
+        let wanted = self.own.iter_mut().flat_map(OwnReceives::recall_all);
+        self.waiting.extend(wanted.map(|receive| Event::ReceiveFailed { id: receive.id, status: lost }));
         self.waiting.push_back(Event::DeviceLost { status: lost });
     }
 
@@ -100,7 +106,12 @@ impl EfaEndpoint {
                 self.outstanding[peer.0 as usize] -= 1;
                 Event::Failed { id, status }
             }
-            Posted::Receive { receive, .. } => Event::ReceiveFailed { id: receive.id, status },
+            Posted::Receive { receive, .. } => {
+                if let Some(own) = self.own.as_mut().filter(|own| own.has(&receive)) {
+                    return own.idle.push(receive);
+                }
+                Event::ReceiveFailed { id: receive.id, status }
+            }
         });
     }
 }

@@ -4,16 +4,17 @@ use std::collections::{HashSet, VecDeque};
 use std::sync::Arc;
 
 use libfabric_sys as sys;
-use transport_core::Time;
 use transport_core::spi::{
     Armed, Batch, Completions, Endpoint, EndpointConfig, Event, PeerSlot, PostResult, ReceiveRequest, Status,
 };
+use transport_core::{ErrorKind, Time};
 
 use crate::arriving::Arrival;
 use crate::context::{Contexts, Posted};
 use crate::domain::Shared;
 use crate::lane::Lane;
 use crate::moving::{Former, grace};
+use crate::own_receives::OwnReceives;
 use crate::peers::View;
 use crate::posting::{FULL, lost, refused};
 use crate::report::Entries;
@@ -62,12 +63,19 @@ pub(crate) struct EfaEndpoint {
     pub(crate) is_lost: bool,
     /// Events that had no room.
     pub(crate) waiting: VecDeque<Event>,
+    /// Where imms take receives.
+    pub(crate) own: Option<OwnReceives>,
     /// What came from nobody who was known when the slots were last looked at.
     pub(crate) doubtful: Vec<Arrival>,
 }
 
 impl EfaEndpoint {
-    pub(crate) fn new(lane: Lane, shared: Arc<Shared>, config: EndpointConfig) -> Self {
+    pub(crate) fn new(
+        lane: Lane,
+        shared: Arc<Shared>,
+        config: EndpointConfig,
+        own: Option<OwnReceives>,
+    ) -> Self {
         let (send, recv) = (shared.capabilities.send_depth, shared.capabilities.recv_depth);
         // Peers may know the lane of an endpoint before this one.
         let moved = (lane.number > 0).then_some(Event::Moved);
@@ -92,6 +100,7 @@ impl EfaEndpoint {
             is_lost: false,
             entries: Some(Box::new(Entries::new())),
             waiting: moved.into_iter().collect(),
+            own,
             doubtful: Vec::new(),
         }
     }
@@ -151,6 +160,12 @@ impl Endpoint for EfaEndpoint {
     }
 
     unsafe fn post_recv(&mut self, batch: &[ReceiveRequest]) -> PostResult {
+        if let (Some(own), true) = (&mut self.own, self.lane.is_some()) {
+            // SAFETY: by the caller.
+            let accepted = unsafe { own.want(batch, self.recv_depth) };
+            own.tell(&mut self.waiting);
+            return PostResult { accepted, error: None };
+        }
         let Some(mut lane) = self.lane.take() else { return lost() };
         // SAFETY: by the caller.
         let result = unsafe { self.post_receives(&mut lane.turn(), batch) };
@@ -173,6 +188,9 @@ impl Endpoint for EfaEndpoint {
         if !self.doubtful.is_empty() {
             self.settle();
             into.stir();
+        }
+        if self.own.is_some() {
+            self.post_own();
         }
         let (shared, slots) = (&self.shared, &self.slots);
         let has_left =
@@ -222,6 +240,13 @@ impl Endpoint for EfaEndpoint {
     }
 
     fn cancel_recv(&mut self, id: u64) -> bool {
+        if let Some(own) = &mut self.own {
+            if own.recall(id) {
+                let status = Status { kind: ErrorKind::Cancelled, code: sys::FI_ECANCELED as i32 };
+                self.waiting.push_back(Event::ReceiveFailed { id, status });
+            }
+            return true;
+        }
         let mut is_taken_back = true;
         self.doubtful.iter_mut().for_each(|arrival| arrival.recall(id));
         let former = self.former.iter_mut().map(|former| &mut former.lane);

@@ -21,6 +21,7 @@ mod lane;
 mod library;
 mod moving;
 mod objects;
+mod own_receives;
 mod peers;
 mod posting;
 mod queues;

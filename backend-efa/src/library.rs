@@ -10,6 +10,7 @@ use libfabric_sys::Library;
 use transport_core::{Error, ErrorKind, Result};
 
 use crate::hmem;
+use crate::settings;
 use crate::signals;
 use crate::status::refused;
 
@@ -154,6 +155,11 @@ impl Info {
         self.card().is_some() && !self.is_direct()
     }
 
+    /// Whether a peer's write with an imm takes a posted receive here: of a card that cannot do without, or is not to.
+    pub(crate) fn imms_take_receives(&self) -> bool {
+        self.is_direct() && (self.get().mode & sys::FI_RX_CQ_DATA != 0 || settings::forgoes_unsolicited())
+    }
+
     /// Whether it takes memory of GPUs.
     pub(crate) fn has_gpus(&self) -> bool {
         self.get().caps & sys::FI_HMEM != 0
@@ -201,22 +207,36 @@ pub(crate) fn offers(provider: &str, node: Option<&str>) -> Result<Vec<Info>> {
     /// Cards were found without GPU memory, and none with it: by `efa`, by `efa-direct`.
     static HAVE_NONE: [AtomicBool; 2] = [const { AtomicBool::new(false) }; 2];
     if !is_of_cards(provider) || !hmem::may_be(library()?.version()) {
-        return offers_with(provider, node, false);
+        return offers_with(provider, node, Wants::default());
     }
     let have_none = &HAVE_NONE[usize::from(provider == DIRECT)];
     if !have_none.load(Relaxed) {
         // What else is wrong is said by the answer without.
-        let found = offers_with(provider, node, true).unwrap_or_default();
+        let found = offers_with(provider, node, Wants { gpus: true, ..Wants::default() }).unwrap_or_default();
         if !found.is_empty() {
             return Ok(found);
         }
     }
-    let found = offers_with(provider, node, false)?;
+    let mut found = offers_with(provider, node, Wants::default())?;
+    if found.is_empty() && provider == DIRECT {
+        // From 2.4 on it hides cards without unsolicited write receive from who does not say that imms may take
+        // receives (`efa_user_info.c`). Who says so at once would have no unsolicited ones on any card.
+        found = offers_with(provider, node, Wants { imms_take_receives: true, ..Wants::default() })?;
+    }
     have_none.fetch_or(!found.is_empty(), Relaxed);
     Ok(found)
 }
 
-fn offers_with(provider: &str, node: Option<&str>, gpus: bool) -> Result<Vec<Info>> {
+/// What is asked for beyond the usual.
+#[derive(Default, Clone, Copy)]
+struct Wants {
+    /// Memory of GPUs.
+    gpus: bool,
+    /// Peers' writes with an imm take posted receives.
+    imms_take_receives: bool,
+}
+
+fn offers_with(provider: &str, node: Option<&str>, wants: Wants) -> Result<Vec<Info>> {
     let library = library()?;
     if provider == "shm" && node.is_some() {
         // It would be the name of the shared memory, the same for every process.
@@ -242,11 +262,14 @@ fn offers_with(provider: &str, node: Option<&str>, gpus: bool) -> Result<Vec<Inf
             hints.caps |= sys::FI_SOURCE | sys::FI_REMOTE_COMM;
         }
         hints.mode = sys::FI_CONTEXT | sys::FI_CONTEXT2;
+        if wants.imms_take_receives {
+            hints.mode |= sys::FI_RX_CQ_DATA;
+        }
         (*hints.ep_attr).type_ = sys::FI_EP_RDM;
         let domain = &mut *hints.domain_attr;
         domain.mr_mode =
             (sys::FI_MR_LOCAL | sys::FI_MR_VIRT_ADDR | sys::FI_MR_ALLOCATED | sys::FI_MR_PROV_KEY) as i32;
-        if gpus {
+        if wants.gpus {
             hints.caps |= sys::FI_HMEM;
             domain.mr_mode |= sys::FI_MR_HMEM as i32;
         }

@@ -100,6 +100,7 @@ impl EfaEndpoint {
                 Posted::Receive { is_recalled: true, .. } => {
                     self.fail(ended, Status { kind: ErrorKind::Cancelled, ..status });
                 }
+                Posted::Receive { .. } if self.own.is_some() => self.fail(ended, status),
                 Posted::Receive { receive, .. } => receives.push(receive),
             }
         }

@@ -101,6 +101,8 @@ pub(crate) struct Device {
     pub(crate) fences: Fences,
     /// It takes memory of GPUs, and reaches it by itself.
     pub(crate) has_gpus: AtomicBool,
+    /// Peers' writes with an imm take posted receives.
+    pub(crate) imms_take_receives: bool,
 }
 
 impl Device {
@@ -122,8 +124,11 @@ impl Device {
             let domain = Fid::open("open", "its domain", |domain| {
                 signals::keep(|| sys::fi_domain(fabric.as_ptr(), raw, domain, null_mut()))
             })?;
-            let has_gpus = AtomicBool::new(info.has_gpus());
-            Ok(Arc::new(Self { domain, events, fabric, info, fences: Fences::default(), has_gpus }))
+            // Messages are copied then, by the processor.
+            let imms_take_receives = info.imms_take_receives();
+            let has_gpus = AtomicBool::new(info.has_gpus() && !imms_take_receives);
+            let fences = Fences::default();
+            Ok(Arc::new(Self { domain, events, fabric, info, fences, has_gpus, imms_take_receives }))
         }
     }
 

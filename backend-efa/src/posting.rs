@@ -71,6 +71,22 @@ impl EfaEndpoint {
         code
     }
 
+    /// Posts the backend's own receives that are idle, and hands on what came into others.
+    #[cold]
+    pub(crate) fn post_own(&mut self) {
+        let Some(mut own) = self.own.take() else { return };
+        own.tell(&mut self.waiting);
+        if !own.idle.is_empty()
+            && let Some(mut lane) = self.lane.take()
+        {
+            // SAFETY: the memory is registered, and kept until the endpoint is closed.
+            let posted = unsafe { self.post_receives(&mut lane.turn(), &own.idle) };
+            own.idle.drain(..posted.accepted);
+            self.lane = Some(lane);
+        }
+        self.own = Some(own);
+    }
+
     /// Posts receives on a lane.
     ///
     /// # Safety

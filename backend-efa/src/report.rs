@@ -113,6 +113,12 @@ impl EfaEndpoint {
         let has = |flags: u64| entry.flags & flags != 0;
         // shm of 2.1 leaves FI_REMOTE_WRITE out, and the context is then a peer's.
         if has(REMOTE_WRITE) || (has(REMOTE_CQ_DATA) && !has(POSTED)) {
+            if self.own.is_some()
+                && let Some(Posted::Receive { receive, .. }) = self.end(turn.posted, entry.op_context)
+                && let Some(own) = &mut self.own
+            {
+                own.idle.push(receive);
+            }
             return self.imm(turn, entry, from);
         }
         match self.end(turn.posted, entry.op_context) {
@@ -171,6 +177,10 @@ impl EfaEndpoint {
             Some(Posted::Receive { receive, .. }) => {
                 let id = receive.id;
                 tracing::debug!(id, code = entry.err, words, "a receive failed");
+                if let Some(own) = self.own.as_mut().filter(|own| own.has(&receive)) {
+                    own.idle.push(receive);
+                    return true;
+                }
                 self.waiting.push_back(Event::ReceiveFailed { id, status: status(entry.err) });
             }
             None => {

@@ -51,6 +51,13 @@ pub(crate) fn hides_data(info: &Info) -> bool {
     info.card().is_some() && library().is_ok_and(|library| library.version() < DATA_IS_TOLD_SINCE)
 }
 
+/// Whether the environment has the provider do without unsolicited write receives (`FI_EFA_USE_UNSOLICITED_WRITE_RECV`;
+/// read as `fi_param_get_bool` does).
+pub(crate) fn forgoes_unsolicited() -> bool {
+    let value = std::env::var("FI_EFA_USE_UNSOLICITED_WRITE_RECV").unwrap_or_default();
+    matches!(value.to_ascii_lowercase().as_str(), "0" | "no" | "false" | "off")
+}
+
 /// Whether the library is that old.
 pub(crate) fn is_before_native_writes() -> bool {
     library().is_ok_and(|library| library.version() < WRITES_SINCE)

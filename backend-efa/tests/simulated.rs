@@ -220,3 +220,78 @@ fn an_address_is_one_live_process() {
     }
     connector.complete(second, &forged).unwrap();
 }
+
+/// Where a write with an imm takes a posted receive, imms come though the user has posted none, messages find the
+/// user's, and one that nobody wants yet waits.
+#[test]
+fn imms_that_take_receives() {
+    let settings = ["FI_EFA_USE_UNSOLICITED_WRITE_RECV", "EFA_SIM_UNSOLICITED"];
+    if !settings.iter().any(|name| std::env::var(name).is_ok_and(|set| set == "0")) {
+        return eprintln!("skipped: it is for simulated cards with 0 for one of {settings:?}");
+    }
+    let Some((mut here, mut there)) = cards("efa-direct") else { return };
+    let (peer, slot) = here.meet(&there);
+    let far = there.import_for(&here, peer);
+    let plain = WorkRequest { len: 64, ..here.request(peer, &*far, 0) };
+    let posts = |here: &mut Side, there: &mut Side, request: WorkRequest| {
+        let (batch, begun): (Batch, _) = ([request].into_iter().collect(), Instant::now());
+        let mut heard = Vec::new();
+        // SAFETY: memory and imports outlive the endpoint, in this test.
+        while unsafe { here.endpoint.post(&batch) }.accepted == 0 {
+            assert!(begun.elapsed() < LIMIT, "no room");
+            heard.extend(polled(there));
+            polled(here);
+        }
+        heard
+    };
+    let message = |id| WorkRequest { id, kind: WorkKind::Send, imm: Some(7), ..plain };
+    // More than there are receives of the backend's, and a message in between.
+    let mut heard = posts(&mut here, &mut there, message(0));
+    for imm in 0..1000 {
+        heard.extend(posts(
+            &mut here,
+            &mut there,
+            WorkRequest { id: 1 + u64::from(imm), imm: Some(imm), ..plain },
+        ));
+    }
+    let is_imm = |event: &&Event| matches!(event, Event::Imm { .. });
+    let begun = Instant::now();
+    while heard.iter().filter(is_imm).count() < 1000 {
+        assert!(begun.elapsed() < LIMIT, "{} imms came", heard.iter().filter(is_imm).count());
+        polled(&mut here);
+        heard.extend(polled(&mut there));
+    }
+    assert!(heard.iter().all(|event| is_imm(&event)), "{heard:?}");
+
+    // The message has waited; the next one comes into the receive behind, and a third is too long for its own.
+    let (local, lkey) = (there.memory.as_ptr().wrapping_add(4096), there.region.lkey());
+    let receive = |id, len| ReceiveRequest { id, local, lkey, len };
+    // SAFETY: the memory outlives the endpoint.
+    let posted =
+        unsafe { there.endpoint.post_recv(&[receive(1, 64), receive(2, 64), receive(3, 8), receive(4, 64)]) };
+    assert_eq!(posted.accepted, 4);
+    for id in [2000, 2001] {
+        posts(&mut here, &mut there, message(id));
+    }
+    let mut heard = Vec::new();
+    let begun = Instant::now();
+    while heard.len() < 3 {
+        assert!(begun.elapsed() < LIMIT, "{heard:?}");
+        polled(&mut here);
+        heard.extend(polled(&mut there));
+    }
+    let received = |id| Event::Received { id, peer: slot, len: 64, imm: Some(7) };
+    assert_eq!(heard[..2], [received(1), received(2)]);
+    assert!(matches!(heard[2], Event::ReceiveFailed { id: 3, status } if status.kind == ErrorKind::TooLarge));
+    assert!(there.endpoint.cancel_recv(4));
+    let heard = polled(&mut there);
+    assert!(
+        matches!(heard[..], [Event::ReceiveFailed { id: 4, status }] if status.kind == ErrorKind::Cancelled)
+    );
+}
+
+fn polled(side: &mut Side) -> Vec<Event> {
+    let mut told = Completions::with_room(64);
+    side.endpoint.poll(&mut told);
+    told.as_slice().to_vec()
+}
