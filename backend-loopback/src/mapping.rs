@@ -122,7 +122,9 @@ mod tests {
         match map("test", file.as_fd(), HUGE, true) {
             Err(error) => println!("\n@{:?}: {error}", error.kind()),
             Ok(mapping) => {
-                // The peer gives the page back to the pool, with what was reserved for us, and takes all there are.
+                // The peer takes the page, gives it back to the pool, which frees what was reserved for us, and takes
+                // all there are.
+                rustix::fs::fallocate(&file, FallocateFlags::empty(), 0, HUGE as u64).unwrap();
                 let hole = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
                 rustix::fs::fallocate(&file, hole, 0, HUGE as u64).unwrap();
                 let hoard =
