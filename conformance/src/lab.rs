@@ -2,11 +2,13 @@
 
 use std::cell::{Cell, RefCell};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use transport_core::spi::Capabilities;
 use transport_core::{
-    Admission, Clock, Error, ErrorKind, Fabric, FabricBuilder, Op, Outcome, Peer, Time, Token, VirtualClock,
+    Admission, Clock, Error, ErrorKind, Fabric, FabricBuilder, Op, Outcome, Peer, RailGroups, Time, Token,
+    VirtualClock,
 };
 
 use crate::check::{Failure, Verdict, ensure, refused};
@@ -45,6 +47,8 @@ pub(crate) struct Lab {
 pub(crate) struct Options<'a> {
     pub labels: &'a [&'a str],
     pub rails: Option<u32>,
+    /// Each rail makes a rail group of its own.
+    pub apart: bool,
     pub variant: Option<Variant>,
     pub max_operations: usize,
     pub deadline: Duration,
@@ -68,7 +72,8 @@ impl Default for Options<'_> {
     fn default() -> Self {
         let (max_operations, deadline) = (1024, Duration::from_secs(3600));
         let (labels, token, admission, ticking) = (&[LABEL][..], None, None, false);
-        Self { labels, rails: None, variant: None, max_operations, deadline, token, admission, ticking }
+        let (rails, variant, apart) = (None, None, false);
+        Self { labels, rails, apart, variant, max_operations, deadline, token, admission, ticking }
     }
 }
 
@@ -79,8 +84,16 @@ pub(crate) fn builder(context: &Context, options: &Options<'_>) -> Verdict<Fabri
     let variant = options.variant.unwrap_or(context.variant);
     let shape = Shape { rails, variant, seed: context.seed };
     let mut builder = FabricBuilder::new().max_operations(options.max_operations).deadline(options.deadline);
+    static FABRICS: AtomicU64 = AtomicU64::new(0);
+    let number = FABRICS.fetch_add(1, Ordering::Relaxed);
+    let alone = format!("ahead-{}-{number}", std::process::id());
+    builder = context.subject.ahead(&alone).into_iter().fold(builder, FabricBuilder::transport);
     for label in options.labels {
         builder = builder.transport(context.subject.transport(label, shape).map_err(Failure::new)?);
+    }
+    if options.apart {
+        // A device that no group names makes one of its own.
+        builder = builder.rail_groups(RailGroups::Listed(Vec::new()));
     }
     if let Some(token) = &options.token {
         builder = builder.token(token.clone());

@@ -67,7 +67,7 @@ fn number(variable: &str) -> Result<Option<u64>, String> {
 fn runs(subject: &Arc<dyn Subject>, seed: u64, seeds: Option<u64>, arguments: &Arguments) -> Vec<Run> {
     let offered = LazyCell::new(|| operations(&**subject));
     let mut runs = Vec::new();
-    for trial in trials().filter(|trial| subject.takes(trial.tag)) {
+    for trial in trials().filter(|trial| subject.takes(trial.tag) && subject.wants(trial.name)) {
         let count = match trial.tag {
             Tag::Virtual => seeds.unwrap_or(subject.seeds()).max(1),
             Tag::Process => 1,

@@ -33,6 +33,19 @@ pub trait Subject: Send + Sync {
     /// A transport for a fabric, or the reason why there is none of that shape.
     fn transport(&self, label: &str, shape: Shape) -> Result<TransportConfig, String>;
 
+    /// Transports that each fabric has before the one under test, as auto mode opens some that reach nobody:
+    /// no other fabric has one of the same label.
+    fn ahead(&self, label: &str) -> Vec<TransportConfig> {
+        let _ = label;
+        Vec::new()
+    }
+
+    /// Whether that trial runs against it; one that does not is not listed.
+    fn wants(&self, trial: &str) -> bool {
+        let _ = trial;
+        true
+    }
+
     /// Whether GPUs move bytes, which takes real time.
     fn has_gpus(&self) -> bool {
         false

@@ -201,13 +201,13 @@ fn explain(
     queued: Option<String>,
 ) -> Result<Explanation> {
     let taken = link.engine.transport;
-    let transports = peer.leads().enumerate().map(|(position, other)| TransportChoice {
+    let transports = peer.leads().map(|other| TransportChoice {
         transport: other.label.clone(),
-        taken: position == taken,
+        taken: other.engine.transport == taken,
         why: match &other.refused {
             Some(why) => why.clone(),
-            None if position > taken => "comes later in order of preference".into(),
-            None if position < taken => "the region has no usable entry for it".into(),
+            None if other.engine.transport > taken => "comes later in order of preference".into(),
+            None if other.engine.transport < taken => "the region has no usable entry for it".into(),
             None if work.remote.is_some() => "the first that has the region too".into(),
             None => "the first that reaches the peer".into(),
         },

@@ -67,6 +67,7 @@ pub mod fuzz;
 mod grant;
 mod group;
 mod imm;
+mod index;
 #[allow(unsafe_code, reason = "runs checked requests in the calling thread")]
 mod link;
 #[cfg(unix)]

@@ -11,13 +11,14 @@ mod warm;
 use std::collections::{HashMap, VecDeque};
 use std::num::NonZeroU64;
 use std::ops::Range;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use crate::control::{Identity, SessionHandle};
 use crate::fabric::FabricInner;
 use crate::imm::{ImmCounter, ImmCounts};
+use crate::index::{AtomicGroup, GroupIndex, IndexVec, TransportIndex};
 use crate::link::Link;
 use crate::observe::PeerName;
 use crate::remote::RemoteInner;
@@ -60,12 +61,12 @@ pub(crate) struct PeerInner {
     tenant: Arc<str>,
     pub identity: Identity,
     /// One per rail group of every local transport, in order of preference.
-    pub links: Vec<Link>,
+    pub links: IndexVec<GroupIndex, Link>,
     /// The links of each transport.
-    routes: Vec<Range<usize>>,
+    routes: IndexVec<TransportIndex, Range<GroupIndex>>,
     /// Rail group that the next operation goes over, where any will do: the one the last
     /// went over, while it keeps up.
-    pub home: AtomicU32,
+    pub home: AtomicGroup,
     pub imms: ImmCounts,
     pub barriers: Barriers,
     pub session: SessionHandle,
@@ -101,6 +102,8 @@ impl Peer {
         links: Vec<Link>,
         session: SessionHandle,
     ) -> Self {
+        let routes = route::routes(&links);
+        let home = route::first_home(&links, &routes);
         Self(Arc::new(PeerInner {
             id,
             fabric_id: fabric.id(),
@@ -109,10 +112,9 @@ impl Peer {
             default_deadline: fabric.default_deadline(),
             tenant: Arc::clone(fabric.tenant_name()),
             identity,
-            routes: route::routes(&links),
-            // Peers begin with different ones.
-            home: AtomicU32::new(links.first().map_or(0, |link| link.index % links.len() as u32)),
-            links,
+            routes,
+            home: AtomicGroup::new(home),
+            links: links.into(),
             imms: ImmCounts::default(),
             barriers: Barriers::default(),
             session,
@@ -274,9 +276,9 @@ impl Peer {
             default_deadline: Duration::ZERO,
             tenant: "".into(),
             identity: Identity { incarnation: 1, host: String::new() },
-            links: Vec::new(),
-            routes: Vec::new(),
-            home: AtomicU32::new(0),
+            links: Vec::new().into(),
+            routes: Vec::new().into(),
+            home: AtomicGroup::new(GroupIndex::FIRST),
             imms: ImmCounts::default(),
             barriers: Barriers::default(),
             session: SessionHandle::detached(),

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::engine::Work;
+use crate::index::TransportIndex;
 use crate::link::Link;
 use crate::peer::PeerInner;
 use crate::{Access, Op, Pages, Peer, Region, RemoteRegion, Result, Trigger, Word, WriteOptions};
@@ -18,7 +19,7 @@ use crate::{Access, Op, Pages, Peer, Region, RemoteRegion, Result, Trigger, Word
 /// It holds the regions, but not the peer's connection.
 pub struct PreparedWrite {
     peer: Arc<PeerInner>,
-    route: usize,
+    route: TransportIndex,
     work: Work,
     trigger: Option<Trigger>,
     deadline: Option<Duration>,

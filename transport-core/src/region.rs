@@ -8,6 +8,7 @@ use std::task::Poll;
 use crate::copy::{self, Way};
 use crate::descriptor::Entry;
 use crate::fabric::FabricInner;
+use crate::index::{IndexVec, TransportIndex};
 use crate::spi::MemoryRegion;
 use crate::{Access, Descriptor, Error, ErrorKind, Memory, Op, Result};
 
@@ -20,7 +21,7 @@ pub struct Region(pub(crate) Arc<RegionInner>);
 pub(crate) struct RegionInner {
     /// Registrations `[transport][rail]`, none on the rails of other groups than its own;
     /// dropped before the memory they cover.
-    pub regions: Vec<Vec<Option<Arc<dyn MemoryRegion>>>>,
+    pub regions: IndexVec<TransportIndex, Vec<Option<Arc<dyn MemoryRegion>>>>,
     pub memory: Arc<dyn Memory>,
     pub start: *mut u8,
     pub len: u64,
@@ -176,7 +177,12 @@ impl RegionInner {
 
     /// Takes the peers' keys back on some rails of a transport; ready once no peer is inside a copy there. Where a
     /// request or receive of the owner `is_in_use`, a device that knows one key for both sides is left alone.
-    pub fn poll_quiet(&self, transport: usize, rails: Range<usize>, is_in_use: bool) -> Poll<Result<()>> {
+    pub fn poll_quiet(
+        &self,
+        transport: TransportIndex,
+        rails: Range<usize>,
+        is_in_use: bool,
+    ) -> Poll<Result<()>> {
         let mut quiet = Poll::Ready(Ok(()));
         let mut failed = None;
         for region in self.regions[transport][rails].iter().flatten() {
@@ -198,7 +204,7 @@ impl RegionInner {
     }
 
     /// Whether the region is registered on any of these rails.
-    pub fn is_registered_on(&self, transport: usize, rails: Range<usize>) -> bool {
+    pub fn is_registered_on(&self, transport: TransportIndex, rails: Range<usize>) -> bool {
         self.regions[transport][rails].iter().any(Option::is_some)
     }
 

@@ -4,6 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use crate::index::{GroupIndex, TransportIndex};
 use crate::spi::{Direct, PeerSlot, RemoteMemory};
 use crate::{Access, Error, ErrorKind, PeerId, Result};
 
@@ -21,9 +22,9 @@ pub(crate) struct RemoteInner {
     /// The processor cannot follow its addresses, in whatever process.
     pub far: bool,
     /// The transport that operations take: the first that both sides have.
-    pub route: usize,
-    /// Its first link among the peer's.
-    pub lead: usize,
+    pub route: TransportIndex,
+    /// The first rail group of `route`, and so its first link among the peer's.
+    pub lead: GroupIndex,
     /// Imports on `route`, one per local rail; `None` where a rail has no partner.
     pub imports: Vec<Option<Arc<dyn RemoteMemory>>>,
     /// The way past the worker, if the route has one.

@@ -1,7 +1,6 @@
 //! Operations over several rail groups: which of them carry one, and how much each.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 use crate::engine::{Gate, Work};
 use crate::link::Link;
@@ -96,9 +95,9 @@ impl PeerInner {
 
     /// Which of `links` an operation begins with that does not need all of them.
     fn first<'a>(&self, links: impl Iterator<Item = &'a Link>) -> usize {
-        let home = self.home.load(Ordering::Relaxed) as usize;
+        let home = self.home.load();
         let behind = |link: &Link| match link.backlog.weight() / BEHIND {
-            0 => (0, link.engine.position != home),
+            0 => (0, link.engine.group != home),
             times => (times, false),
         };
         links.enumerate().min_by_key(|(_, link)| behind(link)).map_or(0, |(at, _)| at)
@@ -106,9 +105,9 @@ impl PeerInner {
 
     /// The next operation goes the same way if it may.
     fn settle(&self, link: &Link) {
-        let position = link.engine.position as u32;
-        if self.home.load(Ordering::Relaxed) != position {
-            self.home.store(position, Ordering::Relaxed);
+        let group = link.engine.group;
+        if self.home.load() != group {
+            self.home.store(group);
         }
     }
 }

@@ -10,10 +10,11 @@ mod meeting;
 mod proxy;
 mod role;
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use limit::stretched;
-use transport_core::{Fabric, FabricBuilder, Token};
+use transport_core::{Admission, Applicant, Fabric, FabricBuilder, Grant, Token};
 
 pub(crate) use census::Census;
 pub(crate) use child::Child;
@@ -58,6 +59,28 @@ pub(crate) fn patient(context: &Context) -> Verdict<End> {
     Ok(at_our_end(context, workers(context)?.open()?))
 }
 
+/// As [`patient`], with two rail groups on each of these transports, which grants its peers `windows`.
+#[track_caller]
+pub(crate) fn several(context: &Context, labels: &[&str], windows: Grant) -> Verdict<End> {
+    let options = Options {
+        labels,
+        rails: Some(2),
+        apart: true,
+        admission: Some(Arc::new(Fixed(windows))),
+        ..Options::default()
+    };
+    Ok(at_our_end(context, workers_of(context, options)?.open()?))
+}
+
+/// Grants every peer the same.
+struct Fixed(Grant);
+
+impl Admission for Fixed {
+    fn grant(&self, _: &Applicant<'_>) -> Grant {
+        self.0
+    }
+}
+
 /// As [`patient`], for peers with that token only.
 #[track_caller]
 pub(crate) fn guarded(context: &Context, token: Token) -> Verdict<End> {
@@ -71,9 +94,14 @@ fn at_our_end(context: &Context, fabric: Fabric) -> End {
 
 #[track_caller]
 fn workers(context: &Context) -> Verdict<FabricBuilder> {
+    workers_of(context, Options::default())
+}
+
+#[track_caller]
+fn workers_of(context: &Context, options: Options<'_>) -> Verdict<FabricBuilder> {
     // Nobody else's pair runs beside a trial.
     part();
-    let options = Options { deadline: DEADLINE, max_operations: 4096, ..Options::default() };
+    let options = Options { deadline: DEADLINE, max_operations: 4096, ..options };
     // 32 cards that software plays take long to pair, with other trials beside them.
     Ok(builder(context, &options)?.seed(context.seed).handshake_limit(LIMIT))
 }

@@ -3,6 +3,7 @@
 //! | order | answer |
 //! |---|---|
 //! | `open`, `open-patient`, `close` | |
+//! | `open-several LABELS BYTES IMMS MESSAGES` | with these transports, in groups, and windows for its peers |
 //! | `listen` | the address |
 //! | `accept`, `connect ADDRESS` | the peer's incarnation |
 //! | `alloc NAME LEN SEED` | allocates, fills and publishes a region |
@@ -12,6 +13,7 @@
 //! | `write SRC FROM LEN REMOTE AT IMM`, `read DST AT LEN REMOTE FROM` | |
 //! | `pages SRC REMOTE COUNT PAGE SEED IMM` | |
 //! | `send SRC FROM LEN IMM`, `receive DST AT LEN`, `received` | length and imm |
+//! | `sends SRC FROM LEN COUNT`, `pool COUNT SIZE`, `pooled COUNT SIZE` | |
 //! | `imms IMM COUNT`, `expect IMM COUNT`, `barrier NAME` | |
 //! | `ended` | the kind of error the peer's end gave |
 //! | `census` | threads, descriptors, processor time |
@@ -24,10 +26,10 @@ use std::process::ExitCode;
 use std::str::FromStr;
 use std::sync::Arc;
 
-use transport_core::{Listener, Op, Pages, Peer, PeerGroup, SendOptions, WriteOptions};
+use transport_core::{Grant, Listener, Op, Pages, Peer, PeerGroup, RecvPool, SendOptions, WriteOptions};
 
-use super::{Census, LIMIT, live, patient};
-use crate::check::{Failure, Verdict, within};
+use super::{Census, LIMIT, live, patient, several};
+use crate::check::{Failure, Verdict, same, within};
 use crate::end::End;
 use crate::ground::{Ground, OPEN, content};
 use crate::subject::{Subject, Variant};
@@ -87,6 +89,7 @@ struct Helper {
     peer: Option<Peer>,
     grounds: HashMap<String, Ground>,
     receive: Option<Op>,
+    pool: Option<RecvPool>,
 }
 
 /// Words of an order, taken one by one.
@@ -107,7 +110,8 @@ impl Words<'_> {
 
 impl Helper {
     fn new(context: Context) -> Self {
-        Self { context, fabric: None, listener: None, peer: None, grounds: HashMap::new(), receive: None }
+        let (fabric, listener, peer, receive, pool) = (None, None, None, None, None);
+        Self { context, fabric, listener, peer, grounds: HashMap::new(), receive, pool }
     }
 
     fn obey(&mut self, line: &str) -> Result<String, Refusal> {
@@ -116,6 +120,12 @@ impl Helper {
         match order.as_str() {
             "open" => self.fabric = Some(live(&self.context)?),
             "open-patient" => self.fabric = Some(patient(&self.context)?),
+            "open-several" => {
+                let labels: String = words.next()?;
+                let labels: Vec<&str> = labels.split(',').collect();
+                let windows = Grant { bytes: words.next()?, imms: words.next()?, messages: words.next()? };
+                self.fabric = Some(several(&self.context, &labels, windows)?);
+            }
             "close" => self.close(),
             "listen" => {
                 let listener = within(LIMIT, "listen", self.fabric()?.listen("127.0.0.1:0"))??;
@@ -146,7 +156,7 @@ impl Helper {
     }
 
     fn close(&mut self) {
-        (self.listener, self.peer, self.receive) = (None, None, None);
+        (self.listener, self.peer, self.receive, self.pool) = (None, None, None, None);
         self.grounds.clear();
         if let Some(fabric) = self.fabric.take() {
             fabric.close();
@@ -209,6 +219,23 @@ impl Helper {
                     words.option()?.map_or_else(SendOptions::new, |imm| SendOptions::new().imm(imm));
                 let region = &self.ground(&name)?.region;
                 self.peer()?.send_with(region, from..from + len, &options)?.wait(LIMIT)?;
+            }
+            "sends" => {
+                let (name, from, len): (String, usize, usize) = (words.next()?, words.next()?, words.next()?);
+                let (peer, region, count) = (self.peer()?, &self.ground(&name)?.region, words.next()?);
+                let ops: Result<Vec<Op>, _> =
+                    (0..count).map(|_: u32| peer.send(region, from..from + len)).collect();
+                for mut op in ops? {
+                    op.wait(LIMIT)?;
+                }
+            }
+            "pool" => self.pool = Some(self.fabric()?.recv_pool(words.next()?, words.next()?)?),
+            "pooled" => {
+                let pool = self.pool.as_ref().ok_or_else(|| Failure::new("nothing is being received"))?;
+                let (count, size): (u32, usize) = (words.next()?, words.next()?);
+                for _ in 0..count {
+                    same("bytes of a message", pool.next().wait(LIMIT)?.len(), size)?;
+                }
             }
             "receive" => {
                 let (name, at, len): (String, usize, usize) = (words.next()?, words.next()?, words.next()?);

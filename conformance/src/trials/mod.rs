@@ -16,6 +16,7 @@ mod forgery;
 mod frozen;
 mod futures;
 mod grant;
+mod groups;
 mod imm;
 mod message;
 mod mirror;
@@ -66,6 +67,7 @@ pub fn trials() -> impl Iterator<Item = &'static Trial> {
         order::TRIALS,
         fair::TRIALS,
         grant::TRIALS,
+        groups::TRIALS,
         window::TRIALS,
         routing::TRIALS,
         tenant::TRIALS,

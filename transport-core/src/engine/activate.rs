@@ -15,7 +15,7 @@ use crate::{Error, ErrorKind};
 impl Engine {
     /// The live link of a submission's peer.
     fn live_link(&self, peer: &PeerInner) -> Option<u32> {
-        let index = peer.links[self.handle.position].index;
+        let index = peer.links[self.handle.group].index;
         let known = self.links.get(index as usize)?.as_ref()?;
         (!known.dead && known.peer.id == peer.id).then_some(index)
     }
@@ -23,7 +23,7 @@ impl Engine {
     /// Gives a submission its share of every usable rail and queues it there; one that comes `alone`
     /// is posted at once if nothing stands before it.
     pub(super) fn activate(&mut self, mut submission: Submission, alone: bool) {
-        let (id, peer, position) = (submission.id, &submission.peer, self.handle.position);
+        let (id, peer) = (submission.id, &submission.peer);
         // Its link was queued after the controls were taken, and before it. What was queued
         // behind it stays there: it may be about this very submission.
         let mut link = self.live_link(peer);
@@ -41,7 +41,7 @@ impl Engine {
         }
         let mut rails = self.spare.pop().unwrap_or_default();
         self.fill_rails(work, link, &mut rails);
-        let metered = credit::is_metered(work, &peer.links[position].credit);
+        let metered = credit::is_metered(work, &peer.links[self.handle.group].credit);
         let error = refusal(work, &rails);
         let (unposted, only) = match error {
             Some(_) => (0, None),
@@ -130,7 +130,7 @@ impl Engine {
         let died = || Error::new(ErrorKind::PeerDied, "submit", "the peer is gone");
         let error = peer.death().unwrap_or_else(died);
         if trigger.is_none() {
-            peer.links[self.handle.position].backlog.ended(&work);
+            peer.links[self.handle.group].backlog.ended(&work);
         }
         self.note(2, id.index.into());
         self.begins(id, kind_of(&work), peer.short_id(), work.bytes());
@@ -142,7 +142,7 @@ impl Engine {
         let (transport, first) = (self.handle.transport, self.handle.first_rail);
         rails.clear();
         let Some(Some(state)) = self.links.get(link as usize) else { return };
-        let paired = &state.peer.links[self.handle.position].rails;
+        let paired = &state.peer.links[self.handle.group].rails;
         for (rail, local_rail) in self.rails.iter().enumerate() {
             let mut filled = ActiveRail::default();
             if let (Some(Some(slot)), None) = (state.slots.get(rail), local_rail.lost) {

@@ -4,6 +4,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use super::Work;
+use crate::index::GroupIndex;
 use crate::observe::OperationKind;
 use crate::op::OpId;
 use crate::peer::PeerInner;
@@ -154,9 +155,9 @@ impl Active {
 
     /// It is none any more of what the worker has to do for its peer.
     #[inline]
-    pub fn leaves(&self, position: usize) {
+    pub fn leaves(&self, group: GroupIndex) {
         if self.trigger.is_none() {
-            self.peer.links[position].backlog.ended(&self.work);
+            self.peer.links[group].backlog.ended(&self.work);
         }
     }
 

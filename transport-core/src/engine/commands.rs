@@ -91,7 +91,7 @@ impl Engine {
     }
 
     fn link(&mut self, peer: Arc<PeerInner>) {
-        let link = &peer.links[self.handle.position];
+        let link = &peer.links[self.handle.group];
         let index = link.index;
         let slots: Vec<_> = link.rails.iter().map(|rail| rail.as_ref().map(|rail| rail.slot)).collect();
         let receiving: Vec<_> = link.receiving.iter().map(|(rail, paired)| (*rail, paired.slot)).collect();
@@ -108,7 +108,7 @@ impl Engine {
         }
         let steps = self.handle.ledger.given(peer.id).map_or([1; 2], |given| given.steps);
         // It was offered what was true then.
-        (0..self.rails.len()).for_each(|rail| peer.tell_move(self.handle.position, rail));
+        (0..self.rails.len()).for_each(|rail| peer.tell_move(self.handle.group, rail));
         self.links[index as usize] = Some(LinkState::new(peer, slots, receiving, steps));
         self.replay(index);
     }

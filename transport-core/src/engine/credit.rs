@@ -10,6 +10,7 @@ use super::neighbour::LinkState;
 use super::{Active, Engine, Work};
 use crate::Peer;
 use crate::grant::{Allowed, Credit};
+use crate::index::GroupIndex;
 use crate::observe::GrantOf;
 use crate::spi::WorkKind;
 
@@ -21,13 +22,13 @@ pub(super) fn is_metered(work: &Work, credit: &Credit) -> bool {
 }
 
 impl Active {
-    fn credit(&self, position: usize) -> &Credit {
-        &self.peer.links[position].credit
+    fn credit(&self, group: GroupIndex) -> &Credit {
+        &self.peer.links[group].credit
     }
 
     /// What one request takes of the peer's grant, besides bytes.
-    fn unit(&self, position: usize) -> Option<&Allowed> {
-        self.credit(position).unit(self.work.kind, self.piece_imm())
+    fn unit(&self, group: GroupIndex) -> Option<&Allowed> {
+        self.credit(group).unit(self.work.kind, self.piece_imm())
     }
 
     /// Bytes of one request, at most.
@@ -40,10 +41,10 @@ impl Active {
     }
 
     /// Takes room for up to `wanted` of its requests out of the peer's grant; how many.
-    pub(super) fn take(&self, position: usize, link: &mut LinkState, wanted: u32) -> u32 {
+    pub(super) fn take(&self, group: GroupIndex, link: &mut LinkState, wanted: u32) -> u32 {
         // The engines of other rail groups have their part of the window.
-        let engines = self.peer.route(self.peer.links[position].engine.transport).len() as u64;
-        let (bytes, piece) = (self.credit(position).bytes().div_ceil(engines), self.piece());
+        let engines = self.peer.route(self.peer.links[group].engine.transport).len() as u64;
+        let (bytes, piece) = (self.credit(group).bytes().div_ceil(engines), self.piece());
         let fit = match piece {
             0 => u64::MAX,
             // One may always go, however large: the window is no limit of sizes.
@@ -51,14 +52,14 @@ impl Active {
             _ => bytes.saturating_sub(link.posted) / piece,
         };
         let wanted = wanted.min(u32::try_from(fit).unwrap_or(u32::MAX));
-        let taken = self.unit(position).map_or(wanted, |unit| unit.take(wanted));
+        let taken = self.unit(group).map_or(wanted, |unit| unit.take(wanted));
         link.posted += piece * u64::from(taken);
         taken
     }
 
     /// What of the peer's grant it waits for.
-    pub(super) fn lacks(&self, position: usize) -> GrantOf {
-        match self.unit(position) {
+    pub(super) fn lacks(&self, group: GroupIndex) -> GrantOf {
+        match self.unit(group) {
             Some(unit) if unit.is_used_up() && self.work.kind == WorkKind::Send => GrantOf::Messages,
             Some(unit) if unit.is_used_up() => GrantOf::Imms,
             _ => GrantOf::Bytes,
@@ -73,9 +74,9 @@ impl Engine {
     pub(super) fn metered_ended(&mut self, op: u32, pieces: u32, failed: bool) {
         let Some(active) = &self.active[op as usize] else { return };
         let (link, back) = (active.link, active.piece() * u64::from(pieces));
-        if failed && let Some(unit) = active.unit(self.handle.position) {
+        if failed && let Some(unit) = active.unit(self.handle.group) {
             unit.give_back(pieces);
-            active.peer.tell_others(self.handle.position);
+            active.peer.tell_others(self.handle.group);
         }
         let Some(Some(state)) = self.links.get_mut(link as usize) else { return };
         state.posted -= back;
@@ -95,9 +96,9 @@ impl Engine {
             let back = run.count - taken;
             let metered = |active: &&Active| active.metered && back > 0;
             let Some(active) = self.active[run.op as usize].as_ref().filter(metered) else { continue };
-            if let Some(unit) = active.unit(self.handle.position) {
+            if let Some(unit) = active.unit(self.handle.group) {
                 unit.give_back(back);
-                active.peer.tell_others(self.handle.position);
+                active.peer.tell_others(self.handle.group);
             }
             let link = active.link;
             if let Some(Some(state)) = self.links.get_mut(link as usize) {
@@ -146,7 +147,7 @@ impl Engine {
     /// The peer has granted more.
     pub(super) fn granted(&mut self, link: u32) {
         let Some(Some(state)) = self.links.get(link as usize) else { return };
-        state.peer.links[self.handle.position].credit.looked();
+        state.peer.links[self.handle.group].credit.looked();
         self.note(13, link.into());
         self.resume(link);
     }

@@ -33,7 +33,7 @@ impl Engine {
                 ..Outcome::default()
             }),
         };
-        active.leaves(self.handle.position);
+        active.leaves(self.handle.group);
         let (id, link, parked) = (active.id, active.link, active.parked);
         let span = std::mem::replace(&mut active.span, tracing::Span::none());
         let mut rails = std::mem::take(&mut active.rails);

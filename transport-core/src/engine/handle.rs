@@ -11,6 +11,7 @@ use super::alarms::Alarms;
 use super::{Engine, RailCounts, Snapshot, Work};
 use crate::fabric::Posting;
 use crate::grant::Ledger;
+use crate::index::{GroupIndex, TransportIndex};
 use crate::observe::{Recorder, Watch};
 use crate::op::{OpId, OpTable};
 use crate::peer::PeerInner;
@@ -64,10 +65,10 @@ pub(crate) enum Control {
 
 /// The part of an engine that is shared.
 pub(crate) struct EngineHandle {
-    /// Position of its transport in the fabric.
-    pub transport: usize,
-    /// Its own position among all engines of the fabric, and so that of its link in a peer's.
-    pub position: usize,
+    /// Its transport.
+    pub transport: TransportIndex,
+    /// The rail group that it drives, and so the number of its link among a peer's.
+    pub group: GroupIndex,
     /// Its first rail among those of the transport.
     pub first_rail: usize,
     pub posting: Posting,
@@ -98,8 +99,8 @@ pub(crate) struct EngineHandle {
 
 /// What a handle is made of.
 pub(crate) struct HandleSetup {
-    pub transport: usize,
-    pub position: usize,
+    pub transport: TransportIndex,
+    pub group: GroupIndex,
     pub first_rail: usize,
     pub posting: Posting,
     pub label: String,
@@ -122,7 +123,7 @@ impl EngineHandle {
         let table = OpTable::new(setup.max_operations);
         Self {
             transport: setup.transport,
-            position: setup.position,
+            group: setup.group,
             first_rail: setup.first_rail,
             posting: setup.posting,
             counts: setup.devices.iter().map(|_| RailCounts::default()).collect(),
@@ -210,7 +211,7 @@ impl EngineHandle {
         let closed = || Error::new(ErrorKind::Closed, "submit", "the fabric was closed");
         while let Some(submission) = self.submissions.pop() {
             if submission.trigger.is_none() {
-                submission.peer.links[self.position].backlog.ended(&submission.work);
+                submission.peer.links[self.group].backlog.ended(&submission.work);
             }
             let id = submission.id;
             drop(submission);

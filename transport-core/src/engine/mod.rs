@@ -190,7 +190,7 @@ impl Engine {
         // A closed endpoint touches nothing any more: what it held is let go now.
         self.rails.clear();
         for active in self.active.iter_mut().filter_map(Option::take) {
-            active.leaves(self.handle.position);
+            active.leaves(self.handle.group);
             let id = active.id;
             drop(active);
             self.handle.table.end(id, Err(error.clone()));

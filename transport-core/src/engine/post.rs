@@ -116,7 +116,7 @@ impl Engine {
                 && count > 0
                 && let Some(link) = &mut self.links[active.link as usize]
             {
-                count = active.take(self.handle.transport, link, count);
+                count = active.take(self.handle.group, link, count);
                 if count == 0 {
                     self.park(rail, op);
                     continue;

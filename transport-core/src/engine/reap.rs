@@ -197,7 +197,7 @@ impl Engine {
     /// The endpoint of a rail has moved: every peer is told.
     fn rail_moved(&self, rail: usize) {
         for link in self.links.iter().flatten().filter(|link| !link.dead) {
-            link.peer.tell_move(self.handle.position, rail);
+            link.peer.tell_move(self.handle.group, rail);
         }
     }
 

@@ -123,7 +123,7 @@ impl Engine {
         let (rail, device) = (self.numbered(rail).into(), self.handle.devices[rail].clone());
         match active.work.kind {
             _ if active.parked && !share.queued => {
-                Wait::Grant { rail, device, of: active.lacks(self.handle.transport) }
+                Wait::Grant { rail, device, of: active.lacks(self.handle.group) }
             }
             _ if this.rotation.holds(active.link) => Wait::Answer { rail, device },
             _ if this.credits() == 0 => Wait::SendQueue { rail, device, depth: this.depth as u64 },

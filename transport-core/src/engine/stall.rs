@@ -37,7 +37,7 @@ impl Engine {
         }
         for id in &found {
             self.record(What::Stalled { op: *id });
-            watch.found(self.handle.position, *id);
+            watch.found(self.handle.group, *id);
         }
         if !found.is_empty() && !self.handle.is_driven_by_caller() {
             watch.report_apart();

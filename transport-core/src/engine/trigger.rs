@@ -39,7 +39,7 @@ impl Engine {
         let now = self.now();
         let Some(active) = &mut self.active[op as usize] else { return };
         let trigger = active.trigger.take();
-        let link = &active.peer.links[self.handle.position];
+        let link = &active.peer.links[self.handle.group];
         link.backlog.begins(&active.work);
         active.metered = credit::is_metered(&active.work, &link.credit);
         active.moved = now;

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
+use crate::index::TransportIndex;
 use crate::plan::{RailRange, Shape};
 use crate::region::RegionInner;
 use crate::remote::RemoteInner;
@@ -48,7 +49,7 @@ impl Work {
     }
 
     /// Whether the local region, if there is one, is registered on rail `rail` of a transport.
-    pub fn is_local_on(&self, transport: usize, rail: usize) -> bool {
+    pub fn is_local_on(&self, transport: TransportIndex, rail: usize) -> bool {
         self.local.as_ref().is_none_or(|region| region.regions[transport][rail].is_some())
     }
 

@@ -63,14 +63,13 @@ impl Prepared {
         let fabric = self.fabric.upgrade().ok_or_else(closed)?;
         fabric.check_open("connect")?;
         let mut links = Vec::new();
-        for (position, prepared) in self.transports.iter_mut().enumerate() {
+        for (prepared, transport) in self.transports.iter_mut().zip(&fabric.transports) {
             if prepared.refused.is_none() {
                 prepared.refused = match theirs.iter().find(|report| report.label == prepared.label) {
                     None => Some("the peer did not report on this transport".into()),
                     Some(report) => report.refused.as_ref().map(|why| format!("refused by the peer: {why}")),
                 };
             }
-            let transport = &fabric.transports[position];
             links.extend(transport.groups.iter().map(|group| prepared.link(transport, group)));
         }
         if links.iter().all(|link| !link.is_up()) {

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::descriptor::Entry;
+use crate::index::TransportIndex;
 use crate::link::{Link, PairedRail};
 use crate::peer::PeerInner;
 use crate::remote::{RemoteInner, Shortcut};
@@ -105,7 +106,7 @@ impl PeerInner {
     fn remote(
         &self,
         descriptor: &Descriptor,
-        route: usize,
+        route: TransportIndex,
         imports: Vec<Option<Arc<dyn RemoteMemory>>>,
     ) -> RemoteRegion {
         let link = self.lead(route);
@@ -126,7 +127,7 @@ impl PeerInner {
             access: descriptor.access(),
             far: matches!(descriptor.kind, MemoryKind::Cuda { .. }),
             route,
-            lead: link.engine.position,
+            lead: link.engine.group,
             shortcut,
             imports,
             revoked: false.into(),

@@ -11,6 +11,7 @@ use super::transport::Transport;
 use super::{lock, tenant};
 use crate::control::{Bootstrap, ControlSettings, ControlThread, Identity, Room, Tasks};
 use crate::engine::{Control, EngineHandle};
+use crate::index::{IndexVec, TransportIndex};
 use crate::region::RegionInner;
 use crate::spi::Revocation;
 use crate::{Access, Clock, Error, ErrorKind, Op, Peer, PeerId, Region, Result, Time};
@@ -21,7 +22,7 @@ pub(crate) struct FabricInner {
     pub(super) identity: Identity,
     pub(super) clock: Arc<dyn Clock>,
     pub(super) default_deadline: Duration,
-    pub(super) transports: Vec<Transport>,
+    pub(super) transports: IndexVec<TransportIndex, Transport>,
     pub(super) placing: Placing,
     pub(super) settings: ControlSettings,
     pub(super) bootstrap: Arc<dyn Bootstrap>,
@@ -86,8 +87,17 @@ impl FabricInner {
     }
 
     /// The engine that waits of the whole fabric look to.
-    pub(crate) fn first_engine(&self) -> Arc<EngineHandle> {
-        Arc::clone(self.transports[0].first_engine())
+    pub(crate) fn first_engine(&self) -> &Arc<EngineHandle> {
+        self.transports[TransportIndex::FIRST].first_engine()
+    }
+
+    /// The engine that a single receive is posted on: that of the first transport that reaches a connected
+    /// peer, or of the first of all while no peer is connected.
+    pub(super) fn receiving_engine(&self) -> &Arc<EngineHandle> {
+        let reached =
+            |peer: &Peer| peer.0.leads().find(|link| link.is_up()).map(|link| link.engine.transport);
+        let first = lock(&self.peers).values().filter_map(reached).min();
+        self.transports[first.unwrap_or(TransportIndex::FIRST)].first_engine()
     }
 
     pub(crate) fn now(&self) -> Time {
@@ -127,16 +137,17 @@ impl FabricInner {
             return None;
         }
         let peers = lock(&self.peers);
-        let is_connected = |transport: usize| {
+        let is_connected = |transport: TransportIndex| {
             let mut links = peers.values().flat_map(|peer| &peer.0.links);
             links.any(|link| link.is_up() && link.engine.transport == transport)
         };
-        let is_late = |(at, transport): &(usize, &Transport)| {
+        let is_late = |transport: &&Transport| {
+            let number = transport.first_engine().transport;
             transport.domains[0].capabilities().revocation == Revocation::Late
-                && region.is_registered_on(*at, 0..transport.domains.len())
-                && is_connected(*at)
+                && region.is_registered_on(number, 0..transport.domains.len())
+                && is_connected(number)
         };
-        let (_, transport) = self.transports.iter().enumerate().find(is_late)?;
+        let transport = self.transports.iter().find(is_late)?;
         let why = format!(
             "the peers' key is taken back and refused from now on, but transport {:?} does not say when it has \
              finished what it was receiving: bytes may land until the peers' writes have ended, or their connections",

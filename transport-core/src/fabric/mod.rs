@@ -138,7 +138,7 @@ impl Fabric {
         }
         let len = memory.len() as u64;
         Ok(Region(Arc::new(RegionInner {
-            regions,
+            regions: regions.into(),
             start: memory.as_ptr(),
             len,
             far: if matches!(memory.kind(), MemoryKind::Cuda { .. }) { u64::MAX } else { 0 },
@@ -191,8 +191,12 @@ impl Fabric {
         local::connect_local(&self.0, &other.0)
     }
 
-    /// Posts one receive on the first transport. The outcome says who sent, how
-    /// many bytes and which imm. It has no deadline; drop it to take it back.
+    /// Posts one receive. The outcome says who sent, how many bytes and which imm. It has no deadline; drop it
+    /// to take it back.
+    ///
+    /// It is posted on one transport: the first that reaches a peer which is connected now, or the first of all
+    /// while no peer is connected. A fabric whose peers come by several transports takes a
+    /// [`recv_pool`](Self::recv_pool), which is posted on every one.
     pub fn recv(&self, region: &Region, range: std::ops::Range<usize>) -> Result<Op> {
         let (offset, len) = region.0.check(range, "recv")?;
         if len == 0 || region.0.fabric_id != self.0.id {
@@ -200,8 +204,8 @@ impl Fabric {
             return Err(Error::new(ErrorKind::InvalidRequest, "recv", why));
         }
         self.0.check_open("recv")?;
-        let engine = self.0.transports[0].first_engine();
-        if region.0.regions[0][0].is_none() {
+        let engine = self.0.receiving_engine();
+        if region.0.regions[engine.transport][engine.first_rail].is_none() {
             let why = "messages come to the first rail group: register the region near that, or on all rails";
             return Err(Error::new(ErrorKind::InvalidRequest, "recv", why));
         }

@@ -8,6 +8,7 @@ use super::tenant::Lineage;
 use super::transport::OpenSettings;
 use super::{Fabric, FabricBuilder, FabricInner, Transport};
 use crate::control::{Identity, Room};
+use crate::index::{GroupIndex, Number, TransportIndex};
 use crate::observe::Watch;
 use crate::op::MOST_OPERATIONS;
 use crate::spi::DomainSetup;
@@ -25,7 +26,7 @@ impl FabricBuilder {
         let seed = self.seed.map_or_else(|| random("open"), Ok)?;
         let incarnation = self.incarnation.map_or_else(|| random("open"), Ok)?;
         let watch = Arc::new(Watch::new(self.stall_after, self.on_stall));
-        let (mut transports, mut groups) = (Vec::new(), 0);
+        let (mut transports, mut first_group) = (Vec::new(), GroupIndex::FIRST);
         let sought = self.transports.iter().map(Transport::seek).collect::<Result<Vec<_>>>()?;
         let names: Vec<&str> = sought.iter().flatten().map(|device| device.name.as_str()).collect();
         self.placing.groups.check(&names)?;
@@ -37,8 +38,8 @@ impl FabricBuilder {
                 sleeps: !self.caller_driven,
             };
             let settings = OpenSettings {
-                position,
-                first_group: groups,
+                transport: TransportIndex::new(position),
+                first_group,
                 max_operations: self.max_operations,
                 caller_driven: self.caller_driven,
                 records: self.records,
@@ -48,7 +49,7 @@ impl FabricBuilder {
                 admission: Arc::clone(&self.admission),
             };
             let transport = Transport::open(config, devices, &setup, settings)?;
-            groups += transport.groups.len();
+            first_group = first_group.plus(transport.groups.len());
             transports.push(transport);
         }
         static FABRICS: AtomicU64 = AtomicU64::new(1);
@@ -58,7 +59,7 @@ impl FabricBuilder {
             identity: Identity { incarnation, host: host_name() },
             clock: self.clock,
             default_deadline: self.deadline,
-            transports,
+            transports: transports.into(),
             placing: self.placing,
             settings: self.settings,
             bootstrap: self.bootstrap,

@@ -10,6 +10,7 @@ use super::placement::Placing;
 use super::{Place, TransportConfig, Workers, lock};
 use crate::engine::{Engine, EngineHandle, HandleSetup, Rail, RailCounters, RailCounts};
 use crate::grant::Ledger;
+use crate::index::{GroupIndex, TransportIndex};
 use crate::observe::Watch;
 use crate::spi::{Capabilities, DeviceInfo, Domain, DomainSetup, MemoryRegion};
 use crate::worker::{Seat, Worker, WorkerSetup};
@@ -34,9 +35,9 @@ fn crew(group: usize, threads: usize, groups: usize) -> usize {
 }
 
 pub(super) struct OpenSettings<'a> {
-    /// Its position, and that of its first group among all of the fabric.
-    pub position: usize,
-    pub first_group: usize,
+    /// Its number, and that of its first rail group.
+    pub transport: TransportIndex,
+    pub first_group: GroupIndex,
     pub max_operations: usize,
     pub caller_driven: bool,
     pub records: usize,
@@ -145,8 +146,8 @@ impl Transport {
     ) -> Result<Engine> {
         let number = self.groups.len();
         let handle = HandleSetup {
-            transport: settings.position,
-            position: settings.first_group + number,
+            transport: settings.transport,
+            group: settings.first_group.plus(number),
             first_rail: rails.start,
             label: if groups > 1 { format!("{}/{number}", self.label) } else { self.label.clone() },
             devices: self.devices[rails.clone()].iter().map(|device| device.name.clone()).collect(),

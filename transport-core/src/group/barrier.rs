@@ -57,7 +57,7 @@ impl PeerGroup {
         let fabric = self.peers()[0].0.fabric.upgrade();
         let fabric =
             fabric.ok_or_else(|| Error::new(ErrorKind::Closed, "barrier", "the fabric is closed"))?;
-        let alarm = Alarm::new(fabric.first_engine(), fabric.deadline(fabric.now(), Some(limit)));
+        let alarm = Alarm::new(Arc::clone(fabric.first_engine()), fabric.deadline(fabric.now(), Some(limit)));
         let weak = Arc::downgrade(&fabric);
         // From here on, dropping it takes back what it has entered.
         let mut barrier = Barrier {

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use super::Dump;
 use crate::fabric::{Fabric, FabricInner};
+use crate::index::{GroupIndex, Number};
 use crate::op::OpId;
 
 /// What a user wants called on a stall.
@@ -17,8 +18,8 @@ pub(crate) struct Watch {
     pub after: Duration,
     hook: Option<StallHook>,
     fabric: OnceLock<Weak<FabricInner>>,
-    /// Transport and operation.
-    due: Mutex<Vec<(usize, OpId)>>,
+    /// The engine's rail group, and the operation.
+    due: Mutex<Vec<(GroupIndex, OpId)>>,
     /// Whether there may be any: who steps an engine asks at every turn.
     any: AtomicBool,
 }
@@ -35,8 +36,8 @@ impl Watch {
 
     /// An engine found a stall: to be reported once.
     #[cold]
-    pub fn found(&self, transport: usize, op: OpId) {
-        self.lock().push((transport, op));
+    pub fn found(&self, group: GroupIndex, op: OpId) {
+        self.lock().push((group, op));
         self.any.store(true, Ordering::Release);
     }
 
@@ -70,8 +71,10 @@ impl Watch {
         let dump = fabric.dump();
         // The user may close the fabric in the hook, or wait for its end.
         drop(fabric);
-        for (transport, part) in dump.transports.iter().enumerate() {
-            for operation in part.operations.iter().filter(|op| due.contains(&(transport, op.id))) {
+        // A dump has a part per rail group.
+        for (place, part) in dump.transports.iter().enumerate() {
+            let group = GroupIndex::new(place);
+            for operation in part.operations.iter().filter(|op| due.contains(&(group, op.id))) {
                 tracing::warn!(transport = %part.label, op = %operation.id, "stalled: {operation}");
             }
         }
@@ -80,7 +83,7 @@ impl Watch {
         }
     }
 
-    fn lock(&self) -> std::sync::MutexGuard<'_, Vec<(usize, OpId)>> {
+    fn lock(&self) -> std::sync::MutexGuard<'_, Vec<(GroupIndex, OpId)>> {
         // No holder panics half way through a change: poison carries no news.
         self.due.lock().unwrap_or_else(PoisonError::into_inner)
     }

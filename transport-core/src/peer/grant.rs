@@ -3,6 +3,7 @@
 use super::Peer;
 use crate::engine::Control;
 use crate::grant::Allowance;
+use crate::index::TransportIndex;
 use crate::{Error, ErrorKind, Result};
 
 impl Peer {
@@ -21,7 +22,7 @@ impl Peer {
     }
 
     /// Tells the other side what it may send over one of our transports.
-    pub(crate) fn tell_grant(&self, transport: usize, allowance: Allowance) {
+    pub(crate) fn tell_grant(&self, transport: TransportIndex, allowance: Allowance) {
         let label = &self.0.lead(transport).label;
         self.0.session.grant(label, allowance);
         if let Some(twin) = self.twin()

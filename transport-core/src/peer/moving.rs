@@ -3,6 +3,7 @@
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use super::Peer;
+use crate::index::GroupIndex;
 use crate::link::PairedRail;
 use crate::spi::Connector;
 use crate::{Error, ErrorKind, Result};
@@ -73,10 +74,10 @@ impl Peer {
 }
 
 impl super::PeerInner {
-    /// Tells the other side where our rail is, if it has moved: rail `rail` of the link at
-    /// `position`.
-    pub(crate) fn tell_move(&self, position: usize, rail: usize) {
-        let link = &self.links[position];
+    /// Tells the other side where our rail is, if it has moved: rail `rail` of the link over
+    /// `group`.
+    pub(crate) fn tell_move(&self, group: GroupIndex, rail: usize) {
+        let link = &self.links[group];
         for (_, pair) in link.pairs().filter(|(of, _)| *of == rail) {
             let connector = pair.domain.connector();
             let told = connector.offer_again(pair.slot).and_then(|offer| {

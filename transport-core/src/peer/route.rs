@@ -4,6 +4,7 @@ use std::ops::Range;
 
 use super::{Peer, PeerInner};
 use crate::engine::Control;
+use crate::index::{GroupIndex, IndexVec, Number, TransportIndex};
 use crate::link::Link;
 
 impl Peer {
@@ -37,19 +38,28 @@ impl Peer {
 }
 
 /// Which links belong to the same transport.
-pub(super) fn routes(links: &[Link]) -> Vec<Range<usize>> {
-    let mut start = 0;
+pub(super) fn routes(links: &[Link]) -> IndexVec<TransportIndex, Range<GroupIndex>> {
+    let mut start = GroupIndex::FIRST;
     let routes = links.chunk_by(|a, b| a.engine.transport == b.engine.transport).map(|links| {
-        let route = start..start + links.len();
+        let route = start..start.plus(links.len());
         start = route.end;
         route
     });
     routes.collect()
 }
 
+/// The rail group that the first operation to a new peer goes over, where any will do: one of those of
+/// the first transport that reaches the peer. Peers begin with different ones.
+pub(super) fn first_home(links: &[Link], routes: &IndexVec<TransportIndex, Range<GroupIndex>>) -> GroupIndex {
+    let Some(first) = links.iter().find(|link| link.is_up()) else { return GroupIndex::FIRST };
+    let route = &routes[first.engine.transport];
+    let groups = route.end.place() - route.start.place();
+    route.start.plus(first.index as usize % groups)
+}
+
 impl PeerInner {
     /// The links of a transport, one per rail group.
-    pub fn route(&self, transport: usize) -> &[Link] {
+    pub fn route(&self, transport: TransportIndex) -> &[Link] {
         &self.links[self.routes[transport].clone()]
     }
 
@@ -59,10 +69,10 @@ impl PeerInner {
     }
 
     /// Something was given back that operations over the other rail groups of a transport
-    /// may wait for; `position` is the link of who gave it.
-    pub fn tell_others(&self, position: usize) {
-        for link in self.route(self.links[position].engine.transport) {
-            if link.engine.position != position {
+    /// may wait for; the operation that gave it back went over `group`.
+    pub fn tell_others(&self, group: GroupIndex) {
+        for link in self.route(self.links[group].engine.transport) {
+            if link.engine.group != group {
                 link.engine.control(Control::Granted { link: link.index });
             }
         }
@@ -75,7 +85,7 @@ impl PeerInner {
 
     /// A transport's first link: what holds for it holds for the others.
     #[inline]
-    pub fn lead(&self, transport: usize) -> &Link {
+    pub fn lead(&self, transport: TransportIndex) -> &Link {
         &self.links[self.routes[transport].start]
     }
 }

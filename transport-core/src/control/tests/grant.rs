@@ -8,12 +8,13 @@ use super::session::with_raw;
 use super::{builder, fabric, listening, pair, served, wait};
 use crate::control::frame::{Cause, Frame, MAX_OFFERS};
 use crate::grant::Allowance;
+use crate::index::GroupIndex;
 use crate::spi::WorkKind;
 use crate::{Admission, Applicant, ErrorKind, Grant, Peer};
 
 /// How many more imms and messages a peer lets us send, as far as we know; up to a few.
 fn room(peer: &Peer) -> [u32; 2] {
-    let credit = &peer.0.links[0].credit;
+    let credit = &peer.0.links[GroupIndex::FIRST].credit;
     [(WorkKind::Write, Some(1)), (WorkKind::Send, None)].map(|(kind, imm)| {
         let unit = credit.unit(kind, imm).unwrap();
         let taken = unit.take(1 << 20);
@@ -52,7 +53,7 @@ fn a_policy_that_changed_is_asked_again() {
     let there = wait(client.connect(&address)).unwrap();
     let here = wait(listener.accept()).unwrap();
     assert_eq!(room(&there), [0, 1 << 20]);
-    assert_eq!(there.0.links[0].credit.bytes(), 9);
+    assert_eq!(there.0.links[GroupIndex::FIRST].credit.bytes(), 9);
     // Less than before takes nothing back.
     for (imms, room_then) in [(5, 5), (7, 7), (3, 7)] {
         dial.0.store(imms, Ordering::SeqCst);
@@ -87,7 +88,7 @@ fn grants_that_fall_or_fit_nothing_end_the_session() {
 #[test]
 fn who_grants_nothing_is_sent_nothing() {
     let (_server, peer, _raw) = with_raw();
-    assert_eq!((room(&peer), peer.0.links[0].credit.bytes()), ([0, 0], 0));
+    assert_eq!((room(&peer), peer.0.links[GroupIndex::FIRST].credit.bytes()), ([0, 0], 0));
 }
 
 #[test]
@@ -117,5 +118,5 @@ fn a_flood_of_grants_is_one_piece_of_news() {
     raw.send(&Frame::Goodbye);
     assert_eq!(wait(peer.closed()).kind(), ErrorKind::Closed);
     // The news of grants, and of the end.
-    assert_eq!(peer.0.links[0].engine.controls.len(), 2);
+    assert_eq!(peer.0.links[GroupIndex::FIRST].engine.controls.len(), 2);
 }

@@ -5,6 +5,7 @@ use std::time::Duration;
 use super::*;
 use crate::engine::HandleSetup;
 use crate::grant::{EvenShares, Ledger};
+use crate::index::{GroupIndex, TransportIndex};
 use crate::observe::Watch;
 use crate::watchers::tests::{Woken, poll};
 use crate::{Doorbell, ErrorKind};
@@ -16,8 +17,8 @@ fn engine() -> Arc<EngineHandle> {
     let bell = Doorbell::new().unwrap().bell().try_clone().unwrap();
     let watch = Arc::new(Watch::new(Duration::MAX, None));
     let setup = HandleSetup {
-        transport: 0,
-        position: 0,
+        transport: TransportIndex::FIRST,
+        group: GroupIndex::FIRST,
         first_rail: 0,
         posting: crate::Workers::default().posting,
         label: "none".into(),

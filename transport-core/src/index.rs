@@ -1,0 +1,138 @@
+//! The two numbers of a fabric that look alike: that of a transport and that of a rail group.
+//!
+//! A fabric numbers its transports in order of preference, and its rail groups over all transports.
+//! Each number is a type of its own, and each list takes one of them alone: the compiler refuses a
+//! transport's number where a rail group's is meant.
+
+use std::marker::PhantomData;
+use std::ops::{Index, Range};
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+/// The number of a transport in its fabric, in order of preference.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct TransportIndex(usize);
+
+/// The number of a rail group among those of all transports of its fabric; a peer's link over that
+/// group has the same number.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct GroupIndex(usize);
+
+/// A number that an [`IndexVec`] is indexed by.
+pub(crate) trait Number: Copy {
+    /// The number at that place of a list.
+    fn new(place: usize) -> Self;
+
+    /// The place in a list.
+    fn place(self) -> usize;
+}
+
+impl Number for TransportIndex {
+    #[inline]
+    fn new(place: usize) -> Self {
+        Self(place)
+    }
+
+    #[inline]
+    fn place(self) -> usize {
+        self.0
+    }
+}
+
+impl Number for GroupIndex {
+    #[inline]
+    fn new(place: usize) -> Self {
+        Self(place)
+    }
+
+    #[inline]
+    fn place(self) -> usize {
+        self.0
+    }
+}
+
+impl TransportIndex {
+    /// The transport that a fabric prefers to all others.
+    pub const FIRST: Self = Self(0);
+}
+
+impl GroupIndex {
+    /// The first group of the first transport.
+    pub const FIRST: Self = Self(0);
+
+    /// The group `groups` further on.
+    pub fn plus(self, groups: usize) -> Self {
+        Self(self.0 + groups)
+    }
+}
+
+/// The number of a rail group that any thread may read and change.
+pub(crate) struct AtomicGroup(AtomicUsize);
+
+impl AtomicGroup {
+    /// Begins with `group`.
+    pub fn new(group: GroupIndex) -> Self {
+        Self(AtomicUsize::new(group.0))
+    }
+
+    /// The number, without any order between it and other memory.
+    #[inline]
+    pub fn load(&self) -> GroupIndex {
+        GroupIndex(self.0.load(Ordering::Relaxed))
+    }
+
+    /// Takes another number, without any order.
+    #[inline]
+    pub fn store(&self, group: GroupIndex) {
+        self.0.store(group.0, Ordering::Relaxed);
+    }
+}
+
+/// A list that is indexed by one kind of number alone.
+pub(crate) struct IndexVec<I, T>(Vec<T>, PhantomData<fn(I)>);
+
+impl<I: Number, T> IndexVec<I, T> {
+    /// Its entries, first to last.
+    #[inline]
+    pub fn iter(&self) -> std::slice::Iter<'_, T> {
+        self.0.iter()
+    }
+}
+
+impl<I: Number, T> Index<I> for IndexVec<I, T> {
+    type Output = T;
+
+    #[inline]
+    fn index(&self, number: I) -> &T {
+        &self.0[number.place()]
+    }
+}
+
+impl<I: Number, T> Index<Range<I>> for IndexVec<I, T> {
+    type Output = [T];
+
+    #[inline]
+    fn index(&self, numbers: Range<I>) -> &[T] {
+        &self.0[numbers.start.place()..numbers.end.place()]
+    }
+}
+
+impl<I, T> From<Vec<T>> for IndexVec<I, T> {
+    fn from(list: Vec<T>) -> Self {
+        Self(list, PhantomData)
+    }
+}
+
+impl<I, T> FromIterator<T> for IndexVec<I, T> {
+    fn from_iter<Entries: IntoIterator<Item = T>>(entries: Entries) -> Self {
+        Vec::from_iter(entries).into()
+    }
+}
+
+impl<'a, I, T> IntoIterator for &'a IndexVec<I, T> {
+    type Item = &'a T;
+    type IntoIter = std::slice::Iter<'a, T>;
+
+    fn into_iter(self) -> Self::IntoIter {
+        self.0.iter()
+    }
+}
