@@ -84,7 +84,7 @@ impl<'a> Client<'a> {
         let mut mover = Mover::new(&peer, &local, remote, load, asked.cold);
         tracing::info!(op = load.kind.name(), size = load.size, pages = load.pages, "measuring");
 
-        let before = Rails::of(self.fabric);
+        let (before, explained) = (Rails::of(self.fabric), mover.explain()?);
         mover.pass(verify)?;
         if verify {
             self.check(&local, load, mover.operations())?;
@@ -106,7 +106,7 @@ impl<'a> Client<'a> {
             self.check(&local, load, mover.operations())?;
         }
         if let Some(measured) = measured {
-            let rails = Rails::of(self.fabric).since(&before);
+            let rails = Rails::of(self.fabric).since(&before).used_by(&explained);
             let row = Row::new(&self.backend, load, &measured, verify && !is_cut_short, rails);
             report.add(row.cut_short(is_cut_short), is_cut_short)?;
         }

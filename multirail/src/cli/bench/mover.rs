@@ -2,7 +2,9 @@
 
 use std::time::{Duration, Instant};
 
-use multirail::{Op, Pages, Peer, ReadOptions, Region, RemoteRegion, Result, SendOptions, WriteOptions};
+use multirail::{
+    Explanation, Op, Pages, Peer, ReadOptions, Region, RemoteRegion, Result, SendOptions, WriteOptions,
+};
 
 use super::content;
 use super::load::{Kind, Load};
@@ -12,6 +14,8 @@ use crate::cli::failure::{Done, Failure};
 
 /// Longer than the fabric's deadline of an operation, which ends it first.
 const LIMIT: Duration = Duration::from_secs(60);
+
+const NO_REGION: &str = "the server has no region for this operation";
 
 /// Everything the operations of one load need, prepared once.
 pub struct Mover<'a> {
@@ -77,6 +81,27 @@ impl<'a> Mover<'a> {
     /// Operations done so far.
     pub fn operations(&self) -> u64 {
         self.operations
+    }
+
+    /// What the first operation would do now.
+    pub fn explain(&self) -> Done<Explanation> {
+        let (from, to) = self.offsets[0];
+        let (source, target) = (from..from + self.size, to..to + self.size);
+        let explained = match (self.kind, &self.remote) {
+            (Kind::WritePages, Some(remote)) => {
+                let (from, to, size) = (&self.from, &self.to, self.size);
+                self.peer.explain_write_pages(self.local, from, remote, to, size, &self.write)
+            }
+            (Kind::Read, Some(remote)) => {
+                self.peer.explain_read(self.local, target, remote, from, &self.read)
+            }
+            (Kind::Send, _) => self.peer.explain_send(self.local, source, &SendOptions::new().imm(0)),
+            (Kind::Write | Kind::WriteImm, Some(remote)) => {
+                self.peer.explain_write(self.local, source, remote, to, &self.write)
+            }
+            (_, None) => return Err(Failure::new(NO_REGION)),
+        };
+        Ok(explained?)
     }
 
     /// Moves every page once, untimed; with `compare`, messages say so.
@@ -147,7 +172,7 @@ impl<'a> Mover<'a> {
                 let (from, to) = self.offsets[place];
                 self.peer.write_with(self.local, from..from + self.size, remote, to, &self.write)
             }
-            (_, None) => return Err(Failure::new("the server has no region for this operation")),
+            (_, None) => return Err(Failure::new(NO_REGION)),
         };
         Ok(posted?)
     }

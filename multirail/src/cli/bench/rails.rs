@@ -1,6 +1,6 @@
 //! What each rail carried.
 
-use multirail::Fabric;
+use multirail::{Explanation, Fabric};
 use serde::Serialize;
 
 use crate::cli::failure::Done;
@@ -8,7 +8,7 @@ use crate::cli::output;
 use crate::cli::table::{self, Table};
 use crate::cli::units::{Size, round};
 
-/// Bytes by rail.
+/// Bytes by rail, of the rails that may carry them.
 #[derive(Debug, Serialize)]
 pub struct Rails {
     rails: Vec<Rail>,
@@ -19,14 +19,21 @@ pub struct Rails {
 
 #[derive(Debug, Serialize)]
 struct Rail {
+    #[serde(skip)]
+    transport: String,
+    /// Its number in the transport.
+    #[serde(skip)]
+    rail: u32,
     device: String,
     bytes: u64,
 }
 
 impl Rails {
-    /// What `fabric` moved so far.
+    /// What `fabric` moved so far, over each of its rails.
     pub fn of(fabric: &Fabric) -> Self {
         let rail = |counters: multirail::RailCounters| Rail {
+            transport: counters.transport,
+            rail: counters.rail,
             device: counters.device,
             bytes: counters.bytes + counters.direct_bytes,
         };
@@ -46,6 +53,18 @@ impl Rails {
     pub fn since(self, before: &Self) -> Self {
         let left = |(now, before): (Rail, &Rail)| Rail { bytes: now.bytes - before.bytes, ..now };
         Self::new(self.rails.into_iter().zip(&before.rails).map(left).collect())
+    }
+
+    /// Only the rails that the explained operation can use. The others carry nothing, and are no imbalance:
+    /// those of other transports than the one it takes, and those that the peer has no rail for.
+    pub fn used_by(mut self, explained: &Explanation) -> Self {
+        let taken = explained.transports.iter().find(|choice| choice.taken);
+        let is_used = |rail: &Rail| {
+            taken.is_some_and(|choice| choice.transport == rail.transport)
+                && explained.rails.iter().any(|plan| plan.rail == rail.rail && plan.unusable.is_none())
+        };
+        self.rails.retain(is_used);
+        Self::new(self.rails)
     }
 
     /// Prints a table of the rails, where there is more than one.
@@ -104,10 +123,21 @@ fn gigabytes(bytes: u64) -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+    use std::time::Duration;
+
+    use multirail::{Access, FabricBuilder, WriteOptions};
+
     use super::*;
 
     fn rails(bytes: &[u64]) -> Rails {
-        Rails::new(bytes.iter().map(|bytes| Rail { device: "card".into(), bytes: *bytes }).collect())
+        let rail = |(rail, bytes): (usize, &u64)| Rail {
+            transport: "cards".into(),
+            rail: rail as u32,
+            device: "card".into(),
+            bytes: *bytes,
+        };
+        Rails::new(bytes.iter().enumerate().map(rail).collect())
     }
 
     #[test]
@@ -124,5 +154,38 @@ mod tests {
             assert_eq!(rails(one).imbalance_percent, None, "{one:?}");
             assert_eq!(rails(one).imbalance(), "all on one rail");
         }
+    }
+
+    /// Two transports of two rails, of which the peer has the second.
+    #[test]
+    fn rails_that_the_peer_cannot_use_do_not_count() {
+        const LEN: usize = 4 << 20;
+        let transport = |label: &str, rails| {
+            let config = backend_loopback::LoopbackConfig::default().devices(rails);
+            multirail::TransportConfig::new(label, Arc::new(backend_loopback::Loopback::with(config)))
+        };
+        let open = |transports: Vec<_>| {
+            let builder = transports.into_iter().fold(FabricBuilder::new(), FabricBuilder::transport);
+            builder.open().unwrap()
+        };
+        let here = open(vec![transport("near", 2), transport("far", 2)]);
+        let there = open(vec![transport("far", 2)]);
+        let (peer, _) = here.connect_local(&there).unwrap();
+        let src = here.alloc(LEN, Access::LOCAL).unwrap();
+        let dst = there.alloc(LEN, Access::REMOTE_WRITE).unwrap();
+        let remote = peer.import(&dst.descriptor()).unwrap();
+        let options = WriteOptions::new();
+        let explained = peer.explain_write(&src, 0..LEN, &remote, 0, &options).unwrap();
+        let before = Rails::of(&here);
+        peer.write(&src, 0..LEN, &remote, 0).unwrap().wait(Duration::from_secs(30)).unwrap();
+        let all = Rails::of(&here).since(&before);
+        assert_eq!(all.rails.len(), 4);
+        assert!(all.imbalance_percent.is_some_and(|percent| percent >= 200.0), "{all:?}");
+        let used = all.used_by(&explained);
+        assert_eq!(used.rails.iter().map(|rail| rail.bytes).sum::<u64>(), LEN as u64, "{used:?}");
+        assert!(
+            used.rails.len() == 2 && used.imbalance_percent.is_some_and(|percent| percent < 1.0),
+            "{used:?}"
+        );
     }
 }
