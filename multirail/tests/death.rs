@@ -8,7 +8,7 @@ use rustix::process::{Pid, Signal, kill_process};
 
 /// In the sentence of a command that found its peer out by silence. A killed peer is found out by its
 /// closed connection, before its silence means anything.
-const SILENCE: &str = "no heartbeat for 3.0 s";
+const SILENCE: &str = "no heartbeat for 5.0 s";
 
 fn pair(op: &str) -> (Running, Running) {
     let (server, address) = Running::server(&["bench", "server"]);

@@ -147,7 +147,8 @@ impl FabricBuilder {
         self
     }
 
-    /// Silence after which a peer counts as dead. Default 3 s; `Duration::MAX` never.
+    /// Silence after which a peer counts as dead. Default 5 s: a network that is away for 2 s is a silence of up
+    /// to 3.5 s, until TCP repeats what was lost. `Duration::MAX` never.
     pub fn peer_timeout(mut self, span: Duration) -> Self {
         self.settings.peer_timeout = span;
         self
