@@ -184,8 +184,11 @@ fn successor(place: usize) {
     }
 }
 
+/// Runs a request that must fail; how it failed.
+type Failing = fn(&mut Node, &Peer, WorkRequest, &dyn RemoteMemory) -> ErrorKind;
+
 fn a_peer_that_became_another_program_is_gone() {
-    let kinds: [fn(&mut Node, &Peer, WorkRequest, &dyn RemoteMemory) -> ErrorKind; 3] = [
+    let kinds: [Failing; 3] = [
         |a, _, request, _| failed(a.run(request)),
         |a, _, request, _| failed(a.run(WorkRequest { kind: WorkKind::Read, ..request })),
         |a, peer, request, import| {
