@@ -161,7 +161,7 @@ fn fill_the_disk(limit: u64, longest: bool, items: &[Item], bytes: &[u8]) -> [u6
     // A server that is killed while it writes counts less than there is; the next one cuts that.
     server.signal(Signal::KILL);
     server.ends_within_any(LIMIT);
-    for (partial, _) in &tree::partials(into.path())[..2] {
+    for (partial, _) in tree::partials(into.path()).iter().take(2) {
         let file = std::fs::OpenOptions::new().append(true).open(partial).unwrap();
         (&file).write_all(&[1; 1 << 20]).unwrap();
     }

@@ -77,11 +77,11 @@ fn after_the_sender_is_killed() {
 
 #[test]
 fn at_once_after_the_sender_is_killed() {
-    for round in 0..8 {
+    for round in 0..3 {
         let (from, into) = (TempDir::new().unwrap(), TempDir::new().unwrap());
-        let tree = tree::build(from.path(), 300, 24 << 20);
+        let tree = tree::build(from.path(), 300, 8 << 20);
         let (_server, address) = server(&into);
-        let middle = (1 + round) << 20;
+        let middle = (1 + 3 * round) << 20;
         let mut sender = begin(&tree, &address, middle);
         sender.signal(Signal::KILL);
         sender.ends_within_any(LIMIT);

@@ -94,8 +94,8 @@ impl<'a> Partial<'a> {
         Ok(())
     }
 
-    /// Stores the next piece. Its room is taken before its first byte is written, and given
-    /// back once none of its bytes is there any more.
+    /// Stores the next piece. Takes the room of the piece before it writes the first byte; gives
+    /// it back if the piece fails, once none of its bytes is left.
     pub fn push(&mut self, piece: &Piece, bytes: &mut Bytes<'_>, room: &mut Room<'_>) -> Done {
         if piece.offset < self.end {
             return Err(Failure::new("the sender sent pieces out of turn"));

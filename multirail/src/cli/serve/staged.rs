@@ -13,7 +13,7 @@ pub struct Staged<'a> {
     slot: bool,
     /// Bytes counted against the quota.
     bytes: u64,
-    /// And what they are without any piece.
+    /// Bytes that it takes without any piece.
     empty: u64,
     named: bool,
     abandoned: bool,
