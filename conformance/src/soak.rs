@@ -303,7 +303,7 @@ impl Soak {
     fn revoke(&mut self) -> Verdict {
         let (seed, is_ours) = (self.random.u64(..), self.random.bool());
         if is_ours {
-            self.near.region.revoke()?.wait(LIMIT)?;
+            self.near.take_back(&self.fabric)?;
             self.child.refuses("write far 0 1000 near 0 -", &["Revoked", "RemoteAccess", "NotFound"])?;
             self.near = Ground::new(&self.fabric, LEN, OPEN, seed)?;
             self.fabric.unpublish("near");

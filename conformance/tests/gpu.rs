@@ -30,9 +30,13 @@ const BESIDE_THE_POINT: [(&str, &str); 1] =
     [("order::one_seed_one_hash", "when a GPU is done, no clock of a trial decides")];
 
 /// The same where memory is staged, whose own suite has the reasons (`staging.rs`).
-const NOT_STAGED: [(&str, &str); 3] = [
+const NOT_STAGED: [(&str, &str); 4] = [
     ("futures::wait_drives", "the target's turns move staged bytes, and here nobody takes them"),
     ("futures::any_wait_drives", "the target's turns move staged bytes, and here nobody takes them"),
+    (
+        "groups::another_transports_grant_is_not_used",
+        "the target's turns move staged bytes, and here nobody takes them",
+    ),
     ("forgery::more_bytes", "an import asks nobody: the target checks what comes, against the true length"),
 ];
 
