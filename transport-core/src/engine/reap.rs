@@ -11,7 +11,8 @@ impl Engine {
     #[inline(always)]
     pub(super) fn reap(&mut self) -> usize {
         let mut events = 0;
-        if self.acted < self.completions.as_slice().len() {
+        // Not 0 only after a panic, in the turn that follows.
+        if self.acted > 0 {
             events += self.act_on_rest();
         }
         for rail in 0..self.rails.len() {

@@ -86,6 +86,9 @@ impl Engine {
     /// Revocations that somebody waits for.
     #[inline]
     pub(super) fn awaited_revokes(&self) -> usize {
+        if self.revoking.is_empty() {
+            return 0;
+        }
         self.revoking.iter().filter(|revoking| revoking.id.is_some()).count()
     }
 
