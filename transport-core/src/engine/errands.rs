@@ -4,17 +4,15 @@
 use super::Engine;
 
 impl Engine {
-    /// Looks at them; how many came on. Mostly there are none, which one branch finds out.
+    /// Whether there are any. Mostly there are none, which one branch finds out.
     #[inline]
-    pub(super) fn run_errands(&mut self) -> usize {
-        match self.revoking.len() | self.draining.len() | self.untriggered.len() {
-            0 => 0,
-            _ => self.run_them(),
-        }
+    pub(super) fn has_errands(&self) -> bool {
+        self.revoking.len() | self.draining.len() | self.untriggered.len() != 0
     }
 
+    /// Looks at each of them; how many ended or began.
     #[cold]
-    fn run_them(&mut self) -> usize {
+    pub(super) fn run_errands(&mut self) -> usize {
         self.advance_revokes() + self.advance_drains() + self.begin_triggered()
     }
 }

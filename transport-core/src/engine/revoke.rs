@@ -86,9 +86,11 @@ impl Engine {
     /// Revocations that somebody waits for.
     #[inline]
     pub(super) fn awaited_revokes(&self) -> usize {
-        if self.revoking.is_empty() {
-            return 0;
-        }
+        if self.revoking.is_empty() { 0 } else { self.count_awaited_revokes() }
+    }
+
+    #[cold]
+    fn count_awaited_revokes(&self) -> usize {
         self.revoking.iter().filter(|revoking| revoking.id.is_some()).count()
     }
 

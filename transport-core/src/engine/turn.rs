@@ -25,7 +25,10 @@ impl Engine {
         let mut events = self.take_commands();
         let (posted, turns_left) = self.post();
         events += posted + turns_left + self.reap();
-        events += self.run_errands();
+        let has_errands = self.has_errands();
+        if has_errands {
+            events += self.run_errands();
+        }
         // With nothing under way, the clock is not even read.
         let alarm = self.next_deadline.min(self.next_look);
         if alarm != Time::NEVER {
@@ -38,7 +41,9 @@ impl Engine {
             }
         }
         self.handle.hash.store(self.hash, Ordering::Relaxed);
-        Progress { events, posted, outstanding: self.outstanding() }
+        // Commands alone add errands, and those were taken before.
+        let outstanding = if has_errands { self.outstanding() } else { self.running };
+        Progress { events, posted, outstanding }
     }
 
     /// Operations that have not ended, posted receives apart.
