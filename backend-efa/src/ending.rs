@@ -78,7 +78,7 @@ impl EfaEndpoint {
     /// Closes what is open.
     pub(crate) fn close(&mut self) {
         for lane in self.take_lanes() {
-            // Where it is not closed, a reaper keeps all that it may touch.
+            // A reaper keeps all that a lane may touch which libfabric does not close.
             let _ = reaper::close(&self.shared, lane, self.is_lost);
         }
     }

@@ -227,7 +227,7 @@ pub(crate) fn offers(provider: &str, node: Option<&str>) -> Result<Vec<Info>> {
     Ok(found)
 }
 
-/// What is asked for beyond the usual.
+/// Capabilities that a search for devices asks for beyond the usual ones.
 #[derive(Default, Clone, Copy)]
 struct Wants {
     /// Memory of GPUs.

@@ -126,7 +126,7 @@ impl Drop for Done {
 pub(crate) fn close(shared: &Arc<Shared>, lane: Box<Lane>, is_lost: bool) -> bool {
     let device = shared.device.info.domain_name();
     if (is_lost || lane.posted.requests > 0) && lane.queues.close_may_hang() {
-        // Nobody looks at it any more, so that the provider does nothing there either; and the card touches
+        // No thread polls the lane any more, so the provider does nothing there either; and the card touches
         // memory by its registration only, which ends with the memory.
         tracing::warn!(device, "libfabric would wait forever for the endpoint to end: it is left as it is");
         shared.left_open.fetch_add(1, Ordering::Relaxed);

@@ -206,7 +206,7 @@ fn an_address_is_one_live_process() {
     let refusal = connector.renew(third, &forged).expect_err("nor may a peer move there");
     assert_eq!(refusal.kind(), ErrorKind::Busy);
 
-    // Who comes to the address once the former one is gone is let in.
+    // A peer that comes to the address once the former peer is gone is let in.
     for slot in [first, third] {
         connector.disconnect(slot);
     }

@@ -74,7 +74,7 @@ impl GuardPage {
         Err(Error::new(ErrorKind::Exhausted, "import", context).with_source(refused))
     }
 
-    /// What is in the page.
+    /// The bytes of the page.
     pub(crate) fn word(self) -> u64 {
         self.word
     }

@@ -17,7 +17,7 @@ use transport_core::{ErrorKind, HostBuffer, Memory};
 /// Tells this test executable that it is the child.
 const CHILD: &str = "MULTIRAIL_LOOPBACK_SHORTAGE";
 
-/// What is left over: enough for a heap that grows, and less than a segment or a buffer takes.
+/// Memory that stays free: enough for a heap that grows, and less than a segment or a buffer takes.
 const LEFT: usize = 1 << 20;
 const BUFFER: usize = 8 << 20;
 

@@ -144,7 +144,7 @@ impl Connector for Shared {
             // The peer has left.
             _ => false,
         };
-        // Where it does not, the peer will find ours to be the one.
+        // If the offer of the peer does not stand, the peer takes ours.
         if !stands(slot_of(&mut self.peers.lock_working()?, slot)?) {
             return Ok(Vec::new());
         }

@@ -20,7 +20,7 @@ use crate::report::entries;
 use crate::rings::Rings;
 use crate::status::words;
 
-/// What is posted to a lost device.
+/// The status of a request that is posted to a lost device.
 const LOST: PostResult =
     PostResult { accepted: 0, error: Some(Status { kind: ErrorKind::DeviceLost, code: 0 }) };
 

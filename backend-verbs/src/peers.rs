@@ -33,7 +33,7 @@ pub(crate) enum Slot {
     Free,
     /// Offered to a peer that has not answered.
     Offered(Pairs),
-    /// What was offered, by that nonce, is being connected.
+    /// The queue pairs of the offer with that nonce are being connected.
     Joining {
         nonce: u64,
         was_up: bool,
@@ -142,7 +142,7 @@ impl Peers {
         }
     }
 
-    /// What was offered by `slot` is connected; `false` if the slot has another fate meanwhile.
+    /// Marks the queue pairs that `slot` offered as connected; `false` if the slot was given another state meanwhile.
     pub(crate) fn raise(&self, slot: PeerSlot, pairs: Pairs) -> Result<bool> {
         let mut slots = self.lock_working()?;
         let slot = slot_of(&mut slots, slot)?;

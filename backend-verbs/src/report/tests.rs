@@ -37,7 +37,7 @@ impl Side {
     fn open(name: &str) -> Self {
         let device = Device::open(name).expect("soft-RoCE devices are there");
         let port = Port::query(&device, 1).unwrap();
-        // Who does not answer is given up soon.
+        // The queue pair gives up soon on a peer that does not answer.
         let config = VerbsConfig { timeout: 14, retries: 3, ..VerbsConfig::default() };
         let setup =
             DomainSetup { clock: Arc::new(SystemClock::default()), seed: 1, incarnation: 1, sleeps: true };

@@ -88,7 +88,7 @@ impl Side {
         &self.said
     }
 
-    /// What it said so far.
+    /// The output of the side so far.
     pub fn words(&mut self) -> String {
         let ended = self.is_over();
         let wait = || if ended { Duration::from_millis(300) } else { Duration::ZERO };
