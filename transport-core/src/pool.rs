@@ -11,7 +11,7 @@ use std::time::Duration;
 use crate::engine::{Control, EngineHandle};
 use crate::fabric::Fabric;
 use crate::op::{block_on, needs_turns};
-use crate::region::RegionInner;
+use crate::region::{RegionInner, revoked};
 use crate::watchers::Watchers;
 use crate::{Error, ErrorKind, Outcome, PeerId, Region, Result};
 
@@ -139,11 +139,11 @@ impl PoolPart {
         (Arc::clone(&self.region.0), u64::from(buffer) * self.size as u64, self.size as u64)
     }
 
-    /// A receive ended: a message, or why there is none.
-    pub fn arrived(self: &Arc<Self>, number: u32, result: Result<Outcome>) {
+    /// A receive ended: a message, or why there is none. Returns a message that came after the pool was dropped.
+    pub fn arrived(self: &Arc<Self>, number: u32, result: Result<Outcome>) -> Option<Message> {
         let terminal = [ErrorKind::Closed, ErrorKind::DeviceLost, ErrorKind::Cancelled];
         if result.as_ref().is_err_and(|error| terminal.contains(&error.kind())) {
-            return;
+            return None;
         }
         let buffer = Buffer { part: Arc::clone(self), number };
         let arrival = match result {
@@ -151,12 +151,23 @@ impl PoolPart {
                 Ok(Message { buffer, len: bytes as usize, peer, imm })
             }
             // A message of a peer that is gone already.
-            Ok(_) => return,
+            Ok(_) => return None,
             Err(error) => Err(Refused(error, buffer)),
         };
-        if !self.is_closed() {
-            self.inbox.tell(|inbox| inbox.queue.push_back(arrival));
+        if self.is_closed() {
+            return arrival.ok();
         }
+        self.inbox.tell(|inbox| inbox.queue.push_back(arrival));
+        None
+    }
+
+    /// Takes a message that came into a buffer of another pool.
+    pub fn adopt(&self, message: Message) {
+        let arrival = match message.check_room(self.size) {
+            Ok(()) => Ok(message),
+            Err(error) => Err(Refused(error, message.buffer)),
+        };
+        self.inbox.tell(|inbox| inbox.queue.push_back(arrival));
     }
 
     /// The engine serves this part no more.
@@ -271,6 +282,24 @@ impl Message {
         let copied = part.region.copy_out(self.buffer.number as usize * part.size, &mut into[..len]);
         debug_assert!(copied.is_ok(), "buffers lie inside the pool's region");
         len
+    }
+
+    /// Copies the message into `len` bytes of `region` from `offset` on, as a receive into these would.
+    pub(crate) fn receive_into(self, region: Arc<RegionInner>, offset: u64, len: u64) -> Result<Outcome> {
+        self.check_room(len as usize)?;
+        if region.is_revoked() {
+            return Err(revoked("recv"));
+        }
+        Region(region).copy_in(offset as usize, &self.to_vec())?;
+        Ok(Outcome { bytes: self.len as u64, work_requests: 0, peer: Some(self.peer), imm: self.imm })
+    }
+
+    fn check_room(&self, room: usize) -> Result<()> {
+        if self.len <= room {
+            return Ok(());
+        }
+        let why = format!("a message of {} bytes, and room for {room}", self.len);
+        Err(Error::new(ErrorKind::TooLarge, "recv", why))
     }
 
     /// A copy of the message.

@@ -1,4 +1,4 @@
-//! What goes wrong on request: `die=3@1000,status=7@50,full=100,rollback=10,rnr=100,freeze`.
+//! What goes wrong on request: `die=3@1000,status=7@50,full=100,rollback=10,rnr=100,freeze,cut`.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -20,6 +20,8 @@ pub(crate) struct Faults {
     rnr: Option<u64>,
     /// A stopped process is a host that does not answer.
     pub(crate) freeze: bool,
+    /// No host reaches another while the file `cut` is in the folder of the simulation.
+    pub(crate) cut: bool,
     posts: AtomicU64,
     batches: AtomicU64,
     requests: AtomicU64,
@@ -39,14 +41,20 @@ impl Faults {
             let usage = || {
                 format!(
                     "{fault} is no fault; there are die=CARD@REQUESTS, status=CODE@EVERY, full=EVERY, \
-                     rollback=EVERY, rnr=AFTER and freeze"
+                     rollback=EVERY, rnr=AFTER, freeze and cut"
                 )
             };
-            if fault == "freeze" {
-                faults.freeze = true;
-                continue;
-            }
-            let (what, value) = fault.split_once('=').ok_or_else(usage)?;
+            let (what, value) = match fault {
+                "freeze" => {
+                    faults.freeze = true;
+                    continue;
+                }
+                "cut" => {
+                    faults.cut = true;
+                    continue;
+                }
+                _ => fault.split_once('=').ok_or_else(usage)?,
+            };
             let pair = || -> Option<(u64, u64)> {
                 let (first, second) = value.split_once('@')?;
                 Some((first.parse().ok()?, second.parse().ok()?))
@@ -107,6 +115,7 @@ mod tests {
         assert_eq!([faults.is_full(), faults.is_full(), faults.is_full()], [false, true, false]);
         assert!(faults.kills(3, 10) && !faults.kills(3, 9) && !faults.kills(2, 10));
         assert!(!faults.freeze && Faults::parse("full=3,freeze").unwrap().freeze);
+        assert!(!faults.cut && Faults::parse("cut").unwrap().cut);
         let faults_of_messages = Faults::parse("rnr=1").unwrap();
         assert_eq!(
             [faults_of_messages.starves(), faults_of_messages.starves(), faults.starves()],

@@ -59,6 +59,11 @@ impl Host {
         unsafe { &(*self.page).cards[index] }
     }
 
+    /// Whether the fault `cut` parts this host from all others now.
+    pub(crate) fn is_cut(&self) -> bool {
+        self.config.faults.cut && self.config.dir.join("cut").exists()
+    }
+
     /// Maps the page of another process.
     pub(crate) fn page_of(&self, process: Process) -> Result<*mut Page> {
         let path = self.config.dir.join(process.folder()).join(PAGE);

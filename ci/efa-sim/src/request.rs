@@ -114,7 +114,7 @@ impl Request {
         let Some(remote) = self.remote.as_ref().filter(|remote| remote.is_alive()) else {
             return Some(Status::Unresponsive);
         };
-        if host.config.faults.freeze && remote.is_stopped() {
+        if host.config.faults.freeze && remote.is_stopped() || host.is_cut() {
             return None;
         }
         let queue = &remote.card().queues[self.queue as usize % QUEUES];

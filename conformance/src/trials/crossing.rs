@@ -22,6 +22,10 @@ pub(super) const TRIALS: &[Trial] = &[
         .on(PATHS)
         .needs(ALL)
         .process(),
+    Trial::new("crossing::a_pool_in_place_of_another", |context| on_pair(context, pool_in_place_of_another))
+        .on(PATHS)
+        .needs(ALL)
+        .process(),
     Trial::new("crossing::more_imms_than_any_queue", |context| on_pair(context, more_imms))
         .on(PATHS)
         .needs(ALL)
@@ -142,6 +146,22 @@ fn early_messages(fabric: &End, peer: &Peer, child: &mut Child) -> Verdict {
         passed.or_else(|_| behind.wait(LIMIT))?;
         child.ask(&format!("expect 105 {round}"))?;
         child.ask(&format!("check far 0 {len} 3"))?;
+    }
+    Ok(())
+}
+
+/// The helper drops a pool whose receives are posted, for another one: every message of then on comes there, also
+/// where a device gives no receive back.
+fn pool_in_place_of_another(fabric: &End, peer: &Peer, child: &mut Child) -> Verdict {
+    let near = Ground::new(fabric, 64, OPEN, 3)?;
+    child.ask("pool 4 64")?;
+    child.ask("pool 8 64")?;
+    for _ in 0..3 {
+        let sent: Result<Vec<_>, _> = (0..8).map(|_| peer.send(&near.region, 0..64)).collect();
+        child.ask("pooled 8 64")?;
+        for mut op in sent? {
+            op.wait(LIMIT)?;
+        }
     }
     Ok(())
 }

@@ -63,7 +63,7 @@ impl Engine {
             Control::Cancel(id) => self.cancel(id),
             Control::Receive { id, region, offset, len } => {
                 let now = self.now();
-                self.receives.add(id, now, region, offset, len);
+                self.receives.add(id, now, (region, offset, len), &self.handle);
                 self.receives.post(&mut self.rails, &self.handle);
             }
             // Its pool was closed on the way.

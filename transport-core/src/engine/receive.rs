@@ -8,7 +8,7 @@ use crate::op::OpId;
 use crate::pool::PoolPart;
 use crate::region::{RegionInner, revoked};
 use crate::spi::ReceiveRequest;
-use crate::{Error, ErrorKind, Outcome, PeerId, Time};
+use crate::{Error, ErrorKind, Message, Outcome, PeerId, Time};
 
 /// The rail that messages arrive on.
 pub(super) const RAIL: usize = 0;
@@ -39,6 +39,8 @@ pub(crate) struct Receives {
     next: u64,
     /// Pools that have had a buffer here, to be told of the end.
     pools: Vec<Weak<PoolPart>>,
+    /// Messages for pools that were dropped, from devices that give no receive back: those who receive next get them.
+    strays: VecDeque<Message>,
     /// Why nothing is posted any more.
     closed: Option<Error>,
 }
@@ -57,8 +59,17 @@ impl Receives {
         })
     }
 
-    pub fn add(&mut self, id: OpId, begun: Time, region: Arc<RegionInner>, offset: u64, len: u64) {
-        self.insert(Receive { sink: Sink::Op(id), region, offset, len, posted: false, begun });
+    pub fn add(
+        &mut self,
+        id: OpId,
+        begun: Time,
+        (region, offset, len): (Arc<RegionInner>, u64, u64),
+        handle: &EngineHandle,
+    ) {
+        match self.strays.pop_front() {
+            Some(message) => handle.table.end(id, message.receive_into(region, offset, len)),
+            None => self.insert(Receive { sink: Sink::Op(id), region, offset, len, posted: false, begun }),
+        }
     }
 
     pub fn add_pooled(&mut self, part: Arc<PoolPart>, buffer: u32) {
@@ -66,6 +77,7 @@ impl Receives {
             self.pools.retain(|known| known.strong_count() > 0);
             self.pools.push(Arc::downgrade(&part));
         }
+        self.strays.drain(..).for_each(|message| part.adopt(message));
         let (region, offset, len) = part.buffer(buffer);
         let sink = Sink::Pool { part, buffer };
         self.insert(Receive { sink, region, offset, len, posted: false, begun: Time::ZERO });
@@ -215,6 +227,7 @@ impl Receives {
         for id in self.known.keys().copied().collect::<Vec<_>>() {
             self.end(id, Err(error.clone()), handle);
         }
+        self.strays.clear();
         for pool in self.pools.drain(..).filter_map(|pool| pool.upgrade()) {
             pool.close(error.clone());
         }
@@ -231,7 +244,19 @@ impl Receives {
         drop(receive.region);
         match receive.sink {
             Sink::Op(op) => handle.table.end(op, result),
-            Sink::Pool { part, buffer } => part.arrived(buffer, result),
+            Sink::Pool { part, buffer } => {
+                if let Some(message) = part.arrived(buffer, result) {
+                    self.pass_on(message);
+                }
+            }
+        }
+    }
+
+    /// Gives the message of a dropped pool to another one, or keeps it for whoever receives next.
+    fn pass_on(&mut self, message: Message) {
+        match self.pools.iter().filter_map(Weak::upgrade).find(|pool| !pool.is_closed()) {
+            Some(pool) => pool.adopt(message),
+            None => self.strays.push_back(message),
         }
     }
 }

@@ -16,8 +16,8 @@ mod round;
 mod side;
 
 use std::collections::BTreeSet;
-use std::path::PathBuf;
-use std::process::ExitCode;
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitCode};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -121,6 +121,11 @@ fn storm(arguments: &Arguments) -> Result<bool, String> {
             });
         }
     });
+    if arguments.over.iter().any(|name| name == "shm") {
+        sweep(&multirail)?;
+    }
+    // The simulator's, no transport's: its next process would sweep it.
+    let _ = std::fs::remove_dir_all(round::simulation());
     let mut left = leftovers(&work, &shared);
     if failed.lock().is_ok_and(|failed| failed.is_empty()) {
         std::fs::remove_dir_all(&work).map_err(|why| format!("{}: {why}", work.display()))?;
@@ -151,9 +156,19 @@ fn shared_memory() -> BTreeSet<PathBuf> {
     entries.map(|entry| entry.path()).collect()
 }
 
+/// Opens shm once more: that removes the shared memory of processes that were killed, which nobody else can do for them.
+fn sweep(multirail: &Path) -> Result<(), String> {
+    let output = Command::new(multirail).args(["info", "--backend", "efa", "--provider", "shm"]).output();
+    let output = output.map_err(|why| format!("{}: {why}", multirail.display()))?;
+    match output.status.success() {
+        true => Ok(()),
+        false => Err(format!("shm does not open any more: {}", String::from_utf8_lossy(&output.stderr))),
+    }
+}
+
 /// What the rounds have left behind, by then or after a while: the kernel buries the dead, and shared memory goes with
 /// them.
-fn leftovers(work: &std::path::Path, before: &BTreeSet<PathBuf>) -> Vec<String> {
+fn leftovers(work: &Path, before: &BTreeSet<PathBuf>) -> Vec<String> {
     let mut left = Vec::new();
     Limit::of(Duration::from_secs(10)).ask(|| {
         left = side::processes_of(work).into_iter().map(|process| format!("process {process}")).collect();

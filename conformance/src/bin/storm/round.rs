@@ -55,7 +55,7 @@ impl Setting {
             None => Command::new(multirail),
             Some(runner) => {
                 let mut command = Command::new(runner);
-                command.arg(multirail).env("EFA_SIM_DEVICES", "4");
+                command.arg(multirail).env("EFA_SIM_DEVICES", "4").env("EFA_SIM_DIR", simulation());
                 let library = std::env::var_os("EFA_SIM_LIBRARY")
                     .unwrap_or_else(|| "target/release/libefa_sim.so".into());
                 command.env("EFA_SIM_LIBRARY", std::fs::canonicalize(library).unwrap_or_default());
@@ -66,6 +66,11 @@ impl Setting {
         command.env_remove("MULTIRAIL_BACKEND").env_remove("MULTIRAIL_TOKEN_FILE");
         command
     }
+}
+
+/// The folder in which the processes of simulated cards find each other.
+pub fn simulation() -> PathBuf {
+    PathBuf::from(format!("/dev/shm/multirail-storm-cards-{}", std::process::id()))
 }
 
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -236,7 +241,7 @@ impl Round {
         }
         if sent {
             signal(server.pid(), Signal::TERM);
-            server.ends(Some(Signal::TERM).or(self.death(Victim::Server)))?;
+            server.ends(self.death(Victim::Server).or(Some(Signal::TERM)))?;
             return unfinished(&into);
         }
         // The rest goes to the same server, if that is still there, or to a new one.
