@@ -1,8 +1,10 @@
 //! Operations as futures: any executor, exact wakes, blocking waits.
 
 use std::future::Future;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::pin::Pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use std::task::{Context as Task, Poll, Wake, Waker};
 use std::time::Duration;
 
@@ -26,7 +28,40 @@ pub(super) const TRIALS: &[Trial] = &[
     Trial::new("futures::wakes_the_last_waker", wakes_the_last_waker).on(&[Variant::Slow]),
     Trial::new("futures::result_is_handed_out_once", handed_out_once).on(ALL_PATHS),
     Trial::new("futures::detached_goes_on", detached_goes_on).on(ALL_PATHS),
+    Trial::new("futures::wakers_that_panic_lose_no_completion", wakers_that_panic).on(&[
+        Variant::Queued,
+        Variant::SmallQueue,
+        Variant::Partial,
+    ]),
+    Trial::new("futures::wakers_that_panic_in_a_revocation", panics_in_a_revocation).on(ALL_PATHS),
 ];
+
+/// A waker of the user's that panics.
+pub(super) struct Panics;
+
+impl Wake for Panics {
+    fn wake(self: Arc<Self>) {
+        std::panic::resume_unwind(Box::new("a waker of the user's"));
+    }
+}
+
+/// Watches an operation by a waker that panics.
+fn watch_by_panic(op: &mut Op) -> Verdict {
+    let waker = Waker::from(Arc::new(Panics));
+    ensure(Pin::new(op).poll(&mut Task::from_waker(&waker)).is_pending(), "ready at once")
+}
+
+/// Ticks until `count` panics of wakers have come out, or nothing more happens for long.
+fn tick_past_panics(lab: &Lab, count: u32) -> Verdict {
+    let mut panics = 0;
+    for _ in 0..100_000 {
+        panics += u32::from(catch_unwind(AssertUnwindSafe(|| lab.tick())).is_err());
+        if panics == count {
+            return Ok(());
+        }
+    }
+    Err(Failure::new(format!("{panics} panics of wakers, want {count}")))
+}
 
 /// Counts how often it was woken.
 #[derive(Default)]
@@ -146,4 +181,60 @@ fn detached_goes_on(context: &Context) -> Verdict {
     drop((src, remote));
     pair.lab.settle()?;
     dst.check("a detached write")
+}
+
+/// Many operations end in one poll, and the wakers of some panic: all end, the memory is let go, and as much as before can
+/// be posted.
+fn wakers_that_panic(context: &Context) -> Verdict {
+    const COUNT: usize = 200;
+    let pair = Pair::new(context)?;
+    let src = Ground::new(&pair.a, COUNT * 64, Access::LOCAL, context.seed)?;
+    let mut dst = Ground::new(&pair.b, COUNT * 64, OPEN, context.seed + 1)?;
+    let remote = dst.import(&pair.to_b)?;
+    for _ in 0..3 {
+        let ops: Result<Vec<Op>, _> = (0..COUNT)
+            .map(|at| pair.to_b.write(&src.region, at * 64..at * 64 + 64, &remote, at * 64))
+            .collect();
+        let mut ops = ops?;
+        // One per run of requests, and one in the middle of such.
+        let watched = [0, 32, 64, 77];
+        for at in watched {
+            watch_by_panic(&mut ops[at])?;
+        }
+        tick_past_panics(&pair.lab, watched.len() as u32)?;
+        pair.lab.all_done(ops)?;
+        pair.lab.settle()?;
+    }
+    dst.expect_from(0, &src, 0..COUNT * 64);
+    dst.check("three times")?;
+    pair.lab.done(src.region.revoke()?).map(drop)
+}
+
+/// A revocation ends operations whose wakers panic: it ends all the same, and so does all that uses the region.
+fn panics_in_a_revocation(context: &Context) -> Verdict {
+    let pair = Pair::new(context)?;
+    let own = Ground::new(&pair.a, 8192, OPEN, context.seed)?;
+    let mut receives = Vec::new();
+    for at in 0..4 {
+        let mut receive = pair.a.recv(&own.region, at * 64..at * 64 + 64)?;
+        watch_by_panic(&mut receive)?;
+        receives.push(receive);
+    }
+    let waits = || WriteOptions::new().when(Arc::new(AtomicU32::new(0)), 1);
+    let far = Ground::new(&pair.b, 8192, OPEN, context.seed + 1)?;
+    let remote = far.import(&pair.to_b)?;
+    let mut triggered = Vec::new();
+    for _ in 0..4 {
+        let mut op = pair.to_b.write_with(&own.region, 0..64, &remote, 0, &waits())?;
+        watch_by_panic(&mut op)?;
+        triggered.push(op);
+    }
+    pair.lab.turn();
+    let revoked = own.region.revoke()?;
+    tick_past_panics(&pair.lab, 8)?;
+    pair.lab.done(revoked)?;
+    for op in receives.iter_mut().chain(&mut triggered) {
+        refused("what used the region", pair.lab.result(op)?, &[ErrorKind::Revoked])?;
+    }
+    pair.lab.settle()
 }

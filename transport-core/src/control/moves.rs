@@ -22,6 +22,8 @@ const MOST_WAITING: usize = 1024;
 const AT_ONCE: Duration = Duration::from_secs(1);
 /// and for one part of so many of the time after that.
 const SHARE: u32 = 4;
+/// For so long a peer is not heard at most.
+const SILENCE: Duration = Duration::from_secs(60);
 
 /// What a peer says of moved rails.
 enum News {
@@ -135,15 +137,15 @@ impl Allowance {
 
     fn spend(&mut self, time: Duration, now: Instant) {
         self.earn(now);
-        self.taken = self.taken.saturating_add(time);
+        // However long one took, the peer is heard again within a minute.
+        self.taken = self.taken.saturating_add(time).min(AT_ONCE + SILENCE / SHARE);
     }
 
     /// When there is room again; `None` if there is now.
     fn room_at(&mut self, now: Instant) -> Option<Instant> {
         self.earn(now);
         let over = self.taken.saturating_sub(AT_ONCE);
-        // However long one took, the peer is heard again within a minute.
-        (!over.is_zero()).then(|| now + over.saturating_mul(SHARE).min(Duration::from_secs(60)))
+        (!over.is_zero()).then(|| now + over.saturating_mul(SHARE))
     }
 }
 
@@ -178,6 +180,7 @@ mod tests {
         let mut allowance = Allowance::new(now);
         allowance.spend(Duration::MAX, now);
         assert_eq!(allowance.room_at(now), Some(now + 60_000 * MS));
+        assert_eq!(allowance.room_at(now + 60_000 * MS), None, "asked again");
         allowance = Allowance::new(now);
         allowance.spend(900 * MS, now);
         assert_eq!(allowance.room_at(now), None);

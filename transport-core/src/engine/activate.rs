@@ -218,9 +218,12 @@ impl Engine {
         let needs_flushes = self.needs_flushes;
         let Some(active) = &mut self.active[op as usize] else { return };
         active.stage = Stage::Imm;
-        // Over a rail that has carried bytes, where its imm waits for those alone.
-        let carries = |rail: &&mut ActiveRail| rail.usable() && (rail.is_used() || !needs_flushes);
-        let Some(rail) = active.rails.iter_mut().find(carries) else {
+        // Over a rail that has carried bytes, where its imm waits for those alone. A share may have had none: then the
+        // engines that carried them have flushed all their rails.
+        let carries = |rail: &ActiveRail| rail.usable() && (rail.is_used() || !needs_flushes);
+        let place = active.rails.iter().position(carries);
+        let place = place.or_else(|| active.rails.iter().position(ActiveRail::usable));
+        let Some(rail) = place.map(|place| &mut active.rails[place]) else {
             let why = "every rail to the peer was lost before the imm";
             self.fail_op(op, Error::new(ErrorKind::DeviceLost, "write", why));
             return;

@@ -40,7 +40,8 @@ impl Engine {
     }
 
     /// Acts on each event of the last poll, which was of `rail`, once: also where a waker of the user's panics, as an
-    /// event is behind us before anybody is woken for it.
+    /// event is behind us before anybody is woken for it. A joined completion may span several runs: it is behind us
+    /// run by run.
     #[inline]
     fn act(&mut self, rail: usize) {
         self.acting_on = rail;
@@ -48,7 +49,13 @@ impl Engine {
             self.acted += 1;
             match *event {
                 Event::Done { first, count } => {
-                    self.acknowledge(rail, first, count, None);
+                    let here = (RUN - (first % u64::from(RUN)) as u32).min(count);
+                    if here < count {
+                        let rest = Event::Done { first: first + u64::from(here), count: count - here };
+                        self.acted -= 1;
+                        self.completions.replace(self.acted, rest);
+                    }
+                    self.acknowledge(rail, first, here, None);
                 }
                 Event::Failed { id, status } => {
                     self.acknowledge(rail, id, 1, Some(status));
@@ -69,21 +76,13 @@ impl Engine {
         left
     }
 
-    /// Requests of ours ended.
+    /// Requests of ours ended, all of one run.
     #[inline]
-    pub(super) fn acknowledge(&mut self, rail: usize, first: u64, count: u32, failed: Option<Status>) {
-        self.note(4, first);
-        let mut id = first;
-        let end = first + u64::from(count);
-        while id < end {
-            // A joined completion may span several runs.
-            let run_end = (id / u64::from(RUN) + 1) * u64::from(RUN);
-            let here = (run_end.min(end) - id) as u32;
-            match self.rails[rail].posted.acknowledge(id, here).or_else(|| self.answered(rail, id, here)) {
-                Some((op, pieces)) => self.pieces_ended(rail, op, pieces, failed),
-                None => tracing::error!(rail, id, "a completion of nothing that is outstanding; ignored"),
-            }
-            id = run_end;
+    pub(super) fn acknowledge(&mut self, rail: usize, id: u64, count: u32, failed: Option<Status>) {
+        self.note(4, id);
+        match self.rails[rail].posted.acknowledge(id, count).or_else(|| self.answered(rail, id, count)) {
+            Some((op, pieces)) => self.pieces_ended(rail, op, pieces, failed),
+            None => tracing::error!(rail, id, "a completion of nothing that is outstanding; ignored"),
         }
     }
 

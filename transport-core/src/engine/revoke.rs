@@ -18,6 +18,8 @@ pub(super) struct Revoking {
     pub begun: Time,
     pub stalled: bool,
     used_as: Use,
+    /// The operations and receives that use the region were told to end.
+    are_users_stopped: bool,
 }
 
 /// What operations and receives of this side still use a revoked region as. No new ones begin, so that it only falls.
@@ -39,13 +41,37 @@ impl Revoking {
 
 impl Engine {
     /// Ends the operations and receives that use a revoked region, and watches it until it is quiet. Without an `id`
-    /// nobody waits for that.
+    /// nobody waits for that. Who asks again after having given up waits for what is watched already.
     pub(super) fn revoke(&mut self, id: Option<OpId>, region: Arc<RegionInner>, deadline: Time) {
         let begun = self.now();
         if let Some(id) = id {
             self.begins(id, OperationKind::Revoke, 0, region.len);
             self.watch_until(begun, deadline);
         }
+        let known =
+            self.revoking.iter().position(|known| known.id.is_none() && Arc::ptr_eq(&known.region, &region));
+        let place = known.unwrap_or(self.revoking.len());
+        match self.revoking.get_mut(place) {
+            Some(known) => {
+                (known.id, known.deadline, known.begun, known.stalled) = (id, deadline, begun, false)
+            }
+            None => self.revoking.push(Revoking {
+                id,
+                region,
+                deadline,
+                begun,
+                stalled: false,
+                used_as: Use::Target,
+                are_users_stopped: false,
+            }),
+        }
+        self.stop_users(place);
+    }
+
+    /// Ends the operations and receives that use the region of a revocation. A waker of the user's that panics leaves
+    /// the rest to the next turn.
+    fn stop_users(&mut self, place: usize) {
+        let region = Arc::clone(&self.revoking[place].region);
         for op in 0..self.active.len() as u32 {
             let uses =
                 self.active[op as usize].as_ref().filter(|active| is_local(&active.work.local, &region));
@@ -54,7 +80,7 @@ impl Engine {
             }
         }
         self.receives.revoke(&region, &mut self.rails, &self.handle);
-        self.revoking.push(Revoking { id, region, deadline, begun, stalled: false, used_as: Use::Target });
+        self.revoking[place].are_users_stopped = true;
     }
 
     /// Asks every region that is being revoked whether it is quiet.
@@ -62,6 +88,9 @@ impl Engine {
         let mut ended = 0;
         let rails = self.handle.first_rail..self.handle.first_rail + self.rails.len();
         for place in (0..self.revoking.len()).rev() {
+            if !self.revoking[place].are_users_stopped {
+                self.stop_users(place);
+            }
             if self.revoking[place].is_in_use() {
                 self.revoking[place].used_as = self.use_of(&self.revoking[place].region);
             }

@@ -56,8 +56,9 @@ impl Engine {
     pub fn nap(&self, can_be_woken: bool, idle: Duration) -> Option<Duration> {
         let longest = self.rails.iter().map(|rail| rail.domain.capabilities().idle_backoff).min();
         let backoff = longest.map(|it| (idle / 8).min(it * (self.rails.len() as u32 + 15) / 16));
-        // Nothing tells when a peer leaves a region that is being revoked.
-        let look_again = if can_be_woken && self.revoking.is_empty() { None } else { backoff };
+        // Nothing tells when a peer leaves a region that is being revoked. A region that nobody waits for is only used
+        // by this side: the last use's end wakes the worker.
+        let look_again = if can_be_woken && self.awaited_revokes() == 0 { None } else { backoff };
         let due = self.due();
         let due = (due != Time::NEVER).then(|| due.since(self.clock.now()));
         look_again.into_iter().chain(self.trigger_nap(idle)).chain(due).min()

@@ -193,6 +193,11 @@ impl Completions {
         &self.events
     }
 
+    /// Puts another event in the place of one.
+    pub(crate) fn replace(&mut self, place: usize, event: Event) {
+        self.events[place] = event;
+    }
+
     /// Says that something moved that has no event here, like a peer's write into our memory
     /// where polling carries it out: the worker stays awake.
     pub fn stir(&mut self) {
