@@ -7,25 +7,14 @@ use std::process::ExitCode;
 use std::sync::Arc;
 
 use backend_loopback::{Loopback, LoopbackConfig, Staging};
-use conformance::{KnownFailure, Shape, Subject, Tag, Variant};
+use conformance::{Shape, Subject, Tag, Variant};
 use transport_core::TransportConfig;
 
-/// None; an entry whose trial passes fails the suite.
-const KNOWN_FAILURES: &[KnownFailure] = &[];
+/// What makes no sense where all is staged, by trial.
+const NOT_STAGED: [&str; 3] =
+    ["futures::wait_drives", "futures::any_wait_drives", "groups::another_transports_grant_is_not_used"];
 
-/// Those of staging.
-const STAGED_FAILURES: &[KnownFailure] = &[
-    KnownFailure { trial: "futures::wait_drives[plain]", why: NOBODY },
-    KnownFailure { trial: "futures::wait_drives[queued]", why: NOBODY },
-    KnownFailure { trial: "futures::wait_drives[small-queue]", why: NOBODY },
-    KnownFailure { trial: "futures::any_wait_drives[plain]", why: NOBODY },
-    KnownFailure { trial: "futures::any_wait_drives[queued]", why: NOBODY },
-    KnownFailure { trial: "futures::any_wait_drives[small-queue]", why: NOBODY },
-    KnownFailure { trial: "futures::any_wait_drives[partial]", why: NOBODY },
-    KnownFailure { trial: "futures::any_wait_drives[reorder]", why: NOBODY },
-];
-
-const NOBODY: &str = "the target's turns move staged bytes, and here nobody takes them; not to be mended";
+const NOBODY: &str = "the target's turns move staged bytes, and here nobody takes them";
 
 struct LoopbackDevices {
     rails: u32,
@@ -47,14 +36,8 @@ impl Subject for LoopbackDevices {
         tag == Tag::Virtual || self.rails <= 2
     }
 
-    fn known_failures(&self) -> &[KnownFailure] {
-        if self.staging == Staging::Never { KNOWN_FAILURES } else { STAGED_FAILURES }
-    }
-
     fn beside_the_point(&self, trial: &str) -> Option<&str> {
-        // The target's turns move staged bytes, and it takes none there.
-        let is_staged = self.staging == Staging::Always;
-        (is_staged && trial == "groups::another_transports_grant_is_not_used").then_some(NOBODY)
+        (self.staging == Staging::Always && NOT_STAGED.contains(&trial)).then_some(NOBODY)
     }
 
     fn transport(&self, label: &str, shape: Shape) -> Result<TransportConfig, String> {
