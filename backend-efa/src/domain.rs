@@ -44,8 +44,6 @@ pub(crate) struct Shared {
     pub(crate) peers: Peers,
     first: Mutex<First>,
     lanes: AtomicU32,
-    /// Endpoints that a reaper still closes.
-    pub(crate) overdue: Arc<AtomicUsize>,
     /// Endpoints that stay open, as closing them would never end.
     pub(crate) left_open: AtomicUsize,
     pub(crate) device: Arc<Device>,
@@ -69,12 +67,8 @@ impl Shared {
 
     /// Opens another lane, that peers may be told of from now on.
     pub(crate) fn open_lane(&self) -> Result<Lane> {
-        if self.is_given_up() {
-            let context = format!(
-                "{}: libfabric still closes an endpoint of it, and holds up everything else there: open the device anew",
-                self.device.info.domain_name()
-            );
-            return Err(Error::new(ErrorKind::DeviceLost, "open endpoint", context));
+        if self.device.is_given_up() {
+            return Err(self.device.given_up("open endpoint", "open the device anew"));
         }
         let queues = Queues::open(&self.device, self.setup.sleeps)?;
         let number = self.lanes.fetch_add(1, Ordering::Relaxed);
@@ -91,11 +85,6 @@ impl Shared {
     /// What requests without bytes name as theirs: some providers look at it all the same.
     pub(crate) fn place(&self) -> (*mut u8, u64) {
         self.landing.here()
-    }
-
-    /// Whether a reaper still closes an endpoint of the device, so that the provider may hold up all calls.
-    pub(crate) fn is_given_up(&self) -> bool {
-        self.overdue.load(Ordering::Relaxed) > 0
     }
 
     /// The endpoint is closed; another may be opened.
@@ -122,7 +111,6 @@ impl EfaDomain {
             peers,
             first: Mutex::new(First { waiting: Some(lane), taken: false }),
             lanes: AtomicU32::new(1),
-            overdue: Arc::default(),
             left_open: AtomicUsize::new(0),
             capabilities,
             device,
@@ -217,7 +205,7 @@ impl Domain for EfaDomain {
     }
 
     fn unclosed(&self) -> usize {
-        self.0.overdue.load(Ordering::Relaxed) + self.0.left_open.load(Ordering::Relaxed)
+        self.0.device.gate.overdue() + self.0.left_open.load(Ordering::Relaxed)
     }
 
     fn endpoint(&self, config: EndpointConfig) -> Result<Box<dyn Endpoint>> {

@@ -16,6 +16,7 @@ mod context;
 mod domain;
 mod ending;
 mod endpoint;
+mod gate;
 mod hmem;
 mod lane;
 mod library;

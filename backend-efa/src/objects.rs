@@ -6,9 +6,10 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 use libfabric_sys as sys;
-use transport_core::Result;
 use transport_core::spi::Fences;
+use transport_core::{Error, ErrorKind, Result};
 
+use crate::gate::Gate;
 use crate::library::{Info, library};
 use crate::signals;
 use crate::status::refused;
@@ -99,6 +100,7 @@ pub(crate) struct Device {
     pub(crate) fabric: Fid<sys::fid_fabric>,
     pub(crate) info: Info,
     pub(crate) fences: Fences,
+    pub(crate) gate: Gate,
     /// It takes memory of GPUs, and reaches it by itself.
     pub(crate) has_gpus: AtomicBool,
     /// Peers' writes with an imm take posted receives.
@@ -128,7 +130,8 @@ impl Device {
             let imms_take_receives = info.imms_take_receives();
             let has_gpus = AtomicBool::new(info.has_gpus() && !imms_take_receives);
             let fences = Fences::default();
-            Ok(Arc::new(Self { domain, events, fabric, info, fences, has_gpus, imms_take_receives }))
+            let gate = Gate::default();
+            Ok(Arc::new(Self { domain, events, fabric, info, fences, gate, has_gpus, imms_take_receives }))
         }
     }
 
@@ -146,6 +149,20 @@ impl Device {
             true => -(sys::FI_ENODEV as isize),
             false => code,
         }
+    }
+
+    /// Whether a reaper still closes an endpoint of the device, so that the provider may hold up all calls.
+    pub(crate) fn is_given_up(&self) -> bool {
+        self.gate.overdue() > 0
+    }
+
+    /// What calls on such a device are refused with.
+    pub(crate) fn given_up(&self, operation: &'static str, remedy: &str) -> Error {
+        let context = format!(
+            "{}: libfabric still closes an endpoint of it, and holds up everything else there: {remedy}",
+            self.info.domain_name()
+        );
+        Error::new(ErrorKind::DeviceLost, operation, context)
     }
 
     /// The provider's number of the next error that was reported to the event queue.

@@ -3,9 +3,9 @@
 //! `fi_close` of an endpoint waits for all that is posted there, on EFA's provider without any limit: 2.1's repeats a
 //! message for which the target has no receive as long as the target lives, also while it closes
 //! (`efa_rdm_ep_wait_send`). Who closes a fabric must not hang for that. So past the limit the thread, the *reaper*,
-//! goes on alone, and the device is given up: the provider holds the domain's lock meanwhile. All that the device
-//! may still touch lives as long as the endpoint does: the reaper holds the domain and its registrations, with their
-//! memory.
+//! goes on alone, and the device is given up: the provider holds the domain's lock meanwhile, and `gate.rs` keeps others
+//! from it. All that the device may still touch lives as long as the endpoint does: the reaper holds the domain and its
+//! registrations, with their memory.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
@@ -14,6 +14,7 @@ use std::time::Duration;
 
 use crate::domain::Shared;
 use crate::lane::Lane;
+use crate::objects::Device;
 use crate::region::Registered;
 
 /// How long an endpoint is waited for. Closing takes milliseconds where nothing is stuck.
@@ -54,13 +55,14 @@ struct Closing {
 }
 
 impl Closing {
-    /// Closes the endpoint, then lets go of the rest.
-    fn run(self) {
+    /// Closes the endpoint, says so, then lets go of the rest, which the gate lets through by then.
+    fn run(self, done: Done) {
         let Self { lane, regions, shared } = self;
         let addresses = Arc::clone(&lane.queues.addresses);
         let turn = addresses.turn();
         drop(lane);
         drop(turn);
+        drop(done);
         drop((regions, shared));
     }
 }
@@ -77,11 +79,16 @@ enum State {
 struct Progress {
     state: Mutex<State>,
     ended: Condvar,
-    /// Overdue endpoints of the domain.
-    overdue: Arc<AtomicUsize>,
+    device: Arc<Device>,
 }
 
 impl Progress {
+    /// Of an endpoint that nobody has begun to close.
+    fn begin(device: &Arc<Device>) -> Arc<Self> {
+        let (state, device) = (Mutex::new(State::Closing), Arc::clone(device));
+        Arc::new(Self { state, ended: Condvar::new(), device })
+    }
+
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -95,13 +102,9 @@ impl Progress {
             return true;
         }
         *state = State::Overdue;
-        self.count(|count| count.fetch_add(1, Ordering::Relaxed));
+        OVERDUE.fetch_add(1, Ordering::Relaxed);
+        self.device.gate.shut();
         false
-    }
-
-    fn count(&self, change: impl Fn(&AtomicUsize) -> usize) {
-        change(&self.overdue);
-        change(&OVERDUE);
     }
 }
 
@@ -111,8 +114,9 @@ struct Done(Arc<Progress>);
 impl Drop for Done {
     fn drop(&mut self) {
         if std::mem::replace(&mut *self.0.lock(), State::Closed) == State::Overdue {
-            self.0.count(|count| count.fetch_sub(1, Ordering::Relaxed));
+            OVERDUE.fetch_sub(1, Ordering::Relaxed);
             tracing::info!("libfabric has closed an endpoint that was overdue");
+            self.0.device.gate.open();
         }
         self.0.ended.notify_all();
     }
@@ -136,17 +140,12 @@ pub(crate) fn close(shared: &Arc<Shared>, lane: Box<Lane>, is_lost: bool) -> boo
     let closing = Closing { lane, regions: shared.registrations.all(), shared: Arc::clone(shared) };
     let limit = match OVERDUE.load(Ordering::Relaxed) {
         0 => LIMIT,
-        _ if shared.is_given_up() => Duration::ZERO,
+        _ if shared.device.is_given_up() => Duration::ZERO,
         _ => LIMIT_BEHIND,
     };
-    let (state, overdue) = (Mutex::new(State::Closing), Arc::clone(&shared.overdue));
-    let progress = Arc::new(Progress { state, ended: Condvar::new(), overdue });
+    let progress = Progress::begin(&shared.device);
     let done = Done(Arc::clone(&progress));
-    let run = move || {
-        let _done = done;
-        closing.run();
-    };
-    let reaper = std::thread::Builder::new().name("mr-reaper".into()).spawn(run);
+    let reaper = std::thread::Builder::new().name("mr-reaper".into()).spawn(move || closing.run(done));
     if let Err(why) = &reaper {
         // Then it was closed in this thread, as it was dropped.
         tracing::warn!(device, %why, "no thread to close the endpoint in");
@@ -166,22 +165,22 @@ pub(crate) fn close(shared: &Arc<Shared>, lane: Box<Lane>, is_lost: bool) -> boo
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::library::offers;
 
     #[test]
     fn who_is_overdue_is_counted_until_the_end() {
-        let overdue = Arc::<AtomicUsize>::default();
-        let count = || overdue.load(Ordering::Relaxed);
-        let begin = || {
-            let (state, overdue) = (Mutex::new(State::Closing), Arc::clone(&overdue));
-            Arc::new(Progress { state, ended: Condvar::new(), overdue })
+        let device = match offers("tcp", Some("127.0.0.1")) {
+            Ok(offers) => Device::open(&offers[0]).unwrap(),
+            Err(why) => return eprintln!("skipped: {why}"),
         };
-        let progress = begin();
+        let count = || device.gate.overdue();
+        let progress = Progress::begin(&device);
         let done = Done(Arc::clone(&progress));
         assert!(!progress.wait(Duration::ZERO));
         assert_eq!(count(), 1);
         drop(done);
         assert_eq!(count(), 0);
-        let progress = begin();
+        let progress = Progress::begin(&device);
         drop(Done(Arc::clone(&progress)));
         assert!(progress.wait(Duration::ZERO) && count() == 0);
     }

@@ -1,13 +1,14 @@
 //! Registered memory, and that of peers.
 
 use std::sync::atomic::Ordering::Relaxed;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::task::Poll;
 
 use libfabric_sys as sys;
 use transport_core::spi::{KeyMaterial, MemoryRegion, RemoteMemory};
 use transport_core::{Access, Error, ErrorKind, Memory, Result};
 
+use crate::gate::Deregistration;
 use crate::hmem::Place;
 use crate::library::library;
 use crate::objects::{Device, Fid};
@@ -22,14 +23,13 @@ pub(crate) struct Registered {
     lkey: u64,
     key: KeyMaterial,
     memory: Arc<dyn Memory>,
-    _device: Arc<Device>,
+    device: Arc<Device>,
 }
 
 enum State {
     Open(Fid<sys::fid_mr>),
-    Closed,
-    /// libfabric did not close it.
-    Stuck(Error),
+    /// By a reaper, where the result is not there yet. After an error libfabric did not close it.
+    Closed(Arc<OnceLock<Result<()>>>),
 }
 
 impl Registered {
@@ -38,6 +38,9 @@ impl Registered {
     /// # Safety
     /// As `Domain::register`.
     pub(crate) unsafe fn new(device: &Arc<Device>, memory: Arc<dyn Memory>, access: Access) -> Result<Self> {
+        if device.is_given_up() {
+            return Err(device.given_up("register", "open the device anew"));
+        }
         let (start, len) = (memory.as_ptr(), memory.len());
         let place = Place::of(&*memory, library()?.version(), device.has_gpus.load(Relaxed))?;
         let mr = if device.info.memory_mode(sys::FI_MR_PROV_KEY) {
@@ -66,7 +69,7 @@ impl Registered {
             lkey,
             key: KeyMaterial { base, key, len: len as u64 },
             memory,
-            _device: Arc::clone(device),
+            device: Arc::clone(device),
         })
     }
 
@@ -75,33 +78,29 @@ impl Registered {
         (self.memory.as_ptr(), self.lkey)
     }
 
-    /// Closes the registration, once; says the same when it is asked again.
+    /// Closes the registration, once; says the same when it is asked again. On a device that is given up a reaper
+    /// closes it later; until then that is an error.
     fn close(&self) -> Result<()> {
         let mut state = self.mr.lock().unwrap_or_else(PoisonError::into_inner);
-        match std::mem::replace(&mut *state, State::Closed) {
-            State::Open(mr) => {
-                let closed =
-                    mr.close("revoke", "to deregister memory, which peers may still reach: close the fabric");
-                if let Err(error) = &closed {
-                    *state = State::Stuck(error.clone());
-                    // The card may write to it for as long as it likes.
-                    std::mem::forget(Arc::clone(&self.memory));
-                }
-                closed
-            }
-            State::Closed => Ok(()),
-            State::Stuck(error) => {
-                *state = State::Stuck(error.clone());
-                Err(error)
-            }
+        let ended = match &*state {
+            State::Open(_) => Arc::default(),
+            State::Closed(ended) => Arc::clone(ended),
+        };
+        if let State::Open(mr) = std::mem::replace(&mut *state, State::Closed(Arc::clone(&ended))) {
+            let (memory, ended) = (Arc::clone(&self.memory), Arc::clone(&ended));
+            self.device.gate.deregister(Deregistration { mr, memory, ended });
         }
+        ended.get().cloned().unwrap_or_else(|| {
+            let remedy = "peers may still reach the memory, which is kept until that has ended";
+            Err(self.device.given_up("revoke", remedy))
+        })
     }
 }
 
 impl Drop for Registered {
     fn drop(&mut self) {
         if let Err(error) = self.close() {
-            tracing::warn!(%error, "the memory of a region is never freed");
+            tracing::warn!(%error, "the memory of a region is kept");
         }
     }
 }
@@ -216,5 +215,33 @@ mod tests {
         }
         drop(registered);
         assert_eq!(Arc::strong_count(&memory), 2, "held for good");
+    }
+
+    #[test]
+    fn a_device_that_is_given_up_keeps_its_registrations_until_the_end() {
+        let device = match offers("tcp", Some("127.0.0.1")) {
+            Ok(offers) => Device::open(&offers[0]).unwrap(),
+            Err(why) => return eprintln!("skipped: {why}"),
+        };
+        let memory = Arc::new(HostBuffer::new(4096).unwrap());
+        // SAFETY: nobody reads or writes it.
+        let register = || unsafe { Registered::new(&device, Arc::clone(&memory) as _, Access::REMOTE_WRITE) };
+        let (revoked, dropped) = (register().unwrap(), register().unwrap());
+        device.gate.shut();
+        device.gate.shut();
+        let refusal = register().err().unwrap();
+        assert_eq!((refusal.kind(), refusal.operation()), (ErrorKind::DeviceLost, "register"));
+        for _ in 0..2 {
+            let Poll::Ready(Err(error)) = revoked.revoke() else { panic!("it says that the key is gone") };
+            assert_eq!((error.kind(), error.operation()), (ErrorKind::DeviceLost, "revoke"));
+        }
+        drop(dropped);
+        device.gate.open();
+        assert!(matches!(revoked.revoke(), Poll::Ready(Err(_))), "the other endpoint is still overdue");
+        assert_eq!(Arc::strong_count(&memory), 4, "ours, the region's, and two of what is left");
+        device.gate.open();
+        assert!(matches!(revoked.revoke(), Poll::Ready(Ok(()))));
+        drop((revoked, register().unwrap()));
+        assert_eq!(Arc::strong_count(&memory), 1);
     }
 }

@@ -5,8 +5,9 @@
 mod side;
 
 use std::process::Command;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, mpsc};
+use std::task::Poll;
 use std::time::{Duration, Instant};
 
 use backend_efa::EfaConfig;
@@ -132,6 +133,51 @@ fn closing_has_a_limit() {
         assert!(begun.elapsed() < LIMIT, "{} not closed, memory gone: {is_gone:?}", domain.unclosed());
         std::thread::yield_now();
     }
+}
+
+/// What `call` answers, in a thread of its own: one that hangs is not waited for.
+fn answers<T: Send + 'static>(name: &str, call: impl FnOnce() -> T + Send + 'static) -> T {
+    let (tell, told) = mpsc::channel();
+    std::thread::spawn(move || tell.send(call()));
+    told.recv_timeout(Duration::from_secs(20))
+        .unwrap_or_else(|why| panic!("{name} does not come back: {why}"))
+}
+
+/// While an endpoint is overdue the provider holds its lock, and reads the registrations of what is posted there: no
+/// call waits for that, nor takes a registration away.
+#[test]
+fn memory_of_a_lost_device_holds_up_nobody() {
+    let Some(Stuck { here, there, region, memory }) = Stuck::make(&Arc::default()) else { return };
+    let Side { endpoint, domain, region: other, .. } = here;
+    drop(endpoint);
+    assert_eq!(domain.unclosed(), 1);
+    let is_gone = Arc::<AtomicBool>::default();
+    let late = Arc::new(Told { buffer: HostBuffer::new(4096).unwrap(), is_gone: Arc::clone(&is_gone) });
+    let registered = {
+        let domain = Arc::clone(&domain);
+        // SAFETY: nobody holds references into the buffer.
+        answers("register", move || unsafe { domain.register(late, Access::all()) }.err())
+    };
+    let error = registered.expect("the device is lost");
+    assert_eq!((error.kind(), error.operation()), (ErrorKind::DeviceLost, "register"));
+    assert!(is_gone.load(Ordering::Acquire), "memory that was not registered is kept");
+    let revoked = {
+        let region = Arc::clone(&region);
+        answers("revoke", move || region.revoke())
+    };
+    let Poll::Ready(Err(error)) = revoked else { panic!("it says that the key is gone: {revoked:?}") };
+    assert_eq!((error.kind(), error.operation()), (ErrorKind::DeviceLost, "revoke"));
+    answers("dropping a region", move || drop(other));
+
+    // Once its target is gone the endpoint is closed, and then the registration.
+    drop(there);
+    let begun = Instant::now();
+    while !matches!(region.revoke(), Poll::Ready(Ok(()))) {
+        assert!(begun.elapsed() < LIMIT, "{} not closed, revoke: {:?}", domain.unclosed(), region.revoke());
+        std::thread::yield_now();
+    }
+    // SAFETY: nobody holds references into the buffer.
+    unsafe { domain.register(memory, Access::all()) }.expect("the device takes memory again");
 }
 
 /// The process of the test below.
