@@ -145,23 +145,45 @@ impl Mapping {
 /// reports the same shortage as an error here.
 ///
 /// # Errors
-/// `Exhausted` where there is not as much memory; `Io` where the file is not open for writing.
+/// `Exhausted` where there is not as much memory, a part of which the file may have got then; `Io` where the file is
+/// not open for writing.
 #[cfg(target_os = "linux")]
 pub fn commit_file(operation: &'static str, file: BorrowedFd<'_>, len: usize) -> Result<()> {
-    loop {
-        match rustix::fs::fallocate(file, rustix::fs::FallocateFlags::empty(), 0, len as u64) {
-            Ok(()) => return Ok(()),
-            Err(rustix::io::Errno::INTR) => {}
-            Err(why @ (rustix::io::Errno::NOSPC | rustix::io::Errno::NOMEM)) => {
-                let context = format!(
-                    "there is no memory for {len} bytes of a shared file: free some, or raise \
-                     vm.overcommit_ratio where vm.overcommit_memory is 2"
-                );
-                return Err(Error::new(ErrorKind::Exhausted, operation, context).with_source(why));
-            }
-            Err(why) => return Err(Error::os(operation, "putting memory under a shared file", why)),
+    let none = rustix::fs::FallocateFlags::empty();
+    match commit_in_steps(len as u64, |start, step| rustix::fs::fallocate(file, none, start, step)) {
+        Ok(()) => Ok(()),
+        Err(why @ (rustix::io::Errno::NOSPC | rustix::io::Errno::NOMEM)) => {
+            let context = format!(
+                "there is no memory for {len} bytes of a shared file: free some, or raise \
+                 vm.overcommit_ratio where vm.overcommit_memory is 2"
+            );
+            Err(Error::new(ErrorKind::Exhausted, operation, context).with_source(why))
+        }
+        Err(why) => Err(Error::os(operation, "putting memory under a shared file", why)),
+    }
+}
+
+/// Calls `allocate` for the parts of `len` bytes, one after the other.
+///
+/// Many kernels end the call at any signal, and undo it: were the whole one call, a profiler's 100 signals a second
+/// would have several GiB begin anew for ever. A part that a signal ends is halved.
+#[cfg(target_os = "linux")]
+fn commit_in_steps(
+    len: u64,
+    mut allocate: impl FnMut(u64, u64) -> rustix::io::Result<()>,
+) -> rustix::io::Result<()> {
+    const MOST: u64 = 16 << 20;
+    const LEAST: u64 = 64 << 10;
+    let (mut start, mut step) = (0, MOST);
+    while start < len {
+        let this = step.min(len - start);
+        match allocate(start, this) {
+            Ok(()) => (start, step) = (start + this, (2 * step).min(MOST)),
+            Err(rustix::io::Errno::INTR) => step = (step / 2).max(LEAST),
+            Err(why) => return Err(why),
         }
     }
+    Ok(())
 }
 
 /// By libc, not by rustix, which reads memory for it that valgrind does not map.
@@ -203,6 +225,32 @@ mod tests {
                 }
             }
         }
+    }
+
+    /// Signals come as often as the kernel allocates so many bytes: each undoes the call that it comes in.
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn memory_is_put_under_a_file_between_signals() {
+        const LEN: u64 = (1 << 30) + 5000;
+        for period in [128 << 10, 1 << 20, 40 << 20] {
+            let (mut allocated, mut until_signal, mut calls) = (0, period, 0);
+            let kernel = |start, len| {
+                calls += 1;
+                assert!(calls < 100_000, "{allocated} bytes have memory");
+                assert_eq!(start, allocated, "nothing is left out, and nothing done twice");
+                if len >= until_signal {
+                    until_signal = period;
+                    return Err(rustix::io::Errno::INTR);
+                }
+                until_signal -= len;
+                allocated += len;
+                Ok(())
+            };
+            commit_in_steps(LEN, kernel).unwrap();
+            assert_eq!(allocated, LEN);
+        }
+        let full = |start, _| if start < 100 << 20 { Ok(()) } else { Err(rustix::io::Errno::NOSPC) };
+        assert_eq!(commit_in_steps(LEN, full), Err(rustix::io::Errno::NOSPC));
     }
 
     #[test]
