@@ -105,9 +105,16 @@ pub fn run(common: &Common, arguments: ServeArguments) -> Done {
     ctrlc::set_handler(interrupt)
         .map_err(|error| Failure::new(format!("cannot take interrupts: {error}")))?;
     // Senders speak once a session has welcomed them, never before there are receives.
-    let pool = fabric.recv_pool(senders::MOST * senders::BACKLOG, MESSAGE_BYTES)?;
-    let listener = wait::listen(&fabric, &arguments.listen)?;
-    let mut turned_away = TurnedAway::new(&fabric)?;
+    let opened = || -> Done<_> {
+        let pool = fabric.recv_pool(senders::MOST * senders::BACKLOG, MESSAGE_BYTES)?;
+        let listener = wait::listen(&fabric, &arguments.listen)?;
+        Ok((pool, listener, TurnedAway::new(&fabric)?))
+    };
+    let (pool, listener, mut turned_away) = match opened() {
+        // A signal has closed the fabric meanwhile.
+        Err(_) if interrupted.load(Ordering::SeqCst) => return ended_by_signal(&directory, 0),
+        opened => opened?,
+    };
     let address = listener.local_addr();
     let send = invitation::line(common, &address)?;
     match common.json {
@@ -206,18 +213,22 @@ impl Server {
 
     /// Ends after a signal, once every session has ended: with success if nothing is unfinished.
     fn interrupted(&self) -> Done {
-        let senders = self.cut_off.load(Ordering::SeqCst);
-        let cut_off = match senders {
-            0 => String::new(),
-            1 => ": one sender had not finished".to_owned(),
-            many => format!(": {many} senders had not finished"),
-        };
-        let waiting = match self.directory.staging.partials() {
-            0 if senders == 0 => return Ok(()),
-            0 => "send the same again with --resume".to_owned(),
-            1 => "one unfinished file waits in .multirail for `send --resume`".to_owned(),
-            many => format!("{many} unfinished files wait in .multirail for `send --resume`"),
-        };
-        Err(Failure::new(format!("interrupted{cut_off}; {waiting}")))
+        ended_by_signal(&self.directory, self.cut_off.load(Ordering::SeqCst))
     }
+}
+
+/// The end after a signal which cut so many senders off.
+fn ended_by_signal(directory: &Directory, senders: usize) -> Done {
+    let cut_off = match senders {
+        0 => String::new(),
+        1 => ": one sender had not finished".to_owned(),
+        many => format!(": {many} senders had not finished"),
+    };
+    let waiting = match directory.staging.partials() {
+        0 if senders == 0 => return Ok(()),
+        0 => "send the same again with --resume".to_owned(),
+        1 => "one unfinished file waits in .multirail for `send --resume`".to_owned(),
+        many => format!("{many} unfinished files wait in .multirail for `send --resume`"),
+    };
+    Err(Failure::new(format!("interrupted{cut_off}; {waiting}")))
 }
