@@ -163,9 +163,9 @@ impl LoopbackEndpoint {
     fn land(&mut self, mut next: impl FnMut(&mut PostedWrites) -> Option<PostedWrite>) {
         let Some(mut writes) = self.posted_writes.take() else { return };
         let ended = std::mem::take(&mut self.ended);
-        while let Some(write) = next(&mut writes) {
-            // SAFETY: the local span is the write's own, and the key is checked anew.
-            unsafe { self.runner().run(write.request()) };
+        while let Some(mut write) = next(&mut writes) {
+            // SAFETY: the local span is the write's own, which stays where it is, and the key is checked anew.
+            unsafe { self.runner().run(&write.request()) };
         }
         self.ended = ended;
         self.posted_writes = Some(writes);

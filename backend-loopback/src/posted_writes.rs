@@ -18,8 +18,9 @@ pub(crate) struct PostedWrites {
 /// A write whose bytes are the card's.
 pub(crate) struct PostedWrite {
     visible: Time,
+    /// Its local span is the sender's, which may have other bytes by now.
     request: WorkRequest,
-    _bytes: Box<[u8]>,
+    bytes: Box<[u8]>,
 }
 
 impl PostedWrites {
@@ -36,8 +37,7 @@ impl PostedWrites {
         let mut bytes = vec![0; request.len as usize].into_boxed_slice();
         // SAFETY: by the caller; the copy is new.
         unsafe { request.local.copy_to_nonoverlapping(bytes.as_mut_ptr(), bytes.len()) };
-        let request = WorkRequest { local: bytes.as_mut_ptr(), ..*request };
-        self.waiting.push_back(PostedWrite { visible: now.after(self.after), request, _bytes: bytes });
+        self.waiting.push_back(PostedWrite { visible: now.after(self.after), request: *request, bytes });
     }
 
     /// Takes the next write that is visible by now.
@@ -61,8 +61,43 @@ impl PostedWrites {
 }
 
 impl PostedWrite {
-    /// The request, whose local span is the card's copy: valid as long as this.
-    pub(crate) fn request(&self) -> &WorkRequest {
-        &self.request
+    /// The request, whose local span is the card's copy: valid until this is moved, as a box is the only one who has
+    /// its bytes then.
+    pub(crate) fn request(&mut self) -> WorkRequest {
+        WorkRequest { local: self.bytes.as_mut_ptr(), ..self.request }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use transport_core::copy::Way;
+    use transport_core::spi::WorkKind;
+
+    use super::*;
+
+    /// Miri sees it where a pointer to the copy does not outlive a move of the copy's owner.
+    #[test]
+    fn a_posted_write_has_a_copy_of_its_own() {
+        let mut writes = PostedWrites { after: Duration::ZERO, waiting: VecDeque::new() };
+        let mut bytes = [1, 2, 3];
+        let request = WorkRequest {
+            id: 0,
+            peer: PeerSlot(0),
+            kind: WorkKind::Write,
+            local: bytes.as_mut_ptr(),
+            lkey: 0,
+            len: 3,
+            remote: 0,
+            rkey: 0,
+            imm: None,
+            way: Way::Plain,
+        };
+        // SAFETY: three bytes.
+        unsafe { writes.push(&request, Time::ZERO) };
+        bytes.fill(9);
+        let mut write = writes.visible(Time::ZERO).unwrap();
+        let request = write.request();
+        // SAFETY: as `request` says.
+        assert_eq!(unsafe { std::slice::from_raw_parts(request.local, request.len as usize) }, [1, 2, 3]);
     }
 }
