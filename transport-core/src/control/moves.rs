@@ -1,7 +1,9 @@
 //! Moved rails: what the peer says of its own, and its answers about ours.
 //!
 //! A backend may have to make queue pairs for each: the session hands them to a helper thread, one after
-//! another, and goes on. They are acted on in the order in which they came, as one may supersede another.
+//! another, and goes on. They are acted on in the order in which they came, as one may supersede another. A
+//! caller-driven fabric whose `control_on` has a runtime of one thread has no helper (`Spawner::blocking`): its other
+//! sessions wait meanwhile.
 
 use std::collections::VecDeque;
 use std::future::{Future, pending};

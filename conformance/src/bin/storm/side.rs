@@ -10,7 +10,7 @@ use std::time::Duration;
 use limit::Limit;
 use rustix::process::{Pid, Signal, kill_process, test_kill_process};
 
-/// The time of an idle machine in which a process must end once its peer has: the peer timeout of 3 s, a cancel, a
+/// The time of an idle machine in which a process must end once its peer has: the peer timeout of 5 s, a cancel, a
 /// close, and a margin.
 pub const LIMIT: Duration = Duration::from_secs(30);
 
