@@ -9,7 +9,7 @@ use crate::config::MOST_QUEUE_PAIRS;
 use crate::domain::Shared;
 use crate::flush::Target;
 use crate::gid::{MOST, meet};
-use crate::peers::{Pairs, Slot, slot_of, too_late};
+use crate::peers::{Joining, Pairs, Slot, slot_of, too_late};
 use crate::queue_pair::{Carries, End, PSN_MASK, Place, QueuePair};
 
 /// What a peer needs to connect. The first field counts versions of the others.
@@ -100,6 +100,17 @@ impl Shared {
         pairs.flush = Some(offer.flush);
         Ok(())
     }
+
+    /// Connects what `slot` has offered; `false` if the slot was given another state meanwhile.
+    fn join_offered(&self, slot: PeerSlot, mut joining: Joining<'_>, offer: &Offer) -> Result<bool> {
+        match self.join(&mut joining.pairs, offer) {
+            Ok(()) => self.peers.raise(slot, joining),
+            Err(error) => {
+                self.peers.fail(slot, joining);
+                Err(error)
+            }
+        }
+    }
 }
 
 impl Connector for Shared {
@@ -111,13 +122,8 @@ impl Connector for Shared {
 
     fn complete(&self, slot: PeerSlot, offer: &[u8]) -> Result<()> {
         let offer = self.read(offer)?;
-        let offered = match slot_of(&mut self.peers.lock_working()?, slot)? {
-            offered @ Slot::Offered(_) => offered.take_offered(),
-            _ => None,
-        };
-        let mut pairs = offered.ok_or_else(too_late)?;
-        self.join(&mut pairs, &offer)?;
-        if self.peers.raise(slot, pairs)? { Ok(()) } else { Err(too_late()) }
+        let joining = self.peers.take_offered(slot, false, offer.accesses.len())?.ok_or_else(too_late)?;
+        if self.join_offered(slot, joining, &offer)? { Ok(()) } else { Err(too_late()) }
     }
 
     fn offer_again(&self, slot: PeerSlot) -> Result<Option<Vec<u8>>> {
@@ -144,20 +150,24 @@ impl Connector for Shared {
             // The peer has left.
             _ => false,
         };
+        let mut slots = self.peers.lock_working()?;
         // If the offer of the peer does not stand, the peer takes ours.
-        if !stands(slot_of(&mut self.peers.lock_working()?, slot)?) {
+        if !stands(slot_of(&mut slots, slot)?) {
             return Ok(Vec::new());
         }
-        // Takes a card some milliseconds: meanwhile others change their slots.
-        let mut pairs = self.pairs()?;
-        self.join(&mut pairs, &offer)?;
-        let answer = self.offer(&pairs)?;
+        let join = self.peers.begin_join(&slots);
+        drop(slots);
+        // Takes a card some milliseconds: meanwhile others change their slots. The peer sends nothing before it has the
+        // answer.
+        let mut joining = Joining { pairs: self.pairs()?, _join: join };
+        self.join(&mut joining.pairs, &offer)?;
+        let answer = self.offer(&joining.pairs)?;
         let mut slots = self.peers.lock_working()?;
         let slot = slot_of(&mut slots, slot)?;
         if !stands(slot) {
             return Ok(Vec::new());
         }
-        *slot = Slot::Up(Arc::new(pairs));
+        *slot = Slot::Up(Arc::new(joining.pairs));
         self.peers.changed();
         Ok(answer)
     }
@@ -167,13 +177,8 @@ impl Connector for Shared {
             return Ok(());
         }
         let offer = self.read(answer)?;
-        let offered = match slot_of(&mut self.peers.lock_working()?, slot)? {
-            broken @ Slot::Broken(_) => broken.take_offered(),
-            _ => None,
-        };
-        if let Some(mut pairs) = offered {
-            self.join(&mut pairs, &offer)?;
-            self.peers.raise(slot, pairs)?;
+        if let Some(joining) = self.peers.take_offered(slot, true, offer.accesses.len())? {
+            self.join_offered(slot, joining, &offer)?;
         }
         Ok(())
     }
@@ -182,3 +187,6 @@ impl Connector for Shared {
         self.peers.leave(slot);
     }
 }
+
+#[cfg(all(test, target_os = "linux"))]
+mod tests;

@@ -78,7 +78,7 @@ impl Shared {
     }
 }
 
-pub(crate) struct VerbsDomain(Arc<Shared>);
+pub(crate) struct VerbsDomain(pub(crate) Arc<Shared>);
 
 impl VerbsDomain {
     pub(crate) fn open(

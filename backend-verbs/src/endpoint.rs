@@ -56,6 +56,8 @@ pub(crate) struct VerbsEndpoint {
     /// Requests that a failed connection has not executed: for the next one.
     pub(crate) replays: VecDeque<WorkRequest>,
     pub(crate) is_lost: bool,
+    /// The loss of the device, until it is told.
+    pub(crate) loss: Option<Status>,
     /// The last look at the completion queue left nothing there.
     pub(crate) is_drained: bool,
     /// Events that had no room.
@@ -81,6 +83,7 @@ impl VerbsEndpoint {
             requests: 0,
             replays: VecDeque::new(),
             is_lost: false,
+            loss: None,
             is_drained: false,
             waiting: VecDeque::new(),
             entries: entries(),
@@ -127,7 +130,7 @@ impl VerbsEndpoint {
         }
     }
 
-    /// Destroys every queue pair of the device, which is lost: no slot gets any after that.
+    /// Destroys every queue pair that a slot of the device has, which is lost: no slot gets any after that.
     pub(crate) fn destroy_queue_pairs(&mut self) {
         self.shared.peers.lose();
         // Those that a link has go to `ending`, which is then the last to hold them.
@@ -245,7 +248,7 @@ impl Endpoint for VerbsEndpoint {
     fn arm(&mut self) -> Armed {
         self.refresh();
         if self.is_lost {
-            // Its channel tells of nothing any more.
+            // Its channel tells of nothing any more, and nobody tells when the last join is over.
             let is_idle = self.waiting.is_empty() && !self.has_leaving;
             return if is_idle { Armed::Unsupported } else { Armed::Ready };
         }
@@ -255,8 +258,9 @@ impl Endpoint for VerbsEndpoint {
         let code = unsafe { ib::ibv_req_notify_cq(card.cq.as_ptr(), 0) };
         // What came before it was asked for tells nobody.
         let is_idle = code == 0 && !self.drain(CHAIN) && self.waiting.is_empty() && self.ending.is_empty();
-        // Nobody tells when the next connection is there, or that a goodbye is due.
-        if !is_idle || self.has_broken || self.has_leaving {
+        // Nobody tells when the next connection is there, or that a goodbye is due. A device that was just found to be
+        // lost tells of nothing at all.
+        if !is_idle || self.has_broken || self.has_leaving || self.is_lost {
             return Armed::Ready;
         }
         // SAFETY: the channel is open.

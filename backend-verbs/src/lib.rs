@@ -29,6 +29,8 @@ mod region;
 mod replay;
 mod report;
 mod rings;
+#[cfg(all(test, target_os = "linux"))]
+mod soft_roce;
 mod status;
 mod submit;
 

@@ -1,6 +1,6 @@
 //! Peer slots: reserved, connected and ended by the control side, read by the endpoint.
 
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use transport_core::spi::PeerSlot;
@@ -33,10 +33,11 @@ pub(crate) enum Slot {
     Free,
     /// Offered to a peer that has not answered.
     Offered(Pairs),
-    /// The queue pairs of the offer with that nonce are being connected.
+    /// The queue pairs of the offer with that nonce are being connected; `numbers` are those of the queue pairs.
     Joining {
         nonce: u64,
         was_up: bool,
+        numbers: Vec<u32>,
     },
     Up(Arc<Pairs>),
     /// The connection failed: where there is an offer, the peer was told what comes next.
@@ -49,20 +50,18 @@ pub(crate) enum Slot {
     Gone,
 }
 
-impl Slot {
-    /// Takes what was offered, to connect it without holding up who else changes slots.
-    pub(crate) fn take_offered(&mut self) -> Option<Pairs> {
-        let was_up = matches!(self, Self::Broken(_));
-        match std::mem::take(self) {
-            Self::Offered(pairs) | Self::Broken(Some(pairs)) => {
-                *self = Self::Joining { nonce: pairs.nonce, was_up };
-                Some(pairs)
-            }
-            other => {
-                *self = other;
-                None
-            }
-        }
+/// Queue pairs that are being connected. Dropped in order: the join is over once its queue pairs are destroyed.
+pub(crate) struct Joining<'a> {
+    pub(crate) pairs: Pairs,
+    pub(crate) _join: Join<'a>,
+}
+
+/// Counts a join as under way until it is dropped.
+pub(crate) struct Join<'a>(&'a AtomicUsize);
+
+impl Drop for Join<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Release);
     }
 }
 
@@ -85,6 +84,8 @@ pub(crate) struct Peers {
     changes: AtomicU64,
     /// The device does not work any more: no slot gets queue pairs. Changed with `slots` locked.
     is_lost: AtomicBool,
+    /// Joins that are under way. A join begins with `slots` locked, as long as the device works.
+    joins: AtomicUsize,
 }
 
 impl Peers {
@@ -106,7 +107,45 @@ impl Peers {
         Ok(slots)
     }
 
-    /// The device does not work any more: all slots lose their queue pairs, and none gets any from now on.
+    /// Begins a join; the caller holds the slots that [`Peers::lock_working`] gave.
+    pub(crate) fn begin_join(&self, _slots: &MutexGuard<'_, Vec<Slot>>) -> Join<'_> {
+        self.joins.fetch_add(1, Ordering::Relaxed);
+        Join(&self.joins)
+    }
+
+    /// Whether queue pairs are being connected that no slot has. Once the device is lost, no further join begins.
+    pub(crate) fn is_joining(&self) -> bool {
+        self.joins.load(Ordering::Acquire) > 0
+    }
+
+    /// Takes the queue pairs that `slot` offered, to connect them without holding up the callers that change other
+    /// slots. `was_up` says whether the slot was connected before, `count` how many queue pairs for accesses the
+    /// peer has. `None` if the slot offers nothing of the kind.
+    pub(crate) fn take_offered(
+        &self,
+        slot: PeerSlot,
+        was_up: bool,
+        count: usize,
+    ) -> Result<Option<Joining<'_>>> {
+        let mut slots = self.lock_working()?;
+        let slot = slot_of(&mut slots, slot)?;
+        let pairs = match std::mem::take(slot) {
+            Slot::Offered(pairs) if !was_up => pairs,
+            Slot::Broken(Some(pairs)) if was_up => pairs,
+            other => {
+                *slot = other;
+                return Ok(None);
+            }
+        };
+        // The peer reaches no other queue pairs: the further ones are given back.
+        let connected = pairs.accesses.iter().take(count).chain([&pairs.messages]);
+        let numbers = connected.map(QueuePair::number).collect();
+        *slot = Slot::Joining { nonce: pairs.nonce, was_up, numbers };
+        Ok(Some(Joining { pairs, _join: self.begin_join(&slots) }))
+    }
+
+    /// The device does not work any more: all slots lose their queue pairs, and none gets any from now on. Queue pairs
+    /// that are being connected are destroyed by their join, as [`Peers::is_joining`] tells.
     pub(crate) fn lose(&self) {
         let mut slots = self.lock();
         self.is_lost.store(true, Ordering::Relaxed);
@@ -143,15 +182,36 @@ impl Peers {
     }
 
     /// Marks the queue pairs that `slot` offered as connected; `false` if the slot was given another state meanwhile.
-    pub(crate) fn raise(&self, slot: PeerSlot, pairs: Pairs) -> Result<bool> {
+    pub(crate) fn raise(&self, slot: PeerSlot, joining: Joining<'_>) -> Result<bool> {
         let mut slots = self.lock_working()?;
         let slot = slot_of(&mut slots, slot)?;
-        let is_still = matches!(slot, Slot::Joining { nonce, .. } if *nonce == pairs.nonce);
+        let is_still = matches!(slot, Slot::Joining { nonce, .. } if *nonce == joining.pairs.nonce);
         if is_still {
-            *slot = Slot::Up(Arc::new(pairs));
+            *slot = Slot::Up(Arc::new(joining.pairs));
             self.changed();
         }
         Ok(is_still)
+    }
+
+    /// The queue pairs of a join are not connected. The slot forgets their numbers before they are destroyed, as the
+    /// card may give the numbers to another peer's.
+    pub(crate) fn fail(&self, slot: PeerSlot, joining: Joining<'_>) {
+        let mut slots = self.lock();
+        if let Some(Slot::Joining { nonce, numbers, .. }) = slots.get_mut(slot.0 as usize)
+            && *nonce == joining.pairs.nonce
+        {
+            numbers.clear();
+        }
+    }
+
+    /// The slot of the queue pair `number`, which is connected or being connected.
+    pub(crate) fn owner(&self, number: u32) -> Option<PeerSlot> {
+        let has = |slot: &Slot| match slot {
+            Slot::Joining { numbers, .. } => numbers.contains(&number),
+            Slot::Up(pairs) => pairs.all().any(|pair| pair.number() == number),
+            _ => false,
+        };
+        self.lock().iter().position(has).map(|index| PeerSlot(index as u32))
     }
 
     /// Nothing of the slot's peer is left here.
@@ -217,4 +277,34 @@ pub(crate) fn too_late() -> Error {
 /// A slot of that number.
 pub(crate) fn slot_of(slots: &mut [Slot], slot: PeerSlot) -> Result<&mut Slot> {
     slots.get_mut(slot.0 as usize).ok_or_else(too_late)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_join_is_under_way_until_its_end_also_on_a_lost_device() {
+        let peers = Peers::default();
+        let join = peers.begin_join(&peers.lock_working().unwrap());
+        peers.lose();
+        assert!(peers.is_joining());
+        drop(join);
+        assert!(!peers.is_joining());
+        let refused = peers.take_offered(PeerSlot(0), false, 1).err().unwrap();
+        assert_eq!(refused.kind(), ErrorKind::DeviceLost);
+    }
+
+    #[test]
+    fn queue_pairs_that_are_being_connected_are_their_slots() {
+        let peers = Peers::default();
+        let joining = |was_up, numbers| Slot::Joining { nonce: 0, was_up, numbers };
+        peers.lock().extend([Slot::Free, joining(false, vec![17, 19]), joining(true, vec![18])]);
+        let owners = [17, 18, 19, 20].map(|number| peers.owner(number).map(|slot| slot.0));
+        assert_eq!(owners, [Some(1), Some(2), Some(1), None]);
+        peers.leave(PeerSlot(1));
+        assert_eq!((peers.owner(17), peers.owner(18)), (None, Some(PeerSlot(2))));
+        peers.lose();
+        assert_eq!(peers.owner(18), None);
+    }
 }

@@ -29,6 +29,7 @@ impl VerbsEndpoint {
         let mut any = false;
         self.is_drained = false;
         if self.is_lost {
+            self.tell_loss();
             return false;
         }
         while self.waiting.len() < room {
@@ -124,13 +125,13 @@ impl VerbsEndpoint {
         self.rings.get(number).map(|ring| ring.slot).filter(|slot| self.knows(*slot))
     }
 
-    /// As `owner`, of a queue pair that was connected since the slots were looked at: who has connected may
-    /// have sent something already. What the control side is connecting now is waited for.
+    /// As `owner`, of a queue pair that is not known here: it was connected since the slots were looked at, or the
+    /// control side is connecting it now. The peer that has connected its own side may send before this side's join is
+    /// over, and the card acknowledges that; so the slots say whose the queue pair is while it is being connected.
     #[cold]
     fn new_owner(&mut self, number: u32) -> Option<PeerSlot> {
-        drop(self.shared.peers.lock());
         self.refresh();
-        self.owner(number)
+        self.owner(number).or_else(|| self.shared.peers.owner(number))
     }
 
     /// Something of a peer's has taken a receive.
@@ -159,7 +160,7 @@ impl VerbsEndpoint {
         }
     }
 
-    /// The card does not work any more. Its queue pairs are destroyed before anyone is told: whatever the
+    /// The card does not work any more. Its queue pairs are destroyed before anyone is told of the loss: whatever the
     /// card still does, it writes no byte of a peer's from then on, and sends none of ours.
     fn lose(&mut self, code: c_int) {
         if std::mem::replace(&mut self.is_lost, true) {
@@ -178,7 +179,16 @@ impl VerbsEndpoint {
         let receives = self.receives.take_wanted();
         self.waiting.extend(receives.into_iter().map(|id| Event::ReceiveFailed { id, status }));
         self.destroy_queue_pairs();
-        self.waiting.push_back(Event::DeviceLost { status });
+        self.loss = Some(status);
+        self.tell_loss();
+    }
+
+    /// Tells the loss of the device, unless it is told, once no join is under way: the control side destroys the queue
+    /// pairs that it was connecting, and until then bytes may come over them.
+    fn tell_loss(&mut self) {
+        if let Some(status) = self.loss.take_if(|_| !self.shared.peers.is_joining()) {
+            self.waiting.push_back(Event::DeviceLost { status });
+        }
     }
 }
 

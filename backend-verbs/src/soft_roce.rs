@@ -1,0 +1,120 @@
+//! Soft-RoCE devices for this crate's tests. As root, on `rxe0` and `rxe1`: `ci/rdma-vm/suite` runs them.
+
+use std::collections::VecDeque;
+use std::ffi::c_int;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use rdma_sys as ib;
+use transport_core::copy::Way;
+use transport_core::spi::{
+    Batch, Completions, Domain, DomainSetup, Endpoint, EndpointConfig, Event, MemoryRegion, PeerSlot,
+    WorkKind, WorkRequest,
+};
+use transport_core::{Access, HostBuffer, Memory, SystemClock};
+
+use crate::VerbsConfig;
+use crate::device::Device;
+use crate::domain::VerbsDomain;
+use crate::port::Port;
+
+/// Every wait ends by then.
+const LIMIT: Duration = Duration::from_secs(20);
+pub(crate) const LEN: usize = 4096;
+
+/// A device with its endpoint, a peer's slot, and memory that the peer may write.
+pub(crate) struct Side {
+    pub(crate) domain: VerbsDomain,
+    device: Arc<Device>,
+    pub(crate) endpoint: Box<dyn Endpoint>,
+    pub(crate) slot: PeerSlot,
+    pub(crate) offer: Vec<u8>,
+    pub(crate) memory: Arc<HostBuffer>,
+    region: Arc<dyn MemoryRegion>,
+    /// What polls have told and no wait has taken.
+    told: VecDeque<Event>,
+}
+
+impl Side {
+    pub(crate) fn open(name: &str) -> Self {
+        let device = Device::open(name).expect("soft-RoCE devices are there");
+        let port = Port::query(&device, 1).unwrap();
+        // The queue pair gives up soon on a peer that does not answer.
+        let config = VerbsConfig { timeout: 14, retries: 3, ..VerbsConfig::default() };
+        let setup =
+            DomainSetup { clock: Arc::new(SystemClock::default()), seed: 1, incarnation: 1, sleeps: true };
+        let domain = VerbsDomain::open(Arc::clone(&device), port, &config, &setup).unwrap();
+        let endpoint = domain.endpoint(EndpointConfig::default()).unwrap();
+        let (slot, offer) = domain.connector().prepare().unwrap();
+        let memory = Arc::new(HostBuffer::sparse(LEN).unwrap());
+        // SAFETY: nobody holds references into the memory.
+        let region = unsafe { domain.register(memory.clone(), Access::REMOTE_WRITE) }.unwrap();
+        Self { domain, device, endpoint, slot, offer, memory, region, told: VecDeque::new() }
+    }
+
+    pub(crate) fn complete(&self, other: &Self) {
+        self.domain.connector().complete(self.slot, &other.offer).unwrap();
+    }
+
+    /// Writes all its memory, full of `byte`, to the peer's; how that ends.
+    pub(crate) fn write(&mut self, byte: u8, other: &Self) -> Event {
+        self.post(WorkKind::Write, byte, None, other)
+    }
+
+    /// Writes or sends all its memory, full of `byte`, to the peer; how that ends.
+    pub(crate) fn post(&mut self, kind: WorkKind, byte: u8, imm: Option<u32>, other: &Self) -> Event {
+        // SAFETY: the whole memory; no request of it is under way.
+        unsafe { self.memory.as_ptr().write_bytes(byte, LEN) };
+        let request = WorkRequest {
+            id: u64::from(byte),
+            peer: self.slot,
+            kind,
+            local: self.memory.as_ptr(),
+            lkey: self.region.lkey(),
+            len: LEN as u64,
+            remote: other.region.key().base,
+            rkey: other.region.key().key,
+            imm,
+            way: Way::Plain,
+        };
+        // SAFETY: the memory stays until the request has ended, below.
+        let posted = unsafe { self.endpoint.post(&Batch::from_iter([request])) };
+        assert_eq!(posted.accepted, 1, "{posted:?}");
+        let of_it = |event: &Event| {
+            matches!(event, Event::Done { .. } | Event::Failed { .. } | Event::Doubted { .. })
+        };
+        self.until(of_it)
+    }
+
+    /// Polls until there is an event of that sort, which it takes out of those that were told.
+    pub(crate) fn until(&mut self, is_wanted: impl Fn(&Event) -> bool) -> Event {
+        let (mut events, end) = (Completions::with_room(16), Instant::now() + LIMIT);
+        loop {
+            events.clear();
+            self.endpoint.poll(&mut events);
+            self.told.extend(events.as_slice());
+            if let Some(place) = self.told.iter().position(&is_wanted) {
+                return self.told.remove(place).expect("it is there");
+            }
+            assert!(Instant::now() < end, "no such event");
+        }
+    }
+
+    /// From now on, the completions of the device cannot be read.
+    pub(crate) fn lose(&mut self) {
+        // SAFETY: the device is open, and this thread alone polls it.
+        unsafe { (*self.device.context.as_ptr()).ops.poll_cq = Some(unreadable) };
+    }
+
+    pub(crate) fn bytes(&self) -> Vec<u8> {
+        let mut bytes = vec![0; LEN];
+        // SAFETY: in bounds of both; the test waits for the end of what the card writes.
+        unsafe { self.memory.as_ptr().copy_to(bytes.as_mut_ptr(), LEN) };
+        bytes
+    }
+}
+
+/// How a card's completions are read once it is lost.
+unsafe extern "C" fn unreadable(_: *mut ib::ibv_cq, _: c_int, _: *mut ib::ibv_wc) -> c_int {
+    -1
+}
