@@ -277,7 +277,7 @@ impl Endpoint for VerbsEndpoint {
             link.is_aborted = true;
         }
         self.forget_replays(peer);
-        self.breaks(peer);
+        self.breaks(peer, None);
         self.refresh();
     }
 

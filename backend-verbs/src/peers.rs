@@ -225,16 +225,19 @@ impl Peers {
         self.lock()[slot.0 as usize] = Slot::Free;
     }
 
-    /// The endpoint has seen a connection fail. Whether it was up: then the peer is to be told.
-    pub(crate) fn broke(&self, slot: PeerSlot) -> bool {
+    /// The endpoint gives the slot's connection up, or has seen it fail: by the queue pair `number` then, which may be
+    /// of a connection that has ended already. Whether the connection was up: then the peer is to be told.
+    pub(crate) fn broke(&self, slot: PeerSlot, number: Option<u32>) -> bool {
         let mut slots = self.lock();
         let Some(slot) = slots.get_mut(slot.0 as usize) else { return false };
-        let was_up = matches!(slot, Slot::Up(_));
-        if was_up {
+        let Slot::Up(pairs) = slot else { return false };
+        let is_its = |number| pairs.all().any(|pair| pair.number() == number);
+        let breaks = number.is_none_or(is_its);
+        if breaks {
             *slot = Slot::Broken(None);
             self.changed();
         }
-        was_up
+        breaks
     }
 
     pub(crate) fn is_up(&self, slot: PeerSlot) -> bool {

@@ -66,7 +66,8 @@ impl VerbsEndpoint {
                 // It has failed, and its completions say why.
                 code => {
                     tracing::debug!(code, "a queue pair takes no requests");
-                    self.breaks(run.peer);
+                    let number = pair.number();
+                    self.breaks(run.peer, Some(number));
                     return (taken, None);
                 }
             }

@@ -110,12 +110,12 @@ impl VerbsEndpoint {
                 _ => self.waiting.push_back(Event::Failed { id: request.id, status }),
             }
         }
-        self.breaks(slot);
+        self.breaks(slot, Some(entry.qp_num));
     }
 
-    /// A connection failed: the peer is to be told of the next.
-    pub(crate) fn breaks(&mut self, slot: PeerSlot) {
-        if self.shared.peers.broke(slot) {
+    /// The connection of `slot` failed, by the queue pair `number` if there is one: the peer is to be told of the next.
+    pub(crate) fn breaks(&mut self, slot: PeerSlot, number: Option<u32>) {
+        if self.shared.peers.broke(slot, number) {
             self.waiting.push_back(Event::Moved);
         }
     }

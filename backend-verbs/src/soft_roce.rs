@@ -32,7 +32,7 @@ pub(crate) struct Side {
     pub(crate) memory: Arc<HostBuffer>,
     region: Arc<dyn MemoryRegion>,
     /// What polls have told and no wait has taken.
-    told: VecDeque<Event>,
+    pub(crate) told: VecDeque<Event>,
 }
 
 impl Side {
@@ -63,6 +63,12 @@ impl Side {
 
     /// Writes or sends all its memory, full of `byte`, to the peer; how that ends.
     pub(crate) fn post(&mut self, kind: WorkKind, byte: u8, imm: Option<u32>, other: &Self) -> Event {
+        self.begin(kind, byte, imm, other);
+        self.end()
+    }
+
+    /// Posts what [`Side::post`] does. The caller waits for the [`Side::end`].
+    pub(crate) fn begin(&mut self, kind: WorkKind, byte: u8, imm: Option<u32>, other: &Self) {
         // SAFETY: the whole memory; no request of it is under way.
         unsafe { self.memory.as_ptr().write_bytes(byte, LEN) };
         let request = WorkRequest {
@@ -77,9 +83,13 @@ impl Side {
             imm,
             way: Way::Plain,
         };
-        // SAFETY: the memory stays until the request has ended, below.
+        // SAFETY: the memory stays until the request has ended, as the caller waits for it.
         let posted = unsafe { self.endpoint.post(&Batch::from_iter([request])) };
         assert_eq!(posted.accepted, 1, "{posted:?}");
+    }
+
+    /// How the request that was posted last ends.
+    pub(crate) fn end(&mut self) -> Event {
         let of_it = |event: &Event| {
             matches!(event, Event::Done { .. } | Event::Failed { .. } | Event::Doubted { .. })
         };

@@ -99,3 +99,25 @@ fn the_loss_of_a_device_is_told_once_no_join_is_under_way() {
     near.endpoint.poll(&mut told);
     assert_eq!(told.as_slice(), [], "it is told once");
 }
+
+#[test]
+#[ignore = "needs soft-RoCE: ci/rdma-vm/suite"]
+fn what_an_ended_connection_flushes_does_not_break_the_next() {
+    let (domain, mut near, mut far) = sides();
+    near.complete(&far);
+    far.complete(&near);
+    assert!(matches!(far.write(1, &near), Event::Done { .. }));
+    near.endpoint.abort(near.slot);
+    near.endpoint.poll(&mut Completions::with_room(16));
+    // Nobody answers it.
+    far.begin(WorkKind::Write, 2, None, &near);
+    let offer = domain.connector().offer_again(near.slot).unwrap().unwrap();
+    let answer = far.domain.connector().renew(far.slot, &offer).unwrap();
+    domain.connector().renewed(near.slot, &answer).unwrap();
+    let end = far.end();
+    assert!(matches!(end, Event::Done { .. }), "{end:?}");
+    assert!(near.bytes() == [2; LEN]);
+    assert!(!far.told.contains(&Event::Moved), "{:?}", far.told);
+    let number = domain.0.read(&answer).unwrap().messages.number;
+    assert_eq!(far.domain.0.peers.owner(number), Some(far.slot));
+}
