@@ -38,9 +38,6 @@ impl Registered {
     /// # Safety
     /// As `Domain::register`.
     pub(crate) unsafe fn new(device: &Arc<Device>, memory: Arc<dyn Memory>, access: Access) -> Result<Self> {
-        if device.is_given_up() {
-            return Err(device.given_up("register", "open the device anew"));
-        }
         let (start, len) = (memory.as_ptr(), memory.len());
         let place = Place::of(&*memory, library()?.version(), device.has_gpus.load(Relaxed))?;
         let mr = if device.info.memory_mode(sys::FI_MR_PROV_KEY) {
@@ -229,8 +226,6 @@ mod tests {
         let (revoked, dropped) = (register().unwrap(), register().unwrap());
         device.gate.shut();
         device.gate.shut();
-        let refusal = register().err().unwrap();
-        assert_eq!((refusal.kind(), refusal.operation()), (ErrorKind::DeviceLost, "register"));
         for _ in 0..2 {
             let Poll::Ready(Err(error)) = revoked.revoke() else { panic!("it says that the key is gone") };
             assert_eq!((error.kind(), error.operation()), (ErrorKind::DeviceLost, "revoke"));

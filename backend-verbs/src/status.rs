@@ -56,8 +56,11 @@ fn completion(code: i32) -> String {
     });
     match words.filter(|words| !words.is_null()) {
         None => format!("status {code}"),
-        // SAFETY: as above.
-        Some(words) => unsafe { CStr::from_ptr(words) }.to_string_lossy().into_owned(),
+        Some(words) => {
+            // SAFETY: as above.
+            let words = unsafe { CStr::from_ptr(words) }.to_string_lossy();
+            format!("completion status {code}, {words}")
+        }
     }
 }
 
