@@ -23,8 +23,8 @@ use std::sync::OnceLock;
 ///
 /// A filter of that thread's system calls (seccomp(2)) refuses rt_sigaction(2). The thread blocks all
 /// signals, so that a handler of the program's, which may change dispositions, runs in another one. Filter and
-/// thread end with the call. Where the kernel takes no filter, or ignores it, as valgrind does, the handlers
-/// are taken back as soon as `call` returns.
+/// thread end with the call. Where the kernel takes no filter, and under valgrind, which ends the process when a call of
+/// its own is refused, the handlers are taken back as soon as `call` returns.
 ///
 /// # Errors
 /// The thread cannot be started.
@@ -33,7 +33,9 @@ pub(crate) fn load<T: Send>(call: impl FnOnce() -> T + Send) -> io::Result<T> {
     programs_code();
     let call = || {
         block_all();
-        if let Err(why) = refuse_changes() {
+        if is_under_valgrind() {
+            tracing::debug!("no filter under valgrind: a signal may meet a foreign handler for a moment");
+        } else if let Err(why) = refuse_changes() {
             tracing::warn!(%why, "the kernel takes no seccomp filter: a signal may meet a foreign handler for a moment");
         }
         call()
@@ -64,6 +66,12 @@ pub(crate) fn keep<T>(call: impl FnOnce() -> T) -> T {
         tracing::debug!(signal, code, "a library's signal handler is taken back");
     }
     result
+}
+
+/// valgrind makes sigaction(2) itself for the program; it shows by what it preloads.
+fn is_under_valgrind() -> bool {
+    std::env::var_os("LD_PRELOAD")
+        .is_some_and(|list| list.as_encoded_bytes().windows(9).any(|part| part == b"vgpreload"))
 }
 
 /// `None` for the numbers that the C library keeps to itself.

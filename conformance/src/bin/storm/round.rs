@@ -36,7 +36,8 @@ impl Setting {
         }
     }
 
-    /// Simulated cards: the library that plays them must have been built.
+    /// Simulated cards: the library that plays them must have been built. With libfabric 2.1: 1.17 emulates writes, in
+    /// many steps of which each may wait for a nap of the other side's.
     fn cards() -> Result<Self, String> {
         let runner =
             std::fs::canonicalize("ci/efa-sim/run").map_err(|why| format!("ci/efa-sim/run: {why}"))?;
@@ -55,7 +56,11 @@ impl Setting {
             None => Command::new(multirail),
             Some(runner) => {
                 let mut command = Command::new(runner);
-                command.arg(multirail).env("EFA_SIM_DEVICES", "4").env("EFA_SIM_DIR", simulation());
+                command
+                    .args(["--root", "trixie"])
+                    .arg(multirail)
+                    .env("EFA_SIM_DEVICES", "4")
+                    .env("EFA_SIM_DIR", simulation());
                 let library = std::env::var_os("EFA_SIM_LIBRARY")
                     .unwrap_or_else(|| "target/release/libefa_sim.so".into());
                 command.env("EFA_SIM_LIBRARY", std::fs::canonicalize(library).unwrap_or_default());
