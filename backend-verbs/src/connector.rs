@@ -9,7 +9,7 @@ use crate::config::MOST_QUEUE_PAIRS;
 use crate::domain::Shared;
 use crate::flush::Target;
 use crate::gid::{MOST, meet};
-use crate::peers::{Joining, Pairs, Slot, slot_of, too_late};
+use crate::peers::{Joining, Pairs, Slot, Turn, too_late};
 use crate::queue_pair::{Carries, End, PSN_MASK, Place, QueuePair};
 
 /// What a peer needs to connect. The first field counts versions of the others.
@@ -20,21 +20,27 @@ struct Offer {
     accesses: Vec<End>,
     messages: End,
     flush: Target,
-    nonce: u64,
+    /// An answer has that of the offer.
+    turn: Turn,
 }
 
-const VERSION: u8 = 4;
+const VERSION: u8 = 5;
 
 impl Shared {
-    /// Queue pairs for one more peer.
-    fn pairs(&self) -> Result<Pairs> {
+    /// A connection that this side offers.
+    fn turn(&self, generation: u64) -> Turn {
+        Turn { generation, nonce: self.random() }
+    }
+
+    /// Queue pairs for one more connection.
+    fn pairs(&self, turn: Turn) -> Result<Pairs> {
         let pair = |carries| QueuePair::new(&self.card, carries, self.random() as u32 & PSN_MASK);
         let accesses = (0..self.card.config.queue_pairs).map(|_| pair(Carries::Accesses));
         Ok(Pairs {
             accesses: accesses.collect::<Result<_>>()?,
             messages: pair(Carries::Messages)?,
             flush: None,
-            nonce: self.random(),
+            turn,
         })
     }
 
@@ -45,7 +51,7 @@ impl Shared {
             accesses: pairs.accesses.iter().map(QueuePair::end).collect(),
             messages: pairs.messages.end(),
             flush: self.flush_page.target(),
-            nonce: pairs.nonce,
+            turn: pairs.turn,
         };
         let why = |error: postcard::Error| Error::new(ErrorKind::Io, "connect", error.to_string());
         postcard::to_stdvec(&offer).map_err(why)
@@ -115,59 +121,51 @@ impl Shared {
 
 impl Connector for Shared {
     fn prepare(&self) -> Result<(PeerSlot, Vec<u8>)> {
-        let pairs = self.pairs()?;
+        let pairs = self.pairs(self.turn(0))?;
         let offer = self.offer(&pairs)?;
         Ok((self.peers.reserve(pairs)?, offer))
     }
 
     fn complete(&self, slot: PeerSlot, offer: &[u8]) -> Result<()> {
         let offer = self.read(offer)?;
-        let joining = self.peers.take_offered(slot, false, offer.accesses.len())?.ok_or_else(too_late)?;
+        let joining = self.peers.take_offered(slot, None, offer.accesses.len())?.ok_or_else(too_late)?;
         if self.join_offered(slot, joining, &offer)? { Ok(()) } else { Err(too_late()) }
     }
 
     fn offer_again(&self, slot: PeerSlot) -> Result<Option<Vec<u8>>> {
-        if !matches!(slot_of(&mut self.peers.lock_working()?, slot)?, Slot::Broken(None)) {
+        let Slot::Broken { generation: broken, offer: None } = *self.peers.lock_working()?.slot(slot)? else {
             return Ok(None);
+        };
+        // A peer that counts up to the end of the numbers is not heard any more.
+        let pairs = self.pairs(self.turn(broken.saturating_add(1)))?;
+        let told = self.offer(&pairs)?;
+        let mut table = self.peers.lock_working()?;
+        match table.slot(slot)? {
+            Slot::Broken { generation, offer: offer @ None } if *generation == broken => *offer = Some(pairs),
+            _ => return Ok(None),
         }
-        let pairs = self.pairs()?;
-        let offer = self.offer(&pairs)?;
-        let mut slots = self.peers.lock_working()?;
-        let slot = slot_of(&mut slots, slot)?;
-        if !matches!(slot, Slot::Broken(None)) {
-            return Ok(None);
-        }
-        *slot = Slot::Broken(Some(pairs));
-        Ok(Some(offer))
+        Ok(Some(told))
     }
 
     fn renew(&self, slot: PeerSlot, offer: &[u8]) -> Result<Vec<u8>> {
         let offer = self.read(offer)?;
-        let stands = |slot: &Slot| match slot {
-            Slot::Up(_) | Slot::Broken(None) | Slot::Joining { was_up: true, .. } => true,
-            // Both have offered: the lower nonce stands.
-            Slot::Broken(Some(ours)) => ours.nonce > offer.nonce,
-            // The peer has left.
-            _ => false,
-        };
-        let mut slots = self.peers.lock_working()?;
-        // If the offer of the peer does not stand, the peer takes ours.
-        if !stands(slot_of(&mut slots, slot)?) {
+        let mut table = self.peers.lock_working()?;
+        // If the offer of the peer does not stand, the peer takes ours, or has taken it.
+        if !table.slot(slot)?.takes(offer.turn) {
             return Ok(Vec::new());
         }
-        let join = self.peers.begin_join(&slots);
-        drop(slots);
-        // Takes a card some milliseconds: meanwhile others change their slots. The peer sends nothing before it has the
-        // answer.
-        let mut joining = Joining { pairs: self.pairs()?, _join: join };
+        let join = self.peers.begin_join(&table);
+        drop(table);
+        // Takes a card some milliseconds: meanwhile others change their slots, and this one may be given another
+        // connection. The peer sends nothing before it has the answer.
+        let mut joining = Joining { pairs: self.pairs(offer.turn)?, _join: join };
         self.join(&mut joining.pairs, &offer)?;
         let answer = self.offer(&joining.pairs)?;
-        let mut slots = self.peers.lock_working()?;
-        let slot = slot_of(&mut slots, slot)?;
-        if !stands(slot) {
+        let mut table = self.peers.lock_working()?;
+        if !table.slot(slot)?.takes(offer.turn) {
             return Ok(Vec::new());
         }
-        *slot = Slot::Up(Arc::new(joining.pairs));
+        table.set(slot, Slot::Up(Arc::new(joining.pairs)));
         self.peers.changed();
         Ok(answer)
     }
@@ -177,7 +175,7 @@ impl Connector for Shared {
             return Ok(());
         }
         let offer = self.read(answer)?;
-        if let Some(joining) = self.peers.take_offered(slot, true, offer.accesses.len())? {
+        if let Some(joining) = self.peers.take_offered(slot, Some(offer.turn), offer.accesses.len())? {
             self.join_offered(slot, joining, &offer)?;
         }
         Ok(())

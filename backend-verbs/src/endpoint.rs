@@ -48,6 +48,8 @@ pub(crate) struct VerbsEndpoint {
     pub(crate) shared: Arc<Shared>,
     seen: u64,
     views: Vec<View>,
+    /// Connections that slots have no more, until they are taken over.
+    retired: Vec<(PeerSlot, Arc<Pairs>)>,
     /// Whether there are slots that wait for their goodbye, or for their next connection.
     has_leaving: bool,
     has_broken: bool,
@@ -78,6 +80,7 @@ impl VerbsEndpoint {
             shared,
             seen: u64::MAX,
             views: Vec::new(),
+            retired: Vec::new(),
             has_leaving: false,
             has_broken: false,
             requests: 0,
@@ -93,7 +96,7 @@ impl VerbsEndpoint {
     /// Takes over what the control side has changed.
     #[inline]
     pub(crate) fn refresh(&mut self) {
-        if self.shared.peers.refresh(&mut self.seen, &mut self.views) {
+        if self.shared.peers.refresh(&mut self.seen, &mut self.views, &mut self.retired) {
             self.take_over();
         }
     }
@@ -103,6 +106,17 @@ impl VerbsEndpoint {
         self.links.resize_with(self.views.len(), Link::default);
         self.has_leaving = self.views.iter().any(|view| matches!(view, View::Leaving));
         self.has_broken = self.views.iter().any(|view| matches!(view, View::Broken));
+        for (slot, pairs) in self.retired.drain(..) {
+            let link = self.links.get(slot.0 as usize).and_then(|link| link.pairs.as_ref());
+            // One that came and went between two looks has arrivals perhaps, and no request.
+            if !link.is_some_and(|link| Arc::ptr_eq(link, &pairs)) {
+                for pair in pairs.all() {
+                    self.rings.insert(pair.number(), slot);
+                    pair.fail();
+                }
+                self.ending.push((slot, pairs));
+            }
+        }
         for (index, (link, view)) in self.links.iter_mut().zip(&self.views).enumerate() {
             let slot = PeerSlot(index as u32);
             let next = match view {
@@ -145,10 +159,16 @@ impl VerbsEndpoint {
         link.is_some_and(|link| matches!(link.view, View::Up(_) | View::Broken))
     }
 
-    /// Lets go of connections that nothing is posted to any more, and says goodbye to peers.
-    fn goodbyes(&mut self) {
+    /// Lets go of connections that nothing is posted to any more, of the first `read` that ended: nothing of theirs is
+    /// unread. Then says goodbye to peers.
+    fn goodbyes(&mut self, read: usize) {
         let rings = &mut self.rings;
+        let mut place = 0;
         self.ending.retain(|(_, pairs)| {
+            place += 1;
+            if place > read {
+                return true;
+            }
             let is_busy =
                 |pair: &QueuePair| rings.get(pair.number()).is_some_and(|ring| ring.posted.len() > 0);
             if pairs.all().any(is_busy) {
@@ -227,15 +247,16 @@ impl Endpoint for VerbsEndpoint {
             self.free_slots();
         }
         self.refresh();
+        let stopped = self.ending.len();
         self.drain(into.spare());
         if !self.replays.is_empty() {
             self.replay();
         }
-        // What a connection has brought is read before it is forgotten.
+        // What a connection has brought is read, once it has stopped, before it is forgotten.
         let may_part = self.is_drained || self.is_lost;
         if may_part && (self.has_leaving || !self.ending.is_empty()) {
             self.refresh();
-            self.goodbyes();
+            self.goodbyes(stopped);
         }
         while into.spare() > 0
             && let Some(event) = self.waiting.pop_front()
@@ -303,7 +324,8 @@ impl Drop for VerbsEndpoint {
         // The queue pairs go: nothing is touched after that.
         self.links.clear();
         self.ending.clear();
-        self.shared.peers.lock().clear();
+        self.retired.clear();
+        self.shared.peers.clear();
         self.shared.closed();
     }
 }

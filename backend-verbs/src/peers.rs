@@ -2,12 +2,23 @@
 
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use transport_core::spi::PeerSlot;
 use transport_core::{Error, ErrorKind, Result};
 
 use crate::flush::Target;
 use crate::queue_pair::QueuePair;
+
+/// Which of the connections that two sides have one after another: both sides call each one but the first the same.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+pub(crate) struct Turn {
+    /// Of the first connection 0, and one more than that of the connection that broke. An offer of a generation that
+    /// the slot has had is stale: the side that sent it has taken another one meanwhile.
+    pub(crate) generation: u64,
+    /// Of both sides' offers of a generation, which cross, the lower one stands.
+    pub(crate) nonce: u64,
+}
 
 /// The queue pairs of a peer.
 pub(crate) struct Pairs {
@@ -16,8 +27,7 @@ pub(crate) struct Pairs {
     pub(crate) messages: QueuePair,
     /// What flushes the peer's card, once connected.
     pub(crate) flush: Option<Target>,
-    /// Of both sides' offers that cross, the lower one stands.
-    pub(crate) nonce: u64,
+    pub(crate) turn: Turn,
 }
 
 impl Pairs {
@@ -33,21 +43,80 @@ pub(crate) enum Slot {
     Free,
     /// Offered to a peer that has not answered.
     Offered(Pairs),
-    /// The queue pairs of the offer with that nonce are being connected; `numbers` are those of the queue pairs.
+    /// The queue pairs of that offer are being connected.
     Joining {
-        nonce: u64,
+        turn: Turn,
         was_up: bool,
-        numbers: Vec<u32>,
     },
     Up(Arc<Pairs>),
-    /// The connection failed: where there is an offer, the peer was told what comes next.
-    Broken(Option<Pairs>),
+    /// The connection of that generation failed: where there is an offer, the peer was told what comes next.
+    Broken {
+        generation: u64,
+        offer: Option<Pairs>,
+    },
     /// The device is lost, and the queue pairs with it.
     Lost,
     /// Ended by this side: the endpoint says when its last request is over.
     Leaving,
     /// Its last request is over, which the endpoint is telling: free once that was heard.
     Gone,
+}
+
+impl Slot {
+    /// Whether the peer's offer of the next connection is to be taken. If not, the peer has left, has our offer, which
+    /// it takes, or has taken it.
+    pub(crate) fn takes(&self, offer: Turn) -> bool {
+        match self {
+            Self::Broken { offer: Some(ours), .. } if ours.turn.generation == offer.generation => {
+                offer.nonce < ours.turn.nonce
+            }
+            Self::Broken { generation, .. } => offer.generation > *generation,
+            Self::Joining { turn, was_up: true } => offer.generation > turn.generation,
+            Self::Up(pairs) => offer.generation > pairs.turn.generation,
+            _ => false,
+        }
+    }
+}
+
+/// Slots, and what goes with them.
+#[derive(Default)]
+pub(crate) struct Table {
+    pub(crate) slots: Vec<Slot>,
+    /// Queue pairs that are being connected, by their numbers.
+    joining: Vec<(u32, PeerSlot)>,
+    /// Connections that slots have no more, which the endpoint has perhaps never seen: it still tells what they have
+    /// brought.
+    retired: Vec<(PeerSlot, Arc<Pairs>)>,
+}
+
+impl Table {
+    /// A slot of that number.
+    pub(crate) fn slot(&mut self, slot: PeerSlot) -> Result<&mut Slot> {
+        self.slots.get_mut(slot.0 as usize).ok_or_else(too_late)
+    }
+
+    /// Gives `slot` another state.
+    pub(crate) fn set(&mut self, slot: PeerSlot, state: Slot) {
+        if let Slot::Up(pairs) = std::mem::replace(&mut self.slots[slot.0 as usize], state) {
+            self.retired.push((slot, pairs));
+        }
+    }
+
+    /// The queue pairs are connected, or will not be.
+    fn end_join(&mut self, pairs: &Pairs) {
+        self.joining.retain(|(number, _)| pairs.all().all(|pair| pair.number() != *number));
+    }
+
+    /// Nobody uses the queue pairs of a join, which the peer may have sent to: if the peer is still there, the endpoint
+    /// tells what has come.
+    fn retire(&mut self, slot: PeerSlot, pairs: Pairs) {
+        let is_there = |slot: &Slot| {
+            matches!(slot, Slot::Joining { was_up: true, .. } | Slot::Up(_) | Slot::Broken { .. })
+        };
+        if self.slots.get(slot.0 as usize).is_some_and(is_there) {
+            self.retired.push((slot, Arc::new(pairs)));
+        }
+    }
 }
 
 /// Queue pairs that are being connected. Dropped in order: the join is over once its queue pairs are destroyed.
@@ -79,24 +148,29 @@ pub(crate) enum View {
 /// All slots of a domain.
 #[derive(Default)]
 pub(crate) struct Peers {
-    slots: Mutex<Vec<Slot>>,
+    table: Mutex<Table>,
     /// Counts changes, so that the endpoint looks only when there was one.
     changes: AtomicU64,
-    /// The device does not work any more: no slot gets queue pairs. Changed with `slots` locked.
+    /// The device does not work any more: no slot gets queue pairs. Changed with `table` locked.
     is_lost: AtomicBool,
-    /// Joins that are under way. A join begins with `slots` locked, as long as the device works.
+    /// Joins that are under way. A join begins with `table` locked, as long as the device works.
     joins: AtomicUsize,
 }
 
 impl Peers {
     /// To change slots; who has changed one says so.
-    pub(crate) fn lock(&self) -> MutexGuard<'_, Vec<Slot>> {
-        self.slots.lock().unwrap_or_else(PoisonError::into_inner)
+    pub(crate) fn lock(&self) -> MutexGuard<'_, Table> {
+        self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// To give slots queue pairs, as long as the device works.
-    pub(crate) fn lock_working(&self) -> Result<MutexGuard<'_, Vec<Slot>>> {
-        let slots = self.lock();
+    pub(crate) fn lock_working(&self) -> Result<MutexGuard<'_, Table>> {
+        let table = self.lock();
+        self.works(&table)?;
+        Ok(table)
+    }
+
+    fn works(&self, _table: &MutexGuard<'_, Table>) -> Result<()> {
         if self.is_lost.load(Ordering::Relaxed) {
             return Err(Error::new(
                 ErrorKind::DeviceLost,
@@ -104,11 +178,11 @@ impl Peers {
                 "the device does not work any more: open the fabric anew",
             ));
         }
-        Ok(slots)
+        Ok(())
     }
 
     /// Begins a join; the caller holds the slots that [`Peers::lock_working`] gave.
-    pub(crate) fn begin_join(&self, _slots: &MutexGuard<'_, Vec<Slot>>) -> Join<'_> {
+    pub(crate) fn begin_join(&self, _table: &MutexGuard<'_, Table>) -> Join<'_> {
         self.joins.fetch_add(1, Ordering::Relaxed);
         Join(&self.joins)
     }
@@ -119,42 +193,51 @@ impl Peers {
     }
 
     /// Takes the queue pairs that `slot` offered, to connect them without holding up the callers that change other
-    /// slots. `was_up` says whether the slot was connected before, `count` how many queue pairs for accesses the
-    /// peer has. `None` if the slot offers nothing of the kind.
+    /// slots. `answered` says which offer the peer of a slot that was connected before has taken, `count` how many queue
+    /// pairs for accesses the peer has. `None` if the slot offers nothing of the kind.
     pub(crate) fn take_offered(
         &self,
         slot: PeerSlot,
-        was_up: bool,
+        answered: Option<Turn>,
         count: usize,
     ) -> Result<Option<Joining<'_>>> {
-        let mut slots = self.lock_working()?;
-        let slot = slot_of(&mut slots, slot)?;
-        let pairs = match std::mem::take(slot) {
-            Slot::Offered(pairs) if !was_up => pairs,
-            Slot::Broken(Some(pairs)) if was_up => pairs,
+        let mut table = self.lock_working()?;
+        let state = table.slot(slot)?;
+        let pairs = match std::mem::take(state) {
+            Slot::Offered(pairs) if answered.is_none() => pairs,
+            Slot::Broken { offer: Some(pairs), .. } if answered == Some(pairs.turn) => pairs,
             other => {
-                *slot = other;
+                *state = other;
                 return Ok(None);
             }
         };
+        *state = Slot::Joining { turn: pairs.turn, was_up: answered.is_some() };
         // The peer reaches no other queue pairs: the further ones are given back.
         let connected = pairs.accesses.iter().take(count).chain([&pairs.messages]);
-        let numbers = connected.map(QueuePair::number).collect();
-        *slot = Slot::Joining { nonce: pairs.nonce, was_up, numbers };
-        Ok(Some(Joining { pairs, _join: self.begin_join(&slots) }))
+        table.joining.extend(connected.map(|pair| (pair.number(), slot)));
+        Ok(Some(Joining { pairs, _join: self.begin_join(&table) }))
     }
 
     /// The device does not work any more: all slots lose their queue pairs, and none gets any from now on. Queue pairs
     /// that are being connected are destroyed by their join, as [`Peers::is_joining`] tells.
     pub(crate) fn lose(&self) {
-        let mut slots = self.lock();
+        let mut table = self.lock();
         self.is_lost.store(true, Ordering::Relaxed);
-        for slot in &mut *slots {
-            if matches!(slot, Slot::Offered(_) | Slot::Joining { .. } | Slot::Up(_) | Slot::Broken(_)) {
+        for slot in &mut table.slots {
+            if matches!(slot, Slot::Offered(_) | Slot::Joining { .. } | Slot::Up(_) | Slot::Broken { .. }) {
                 *slot = Slot::Lost;
             }
         }
         self.changed();
+    }
+
+    /// Nobody has a peer any more: all queue pairs are destroyed when this returns. A join that is under way finds no
+    /// slot, and none begins.
+    pub(crate) fn clear(&self) {
+        *self.lock() = Table::default();
+        while self.is_joining() {
+            std::thread::sleep(Duration::from_millis(1));
+        }
     }
 
     pub(crate) fn changed(&self) {
@@ -162,7 +245,8 @@ impl Peers {
     }
 
     pub(crate) fn reserve(&self, pairs: Pairs) -> Result<PeerSlot> {
-        let mut slots = self.lock_working()?;
+        let mut table = self.lock_working()?;
+        let slots = &mut table.slots;
         let free = slots.iter().position(|slot| matches!(slot, Slot::Free));
         let index = free.unwrap_or_else(|| {
             slots.push(Slot::Free);
@@ -173,99 +257,120 @@ impl Peers {
     }
 
     pub(crate) fn leave(&self, slot: PeerSlot) {
-        let mut slots = self.lock();
-        let is_ours = |slot: &&mut Slot| !matches!(slot, Slot::Free | Slot::Gone);
-        if let Some(slot) = slots.get_mut(slot.0 as usize).filter(is_ours) {
-            *slot = Slot::Leaving;
+        let mut table = self.lock();
+        let is_ours = |slot: &Slot| !matches!(slot, Slot::Free | Slot::Gone);
+        if table.slots.get(slot.0 as usize).is_some_and(is_ours) {
+            table.set(slot, Slot::Leaving);
             self.changed();
         }
     }
 
     /// Marks the queue pairs that `slot` offered as connected; `false` if the slot was given another state meanwhile.
     pub(crate) fn raise(&self, slot: PeerSlot, joining: Joining<'_>) -> Result<bool> {
-        let mut slots = self.lock_working()?;
-        let slot = slot_of(&mut slots, slot)?;
-        let is_still = matches!(slot, Slot::Joining { nonce, .. } if *nonce == joining.pairs.nonce);
+        // Dropped in the other order: the queue pairs before the join is over.
+        let Joining { _join, pairs } = joining;
+        let mut table = self.lock();
+        table.end_join(&pairs);
+        self.works(&table)?;
+        let state = table.slot(slot)?;
+        let is_still = matches!(state, Slot::Joining { turn, .. } if *turn == pairs.turn);
         if is_still {
-            *slot = Slot::Up(Arc::new(joining.pairs));
-            self.changed();
+            *state = Slot::Up(Arc::new(pairs));
+        } else {
+            table.retire(slot, pairs);
         }
+        self.changed();
         Ok(is_still)
     }
 
     /// The queue pairs of a join are not connected. The slot forgets their numbers before they are destroyed, as the
-    /// card may give the numbers to another peer's.
+    /// card may give the numbers to another peer's. The peer has taken the offer: the next one is of the next
+    /// generation.
     pub(crate) fn fail(&self, slot: PeerSlot, joining: Joining<'_>) {
-        let mut slots = self.lock();
-        if let Some(Slot::Joining { nonce, numbers, .. }) = slots.get_mut(slot.0 as usize)
-            && *nonce == joining.pairs.nonce
-        {
-            numbers.clear();
+        let Joining { _join, pairs } = joining;
+        let mut table = self.lock();
+        table.end_join(&pairs);
+        let Ok(state) = table.slot(slot) else { return };
+        let generation = pairs.turn.generation;
+        if matches!(state, Slot::Joining { turn, was_up: true } if *turn == pairs.turn) {
+            *state = Slot::Broken { generation, offer: None };
         }
+        table.retire(slot, pairs);
+        self.changed();
     }
 
     /// The slot of the queue pair `number`, which is connected or being connected.
     pub(crate) fn owner(&self, number: u32) -> Option<PeerSlot> {
-        let has = |slot: &Slot| match slot {
-            Slot::Joining { numbers, .. } => numbers.contains(&number),
-            Slot::Up(pairs) => pairs.all().any(|pair| pair.number() == number),
-            _ => false,
-        };
-        self.lock().iter().position(has).map(|index| PeerSlot(index as u32))
+        let table = self.lock();
+        let is_up =
+            |slot: &Slot| matches!(slot, Slot::Up(pairs) if pairs.all().any(|pair| pair.number() == number));
+        if let Some(index) = table.slots.iter().position(is_up) {
+            return Some(PeerSlot(index as u32));
+        }
+        let is_there = |slot: &Slot| matches!(slot, Slot::Joining { .. } | Slot::Up(_) | Slot::Broken { .. });
+        let (_, slot) = table.joining.iter().find(|(of, _)| *of == number)?;
+        table.slots.get(slot.0 as usize).is_some_and(is_there).then_some(*slot)
     }
 
     /// Nothing of the slot's peer is left here.
     pub(crate) fn end(&self, slot: PeerSlot) {
-        self.lock()[slot.0 as usize] = Slot::Gone;
+        self.lock().slots[slot.0 as usize] = Slot::Gone;
         self.changed();
     }
 
     /// The slot may be offered anew.
     pub(crate) fn free(&self, slot: PeerSlot) {
-        self.lock()[slot.0 as usize] = Slot::Free;
+        self.lock().slots[slot.0 as usize] = Slot::Free;
     }
 
     /// The endpoint gives the slot's connection up, or has seen it fail: by the queue pair `number` then, which may be
     /// of a connection that has ended already. Whether the connection was up: then the peer is to be told.
     pub(crate) fn broke(&self, slot: PeerSlot, number: Option<u32>) -> bool {
-        let mut slots = self.lock();
-        let Some(slot) = slots.get_mut(slot.0 as usize) else { return false };
-        let Slot::Up(pairs) = slot else { return false };
+        let mut table = self.lock();
+        let Some(Slot::Up(pairs)) = table.slots.get(slot.0 as usize) else { return false };
+        let generation = pairs.turn.generation;
         let is_its = |number| pairs.all().any(|pair| pair.number() == number);
         let breaks = number.is_none_or(is_its);
         if breaks {
-            *slot = Slot::Broken(None);
+            table.set(slot, Slot::Broken { generation, offer: None });
             self.changed();
         }
         breaks
     }
 
     pub(crate) fn is_up(&self, slot: PeerSlot) -> bool {
-        let slots = self.lock();
-        let up =
-            |slot: &Slot| matches!(slot, Slot::Up(_) | Slot::Broken(_) | Slot::Joining { was_up: true, .. });
-        slots.get(slot.0 as usize).is_some_and(up)
+        let is_up = |slot: &Slot| {
+            matches!(slot, Slot::Up(_) | Slot::Broken { .. } | Slot::Joining { was_up: true, .. })
+        };
+        self.lock().slots.get(slot.0 as usize).is_some_and(is_up)
     }
 
-    /// Tells how the slots are if anything changed since the count in `seen`.
+    /// Tells how the slots are, and which connections they have no more, if anything changed since the count in `seen`.
     #[inline]
-    pub(crate) fn refresh(&self, seen: &mut u64, into: &mut Vec<View>) -> bool {
+    pub(crate) fn refresh(
+        &self,
+        seen: &mut u64,
+        into: &mut Vec<View>,
+        retired: &mut Vec<(PeerSlot, Arc<Pairs>)>,
+    ) -> bool {
         let changes = self.changes.load(Ordering::Acquire);
         if changes == *seen {
             return false;
         }
         *seen = changes;
-        self.read(into);
+        self.read(into, retired);
         true
     }
 
     #[cold]
-    fn read(&self, into: &mut Vec<View>) {
+    fn read(&self, into: &mut Vec<View>, retired: &mut Vec<(PeerSlot, Arc<Pairs>)>) {
         into.clear();
-        into.extend(self.lock().iter().map(|slot| match slot {
+        let mut table = self.lock();
+        retired.append(&mut table.retired);
+        into.extend(table.slots.iter().map(|slot| match slot {
             Slot::Free | Slot::Offered(_) | Slot::Joining { was_up: false, .. } | Slot::Gone => View::Free,
             Slot::Up(pairs) => View::Up(Arc::clone(pairs)),
-            Slot::Broken(_) | Slot::Joining { was_up: true, .. } => View::Broken,
+            Slot::Broken { .. } | Slot::Joining { was_up: true, .. } => View::Broken,
             Slot::Lost => View::Lost,
             Slot::Leaving => View::Leaving,
         }));
@@ -275,11 +380,6 @@ impl Peers {
 /// A connection that ended before it was made.
 pub(crate) fn too_late() -> Error {
     Error::new(ErrorKind::Closed, "connect", "the connection ended before it was made")
-}
-
-/// A slot of that number.
-pub(crate) fn slot_of(slots: &mut [Slot], slot: PeerSlot) -> Result<&mut Slot> {
-    slots.get_mut(slot.0 as usize).ok_or_else(too_late)
 }
 
 #[cfg(test)]
@@ -294,15 +394,43 @@ mod tests {
         assert!(peers.is_joining());
         drop(join);
         assert!(!peers.is_joining());
-        let refused = peers.take_offered(PeerSlot(0), false, 1).err().unwrap();
+        let refused = peers.take_offered(PeerSlot(0), None, 1).err().unwrap();
         assert_eq!(refused.kind(), ErrorKind::DeviceLost);
+    }
+
+    #[test]
+    fn nobody_has_queue_pairs_once_all_is_cleared() {
+        let peers = Peers::default();
+        let join = peers.begin_join(&peers.lock());
+        let is_over = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                std::thread::sleep(Duration::from_millis(50));
+                is_over.store(true, Ordering::Relaxed);
+                drop(join);
+            });
+            peers.clear();
+            assert!(is_over.load(Ordering::Relaxed));
+        });
+    }
+
+    #[test]
+    fn an_offer_of_a_generation_that_was_there_is_stale() {
+        let turn = |generation| Turn { generation, nonce: 9 };
+        let taken = |slot: Slot| [2, 3, 4].map(|generation| slot.takes(turn(generation)));
+        assert_eq!(taken(Slot::Broken { generation: 2, offer: None }), [false, true, true]);
+        assert_eq!(taken(Slot::Joining { turn: turn(3), was_up: true }), [false, false, true]);
+        assert_eq!(taken(Slot::Joining { turn: turn(0), was_up: false }), [false; 3]);
+        assert_eq!(taken(Slot::Leaving), [false; 3]);
     }
 
     #[test]
     fn queue_pairs_that_are_being_connected_are_their_slots() {
         let peers = Peers::default();
-        let joining = |was_up, numbers| Slot::Joining { nonce: 0, was_up, numbers };
-        peers.lock().extend([Slot::Free, joining(false, vec![17, 19]), joining(true, vec![18])]);
+        let turn = Turn { generation: 0, nonce: 0 };
+        let joining = |was_up| Slot::Joining { turn, was_up };
+        peers.lock().slots.extend([Slot::Free, joining(false), joining(true)]);
+        peers.lock().joining.extend([(17, PeerSlot(1)), (19, PeerSlot(1)), (18, PeerSlot(2))]);
         let owners = [17, 18, 19, 20].map(|number| peers.owner(number).map(|slot| slot.0));
         assert_eq!(owners, [Some(1), Some(2), Some(1), None]);
         peers.leave(PeerSlot(1));

@@ -1,4 +1,5 @@
-//! Joins between two soft-RoCE devices that are stopped between the last step of the card and the slot's.
+//! Connections between two soft-RoCE devices: offers that cross, and joins that are stopped between the last step of
+//! the card and the slot's.
 
 use transport_core::Memory;
 use transport_core::spi::{Completions, Domain, Event, ReceiveRequest, Status, WorkKind};
@@ -11,7 +12,8 @@ use crate::soft_roce::{LEN, Side};
 fn join<'a>(domain: &'a VerbsDomain, slot: PeerSlot, was_up: bool, offer: &[u8]) -> Joining<'a> {
     let shared = &domain.0;
     let offer = shared.read(offer).unwrap();
-    let mut joining = shared.peers.take_offered(slot, was_up, offer.accesses.len()).unwrap().unwrap();
+    let answered = was_up.then_some(offer.turn);
+    let mut joining = shared.peers.take_offered(slot, answered, offer.accesses.len()).unwrap().unwrap();
     shared.join(&mut joining.pairs, &offer).unwrap();
     joining
 }
@@ -22,15 +24,19 @@ fn sides() -> (VerbsDomain, Side, Side) {
     (VerbsDomain(Arc::clone(&near.domain.0)), near, far)
 }
 
-/// The peer sends imms and a message, which its card says to be received, and `near` tells them in order.
-fn sends(near: &mut Side, far: &mut Side, imm: u32) {
+/// The peer sends imms and a message, which its card says to be received.
+fn begins(near: &mut Side, far: &mut Side, imm: u32) {
     let receive = ReceiveRequest { id: imm.into(), local: near.memory.as_ptr(), lkey: 0, len: LEN as u64 };
-    // SAFETY: the memory is the side's own, and the message comes into it before this returns.
+    // SAFETY: the memory is the side's own, and the message comes into it before the test ends.
     assert_eq!(unsafe { near.endpoint.post_recv(&[receive]) }.accepted, 1);
     for (kind, imm) in [(WorkKind::Write, imm), (WorkKind::Write, imm + 1), (WorkKind::Send, imm + 2)] {
         let end = far.post(kind, imm as u8, Some(imm), near);
         assert!(matches!(end, Event::Done { .. }), "{end:?}");
     }
+}
+
+/// `near` tells in order what the peer has sent.
+fn tells(near: &mut Side, imm: u32) {
     let peer = near.slot;
     let news = |event: &Event| !matches!(event, Event::Moved);
     let told = [(); 3].map(|()| near.until(news));
@@ -38,6 +44,27 @@ fn sends(near: &mut Side, far: &mut Side, imm: u32) {
     let received = Event::Received { id, peer, len, imm: Some(imm + 2) };
     assert_eq!(told, [Event::Imm { peer, imm }, Event::Imm { peer, imm: imm + 1 }, received]);
     assert!(near.bytes() == [imm as u8 + 2; LEN]);
+}
+
+fn sends(near: &mut Side, far: &mut Side, imm: u32) {
+    begins(near, far, imm);
+    tells(near, imm);
+}
+
+/// The side gives its connection up: its offer of the next one.
+fn breaks(side: &mut Side) -> Vec<u8> {
+    side.endpoint.abort(side.slot);
+    side.domain.connector().offer_again(side.slot).unwrap().expect("an offer")
+}
+
+/// What the side answers to the offer.
+fn renews(side: &Side, offer: &[u8]) -> Vec<u8> {
+    side.domain.connector().renew(side.slot, offer).unwrap()
+}
+
+/// The side that has offered hears the answer.
+fn hears(side: &Side, answer: &[u8]) {
+    side.domain.connector().renewed(side.slot, answer).unwrap();
 }
 
 #[test]
@@ -66,10 +93,80 @@ fn what_comes_while_a_connection_is_made_is_told() {
     let answer = far.domain.connector().renew(far.slot, &offer).unwrap();
     let answer = domain.0.read(&answer).unwrap();
     let answer = Offer { place: Place { is_ethernet: false, ..answer.place }, ..answer };
-    let joining = domain.0.peers.take_offered(near.slot, true, 1).unwrap().unwrap();
+    let joining = domain.0.peers.take_offered(near.slot, Some(answer.turn), 1).unwrap().unwrap();
     assert_eq!(domain.0.peers.owner(number), Some(near.slot));
     let refused = domain.0.join_offered(near.slot, joining, &answer).unwrap_err();
     assert_eq!((refused.kind(), domain.0.peers.owner(number)), (ErrorKind::Unreachable, None));
+
+    // It is no end: the next one is offered.
+    let offer = domain.connector().offer_again(near.slot).unwrap().expect("an offer");
+    hears(&near, &renews(&far, &offer));
+    sends(&mut near, &mut far, 50);
+}
+
+#[test]
+#[ignore = "needs soft-RoCE: ci/rdma-vm/suite"]
+fn an_offer_that_comes_late_does_not_break_the_connection() {
+    let (_, mut near, mut far) = sides();
+    near.complete(&far);
+    far.complete(&near);
+    for round in 0..4 {
+        // Both offer. One of the offers stands, and is renewed before the other one is looked at.
+        let (mut offer, mut late) = (breaks(&mut near), breaks(&mut far));
+        let (mut winner, mut loser) = (&near, &far);
+        let mut answer = renews(loser, &offer);
+        if answer.is_empty() {
+            (winner, loser, offer, late) = (loser, winner, late, offer);
+            answer = renews(loser, &offer);
+        }
+        hears(winner, &answer);
+        hears(loser, &renews(winner, &late));
+        sends(&mut near, &mut far, 10 + 10 * round);
+        sends(&mut far, &mut near, 50 + 10 * round);
+    }
+}
+
+#[test]
+#[ignore = "needs soft-RoCE: ci/rdma-vm/suite"]
+fn an_answer_is_to_its_own_offer() {
+    let (_, mut near, mut far) = sides();
+    near.complete(&far);
+    far.complete(&near);
+    let offer = breaks(&mut near);
+    let late = renews(&far, &offer);
+    // The peer has broken it before its answer is heard.
+    let offer = breaks(&mut far);
+    hears(&far, &renews(&near, &offer));
+    let offer = breaks(&mut near);
+    hears(&near, &late);
+    hears(&near, &renews(&far, &offer));
+    sends(&mut near, &mut far, 10);
+    sends(&mut far, &mut near, 20);
+}
+
+#[test]
+#[ignore = "needs soft-RoCE: ci/rdma-vm/suite"]
+fn what_came_over_a_connection_that_was_replaced_unseen_is_told() {
+    let (domain, mut near, mut far) = sides();
+    near.complete(&far);
+    far.complete(&near);
+    // The endpoint has never looked at the connection.
+    begins(&mut near, &mut far, 10);
+    let offer = breaks(&mut far);
+    hears(&far, &renews(&near, &offer));
+    tells(&mut near, 10);
+    sends(&mut near, &mut far, 20);
+
+    // A connection that is replaced while it is made.
+    let offer = breaks(&mut near);
+    let joining = join(&domain, near.slot, true, &renews(&far, &offer));
+    begins(&mut near, &mut far, 30);
+    let offer = breaks(&mut far);
+    hears(&far, &renews(&near, &offer));
+    assert!(!domain.0.peers.raise(near.slot, joining).unwrap());
+    tells(&mut near, 30);
+    sends(&mut near, &mut far, 40);
+    sends(&mut far, &mut near, 50);
 }
 
 #[test]
