@@ -5,7 +5,7 @@ use std::ptr::null_mut;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use libfabric_sys as sys;
-use transport_core::Result;
+use transport_core::{Error, ErrorKind, Result};
 
 use crate::objects::{Device, Fid};
 use crate::settings;
@@ -96,6 +96,12 @@ impl Addresses {
         };
         match count {
             1 => Ok(inserted),
+            // No error, and no address: `shm` has 256 places for the life of an endpoint.
+            0 => {
+                let why = "libfabric has no place left for a peer's address (shm has 256, also for peers that left): \
+                           open the fabric anew";
+                Err(Error::new(ErrorKind::Exhausted, "connect", why))
+            }
             code => Err(refused("connect", "the peer's address", code)),
         }
     }
