@@ -165,8 +165,16 @@ impl Connector for Shared {
         if !table.slot(slot)?.takes(offer.turn) {
             return Ok(Vec::new());
         }
-        table.set(slot, Slot::Up(Arc::new(joining.pairs)));
+        let replaced = table.set(slot, Slot::Up(Arc::new(joining.pairs)));
         self.peers.changed();
+        drop(table);
+        // Before the peer has the answer, and sends over the next connection: a late packet of the last one must not
+        // land on newer bytes. And the endpoint may sleep until a completion comes. The peer acknowledges nothing over
+        // the last connection any more, so the flush of what is posted there has to wake the endpoint: a card that
+        // repeats requests without end tells nothing else.
+        if let Some(replaced) = replaced {
+            replaced.fail();
+        }
         Ok(answer)
     }
 

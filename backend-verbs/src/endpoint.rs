@@ -112,8 +112,8 @@ impl VerbsEndpoint {
             if !link.is_some_and(|link| Arc::ptr_eq(link, &pairs)) {
                 for pair in pairs.all() {
                     self.rings.insert(pair.number(), slot);
-                    pair.fail();
                 }
+                pairs.fail();
                 self.ending.push((slot, pairs));
             }
         }
@@ -138,7 +138,7 @@ impl VerbsEndpoint {
             }
             if let Some(old) = std::mem::replace(&mut link.pairs, next) {
                 // What is posted comes back as flushed.
-                old.all().for_each(QueuePair::fail);
+                old.fail();
                 self.ending.push((slot, old));
             }
         }
@@ -299,7 +299,6 @@ impl Endpoint for VerbsEndpoint {
         }
         self.forget_replays(peer);
         self.breaks(peer, None);
-        self.refresh();
     }
 
     fn cancel_recv(&mut self, id: u64) -> bool {

@@ -34,6 +34,11 @@ impl Pairs {
     pub(crate) fn all(&self) -> impl Iterator<Item = &QueuePair> {
         self.accesses.iter().chain([&self.messages])
     }
+
+    /// Stops all of them: what is posted comes back as flushed, nothing that comes is taken any more.
+    pub(crate) fn fail(&self) {
+        self.all().for_each(QueuePair::fail);
+    }
 }
 
 /// A slot.
@@ -95,11 +100,11 @@ impl Table {
         self.slots.get_mut(slot.0 as usize).ok_or_else(too_late)
     }
 
-    /// Gives `slot` another state.
-    pub(crate) fn set(&mut self, slot: PeerSlot, state: Slot) {
-        if let Slot::Up(pairs) = std::mem::replace(&mut self.slots[slot.0 as usize], state) {
-            self.retired.push((slot, pairs));
-        }
+    /// Gives `slot` another state; the connection that it had.
+    pub(crate) fn set(&mut self, slot: PeerSlot, state: Slot) -> Option<Arc<Pairs>> {
+        let Slot::Up(pairs) = std::mem::replace(&mut self.slots[slot.0 as usize], state) else { return None };
+        self.retired.push((slot, Arc::clone(&pairs)));
+        Some(pairs)
     }
 
     /// The queue pairs are connected, or will not be.
@@ -114,6 +119,7 @@ impl Table {
             matches!(slot, Slot::Joining { was_up: true, .. } | Slot::Up(_) | Slot::Broken { .. })
         };
         if self.slots.get(slot.0 as usize).is_some_and(is_there) {
+            pairs.fail();
             self.retired.push((slot, Arc::new(pairs)));
         }
     }

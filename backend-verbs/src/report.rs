@@ -117,6 +117,9 @@ impl VerbsEndpoint {
     pub(crate) fn breaks(&mut self, slot: PeerSlot, number: Option<u32>) {
         if self.shared.peers.broke(slot, number) {
             self.waiting.push_back(Event::Moved);
+            // The other queue pairs stop before the peer is told: a late packet of this connection must not land on
+            // what comes over the next one.
+            self.refresh();
         }
     }
 

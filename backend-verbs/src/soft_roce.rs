@@ -36,11 +36,16 @@ pub(crate) struct Side {
 }
 
 impl Side {
+    /// One whose queue pairs give up soon on a peer that does not answer.
     pub(crate) fn open(name: &str) -> Self {
+        Self::with_retries(name, 3)
+    }
+
+    /// One whose queue pairs repeat a request so often; 7 is without end.
+    pub(crate) fn with_retries(name: &str, retries: u8) -> Self {
         let device = Device::open(name).expect("soft-RoCE devices are there");
         let port = Port::query(&device, 1).unwrap();
-        // The queue pair gives up soon on a peer that does not answer.
-        let config = VerbsConfig { timeout: 14, retries: 3, ..VerbsConfig::default() };
+        let config = VerbsConfig { timeout: 14, retries, ..VerbsConfig::default() };
         let setup =
             DomainSetup { clock: Arc::new(SystemClock::default()), seed: 1, incarnation: 1, sleeps: true };
         let domain = VerbsDomain::open(Arc::clone(&device), port, &config, &setup).unwrap();

@@ -1,8 +1,9 @@
 //! Connections between two soft-RoCE devices: offers that cross, and joins that are stopped between the last step of
 //! the card and the slot's.
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use transport_core::Memory;
-use transport_core::spi::{Completions, Domain, Event, ReceiveRequest, Status, WorkKind};
+use transport_core::spi::{Armed, Completions, Domain, Event, ReceiveRequest, Status, WorkKind};
 
 use super::*;
 use crate::domain::VerbsDomain;
@@ -217,4 +218,35 @@ fn what_an_ended_connection_flushes_does_not_break_the_next() {
     assert!(!far.told.contains(&Event::Moved), "{:?}", far.told);
     let number = domain.0.read(&answer).unwrap().messages.number;
     assert_eq!(far.domain.0.peers.owner(number), Some(far.slot));
+}
+
+#[test]
+#[ignore = "needs soft-RoCE: ci/rdma-vm/suite"]
+fn a_sleeping_endpoint_is_woken_when_its_connection_is_replaced() {
+    let (mut near, mut far) = (Side::with_retries("rxe0", 7), Side::open("rxe1"));
+    near.complete(&far);
+    far.complete(&near);
+    assert!(matches!(near.write(1, &far), Event::Done { .. }));
+    // The peer's card does not answer over this connection any more.
+    let offer = breaks(&mut far);
+    near.begin(WorkKind::Write, 2, None, &far);
+    let fd = loop {
+        match near.endpoint.arm() {
+            Armed::Fd(fd) => break fd,
+            _ => near.endpoint.poll(&mut Completions::with_room(16)),
+        }
+    };
+    // SAFETY: the endpoint keeps its descriptor open.
+    let fd = unsafe { std::os::fd::BorrowedFd::borrow_raw(fd) };
+    let wakes = |limit: i64| {
+        let limit = Timespec { tv_sec: 0, tv_nsec: limit * 1_000_000 };
+        poll(&mut [PollFd::from_borrowed_fd(fd, PollFlags::IN)], Some(&limit)).unwrap() == 1
+    };
+    assert!(!wakes(300), "nobody acknowledges the write");
+    let answer = renews(&near, &offer);
+    assert!(wakes(900), "the write is flushed");
+    hears(&far, &answer);
+    let end = near.end();
+    assert!(matches!(end, Event::Done { .. }), "{end:?}");
+    assert!(far.bytes() == [2; LEN]);
 }
