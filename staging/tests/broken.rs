@@ -3,6 +3,7 @@
 
 mod fabric;
 
+use std::sync::mpsc::{Sender, channel};
 use std::time::Duration;
 
 use backend_verbs::Verbs;
@@ -21,13 +22,14 @@ fn open() -> Option<Fabric> {
     fabric::open(Verbs::new(), Staging::WhereRefused)
 }
 
-/// All of a region, in parts with an imm each; each has to succeed.
-fn write(peer: &Peer, from: &Region, to: &RemoteRegion) {
+/// All of a region, in parts with an imm each; each has to succeed, and is told.
+fn write(peer: &Peer, from: &Region, to: &RemoteRegion, told: &Sender<()>) {
     let options = WriteOptions::new().imm(IMM);
     let part = |at| peer.write_with(from, at..at + LEN / PARTS, to, at, &options).expect("a staged write");
     let under_way: Vec<_> = (0..PARTS).map(|at| part(at * LEN / PARTS)).collect();
     for mut write in under_way {
         write.wait(LIMIT).expect("a staged write");
+        let _ = told.send(());
     }
 }
 
@@ -39,19 +41,26 @@ fn writes_go_on() {
     let remote = peer.import(&to.descriptor()).unwrap();
     assert_eq!(remote.path(), "staged through the host's memory");
     let plain = there.alloc(4096, OPEN).unwrap();
+    let (told, ended) = channel();
     std::thread::scope(|scope| {
-        let writer = scope.spawn(|| {
-            for round in 0..ROUNDS {
-                let bytes: Vec<u8> = (0..LEN).map(|at| (at / 9) as u8 ^ round as u8).collect();
-                from.copy_in(0, &bytes).unwrap();
-                write(&peer, &from, &remote);
-                let mut came = vec![0; LEN];
-                to.copy_out(0, &mut came).unwrap();
-                assert!(came == bytes, "all bytes, in round {round}");
+        scope.spawn({
+            let (from, to, remote, peer) = (&from, &to, &remote, &peer);
+            move || {
+                for round in 0..ROUNDS {
+                    let bytes: Vec<u8> = (0..LEN).map(|at| (at / 9) as u8 ^ round as u8).collect();
+                    from.copy_in(0, &bytes).unwrap();
+                    write(peer, from, remote, &told);
+                    let mut came = vec![0; LEN];
+                    to.copy_out(0, &mut came).unwrap();
+                    assert!(came == bytes, "all bytes, in round {round}");
+                }
             }
         });
         let mut broken = 0;
-        while !writer.is_finished() {
+        // Each break follows the end of a write, with others under way: a connection that breaks all the time carries
+        // nothing.
+        while ended.recv().is_ok() {
+            ended.try_iter().for_each(drop);
             let gone = here.alloc(4096, OPEN).unwrap();
             let stale = origin.import(&gone.descriptor()).unwrap();
             drop(gone);
