@@ -1,9 +1,9 @@
-//! Keeps callers from libfabric while an endpoint of their device is overdue (`reaper.rs`).
+//! Puts deregistrations off while an endpoint of their device is overdue (`reaper.rs`).
 //!
 //! EFA's provider then holds a lock of the domain (`srx_lock`, 2.1), which calls on its endpoints and address vectors
 //! take, and it repeats what was posted. For that it reads the registration, which a descriptor is: once that is closed
-//! the process crashes. In 2.1 a registration has a lock of its own (`efa_mr.c`), and no version promises one. So who
-//! registers is refused, and what is to be deregistered is left to the reaper.
+//! the process crashes. So the reaper deregisters after the endpoint is closed. Registering goes on: in 2.1 it takes
+//! another lock (`efa_mr.c`).
 
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 

@@ -269,7 +269,7 @@ impl Endpoint for VerbsEndpoint {
     fn arm(&mut self) -> Armed {
         self.refresh();
         if self.is_lost {
-            // Its channel tells of nothing any more, and nobody tells when the last join is over.
+            // Its channel sends no event any more, and the end of the last join rings nobody.
             let is_idle = self.waiting.is_empty() && !self.has_leaving;
             return if is_idle { Armed::Unsupported } else { Armed::Ready };
         }
@@ -279,8 +279,8 @@ impl Endpoint for VerbsEndpoint {
         let code = unsafe { ib::ibv_req_notify_cq(card.cq.as_ptr(), 0) };
         // What came before it was asked for tells nobody.
         let is_idle = code == 0 && !self.drain(CHAIN) && self.waiting.is_empty() && self.ending.is_empty();
-        // Nobody tells when the next connection is there, or that a goodbye is due. A device that was just found to be
-        // lost tells of nothing at all.
+        // The worker has to look for the next connection and for a goodbye that is due: neither rings. A device that
+        // was just found to be lost sends no event at all.
         if !is_idle || self.has_broken || self.has_leaving || self.is_lost {
             return Armed::Ready;
         }

@@ -1,8 +1,7 @@
 //! Peer slots: reserved, connected and ended by the control side, read by the endpoint.
 
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
 use transport_core::spi::PeerSlot;
 use transport_core::{Error, ErrorKind, Result};
@@ -112,8 +111,8 @@ impl Table {
         self.joining.retain(|(number, _)| pairs.all().all(|pair| pair.number() != *number));
     }
 
-    /// Nobody uses the queue pairs of a join, which the peer may have sent to: if the peer is still there, the endpoint
-    /// tells what has come.
+    /// Gives the endpoint the queue pairs of a join that no slot takes: the peer may have sent to them, and if the peer
+    /// is still there, the endpoint tells what has come.
     fn retire(&mut self, slot: PeerSlot, pairs: Pairs) {
         let is_there = |slot: &Slot| {
             matches!(slot, Slot::Joining { was_up: true, .. } | Slot::Up(_) | Slot::Broken { .. })
@@ -131,12 +130,36 @@ pub(crate) struct Joining<'a> {
     pub(crate) _join: Join<'a>,
 }
 
+/// Counts the joins that are under way.
+#[derive(Default)]
+struct Joins {
+    count: Mutex<usize>,
+    ended: Condvar,
+}
+
+impl Joins {
+    fn count(&self) -> MutexGuard<'_, usize> {
+        self.count.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn begin(&self) -> Join<'_> {
+        *self.count() += 1;
+        Join(self)
+    }
+
+    fn await_none(&self) {
+        let over = self.ended.wait_while(self.count(), |count| *count > 0);
+        drop(over.unwrap_or_else(PoisonError::into_inner));
+    }
+}
+
 /// Counts a join as under way until it is dropped.
-pub(crate) struct Join<'a>(&'a AtomicUsize);
+pub(crate) struct Join<'a>(&'a Joins);
 
 impl Drop for Join<'_> {
     fn drop(&mut self) {
-        self.0.fetch_sub(1, Ordering::Release);
+        *self.0.count() -= 1;
+        self.0.ended.notify_all();
     }
 }
 
@@ -160,7 +183,7 @@ pub(crate) struct Peers {
     /// The device does not work any more: no slot gets queue pairs. Changed with `table` locked.
     is_lost: AtomicBool,
     /// Joins that are under way. A join begins with `table` locked, as long as the device works.
-    joins: AtomicUsize,
+    joins: Joins,
 }
 
 impl Peers {
@@ -189,13 +212,12 @@ impl Peers {
 
     /// Begins a join; the caller holds the slots that [`Peers::lock_working`] gave.
     pub(crate) fn begin_join(&self, _table: &MutexGuard<'_, Table>) -> Join<'_> {
-        self.joins.fetch_add(1, Ordering::Relaxed);
-        Join(&self.joins)
+        self.joins.begin()
     }
 
     /// Whether queue pairs are being connected that no slot has. Once the device is lost, no further join begins.
     pub(crate) fn is_joining(&self) -> bool {
-        self.joins.load(Ordering::Acquire) > 0
+        *self.joins.count() > 0
     }
 
     /// Takes the queue pairs that `slot` offered, to connect them without holding up the callers that change other
@@ -237,13 +259,11 @@ impl Peers {
         self.changed();
     }
 
-    /// Nobody has a peer any more: all queue pairs are destroyed when this returns. A join that is under way finds no
-    /// slot, and none begins.
+    /// Forgets all slots, and returns once all queue pairs are destroyed. A join that is under way finds no slot, and
+    /// none begins.
     pub(crate) fn clear(&self) {
         *self.lock() = Table::default();
-        while self.is_joining() {
-            std::thread::sleep(Duration::from_millis(1));
-        }
+        self.joins.await_none();
     }
 
     pub(crate) fn changed(&self) {
@@ -390,6 +410,8 @@ pub(crate) fn too_late() -> Error {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
 
     #[test]

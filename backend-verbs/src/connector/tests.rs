@@ -79,20 +79,16 @@ fn what_comes_while_a_connection_is_made_is_told() {
     sends(&mut near, &mut far, 20);
 
     // The next connection.
-    near.endpoint.abort(near.slot);
-    let offer = domain.connector().offer_again(near.slot).unwrap().unwrap();
-    let answer = far.domain.connector().renew(far.slot, &offer).unwrap();
-    let joining = join(&domain, near.slot, true, &answer);
+    let offer = breaks(&mut near);
+    let joining = join(&domain, near.slot, true, &renews(&far, &offer));
     sends(&mut near, &mut far, 30);
     assert!(domain.0.peers.raise(near.slot, joining).unwrap());
     sends(&mut near, &mut far, 40);
 
     // A join that fails leaves no number behind: the card gives it to others.
-    near.endpoint.abort(near.slot);
-    let offer = domain.connector().offer_again(near.slot).unwrap().unwrap();
+    let offer = breaks(&mut near);
     let number = domain.0.read(&offer).unwrap().messages.number;
-    let answer = far.domain.connector().renew(far.slot, &offer).unwrap();
-    let answer = domain.0.read(&answer).unwrap();
+    let answer = domain.0.read(&renews(&far, &offer)).unwrap();
     let answer = Offer { place: Place { is_ethernet: false, ..answer.place }, ..answer };
     let joining = domain.0.peers.take_offered(near.slot, Some(answer.turn), 1).unwrap().unwrap();
     assert_eq!(domain.0.peers.owner(number), Some(near.slot));
@@ -207,7 +203,7 @@ fn what_an_ended_connection_flushes_does_not_break_the_next() {
     assert!(matches!(far.write(1, &near), Event::Done { .. }));
     near.endpoint.abort(near.slot);
     near.endpoint.poll(&mut Completions::with_room(16));
-    // Nobody answers it.
+    // The side that was aborted does not answer this write.
     far.begin(WorkKind::Write, 2, None, &near);
     let offer = domain.connector().offer_again(near.slot).unwrap().unwrap();
     let answer = far.domain.connector().renew(far.slot, &offer).unwrap();

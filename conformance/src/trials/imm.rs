@@ -4,8 +4,7 @@ use std::future::Future;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::task::{Poll, Wake, Waker};
+use std::task::{Poll, Waker};
 use std::time::Duration;
 
 use transport_core::spi::Operations;
@@ -16,6 +15,8 @@ use crate::ground::{Ground, OPEN};
 use crate::lab::{Lab, Options, Pair};
 use crate::subject::Variant;
 use crate::trial::{ALL_PATHS, Context, Trial};
+
+use super::futures::{Panics, counting_waker};
 
 /// Each rail's bytes are visible before what comes over that rail, and nothing else tells when they are.
 const LATE: &[Variant] = &[Variant::Late];
@@ -221,7 +222,7 @@ fn called_and_streamed(context: &Context) -> Verdict {
 
 fn wakes_who_expects_it(context: &Context) -> Verdict {
     let pair = Pair::new(context)?;
-    let (wakes, waker) = super::futures::counting_waker();
+    let (wakes, waker) = counting_waker();
     let mut expected = std::pin::pin!(pair.to_a.imm(4).expect(3));
     let mut task = std::task::Context::from_waker(&waker);
     for _ in 0..3 {
@@ -241,20 +242,8 @@ fn wakes_who_expects_it(context: &Context) -> Verdict {
 /// others that wait are woken, and the fabric goes on.
 fn a_waker_that_panics(context: &Context) -> Verdict {
     const COUNT: u64 = 20;
-    struct Panics;
-    impl Wake for Panics {
-        fn wake(self: Arc<Self>) {
-            std::panic::resume_unwind(Box::new("a waker of the user's"));
-        }
-    }
-    struct Woken(AtomicBool);
-    impl Wake for Woken {
-        fn wake(self: Arc<Self>) {
-            self.0.store(true, Ordering::Relaxed);
-        }
-    }
     let pair = Pair::new(context)?;
-    let woken = Arc::new(Woken(AtomicBool::new(false)));
+    let (wakes, waits) = counting_waker();
     let mut panicking = pin!(pair.to_a.imm(1).expect(3));
     let mut other = pin!(pair.to_a.imm(1).expect(3));
     let mut poll = std::task::Context::from_waker(Waker::noop());
@@ -263,7 +252,6 @@ fn a_waker_that_panics(context: &Context) -> Verdict {
         panicking.as_mut().poll(&mut std::task::Context::from_waker(&panics)).is_pending(),
         "ready at once",
     )?;
-    let waits = Waker::from(Arc::clone(&woken));
     ensure(other.as_mut().poll(&mut std::task::Context::from_waker(&waits)).is_pending(), "ready at once")?;
     let ops: Result<Vec<_>, _> = (0..COUNT).map(|_| pair.to_b.write_imm(1)).collect();
     // All that can be on its way is, before the other side looks.
@@ -282,7 +270,7 @@ fn a_waker_that_panics(context: &Context) -> Verdict {
     pair.lab.settle()?;
     same("imms", pair.to_a.imm(1).count(), COUNT)?;
     same("panics", panics, 1)?;
-    ensure(woken.0.load(Ordering::Relaxed), "who else waited was not woken")?;
+    ensure(wakes.count() > 0, "who else waited was not woken")?;
     ensure(panicking.poll(&mut poll).is_ready(), "what is due is not ready")?;
     // And the connection is as good as before.
     pair.lab.done(pair.to_b.write_imm(1)?)?;
