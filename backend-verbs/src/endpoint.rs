@@ -53,6 +53,9 @@ pub(crate) struct VerbsEndpoint {
     /// Whether there are slots that wait for their goodbye, or for their next connection.
     has_leaving: bool,
     has_broken: bool,
+    /// The control side has changed a slot since the last poll: the caller may have requests for a connection that is
+    /// new.
+    is_changed: bool,
     pub(crate) requests: usize,
     pub(crate) send_depth: usize,
     /// Requests that a failed connection has not executed: for the next one.
@@ -83,6 +86,7 @@ impl VerbsEndpoint {
             retired: Vec::new(),
             has_leaving: false,
             has_broken: false,
+            is_changed: false,
             requests: 0,
             replays: VecDeque::new(),
             is_lost: false,
@@ -103,6 +107,7 @@ impl VerbsEndpoint {
 
     #[cold]
     fn take_over(&mut self) {
+        self.is_changed = true;
         self.links.resize_with(self.views.len(), Link::default);
         self.has_leaving = self.views.iter().any(|view| matches!(view, View::Leaving));
         self.has_broken = self.views.iter().any(|view| matches!(view, View::Broken));
@@ -247,6 +252,7 @@ impl Endpoint for VerbsEndpoint {
             self.free_slots();
         }
         self.refresh();
+        self.is_changed = false;
         let stopped = self.ending.len();
         self.drain(into.spare());
         if !self.replays.is_empty() {
@@ -279,9 +285,9 @@ impl Endpoint for VerbsEndpoint {
         let code = unsafe { ib::ibv_req_notify_cq(card.cq.as_ptr(), 0) };
         // What came before it was asked for tells nobody.
         let is_idle = code == 0 && !self.drain(CHAIN) && self.waiting.is_empty() && self.ending.is_empty();
-        // The worker has to look for the next connection and for a goodbye that is due: neither rings. A device that
-        // was just found to be lost sends no event at all.
-        if !is_idle || self.has_broken || self.has_leaving || self.is_lost {
+        // The worker has to look for the next connection, to post what waits for it, and to look for a goodbye that is
+        // due: none of these rings. A device that was just found to be lost sends no event at all.
+        if !is_idle || self.is_changed || self.has_broken || self.has_leaving || self.is_lost {
             return Armed::Ready;
         }
         // SAFETY: the channel is open.

@@ -246,3 +246,20 @@ fn a_sleeping_endpoint_is_woken_when_its_connection_is_replaced() {
     assert!(matches!(end, Event::Done { .. }), "{end:?}");
     assert!(far.bytes() == [2; LEN]);
 }
+
+#[test]
+#[ignore = "needs soft-RoCE: ci/rdma-vm/suite"]
+fn an_endpoint_does_not_sleep_before_its_caller_has_posted_over_the_next_connection() {
+    let (_, mut near, far) = sides();
+    near.complete(&far);
+    far.complete(&near);
+    let offer = breaks(&mut near);
+    let mut told = Completions::with_room(16);
+    // The queue pairs of the connection that broke go at the second one.
+    (0..2).for_each(|_| near.endpoint.poll(&mut told));
+    assert!(matches!(near.endpoint.arm(), Armed::Ready), "the next connection rings nobody");
+    hears(&near, &renews(&far, &offer));
+    assert!(matches!(near.endpoint.arm(), Armed::Ready), "what the caller holds back can be posted");
+    near.endpoint.poll(&mut told);
+    assert!(matches!(near.endpoint.arm(), Armed::Fd(_)));
+}

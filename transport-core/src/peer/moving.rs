@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use super::Peer;
 use crate::index::GroupIndex;
 use crate::link::PairedRail;
-use crate::spi::Connector;
+use crate::spi::{Connector, PeerSlot};
 use crate::{Error, ErrorKind, Result};
 
 /// The renewals of a slot that are under way, twice, and 1 more once it is to be disconnected: the last of
@@ -49,27 +49,33 @@ impl Drop for Ends<'_> {
 }
 
 impl Peer {
-    /// The pair of that number of the transport called `label`.
-    fn pair(&self, label: &str, pair: u16) -> Result<&PairedRail> {
+    /// Renews the connection of the pair of that number of the transport called `label`, and has the endpoint look at
+    /// it: an endpoint that sleeps is told by nobody else.
+    fn renew<T>(
+        &self,
+        label: &str,
+        pair: u16,
+        renew: impl FnOnce(&dyn Connector, PeerSlot) -> Result<T>,
+    ) -> Result<T> {
         let up = self.0.links.iter().filter(|link| link.is_up() && link.label == label);
-        let found = up.flat_map(|link| link.pairs()).find(|(_, known)| known.pair == pair);
-        let unknown = || {
+        let mut pairs = up.flat_map(|link| link.pairs().map(move |(_, pair)| (link, pair)));
+        let Some((link, pair)) = pairs.find(|(_, known)| known.pair == pair) else {
             let why = format!("pair {pair} of {label:?}, which is none between us");
-            Error::new(ErrorKind::Protocol, "renew a connection", why)
+            return Err(Error::new(ErrorKind::Protocol, "renew a connection", why));
         };
-        found.map(|(_, pair)| pair).ok_or_else(unknown)
+        let renewed = pair.renews(|connector| renew(connector, pair.slot));
+        link.engine.wake();
+        renewed
     }
 
     /// The other side is somewhere else with one pair of rails: we follow.
     pub(crate) fn note_move(&self, label: &str, pair: u16, offer: &[u8]) -> Result<Vec<u8>> {
-        let pair = self.pair(label, pair)?;
-        pair.renews(|connector| connector.renew(pair.slot, offer))
+        self.renew(label, pair, |connector, slot| connector.renew(slot, offer))
     }
 
     /// The other side has followed us.
     pub(crate) fn note_followed(&self, label: &str, pair: u16, answer: &[u8]) -> Result<()> {
-        let pair = self.pair(label, pair)?;
-        pair.renews(|connector| connector.renewed(pair.slot, answer))
+        self.renew(label, pair, |connector, slot| connector.renewed(slot, answer))
     }
 }
 

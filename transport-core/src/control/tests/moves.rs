@@ -48,7 +48,7 @@ impl Drop for Gate {
 
 fn builder(null: Null) -> FabricBuilder {
     let transport = TransportConfig::new("null", Arc::new(null));
-    FabricBuilder::new().transport(transport).caller_driven().peer_timeout(Duration::from_secs(60))
+    FabricBuilder::new().transport(transport).peer_timeout(Duration::from_secs(60))
 }
 
 /// A side whose renewals wait for the gate.
@@ -65,7 +65,7 @@ fn gated() -> (Gate, Fabric, Listener, String) {
     };
     let null = Null { renew: Some(Arc::new(renew)), ..Null::default() };
     let reserved = Arc::clone(&null.reserved);
-    let (server, listener, address) = served(builder(null));
+    let (server, listener, address) = served(builder(null).caller_driven());
     (Gate { open, begun, reserved }, server, listener, address)
 }
 
@@ -80,7 +80,7 @@ fn followed(offer: u32) -> Frame {
 #[test]
 fn a_peer_that_moves_all_the_time_holds_up_nobody() {
     let (gate, _server, listener, address) = gated();
-    let client = builder(Null::default()).open().unwrap();
+    let client = builder(Null::default()).caller_driven().open().unwrap();
     let (there, here) = gets_through(&client, &listener);
     let mut raw = Raw::connect(&address);
     raw.shake_hands();
@@ -135,4 +135,30 @@ fn who_follows_a_move_that_was_none_is_ended() {
     assert_eq!(wait(peer.closed()).kind(), ErrorKind::Protocol);
     assert!(matches!(raw.recv(), Some(Frame::Refuse { cause: Cause::Protocol, .. })));
     gate.keeps(0);
+}
+
+/// Requests may wait for the next connection, which nothing else tells an endpoint that sleeps.
+#[test]
+fn an_endpoint_that_sleeps_is_polled_after_a_renewal() {
+    let polls = Arc::new(AtomicU32::new(0));
+    let null = Null { renew: Some(Arc::new(|| ())), polls: Some(Arc::clone(&polls)), ..Null::default() };
+    let (_server, listener, address) = served(builder(null));
+    let mut raw = Raw::connect(&address);
+    raw.shake_hands();
+    let _peer = wait(listener.accept()).unwrap();
+    let count = || polls.load(Ordering::Relaxed);
+    let asleep = loop {
+        let before = count();
+        std::thread::sleep(100 * MS);
+        if count() == before {
+            break before;
+        }
+    };
+    raw.send(&moved(1));
+    assert_eq!(raw.recv(), Some(followed(1)));
+    let until = Instant::now() + LIMIT;
+    while count() == asleep {
+        assert!(Instant::now() < until, "nobody has polled the endpoint");
+        std::thread::sleep(MS);
+    }
 }

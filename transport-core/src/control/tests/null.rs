@@ -1,5 +1,7 @@
 //! A backend that connects and registers, and moves nothing.
 
+use std::os::fd::AsRawFd;
+use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::task::Poll;
@@ -14,6 +16,8 @@ pub(super) struct Null {
     pub reserved: Arc<AtomicU32>,
     /// What a renewal does; without, endpoints do not move.
     pub renew: Option<Arc<dyn Fn() + Send + Sync>>,
+    /// Counts polls of the endpoint, which sleeps until somebody wakes its worker; without, it does not sleep.
+    pub polls: Option<Arc<AtomicU32>>,
 }
 
 impl Backend for Null {
@@ -33,8 +37,8 @@ impl Backend for Null {
 
     fn open(&self, _: &DeviceInfo, _: &DomainSetup) -> Result<Arc<dyn Domain>> {
         let (slots, reserved) = (AtomicU32::new(0), Arc::clone(&self.reserved));
-        let renew = self.renew.clone();
-        Ok(Arc::new(NullDomain { capabilities: Capabilities::minimal(), slots, reserved, renew }))
+        let (renew, polls) = (self.renew.clone(), self.polls.clone());
+        Ok(Arc::new(NullDomain { capabilities: Capabilities::minimal(), slots, reserved, renew, polls }))
     }
 }
 
@@ -43,6 +47,7 @@ struct NullDomain {
     slots: AtomicU32,
     reserved: Arc<AtomicU32>,
     renew: Option<Arc<dyn Fn() + Send + Sync>>,
+    polls: Option<Arc<AtomicU32>>,
 }
 
 impl Domain for NullDomain {
@@ -67,7 +72,9 @@ impl Domain for NullDomain {
     }
 
     fn endpoint(&self, _: EndpointConfig) -> Result<Box<dyn Endpoint>> {
-        Ok(Box::new(NullEndpoint))
+        let sleeps =
+            |polls: &Arc<AtomicU32>| (Arc::clone(polls), UnixStream::pair().expect("a pair of sockets"));
+        Ok(Box::new(NullEndpoint { sleeps: self.polls.as_ref().map(sleeps) }))
     }
 }
 
@@ -128,7 +135,10 @@ impl RemoteMemory for NullImport {
     }
 }
 
-struct NullEndpoint;
+struct NullEndpoint {
+    /// The count of polls, and sockets that are never written to.
+    sleeps: Option<(Arc<AtomicU32>, (UnixStream, UnixStream))>,
+}
 
 impl Endpoint for NullEndpoint {
     unsafe fn post(&mut self, _: &Batch) -> PostResult {
@@ -139,10 +149,12 @@ impl Endpoint for NullEndpoint {
         PostResult { accepted: 0, error: None }
     }
 
-    fn poll(&mut self, _: &mut Completions) {}
+    fn poll(&mut self, _: &mut Completions) {
+        self.sleeps.iter().for_each(|(polls, _)| _ = polls.fetch_add(1, Ordering::Relaxed));
+    }
 
     fn arm(&mut self) -> Armed {
-        Armed::Unsupported
+        self.sleeps.as_ref().map_or(Armed::Unsupported, |(_, (socket, _))| Armed::Fd(socket.as_raw_fd()))
     }
 
     fn abort(&mut self, _: PeerSlot) {}
