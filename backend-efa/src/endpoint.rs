@@ -37,6 +37,9 @@ pub(crate) struct EfaEndpoint {
     /// Whose those slots are.
     pub(crate) seats: Vec<Seat>,
     seen: u64,
+    /// The control side has changed a slot since the last poll: the caller may have requests for an address that is
+    /// new.
+    is_changed: bool,
     /// Slots that wait for their goodbye.
     pub(crate) leaving: Vec<PeerSlot>,
     /// Slots whose goodbye is said, and perhaps not heard yet.
@@ -87,6 +90,7 @@ impl EfaEndpoint {
             slots: Vec::new(),
             seats: Vec::new(),
             seen: u64::MAX,
+            is_changed: false,
             leaving: Vec::new(),
             gone: Vec::new(),
             outstanding: Vec::new(),
@@ -107,6 +111,7 @@ impl EfaEndpoint {
 
     pub(crate) fn refresh(&mut self) {
         if self.shared.peers.refresh(&mut self.seen, &mut self.slots, &mut self.seats) {
+            self.is_changed = true;
             self.outstanding.resize(self.slots.len(), 0);
             let leaving = (0_u32..).zip(&self.slots).filter(|(_, slot)| **slot == View::Leaving);
             self.leaving = leaving.map(|(index, _)| PeerSlot(index)).collect();
@@ -178,6 +183,7 @@ impl Endpoint for EfaEndpoint {
             self.free_slots();
         }
         self.refresh();
+        self.is_changed = false;
         if let Some(mut lane) = self.lane.take() {
             self.visit(&mut lane, into);
             self.lane = Some(lane);
@@ -213,8 +219,8 @@ impl Endpoint for EfaEndpoint {
         let is_over = |peer: &PeerSlot| self.outstanding[peer.0 as usize] == 0;
         let has_more =
             !self.waiting.is_empty() || !self.doubtful.is_empty() || self.leaving.iter().any(is_over);
-        // Nobody tells when a peer has followed.
-        if has_more || self.former.is_some() || self.slots.contains(&View::Waiting) {
+        // Nobody tells when a peer has followed; once it has, the caller posts what it holds back for it.
+        if has_more || self.is_changed || self.former.is_some() || self.slots.contains(&View::Waiting) {
             return Armed::Ready;
         }
         let Some(Lane { queues, .. }) = self.lane.as_deref() else { return Armed::Unsupported };

@@ -7,7 +7,7 @@ use std::time::Instant;
 
 use side::{LIMIT, PIECE, Side};
 use transport_core::ErrorKind;
-use transport_core::spi::{Batch, Completions, Event, PeerSlot, RemoteMemory};
+use transport_core::spi::{Armed, Batch, Completions, Event, PeerSlot, RemoteMemory};
 
 /// Writes posted to the peer that stands still: more than a socket takes in.
 const STUCK: u64 = 8;
@@ -139,4 +139,20 @@ fn nonsense_moves_nobody() {
         let _ = connector.renewed(to, offer);
     }
     both_ways(&mut here, &mut there, (to, from), &mut Told::default());
+}
+
+#[test]
+fn an_endpoint_does_not_sleep_before_its_caller_has_posted_to_a_slot_that_changed() {
+    let (Some(mut here), Some(there)) = (Side::open(), Side::open()) else { return };
+    let begun = Instant::now();
+    let mut sleeps = |here: &mut Side| {
+        while !matches!(here.endpoint.arm(), Armed::Fd(_)) {
+            assert!(begun.elapsed() < LIMIT, "it never sleeps");
+            Told::default().poll(here);
+        }
+    };
+    sleeps(&mut here);
+    here.meet(&there);
+    assert!(matches!(here.endpoint.arm(), Armed::Ready), "what the caller holds back can be posted");
+    sleeps(&mut here);
 }
