@@ -145,7 +145,7 @@ fn nonsense_moves_nobody() {
 fn an_endpoint_does_not_sleep_before_its_caller_has_posted_to_a_slot_that_changed() {
     let (Some(mut here), Some(there)) = (Side::open(), Side::open()) else { return };
     let begun = Instant::now();
-    let mut sleeps = |here: &mut Side| {
+    let sleeps = |here: &mut Side| {
         while !matches!(here.endpoint.arm(), Armed::Fd(_)) {
             assert!(begun.elapsed() < LIMIT, "it never sleeps");
             Told::default().poll(here);
