@@ -1,7 +1,7 @@
 //! What peers send: whose it is, and what becomes of what is nobody's.
 
 use libfabric_sys as sys;
-use transport_core::spi::{Endpoint, Event, PeerSlot, PostResult, ReceiveRequest};
+use multirail_spi::{Endpoint, Event, PeerSlot, PostResult, ReceiveRequest};
 
 use crate::endpoint::EfaEndpoint;
 use crate::lane::Turn;

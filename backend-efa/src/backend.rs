@@ -2,8 +2,7 @@
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use transport_core::spi::{Backend, DeviceInfo, Domain, DomainSetup, Probe, Unavailable};
-use transport_core::{Error, ErrorKind, Result};
+use multirail_spi::{Backend, DeviceInfo, Domain, DomainSetup, Error, ErrorKind, Probe, Result, Unavailable};
 
 use crate::domain::EfaDomain;
 use crate::library::{Info, VARIABLE, is_of_cards, library, offers};

@@ -28,7 +28,7 @@ pub(crate) fn error(status: c_int, otherwise: c_int) -> c_int {
 
 #[cfg(test)]
 mod tests {
-    use transport_core::ErrorKind;
+    use multirail_spi::ErrorKind;
 
     use super::*;
     use crate::status::kind;

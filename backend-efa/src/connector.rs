@@ -3,8 +3,7 @@
 use std::sync::OnceLock;
 
 use libfabric_sys as sys;
-use transport_core::spi::{Connector, PeerSlot};
-use transport_core::{Error, ErrorKind, Result};
+use multirail_spi::{Connector, Error, ErrorKind, PeerSlot, Result};
 
 use crate::domain::Shared;
 use crate::peers::{Landing, There};

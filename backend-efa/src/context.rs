@@ -8,8 +8,7 @@ use std::collections::VecDeque;
 use std::ffi::c_void;
 
 use libfabric_sys as sys;
-use transport_core::Time;
-use transport_core::spi::{PeerSlot, ReceiveRequest};
+use multirail_spi::{PeerSlot, ReceiveRequest, Time};
 
 pub(crate) use taking::Taking;
 

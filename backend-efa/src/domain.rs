@@ -5,11 +5,11 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use libfabric_sys as sys;
-use transport_core::spi::{
-    AbortScope, Capabilities, Connector, DeliveredCost, Domain, DomainSetup, Endpoint, EndpointConfig,
-    KeyMaterial, MemoryRegion, Operations, PeerSlot, Progress, RemoteMemory, Revocation,
+use multirail_spi::{
+    AbortScope, Access, Capabilities, Connector, DeliveredCost, Domain, DomainSetup, Endpoint,
+    EndpointConfig, Error, ErrorKind, HostBuffer, KeyMaterial, Memory, MemoryRegion, Operations, PeerSlot,
+    Progress, RemoteMemory, Result, Revocation,
 };
-use transport_core::{Access, Error, ErrorKind, HostBuffer, Memory, Result};
 
 use crate::endpoint::EfaEndpoint;
 use crate::lane::Lane;

@@ -3,8 +3,7 @@
 use std::ptr::null_mut;
 
 use libfabric_sys as sys;
-use transport_core::ErrorKind;
-use transport_core::spi::{Event, PeerSlot, Status};
+use multirail_spi::{ErrorKind, Event, PeerSlot, Status};
 
 use crate::card;
 use crate::context::Posted;

@@ -4,10 +4,10 @@ use std::collections::{HashSet, VecDeque};
 use std::sync::Arc;
 
 use libfabric_sys as sys;
-use transport_core::spi::{
-    Armed, Batch, Completions, Endpoint, EndpointConfig, Event, PeerSlot, PostResult, ReceiveRequest, Status,
+use multirail_spi::{
+    Armed, Batch, Completions, Endpoint, EndpointConfig, ErrorKind, Event, PeerSlot, PostResult,
+    ReceiveRequest, Status, Time,
 };
-use transport_core::{ErrorKind, Time};
 
 use crate::arriving::Arrival;
 use crate::context::{Contexts, Posted};

@@ -8,7 +8,7 @@
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use libfabric_sys as sys;
-use transport_core::{Memory, Result};
+use multirail_spi::{Memory, Result};
 
 use crate::objects::Fid;
 

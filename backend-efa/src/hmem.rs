@@ -7,7 +7,7 @@ use std::ffi::c_int;
 use std::os::fd::AsRawFd;
 
 use libfabric_sys as sys;
-use transport_core::{DmaBuf, Error, ErrorKind, Memory, MemoryKind, Result};
+use multirail_spi::{DmaBuf, Error, ErrorKind, Memory, MemoryKind, Result};
 
 /// The first library whose provider moves GPU memory without its own calls of CUDA: those may deadlock with the
 /// user's streams (`FI_OPT_CUDA_API_PERMITTED`), and before it emulates writes, by copies.

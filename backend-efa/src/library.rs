@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 use libfabric_sys as sys;
 use libfabric_sys::Library;
-use transport_core::{Error, ErrorKind, Result};
+use multirail_spi::{Error, ErrorKind, Result};
 
 use crate::hmem;
 use crate::settings;

@@ -8,8 +8,7 @@
 use std::time::Duration;
 
 use libfabric_sys as sys;
-use transport_core::spi::{Completions, Event, Piece, Status, WorkRequest};
-use transport_core::{ErrorKind, Time};
+use multirail_spi::{Completions, ErrorKind, Event, Piece, Status, Time, WorkRequest};
 
 use crate::context::Posted;
 use crate::endpoint::EfaEndpoint;

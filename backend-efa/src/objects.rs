@@ -6,8 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 use libfabric_sys as sys;
-use transport_core::spi::Fences;
-use transport_core::{Error, ErrorKind, Result};
+use multirail_spi::{Error, ErrorKind, Fences, Result};
 
 use crate::gate::Gate;
 use crate::library::{Info, library};

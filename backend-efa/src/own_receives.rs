@@ -9,9 +9,10 @@ use std::collections::VecDeque;
 use std::ops::Range;
 use std::sync::Arc;
 
-use transport_core::copy::{self, Way};
-use transport_core::spi::{Event, MemoryRegion, PeerSlot, ReceiveRequest, Status};
-use transport_core::{Access, ErrorKind, HostBuffer, Result};
+use multirail_spi::{
+    Access, ErrorKind, Event, HostBuffer, MemoryRegion, PeerSlot, ReceiveRequest, Result, Status,
+    copy::{self, Way},
+};
 
 use crate::domain::Shared;
 use crate::region::Registered;

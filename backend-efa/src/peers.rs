@@ -7,8 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use transport_core::spi::PeerSlot;
-use transport_core::{Error, ErrorKind, Result};
+use multirail_spi::{Error, ErrorKind, PeerSlot, Result};
 
 use crate::addresses::Addresses;
 use crate::library::Info;

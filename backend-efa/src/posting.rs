@@ -3,7 +3,7 @@
 use std::ffi::c_void;
 
 use libfabric_sys as sys;
-use transport_core::spi::{Piece, PostResult, ReceiveRequest, WorkRequest};
+use multirail_spi::{Piece, PostResult, ReceiveRequest, WorkRequest};
 
 use crate::endpoint::EfaEndpoint;
 use crate::lane::Turn;

@@ -5,7 +5,7 @@ use std::ptr::null_mut;
 use std::sync::Arc;
 
 use libfabric_sys as sys;
-use transport_core::Result;
+use multirail_spi::Result;
 
 use crate::addresses::Addresses;
 use crate::objects::{Device, Fid};

@@ -5,8 +5,7 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::task::Poll;
 
 use libfabric_sys as sys;
-use transport_core::spi::{KeyMaterial, MemoryRegion, RemoteMemory};
-use transport_core::{Access, Error, ErrorKind, Memory, Result};
+use multirail_spi::{Access, Error, ErrorKind, KeyMaterial, Memory, MemoryRegion, RemoteMemory, Result};
 
 use crate::gate::Deregistration;
 use crate::hmem::Place;
@@ -179,7 +178,7 @@ impl RemoteMemory for Imported {
 mod tests {
     use std::ffi::c_int;
 
-    use transport_core::HostBuffer;
+    use multirail_spi::HostBuffer;
 
     use super::*;
     use crate::library::offers;

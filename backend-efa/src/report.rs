@@ -3,8 +3,7 @@
 use std::ffi::c_void;
 
 use libfabric_sys as sys;
-use transport_core::ErrorKind;
-use transport_core::spi::{Event, Status};
+use multirail_spi::{ErrorKind, Event, Status};
 
 use crate::card;
 use crate::context::{Contexts, Posted};

@@ -3,8 +3,7 @@
 use std::collections::VecDeque;
 use std::time::Duration;
 
-use transport_core::Time;
-use transport_core::spi::{Event, PeerSlot};
+use multirail_spi::{Event, PeerSlot, Time};
 
 /// How long that may take: `tcp` of 1.17 connects anew after 5 to 20 ms, and what is posted before
 /// fails with the connection as well, on a busy machine later.

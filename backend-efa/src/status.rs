@@ -3,8 +3,7 @@
 use std::ffi::c_int;
 
 use libfabric_sys as sys;
-use transport_core::spi::Status;
-use transport_core::{Error, ErrorKind};
+use multirail_spi::{Error, ErrorKind, Status};
 
 use crate::library::library;
 

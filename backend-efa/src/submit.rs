@@ -4,7 +4,7 @@ use std::ffi::c_void;
 use std::ptr::null_mut;
 
 use libfabric_sys as sys;
-use transport_core::spi::{Piece, WorkKind, WorkRequest};
+use multirail_spi::{Piece, WorkKind, WorkRequest};
 
 use crate::context::Contexts;
 use crate::peers::Remote;

@@ -3,8 +3,7 @@
 use std::ffi::{CStr, c_void};
 
 use libfabric_sys as sys;
-use transport_core::ErrorKind;
-use transport_core::spi::Status;
+use multirail_spi::{ErrorKind, Status};
 
 use crate::library::library;
 use crate::objects::Device;

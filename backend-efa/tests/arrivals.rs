@@ -7,9 +7,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Instant;
 
+use multirail_spi::{Access, Batch, Completions, Event, Fence, HostBuffer, Memory, Result, WorkRequest};
 use side::{LIMIT, Side};
-use transport_core::spi::{Batch, Completions, Event, WorkRequest};
-use transport_core::{Access, Fence, HostBuffer, Memory, Result};
 
 /// The host's memory, as if its bytes had to be flushed.
 struct Fenced {

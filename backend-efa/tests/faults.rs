@@ -6,9 +6,8 @@ mod side;
 
 use std::time::{Duration, Instant};
 
+use multirail_spi::{Batch, Completions, ErrorKind, Event, PeerSlot, RemoteMemory};
 use side::{LEN, LIMIT, PIECE, Side};
-use transport_core::ErrorKind;
-use transport_core::spi::{Batch, Completions, Event, PeerSlot, RemoteMemory};
 
 impl Side {
     /// Writes the whole region in pieces, posting what there was no room for again; polls the

@@ -5,9 +5,8 @@ mod side;
 
 use std::time::Instant;
 
+use multirail_spi::{Armed, Batch, Completions, ErrorKind, Event, PeerSlot, RemoteMemory};
 use side::{LIMIT, PIECE, Side};
-use transport_core::ErrorKind;
-use transport_core::spi::{Armed, Batch, Completions, Event, PeerSlot, RemoteMemory};
 
 /// Writes posted to the peer that stands still: more than a socket takes in.
 const STUCK: u64 = 8;

@@ -5,8 +5,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use backend_efa::{Efa, EfaConfig};
-use transport_core::SystemClock;
-use transport_core::spi::{Backend, DomainSetup, EndpointConfig};
+use multirail_spi::{Backend, DomainSetup, EndpointConfig, SystemClock};
 
 /// Files of this process as the provider itself would name them, which are removed in the end.
 struct Left(Vec<PathBuf>);

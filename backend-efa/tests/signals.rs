@@ -7,8 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use backend_efa::{Efa, EfaConfig};
-use transport_core::SystemClock;
-use transport_core::spi::{Backend, DomainSetup, EndpointConfig};
+use multirail_spi::{Backend, DomainSetup, EndpointConfig, SystemClock};
 
 extern "C" fn ours(_: c_int) {}
 

@@ -11,11 +11,11 @@ use std::task::Poll;
 use std::time::{Duration, Instant};
 
 use backend_efa::EfaConfig;
-use side::{LIMIT, Side};
-use transport_core::spi::{
-    Batch, Completions, EndpointConfig, Event, MemoryRegion, ReceiveRequest, WorkKind, WorkRequest,
+use multirail_spi::{
+    Access, Batch, Completions, EndpointConfig, ErrorKind, Event, HostBuffer, Memory, MemoryRegion,
+    ReceiveRequest, WorkKind, WorkRequest,
 };
-use transport_core::{Access, ErrorKind, HostBuffer, Memory};
+use side::{LIMIT, Side};
 
 /// Whether a setting of the simulated cards is so; a word about it if not.
 fn asks_for(name: &str, value: &str) -> bool {

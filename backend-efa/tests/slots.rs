@@ -5,8 +5,8 @@ mod side;
 
 use std::time::Instant;
 
+use multirail_spi::{Completions, Event, PeerSlot};
 use side::{LIMIT, Side};
-use transport_core::spi::{Completions, Event, PeerSlot};
 
 impl Side {
     fn offers(&self) -> PeerSlot {

@@ -5,9 +5,8 @@ mod side;
 
 use std::time::Instant;
 
+use multirail_spi::{Batch, Completions, ErrorKind, Event, Memory, ReceiveRequest, WorkKind, WorkRequest};
 use side::{LIMIT, Side};
-use transport_core::spi::{Batch, Completions, Event, ReceiveRequest, WorkKind, WorkRequest};
-use transport_core::{ErrorKind, Memory};
 
 impl Side {
     /// Polls, both sides, until this one tells such an event.

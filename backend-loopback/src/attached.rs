@@ -4,8 +4,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use transport_core::ErrorKind;
-use transport_core::spi::{Completions, Event, PeerSlot, ReceiveRequest, WorkKind};
+use multirail_spi::{Completions, ErrorKind, Event, PeerSlot, ReceiveRequest, WorkKind};
 
 use crate::gpu::{self, FAR};
 use crate::lane::{self, ENTRIES, Inlet};

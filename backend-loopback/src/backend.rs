@@ -2,8 +2,7 @@
 
 use std::sync::Arc;
 
-use transport_core::spi::{Backend, DeviceInfo, Domain, DomainSetup, Probe};
-use transport_core::{Error, ErrorKind, Result, Staging};
+use multirail_spi::{Backend, DeviceInfo, Domain, DomainSetup, Error, ErrorKind, Probe, Result, Staging};
 
 use crate::domain::LoopbackDomain;
 use crate::gpu::{GpuConfig, GpuSide};

@@ -4,10 +4,10 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
+use multirail_spi::{Access, Bell, Error, ErrorKind, Result, Staging};
 use rustix::io::Errno;
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, SocketFlags, SocketType};
-use transport_core::{Access, Bell, Error, ErrorKind, Result, Staging};
 
 use crate::domain::{refused, unstaged};
 use crate::foreign;

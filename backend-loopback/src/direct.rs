@@ -3,8 +3,7 @@
 use std::any::Any;
 use std::sync::Arc;
 
-use transport_core::spi::{Direct, RemoteMemory, WorkKind, WorkRequest};
-use transport_core::{Error, ErrorKind, Result};
+use multirail_spi::{Direct, Error, ErrorKind, RemoteMemory, Result, WorkKind, WorkRequest};
 
 use crate::gpu;
 use crate::lane;

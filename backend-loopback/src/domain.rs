@@ -5,12 +5,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 
-use transport_core::spi::{
-    AbortScope, Capabilities, Connector, DeliveredCost, DeliveredScope, Direct, Domain, DomainSetup,
-    Endpoint, EndpointConfig, KeyMaterial, MemoryRegion, Operations, Ordering as Ordered, PeerSlot, Progress,
-    RemoteMemory, Revocation,
+use multirail_spi::{
+    AbortScope, Access, Capabilities, Connector, DeliveredCost, DeliveredScope, Direct, Domain, DomainSetup,
+    Endpoint, EndpointConfig, Error, ErrorKind, KeyMaterial, Memory, MemoryKind, MemoryRegion, Operations,
+    Ordering as Ordered, PeerSlot, Progress, RemoteMemory, Result, Revocation, Staging,
 };
-use transport_core::{Access, Error, ErrorKind, Memory, MemoryKind, Result, Staging};
 
 use crate::backend::LoopbackConfig;
 use crate::board::SLOTS;

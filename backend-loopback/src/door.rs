@@ -3,7 +3,7 @@
 use std::sync::OnceLock;
 use std::sync::atomic::{Ordering, fence};
 
-use transport_core::{Doorbell, Result};
+use multirail_spi::{Doorbell, Result};
 
 /// A doorbell, once there is need of it: an engine that its caller drives never sleeps.
 #[derive(Default)]

@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-use transport_core::spi::{Event, Status};
+use multirail_spi::{Event, Status};
 
 /// Events that may change places: enough for any order to come up, and bounded work per event.
 const CHOICES: usize = 64;
@@ -99,7 +99,7 @@ impl Ended {
 
 #[cfg(test)]
 mod tests {
-    use transport_core::ErrorKind;
+    use multirail_spi::ErrorKind;
 
     use super::*;
     use crate::status::status;
@@ -125,7 +125,7 @@ mod tests {
         let mut ended = Ended::default();
         let last = |choices: usize| choices.saturating_sub(1);
         [7, 9, 11].into_iter().for_each(|id| ended.done(id, 1));
-        let gone = Event::PeerGone { peer: transport_core::spi::PeerSlot(1) };
+        let gone = Event::PeerGone { peer: multirail_spi::PeerSlot(1) };
         ended.event(gone);
         ended.done(20, 1);
         let order: Vec<_> = std::iter::from_fn(|| ended.pop_one_of(last)).collect();

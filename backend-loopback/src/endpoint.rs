@@ -6,11 +6,10 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use transport_core::spi::{
-    Armed, Batch, Completions, Endpoint, EndpointConfig, Event, PeerSlot, PostResult, ReceiveRequest, Status,
-    WorkKind, WorkRequest,
+use multirail_spi::{
+    Armed, Batch, Completions, Endpoint, EndpointConfig, ErrorKind, Event, PeerSlot, PostResult,
+    ReceiveRequest, Staging, Status, Time, WorkKind, WorkRequest,
 };
-use transport_core::{ErrorKind, Staging, Time};
 
 use crate::attached::{self, Attached};
 use crate::domain::Shared;

@@ -12,9 +12,8 @@
 //! find that out by itself.
 
 use libc::iovec;
+use multirail_spi::{Access, ErrorKind, Status, WorkKind, WorkRequest};
 use rustix::process::Pid;
-use transport_core::spi::{Status, WorkKind, WorkRequest};
-use transport_core::{Access, ErrorKind};
 
 use crate::guard::GuardPage;
 use crate::peer::{Outbound, Reach};

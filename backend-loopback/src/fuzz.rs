@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use transport_core::{Access, HostBuffer, Memory};
+use multirail_spi::{Access, HostBuffer, Memory};
 
 use crate::lane::{ENTRIES, Inlet, MESSAGE, PAYLOADS};
 use crate::offer::Offer;

@@ -19,8 +19,7 @@ mod way;
 
 use std::sync::atomic::Ordering::Relaxed;
 
-use transport_core::ErrorKind;
-use transport_core::spi::{PeerSlot, Piece, WorkKind, WorkRequest};
+use multirail_spi::{ErrorKind, PeerSlot, Piece, WorkKind, WorkRequest};
 
 use crate::ended::Ended;
 use crate::region::Regions;

@@ -18,9 +18,9 @@ use std::ptr::without_provenance_mut;
 use std::sync::Mutex;
 
 use libc::iovec;
+use multirail_spi::{Error, ErrorKind, Result};
 use rustix::mm::{MapFlags, ProtFlags};
 use serde::{Deserialize, Serialize};
-use transport_core::{Error, ErrorKind, Result};
 
 use crate::domain::random;
 

@@ -3,8 +3,7 @@
 use std::sync::Arc;
 
 use arc_swap::Guard;
-use transport_core::ErrorKind;
-use transport_core::spi::WorkRequest;
+use multirail_spi::{ErrorKind, WorkRequest};
 
 use crate::gpu::FAR;
 use crate::remote::{Import, Place};

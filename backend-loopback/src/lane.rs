@@ -6,9 +6,10 @@
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 
-use transport_core::Locality;
-use transport_core::copy::{copy, finish, way};
-use transport_core::spi::WorkKind;
+use multirail_spi::{
+    Locality, WorkKind,
+    copy::{copy, finish, way},
+};
 
 use crate::ring::{Cell, Entry, Ring};
 use crate::segment::Layout;

@@ -18,7 +18,7 @@
 //!
 //! ```
 //! use backend_loopback::Loopback;
-//! use transport_core::spi::Backend;
+//! use multirail_spi::Backend;
 //!
 //! assert_eq!(Loopback::new().probe().unwrap()[0].name, "lo0");
 //! ```
@@ -100,5 +100,5 @@ mod wire;
 pub use backend::{Loopback, LoopbackConfig};
 pub use gpu::GpuSide;
 pub use link::LinkModel;
+pub use multirail_spi::Staging;
 pub use null::{Null, Switch};
-pub use transport_core::Staging;

@@ -7,9 +7,8 @@
 
 use std::os::fd::{AsFd, BorrowedFd};
 
+use multirail_spi::{Error, ErrorKind, Mapping, Result, commit_file};
 use rustix::fs::{SealFlags, Stat};
-use transport_core::spi::{Mapping, commit_file};
-use transport_core::{Error, ErrorKind, Result};
 
 /// The kernel's `TMPFS_MAGIC` (linux/magic.h): memfds, and files of tmpfs.
 const TMPFS: u64 = 0x0102_1994;
@@ -79,8 +78,8 @@ fn is_sealed(file: impl AsFd, len: usize) -> bool {
 mod tests {
     use std::os::fd::OwnedFd;
 
+    use multirail_spi::{HostBuffer, Memory};
     use rustix::fs::{FallocateFlags, MemfdFlags};
-    use transport_core::{HostBuffer, Memory};
 
     use super::*;
 

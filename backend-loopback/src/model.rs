@@ -4,8 +4,7 @@ use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
 use std::time::Duration;
 
-use transport_core::Time;
-use transport_core::spi::{Batch, PeerSlot, PostResult, WorkRequest};
+use multirail_spi::{Batch, PeerSlot, PostResult, Time, WorkRequest};
 
 use crate::link::LinkModel;
 use crate::status::status;
@@ -97,7 +96,7 @@ impl Model {
     /// Takes what fits; `room` counts the requests of this endpoint not yet reported.
     pub(crate) fn accept(&mut self, batch: &Batch, now: Time, room: usize) -> PostResult {
         if self.is_lost() {
-            let lost = status(transport_core::ErrorKind::DeviceLost);
+            let lost = status(multirail_spi::ErrorKind::DeviceLost);
             return PostResult { accepted: 0, error: Some(lost) };
         }
         let fits = batch.len().min(room.saturating_sub(self.pending.len() + self.due.len()));

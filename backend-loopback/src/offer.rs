@@ -4,8 +4,8 @@
 //! from afar: it is parsed within bounds and believed in nothing but the
 //! identity of who may answer to it.
 
+use multirail_spi::{Error, ErrorKind, Result};
 use serde::{Deserialize, Serialize};
-use transport_core::{Error, ErrorKind, Result};
 
 use crate::host::Host;
 

@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, Mutex};
 
-use transport_core::Memory;
+use multirail_spi::Memory;
 
 use crate::peer::Inbound;
 
@@ -44,7 +44,7 @@ mod tests {
     use std::sync::mpsc::{Sender, channel};
     use std::time::Duration;
 
-    use transport_core::{Access, HostBuffer};
+    use multirail_spi::{Access, HostBuffer};
 
     use super::*;
     use crate::region::{Key, Regions};

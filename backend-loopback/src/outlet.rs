@@ -6,9 +6,10 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use transport_core::ErrorKind;
-use transport_core::copy::{self, Way};
-use transport_core::spi::{WorkKind, WorkRequest};
+use multirail_spi::{
+    ErrorKind, WorkKind, WorkRequest,
+    copy::{self, Way},
+};
 
 use crate::ended::Ended;
 use crate::lane;

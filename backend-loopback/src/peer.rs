@@ -4,8 +4,7 @@ use std::ptr::NonNull;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, Weak};
 
-use transport_core::Result;
-use transport_core::spi::PeerSlot;
+use multirail_spi::{PeerSlot, Result};
 
 use crate::board::Lease;
 #[cfg(target_os = "linux")]

@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 
-use transport_core::spi::PeerSlot;
+use multirail_spi::PeerSlot;
 
 use crate::offer::Token;
 use crate::peer::{Inbound, Outbound};

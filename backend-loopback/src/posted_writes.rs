@@ -4,8 +4,7 @@
 use std::collections::VecDeque;
 use std::time::Duration;
 
-use transport_core::Time;
-use transport_core::spi::{PeerSlot, WorkRequest};
+use multirail_spi::{PeerSlot, Time, WorkRequest};
 
 use crate::link::LinkModel;
 
@@ -70,8 +69,7 @@ impl PostedWrite {
 
 #[cfg(test)]
 mod tests {
-    use transport_core::copy::Way;
-    use transport_core::spi::WorkKind;
+    use multirail_spi::{WorkKind, copy::Way};
 
     use super::*;
 

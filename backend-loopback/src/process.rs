@@ -3,9 +3,9 @@
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::Mutex;
 
+use multirail_spi::{Error, ErrorKind, Result};
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::process::{PTracer, Pid, PidfdFlags};
-use transport_core::{Error, ErrorKind, Result};
 
 use crate::wire::Hints;
 

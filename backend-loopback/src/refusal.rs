@@ -5,8 +5,8 @@
 
 use std::path::Path;
 
+use multirail_spi::{Error, ErrorKind};
 use rustix::process::Pid;
-use transport_core::{Error, ErrorKind};
 
 use crate::foreign::Call;
 use crate::wire::Hints;

@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 
-use transport_core::{Access, Error, ErrorKind, Memory, MemoryKind, Result};
+use multirail_spi::{Access, Error, ErrorKind, Memory, MemoryKind, Result};
 
 mod lookup;
 

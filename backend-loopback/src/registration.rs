@@ -4,8 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::Poll;
 
-use transport_core::Result;
-use transport_core::spi::{KeyMaterial, MemoryRegion};
+use multirail_spi::{KeyMaterial, MemoryRegion, Result};
 
 use crate::domain::Shared;
 use crate::gpu::FAR;

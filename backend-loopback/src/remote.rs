@@ -6,9 +6,7 @@ use std::sync::{Arc, Mutex, OnceLock};
 
 use arc_swap::{ArcSwapOption, Guard};
 #[cfg(target_os = "linux")]
-use transport_core::spi::Mapping;
-use transport_core::spi::{RemoteMemory, WorkKind};
-use transport_core::{Access, Error, ErrorKind, Result};
+use multirail_spi::{Access, Error, ErrorKind, Mapping, RemoteMemory, Result, WorkKind};
 
 use crate::domain::Shared;
 #[cfg(target_os = "linux")]

@@ -1,7 +1,6 @@
 //! Runs requests in the calling thread, a batch under as few leases as can be.
 
-use transport_core::spi::{Piece, Status, WorkKind, WorkRequest};
-use transport_core::{ErrorKind, copy};
+use multirail_spi::{ErrorKind, Piece, Status, WorkKind, WorkRequest, copy};
 
 use crate::attached::Attached;
 use crate::ended::Ended;
@@ -38,7 +37,7 @@ impl Runner<'_> {
     /// whose lane is full. Returns how many it ran.
     ///
     /// # Safety
-    /// As [`transport_core::spi::Endpoint::post`].
+    /// As [`multirail_spi::Endpoint::post`].
     pub(crate) unsafe fn run_all(&mut self, template: &WorkRequest, pieces: &[Piece]) -> usize {
         let mut ran = 0;
         while ran < pieces.len() {
@@ -63,7 +62,7 @@ impl Runner<'_> {
     /// Runs one request and files its end. `false` if the peer's lane is full: nothing was done.
     ///
     /// # Safety
-    /// As [`transport_core::spi::Endpoint::post`].
+    /// As [`multirail_spi::Endpoint::post`].
     pub(crate) unsafe fn run(&mut self, request: &WorkRequest) -> bool {
         if request.kind == WorkKind::Send || request.len == 0 {
             // SAFETY: by the caller.

@@ -6,8 +6,10 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use crossbeam_utils::CachePadded;
-use transport_core::copy::{Way, copy};
-use transport_core::{HostBuffer, Memory, Result};
+use multirail_spi::{
+    HostBuffer, Memory, Result,
+    copy::{Way, copy},
+};
 
 use crate::board::{Lease, SLOTS};
 use crate::lane::{self, ENTRIES, MESSAGE, PAYLOADS};
@@ -68,7 +70,7 @@ enum Owner {
     /// For a peer in this process; `None` once it was put aside.
     Private(Option<HostBuffer>),
     #[cfg(target_os = "linux")]
-    Theirs(#[expect(dead_code, reason = "keeps the bytes mapped")] transport_core::spi::Mapping),
+    Theirs(#[expect(dead_code, reason = "keeps the bytes mapped")] multirail_spi::Mapping),
 }
 
 // SAFETY: `layout` points into `owner`, which is `Send + Sync`; what is `Plain` is too.

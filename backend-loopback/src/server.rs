@@ -6,10 +6,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use multirail_spi::{Doorbell, Error, ErrorKind, Memory, MemoryKind, Result, Staging};
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, SocketFlags, SocketType};
-use transport_core::{Doorbell, Error, ErrorKind, Memory, MemoryKind, Result, Staging};
 
 use crate::domain::{Core, random};
 use crate::gpu;

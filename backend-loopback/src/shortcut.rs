@@ -1,8 +1,6 @@
 //! The way of a request that follows another one to the same region.
 
-use transport_core::copy::Way;
-use transport_core::spi::{Piece, WorkKind, WorkRequest};
-use transport_core::{Access, copy};
+use multirail_spi::{Access, Piece, WorkKind, WorkRequest, copy, copy::Way};
 
 use crate::gpu::FAR;
 use crate::remote::{Import, Place};
@@ -45,7 +43,7 @@ impl Shortcut {
     /// Moves the first of `pieces`, as many as may go this way, and says how many.
     ///
     /// # Safety
-    /// As [`transport_core::spi::Endpoint::post`]; the lease is held.
+    /// As [`multirail_spi::Endpoint::post`]; the lease is held.
     #[inline]
     pub(crate) unsafe fn follow(&mut self, template: &WorkRequest, pieces: &[Piece]) -> usize {
         let follows = template.rkey == self.rkey

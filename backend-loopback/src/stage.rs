@@ -10,9 +10,10 @@ use std::cell::UnsafeCell;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 
 use crossbeam_utils::CachePadded;
-use transport_core::copy::{self, Way};
-use transport_core::spi::WorkKind;
-use transport_core::{Access, ErrorKind};
+use multirail_spi::{
+    Access, ErrorKind, WorkKind,
+    copy::{self, Way},
+};
 
 use crate::region::{Key, Regions};
 use crate::segment::Plain;

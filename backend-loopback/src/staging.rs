@@ -11,8 +11,7 @@
 //! had staged ends with it, although the target may be moving one last slot (16 KiB) at
 //! that moment. A cancel, and a revoke at the target, do wait for it.
 
-use transport_core::ErrorKind;
-use transport_core::spi::{PeerSlot, WorkRequest};
+use multirail_spi::{ErrorKind, PeerSlot, WorkRequest};
 
 use crate::attached::Attached;
 use crate::ended::Ended;

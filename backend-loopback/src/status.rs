@@ -1,7 +1,6 @@
 //! One place where failures become statuses, and statuses become words.
 
-use transport_core::ErrorKind;
-use transport_core::spi::Status;
+use multirail_spi::{ErrorKind, Status};
 
 /// A status without a code of the operating system.
 pub(crate) const fn status(kind: ErrorKind) -> Status {
@@ -71,7 +70,7 @@ mod tests {
     fn the_kind_is_not_said_again() {
         let kinds = [ErrorKind::Revoked, ErrorKind::RemoteAccess, ErrorKind::PeerDied, ErrorKind::TooLarge];
         for kind in kinds.into_iter().chain([ErrorKind::Cancelled, ErrorKind::Io, ErrorKind::Busy]) {
-            let error = transport_core::Error::new(kind, "write", describe(status(kind))).to_string();
+            let error = multirail_spi::Error::new(kind, "write", describe(status(kind))).to_string();
             assert_eq!(error.matches(&kind.to_string()).count(), 1, "{error}");
         }
     }

@@ -7,8 +7,7 @@ use std::task::Poll;
 
 use backend_loopback::LoopbackConfig;
 use common::*;
-use transport_core::spi::*;
-use transport_core::{Access, ErrorKind};
+use multirail_spi::{Access, ErrorKind, *};
 
 #[test]
 fn writes_reads_and_announces() {

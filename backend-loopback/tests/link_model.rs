@@ -6,8 +6,7 @@ use std::time::Duration;
 
 use backend_loopback::{LinkModel, LoopbackConfig};
 use common::*;
-use transport_core::spi::*;
-use transport_core::{Access, Clock, ErrorKind, Memory, Time};
+use multirail_spi::{Access, Clock, ErrorKind, Memory, Time, *};
 
 fn linked(link: LinkModel, seed: u64) -> (Node, Node, PeerSlot, PeerSlot) {
     let (a, b) = (node(LoopbackConfig::default().link(link), seed), node(LoopbackConfig::default(), 2));

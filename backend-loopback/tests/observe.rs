@@ -5,11 +5,9 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use backend_loopback::{LinkModel, Loopback, LoopbackConfig};
+use multirail_spi::{Access, ErrorKind, VirtualClock};
 use transport_core::observe::{Dump, OperationKind, Recording, Wait, What, WorkerState};
-use transport_core::{
-    Access, ErrorKind, Fabric, FabricBuilder, Op, Peer, Region, RemoteRegion, TransportConfig, VirtualClock,
-    WriteOptions,
-};
+use transport_core::{Fabric, FabricBuilder, Op, Peer, Region, RemoteRegion, TransportConfig, WriteOptions};
 
 /// Latency of the slow link.
 const SLOW: Duration = Duration::from_secs(10);

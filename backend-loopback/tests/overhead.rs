@@ -7,8 +7,7 @@ use std::hint::black_box;
 use std::time::Instant;
 
 use common::*;
-use transport_core::spi::*;
-use transport_core::{Access, Locality, Memory, copy};
+use multirail_spi::{Access, Locality, Memory, copy, *};
 
 const PAGE: usize = 4096;
 const ROUNDS: usize = 200_000;

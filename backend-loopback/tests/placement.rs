@@ -4,11 +4,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use backend_loopback::{Loopback, LoopbackConfig};
+use multirail_spi::{Access, Backend, ErrorKind, HostBuffer, Memory};
 use topology::{Address, Description};
-use transport_core::spi::Backend;
-use transport_core::{
-    Access, ErrorKind, Fabric, FabricBuilder, HostBuffer, Memory, RailGroups, TransportConfig, Workers,
-};
+use transport_core::{Fabric, FabricBuilder, RailGroups, TransportConfig, Workers};
 
 const LIMIT: Duration = limit::HANG;
 /// Not for the calling thread alone.

@@ -4,9 +4,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use backend_loopback::{Loopback, LoopbackConfig};
+use multirail_spi::{Access, ErrorKind};
 use transport_core::{
-    Access, ErrorKind, Fabric, FabricBuilder, Pages, Peer, Pinning, TransportConfig, Workers, WriteOptions,
-    wait,
+    Fabric, FabricBuilder, Pages, Peer, Pinning, TransportConfig, Workers, WriteOptions, wait,
 };
 
 const LIMIT: Duration = limit::HANG;

@@ -11,8 +11,8 @@ use std::ptr::null_mut;
 
 use backend_loopback::LoopbackConfig;
 use common::*;
+use multirail_spi::{ErrorKind, HostBuffer, Memory};
 use rustix::mm::{MapFlags, ProtFlags};
-use transport_core::{ErrorKind, HostBuffer, Memory};
 
 /// Tells this test executable that it is the child.
 const CHILD: &str = "MULTIRAIL_LOOPBACK_SHORTAGE";

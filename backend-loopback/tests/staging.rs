@@ -7,8 +7,7 @@ use std::task::Poll;
 use backend_loopback::{LoopbackConfig, Staging};
 use common::*;
 use limit::Limit;
-use transport_core::spi::*;
-use transport_core::{Access, ErrorKind, Memory};
+use multirail_spi::{Access, ErrorKind, Memory, *};
 
 /// More than a stage holds.
 const LEN: usize = 3 << 20;

@@ -9,9 +9,9 @@ use std::process::Command;
 
 use backend_loopback::LoopbackConfig;
 use common::*;
+use multirail_spi::ErrorKind;
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, SocketFlags, SocketType};
-use transport_core::ErrorKind;
 
 /// Tells this test executable that it is the stranger, and whom to call.
 const CHILD: &str = "MULTIRAIL_LOOPBACK_STRANGER";

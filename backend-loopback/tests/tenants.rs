@@ -5,8 +5,7 @@ mod common;
 
 use backend_loopback::LoopbackConfig;
 use common::*;
-use transport_core::ErrorKind;
-use transport_core::spi::KeyMaterial;
+use multirail_spi::{ErrorKind, KeyMaterial};
 
 #[test]
 fn keys_mean_nothing_in_another_domain() {

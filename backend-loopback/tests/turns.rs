@@ -4,7 +4,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use backend_loopback::{LinkModel, Loopback, LoopbackConfig};
-use transport_core::{Access, Fabric, FabricBuilder, TransportConfig, VirtualClock};
+use multirail_spi::{Access, VirtualClock};
+use transport_core::{Fabric, FabricBuilder, TransportConfig};
 
 /// Far more than any of this takes; an operation that nobody serves ends by its deadline.
 const LIMIT: Duration = limit::HANG;

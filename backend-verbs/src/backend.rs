@@ -3,8 +3,7 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use transport_core::spi::{Backend, DeviceInfo, Domain, DomainSetup, Probe, Unavailable};
-use transport_core::{Error, ErrorKind, Result};
+use multirail_spi::{Backend, DeviceInfo, Domain, DomainSetup, Error, ErrorKind, Probe, Result, Unavailable};
 
 use crate::config::VerbsConfig;
 use crate::device::{Device, names};

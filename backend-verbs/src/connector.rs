@@ -2,8 +2,7 @@
 
 use std::sync::Arc;
 
-use transport_core::spi::{Connector, PeerSlot};
-use transport_core::{Error, ErrorKind, Result};
+use multirail_spi::{Connector, Error, ErrorKind, PeerSlot, Result};
 
 use crate::config::MOST_QUEUE_PAIRS;
 use crate::domain::Shared;

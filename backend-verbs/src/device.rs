@@ -3,9 +3,8 @@
 use std::ffi::CStr;
 use std::sync::Arc;
 
+use multirail_spi::{Error, ErrorKind, Fences, Result};
 use rdma_sys as ib;
-use transport_core::spi::Fences;
-use transport_core::{Error, ErrorKind, Result};
 
 use crate::far::FarRegions;
 use crate::library::library;

@@ -4,12 +4,12 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use rdma_sys as ib;
-use transport_core::spi::{
-    AbortScope, Capabilities, Connector, DeliveredCost, DeliveredScope, Domain, DomainSetup, Endpoint,
-    EndpointConfig, KeyMaterial, MemoryRegion, Operations, PeerSlot, Progress, RemoteMemory, Revocation,
+use multirail_spi::{
+    AbortScope, Access, Capabilities, Connector, DeliveredCost, DeliveredScope, Domain, DomainSetup,
+    Endpoint, EndpointConfig, Error, ErrorKind, KeyMaterial, Memory, MemoryRegion, Operations, PeerSlot,
+    Progress, RemoteMemory, Result, Revocation,
 };
-use transport_core::{Access, Error, ErrorKind, Memory, Result};
+use rdma_sys as ib;
 
 use crate::config::VerbsConfig;
 use crate::device::Device;

@@ -3,12 +3,11 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use rdma_sys as ib;
-use transport_core::spi::{
-    Armed, Batch, Completions, Endpoint, EndpointConfig, Event, PeerSlot, PostResult, ReceiveRequest, Status,
-    WorkRequest,
+use multirail_spi::{
+    Armed, Batch, Completions, Endpoint, EndpointConfig, ErrorKind, Event, PeerSlot, PostResult,
+    ReceiveRequest, Result, Status, WorkRequest,
 };
-use transport_core::{ErrorKind, Result};
+use rdma_sys as ib;
 
 use crate::domain::Shared;
 use crate::library::library;

@@ -3,8 +3,7 @@
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use transport_core::spi::Status;
-use transport_core::{ErrorKind, Memory, MemoryKind, Result};
+use multirail_spi::{ErrorKind, Memory, MemoryKind, Result, Status};
 
 use crate::status::{NO_STORE, NOT_REGISTERED};
 
@@ -102,7 +101,7 @@ impl FarRegion {
 mod tests {
     use std::ptr::without_provenance_mut;
 
-    use transport_core::{Error, HostBuffer};
+    use multirail_spi::{Error, HostBuffer};
 
     use super::*;
 

@@ -4,8 +4,7 @@
 
 use std::sync::Arc;
 
-use transport_core::spi::{MemoryRegion, Piece, WorkRequest};
-use transport_core::{Access, HostBuffer, Memory, Result};
+use multirail_spi::{Access, HostBuffer, Memory, MemoryRegion, Piece, Result, WorkRequest};
 
 use crate::device::Device;
 use crate::region::Registered;

@@ -6,7 +6,7 @@
 use std::fmt;
 use std::net::{Ipv4Addr, Ipv6Addr};
 
-use transport_core::{Error, ErrorKind, Result};
+use multirail_spi::{Error, ErrorKind, Result};
 
 /// How packets to a GID look on the wire (`enum ibv_gid_type`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -2,8 +2,8 @@
 
 use std::sync::OnceLock;
 
+use multirail_spi::{Error, ErrorKind, Result};
 use rdma_sys::{Library, LoadError};
-use transport_core::{Error, ErrorKind, Result};
 
 /// The environment variable that names another library than [`USUAL`].
 pub(crate) const VARIABLE: &str = "MULTIRAIL_LIBIBVERBS";

@@ -2,8 +2,8 @@
 
 use std::ptr::NonNull;
 
+use multirail_spi::{Error, Result};
 use rdma_sys as ib;
-use transport_core::{Error, Result};
 
 use crate::library::library;
 use crate::status::os_error;

@@ -3,8 +3,7 @@
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
-use transport_core::spi::PeerSlot;
-use transport_core::{Error, ErrorKind, Result};
+use multirail_spi::{Error, ErrorKind, PeerSlot, Result};
 
 use crate::flush::Target;
 use crate::queue_pair::QueuePair;

@@ -1,7 +1,7 @@
 //! A port of a card: its state, its rate, its addresses.
 
+use multirail_spi::Result;
 use rdma_sys as ib;
-use transport_core::Result;
 
 use crate::device::Device;
 use crate::gid::{Gid, Wire};

@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-use transport_core::spi::{Piece, WorkRequest};
+use multirail_spi::{Piece, WorkRequest};
 
 /// Requests of a chain, at most: it has one doorbell and one completion. Beyond 4 a chain gave
 /// fabric-lib nothing more on mlx5; a completion per 16 is what they cost less by.
@@ -117,8 +117,7 @@ impl Posted {
 
 #[cfg(test)]
 mod tests {
-    use transport_core::copy::Way;
-    use transport_core::spi::{PeerSlot, WorkKind};
+    use multirail_spi::{PeerSlot, WorkKind, copy::Way};
 
     use super::*;
 

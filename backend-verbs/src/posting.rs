@@ -1,7 +1,6 @@
 //! Posting: a run goes round a peer's queue pairs, chain by chain.
 
-use transport_core::ErrorKind;
-use transport_core::spi::{Piece, Status, WorkKind, WorkRequest};
+use multirail_spi::{ErrorKind, Piece, Status, WorkKind, WorkRequest};
 
 use crate::endpoint::VerbsEndpoint;
 use crate::peers::View;

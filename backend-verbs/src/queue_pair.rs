@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
+use multirail_spi::Result;
 use rdma_sys as ib;
-use transport_core::Result;
 
 use crate::domain::Card;
 use crate::library::library;

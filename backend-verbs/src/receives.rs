@@ -6,9 +6,10 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
+use multirail_spi::{
+    Access, HostBuffer, Memory, MemoryRegion, PeerSlot, PostResult, ReceiveRequest, Result, Status,
+};
 use rdma_sys as ib;
-use transport_core::spi::{MemoryRegion, PeerSlot, PostResult, ReceiveRequest, Status};
-use transport_core::{Access, HostBuffer, Memory, Result};
 
 use crate::domain::Card;
 use crate::far::FarRegion;

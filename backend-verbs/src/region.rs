@@ -4,9 +4,10 @@ use std::os::fd::AsRawFd;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::task::Poll;
 
+use multirail_spi::{
+    Access, DmaBuf, Error, ErrorKind, KeyMaterial, Memory, MemoryKind, MemoryRegion, RemoteMemory, Result,
+};
 use rdma_sys as ib;
-use transport_core::spi::{KeyMaterial, MemoryRegion, RemoteMemory};
-use transport_core::{Access, DmaBuf, Error, ErrorKind, Memory, MemoryKind, Result};
 
 use crate::device::Device;
 use crate::library::library;

@@ -1,8 +1,7 @@
 //! Requests that go on over the next connection, after one has failed under them.
 
+use multirail_spi::{ErrorKind, Event, PeerSlot, Piece, Status, WorkKind, WorkRequest};
 use rdma_sys as ib;
-use transport_core::ErrorKind;
-use transport_core::spi::{Event, PeerSlot, Piece, Status, WorkKind, WorkRequest};
 
 use crate::endpoint::VerbsEndpoint;
 use crate::peers::View;

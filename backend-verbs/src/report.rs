@@ -2,9 +2,8 @@
 
 use std::ffi::c_int;
 
+use multirail_spi::{ErrorKind, Event, PeerSlot, Status};
 use rdma_sys as ib;
-use transport_core::ErrorKind;
-use transport_core::spi::{Event, PeerSlot, Status};
 
 use crate::endpoint::VerbsEndpoint;
 use crate::posted::Ended;

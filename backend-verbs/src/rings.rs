@@ -1,6 +1,6 @@
 //! What is posted, by queue pair.
 
-use transport_core::spi::{PeerSlot, Status};
+use multirail_spi::{PeerSlot, Status};
 
 use crate::posted::Posted;
 

@@ -5,13 +5,11 @@ use std::ffi::c_int;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use rdma_sys as ib;
-use transport_core::copy::Way;
-use transport_core::spi::{
-    Batch, Completions, Domain, DomainSetup, Endpoint, EndpointConfig, Event, MemoryRegion, PeerSlot,
-    WorkKind, WorkRequest,
+use multirail_spi::{
+    Access, Batch, Completions, Domain, DomainSetup, Endpoint, EndpointConfig, Event, HostBuffer, Memory,
+    MemoryRegion, PeerSlot, SystemClock, WorkKind, WorkRequest, copy::Way,
 };
-use transport_core::{Access, HostBuffer, Memory, SystemClock};
+use rdma_sys as ib;
 
 use crate::VerbsConfig;
 use crate::device::Device;

@@ -2,9 +2,8 @@
 
 use std::ffi::CStr;
 
+use multirail_spi::{Error, ErrorKind, Status};
 use rdma_sys as ib;
-use transport_core::spi::Status;
-use transport_core::{Error, ErrorKind};
 
 use crate::library::library;
 

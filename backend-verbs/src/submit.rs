@@ -2,8 +2,8 @@
 
 use std::mem::MaybeUninit;
 
+use multirail_spi::{Piece, WorkKind, WorkRequest};
 use rdma_sys as ib;
-use transport_core::spi::{Piece, WorkKind, WorkRequest};
 
 use crate::far::is_far;
 use crate::posted::{CHAIN, Posted};

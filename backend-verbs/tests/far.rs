@@ -7,13 +7,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use backend_verbs::Verbs;
+use multirail_spi::{Access, Backend, Error, ErrorKind, HostBuffer, Mapping, Memory, MemoryKind, Result};
 use pollster::block_on;
 use rustix::mm::{MprotectFlags, mprotect};
-use transport_core::spi::{Backend, Mapping};
-use transport_core::{
-    Access, Error, ErrorKind, Fabric, FabricBuilder, HostBuffer, Memory, MemoryKind, Peer, Region, Result,
-    TransportConfig,
-};
+use transport_core::{Fabric, FabricBuilder, Peer, Region, TransportConfig};
 
 /// Every wait ends by then.
 const LIMIT: Duration = Duration::from_secs(60);

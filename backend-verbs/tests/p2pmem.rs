@@ -9,14 +9,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use backend_verbs::{Verbs, VerbsConfig};
+use multirail_spi::{Access, Backend, Error, ErrorKind, Memory, MemoryKind};
 use pollster::block_on;
 use topology::Address;
 use topology::p2pmem::{Provider, providers};
-use transport_core::spi::Backend;
-use transport_core::{
-    Access, Error, ErrorKind, Fabric, FabricBuilder, Memory, MemoryKind, P2pAllocator, P2pMemory, Region,
-    TransportConfig,
-};
+use transport_core::{Fabric, FabricBuilder, P2pAllocator, P2pMemory, Region, TransportConfig};
 
 /// Every wait ends by then.
 const LIMIT: Duration = limit::HANG;

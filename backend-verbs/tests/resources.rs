@@ -10,11 +10,12 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use backend_verbs::{Verbs, VerbsConfig};
-use pollster::block_on;
-use transport_core::spi::{Backend, Completions, DeviceInfo, DomainSetup, EndpointConfig, Event};
-use transport_core::{
-    Access, Error, ErrorKind, Fabric, FabricBuilder, Listener, Region, SystemClock, TransportConfig,
+use multirail_spi::{
+    Access, Backend, Completions, DeviceInfo, DomainSetup, EndpointConfig, Error, ErrorKind, Event,
+    SystemClock,
 };
+use pollster::block_on;
+use transport_core::{Fabric, FabricBuilder, Listener, Region, TransportConfig};
 
 /// Queue pairs for writes and reads per peer.
 const PAIRS: u8 = 2;

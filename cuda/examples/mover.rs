@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use cuda::{CudaMemory, Device, Mover, PlainCopy, Reach};
-use transport_core::{Memory, Result};
+use multirail_spi::{Memory, Result};
 
 const TOTAL: usize = 1 << 30;
 const ROUNDS: usize = 5;

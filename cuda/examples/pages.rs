@@ -11,7 +11,8 @@ use std::time::{Duration, Instant};
 
 use backend_loopback::Loopback;
 use cuda::{CudaMemory, Device};
-use transport_core::{Access, Fabric, FabricBuilder, Pages, Region, Result, TransportConfig};
+use multirail_spi::{Access, Result};
+use transport_core::{Fabric, FabricBuilder, Pages, Region, TransportConfig};
 
 const ROUNDS: usize = 20;
 const LIMIT: Duration = Duration::from_secs(60);

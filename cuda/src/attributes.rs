@@ -3,7 +3,7 @@
 use std::ffi::c_void;
 
 use cudarc::driver::sys::{self, CUdeviceptr, CUmemorytype_enum as Type, CUpointer_attribute as Attribute};
-use transport_core::{Error, ErrorKind, Result};
+use multirail_spi::{Error, ErrorKind, Result};
 
 use crate::driver::check;
 

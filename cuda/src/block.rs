@@ -6,7 +6,7 @@ use cudarc::driver::sys::{
     self, CUdevice_attribute as Attribute, CUdeviceptr, CUmemAllocationHandleType as HandleType,
     CUmemAllocationType as AllocationType, CUmemLocationType as LocationType,
 };
-use transport_core::Result;
+use multirail_spi::Result;
 
 use crate::Device;
 use crate::driver::check;

@@ -1,7 +1,7 @@
 //! Work in a GPU's context, whatever the thread's own, and whether or not a graph is being captured.
 
 use cudarc::driver::sys;
-use transport_core::Result;
+use multirail_spi::Result;
 
 use crate::driver::check;
 

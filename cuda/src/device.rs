@@ -5,8 +5,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
 
 use cudarc::driver::sys::{self, CUdevice_attribute as Attribute};
+use multirail_spi::{Error, ErrorKind, Result};
 use topology::Address;
-use transport_core::{Error, ErrorKind, Result};
 
 use crate::context::within;
 use crate::driver::{check, start};

@@ -3,7 +3,7 @@
 use std::os::fd::{FromRawFd, OwnedFd};
 
 use cudarc::driver::sys::{self, CUdeviceptr, CUmemRangeHandleType as Handle};
-use transport_core::{DmaBuf, Error, ErrorKind, Result};
+use multirail_spi::{DmaBuf, Error, ErrorKind, Result};
 
 use crate::attributes::Allocation;
 use crate::driver::check;

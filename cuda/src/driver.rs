@@ -4,7 +4,7 @@ use std::ffi::CStr;
 use std::sync::OnceLock;
 
 use cudarc::driver::sys::{self, CUresult};
-use transport_core::{Error, ErrorKind, Result};
+use multirail_spi::{Error, ErrorKind, Result};
 
 /// The oldest driver whose calls this crate was written for: CUDA 12.2. An older one may lack some of
 /// them, and `cudarc` panics at what is missing.

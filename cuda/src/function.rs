@@ -3,7 +3,7 @@
 use std::ffi::{CStr, CString, c_void};
 
 use cudarc::driver::sys;
-use transport_core::{Error, ErrorKind, Result};
+use multirail_spi::{Error, ErrorKind, Result};
 
 use crate::driver::check;
 use crate::stream::Stream;

@@ -1,7 +1,7 @@
 //! The kernel that copies pages by a table, `kernels/pages.cu`.
 
 use cudarc::driver::sys::CUdeviceptr;
-use transport_core::Result;
+use multirail_spi::Result;
 
 use crate::function::Function;
 use crate::stream::Stream;

@@ -15,7 +15,7 @@
 //!
 //! ```
 //! use cuda::{CudaMemory, Device};
-//! # fn main() -> transport_core::Result<()> {
+//! # fn main() -> multirail_spi::Result<()> {
 //! let devices = match Device::all() {
 //!     Ok(devices) => devices,
 //!     Err(why) => return Ok(println!("no GPU memory: {why}")),

@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use cudarc::driver::sys::{self, CUdeviceptr};
 use cudarc::driver::{CudaSlice, DevicePtr};
+use multirail_spi::{DmaBuf, Error, ErrorKind, Fence, Memory, MemoryKind, Result};
 use topology::Address;
-use transport_core::{DmaBuf, Error, ErrorKind, Fence, Memory, MemoryKind, Result};
 
 use crate::attributes::{Allocation, allocation, synchronise};
 use crate::block::Block;
@@ -15,7 +15,7 @@ use crate::driver::{check, start};
 use crate::reaper::with_room;
 use crate::{Device, WritesOrdering};
 
-/// Bytes on a GPU, for [`Fabric::register`](transport_core::Fabric::register).
+/// Bytes on a GPU, for `Fabric::register`.
 ///
 /// A fabric with cards gives them to the cards of the GPU's rail group; loopback has GPUs copy them. The
 /// processor cannot follow their address: regions copy in and out by CUDA.

@@ -7,7 +7,7 @@
 
 use std::collections::VecDeque;
 
-use transport_core::{ErrorKind, Result};
+use multirail_spi::{ErrorKind, Result};
 
 use crate::batch::Batch;
 use crate::kernel::{UNIT, WARPS};
@@ -195,7 +195,7 @@ impl Mover {
     }
 
     /// What is wrong with a batch that has not landed: asked now and then.
-    fn ask(&mut self, flight: Flight) -> Option<transport_core::Error> {
+    fn ask(&mut self, flight: Flight) -> Option<multirail_spi::Error> {
         self.looks += 1;
         if self.looks < PATIENCE {
             return None;

@@ -4,7 +4,7 @@ use cudarc::driver::sys::{
     self, CUdevice_attribute as Attribute, CUflushGPUDirectRDMAWritesOptions_enum as Options,
     CUflushGPUDirectRDMAWritesScope_enum as Scope, CUflushGPUDirectRDMAWritesTarget_enum as Target,
 };
-use transport_core::{Fence, Result};
+use multirail_spi::{Fence, Result};
 
 use crate::Device;
 use crate::driver::check;

@@ -3,7 +3,7 @@
 use std::ffi::c_void;
 
 use cudarc::driver::sys;
-use transport_core::Result;
+use multirail_spi::Result;
 
 use crate::Device;
 use crate::driver::check;

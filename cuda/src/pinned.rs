@@ -3,7 +3,7 @@
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
-use transport_core::{HostBuffer, Memory, Result};
+use multirail_spi::{HostBuffer, Memory, Result};
 
 use crate::{Device, PageLock, let_go};
 

@@ -4,7 +4,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use cudarc::driver::sys;
-use transport_core::{Error, ErrorKind, Memory, Result};
+use multirail_spi::{Error, ErrorKind, Memory, Result};
 
 use crate::driver::check;
 use crate::stream::Stream;

@@ -1,7 +1,7 @@
 //! How GPUs reach memory.
 
 use cudarc::driver::sys::{self, CUmemAccess_flags as Leave};
-use transport_core::Result;
+use multirail_spi::Result;
 
 use crate::Device;
 use crate::attributes::{pool, whole_is_page_locked};

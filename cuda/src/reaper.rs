@@ -9,7 +9,7 @@ use std::sync::OnceLock;
 use std::sync::mpsc::{Sender, channel};
 use std::time::Duration;
 
-use transport_core::{ErrorKind, Result};
+use multirail_spi::{ErrorKind, Result};
 
 use crate::Device;
 use crate::driver::{at_exit, start};

@@ -3,7 +3,7 @@
 use std::os::fd::{AsFd, OwnedFd};
 
 use cudarc::driver::sys::{self, CUdeviceptr};
-use transport_core::{Error, ErrorKind, Result};
+use multirail_spi::{Error, ErrorKind, Result};
 
 use crate::Device;
 use crate::attributes::allocation;

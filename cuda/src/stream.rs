@@ -1,7 +1,7 @@
 //! A queue of work of one GPU.
 
 use cudarc::driver::sys::{self, CUdeviceptr};
-use transport_core::{ErrorKind, Result};
+use multirail_spi::{ErrorKind, Result};
 
 use crate::context::within;
 use crate::driver::check;

@@ -1,7 +1,7 @@
 //! What arrived on a GPU, compared there, `kernels/verify.cu`.
 
 use cudarc::driver::sys::CUdeviceptr;
-use transport_core::{Error, ErrorKind, Memory, Result};
+use multirail_spi::{Error, ErrorKind, Memory, Result};
 
 use crate::function::Function;
 use crate::{CudaMemory, Reach};

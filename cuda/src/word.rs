@@ -8,7 +8,7 @@ use cudarc::driver::sys::{
     self, CUdevice_attribute as Attribute, CUdeviceptr, CUstream, CUstreamWaitValue_flags as Wait,
     CUstreamWriteValue_flags as Write,
 };
-use transport_core::{Result, Word};
+use multirail_spi::{Result, Word};
 
 use crate::Device;
 use crate::driver::check;
@@ -21,8 +21,8 @@ pub type RawStream = *mut c_void;
 /// A 32-bit word in page-locked memory of the host, mapped into every GPU's addresses: what a stream waits
 /// for or writes, and a kernel polls or writes at [`device_address`](Self::device_address).
 ///
-/// [`ImmCounter::mirror`](transport_core::ImmCounter::mirror) counts arrivals into one;
-/// [`WriteOptions::when`](transport_core::WriteOptions::when) begins an operation by one. A kernel that
+/// `ImmCounter::mirror` counts arrivals into one;
+/// `WriteOptions::when` begins an operation by one. A kernel that
 /// polls it reads it as `volatile`, and fences (`__threadfence_system`) before it reads what the word
 /// announces; one that writes it fences before.
 pub struct CudaWord {
@@ -55,7 +55,7 @@ impl CudaWord {
         })?;
         let Some(place) = NonNull::new(place.cast::<AtomicU32>()) else {
             let why = "CUDA gave memory at no address";
-            return Err(transport_core::Error::new(transport_core::ErrorKind::Io, "allocate a word", why));
+            return Err(multirail_spi::Error::new(multirail_spi::ErrorKind::Io, "allocate a word", why));
         };
         // SAFETY: allocated above, at least as aligned as a word, and nobody knows it yet.
         unsafe { place.write(AtomicU32::new(0)) };
@@ -96,7 +96,7 @@ impl CudaWord {
     /// (`cuStreamWaitValue32` with `CU_STREAM_WAIT_VALUE_GEQ`: it may be up to 2^31 - 1 past it).
     ///
     /// The wait has no end but the word: whoever writes it must do so in any case, as a mirror does
-    /// with [`AtEnd::Pass`](transport_core::AtEnd::Pass). Work that waits behind it may hold up
+    /// with `AtEnd::Pass`. Work that waits behind it may hold up
     /// everything that synchronises with the GPU, freeing memory for one.
     ///
     /// # Safety

@@ -9,7 +9,8 @@ use std::sync::atomic::Ordering;
 use backend_loopback::Null;
 use cuda::{CudaMemory, CudaWord, Device, PinnedBuffer, Reach, WritesOrdering};
 use cudarc::driver::sys;
-use transport_core::{Access, ErrorKind, FabricBuilder, Memory, MemoryKind, TransportConfig, Word};
+use multirail_spi::{Access, ErrorKind, Memory, MemoryKind, Word};
+use transport_core::{FabricBuilder, TransportConfig};
 
 fn devices() -> Vec<Device> {
     Device::all().unwrap()
@@ -219,7 +220,7 @@ fn exports_show_no_neighbours() {
     }
 }
 
-fn fd(buffer: &transport_core::DmaBuf) -> i32 {
+fn fd(buffer: &multirail_spi::DmaBuf) -> i32 {
     use std::os::fd::AsRawFd;
     buffer.file.as_raw_fd()
 }

@@ -6,7 +6,7 @@ use std::process::ExitCode;
 use std::sync::Arc;
 
 use cuda::{CudaMemory, Device, End, PinnedBuffer, PlainCopy};
-use transport_core::{ErrorKind, Memory};
+use multirail_spi::{ErrorKind, Memory};
 
 const LEN: usize = 3 << 20;
 

@@ -5,7 +5,7 @@ mod gpus;
 use std::process::ExitCode;
 
 use cuda::{CudaMemory, Device};
-use transport_core::ErrorKind;
+use multirail_spi::ErrorKind;
 
 fn only_whole_pages_are_compared() {
     let device = Device::open(0).unwrap();

@@ -12,9 +12,9 @@ use std::time::{Duration, Instant};
 use backend_loopback::Loopback;
 use cuda::{CudaWord, Device, RawStream};
 use cudarc::driver::sys;
+use multirail_spi::{Access, Word};
 use transport_core::{
-    Access, AtEnd, Fabric, FabricBuilder, Mirror, Op, Peer, Region, RemoteRegion, TransportConfig, Word,
-    WriteOptions,
+    AtEnd, Fabric, FabricBuilder, Mirror, Op, Peer, Region, RemoteRegion, TransportConfig, WriteOptions,
 };
 
 const LEN: usize = 64 << 10;

@@ -2,8 +2,7 @@
 
 use std::sync::Arc;
 
-use transport_core::spi::{Backend, DeviceInfo, Domain, DomainSetup, Probe};
-use transport_core::{Result, Staging};
+use multirail_spi::{Backend, DeviceInfo, Domain, DomainSetup, Probe, Result, Staging};
 
 use crate::domain::StagedDomain;
 

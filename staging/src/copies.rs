@@ -3,8 +3,10 @@
 use std::collections::VecDeque;
 
 use cuda::{Device, Mover, Reach};
-use transport_core::copy::{self, Way};
-use transport_core::{ErrorKind, Result};
+use multirail_spi::{
+    ErrorKind, Result,
+    copy::{self, Way},
+};
 
 use crate::region::Place;
 use crate::ring::Ring;
@@ -129,7 +131,7 @@ impl<T> Gpu<T> {
     }
 
     #[cold]
-    fn told(&self, why: &transport_core::Error) -> ErrorKind {
+    fn told(&self, why: &multirail_spi::Error) -> ErrorKind {
         tracing::error!(%why, gpu = self.mover.device().ordinal(), "staging: a GPU's copies failed");
         why.kind()
     }

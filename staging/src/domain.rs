@@ -3,11 +3,10 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use transport_core::spi::{
-    Capabilities, Connector, Domain, Endpoint, EndpointConfig, Fences, KeyMaterial, MemoryRegion, Operations,
-    Ordering, PeerSlot, RemoteMemory,
+use multirail_spi::{
+    Access, Capabilities, Connector, Domain, Endpoint, EndpointConfig, Error, ErrorKind, Fences, KeyMaterial,
+    Memory, MemoryKind, MemoryRegion, Operations, Ordering, PeerSlot, RemoteMemory, Result, Staging,
 };
-use transport_core::{Access, Error, ErrorKind, Memory, MemoryKind, Result, Staging};
 
 use crate::endpoint::StagedEndpoint;
 use crate::far::Far;

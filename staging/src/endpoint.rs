@@ -6,11 +6,10 @@ mod local;
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use transport_core::spi::{
-    Armed, Batch, Completions, DeliveredScope, Endpoint, Event, KeyMaterial, PeerSlot, Piece, PostResult,
-    ReceiveRequest, Status, WorkKind, WorkRequest,
+use multirail_spi::{
+    Armed, Batch, Completions, DeliveredScope, Endpoint, ErrorKind, Event, KeyMaterial, PeerSlot, Piece,
+    PostResult, ReceiveRequest, Status, Time, WorkKind, WorkRequest,
 };
-use transport_core::{ErrorKind, Time};
 
 use crate::copies::Copies;
 use crate::domain::Shared;

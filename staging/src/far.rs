@@ -5,8 +5,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::task::Poll;
 
 use cuda::Reach;
-use transport_core::spi::{KeyMaterial, MemoryRegion};
-use transport_core::{Memory, MemoryKind, Result};
+use multirail_spi::{KeyMaterial, Memory, MemoryKind, MemoryRegion, Result};
 
 use crate::region::Place;
 

@@ -44,4 +44,4 @@ mod status;
 mod wire;
 
 pub use backend::Staged;
-pub use transport_core::Staging;
+pub use multirail_spi::Staging;

@@ -3,8 +3,7 @@
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
-use transport_core::spi::{KeyMaterial, PeerSlot, RemoteMemory, WorkKind};
-use transport_core::{Error, ErrorKind, Result};
+use multirail_spi::{Error, ErrorKind, KeyMaterial, PeerSlot, RemoteMemory, Result, WorkKind};
 
 use crate::ring::{LEN, Ring, SLOT, SLOTS, There};
 use crate::wire::KNOCK;

@@ -1,7 +1,6 @@
 //! Requests that this crate posts itself, beside the engine's.
 
-use transport_core::copy::Way;
-use transport_core::spi::{PeerSlot, WorkKind, WorkRequest};
+use multirail_spi::{PeerSlot, WorkKind, WorkRequest, copy::Way};
 
 /// What a request of ours does for a slot. There is one of each at most for a slot at a time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

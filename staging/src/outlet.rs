@@ -11,7 +11,7 @@ mod slot;
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
-use transport_core::spi::{KeyMaterial, WorkKind, WorkRequest};
+use multirail_spi::{KeyMaterial, WorkKind, WorkRequest};
 
 use crate::endpoint::Around;
 use crate::link::Link;

@@ -3,8 +3,9 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use transport_core::spi::{Domain, Event, MemoryRegion, ReceiveRequest};
-use transport_core::{Access, ErrorKind, HostBuffer, Memory, Result};
+use multirail_spi::{
+    Access, Domain, ErrorKind, Event, HostBuffer, Memory, MemoryRegion, ReceiveRequest, Result,
+};
 
 use crate::copies::Copies;
 use crate::endpoint::Copied;

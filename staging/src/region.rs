@@ -6,8 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::task::Poll;
 
 use cuda::{Device, Reach};
-use transport_core::spi::{KeyMaterial, MemoryRegion};
-use transport_core::{Access, Error, ErrorKind, Memory, MemoryKind, Result};
+use multirail_spi::{Access, Error, ErrorKind, KeyMaterial, Memory, MemoryKind, MemoryRegion, Result};
 
 /// All of a domain, by key.
 #[derive(Default)]
@@ -167,7 +166,7 @@ impl Drop for Registered {
 
 #[cfg(test)]
 mod tests {
-    use transport_core::HostBuffer;
+    use multirail_spi::HostBuffer;
 
     use super::*;
 

@@ -6,8 +6,9 @@ use std::sync::atomic::{AtomicU64, Ordering, fence};
 use std::sync::{Arc, OnceLock};
 
 use cuda::{Device, PageLock, Reach};
-use transport_core::spi::{Domain, KeyMaterial, MemoryRegion};
-use transport_core::{Access, Error, ErrorKind, HostBuffer, Memory, Result};
+use multirail_spi::{
+    Access, Domain, Error, ErrorKind, HostBuffer, KeyMaterial, Memory, MemoryRegion, Result,
+};
 
 use crate::wire::{Ask, WORDS};
 

@@ -2,8 +2,7 @@
 
 use std::sync::Arc;
 
-use transport_core::spi::{Event, Status};
-use transport_core::{Access, ErrorKind};
+use multirail_spi::{Access, ErrorKind, Event, Status};
 
 use crate::endpoint::{Around, Copied};
 use crate::link::Link;

@@ -1,7 +1,6 @@
 //! Statuses of requests that failed here, not at the card.
 
-use transport_core::ErrorKind;
-use transport_core::spi::Status;
+use multirail_spi::{ErrorKind, Status};
 
 /// No card's code.
 const OURS: i32 = i32::MIN + 16;

@@ -3,7 +3,7 @@
 //! Where both sides' devices wake a worker at an imm, each of these writes carries one, [`KNOCK`], that is nobody's
 //! arrival. The users' own of that value goes as an ask ([`Verb::Tell`]).
 
-use transport_core::ErrorKind;
+use multirail_spi::ErrorKind;
 
 /// The imm of what is written into a ring: any value, as good as another.
 pub(crate) const KNOCK: u32 = 0x6b6e_6f63;

@@ -7,8 +7,9 @@ use std::sync::mpsc::{Sender, channel};
 use std::time::Duration;
 
 use backend_verbs::Verbs;
+use multirail_spi::ErrorKind;
 use staging::Staging;
-use transport_core::{ErrorKind, Fabric, Peer, Region, RemoteRegion, WriteOptions};
+use transport_core::{Fabric, Peer, Region, RemoteRegion, WriteOptions};
 
 use fabric::{OPEN, foreign};
 

@@ -4,8 +4,9 @@
 mod fabric;
 
 use backend_efa::{Efa, EfaConfig};
+use multirail_spi::{Access, ErrorKind, Result};
 use staging::Staging;
-use transport_core::{Access, ErrorKind, Fabric, Pages, Peer, Region, Result, WriteOptions};
+use transport_core::{Fabric, Pages, Peer, Region, WriteOptions};
 
 use fabric::OPEN;
 

@@ -50,15 +50,9 @@
 #![deny(unsafe_code)]
 
 mod backlog;
-#[allow(unsafe_code, reason = "owns memory")]
-mod buffer;
 mod control;
-#[allow(unsafe_code, reason = "the one place that copies racing bytes")]
-pub mod copy;
 mod descriptor;
-mod doorbell;
 mod engine;
-mod error;
 mod explain;
 #[allow(unsafe_code, reason = "hands the contract of registration on")]
 mod fabric;
@@ -70,12 +64,6 @@ mod imm;
 mod index;
 #[allow(unsafe_code, reason = "runs checked requests in the calling thread")]
 mod link;
-#[cfg(unix)]
-#[cfg_attr(miri, allow(dead_code, reason = "miri has no mmap of files"))]
-#[allow(unsafe_code, reason = "maps memory")]
-mod mapping;
-#[allow(unsafe_code, reason = "states the contract of an owner of memory")]
-mod memory;
 mod no_transport;
 pub mod observe;
 mod op;
@@ -93,29 +81,20 @@ mod prepared;
 mod region;
 mod remote;
 mod request;
-#[allow(unsafe_code, reason = "states the contracts of registering and posting")]
-pub mod spi;
 mod spread;
-mod staging;
 mod submit;
-mod sync;
-mod time;
 mod trigger;
 mod watchers;
-mod word;
 #[allow(unsafe_code, reason = "borrows the descriptors that endpoints keep open")]
 mod worker;
 
-pub use buffer::HostBuffer;
 #[cfg(feature = "tls")]
 pub use control::TlsBootstrap;
 pub use control::{
     Acceptor, Bootstrap, Channel, Incoming, Listener, MAX_FRAME, RecvHalf, SendHalf, TcpBootstrap, Token,
 };
 pub use descriptor::Descriptor;
-pub use doorbell::{Bell, Doorbell};
 pub use engine::{Progress, RailCounters};
-pub use error::{Error, ErrorKind, Result};
 pub use explain::{Explanation, RailPlan, TransportChoice};
 pub use fabric::{
     Fabric, FabricBuilder, ListedGroup, Pinning, Place, RailGroups, TransportConfig, TransportInfo,
@@ -124,9 +103,7 @@ pub use fabric::{
 pub use grant::{Admission, Applicant, EvenShares, Grant};
 pub use group::{Barrier, PeerGroup, ScatterPart};
 pub use imm::{Arrivals, AtEnd, Expect, ImmCounter, Mirror, NextArrivals};
-#[cfg(unix)]
-pub use memory::DmaBuf;
-pub use memory::{Access, Fence, Locality, Memory, MemoryKind};
+pub use multirail_spi as spi;
 pub use no_transport::{NoCommonTransport, OfferedTransport};
 pub use observe::{Dump, Recording};
 pub use op::{Cancel, Op, OpId, Outcome, wait};
@@ -139,7 +116,11 @@ pub use pool::{Message, NextMessage, RecvPool};
 pub use prepared::PreparedWrite;
 pub use region::Region;
 pub use remote::RemoteRegion;
-pub use staging::Staging;
-pub use time::{Clock, SystemClock, Time, VirtualClock};
+#[cfg(unix)]
+pub use spi::DmaBuf;
+pub(crate) use spi::sync;
+pub use spi::{
+    Access, Bell, Clock, Doorbell, Error, ErrorKind, Fence, HostBuffer, Locality, Memory, MemoryKind, Result,
+    Staging, SystemClock, Time, VirtualClock, Word, copy,
+};
 pub use trigger::Trigger;
-pub use word::Word;

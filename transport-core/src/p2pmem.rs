@@ -12,7 +12,7 @@ use topology::Address;
 
 pub use allocator::P2pAllocator;
 
-use crate::mapping::{Mapping, page_size};
+use crate::spi::{Mapping, page_size};
 use crate::{Memory, MemoryKind};
 
 /// Zeroed memory of a PCI device, such as a disk's controller memory buffer: other devices reach it

@@ -2,7 +2,7 @@
 
 use std::ffi::c_void;
 
-use transport_core::spi::PeerSlot;
+use multirail_spi::PeerSlot;
 
 use super::{Contexts, FREE};
 

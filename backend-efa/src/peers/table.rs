@@ -2,8 +2,7 @@
 
 use std::sync::Arc;
 
-use transport_core::spi::PeerSlot;
-use transport_core::{Error, ErrorKind, Result};
+use multirail_spi::{Error, ErrorKind, PeerSlot, Result};
 
 use super::slot::{Known, Slot, There};
 use crate::addresses::Addresses;

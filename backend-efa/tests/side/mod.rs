@@ -6,12 +6,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use backend_efa::{Efa, EfaConfig};
-use transport_core::copy::Way;
-use transport_core::spi::{
-    Backend, Domain, DomainSetup, Endpoint, EndpointConfig, MemoryRegion, PeerSlot, RemoteMemory, WorkKind,
-    WorkRequest,
+use multirail_spi::{
+    Access, Backend, Domain, DomainSetup, Endpoint, EndpointConfig, HostBuffer, Memory, MemoryRegion,
+    PeerSlot, RemoteMemory, SystemClock, WorkKind, WorkRequest, copy::Way,
 };
-use transport_core::{Access, HostBuffer, Memory, SystemClock};
 
 /// Everything ends by then.
 pub const LIMIT: Duration = limit::HANG;

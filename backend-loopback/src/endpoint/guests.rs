@@ -1,7 +1,6 @@
 //! Peers of an endpoint that come and go.
 
-use transport_core::ErrorKind;
-use transport_core::spi::{Event, PeerSlot};
+use multirail_spi::{ErrorKind, Event, PeerSlot};
 
 use super::LoopbackEndpoint;
 use crate::attached::Attached;

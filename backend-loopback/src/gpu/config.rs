@@ -1,6 +1,6 @@
 //! How GPUs are used.
 
-use transport_core::{ErrorKind, Result};
+use multirail_spi::{ErrorKind, Result};
 
 /// Which GPU copies what goes from one to another.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -16,7 +16,7 @@ pub enum GpuSide {
 }
 
 impl std::str::FromStr for GpuSide {
-    type Err = transport_core::Error;
+    type Err = multirail_spi::Error;
 
     /// `receiver` or nothing, `sender`.
     fn from_str(text: &str) -> Result<Self> {
@@ -25,7 +25,7 @@ impl std::str::FromStr for GpuSide {
             "sender" => Ok(Self::Sender),
             other => {
                 let context = format!("{other:?} does not say which GPU copies: give receiver or sender");
-                Err(transport_core::Error::new(ErrorKind::InvalidRequest, "configure loopback", context))
+                Err(multirail_spi::Error::new(ErrorKind::InvalidRequest, "configure loopback", context))
             }
         }
     }

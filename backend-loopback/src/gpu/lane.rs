@@ -4,8 +4,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use cuda::{Mover, Reach};
-use transport_core::spi::{PeerSlot, WorkRequest};
-use transport_core::{ErrorKind, Result};
+use multirail_spi::{ErrorKind, PeerSlot, Result, WorkRequest};
 
 use super::late::Late;
 use crate::ended::Ended;
@@ -241,7 +240,7 @@ impl GpuLane {
     }
 
     #[cold]
-    fn lose(&mut self, why: &transport_core::Error) -> ErrorKind {
+    fn lose(&mut self, why: &multirail_spi::Error) -> ErrorKind {
         tracing::error!(%why, gpu = self.ordinal(), "loopback: a GPU's copies failed");
         if why.kind() == ErrorKind::DeviceLost {
             self.lost = Some(ErrorKind::DeviceLost);

@@ -3,8 +3,7 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use transport_core::ErrorKind;
-use transport_core::spi::PeerSlot;
+use multirail_spi::{ErrorKind, PeerSlot};
 
 use crate::ended::Ended;
 use crate::peer::Outbound;

@@ -1,7 +1,6 @@
 //! Messages from and into memory of GPUs: by way of the host's, in the worker.
 
-use transport_core::spi::{ReceiveRequest, WorkRequest};
-use transport_core::{ErrorKind, Result};
+use multirail_spi::{ErrorKind, ReceiveRequest, Result, WorkRequest};
 
 use crate::lane::MESSAGE;
 use crate::peer::Outbound;

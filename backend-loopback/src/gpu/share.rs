@@ -3,7 +3,7 @@
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use cuda::{Handle, Share, Shared};
-use transport_core::{Error, ErrorKind, Memory, Result};
+use multirail_spi::{Error, ErrorKind, Memory, Result};
 
 use crate::wire::{Refusal, Reply};
 

@@ -3,8 +3,7 @@
 use std::collections::HashMap;
 
 use cuda::{Device, Reach};
-use transport_core::spi::{Piece, WorkKind, WorkRequest};
-use transport_core::{ErrorKind, MemoryKind, Result};
+use multirail_spi::{ErrorKind, MemoryKind, Piece, Result, WorkKind, WorkRequest};
 
 use super::GpuSide;
 use crate::region::{Local, Regions};
@@ -116,7 +115,7 @@ impl Route {
 
 /// How the GPU `ordinal` reaches both ends; `None` where it has no leave.
 fn reach(ordinal: u32, ends: [Side; 2]) -> Result<Option<Reach>, ErrorKind> {
-    let open = |ordinal| Device::open(ordinal).map_err(|why: transport_core::Error| why.kind());
+    let open = |ordinal| Device::open(ordinal).map_err(|why: multirail_spi::Error| why.kind());
     let device = open(ordinal)?;
     let mut worst = Reach::Kernel;
     for end in ends {

@@ -6,11 +6,11 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::task::Poll;
 use std::time::Duration;
 
-use transport_core::spi::{
-    AbortScope, Capabilities, Connector, DeliveredCost, Domain, DomainSetup, Endpoint, EndpointConfig,
-    KeyMaterial, MemoryRegion, Operations, PeerSlot, Progress, RemoteMemory, Revocation,
+use multirail_spi::{
+    AbortScope, Access, Capabilities, Clock, Connector, DeliveredCost, Domain, DomainSetup, Endpoint,
+    EndpointConfig, Error, ErrorKind, KeyMaterial, Memory, MemoryRegion, Operations, PeerSlot, Progress,
+    RemoteMemory, Result, Revocation,
 };
-use transport_core::{Access, Clock, Error, ErrorKind, Memory, Result};
 
 use super::Null;
 use super::endpoint::NullEndpoint;

@@ -4,10 +4,10 @@ use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, PoisonError};
 
-use transport_core::spi::{
-    Armed, Batch, Completions, Endpoint, Event, PeerSlot, PostResult, ReceiveRequest, Status,
+use multirail_spi::{
+    Armed, Batch, Clock, Completions, Endpoint, ErrorKind, Event, PeerSlot, PostResult, ReceiveRequest,
+    Status, Time,
 };
-use transport_core::{Clock, ErrorKind, Time};
 
 use super::domain::Shared;
 use super::landing::Landing;

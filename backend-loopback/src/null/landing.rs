@@ -3,8 +3,7 @@
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
-use transport_core::Time;
-use transport_core::spi::{PeerSlot, WorkRequest};
+use multirail_spi::{PeerSlot, Time, WorkRequest};
 
 /// The moment, the order of leaving, the request's id, its peer, its imm.
 type Due = (Time, u64, u64, PeerSlot, Option<u32>);

@@ -11,8 +11,7 @@ mod switch;
 
 use std::sync::Arc;
 
-use transport_core::spi::{Backend, DeviceInfo, Domain, DomainSetup, Probe};
-use transport_core::{Error, ErrorKind, Result};
+use multirail_spi::{Backend, DeviceInfo, Domain, DomainSetup, Error, ErrorKind, Probe, Result};
 
 use crate::LinkModel;
 use crate::backend::group_of;
@@ -29,7 +28,7 @@ pub use switch::Switch;
 /// use std::sync::Arc;
 /// use backend_loopback::Null;
 /// use transport_core::{Access, FabricBuilder, TransportConfig};
-/// # fn main() -> transport_core::Result<()> {
+/// # fn main() -> multirail_spi::Result<()> {
 /// let open = || {
 ///     let null = TransportConfig::new("null", Arc::new(Null::new(4)));
 ///     FabricBuilder::new().transport(null).caller_driven().open()

@@ -4,8 +4,7 @@
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use transport_core::Time;
-use transport_core::spi::{Event, PeerSlot};
+use multirail_spi::{Event, PeerSlot, Time};
 
 use crate::LinkModel;
 

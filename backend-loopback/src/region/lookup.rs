@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use transport_core::{Access, ErrorKind, Memory, MemoryKind, Result};
+use multirail_spi::{Access, ErrorKind, Memory, MemoryKind, Result};
 
 use super::{Key, Regions};
 use crate::gpu::FAR;

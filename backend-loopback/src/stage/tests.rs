@@ -1,6 +1,6 @@
 use std::sync::Arc;
 
-use transport_core::{HostBuffer, Memory};
+use multirail_spi::{HostBuffer, Memory};
 
 use super::*;
 use crate::segment::Segment;

@@ -6,9 +6,7 @@ use std::time::Duration;
 
 use backend_loopback::{Loopback, LoopbackConfig};
 use limit::Limit;
-use transport_core::copy::Way;
-use transport_core::spi::*;
-use transport_core::{Access, Error, HostBuffer, Memory, VirtualClock};
+use multirail_spi::{Access, Error, HostBuffer, Memory, VirtualClock, copy::Way, *};
 
 pub const BOTH: Access = Access::REMOTE_READ.union(Access::REMOTE_WRITE);
 pub const SOON: Duration = limit::HANG;
@@ -144,7 +142,7 @@ pub fn done(first: u64, count: u32) -> Event {
     Event::Done { first, count }
 }
 
-pub fn failed(event: Event) -> transport_core::ErrorKind {
+pub fn failed(event: Event) -> multirail_spi::ErrorKind {
     match event {
         Event::Failed { status, .. } | Event::ReceiveFailed { status, .. } => status.kind,
         other => panic!("{other:?} is no failure"),

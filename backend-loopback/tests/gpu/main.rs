@@ -8,8 +8,9 @@ use std::time::Duration;
 
 use backend_loopback::{GpuSide, LoopbackConfig};
 use cuda::Device;
+use multirail_spi::{Access, ErrorKind, HostBuffer, Memory};
 use pair::{BOTH, Pair, Place, builder, connected, content, fabrics, pairs, region};
-use transport_core::{Access, ErrorKind, HostBuffer, Memory, Pages, WriteOptions};
+use transport_core::{Pages, WriteOptions};
 
 const LIMIT: Duration = limit::HANG;
 

@@ -4,9 +4,8 @@ use std::sync::Arc;
 
 use backend_loopback::{Loopback, LoopbackConfig};
 use cuda::{CudaMemory, Device};
-use transport_core::{
-    Access, ErrorKind, Fabric, FabricBuilder, HostBuffer, Memory, Peer, Region, RemoteRegion, TransportConfig,
-};
+use multirail_spi::{Access, ErrorKind, HostBuffer, Memory};
+use transport_core::{Fabric, FabricBuilder, Peer, Region, RemoteRegion, TransportConfig};
 
 pub const BOTH: Access = Access::REMOTE_READ.union(Access::REMOTE_WRITE);
 

@@ -6,10 +6,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use backend_loopback::Loopback;
+use multirail_spi::{Access, Error, HostBuffer, Result};
 use rustix::process::{DumpableBehavior, set_dumpable_behavior};
 use transport_core::{
-    Access, Error, Fabric, FabricBuilder, HostBuffer, Listener, Pages, Peer, Region, RemoteRegion, Result,
-    TransportConfig, WriteOptions,
+    Fabric, FabricBuilder, Listener, Pages, Peer, Region, RemoteRegion, TransportConfig, WriteOptions,
 };
 
 /// Tells this test executable that it is a child, and how it stages.

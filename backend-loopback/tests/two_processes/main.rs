@@ -12,9 +12,8 @@ use std::time::{Duration, Instant};
 use backend_loopback::LoopbackConfig;
 use common::*;
 use limit::Limit;
+use multirail_spi::{Access, ErrorKind, Memory, *};
 use process::{CHILD, Peer, hex, parse_key, private, unhex};
-use transport_core::spi::*;
-use transport_core::{Access, ErrorKind, Memory};
 
 const LEN: usize = 6 << 20;
 const PAGE: u64 = 4096;

@@ -4,8 +4,7 @@ use std::io::{BufRead, BufReader, Lines, Write};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::sync::Arc;
 
-use transport_core::spi::*;
-use transport_core::{ErrorKind, HostBuffer};
+use multirail_spi::{ErrorKind, HostBuffer, *};
 
 use crate::common::*;
 

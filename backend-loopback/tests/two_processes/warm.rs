@@ -1,7 +1,6 @@
 //! What was warmed up takes no page fault at its first use. Faults are counted, not timed.
 
-use transport_core::Access;
-use transport_core::spi::*;
+use multirail_spi::{Access, *};
 
 use crate::common::*;
 use crate::process::Peer;

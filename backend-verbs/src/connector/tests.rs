@@ -1,9 +1,8 @@
 //! Connections between two soft-RoCE devices: offers that cross, and joins that are stopped between the last step of
 //! the card and the slot's.
 
+use multirail_spi::{Armed, Completions, Domain, Event, Memory, ReceiveRequest, Status, WorkKind};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use transport_core::Memory;
-use transport_core::spi::{Armed, Completions, Domain, Event, ReceiveRequest, Status, WorkKind};
 
 use super::*;
 use crate::domain::VerbsDomain;

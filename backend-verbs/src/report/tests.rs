@@ -2,7 +2,7 @@
 
 use std::ptr::null_mut;
 
-use transport_core::spi::{Armed, Completions, Domain, ReceiveRequest};
+use multirail_spi::{Armed, Completions, Domain, ReceiveRequest};
 
 use super::*;
 use crate::soft_roce::{LEN, Side};

@@ -2,7 +2,7 @@
 
 use std::process::ExitCode;
 
-use transport_core::{Error, ErrorKind, Result};
+use multirail_spi::{Error, ErrorKind, Result};
 
 /// The numbers of the command line in their order, each `(name, usual, least)`; the usual ones for those not given.
 pub fn numbers<const N: usize>(wanted: [(&str, usize, usize); N]) -> Result<[usize; N]> {

@@ -1,7 +1,7 @@
 //! Whether there is a GPU.
 
 use cuda::Device;
-use transport_core::ErrorKind;
+use multirail_spi::ErrorKind;
 
 /// Why there is no GPU; `None` where there is one.
 pub fn missing() -> Option<String> {

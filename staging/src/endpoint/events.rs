@@ -1,7 +1,6 @@
 //! What ends at the endpoint: copies, requests, connections.
 
-use transport_core::ErrorKind;
-use transport_core::spi::{Completions, Event, PeerSlot, PostResult, Status, WorkKind};
+use multirail_spi::{Completions, ErrorKind, Event, PeerSlot, PostResult, Status, WorkKind};
 
 use super::{BATCH, Copied, StagedEndpoint};
 use crate::ours::{Name, Role};

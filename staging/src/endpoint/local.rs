@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use transport_core::spi::{Event, PeerSlot, WorkRequest};
+use multirail_spi::{Event, PeerSlot, WorkRequest};
 
 use crate::copies::Copies;
 use crate::far::Far;

@@ -2,8 +2,7 @@
 
 use std::collections::VecDeque;
 
-use transport_core::ErrorKind;
-use transport_core::spi::{Event, Status};
+use multirail_spi::{ErrorKind, Event, Status};
 
 use super::Outlet;
 use super::request::End;

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use transport_core::spi::{Status, WorkRequest};
+use multirail_spi::{Status, WorkRequest};
 
 use crate::region::Entry;
 

@@ -1,7 +1,6 @@
 //! A slot's way, from being filled to being free.
 
-use transport_core::ErrorKind;
-use transport_core::spi::{KeyMaterial, Status, WorkKind};
+use multirail_spi::{ErrorKind, KeyMaterial, Status, WorkKind};
 
 use super::Outlet;
 use super::request::{End, Request};

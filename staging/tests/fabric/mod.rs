@@ -2,12 +2,9 @@
 
 use std::sync::Arc;
 
+use multirail_spi::{Access, Backend, DmaBuf, Error, ErrorKind, HostBuffer, Memory, MemoryKind, Result};
 use staging::{Staged, Staging};
-use transport_core::spi::Backend;
-use transport_core::{
-    Access, DmaBuf, Error, ErrorKind, Fabric, FabricBuilder, HostBuffer, Memory, MemoryKind, Region, Result,
-    TransportConfig,
-};
+use transport_core::{Fabric, FabricBuilder, Region, TransportConfig};
 
 pub const OPEN: Access = Access::REMOTE_WRITE.union(Access::REMOTE_READ);
 

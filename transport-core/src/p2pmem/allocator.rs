@@ -10,7 +10,7 @@ use topology::p2pmem::{Provider, nearest, providers};
 use topology::{Address, Machine, sysfs};
 
 use super::P2pMemory;
-use crate::mapping::page_size;
+use crate::spi::page_size;
 use crate::{Error, ErrorKind, Result};
 
 const ALLOCATE: &str = "allocate p2pmem";

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::Domain;
+use crate::Domain;
 use crate::{Clock, Result};
 
 /// One way to carry bytes: a library and the devices it drives.

@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use super::Completions;
+use crate::Completions;
 use crate::{Fence, Memory, MemoryKind, Result};
 
 /// The [`Fence`]s of the memory that a card was given: a backend whose device writes by itself adds each memory
@@ -61,8 +61,8 @@ mod tests {
     use std::sync::atomic::AtomicU32;
 
     use super::*;
-    use crate::spi::{Event, PeerSlot};
     use crate::{Error, ErrorKind};
+    use crate::{Event, PeerSlot};
 
     /// Memory of a device that counts its flushes, or has none.
     struct Said(u32, Option<Arc<Counted>>);

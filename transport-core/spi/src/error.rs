@@ -79,11 +79,12 @@ impl ErrorKind {
     ];
 
     /// Its number in the flight recorder.
-    pub(crate) fn code(self) -> u8 {
+    pub fn code(self) -> u8 {
         self as u8
     }
 
-    pub(crate) fn from_code(code: u8) -> Option<Self> {
+    /// The kind with that number.
+    pub fn from_code(code: u8) -> Option<Self> {
         Self::ALL.get(usize::from(code)).copied()
     }
 }

@@ -79,7 +79,7 @@ mod platform {
     use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
     use std::ptr::NonNull;
 
-    use crate::mapping::Mapping as Pages;
+    use crate::memory::mapping::Mapping as Pages;
 
     pub struct Mapping {
         pages: Pages,
@@ -107,7 +107,7 @@ mod platform {
         pub fn commit(&self, len: usize) -> crate::Result<()> {
             #[cfg(target_os = "linux")]
             if let Some(file) = self.file() {
-                return crate::mapping::commit_file("allocate", file, len);
+                return crate::memory::mapping::commit_file("allocate", file, len);
             }
             let _ = len;
             Ok(())

@@ -3,41 +3,41 @@
 use std::task::Waker;
 
 #[cfg(multirail_loom)]
-pub(crate) use loom::{
+pub use loom::{
     cell::UnsafeCell,
     sync::atomic::{AtomicU64, fence},
 };
 
 #[cfg(not(multirail_loom))]
-pub(crate) use std::sync::atomic::{AtomicU64, fence};
+pub use std::sync::atomic::{AtomicU64, fence};
 
 /// One task's waker, set by that task and taken by any thread.
 #[cfg(not(multirail_loom))]
-pub(crate) struct WakerCell(atomic_waker::AtomicWaker);
+pub struct WakerCell(atomic_waker::AtomicWaker);
 
 #[cfg(multirail_loom)]
-pub(crate) struct WakerCell(loom::future::AtomicWaker);
+pub struct WakerCell(loom::future::AtomicWaker);
 
 impl WakerCell {
-    pub(crate) fn new() -> Self {
+    pub fn new() -> Self {
         #[cfg(not(multirail_loom))]
         return Self(atomic_waker::AtomicWaker::new());
         #[cfg(multirail_loom)]
         return Self(loom::future::AtomicWaker::new());
     }
 
-    pub(crate) fn register(&self, waker: &Waker) {
+    pub fn register(&self, waker: &Waker) {
         #[cfg(not(multirail_loom))]
         self.0.register(waker);
         #[cfg(multirail_loom)]
         self.0.register_by_ref(waker);
     }
 
-    pub(crate) fn wake(&self) {
+    pub fn wake(&self) {
         self.0.wake();
     }
 
-    pub(crate) fn clear(&self) {
+    pub fn clear(&self) {
         #[cfg(not(multirail_loom))]
         drop(self.0.take());
         #[cfg(multirail_loom)]
@@ -48,16 +48,16 @@ impl WakerCell {
 /// `std`'s cell with loom's way of access.
 #[cfg(not(multirail_loom))]
 #[derive(Debug)]
-pub(crate) struct UnsafeCell<T>(std::cell::UnsafeCell<T>);
+pub struct UnsafeCell<T>(std::cell::UnsafeCell<T>);
 
 #[cfg(not(multirail_loom))]
 impl<T> UnsafeCell<T> {
-    pub(crate) fn new(value: T) -> Self {
+    pub fn new(value: T) -> Self {
         Self(std::cell::UnsafeCell::new(value))
     }
 
     /// Calls `f` with the address. Dereferencing it is the caller's `unsafe`.
-    pub(crate) fn with_mut<R>(&self, f: impl FnOnce(*mut T) -> R) -> R {
+    pub fn with_mut<R>(&self, f: impl FnOnce(*mut T) -> R) -> R {
         f(self.0.get())
     }
 }

@@ -139,7 +139,7 @@ pub enum Event {
         peer: PeerSlot,
     },
     /// Peers reach the endpoint by another address now: they are to be told
-    /// ([`super::Connector::offer_again`]).
+    /// ([`crate::Connector::offer_again`]).
     Moved,
     /// The device is lost: nothing posted to this endpoint will move.
     DeviceLost {
@@ -194,7 +194,7 @@ impl Completions {
     }
 
     /// Puts another event in the place of one.
-    pub(crate) fn replace(&mut self, place: usize, event: Event) {
+    pub fn replace(&mut self, place: usize, event: Event) {
         self.events[place] = event;
     }
 
@@ -211,7 +211,7 @@ impl Completions {
 
     /// Whether a poll has left nothing to act on.
     #[inline]
-    pub(crate) fn is_untouched(&self) -> bool {
+    pub fn is_untouched(&self) -> bool {
         self.events.is_empty() && !self.stirred
     }
 

@@ -61,7 +61,7 @@ pub enum Revocation {
     /// The device's key dies with the region and may be handed out again.
     DeviceKey,
     /// The key is refused from then on, but software at the target goes on with what it was receiving, and does not
-    /// say until when: bytes may land late. [`Region::revoke`](crate::Region::revoke) ends with `Unsupported` where a
+    /// say until when: bytes may land late. `Region::revoke` ends with `Unsupported` where a
     /// connected peer could have sent some.
     Late,
 }
@@ -83,7 +83,7 @@ pub enum DeliveredScope {
     /// All: the bytes are visible.
     Target,
     /// Those over the same two devices. Arrivals over others may be seen before the bytes, until a read of no
-    /// bytes over these has ended (see [`super::WorkRequest::len`]).
+    /// bytes over these has ended (see [`crate::WorkRequest::len`]).
     Device,
 }
 
@@ -142,9 +142,9 @@ pub struct Capabilities {
     pub delivered: DeliveredCost,
     /// How far `Delivered` reaches.
     pub delivered_scope: DeliveredScope,
-    /// Largest operation worth running in the calling thread; 0 without [`super::Direct`].
+    /// Largest operation worth running in the calling thread; 0 without [`crate::Direct`].
     pub max_direct: u64,
-    /// Whether keys of staged memory ([`super::KeyMaterial::STAGED`]) can be imported.
+    /// Whether keys of staged memory ([`crate::KeyMaterial::STAGED`]) can be imported.
     pub stages: bool,
     /// Whether `arm` can wake a sleeping worker.
     pub wakes: bool,

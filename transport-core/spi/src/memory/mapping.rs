@@ -43,7 +43,7 @@ impl Mapping {
 
     /// `len` bytes of what a device gives out by a `file`, whose beginning is each time another.
     #[cfg(target_os = "linux")]
-    pub(crate) fn of_device(file: BorrowedFd<'_>, len: usize) -> io::Result<Self> {
+    pub fn of_device(file: BorrowedFd<'_>, len: usize) -> io::Result<Self> {
         let protection = ProtFlags::READ | ProtFlags::WRITE;
         // SAFETY: a new mapping at an address of the kernel's choosing overlaps nothing.
         let start = unsafe { rustix::mm::mmap(null_mut(), len, protection, MapFlags::SHARED, file, 0)? };
@@ -51,7 +51,7 @@ impl Mapping {
     }
 
     /// `len` zeroed bytes of this process alone.
-    pub(crate) fn anonymous(len: usize) -> io::Result<Self> {
+    pub fn anonymous(len: usize) -> io::Result<Self> {
         let protection = ProtFlags::READ | ProtFlags::WRITE;
         // SAFETY: a new mapping at an address of the kernel's choosing overlaps nothing.
         let start = unsafe { rustix::mm::mmap_anonymous(null_mut(), len, protection, MapFlags::PRIVATE)? };
@@ -94,7 +94,7 @@ impl Mapping {
     /// Puts huge pages under the whole multiples of [`HUGE`], whatever the system's
     /// defaults are. Of no effect on the bytes.
     #[cfg(target_os = "linux")]
-    pub(crate) fn make_huge(&self) -> io::Result<()> {
+    pub fn make_huge(&self) -> io::Result<()> {
         let whole = self.len - self.len % HUGE;
         for offset in (0..whole).step_by(HUGE) {
             // The kernel collapses only what has a page already. Asked for by a
@@ -115,7 +115,7 @@ impl Mapping {
 
     /// Nothing is known of huge pages elsewhere.
     #[cfg(not(target_os = "linux"))]
-    pub(crate) fn make_huge(&self) -> io::Result<()> {
+    pub fn make_huge(&self) -> io::Result<()> {
         Ok(())
     }
 
@@ -187,7 +187,7 @@ fn commit_in_steps(
 }
 
 /// By libc, not by rustix, which reads memory for it that valgrind does not map.
-pub(crate) fn page_size() -> usize {
+pub fn page_size() -> usize {
     // SAFETY: asks for a number.
     usize::try_from(unsafe { libc::sysconf(libc::_SC_PAGESIZE) }).unwrap_or(4096)
 }

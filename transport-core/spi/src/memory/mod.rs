@@ -1,10 +1,20 @@
 //! Who owns bytes a device may touch, and what may be done with them.
 
+mod host_buffer;
+#[cfg(unix)]
+#[cfg_attr(miri, allow(dead_code, reason = "miri has no mmap of files"))]
+pub(crate) mod mapping;
+
 #[cfg(unix)]
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
 use crate::Result;
+pub use host_buffer::HostBuffer;
+#[cfg(target_os = "linux")]
+pub use mapping::commit_file;
+#[cfg(unix)]
+pub use mapping::{Mapping, page_size};
 
 bitflags::bitflags! {
     /// What peers may do with a registered region. The owner may always read

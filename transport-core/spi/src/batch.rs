@@ -3,7 +3,7 @@
 //! Most requests of a batch are pieces of one operation. A run states what they
 //! have in common once, so that a page costs an endpoint three numbers.
 
-use super::WorkRequest;
+use crate::WorkRequest;
 
 /// The bytes of one request of a run.
 #[derive(Debug, Clone, Copy)]

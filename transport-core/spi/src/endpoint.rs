@@ -3,8 +3,8 @@
 #[cfg(unix)]
 use std::os::fd::RawFd;
 
-use super::{Batch, Completions, PeerSlot, ReceiveRequest, Status};
 use crate::Time;
+use crate::{Batch, Completions, PeerSlot, ReceiveRequest, Status};
 
 /// What an endpoint is opened with.
 #[derive(Debug, Clone, Default)]

@@ -4,8 +4,8 @@ use std::any::Any;
 use std::sync::Arc;
 use std::task::Poll;
 
-use super::{Capabilities, Endpoint, EndpointConfig, PeerSlot, WorkRequest};
 use crate::{Access, Error, ErrorKind, Memory, Result};
+use crate::{Capabilities, Endpoint, EndpointConfig, PeerSlot, WorkRequest};
 
 /// An opened device. Everything here may be called while traffic flows.
 pub trait Domain: Send + Sync {
@@ -85,7 +85,7 @@ pub trait Connector: Send + Sync {
         self.renew(slot, answer).map(drop)
     }
 
-    /// Tears the connection down. The endpoint reports [`super::Event::PeerGone`]
+    /// Tears the connection down. The endpoint reports [`crate::Event::PeerGone`]
     /// after the last flush; the slot is reused only once that was heard, which it has been by the poll
     /// that follows.
     fn disconnect(&self, slot: PeerSlot);

@@ -1,0 +1,78 @@
+//! What a backend of multirail implements, and the plain values that cross between the engine and a backend.
+//!
+//! The traits are small, object-safe and polled. Nothing here is `async`, and the hot path costs one virtual call per
+//! *batch*. The engine checks a request before it hands the request to a backend; a backend validates only what the
+//! engine cannot know (keys, queue depth).
+//!
+//! In reading order:
+//!
+//! - [`Backend`] finds devices and opens them; [`DeviceInfo`], or why there are none: [`Unavailable`].
+//! - [`Domain`] is an open device: it registers memory, connects ([`Connector`]) and makes endpoints. Its
+//!   [`Capabilities`] are facts and limits that the engine plans by.
+//! - [`Endpoint`] posts a [`Batch`] of [`WorkRequest`]s and polls [`Completions`], which are [`Event`]s.
+//! - [`Memory`] owns bytes that a device may touch; [`HostBuffer`] is such an owner. [`copy`] moves bytes that others
+//!   may write at the same time; [`Fences`] flush what a device has written.
+//! - [`Clock`] is where time comes from, [`Error`] what every call may return.
+//! - [`Doorbell`] wakes a thread that sleeps; a [`Word`] is what a GPU waits for.
+//!
+//! ```
+//! use multirail_spi::{Access, HostBuffer, Memory};
+//!
+//! let buffer = HostBuffer::new(4096)?;
+//! assert_eq!((buffer.len(), Access::LOCAL.is_empty()), (4096, true));
+//! # Ok::<(), multirail_spi::Error>(())
+//! ```
+//!
+//! # Threads and cleanup
+//!
+//! One thread at a time owns an [`Endpoint`]; everything else is called from any thread. Objects hold what they are
+//! made of: the last handle of a domain closes it.
+
+#![deny(unsafe_code)]
+
+mod backend;
+#[allow(unsafe_code, reason = "names memory by addresses")]
+mod batch;
+mod capabilities;
+mod clock;
+#[allow(unsafe_code, reason = "the one place that copies racing bytes")]
+pub mod copy;
+#[allow(unsafe_code, reason = "states the contracts of registering and of running requests")]
+mod domain;
+#[allow(unsafe_code, reason = "states the contracts of posting")]
+mod endpoint;
+mod error;
+#[allow(unsafe_code, reason = "calls fences by their contract")]
+mod flush;
+#[allow(unsafe_code, reason = "owns and maps memory, and states the contract of an owner")]
+mod memory;
+mod signal;
+mod staging_policy;
+#[doc(hidden)]
+pub mod sync;
+mod wakeup;
+#[allow(unsafe_code, reason = "names memory by addresses")]
+mod work_request;
+
+pub use backend::{Backend, DeviceInfo, DomainSetup, Probe, Unavailable};
+pub use batch::{Batch, Piece};
+pub use capabilities::{
+    AbortScope, Capabilities, DeliveredCost, DeliveredScope, Operations, Ordering, Progress, Revocation,
+};
+pub use clock::{Clock, SystemClock, Time, VirtualClock};
+pub use domain::{Connector, Direct, Domain, KeyMaterial, MemoryRegion, RemoteMemory};
+pub use endpoint::{Armed, Endpoint, EndpointConfig, PostResult};
+pub use error::{Error, ErrorKind, Result};
+pub use flush::Fences;
+#[cfg(unix)]
+pub use memory::DmaBuf;
+pub use memory::HostBuffer;
+#[cfg(target_os = "linux")]
+pub use memory::commit_file;
+pub use memory::{Access, Fence, Locality, Memory, MemoryKind};
+#[cfg(unix)]
+pub use memory::{Mapping, page_size};
+pub use signal::Word;
+pub use staging_policy::Staging;
+pub use wakeup::{Bell, Doorbell};
+pub use work_request::{Completions, Event, PeerSlot, ReceiveRequest, Status, WorkKind, WorkRequest};
