@@ -53,8 +53,6 @@
 
 mod choice;
 mod environment;
-#[doc(hidden)]
-pub mod files;
 mod libfabric;
 mod libibverbs;
 mod loopback;
@@ -62,15 +60,6 @@ mod machine;
 mod rails;
 mod registry;
 mod staging;
-
-// The command line is the binary's; the fuzzer reaches its parsers through here.
-#[cfg(fuzzing)]
-extern crate self as multirail;
-#[cfg(fuzzing)]
-#[allow(dead_code, reason = "only its parsers run")]
-mod cli;
-#[cfg(fuzzing)]
-pub use cli::fuzz;
 
 pub use ::staging::Staged;
 pub use backend_efa::{Efa, EfaConfig};

@@ -1,0 +1,262 @@
+//! The measuring side of a bench.
+
+use std::time::{Duration, Instant};
+
+use multirail::{Access, Fabric, Peer, Region, wait};
+
+use super::limit::Limit;
+use super::load::{Kind, Load};
+use super::mover::Mover;
+use super::protocol::{PROTOCOL, REGION, ToClient, ToServer, VERSION};
+use super::rails::Rails;
+use super::report::Report;
+use super::row::Row;
+use super::sampler::Sampler;
+use super::{Measured as Asked, content, verification};
+use crate::failure::{Done, Failure, printable};
+use crate::units::{Size, gbytes_per_s};
+use crate::wire::{Inbox, MESSAGE_BYTES, Outbox, PROMPT, RECEIVES};
+
+/// How long the server may take to allocate, fill, overwrite or compare 4 GiB,
+/// on a slow machine and in a debug build.
+const WORK: Duration = Duration::from_secs(600);
+
+/// Fewest rounds a median is taken of.
+const ROUNDS: usize = 3;
+
+/// A round lasts about this long: far above the clock's grain, and short enough
+/// that the limit's rounds and the transfer's see the same weather.
+const ROUND: Duration = Duration::from_millis(10);
+
+/// A client that a server has greeted.
+pub struct Client<'a> {
+    fabric: &'a Fabric,
+    peer: Peer,
+    outbox: Outbox,
+    inbox: Inbox,
+    backend: String,
+}
+
+impl<'a> Client<'a> {
+    /// Hears the server's greeting.
+    pub fn greet(fabric: &'a Fabric, peer: &Peer) -> Done<Self> {
+        let mut inbox = Inbox::new(fabric.recv_pool(RECEIVES, MESSAGE_BYTES)?, peer);
+        let outbox = Outbox::new(fabric, peer)?;
+        match inbox.hear(PROMPT)? {
+            ToClient::Hello { protocol: PROTOCOL, version: VERSION } => {}
+            ToClient::Hello { protocol: PROTOCOL, version } => {
+                return Err(Failure::new(format!(
+                    "the bench server speaks version {version}, this client {VERSION}; run the same multirail on both sides"
+                )));
+            }
+            _ => return Err(Failure::new("that address is no `multirail bench server`")),
+        }
+        let mut names: Vec<_> = fabric.transports().iter().map(|t| t.backend.to_string()).collect();
+        names.dedup();
+        Ok(Self { fabric, peer: peer.clone(), outbox, inbox, backend: names.join("+") })
+    }
+
+    /// Bytes of the largest message.
+    pub fn max_message(&self) -> u64 {
+        self.peer.max_message()
+    }
+
+    /// Measures one load, and reports it: also what was measured of it before a failure or a signal.
+    pub fn measure(&mut self, load: &Load, asked: &Asked, report: &Report<Row>) -> Done {
+        let verify = !asked.no_verify;
+        if load.kind == Kind::Send && load.size > self.max_message() {
+            let (size, most) = (Size(load.size), Size(self.max_message()));
+            return Err(Failure::new(format!(
+                "a message of {size} is over the largest of {most}; take a smaller --size"
+            )));
+        }
+        let local = load.local().alloc(self.fabric, load.total(), Access::LOCAL)?;
+        self.ask(&ToServer::Prepare(load.clone()))?;
+        match load.kind {
+            Kind::Read => content::scrub(&local)?,
+            _ => content::fill(&local, load)?,
+        }
+        let remote = match load.kind {
+            Kind::Send => None,
+            _ => Some(wait(self.peer.region(REGION), PROMPT).map_err(|_| no_answer())??),
+        };
+        let peer = self.peer.clone();
+        let mut mover = Mover::new(&peer, &local, remote, load, asked.cold);
+        tracing::info!(op = load.kind.name(), size = load.size, pages = load.pages, "measuring");
+
+        let (before, explained) = (Rails::of(self.fabric), mover.explain()?);
+        mover.pass(verify)?;
+        if verify {
+            self.check(&local, load, mover.operations())?;
+            match load.kind {
+                Kind::Read => content::scrub(&local)?,
+                _ => self.ask(&ToServer::Scrub)?,
+            }
+        }
+        let limit = match asked.no_limit {
+            true => None,
+            false => Some(Limit::new(self.fabric, &local, load)?),
+        };
+        let (measured, ended) = rounds(limit, load, &mut mover, asked.duration, report);
+        let is_cut_short = ended.is_err() || report.is_interrupted();
+        if verify && !is_cut_short {
+            if load.kind == Kind::Send {
+                mover.pass(true)?;
+            }
+            self.check(&local, load, mover.operations())?;
+        }
+        if let Some(measured) = measured {
+            let rails = Rails::of(self.fabric).since(&before).used_by(&explained);
+            let row = Row::new(&self.backend, load, &measured, verify && !is_cut_short, rails);
+            report.add(row.cut_short(is_cut_short), is_cut_short)?;
+        }
+        ended
+    }
+
+    /// Says goodbye.
+    pub fn leave(mut self) -> Done {
+        self.outbox.say(&ToServer::Bye)?;
+        match self.inbox.hear(PROMPT)? {
+            ToClient::Bye => {
+                self.peer.disconnect();
+                Ok(())
+            }
+            other => Err(unexpected(other)),
+        }
+    }
+
+    fn ask(&mut self, request: &ToServer) -> Done {
+        self.outbox.say(request)?;
+        match self.inbox.hear(WORK)? {
+            ToClient::Ready => Ok(()),
+            other => Err(unexpected(other)),
+        }
+    }
+
+    fn check(&mut self, local: &Region, load: &Load, operations: u64) -> Done {
+        let wrong = match load.kind {
+            Kind::Read => verification::first_wrong(local, load)?
+                .map(|offset| format!("what was read differs from the server's content near byte {offset}")),
+            _ => {
+                self.outbox.say(&ToServer::Check { operations })?;
+                match self.inbox.hear(WORK)? {
+                    ToClient::Checked(checked) => checked.err(),
+                    other => return Err(unexpected(other)),
+                }
+            }
+        };
+        match wrong {
+            None => Ok(()),
+            Some(wrong) => Err(Failure::new(format!("verification failed: {}", printable(&wrong)))),
+        }
+    }
+}
+
+/// What the rounds of one load came to.
+pub struct Measured {
+    /// Median of the transfer's rounds, decimal GB/s.
+    pub speed: f64,
+    /// Latencies of the transfer's operations.
+    pub latencies: Sampler,
+    /// The same of the limit, whose operation moves all pages; none if it was not asked for.
+    pub limit: Option<(f64, Sampler)>,
+}
+
+/// Alternates rounds of the limit and of the transfer, until the time is over, a round fails, or a signal comes.
+fn rounds(
+    limit: Option<Limit>,
+    load: &Load,
+    mover: &mut Mover<'_>,
+    duration: Duration,
+    report: &Report<Row>,
+) -> (Option<Measured>, Done) {
+    let bytes = load.total() as u64;
+    let calibrated =
+        limit.map(|limit| Course::new(bytes, 1, move |passes, sampler| limit.run(passes, sampler)));
+    let mut limit = match calibrated.transpose() {
+        Ok(limit) => limit,
+        Err(failure) => return (None, Err(failure)),
+    };
+    let run = |passes, sampler: &mut Sampler| mover.run(passes, sampler);
+    let mut transfer = match Course::new(bytes, load.operations(), run) {
+        Ok(transfer) => transfer,
+        Err(failure) => return (None, Err(failure)),
+    };
+    let begun = Instant::now();
+    let mut ended = Ok(());
+    while ended.is_ok()
+        && !report.is_interrupted()
+        && (begun.elapsed() < duration || transfer.speeds.len() < ROUNDS)
+    {
+        ended = limit.as_mut().map_or(Ok(()), Course::round).and_then(|()| transfer.round());
+    }
+    if transfer.speeds.is_empty() {
+        return (None, ended);
+    }
+    let limit = limit.map(|limit| (median(limit.speeds), limit.latencies));
+    (Some(Measured { speed: median(transfer.speeds), latencies: transfer.latencies, limit }), ended)
+}
+
+/// What is run in rounds.
+struct Course<R> {
+    run: R,
+    passes: u64,
+    /// Of all passes of a round.
+    bytes: u64,
+    /// Decimal GB/s of each round.
+    speeds: Vec<f64>,
+    latencies: Sampler,
+}
+
+impl<R: FnMut(u64, &mut Sampler) -> Done> Course<R> {
+    /// `run` moves `bytes` in so many operations with every pass.
+    fn new(bytes: u64, operations: usize, mut run: R) -> Done<Self> {
+        let mut ignored = Sampler::new(Duration::MAX);
+        let passes = calibrate(|passes| run(passes, &mut ignored))?;
+        let begun = Instant::now();
+        run(passes, &mut ignored)?;
+        let each = begun.elapsed().div_f64(passes as f64 * operations as f64);
+        Ok(Self { run, passes, bytes: bytes * passes, speeds: Vec::new(), latencies: Sampler::new(each) })
+    }
+
+    fn round(&mut self) -> Done {
+        let begun = Instant::now();
+        (self.run)(self.passes, &mut self.latencies)?;
+        self.speeds.push(gbytes_per_s(self.bytes, begun.elapsed()));
+        Ok(())
+    }
+}
+
+/// How many passes make a round.
+fn calibrate(mut run: impl FnMut(u64) -> Done) -> Done<u64> {
+    let mut passes = 1;
+    loop {
+        let begun = Instant::now();
+        run(passes)?;
+        let took = begun.elapsed();
+        if took >= ROUND / 4 {
+            let ratio = ROUND.as_secs_f64() / took.as_secs_f64();
+            return Ok((passes as f64 * ratio).ceil().max(1.0) as u64);
+        }
+        passes *= 2;
+    }
+}
+
+fn median(mut values: Vec<f64>) -> f64 {
+    values.sort_unstable_by(f64::total_cmp);
+    values.get(values.len() / 2).copied().unwrap_or(0.0)
+}
+
+fn unexpected(answer: ToClient) -> Failure {
+    match answer {
+        ToClient::Refused(reason) => Failure::new(format!("the server refused: {}", printable(&reason))),
+        other => {
+            Failure::new(format!("the server answered out of turn: {}", printable(&format!("{other:?}"))))
+        }
+    }
+}
+
+fn no_answer() -> multirail::Error {
+    let context = format!("the server did not describe its region within {} s", PROMPT.as_secs());
+    multirail::Error::new(multirail::ErrorKind::DeadlineExceeded, "region", context)
+}

@@ -1,0 +1,60 @@
+//! Instructions per work request, counted by valgrind on a second run of this program.
+//!
+//! The engine is driven by its caller there: threads that spin would be counted too.
+
+use std::process::Command;
+
+use super::course::{Course, Devices};
+use super::rung::Rung;
+use crate::failure::{Done, Failure};
+
+/// Operations of the two counted runs; what they have in common is not the engine's.
+const FEW: u64 = 4;
+const MANY: u64 = 24;
+
+/// Instructions per work request of rung `number` on null devices.
+pub fn instructions(number: usize, options: &[String]) -> Done<f64> {
+    let (few, many) = (run(number, FEW, options)?, run(number, MANY, options)?);
+    let requests = many.0.saturating_sub(few.0).max(1);
+    Ok(many.1.saturating_sub(few.1) as f64 / requests as f64)
+}
+
+/// Work requests and instructions of a run.
+fn run(number: usize, operations: u64, options: &[String]) -> Done<(u64, u64)> {
+    let program =
+        std::env::current_exe().map_err(|e| Failure::new(format!("this program is not found: {e}")))?;
+    let run = Command::new("valgrind")
+        .args(["--tool=callgrind", "--callgrind-out-file=/dev/null"])
+        .arg(program)
+        .args(["bench", "ladder", "--counted", &format!("{number}:{operations}")])
+        .args(options)
+        .output()
+        .map_err(|e| {
+            Failure::new(format!("valgrind cannot be run ({e}): install it, or leave out --instructions"))
+        })?;
+    let said = String::from_utf8_lossy(&run.stderr);
+    let collected = said.lines().find_map(|line| line.split("Collected :").nth(1));
+    let instructions = collected.and_then(|number| number.trim().parse().ok());
+    let requests = String::from_utf8_lossy(&run.stdout).trim().parse().ok();
+    match (requests, instructions) {
+        (Some(requests), Some(instructions)) if run.status.success() => Ok((requests, instructions)),
+        _ => Err(Failure::new(format!("valgrind gave no count: {}", said.lines().last().unwrap_or("")))),
+    }
+}
+
+/// The counted run itself: prints its work requests.
+pub fn counted(devices: &Devices, rung: &Rung, batch: usize, page: usize, operations: u64) -> Done {
+    let workers = rung.workers(batch, &[]);
+    let course =
+        Course::open(devices, rung, page, |builder| builder.workers(workers.clone()).caller_driven())?;
+    let requests = course.run(operations)?;
+    crate::output::line(&requests.to_string())
+}
+
+/// `NUMBER:OPERATIONS` of a counted run.
+pub fn parse(text: &str) -> Result<(usize, u64), String> {
+    let parsed = text
+        .split_once(':')
+        .and_then(|(rung, operations)| Some((rung.parse().ok()?, operations.parse().ok()?)));
+    parsed.ok_or_else(|| "the number of a rung and of operations, like 0:24".to_owned())
+}

@@ -1,0 +1,156 @@
+//! `multirail bench ladder`: what each step of Perplexity's climb gains here.
+
+mod count;
+mod course;
+mod row;
+mod rung;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use backend_loopback::{Loopback, LoopbackConfig, Null};
+use multirail::BackendChoice;
+use multirail::spi::Backend;
+
+use super::report::Report;
+use crate::Common;
+use crate::failure::{Done, Failure};
+use crate::units::{self, Size};
+use course::{Course, Devices};
+use row::Row;
+use rung::{RUNGS, Rung};
+
+/// What to climb on.
+#[derive(clap::Args)]
+pub struct LadderArguments {
+    /// Devices that move nothing: what is left is what the software costs
+    #[arg(long)]
+    null: bool,
+
+    /// Devices, of null and loopback [default: 32 null ones, 4 of loopback]
+    #[arg(long, value_name = "N")]
+    devices: Option<u32>,
+
+    /// Rail groups they are in [default: one per core, at most 8]
+    #[arg(long, value_name = "N")]
+    groups: Option<u32>,
+
+    /// Bytes of a page
+    #[arg(long, default_value = "64KiB", value_name = "SIZE")]
+    size: Size,
+
+    /// Requests under one doorbell, from the rung that batches on
+    #[arg(long, default_value_t = 64, value_name = "N")]
+    batch: usize,
+
+    /// How long each rung runs
+    #[arg(long, default_value = "1s", value_parser = units::duration, value_name = "TIME")]
+    duration: Duration,
+
+    /// Count instructions with valgrind (null devices)
+    #[arg(long, requires = "null")]
+    instructions: bool,
+
+    /// Run one rung so often, driven by the caller, and print its work requests
+    #[arg(long, hide = true, value_parser = count::parse)]
+    counted: Option<(usize, u64)>,
+}
+
+/// Climbs, and prints a row per rung.
+pub fn run(common: &Common, arguments: &LadderArguments) -> Done {
+    let page = usize::try_from(arguments.size.0).unwrap_or(usize::MAX);
+    if page == 0 || page > 1 << 20 || arguments.batch == 0 {
+        return Err(Failure::new("--size is between 1 byte and 1 MiB, --batch 1 or more"));
+    }
+    let devices = arguments.open(common)?;
+    if let Some((number, operations)) = arguments.counted {
+        let rung = RUNGS.get(number).ok_or_else(|| Failure::new("there is no such rung"))?;
+        return count::counted(&devices, rung, arguments.batch, page, operations);
+    }
+    let cores: Vec<usize> = (0..cores()).collect();
+    let null = arguments.null;
+    let report = Report::new(common.json, RUNGS.len(), "rungs", move |rows: &[Row]| Row::print(rows, null));
+    report.take_signals(Vec::new())?;
+    report.end(climb(arguments, &devices, page, &cores, &report))
+}
+
+/// Measures every rung, until a signal comes.
+fn climb(
+    arguments: &LadderArguments,
+    devices: &Devices,
+    page: usize,
+    cores: &[usize],
+    report: &Report<Row>,
+) -> Done {
+    for (number, rung) in RUNGS.iter().enumerate() {
+        let workers = rung.workers(arguments.batch, cores);
+        let course = Course::open(devices, rung, page, |builder| builder.workers(workers.clone()))?;
+        let measured = course.run_for(arguments.duration, || report.is_interrupted())?;
+        drop(course);
+        if report.is_interrupted() {
+            break;
+        }
+        let instructions = match arguments.instructions {
+            true => Some(count::instructions(number, &arguments.counted_options())?),
+            false => None,
+        };
+        let busy_cores = arguments.busy_cores(rung, devices);
+        report.add(Row::new(number + 1, rung, page, measured, busy_cores, instructions), false)?;
+    }
+    Ok(())
+}
+
+fn cores() -> usize {
+    std::thread::available_parallelism().map_or(1, std::num::NonZero::get)
+}
+
+impl LadderArguments {
+    fn count(&self) -> u32 {
+        self.devices.unwrap_or(if self.null { 32 } else { 4 })
+    }
+
+    fn groups(&self) -> u32 {
+        self.groups.unwrap_or_else(|| cores().min(8) as u32)
+    }
+
+    fn open(&self, common: &Common) -> Done<Devices> {
+        let (count, groups) = (self.count(), self.groups());
+        if count == 0 || count > 64 || groups == 0 || groups > count {
+            return Err(Failure::new("--devices is between 1 and 64, --groups between 1 and those"));
+        }
+        if self.null && (common.backend.is_some() || common.provider.is_given()) {
+            return Err(Failure::new("--null is no backend's: leave out the options of backends, or --null"));
+        }
+        let backend: Arc<dyn Backend> = match (self.null, common.choice()?) {
+            (true, _) => Arc::new(Null::new(count).groups(groups)),
+            (false, BackendChoice::Named(name)) if name != "loopback" => {
+                if self.devices.is_some() || self.groups.is_some() {
+                    return Err(Failure::new("--devices and --groups are for null and loopback"));
+                }
+                Arc::clone(common.registry()?.find(&name)?)
+            }
+            (false, _) => Arc::new(Loopback::with(LoopbackConfig::default().devices(count).groups(groups))),
+        };
+        match backend.probe() {
+            Ok(devices) => Ok(Devices { backend, devices }),
+            Err(why) => Err(Failure::new(format!("{}: {}; {}", backend.name(), why.reason, why.remedy))),
+        }
+    }
+
+    /// What a counted run has to be given to be the same.
+    fn counted_options(&self) -> Vec<String> {
+        let devices = self.count().to_string();
+        let (groups, size, batch) =
+            (self.groups().to_string(), self.size.0.to_string(), self.batch.to_string());
+        let options =
+            ["--null", "--devices", &devices, "--groups", &groups, "--size", &size, "--batch", &batch];
+        options.map(str::to_owned).to_vec()
+    }
+
+    /// Cores that a rung's workers keep busy here.
+    fn busy_cores(&self, rung: &Rung, devices: &Devices) -> usize {
+        let mut groups: Vec<_> = devices.devices.iter().map(|device| device.group).collect();
+        groups.dedup();
+        if rung.thread_per_group && rung.all_rails { groups.len().min(cores()) } else { 1 }
+    }
+}

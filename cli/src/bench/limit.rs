@@ -1,0 +1,91 @@
+//! The limit: what the machine does with as many bytes without us, in the same run.
+#![allow(unsafe_code)]
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use multirail::cuda::{CudaMemory, Device, End, PinnedBuffer, PlainCopy};
+use multirail::{Access, Fabric, Region};
+
+use super::content;
+use super::load::Load;
+use super::place::Place;
+use super::sampler::Sampler;
+use crate::failure::Done;
+
+/// Copies between memory of the kinds that the transfer's sides have, all in this process.
+pub enum Limit {
+    /// memcpy of the same pages in the same order, by one thread.
+    Pages(Pages),
+    /// One contiguous copy by CUDA, where a side is a GPU's; a host's side is page-locked then.
+    Plain(PlainCopy),
+}
+
+impl Limit {
+    /// The limit of `load`, whose own local region is `local`.
+    pub fn new(fabric: &Fabric, local: &Region, load: &Load) -> Done<Self> {
+        if !load.is_on_gpu() {
+            return Pages::new(fabric, local, load).map(Self::Pages);
+        }
+        let (from, to) = (end(load.src, load.dst, load.total())?, end(load.dst, load.src, load.total())?);
+        Ok(Self::Plain(PlainCopy::new(from, to)?))
+    }
+
+    /// Copies every page `passes` times.
+    pub fn run(&self, passes: u64, sampler: &mut Sampler) -> Done {
+        for _ in 0..passes {
+            let begun = sampler.due().then(Instant::now);
+            match self {
+                Self::Pages(pages) => pages.copy(),
+                Self::Plain(plain) => plain.run()?,
+            }
+            if let Some(begun) = begun {
+                sampler.record(begun.elapsed());
+            }
+        }
+        Ok(())
+    }
+}
+
+/// New memory at `place`; a host's is locked for the GPU at `other`.
+fn end(place: Place, other: Place, len: usize) -> Done<End> {
+    Ok(match (place, other) {
+        (Place::Gpu(number), _) => Arc::new(CudaMemory::new(&Device::open(number)?, len)?).into(),
+        (_, Place::Gpu(number)) => Arc::new(PinnedBuffer::new(&Device::open(number)?, len)?).into(),
+        _ => Arc::new(PinnedBuffer::new(&Device::open(0)?, len)?).into(),
+    })
+}
+
+/// Two local regions of the host's, and where their pages lie.
+pub struct Pages {
+    from: Region,
+    to: Region,
+    size: usize,
+    offsets: Vec<(usize, usize)>,
+}
+
+impl Pages {
+    fn new(fabric: &Fabric, from: &Region, load: &Load) -> Done<Self> {
+        let size = load.size as usize;
+        let to = load.remote().alloc(fabric, load.total(), Access::LOCAL)?;
+        let offset = |page: u32| page as usize * size;
+        let pages = content::sources(load).into_iter().zip(content::targets(load));
+        let offsets: Vec<_> = pages.map(|(source, target)| (offset(source), offset(target))).collect();
+        // What makes the copies below sound, checked against what the regions are.
+        assert!(!load.is_on_gpu());
+        assert!(offsets.iter().all(|(s, t)| s + size <= from.len() && t + size <= to.len()));
+        Ok(Self { from: from.clone(), to, size, offsets })
+    }
+
+    fn copy(&self) {
+        let (from, to) = (self.from.as_ptr(), self.to.as_ptr());
+        for &(source, target) in &self.offsets {
+            // SAFETY: `new` checked both ranges against the regions, which are the host's
+            // and held here, so mapped; `to` is another region than `from`. Both are
+            // LOCAL: no peer writes into them, and this thread, which posts what
+            // reads and writes `from`, has waited for all of it.
+            unsafe { std::ptr::copy_nonoverlapping(from.add(source), to.add(target), self.size) };
+        }
+        std::hint::black_box(to);
+    }
+}

@@ -1,0 +1,137 @@
+//! The rows of a bench: printed when it ends, also when a signal or a failure ends it early.
+
+use std::sync::atomic::{AtomicI32, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+#[cfg(unix)]
+use std::time::Duration;
+
+use multirail::WeakFabric;
+use serde::Serialize;
+
+use crate::failure::{Done, Failure};
+use crate::output;
+
+/// How long a measurement may take to notice a signal, before its fabrics are closed.
+#[cfg(unix)]
+const NOTICE: Duration = Duration::from_millis(300);
+/// How long it may take to end then, before the process exits under it.
+#[cfg(unix)]
+const END: Duration = Duration::from_millis(400);
+
+/// Prints rows.
+type Print<R> = dyn Fn(&[R]) -> Done + Send + Sync;
+
+/// What is measured so far.
+pub struct Report<R> {
+    json: bool,
+    /// Rows of a bench that runs to its end, and what each of them is of.
+    planned: (usize, &'static str),
+    print: Box<Print<R>>,
+    rows: Mutex<Rows<R>>,
+    /// The signal that came; 0 before.
+    signal: AtomicI32,
+}
+
+struct Rows<R> {
+    /// Those that are not printed.
+    kept: Vec<R>,
+    /// How many were measured to their end, and whether one was cut short.
+    whole: usize,
+    is_cut_short: bool,
+}
+
+impl<R: Serialize + Send + 'static> Report<R> {
+    /// A report of `planned` rows, each of one of `what`: as JSON row by row, or printed by `print` at the end.
+    pub fn new(
+        json: bool,
+        planned: usize,
+        what: &'static str,
+        print: impl Fn(&[R]) -> Done + Send + Sync + 'static,
+    ) -> Arc<Self> {
+        Arc::new(Self {
+            json,
+            planned: (planned, what),
+            print: Box::new(print),
+            rows: Mutex::new(Rows { kept: Vec::new(), whole: 0, is_cut_short: false }),
+            signal: AtomicI32::new(0),
+        })
+    }
+
+    /// Takes INT, TERM and HUP from now on: the measurement sees them by [`Self::is_interrupted`]. If it does not
+    /// end, `fabrics` are closed; if it still does not, the report is printed and the process exits.
+    #[cfg(unix)]
+    pub fn take_signals(self: &Arc<Self>, fabrics: Vec<WeakFabric>) -> Done {
+        use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+        let mut signals = signal_hook::iterator::Signals::new([SIGINT, SIGTERM, SIGHUP])
+            .map_err(|error| Failure::new(format!("cannot take signals: {error}")))?;
+        let report = Arc::clone(self);
+        let end = move || {
+            let Some(signal) = signals.forever().next() else { return };
+            report.signal.store(signal, Ordering::Release);
+            std::thread::sleep(NOTICE);
+            // Closing may wait for a device: not in this thread, which ends the process.
+            std::thread::spawn(move || {
+                fabrics.iter().filter_map(WeakFabric::upgrade).for_each(|f| f.close())
+            });
+            std::thread::sleep(END);
+            if let Err(failure) = report.end(Ok(())) {
+                output::complain(failure.sentence());
+            }
+            signal_hook::low_level::exit(128 + signal);
+        };
+        let thread = std::thread::Builder::new().name("mr-signals".into()).spawn(end);
+        thread
+            .map(drop)
+            .map_err(|error| Failure::new(format!("cannot start the thread that takes signals: {error}")))
+    }
+
+    /// Signals are left alone.
+    #[cfg(not(unix))]
+    pub fn take_signals(self: &Arc<Self>, _: Vec<WeakFabric>) -> Done {
+        Ok(())
+    }
+
+    /// Whether a signal asks the measurement to end.
+    pub fn is_interrupted(&self) -> bool {
+        self.signal.load(Ordering::Acquire) != 0
+    }
+
+    /// Adds a row, whose measurement may have been cut short.
+    pub fn add(&self, row: R, is_cut_short: bool) -> Done {
+        let mut rows = self.rows.lock().unwrap_or_else(PoisonError::into_inner);
+        rows.whole += usize::from(!is_cut_short);
+        rows.is_cut_short |= is_cut_short;
+        if self.json {
+            return output::json(&row);
+        }
+        rows.kept.push(row);
+        Ok(())
+    }
+
+    /// Prints what is not printed, and says how the bench ended: as `done`, unless a signal ended it.
+    pub fn end(&self, done: Done) -> Done {
+        let mut rows = self.rows.lock().unwrap_or_else(PoisonError::into_inner);
+        let kept = std::mem::take(&mut rows.kept);
+        let printed = if kept.is_empty() { Ok(()) } else { (self.print)(&kept) };
+        let signal = self.signal.load(Ordering::Acquire);
+        if signal == 0 || (done.is_ok() && rows.whole == self.planned.0) {
+            return done.and(printed);
+        }
+        printed?;
+        let (planned, what) = self.planned;
+        let part = if rows.is_cut_short { ", and a part of one more" } else { "" };
+        let words =
+            format!("interrupted by {}: {} of {planned} {what} measured{part}", name(signal), rows.whole);
+        Err(Failure::Interrupted(signal.try_into().unwrap_or(0), words))
+    }
+}
+
+#[cfg(unix)]
+fn name(signal: i32) -> String {
+    signal_hook::low_level::signal_name(signal).map_or(format!("signal {signal}"), str::to_owned)
+}
+
+#[cfg(not(unix))]
+fn name(signal: i32) -> String {
+    format!("signal {signal}")
+}

@@ -1,0 +1,124 @@
+//! One measurement as it is printed.
+
+use serde::Serialize;
+
+use super::client::Measured;
+use super::load::Load;
+use super::rails::Rails;
+use crate::failure::Done;
+use crate::table::{self, Table};
+use crate::units::{Size, round};
+
+/// One measurement; the fields are the keys of the JSON.
+#[derive(Debug, Serialize)]
+pub struct Row {
+    backend: String,
+    op: &'static str,
+    src: String,
+    dst: String,
+    size: u64,
+    pages: u32,
+    inflight: u32,
+    gbytes_per_s: f64,
+    gbps: f64,
+    ops_per_s: f64,
+    p50_us: f64,
+    p99_us: f64,
+    p999_us: f64,
+    max_us: f64,
+    verified: bool,
+    limit_gbytes_per_s: Option<f64>,
+    /// Of one pass of the limit, which moves all pages.
+    limit_p50_us: Option<f64>,
+    percent_of_limit: Option<f64>,
+    /// A signal or a failure ended it before its time.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    cut_short: bool,
+    #[serde(skip)]
+    is_on_gpu: bool,
+    #[serde(flatten)]
+    rails: Rails,
+}
+
+impl Row {
+    /// The row of a measurement.
+    pub fn new(backend: &str, load: &Load, measured: &Measured, verified: bool, rails: Rails) -> Self {
+        let bytes_per_op = load.total() as f64 / load.operations() as f64;
+        let limit = measured.limit.as_ref();
+        Self {
+            backend: backend.to_owned(),
+            op: load.kind.name(),
+            src: load.src.to_string(),
+            dst: load.dst.to_string(),
+            size: load.size,
+            pages: load.pages,
+            inflight: load.inflight,
+            gbytes_per_s: round(measured.speed),
+            gbps: round(measured.speed * 8.0),
+            ops_per_s: round(measured.speed * 1e9 / bytes_per_op),
+            p50_us: measured.latencies.quantile_us(0.5),
+            p99_us: measured.latencies.quantile_us(0.99),
+            p999_us: measured.latencies.quantile_us(0.999),
+            max_us: measured.latencies.max_us(),
+            verified,
+            limit_gbytes_per_s: limit.map(|(speed, _)| round(*speed)),
+            limit_p50_us: limit.map(|(_, latencies)| latencies.quantile_us(0.5)),
+            percent_of_limit: limit.map(|(speed, _)| round(measured.speed / speed * 100.0)),
+            cut_short: false,
+            is_on_gpu: load.is_on_gpu(),
+            rails,
+        }
+    }
+
+    /// The same row, of a measurement that may have ended before its time.
+    pub fn cut_short(self, cut_short: bool) -> Self {
+        Self { cut_short, ..self }
+    }
+
+    /// Prints a table of the measurements of one bench, and one of their rails.
+    pub fn print(rows: &[Self]) -> Done {
+        let Some(first) = rows.first() else { return Ok(()) };
+        let Self { backend, op, src, dst, inflight, .. } = first;
+        table::sentence(&format!("{op} over {backend}, from {src} to {dst}, in flight: {inflight}"))?;
+        let limit = if first.is_on_gpu { "one copy" } else { "memcpy" };
+        let table = Table::named_by(0).number("size").number("pages").optional(2);
+        let table = table.number("GB/s").number("Gbps").optional(5).number("ops/s").optional(1);
+        let table = table.number("p50 µs").number("p99 µs").number("p99.9 µs").optional(6);
+        let table = table.number("max µs").optional(4).number(format!("{limit} GB/s")).optional(3);
+        let mut table = table.number(format!("% of {limit}")).text("verified");
+        rows.iter().for_each(|row| table.row(row.cells()));
+        table.print()?;
+        if rows.iter().any(|row| row.percent_of_limit > Some(100.0)) {
+            let one = if first.is_on_gpu { "one contiguous copy" } else { "one thread's memcpy" };
+            table::sentence(&format!(
+                "over 100 %: the limit is {one}; the backend may copy by several threads"
+            ))?;
+        }
+        match rows {
+            [row] => row.rails.print(),
+            _ => Rails::print_sizes(rows.iter().map(|row| (Size(row.size), &row.rails))),
+        }
+    }
+
+    fn cells(&self) -> Vec<String> {
+        let verified = match (self.verified, self.cut_short) {
+            (true, _) => "yes",
+            (false, true) => "no: cut short",
+            (false, false) => "no",
+        };
+        vec![
+            Size(self.size).to_string(),
+            self.pages.to_string(),
+            format!("{:.2}", self.gbytes_per_s),
+            format!("{:.1}", self.gbps),
+            format!("{:.0}", self.ops_per_s),
+            format!("{:.2}", self.p50_us),
+            format!("{:.2}", self.p99_us),
+            format!("{:.2}", self.p999_us),
+            format!("{:.2}", self.max_us),
+            self.limit_gbytes_per_s.map_or(String::new(), |speed| format!("{speed:.2}")),
+            self.percent_of_limit.map_or(String::new(), |percent| format!("{percent:.0}")),
+            verified.to_owned(),
+        ]
+    }
+}

@@ -1,0 +1,207 @@
+//! The target of a bench: holds the region, compares what arrives.
+
+use std::time::Duration;
+
+use multirail::{Access, Fabric, Peer, Region, wait};
+
+use super::load::{Kind, Load};
+use super::protocol::{COMPARE, PROTOCOL, REGION, ToClient, ToServer, VERSION};
+use super::{content, verification};
+use crate::failure::{Done, Failure};
+use crate::units::{self, Size};
+use crate::wait::{let_go, unless_gone};
+use crate::wire::{self, Inbox, MESSAGE_BYTES, Outbox, PROMPT, RECEIVES};
+use crate::{Common, output};
+
+/// How long a client that is alive may be silent: longer than the longest `--duration`.
+const PATIENCE: Duration = Duration::from_secs(25 * 3600);
+
+/// Bytes of all receives together, where messages are measured.
+const RECEIVE_BYTES: usize = 32 << 20;
+
+#[derive(clap::Args)]
+pub struct ServerArguments {
+    /// Where to listen; port 0 takes a free one
+    #[arg(long, default_value = "127.0.0.1:7410", value_name = "ADDRESS")]
+    listen: String,
+
+    /// Give up if no client has come by then
+    #[arg(long, value_parser = units::duration, value_name = "TIME", hide = true)]
+    wait: Option<Duration>,
+}
+
+/// Serves one client.
+pub fn run(common: &Common, arguments: &ServerArguments) -> Done {
+    let fabric = common.open()?;
+    let listener = crate::wait::listen(&fabric, &arguments.listen)?;
+    let address = listener.local_addr();
+    match common.json {
+        true => output::json(&serde_json::json!({ "listening": address }))?,
+        false => output::line(&format!("listening on {address}; run: multirail bench client {address}"))?,
+    }
+    let limit = arguments.wait.unwrap_or(Duration::MAX);
+    let peer = wait(listener.accept(), limit)
+        .map_err(|_| Failure::new(format!("no client came within {} s", limit.as_secs())))??;
+    serve_one(&fabric, &peer, |load| {
+        let (kind, size, pages) = (load.kind.name(), Size(load.size), load.pages);
+        match common.json {
+            true => output::json(&serde_json::json!({ "ready": kind, "size": load.size, "pages": pages })),
+            false => output::line(&format!("ready for {kind} of {pages} pages of {size}")),
+        }
+    })
+    .inspect_err(|_| common.dumps.after_failure(&fabric))
+    .map_err(|failure| failure.within("the bench client is gone before it was done"))
+}
+
+/// Serves `peer` until it says goodbye. `announce` hears of every load that is ready.
+pub fn serve_one(fabric: &Fabric, peer: &Peer, announce: impl Fn(&Load) -> Done) -> Done {
+    let inbox = Inbox::new(fabric.recv_pool(RECEIVES, MESSAGE_BYTES)?, peer);
+    let mut target = Target { fabric, peer, inbox, outbox: Outbox::new(fabric, peer)?, work: None };
+    target.outbox.say(&ToClient::Hello { protocol: PROTOCOL, version: VERSION })?;
+    loop {
+        let answer = match target.hear()? {
+            ToServer::Prepare(load) => match target.prepare(load) {
+                Ok(work) => {
+                    let ready = announce(&work.load);
+                    target.work = Some(work);
+                    ready.map(|()| ToClient::Ready)?
+                }
+                Err(refusal) => ToClient::Refused(refusal.sentence().to_owned()),
+            },
+            ToServer::Scrub => match &target.work {
+                Some(work) => {
+                    content::scrub(&work.region)?;
+                    ToClient::Ready
+                }
+                None => ToClient::Refused("nothing is prepared".to_owned()),
+            },
+            ToServer::Check { operations } => ToClient::Checked(target.check(operations)?),
+            ToServer::Bye => {
+                // The client may have read it and left before we see it taken.
+                let _ = target.outbox.say(&ToClient::Bye);
+                let_go(peer);
+                return Ok(());
+            }
+        };
+        target.outbox.say(&answer)?;
+    }
+}
+
+struct Target<'a> {
+    fabric: &'a Fabric,
+    peer: &'a Peer,
+    inbox: Inbox,
+    outbox: Outbox,
+    work: Option<Work>,
+}
+
+struct Work {
+    load: Load,
+    region: Region,
+    /// For messages: the order of pages, how many came, and what was wrong with one.
+    order: Vec<u32>,
+    messages: u64,
+    wrong: Option<String>,
+}
+
+impl Target<'_> {
+    fn prepare(&mut self, load: Load) -> Done<Work> {
+        load.check().map_err(Failure::new)?;
+        if self.work.take().is_some() {
+            self.fabric.unpublish(REGION);
+        }
+        let measured = load.kind == Kind::Send;
+        let bytes = if measured { 1 } else { load.total() };
+        let place = load.remote();
+        let region = place.alloc(self.fabric, bytes, Access::REMOTE_WRITE | Access::REMOTE_READ)?;
+        match load.kind {
+            Kind::Read => content::fill(&region, &load)?,
+            _ => content::scrub(&region)?,
+        }
+        self.fabric.publish(REGION, &region)?;
+        if measured {
+            let each = (load.size as usize).max(MESSAGE_BYTES);
+            let count = (RECEIVE_BYTES / each).clamp(2, 1024);
+            self.inbox.replace(self.fabric.recv_pool(count, each)?);
+        }
+        let order = if measured { content::sources(&load) } else { Vec::new() };
+        Ok(Work { load, region, order, messages: 0, wrong: None })
+    }
+
+    /// The next message of the protocol; measured ones are counted on the way.
+    fn hear(&mut self) -> Done<ToServer> {
+        loop {
+            let message = self.inbox.next(PATIENCE)?;
+            match message.imm() {
+                None => return wire::decode(&message.to_vec()),
+                Some(imm) => self.count(imm, &message)?,
+            }
+        }
+    }
+
+    fn count(&mut self, imm: u32, message: &multirail::Message) -> Done {
+        let work =
+            self.work.as_mut().ok_or_else(|| Failure::new("a measured message before a measurement"))?;
+        work.messages += 1;
+        if imm & COMPARE != 0 && work.wrong.is_none() {
+            let place = imm & !COMPARE;
+            let right = match work.order.get(place as usize) {
+                Some(&source) => content::is_page(&message.to_vec(), &work.load, source),
+                None => false,
+            };
+            if !right {
+                work.wrong = Some(format!("message {place} has other content than was sent"));
+            }
+        }
+        Ok(())
+    }
+
+    /// Compares everything; waits for what is still on its way.
+    fn check(&mut self, operations: u64) -> Done<Result<(), String>> {
+        let Some(work) = &self.work else { return Ok(Err("nothing is prepared".to_owned())) };
+        match work.load.kind {
+            Kind::Send => self.check_messages(operations),
+            Kind::WriteImm => self.check_imms(operations),
+            Kind::Read => Ok(Ok(())),
+            Kind::Write | Kind::WritePages => Ok(bytes(work)),
+        }
+    }
+
+    fn check_messages(&mut self, operations: u64) -> Done<Result<(), String>> {
+        while let Some(work) = &self.work
+            && work.messages < operations
+        {
+            let message = self.inbox.next(PROMPT)?;
+            match message.imm() {
+                Some(imm) => self.count(imm, &message)?,
+                None => return Err(Failure::new("the client spoke before its answer")),
+            }
+        }
+        let Some(work) = &self.work else { return Ok(Err("nothing is prepared".to_owned())) };
+        Ok(match &work.wrong {
+            Some(wrong) => Err(wrong.clone()),
+            None if work.messages == operations => Ok(()),
+            None => Err(format!("{} messages came, {operations} were sent", work.messages)),
+        })
+    }
+
+    fn check_imms(&self, operations: u64) -> Done<Result<(), String>> {
+        let Some(work) = &self.work else { return Ok(Err("nothing is prepared".to_owned())) };
+        let counter = self.peer.imm(work.load.imm);
+        let arrived = wait(unless_gone(self.peer, counter.expect(operations)), PROMPT);
+        match arrived {
+            Ok(Err(error)) => return Err(error.into()),
+            Ok(Ok(())) if counter.count() == operations => {}
+            _ => return Ok(Err(format!("{} imms came, {operations} were sent", counter.count()))),
+        }
+        Ok(bytes(work))
+    }
+}
+
+fn bytes(work: &Work) -> Result<(), String> {
+    match verification::first_wrong(&work.region, &work.load) {
+        Ok(None) => Ok(()),
+        Ok(Some(offset)) => Err(format!("the server's region differs from what was sent near byte {offset}")),
+        Err(why) => Err(format!("the server's region could not be compared: {why}")),
+    }
+}

@@ -1,0 +1,114 @@
+//! The second process of a bench: this program again, as a server.
+
+use std::io::{BufRead, BufReader};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::mpsc;
+use std::time::{Duration, Instant};
+
+use crate::Common;
+use crate::failure::{Done, Failure};
+
+/// How long the server may take to print its address, or to exit after goodbye.
+const START: Duration = Duration::from_secs(20);
+const EXIT: Duration = Duration::from_secs(10);
+
+/// How long to look for a server's death once its connection broke.
+const AUTOPSY: Duration = Duration::from_millis(300);
+
+/// A server process. Dropping it kills and reaps it.
+pub struct Server {
+    child: Child,
+    address: String,
+}
+
+#[derive(serde::Deserialize)]
+struct Listening {
+    listening: String,
+}
+
+impl Server {
+    /// Starts the process and reads its address.
+    pub fn start(common: &Common) -> Done<Self> {
+        let program = std::env::current_exe()
+            .map_err(|e| Failure::new(format!("cannot find this program to start it again: {e}")))?;
+        let mut command = Command::new(program);
+        command.args(["bench", "server", "--listen", "127.0.0.1:0", "--wait", "20s", "--json"]);
+        command.args(["--backend", &common.choice()?.to_string()]).args(common.security.arguments());
+        command.args(common.provider.arguments());
+        command.stdin(Stdio::null()).stdout(Stdio::piped());
+        // Out of the terminal's foreground: ^C is for this process, which ends the server.
+        #[cfg(unix)]
+        std::os::unix::process::CommandExt::process_group(&mut command, 0);
+        let child =
+            command.spawn().map_err(|e| Failure::new(format!("cannot start the server process: {e}")))?;
+        let mut server = Self { child, address: String::new() };
+        match server.read_address() {
+            Ok(address) => server.address = address,
+            Err(failure) => return Err(server.explain(failure)),
+        }
+        Ok(server)
+    }
+
+    /// Where it listens.
+    pub fn address(&self) -> &str {
+        &self.address
+    }
+
+    /// Reads the first line, and later ones until the end so that the server can write them.
+    fn read_address(&mut self) -> Done<String> {
+        let Some(stdout) = self.child.stdout.take() else {
+            return Err(Failure::new("the server process has no output"));
+        };
+        let (first, line) = mpsc::channel();
+        std::thread::spawn(move || {
+            for line in BufReader::new(stdout).lines().map_while(Result::ok) {
+                let _ = first.send(line);
+            }
+        });
+        let line =
+            line.recv_timeout(START).map_err(|_| Failure::new("the server process printed no address"))?;
+        let parsed: Result<Listening, _> = serde_json::from_str(&line);
+        parsed
+            .map(|l| l.listening)
+            .map_err(|_| Failure::new("the server process printed something else than its address"))
+    }
+
+    /// `failure`, or rather the server's death if that is what caused it.
+    pub fn explain(&mut self, failure: Failure) -> Failure {
+        match (self.wait(AUTOPSY), failure) {
+            (Some(status), Failure::Sentence(sentence)) => Failure::new(format!(
+                "the bench server (process {}) ended with {status}: {sentence}",
+                self.child.id()
+            )),
+            (_, failure) => failure,
+        }
+    }
+
+    /// Waits for its exit after goodbye.
+    pub fn finish(mut self) -> Done {
+        match self.wait(EXIT) {
+            Some(status) if status.success() => Ok(()),
+            Some(status) => Err(Failure::new(format!("the bench server ended with {status}"))),
+            None => Err(Failure::new("the bench server did not exit after goodbye")),
+        }
+    }
+
+    fn wait(&mut self, limit: Duration) -> Option<ExitStatus> {
+        let until = Instant::now() + limit;
+        loop {
+            match self.child.try_wait() {
+                Ok(Some(status)) => return Some(status),
+                Ok(None) if Instant::now() < until => std::thread::sleep(Duration::from_millis(5)),
+                Ok(None) | Err(_) => return None,
+            }
+        }
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        // Fails only where it has ended already; then there is only the reaping.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}

@@ -1,0 +1,172 @@
+//! Control groups: how much time, memory and threads this process may have.
+
+use crate::units::Size;
+
+use super::cores::allowed;
+use super::finding::{Check, Checked};
+use super::host::{Host, Unreadable};
+
+const MEMBERSHIP: &str = "/proc/self/cgroup";
+const MOUNT: &str = "/sys/fs/cgroup";
+/// Version 1 says no limit by a number of this size.
+const NO_LIMIT: u64 = 1 << 60;
+/// Threads of a fabric: a worker per rail, of 64 at most, one for control, and the program's own.
+const THREADS: u64 = 128;
+
+/// The directories of this process' group, from its own up to the mount.
+struct Group {
+    /// Whether they are of version 1.
+    is_first: bool,
+    directories: Vec<String>,
+}
+
+impl Group {
+    /// The group that `controller` looks at; `None` where no such is mounted.
+    fn of(host: &Host, controller: &str) -> Result<Option<Self>, Unreadable> {
+        let text = host.text(MEMBERSHIP)?.unwrap_or_default();
+        let (mut first, mut second) = (None, None);
+        for line in text.lines() {
+            let mut fields = line.splitn(3, ':').skip(1);
+            let (Some(controllers), Some(path)) = (fields.next(), fields.next()) else {
+                return Err(Unreadable::malformed(MEMBERSHIP, line));
+            };
+            match controllers {
+                "" => second = Some(path),
+                list if list.split(',').any(|name| name == controller) => first = Some(path),
+                _ => {}
+            }
+        }
+        let own = format!("{MOUNT}/{controller}");
+        let (is_first, base, path) = match (first, second) {
+            (Some(path), _) if host.has(&own) => (true, own.as_str(), path),
+            (None, Some(path)) if host.has(&format!("{MOUNT}/cgroup.controllers")) => (false, MOUNT, path),
+            _ => return Ok(None),
+        };
+        // Seen from another namespace, the path is not below the mount.
+        let mut path = if path.contains("/..") { "" } else { path.trim_end_matches('/') };
+        let mut directories = Vec::new();
+        loop {
+            directories.push(format!("{base}{path}"));
+            let Some((parent, _)) = path.rsplit_once('/') else { break };
+            path = parent;
+        }
+        directories.retain(|directory| host.has(directory));
+        Ok(Some(Self { is_first, directories }))
+    }
+}
+
+/// The least time that a group on the way up allows.
+pub fn time(check: Check, host: &Host) -> Checked {
+    let Some(group) = Group::of(host, "cpu")? else { return Ok(vec![absent(check, "cpu")]) };
+    let mut least = None::<(f64, &str)>;
+    for directory in &group.directories {
+        let share = match group.is_first {
+            true => {
+                let quota =
+                    host.parsed(&format!("{directory}/cpu.cfs_quota_us"), |text| text.parse::<i64>().ok())?;
+                let period = host.number(&format!("{directory}/cpu.cfs_period_us"))?;
+                quota
+                    .zip(period)
+                    .filter(|(quota, period)| *quota > 0 && *period > 0)
+                    .map(|(quota, period)| quota as f64 / period as f64)
+            }
+            false => host.parsed(&format!("{directory}/cpu.max"), share)?.flatten(),
+        };
+        let Some(share) = share else { continue };
+        if least.is_none_or(|(other, _)| share < other) {
+            least = Some((share, directory));
+        }
+    }
+    let Some((share, directory)) = least else { return Ok(vec![check.ok("no limit")]) };
+    let reading = format!("the time of {share:.2} cores ({directory})");
+    if allowed(host)?.is_some_and(|allowed| share >= allowed.0.len() as f64) {
+        return Ok(vec![check.ok(reading)]);
+    }
+    let cost = "workers spin while busy and use it up; then all threads stand still until the next period";
+    let remedy = "docker run --cpuset-cpus in place of --cpus, whole cores in Kubernetes (static CPU policy), or a \
+                  higher cpu.max";
+    Ok(vec![check.warning(reading, cost, remedy)])
+}
+
+/// `cpu.max`: microseconds or `max`, of so many.
+fn share(text: &str) -> Option<Option<f64>> {
+    let (quota, period) = text.split_once(' ')?;
+    if quota == "max" {
+        return Some(None);
+    }
+    let (quota, period): (u64, u64) = (quota.parse().ok()?, period.trim().parse().ok()?);
+    (period > 0).then(|| Some(quota as f64 / period as f64))
+}
+
+/// How near the group is to its limit of memory.
+pub fn memory(check: Check, host: &Host) -> Checked {
+    let Some(group) = Group::of(host, "memory")? else { return Ok(vec![absent(check, "memory")]) };
+    let (limit, used, idle) = match group.is_first {
+        true => ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+        false => ("memory.max", "memory.current", "inactive_file"),
+    };
+    let mut nearest = None::<(u64, u64, &str)>;
+    for directory in &group.directories {
+        let Some(limit) = host.parsed(&format!("{directory}/{limit}"), most)?.flatten() else { continue };
+        let used = host.number(&format!("{directory}/{used}"))?.unwrap_or(0);
+        // Cached files that nobody uses give way.
+        let stat = host.text(&format!("{directory}/memory.stat"))?.unwrap_or_default();
+        let of = |line: &str| line.strip_prefix(idle)?.trim().parse::<u64>().ok();
+        let used = used.saturating_sub(stat.lines().find_map(of).unwrap_or(0));
+        if nearest.is_none_or(|(other, of, _)| limit.saturating_sub(used) < other.saturating_sub(of)) {
+            nearest = Some((limit, used, directory));
+        }
+    }
+    let Some((limit, used, directory)) = nearest else { return Ok(vec![check.ok("no limit")]) };
+    let reading = format!("{} used of {} ({directory})", Size(used), Size(limit));
+    if used < limit / 10 * 9 {
+        return Ok(vec![check.ok(reading)]);
+    }
+    let cost =
+        "regions and what libfabric shares count: the kernel ends a process of the group when it is full";
+    Ok(vec![check.warning(
+        reading,
+        cost,
+        "a higher limit (docker run --memory, memory.max), or smaller regions",
+    )])
+}
+
+/// How many threads there may still be.
+pub fn threads(check: Check, host: &Host) -> Checked {
+    let Some(group) = Group::of(host, "pids")? else { return Ok(vec![absent(check, "pids")]) };
+    let mut nearest = None::<(u64, u64, &str)>;
+    for directory in &group.directories {
+        let Some(limit) = host.parsed(&format!("{directory}/pids.max"), most)?.flatten() else { continue };
+        let used = host.number(&format!("{directory}/pids.current"))?.unwrap_or(0);
+        if nearest.is_none_or(|(other, of, _)| limit.saturating_sub(used) < other.saturating_sub(of)) {
+            nearest = Some((limit, used, directory));
+        }
+    }
+    let Some((limit, used, directory)) = nearest else { return Ok(vec![check.ok("no limit")]) };
+    let reading = format!("{used} threads of {limit} ({directory})");
+    if limit.saturating_sub(used) >= THREADS {
+        return Ok(vec![check.ok(reading)]);
+    }
+    let cost =
+        "a fabric takes a thread per rail and one more: opening it is refused when there are none left";
+    Ok(vec![check.warning(
+        reading,
+        cost,
+        "a higher limit (docker run --pids-limit, TasksMax in a systemd unit)",
+    )])
+}
+
+/// A limit; `Some(None)` is none.
+fn most(text: &str) -> Option<Option<u64>> {
+    match text {
+        "max" => Some(None),
+        number => Some(Some(number.parse::<u64>().ok()?).filter(|limit| *limit < NO_LIMIT)),
+    }
+}
+
+fn absent(check: Check, controller: &str) -> super::finding::Finding {
+    check.skipped(format!("no control group with {controller} is mounted at {MOUNT}"))
+}
+
+#[cfg(test)]
+mod tests;

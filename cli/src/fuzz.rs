@@ -1,0 +1,84 @@
+//! The parsers of bytes that are not trusted, for the fuzzer alone (`cfg(fuzzing)`).
+
+use std::fs::File;
+use std::io::Write;
+
+use crate::files::{Layout, ToSender, ToServer, TreePath, check_link, decode_entries, decode_items};
+use multirail::Recording;
+
+use crate::bench::protocol as bench;
+use crate::serve::journal::Journal;
+use crate::trace::{chrome, timeline};
+use crate::wire::decode;
+
+/// Messages of `send` and `serve`.
+pub fn files(bytes: &[u8]) {
+    let _ = ToServer::decode(bytes);
+    if let Ok(ToSender::Welcome { layout, .. }) = ToSender::decode(bytes) {
+        sound(&layout);
+    }
+}
+
+/// Tables of entries and items, which lie in a window that a peer writes.
+pub fn tables(bytes: &[u8]) {
+    for entry in decode_entries(bytes).unwrap_or_default() {
+        inside(entry.path.as_bytes());
+        assert!(entry.data() <= entry.size());
+    }
+    let _ = decode_items(bytes);
+    if let Ok(path) = TreePath::new(bytes) {
+        inside(path.as_bytes());
+        assert_eq!(path.names().collect::<Vec<_>>().join(&b'/'), path.as_bytes());
+        // A target taken as sound leads no further up than its link lies deep.
+        if let Ok(link) = TreePath::new(b"a/b") {
+            let _ = check_link(&link, bytes);
+        }
+    }
+}
+
+/// The journal of a partial file, as an earlier server left it, or somebody else.
+pub fn journal(bytes: &[u8]) {
+    let file = rustix::fs::memfd_create("journal", rustix::fs::MemfdFlags::CLOEXEC).expect("a memfd");
+    let mut file = File::from(file);
+    file.write_all(bytes).expect("a memfd takes bytes");
+    let Some(path) = Journal::path(&file) else { return };
+    inside(path.as_bytes());
+    let journal = Journal::open(file, &path).expect("a memfd can be read");
+    let journal = journal.expect("it has the path it says");
+    for index in 0..journal.count() {
+        let _ = journal.piece(index).expect("what is counted is there");
+    }
+    journal.bytes(|piece| piece.len.into()).expect("what is counted is there");
+    journal.end().expect("what is counted is there");
+}
+
+/// A recording, printed and converted.
+pub fn trace(bytes: &[u8]) {
+    if let Ok(recording) = Recording::from_bytes(bytes) {
+        let _ = timeline(&recording);
+        let text = chrome::trace(&recording).to_string();
+        serde_json::from_str::<serde_json::Value>(&text).expect("JSON");
+    }
+}
+
+/// What the two sides of a bench say to each other.
+pub fn bench(bytes: &[u8]) {
+    if let Ok(bench::ToServer::Prepare(load)) = decode::<bench::ToServer>(bytes) {
+        let _ = load.check();
+    }
+    let _ = decode::<bench::ToClient>(bytes);
+}
+
+fn sound(layout: &Layout) {
+    if layout.is_sound() {
+        for sequence in [0, 1, u64::MAX] {
+            assert!((layout.slot(sequence) as u64) < layout.total());
+            assert!((layout.table_at(sequence) as u64) < layout.total());
+        }
+    }
+}
+
+fn inside(path: &[u8]) {
+    let names: Vec<_> = path.split(|byte| *byte == b'/').collect();
+    assert!(!names.iter().any(|name| matches!(*name, b"" | b"." | b"..") || name.contains(&0)));
+}

@@ -1,0 +1,123 @@
+//! Fills windows with items and their bytes as windows become free.
+
+use std::sync::mpsc::SyncSender;
+
+use crate::files::{Item, Layout, Piece, PieceHash, encode};
+use multirail::Region;
+
+use super::mover::Window;
+use super::pulse::Pulse;
+use super::source::Source;
+use super::talk::{Stop, Talk};
+use crate::failure::Failure;
+
+/// Longer than any encoded item.
+const ITEM: usize = 64;
+
+/// For the thread that talks to the server meanwhile.
+pub enum Filled {
+    /// A window to move.
+    Window(Window),
+    /// None is full yet, and it is time to say so.
+    Working,
+}
+
+/// The window being filled, and those to come.
+pub struct Packer<'a> {
+    talk: &'a mut Talk,
+    region: &'a Region,
+    layout: Layout,
+    /// To whoever moves windows.
+    filled: SyncSender<Filled>,
+    pulse: &'a mut Pulse,
+    table: Vec<u8>,
+    data: usize,
+    part: Vec<u8>,
+}
+
+impl<'a> Packer<'a> {
+    /// Fills the windows of `region`.
+    pub fn new(
+        talk: &'a mut Talk,
+        region: &'a Region,
+        filled: SyncSender<Filled>,
+        pulse: &'a mut Pulse,
+    ) -> Self {
+        let layout = talk.layout;
+        Self { talk, region, layout, filled, pulse, table: Vec::new(), data: 0, part: Vec::new() }
+    }
+
+    /// Adds an item that has no bytes.
+    pub fn item(&mut self, item: &Item) -> Result<(), Stop> {
+        self.room(0)?;
+        self.add(item)
+    }
+
+    /// Adds a whole file of `len` bytes.
+    pub fn whole(&mut self, index: u32, source: &Source, len: usize) -> Result<blake3::Hash, Stop> {
+        self.room(len)?;
+        let (mut hasher, to) = (blake3::Hasher::new(), self.at());
+        source.fill(0, len, &mut self.part, self.region, to, |bytes| {
+            hasher.update(bytes);
+        })?;
+        source.is_unchanged()?;
+        let hash = hasher.finalize();
+        self.data += len;
+        self.add(&Item::Whole { index, hash: hash.into() })?;
+        Ok(hash)
+    }
+
+    /// Adds a piece of a file.
+    pub fn piece(&mut self, source: &Source, range: std::ops::Range<u64>) -> Result<Piece, Stop> {
+        let len = (range.end - range.start) as usize;
+        self.room(len)?;
+        let (mut hash, to) = (PieceHash::new(range.start), self.at());
+        source.fill(range.start, len, &mut self.part, self.region, to, |bytes| hash.update(bytes))?;
+        source.is_unchanged()?;
+        self.data += len;
+        let piece = Piece { offset: range.start, len: len as u32, hash: hash.finish() };
+        self.add(&Item::Piece(piece))?;
+        Ok(piece)
+    }
+
+    /// Hands the last window on.
+    pub fn finish(mut self) -> Result<(), Stop> {
+        self.flush()
+    }
+
+    fn at(&self) -> usize {
+        self.layout.data_at(self.talk.next) + self.data
+    }
+
+    fn add(&mut self, item: &Item) -> Result<(), Stop> {
+        encode(item, &mut self.table).map_err(|why| Stop::Broken(Failure::new(why)))
+    }
+
+    /// Makes sure that the window has room for `len` bytes and an item, and is free.
+    fn room(&mut self, len: usize) -> Result<(), Stop> {
+        let full = self.data + len > self.layout.data as usize
+            || self.table.len() + ITEM > self.layout.table as usize;
+        if full {
+            self.flush()?;
+        }
+        if self.pulse.is_due() {
+            // With as much under way as there may be, the server hears enough.
+            let _ = self.filled.try_send(Filled::Working);
+        }
+        if self.table.is_empty() { self.talk.await_free() } else { Ok(()) }
+    }
+
+    fn flush(&mut self) -> Result<(), Stop> {
+        if self.table.is_empty() {
+            return Ok(());
+        }
+        let sequence = self.talk.next;
+        self.region.copy_in(self.layout.table_at(sequence), &self.table).map_err(Failure::from)?;
+        let window = Window { sequence, table: self.table.len() as u32, data: self.data as u32 };
+        self.talk.take_window();
+        (self.data, self.table) = (0, Vec::new());
+        self.filled
+            .send(Filled::Window(window))
+            .map_err(|_| Stop::Broken(Failure::new("the moving thread ended early")))
+    }
+}

@@ -1,0 +1,72 @@
+//! How far the sending is: a bar on a terminal, or rows of JSON.
+
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use serde::Serialize;
+
+use crate::failure::Done;
+use crate::output;
+
+/// Bytes on their way.
+pub struct Progress {
+    bar: ProgressBar,
+    rows: bool,
+    sent: u64,
+    total: u64,
+}
+
+#[derive(Serialize)]
+struct ProgressRow {
+    progress_bytes: u64,
+    total_bytes: u64,
+}
+
+impl Progress {
+    /// Of `total` bytes; `rows` prints JSON instead.
+    pub fn new(total: u64, json: bool, rows: bool) -> Self {
+        let target = if json || rows { ProgressDrawTarget::hidden() } else { ProgressDrawTarget::stderr() };
+        let bar = ProgressBar::with_draw_target(Some(total), target);
+        let template =
+            "[{bar:30}] {binary_bytes} of {binary_total_bytes}, {decimal_bytes_per_sec}, {eta} left {msg}";
+        if let Ok(style) = ProgressStyle::with_template(template) {
+            bar.set_style(style);
+        }
+        Self { bar, rows, sent: 0, total }
+    }
+
+    /// Says that `bytes` are about to move.
+    pub fn moving(&mut self, bytes: u64) -> Done {
+        self.sent += bytes;
+        self.bar.inc(bytes);
+        match self.rows && bytes > 0 {
+            true => output::json(&ProgressRow { progress_bytes: self.sent, total_bytes: self.total }),
+            false => Ok(()),
+        }
+    }
+
+    /// Says that it is of `total` bytes after all.
+    pub fn resize(&mut self, total: u64) {
+        self.total = total;
+        self.bar.set_length(total);
+    }
+
+    /// Says that `bytes` need not move.
+    pub fn spared(&self, bytes: u64) {
+        self.bar.inc(bytes);
+    }
+
+    /// Says what is being done.
+    pub fn now(&self, what: &str) {
+        self.bar.set_message(what.to_owned());
+        self.bar.tick();
+    }
+
+    /// Removes the bar while `print` prints.
+    pub fn aside(&self, print: impl FnOnce() -> Done) -> Done {
+        self.bar.suspend(print)
+    }
+
+    /// Removes the bar.
+    pub fn end(&self) {
+        self.bar.finish_and_clear();
+    }
+}

@@ -1,0 +1,315 @@
+//! The directory that files are stored in.
+
+use std::fs::File;
+use std::os::fd::OwnedFd;
+use std::path::PathBuf;
+
+use crate::files::{Entry, Kind, Mtime, TreePath};
+use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, RenameFlags, Stat, Timespec, Timestamps, UTIME_OMIT};
+use rustix::io::Errno;
+
+use super::beneath;
+use super::durable::Durable;
+use super::quota::Quota;
+use super::reason::failed;
+use super::staged::Staged;
+use super::staging::Staging;
+use crate::content;
+use crate::failure::{Done, Failure};
+
+/// Mode of a directory that a server made, until all is stored that lies in it. By the sticky
+/// bit, which means nothing where only the owner may write and no sender can set, any later
+/// server knows that mode and time are the sender's to set.
+const UNFINISHED: Mode = Mode::RWXU.union(Mode::SVTX);
+
+/// Numbers tried behind a name that is taken.
+const RENAMES: usize = 10_000;
+
+/// What happens to a file whose name is taken. A directory that is there takes what is sent
+/// into it under every rule.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub enum Clash {
+    /// Refuse it, and end the conversation
+    Refuse,
+    /// Replace a file or link that is there, and set mode and time of a directory that is there
+    Overwrite,
+    /// Store it as NAME.1, NAME.2, ...
+    Rename,
+    /// Keep what is there, and go on; of a directory too whose name a file has, with all in it
+    Skip,
+}
+
+/// Where files are stored.
+pub struct Directory {
+    fd: OwnedFd,
+    /// Files that are not whole yet.
+    pub staging: Staging,
+    /// The rule for names that are taken.
+    pub clash: Clash,
+    /// What is below it.
+    pub durable: Durable,
+}
+
+impl Directory {
+    /// Opens a directory, and locks it for this server.
+    pub fn open(path: PathBuf, clash: Clash, quota: Quota) -> Done<Self> {
+        let unusable = |error: Errno, advice| {
+            let reason = std::io::Error::from(error);
+            Failure::new(format!("cannot open the directory {}: {reason}; {advice}", path.display()))
+        };
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let fd = rustix::fs::openat(CWD, &path, flags, Mode::empty())
+            .map_err(|error| unusable(error, "create it first"))?;
+        let again = fd.try_clone().map_err(|error| failed("open the directory twice", error))?;
+        Ok(Self { staging: Staging::open(again, quota)?, fd, clash, durable: Durable::new() })
+    }
+
+    /// The directory that `path` lies in.
+    pub fn parent(&self, path: &TreePath) -> Done<OwnedFd> {
+        beneath::open(&self.fd, path.parent()).map_err(misplaced)
+    }
+
+    /// What is there under the name of `path`, if anything.
+    pub fn look(&self, path: &TreePath) -> Done<Option<Stat>> {
+        let parent = match beneath::open(&self.fd, path.parent()) {
+            Err(Errno::NOENT) => return Ok(None),
+            opened => opened.map_err(misplaced)?,
+        };
+        match rustix::fs::statat(&parent, path.name_os(), AtFlags::SYMLINK_NOFOLLOW) {
+            Err(Errno::NOENT) => Ok(None),
+            found => found.map(Some).map_err(|error| failed("look for the name in the directory", error)),
+        }
+    }
+
+    /// Whether something that is no directory has the name of a directory that `path` lies in.
+    pub fn is_barred(&self, path: &TreePath) -> bool {
+        matches!(beneath::open(&self.fd, path.parent()), Err(Errno::NOTDIR | Errno::LOOP))
+    }
+
+    /// Opens a regular file that is there.
+    pub fn file(&self, path: &TreePath) -> Done<File> {
+        let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+        let opened = rustix::fs::openat(self.parent(path)?, path.name_os(), flags, Mode::empty());
+        Ok(File::from(opened.map_err(|error| failed("read the file that is there", error))?))
+    }
+
+    /// Makes a directory, or uses the one that is there.
+    pub fn make(&self, path: &TreePath) -> Done {
+        match rustix::fs::mkdirat(self.parent(path)?, path.name_os(), UNFINISHED) {
+            Err(Errno::EXIST) => {
+                let fd = beneath::open(&self.fd, path.as_bytes()).map_err(misplaced)?;
+                let mode = rustix::fs::fstat(&fd).map(|stat| Mode::from_raw_mode(stat.st_mode));
+                // It gets the sender's mode with the last of what lies in it.
+                match mode {
+                    Ok(mode) if self.clash == Clash::Overwrite && !mode.contains(Mode::RWXU) => {
+                        rustix::fs::fchmod(&fd, mode | Mode::RWXU)
+                    }
+                    mode => mode.map(drop),
+                }
+                .map_err(|error| failed("use the directory that is there", error))
+            }
+            // Elsewhere a new directory may not get that bit.
+            #[cfg(not(target_os = "linux"))]
+            Ok(()) => beneath::open(&self.fd, path.as_bytes())
+                .and_then(|fd| rustix::fs::fchmod(fd, UNFINISHED))
+                .map_err(misplaced),
+            made => made.map_err(|error| failed("create a directory", error)),
+        }
+    }
+
+    /// Sets mode and time of a directory once all that lies in it is stored, unless the directory
+    /// was there before and the rule leaves it as it is.
+    pub fn leave(&self, entry: &Entry) -> Done {
+        let fd = beneath::open(&self.fd, entry.path.as_bytes()).map_err(misplaced)?;
+        let mode = rustix::fs::fstat(&fd).map(|stat| Mode::from_raw_mode(stat.st_mode));
+        match mode.map_err(|error| failed("look at the directory that is there", error))? {
+            // A directory inherits the set-group-ID bit.
+            mode if mode - Mode::SGID == UNFINISHED || self.clash == Clash::Overwrite => {
+                dress(&File::from(fd), entry)
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Makes everything durable that was written so far.
+    pub fn sync(&self) -> Done {
+        self.durable.all(|| {
+            #[cfg(target_os = "linux")]
+            let synced = rustix::fs::syncfs(&self.fd);
+            // Elsewhere every file is synced when it is whole, see `Durable::one`.
+            #[cfg(not(target_os = "linux"))]
+            let synced = rustix::fs::fsync(&self.fd);
+            synced
+        })
+    }
+
+    /// Gives a staged file its final name, by the rule for names that are taken; whether it
+    /// got one, or something else had it first and stays.
+    ///
+    /// With `resume` a file or link of the same content is no clash: a sender that died had sent
+    /// it, and the server gave it its name after it had judged this entry.
+    pub fn publish(&self, staged: Staged<'_>, entry: &Entry, resume: bool) -> Done<bool> {
+        let path = &entry.path;
+        let (parent, from) = (self.parent(path)?, &self.staging.fd);
+        let name = path.name_os();
+        let exclusively = |to: &std::ffi::OsStr| rename_exclusively(from, staged.name(), &parent, to);
+        let renamed = match self.clash {
+            Clash::Overwrite => rustix::fs::renameat(from, staged.name(), &parent, name),
+            Clash::Refuse | Clash::Skip | Clash::Rename => match exclusively(name) {
+                Err(Errno::EXIST) if resume && self.has(&staged, entry)? => {
+                    staged.abandon();
+                    self.staging.discard(path);
+                    return Ok(true);
+                }
+                Err(Errno::EXIST) if self.clash == Clash::Rename => (1..RENAMES)
+                    .map(|n| exclusively(&numbered(path.name(), n)))
+                    .find(|renamed| *renamed != Err(Errno::EXIST))
+                    .unwrap_or(Err(Errno::EXIST)),
+                renamed => renamed,
+            },
+        };
+        match renamed {
+            Ok(()) => staged.named(),
+            Err(Errno::EXIST) if self.clash == Clash::Skip => {
+                staged.abandon();
+                return Ok(false);
+            }
+            Err(Errno::EXIST) => return Err(exists()),
+            Err(Errno::ISDIR | Errno::NOTEMPTY) => return Err(is_directory()),
+            Err(error) => return Err(failed("rename the whole file", error)),
+        }
+        self.staging.discard(path);
+        #[cfg(not(target_os = "linux"))]
+        rustix::fs::fsync(&parent).map_err(|error| failed("sync the directory", error))?;
+        Ok(true)
+    }
+
+    /// Whether a file or link has the name of `entry` and the content that is staged for it. If
+    /// so, sets the mode and time of the file.
+    fn has(&self, staged: &Staged<'_>, entry: &Entry) -> Done<bool> {
+        let found = self.look(&entry.path)?.map(|found| FileType::from_raw_mode(found.st_mode));
+        match (&entry.kind, found) {
+            (Kind::Link { target }, Some(FileType::Symlink)) => self.is_link(&entry.path, target),
+            (Kind::File { size, .. }, Some(FileType::RegularFile)) => {
+                let (Ok(there), Ok(ours)) = (self.file(&entry.path), self.staging.read(staged.name())) else {
+                    return Ok(false);
+                };
+                let unreadable = |error| failed("compare with the file that is there", error);
+                if there.metadata().map_err(unreadable)?.len() != *size {
+                    return Ok(false);
+                }
+                let digest = |file| content::digest(file, *size, || true).map_err(unreadable);
+                let same = digest(&there)? == digest(&ours)?;
+                if same {
+                    dress(&there, entry)?;
+                }
+                Ok(same)
+            }
+            _ => Ok(false),
+        }
+    }
+
+    /// Whether a symbolic link that is there points to `target`.
+    pub fn is_link(&self, path: &TreePath, target: &[u8]) -> Done<bool> {
+        let there = rustix::fs::readlinkat(self.parent(path)?, path.name_os(), Vec::new());
+        Ok(there.is_ok_and(|there| there.as_bytes() == target))
+    }
+}
+
+/// Sets mode and time of a file or directory.
+pub fn dress(file: &File, entry: &Entry) -> Done {
+    rustix::fs::fchmod(file, Mode::from_raw_mode(entry.mode.into()))
+        .and_then(|()| rustix::fs::futimens(file, &times(entry.mtime)))
+        .map_err(|error| failed("set mode and time", error))
+}
+
+/// A time of modification for the system.
+pub fn times(mtime: Mtime) -> Timestamps {
+    Timestamps {
+        last_access: Timespec { tv_sec: 0, tv_nsec: UTIME_OMIT as _ },
+        last_modification: Timespec { tv_sec: mtime.seconds, tv_nsec: mtime.nanoseconds.into() },
+    }
+}
+
+/// Why a file is refused whose name is taken.
+pub fn exists() -> Failure {
+    Failure::new("a file of that name exists; rename it, or start the server with --on-clash overwrite")
+}
+
+/// Why a file is refused that would replace a directory.
+pub fn is_directory() -> Failure {
+    Failure::new("a directory of that name exists; remove or rename it")
+}
+
+fn rename_exclusively(
+    from: &OwnedFd,
+    name: &str,
+    to: &OwnedFd,
+    new: &std::ffi::OsStr,
+) -> rustix::io::Result<()> {
+    match rustix::fs::renameat_with(from, name, to, new, RenameFlags::NOREPLACE) {
+        // File systems without that flag: a link refuses an existing name as well.
+        Err(Errno::INVAL | Errno::NOSYS | Errno::NOTSUP) => {
+            rustix::fs::linkat(from, name, to, new, AtFlags::empty())
+                .and_then(|()| rustix::fs::unlinkat(from, name, AtFlags::empty()))
+        }
+        renamed => renamed,
+    }
+}
+
+/// `NAME.n`, with the name cut where that would be too long.
+fn numbered(name: &[u8], n: usize) -> std::ffi::OsString {
+    use std::os::unix::ffi::OsStringExt;
+    let suffix = format!(".{n}");
+    let kept = name.len().min(TreePath::LONGEST_NAME - suffix.len());
+    std::ffi::OsString::from_vec([&name[..kept], suffix.as_bytes()].concat())
+}
+
+fn misplaced(error: Errno) -> Failure {
+    Failure::new(match error {
+        Errno::LOOP => "a symbolic link is in its way; the server follows none",
+        Errno::NOTDIR => "something that is no directory is in its way; remove or rename it",
+        Errno::XDEV => "another file system is mounted in its way; serve that directory itself",
+        Errno::NOENT => "its directory does not exist",
+        error => return failed("open its directory", error),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::serve::room::ENTRY;
+    use crate::units::Size;
+
+    #[test]
+    fn the_loser_of_a_race_for_a_name_leaves_nothing_behind() {
+        let into = tempfile::TempDir::new().unwrap();
+        let quota = Quota::new(Some(Size(100 * ENTRY)));
+        let directory = Directory::open(into.path().to_owned(), Clash::Skip, quota).unwrap();
+        let staging = &directory.staging;
+        let path = TreePath::new(b"name").unwrap();
+        let (kind, mtime) = (Kind::File { size: 1, data: 1 }, Mtime { seconds: 0, nanoseconds: 0 });
+        let entry = Entry { path: path.clone(), kind, mode: 0o644, mtime };
+        let partial = || {
+            let (mut staged, ..) = staging.begin(&path).unwrap();
+            staging.quota.reserve(90 * ENTRY).unwrap();
+            staged.add(90 * ENTRY);
+            staged
+        };
+        drop(partial());
+        assert_eq!(staging.bytes(&path), Some(90 * ENTRY), "one that is interrupted stays");
+        staging.discard(&path);
+
+        let loser = partial();
+        std::fs::write(into.path().join("name"), "winner").unwrap();
+        assert!(!directory.publish(loser, &entry, false).unwrap());
+        assert_eq!(std::fs::read(into.path().join("name")).unwrap(), b"winner");
+        assert_eq!(staging.bytes(&path), None);
+        assert_eq!(std::fs::read_dir(into.path().join(".multirail")).unwrap().count(), 0);
+        staging.quota.check(100 * ENTRY).unwrap();
+
+        std::fs::remove_file(into.path().join("name")).unwrap();
+        assert!(directory.publish(partial(), &entry, false).unwrap());
+        assert!(staging.quota.check(11 * ENTRY).is_err(), "it counts under its name too");
+    }
+}

@@ -1,0 +1,139 @@
+//! A large file on its way: its bytes, and the journal of its pieces.
+
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+
+use crate::files::{FileHash, HAVE_PIECES, Piece, PieceHash, TreePath};
+
+use super::journal::Journal;
+use super::reason::failed;
+use super::room::{self, Room};
+use super::staged::Staged;
+use super::staging::Staging;
+use super::window::Bytes;
+use crate::failure::{Done, Failure};
+
+/// A file that comes in pieces.
+pub struct Partial<'a> {
+    staged: Staged<'a>,
+    file: File,
+    journal: Journal,
+    hash: FileHash,
+    /// Bytes of its pieces.
+    bytes: u64,
+    /// One past the last byte stored.
+    end: u64,
+}
+
+impl<'a> Partial<'a> {
+    /// A new one.
+    pub fn begin(staging: &'a Staging, path: &TreePath, room: &mut Room<'_>) -> Done<Self> {
+        staging.discard(path);
+        let cost = room::partial(path);
+        room.ensure(0, cost)?;
+        let (mut staged, file, journal) = staging.begin(path)?;
+        room.spend(0, cost);
+        staged.add(cost);
+        Ok(Self { staged, file, journal, hash: FileHash::default(), bytes: 0, end: 0 })
+    }
+
+    /// What an earlier attempt left.
+    pub fn find(staging: &'a Staging, path: &TreePath) -> Option<Self> {
+        let (staged, file, journal) = staging.find(path)?;
+        let (bytes, _) = journal.bytes(room::piece).ok()?;
+        Some(Self { staged, file, journal, hash: FileHash::default(), bytes, end: 0 })
+    }
+
+    /// Bytes stored in it.
+    pub fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// Its pieces from number `first` on, up to the first that is not what the journal
+    /// says, and whether these are the last.
+    pub fn have(&self, first: u64) -> Done<(Vec<Piece>, bool)> {
+        let unreadable = |error| failed("read a partial file", error);
+        let until = first.saturating_add(HAVE_PIECES as u64).min(self.journal.count());
+        let (mut pieces, mut bytes) = (Vec::new(), Vec::new());
+        for index in first..until {
+            let Some(piece) = self.journal.piece(index).map_err(unreadable)? else {
+                return Ok((pieces, true));
+            };
+            bytes.resize(piece.len as usize, 0);
+            let read = self.file.read_exact_at(&mut bytes, piece.offset);
+            if read.is_err() || PieceHash::of(piece.offset, &bytes) != piece.hash {
+                return Ok((pieces, true));
+            }
+            pieces.push(piece);
+        }
+        Ok((pieces, until == self.journal.count()))
+    }
+
+    /// Forgets all but the first `count` pieces, for a file of `size` bytes. Bytes behind
+    /// them become a hole, and their room is promised again.
+    pub fn keep(&mut self, count: u64, size: u64, room: &mut Room<'_>) -> Done {
+        let broken = |error| failed("continue a partial file", error);
+        self.journal.keep(count).map_err(broken)?;
+        if self.journal.count() < count {
+            return Err(Failure::new("the sender keeps more pieces than there are; send it again"));
+        }
+        let mut kept = self.staged.empty();
+        self.bytes = 0;
+        for index in 0..self.journal.count() {
+            let piece = self.journal.piece(index).map_err(broken)?;
+            let Some(piece) = piece.filter(|piece| piece.is_sound(size) && piece.offset >= self.end) else {
+                return Err(Failure::new("a partial file is broken; send it without --resume"));
+            };
+            self.hash.push(&piece);
+            kept += room::piece(&piece);
+            self.bytes += u64::from(piece.len);
+            self.end = piece.end();
+        }
+        self.file.set_len(self.end).map_err(broken)?;
+        room.regain(self.staged.shrink(kept));
+        Ok(())
+    }
+
+    /// Stores the next piece. Takes the room of the piece before it writes the first byte; gives
+    /// it back if the piece fails, once none of its bytes is left.
+    pub fn push(&mut self, piece: &Piece, bytes: &mut Bytes<'_>, room: &mut Room<'_>) -> Done {
+        if piece.offset < self.end {
+            return Err(Failure::new("the sender sent pieces out of turn"));
+        }
+        let (len, cost) = (u64::from(piece.len), room::piece(piece));
+        room.ensure(len, cost)?;
+        room.spend(len, cost);
+        self.staged.add(cost);
+        if let Err(failure) = self.write(piece, bytes) {
+            match self.file.set_len(self.end) {
+                Ok(()) => room.regain(self.staged.take(cost)),
+                Err(error) => tracing::warn!(%error, "bytes that failed stay, and count"),
+            }
+            return Err(failure);
+        }
+        self.hash.push(piece);
+        self.end = piece.end();
+        self.bytes += len;
+        Ok(())
+    }
+
+    fn write(&mut self, piece: &Piece, bytes: &mut Bytes<'_>) -> Done {
+        let (mut at, mut hash) = (piece.offset, PieceHash::new(piece.offset));
+        bytes.take(piece.len as usize, |part| {
+            hash.update(part);
+            self.file.write_all_at(part, at).map_err(|e| failed("write the file", e))?;
+            at += part.len() as u64;
+            Ok(())
+        })?;
+        if hash.finish() != piece.hash {
+            return Err(Failure::new("what arrived has another checksum than what was sent; send it again"));
+        }
+        self.journal.push(piece).map_err(|e| failed("write a journal", e))
+    }
+
+    /// All pieces are there: a file of `size` bytes, ready for its name.
+    pub fn finish(self, size: u64) -> Done<(Staged<'a>, File, Option<blake3::Hash>)> {
+        self.file.set_len(size).map_err(|e| failed("write the file", e))?;
+        Ok((self.staged, self.file, self.hash.finish(size)))
+    }
+}

@@ -1,0 +1,40 @@
+//! The bytes in one window, taken from its start to its end.
+
+use multirail::Region;
+
+use crate::failure::{Done, Failure};
+
+/// Bytes taken out of a window at a time: they stay in a core's cache while they
+/// are hashed and written.
+const PART: usize = 256 << 10;
+
+/// What is left of a window's bytes.
+pub struct Bytes<'a> {
+    region: &'a Region,
+    part: &'a mut Vec<u8>,
+    at: usize,
+    left: usize,
+}
+
+impl<'a> Bytes<'a> {
+    /// `len` bytes of the region at `at`; `part` is reused.
+    pub fn new(region: &'a Region, part: &'a mut Vec<u8>, at: usize, len: usize) -> Self {
+        Self { region, part, at, left: len }
+    }
+
+    /// Hands the next `len` bytes on, part by part.
+    pub fn take(&mut self, len: usize, mut part: impl FnMut(&[u8]) -> Done) -> Done {
+        self.left = match self.left.checked_sub(len) {
+            Some(left) => left,
+            None => return Err(Failure::new("the sender's table names more bytes than it sent")),
+        };
+        self.part.resize(PART, 0);
+        for done in (0..len).step_by(PART) {
+            let bytes = &mut self.part[..PART.min(len - done)];
+            self.region.copy_out(self.at, bytes)?;
+            self.at += bytes.len();
+            part(bytes)?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,101 @@
+//! Thousands of peers of one rail group: what each of them takes of memory.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use backend_loopback::Null;
+use multirail::{Access, Clock, Fabric, FabricBuilder, TransportConfig, VirtualClock};
+use serde::Serialize;
+
+use super::profile::Profile;
+use crate::Common;
+use crate::failure::{Done, Failure};
+use crate::output;
+use crate::table;
+
+/// Most peers that are simulated.
+const MOST: u32 = 1 << 20;
+/// Bytes written to each.
+const PAGE: usize = 64 << 10;
+/// The longest jump of the virtual clock: a write that stands still meets its deadline.
+const LONGEST: Duration = Duration::from_secs(60);
+
+#[derive(Debug, Serialize)]
+struct Row {
+    model: &'static str,
+    peers: u32,
+    rails: u32,
+    /// Of one side.
+    bytes_per_peer: u64,
+    bytes_per_rail_pair: u64,
+}
+
+/// Connects `peers` peers over the first group's cards and writes to each once.
+pub fn run(common: &Common, profile: &Profile, peers: u32) -> Done {
+    if peers == 0 || peers > MOST {
+        return Err(Failure::new(format!("--peers is between 1 and {MOST}")));
+    }
+    let clock = VirtualClock::default();
+    let rails = profile.cards_of(0);
+    let open = || -> Done<Fabric> {
+        let cards = Null::new(rails).link(profile.card.clone());
+        Ok(FabricBuilder::new()
+            .transport(TransportConfig::new("cards", Arc::new(cards)))
+            .clock(Arc::new(clock.clone()))
+            .seed(profile.seed)
+            .caller_driven()
+            .open()?)
+    };
+    let (fabric, target) = (open()?, open()?);
+    let source = fabric.alloc(PAGE, Access::LOCAL)?;
+    let landing = target.alloc(PAGE, Access::REMOTE_WRITE)?.descriptor();
+    let before = resident()?;
+    let mut connected = Vec::with_capacity(peers as usize);
+    for _ in 0..peers {
+        let pair = fabric.connect_local(&target)?;
+        let landing = pair.0.import(&landing)?;
+        let mut op = pair.0.write(&source, 0..PAGE, &landing, 0)?;
+        let written = loop {
+            if let Some(written) = op.try_result() {
+                break written;
+            }
+            if fabric.step().events == 0 {
+                let due = fabric.due().since(clock.now());
+                clock.advance(due.clamp(Duration::from_nanos(1), LONGEST));
+            }
+            target.step();
+        };
+        written?;
+        connected.push((pair, landing));
+    }
+    // Both sides of every connection are here.
+    let each = resident()?.saturating_sub(before) / u64::from(peers) / 2;
+    let row = Row {
+        model: "simulation, not a measurement",
+        peers,
+        rails,
+        bytes_per_peer: each,
+        bytes_per_rail_pair: each / u64::from(rails),
+    };
+    if common.json {
+        return output::json(&row);
+    }
+    table::sentence(&format!(
+        "{peers} peers connected and written once; {each} bytes of memory each, {} per rail pair ({rails} rails)",
+        row.bytes_per_rail_pair
+    ))
+}
+
+/// Memory of this process, in bytes: what is not the files' behind shared memory.
+fn resident() -> Done<u64> {
+    let text = std::fs::read_to_string("/proc/self/statm")
+        .map_err(|error| Failure::new(format!("--peers needs /proc/self/statm: {error}")))?;
+    let mut pages = text.split_ascii_whitespace().filter_map(|word| word.parse::<u64>().ok());
+    let (resident, shared) = (pages.nth(1), pages.next());
+    match (resident, shared) {
+        (Some(resident), Some(shared)) => {
+            Ok(resident.saturating_sub(shared) * rustix::param::page_size() as u64)
+        }
+        _ => Err(Failure::new("/proc/self/statm is not as this system's documentation has it")),
+    }
+}

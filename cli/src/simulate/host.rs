@@ -1,0 +1,100 @@
+//! A host in virtual time: cores, and the rail groups each of them drives.
+//!
+//! Groups share nothing but the core that drives them, so cores are simulated one
+//! after another, each on a clock of its own.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use multirail::{Clock, Time, VirtualClock};
+
+use super::cost::Meter;
+use super::group::Group;
+use super::profile::Profile;
+use crate::failure::{Done, Failure};
+
+/// The cores of a host.
+pub struct Host {
+    cores: Vec<Core>,
+    page: u64,
+}
+
+/// One core and its groups.
+struct Core {
+    clock: VirtualClock,
+    groups: Vec<Group>,
+    meter: Meter,
+    busy: Duration,
+}
+
+/// What a host moved.
+pub struct Measured {
+    /// Payload of all cards, in Gbps.
+    pub gbps: f64,
+    /// Bytes by card.
+    pub bytes: Vec<u64>,
+    /// Cores' worth of processor time.
+    pub busy_cores: f64,
+}
+
+impl Host {
+    /// `profile`'s groups dealt out to `cores` cores.
+    pub fn new(profile: &Profile, cores: u32, cost: f64, page: u64) -> Done<Self> {
+        let mut host = Self { cores: Vec::new(), page };
+        for core in 0..cores {
+            let clock = VirtualClock::default();
+            let groups = (core..profile.groups).step_by(cores as usize);
+            let groups = groups
+                .map(|number| Group::open(profile, number, page, Arc::new(clock.clone())))
+                .collect::<Done<Vec<_>>>()?;
+            host.cores.push(Core { clock, groups, meter: Meter::new(cost), busy: Duration::ZERO });
+        }
+        Ok(host)
+    }
+
+    /// Runs for a tenth of `span` to fill the queues, then measures `span`.
+    pub fn run(&mut self, span: Duration) -> Done<Measured> {
+        let warm = Time::ZERO.after(span / 10);
+        let (mut bytes, mut busy) = (Vec::new(), 0.0);
+        for core in &mut self.cores {
+            core.run(warm)?;
+            let (before, busy_before) = (core.completed(), core.busy);
+            core.run(warm.after(span))?;
+            let requests = core.completed().into_iter().zip(before).map(|(after, before)| after - before);
+            bytes.extend(requests.map(|requests| requests * self.page));
+            busy += (core.busy - busy_before).as_secs_f64() / span.as_secs_f64();
+        }
+        let total: u64 = bytes.iter().sum();
+        Ok(Measured { gbps: total as f64 * 8.0 / span.as_secs_f64() / 1e9, bytes, busy_cores: busy })
+    }
+}
+
+impl Core {
+    /// Drives the groups in turn until `end`.
+    fn run(&mut self, end: Time) -> Done {
+        while self.clock.now() < end {
+            let mut anything = false;
+            for group in &mut self.groups {
+                let (posted, happened) = group.turn()?;
+                anything |= happened;
+                let spent = self.meter.charge(posted);
+                self.busy += spent;
+                self.clock.advance(spent);
+            }
+            if anything {
+                continue;
+            }
+            // Nothing to do before a card has news.
+            let due = self.groups.iter().map(Group::due).fold(Time::NEVER, Time::min);
+            if due == Time::NEVER {
+                return Err(Failure::new("the simulated host stands still: this is a bug, please report it"));
+            }
+            self.clock.advance(due.since(self.clock.now()).max(Duration::from_nanos(1)));
+        }
+        Ok(())
+    }
+
+    fn completed(&self) -> Vec<u64> {
+        self.groups.iter().flat_map(Group::completed).collect()
+    }
+}

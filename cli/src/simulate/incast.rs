@@ -1,0 +1,181 @@
+//! Many senders to one receiver: what its line and its completion queue make of them.
+//!
+//! Grants reach their senders at once: the control connection is not modelled.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use backend_loopback::{Null, Switch};
+use multirail::{
+    Access, Admission, Applicant, Clock, EvenShares, Fabric, FabricBuilder, Grant, Op, Pages, Peer, Time,
+    TransportConfig, VirtualClock, WriteOptions,
+};
+use serde::Serialize;
+
+use super::memory::untouched;
+use super::profile::{Name, Profile};
+use crate::Common;
+use crate::failure::{Done, Failure};
+use crate::output;
+use crate::table;
+use crate::units::round;
+
+/// Most senders that are simulated.
+const MOST: u32 = 4096;
+/// Bytes of a page, each with an imm.
+const PAGE: usize = 4 << 10;
+/// Pages of each sender.
+const PAGES: u32 = 1024;
+/// How often the receiver looks at its completion queue: it is held up, as by a thread
+/// that does something else too. Meanwhile its line carries 1500 pages.
+const LOOK: Duration = Duration::from_micros(500);
+/// The imm of all pages.
+const IMM: u32 = 1;
+
+#[derive(Debug, Serialize)]
+struct Row {
+    model: &'static str,
+    profile: Name,
+    senders: u32,
+    cq_depth: u32,
+    grants: bool,
+    /// Imms sent, and counted by the receiver.
+    sent: u64,
+    arrived: u64,
+    /// Imms lost to a full completion queue, and the most that one held.
+    overruns: u64,
+    fullest: usize,
+    /// By how much the luckiest sender was ahead of the unluckiest when the first was done, in
+    /// percent of what they had on average.
+    spread_percent: f64,
+    gbps: f64,
+    ceiling_gbps: f64,
+}
+
+/// Whoever trusts that there is room.
+struct NoGrants;
+
+impl Admission for NoGrants {
+    fn grant(&self, _: &Applicant<'_>) -> Grant {
+        Grant::UNLIMITED
+    }
+}
+
+struct Sender {
+    fabric: Fabric,
+    op: Op,
+    done: bool,
+    /// As the receiver knows it.
+    peer: Peer,
+}
+
+/// `senders` hosts write pages with imms to one, a card each.
+pub fn run(
+    common: &Common,
+    name: Name,
+    profile: &Profile,
+    senders: u32,
+    cq_depth: u32,
+    grants: bool,
+) -> Done {
+    if senders == 0 || senders > MOST || cq_depth == 0 {
+        return Err(Failure::new(format!("--incast is between 1 and {MOST}, --cq-depth 1 or more")));
+    }
+    let (clock, switch) = (VirtualClock::default(), Switch::default());
+    let mut card = profile.card.clone();
+    card.cq_depth = Some(cq_depth);
+    let open = |host: u32| -> Done<Fabric> {
+        let card = Null::new(1).link(card.clone()).switch(&switch);
+        Ok(FabricBuilder::new()
+            .transport(TransportConfig::new("cards", Arc::new(card)))
+            .clock(Arc::new(clock.clone()))
+            .seed(profile.seed.wrapping_mul(10_000).wrapping_add(host.into()))
+            .admission(if grants { Arc::new(EvenShares) } else { Arc::new(NoGrants) })
+            .max_operations(16)
+            .flight_recorder(0)
+            .caller_driven()
+            .open()?)
+    };
+    let receiver = open(0)?;
+    let landing = untouched(&receiver, PAGES as usize * PAGE, Access::REMOTE_WRITE)?.descriptor();
+    let pages = Pages::new((0..PAGES).collect::<Vec<_>>());
+    let mut all = Vec::new();
+    for host in 1..=senders {
+        let fabric = open(host)?;
+        let (to_receiver, peer) = fabric.connect_local(&receiver)?;
+        let landing = to_receiver.import(&landing)?;
+        let source = untouched(&fabric, PAGE, Access::LOCAL)?;
+        let (from, options) = (Pages::new(vec![0; PAGES as usize]), WriteOptions::new().imm(IMM).per_wr());
+        let op = to_receiver.write_pages_with(&source, &from, &landing, &pages, PAGE, &options)?;
+        all.push(Sender { fabric, op, done: false, peer });
+    }
+    let mut spread = None;
+    let mut look = Time::ZERO;
+    while all.iter().any(|sender| !sender.done) {
+        let mut events = 0;
+        for sender in &mut all {
+            events += sender.fabric.step().events;
+            if !sender.done
+                && let Some(ended) = sender.op.try_result()
+            {
+                ended?;
+                sender.done = true;
+            }
+        }
+        if spread.is_none() && all.iter().any(|sender| sender.done) {
+            spread = Some(spread_percent(&all));
+        }
+        if clock.now() >= look {
+            look = clock.now().after(LOOK);
+            while receiver.step().events > 0 {
+                events += 1;
+            }
+        }
+        if events == 0 {
+            let due = all.iter().map(|sender| sender.fabric.due()).fold(look, Time::min);
+            clock.advance(due.since(clock.now()).max(Duration::from_nanos(1)));
+        }
+    }
+    let span = clock.now().since(Time::ZERO).as_secs_f64();
+    while receiver.step().events > 0 {}
+    let sent = u64::from(senders) * u64::from(PAGES);
+    let row = Row {
+        model: "simulation, not a measurement",
+        profile: name,
+        senders,
+        cq_depth,
+        grants,
+        sent,
+        arrived: all.iter().map(|sender| sender.peer.imm(IMM).count()).sum(),
+        overruns: switch.overruns(),
+        fullest: switch.fullest(),
+        spread_percent: round(spread.unwrap_or(0.0)),
+        gbps: round((sent * PAGE as u64 * 8) as f64 / span / 1e9),
+        ceiling_gbps: round(profile.card.bits_per_s.unwrap_or(0) as f64 / 1e9),
+    };
+    if common.json {
+        return output::json(&row);
+    }
+    table::sentence(&format!(
+        "{} senders, a completion queue of {}, {}: {} of {} imms arrived, {} overruns, the queue held {} at most; \
+         shares within {:.1} %, {:.1} of {:.1} Gbps; a simulation, not a measurement",
+        row.senders,
+        row.cq_depth,
+        if grants { "grants" } else { "no grants" },
+        row.arrived,
+        row.sent,
+        row.overruns,
+        row.fullest,
+        row.spread_percent,
+        row.gbps,
+        row.ceiling_gbps
+    ))
+}
+
+fn spread_percent(all: &[Sender]) -> f64 {
+    let done = |sender: &Sender| sender.fabric.counters().iter().map(|rail| rail.completions).sum::<u64>();
+    let done: Vec<_> = all.iter().map(done).collect();
+    let (least, most) = (done.iter().min().copied().unwrap_or(0), done.iter().max().copied().unwrap_or(0));
+    let average = done.iter().sum::<u64>() as f64 / done.len().max(1) as f64;
+    (most - least) as f64 / average.max(1.0) * 100.0
+}

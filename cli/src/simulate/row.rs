@@ -1,0 +1,88 @@
+//! One simulated page size as it is printed.
+
+use serde::Serialize;
+
+use super::host::Measured;
+use super::profile::{Name, Profile};
+use crate::Common;
+use crate::failure::Done;
+use crate::output;
+use crate::table::{self, Table};
+use crate::units::{Size, round};
+
+/// One page size; the fields are the keys of the JSON.
+#[derive(Debug, Serialize)]
+pub struct Row {
+    model: &'static str,
+    profile: Name,
+    size: u64,
+    rails: u32,
+    cores: u32,
+    post_cost_ns: f64,
+    pub gbps: f64,
+    ceiling_gbps: f64,
+    percent_of_ceiling: f64,
+    busy_cores: f64,
+    /// By how much the busiest card differs from the idlest, in percent.
+    imbalance_percent: f64,
+    rail_bytes: Vec<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub fewest_cores: Option<u32>,
+}
+
+impl Row {
+    /// The row of one simulation.
+    pub fn new(name: Name, profile: &Profile, cores: u32, cost: f64, size: u64, measured: &Measured) -> Self {
+        let (least, most) = (measured.bytes.iter().min(), measured.bytes.iter().max());
+        let (least, most) = (least.copied().unwrap_or(0) as f64, most.copied().unwrap_or(0) as f64);
+        Self {
+            model: "simulation, not a measurement",
+            profile: name,
+            size,
+            rails: profile.all_cards(),
+            cores,
+            post_cost_ns: round(cost),
+            gbps: round(measured.gbps),
+            ceiling_gbps: round(profile.ceiling_gbps()),
+            percent_of_ceiling: round(measured.gbps / profile.ceiling_gbps() * 100.0),
+            busy_cores: round(measured.busy_cores),
+            imbalance_percent: round((most - least) / most.max(1.0) * 100.0),
+            rail_bytes: measured.bytes.clone(),
+            fewest_cores: None,
+        }
+    }
+
+    /// Prints a table, or JSON, and says that it is a model.
+    pub fn print(common: &Common, rows: &[Self]) -> Done {
+        if common.json {
+            return rows.iter().try_for_each(output::json);
+        }
+        let table = Table::named_by(0).number("size").number("rails").number("cores");
+        let table = table.number("ns per WR").optional(3).number("Gbps").number("ceiling Gbps");
+        let table = table.number("% of ceiling").number("busy cores").optional(1);
+        let mut table = table.number("imbalance %").optional(2).number("fewest cores");
+        rows.iter().for_each(|row| table.row(row.cells()));
+        table.print()?;
+        if rows.iter().any(|row| row.percent_of_ceiling > 100.0) {
+            table::sentence(
+                "over 100 %: requests that began before the measured span were complete within it",
+            )?;
+        }
+        table::sentence("a simulation: this engine in virtual time against modelled cards, not a measurement")
+    }
+
+    fn cells(&self) -> Vec<String> {
+        vec![
+            Size(self.size).to_string(),
+            self.rails.to_string(),
+            self.cores.to_string(),
+            format!("{:.1}", self.post_cost_ns),
+            format!("{:.1}", self.gbps),
+            format!("{:.1}", self.ceiling_gbps),
+            format!("{:.2}", self.percent_of_ceiling),
+            format!("{:.2}", self.busy_cores),
+            format!("{:.2}", self.imbalance_percent),
+            self.fewest_cores.map_or(String::new(), |cores| cores.to_string()),
+        ]
+    }
+}

@@ -1,0 +1,141 @@
+//! Counts of what became of the entries of a path: `send` and `serve` print the same ones.
+
+use std::fmt;
+use std::time::Duration;
+
+use crate::files::{Entry, Kind};
+use serde::Serialize;
+
+use crate::units::{Size, gbytes_per_s};
+
+/// What became of an entry.
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
+pub enum Became {
+    /// The server stored it, or made it.
+    #[default]
+    Stored,
+    /// It was at the server already.
+    Same,
+    /// Something else of its name stays at the server.
+    Skipped,
+}
+
+/// Files, directories and links apart; those that were the same or skipped are among them.
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq, Serialize)]
+pub struct Tally {
+    files: u64,
+    directories: u64,
+    links: u64,
+    /// Of all files, with holes.
+    bytes: u64,
+    same_files: u64,
+    same_links: u64,
+    skipped_files: u64,
+    skipped_directories: u64,
+    skipped_links: u64,
+}
+
+impl Tally {
+    /// Counts an entry; the end of a directory is none.
+    pub fn add(&mut self, entry: &Entry, became: Became) {
+        let (all, same, skipped) = match entry.kind {
+            Kind::Leave => return,
+            Kind::Directory => (&mut self.directories, None, &mut self.skipped_directories),
+            Kind::File { .. } => (&mut self.files, Some(&mut self.same_files), &mut self.skipped_files),
+            Kind::Link { .. } => (&mut self.links, Some(&mut self.same_links), &mut self.skipped_links),
+        };
+        *all += 1;
+        match (became, same) {
+            (Became::Same, Some(same)) => *same += 1,
+            (Became::Skipped, _) => *skipped += 1,
+            _ => {}
+        }
+        self.bytes += entry.size();
+    }
+
+    /// Whether it is of one file and nothing else.
+    pub fn is_one_file(&self) -> bool {
+        (self.files, self.directories, self.links) == (1, 0, 0)
+    }
+
+    /// `sent NAME: 3 files, 2 directories, 5 MiB in 0.10 s, 0.05 GB/s`, of `moved` bytes that
+    /// went over the wire in the time, and what was not stored. One file is not counted.
+    pub fn line(&self, verb: &str, name: &str, moved: u64, took: Duration) -> String {
+        let counts = if self.is_one_file() { String::new() } else { format!("{self}, ") };
+        let (seconds, speed) = (took.as_secs_f64(), gbytes_per_s(moved, took));
+        let not_stored = self.not_stored();
+        format!("{verb} {name}: {counts}{} in {seconds:.2} s, {speed:.2} GB/s{not_stored}", Size(moved))
+    }
+
+    /// What was not stored anew, as the end of a sentence: empty, or from a semicolon on.
+    fn not_stored(&self) -> String {
+        let mut text = String::new();
+        let (same, many) = counts([self.same_files, 0, self.same_links]);
+        if !same.is_empty() {
+            text += &format!("; {same} {} there already", if many { "were" } else { "was" });
+        }
+        let (skipped, many) = counts([self.skipped_files, self.skipped_directories, self.skipped_links]);
+        if !skipped.is_empty() {
+            let why =
+                if many { "were skipped: their names are taken" } else { "was skipped: its name is taken" };
+            text += &format!("; {skipped} {why}");
+        }
+        text
+    }
+}
+
+impl fmt::Display for Tally {
+    /// `3 files, 2 directories, 1 link`, without what there is none of.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match counts([self.files, self.directories, self.links]).0 {
+            none if none.is_empty() => f.write_str("0 files"),
+            counts => f.write_str(&counts),
+        }
+    }
+}
+
+/// Numbers of files, directories and links in words, and whether these are more than one.
+fn counts(numbers: [u64; 3]) -> (String, bool) {
+    let names = [("file", "files"), ("directory", "directories"), ("link", "links")];
+    let named = numbers.iter().zip(names).filter(|(number, _)| **number > 0);
+    let words =
+        named.map(|(number, (one, many))| format!("{number} {}", if *number == 1 { one } else { many }));
+    (words.collect::<Vec<_>>().join(", "), numbers.iter().sum::<u64>() > 1)
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::files::{Mtime, TreePath};
+
+    use super::*;
+
+    #[test]
+    fn files_directories_and_links_are_told_apart() {
+        let entry = |kind| {
+            let mtime = Mtime { seconds: 0, nanoseconds: 0 };
+            Entry { path: TreePath::new(b"name").unwrap(), kind, mode: 0, mtime }
+        };
+        let file = entry(Kind::File { size: 7, data: 3 });
+        let link = entry(Kind::Link { target: b"x".to_vec() });
+        let mut tally = Tally::default();
+        assert_eq!((tally.to_string(), tally.not_stored()), ("0 files".into(), String::new()));
+        tally.add(&file, Became::Stored);
+        assert!(tally.is_one_file() && tally.to_string() == "1 file");
+        tally.add(&file, Became::Same);
+        tally.add(&entry(Kind::Directory), Became::Skipped);
+        tally.add(&entry(Kind::Leave), Became::Skipped);
+        assert_eq!(tally.to_string(), "2 files, 1 directory");
+        assert_eq!(
+            tally.not_stored(),
+            "; 1 file was there already; 1 directory was skipped: its name is taken"
+        );
+        tally.add(&link, Became::Same);
+        tally.add(&link, Became::Skipped);
+        assert_eq!(tally.to_string(), "2 files, 1 directory, 2 links");
+        assert_eq!(
+            tally.not_stored(),
+            "; 1 file, 1 link were there already; 1 directory, 1 link were skipped: their names are taken"
+        );
+        assert_eq!(tally.bytes, 14);
+    }
+}

@@ -1,0 +1,189 @@
+//! Senders that say nothing to `multirail serve`, and more senders than it serves.
+#![cfg(target_os = "linux")]
+
+mod process;
+mod wire;
+
+use std::fs;
+use std::time::Duration;
+
+use multirail::{Access, Peer, RecvPool, Region};
+use multirail_cli::files::{
+    Item, Layout, PROTOCOL, ToSender, ToServer, VERSION, Verdict, decode_entries, decode_items,
+};
+use process::{LIMIT, Running, eventually, run};
+use tempfile::TempDir;
+use wire::{Hostile, Refused, file, raw, text};
+
+#[test]
+fn silent_senders_make_room_for_others() {
+    let (from, into) = (TempDir::new().unwrap(), TempDir::new().unwrap());
+    let (server, address) = Running::server(&["serve", "--into", text(into.path()), "--silence", "5s"]);
+    // Some have not even said hello, some are in the middle.
+    let silent: Vec<_> = (0..6)
+        .map(|n| match n % 3 {
+            0 => Hostile::connect(&address),
+            1 => Hostile::ready(&address),
+            _ => {
+                let sender = Hostile::ready(&address);
+                sender.offer(&raw(b"file", file(1)));
+                assert!(matches!(sender.answer(), ToSender::Verdicts { .. }));
+                sender
+            }
+        })
+        .collect();
+    for sender in silent {
+        sender.ends_refused("said nothing for 5 s");
+        server.await_error("said nothing for 5 s");
+    }
+    let good = from.path().join("good");
+    fs::write(&good, "content").unwrap();
+    let (done, _, said) = run(&["send", text(&good), "--to", &address]);
+    assert!(done, "{said}");
+    assert_eq!(fs::read(into.path().join("good")).unwrap(), b"content");
+}
+
+#[test]
+fn a_sender_at_work_is_not_silent() {
+    let into = TempDir::new().unwrap();
+    let (server, address) = Running::server(&["serve", "--into", text(into.path()), "--silence", "4s"]);
+    let sender = Hostile::ready(&address);
+    // Longer than the limit in all, before and in a group.
+    let work = || {
+        for _ in 0..20 {
+            std::thread::sleep(Duration::from_millis(250));
+            sender.say(&ToServer::Working);
+        }
+    };
+    work();
+    sender.offer(&raw(b"name", file(4)));
+    assert!(matches!(sender.answer(), ToSender::Verdicts { .. }));
+    work();
+    sender.fill(&[Item::Whole { index: 0, hash: blake3::hash(b"good").into() }], b"good");
+    sender.say(&ToServer::Commit { next: 2, entries: 1 });
+    assert_eq!(sender.answer(), ToSender::Stored);
+    assert_eq!(server.errors(), [""; 0]);
+}
+
+#[test]
+fn refused_senders_take_no_thread() {
+    let into = TempDir::new().unwrap();
+    let (server, address) = Running::server(&["serve", "--into", text(into.path())]);
+    let busy: Vec<_> = (0..6).map(|_| Hostile::ready(&address)).collect();
+    let tasks = format!("/proc/{}/task", server.id());
+    // Threads of the command itself: those of the library have names of their own.
+    let threads = || {
+        let names = fs::read_dir(&tasks).unwrap().map(|task| task.unwrap().path().join("comm"));
+        names.filter(|name| fs::read_to_string(name).is_ok_and(|name| name == "multirail\n")).count()
+    };
+    let before = threads();
+    // None of them leaves.
+    let refused: Vec<_> = (0..10)
+        .map(|_| {
+            let sender = Refused::connect(&address, "try again later");
+            assert_eq!(threads(), before);
+            server.await_error("try again later");
+            sender
+        })
+        .collect();
+    // The server ends the connections itself.
+    for sender in &refused {
+        sender.is_disconnected();
+    }
+    drop(busy);
+    eventually(LIMIT, "there is room again", || {
+        server.errors();
+        Hostile::try_ready(&address)
+    });
+}
+
+/// What a sender hears and says at the side of a server by hand.
+struct Server {
+    peer: Peer,
+    pool: RecvPool,
+    buffer: Region,
+    windows: Region,
+}
+
+impl Server {
+    fn say(&self, message: &ToSender) {
+        let bytes = postcard::to_stdvec(message).expect("encoded");
+        self.buffer.copy_in(0, &bytes).expect("copy");
+        self.peer.send(&self.buffer, 0..bytes.len()).expect("send").wait(LIMIT).expect("taken");
+    }
+
+    fn hear(&self) -> ToServer {
+        ToServer::decode(&self.pool.next().wait(LIMIT).expect("a message").to_vec()).expect("decoded")
+    }
+
+    /// The next message but for `Working`, and how many of these came before it.
+    fn hear_work(&self) -> (usize, ToServer) {
+        let mut working = 0;
+        loop {
+            match self.hear() {
+                ToServer::Working => working += 1,
+                message => return (working, message),
+            }
+        }
+    }
+
+    fn table(&self, sequence: u64, len: u32) -> Vec<u8> {
+        let mut table = vec![0; len as usize];
+        self.windows.copy_out(Layout::OFFERED.table_at(sequence), &mut table).expect("copy");
+        table
+    }
+}
+
+#[test]
+fn a_sender_says_that_it_is_at_work() {
+    const MIB: usize = 1 << 20;
+    let from = TempDir::new().unwrap();
+    let path = from.path().join("large");
+    fs::write(&path, vec![1; 3 * MIB]).unwrap();
+    let fabric = multirail::open().unwrap();
+    let pool = fabric.recv_pool(32, 16 << 10).unwrap();
+    let windows = fabric.alloc(Layout::OFFERED.total() as usize, Access::REMOTE_WRITE).unwrap();
+    let listener = multirail::wait(fabric.listen("127.0.0.1:0"), LIMIT).unwrap().unwrap();
+    let mut sender =
+        Running::start(&["send", text(&path), "--resume", "--to", &listener.local_addr().to_string()]);
+    let peer = multirail::wait(listener.accept(), LIMIT).unwrap().unwrap();
+    let buffer = fabric.alloc(16 << 10, Access::LOCAL).unwrap();
+    let server = Server { peer, pool, buffer, windows };
+    // No silence at all is allowed: whenever the sender may say that it works, it does.
+    server.say(&ToSender::Welcome {
+        protocol: PROTOCOL,
+        version: VERSION,
+        layout: Layout::OFFERED,
+        region: server.windows.descriptor().to_bytes(),
+        silence_ms: 0,
+    });
+    assert!(matches!(server.hear(), ToServer::Hello { resume: true, .. }));
+    server.say(&ToSender::Ready);
+    let (_, ToServer::Offer { sequence: 0, table }) = server.hear_work() else { panic!("no offer") };
+    assert_eq!(decode_entries(&server.table(0, table)).unwrap().len(), 1);
+    server.say(&ToSender::Free { sequence: 0 });
+    // It reads the file in three chunks to compare it, and then to send it.
+    let digest = Verdict::Compare { digest: [0; 32], skip: false };
+    server.say(&ToSender::Verdicts { first: 0, verdicts: vec![digest] });
+    let (working, ToServer::Resume { index: 0, first: 0 }) = server.hear_work() else {
+        panic!("no question")
+    };
+    assert!(working >= 3, "{working}");
+    server.say(&ToSender::Have { pieces: Vec::new(), last: true, bytes: 0 });
+    let mut items = 0;
+    loop {
+        match server.hear_work().1 {
+            ToServer::Filled { sequence, table, .. } => {
+                items += decode_items(&server.table(sequence, table)).unwrap().len();
+                server.say(&ToSender::Free { sequence });
+            }
+            ToServer::Commit { entries: 1, .. } => break,
+            other => panic!("{other:?}"),
+        }
+    }
+    assert_eq!(items, 5, "begin, three pieces, end");
+    server.say(&ToSender::Stored);
+    assert_eq!(server.hear_work().1, ToServer::Bye);
+    server.say(&ToSender::Farewell);
+    sender.succeeds();
+}

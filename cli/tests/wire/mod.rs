@@ -1,0 +1,212 @@
+//! The file protocol spoken by hand.
+#![allow(dead_code)]
+
+use std::path::Path;
+use std::time::Duration;
+
+use multirail::{Access, Descriptor, Fabric, Peer, RecvPool, Region, RemoteRegion};
+use multirail_cli::files::{Item, Kind, Layout, Mtime, ToSender, ToServer, encode};
+use tempfile::TempDir;
+
+use crate::process::Running;
+
+const LIMIT: Duration = limit::HANG;
+
+/// A sender that says what it wants.
+pub struct Hostile {
+    fabric: Fabric,
+    peer: Peer,
+    pool: RecvPool,
+    buffer: Region,
+    windows: RemoteRegion,
+}
+
+impl Hostile {
+    /// Connects, and is welcomed.
+    pub fn connect(address: &str) -> Self {
+        Self::meet(address).unwrap_or_else(|reason| panic!("no welcome: {reason}"))
+    }
+
+    /// Connects, and is welcomed or told why not.
+    fn meet(address: &str) -> Result<Self, String> {
+        let (fabric, peer, pool) = Self::reach(address);
+        let buffer = fabric.alloc(Layout::OFFERED.data as usize, Access::LOCAL).expect("memory");
+        match heard(&pool) {
+            ToSender::Welcome { region, layout: Layout::OFFERED, .. } => {
+                let windows = peer.import(&Descriptor::from_bytes(&region).expect("bytes")).expect("import");
+                Ok(Self { fabric, peer, pool, buffer, windows })
+            }
+            other => {
+                fabric.close();
+                Err(format!("{other:?}"))
+            }
+        }
+    }
+
+    fn reach(address: &str) -> (Fabric, Peer, RecvPool) {
+        let fabric = multirail::open().expect("open");
+        let pool = fabric.recv_pool(40, 16 << 10).expect("receives");
+        let peer = pollster::block_on(fabric.connect(address)).expect("connect");
+        (fabric, peer, pool)
+    }
+
+    /// Connects, and says hello.
+    pub fn ready(address: &str) -> Self {
+        Self::greet(address, false)
+    }
+
+    /// Connects, and goes on where an earlier sender ended.
+    pub fn resuming(address: &str) -> Self {
+        Self::greet(address, true)
+    }
+
+    /// The same, if the server serves it.
+    pub fn try_ready(address: &str) -> Option<Self> {
+        let hostile = Self::meet(address).ok()?;
+        hostile.say(&ToServer::Hello { total: 0, resume: false });
+        (hostile.hear() == ToSender::Ready).then_some(hostile)
+    }
+
+    fn greet(address: &str, resume: bool) -> Self {
+        let hostile = Self::connect(address);
+        hostile.say(&ToServer::Hello { total: 0, resume });
+        assert_eq!(hostile.hear(), ToSender::Ready);
+        hostile
+    }
+
+    /// Says anything; whether it was taken.
+    pub fn say_bytes(&self, bytes: &[u8]) -> bool {
+        self.buffer.copy_in(0, bytes).expect("copy");
+        self.peer.send(&self.buffer, 0..bytes.len()).and_then(|mut op| op.wait(LIMIT)).is_ok()
+    }
+
+    /// Says a message.
+    pub fn say(&self, message: &ToServer) {
+        assert!(self.say_bytes(&postcard::to_stdvec(message).expect("encoded")), "sent");
+    }
+
+    fn hear(&self) -> ToSender {
+        heard(&self.pool)
+    }
+
+    /// The next answer that is not about windows.
+    pub fn answer(&self) -> ToSender {
+        loop {
+            match self.hear() {
+                ToSender::Free { .. } => {}
+                other => return other,
+            }
+        }
+    }
+
+    fn write(&self, bytes: &[u8], at: usize) {
+        self.buffer.copy_in(0, bytes).expect("copy");
+        let written = self.peer.write(&self.buffer, 0..bytes.len(), &self.windows, at);
+        written.and_then(|mut op| op.wait(LIMIT)).expect("written");
+    }
+
+    /// Offers a table in the first window.
+    pub fn offer(&self, table: &[u8]) {
+        self.write(table, Layout::OFFERED.table_at(0));
+        self.say(&ToServer::Offer { sequence: 0, table: table.len() as u32 });
+    }
+
+    /// Sends items with bytes in the second window.
+    pub fn fill(&self, items: &[Item], bytes: &[u8]) {
+        let mut table = Vec::new();
+        items.iter().for_each(|item| encode(item, &mut table).expect("encoded"));
+        self.write(&table, Layout::OFFERED.table_at(1));
+        self.write(bytes, Layout::OFFERED.data_at(1));
+        self.say(&ToServer::Filled { sequence: 1, table: table.len() as u32, data: bytes.len() as u32 });
+    }
+
+    /// The server refuses, and says why.
+    pub fn ends_refused(self, why: &str) {
+        match self.answer() {
+            ToSender::Refused(reason) => assert!(reason.contains(why), "{reason}"),
+            other => panic!("not refused: {other:?}"),
+        }
+    }
+}
+
+impl Drop for Hostile {
+    fn drop(&mut self) {
+        self.fabric.close();
+    }
+}
+
+fn heard(pool: &RecvPool) -> ToSender {
+    ToSender::decode(&pool.next().wait(LIMIT).expect("an answer").to_vec()).expect("a message")
+}
+
+/// A sender that the server does not serve, and that stays all the same.
+pub struct Refused {
+    fabric: Fabric,
+    peer: Peer,
+}
+
+impl Refused {
+    /// Connects, and is refused for a reason that contains `why`.
+    pub fn connect(address: &str, why: &str) -> Self {
+        let (fabric, peer, pool) = Hostile::reach(address);
+        match heard(&pool) {
+            ToSender::Refused(reason) => assert!(reason.contains(why), "{reason}"),
+            other => panic!("not refused: {other:?}"),
+        }
+        Self { fabric, peer }
+    }
+
+    /// Waits until the server ends the connection.
+    pub fn is_disconnected(&self) {
+        multirail::wait(self.peer.closed(), LIMIT).expect("disconnected");
+    }
+}
+
+impl Drop for Refused {
+    fn drop(&mut self) {
+        self.fabric.close();
+    }
+}
+
+/// Some time.
+pub const MTIME: Mtime = Mtime { seconds: 0, nanoseconds: 0 };
+
+/// An entry as no decent sender would make it.
+pub fn raw(path: &[u8], kind: Kind) -> Vec<u8> {
+    let mut table = Vec::new();
+    encode(&(path, kind, 0o644_u16, MTIME), &mut table).expect("encoded");
+    table
+}
+
+/// A file of so many bytes.
+pub fn file(size: u64) -> Kind {
+    Kind::File { size, data: size }
+}
+
+/// A path for a command line.
+pub fn text(path: &Path) -> &str {
+    path.to_str().expect("UTF-8 path")
+}
+
+/// A server in `root/into`, beside a file that is none of its business.
+pub fn server(root: &TempDir) -> (std::path::PathBuf, Running, String) {
+    let into = root.path().join("into");
+    std::fs::create_dir(&into).unwrap();
+    std::fs::write(root.path().join("secret"), "untouched").unwrap();
+    let (server, address) = Running::server(&["serve", "--into", text(&into)]);
+    (into, server, address)
+}
+
+/// Bytes that a server's directory takes on its disk.
+pub fn on_disk(into: &Path) -> u64 {
+    use std::os::unix::fs::MetadataExt;
+    let files = walkdir::WalkDir::new(into).into_iter().map(|entry| entry.expect("walk"));
+    let blocks = |entry: walkdir::DirEntry| entry.metadata().expect("metadata").blocks();
+    files.filter(|entry| !entry.file_type().is_dir()).map(blocks).sum::<u64>() * 512
+}
+
+/// Nothing was written beside the server's directory.
+pub fn is_untouched(root: &TempDir) {
+    assert_eq!(std::fs::read_dir(root.path()).unwrap().count(), 2, "nothing beside the directory");
+    assert_eq!(std::fs::read_to_string(root.path().join("secret")).unwrap(), "untouched");
+}
