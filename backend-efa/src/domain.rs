@@ -164,7 +164,7 @@ fn capabilities(device: &Device, queues: &Queues) -> Capabilities {
         false => Revocation::Late,
     };
     it.delivered = DeliveredCost::RoundTrip;
-    it.wakes = queues.descriptor.is_some();
+    it.supports_wakeup = queues.descriptor.is_some();
     it.idle_backoff = NAP;
     if queues.emulates_writes {
         it.emulated = Operations::WRITE | Operations::WRITE_IMM;

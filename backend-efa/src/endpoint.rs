@@ -81,7 +81,7 @@ impl EfaEndpoint {
     ) -> Self {
         let (send, recv) = (shared.capabilities.send_depth, shared.capabilities.recv_depth);
         // Peers may know the lane of an endpoint before this one.
-        let moved = (lane.number > 0).then_some(Event::Moved);
+        let moved = (lane.number > 0).then_some(Event::EndpointChanged);
         Self {
             local: Local::new(&lane.queues, shared.place()),
             lane: Some(Box::new(lane)),
@@ -193,7 +193,7 @@ impl Endpoint for EfaEndpoint {
         }
         if !self.doubtful.is_empty() {
             self.settle();
-            into.stir();
+            into.note_progress();
         }
         if self.own.is_some() {
             self.post_own();
@@ -211,7 +211,7 @@ impl Endpoint for EfaEndpoint {
         {
             let _ = into.push(event);
         }
-        self.shared.device.fences.settle(into);
+        self.shared.device.fences.flush_if_arrivals(into);
     }
 
     fn arm(&mut self) -> Armed {
@@ -280,8 +280,8 @@ impl EfaEndpoint {
     #[inline(always)]
     pub(crate) fn visit(&mut self, lane: &mut Lane, into: &mut Completions) {
         self.drain(&mut lane.turn(), into.spare());
-        if lane.is_stirred() {
-            into.stir();
+        if lane.made_progress() {
+            into.note_progress();
         }
     }
 }

@@ -46,7 +46,7 @@ impl Lane {
     }
 
     /// Whether peers wrote or read since the last look, where nothing else tells.
-    pub(crate) fn is_stirred(&mut self) -> bool {
+    pub(crate) fn made_progress(&mut self) -> bool {
         let visits = self.queues.visits();
         std::mem::replace(&mut self.visits, visits) != visits
     }

@@ -2,7 +2,7 @@
 //! libfabric cannot call a single one back, only close the endpoint that they were posted to.
 //!
 //! Others must not lose by it. So another lane is opened first, and peers are told of it
-//! (`Event::Moved`); one after the other they and we turn to the new one; and once nothing of
+//! (`Event::EndpointChanged`); one after the other they and we turn to the new one; and once nothing of
 //! theirs is on the old one, it is closed with what is stuck there.
 
 use std::time::Duration;
@@ -72,7 +72,7 @@ impl EfaEndpoint {
         };
         let old = self.lane.replace(Box::new(lane));
         self.former = old.map(|lane| Box::new(Former { lane, since: now }));
-        self.waiting.push_back(Event::Moved);
+        self.waiting.push_back(Event::EndpointChanged);
     }
 
     /// Closes the old lane once only what is to be cut off is there.

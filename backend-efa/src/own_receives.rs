@@ -11,7 +11,7 @@ use std::sync::Arc;
 
 use multirail_spi::{
     Access, ErrorKind, Event, HostBuffer, MemoryRegion, PeerSlot, ReceiveRequest, Result, Status,
-    copy::{self, Way},
+    copy::{self, CopyStrategy},
 };
 
 use crate::domain::Shared;
@@ -121,7 +121,7 @@ impl OwnReceives {
                 true => {
                     // SAFETY: the user's buffer is valid until it is told, by who posted it; ours holds a message of
                     // that length, and is posted again only afterwards.
-                    unsafe { copy::copy(Way::Plain, wanted.local, receive.local, len as usize) };
+                    unsafe { copy::copy(CopyStrategy::Plain, wanted.local, receive.local, len as usize) };
                     Event::Received { id, peer, len, imm }
                 }
                 false => {

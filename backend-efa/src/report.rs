@@ -163,7 +163,7 @@ impl EfaEndpoint {
                         false => ErrorKind::RemoteAccess,
                     };
                     let status = Status { kind, code: entry.err.abs() };
-                    let doubted = Event::Doubted { id, peer, status };
+                    let doubted = Event::FailedUnconfirmed { id, peer, status };
                     // Cards have no connections.
                     match queues.device.info.card() {
                         Some(_) => self.waiting.push_back(doubted),

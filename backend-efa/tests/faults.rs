@@ -35,7 +35,7 @@ impl Side {
             for event in completions.as_slice() {
                 match event {
                     Event::Done { count, .. } => ended += *count as usize,
-                    Event::Failed { status, .. } | Event::Doubted { status, .. } => {
+                    Event::Failed { status, .. } | Event::FailedUnconfirmed { status, .. } => {
                         ended += 1;
                         kinds.push(status.kind);
                         assert!(!self.endpoint.describe(*status).is_empty());
@@ -100,7 +100,7 @@ fn an_address_where_nobody_is_takes_nothing() {
         accepted += result.accepted;
         here.endpoint.poll(&mut completions);
     }
-    let is_refusal = |event: &Event| matches!(event, Event::Doubted { status, .. } if status.kind == ErrorKind::Unreachable);
+    let is_refusal = |event: &Event| matches!(event, Event::FailedUnconfirmed { status, .. } if status.kind == ErrorKind::Unreachable);
     assert!(completions.as_slice().len() <= accepted, "{completions:?}");
     assert!(completions.as_slice().iter().all(is_refusal), "{completions:?}");
 }

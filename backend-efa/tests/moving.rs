@@ -27,8 +27,10 @@ impl Told {
         for event in completions.as_slice() {
             match event {
                 Event::Done { count, .. } => self.done += u64::from(*count),
-                Event::Failed { status, .. } | Event::Doubted { status, .. } => self.failed.push(status.kind),
-                Event::Moved => self.moved += 1,
+                Event::Failed { status, .. } | Event::FailedUnconfirmed { status, .. } => {
+                    self.failed.push(status.kind)
+                }
+                Event::EndpointChanged => self.moved += 1,
                 Event::PeerGone { .. } => self.gone += 1,
                 other => panic!("{other:?}"),
             }

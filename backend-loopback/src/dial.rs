@@ -4,7 +4,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
-use multirail_spi::{Access, Bell, Error, ErrorKind, Result, Staging};
+use multirail_spi::{Access, Error, ErrorKind, Result, Staging, WakeupHandle};
 use rustix::io::Errno;
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, SocketFlags, SocketType};
@@ -35,7 +35,7 @@ const STALE_ANSWERS: usize = 64;
 /// An open line to a target: its segment, its bell, and a socket for questions.
 pub(crate) struct Line {
     pub(crate) segment: Segment,
-    pub(crate) bell: Bell,
+    pub(crate) bell: WakeupHandle,
     pub(crate) process: Process,
     /// For regions that only the peer can reach, once one was imported.
     pub(crate) stage: OnceLock<Segment<Stage>>,

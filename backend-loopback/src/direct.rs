@@ -138,7 +138,11 @@ impl Direct for LoopbackDirect {
         Some(outcome.map_err(|kind| refusal(request.kind, kind)))
     }
 
-    unsafe fn run_far(&self, request: &WorkRequest, remote: &dyn RemoteMemory) -> Option<Result<()>> {
+    unsafe fn run_device_memory(
+        &self,
+        request: &WorkRequest,
+        remote: &dyn RemoteMemory,
+    ) -> Option<Result<()>> {
         let imm = request.imm.filter(|_| request.kind == WorkKind::Write);
         if request.len > gpu::AT_ONCE || imm.is_some() && !lane::has_room(self.outbound.layout()) {
             return None;

@@ -273,7 +273,7 @@ fn capabilities(config: &LoopbackConfig) -> Capabilities {
         it.delivered_scope = DeliveredScope::Device;
     }
     // What a link model has under way, `Endpoint::due` announces.
-    it.wakes = cfg!(unix);
+    it.supports_wakeup = cfg!(unix);
     it.max_direct = if link.is_some() { 0 } else { DIRECT };
     it
 }

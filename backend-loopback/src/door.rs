@@ -3,12 +3,12 @@
 use std::sync::OnceLock;
 use std::sync::atomic::{Ordering, fence};
 
-use multirail_spi::{Doorbell, Result};
+use multirail_spi::{Result, WakeupPipe};
 
 /// A doorbell, once there is need of it: an engine that its caller drives never sleeps.
 #[derive(Default)]
 pub(crate) struct Door {
-    made: OnceLock<Doorbell>,
+    made: OnceLock<WakeupPipe>,
 }
 
 impl Door {
@@ -18,16 +18,16 @@ impl Door {
     pub(crate) fn ring(&self) {
         fence(Ordering::SeqCst);
         if let Some(door) = self.made.get() {
-            door.bell().ring();
+            door.handle().wake();
         }
     }
 
     /// The doorbell, for whoever wants to sleep, and looks once more before.
-    pub(crate) fn bell(&self) -> Result<&Doorbell> {
+    pub(crate) fn bell(&self) -> Result<&WakeupPipe> {
         if let Some(door) = self.made.get() {
             return Ok(door);
         }
-        let door = Doorbell::new()?;
+        let door = WakeupPipe::new()?;
         let door = self.made.get_or_init(|| door);
         fence(Ordering::SeqCst);
         Ok(door)

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU64, Ordering, fence};
 
 use multirail_spi::{
     Locality, WorkKind,
-    copy::{copy, finish, way},
+    copy::{copy, finish, strategy},
 };
 
 use crate::ring::{Cell, Entry, Ring};
@@ -79,10 +79,10 @@ pub(crate) unsafe fn send_message(
         return false;
     };
     let payload = (!taken).trailing_zeros();
-    let way = way(len as u64, Locality::Auto);
+    let strategy = strategy(len as u64, Locality::Auto);
     // SAFETY: the payload is `MESSAGE` bytes of the mapped segment; `from` by the caller.
-    unsafe { copy(way, layout.payloads[payload as usize].get().cast(), from, len) };
-    finish(way);
+    unsafe { copy(strategy, layout.payloads[payload as usize].get().cast(), from, len) };
+    finish(strategy);
     let imm = imm.map_or(0, |imm| HAS_IMM | u64::from(imm));
     let sent = ring(layout).push([IS_MESSAGE | imm, u64::from(payload) << 32 | len as u64]);
     if sent {
@@ -148,12 +148,12 @@ impl Inlet {
     /// `len` bytes from `into` are writable and nobody else's.
     pub(crate) unsafe fn take_message(&mut self, layout: &Layout, into: *mut u8, len: usize) {
         let Some(message) = self.waiting.pop_front() else { return };
-        let way = way(len as u64, Locality::Auto);
+        let strategy = strategy(len as u64, Locality::Auto);
         // SAFETY: `classify` checked payload and length; `into` by the caller.
         unsafe {
-            copy(way, into, layout.payloads[message.payload as usize].get().cast(), len.min(message.len))
+            copy(strategy, into, layout.payloads[message.payload as usize].get().cast(), len.min(message.len))
         };
-        finish(way);
+        finish(strategy);
         self.freed = true;
         self.held &= !(1 << message.payload);
         layout.taken.fetch_and(!(1 << message.payload), Ordering::Release);

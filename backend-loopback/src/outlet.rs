@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use multirail_spi::{
     ErrorKind, WorkKind, WorkRequest,
-    copy::{self, Way},
+    copy::{self, CopyStrategy},
 };
 
 use crate::ended::Ended;
@@ -150,7 +150,9 @@ impl Outlet {
                         let to = staged.request.local.wrapping_add(part.at as usize);
                         // SAFETY: the request has not ended, so its local span is valid by the
                         // contract of `post`; `fill` bounded the part by span and slot.
-                        unsafe { copy::copy(Way::Plain, to, stage.bytes(self.cursor.tail), part.len) };
+                        unsafe {
+                            copy::copy(CopyStrategy::Plain, to, stage.bytes(self.cursor.tail), part.len)
+                        };
                     }
                     Ok(()) => {}
                     Err(kind) => staged.fail(kind),
@@ -204,7 +206,7 @@ impl Outlet {
                 let from = request.local.wrapping_add(staged.posted as usize);
                 // SAFETY: the local span is valid by the contract of `post`, `len` is within
                 // it and a slot; a free slot is ours, and the stage stays mapped with `target`.
-                unsafe { copy::copy(Way::Plain, stage.bytes(self.cursor.head), from, len) };
+                unsafe { copy::copy(CopyStrategy::Plain, stage.bytes(self.cursor.head), from, len) };
             }
             let remote = request.remote + staged.posted;
             stage.post(self.cursor.head, &Ask { kind: request.kind, key: staged.key, remote, len });

@@ -87,7 +87,7 @@ impl Inbound {
     #[cfg(target_os = "linux")]
     pub(crate) fn files(&self) -> Option<[std::os::fd::BorrowedFd<'_>; 2]> {
         use std::os::fd::AsFd;
-        Some([self.segment.file()?, self.door.bell().ok()?.bell().as_fd()])
+        Some([self.segment.file()?, self.door.bell().ok()?.handle().as_fd()])
     }
 
     /// The bounce segment, if the peer has asked for it.
@@ -222,7 +222,7 @@ impl Outbound {
         match &self.reach {
             Reach::Local { inbound, .. } => inbound.door.ring(),
             #[cfg(target_os = "linux")]
-            Reach::Process(line) => line.bell.ring(),
+            Reach::Process(line) => line.bell.wake(),
         }
     }
 }

@@ -69,7 +69,7 @@ impl PostedWrite {
 
 #[cfg(test)]
 mod tests {
-    use multirail_spi::{WorkKind, copy::Way};
+    use multirail_spi::{WorkKind, copy::CopyStrategy};
 
     use super::*;
 
@@ -88,7 +88,7 @@ mod tests {
             remote: 0,
             rkey: 0,
             imm: None,
-            way: Way::Plain,
+            strategy: CopyStrategy::Plain,
         };
         // SAFETY: three bytes.
         unsafe { writes.push(&request, Time::ZERO) };

@@ -76,7 +76,7 @@ impl Runner<'_> {
         let import = held.import();
         if held.is_far(request) {
             // SAFETY: by the caller; `hold` has checked the request.
-            return unsafe { self.run_far(request) };
+            return unsafe { self.run_device_memory(request) };
         }
         self.short.spend(request.len);
         if request.imm.is_some() && request.kind == WorkKind::Write && !lane::has_room(import.target.layout())
@@ -114,7 +114,7 @@ impl Runner<'_> {
     /// # Safety
     /// As [`run`](Self::run), and the request was checked against the held import.
     #[inline(never)]
-    unsafe fn run_far(&mut self, request: &WorkRequest) -> bool {
+    unsafe fn run_device_memory(&mut self, request: &WorkRequest) -> bool {
         let Some(import) = self.held.as_ref().map(Held::import) else { return false };
         // SAFETY: by the caller.
         match unsafe { self.gpus.push(self.regions, import, request) } {
@@ -238,14 +238,14 @@ impl Drop for Runner<'_> {
 /// `request.len` bytes are valid at both ends.
 #[inline(always)]
 pub(crate) unsafe fn transfer(request: &WorkRequest, remote: *mut u8) {
-    let way = request.way;
+    let strategy = request.strategy;
     let (to, from) = match request.kind {
         WorkKind::Read => (request.local, remote.cast_const()),
         _ => (remote, request.local.cast_const()),
     };
     // SAFETY: by the caller.
-    unsafe { copy::copy(way, to, from, request.len as usize) };
-    copy::finish(way);
+    unsafe { copy::copy(strategy, to, from, request.len as usize) };
+    copy::finish(strategy);
 }
 
 /// Sends an imm to a peer and wakes it if it sleeps; `false` if its lane is full.

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use crossbeam_utils::CachePadded;
 use multirail_spi::{
     HostBuffer, Memory, Result,
-    copy::{Way, copy},
+    copy::{CopyStrategy, copy},
 };
 
 use crate::board::{Lease, SLOTS};
@@ -194,7 +194,7 @@ pub(crate) fn touch<T: Plain>(layout: &T) {
     let mut byte = 0_u8;
     for offset in (0..size_of::<T>()).step_by(PAGE) {
         // SAFETY: inside the layout; the other side may write there at any time, as `copy` bears.
-        unsafe { copy(Way::Plain, &raw mut byte, start.add(offset), 1) };
+        unsafe { copy(CopyStrategy::Plain, &raw mut byte, start.add(offset), 1) };
     }
     std::hint::black_box(byte);
 }

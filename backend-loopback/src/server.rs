@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use multirail_spi::{Doorbell, Error, ErrorKind, Memory, MemoryKind, Result, Staging};
+use multirail_spi::{Error, ErrorKind, Memory, MemoryKind, Result, Staging, WakeupPipe};
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, SocketFlags, SocketType};
@@ -35,7 +35,7 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(10);
 /// A domain's thread. Dropping it ends the thread and every connection.
 pub(crate) struct Server {
     name: String,
-    door: Arc<Doorbell>,
+    door: Arc<WakeupPipe>,
     stop: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
 }
@@ -51,7 +51,7 @@ impl Server {
         let address = SocketAddrUnix::new_abstract_name(name.as_bytes()).map_err(fail)?;
         rustix::net::bind(&listener, &address).map_err(fail)?;
         rustix::net::listen(&listener, 128).map_err(fail)?;
-        let door = Arc::new(Doorbell::new()?);
+        let door = Arc::new(WakeupPipe::new()?);
         let stop = Arc::new(AtomicBool::new(false));
         let mut service = Service {
             core: core.clone(),
@@ -73,14 +73,14 @@ impl Server {
 
     /// Peers came or went: watch the right ones.
     pub(crate) fn look_again(&self) {
-        self.door.bell().ring();
+        self.door.handle().wake();
     }
 }
 
 impl Drop for Server {
     fn drop(&mut self) {
         self.stop.store(true, Ordering::Release);
-        self.door.bell().ring();
+        self.door.handle().wake();
         // The owner of some memory may hold its domain and be dropped by the server itself.
         let other = self.thread.take().filter(|thread| thread.thread().id() != std::thread::current().id());
         if let Some(Err(_)) = other.map(JoinHandle::join) {
@@ -91,7 +91,7 @@ impl Drop for Server {
 
 struct Service {
     core: Arc<Core>,
-    door: Arc<Doorbell>,
+    door: Arc<WakeupPipe>,
     stop: Arc<AtomicBool>,
     listener: OwnedFd,
     clients: Vec<Client>,

@@ -1,6 +1,6 @@
 //! The way of a request that follows another one to the same region.
 
-use multirail_spi::{Access, Piece, WorkKind, WorkRequest, copy, copy::Way};
+use multirail_spi::{Access, Piece, WorkKind, WorkRequest, copy, copy::CopyStrategy};
 
 use crate::gpu::FAR;
 use crate::remote::{Import, Place};
@@ -57,19 +57,19 @@ impl Shortcut {
         let writes = template.kind == WorkKind::Write;
         // SAFETY: (both) by the caller; what the template asks for was just found allowed.
         let moved = unsafe {
-            match template.way {
-                Way::Plain => self.one_by_one(Way::Plain, writes, pieces),
-                Way::Stream => self.by_fours(writes, pieces),
+            match template.strategy {
+                CopyStrategy::Plain => self.one_by_one(CopyStrategy::Plain, writes, pieces),
+                CopyStrategy::Stream => self.by_fours(writes, pieces),
             }
         };
-        copy::finish(template.way);
+        copy::finish(template.strategy);
         moved
     }
 
     /// # Safety
     /// As [`follow`](Self::follow), and the pieces are of a request that may go this way.
     #[inline(always)]
-    unsafe fn one_by_one(&mut self, way: Way, writes: bool, pieces: &[Piece]) -> usize {
+    unsafe fn one_by_one(&mut self, strategy: CopyStrategy, writes: bool, pieces: &[Piece]) -> usize {
         let mut moved = 0;
         for piece in pieces {
             // A piece of no bytes wraps around and goes the long way.
@@ -79,7 +79,7 @@ impl Shortcut {
             self.left -= piece.len;
             let (to, from) = self.ends(writes, piece);
             // SAFETY: in the held import's range; the local span is by the caller.
-            unsafe { copy::copy(way, to, from, piece.len as usize) };
+            unsafe { copy::copy(strategy, to, from, piece.len as usize) };
             moved += 1;
         }
         moved
@@ -109,7 +109,7 @@ impl Shortcut {
                 continue;
             }
             // SAFETY: by the caller.
-            match unsafe { self.one_by_one(Way::Stream, writes, &rest[..rest.len().min(1)]) } {
+            match unsafe { self.one_by_one(CopyStrategy::Stream, writes, &rest[..rest.len().min(1)]) } {
                 0 => return moved,
                 one => moved += one,
             }

@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 use crossbeam_utils::CachePadded;
 use multirail_spi::{
     Access, ErrorKind, WorkKind,
-    copy::{self, Way},
+    copy::{self, CopyStrategy},
 };
 
 use crate::region::{Key, Regions};
@@ -186,7 +186,7 @@ impl Stage {
         };
         // SAFETY: `enter` checked the range and keeps the region's bytes until `inside`
         // is dropped; `len` bytes fit the slot, which stays mapped with `self`.
-        unsafe { copy::copy(Way::Plain, to, from, len as usize) };
+        unsafe { copy::copy(CopyStrategy::Plain, to, from, len as usize) };
         Ok(())
     }
 

@@ -33,7 +33,7 @@ fn beyond_the_copy() {
         let request = WorkRequest { len, ..write(1, to_b, &source, Some(&import)) };
         let (to, from) = (target.buffer.as_ptr(), source.buffer.as_ptr());
         let copied = best(ROUNDS, || {
-            let way = copy::way(black_box(len), Locality::Auto);
+            let way = copy::strategy(black_box(len), Locality::Auto);
             // SAFETY: both buffers hold a page.
             unsafe { copy::copy(way, black_box(to), black_box(from), len as usize) };
             copy::finish(way);

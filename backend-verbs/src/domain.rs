@@ -204,7 +204,7 @@ fn capabilities(card: &Card, port: &Port) -> Capabilities {
     it.revocation = Revocation::DeviceKey;
     it.delivered = DeliveredCost::None;
     it.delivered_scope = DeliveredScope::Device;
-    it.wakes = true;
+    it.supports_wakeup = true;
     it.idle_backoff = Duration::from_millis(10);
     it
 }

@@ -268,7 +268,7 @@ impl Endpoint for VerbsEndpoint {
         {
             let _ = into.push(event);
         }
-        self.shared.card.device.fences.settle(into);
+        self.shared.card.device.fences.flush_if_arrivals(into);
     }
 
     fn arm(&mut self) -> Armed {

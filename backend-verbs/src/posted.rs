@@ -117,7 +117,7 @@ impl Posted {
 
 #[cfg(test)]
 mod tests {
-    use multirail_spi::{PeerSlot, WorkKind, copy::Way};
+    use multirail_spi::{PeerSlot, WorkKind, copy::CopyStrategy};
 
     use super::*;
 
@@ -132,7 +132,7 @@ mod tests {
             remote: 0,
             rkey: 0,
             imm: None,
-            way: Way::Plain,
+            strategy: CopyStrategy::Plain,
         };
         let piece = |at: usize| Piece { local: std::ptr::null_mut(), remote: at as u64, len: 1 };
         posted.push(&run, 0, &(0..count).map(piece).collect::<Vec<_>>());

@@ -28,7 +28,7 @@ impl VerbsEndpoint {
         }
         let flushed = Status { kind: ErrorKind::Unreachable, code: ib::IBV_WC_WR_FLUSH_ERR as i32 };
         let (id, peer) = (request.id, request.peer);
-        self.waiting.push_back(Event::Doubted { id, peer, status: flushed });
+        self.waiting.push_back(Event::FailedUnconfirmed { id, peer, status: flushed });
     }
 
     /// Posts what waits for a connection that is there now.

@@ -104,7 +104,7 @@ impl VerbsEndpoint {
                 _ if is_flushed => self.flushed(request, cause),
                 // A process that is killed loses its keys before its queue pairs.
                 ErrorKind::RemoteAccess => {
-                    self.waiting.push_back(Event::Doubted { id: request.id, peer: slot, status });
+                    self.waiting.push_back(Event::FailedUnconfirmed { id: request.id, peer: slot, status });
                 }
                 _ => self.waiting.push_back(Event::Failed { id: request.id, status }),
             }
@@ -115,7 +115,7 @@ impl VerbsEndpoint {
     /// The connection of `slot` failed, by the queue pair `number` if there is one: the peer is to be told of the next.
     pub(crate) fn breaks(&mut self, slot: PeerSlot, number: Option<u32>) {
         if self.shared.peers.broke(slot, number) {
-            self.waiting.push_back(Event::Moved);
+            self.waiting.push_back(Event::EndpointChanged);
             // The other queue pairs stop before the peer is told: a late packet of this connection must not land on
             // what comes over the next one.
             self.refresh();

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use multirail_spi::{
     Access, Batch, Completions, Domain, DomainSetup, Endpoint, EndpointConfig, Event, HostBuffer, Memory,
-    MemoryRegion, PeerSlot, SystemClock, WorkKind, WorkRequest, copy::Way,
+    MemoryRegion, PeerSlot, SystemClock, WorkKind, WorkRequest, copy::CopyStrategy,
 };
 use rdma_sys as ib;
 
@@ -84,7 +84,7 @@ impl Side {
             remote: other.region.key().base,
             rkey: other.region.key().key,
             imm,
-            way: Way::Plain,
+            strategy: CopyStrategy::Plain,
         };
         // SAFETY: the memory stays until the request has ended, as the caller waits for it.
         let posted = unsafe { self.endpoint.post(&Batch::from_iter([request])) };
@@ -94,7 +94,7 @@ impl Side {
     /// How the request that was posted last ends.
     pub(crate) fn end(&mut self) -> Event {
         let of_it = |event: &Event| {
-            matches!(event, Event::Done { .. } | Event::Failed { .. } | Event::Doubted { .. })
+            matches!(event, Event::Done { .. } | Event::Failed { .. } | Event::FailedUnconfirmed { .. })
         };
         self.until(of_it)
     }

@@ -10,7 +10,7 @@ use std::time::Duration;
 use benches::shuffled;
 use criterion::{Bencher, Criterion, Throughput, criterion_group, criterion_main};
 use rustix::mm;
-use transport_core::copy::{Way, copy, finish, stream_four};
+use transport_core::copy::{CopyStrategy, copy, finish, stream_four};
 use transport_core::{HostBuffer, Memory};
 
 const KIB: usize = 1 << 10;
@@ -94,16 +94,16 @@ unsafe fn memcpy(dst: *mut u8, src: *const u8, len: usize) {
 /// Those of [`copy`].
 unsafe fn plain(dst: *mut u8, src: *const u8, len: usize) {
     // SAFETY: the caller's promise.
-    unsafe { copy(Way::Plain, dst, src, len) }
-    finish(Way::Plain);
+    unsafe { copy(CopyStrategy::Plain, dst, src, len) }
+    finish(CopyStrategy::Plain);
 }
 
 /// # Safety
 /// Those of [`copy`].
 unsafe fn stream(dst: *mut u8, src: *const u8, len: usize) {
     // SAFETY: the caller's promise.
-    unsafe { copy(Way::Stream, dst, src, len) }
-    finish(Way::Stream);
+    unsafe { copy(CopyStrategy::Stream, dst, src, len) }
+    finish(CopyStrategy::Stream);
 }
 
 const CONTENDERS: [Contender; 3] = [("memcpy", memcpy), ("plain", plain), ("stream", stream)];
@@ -165,7 +165,7 @@ fn cold_scattered(criterion: &mut Criterion) {
         let mut group = criterion.benchmark_group(format!("cold/scattered/{len}"));
         group.throughput(Throughput::BytesDecimal((BATCH * len) as u64));
         group.sample_size(20).measurement_time(Duration::from_secs(3));
-        for (name, way) in [("memcpy", None), ("stream", Some(Way::Stream))] {
+        for (name, way) in [("memcpy", None), ("stream", Some(CopyStrategy::Stream))] {
             group.bench_function(name, |bencher| {
                 scatter(bencher, pools, len, |batch| {
                     for (to, from) in batch {
@@ -177,7 +177,7 @@ fn cold_scattered(criterion: &mut Criterion) {
                             }
                         }
                     }
-                    finish(way.unwrap_or(Way::Plain));
+                    finish(way.unwrap_or(CopyStrategy::Plain));
                 })
             });
         }
@@ -188,7 +188,7 @@ fn cold_scattered(criterion: &mut Criterion) {
                     // SAFETY: pages of `len` bytes of two different pools.
                     unsafe { stream_four(four.map(|ends| ends.0), four.map(|ends| ends.1), len) };
                 }
-                finish(Way::Stream);
+                finish(CopyStrategy::Stream);
             })
         });
     }

@@ -180,7 +180,7 @@ fn gpu(gpu: &Device) -> DeviceRow {
 
 /// How a worker without work waits: woken if the device can, else by naps.
 fn idle(transport: &TransportInfo) -> String {
-    if transport.capabilities.wakes {
+    if transport.capabilities.supports_wakeup {
         return "sleeps until woken".to_owned();
     }
     format!("naps of up to {} µs; the device cannot wake it", transport.capabilities.idle_backoff.as_micros())

@@ -8,7 +8,7 @@ use cudarc::driver::sys::{
     self, CUdevice_attribute as Attribute, CUdeviceptr, CUstream, CUstreamWaitValue_flags as Wait,
     CUstreamWriteValue_flags as Write,
 };
-use multirail_spi::{Result, Word};
+use multirail_spi::{Result, Signal};
 
 use crate::Device;
 use crate::driver::check;
@@ -127,7 +127,7 @@ impl CudaWord {
     }
 }
 
-impl Word for CudaWord {
+impl Signal for CudaWord {
     fn atomic(&self) -> &AtomicU32 {
         // SAFETY: written when it was allocated, and freed with `self`. GPUs access it as an aligned word.
         unsafe { self.place.as_ref() }

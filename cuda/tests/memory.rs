@@ -9,7 +9,7 @@ use std::sync::atomic::Ordering;
 use backend_loopback::Null;
 use cuda::{CudaMemory, CudaWord, Device, PinnedBuffer, Reach, WritesOrdering};
 use cudarc::driver::sys;
-use multirail_spi::{Access, ErrorKind, Memory, MemoryKind, Word};
+use multirail_spi::{Access, ErrorKind, Memory, MemoryKind, Signal};
 use transport_core::{FabricBuilder, TransportConfig};
 
 fn devices() -> Vec<Device> {

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use backend_loopback::Loopback;
 use cuda::{CudaWord, Device, RawStream};
 use cudarc::driver::sys;
-use multirail_spi::{Access, Word};
+use multirail_spi::{Access, Signal};
 use transport_core::{
     AtEnd, Fabric, FabricBuilder, Mirror, Op, Peer, Region, RemoteRegion, TransportConfig, WriteOptions,
 };

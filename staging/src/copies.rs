@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use cuda::{Device, Mover, Reach};
 use multirail_spi::{
     ErrorKind, Result,
-    copy::{self, Way},
+    copy::{self, CopyStrategy},
 };
 
 use crate::region::Place;
@@ -55,7 +55,7 @@ impl<T> Copies<T> {
     {
         let Place::Gpu(ordinal, reach) = place else {
             // SAFETY: by the caller.
-            unsafe { copy::copy(Way::Plain, to, from, len as usize) };
+            unsafe { copy::copy(CopyStrategy::Plain, to, from, len as usize) };
             self.ended.push_back((name, Ok(())));
             return true;
         };

@@ -47,10 +47,10 @@ impl StagedDomain {
             let why = "staging needs RDMA writes, which this device does not offer";
             return Err(Error::new(ErrorKind::Unsupported, "open device", why));
         }
-        capabilities.stages = true;
+        capabilities.supports_staging = true;
         // An imm tells when a peer has written into a ring.
-        capabilities.wakes &= capabilities.operations.contains(Operations::WRITE_IMM);
-        let knockers = match (capabilities.wakes, &mut capabilities.cq_depth) {
+        capabilities.supports_wakeup &= capabilities.operations.contains(Operations::WRITE_IMM);
+        let knockers = match (capabilities.supports_wakeup, &mut capabilities.cq_depth) {
             (false, _) => 0,
             (true, &mut u64::MAX) => u64::MAX,
             // The queue is shared with the users' imms.

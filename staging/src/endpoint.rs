@@ -249,10 +249,10 @@ impl Endpoint for StagedEndpoint {
             let _ = into.push(event);
         }
         if std::mem::take(&mut self.has_told) {
-            self.shared.fences.settle(into);
+            self.shared.fences.flush_if_arrivals(into);
         }
         if std::mem::take(&mut self.has_moved) {
-            into.stir();
+            into.note_progress();
         }
     }
 

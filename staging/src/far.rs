@@ -56,8 +56,8 @@ impl MemoryRegion for Noted {
         self.region.key()
     }
 
-    fn detour(&self) -> Option<&str> {
-        self.region.detour()
+    fn staging_reason(&self) -> Option<&str> {
+        self.region.staging_reason()
     }
 
     fn lkey_outlives_revoke(&self) -> bool {

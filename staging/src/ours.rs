@@ -1,6 +1,6 @@
 //! Requests that this crate posts itself, beside the engine's.
 
-use multirail_spi::{PeerSlot, WorkKind, WorkRequest, copy::Way};
+use multirail_spi::{PeerSlot, WorkKind, WorkRequest, copy::CopyStrategy};
 
 /// What a request of ours does for a slot. There is one of each at most for a slot at a time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -55,7 +55,7 @@ impl Name {
             remote,
             rkey,
             imm: None,
-            way: Way::Plain,
+            strategy: CopyStrategy::Plain,
         }
     }
 }

@@ -141,7 +141,7 @@ impl MemoryRegion for Registered {
         KeyMaterial { base: KeyMaterial::STAGED, key: self.entry.key, len: self.entry.memory.len() as u64 }
     }
 
-    fn detour(&self) -> Option<&str> {
+    fn staging_reason(&self) -> Option<&str> {
         Some(&self.why)
     }
 

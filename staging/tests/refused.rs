@@ -59,7 +59,7 @@ fn every_mixture_of_memory_arrives() {
     assert_eq!((path(&far[0]), path(&far[1])), ("libfabric", "staged through the host's memory"));
     let explained = |from: &Region, to: &Region| {
         let remote = peer.import(&to.descriptor()).unwrap();
-        peer.explain_write(from, 0..LEN, &remote, 0, &WriteOptions::new()).unwrap().detour
+        peer.explain_write(from, 0..LEN, &remote, 0, &WriteOptions::new()).unwrap().staging_reason
     };
     assert_eq!(explained(&near[0], &far[1]), None);
     let detour = explained(&near[1], &far[0]).expect("a detour");

@@ -8,7 +8,7 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use serde::Serialize;
 
-use crate::copy::{self, Way};
+use crate::copy::{self, CopyStrategy};
 use crate::engine::Work;
 use crate::link::{Link, PairedRail, Span};
 use crate::observe::OperationKind;
@@ -36,7 +36,7 @@ pub struct Explanation {
     /// What carries bytes to the remote region, as [`RemoteRegion::path`] says; `None` for a message.
     pub path: Option<&'static str>,
     /// Why the local region's bytes do not go by the device alone; `None` where they do.
-    pub detour: Option<String>,
+    pub staging_reason: Option<String>,
     /// Why it does not run in the calling thread; `None` if it does.
     pub queued: Option<String>,
     /// Whether copies by the processor stream past the caches; devices do as they like.
@@ -218,11 +218,11 @@ fn explain(
         peer: format!("{} ({})", peer.id, peer.identity.host),
         transports: transports.collect(),
         path: work.remote.as_ref().map(|remote| remote.path()),
-        detour: work.local.as_ref().and_then(|local| {
+        staging_reason: work.local.as_ref().and_then(|local| {
             let regions = local.regions[taken].iter().flatten();
-            regions.filter_map(|region| region.detour()).next().map(str::to_owned)
+            regions.filter_map(|region| region.staging_reason()).next().map(str::to_owned)
         }),
-        streams: copy::way(work.shape.bytes(), work.locality) == Way::Stream,
+        streams: copy::strategy(work.shape.bytes(), work.locality) == CopyStrategy::Stream,
         imm: match work.imm {
             None => None,
             Some(_) if work.imm_comes_last() && queued.is_some() => {

@@ -11,7 +11,7 @@
 //! - [`Peer`] and its operations, with [`WriteOptions`] and [`Pages`]; [`PeerGroup`] asks
 //!   many at once, an [`Explanation`] says what one would do. [`Op`] is their future,
 //!   [`ImmCounter`] and [`RecvPool`] the other side of them. [`wait`] blocks on any future
-//!   where there is no executor. A [`Word`] is what a GPU waits for ([`ImmCounter::mirror`]), or
+//!   where there is no executor. A [`Signal`] is what a GPU waits for ([`ImmCounter::mirror`]), or
 //!   writes to begin an operation ([`WriteOptions::when`]).
 //! - [`Bootstrap`], [`Listener`]: how peers find each other; TCP is built in. A
 //!   [`Token`] keeps strangers out, [`Fabric::tenant`] keeps peers apart.
@@ -120,7 +120,7 @@ pub use remote::RemoteRegion;
 pub use spi::DmaBuf;
 pub(crate) use spi::sync;
 pub use spi::{
-    Access, Bell, Clock, Doorbell, Error, ErrorKind, Fence, HostBuffer, Locality, Memory, MemoryKind, Result,
-    Staging, SystemClock, Time, VirtualClock, Word, copy,
+    Access, Clock, Error, ErrorKind, Fence, HostBuffer, Locality, Memory, MemoryKind, Result, Signal,
+    Staging, SystemClock, Time, VirtualClock, WakeupHandle, WakeupPipe, copy,
 };
 pub use trigger::Trigger;

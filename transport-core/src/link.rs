@@ -5,7 +5,7 @@ use std::sync::Arc;
 use crossbeam_utils::CachePadded;
 
 use crate::backlog::Backlog;
-use crate::copy::{self, Way};
+use crate::copy::{self, CopyStrategy};
 use crate::engine::{Control, EngineHandle};
 use crate::grant::Credit;
 use crate::options::WriteOptions;
@@ -100,7 +100,7 @@ impl Link {
     /// As [`Link::run_now`], for a local region that the processor cannot follow the address of.
     #[cold]
     #[inline(never)]
-    pub fn run_far(
+    pub fn run_device_memory(
         &self,
         region: &Region,
         remote: &RemoteInner,
@@ -158,13 +158,13 @@ impl Link {
             remote: way.base.wrapping_add(span.remote),
             rkey: way.rkey,
             imm,
-            way: copy::way(span.len, locality),
+            strategy: copy::strategy(span.len, locality),
         };
         // SAFETY: the local range was checked and `region` lives through the call;
         // `way.import` is where `rkey` came from.
         unsafe {
             match FAR {
-                true => way.direct.run_far(&request, &*way.import),
+                true => way.direct.run_device_memory(&request, &*way.import),
                 false => way.direct.run(&request, Some(&*way.import)),
             }
         }
@@ -204,7 +204,7 @@ impl Link {
             remote: 0,
             rkey: 0,
             imm,
-            way: Way::Plain,
+            strategy: CopyStrategy::Plain,
         };
         // SAFETY: `local` is valid for `len` bytes: checked by the caller against a
         // region that lives through the call.

@@ -61,7 +61,7 @@ impl Peer {
         options: &WriteOptions,
     ) -> Result<Op> {
         if options.trigger.is_none()
-            && let Some(op) = link.run_far(src, &dst.0, span, WorkKind::Write, options.imm)
+            && let Some(op) = link.run_device_memory(src, &dst.0, span, WorkKind::Write, options.imm)
         {
             return Ok(op);
         }
@@ -159,7 +159,7 @@ impl Peer {
         if let Some(op) = link.run_now(dst, &src.0, span, WorkKind::Read, &options) {
             return Ok(op);
         }
-        if let Some(op) = link.run_far(dst, &src.0, span, WorkKind::Read, None) {
+        if let Some(op) = link.run_device_memory(dst, &src.0, span, WorkKind::Read, None) {
             return Ok(op);
         }
         let work = Work { kind: WorkKind::Read, ..options.work(cut_read(link, span)?, dst, src) };

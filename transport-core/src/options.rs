@@ -6,7 +6,7 @@ use std::time::Duration;
 use crate::engine::Work;
 use crate::plan::Shape;
 use crate::spi::WorkKind;
-use crate::{Locality, Region, RemoteRegion, Trigger, Word};
+use crate::{Locality, Region, RemoteRegion, Signal, Trigger};
 
 /// Bytes per work request of a single write with [`ImmMode::PerWr`]: fixed, so
 /// that the receiver can compute the number of imms from the length alone.
@@ -89,7 +89,7 @@ impl WriteOptions {
     /// as an operation waits so. The worker looks in each of its turns, and its naps between them are
     /// short, as [`Workers::trigger_nap`](crate::Workers::trigger_nap) has it; a fabric that its caller
     /// drives looks in every `step`.
-    pub fn when(mut self, word: Arc<dyn Word>, value: u32) -> Self {
+    pub fn when(mut self, word: Arc<dyn Signal>, value: u32) -> Self {
         self.trigger = Some(Trigger::new(word, value));
         self
     }

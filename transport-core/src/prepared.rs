@@ -8,7 +8,7 @@ use crate::engine::Work;
 use crate::index::TransportIndex;
 use crate::link::Link;
 use crate::peer::PeerInner;
-use crate::{Access, Op, Pages, Peer, Region, RemoteRegion, Result, Trigger, Word, WriteOptions};
+use crate::{Access, Op, Pages, Peer, Region, RemoteRegion, Result, Signal, Trigger, WriteOptions};
 
 /// A paged write, ready to be posted again and again: what a loop over a KV cache does.
 ///
@@ -89,7 +89,7 @@ impl PreparedWrite {
     ///
     /// # Errors
     /// As [`PreparedWrite::post`]'s.
-    pub fn post_when(&self, word: Arc<dyn Word>, value: u32) -> Result<Op> {
+    pub fn post_when(&self, word: Arc<dyn Signal>, value: u32) -> Result<Op> {
         let (peer, link, work) = self.checked()?;
         let trigger = Trigger::new(word, value);
         peer.submit_when(link, work.clone(), Some(&trigger), self.deadline, "write_pages")

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::task::Poll;
 
-use crate::copy::{self, Way};
+use crate::copy::{self, CopyStrategy};
 use crate::descriptor::Entry;
 use crate::fabric::FabricInner;
 use crate::index::{IndexVec, TransportIndex};
@@ -71,7 +71,7 @@ impl Region {
         }
         // SAFETY: the target range was checked and is mapped while `self` lives;
         // a `&[u8]` cannot overlap it, for nobody holds references into a region.
-        unsafe { copy::copy(Way::Plain, self.0.start.add(offset), bytes.as_ptr(), bytes.len()) };
+        unsafe { copy::copy(CopyStrategy::Plain, self.0.start.add(offset), bytes.as_ptr(), bytes.len()) };
         Ok(())
     }
 
@@ -82,7 +82,7 @@ impl Region {
             return done;
         }
         // SAFETY: as in `copy_in`, the other way.
-        unsafe { copy::copy(Way::Plain, into.as_mut_ptr(), self.0.start.add(offset), into.len()) };
+        unsafe { copy::copy(CopyStrategy::Plain, into.as_mut_ptr(), self.0.start.add(offset), into.len()) };
         Ok(())
     }
 

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use crate::Word;
+use crate::Signal;
 
 /// What an operation waits for before it begins: that a word reaches a value.
 ///
@@ -16,13 +16,13 @@ pub struct Trigger(Arc<Inner>);
 
 /// Apart, so that an operation that has no trigger is hardly larger by it.
 struct Inner {
-    word: Arc<dyn Word>,
+    word: Arc<dyn Signal>,
     value: u32,
 }
 
 impl Trigger {
     /// Due once `word` has reached `value`.
-    pub fn new(word: Arc<dyn Word>, value: u32) -> Self {
+    pub fn new(word: Arc<dyn Signal>, value: u32) -> Self {
         Self(Arc::new(Inner { word, value }))
     }
 

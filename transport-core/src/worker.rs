@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use crate::engine::Engine;
 use crate::spi::Armed;
-use crate::{Bell, Doorbell, Error, Result};
+use crate::{Error, Result, WakeupHandle, WakeupPipe};
 pub(crate) use seat::Seat;
 
 /// How long a worker looks for work before it sleeps. A hand-over to a spinning
@@ -27,7 +27,7 @@ const TURNS_PER_LOOK: u32 = 64;
 pub(crate) struct Worker {
     thread: Option<JoinHandle<()>>,
     stop: Arc<AtomicBool>,
-    bell: Bell,
+    wakeup: WakeupHandle,
     /// Given back when the thread has ended.
     _seat: Option<Seat>,
 }
@@ -37,7 +37,7 @@ pub(crate) struct WorkerSetup {
     pub name: String,
     pub engines: Vec<Engine>,
     /// Rings for all of them.
-    pub door: Doorbell,
+    pub door: WakeupPipe,
     /// The CPU that it keeps to.
     pub seat: Option<Seat>,
     /// Taken for every turn where workers share their state.
@@ -47,7 +47,7 @@ pub(crate) struct WorkerSetup {
 /// The engines of one thread.
 struct Crew {
     engines: Vec<Engine>,
-    door: Doorbell,
+    door: WakeupPipe,
     lock: Option<Arc<Mutex<()>>>,
     stop: Arc<AtomicBool>,
 }
@@ -55,7 +55,7 @@ struct Crew {
 impl Worker {
     pub fn start(setup: WorkerSetup) -> Result<Self> {
         let stop = Arc::new(AtomicBool::new(false));
-        let bell = setup.door.bell().try_clone()?;
+        let wakeup = setup.door.handle().try_clone()?;
         let WorkerSetup { name, engines, door, seat, lock } = setup;
         let core = seat.as_ref().map(Seat::cpu);
         let mut crew = Crew { engines, door, lock, stop: Arc::clone(&stop) };
@@ -78,14 +78,14 @@ impl Worker {
             .map_err(|e| {
                 Error::os("open", "start a worker thread; raise the limit of processes (ulimit -u)", e)
             })?;
-        Ok(Self { thread: Some(thread), stop, bell, _seat: seat })
+        Ok(Self { thread: Some(thread), stop, wakeup, _seat: seat })
     }
 }
 
 impl Drop for Worker {
     fn drop(&mut self) {
         self.stop.store(true, Ordering::SeqCst);
-        self.bell.ring();
+        self.wakeup.wake();
         let Some(thread) = self.thread.take() else { return };
         // The last handle of a fabric may be dropped by its own worker.
         if thread.thread().id() != std::thread::current().id() && thread.join().is_err() {

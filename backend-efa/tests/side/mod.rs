@@ -8,7 +8,7 @@ use std::time::Duration;
 use backend_efa::{Efa, EfaConfig};
 use multirail_spi::{
     Access, Backend, Domain, DomainSetup, Endpoint, EndpointConfig, HostBuffer, Memory, MemoryRegion,
-    PeerSlot, RemoteMemory, SystemClock, WorkKind, WorkRequest, copy::Way,
+    PeerSlot, RemoteMemory, SystemClock, WorkKind, WorkRequest, copy::CopyStrategy,
 };
 
 /// Everything ends by then.
@@ -76,7 +76,7 @@ impl Side {
             remote: to.base() + (number * PIECE) as u64,
             rkey: to.rkey(),
             imm: None,
-            way: Way::Plain,
+            strategy: CopyStrategy::Plain,
         }
     }
 

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use backend_loopback::{Loopback, LoopbackConfig};
 use limit::Limit;
-use multirail_spi::{Access, Error, HostBuffer, Memory, VirtualClock, copy::Way, *};
+use multirail_spi::{Access, Error, HostBuffer, Memory, VirtualClock, copy::CopyStrategy, *};
 
 pub const BOTH: Access = Access::REMOTE_READ.union(Access::REMOTE_WRITE);
 pub const SOON: Duration = limit::HANG;
@@ -127,7 +127,7 @@ pub fn write(id: u64, peer: PeerSlot, from: &Held, to: Option<&Arc<dyn RemoteMem
         remote: to.map_or(0, |to| to.base()),
         rkey: to.map_or(0, |to| to.rkey()),
         imm: None,
-        way: Way::Plain,
+        strategy: CopyStrategy::Plain,
     }
 }
 

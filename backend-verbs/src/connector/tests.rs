@@ -38,7 +38,7 @@ fn begins(near: &mut Side, far: &mut Side, imm: u32) {
 /// `near` tells in order what the peer has sent.
 fn tells(near: &mut Side, imm: u32) {
     let peer = near.slot;
-    let news = |event: &Event| !matches!(event, Event::Moved);
+    let news = |event: &Event| !matches!(event, Event::EndpointChanged);
     let told = [(); 3].map(|()| near.until(news));
     let (id, len) = (imm.into(), LEN as u64);
     let received = Event::Received { id, peer, len, imm: Some(imm + 2) };
@@ -210,7 +210,7 @@ fn what_an_ended_connection_flushes_does_not_break_the_next() {
     let end = far.end();
     assert!(matches!(end, Event::Done { .. }), "{end:?}");
     assert!(near.bytes() == [2; LEN]);
-    assert!(!far.told.contains(&Event::Moved), "{:?}", far.told);
+    assert!(!far.told.contains(&Event::EndpointChanged), "{:?}", far.told);
     let number = domain.0.read(&answer).unwrap().messages.number;
     assert_eq!(far.domain.0.peers.owner(number), Some(far.slot));
 }

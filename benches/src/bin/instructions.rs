@@ -11,7 +11,7 @@ use std::sync::Arc;
 
 use backend_loopback::Null;
 use benches::{Driven, Pair, shuffled};
-use transport_core::copy::{Way, copy};
+use transport_core::copy::{CopyStrategy, copy};
 use transport_core::{Pages, Region, Result, WriteOptions};
 
 const PAGE: usize = 4096;
@@ -160,7 +160,7 @@ fn bare_batches(pair: &Pair) {
 fn bare_copy(src: &Region, landing: &Region, from: usize, to: usize) {
     // SAFETY: both regions hold `PAGES` pages, do not overlap, and nobody else
     // touches them: everything here is one thread.
-    unsafe { copy(Way::Plain, landing.as_ptr().add(to), src.as_ptr().add(from), PAGE) };
+    unsafe { copy(CopyStrategy::Plain, landing.as_ptr().add(to), src.as_ptr().add(from), PAGE) };
 }
 
 fn main() -> ExitCode {

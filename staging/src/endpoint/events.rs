@@ -65,8 +65,8 @@ impl StagedEndpoint {
         self.inner.poll(&mut self.polled);
         // After it: the card may tell of a connection that was not there before.
         self.refresh();
-        if self.polled.is_stirred() {
-            into.stir();
+        if self.polled.made_progress() {
+            into.note_progress();
         }
         let is_full = self.polled.spare() == 0;
         for place in 0..self.polled.as_slice().len() {
@@ -95,7 +95,7 @@ impl StagedEndpoint {
             // What it tells of is looked at in this turn.
             Event::Imm { peer, imm } if self.is_knock(peer, imm) => {}
             Event::Failed { id, status } if self.ended(id, Err(status), false) => {}
-            Event::Doubted { id, status, .. } if self.ended(id, Err(status), true) => {}
+            Event::FailedUnconfirmed { id, status, .. } if self.ended(id, Err(status), true) => {}
             Event::PeerGone { peer } => {
                 self.part(peer);
                 self.events.push_back(event);

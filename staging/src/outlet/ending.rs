@@ -92,7 +92,7 @@ impl Outlet {
             events.push_back(match request.failed {
                 None => Event::Done { first: id, count: 1 },
                 Some(End { status, is_doubted: false }) => Event::Failed { id, status },
-                Some(End { status, is_doubted: true }) => Event::Doubted { id, peer, status },
+                Some(End { status, is_doubted: true }) => Event::FailedUnconfirmed { id, peer, status },
             });
             false
         });

@@ -2,8 +2,7 @@
 
 use std::sync::Arc;
 
-use crate::Domain;
-use crate::{Clock, Result};
+use crate::{Clock, Domain, Result};
 
 /// One way to carry bytes: a library and the devices it drives.
 pub trait Backend: Send + Sync {
@@ -12,11 +11,11 @@ pub trait Backend: Send + Sync {
 
     /// The devices that can be opened now, or why there are none.
     ///
-    /// Opens nothing that stays open and changes nothing.
+    /// Changes nothing, and leaves nothing open.
     fn probe(&self) -> Probe;
 
-    /// Whether `card` is of the kind that this backend drives, as far as its numbers tell: for machines
-    /// that are described, and those whose devices cannot be probed. Asks nothing of the system.
+    /// Whether this backend drives devices like `card`, judged by the vendor and device numbers alone. Used for a
+    /// machine that is only described, or whose devices cannot be probed.
     fn drives(&self, card: &topology::Function) -> bool {
         let _ = card;
         false
@@ -29,41 +28,41 @@ pub trait Backend: Send + Sync {
 /// The outcome of [`Backend::probe`].
 pub type Probe = std::result::Result<Vec<DeviceInfo>, Unavailable>;
 
-/// A device a backend could open.
+/// A device that a backend can open.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DeviceInfo {
     /// The system's name for it, `rdmap79s0` or `lo0`.
     pub name: String,
-    /// What a person should know about it, in a few words.
+    /// What a person should know about the device, in a few words.
     pub about: String,
-    /// Line rate in bits per second; `None` where it has none (memory copies).
+    /// Line rate in bits per second; `None` where there is no line (memory copies).
     pub link_bits_per_s: Option<u64>,
-    /// Its PCI function, by which its place in the machine is known; `None` for what has none.
+    /// The PCI function, which tells where in the machine the device is; `None` if the device is no PCI function.
     pub address: Option<topology::Address>,
-    /// Devices of one number are driven together, where nothing is known of their places. Those
-    /// without one form a rail group of their own.
+    /// One worker drives all devices of the same number, where their places in the machine are unknown. Each device
+    /// without a number forms a rail group of its own.
     pub group: Option<u32>,
 }
 
-/// Why a backend has no device, and how to mend it.
+/// Why a backend has no device, and what would help.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Unavailable {
     /// The reason, a sentence without a full stop.
     pub reason: String,
-    /// What would mend it, a sentence without a full stop.
+    /// What the user can do, a sentence without a full stop.
     pub remedy: String,
 }
 
-/// What a domain is opened with: everything it may not choose for itself.
+/// What the fabric decides for a domain.
 #[derive(Clone)]
 pub struct DomainSetup {
-    /// The fabric's clock; a backend never asks the system for the time.
+    /// The fabric's clock. A backend never asks the system for the time.
     pub clock: Arc<dyn Clock>,
-    /// Seed of every random choice the backend makes.
+    /// The seed of every random choice of the backend.
     pub seed: u64,
-    /// This opening of the fabric, unique over time on this host.
+    /// The number of this fabric, unique over time on this host.
     pub incarnation: u64,
-    /// Whether who drives the endpoints sleeps in between (`Endpoint::arm`), as workers do. Where not,
-    /// a backend need not pay for being able to wake it.
+    /// Whether the thread that drives the endpoints sleeps (`Endpoint::arm`), as a worker does. If not, the backend need
+    /// not prepare to wake it.
     pub sleeps: bool,
 }

@@ -1,7 +1,7 @@
-//! Requests posted under one doorbell: runs that share everything but their bytes.
+//! Requests posted under one doorbell, as runs of requests that differ only in their bytes.
 //!
-//! Most requests of a batch are pieces of one operation. A run states what they
-//! have in common once, so that a page costs an endpoint three numbers.
+//! Most requests of a batch are pieces of one operation. A run states once what they have in common, so that an endpoint
+//! reads three numbers per page.
 
 use crate::WorkRequest;
 
@@ -22,7 +22,7 @@ unsafe impl Send for Piece {}
 
 #[derive(Debug, Clone, Copy)]
 struct Run {
-    /// The first request; the others differ in bytes, and in id by their place.
+    /// The first request. The others differ from it in their bytes, and in their id by their place.
     template: WorkRequest,
     end: usize,
 }
@@ -35,18 +35,18 @@ pub struct Batch {
 }
 
 impl Batch {
-    /// Room for `requests` requests without allocating.
+    /// An empty batch that takes `requests` requests without allocating.
     pub fn with_capacity(requests: usize) -> Self {
         Self { runs: Vec::with_capacity(requests), pieces: Vec::with_capacity(requests) }
     }
 
-    /// Forgets everything and keeps the memory.
+    /// Removes all requests, and keeps the allocation.
     pub fn clear(&mut self) {
         self.runs.clear();
         self.pieces.clear();
     }
 
-    /// Requests.
+    /// The number of requests.
     pub fn len(&self) -> usize {
         self.pieces.len()
     }
@@ -63,8 +63,8 @@ impl Batch {
         });
     }
 
-    /// Appends a run: `fill` appends the bytes of each request. Ids count up from
-    /// the template's; its own bytes are ignored.
+    /// Appends a run. `fill` appends the bytes of each request. Their ids count up from the template's id; the
+    /// template's own bytes are ignored.
     #[inline]
     pub fn push_run(&mut self, template: WorkRequest, fill: impl FnOnce(&mut Vec<Piece>)) {
         let before = self.pieces.len();
@@ -74,7 +74,7 @@ impl Batch {
         }
     }
 
-    /// The runs: a template and the bytes of each request. Never an empty one.
+    /// The runs, each as its template and the bytes of its requests. No run is empty.
     #[inline]
     pub fn runs(&self) -> impl Iterator<Item = (&WorkRequest, &[Piece])> {
         let mut start = 0;
@@ -94,7 +94,7 @@ impl Batch {
 }
 
 impl WorkRequest {
-    /// Request `place` of the run this is the template of.
+    /// Request number `place` of the run that this request is the template of.
     #[inline]
     pub fn with_piece(&self, place: usize, piece: &Piece) -> Self {
         Self { id: self.id + place as u64, local: piece.local, remote: piece.remote, len: piece.len, ..*self }

@@ -145,9 +145,9 @@ pub struct Capabilities {
     /// Largest operation worth running in the calling thread; 0 without [`crate::Direct`].
     pub max_direct: u64,
     /// Whether keys of staged memory ([`crate::KeyMaterial::STAGED`]) can be imported.
-    pub stages: bool,
+    pub supports_staging: bool,
     /// Whether `arm` can wake a sleeping worker.
-    pub wakes: bool,
+    pub supports_wakeup: bool,
     /// How long a worker that has been idle for long naps where it cannot; a sixteenth longer for
     /// every device beyond the first that it looks at. Naps are an eighth of the idle time up to that.
     pub idle_backoff: Duration,
@@ -182,8 +182,8 @@ impl Capabilities {
             delivered: DeliveredCost::RoundTrip,
             delivered_scope: DeliveredScope::Target,
             max_direct: 0,
-            stages: false,
-            wakes: false,
+            supports_staging: false,
+            supports_wakeup: false,
             idle_backoff: Duration::from_micros(500),
         }
     }

@@ -122,7 +122,7 @@ impl fmt::Display for ErrorKind {
 /// an error that `main` or a test returns says what to do:
 ///
 /// ```
-/// # use transport_core::{Error, ErrorKind};
+/// # use multirail_spi::{Error, ErrorKind};
 /// let error = Error::new(ErrorKind::Busy, "open endpoint", "drop the other one first");
 /// assert_eq!(format!("{error:?}"), "open endpoint: busy: drop the other one first");
 /// assert_eq!(format!("{error:?}"), error.to_string());

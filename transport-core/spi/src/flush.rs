@@ -1,39 +1,40 @@
-//! Flushes that are due before arrivals are reported.
+//! Flushes that a backend owes before it reports arrivals.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use crate::Completions;
-use crate::{Fence, Memory, MemoryKind, Result};
+use crate::{Completions, Fence, Memory, MemoryKind, Result};
 
-/// The [`Fence`]s of the memory that a card was given: a backend whose device writes by itself adds each memory
-/// that it registers, and settles at the end of each poll, before anybody hears of what has arrived.
+/// The [`Fence`]s of all memory that a device may write.
+///
+/// A backend whose device writes memory by itself adds each memory that it registers, and calls
+/// [`Fences::flush_if_arrivals`] at the end of each poll, before the engine sees the arrivals.
 #[derive(Default)]
 pub struct Fences {
     any: AtomicBool,
-    /// One for each place that memory is of.
+    /// One for each kind of memory.
     all: Mutex<Vec<(MemoryKind, Arc<dyn Fence>)>>,
 }
 
 impl Fences {
-    /// From now on what arrives may be in that memory.
+    /// Adds the fence of `memory`, if it has one: peers' bytes may arrive there from now on.
     ///
     /// # Errors
-    /// [`Memory::fence`]'s: bytes that a card wrote there could be read stale.
+    /// Those of [`Memory::fence`]: a reader could see stale bytes after the device has written.
     pub fn add(&self, memory: &dyn Memory) -> Result<()> {
         let Some(fence) = memory.fence()? else { return Ok(()) };
         let mut all = self.all.lock().unwrap_or_else(PoisonError::into_inner);
         if all.iter().all(|(kind, _)| *kind != memory.kind()) {
             all.push((memory.kind(), fence));
         }
-        // Who polls from now on sees it: before a peer is told of the memory.
+        // The polling thread sees it before a peer is told of the memory.
         self.any.store(true, Ordering::Release);
         Ok(())
     }
 
-    /// Flushes if there are arrivals among what was polled.
+    /// Flushes if `polled` holds events.
     #[inline]
-    pub fn settle(&self, polled: &Completions) {
+    pub fn flush_if_arrivals(&self, polled: &Completions) {
         if self.any.load(Ordering::Acquire) && !polled.as_slice().is_empty() {
             self.flush();
         }
@@ -44,7 +45,7 @@ impl Fences {
         let all = self.all.lock().unwrap_or_else(PoisonError::into_inner);
         for (kind, fence) in &*all {
             if let Err(why) = fence.flush() {
-                tracing::error!(%why, ?kind, "what has arrived may be read stale");
+                tracing::error!(%why, ?kind, "a reader may see stale bytes of what has arrived");
             }
         }
     }
@@ -61,8 +62,7 @@ mod tests {
     use std::sync::atomic::AtomicU32;
 
     use super::*;
-    use crate::{Error, ErrorKind};
-    use crate::{Event, PeerSlot};
+    use crate::{Error, ErrorKind, Event, PeerSlot};
 
     /// Memory of a device that counts its flushes, or has none.
     struct Said(u32, Option<Arc<Counted>>);
@@ -111,9 +111,9 @@ mod tests {
             fences.add(&Said(device, Some(Arc::clone(counted)))).unwrap();
         }
         let counts = || [&first, &second].map(|counted: &Arc<Counted>| counted.0.load(Ordering::Relaxed));
-        fences.settle(&Completions::with_room(4));
+        fences.flush_if_arrivals(&Completions::with_room(4));
         assert_eq!(counts(), [0, 0]);
-        fences.settle(&polled);
+        fences.flush_if_arrivals(&polled);
         assert_eq!(counts(), [1, 1]);
         assert_eq!(fences.add(&Said(3, None)).unwrap_err().kind(), ErrorKind::Unsupported);
     }

@@ -13,7 +13,7 @@
 //! - [`Memory`] owns bytes that a device may touch; [`HostBuffer`] is such an owner. [`copy`] moves bytes that others
 //!   may write at the same time; [`Fences`] flush what a device has written.
 //! - [`Clock`] is where time comes from, [`Error`] what every call may return.
-//! - [`Doorbell`] wakes a thread that sleeps; a [`Word`] is what a GPU waits for.
+//! - [`WakeupPipe`] wakes a thread that sleeps; a [`Signal`] is what a GPU waits for.
 //!
 //! ```
 //! use multirail_spi::{Access, HostBuffer, Memory};
@@ -72,7 +72,7 @@ pub use memory::commit_file;
 pub use memory::{Access, Fence, Locality, Memory, MemoryKind};
 #[cfg(unix)]
 pub use memory::{Mapping, page_size};
-pub use signal::Word;
+pub use signal::Signal;
 pub use staging_policy::Staging;
-pub use wakeup::{Bell, Doorbell};
+pub use wakeup::{WakeupHandle, WakeupPipe};
 pub use work_request::{Completions, Event, PeerSlot, ReceiveRequest, Status, WorkKind, WorkRequest};

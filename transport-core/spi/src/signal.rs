@@ -7,12 +7,12 @@ use std::sync::atomic::AtomicU32;
 ///
 /// For the processor alone an `Arc<AtomicU32>` is one. Workers call [`atomic`](Self::atomic), and
 /// may drop the last handle: neither may block or panic.
-pub trait Word: Send + Sync {
+pub trait Signal: Send + Sync {
     /// The word.
     fn atomic(&self) -> &AtomicU32;
 }
 
-impl Word for AtomicU32 {
+impl Signal for AtomicU32 {
     fn atomic(&self) -> &AtomicU32 {
         self
     }

@@ -1,8 +1,7 @@
 //! Waking a thread that sleeps on file descriptors.
 //!
-//! A socket pair from the standard library: portable to every Unix, and its
-//! sending end can be handed to another process. Rung only at a sleeper, so its
-//! cost (a system call) is paid once per sleep, never per operation.
+//! A pipe is a socket pair: every Unix has those, and the sending end can be handed to another process. A caller wakes
+//! only a thread that sleeps, so that it pays the system call once per sleep and never per operation.
 
 use std::io::{ErrorKind as Os, Read};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
@@ -13,92 +12,93 @@ use rustix::event::{PollFd, PollFlags, Timespec};
 
 use crate::{Error, Result};
 
-/// The receiving end, with a bell to ring it.
+/// The receiving end, and a handle that wakes who sleeps on it.
 #[derive(Debug)]
-pub struct Doorbell {
+pub struct WakeupPipe {
     receiver: UnixStream,
-    bell: Bell,
+    handle: WakeupHandle,
 }
 
-/// The ringing end.
+/// The sending end.
 #[derive(Debug)]
-pub struct Bell(UnixStream);
+pub struct WakeupHandle(UnixStream);
 
-impl Doorbell {
-    /// A doorbell that has not been rung.
+impl WakeupPipe {
+    /// A pipe that nobody has woken.
     pub fn new() -> Result<Self> {
-        let wrap = |e| Error::os("open a doorbell", "raise the limit of open files (ulimit -n)", e);
+        let wrap = |e| Error::os("open a wakeup pipe", "raise the limit of open files (ulimit -n)", e);
         let (receiver, sender) = UnixStream::pair().map_err(wrap)?;
         receiver.set_nonblocking(true).map_err(wrap)?;
         sender.set_nonblocking(true).map_err(wrap)?;
-        Ok(Self { receiver, bell: Bell(sender) })
+        Ok(Self { receiver, handle: WakeupHandle(sender) })
     }
 
-    /// The ringing end.
-    pub fn bell(&self) -> &Bell {
-        &self.bell
+    /// The sending end.
+    pub fn handle(&self) -> &WakeupHandle {
+        &self.handle
     }
 
-    /// Readable once rung, until [`Doorbell::clear`].
+    /// A descriptor that is readable from [`WakeupHandle::wake`] until [`WakeupPipe::clear`].
     pub fn raw_fd(&self) -> RawFd {
         self.receiver.as_raw_fd()
     }
 
-    /// Forgets all rings so far.
+    /// Forgets all wakeups so far.
     pub fn clear(&self) {
         let mut sink = [0; 64];
         while matches!((&self.receiver).read(&mut sink), Ok(n) if n == sink.len()) {}
     }
 
-    /// Sleeps until this doorbell or one of `others` is readable, or `limit` has passed;
-    /// whether this doorbell was rung.
+    /// Sleeps until this pipe or one of `others` is readable, or until `limit` has passed. Returns true if this pipe is
+    /// readable.
     pub fn sleep(&self, others: &[BorrowedFd<'_>], limit: Option<Duration>) -> bool {
         let mut fds = Vec::with_capacity(others.len() + 1);
         fds.push(PollFd::new(&self.receiver, PollFlags::IN));
         fds.extend(others.iter().map(|fd| PollFd::from_borrowed_fd(*fd, PollFlags::IN)));
         let limit = limit.and_then(|span| Timespec::try_from(span).ok());
-        // An interrupted or failed wait is an early wake-up: the caller looks again.
+        // An interrupted or failed poll is an early wakeup: the caller looks again.
         let _ = rustix::event::poll(&mut fds, limit.as_ref());
         !fds[0].revents().is_empty()
     }
 }
 
-impl Bell {
-    /// Rings. A full bell is rung already; a vanished listener needs no waking.
-    pub fn ring(&self) {
-        while matches!(self.ring_once(), Err(error) if error.kind() == Os::Interrupted) {}
+impl WakeupHandle {
+    /// Wakes the thread that sleeps on the pipe. Does nothing if the pipe is full, as it is readable then, or if its
+    /// receiving end is closed.
+    pub fn wake(&self) {
+        while matches!(self.wake_once(), Err(error) if error.kind() == Os::Interrupted) {}
     }
 
-    /// Never blocks or signals, whatever it was made of: a bell may come from another
-    /// process, which can change the flags it shares with us, or hand over no socket.
+    /// Never blocks and raises no signal. The descriptor may come from another process, which can change the flags that
+    /// both share, or hand over something that is no socket.
     #[cfg(target_os = "linux")]
-    fn ring_once(&self) -> std::io::Result<usize> {
+    fn wake_once(&self) -> std::io::Result<usize> {
         let flags = rustix::net::SendFlags::DONTWAIT | rustix::net::SendFlags::NOSIGNAL;
         Ok(rustix::net::send(&self.0, &[1], flags)?)
     }
 
     #[cfg(not(target_os = "linux"))]
-    fn ring_once(&self) -> std::io::Result<usize> {
+    fn wake_once(&self) -> std::io::Result<usize> {
         std::io::Write::write(&mut &self.0, &[1])
     }
 
-    /// A second bell for the same door.
+    /// A second handle of the same pipe.
     pub fn try_clone(&self) -> Result<Self> {
         self.0
             .try_clone()
             .map(Self)
-            .map_err(|e| Error::os("clone a doorbell", "raise the limit of open files", e))
+            .map_err(|e| Error::os("clone a wakeup handle", "raise the limit of open files", e))
     }
 }
 
-impl AsFd for Bell {
+impl AsFd for WakeupHandle {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.0.as_fd()
     }
 }
 
-impl From<OwnedFd> for Bell {
-    /// A bell that another process handed over.
+impl From<OwnedFd> for WakeupHandle {
+    /// A handle that another process handed over.
     fn from(fd: OwnedFd) -> Self {
         Self(fd.into())
     }
@@ -109,14 +109,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn rings_through_threads_and_clears() {
-        let door = Doorbell::new().unwrap();
-        let bell = door.bell().try_clone().unwrap();
-        let ringer = std::thread::spawn(move || (0..100_000).for_each(|_| bell.ring()));
-        door.sleep(&[], None);
-        ringer.join().unwrap();
-        door.clear();
-        let mut fd = [PollFd::new(&door.receiver, PollFlags::IN)];
+    fn wakes_across_threads_and_clears() {
+        let pipe = WakeupPipe::new().unwrap();
+        let handle = pipe.handle().try_clone().unwrap();
+        let waker = std::thread::spawn(move || (0..100_000).for_each(|_| handle.wake()));
+        pipe.sleep(&[], None);
+        waker.join().unwrap();
+        pipe.clear();
+        let mut fd = [PollFd::new(&pipe.receiver, PollFlags::IN)];
         let none = Timespec { tv_sec: 0, tv_nsec: 0 };
         assert_eq!(rustix::event::poll(&mut fd, Some(&none)).unwrap(), 0);
     }

@@ -1,31 +1,31 @@
-//! Plain values that cross the hot path: requests in, events out.
+//! The plain values of the hot path: requests in, events out.
 
 use crate::ErrorKind;
-use crate::copy::Way;
+use crate::copy::CopyStrategy;
 
-/// A connected peer's place in a domain, low, as lists are indexed by it; unique until its `PeerGone`
-/// was heard.
+/// The number of a connected peer in a domain. Numbers are small, as they index lists. A number is unique until the
+/// engine has seen its `PeerGone`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Default)]
 pub struct PeerSlot(pub u32);
 
 /// What a work request does.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum WorkKind {
-    /// Local bytes to the peer's region; zero bytes are allowed with an imm.
+    /// Writes local bytes into the peer's region. With an imm, there may be no bytes.
     Write,
-    /// The peer's bytes into the local region.
+    /// Reads the peer's bytes into local memory.
     Read,
-    /// Local bytes into a receive the peer posted.
+    /// Sends local bytes into a receive that the peer posted.
     Send,
 }
 
-/// One request to a device. Plain, copied, never allocated.
+/// One request to a device: a plain value that is copied and never allocated.
 #[derive(Debug, Clone, Copy)]
 pub struct WorkRequest {
-    /// Comes back in the completion; unique among outstanding requests, and
-    /// consecutive where requests stand together in a batch, mostly.
+    /// The number that the completion names. It is unique among outstanding requests. Requests that stand together in a
+    /// batch mostly have consecutive numbers.
     pub id: u64,
-    /// Whom it goes to.
+    /// The peer that it goes to.
     pub peer: PeerSlot,
     /// What it does.
     pub kind: WorkKind,
@@ -33,20 +33,21 @@ pub struct WorkRequest {
     pub local: *mut u8,
     /// Key of the local registration.
     pub lkey: u64,
-    /// Bytes. A write of none without an imm warms up: the backend touches what the
-    /// first request to the peer would have to, a page or a connection, and completes it; nothing
-    /// is delivered, and `local`, `remote` and the keys mean nothing. A read of none flushes: it completes once
-    /// the bytes of all writes to the peer whose end was told are visible there. It needs no right to
-    /// read, and `local`, `remote` and the keys mean nothing.
+    /// The number of bytes.
+    ///
+    /// A write of no bytes without an imm is a *warm-up*: the backend does what the first request to the peer would have
+    /// to do (touch a page, make a connection), delivers nothing, and completes it. A read of no bytes is a *flush*: it
+    /// completes once the bytes of all completed writes to the peer are visible there; it needs no right to read. Both
+    /// ignore `local`, `remote` and the keys.
     pub len: u64,
-    /// First remote byte: the import's base plus an offset.
+    /// The first remote byte: the import's base plus an offset.
     pub remote: u64,
-    /// Key of the import; ignored for `Send`.
+    /// The key of the import; ignored for `Send`.
     pub rkey: u64,
     /// Immediate data, all 32 bits the user's.
     pub imm: Option<u32>,
-    /// How a copy should move the bytes; chosen by the whole operation's size.
-    pub way: Way,
+    /// How a copy should move the bytes, chosen by the size of the whole operation.
+    pub strategy: CopyStrategy,
 }
 
 // SAFETY: the pointer is a plain address here; who may dereference it, and when,
@@ -58,7 +59,7 @@ unsafe impl Sync for WorkRequest {}
 /// A buffer for one incoming message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ReceiveRequest {
-    /// Comes back in the completion.
+    /// The number that the completion names.
     pub id: u64,
     /// First byte.
     pub local: *mut u8,
@@ -71,10 +72,10 @@ pub struct ReceiveRequest {
 // SAFETY: as for `WorkRequest`: an address, not an access.
 unsafe impl Send for ReceiveRequest {}
 
-/// A failed completion: a kind and the provider's own number.
+/// Why a request failed: a kind, and the provider's own number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Status {
-    /// What it means to the engine.
+    /// What the failure means to the engine.
     pub kind: ErrorKind,
     /// The provider's code, for `Endpoint::describe`; 0 if it has none.
     pub code: i32,
@@ -83,8 +84,8 @@ pub struct Status {
 /// Something that happened at an endpoint.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Event {
-    /// Posted requests with consecutive ids are done. A backend joins neighbours
-    /// where it can: one event for many costs the engine less than one for each.
+    /// Posted requests with consecutive ids are done. A backend joins neighbours where it can: the engine handles one
+    /// event for many requests faster than one event for each.
     Done {
         /// The first request's id.
         first: u64,
@@ -98,14 +99,14 @@ pub enum Event {
         /// Why.
         status: Status,
     },
-    /// A posted request failed and moves no more bytes, and the peer's death looks the same as what
-    /// `status` says: the engine finds out which it is.
-    Doubted {
+    /// A posted request failed and moves no more bytes, and the device reports the same status if the peer has died. The
+    /// engine asks the peer to find out which it is.
+    FailedUnconfirmed {
         /// The request's id.
         id: u64,
-        /// Whom it was for.
+        /// The peer that it was for.
         peer: PeerSlot,
-        /// Why, if the peer lives.
+        /// Why it failed, if the peer is alive.
         status: Status,
     },
     /// A posted receive holds a message.
@@ -138,10 +139,10 @@ pub enum Event {
         /// The slot, free for reuse from the next poll on.
         peer: PeerSlot,
     },
-    /// Peers reach the endpoint by another address now: they are to be told
-    /// ([`crate::Connector::offer_again`]).
-    Moved,
-    /// The device is lost: nothing posted to this endpoint will move.
+    /// Peers reach the endpoint by another address from now on. The engine sends them the next offer
+    /// ([`Connector::offer_again`](crate::Connector::offer_again)).
+    EndpointChanged,
+    /// The device is lost: no request that was posted to this endpoint moves bytes any more.
     DeviceLost {
         /// Why.
         status: Status,
@@ -149,7 +150,7 @@ pub enum Event {
 }
 
 impl Event {
-    /// The peer it is about, where it names one.
+    /// The peer that the event names, if it names one.
     pub fn peer(&self) -> Option<PeerSlot> {
         match self {
             Self::Received { peer, .. } | Self::Imm { peer, .. } | Self::PeerGone { peer } => Some(*peer),
@@ -163,14 +164,14 @@ impl Event {
 pub struct Completions {
     events: Vec<Event>,
     room: usize,
-    stirred: bool,
+    has_progress: bool,
 }
 
 impl Completions {
     /// Room for `room` events, at least one.
     pub fn with_room(room: usize) -> Self {
         let room = room.max(1);
-        Self { events: Vec::with_capacity(room), room, stirred: false }
+        Self { events: Vec::with_capacity(room), room, has_progress: false }
     }
 
     /// Events that can still be pushed.
@@ -178,7 +179,7 @@ impl Completions {
         self.room - self.events.len()
     }
 
-    /// Appends an event. Without spare room it is refused and handed back.
+    /// Appends an event. Hands it back if there is no spare room.
     #[inline]
     pub fn push(&mut self, event: Event) -> Result<(), Event> {
         if self.events.len() == self.room {
@@ -188,36 +189,36 @@ impl Completions {
         Ok(())
     }
 
-    /// What has been pushed, in order.
+    /// The events, in the order of their pushes.
     pub fn as_slice(&self) -> &[Event] {
         &self.events
     }
 
-    /// Puts another event in the place of one.
+    /// Replaces the event at `place`.
     pub fn replace(&mut self, place: usize, event: Event) {
         self.events[place] = event;
     }
 
-    /// Says that something moved that has no event here, like a peer's write into our memory
-    /// where polling carries it out: the worker stays awake.
-    pub fn stir(&mut self) {
-        self.stirred = true;
+    /// Notes progress that has no event here, so that the worker stays awake: for example, a peer's write that this
+    /// side's poll carries out.
+    pub fn note_progress(&mut self) {
+        self.has_progress = true;
     }
 
-    /// Whether something moved without an event.
-    pub fn is_stirred(&self) -> bool {
-        self.stirred
+    /// Whether there was progress without an event.
+    pub fn made_progress(&self) -> bool {
+        self.has_progress
     }
 
-    /// Whether a poll has left nothing to act on.
+    /// Whether the poll found neither an event nor progress.
     #[inline]
     pub fn is_untouched(&self) -> bool {
-        self.events.is_empty() && !self.stirred
+        self.events.is_empty() && !self.has_progress
     }
 
-    /// Forgets all events and keeps the memory.
+    /// Removes all events, and keeps the allocation.
     pub fn clear(&mut self) {
         self.events.clear();
-        self.stirred = false;
+        self.has_progress = false;
     }
 }

@@ -203,7 +203,7 @@ impl Work {
             remote: rail.base,
             rkey: rail.rkey,
             imm,
-            way: copy::way(self.shape.bytes(), self.locality),
+            strategy: copy::strategy(self.shape.bytes(), self.locality),
         }
     }
 }

@@ -17,7 +17,7 @@ use crate::op::{OpId, OpTable};
 use crate::peer::PeerInner;
 use crate::pool::PoolPart;
 use crate::region::RegionInner;
-use crate::{Bell, Error, ErrorKind, PeerId, Result, Time, Trigger};
+use crate::{Error, ErrorKind, PeerId, Result, Time, Trigger, WakeupHandle};
 
 /// A checked operation on its way to the worker. A plain value, never boxed.
 pub(crate) struct Submission {
@@ -85,7 +85,7 @@ pub(crate) struct EngineHandle {
     pub ledger: Arc<Ledger>,
     /// The worker sleeps: whoever adds work rings.
     pub parked: AtomicBool,
-    pub bell: Bell,
+    pub wakeup: WakeupHandle,
     pub hash: AtomicU64,
     pub alarms: Alarms,
     /// Rail that the next operation begins with; the engine's alone to change.
@@ -119,7 +119,7 @@ struct FreeIndices {
 }
 
 impl EngineHandle {
-    pub fn new(setup: HandleSetup, bell: Bell) -> Self {
+    pub fn new(setup: HandleSetup, wakeup: WakeupHandle) -> Self {
         let table = OpTable::new(setup.max_operations);
         Self {
             transport: setup.transport,
@@ -136,7 +136,7 @@ impl EngineHandle {
             table,
             controls: SegQueue::new(),
             parked: AtomicBool::new(false),
-            bell,
+            wakeup,
             hash: AtomicU64::new(0),
             alarms: Alarms::default(),
             turn: AtomicU32::new(0),
@@ -251,7 +251,7 @@ impl EngineHandle {
         // Pairs with the fence in `worker`: either it sees the command, or we see it parked.
         fence(Ordering::SeqCst);
         if self.parked.load(Ordering::Relaxed) && self.parked.swap(false, Ordering::AcqRel) {
-            self.bell.ring();
+            self.wakeup.wake();
         }
     }
 

@@ -34,7 +34,7 @@ impl Engine {
             let requests = done as u32;
             self.record(What::Completed { rail: self.numbered(rail), requests, failed: failed as u32 });
         }
-        let events = count + usize::from(self.completions.is_stirred());
+        let events = count + usize::from(self.completions.made_progress());
         self.act(rail);
         events
     }
@@ -60,7 +60,7 @@ impl Engine {
                 Event::Failed { id, status } => {
                     self.acknowledge(rail, id, 1, Some(status));
                 }
-                Event::Doubted { id, peer, status } => self.doubts(rail, id, peer, status),
+                Event::FailedUnconfirmed { id, peer, status } => self.doubts(rail, id, peer, status),
                 other => self.take_event(rail, other),
             }
         }
@@ -144,9 +144,9 @@ impl Engine {
                 );
             }
             Event::PeerGone { peer } => self.peer_gone(rail, peer),
-            Event::Moved => self.rail_moved(rail),
+            Event::EndpointChanged => self.rail_moved(rail),
             Event::DeviceLost { status } => self.lose_rail(rail, status),
-            Event::Done { .. } | Event::Failed { .. } | Event::Doubted { .. } => {}
+            Event::Done { .. } | Event::Failed { .. } | Event::FailedUnconfirmed { .. } => {}
         }
     }
 
@@ -235,7 +235,7 @@ impl Engine {
 fn tally(events: &[Event]) -> (u64, u64) {
     events.iter().fold((0, 0), |(done, failed), event| match event {
         Event::Done { count, .. } => (done + u64::from(*count), failed),
-        Event::Failed { .. } | Event::Doubted { .. } => (done, failed + 1),
+        Event::Failed { .. } | Event::FailedUnconfirmed { .. } => (done, failed + 1),
         _ => (done, failed),
     })
 }

@@ -24,8 +24,8 @@ impl fmt::Display for Explanation {
         if let Some(path) = self.path {
             writeln!(f, "  {:<10} {path}", "region by")?;
         }
-        if let Some(detour) = &self.detour {
-            writeln!(f, "  {:<10} {detour}", "local by")?;
+        if let Some(reason) = &self.staging_reason {
+            writeln!(f, "  {:<10} {reason}", "local by")?;
         }
         match &self.queued {
             None => writeln!(f, "  {:<10} the calling thread, at once", "runs in")?,

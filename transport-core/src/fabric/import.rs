@@ -94,7 +94,7 @@ fn import(links: &[Link], entries: &[Entry]) -> Result<Vec<Option<Arc<dyn Remote
 }
 
 fn import_on(rail: &PairedRail, key: &KeyMaterial) -> Result<Arc<dyn RemoteMemory>> {
-    if key.is_staged() && !rail.domain.capabilities().stages {
+    if key.is_staged() && !rail.domain.capabilities().supports_staging {
         let why = "no card of the peer takes this memory, and it is staged there: allow that here, too \
                    (MULTIRAIL_STAGING=1)";
         return Err(Error::new(ErrorKind::Unsupported, "import", why));

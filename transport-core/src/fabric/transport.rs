@@ -14,7 +14,7 @@ use crate::index::{GroupIndex, TransportIndex};
 use crate::observe::Watch;
 use crate::spi::{Capabilities, DeviceInfo, Domain, DomainSetup, MemoryRegion};
 use crate::worker::{Seat, Worker, WorkerSetup};
-use crate::{Access, Admission, Bell, Doorbell, Error, ErrorKind, Memory, Result};
+use crate::{Access, Admission, Error, ErrorKind, Memory, Result, WakeupHandle, WakeupPipe};
 
 pub(crate) struct Transport {
     pub label: String,
@@ -108,13 +108,13 @@ impl Transport {
         let ledger = Ledger::new(label, capacity.unwrap_or(0), groups, Arc::clone(&settings.admission));
         let ledger = Arc::new(ledger);
         let threads = settings.workers.threads.unwrap_or(ranges.len()).min(ranges.len());
-        let doors = (0..threads).map(|_| Doorbell::new()).collect::<Result<Vec<_>>>()?;
+        let doors = (0..threads).map(|_| WakeupPipe::new()).collect::<Result<Vec<_>>>()?;
         let mut engines = Vec::new();
         for (number, rails) in ranges.iter().enumerate() {
-            let bell = doors[crew(number, threads, ranges.len())].bell().try_clone()?;
+            let wakeup = doors[crew(number, threads, ranges.len())].handle().try_clone()?;
             engines.push(transport.open_group(
                 rails.clone(),
-                bell,
+                wakeup,
                 setup,
                 &settings,
                 &ledger,
@@ -138,7 +138,7 @@ impl Transport {
     fn open_group(
         &mut self,
         rails: Range<usize>,
-        bell: Bell,
+        wakeup: WakeupHandle,
         setup: &DomainSetup,
         settings: &OpenSettings<'_>,
         ledger: &Arc<Ledger>,
@@ -157,7 +157,7 @@ impl Transport {
             ledger: Arc::clone(ledger),
             posting: settings.workers.posting,
         };
-        let engine = Arc::new(EngineHandle::new(handle, bell));
+        let engine = Arc::new(EngineHandle::new(handle, wakeup));
         let batch = settings.workers.posting.batch;
         let open = |domain: &Arc<dyn Domain>| Rail::open(Arc::clone(domain), batch);
         let opened = self.domains[rails.clone()].iter().map(open).collect::<Result<_>>()?;
@@ -169,7 +169,7 @@ impl Transport {
     fn start_workers(
         &mut self,
         engines: Vec<Engine>,
-        doors: Vec<Doorbell>,
+        doors: Vec<WakeupPipe>,
         workers: &Workers,
         machine: Option<&Machine>,
     ) -> Result<()> {

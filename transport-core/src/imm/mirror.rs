@@ -8,7 +8,7 @@ use foldhash::HashMap;
 
 use super::ImmCounter;
 use crate::peer::PeerInner;
-use crate::{Error, Word};
+use crate::{Error, Signal};
 
 /// What becomes of a mirrored word when the peer ends. Whoever waits for the word alone, as a stream
 /// does, learns of the end by nothing else.
@@ -40,7 +40,7 @@ impl ImmCounter {
     /// # drop(next);
     /// # }
     /// ```
-    pub fn mirror(&self, word: Arc<dyn Word>, at_end: AtEnd) -> Mirror {
+    pub fn mirror(&self, word: Arc<dyn Signal>, at_end: AtEnd) -> Mirror {
         let Self { peer, imm } = self.clone();
         let mut counts = peer.imms.lock();
         let total = counts.values.count(imm);
@@ -99,7 +99,7 @@ pub(super) struct Mirrors {
 
 struct Mirrored {
     id: u64,
-    word: Arc<dyn Word>,
+    word: Arc<dyn Signal>,
     total: u64,
     at_end: AtEnd,
     /// What the word is ahead of the total.

@@ -63,7 +63,7 @@ impl Idle {
 }
 
 fn waits(capabilities: &Capabilities) -> &'static str {
-    if capabilities.wakes { "wake-ups" } else { "naps" }
+    if capabilities.supports_wakeup { "wake-ups" } else { "naps" }
 }
 
 /// Processor time of this process.

@@ -9,7 +9,7 @@ pub(super) type Copier = unsafe fn(*mut u8, *const u8, usize);
 /// Four streaming copies at once, with [`stream_four`](super::stream_four)'s safety rules.
 pub(super) type FourCopier = unsafe fn([*mut u8; 4], [*const u8; 4], usize);
 
-/// A loop for each [`Way`](super::Way), and one for four pieces.
+/// A loop for each [`CopyStrategy`](super::CopyStrategy), and one for four pieces.
 pub(super) struct Implementation {
     /// The instructions it uses, for test messages.
     #[cfg_attr(not(test), allow(dead_code))]

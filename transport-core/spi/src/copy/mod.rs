@@ -44,7 +44,7 @@ pub const COLD_STREAM_FROM: u64 = 2 << 10;
 
 /// How a copy moves bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Way {
+pub enum CopyStrategy {
     /// Through the caches, like memcpy.
     Plain,
     /// Past the caches, with non-temporal stores: for bytes that nobody reads soon.
@@ -56,18 +56,18 @@ pub enum Way {
 /// and from what the caller knows about the caches.
 ///
 /// ```
-/// use transport_core::{Locality, copy::{Way, way}};
-/// assert_eq!(way(4 << 10, Locality::Auto), Way::Plain);
-/// assert_eq!(way(4 << 10, Locality::Cold), Way::Stream);
-/// assert_eq!(way(64 << 20, Locality::Auto), Way::Stream);
+/// use multirail_spi::{Locality, copy::{CopyStrategy, strategy}};
+/// assert_eq!(strategy(4 << 10, Locality::Auto), CopyStrategy::Plain);
+/// assert_eq!(strategy(4 << 10, Locality::Cold), CopyStrategy::Stream);
+/// assert_eq!(strategy(64 << 20, Locality::Auto), CopyStrategy::Stream);
 /// ```
 #[inline]
-pub fn way(operation_bytes: u64, locality: Locality) -> Way {
+pub fn strategy(operation_bytes: u64, locality: Locality) -> CopyStrategy {
     let from = match locality {
         Locality::Cold => COLD_STREAM_FROM,
         Locality::Auto => STREAM_FROM,
     };
-    if operation_bytes >= from { Way::Stream } else { Way::Plain }
+    if operation_bytes >= from { CopyStrategy::Stream } else { CopyStrategy::Plain }
 }
 
 /// Copies `len` bytes from `src` to `dst`, racing with whoever else touches them.
@@ -78,18 +78,18 @@ pub fn way(operation_bytes: u64, locality: Locality) -> Way {
 /// `len` bytes are readable at `src` and writable at `dst` until the call returns,
 /// the two ranges do not overlap, and no Rust reference to `dst`'s bytes is alive.
 #[inline]
-pub unsafe fn copy(way: Way, dst: *mut u8, src: *const u8, len: usize) {
+pub unsafe fn copy(strategy: CopyStrategy, dst: *mut u8, src: *const u8, len: usize) {
     let implementation = implementation::active();
-    let copier = match way {
-        Way::Plain => implementation.plain,
-        Way::Stream => implementation.stream,
+    let copier = match strategy {
+        CopyStrategy::Plain => implementation.plain,
+        CopyStrategy::Stream => implementation.stream,
     };
     // SAFETY: the ranges are as the caller promises; `active` only names loops that
     // this CPU can run.
     unsafe { copier(dst, src, len) }
 }
 
-/// Four copies of `len` bytes each, [`Way::Stream`], as if by four calls of [`copy`] in
+/// Four copies of `len` bytes each, [`CopyStrategy::Stream`], as if by four calls of [`copy`] in
 /// no particular order, and like those without a fence.
 ///
 /// Where the CPU gains by it they advance side by side, so that misses of the TLB
@@ -108,13 +108,13 @@ pub unsafe fn stream_four(dst: [*mut u8; 4], src: [*const u8; 4], len: usize) {
 }
 
 /// The store fence owed after streaming copies, before their completion or imm is
-/// published; nothing for [`Way::Plain`].
+/// published; nothing for [`CopyStrategy::Plain`].
 ///
 /// Non-temporal stores wait in write-combining buffers and may become visible after
 /// later ordinary stores, a release store among them (Intel SDM vol. 1, 10.4.6.2).
 #[inline]
-pub fn finish(way: Way) {
-    if way == Way::Stream {
+pub fn finish(strategy: CopyStrategy) {
+    if strategy == CopyStrategy::Stream {
         fence();
     }
 }

@@ -1,5 +1,5 @@
 use super::implementation::{Copier, active, available};
-use super::{COLD_STREAM_FROM, STREAM_FROM, Way, copy, finish, stream_four, way};
+use super::{COLD_STREAM_FROM, CopyStrategy, STREAM_FROM, copy, finish, strategy, stream_four};
 use crate::Locality;
 
 /// Bytes either side of a copy that must stay as they were: more than any piece
@@ -37,7 +37,7 @@ impl Pair {
         // SAFETY: both ranges are inside their vectors (just checked), which are two
         // allocations; `available` names only what this CPU can run.
         unsafe { copier(self.dst.as_mut_ptr().add(to), self.src.as_ptr().add(from), len) };
-        finish(Way::Stream);
+        finish(CopyStrategy::Stream);
         assert!(
             self.dst[guarded.clone()] == expected,
             "{name}: {len} bytes, source at 64k+{src_offset}, destination at 64k+{dst_offset}"
@@ -151,7 +151,7 @@ fn four_at_once() {
                 // SAFETY: eight ranges of `len` bytes (just sliced) of eight allocations;
                 // `available` names only what this CPU can run.
                 unsafe { implementation.stream_four(dst, src, len) };
-                finish(Way::Stream);
+                finish(CopyStrategy::Stream);
                 for (i, pair) in pairs.iter_mut().enumerate() {
                     let (from, to) = (start(&pair.src, from[i]), start(&pair.dst, to[i]));
                     let mut expected = vec![UNTOUCHED; pair.dst.len()];
@@ -168,11 +168,11 @@ fn four_at_once() {
 #[test]
 fn the_public_copy_moves_bytes() {
     let src: Vec<u8> = (0..200).collect();
-    for way in [Way::Plain, Way::Stream] {
+    for strategy in [CopyStrategy::Plain, CopyStrategy::Stream] {
         let mut dst = vec![0; 200];
         // SAFETY: two vectors of 200 bytes each.
-        unsafe { copy(way, dst.as_mut_ptr(), src.as_ptr(), 200) };
-        finish(way);
+        unsafe { copy(strategy, dst.as_mut_ptr(), src.as_ptr(), 200) };
+        finish(strategy);
         assert_eq!(dst, src);
     }
     let mut dst = [[0; 50]; 4];
@@ -180,19 +180,19 @@ fn the_public_copy_moves_bytes() {
     let from = [0, 50, 100, 150].map(|at| src.as_ptr().wrapping_add(at));
     // SAFETY: four arrays, and four quarters of a vector, of 50 bytes each.
     unsafe { stream_four(to, from, 50) };
-    finish(Way::Stream);
+    finish(CopyStrategy::Stream);
     assert_eq!(dst.as_flattened(), src);
     assert_eq!(active().name, available()[0].name);
 }
 
 #[test]
 fn ways() {
-    assert_eq!(way(0, Locality::Cold), Way::Plain);
-    assert_eq!(way(COLD_STREAM_FROM - 1, Locality::Cold), Way::Plain);
-    assert_eq!(way(COLD_STREAM_FROM, Locality::Cold), Way::Stream);
-    assert_eq!(way(STREAM_FROM - 1, Locality::Auto), Way::Plain);
-    assert_eq!(way(STREAM_FROM, Locality::Auto), Way::Stream);
-    assert_eq!(way(u64::MAX, Locality::Auto), Way::Stream);
+    assert_eq!(strategy(0, Locality::Cold), CopyStrategy::Plain);
+    assert_eq!(strategy(COLD_STREAM_FROM - 1, Locality::Cold), CopyStrategy::Plain);
+    assert_eq!(strategy(COLD_STREAM_FROM, Locality::Cold), CopyStrategy::Stream);
+    assert_eq!(strategy(STREAM_FROM - 1, Locality::Auto), CopyStrategy::Plain);
+    assert_eq!(strategy(STREAM_FROM, Locality::Auto), CopyStrategy::Stream);
+    assert_eq!(strategy(u64::MAX, Locality::Auto), CopyStrategy::Stream);
 }
 
 /// Words published by a streaming copy and `finish` are seen whole by a thread that
@@ -215,8 +215,8 @@ fn a_peer_thread_sees_finished_copies() {
                 let source = vec![round; WORDS];
                 // SAFETY: WORDS words on both sides; `memory` is only reached through
                 // atomics and `copy`.
-                unsafe { copy(Way::Stream, address(&memory), source.as_ptr().cast(), 8 * WORDS) };
-                finish(Way::Stream);
+                unsafe { copy(CopyStrategy::Stream, address(&memory), source.as_ptr().cast(), 8 * WORDS) };
+                finish(CopyStrategy::Stream);
                 flag.store(round, Ordering::Release);
             }
         });
@@ -225,7 +225,7 @@ fn a_peer_thread_sees_finished_copies() {
                 let done = flag.load(Ordering::Acquire) == round;
                 // Copies that race are allowed; their bytes are a mix.
                 // SAFETY: as above, into `seen`.
-                unsafe { copy(Way::Plain, address(&seen), address(&memory), 8 * WORDS) };
+                unsafe { copy(CopyStrategy::Plain, address(&seen), address(&memory), 8 * WORDS) };
                 if done {
                     break;
                 }

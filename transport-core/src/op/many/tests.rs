@@ -8,13 +8,13 @@ use crate::grant::{EvenShares, Ledger};
 use crate::index::{GroupIndex, TransportIndex};
 use crate::observe::Watch;
 use crate::watchers::tests::{Woken, poll};
-use crate::{Doorbell, ErrorKind};
+use crate::{ErrorKind, WakeupPipe};
 
 const SHORT: Duration = Duration::from_millis(2);
 
 /// An engine of nobody's: the test answers.
 fn engine() -> Arc<EngineHandle> {
-    let bell = Doorbell::new().unwrap().bell().try_clone().unwrap();
+    let wakeup = WakeupPipe::new().unwrap().handle().try_clone().unwrap();
     let watch = Arc::new(Watch::new(Duration::MAX, None));
     let setup = HandleSetup {
         transport: TransportIndex::FIRST,
@@ -28,7 +28,7 @@ fn engine() -> Arc<EngineHandle> {
         watch,
         ledger: Arc::new(Ledger::new("none".into(), u64::MAX, 1, Arc::new(EvenShares))),
     };
-    Arc::new(EngineHandle::new(setup, bell))
+    Arc::new(EngineHandle::new(setup, wakeup))
 }
 
 /// `count` operations of that engine, and their ids.
