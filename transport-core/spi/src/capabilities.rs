@@ -1,9 +1,9 @@
-//! Facts and limits of an opened domain.
+//! The facts and limits of an open domain.
 
 use std::time::Duration;
 
 bitflags::bitflags! {
-    /// Operations a domain carries out itself.
+    /// The operations that a domain offers.
     #[derive(Debug, Clone, Copy, PartialEq, Eq)]
     pub struct Operations: u32 {
         /// RDMA WRITE.
@@ -18,21 +18,21 @@ bitflags::bitflags! {
 }
 
 bitflags::bitflags! {
-    /// Orders that hold between two work requests of one queue pair.
+    /// The orders that hold between two work requests of one queue pair.
     ///
-    /// A striped operation crosses several queue pairs, so the engine relies on none.
+    /// A striped operation uses several queue pairs, so that the engine relies on none of them.
     #[derive(Debug, Clone, Copy, PartialEq, Eq)]
     pub struct Ordering: u32 {
-        /// A later write's bytes are never visible before an earlier one's.
+        /// The bytes of a later write are never visible before those of an earlier write.
         const WRITE_AFTER_WRITE = 1;
-        /// An imm is never reported before an earlier write's bytes are visible.
+        /// The device reports an imm only once the bytes of all earlier writes are visible.
         const IMM_AFTER_WRITE = 2;
-        /// Completions are reported in the order of posting.
+        /// The device reports completions in the order of posting.
         const COMPLETIONS = 4;
     }
 }
 
-/// Who moves the bytes once a request is posted.
+/// Who moves the bytes after a request is posted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Progress {
@@ -42,121 +42,118 @@ pub enum Progress {
     Manual,
 }
 
-/// The least that must be torn down to stop posted work for certain.
+/// What the backend has to tear down to stop posted requests for certain.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum AbortScope {
-    /// One peer's queue pairs: other peers do not notice.
+    /// The queue pairs of one peer. Other peers are not affected.
     Peer,
-    /// The endpoint: other peers' work replays or fails.
+    /// The endpoint. The requests of other peers are posted again, or fail.
     Endpoint,
 }
 
-/// How a target takes a key back.
+/// How a target revokes a key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Revocation {
-    /// Every access checks a generation; revoking needs no help of the peer.
+    /// Every access checks a generation. Revoking needs no help from peers.
     Checked,
-    /// The device's key dies with the region and may be handed out again.
+    /// The device refuses the key once the region is deregistered, and may give the same key to a later region.
     DeviceKey,
-    /// The key is refused from then on, but software at the target goes on with what it was receiving, and does not
-    /// say until when: bytes may land late. `Region::revoke` ends with `Unsupported` where a
-    /// connected peer could have sent some.
+    /// The target refuses the key from then on, but its software finishes what it was receiving, and does not say when:
+    /// bytes may land late. `Region::revoke` fails with `Unsupported` if a connected peer could have sent some.
     Late,
 }
 
-/// What reaching `Delivered` costs beyond `Reusable`.
+/// What `Delivered` costs beyond `Reusable`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum DeliveredCost {
-    /// Nothing: every completion already means it.
+    /// Nothing: every completion means `Delivered`.
     None,
     /// A flag on the request and one round trip.
     RoundTrip,
 }
 
-/// Which arrivals at the target come after the bytes of a write whose end was told.
+/// Which arrivals at the target come after the bytes of a completed write.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum DeliveredScope {
-    /// All: the bytes are visible.
+    /// All arrivals: the bytes are visible.
     Target,
-    /// Those over the same two devices. Arrivals over others may be seen before the bytes, until a read of no
-    /// bytes over these has ended (see [`crate::WorkRequest::len`]).
+    /// Arrivals over the same two devices. An arrival over other devices may be seen before the bytes, until a flush
+    /// over these two has completed (see [`WorkRequest::len`](crate::WorkRequest::len)).
     Device,
 }
 
-/// Facts and limits of a domain. The engine asks these, never a backend's name.
+/// The facts and limits of a domain. The engine decides by these, and never by a backend's name.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Capabilities {
-    /// What it can do.
+    /// The operations that the domain offers.
     pub operations: Operations,
-    /// Those of them that the device cannot do and software does, also the peer's: they are slow,
-    /// and may need the peer's processor.
+    /// The operations among them that software carries out, here or at the peer. They are slow, and may need the peer's
+    /// processor.
     pub emulated: Operations,
-    /// Bytes of immediate data, 0 or 4.
+    /// The bytes of immediate data: 0 or 4.
     pub imm_bytes: u8,
-    /// Orders that hold within one queue pair.
+    /// The orders that hold within one queue pair.
     pub ordering: Ordering,
-    /// Local segments per request.
+    /// The most local segments per request.
     pub max_sge: u32,
-    /// Bytes copied at posting, so that the source is free at once.
+    /// The most bytes that posting copies, so that the source is free at once.
     pub max_inline: u32,
-    /// Requests that may be outstanding per endpoint.
+    /// The most outstanding requests per endpoint.
     pub send_depth: u32,
-    /// Receives that may be posted per endpoint.
+    /// The most posted receives per endpoint.
     pub recv_depth: u32,
-    /// Bytes of one SEND.
+    /// The most bytes of one SEND.
     pub max_message: u64,
-    /// Bytes of one WRITE or READ; larger ones are split by the planner.
+    /// The most bytes of one WRITE or READ. The planner splits larger ones.
     pub max_write: u64,
-    /// Bytes per request at which fairness costs no bandwidth; the planner's chunk. With
-    /// `Progress::Auto` a quarter of what the line carries in two round trips is about
-    /// right: a small request waits for what is ahead of it on the line.
+    /// The planner's chunk: the bytes per request at which fairness costs no bandwidth. With `Progress::Auto`, a quarter
+    /// of what the line carries in two round trips is about right, as a small request waits for the chunks ahead of it
+    /// on the line.
     pub chunk: u64,
-    /// Bytes of a batch after which it is closed, so that posting returns soon where posting
-    /// itself moves bytes: small requests stand behind. `u64::MAX` where it does not.
+    /// The bytes after which the engine posts a batch, where posting itself moves the bytes: posting has to return soon,
+    /// as small requests wait behind it. `u64::MAX` where posting moves none.
     pub batch_bytes: u64,
-    /// Regions that may be registered at once; `u32::MAX` where nothing counts them.
+    /// The most registered regions; `u32::MAX` if there is no limit.
     pub max_regions: u32,
-    /// Line rate in bits per second, where there is one.
+    /// The line rate in bits per second, where there is a line.
     pub link_bits_per_s: Option<u64>,
-    /// Requests per second that the device takes, whatever their size, where that is known.
+    /// The most requests per second, whatever their size, where that is known.
     pub requests_per_s: Option<u64>,
-    /// From posting a small request on an idle line to its completion, rather too long than
-    /// too short. With `Progress::Auto` the engine keeps two of them of line posted, and no more.
+    /// The time from posting a small request on an idle line to its completion; rather too long than too short. With
+    /// `Progress::Auto` the engine keeps at most as many bytes posted as the line carries in two of these.
     pub round_trip: Duration,
-    /// Arrivals (imms and messages) that the completion queue holds beside the completions
-    /// of `send_depth` requests; more are lost. `u64::MAX` where a full queue holds the
-    /// senders up instead.
+    /// The arrivals (imms and messages) that the completion queue holds beside the completions of `send_depth` requests.
+    /// Further arrivals are lost. `u64::MAX` where a full queue makes the senders wait instead.
     pub cq_depth: u64,
-    /// Whether posting and moving are one.
+    /// Who moves the bytes of posted requests.
     pub progress: Progress,
-    /// What tearing down work takes with it.
+    /// What an abort tears down.
     pub abort_scope: AbortScope,
-    /// How keys are taken back.
+    /// How the domain revokes keys.
     pub revocation: Revocation,
-    /// The price of `Delivered`.
+    /// What `Delivered` costs.
     pub delivered: DeliveredCost,
-    /// How far `Delivered` reaches.
+    /// Which arrivals `Delivered` covers.
     pub delivered_scope: DeliveredScope,
-    /// Largest operation worth running in the calling thread; 0 without [`crate::Direct`].
+    /// The most bytes of an operation that is worth running in the calling thread; 0 without [`Direct`](crate::Direct).
     pub max_direct: u64,
-    /// Whether keys of staged memory ([`crate::KeyMaterial::STAGED`]) can be imported.
+    /// Whether the domain imports keys of staged memory ([`KeyMaterial::STAGED`](crate::KeyMaterial::STAGED)).
     pub supports_staging: bool,
     /// Whether `arm` can wake a sleeping worker.
     pub supports_wakeup: bool,
-    /// How long a worker that has been idle for long naps where it cannot; a sixteenth longer for
-    /// every device beyond the first that it looks at. Naps are an eighth of the idle time up to that.
+    /// The longest sleep of an idle worker where `arm` cannot wake it, for one device; a sixteenth more for each further
+    /// device of the worker. A sleep takes an eighth of the time that the worker has been idle, up to that.
     pub idle_backoff: Duration,
 }
 
 impl Capabilities {
-    /// The least a domain can offer: WRITE, one segment, no imm, no inline data.
-    ///
-    /// Backends start from here and state what they add.
+    /// The least that a domain can offer: WRITE with one segment, no imm, no inline data. A backend starts from these
+    /// values and changes what it does better.
     pub fn minimal() -> Self {
         Self {
             operations: Operations::WRITE,

@@ -1,15 +1,15 @@
-//! Time comes from a [`Clock`] that the fabric was given, never from the system.
+//! The fabric's [`Clock`]. Nothing in multirail asks the system for the time in another way.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-/// A moment, in nanoseconds since the clock's own beginning.
+/// A moment, in nanoseconds since the clock began.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, serde::Serialize, serde::Deserialize)]
 pub struct Time(u64);
 
 impl Time {
-    /// The clock's beginning.
+    /// The moment at which the clock began.
     pub const ZERO: Self = Self(0);
 
     /// Later than everything: a deadline that never passes.
@@ -25,21 +25,21 @@ impl Time {
         self.0
     }
 
-    /// This moment and `span` later; never wraps.
+    /// The moment `span` after this one; [`Time::NEVER`] at most.
     pub fn after(self, span: Duration) -> Self {
         let nanos = span.as_secs().saturating_mul(1_000_000_000);
         Self(self.0.saturating_add(nanos).saturating_add(span.subsec_nanos().into()))
     }
 
-    /// The span from `earlier` to here; zero if `earlier` is later.
+    /// The time from `earlier` to this moment; zero if `earlier` is later.
     pub fn since(self, earlier: Self) -> Duration {
         Duration::from_nanos(self.0.saturating_sub(earlier.0))
     }
 }
 
-/// Tells the time. Monotonic.
+/// A monotonic clock.
 pub trait Clock: Send + Sync {
-    /// Now.
+    /// The current time.
     fn now(&self) -> Time;
 }
 
@@ -62,7 +62,7 @@ impl Clock for SystemClock {
     }
 }
 
-/// A clock that stands still until it is told to move: tests and simulation.
+/// A clock that moves only when it is told to: for tests and simulation.
 #[derive(Debug, Clone, Default)]
 pub struct VirtualClock(Arc<AtomicU64>);
 

@@ -1,12 +1,11 @@
-//! The one error type of this layer: what went wrong, in which operation, and
-//! what to do next.
+//! The error type of multirail: what went wrong, in which operation, and what to do next.
 
 use std::fmt;
 
-/// Shorthand for results of this crate.
+/// The result of calls of this crate.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// What went wrong. Match on this; the text is for people.
+/// What went wrong. Programs match on the kind; the text of an error is for people.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
 #[non_exhaustive]
 pub enum ErrorKind {
@@ -18,7 +17,7 @@ pub enum ErrorKind {
     LocalAccess,
     /// The target refused: wrong key, out of bounds there, or no such right.
     RemoteAccess,
-    /// The target took the region back, or registered it anew.
+    /// The target has revoked the region, or registered it anew.
     Revoked,
     /// Larger than the backend can carry in one piece.
     TooLarge,
@@ -38,7 +37,7 @@ pub enum ErrorKind {
     DeviceLost,
     /// This fabric, listener or peer was closed locally.
     Closed,
-    /// Nothing of that name.
+    /// There is nothing of that name.
     NotFound,
     /// No transport of ours reaches that peer.
     Unreachable,

@@ -1,29 +1,29 @@
-//! Whether bytes may take the long way, through memory that both sides reach.
+//! When bytes may go through staging buffers.
 
 use std::str::FromStr;
 
 use crate::{Error, ErrorKind};
 
-/// When bytes may take the long way where there is no short one: through a segment that is set aside for it, out of
-/// which the target's worker moves them. That costs a second copy, and a hand-over to that worker.
+/// When bytes may go through a staging buffer: the initiator writes them into a buffer of the target, and the target's
+/// worker copies them to where they belong. Staging costs a second copy, and the time of that worker.
 ///
-/// Both processes must allow it. An import says which way it takes (`RemoteRegion::path`).
+/// Both processes must allow it. `RemoteRegion::path` says which path an import takes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Staging {
-    /// Never: memory without a short way is refused, with the reason.
+    /// Never. Memory that the backend cannot reach is refused, with the reason.
     #[default]
     Never,
-    /// Memory without a short way. With loopback that of other processes, where the kernel refuses the way to it;
-    /// with cards that of GPUs, where the card refuses it.
+    /// For memory that the backend cannot reach: with loopback, memory of other processes that the kernel refuses access
+    /// to; with NICs, GPU memory that the NIC cannot register.
     WhereRefused,
-    /// All memory, even where there is a shorter way: to test and to measure.
+    /// For all memory, also where the backend reaches it: to test and to measure.
     Always,
 }
 
 impl FromStr for Staging {
     type Err = Error;
 
-    /// `0` or nothing, `1`, `always`.
+    /// Parses `0` or an empty text as never, `1` as where refused, and `always`.
     fn from_str(text: &str) -> Result<Self, Error> {
         match text.trim() {
             "" | "0" => Ok(Self::Never),

@@ -27,19 +27,19 @@ mod x86_64;
 
 use crate::Locality;
 
-/// Operations of this many bytes stream whatever the caller knows: 16 MiB.
+/// From this many bytes on, an operation streams whatever the caller knows: 16 MiB.
 ///
-/// No core has a private cache this big, so that the bytes come from and go to memory
-/// unless a huge shared cache held both sides: then streaming loses 20 % (16 to 32 MiB,
+/// No core has a private cache of this size: the bytes come from memory and go to memory, unless a huge shared cache holds
+/// both sides. In that case streaming loses 20 % (16 to 32 MiB,
 /// Sapphire Rapids with 480 MiB of L3); otherwise it gains 90 %. glibc's own threshold
 /// is no guide: it follows the shared cache (240 MiB on a Zen 4 with 32 MiB).
 pub const STREAM_FROM: u64 = 16 << 20;
 
-/// Cold operations of this many bytes stream: 2 KiB.
+/// From this many bytes on, a cold operation streams: 2 KiB.
 ///
 /// Measured with one fence per operation (Sapphire Rapids, random pieces of 1 GiB):
 /// streaming costs 25 % at 512 B, gains 8 % at 1 KiB, 25 % at 2 KiB, 15 to 25 % at 4 KiB
-/// and 50 % at 16 KiB. At 1 KiB the gain is less than the miss of the bytes' next reader.
+/// and 50 % at 16 KiB. At 1 KiB, the next reader's cache misses cost more than streaming gains.
 pub const COLD_STREAM_FROM: u64 = 2 << 10;
 
 /// How a copy moves bytes.
@@ -47,13 +47,13 @@ pub const COLD_STREAM_FROM: u64 = 2 << 10;
 pub enum CopyStrategy {
     /// Through the caches, like memcpy.
     Plain,
-    /// Past the caches, with non-temporal stores: for bytes that nobody reads soon.
-    /// [`finish`] is owed before anybody is told that they are there.
+    /// Past the caches, with non-temporal stores: for bytes that nobody reads soon. The caller calls [`finish`] before it
+    /// tells anybody that the bytes are there.
     Stream,
 }
 
-/// Chooses the way from the bytes of the whole operation (not of one page of it)
-/// and from what the caller knows about the caches.
+/// Chooses a strategy by the bytes of the whole operation, not of one of its pages, and by what the caller knows about the
+/// caches.
 ///
 /// ```
 /// use multirail_spi::{Locality, copy::{CopyStrategy, strategy}};
@@ -70,9 +70,9 @@ pub fn strategy(operation_bytes: u64, locality: Locality) -> CopyStrategy {
     if operation_bytes >= from { CopyStrategy::Stream } else { CopyStrategy::Plain }
 }
 
-/// Copies `len` bytes from `src` to `dst`, racing with whoever else touches them.
+/// Copies `len` bytes from `src` to `dst`, while others may read or write them.
 ///
-/// It does not fence: after the last copy of an operation call [`finish`].
+/// The copy does not fence: call [`finish`] after the last copy of an operation.
 ///
 /// # Safety
 /// `len` bytes are readable at `src` and writable at `dst` until the call returns,
@@ -92,14 +92,14 @@ pub unsafe fn copy(strategy: CopyStrategy, dst: *mut u8, src: *const u8, len: us
 /// Four copies of `len` bytes each, [`CopyStrategy::Stream`], as if by four calls of [`copy`] in
 /// no particular order, and like those without a fence.
 ///
-/// Where the CPU gains by it they advance side by side, so that misses of the TLB
-/// overlap: the way to move scattered pages of memory that is mapped in 4 KiB pages.
+/// Where the CPU gains by it, the four copies advance side by side, so that their TLB misses overlap. Use it for scattered
+/// pages of memory that is mapped in 4 KiB pages.
 /// Cold random pages of a memfd (Zen 4), GB/s of memcpy, one by one, four at once: 4 KiB
 /// 4.9, 5.9, 9.7; 16 KiB 6.4, 10.9, 13.7; 64 KiB 8.2, 13.6, 15.3.
 ///
 /// # Safety
-/// Those of [`copy`], for each of the four. Destinations may overlap each other: what
-/// lies in two of them ends as some mix of both.
+/// Those of [`copy`], for each of the four. Destinations may overlap each other: bytes that lie in two of them end as some
+/// mix of both sources.
 #[inline]
 pub unsafe fn stream_four(dst: [*mut u8; 4], src: [*const u8; 4], len: usize) {
     // SAFETY: the ranges are as the caller promises; `active` only names loops that
@@ -107,8 +107,8 @@ pub unsafe fn stream_four(dst: [*mut u8; 4], src: [*const u8; 4], len: usize) {
     unsafe { implementation::active().stream_four(dst, src, len) }
 }
 
-/// The store fence owed after streaming copies, before their completion or imm is
-/// published; nothing for [`CopyStrategy::Plain`].
+/// Fences stores, if `strategy` is [`CopyStrategy::Stream`]. Call it after the copies of an operation and before its
+/// completion or imm is published.
 ///
 /// Non-temporal stores wait in write-combining buffers and may become visible after
 /// later ordinary stores, a release store among them (Intel SDM vol. 1, 10.4.6.2).

@@ -1,43 +1,41 @@
-//! Host memory that peers of this host can map.
+//! Host memory that processes of the same host can map.
 
 use crate::{Error, ErrorKind, Memory, Result};
 
 /// Page-aligned, zeroed host memory.
 ///
-/// On Linux it is a memfd of exactly its size, sealed against resizing, so that a
-/// peer process may map it without fear of `SIGBUS`. Elsewhere it is anonymous.
+/// On Linux, a buffer is a memfd of exactly its size, sealed against resizing, so that a peer process may map it without
+/// fear of `SIGBUS`. Elsewhere it is anonymous memory.
 ///
-/// From 2 MiB on it lies in huge pages where the kernel has them (Linux 6.1 on, no
-/// setting needed).
+/// A buffer of 2 MiB or more lies in huge pages where the kernel has them (from Linux 6.1 on, without a setting).
 pub struct HostBuffer {
     mapping: platform::Mapping,
     len: usize,
 }
 
 impl HostBuffer {
-    /// `len` zeroed bytes, at least one. All of them have memory when this returns: no touch
-    /// finds it short.
+    /// Allocates `len` zeroed bytes, at least one. The kernel has committed all of them when this returns, so that no
+    /// later access finds memory short.
     ///
     /// # Errors
-    /// `Exhausted` where there is not as much memory.
+    /// `Exhausted` if there is not enough memory.
     pub fn new(len: usize) -> Result<Self> {
         let buffer = Self::sparse(len)?;
         if let Err(error) = buffer.mapping.make_huge() {
             tracing::info!(len, %error, "memory stays in small pages: large copies wait for the TLB more");
         }
-        // Behind the huge pages, which this would fill with small ones.
+        // After `make_huge`: commit would fill the range with small pages.
         buffer.mapping.commit(len)?;
         Ok(buffer)
     }
 
-    /// As [`HostBuffer::new`], in small pages of which each has memory from its first touch on: for
-    /// many bytes of which few are used. Where `vm.overcommit_memory` is 2 and memory is short, that
-    /// touch raises `SIGBUS`.
+    /// As [`HostBuffer::new`], but the kernel commits each small page at its first access: for a large buffer of which
+    /// little is used. If memory is short and `vm.overcommit_memory` is 2, that access raises `SIGBUS`.
     pub fn sparse(len: usize) -> Result<Self> {
         Self::mapped(len, platform::Mapping::shared)
     }
 
-    /// As [`HostBuffer::sparse`], for this process alone: without a file.
+    /// As [`HostBuffer::sparse`], without a file: other processes cannot map the buffer.
     pub fn private(len: usize) -> Result<Self> {
         Self::mapped(len, platform::Mapping::private)
     }

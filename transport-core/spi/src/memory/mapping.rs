@@ -1,4 +1,4 @@
-//! Mapped memory, placed so that huge pages fit under it.
+//! Mapped memory, aligned so that huge pages fit.
 
 use std::io;
 use std::os::fd::BorrowedFd;
@@ -9,7 +9,7 @@ use rustix::mm::{MapFlags, ProtFlags};
 #[cfg(target_os = "linux")]
 use crate::{Error, ErrorKind, Result};
 
-/// Bytes of a huge page: x86-64's, and aarch64's with small pages of 4 KiB.
+/// The bytes of a huge page, on x86-64 and on aarch64 with small pages of 4 KiB.
 const HUGE: usize = 2 << 20;
 
 /// A range of this process's addresses, mapped until it is dropped.
@@ -24,7 +24,7 @@ unsafe impl Send for Mapping {}
 unsafe impl Sync for Mapping {}
 
 impl Mapping {
-    /// The first `len` bytes of `file`, shared with everyone who maps it.
+    /// Maps the first `len` bytes of `file`, shared with everyone who maps it.
     pub fn of_file(file: BorrowedFd<'_>, len: usize, writable: bool) -> io::Result<Self> {
         let protection = if writable { ProtFlags::READ | ProtFlags::WRITE } else { ProtFlags::READ };
         if len < HUGE {
@@ -32,7 +32,7 @@ impl Mapping {
             let start = unsafe { rustix::mm::mmap(null_mut(), len, protection, MapFlags::SHARED, file, 0)? };
             return Self::new(start.cast(), len);
         }
-        // Huge pages need an address as aligned as the offset in the file.
+        // A huge page needs an address with the alignment of its offset in the file.
         let mut place = Self::reserve(len.checked_add(HUGE).ok_or(io::ErrorKind::OutOfMemory)?)?;
         place.trim(len);
         let (at, flags) = (place.start.as_ptr().cast(), MapFlags::SHARED | MapFlags::FIXED);
@@ -41,7 +41,7 @@ impl Mapping {
         Ok(place)
     }
 
-    /// `len` bytes of what a device gives out by a `file`, whose beginning is each time another.
+    /// Maps `len` bytes that a device hands out through `file`: new bytes at each call.
     #[cfg(target_os = "linux")]
     pub fn of_device(file: BorrowedFd<'_>, len: usize) -> io::Result<Self> {
         let protection = ProtFlags::READ | ProtFlags::WRITE;
@@ -50,7 +50,7 @@ impl Mapping {
         Self::new(start.cast(), len)
     }
 
-    /// `len` zeroed bytes of this process alone.
+    /// Maps `len` zeroed bytes of this process alone.
     pub fn anonymous(len: usize) -> io::Result<Self> {
         let protection = ProtFlags::READ | ProtFlags::WRITE;
         // SAFETY: a new mapping at an address of the kernel's choosing overlaps nothing.
@@ -58,7 +58,7 @@ impl Mapping {
         Self::new(start.cast(), len)
     }
 
-    /// Addresses without memory.
+    /// Reserves addresses without memory.
     fn reserve(len: usize) -> io::Result<Self> {
         let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
         // SAFETY: a new mapping at an address of the kernel's choosing overlaps nothing.
@@ -71,8 +71,7 @@ impl Mapping {
         Ok(Self { start, len })
     }
 
-    /// Keeps `len` bytes from the first multiple of [`HUGE`] on, of a reservation
-    /// that has `HUGE` more.
+    /// Keeps the `len` bytes from the first multiple of [`HUGE`] on. The reservation has `HUGE` bytes more than that.
     fn trim(&mut self, len: usize) {
         let page = page_size();
         let skip = self.start.as_ptr().align_offset(HUGE);
@@ -91,14 +90,14 @@ impl Mapping {
         self.len = len;
     }
 
-    /// Puts huge pages under the whole multiples of [`HUGE`], whatever the system's
-    /// defaults are. Of no effect on the bytes.
+    /// Replaces the small pages of each whole multiple of [`HUGE`] by a huge page, whatever the system's defaults are.
+    /// The bytes stay the same.
     #[cfg(target_os = "linux")]
     pub fn make_huge(&self) -> io::Result<()> {
         let whole = self.len - self.len % HUGE;
         for offset in (0..whole).step_by(HUGE) {
-            // The kernel collapses only what has a page already. Asked for by a
-            // call, not a touch: where memory is short that is an error, no signal.
+            // The kernel collapses only a range that has a page already. A call asks for that page, not an access: if
+            // memory is short, the call fails, and the access would raise a signal.
             // SAFETY: within the mapping; the advice changes no byte.
             unsafe {
                 let at = self.start.as_ptr().add(offset).cast();
@@ -113,18 +112,18 @@ impl Mapping {
         Ok(())
     }
 
-    /// Nothing is known of huge pages elsewhere.
+    /// Does nothing: this is written for Linux alone.
     #[cfg(not(target_os = "linux"))]
     pub fn make_huge(&self) -> io::Result<()> {
         Ok(())
     }
 
-    /// Has the kernel map every page now rather than one by one at their first use. Of no
-    /// effect on the bytes; where the kernel cannot (Linux before 5.14), of none at all.
+    /// Has the kernel map every page now instead of at its first access. The bytes stay the same. Does nothing on Linux
+    /// before 5.14.
     pub fn populate(&self) {
         #[cfg(target_os = "linux")]
         for advice in [rustix::mm::Advice::LinuxPopulateWrite, rustix::mm::Advice::LinuxPopulateRead] {
-            // The second for what may only be read.
+            // `LinuxPopulateRead` is for a mapping that may only be read.
             // SAFETY: the whole mapping; the advice changes no byte.
             if unsafe { rustix::mm::madvise(self.start.as_ptr().cast(), self.len, advice) }.is_ok() {
                 return;
@@ -138,15 +137,13 @@ impl Mapping {
     }
 }
 
-/// Puts memory under the first `len` bytes of `file`, which lies in memory itself.
+/// Commits memory for the first `len` bytes of `file`, a memfd or a file of tmpfs.
 ///
-/// The kernel raises `SIGBUS` where it finds no memory at the first touch of a page: with
-/// `vm.overcommit_memory=2` it counts the pages of such a file at their first touch. It
-/// reports the same shortage as an error here.
+/// The kernel raises `SIGBUS` if it finds no memory at the first access to a page: with `vm.overcommit_memory=2` it counts
+/// the pages of such a file at their first access. Here it reports the same shortage as an error.
 ///
 /// # Errors
-/// `Exhausted` where there is not as much memory, a part of which the file may have got then; `Io` where the file is
-/// not open for writing.
+/// `Exhausted` if there is not enough memory; the file may have got a part of it. `Io` if the file is not open for writing.
 #[cfg(target_os = "linux")]
 pub fn commit_file(operation: &'static str, file: BorrowedFd<'_>, len: usize) -> Result<()> {
     let none = rustix::fs::FallocateFlags::empty();
@@ -165,8 +162,8 @@ pub fn commit_file(operation: &'static str, file: BorrowedFd<'_>, len: usize) ->
 
 /// Calls `allocate` for the parts of `len` bytes, one after the other.
 ///
-/// Many kernels end the call at any signal, and undo it: were the whole one call, a profiler's 100 signals a second
-/// would have several GiB begin anew for ever. A part that a signal ends is halved.
+/// Many kernels end `fallocate` at any signal and undo it: a single call for several GiB would begin anew for ever under a
+/// profiler's 100 signals a second. A part that a signal has ended is halved.
 #[cfg(target_os = "linux")]
 fn commit_in_steps(
     len: u64,
@@ -186,7 +183,7 @@ fn commit_in_steps(
     Ok(())
 }
 
-/// By libc, not by rustix, which reads memory for it that valgrind does not map.
+/// The bytes of a small page. Asks libc: rustix reads memory for it that valgrind does not map.
 pub fn page_size() -> usize {
     // SAFETY: asks for a number.
     usize::try_from(unsafe { libc::sysconf(libc::_SC_PAGESIZE) }).unwrap_or(4096)

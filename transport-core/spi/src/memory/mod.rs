@@ -1,4 +1,4 @@
-//! Who owns bytes a device may touch, and what may be done with them.
+//! The owners of memory that a device may touch, and what peers may do with that memory.
 
 mod host_buffer;
 #[cfg(unix)]
@@ -17,19 +17,18 @@ pub use mapping::commit_file;
 pub use mapping::{Mapping, page_size};
 
 bitflags::bitflags! {
-    /// What peers may do with a registered region. The owner may always read
-    /// from and receive into it.
+    /// What peers may do with a registered region. The owner itself may always read from it and receive into it.
     #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
     pub struct Access: u32 {
-        /// Peers may write.
+        /// Peers may write the region.
         const REMOTE_WRITE = 1;
-        /// Peers may read.
+        /// Peers may read the region.
         const REMOTE_READ = 2;
     }
 }
 
 impl Access {
-    /// No peer may touch it: sources and receive buffers.
+    /// Peers may do nothing: for sources and receive buffers.
     pub const LOCAL: Self = Self::empty();
 }
 
@@ -44,30 +43,30 @@ pub enum MemoryKind {
         /// The device's ordinal.
         device: u32,
     },
-    /// A PCI device's memory that the kernel gives out: `P2pMemory`.
+    /// A PCI device's memory, handed out by the kernel (`P2pMemory`).
     P2pmem,
 }
 
-/// What the caller knows about the caches. A hint: it changes speed, never bytes.
+/// What the caller knows about the caches. It is a hint: it changes the speed of a copy and never its result.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Hash)]
 pub enum Locality {
-    /// Decide by size.
+    /// Nothing: the copy decides by its size.
     #[default]
     Auto,
-    /// Neither side is in a cache, nor will be read soon: copies stream.
+    /// Neither side is in a cache, and nobody reads the bytes soon: the copy streams.
     Cold,
 }
 
 /// The owner of a range of memory.
 ///
 /// # Safety
-/// While the value lives: `as_ptr` is the same address at every call, `len` bytes
-/// from it are mapped and writable, and nobody holds a Rust reference into them.
+/// While the value lives, `as_ptr` returns the same address at every call, `len` bytes from that address are mapped and
+/// writable, and nobody holds a Rust reference into them.
 pub unsafe trait Memory: Send + Sync {
-    /// The first byte.
+    /// The address of the first byte.
     fn as_ptr(&self) -> *mut u8;
 
-    /// Bytes.
+    /// The number of bytes.
     fn len(&self) -> usize;
 
     /// Whether there are no bytes.
@@ -80,71 +79,70 @@ pub unsafe trait Memory: Send + Sync {
         MemoryKind::Host
     }
 
-    /// The PCI function that the bytes lie behind, a GPU: its own rail group takes them. `None` for
-    /// what every rail is as near to.
+    /// The PCI function that holds the bytes, for example a GPU: its own rail group moves them. `None` for memory that no
+    /// device is nearer to than others.
     fn near(&self) -> Option<topology::Address> {
         None
     }
 
-    /// A shareable file that holds exactly these bytes, sealed against resizing.
-    /// Processes of this host then map it instead of going through the kernel.
+    /// A file that holds exactly these bytes, sealed against resizing. Other processes of this host map the file, instead
+    /// of copying through the kernel.
     #[cfg(unix)]
     fn shared_file(&self) -> Option<BorrowedFd<'_>> {
         None
     }
 
-    /// A new descriptor of the DMA-BUF in which these bytes lie: cards reach a GPU's memory by it. It
-    /// is asked for once per card, and closed after the registration. `None` for what has no such thing.
+    /// A new descriptor of the DMA-BUF that holds these bytes: NICs reach a GPU's memory by it. A backend asks for one per
+    /// device, and closes it after the registration. `None` for memory without a DMA-BUF.
     ///
     /// # Errors
-    /// The reason why there is none although there could be: the registration fails with it.
+    /// Why the memory gives none although it should. The registration fails with this error.
     #[cfg(unix)]
     fn dma_buf(&self) -> Result<Option<DmaBuf>> {
         Ok(None)
     }
 
-    /// What has to be done before bytes that a card has written are there for those who read them where they lie;
-    /// `None` where nothing has. It is asked for at registrations with cards, and is the same for all memory of
-    /// one [`kind`](Memory::kind).
+    /// The flush that a reader of this memory needs after a NIC has written; `None` if it needs none. A backend asks at
+    /// each registration. All memory of one [`kind`](Memory::kind) has the same fence.
     ///
     /// # Errors
-    /// The reason why it cannot be done although it has to: the registration fails with it.
+    /// Why there is no flush although a reader needs one. The registration fails with this error.
     fn fence(&self) -> Result<Option<Arc<dyn Fence>>> {
         Ok(None)
     }
 
-    /// Whether somebody watches the bytes without waiting for the device to tell of them: then it must not write them out
-    /// of order.
+    /// Whether somebody polls the bytes themselves, instead of waiting for a completion. The device must write such memory
+    /// in order.
     fn is_watched(&self) -> bool {
         false
     }
 
-    /// Copies bytes in from byte `at` on, for memory that the processor cannot follow the address of;
-    /// `None` where it can. The range was checked.
+    /// Copies `bytes` into the memory from byte `at` on, if the processor cannot address the memory. `None` if it can. The
+    /// caller has checked the range.
     fn store(&self, at: usize, bytes: &[u8]) -> Option<Result<()>> {
         let _ = (at, bytes);
         None
     }
 
-    /// As [`Memory::store`], the other way.
+    /// Copies bytes out of the memory, as [`Memory::store`] copies them in.
     fn load(&self, at: usize, into: &mut [u8]) -> Option<Result<()>> {
         let _ = (at, into);
         None
     }
 }
 
-/// A flush of what cards have written.
+/// Flushes what NICs have written.
 pub trait Fence: Send + Sync {
-    /// Returns once all that cards had written when it was called is there for everyone.
+    /// Returns once every byte that a NIC had written before the call is visible to all readers.
     fn flush(&self) -> Result<()>;
 }
 
-/// A DMA-BUF, and where in it some memory begins.
+/// A DMA-BUF, and where some memory begins in it.
 #[cfg(unix)]
 #[derive(Debug)]
 pub struct DmaBuf {
     /// The descriptor.
     pub file: OwnedFd,
-    /// Bytes before the memory.
+    /// The bytes before the memory.
     pub offset: u64,
 }
