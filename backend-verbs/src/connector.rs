@@ -1,4 +1,4 @@
-//! Connecting: each side tells where its port is and the numbers of its queue pairs.
+//! Connecting: each side offers the address of its port and the numbers of its queue pairs.
 
 use std::sync::Arc;
 
@@ -8,10 +8,10 @@ use crate::config::MOST_QUEUE_PAIRS;
 use crate::domain::Shared;
 use crate::flush::Target;
 use crate::gid::{MOST, meet};
-use crate::peers::{Joining, Pairs, Slot, Turn, too_late};
+use crate::peers::{Joining, QueuePairs, Slot, Turn, too_late};
 use crate::queue_pair::{Carries, End, PSN_MASK, Place, QueuePair};
 
-/// What a peer needs to connect. The first field counts versions of the others.
+/// What a peer needs to connect. The first field is the version of the others.
 #[derive(Debug, PartialEq, serde::Serialize, serde::Deserialize)]
 struct Offer {
     version: u8,
@@ -19,23 +19,23 @@ struct Offer {
     accesses: Vec<End>,
     messages: End,
     flush: Target,
-    /// An answer has that of the offer.
+    /// An answer has the turn of the offer that it answers.
     turn: Turn,
 }
 
 const VERSION: u8 = 5;
 
 impl Shared {
-    /// A connection that this side offers.
+    /// The turn of a connection that this side offers.
     fn turn(&self, generation: u64) -> Turn {
         Turn { generation, nonce: self.random() }
     }
 
-    /// Queue pairs for one more connection.
-    fn pairs(&self, turn: Turn) -> Result<Pairs> {
+    /// Creates the queue pairs of a connection.
+    fn pairs(&self, turn: Turn) -> Result<QueuePairs> {
         let pair = |carries| QueuePair::new(&self.card, carries, self.random() as u32 & PSN_MASK);
         let accesses = (0..self.card.config.queue_pairs).map(|_| pair(Carries::Accesses));
-        Ok(Pairs {
+        Ok(QueuePairs {
             accesses: accesses.collect::<Result<_>>()?,
             messages: pair(Carries::Messages)?,
             flush: None,
@@ -43,7 +43,7 @@ impl Shared {
         })
     }
 
-    fn offer(&self, pairs: &Pairs) -> Result<Vec<u8>> {
+    fn offer(&self, pairs: &QueuePairs) -> Result<Vec<u8>> {
         let offer = Offer {
             version: VERSION,
             place: self.card.place.clone(),
@@ -56,7 +56,7 @@ impl Shared {
         postcard::to_stdvec(&offer).map_err(why)
     }
 
-    /// The peer's offer, if it can be used here.
+    /// Parses and checks the peer's offer.
     fn read(&self, bytes: &[u8]) -> Result<Offer> {
         let malformed =
             |why: &str| Error::new(ErrorKind::Protocol, "connect", format!("verbs' offer: {why}"));
@@ -78,8 +78,8 @@ impl Shared {
         Ok(offer)
     }
 
-    /// Connects each of our queue pairs with one of theirs; those that one side has more of are given back.
-    fn join(&self, pairs: &mut Pairs, offer: &Offer) -> Result<()> {
+    /// Connects each of our queue pairs with one of theirs. Destroys those that the peer has no partner for.
+    fn join(&self, pairs: &mut QueuePairs, offer: &Offer) -> Result<()> {
         let (card, place) = (&self.card, &offer.place);
         let met = meet(&card.gids, &place.gids).filter(|_| card.place.is_ethernet == place.is_ethernet);
         let Some((ours, theirs)) = met else {
@@ -106,7 +106,7 @@ impl Shared {
         Ok(())
     }
 
-    /// Connects what `slot` has offered; `false` if the slot was given another state meanwhile.
+    /// Connects the queue pairs that `slot` has offered. Returns false if the slot has got another state meanwhile.
     fn join_offered(&self, slot: PeerSlot, mut joining: Joining<'_>, offer: &Offer) -> Result<bool> {
         match self.join(&mut joining.pairs, offer) {
             Ok(()) => self.peers.raise(slot, joining),
@@ -135,7 +135,7 @@ impl Connector for Shared {
         let Slot::Broken { generation: broken, offer: None } = *self.peers.lock_working()?.slot(slot)? else {
             return Ok(None);
         };
-        // A peer that counts up to the end of the numbers is not heard any more.
+        // This side ignores a peer that has used the last number.
         let pairs = self.pairs(self.turn(broken.saturating_add(1)))?;
         let told = self.offer(&pairs)?;
         let mut table = self.peers.lock_working()?;
@@ -149,14 +149,14 @@ impl Connector for Shared {
     fn renew(&self, slot: PeerSlot, offer: &[u8]) -> Result<Vec<u8>> {
         let offer = self.read(offer)?;
         let mut table = self.peers.lock_working()?;
-        // If the offer of the peer does not stand, the peer takes ours, or has taken it.
+        // If this side does not take the peer's offer, the peer takes ours.
         if !table.slot(slot)?.takes(offer.turn) {
             return Ok(Vec::new());
         }
         let join = self.peers.begin_join(&table);
         drop(table);
-        // Takes a card some milliseconds: meanwhile others change their slots, and this one may be given another
-        // connection. The peer sends nothing before it has the answer.
+        // A card takes some milliseconds for this. Meanwhile other slots change, and this one may get another connection.
+        // The peer sends nothing before it has the answer.
         let mut joining = Joining { pairs: self.pairs(offer.turn)?, _join: join };
         self.join(&mut joining.pairs, &offer)?;
         let answer = self.offer(&joining.pairs)?;
@@ -167,10 +167,10 @@ impl Connector for Shared {
         let replaced = table.set(slot, Slot::Up(Arc::new(joining.pairs)));
         self.peers.changed();
         drop(table);
-        // Before the peer has the answer, and sends over the next connection: a late packet of the last one must not
-        // land on newer bytes. And the endpoint may sleep until a completion comes. The peer acknowledges nothing over
-        // the last connection any more, so the flush of what is posted there has to wake the endpoint: a card that
-        // repeats requests without end tells nothing else.
+        // The replaced connection stops before the peer has the answer and sends over the next one: a late packet must not
+        // land on newer bytes. Stopping also flushes the requests that are posted there, which wakes an endpoint that
+        // sleeps: the peer acknowledges nothing over that connection any more, and a card that repeats requests without
+        // end reports nothing by itself.
         if let Some(replaced) = replaced {
             replaced.fail();
         }

@@ -1,70 +1,79 @@
-//! The endpoint: posts, polls, and says goodbye to peers.
+//! The endpoint: posts requests, polls completions, and reports peers that have left.
 
 use std::collections::VecDeque;
+use std::ffi::c_int;
 use std::sync::Arc;
 
 use multirail_spi::{
-    Armed, Batch, Completions, Endpoint, EndpointConfig, ErrorKind, Event, PeerSlot, PostResult,
-    ReceiveRequest, Result, Status, WorkRequest,
+    Armed, Batch, Completions, Endpoint, EndpointConfig, ErrorKind, Event, PeerSlot, Piece, PostResult,
+    ReceiveRequest, Result, Status, WorkKind, WorkRequest,
 };
 use rdma_sys as ib;
 
 use crate::domain::Shared;
 use crate::library::library;
-use crate::peers::{Pairs, View};
-use crate::posted::CHAIN;
+use crate::peers::{QueuePairs, View};
+use crate::posted::{CHAIN, Ended};
 use crate::queue_pair::QueuePair;
-use crate::receives::Receives;
-use crate::report::entries;
-use crate::rings::Rings;
-use crate::status::words;
+use crate::receives::{IMM, RECEIVE, Receives};
+use crate::send_queues::SendQueues;
+use crate::status::{of_completion, words};
+use crate::submit::submit;
 
+/// The status of a request to a peer that has left.
+pub(crate) const PEER_CLOSED: Status = Status { kind: ErrorKind::PeerDied, code: 0 };
+/// The errno of a full queue.
+const ENOMEM: i32 = 12;
+/// The most completions that one call reads.
+const AT_ONCE: usize = 64;
+
+/// A flag of `wc_flags`: the completion has an imm (`IBV_WC_WITH_IMM`).
+const WITH_IMM: u32 = 2;
 /// The status of a request that is posted to a lost device.
 const LOST: PostResult =
     PostResult { accepted: 0, error: Some(Status { kind: ErrorKind::DeviceLost, code: 0 }) };
 
-/// A slot's connection.
+/// The connection of a slot.
 #[derive(Default)]
 pub(crate) struct Link {
     pub(crate) view: View,
-    /// As posted to; it may not be the slot's any more.
-    pub(crate) pairs: Option<Arc<Pairs>>,
-    /// The queue pair that comes next.
+    /// The queue pairs that requests are posted to. The slot may have given them up.
+    pub(crate) pairs: Option<Arc<QueuePairs>>,
+    /// The queue pair that the next chain goes to.
     pub(crate) turn: usize,
-    /// What is posted was given up: it is not posted again.
+    /// The engine has aborted what is posted: it is not posted again.
     pub(crate) is_aborted: bool,
 }
 
-/// Closed in order: connections before what they use.
+/// The fields are dropped in order: connections before what they use.
 pub(crate) struct VerbsEndpoint {
     pub(crate) links: Vec<Link>,
-    /// Connections that ended, until nothing of theirs is posted.
-    ending: Vec<(PeerSlot, Arc<Pairs>)>,
-    /// Slots whose goodbye is said, and perhaps not heard yet.
+    /// Connections that have ended and still have requests posted.
+    ending: Vec<(PeerSlot, Arc<QueuePairs>)>,
+    /// Slots whose `PeerGone` is reported. They are free once the engine polls again.
     gone: Vec<PeerSlot>,
-    pub(crate) rings: Rings,
+    pub(crate) send_queues: SendQueues,
     pub(crate) receives: Receives,
     pub(crate) shared: Arc<Shared>,
     seen: u64,
     views: Vec<View>,
-    /// Connections that slots have no more, until they are taken over.
-    retired: Vec<(PeerSlot, Arc<Pairs>)>,
-    /// Whether there are slots that wait for their goodbye, or for their next connection.
+    /// Connections that slots have given up, until `take_over`.
+    retired: Vec<(PeerSlot, Arc<QueuePairs>)>,
+    /// Whether a slot waits for its `PeerGone`, or for its next connection.
     has_leaving: bool,
     has_broken: bool,
-    /// The control side has changed a slot since the last poll: the caller may have requests for a connection that is
-    /// new.
+    /// The control side has changed a slot since the last poll: the engine may hold requests for the new connection.
     is_changed: bool,
     pub(crate) requests: usize,
     pub(crate) send_depth: usize,
-    /// Requests that a failed connection has not executed: for the next one.
+    /// Requests that a failed connection has not executed, to be posted to the next one.
     pub(crate) replays: VecDeque<WorkRequest>,
     pub(crate) is_lost: bool,
-    /// The loss of the device, until it is told.
+    /// The loss of the device, until it is reported.
     pub(crate) loss: Option<Status>,
-    /// The last look at the completion queue left nothing there.
+    /// The last poll has read the completion queue empty.
     pub(crate) is_drained: bool,
-    /// Events that had no room.
+    /// Events that the last poll had no room for.
     pub(crate) waiting: VecDeque<Event>,
     pub(crate) entries: Vec<ib::ibv_wc>,
 }
@@ -76,7 +85,7 @@ impl VerbsEndpoint {
             links: Vec::new(),
             ending: Vec::new(),
             gone: Vec::new(),
-            rings: Rings::default(),
+            send_queues: SendQueues::default(),
             receives: Receives::open(&shared.card)?,
             send_depth: config.send_depth.unwrap_or(depth).min(depth) as usize,
             shared,
@@ -96,7 +105,7 @@ impl VerbsEndpoint {
         })
     }
 
-    /// Takes over what the control side has changed.
+    /// Takes over the changes of the control side, if there are any.
     #[inline]
     pub(crate) fn refresh(&mut self) {
         if self.shared.peers.refresh(&mut self.seen, &mut self.views, &mut self.retired) {
@@ -112,10 +121,10 @@ impl VerbsEndpoint {
         self.has_broken = self.views.iter().any(|view| matches!(view, View::Broken));
         for (slot, pairs) in self.retired.drain(..) {
             let link = self.links.get(slot.0 as usize).and_then(|link| link.pairs.as_ref());
-            // One that came and went between two looks has arrivals perhaps, and no request.
+            // A connection that was made and given up between two looks has no request, but may have arrivals.
             if !link.is_some_and(|link| Arc::ptr_eq(link, &pairs)) {
                 for pair in pairs.all() {
-                    self.rings.insert(pair.number(), slot);
+                    self.send_queues.insert(pair.number(), slot);
                 }
                 pairs.fail();
                 self.ending.push((slot, pairs));
@@ -138,35 +147,35 @@ impl VerbsEndpoint {
             }
             link.is_aborted &= next.is_none();
             for pair in next.iter().flat_map(|pairs| pairs.all()) {
-                self.rings.insert(pair.number(), slot);
+                self.send_queues.insert(pair.number(), slot);
             }
             if let Some(old) = std::mem::replace(&mut link.pairs, next) {
-                // What is posted comes back as flushed.
+                // Its requests come back as flushed.
                 old.fail();
                 self.ending.push((slot, old));
             }
         }
     }
 
-    /// Destroys every queue pair that a slot of the device has, which is lost: no slot gets any after that.
+    /// Destroys all queue pairs of the lost device. No slot gets any after that.
     pub(crate) fn destroy_queue_pairs(&mut self) {
         self.shared.peers.lose();
-        // Those that a link has go to `ending`, which is then the last to hold them.
+        // `refresh` moves the queue pairs of links to `ending`, which is then their last holder.
         self.refresh();
         self.ending.clear();
-        self.rings = Rings::default();
+        self.send_queues = SendQueues::default();
     }
 
-    /// Whether `slot` is a peer's, for what claims to come from it.
+    /// Whether `slot` has a peer, so that arrivals from it count.
     pub(crate) fn knows(&self, slot: PeerSlot) -> bool {
         let link = self.links.get(slot.0 as usize);
         link.is_some_and(|link| matches!(link.view, View::Up(_) | View::Broken))
     }
 
-    /// Lets go of connections that nothing is posted to any more, of the first `read` that ended: nothing of theirs is
-    /// unread. Then says goodbye to peers.
-    fn goodbyes(&mut self, read: usize) {
-        let rings = &mut self.rings;
+    /// Drops those of the first `read` ended connections that have no request posted any more: their completions are all
+    /// read. Then reports the peers that have left.
+    fn report_closed_peers(&mut self, read: usize) {
+        let send_queues = &mut self.send_queues;
         let mut place = 0;
         self.ending.retain(|(_, pairs)| {
             place += 1;
@@ -174,11 +183,11 @@ impl VerbsEndpoint {
                 return true;
             }
             let is_busy =
-                |pair: &QueuePair| rings.get(pair.number()).is_some_and(|ring| ring.posted.len() > 0);
+                |pair: &QueuePair| send_queues.get(pair.number()).is_some_and(|queue| queue.posted.len() > 0);
             if pairs.all().any(is_busy) {
                 return true;
             }
-            pairs.all().for_each(|pair| rings.remove(pair.number()));
+            pairs.all().for_each(|pair| send_queues.remove(pair.number()));
             false
         });
         for (index, link) in self.links.iter_mut().enumerate() {
@@ -197,8 +206,8 @@ impl VerbsEndpoint {
         }
     }
 
-    /// Frees the slots of peers whose goodbye was heard: who polls again has acted on what it was told. Were
-    /// one offered anew before, the goodbye would be taken for the next peer's.
+    /// Frees the slots whose `PeerGone` the engine has acted on, as it polls again. If a slot got its next peer before
+    /// that, the engine would take the event for one of that peer.
     #[cold]
     fn free_slots(&mut self) {
         let Self { gone, waiting, shared, .. } = self;
@@ -206,7 +215,7 @@ impl VerbsEndpoint {
         gone.extract_if(.., was_heard).for_each(|peer| shared.peers.free(peer));
     }
 
-    /// Reads the channel empty, so that its descriptor tells of what comes.
+    /// Reads all events of the channel, so that its descriptor becomes readable with the next one.
     fn clear_channel(&self) {
         let Ok(library) = library() else { return };
         let card = &self.shared.card;
@@ -217,6 +226,300 @@ impl VerbsEndpoint {
                 library.ack_cq_events(cq, 1);
             }
         }
+    }
+
+    /// Posts a run. Returns the number of requests taken, and why the next one was refused; `None` means no room.
+    ///
+    /// # Safety
+    /// As `Endpoint::post`.
+    pub(crate) unsafe fn post_run(&mut self, run: &WorkRequest, pieces: &[Piece]) -> (usize, Option<Status>) {
+        if run.kind == WorkKind::Read && pieces.first().is_some_and(|piece| piece.len == 0) {
+            return self.flush(run, pieces.len());
+        }
+        let Self { links, send_queues, shared, requests, send_depth, .. } = self;
+        let Some(link) = links.get_mut(run.peer.0 as usize) else { return (0, Some(PEER_CLOSED)) };
+        let pairs = match (&link.view, &link.pairs) {
+            (View::Up(_), Some(pairs)) => pairs,
+            // The caller posts again once there is the next connection.
+            (View::Broken, _) => return (0, None),
+            _ => return (0, Some(PEER_CLOSED)),
+        };
+        let choice = match run.kind {
+            WorkKind::Send => std::slice::from_ref(&pairs.messages),
+            _ => &pairs.accesses[..],
+        };
+        let (mut taken, mut full) = (0, 0);
+        while taken < pieces.len() {
+            if full == choice.len() {
+                return (taken, None);
+            }
+            let pair = match choice {
+                [only] => only,
+                all => {
+                    // Without a division, which takes many cycles.
+                    let turn = if link.turn < all.len() { link.turn } else { 0 };
+                    link.turn = turn + 1;
+                    &all[turn]
+                }
+            };
+            let Some(queue) = send_queues.get_mut(pair.number()) else { return (taken, Some(PEER_CLOSED)) };
+            let room = (shared.card.depth_of_pair - queue.posted.len()) as usize;
+            let count = CHAIN.min(room).min(*send_depth - *requests).min(pieces.len() - taken);
+            if count == 0 {
+                full += 1;
+                continue;
+            }
+            // SAFETY: by the caller.
+            let (more, code) =
+                unsafe { submit(pair, &mut queue.posted, run, (taken, &pieces[taken..taken + count])) };
+            *requests += more;
+            taken += more;
+            match code {
+                0 => full = 0,
+                ENOMEM => full += 1,
+                // The queue pair has failed, and its completions say why.
+                code => {
+                    tracing::debug!(code, "a queue pair takes no requests");
+                    let number = pair.number();
+                    self.mark_broken(run.peer, Some(number));
+                    return (taken, None);
+                }
+            }
+        }
+        (taken, None)
+    }
+    /// Posts `count` flushes of a run. Returns as `post_run` does.
+    #[cold]
+    fn flush(&mut self, run: &WorkRequest, count: usize) -> (usize, Option<Status>) {
+        let Some(link) = self.links.get(run.peer.0 as usize) else { return (0, Some(PEER_CLOSED)) };
+        let Some(target) = link.pairs.as_ref().and_then(|pairs| pairs.flush) else {
+            // The next connection of a broken link has a flush target.
+            let is_broken = matches!(link.view, View::Broken);
+            return (0, (!is_broken).then_some(PEER_CLOSED));
+        };
+        let (read, piece) = self.shared.flush_page.read(run, target);
+        // SAFETY: the landing place lives as long as the domain, and nobody reads what lands there.
+        unsafe { self.post_run(&read, &vec![piece; count]) }
+    }
+
+    /// Reads about `room` completions and queues their events. Returns true if there were any.
+    #[inline]
+    pub(crate) fn drain(&mut self, room: usize) -> bool {
+        let mut any = false;
+        self.is_drained = false;
+        if self.is_lost {
+            self.report_loss();
+            return false;
+        }
+        while self.waiting.len() < room {
+            let most = self.entries.len().min(room - self.waiting.len()) as c_int;
+            let into = self.entries.as_mut_ptr();
+            // SAFETY: the queue is open, and there is room for so many.
+            let count = unsafe { ib::ibv_poll_cq(self.shared.card.cq.as_ptr(), most, into) };
+            if count != 0 {
+                self.file(count);
+                any |= count > 0;
+            }
+            if count < most {
+                self.is_drained = count >= 0;
+                break;
+            }
+        }
+        any | self.deliver()
+    }
+
+    /// Queues the events of `count` completions that were read; a negative `count` is an error of the card.
+    fn file(&mut self, count: c_int) {
+        let entries = std::mem::take(&mut self.entries);
+        for entry in entries.iter().take(count.max(0) as usize) {
+            match entry.wr_id & RECEIVE {
+                0 => self.ended(entry),
+                _ => self.received(entry),
+            }
+        }
+        self.entries = entries;
+        if count < 0 {
+            self.lose(count);
+        }
+    }
+
+    /// Hands messages to posted receives. Returns true if there were any.
+    #[inline]
+    fn deliver(&mut self) -> bool {
+        let mut any = false;
+        while let Some(delivered) = self.receives.next(&self.shared.card) {
+            let id = delivered.id;
+            self.waiting.push_back(match delivered.failed {
+                None => Event::Received { id, peer: delivered.from, len: delivered.len, imm: delivered.imm },
+                Some(status) => Event::ReceiveFailed { id, status },
+            });
+            any = true;
+        }
+        any
+    }
+
+    /// Acts on the completion of one of our requests.
+    fn ended(&mut self, entry: &ib::ibv_wc) {
+        // A completion of a queue pair that was dropped.
+        let Some(queue) = self.send_queues.get_mut(entry.qp_num) else { return };
+        let (waiting, requests) = (&mut self.waiting, &mut self.requests);
+        let tell = |Ended { first, count }| {
+            *requests -= count as usize;
+            waiting.push_back(Event::Done { first, count });
+        };
+        if entry.status == ib::IBV_WC_SUCCESS {
+            return queue.posted.done(entry.wr_id, tell);
+        }
+        let failed = queue.posted.failed(entry.wr_id, tell);
+        let (slot, is_flushed) = (queue.slot, entry.status == ib::IBV_WC_WR_FLUSH_ERR);
+        let status = of_completion(entry.status);
+        if !is_flushed {
+            queue.cause = Some(status);
+        }
+        let cause = queue.cause;
+        tracing::debug!(qp = entry.qp_num, status.code, vendor = entry.vendor_err, "a request failed");
+        if let Some(request) = failed {
+            self.requests -= 1;
+            match status.kind {
+                _ if is_flushed => self.flushed(request, cause),
+                // The kernel takes the keys of a killed process before its queue pairs, so that its death looks the same.
+                ErrorKind::RemoteAccess => {
+                    self.waiting.push_back(Event::FailedUnconfirmed { id: request.id, peer: slot, status });
+                }
+                _ => self.waiting.push_back(Event::Failed { id: request.id, status }),
+            }
+        }
+        self.mark_broken(slot, Some(entry.qp_num));
+    }
+
+    /// Marks the connection of `slot` as broken, if the queue pair `number`, which has failed, belongs to it. The peer then
+    /// gets the offer of the next connection.
+    pub(crate) fn mark_broken(&mut self, slot: PeerSlot, number: Option<u32>) {
+        if self.shared.peers.broke(slot, number) {
+            self.waiting.push_back(Event::EndpointChanged);
+            // All queue pairs stop before the peer gets the offer: a late packet of this connection must not land on
+            // bytes that come over the next one.
+            self.refresh();
+        }
+    }
+
+    /// The peer of a queue pair.
+    fn owner(&self, number: u32) -> Option<PeerSlot> {
+        self.send_queues.get(number).map(|queue| queue.slot).filter(|slot| self.knows(*slot))
+    }
+
+    /// The peer of a queue pair that the endpoint does not know: the control side has connected the queue pair since the
+    /// last look at the slots, or is connecting it now. A peer that has connected its own side may send before this side
+    /// has finished, and the card acknowledges that. So a slot names its queue pairs while they are being connected.
+    #[cold]
+    fn new_owner(&mut self, number: u32) -> Option<PeerSlot> {
+        self.refresh();
+        self.owner(number).or_else(|| self.shared.peers.owner(number))
+    }
+
+    /// Acts on an imm or a message of a peer, which has taken a receive.
+    fn received(&mut self, entry: &ib::ibv_wc) {
+        let from = match entry.status {
+            ib::IBV_WC_SUCCESS => self.owner(entry.qp_num).or_else(|| self.new_owner(entry.qp_num)),
+            _ => None,
+        };
+        // SAFETY: the union holds an imm if the flag says so, or if the receive is one of imms.
+        let imm = u32::from_be(unsafe { entry.__bindgen_anon_1.imm_data });
+        if entry.wr_id & IMM == IMM {
+            self.receives.took_imm(&self.shared.card);
+            match from {
+                Some(peer) => self.waiting.push_back(Event::Imm { peer, imm }),
+                None => tracing::debug!(imm, "an imm came from no connected peer"),
+            }
+            return;
+        }
+        let buffer = (entry.wr_id & !RECEIVE) as u32;
+        match from {
+            Some(peer) => {
+                let imm = (entry.wc_flags & WITH_IMM != 0).then_some(imm);
+                self.receives.arrived(buffer, peer, entry.byte_len, imm);
+            }
+            None => self.receives.give(&self.shared.card, buffer),
+        }
+    }
+
+    /// Gives up the card, which does not work any more. Destroys its queue pairs before it reports the loss: from then on
+    /// the card writes no byte of a peer and sends no byte of ours.
+    fn lose(&mut self, code: c_int) {
+        if std::mem::replace(&mut self.is_lost, true) {
+            return;
+        }
+        let status = Status { kind: ErrorKind::DeviceLost, code };
+        for queue in self.send_queues.all() {
+            for Ended { first, count } in queue.posted.take_all() {
+                let failed = (first..first + u64::from(count)).map(|id| Event::Failed { id, status });
+                self.waiting.extend(failed);
+            }
+        }
+        self.requests = 0;
+        let replays = self.replays.drain(..).map(|request| Event::Failed { id: request.id, status });
+        self.waiting.extend(replays);
+        let receives = self.receives.take_wanted();
+        self.waiting.extend(receives.into_iter().map(|id| Event::ReceiveFailed { id, status }));
+        self.destroy_queue_pairs();
+        self.loss = Some(status);
+        self.report_loss();
+    }
+
+    /// Reports the loss of the device once, when no join is under way: until the control side has destroyed the queue
+    /// pairs that it was connecting, bytes may come over them.
+    fn report_loss(&mut self) {
+        if let Some(status) = self.loss.take_if(|_| !self.shared.peers.is_joining()) {
+            self.waiting.push_back(Event::DeviceLost { status });
+        }
+    }
+
+    /// Keeps a request that was flushed, to post it again, or reports it as failed. `cause` is the failure before it.
+    pub(crate) fn flushed(&mut self, request: WorkRequest, cause: Option<Status>) {
+        let link = self.links.get(request.peer.0 as usize);
+        let is_given_up = link.is_none_or(|link| link.is_aborted);
+        if !is_given_up && may_repeat(&request, cause) {
+            self.replays.push_back(request);
+            return;
+        }
+        let flushed = Status { kind: ErrorKind::Unreachable, code: ib::IBV_WC_WR_FLUSH_ERR as i32 };
+        let (id, peer) = (request.id, request.peer);
+        self.waiting.push_back(Event::FailedUnconfirmed { id, peer, status: flushed });
+    }
+
+    /// Posts the kept requests of links that have their next connection.
+    pub(crate) fn replay(&mut self) {
+        for _ in 0..self.replays.len() {
+            let Some(request) = self.replays.pop_front() else { break };
+            let view = self.links.get(request.peer.0 as usize).map(|link| &link.view);
+            match view {
+                Some(View::Broken) => self.replays.push_back(request),
+                Some(View::Up(_)) => {
+                    let piece = Piece { local: request.local, remote: request.remote, len: request.len };
+                    // SAFETY: the request was accepted and its end not reported, so that its memory is still valid.
+                    let (taken, error) = unsafe { self.post_run(&request, &[piece]) };
+                    match (taken, error) {
+                        (0, Some(status)) => self.waiting.push_back(Event::Failed { id: request.id, status }),
+                        (0, None) => self.replays.push_back(request),
+                        _ => {}
+                    }
+                }
+                _ => self.waiting.push_back(Event::Failed { id: request.id, status: PEER_CLOSED }),
+            }
+        }
+    }
+
+    /// Fails the kept requests of a peer, as the engine has aborted them.
+    pub(crate) fn forget_replays(&mut self, peer: PeerSlot) {
+        let status = Status { kind: ErrorKind::Cancelled, code: 0 };
+        let (replays, waiting) = (&mut self.replays, &mut self.waiting);
+        replays.retain(|request| {
+            let stays = request.peer != peer;
+            if !stays {
+                waiting.push_back(Event::Failed { id: request.id, status });
+            }
+            stays
+        });
     }
 }
 
@@ -257,11 +560,11 @@ impl Endpoint for VerbsEndpoint {
         if !self.replays.is_empty() {
             self.replay();
         }
-        // What a connection has brought is read, once it has stopped, before it is forgotten.
+        // A connection is dropped only after all completions that came before its end are read.
         let may_part = self.is_drained || self.is_lost;
         if may_part && (self.has_leaving || !self.ending.is_empty()) {
             self.refresh();
-            self.goodbyes(stopped);
+            self.report_closed_peers(stopped);
         }
         while into.spare() > 0
             && let Some(event) = self.waiting.pop_front()
@@ -274,7 +577,7 @@ impl Endpoint for VerbsEndpoint {
     fn arm(&mut self) -> Armed {
         self.refresh();
         if self.is_lost {
-            // Its channel sends no event any more, and the end of the last join rings nobody.
+            // The channel of a lost device sends no event, and nothing wakes the caller when the last join ends.
             let is_idle = self.waiting.is_empty() && !self.has_leaving;
             return if is_idle { Armed::Unsupported } else { Armed::Ready };
         }
@@ -282,10 +585,10 @@ impl Endpoint for VerbsEndpoint {
         let card = Arc::clone(&self.shared.card);
         // SAFETY: the queue is open.
         let code = unsafe { ib::ibv_req_notify_cq(card.cq.as_ptr(), 0) };
-        // What came before it was asked for tells nobody.
+        // The card sends no event for a completion that came before the request for one.
         let is_idle = code == 0 && !self.drain(CHAIN) && self.waiting.is_empty() && self.ending.is_empty();
-        // The worker has to look for the next connection, to post what waits for it, and to look for a goodbye that is
-        // due: none of these rings. A device that was just found to be lost sends no event at all.
+        // The caller has to poll for the next connection, to post what it holds for that one, and for a `PeerGone` that
+        // is due: nothing wakes it for these. A lost device sends no event at all.
         if !is_idle || self.is_changed || self.has_broken || self.has_leaving || self.is_lost {
             return Armed::Ready;
         }
@@ -298,12 +601,12 @@ impl Endpoint for VerbsEndpoint {
 
     fn abort(&mut self, peer: PeerSlot) {
         self.refresh();
-        // The connection ends with what is posted to it; the next one is another's matter.
+        // The connection ends with its requests. Requests for the next connection are not affected.
         if let Some(link) = self.links.get_mut(peer.0 as usize) {
             link.is_aborted = true;
         }
         self.forget_replays(peer);
-        self.breaks(peer, None);
+        self.mark_broken(peer, None);
     }
 
     fn cancel_recv(&mut self, id: u64) -> bool {
@@ -325,7 +628,7 @@ impl Endpoint for VerbsEndpoint {
 
 impl Drop for VerbsEndpoint {
     fn drop(&mut self) {
-        // The queue pairs go: nothing is touched after that.
+        // The queue pairs are destroyed: the card touches no memory after that.
         self.links.clear();
         self.ending.clear();
         self.retired.clear();
@@ -333,3 +636,22 @@ impl Drop for VerbsEndpoint {
         self.shared.closed();
     }
 }
+
+/// A buffer for the completions of one call.
+pub(crate) fn entries() -> Vec<ib::ibv_wc> {
+    // SAFETY: zero is a value of the structure.
+    vec![unsafe { std::mem::zeroed() }; AT_ONCE]
+}
+
+/// Whether a flushed request may be posted again.
+///
+/// If the queue pair failed because the peer refused a request, the peer has executed no later one (IBTA 1.4, 9.9.2.4:
+/// the responder takes no more). In any other case the peer may have executed the request, so that only a write or read
+/// without an imm is posted again: executing one twice changes nothing.
+fn may_repeat(request: &WorkRequest, cause: Option<Status>) -> bool {
+    let was_refused = cause.is_some_and(|cause| cause.kind == ErrorKind::RemoteAccess);
+    was_refused || (request.kind != WorkKind::Send && request.imm.is_none())
+}
+
+#[cfg(all(test, target_os = "linux"))]
+mod tests;

@@ -22,13 +22,10 @@ mod objects;
 mod peers;
 mod port;
 mod posted;
-mod posting;
 mod queue_pair;
 mod receives;
 mod region;
-mod replay;
-mod report;
-mod rings;
+mod send_queues;
 #[cfg(all(test, target_os = "linux"))]
 mod soft_roce;
 mod status;

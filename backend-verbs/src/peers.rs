@@ -1,4 +1,4 @@
-//! Peer slots: reserved, connected and ended by the control side, read by the endpoint.
+//! The slots of peers. The control side reserves, connects and ends them, and the endpoint reads them.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -8,66 +8,66 @@ use multirail_spi::{Error, ErrorKind, PeerSlot, Result};
 use crate::flush::Target;
 use crate::queue_pair::QueuePair;
 
-/// Which of the connections that two sides have one after another: both sides call each one but the first the same.
+/// The number of a connection among those that two sides make one after another. From the second connection on, both
+/// sides use the same number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub(crate) struct Turn {
-    /// Of the first connection 0, and one more than that of the connection that broke. An offer of a generation that
-    /// the slot has had is stale: the side that sent it has taken another one meanwhile.
+    /// 0 for the first connection; for each later one, the number of the broken connection plus 1. An offer of a
+    /// generation that the slot has had is stale: its sender has taken another offer meanwhile.
     pub(crate) generation: u64,
-    /// Of both sides' offers of a generation, which cross, the lower one stands.
+    /// A random number. If the offers of both sides for one generation cross, the lower nonce wins.
     pub(crate) nonce: u64,
 }
 
 /// The queue pairs of a peer.
-pub(crate) struct Pairs {
+pub(crate) struct QueuePairs {
     /// For writes and reads.
     pub(crate) accesses: Vec<QueuePair>,
     pub(crate) messages: QueuePair,
-    /// What flushes the peer's card, once connected.
+    /// The memory of the peer that a flush reads, once connected.
     pub(crate) flush: Option<Target>,
     pub(crate) turn: Turn,
 }
 
-impl Pairs {
+impl QueuePairs {
     pub(crate) fn all(&self) -> impl Iterator<Item = &QueuePair> {
         self.accesses.iter().chain([&self.messages])
     }
 
-    /// Stops all of them: what is posted comes back as flushed, nothing that comes is taken any more.
+    /// Stops all of them: their requests come back as flushed, and they take no arrival any more.
     pub(crate) fn fail(&self) {
         self.all().for_each(QueuePair::fail);
     }
 }
 
-/// A slot.
+/// The state of a slot.
 #[derive(Default)]
 pub(crate) enum Slot {
     #[default]
     Free,
     /// Offered to a peer that has not answered.
-    Offered(Pairs),
-    /// The queue pairs of that offer are being connected.
+    Offered(QueuePairs),
+    /// The control side is connecting the queue pairs that were offered.
     Joining {
         turn: Turn,
         was_up: bool,
     },
-    Up(Arc<Pairs>),
-    /// The connection of that generation failed: where there is an offer, the peer was told what comes next.
+    Up(Arc<QueuePairs>),
+    /// The connection of that generation failed. `offer` has the queue pairs of the next one, once the peer has the offer.
     Broken {
         generation: u64,
-        offer: Option<Pairs>,
+        offer: Option<QueuePairs>,
     },
     /// The device is lost, and the queue pairs with it.
     Lost,
-    /// Ended by this side: the endpoint says when its last request is over.
+    /// This side has ended the connection. The endpoint reports when its last request is over.
     Leaving,
-    /// Its last request is over, which the endpoint is telling: free once that was heard.
+    /// Its last request is over, and the endpoint reports that. The slot is free once the engine has acted on it.
     Gone,
 }
 
 impl Slot {
-    /// Whether the peer's offer of the next connection is to be taken. If not, the peer has left, has our offer, which
-    /// it takes, or has taken it.
+    /// Whether this side takes the peer's offer of the next connection. If not, the peer has left, or it takes our offer.
     pub(crate) fn takes(&self, offer: Turn) -> bool {
         match self {
             Self::Broken { offer: Some(ours), .. } if ours.turn.generation == offer.generation => {
@@ -81,38 +81,38 @@ impl Slot {
     }
 }
 
-/// Slots, and what goes with them.
+/// All slots, and the queue pairs that no slot has.
 #[derive(Default)]
 pub(crate) struct Table {
     pub(crate) slots: Vec<Slot>,
     /// Queue pairs that are being connected, by their numbers.
     joining: Vec<(u32, PeerSlot)>,
-    /// Connections that slots have no more, which the endpoint has perhaps never seen: it still tells what they have
-    /// brought.
-    retired: Vec<(PeerSlot, Arc<Pairs>)>,
+    /// Connections that slots have given up, and that the endpoint may have never seen. The endpoint still reports their
+    /// arrivals.
+    retired: Vec<(PeerSlot, Arc<QueuePairs>)>,
 }
 
 impl Table {
-    /// A slot of that number.
+    /// The slot of that number.
     pub(crate) fn slot(&mut self, slot: PeerSlot) -> Result<&mut Slot> {
         self.slots.get_mut(slot.0 as usize).ok_or_else(too_late)
     }
 
-    /// Gives `slot` another state; the connection that it had.
-    pub(crate) fn set(&mut self, slot: PeerSlot, state: Slot) -> Option<Arc<Pairs>> {
+    /// Gives `slot` another state. Returns the connection that it had.
+    pub(crate) fn set(&mut self, slot: PeerSlot, state: Slot) -> Option<Arc<QueuePairs>> {
         let Slot::Up(pairs) = std::mem::replace(&mut self.slots[slot.0 as usize], state) else { return None };
         self.retired.push((slot, Arc::clone(&pairs)));
         Some(pairs)
     }
 
-    /// The queue pairs are connected, or will not be.
-    fn end_join(&mut self, pairs: &Pairs) {
+    /// Forgets the numbers of queue pairs that are connected now, or never will be.
+    fn end_join(&mut self, pairs: &QueuePairs) {
         self.joining.retain(|(number, _)| pairs.all().all(|pair| pair.number() != *number));
     }
 
-    /// Gives the endpoint the queue pairs of a join that no slot takes: the peer may have sent to them, and if the peer
-    /// is still there, the endpoint tells what has come.
-    fn retire(&mut self, slot: PeerSlot, pairs: Pairs) {
+    /// Gives the endpoint the queue pairs of a join that no slot takes. The peer may have sent to them: if it is still
+    /// connected, the endpoint reports those arrivals.
+    fn retire(&mut self, slot: PeerSlot, pairs: QueuePairs) {
         let is_there = |slot: &Slot| {
             matches!(slot, Slot::Joining { was_up: true, .. } | Slot::Up(_) | Slot::Broken { .. })
         };
@@ -123,9 +123,10 @@ impl Table {
     }
 }
 
-/// Queue pairs that are being connected. Dropped in order: the join is over once its queue pairs are destroyed.
+/// Queue pairs that the control side is connecting. The fields are dropped in order: the join ends after its queue pairs
+/// are destroyed.
 pub(crate) struct Joining<'a> {
-    pub(crate) pairs: Pairs,
+    pub(crate) pairs: QueuePairs,
     pub(crate) _join: Join<'a>,
 }
 
@@ -162,12 +163,12 @@ impl Drop for Join<'_> {
     }
 }
 
-/// A slot as the endpoint sees it.
+/// The state of a slot as the endpoint sees it.
 #[derive(Clone, Default)]
 pub(crate) enum View {
     #[default]
     Free,
-    Up(Arc<Pairs>),
+    Up(Arc<QueuePairs>),
     Broken,
     Lost,
     Leaving,
@@ -177,21 +178,21 @@ pub(crate) enum View {
 #[derive(Default)]
 pub(crate) struct Peers {
     table: Mutex<Table>,
-    /// Counts changes, so that the endpoint looks only when there was one.
+    /// Counts changes, so that the endpoint locks the table only after a change.
     changes: AtomicU64,
-    /// The device does not work any more: no slot gets queue pairs. Changed with `table` locked.
+    /// The device is lost: no slot gets queue pairs any more. Changed with `table` locked.
     is_lost: AtomicBool,
     /// Joins that are under way. A join begins with `table` locked, as long as the device works.
     joins: Joins,
 }
 
 impl Peers {
-    /// To change slots; who has changed one says so.
+    /// Locks the table. A caller that changes a slot calls [`Peers::changed`].
     pub(crate) fn lock(&self) -> MutexGuard<'_, Table> {
         self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// To give slots queue pairs, as long as the device works.
+    /// Locks the table to give a slot queue pairs. Fails if the device is lost.
     pub(crate) fn lock_working(&self) -> Result<MutexGuard<'_, Table>> {
         let table = self.lock();
         self.works(&table)?;
@@ -214,14 +215,14 @@ impl Peers {
         self.joins.begin()
     }
 
-    /// Whether queue pairs are being connected that no slot has. Once the device is lost, no further join begins.
+    /// Whether a join is under way. Once the device is lost, no further join begins.
     pub(crate) fn is_joining(&self) -> bool {
         *self.joins.count() > 0
     }
 
-    /// Takes the queue pairs that `slot` offered, to connect them without holding up the callers that change other
-    /// slots. `answered` says which offer the peer of a slot that was connected before has taken, `count` how many queue
-    /// pairs for accesses the peer has. `None` if the slot offers nothing of the kind.
+    /// Takes the queue pairs that `slot` has offered, to connect them while others change other slots. `answered` names
+    /// the offer that the peer has taken, if the slot was connected before; `count` is the number of the peer's queue
+    /// pairs for accesses. `None` if the slot has no such offer.
     pub(crate) fn take_offered(
         &self,
         slot: PeerSlot,
@@ -239,14 +240,14 @@ impl Peers {
             }
         };
         *state = Slot::Joining { turn: pairs.turn, was_up: answered.is_some() };
-        // The peer reaches no other queue pairs: the further ones are given back.
+        // The peer connects `count` of them. The others are destroyed.
         let connected = pairs.accesses.iter().take(count).chain([&pairs.messages]);
         table.joining.extend(connected.map(|pair| (pair.number(), slot)));
         Ok(Some(Joining { pairs, _join: self.begin_join(&table) }))
     }
 
-    /// The device does not work any more: all slots lose their queue pairs, and none gets any from now on. Queue pairs
-    /// that are being connected are destroyed by their join, as [`Peers::is_joining`] tells.
+    /// Takes the queue pairs from all slots of a lost device; no slot gets any from now on. A join that is under way
+    /// destroys its queue pairs itself, and [`Peers::is_joining`] tells when.
     pub(crate) fn lose(&self) {
         let mut table = self.lock();
         self.is_lost.store(true, Ordering::Relaxed);
@@ -258,8 +259,7 @@ impl Peers {
         self.changed();
     }
 
-    /// Forgets all slots, and returns once all queue pairs are destroyed. A join that is under way finds no slot, and
-    /// none begins.
+    /// Removes all slots. Returns once all queue pairs are destroyed: a join that is under way finds no slot for them.
     pub(crate) fn clear(&self) {
         *self.lock() = Table::default();
         self.joins.await_none();
@@ -269,7 +269,7 @@ impl Peers {
         self.changes.fetch_add(1, Ordering::Release);
     }
 
-    pub(crate) fn reserve(&self, pairs: Pairs) -> Result<PeerSlot> {
+    pub(crate) fn reserve(&self, pairs: QueuePairs) -> Result<PeerSlot> {
         let mut table = self.lock_working()?;
         let slots = &mut table.slots;
         let free = slots.iter().position(|slot| matches!(slot, Slot::Free));
@@ -290,9 +290,9 @@ impl Peers {
         }
     }
 
-    /// Marks the queue pairs that `slot` offered as connected; `false` if the slot was given another state meanwhile.
+    /// Gives `slot` the connected queue pairs of its offer. Returns false if the slot has got another state meanwhile.
     pub(crate) fn raise(&self, slot: PeerSlot, joining: Joining<'_>) -> Result<bool> {
-        // Dropped in the other order: the queue pairs before the join is over.
+        // Dropped in reverse order: the queue pairs before the join.
         let Joining { _join, pairs } = joining;
         let mut table = self.lock();
         table.end_join(&pairs);
@@ -308,9 +308,9 @@ impl Peers {
         Ok(is_still)
     }
 
-    /// The queue pairs of a join are not connected. The slot forgets their numbers before they are destroyed, as the
-    /// card may give the numbers to another peer's. The peer has taken the offer: the next one is of the next
-    /// generation.
+    /// Ends a join that has failed. The table forgets the numbers of its queue pairs before these are destroyed, as the
+    /// card may give the numbers to queue pairs of another peer. The peer has taken the offer, so that the next offer has
+    /// the next generation.
     pub(crate) fn fail(&self, slot: PeerSlot, joining: Joining<'_>) {
         let Joining { _join, pairs } = joining;
         let mut table = self.lock();
@@ -324,7 +324,7 @@ impl Peers {
         self.changed();
     }
 
-    /// The slot of the queue pair `number`, which is connected or being connected.
+    /// The slot of the queue pair `number`, if that is connected or being connected.
     pub(crate) fn owner(&self, number: u32) -> Option<PeerSlot> {
         let table = self.lock();
         let is_up =
@@ -337,19 +337,19 @@ impl Peers {
         table.slots.get(slot.0 as usize).is_some_and(is_there).then_some(*slot)
     }
 
-    /// Nothing of the slot's peer is left here.
+    /// Marks a slot whose last request is over.
     pub(crate) fn end(&self, slot: PeerSlot) {
         self.lock().slots[slot.0 as usize] = Slot::Gone;
         self.changed();
     }
 
-    /// The slot may be offered anew.
+    /// Frees a slot for the next peer.
     pub(crate) fn free(&self, slot: PeerSlot) {
         self.lock().slots[slot.0 as usize] = Slot::Free;
     }
 
-    /// The endpoint gives the slot's connection up, or has seen it fail: by the queue pair `number` then, which may be
-    /// of a connection that has ended already. Whether the connection was up: then the peer is to be told.
+    /// Marks the slot's connection as broken: the endpoint gives it up, or its queue pair `number` has failed. That queue
+    /// pair may belong to an earlier connection. Returns true if the slot was connected: the peer then gets the next offer.
     pub(crate) fn broke(&self, slot: PeerSlot, number: Option<u32>) -> bool {
         let mut table = self.lock();
         let Some(Slot::Up(pairs)) = table.slots.get(slot.0 as usize) else { return false };
@@ -370,13 +370,13 @@ impl Peers {
         self.lock().slots.get(slot.0 as usize).is_some_and(is_up)
     }
 
-    /// Tells how the slots are, and which connections they have no more, if anything changed since the count in `seen`.
+    /// Reads the states of all slots, and the connections that slots have given up, if there was a change since `seen`.
     #[inline]
     pub(crate) fn refresh(
         &self,
         seen: &mut u64,
         into: &mut Vec<View>,
-        retired: &mut Vec<(PeerSlot, Arc<Pairs>)>,
+        retired: &mut Vec<(PeerSlot, Arc<QueuePairs>)>,
     ) -> bool {
         let changes = self.changes.load(Ordering::Acquire);
         if changes == *seen {
@@ -388,7 +388,7 @@ impl Peers {
     }
 
     #[cold]
-    fn read(&self, into: &mut Vec<View>, retired: &mut Vec<(PeerSlot, Arc<Pairs>)>) {
+    fn read(&self, into: &mut Vec<View>, retired: &mut Vec<(PeerSlot, Arc<QueuePairs>)>) {
         into.clear();
         let mut table = self.lock();
         retired.append(&mut table.retired);
@@ -402,7 +402,7 @@ impl Peers {
     }
 }
 
-/// A connection that ended before it was made.
+/// The error of a connection that ended before it was made.
 pub(crate) fn too_late() -> Error {
     Error::new(ErrorKind::Closed, "connect", "the connection ended before it was made")
 }

@@ -5,40 +5,40 @@ use multirail_spi::{PeerSlot, Status};
 use crate::posted::Posted;
 
 /// What is posted to a queue pair, and whose it is.
-pub(crate) struct Ring {
+pub(crate) struct SendQueue {
     pub(crate) posted: Posted,
     pub(crate) slot: PeerSlot,
     /// Why it failed: what is flushed behind that did, too.
     pub(crate) cause: Option<Status>,
 }
 
-/// Rings by the numbers of their queue pairs, in order. Each request and each completion looks one up:
+/// SendQueues by the numbers of their queue pairs, in order. Each request and each completion looks one up:
 /// among a few thousand that takes fewer steps than to hash the number.
 #[derive(Default)]
-pub(crate) struct Rings(Vec<(u32, Ring)>);
+pub(crate) struct SendQueues(Vec<(u32, SendQueue)>);
 
-impl Rings {
+impl SendQueues {
     #[inline]
     fn place(&self, number: u32) -> Result<usize, usize> {
         self.0.binary_search_by_key(&number, |(of, _)| *of)
     }
 
     #[inline]
-    pub(crate) fn get(&self, number: u32) -> Option<&Ring> {
+    pub(crate) fn get(&self, number: u32) -> Option<&SendQueue> {
         self.place(number).ok().map(|place| &self.0[place].1)
     }
 
     #[inline]
-    pub(crate) fn get_mut(&mut self, number: u32) -> Option<&mut Ring> {
+    pub(crate) fn get_mut(&mut self, number: u32) -> Option<&mut SendQueue> {
         self.place(number).ok().map(|place| &mut self.0[place].1)
     }
 
     /// An empty one of `slot`'s, in place of one of that number.
     pub(crate) fn insert(&mut self, number: u32, slot: PeerSlot) {
-        let ring = Ring { posted: Posted::default(), slot, cause: None };
+        let queue = SendQueue { posted: Posted::default(), slot, cause: None };
         match self.place(number) {
-            Ok(place) => self.0[place].1 = ring,
-            Err(place) => self.0.insert(place, (number, ring)),
+            Ok(place) => self.0[place].1 = queue,
+            Err(place) => self.0.insert(place, (number, queue)),
         }
     }
 
@@ -48,8 +48,8 @@ impl Rings {
         }
     }
 
-    pub(crate) fn all(&mut self) -> impl Iterator<Item = &mut Ring> {
-        self.0.iter_mut().map(|(_, ring)| ring)
+    pub(crate) fn all(&mut self) -> impl Iterator<Item = &mut SendQueue> {
+        self.0.iter_mut().map(|(_, queue)| queue)
     }
 }
 
@@ -59,12 +59,12 @@ mod tests {
 
     #[test]
     fn each_is_found_by_its_number() {
-        let mut rings = Rings::default();
-        [7, 3, 9, 3].iter().zip(0..).for_each(|(number, slot)| rings.insert(*number, PeerSlot(slot)));
-        rings.remove(7);
-        rings.remove(8);
-        let slots = [3, 7, 9].map(|number| rings.get(number).map(|ring| ring.slot.0));
-        assert_eq!((slots, rings.all().count()), ([Some(3), None, Some(2)], 2));
-        assert!(rings.get_mut(9).is_some() && rings.get_mut(1).is_none());
+        let mut send_queues = SendQueues::default();
+        [7, 3, 9, 3].iter().zip(0..).for_each(|(number, slot)| send_queues.insert(*number, PeerSlot(slot)));
+        send_queues.remove(7);
+        send_queues.remove(8);
+        let slots = [3, 7, 9].map(|number| send_queues.get(number).map(|queue| queue.slot.0));
+        assert_eq!((slots, send_queues.all().count()), ([Some(3), None, Some(2)], 2));
+        assert!(send_queues.get_mut(9).is_some() && send_queues.get_mut(1).is_none());
     }
 }
