@@ -1,4 +1,4 @@
-//! The address vector of a lane: peers' addresses, inserted by the control thread.
+//! The address vector of an endpoint: peers' addresses, inserted by the control thread.
 
 use std::collections::HashMap;
 use std::ptr::null_mut;
@@ -59,7 +59,7 @@ impl Addresses {
     /// Inserts an address of `slot`'s peer, which is as long as this provider's are. Where it is
     /// known already, what comes from there is that peer's from now on.
     ///
-    /// `alone` says that the device has no other lane: 2.1 walks lists of all its peers unlocked,
+    /// `alone` says that the device has no other endpoint: 2.1 walks lists of all its peers unlocked,
     /// whichever endpoint is polled.
     pub(crate) fn insert(&self, slot: u32, address: &[u8], alone: bool) -> Result<sys::fi_addr_t> {
         let mut owners = self.owners();
@@ -79,7 +79,7 @@ impl Addresses {
     }
 
     /// What comes from addresses that `slot` shares is the others' from now on.
-    pub(crate) fn stands_back(&self, slot: u32) {
+    pub(crate) fn demote(&self, slot: u32) {
         for Sharers { slots, .. } in self.owners().0.values_mut() {
             if let Some(place) = slots.iter().position(|other| *other == slot) {
                 slots[..=place].rotate_right(1);
@@ -119,7 +119,7 @@ impl Addresses {
     ///
     /// On shm it always keeps it: a request of the peer's that is still on its way crashes the
     /// process when the address is gone (`smr_progress_cmd`; 1.17). Its 256 places last for a
-    /// lane's life.
+    /// endpoint's life.
     pub(crate) fn remove(&self, slot: u32, is_haunted: bool) {
         let keeps_all = self.device.info.is_shm();
         self.owners().0.retain(|address, sharers| {
@@ -135,7 +135,7 @@ impl Addresses {
     }
 
     /// For who posts or polls: while it is held nobody inserts or removes, where that matters.
-    pub(crate) fn turn(&self) -> Option<MutexGuard<'_, Owners>> {
+    pub(crate) fn guard(&self) -> Option<MutexGuard<'_, Owners>> {
         self.takes_turns.then(|| self.owners())
     }
 

@@ -1,4 +1,4 @@
-//! Connecting: each side tells its endpoint's address and the seat it keeps for the other.
+//! Connecting: each side tells its endpoint's address and the peer tag it keeps for the other.
 
 use std::sync::OnceLock;
 
@@ -6,10 +6,10 @@ use libfabric_sys as sys;
 use multirail_spi::{Connector, Error, ErrorKind, PeerSlot, Result};
 
 use crate::domain::Shared;
-use crate::peers::{Landing, There};
+use crate::peers::{Landing, RemoteAddress};
 use crate::region::random;
 use crate::shm;
-use crate::tag::Seat;
+use crate::tag::PeerTag;
 
 /// What a peer needs to send here. The first field counts versions of the others.
 #[derive(Debug, PartialEq, serde::Serialize, serde::Deserialize)]
@@ -22,8 +22,8 @@ struct Offer {
     /// libfabric's number of the address's format.
     format: u32,
     address: Vec<u8>,
-    /// The seat kept for the reader, which goes with all that it sends.
-    seat: u32,
+    /// The peer tag kept for the reader, which goes with all that it sends.
+    peer_tag: u32,
     landing: Landing,
 }
 
@@ -50,7 +50,7 @@ fn parse(bytes: &[u8]) -> Result<Offer> {
 }
 
 impl Shared {
-    /// What the peer of `slot` is told, to reach the lane called `address`.
+    /// What the peer of `slot` is told, to reach the endpoint called `address`.
     fn offer(&self, slot: PeerSlot, address: Vec<u8>) -> Result<Vec<u8>> {
         let offer = Offer {
             version: VERSION,
@@ -58,7 +58,7 @@ impl Shared {
             process: process()?,
             format: self.device.info.get().addr_format,
             address,
-            seat: self.peers.seat(slot).number(),
+            peer_tag: self.peers.peer_tag(slot).number(),
             landing: self.landing(),
         };
         let why = |error: postcard::Error| Error::new(ErrorKind::Io, "connect", error.to_string());
@@ -66,7 +66,7 @@ impl Shared {
     }
 
     /// Where the peer is by its offer, if that can be used here.
-    fn read(&self, bytes: &[u8]) -> Result<There> {
+    fn read(&self, bytes: &[u8]) -> Result<RemoteAddress> {
         let offer = parse(bytes)?;
         if offer.version != VERSION {
             let context = format!("the peer's offer has version {}, ours {VERSION}", offer.version);
@@ -95,12 +95,12 @@ impl Shared {
             sys::FI_ADDR_STR => offer.address.last() == Some(&0) && offer.address.len() <= 256,
             _ => self.peers.name_len().is_none_or(|len| offer.address.len() == len),
         };
-        match Seat::of(offer.seat).filter(|_| readable) {
-            Some(seat) => {
+        match PeerTag::of(offer.peer_tag).filter(|_| readable) {
+            Some(peer_tag) => {
                 let Offer { address, process, landing, .. } = offer;
-                Ok(There { address, process, seat, landing })
+                Ok(RemoteAddress { address, process, peer_tag, landing })
             }
-            None => Err(malformed("an address or a seat that cannot be")),
+            None => Err(malformed("an address or a peer_tag that cannot be")),
         }
     }
 }

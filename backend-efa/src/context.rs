@@ -35,7 +35,7 @@ struct Context {
 }
 
 /// No peer's slot: the context is free, or a receive's, or one's that is to be taken back. Slots stay below
-/// (`Seat::SLOTS`).
+/// (`PeerTag::SLOTS`).
 const FREE: u32 = u32::MAX;
 const RECEIVE: u32 = u32::MAX - 1;
 const RECALLED: u32 = u32::MAX - 2;

@@ -12,7 +12,7 @@ use multirail_spi::{
 };
 
 use crate::endpoint::EfaEndpoint;
-use crate::lane::Lane;
+use crate::fabric_endpoint::FabricEndpoint;
 use crate::library::Info;
 use crate::objects::Device;
 use crate::own_receives::OwnReceives;
@@ -43,7 +43,7 @@ pub(crate) struct Shared {
     pub(crate) registrations: Registrations,
     pub(crate) peers: Peers,
     first: Mutex<First>,
-    lanes: AtomicU32,
+    endpoints: AtomicU32,
     /// Endpoints that stay open, as closing them would never end.
     pub(crate) left_open: AtomicUsize,
     pub(crate) device: Arc<Device>,
@@ -52,9 +52,9 @@ pub(crate) struct Shared {
     id: u64,
 }
 
-/// The first lane, until somebody takes the endpoint.
+/// The first endpoint, until somebody takes the endpoint.
 struct First {
-    waiting: Option<Lane>,
+    waiting: Option<FabricEndpoint>,
     taken: bool,
 }
 
@@ -65,16 +65,16 @@ impl Shared {
         self.first.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Opens another lane, that peers may be told of from now on.
-    pub(crate) fn open_lane(&self) -> Result<Lane> {
+    /// Opens another endpoint, that peers may be told of from now on.
+    pub(crate) fn open_endpoint(&self) -> Result<FabricEndpoint> {
         if self.device.is_given_up() {
             return Err(self.device.given_up("open endpoint", "open the device anew"));
         }
         let queues = Queues::open(&self.device, self.setup.sleeps)?;
-        let number = self.lanes.fetch_add(1, Ordering::Relaxed);
-        self.peers.open_lane(number, queues.name()?, &queues.addresses)?;
+        let number = self.endpoints.fetch_add(1, Ordering::Relaxed);
+        self.peers.open_endpoint(number, queues.name()?, &queues.addresses)?;
         let Capabilities { send_depth, recv_depth, .. } = self.capabilities;
-        Ok(Lane::new(number, queues, send_depth + recv_depth))
+        Ok(FabricEndpoint::new(number, queues, send_depth + recv_depth))
     }
 
     pub(crate) fn landing(&self) -> Landing {
@@ -103,14 +103,14 @@ impl EfaDomain {
         let id = random("open")?;
         let capabilities = capabilities(&device, &queues);
         let peers = Peers::new(info, setup.sleeps);
-        peers.open_lane(0, queues.name()?, &queues.addresses)?;
-        let lane = Lane::new(0, queues, capabilities.send_depth + capabilities.recv_depth);
+        peers.open_endpoint(0, queues.name()?, &queues.addresses)?;
+        let endpoint = FabricEndpoint::new(0, queues, capabilities.send_depth + capabilities.recv_depth);
         Ok(Self(Arc::new(Shared {
             landing,
             registrations: Registrations::default(),
             peers,
-            first: Mutex::new(First { waiting: Some(lane), taken: false }),
-            lanes: AtomicU32::new(1),
+            first: Mutex::new(First { waiting: Some(endpoint), taken: false }),
+            endpoints: AtomicU32::new(1),
             left_open: AtomicUsize::new(0),
             capabilities,
             device,
@@ -213,12 +213,12 @@ impl Domain for EfaDomain {
         if std::mem::replace(&mut first.taken, true) {
             return Err(Error::new(ErrorKind::Busy, "open endpoint", "the domain's endpoint is in use"));
         }
-        let lane = match first.waiting.take() {
-            Some(lane) => lane,
-            None => self.0.open_lane().inspect_err(|_| first.taken = false)?,
+        let endpoint = match first.waiting.take() {
+            Some(endpoint) => endpoint,
+            None => self.0.open_endpoint().inspect_err(|_| first.taken = false)?,
         };
         drop(first);
         let own = OwnReceives::open(&self.0).inspect_err(|_| self.0.closed())?;
-        Ok(Box::new(EfaEndpoint::new(lane, Arc::clone(&self.0), config, own)))
+        Ok(Box::new(EfaEndpoint::new(endpoint, Arc::clone(&self.0), config, own)))
     }
 }

@@ -8,29 +8,27 @@
 //! imms; messages are `fi_sendmsg`.
 
 mod addresses;
-mod arriving;
 mod backend;
 mod card;
+mod completion_queue;
 mod connector;
 mod context;
+mod deferred_failures;
 mod domain;
-mod ending;
 mod endpoint;
+mod endpoint_replacement;
+mod error_text;
+mod fabric_endpoint;
 mod gate;
 mod hmem;
-mod lane;
 mod library;
-mod moving;
 mod objects;
 mod own_receives;
 mod peers;
-mod posting;
 mod queues;
 mod reaper;
 mod region;
-mod report;
 mod settings;
-mod settling;
 mod shm;
 #[cfg(all(target_os = "linux", target_env = "gnu"))]
 mod signals;
@@ -40,7 +38,6 @@ mod signals;
 mod status;
 mod submit;
 mod tag;
-mod words;
 
 pub use backend::{Efa, EfaConfig};
 pub use library::libfabric_version;

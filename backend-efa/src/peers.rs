@@ -11,9 +11,9 @@ use multirail_spi::{Error, ErrorKind, PeerSlot, Result};
 
 use crate::addresses::Addresses;
 use crate::library::Info;
-use crate::tag::Seat;
+use crate::tag::PeerTag;
 use slot::{Known, Slot};
-pub(crate) use slot::{Landing, Remote, There, View};
+pub(crate) use slot::{Landing, Remote, RemoteAddress, View};
 use table::{Open, Table};
 
 /// Every place of a peer is kept, for what is still on its way from there: moves of one connection,
@@ -38,7 +38,7 @@ pub(crate) struct Peers {
     by_address: bool,
     /// How long who connects may wait for others' ends.
     patience: Duration,
-    /// A peer has ended, or a lane was closed.
+    /// A peer has ended, or an endpoint was closed.
     ended: Condvar,
 }
 
@@ -60,30 +60,30 @@ impl Peers {
         self.changes.fetch_add(1, Ordering::Release);
     }
 
-    /// A slot, and the name of the lane that its peer is to be told.
+    /// A slot, and the name of the endpoint that its peer is to be told.
     pub(crate) fn reserve(&self) -> Result<(PeerSlot, Vec<u8>)> {
         let mut table = self.lock();
-        let (lane, name) = table.newest()?;
+        let (endpoint, name) = table.newest()?;
         let index = match table.slots.iter().position(|slot| matches!(slot, Slot::Free)) {
             Some(index) => {
-                table.seats[index] = table.seats[index].next();
+                table.peer_tags[index] = table.peer_tags[index].next();
                 index
             }
-            None if table.slots.len() < Seat::SLOTS as usize => {
+            None if table.slots.len() < PeerTag::SLOTS as usize => {
                 let index = table.slots.len();
                 table.slots.push(Slot::Free);
-                table.seats.push(Seat::first(index as u32));
+                table.peer_tags.push(PeerTag::first(index as u32));
                 index
             }
             None => return Err(Error::new(ErrorKind::Exhausted, "connect", "every peer slot is taken")),
         };
-        table.slots[index] = Slot::Offered(lane);
+        table.slots[index] = Slot::Offered(endpoint);
         Ok((PeerSlot(index as u32), name))
     }
 
-    /// The seat of who has a slot, or is offered it.
-    pub(crate) fn seat(&self, slot: PeerSlot) -> Seat {
-        self.lock().seats[slot.0 as usize]
+    /// The peer tag of who has a slot, or is offered it.
+    pub(crate) fn peer_tag(&self, slot: PeerSlot) -> PeerTag {
+        self.lock().peer_tags[slot.0 as usize]
     }
 
     /// Brings an offered slot up.
@@ -94,14 +94,14 @@ impl Peers {
     ///
     /// # Errors
     /// `Busy` where that takes too long, or another live peer has the address.
-    pub(crate) fn complete(&self, slot: PeerSlot, there: There) -> Result<()> {
+    pub(crate) fn complete(&self, slot: PeerSlot, there: RemoteAddress) -> Result<()> {
         let table = self.lock();
         let mut table = self.wait_for_former(table, slot, &there)?;
-        let Some(Slot::Offered(lane)) = table.slots.get(slot.0 as usize) else {
+        let Some(Slot::Offered(endpoint)) = table.slots.get(slot.0 as usize) else {
             return Err(Error::new(ErrorKind::Closed, "connect", "the connection ended before it was made"));
         };
-        let lane = *lane;
-        let known = table.know(slot, lane, there)?;
+        let endpoint = *endpoint;
+        let known = table.know(slot, endpoint, there)?;
         table.slots[slot.0 as usize] = Slot::Up(known);
         self.changed();
         Ok(())
@@ -113,27 +113,27 @@ impl Peers {
         &'a self,
         table: MutexGuard<'a, Table>,
         slot: PeerSlot,
-        there: &There,
+        there: &RemoteAddress,
     ) -> Result<MutexGuard<'a, Table>> {
         let address = &there.address;
         let is_early = |table: &mut Table| {
             let leaves = self.keeps_states && table.is_leaving(address);
             let has_former = self.are_cards && table.has_former_owner(address);
-            (leaves || has_former || self.is_anothers(table, slot, there)) && !table.lanes.is_empty()
+            (leaves || has_former || self.is_anothers(table, slot, there)) && !table.endpoints.is_empty()
         };
         let waited = self.ended.wait_timeout_while(table, self.patience, is_early);
         match waited.unwrap_or_else(PoisonError::into_inner) {
             (table, limit) if !limit.timed_out() => Ok(table),
             (table, _) if self.is_anothers(&table, slot, there) => Err(anothers()),
             _ => {
-                let why = "what was posted over the former connection to this peer has not ended yet: connect again";
+                let why = "what was posted over the retiring connection to this peer has not ended yet: connect again";
                 Err(Error::new(ErrorKind::Busy, "connect", why))
             }
         }
     }
 
     /// Whether what comes from there would be told as another live peer's, or another's as this one's.
-    fn is_anothers(&self, table: &Table, slot: PeerSlot, there: &There) -> bool {
+    fn is_anothers(&self, table: &Table, slot: PeerSlot, there: &RemoteAddress) -> bool {
         self.by_address && table.is_anothers(slot, there)
     }
 
@@ -141,52 +141,54 @@ impl Peers {
     ///
     /// # Errors
     /// `Protocol` where it has moved too often, `Busy` where another live peer is there.
-    pub(crate) fn renew(&self, slot: PeerSlot, there: There) -> Result<()> {
+    pub(crate) fn renew(&self, slot: PeerSlot, there: RemoteAddress) -> Result<()> {
         let mut table = self.lock();
         if self.is_anothers(&table, slot, &there) {
             return Err(anothers());
         }
         // One that has left meanwhile need not be found any more.
-        let Some(Slot::Up(Known { lane, moves, .. })) = table.slots.get(slot.0 as usize) else {
+        let Some(Slot::Up(Known { endpoint, moves, .. })) = table.slots.get(slot.0 as usize) else {
             return Ok(());
         };
-        let (lane, moves) = (*lane, *moves + 1);
+        let (endpoint, moves) = (*endpoint, *moves + 1);
         if moves > MOVES {
             let why = format!("the peer's endpoint has moved {MOVES} times: connect anew");
             return Err(Error::new(ErrorKind::Protocol, "renew a connection", why));
         }
-        let known = table.know(slot, lane, there)?;
+        let known = table.know(slot, endpoint, there)?;
         table.slots[slot.0 as usize] = Slot::Up(Known { moves, ..known });
         self.changed();
         Ok(())
     }
 
-    /// The name of the newest lane, if the peer of `slot` does not know it.
+    /// The name of the newest endpoint, if the peer of `slot` does not know it.
     pub(crate) fn untold(&self, slot: PeerSlot) -> Option<Vec<u8>> {
         let table = self.lock();
         let (newest, name) = table.newest().ok()?;
         match table.slots.get(slot.0 as usize) {
-            Some(Slot::Up(known)) if known.lane != newest => Some(name),
+            Some(Slot::Up(known)) if known.endpoint != newest => Some(name),
             _ => None,
         }
     }
 
-    /// The peer of `slot` knows the lane of that name.
+    /// The peer of `slot` knows the endpoint of that name.
     pub(crate) fn told(&self, slot: PeerSlot, name: &[u8]) {
         let mut table = self.lock();
-        let Some(lane) = table.lanes.last().filter(|lane| lane.name == name).map(|lane| lane.number) else {
+        let Some(endpoint) =
+            table.endpoints.last().filter(|endpoint| endpoint.name == name).map(|endpoint| endpoint.number)
+        else {
             return;
         };
         if let Some(Slot::Up(known)) = table.slots.get_mut(slot.0 as usize)
             && let Some(address) = known.ahead.take()
         {
-            (known.lane, known.address) = (lane, Some(address));
+            (known.endpoint, known.address) = (endpoint, Some(address));
             self.changed();
         }
     }
 
-    /// Another lane is open: connected peers' addresses are inserted there, for when they know it.
-    pub(crate) fn open_lane(&self, number: u32, name: Vec<u8>, addresses: &Arc<Addresses>) -> Result<()> {
+    /// Another endpoint is open: connected peers' addresses are inserted there, for when they know it.
+    pub(crate) fn open_endpoint(&self, number: u32, name: Vec<u8>, addresses: &Arc<Addresses>) -> Result<()> {
         let mut table = self.lock();
         for (slot, known) in (0_u32..).zip(&mut table.slots) {
             if let Slot::Up(known) = known {
@@ -194,19 +196,19 @@ impl Peers {
                 known.ahead = Some(addresses.insert(slot, &known.there.address, false)?);
             }
         }
-        table.lanes.push(Open { number, name, addresses: Arc::clone(addresses) });
+        table.endpoints.push(Open { number, name, addresses: Arc::clone(addresses) });
         self.changed();
         Ok(())
     }
 
-    /// A lane is closed: nothing goes over it any more.
-    pub(crate) fn close_lane(&self, number: u32) {
+    /// An endpoint is closed: nothing goes over it any more.
+    pub(crate) fn close_endpoint(&self, number: u32) {
         let mut table = self.lock();
         self.ended.notify_all();
-        table.lanes.retain(|lane| lane.number != number);
+        table.endpoints.retain(|endpoint| endpoint.number != number);
         for slot in &mut table.slots {
             if let Slot::Up(known) = slot
-                && known.lane == number
+                && known.endpoint == number
             {
                 known.address = None;
             }
@@ -223,14 +225,14 @@ impl Peers {
             Slot::Free | Slot::Leaving(_) | Slot::Gone => return,
         };
         *state = Slot::Leaving(address);
-        table.lanes.iter().for_each(|lane| lane.addresses.stands_back(slot.0));
+        table.endpoints.iter().for_each(|endpoint| endpoint.addresses.demote(slot.0));
         self.changed();
     }
 
     /// Nothing of the slot's peer is left here. The provider keeps its addresses where `is_haunted`.
     pub(crate) fn end(&self, slot: PeerSlot, is_haunted: bool) {
         let mut table = self.lock();
-        table.lanes.iter().for_each(|lane| lane.addresses.remove(slot.0, is_haunted));
+        table.endpoints.iter().for_each(|endpoint| endpoint.addresses.remove(slot.0, is_haunted));
         table.slots[slot.0 as usize] = Slot::Gone;
         self.ended.notify_all();
         self.changed();
@@ -242,7 +244,7 @@ impl Peers {
     }
 
     /// Tells how the slots are if anything changed since the count in `seen`.
-    pub(crate) fn refresh(&self, seen: &mut u64, into: &mut Vec<View>, seats: &mut Vec<Seat>) -> bool {
+    pub(crate) fn refresh(&self, seen: &mut u64, into: &mut Vec<View>, peer_tags: &mut Vec<PeerTag>) -> bool {
         let changes = self.changes.load(Ordering::Acquire);
         if changes == *seen {
             return false;
@@ -251,7 +253,7 @@ impl Peers {
         let table = self.lock();
         into.clear();
         into.extend(table.slots.iter().map(Slot::view));
-        seats.clone_from(&table.seats);
+        peer_tags.clone_from(&table.peer_tags);
         true
     }
 
@@ -261,14 +263,14 @@ impl Peers {
 
     /// Bytes of the addresses of this side, unless its device is lost.
     pub(crate) fn name_len(&self) -> Option<usize> {
-        self.lock().lanes.last().map(|lane| lane.name.len())
+        self.lock().endpoints.last().map(|endpoint| endpoint.name.len())
     }
 }
 
 fn anothers() -> Error {
     let why = "the peer offers an address that another live peer has, of another process, and this device tells who \
                sent something by its address alone: where it is the same card after a restart, connect again once \
-               the former peer is gone";
+               the retiring peer is gone";
     Error::new(ErrorKind::Busy, "connect", why)
 }
 

@@ -1,4 +1,4 @@
-//! Closes lanes, each in a thread of its own, which is waited for up to a limit.
+//! Closes endpoints, each in a thread of its own, which is waited for up to a limit.
 //!
 //! `fi_close` of an endpoint waits for all that is posted there, on EFA's provider without any limit: 2.1's repeats a
 //! message for which the target has no receive as long as the target lives, also while it closes
@@ -13,7 +13,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use crate::domain::Shared;
-use crate::lane::Lane;
+use crate::fabric_endpoint::FabricEndpoint;
 use crate::objects::Device;
 use crate::region::Registered;
 
@@ -49,7 +49,7 @@ impl Registrations {
 
 /// An endpoint that is being closed, and what the device may touch until it is.
 struct Closing {
-    lane: Box<Lane>,
+    endpoint: Box<FabricEndpoint>,
     regions: Vec<Arc<Registered>>,
     shared: Arc<Shared>,
 }
@@ -57,11 +57,11 @@ struct Closing {
 impl Closing {
     /// Closes the endpoint, says so, then lets go of the rest, which the gate lets through by then.
     fn run(self, done: Done) {
-        let Self { lane, regions, shared } = self;
-        let addresses = Arc::clone(&lane.queues.addresses);
-        let turn = addresses.turn();
-        drop(lane);
-        drop(turn);
+        let Self { endpoint, regions, shared } = self;
+        let addresses = Arc::clone(&endpoint.queues.addresses);
+        let guard = addresses.guard();
+        drop(endpoint);
+        drop(guard);
         drop(done);
         drop((regions, shared));
     }
@@ -122,22 +122,22 @@ impl Drop for Done {
     }
 }
 
-/// Closes `lane` of a domain; whether that is done. If not, the device is lost: nothing more is opened on it until
+/// Closes `endpoint` of a domain; whether that is done. If not, the device is lost: nothing more is opened on it until
 /// the reaper has ended.
 ///
 /// `is_lost` says that more may be posted there than is known.
 #[must_use]
-pub(crate) fn close(shared: &Arc<Shared>, lane: Box<Lane>, is_lost: bool) -> bool {
+pub(crate) fn close(shared: &Arc<Shared>, endpoint: Box<FabricEndpoint>, is_lost: bool) -> bool {
     let device = shared.device.info.domain_name();
-    if (is_lost || lane.posted.requests > 0) && lane.queues.close_may_hang() {
-        // No thread polls the lane any more, so the provider does nothing there either; and the card touches
+    if (is_lost || endpoint.posted.requests > 0) && endpoint.queues.close_may_hang() {
+        // No thread polls the endpoint any more, so the provider does nothing there either; and the card touches
         // memory by its registration only, which ends with the memory.
         tracing::warn!(device, "libfabric would wait forever for the endpoint to end: it is left as it is");
         shared.left_open.fetch_add(1, Ordering::Relaxed);
-        std::mem::forget(lane);
+        std::mem::forget(endpoint);
         return true;
     }
-    let closing = Closing { lane, regions: shared.registrations.all(), shared: Arc::clone(shared) };
+    let closing = Closing { endpoint, regions: shared.registrations.all(), shared: Arc::clone(shared) };
     let limit = match OVERDUE.load(Ordering::Relaxed) {
         0 => LIMIT,
         _ if shared.device.is_given_up() => Duration::ZERO,

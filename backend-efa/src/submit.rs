@@ -93,7 +93,7 @@ unsafe fn access(
         rma_iov: there,
         rma_iov_count: 1,
         context: null_mut(),
-        data: Tag { seat: Some(remote.seat), imm: run.imm }.to_data(data),
+        data: Tag { peer_tag: Some(remote.peer_tag), imm: run.imm }.to_data(data),
     };
     let (ep, plain) = (queues.ep.as_ptr(), flags(run, data));
     // SAFETY: an open endpoint has the table, which lives as long.
@@ -149,7 +149,7 @@ unsafe fn send(
             iov_count: 1,
             addr: remote.address,
             context,
-            data: Tag { seat: Some(remote.seat), imm: run.imm }.to_data(data),
+            data: Tag { peer_tag: Some(remote.peer_tag), imm: run.imm }.to_data(data),
         };
         // SAFETY: by the caller; what `msg` points to is copied before this returns.
         unsafe { sys::fi_sendmsg(queues.ep.as_ptr(), &raw const msg, flags(run, data)) }

@@ -2,16 +2,16 @@
 
 use libfabric_sys::fi_addr_t;
 
-use crate::tag::Seat;
+use crate::tag::PeerTag;
 
 /// A connected peer, as requests need it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Remote {
     pub address: fi_addr_t,
-    /// The lane in whose address vector that is: the one by which the peer knows us.
-    pub lane: u32,
+    /// The endpoint in whose address vector that is: the one by which the peer knows us.
+    pub endpoint: u32,
     /// Ours there, which goes with all that we send.
-    pub seat: Seat,
+    pub peer_tag: PeerTag,
     /// Where writes without bytes go.
     pub landing: Landing,
 }
@@ -25,12 +25,12 @@ pub(crate) struct Landing {
 
 /// Where a peer is, by its own words.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct There {
+pub(crate) struct RemoteAddress {
     pub address: Vec<u8>,
     /// The number of its process.
     pub process: u64,
     /// Ours there.
-    pub seat: Seat,
+    pub peer_tag: PeerTag,
     pub landing: Landing,
 }
 
@@ -41,7 +41,7 @@ pub(crate) enum View {
     #[default]
     Free,
     Up(Remote),
-    /// Connected, but the peer knows only a lane that is closed: it has been told of the next.
+    /// Connected, but the peer knows only an endpoint that is closed: it has been told of the next.
     Waiting,
     /// Ended by this side: the endpoint says when its last request is over.
     Leaving,
@@ -50,7 +50,7 @@ pub(crate) enum View {
 #[derive(Debug)]
 pub(super) enum Slot {
     Free,
-    /// To a peer that was told of this lane.
+    /// To a peer that was told of this endpoint.
     Offered(u32),
     Up(Known),
     /// Was the peer's of that address, if any.
@@ -61,12 +61,12 @@ pub(super) enum Slot {
 
 #[derive(Debug)]
 pub(super) struct Known {
-    pub(super) there: There,
-    /// The lane that the peer knows.
-    pub(super) lane: u32,
-    /// Its address there, unless that lane is closed.
+    pub(super) there: RemoteAddress,
+    /// The endpoint that the peer knows.
+    pub(super) endpoint: u32,
+    /// Its address there, unless that endpoint is closed.
     pub(super) address: Option<fi_addr_t>,
-    /// Its address in a newer lane, that it does not know yet.
+    /// Its address in a newer endpoint, that it does not know yet.
     pub(super) ahead: Option<fi_addr_t>,
     /// How often it has moved.
     pub(super) moves: u32,
@@ -91,9 +91,12 @@ impl Slot {
             Self::Free | Self::Offered(_) | Self::Gone => View::Free,
             Self::Leaving(_) => View::Leaving,
             Self::Up(Known { address: None, .. }) => View::Waiting,
-            Self::Up(Known { there, lane, address: Some(address), .. }) => {
-                View::Up(Remote { address: *address, lane: *lane, seat: there.seat, landing: there.landing })
-            }
+            Self::Up(Known { there, endpoint, address: Some(address), .. }) => View::Up(Remote {
+                address: *address,
+                endpoint: *endpoint,
+                peer_tag: there.peer_tag,
+                landing: there.landing,
+            }),
         }
     }
 }

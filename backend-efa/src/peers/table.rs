@@ -1,17 +1,17 @@
-//! The slots of a domain, and the lanes by which their peers may know it.
+//! The slots of a domain, and the endpoints by which their peers may know it.
 
 use std::sync::Arc;
 
 use multirail_spi::{Error, ErrorKind, PeerSlot, Result};
 
-use super::slot::{Known, Slot, There};
+use super::slot::{Known, RemoteAddress, Slot};
 use crate::addresses::Addresses;
-use crate::tag::Seat;
+use crate::tag::PeerTag;
 
 /// Bytes of a card's address that name a queue pair: its GID and number (`efa_ep_addr`); its key follows.
 const QUEUE_PAIR: usize = 18;
 
-/// A lane that peers may know.
+/// An endpoint that peers may know.
 pub(super) struct Open {
     pub(super) number: u32,
     /// By which peers reach it.
@@ -23,16 +23,16 @@ pub(super) struct Open {
 pub(super) struct Table {
     pub(super) slots: Vec<Slot>,
     /// Of who has each slot, or had it last.
-    pub(super) seats: Vec<Seat>,
+    pub(super) peer_tags: Vec<PeerTag>,
     /// The newest last: two while the endpoint moves, else one.
-    pub(super) lanes: Vec<Open>,
+    pub(super) endpoints: Vec<Open>,
 }
 
 impl Table {
     pub(super) fn newest(&self) -> Result<(u32, Vec<u8>)> {
-        let lane = self.lanes.last();
+        let endpoint = self.endpoints.last();
         let gone = || Error::new(ErrorKind::DeviceLost, "connect", "the device does not work any more");
-        lane.map(|lane| (lane.number, lane.name.clone())).ok_or_else(gone)
+        endpoint.map(|endpoint| (endpoint.number, endpoint.name.clone())).ok_or_else(gone)
     }
 
     /// Whether all connections to that address end, and some have not yet. There may be several, where two
@@ -52,24 +52,24 @@ impl Table {
 
     /// Whether a live peer, in another process and another slot than `slot`, has that address. Several slots of one
     /// process may share it, where two sides have connected to each other.
-    pub(super) fn is_anothers(&self, slot: PeerSlot, there: &There) -> bool {
+    pub(super) fn is_anothers(&self, slot: PeerSlot, there: &RemoteAddress) -> bool {
         let others = (0_u32..).zip(&self.slots).filter(|(index, _)| *index != slot.0);
         let mut known = others
             .filter_map(|(_, other)| if let Slot::Up(known) = other { Some(&known.there) } else { None });
         known.any(|known| known.address == there.address && known.process != there.process)
     }
 
-    /// Inserts a peer that knows `lane` into every lane.
-    pub(super) fn know(&self, slot: PeerSlot, lane: u32, there: There) -> Result<Known> {
+    /// Inserts a peer that knows `endpoint` into every endpoint.
+    pub(super) fn know(&self, slot: PeerSlot, endpoint: u32, there: RemoteAddress) -> Result<Known> {
         let (mut address, mut ahead) = (None, None);
-        for open in &self.lanes {
-            let inserted = Some(open.addresses.insert(slot.0, &there.address, self.lanes.len() == 1)?);
-            match open.number == lane {
+        for open in &self.endpoints {
+            let inserted = Some(open.addresses.insert(slot.0, &there.address, self.endpoints.len() == 1)?);
+            match open.number == endpoint {
                 true => address = inserted,
-                false if open.number > lane => ahead = inserted,
+                false if open.number > endpoint => ahead = inserted,
                 false => {}
             }
         }
-        Ok(Known { there, lane, address, ahead, moves: 0 })
+        Ok(Known { there, endpoint, address, ahead, moves: 0 })
     }
 }

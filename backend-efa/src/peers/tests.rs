@@ -21,9 +21,9 @@ fn a_number_given_anew_is_told() {
 fn an_address_is_one_process() {
     let at = |number, process| {
         let landing = Landing { base: 0, key: 0 };
-        There { address: address(number, 10), process, seat: Seat::first(0), landing }
+        RemoteAddress { address: address(number, 10), process, peer_tag: PeerTag::first(0), landing }
     };
-    let known = |there| Slot::Up(Known { there, lane: 0, address: Some(0), ahead: None, moves: 0 });
+    let known = |there| Slot::Up(Known { there, endpoint: 0, address: Some(0), ahead: None, moves: 0 });
     let mut table = Table { slots: vec![known(at(1, 7)), Slot::Offered(0)], ..Table::default() };
     let slot = PeerSlot(1);
     assert!(table.is_anothers(slot, &at(1, 8)));
@@ -31,5 +31,5 @@ fn an_address_is_one_process() {
     assert!(!table.is_anothers(slot, &at(2, 8)));
     assert!(!table.is_anothers(PeerSlot(0), &at(1, 8)), "it is its own");
     table.slots[0] = Slot::Leaving(Some(address(1, 10)));
-    assert!(!table.is_anothers(slot, &at(1, 8)), "the former one is gone");
+    assert!(!table.is_anothers(slot, &at(1, 8)), "the retiring one is gone");
 }

@@ -1,4 +1,4 @@
-//! What is said of a failure.
+//! The text of a failure.
 
 use std::ffi::{CStr, c_void};
 
@@ -9,20 +9,20 @@ use crate::library::library;
 use crate::objects::Device;
 use crate::queues::Queues;
 
-/// The provider's words for the last failure, with its number.
+/// The provider's text for the last failure, with its number.
 #[derive(Default)]
-pub(crate) struct Words {
+pub(crate) struct ErrorText {
     code: i32,
     words: String,
 }
 
-impl Words {
-    /// Keeps `words` for the error `code`.
+impl ErrorText {
+    /// Keeps the provider's text for the error `code`.
     pub(crate) fn of(code: i32, words: String) -> Self {
         Self { code: code.abs(), words }
     }
 
-    /// What `status`, which a device says, means beyond its kind.
+    /// The text of a device's `status`, beyond its kind.
     pub(crate) fn describe(&self, status: Status, device: &Device) -> String {
         let Ok(library) = library() else { return String::new() };
         let why = match status.code {
@@ -40,8 +40,8 @@ impl Words {
     }
 }
 
-/// The provider's words for one of its numbers, of a completion with such `data` or none. The event
-/// queue's own call would read them as errnos (prov/util, `ofi_eq_strerror`).
+/// The provider's text for one of its error numbers; `data` is the completion's error data, or null. The call of the event
+/// queue would read such a number as an errno (prov/util, `ofi_eq_strerror`).
 pub(crate) fn provider(queues: &Queues, number: i32, data: *mut c_void) -> String {
     let mut buf = [0; 256];
     // SAFETY: the number is the provider's; the buffer is as long as said.
