@@ -4,7 +4,7 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use backend_efa::{Efa, EfaConfig};
+use multirail_efa::{Efa, EfaConfig};
 use multirail_spi::{Backend, DomainSetup, EndpointConfig, SystemClock};
 
 /// Files of this process as the provider itself would name them, which are removed in the end.

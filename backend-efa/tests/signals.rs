@@ -6,7 +6,7 @@ use std::ptr::{null, null_mut};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use backend_efa::{Efa, EfaConfig};
+use multirail_efa::{Efa, EfaConfig};
 use multirail_spi::{Backend, DomainSetup, EndpointConfig, SystemClock};
 
 extern "C" fn ours(_: c_int) {}
@@ -84,7 +84,7 @@ fn dispositions_stay() {
     settle();
     let before = all();
     let changed = watched(|| open("efa"));
-    if let Err(why) = backend_efa::libfabric_version() {
+    if let Err(why) = multirail_efa::libfabric_version() {
         return eprintln!("skipped: {why}");
     }
     assert_eq!(changed, [], "signals had another disposition while libfabric was loaded");

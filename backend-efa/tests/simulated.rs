@@ -10,7 +10,7 @@ use std::sync::{Arc, mpsc};
 use std::task::Poll;
 use std::time::{Duration, Instant};
 
-use backend_efa::EfaConfig;
+use multirail_efa::EfaConfig;
 use multirail_spi::{
     Access, Batch, Completions, EndpointConfig, ErrorKind, Event, HostBuffer, Memory, MemoryRegion,
     ReceiveRequest, WorkKind, WorkRequest,
@@ -228,7 +228,7 @@ struct Offer {
 #[test]
 fn an_address_is_one_live_process() {
     let Some((here, mut there)) = cards("efa") else { return };
-    if backend_efa::libfabric_version().is_ok_and(|version| version < (1, 18)) {
+    if multirail_efa::libfabric_version().is_ok_and(|version| version < (1, 18)) {
         return eprintln!("skipped: libfabric 1.17 emulates writes, with 8 bytes of completion data");
     }
     let connector = there.domain.connector();

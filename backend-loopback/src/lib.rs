@@ -17,7 +17,7 @@
 //! and `refusal` says why the kernel does not.
 //!
 //! ```
-//! use backend_loopback::Loopback;
+//! use multirail_loopback::Loopback;
 //! use multirail_spi::Backend;
 //!
 //! assert_eq!(Loopback::new().probe().unwrap()[0].name, "lo0");

@@ -5,7 +5,7 @@ mod common;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::Poll;
 
-use backend_loopback::LoopbackConfig;
+use multirail_loopback::LoopbackConfig;
 use common::*;
 use multirail_spi::{Access, ErrorKind, *};
 

@@ -4,7 +4,7 @@ mod common;
 
 use std::time::Duration;
 
-use backend_loopback::{LinkModel, LoopbackConfig};
+use multirail_loopback::{LinkModel, LoopbackConfig};
 use common::*;
 use multirail_spi::{Access, Clock, ErrorKind, Memory, Time, *};
 
@@ -126,7 +126,7 @@ fn half_batches_are_halves() {
 /// With a worker thread in real time: whoever refused at random announces when to ask again.
 #[test]
 fn a_worker_asks_again_after_a_burst() {
-    use backend_loopback::Loopback;
+    use multirail_loopback::Loopback;
     use transport_core::{FabricBuilder, TransportConfig};
     let link = LinkModel {
         send_depth: Some(2),

@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use backend_loopback::{LinkModel, Loopback, LoopbackConfig};
+use multirail_loopback::{LinkModel, Loopback, LoopbackConfig};
 use multirail_spi::{Access, ErrorKind, VirtualClock};
 use transport_core::observe::{Dump, OperationKind, Recording, Wait, What, WorkerState};
 use transport_core::{Fabric, FabricBuilder, Op, Peer, Region, RemoteRegion, TransportConfig, WriteOptions};

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use backend_loopback::{Loopback, LoopbackConfig};
+use multirail_loopback::{Loopback, LoopbackConfig};
 use multirail_spi::{Access, Backend, ErrorKind, HostBuffer, Memory};
 use topology::{Address, Description};
 use transport_core::{Fabric, FabricBuilder, RailGroups, TransportConfig, Workers};

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use backend_loopback::{Loopback, LoopbackConfig};
+use multirail_loopback::{Loopback, LoopbackConfig};
 use multirail_spi::{Access, ErrorKind};
 use transport_core::{
     Fabric, FabricBuilder, Pages, Peer, Pinning, TransportConfig, Workers, WriteOptions, wait,

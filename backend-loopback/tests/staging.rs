@@ -4,7 +4,7 @@ mod common;
 
 use std::task::Poll;
 
-use backend_loopback::{LoopbackConfig, Staging};
+use multirail_loopback::{LoopbackConfig, Staging};
 use common::*;
 use limit::Limit;
 use multirail_spi::{Access, ErrorKind, Memory, *};

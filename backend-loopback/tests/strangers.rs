@@ -7,7 +7,7 @@ use std::os::fd::OwnedFd;
 use std::os::unix::process::CommandExt;
 use std::process::Command;
 
-use backend_loopback::LoopbackConfig;
+use multirail_loopback::LoopbackConfig;
 use common::*;
 use multirail_spi::ErrorKind;
 use rustix::net::sockopt::{Timeout, set_socket_timeout};

@@ -3,7 +3,7 @@
 
 mod common;
 
-use backend_loopback::LoopbackConfig;
+use multirail_loopback::LoopbackConfig;
 use common::*;
 use multirail_spi::{ErrorKind, KeyMaterial};
 

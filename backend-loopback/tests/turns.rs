@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use backend_loopback::{LinkModel, Loopback, LoopbackConfig};
+use multirail_loopback::{LinkModel, Loopback, LoopbackConfig};
 use multirail_spi::{Access, VirtualClock};
 use transport_core::{Fabric, FabricBuilder, TransportConfig};
 

@@ -6,7 +6,7 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
-use backend_verbs::Verbs;
+use multirail_verbs::Verbs;
 use multirail_spi::{Access, Backend, Error, ErrorKind, HostBuffer, Mapping, Memory, MemoryKind, Result};
 use pollster::block_on;
 use rustix::mm::{MprotectFlags, mprotect};

@@ -8,7 +8,7 @@ use std::process::Command;
 use std::sync::Arc;
 use std::time::Duration;
 
-use backend_verbs::{Verbs, VerbsConfig};
+use multirail_verbs::{Verbs, VerbsConfig};
 use multirail_spi::{Access, Backend, Error, ErrorKind, Memory, MemoryKind};
 use pollster::block_on;
 use topology::Address;

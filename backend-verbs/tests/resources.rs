@@ -9,7 +9,7 @@ use std::process::Command;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use backend_verbs::{Verbs, VerbsConfig};
+use multirail_verbs::{Verbs, VerbsConfig};
 use multirail_spi::{
     Access, Backend, Completions, DeviceInfo, DomainSetup, EndpointConfig, Error, ErrorKind, Event,
     SystemClock,

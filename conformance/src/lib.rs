@@ -5,7 +5,7 @@
 //!
 //! ```ignore
 //! fn main() -> std::process::ExitCode {
-//!     conformance::main(vec![std::sync::Arc::new(MyBackend)])
+//!     multirail_conformance::main(vec![std::sync::Arc::new(MyBackend)])
 //! }
 //! ```
 //!

@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use backend_efa::{Efa, EfaConfig};
 use backend_loopback::{LinkModel, Loopback, LoopbackConfig};
-use conformance::{Shape, Subject, Tag, Variant};
+use multirail_conformance::{Shape, Subject, Tag, Variant};
 use transport_core::TransportConfig;
 use transport_core::spi::Backend;
 
@@ -104,7 +104,7 @@ impl Subject for Auto {
 
 fn main() -> ExitCode {
     let pair = |name, first, shared, ahead| Arc::new(Auto { name, first, shared, ahead }) as Arc<dyn Subject>;
-    conformance::main(vec![
+    multirail_conformance::main(vec![
         pair("loopback-ahead-of-tcp", Kind::Loopback, Kind::Tcp, true),
         pair("loopback-and-tcp", Kind::Loopback, Kind::Tcp, false),
         pair("tcp-and-loopback", Kind::Tcp, Kind::Loopback, false),

@@ -5,7 +5,7 @@ use std::process::ExitCode;
 use std::sync::{Arc, OnceLock};
 
 use backend_efa::{Efa, EfaConfig};
-use conformance::{Shape, Subject, Tag, Variant};
+use multirail_conformance::{Shape, Subject, Tag, Variant};
 use transport_core::spi::{Backend, Operations};
 use transport_core::{FabricBuilder, TransportConfig, TransportInfo};
 
@@ -124,5 +124,5 @@ fn main() -> ExitCode {
             }
         }
     }
-    conformance::main(subjects)
+    multirail_conformance::main(subjects)
 }

@@ -5,7 +5,7 @@ use std::process::ExitCode;
 use std::sync::Arc;
 
 use backend_efa::{Efa, EfaConfig};
-use conformance::{Shape, Subject, Tag, Variant};
+use multirail_conformance::{Shape, Subject, Tag, Variant};
 use transport_core::TransportConfig;
 use transport_core::spi::Backend;
 
@@ -86,5 +86,5 @@ fn main() -> ExitCode {
     let subjects = ["tcp", "tcp;ofi_rxm", "shm"]
         .into_iter()
         .flat_map(|provider| [subject(provider, 1), subject(provider, 4)]);
-    conformance::main(subjects.collect())
+    multirail_conformance::main(subjects.collect())
 }

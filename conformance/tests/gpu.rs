@@ -6,7 +6,7 @@ use std::process::ExitCode;
 use std::sync::Arc;
 
 use backend_loopback::{Loopback, LoopbackConfig};
-use conformance::{KnownFailure, Shape, Side, Subject, Variant};
+use multirail_conformance::{KnownFailure, Shape, Side, Subject, Variant};
 use cuda::{CudaMemory, Device};
 use staging::{Staged, Staging};
 use transport_core::{Memory, TransportConfig};
@@ -96,7 +96,7 @@ fn main() -> ExitCode {
         Ok(gpus) => gpus,
         Err(why) => {
             let subjects = SUBJECTS.map(|(name, _)| (name, (|| ()) as fn()));
-            return conformance::run_or_skip(Some(why.to_string()), &subjects);
+            return multirail_conformance::run_or_skip(Some(why.to_string()), &subjects);
         }
     };
     for gpu in &gpus {
@@ -107,5 +107,5 @@ fn main() -> ExitCode {
         }
     }
     let subject = |(name, sides)| Arc::new(GpuMemory { name, sides, gpus: gpus.clone() }) as Arc<dyn Subject>;
-    conformance::main(SUBJECTS.map(subject).into())
+    multirail_conformance::main(SUBJECTS.map(subject).into())
 }

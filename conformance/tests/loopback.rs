@@ -7,7 +7,7 @@ use std::process::ExitCode;
 use std::sync::Arc;
 
 use backend_loopback::{Loopback, LoopbackConfig, Staging};
-use conformance::{Shape, Subject, Tag, Variant};
+use multirail_conformance::{Shape, Subject, Tag, Variant};
 use transport_core::TransportConfig;
 
 /// What makes no sense where all is staged, by trial.
@@ -57,7 +57,7 @@ fn main() -> ExitCode {
     let subject = |rails, staging, name: &str| {
         Arc::new(LoopbackDevices { rails, staging, name: name.into() }) as Arc<dyn Subject>
     };
-    conformance::main(vec![
+    multirail_conformance::main(vec![
         subject(1, Staging::Never, "loopback-x1"),
         subject(2, Staging::Never, "loopback-x2"),
         subject(4, Staging::Never, "loopback-x4"),

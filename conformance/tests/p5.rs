@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use backend_loopback::{LinkModel, Loopback, LoopbackConfig};
-use conformance::{Shape, Subject, Tag, Variant};
+use multirail_conformance::{Shape, Subject, Tag, Variant};
 use transport_core::TransportConfig;
 use transport_core::spi::{Backend, DeviceInfo};
 
@@ -87,5 +87,5 @@ fn card(shape: Shape) -> LinkModel {
 }
 
 fn main() -> ExitCode {
-    conformance::main(vec![Arc::new(P5)])
+    multirail_conformance::main(vec![Arc::new(P5)])
 }

@@ -5,7 +5,7 @@ use std::process::{Command, ExitCode, Output};
 use std::sync::Arc;
 
 use backend_loopback::{Loopback, LoopbackConfig};
-use conformance::{Shape, Subject, Tag, Variant};
+use multirail_conformance::{Shape, Subject, Tag, Variant};
 use transport_core::TransportConfig;
 
 /// Set in the suite's process: the seeds that fail.
@@ -98,7 +98,7 @@ fn check() -> Result<(), String> {
 fn main() -> ExitCode {
     if let Ok(broken) = std::env::var(BROKEN) {
         let broken = broken.split(',').filter_map(|seed| seed.parse().ok()).collect();
-        return conformance::main(vec![Arc::new(Broken(broken))]);
+        return multirail_conformance::main(vec![Arc::new(Broken(broken))]);
     }
     // As a test of a harness, for those who list and filter.
     let arguments = libtest_mimic::Arguments::from_args();

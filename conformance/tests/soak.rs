@@ -14,7 +14,7 @@ use std::time::Duration;
 use backend_efa::{Efa, EfaConfig};
 use backend_loopback::{Loopback, LoopbackConfig};
 use backend_verbs::Verbs;
-use conformance::{Shape, Soaking, Subject, Tag, is_helper, soak};
+use multirail_conformance::{Shape, Soaking, Subject, Tag, is_helper, soak};
 use transport_core::TransportConfig;
 use transport_core::spi::Backend;
 

@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use backend_efa::{Efa, EfaConfig};
 use backend_loopback::{Loopback, LoopbackConfig};
-use conformance::{Shape, Subject, Tag, Variant};
+use multirail_conformance::{Shape, Subject, Tag, Variant};
 use staging::{Staged, Staging};
 use transport_core::TransportConfig;
 use transport_core::spi::Backend;
@@ -77,7 +77,7 @@ impl Subject for Devices {
 
 fn main() -> ExitCode {
     let subject = |name, provider, rails| Arc::new(Devices { name, provider, rails }) as Arc<dyn Subject>;
-    conformance::main(vec![
+    multirail_conformance::main(vec![
         subject("staged-x1", None, 1),
         subject("staged-x2", None, 2),
         subject("staged-tcp", Some("tcp"), 1),

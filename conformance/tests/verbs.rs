@@ -6,7 +6,7 @@ use std::process::ExitCode;
 use std::sync::Arc;
 
 use backend_verbs::{Verbs, VerbsConfig};
-use conformance::{Shape, Subject, Tag, Variant};
+use multirail_conformance::{Shape, Subject, Tag, Variant};
 use staging::{Staged, Staging};
 use transport_core::TransportConfig;
 use transport_core::spi::Backend;
@@ -50,7 +50,7 @@ impl Subject for Cards {
             return Err(format!("there are {} cards, and {} are needed", devices.len(), shape.rails));
         }
         // A helper takes what this process does not.
-        if conformance::is_helper() {
+        if multirail_conformance::is_helper() {
             devices.reverse();
         }
         devices.truncate(shape.rails as usize);
@@ -60,7 +60,7 @@ impl Subject for Cards {
 
 fn main() -> ExitCode {
     let cards = |here, there| {
-        let queue_pairs = if conformance::is_helper() { there } else { here };
+        let queue_pairs = if multirail_conformance::is_helper() { there } else { here };
         Arc::new(Verbs::with(VerbsConfig::default().queue_pairs(queue_pairs)))
     };
     let subject =
@@ -80,5 +80,5 @@ fn main() -> ExitCode {
             Vec::new()
         }
     };
-    conformance::main(subjects)
+    multirail_conformance::main(subjects)
 }

@@ -9,7 +9,7 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use cuda::{CudaMemory, Device, Mover, PlainCopy, Reach};
+use multirail_cuda::{CudaMemory, Device, Mover, PlainCopy, Reach};
 use multirail_spi::{Memory, Result};
 
 const TOTAL: usize = 1 << 30;

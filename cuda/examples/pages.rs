@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use backend_loopback::Loopback;
-use cuda::{CudaMemory, Device};
+use multirail_cuda::{CudaMemory, Device};
 use multirail_spi::{Access, Result};
 use transport_core::{Fabric, FabricBuilder, Pages, Region, TransportConfig};
 

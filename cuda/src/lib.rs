@@ -14,7 +14,7 @@
 //! - [`CudaWord`]: a word that a stream waits for, or begins a transfer by.
 //!
 //! ```
-//! use cuda::{CudaMemory, Device};
+//! use multirail_cuda::{CudaMemory, Device};
 //! # fn main() -> multirail_spi::Result<()> {
 //! let devices = match Device::all() {
 //!     Ok(devices) => devices,

@@ -5,7 +5,7 @@ mod gpus;
 use std::process::ExitCode;
 use std::sync::Arc;
 
-use cuda::{CudaMemory, Device, End, PinnedBuffer, PlainCopy};
+use multirail_cuda::{CudaMemory, Device, End, PinnedBuffer, PlainCopy};
 use multirail_spi::{ErrorKind, Memory};
 
 const LEN: usize = 3 << 20;

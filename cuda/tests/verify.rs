@@ -4,7 +4,7 @@ mod gpus;
 
 use std::process::ExitCode;
 
-use cuda::{CudaMemory, Device};
+use multirail_cuda::{CudaMemory, Device};
 use multirail_spi::ErrorKind;
 
 fn only_whole_pages_are_compared() {

@@ -10,7 +10,7 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use backend_loopback::Loopback;
-use cuda::{CudaWord, Device, RawStream};
+use multirail_cuda::{CudaWord, Device, RawStream};
 use cudarc::driver::sys;
 use multirail_spi::{Access, Signal};
 use transport_core::{

@@ -14,9 +14,9 @@
 //! - [`fixture`]: a description as the files that the readers read, for tests without such a host.
 //!
 //! ```
-//! # fn main() -> Result<(), topology::Error> {
-//! let p5 = topology::Description::p5().machine()?;
-//! let groups = topology::rail_groups(&p5);
+//! # fn main() -> Result<(), multirail_topology::Error> {
+//! let p5 = multirail_topology::Description::p5().machine()?;
+//! let groups = multirail_topology::rail_groups(&p5);
 //! assert_eq!(groups.len(), 8);
 //! assert_eq!(groups[0].cards.len(), 4);
 //! assert_eq!(groups[3].core, Some(36));

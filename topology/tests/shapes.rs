@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use topology::{
+use multirail_topology::{
     Address, Described, DescribedNode, Description, Distance, Machine, RailGroup, rail_groups, rail_groups_of,
 };
 
@@ -39,7 +39,7 @@ fn groups(machine: &Machine) -> Vec<RailGroup> {
 
 fn check(machine: &Machine, groups: Vec<RailGroup>) -> Vec<RailGroup> {
     let gpus: Vec<Address> = groups.iter().flat_map(|group| group.gpus.iter().copied()).collect();
-    let all: BTreeSet<Address> = machine.of_kind(topology::Kind::Gpu).map(|gpu| gpu.address).collect();
+    let all: BTreeSet<Address> = machine.of_kind(multirail_topology::Kind::Gpu).map(|gpu| gpu.address).collect();
     if !groups.is_empty() {
         assert_eq!((gpus.len(), gpus.into_iter().collect()), (all.len(), all), "every GPU, once");
     }
@@ -206,7 +206,7 @@ fn a_laptop_without_cards_has_no_groups() {
     put(&mut host, "0000:00/00:02.0".into(), "0300", "8086:46a6", None);
     put(&mut host, "0000:00/00:1d.0/01:00.0".into(), "0108", "144d:a80a", None);
     assert_eq!(groups(&host.machine().unwrap()), []);
-    let bare = Machine::new(Vec::new(), Vec::new(), Vec::new(), topology::Cpus::default());
+    let bare = Machine::new(Vec::new(), Vec::new(), Vec::new(), multirail_topology::Cpus::default());
     assert_eq!(groups(&bare), []);
 }
 

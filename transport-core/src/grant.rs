@@ -73,7 +73,7 @@ pub struct Applicant<'a> {
 ///
 /// ```
 /// use std::sync::Arc;
-/// use transport_core::{Admission, Applicant, EvenShares, FabricBuilder, Grant};
+/// use multirail_core::{Admission, Applicant, EvenShares, FabricBuilder, Grant};
 ///
 /// /// Prefill hosts may send as much as there is room for, all others 64 imms at a time
 /// /// and 8 MiB.

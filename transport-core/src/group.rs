@@ -19,7 +19,7 @@ use crate::{Error, ErrorKind, Peer, PeerId, Result};
 ///
 /// ```
 /// # use std::time::Duration;
-/// # use transport_core::{Peer, PeerGroup, Region, RemoteRegion, Result, WriteOptions};
+/// # use multirail_core::{Peer, PeerGroup, Region, RemoteRegion, Result, WriteOptions};
 /// # fn spread(peers: Vec<Peer>, weights: &Region, shards: &[RemoteRegion]) -> Result<()> {
 /// let group = PeerGroup::new(peers)?;
 /// // The i-th peer gets the i-th share, and then imm 7.

@@ -25,7 +25,7 @@
 //! plane beside it.
 //!
 //! ```
-//! use transport_core::{Pages, imm_count};
+//! use multirail_core::{Pages, imm_count};
 //!
 //! // Pages 4, 0 and 9 of a region, 8 KiB apart, behind a header of 512 bytes.
 //! let pages = Pages::new([4, 0, 9]).stride(8192).offset(512);

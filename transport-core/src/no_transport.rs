@@ -7,9 +7,9 @@ use std::fmt;
 ///
 /// ```
 /// use std::error::Error;
-/// use transport_core::NoCommonTransport;
+/// use multirail_core::NoCommonTransport;
 ///
-/// fn offers(error: &transport_core::Error) -> Option<&NoCommonTransport> {
+/// fn offers(error: &multirail_core::Error) -> Option<&NoCommonTransport> {
 ///     let chain = std::iter::successors(error.source(), |error| (*error).source());
 ///     chain.filter_map(|error| error.downcast_ref()).next()
 /// }

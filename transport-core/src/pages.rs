@@ -12,7 +12,7 @@ use crate::{Error, ErrorKind, Result};
 /// a list is made from: a range, an array, a slice or a `Vec` of `u32`. An iterator is collected:
 ///
 /// ```
-/// # use transport_core::{Pages, Peer, Region, RemoteRegion, Result};
+/// # use multirail_core::{Pages, Peer, Region, RemoteRegion, Result};
 /// # fn hand_over(peer: &Peer, cache: &Region, theirs: &RemoteRegion) -> Result<()> {
 /// const PAGE: usize = 64 << 10;
 /// peer.write_pages(cache, 8..16, theirs, [3, 1, 4, 15, 9, 2, 6, 5], PAGE)?.detach();
@@ -36,7 +36,7 @@ impl Pages {
     /// The pages of these indices, in this order, one page size apart.
     ///
     /// ```
-    /// # use transport_core::Pages;
+    /// # use multirail_core::Pages;
     /// assert_eq!(Pages::new([7, 1, 3]).len(), 3);
     /// assert_eq!(Pages::new(10..20).len(), 10);
     /// assert_eq!(Pages::new(&vec![1, 2][..]).len(), 2);

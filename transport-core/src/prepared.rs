@@ -30,7 +30,7 @@ impl Peer {
     ///
     /// ```
     /// # use std::time::Duration;
-    /// # use transport_core::{Peer, Region, RemoteRegion, Pages, WriteOptions, Result};
+    /// # use multirail_core::{Peer, Region, RemoteRegion, Pages, WriteOptions, Result};
     /// # fn hand_over(peer: &Peer, cache: &Region, theirs: &RemoteRegion) -> Result<()> {
     /// let (from, to) = (Pages::new([7, 1, 3]), Pages::new([0, 1, 2]));
     /// let options = WriteOptions::new().imm(1);

@@ -5,7 +5,7 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
-use backend_efa::{Efa, EfaConfig};
+use multirail_efa::{Efa, EfaConfig};
 use multirail_spi::{
     Access, Backend, Domain, DomainSetup, Endpoint, EndpointConfig, HostBuffer, Memory, MemoryRegion,
     PeerSlot, RemoteMemory, SystemClock, WorkKind, WorkRequest, copy::CopyStrategy,

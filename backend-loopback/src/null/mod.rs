@@ -26,7 +26,7 @@ pub use switch::Switch;
 ///
 /// ```
 /// use std::sync::Arc;
-/// use backend_loopback::Null;
+/// use multirail_loopback::Null;
 /// use transport_core::{Access, FabricBuilder, TransportConfig};
 /// # fn main() -> multirail_spi::Result<()> {
 /// let open = || {

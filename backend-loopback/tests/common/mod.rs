@@ -4,7 +4,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use backend_loopback::{Loopback, LoopbackConfig};
+use multirail_loopback::{Loopback, LoopbackConfig};
 use limit::Limit;
 use multirail_spi::{Access, Error, HostBuffer, Memory, VirtualClock, copy::CopyStrategy, *};
 

@@ -6,7 +6,7 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
 
-use backend_loopback::{GpuSide, LoopbackConfig};
+use multirail_loopback::{GpuSide, LoopbackConfig};
 use cuda::Device;
 use multirail_spi::{Access, ErrorKind, HostBuffer, Memory};
 use pair::{BOTH, Pair, Place, builder, connected, content, fabrics, pairs, region};

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use backend_loopback::{Loopback, LoopbackConfig};
+use multirail_loopback::{Loopback, LoopbackConfig};
 use cuda::{CudaMemory, Device};
 use multirail_spi::{Access, ErrorKind, HostBuffer, Memory};
 use transport_core::{Fabric, FabricBuilder, Peer, Region, RemoteRegion, TransportConfig};

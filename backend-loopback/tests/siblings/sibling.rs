@@ -5,7 +5,7 @@ use std::io::Write;
 use std::sync::Arc;
 use std::time::Duration;
 
-use backend_loopback::Loopback;
+use multirail_loopback::Loopback;
 use multirail_spi::{Access, Error, HostBuffer, Result};
 use rustix::process::{DumpableBehavior, set_dumpable_behavior};
 use transport_core::{

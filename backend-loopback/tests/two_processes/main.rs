@@ -9,7 +9,7 @@ mod warm;
 use std::io::Write;
 use std::time::{Duration, Instant};
 
-use backend_loopback::LoopbackConfig;
+use multirail_loopback::LoopbackConfig;
 use common::*;
 use limit::Limit;
 use multirail_spi::{Access, ErrorKind, Memory, *};

@@ -22,7 +22,7 @@ fn faults(run: impl FnOnce()) -> u64 {
 
 /// Of several tries the best: the kernel may take a page back at any time.
 pub fn what_is_warm_faults_no_more() {
-    let mut a = node(backend_loopback::LoopbackConfig::default(), 1);
+    let mut a = node(multirail_loopback::LoopbackConfig::default(), 1);
     let source = a.held(crate::LEN, Access::LOCAL);
     source.fill(1);
     let small = a.held(65536, Access::LOCAL);

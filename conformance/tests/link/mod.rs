@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use backend_loopback::LinkModel;
-use conformance::Variant;
+use multirail_conformance::Variant;
 
 pub fn of(variant: Variant) -> LinkModel {
     let link = LinkModel::default();

@@ -1,6 +1,6 @@
 //! Whether there is a GPU.
 
-use cuda::Device;
+use multirail_cuda::Device;
 use multirail_spi::ErrorKind;
 
 /// Why there is no GPU; `None` where there is one.

@@ -3,7 +3,7 @@
 
 use std::ptr::{null, null_mut};
 
-use libfabric_sys::{FI_EP_RDM, Library, LoadError, version};
+use multirail_libfabric_sys::{FI_EP_RDM, Library, LoadError, version};
 
 #[test]
 fn what_is_no_libfabric_is_said() {

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use topology::{Description, Error};
+use multirail_topology::{Description, Error};
 
 fn assert_names<T>(result: Result<T, Error>, path: &Path) -> String {
     let why = result.map(drop).unwrap_err().to_string();
@@ -26,7 +26,7 @@ mod sysfs {
     use std::fs;
     use std::os::unix::fs::symlink;
 
-    use topology::{fixture, sysfs};
+    use multirail_topology::{fixture, sysfs};
 
     use super::assert_names;
 
@@ -98,7 +98,7 @@ mod sysfs {
 
 #[cfg(feature = "hwloc")]
 mod hwloc {
-    use topology::{fixture, hwloc};
+    use multirail_topology::{fixture, hwloc};
 
     use super::assert_names;
 

@@ -1,6 +1,6 @@
 //! Through an hwloc XML file, and this host by hwloc.
 
-use topology::{Core, Cpus, Function, Machine, Node, fixture, hwloc, sysfs};
+use multirail_topology::{Core, Cpus, Function, Machine, Node, fixture, hwloc, sysfs};
 
 fn from_xml(text: &str) -> Machine {
     let folder = tempfile::tempdir().unwrap();

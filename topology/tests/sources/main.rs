@@ -8,7 +8,7 @@ mod p5;
 #[cfg(unix)]
 mod sysfs;
 
-use topology::{Address, Core, Cpus, Description, Machine, Node, RailGroup};
+use multirail_topology::{Address, Core, Cpus, Description, Machine, Node, RailGroup};
 
 /// The built-in description's machine.
 fn p5() -> Machine {
@@ -27,7 +27,7 @@ fn rich() -> Machine {
     switch.root = "10ab:00".parse().unwrap();
     switch.bridges = vec![at("10ab:00:02.0")];
     (switch.class, switch.vendor, switch.device) = (0x0680, 0x10de, 0x22a3);
-    switch.kind = topology::Kind::Bridge;
+    switch.kind = multirail_topology::Kind::Bridge;
     let mut bridge = switch.clone();
     (bridge.address, bridge.bridges) = (switch.bridges[0], Vec::new());
     bridge.class = 0x0604;
@@ -54,7 +54,7 @@ fn nodeless() -> Machine {
 }
 
 fn groups(machine: &Machine) -> Vec<RailGroup> {
-    let groups = topology::rail_groups(machine);
+    let groups = multirail_topology::rail_groups(machine);
     assert_eq!(groups.len(), 8);
     groups
 }

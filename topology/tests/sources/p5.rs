@@ -4,7 +4,7 @@ use std::fs;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 
-use topology::{Address, RailGroup, Root, fixture, sysfs};
+use multirail_topology::{Address, RailGroup, Root, fixture, sysfs};
 
 /// A file of a p5, if it is here.
 fn file(name: &str) -> Option<PathBuf> {
@@ -28,14 +28,14 @@ fn assert_as_described(groups: &[RailGroup]) {
 #[cfg(feature = "hwloc")]
 fn the_hwloc_file_of_a_p5_is_as_described() {
     let Some(path) = file("hwloc-p5.48xlarge.xml") else { return };
-    let machine = topology::hwloc::read(&path).unwrap();
+    let machine = multirail_topology::hwloc::read(&path).unwrap();
     let described = super::p5();
     assert_eq!((&machine.nodes, &machine.cores), (&described.nodes, &described.cores));
     assert_eq!(machine.allowed, described.allowed);
     for function in &described.functions {
         assert_eq!(machine.function(function.address), Some(function));
     }
-    assert_as_described(&topology::rail_groups(&machine));
+    assert_as_described(&multirail_topology::rail_groups(&machine));
 }
 
 #[test]
@@ -74,5 +74,5 @@ fn the_device_listing_of_a_p5_is_as_described() {
         let listed = machine.function(function.address).unwrap();
         assert_eq!((listed.root, &listed.bridges), (function.root, &function.bridges));
     }
-    assert_as_described(&topology::rail_groups(&machine));
+    assert_as_described(&multirail_topology::rail_groups(&machine));
 }

@@ -1,6 +1,6 @@
 //! Through a sysfs tree, and this host's.
 
-use topology::{fixture, sysfs};
+use multirail_topology::{fixture, sysfs};
 
 #[test]
 fn sysfs_carries_all_of_a_machine() {
@@ -18,5 +18,5 @@ fn an_empty_folder_is_a_machine_without_anything() {
     let folder = tempfile::tempdir().unwrap();
     let read = sysfs::read(folder.path()).unwrap();
     assert!(read.functions.is_empty() && read.nodes.is_empty() && read.cores.is_empty());
-    assert!(topology::rail_groups(&read).is_empty());
+    assert!(multirail_topology::rail_groups(&read).is_empty());
 }

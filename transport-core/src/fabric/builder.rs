@@ -186,7 +186,7 @@ impl FabricBuilder {
     /// it serves it, too:
     ///
     /// ```
-    /// # use transport_core::FabricBuilder;
+    /// # use multirail_core::FabricBuilder;
     /// let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     /// let builder = FabricBuilder::new().caller_driven().control_on(runtime.handle().clone());
     /// // ... and beside Fabric::step, every millisecond or so:

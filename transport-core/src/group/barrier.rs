@@ -29,7 +29,7 @@ impl PeerGroup {
     ///
     /// ```
     /// # use std::time::Duration;
-    /// # use transport_core::{PeerGroup, Result};
+    /// # use multirail_core::{PeerGroup, Result};
     /// # async fn rounds(group: &PeerGroup) -> Result<()> {
     /// for round in 0..10 {
     ///     // ... what the others must not see half done ...

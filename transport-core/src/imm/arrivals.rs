@@ -16,7 +16,7 @@ impl ImmCounter {
     /// or [`expect`](Self::expect), which look at what is left.
     ///
     /// ```
-    /// # use transport_core::{Peer, Result};
+    /// # use multirail_core::{Peer, Result};
     /// # async fn pages(peer: &Peer) -> Result<()> {
     /// let (mut arrivals, mut landed) = (peer.imm(1).arrivals(), 0);
     /// while landed < 512 {

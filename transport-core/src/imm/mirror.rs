@@ -32,7 +32,7 @@ impl ImmCounter {
     ///
     /// ```
     /// # use std::sync::{Arc, atomic::AtomicU32};
-    /// # use transport_core::{AtEnd, Peer};
+    /// # use multirail_core::{AtEnd, Peer};
     /// # fn decode(peer: &Peer) {
     /// let word = Arc::new(AtomicU32::new(0)); // Or a `CudaWord`, for which a stream can wait.
     /// let landed = peer.imm(1).mirror(word.clone(), AtEnd::Pass);

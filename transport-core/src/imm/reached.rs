@@ -18,7 +18,7 @@ impl ImmCounter {
     /// Without workers the fabric must be driven for it to be called.
     ///
     /// ```
-    /// # use transport_core::Peer;
+    /// # use multirail_core::Peer;
     /// # fn layers(peer: &Peer) {
     /// let (done, landed) = std::sync::mpsc::channel();
     /// peer.imm(3).on_reached(1, move |result| drop(done.send(result)));

@@ -44,7 +44,7 @@ thread_local! {
 ///
 /// ```
 /// use std::time::Duration;
-/// use transport_core::{ErrorKind, wait};
+/// use multirail_core::{ErrorKind, wait};
 ///
 /// assert_eq!(wait(async { 7 }, Duration::from_secs(1)).unwrap(), 7);
 /// let never = wait(std::future::pending::<()>(), Duration::from_millis(1));

@@ -18,8 +18,8 @@ const ALLOCATE: &str = "allocate p2pmem";
 /// Takes memory of PCI devices: of one, of the one nearest to another device, or of any.
 ///
 /// ```no_run
-/// # fn main() -> transport_core::Result<()> {
-/// use transport_core::P2pAllocator;
+/// # fn main() -> multirail_core::Result<()> {
+/// use multirail_core::P2pAllocator;
 ///
 /// // What the card at 4f:00.0 reaches best; 16 MiB of each provider stay for others.
 /// let allocator = P2pAllocator::this_host()?.near("0000:4f:00.0".parse().unwrap()).reserve(16 << 20);

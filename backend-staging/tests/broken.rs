@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use backend_verbs::Verbs;
 use multirail_spi::ErrorKind;
-use staging::Staging;
+use multirail_staging::Staging;
 use transport_core::{Fabric, Peer, Region, RemoteRegion, WriteOptions};
 
 use fabric::{OPEN, foreign};

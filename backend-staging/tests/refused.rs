@@ -5,7 +5,7 @@ mod fabric;
 
 use backend_efa::{Efa, EfaConfig};
 use multirail_spi::{Access, ErrorKind, Result};
-use staging::Staging;
+use multirail_staging::Staging;
 use transport_core::{Fabric, Pages, Peer, Region, WriteOptions};
 
 use fabric::OPEN;

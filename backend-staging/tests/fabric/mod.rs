@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use multirail_spi::{Access, Backend, DmaBuf, Error, ErrorKind, HostBuffer, Memory, MemoryKind, Result};
-use staging::{Staged, Staging};
+use multirail_staging::{Staged, Staging};
 use transport_core::{Fabric, FabricBuilder, Region, TransportConfig};
 
 pub const OPEN: Access = Access::REMOTE_WRITE.union(Access::REMOTE_READ);
