@@ -37,8 +37,7 @@ pub(crate) struct EfaEndpoint {
     /// Whose those slots are.
     pub(crate) seats: Vec<Seat>,
     seen: u64,
-    /// The control side has changed a slot since the last poll: the caller may have requests for an address that is
-    /// new.
+    /// The control side has changed a slot since the last poll: the caller may hold requests for the new address.
     is_changed: bool,
     /// Slots that wait for their goodbye.
     pub(crate) leaving: Vec<PeerSlot>,
@@ -219,7 +218,8 @@ impl Endpoint for EfaEndpoint {
         let is_over = |peer: &PeerSlot| self.outstanding[peer.0 as usize] == 0;
         let has_more =
             !self.waiting.is_empty() || !self.doubtful.is_empty() || self.leaving.iter().any(is_over);
-        // Nobody tells when a peer has followed; once it has, the caller posts what it holds back for it.
+        // Nothing wakes the caller when a peer has taken the new address. The caller then posts the requests that it
+        // holds for that peer.
         if has_more || self.is_changed || self.former.is_some() || self.slots.contains(&View::Waiting) {
             return Armed::Ready;
         }

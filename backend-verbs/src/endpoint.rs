@@ -53,8 +53,7 @@ pub(crate) struct VerbsEndpoint {
     /// Whether there are slots that wait for their goodbye, or for their next connection.
     has_leaving: bool,
     has_broken: bool,
-    /// The control side has changed a slot since the last poll: the caller may have requests for a connection that is
-    /// new.
+    /// The control side has changed a slot since the last poll: the caller may hold requests for the new connection.
     is_changed: bool,
     pub(crate) requests: usize,
     pub(crate) send_depth: usize,
@@ -275,7 +274,7 @@ impl Endpoint for VerbsEndpoint {
     fn arm(&mut self) -> Armed {
         self.refresh();
         if self.is_lost {
-            // Its channel sends no event any more, and the end of the last join rings nobody.
+            // The channel of a lost device sends no event, and nothing wakes the caller when the last join ends.
             let is_idle = self.waiting.is_empty() && !self.has_leaving;
             return if is_idle { Armed::Unsupported } else { Armed::Ready };
         }
@@ -285,8 +284,8 @@ impl Endpoint for VerbsEndpoint {
         let code = unsafe { ib::ibv_req_notify_cq(card.cq.as_ptr(), 0) };
         // What came before it was asked for tells nobody.
         let is_idle = code == 0 && !self.drain(CHAIN) && self.waiting.is_empty() && self.ending.is_empty();
-        // The worker has to look for the next connection, to post what waits for it, and to look for a goodbye that is
-        // due: none of these rings. A device that was just found to be lost sends no event at all.
+        // The caller has to poll for the next connection, to post what it holds for that one, and for a goodbye that is
+        // due: nothing wakes it for these. A lost device sends no event at all.
         if !is_idle || self.is_changed || self.has_broken || self.has_leaving || self.is_lost {
             return Armed::Ready;
         }
