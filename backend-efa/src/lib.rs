@@ -29,6 +29,7 @@ mod queues;
 mod reaper;
 mod region;
 mod report;
+mod retained;
 mod settings;
 mod settling;
 mod shm;
