@@ -22,6 +22,8 @@ pub(crate) struct Registered {
     lkey: u64,
     key: KeyMaterial,
     memory: Arc<dyn Memory>,
+    /// What peers may do.
+    access: Access,
     device: Arc<Device>,
 }
 
@@ -65,6 +67,7 @@ impl Registered {
             lkey,
             key: KeyMaterial { base, key, len: len as u64 },
             memory,
+            access,
             device: Arc::clone(device),
         })
     }
@@ -97,6 +100,9 @@ impl Drop for Registered {
     fn drop(&mut self) {
         if let Err(error) = self.close() {
             tracing::warn!(%error, "the memory of a region is kept");
+        }
+        if self.access != Access::LOCAL {
+            self.device.retained.retain(Arc::clone(&self.memory));
         }
     }
 }

@@ -5,8 +5,8 @@ mod common;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::Poll;
 
-use multirail_loopback::LoopbackConfig;
 use common::*;
+use multirail_loopback::LoopbackConfig;
 use multirail_spi::{Access, ErrorKind, *};
 
 #[test]

@@ -4,8 +4,8 @@ mod common;
 
 use std::time::Duration;
 
-use multirail_loopback::{LinkModel, LoopbackConfig};
 use common::*;
+use multirail_loopback::{LinkModel, LoopbackConfig};
 use multirail_spi::{Access, Clock, ErrorKind, Memory, Time, *};
 
 fn linked(link: LinkModel, seed: u64) -> (Node, Node, PeerSlot, PeerSlot) {

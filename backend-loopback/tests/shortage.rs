@@ -9,8 +9,8 @@ mod common;
 use std::process::{Command, ExitCode};
 use std::ptr::null_mut;
 
-use multirail_loopback::LoopbackConfig;
 use common::*;
+use multirail_loopback::LoopbackConfig;
 use multirail_spi::{ErrorKind, HostBuffer, Memory};
 use rustix::mm::{MapFlags, ProtFlags};
 

@@ -4,9 +4,9 @@ mod common;
 
 use std::task::Poll;
 
-use multirail_loopback::{LoopbackConfig, Staging};
 use common::*;
 use limit::Limit;
+use multirail_loopback::{LoopbackConfig, Staging};
 use multirail_spi::{Access, ErrorKind, Memory, *};
 
 /// More than a stage holds.

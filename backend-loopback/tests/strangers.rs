@@ -7,8 +7,8 @@ use std::os::fd::OwnedFd;
 use std::os::unix::process::CommandExt;
 use std::process::Command;
 
-use multirail_loopback::LoopbackConfig;
 use common::*;
+use multirail_loopback::LoopbackConfig;
 use multirail_spi::ErrorKind;
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, SocketFlags, SocketType};

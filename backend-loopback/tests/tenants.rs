@@ -3,8 +3,8 @@
 
 mod common;
 
-use multirail_loopback::LoopbackConfig;
 use common::*;
+use multirail_loopback::LoopbackConfig;
 use multirail_spi::{ErrorKind, KeyMaterial};
 
 #[test]

@@ -6,8 +6,8 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
-use multirail_verbs::Verbs;
 use multirail_spi::{Access, Backend, Error, ErrorKind, HostBuffer, Mapping, Memory, MemoryKind, Result};
+use multirail_verbs::Verbs;
 use pollster::block_on;
 use rustix::mm::{MprotectFlags, mprotect};
 use transport_core::{Fabric, FabricBuilder, Peer, Region, TransportConfig};

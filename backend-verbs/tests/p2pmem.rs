@@ -8,8 +8,8 @@ use std::process::Command;
 use std::sync::Arc;
 use std::time::Duration;
 
-use multirail_verbs::{Verbs, VerbsConfig};
 use multirail_spi::{Access, Backend, Error, ErrorKind, Memory, MemoryKind};
+use multirail_verbs::{Verbs, VerbsConfig};
 use pollster::block_on;
 use topology::Address;
 use topology::p2pmem::{Provider, providers};

@@ -9,11 +9,11 @@ use std::process::Command;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use multirail_verbs::{Verbs, VerbsConfig};
 use multirail_spi::{
     Access, Backend, Completions, DeviceInfo, DomainSetup, EndpointConfig, Error, ErrorKind, Event,
     SystemClock,
 };
+use multirail_verbs::{Verbs, VerbsConfig};
 use pollster::block_on;
 use transport_core::{Fabric, FabricBuilder, Listener, Region, TransportConfig};
 

@@ -6,8 +6,8 @@ use std::process::ExitCode;
 use std::sync::Arc;
 
 use backend_loopback::{Loopback, LoopbackConfig};
-use multirail_conformance::{KnownFailure, Shape, Side, Subject, Variant};
 use cuda::{CudaMemory, Device};
+use multirail_conformance::{KnownFailure, Shape, Side, Subject, Variant};
 use staging::{Staged, Staging};
 use transport_core::{Memory, TransportConfig};
 

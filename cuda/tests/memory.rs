@@ -7,8 +7,8 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use backend_loopback::Null;
-use multirail_cuda::{CudaMemory, CudaWord, Device, PinnedBuffer, Reach, WritesOrdering};
 use cudarc::driver::sys;
+use multirail_cuda::{CudaMemory, CudaWord, Device, PinnedBuffer, Reach, WritesOrdering};
 use multirail_spi::{Access, ErrorKind, Memory, MemoryKind, Signal};
 use transport_core::{FabricBuilder, TransportConfig};
 

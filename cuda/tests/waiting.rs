@@ -10,8 +10,8 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use backend_loopback::Loopback;
-use multirail_cuda::{CudaWord, Device, RawStream};
 use cudarc::driver::sys;
+use multirail_cuda::{CudaWord, Device, RawStream};
 use multirail_spi::{Access, Signal};
 use transport_core::{
     AtEnd, Fabric, FabricBuilder, Mirror, Op, Peer, Region, RemoteRegion, TransportConfig, WriteOptions,

@@ -39,7 +39,8 @@ fn groups(machine: &Machine) -> Vec<RailGroup> {
 
 fn check(machine: &Machine, groups: Vec<RailGroup>) -> Vec<RailGroup> {
     let gpus: Vec<Address> = groups.iter().flat_map(|group| group.gpus.iter().copied()).collect();
-    let all: BTreeSet<Address> = machine.of_kind(multirail_topology::Kind::Gpu).map(|gpu| gpu.address).collect();
+    let all: BTreeSet<Address> =
+        machine.of_kind(multirail_topology::Kind::Gpu).map(|gpu| gpu.address).collect();
     if !groups.is_empty() {
         assert_eq!((gpus.len(), gpus.into_iter().collect()), (all.len(), all), "every GPU, once");
     }

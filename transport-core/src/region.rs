@@ -7,6 +7,7 @@ use std::task::Poll;
 
 use crate::copy::{self, CopyStrategy};
 use crate::descriptor::Entry;
+use crate::engine::EngineHandle;
 use crate::fabric::FabricInner;
 use crate::index::{IndexVec, TransportIndex};
 use crate::spi::MemoryRegion;
@@ -31,6 +32,11 @@ pub(crate) struct RegionInner {
     pub id: u64,
     pub fabric_id: u64,
     pub fabric: Weak<FabricInner>,
+    /// The engines of transports that may still touch the memory when it is deregistered ([`Revocation::Late`]). They
+    /// retain it then, and are woken to see to its release.
+    ///
+    /// [`Revocation::Late`]: crate::spi::Revocation::Late
+    pub late_engines: Vec<Weak<EngineHandle>>,
     /// What the range of an operation ends below: `len + 1`, and 0 once the region is revoked. So one comparison
     /// checks both.
     pub limit: AtomicU64,
@@ -210,6 +216,15 @@ impl RegionInner {
 
     pub fn is_revoked(&self) -> bool {
         self.limit.load(Ordering::Acquire) == 0
+    }
+}
+
+impl Drop for RegionInner {
+    fn drop(&mut self) {
+        if !self.late_engines.is_empty() {
+            self.regions = Vec::new().into();
+            self.late_engines.iter().filter_map(Weak::upgrade).for_each(|engine| engine.wake());
+        }
     }
 }
 

@@ -4,8 +4,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use multirail_loopback::{Loopback, LoopbackConfig};
 use limit::Limit;
+use multirail_loopback::{Loopback, LoopbackConfig};
 use multirail_spi::{Access, Error, HostBuffer, Memory, VirtualClock, copy::CopyStrategy, *};
 
 pub const BOTH: Access = Access::REMOTE_READ.union(Access::REMOTE_WRITE);

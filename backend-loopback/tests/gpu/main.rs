@@ -6,8 +6,8 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
 
-use multirail_loopback::{GpuSide, LoopbackConfig};
 use cuda::Device;
+use multirail_loopback::{GpuSide, LoopbackConfig};
 use multirail_spi::{Access, ErrorKind, HostBuffer, Memory};
 use pair::{BOTH, Pair, Place, builder, connected, content, fabrics, pairs, region};
 use transport_core::{Pages, WriteOptions};

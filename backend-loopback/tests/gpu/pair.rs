@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use multirail_loopback::{Loopback, LoopbackConfig};
 use cuda::{CudaMemory, Device};
+use multirail_loopback::{Loopback, LoopbackConfig};
 use multirail_spi::{Access, ErrorKind, HostBuffer, Memory};
 use transport_core::{Fabric, FabricBuilder, Peer, Region, RemoteRegion, TransportConfig};
 

@@ -9,9 +9,9 @@ mod warm;
 use std::io::Write;
 use std::time::{Duration, Instant};
 
-use multirail_loopback::LoopbackConfig;
 use common::*;
 use limit::Limit;
+use multirail_loopback::LoopbackConfig;
 use multirail_spi::{Access, ErrorKind, Memory, *};
 use process::{CHILD, Peer, hex, parse_key, private, unhex};
 

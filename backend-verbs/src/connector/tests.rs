@@ -256,7 +256,10 @@ fn an_endpoint_does_not_sleep_before_its_caller_has_posted_over_the_next_connect
     let mut told = Completions::with_room(16);
     // The queue pairs of the connection that broke go at the second one.
     (0..2).for_each(|_| near.endpoint.poll(&mut told));
-    assert!(matches!(near.endpoint.arm(), Armed::Ready), "the next connection send_queues nobody");
+    assert!(
+        matches!(near.endpoint.arm(), Armed::Ready),
+        "nothing wakes the caller when the next connection is there"
+    );
     hears(&near, &renews(&far, &offer));
     assert!(matches!(near.endpoint.arm(), Armed::Ready), "what the caller holds back can be posted");
     near.endpoint.poll(&mut told);

@@ -1,10 +1,12 @@
 //! What is left behind: no thread, no descriptor, no late byte, no use of the processor.
 
+use std::sync::Arc;
+use std::sync::mpsc::{Sender, channel};
 use std::time::Duration;
 
 use limit::Limit;
 use transport_core::spi::Operations;
-use transport_core::{ErrorKind, Op};
+use transport_core::{ErrorKind, HostBuffer, Memory, Op};
 
 use crate::check::{Failure, Verdict, ensure, refused, same, within};
 use crate::end::End;
@@ -18,6 +20,7 @@ const PATHS: &[Variant] = &[Variant::Plain, Variant::Queued, Variant::Slow];
 pub(super) const TRIALS: &[Trial] = &[
     Trial::new("cleanup::no_thread_or_descriptor_left", nothing_left).process(),
     Trial::new("cleanup::peers_leave_nothing", peers_leave_nothing).process(),
+    Trial::new("cleanup::dropped_memory_is_released", dropped_memory).process(),
     Trial::new("cleanup::closing_drains", closing_drains).on(PATHS).process(),
     Trial::new("cleanup::dropping_drains", dropping_drains).on(PATHS).process(),
     Trial::new("cleanup::idle_costs_nothing", idle).process(),
@@ -93,6 +96,57 @@ fn peers_leave_nothing(context: &Context) -> Verdict {
         ensure(!limit.is_over(), format!("after {peers} peers {now:?}, before them {before:?}"))?;
         std::thread::yield_now();
     }
+}
+
+/// Memory whose owner hears when it is released.
+struct Owned {
+    buffer: HostBuffer,
+    released: Sender<()>,
+}
+
+// SAFETY: the buffer's.
+unsafe impl Memory for Owned {
+    fn as_ptr(&self) -> *mut u8 {
+        self.buffer.as_ptr()
+    }
+
+    fn len(&self) -> usize {
+        self.buffer.len()
+    }
+}
+
+impl Drop for Owned {
+    fn drop(&mut self) {
+        let _ = self.released.send(());
+    }
+}
+
+/// Memory that a peer has written to goes back to its owner once the region is dropped and the peer has left, whichever
+/// comes first; though nobody touches the fabric.
+fn dropped_memory(context: &Context) -> Verdict {
+    for leaves_first in [true, false] {
+        let Meeting { fabric, peer, mut child } = Meeting::new(context)?;
+        let (released, release) = channel();
+        let memory = Arc::new(Owned { buffer: HostBuffer::new(1 << 16)?, released });
+        // SAFETY: nobody else uses the memory.
+        let region = unsafe { fabric.register(memory, OPEN) }?;
+        fabric.publish("near", &region)?;
+        child.ask("alloc far 65536 2")?;
+        child.ask("write far 0 65536 near 0 7")?;
+        peer.imm(7).expect(1).wait(LIMIT)?;
+        fabric.unpublish("near");
+        if leaves_first {
+            child.ask("close")?;
+            within(LIMIT, "the end of the peer", peer.closed())?;
+            drop(region);
+        } else {
+            drop(region);
+            child.ask("close")?;
+        }
+        let what = format!("the memory is kept, leaves_first {leaves_first}");
+        ensure(release.recv_timeout(LIMIT).is_ok(), what)?;
+    }
+    Ok(())
 }
 
 /// Work under way when its fabric ends; afterwards no byte moves.

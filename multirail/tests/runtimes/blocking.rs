@@ -27,9 +27,10 @@ fn from_listening_to_closing() {
     assert_eq!(differing(&dst.region, 1), 0);
 
     // The limit ends the wait, not the operation.
-    let mut op = write();
+    let mut op = b.recv(&dst.region, 0..PAGE).unwrap();
     assert_eq!(wait(&mut op, Duration::ZERO).err().unwrap().kind(), ErrorKind::DeadlineExceeded);
     assert_eq!(op.wait(Duration::ZERO).err().unwrap().kind(), ErrorKind::DeadlineExceeded);
+    to_b.send(&src.region, 0..PAGE).unwrap().wait(LIMIT).unwrap();
     assert_eq!(wait(op, LIMIT).unwrap().unwrap().bytes as usize, PAGE);
     let mut cancel = write().cancel();
     let _ = cancel.wait(LIMIT);

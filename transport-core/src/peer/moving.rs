@@ -49,8 +49,8 @@ impl Drop for Ends<'_> {
 }
 
 impl Peer {
-    /// Renews the connection of the pair of that number of the transport called `label`, and has the endpoint look at
-    /// it: an endpoint that sleeps is told by nobody else.
+    /// Renews the connection of the pair of that number of the transport called `label`, and wakes the engine, so that
+    /// its endpoint looks at the new connection: nothing else wakes an endpoint that sleeps.
     fn renew<T>(
         &self,
         label: &str,

@@ -137,7 +137,7 @@ fn who_follows_a_move_that_was_none_is_ended() {
     gate.keeps(0);
 }
 
-/// Requests may wait for the next connection, which nothing else tells an endpoint that sleeps.
+/// An engine may hold requests for the next connection, and nothing else wakes an endpoint that sleeps.
 #[test]
 fn an_endpoint_that_sleeps_is_polled_after_a_renewal() {
     let polls = Arc::new(AtomicU32::new(0));
