@@ -3,7 +3,7 @@
 
 #[cfg(feature = "tls")]
 #[allow(dead_code, reason = "another test uses the rest")]
-#[path = "../../transport-core/src/control/tests/certificates.rs"]
+#[path = "../../transport-core/src/tests/control/certificates.rs"]
 mod certificates;
 mod process;
 

@@ -6,7 +6,10 @@
 use tokio::runtime::Builder;
 
 use crate::Descriptor;
-use crate::control::{Frame, Hello, MAX_FRAME, RecvHalf, StreamReceiver};
+use crate::control::frame::Frame;
+use crate::control::framing::StreamReceiver;
+use crate::control::handshake::hello::Hello;
+use crate::control::{MAX_FRAME, RecvHalf};
 
 /// The first frame of a stranger.
 pub fn hello(bytes: &[u8]) {

@@ -12,8 +12,9 @@ mod ledger;
 
 use crate::PeerId;
 
-pub(crate) use credit::{Allowance, Allowed, Credit};
+pub(crate) use credit::{Allowed, Credit};
 pub(crate) use ledger::Ledger;
+pub(crate) use multirail_spi::Allowance;
 
 /// How much one peer may send over one transport: three windows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

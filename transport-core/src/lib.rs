@@ -50,7 +50,6 @@
 #![deny(unsafe_code)]
 
 mod backlog;
-mod control;
 mod descriptor;
 mod engine;
 mod explain;
@@ -83,6 +82,8 @@ mod remote;
 mod request;
 mod spread;
 mod submit;
+#[cfg(test)]
+mod tests;
 mod trigger;
 mod watchers;
 #[allow(unsafe_code, reason = "borrows the descriptors that endpoints keep open")]
@@ -91,18 +92,19 @@ mod worker;
 #[cfg(feature = "tls")]
 pub use control::TlsBootstrap;
 pub use control::{
-    Acceptor, Bootstrap, Channel, Incoming, Listener, MAX_FRAME, RecvHalf, SendHalf, TcpBootstrap, Token,
+    Acceptor, Bootstrap, Channel, Incoming, MAX_FRAME, RecvHalf, SendHalf, TcpBootstrap, Token,
 };
 pub use descriptor::Descriptor;
 pub use engine::{Progress, RailCounters};
 pub use explain::{Explanation, RailPlan, TransportChoice};
 pub use fabric::{
-    Fabric, FabricBuilder, ListedGroup, Pinning, Place, RailGroups, TransportConfig, TransportInfo,
+    Fabric, FabricBuilder, ListedGroup, Listener, Pinning, Place, RailGroups, TransportConfig, TransportInfo,
     WeakFabric, Workers,
 };
 pub use grant::{Admission, Applicant, EvenShares, Grant};
 pub use group::{Barrier, PeerGroup, ScatterPart};
 pub use imm::{Arrivals, AtEnd, Expect, ImmCounter, Mirror, NextArrivals};
+use multirail_control as control;
 pub use multirail_spi as spi;
 pub use no_transport::{NoCommonTransport, OfferedTransport};
 pub use observe::{Dump, Recording};

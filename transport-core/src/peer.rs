@@ -6,6 +6,7 @@ mod end;
 mod grant;
 mod moving;
 mod route;
+mod session;
 mod warm;
 
 use std::collections::{HashMap, VecDeque};

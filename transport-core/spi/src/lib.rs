@@ -44,6 +44,7 @@ mod endpoint;
 mod error;
 #[allow(unsafe_code, reason = "calls fences by their contract")]
 mod flush;
+mod grant;
 #[allow(unsafe_code, reason = "owns and maps memory, and states the contract of an owner")]
 mod memory;
 mod signal;
@@ -64,6 +65,7 @@ pub use domain::{Connector, Direct, Domain, KeyMaterial, MemoryRegion, RemoteMem
 pub use endpoint::{Armed, Endpoint, EndpointConfig, PostResult};
 pub use error::{Error, ErrorKind, Result};
 pub use flush::Fences;
+pub use grant::Allowance;
 #[cfg(unix)]
 pub use memory::DmaBuf;
 pub use memory::HostBuffer;

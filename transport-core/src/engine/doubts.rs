@@ -87,7 +87,8 @@ impl Engine {
 
     fn ask(&self, link: u32) {
         let Some(state) = &self.links[link as usize] else { return };
-        state.peer.session.ask(Question { engine: Arc::clone(&self.handle), link, peer: state.peer.id });
+        let question = Question { engine: Arc::clone(&self.handle), link, peer: state.peer.id };
+        state.peer.session.probe(Box::new(question));
     }
 
     /// A question to the peer of a link is over.

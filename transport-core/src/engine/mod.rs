@@ -39,7 +39,6 @@ use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-pub(crate) use doubts::Question;
 pub(crate) use handle::{Control, EngineHandle, HandleSetup, Submission};
 pub use rail::RailCounters;
 pub(crate) use rail::{Rail, RailCounts};

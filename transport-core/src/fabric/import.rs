@@ -4,6 +4,7 @@ use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::control::SessionHost;
 use crate::descriptor::Entry;
 use crate::index::TransportIndex;
 use crate::link::{Link, PairedRail};

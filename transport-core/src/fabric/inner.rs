@@ -9,7 +9,7 @@ use super::group::Group;
 use super::placement::Placing;
 use super::transport::Transport;
 use super::{lock, tenant};
-use crate::control::{Bootstrap, ControlSettings, ControlThread, Identity, Room, Tasks};
+use crate::control::{Bootstrap, ControlSettings, ControlThread, HandshakeLimiter, Identity, TaskTracker};
 use crate::engine::{Control, EngineHandle};
 use crate::index::{IndexVec, TransportIndex};
 use crate::region::RegionInner;
@@ -28,8 +28,9 @@ pub(crate) struct FabricInner {
     pub(super) bootstrap: Arc<dyn Bootstrap>,
     pub(super) control: Mutex<Option<Arc<ControlThread>>>,
     /// What `control` has under way, where its end does not await it. Stays when that is taken.
-    pub(super) farewells: OnceLock<Arc<Tasks>>,
-    pub(super) room: Room,
+    pub(super) farewells: OnceLock<Arc<TaskTracker>>,
+    /// Bounds the handshakes of peers that come to a listener.
+    pub(super) handshakes: HandshakeLimiter,
     pub(super) published: Mutex<HashMap<String, Region>>,
     pub(super) peers: Mutex<HashMap<PeerId, Peer>>,
     pub(super) next_region: AtomicU64,
@@ -56,24 +57,6 @@ impl FabricInner {
     /// Rails of all transports.
     pub(crate) fn rails(&self) -> usize {
         self.groups().map(|group| group.rails.len()).sum()
-    }
-
-    pub(crate) fn control_settings(&self) -> ControlSettings {
-        self.settings
-    }
-
-    pub(crate) fn bootstrap(&self) -> Arc<dyn Bootstrap> {
-        Arc::clone(&self.bootstrap)
-    }
-
-    /// Where peers that come to a listener shake hands.
-    pub(crate) fn room(&self) -> &Room {
-        &self.room
-    }
-
-    pub(crate) fn published(&self, name: &str) -> Option<Vec<u8>> {
-        let region = lock(&self.published).get(name).cloned();
-        region.filter(|region| !region.0.is_revoked()).map(|region| region.descriptor().to_bytes())
     }
 
     /// Label and domain ids of each transport, as descriptors name them.

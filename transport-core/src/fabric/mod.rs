@@ -5,6 +5,7 @@ mod builder;
 mod close;
 mod dump;
 mod group;
+mod host;
 mod import;
 mod inner;
 mod local;
@@ -30,7 +31,7 @@ pub use transport::TransportInfo;
 pub(crate) use workers::Posting;
 pub use workers::{Pinning, Workers};
 
-use crate::control::{self, Listener};
+use crate::control;
 use crate::engine::{Control, Progress, RailCounters};
 use crate::pool::RecvPool;
 use crate::region::RegionInner;
@@ -46,6 +47,9 @@ enum Where {
     /// Of one group.
     Group(usize),
 }
+
+/// Waits for peers: [`Fabric::listen`].
+pub type Listener = control::Listener<Peer>;
 
 /// Opened transports, ready to register memory and meet peers. Clones share it.
 ///

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, OnceLock};
 use super::tenant::Lineage;
 use super::transport::OpenSettings;
 use super::{Fabric, FabricBuilder, FabricInner, Transport};
-use crate::control::{Identity, Room};
+use crate::control::{HandshakeLimiter, Identity};
 use crate::index::{GroupIndex, Number, TransportIndex};
 use crate::observe::Watch;
 use crate::op::MOST_OPERATIONS;
@@ -65,7 +65,7 @@ impl FabricBuilder {
             bootstrap: self.bootstrap,
             control: Mutex::new(None),
             farewells: OnceLock::new(),
-            room: Room::default(),
+            handshakes: HandshakeLimiter::default(),
             published: Mutex::new(HashMap::new()),
             peers: Mutex::new(HashMap::new()),
             next_region: AtomicU64::new(1),

@@ -114,12 +114,6 @@ impl FabricInner {
         &self.lineage.name
     }
 
-    /// The fabrics behind this one's listener, with the tokens that lead to them.
-    pub(crate) fn admitting(self: &Arc<Self>) -> Vec<(Arc<Self>, Token)> {
-        let all = std::iter::once(Arc::clone(self)).chain(self.tenants());
-        all.filter_map(|fabric| fabric.token().cloned().map(|token| (fabric, token))).collect()
-    }
-
     /// The fabric this one is a tenant of, if it is one and that is there.
     pub(super) fn parent(&self) -> Option<Arc<Self>> {
         self.lineage.parent.as_ref().and_then(Weak::upgrade)

@@ -4,19 +4,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use crossbeam_utils::CachePadded;
 
-use crate::spi::WorkKind;
-
-/// A grant as it crosses the wire: imms and messages count from the beginning of the
-/// connection, so that a frame can neither be counted twice nor add up wrongly.
-#[derive(serde::Serialize, serde::Deserialize, Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub(crate) struct Allowance {
-    /// Bytes posted and not acknowledged.
-    pub bytes: u64,
-    /// Requests with an imm, since the peer was connected.
-    pub imms: u64,
-    /// Messages, since then.
-    pub messages: u64,
-}
+use crate::spi::{Allowance, WorkKind};
 
 /// The sender's side of a grant, over one transport. Used by the worker and, for small
 /// operations, by any thread.

@@ -1,0 +1,209 @@
+//! Frames on a byte stream: a length of four bytes, little-endian, then the frame.
+
+use async_trait::async_trait;
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+
+use crate::bootstrap::{MAX_FRAME, RecvHalf, SendHalf};
+use multirail_spi::{Error, ErrorKind, Result};
+
+/// Bytes read at once; most frames are far smaller.
+const CHUNK: usize = 8 << 10;
+const PREFIX: usize = size_of::<u32>();
+
+/// Turns a failure of the stream into our error.
+pub(crate) type DescribeError = fn(std::io::Error) -> Error;
+
+/// Writes frames to a byte stream.
+pub(crate) struct StreamSender<W>(W);
+
+impl<W> StreamSender<W> {
+    pub fn new(stream: W) -> Self {
+        Self(stream)
+    }
+
+    /// The stream.
+    #[cfg(feature = "tls")]
+    pub fn into_inner(self) -> W {
+        self.0
+    }
+}
+
+#[async_trait]
+impl<W: AsyncWrite + Send + Unpin> SendHalf for StreamSender<W> {
+    async fn send(&mut self, frame: &[u8]) -> Result<()> {
+        let length =
+            u32::try_from(frame.len()).ok().filter(|_| frame.len() <= MAX_FRAME).ok_or_else(|| {
+                let why = format!("a frame of {} bytes; the limit is {MAX_FRAME}", frame.len());
+                Error::new(ErrorKind::TooLarge, "send a control frame", why)
+            })?;
+        // One write, so that a small frame is one packet although nodelay is set.
+        let mut bytes = Vec::with_capacity(PREFIX + frame.len());
+        bytes.extend_from_slice(&length.to_le_bytes());
+        bytes.extend_from_slice(frame);
+        self.0.write_all(&bytes).await.map_err(lost)?;
+        self.0.flush().await.map_err(lost)
+    }
+}
+
+/// Reads frames from a byte stream, and keeps the beginning of a frame between calls.
+pub struct StreamReceiver<R> {
+    stream: R,
+    chunk: Box<[u8]>,
+    /// What was read and not returned. Grows with what arrives, not with what is announced.
+    kept: Vec<u8>,
+    limit: usize,
+    describe: DescribeError,
+}
+
+impl<R> StreamReceiver<R> {
+    /// Reads from `stream`, and takes frames of at most [`MAX_FRAME`](crate::MAX_FRAME) bytes.
+    pub fn new(stream: R) -> Self {
+        Self { stream, chunk: vec![0; CHUNK].into(), kept: Vec::new(), limit: MAX_FRAME, describe: lost }
+    }
+
+    /// With errors of the stream explained by `describe`.
+    #[cfg(feature = "tls")]
+    pub(crate) fn explained(mut self, describe: DescribeError) -> Self {
+        self.describe = describe;
+        self
+    }
+
+    /// The first whole frame of what is kept.
+    fn take_frame(&mut self) -> Result<Option<Vec<u8>>> {
+        let Some((prefix, rest)) = self.kept.split_first_chunk::<PREFIX>() else { return Ok(None) };
+        let length = u32::from_le_bytes(*prefix) as usize;
+        if length > self.limit {
+            let why = match prefix {
+                // The head of a TLS record: type and version (RFC 8446, 5.1).
+                [20..=23, 3, 0..=4, _] => "the other side speaks TLS and this side does not: \
+                     FabricBuilder::bootstrap with a TlsBootstrap, or --tls-ca"
+                    .into(),
+                _ => format!(
+                    "a frame of {length} bytes was announced, the limit is {}: \
+                     check that the other side is a multirail fabric",
+                    self.limit
+                ),
+            };
+            return Err(Error::new(ErrorKind::Protocol, "receive a control frame", why));
+        }
+        if rest.len() < length {
+            return Ok(None);
+        }
+        let frame = rest[..length].to_vec();
+        self.kept.drain(..PREFIX + length);
+        Ok(Some(frame))
+    }
+}
+
+#[async_trait]
+impl<R: AsyncRead + Send + Unpin> RecvHalf for StreamReceiver<R> {
+    async fn recv(&mut self) -> Result<Vec<u8>> {
+        loop {
+            if let Some(frame) = self.take_frame()? {
+                return Ok(frame);
+            }
+            // `read` is cancel-safe, and what it gave is kept before the next await.
+            let count = self.stream.read(&mut self.chunk).await.map_err(self.describe)?;
+            if count == 0 {
+                return Err((self.describe)(std::io::ErrorKind::UnexpectedEof.into()));
+            }
+            self.kept.extend_from_slice(&self.chunk[..count]);
+        }
+    }
+
+    fn limit(&mut self, bytes: usize) {
+        self.limit = bytes.min(MAX_FRAME);
+    }
+}
+
+/// The connection broke: its peer may be dead, or has just closed it.
+pub(crate) fn lost(source: std::io::Error) -> Error {
+    let why = "control connection lost: the peer's process, its host or the network is gone";
+    Error::new(ErrorKind::PeerDied, "control", why).with_source(source)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use tokio::io::duplex;
+
+    use super::*;
+
+    fn run<T>(test: impl Future<Output = T>) -> T {
+        tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap().block_on(test)
+    }
+
+    #[test]
+    fn cancelled_recv_loses_nothing() {
+        run(async {
+            let (mut far, near) = duplex(64);
+            let mut receiver = StreamReceiver::new(near);
+            let mut bytes = Vec::new();
+            for frame in [&b"first"[..], b"", b"third"] {
+                bytes.extend((frame.len() as u32).to_le_bytes());
+                bytes.extend(frame);
+            }
+            let mut got = Vec::new();
+            for byte in bytes {
+                far.write_all(&[byte]).await.unwrap();
+                // Every call is cancelled as soon as it would wait.
+                while let Ok(frame) = tokio::time::timeout(Duration::ZERO, receiver.recv()).await {
+                    got.push(frame.unwrap());
+                }
+            }
+            assert_eq!(got, [&b"first"[..], b"", b"third"]);
+        });
+    }
+
+    #[test]
+    fn large_frames_pass_a_narrow_stream() {
+        run(async {
+            let (far, near) = duplex(100);
+            let (mut sender, mut receiver) = (StreamSender::new(far), StreamReceiver::new(near));
+            let frame: Vec<u8> = (0..MAX_FRAME).map(|i| i as u8).collect();
+            let (sent, got) = tokio::join!(sender.send(&frame), receiver.recv());
+            sent.unwrap();
+            assert!(got.unwrap() == frame);
+        });
+    }
+
+    #[test]
+    fn oversized_frames_are_refused_by_both_sides() {
+        run(async {
+            let (mut far, near) = duplex(64);
+            far.write_all(&(MAX_FRAME as u32 + 1).to_le_bytes()).await.unwrap();
+            let error = StreamReceiver::new(near).recv().await.unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Protocol);
+            assert!(error.context().contains("1048577") && error.context().contains("1048576"), "{error}");
+            let error = StreamSender::new(far).send(&vec![0; MAX_FRAME + 1]).await.unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::TooLarge);
+        });
+    }
+
+    #[test]
+    fn strangers_are_held_to_little_and_tls_is_told_by_name() {
+        run(async {
+            for (bytes, why) in [([0, 8, 0, 0], "a frame of 2048 bytes"), ([0x15, 3, 3, 0], "speaks TLS")] {
+                let (mut far, near) = duplex(64);
+                let mut receiver = StreamReceiver::new(near);
+                receiver.limit(1024);
+                far.write_all(&bytes).await.unwrap();
+                let error = receiver.recv().await.unwrap_err();
+                assert_eq!(error.kind(), ErrorKind::Protocol);
+                assert!(error.context().contains(why), "{error}");
+            }
+        });
+    }
+
+    #[test]
+    fn an_end_in_the_middle_is_a_lost_connection() {
+        run(async {
+            let (mut far, near) = duplex(64);
+            far.write_all(&[9, 0, 0, 0, 1]).await.unwrap();
+            drop(far);
+            let error = StreamReceiver::new(near).recv().await.unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::PeerDied);
+        });
+    }
+}

@@ -1,0 +1,3 @@
+//! Tests over whole fabrics.
+
+mod control;
