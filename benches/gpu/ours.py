@@ -22,9 +22,9 @@ class Multirail:
 
     def __init__(self, path, far):
         self.far = far
-        self.path = path or os.environ.get("MULTIRAIL") or str(ROOT / "target/release/multirail")
+        self.path = path or os.environ.get("MULTIRAIL") or str(ROOT / "target/dist/multirail")
         if shutil.which(self.path) is None:
-            raise Missing(f"{self.path} is no program: build it (cargo build --release) or give --multirail PATH")
+            raise Missing(f"{self.path} is no program: build it (cargo build --profile dist) or give --multirail PATH")
 
     def version(self):
         done = subprocess.run([self.path, "--version"], capture_output=True, text=True, check=True)

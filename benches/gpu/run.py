@@ -154,7 +154,7 @@ def main():
     help_of_parts = "; ".join(f"{name}: {part.__doc__.splitlines()[0].rstrip('.')}" for name, part in PARTS.items())
     arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     arguments.add_argument("parts", nargs="*", metavar="PART", help=f"default: all. {help_of_parts}")
-    arguments.add_argument("--multirail", metavar="PATH", help="the binary [$MULTIRAIL, or target/release/multirail]")
+    arguments.add_argument("--multirail", metavar="PATH", help="the binary [$MULTIRAIL, or target/dist/multirail]")
     arguments.add_argument("--seconds", type=float, default=1.0, help="how long most measurements take [1]")
     arguments.add_argument("--json", metavar="FILE", help="keep all rows there too, one JSON object per line")
     given = arguments.parse_args()

@@ -1,6 +1,6 @@
 //! Counts instructions per operation with callgrind, caller-driven, on one thread.
 //!
-//! `cargo run --release -p benches --bin instructions` runs itself under valgrind
+//! `cargo run --profile dist -p benches --bin instructions` runs itself under valgrind
 //! once per case, with and without the operations around the copies, and prints
 //! what is ours. It exits with 1 if a case is over its limit: counts, unlike
 //! times, are the same on every machine with the same binary.

@@ -2,10 +2,11 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::handshake::proof::Code;
 use multirail_spi::Allowance;
 use multirail_spi::{Error, ErrorKind, Result};
 
+/// A proof.
+pub type Code = [u8; 32];
 /// Bytes of a name: of a region, a transport, a backend, a host.
 pub const MAX_NAME: usize = 255;
 /// Transports of one fabric.

@@ -26,6 +26,7 @@
 
 mod bootstrap;
 mod connect;
+mod errors;
 pub mod frame;
 mod framed_channel;
 pub mod framing;

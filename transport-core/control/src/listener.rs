@@ -11,6 +11,7 @@ use tokio::time::sleep;
 
 use crate::bootstrap::{Acceptor, Incoming};
 use crate::connect::{bootstrap_limit, bounded, on_thread};
+use crate::errors::closed;
 use crate::handshake::authenticate::{AuthenticatedPeer, authenticate};
 use crate::handshake::limiter::{HANDSHAKES, Permit};
 use crate::handshake::proof::Role;
@@ -18,7 +19,6 @@ use crate::handshake::unauthenticated::UnauthenticatedClients;
 use crate::handshake::{UnacceptedPeer, establish, upgrade};
 use crate::host::{SessionHost, SessionPeer};
 use crate::runtime::{ControlThread, Spawner};
-use crate::session::close::closed;
 use multirail_spi::{Error, ErrorKind, Result};
 
 /// Peers that wait for [`Listener::accept`]; further ones wait in their handshake.

@@ -14,8 +14,8 @@ use tokio::sync::{mpsc, watch};
 use tokio::task::{JoinError, JoinSet, spawn_blocking};
 use tokio::time::{sleep, timeout};
 
+use crate::errors::{GONE, closed};
 use crate::framed_channel::CLOSE_LIMIT;
-use crate::session::close::{GONE, closed};
 use crate::task_tracker::{TaskGuard, TaskTracker};
 use multirail_spi::{Error, Result};
 

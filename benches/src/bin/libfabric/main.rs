@@ -1,6 +1,6 @@
 //! What the backend `efa` costs beside libfabric itself, on providers that need no card.
 //!
-//! `cargo run --release -p benches --bin libfabric -- overhead` compiles
+//! `cargo run --profile dist -p benches --bin libfabric -- overhead` compiles
 //! `benches/libfabric/writes.c`, a bare loop of `fi_writemsg`, and runs it and the same loop
 //! of ours in turn. `instructions`, `idle` and `registration` print what their names say.
 

@@ -1,6 +1,6 @@
 //! What the backend `verbs` costs beside perftest and beside libibverbs itself.
 //!
-//! `cargo run --release -p benches --bin verbs` compares them in `ci/rdma-vm`'s machine, on
+//! `cargo run --profile dist -p benches --bin verbs` compares them in `ci/rdma-vm`'s machine, on
 //! soft-RoCE; with `--here`, on this one, over the devices that `--devices` names.
 
 mod bandwidth;

@@ -8,10 +8,11 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use crate::bootstrap::{Channel, MAX_FRAME};
+use crate::frame::Code;
 use crate::frame::Frame;
 use crate::framed_channel::FramedChannel;
 use crate::handshake::hello::Hello;
-use crate::handshake::proof::{Code, Role, Transcript};
+use crate::handshake::proof::{Role, Transcript};
 use crate::handshake::time_limit::Limit;
 use crate::handshake::{Offers, unexpected, upgrade};
 use crate::host::SessionHost;

@@ -25,6 +25,7 @@ use std::time::{Duration, Instant};
 
 use tokio::sync::mpsc;
 
+use crate::errors::{closed, refused};
 use crate::frame::{Frame, Identity, LinkReport, MAX_OFFERS, TransportOffer};
 use crate::framed_channel::FramedChannel;
 use crate::handshake::authenticate::AuthenticatedPeer;
@@ -32,7 +33,7 @@ use crate::handshake::proof::Role;
 use crate::handshake::time_limit::Limit;
 use crate::host::{PeerReservation, SessionHost, SessionPeer};
 use crate::runtime::Spawner;
-use crate::session::close::{CloseReason, FailOnDrop, closed, refused};
+use crate::session::close::{CloseReason, FailOnDrop};
 use crate::session::liveness::Liveness;
 use crate::session::lookups::Lookups;
 use crate::session::relocations::Relocations;

@@ -7,6 +7,7 @@
 //! from being sent back as the other's; the binding keeps a proof made on one TLS
 //! connection from being used on another.
 
+use crate::frame::Code;
 use hmac::{Hmac, KeyInit, Mac};
 use sha2::Sha256;
 
@@ -23,9 +24,6 @@ pub enum Role {
     /// It listened and accepted.
     Accepting,
 }
-
-/// A proof.
-pub type Code = [u8; 32];
 
 /// What both sides have seen.
 pub struct Transcript {

@@ -2,7 +2,8 @@
 
 use std::time::Duration;
 
-use crate::frame::{Cause, Frame};
+use crate::errors::{GONE, closed};
+use crate::frame::Frame;
 use multirail_spi::{Error, ErrorKind};
 
 use crate::host::SessionPeer;
@@ -41,26 +42,6 @@ impl CloseReason {
         let why = format!("{what} {:.1} s", span.as_secs_f64());
         Self::by_us(Error::new(ErrorKind::PeerDied, "control", why))
     }
-}
-
-/// What served connections has ended before the fabric did.
-pub(crate) const GONE: &str = "nothing serves this fabric's connections any more: what did panicked, or it was given a runtime that was \
-     shut down, or has no I/O or timers (build it with enable_all)";
-
-/// An orderly end.
-pub(crate) fn closed(why: &str) -> Error {
-    Error::new(ErrorKind::Closed, "control", why)
-}
-
-/// The peer's refusal as our error.
-pub(crate) fn refused(cause: Cause, reason: &str) -> Error {
-    let kind = match cause {
-        Cause::Protocol => ErrorKind::Protocol,
-        Cause::Unreachable => ErrorKind::Unreachable,
-        Cause::Failed => ErrorKind::PeerDied,
-        Cause::Permission => ErrorKind::Permission,
-    };
-    Error::new(kind, "control", format!("the peer ended the connection: {reason}"))
 }
 
 /// Fails the peer if its session ends in no other way: an aborted task, a panic.

@@ -12,11 +12,12 @@ use std::time::{Duration, Instant};
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::{sleep_until, timeout};
 
+use crate::errors::{closed, refused};
 use crate::frame::{Frame, MAX_DESCRIPTOR, MAX_NAME};
 use crate::framed_channel::{CLOSE_LIMIT, FramedChannel};
 use crate::host::{SessionHost, SessionPeer};
 use crate::runtime::Spawner;
-use crate::session::close::{CloseReason, closed, refused};
+use crate::session::close::CloseReason;
 use crate::session::liveness::Liveness;
 use crate::session::lookups::{Answer, Asker, Lookups, OUTSTANDING, ProbeGuard};
 use crate::session::relocations::Relocations;
