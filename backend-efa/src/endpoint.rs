@@ -7,8 +7,8 @@ use std::sync::Arc;
 
 use libfabric_sys as sys;
 use multirail_spi::{
-    Armed, Batch, Completions, Endpoint, EndpointConfig, ErrorKind, Event, PeerSlot, Piece, PostResult,
-    ReceiveRequest, Status, Time, WorkRequest,
+    Armed, Batch, ClosedSlots, Completions, Endpoint, EndpointConfig, ErrorKind, Event, PeerSlot, Piece,
+    PostResult, ReceiveRequest, Status, Time, WorkRequest,
 };
 
 use crate::card;
@@ -56,7 +56,7 @@ pub(crate) struct EfaEndpoint {
     /// Slots that wait for their `PeerGone`.
     pub(crate) leaving: Vec<PeerSlot>,
     /// Slots whose `PeerGone` is reported. They are free once the engine polls again.
-    pub(crate) gone: Vec<PeerSlot>,
+    pub(crate) closed: ClosedSlots,
     /// The number of requests posted to each slot.
     pub(crate) outstanding: Vec<u32>,
     pub(crate) send_depth: usize,
@@ -107,7 +107,7 @@ impl EfaEndpoint {
             seen: u64::MAX,
             is_changed: false,
             leaving: Vec::new(),
-            gone: Vec::new(),
+            closed: ClosedSlots::default(),
             outstanding: Vec::new(),
             send_depth: config.send_depth.unwrap_or(send).min(send) as usize,
             recv_depth: recv as usize,
@@ -269,17 +269,14 @@ impl EfaEndpoint {
             if let Some(own) = &mut self.own {
                 own.forget(peer);
             }
-            self.gone.push(peer);
+            self.closed.push(peer);
         }
     }
 
-    /// Frees the slots whose `PeerGone` the engine has acted on, as it polls again. If a slot got its next peer before
-    /// that, the engine would take the event for one of that peer.
+    /// Frees the slots whose `PeerGone` the engine has acted on, as it polls again.
     #[cold]
     pub(crate) fn free_slots(&mut self) {
-        let Self { gone, waiting, shared, .. } = self;
-        let was_heard = |peer: &mut PeerSlot| !waiting.contains(&Event::PeerGone { peer: *peer });
-        gone.extract_if(.., was_heard).for_each(|peer| shared.peers.free(peer));
+        self.closed.take_heard(&self.waiting).for_each(|peer| self.shared.peers.free(peer));
     }
 
     /// Looks now and then whether libfabric reports a broken device, and gives the device up then.
@@ -404,7 +401,7 @@ impl Endpoint for EfaEndpoint {
     }
 
     fn poll(&mut self, into: &mut Completions) {
-        if !self.gone.is_empty() {
+        if !self.closed.is_empty() {
             self.free_slots();
         }
         self.refresh();
@@ -508,7 +505,7 @@ impl Drop for EfaEndpoint {
         // First of all: libfabric touches no memory after that.
         self.close();
         // The engine does not see their `PeerGone` any more.
-        self.gone.drain(..).for_each(|slot| self.shared.peers.free(slot));
+        self.closed.take_all().for_each(|slot| self.shared.peers.free(slot));
         self.shared.closed();
     }
 }

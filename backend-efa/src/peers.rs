@@ -3,11 +3,10 @@
 mod slot;
 mod table;
 
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use multirail_spi::{Error, ErrorKind, PeerSlot, Result};
+use multirail_spi::{Error, ErrorKind, PeerSlot, Result, SlotTable, claim_slot};
 
 use crate::addresses::Addresses;
 use crate::library::Info;
@@ -30,9 +29,7 @@ const FORMER: Duration = Duration::from_millis(1500);
 /// All slots of a domain.
 #[derive(Default)]
 pub(crate) struct Peers {
-    table: Mutex<Table>,
-    /// Counts changes, so that the endpoint looks only when there was one.
-    changes: AtomicU64,
+    table: SlotTable<Table>,
     /// The provider keeps a state of each address: who comes back waits for the end of its former connection.
     keeps_states: bool,
     /// Addresses are those of queue pairs.
@@ -56,30 +53,26 @@ impl Peers {
     }
 
     fn lock(&self) -> MutexGuard<'_, Table> {
-        self.table.lock().unwrap_or_else(PoisonError::into_inner)
+        self.table.lock()
     }
 
     fn changed(&self) {
-        self.changes.fetch_add(1, Ordering::Release);
+        self.table.changed();
     }
 
     /// A slot, and the name of the endpoint that its peer is to be told.
     pub(crate) fn reserve(&self) -> Result<(PeerSlot, Vec<u8>)> {
         let mut table = self.lock();
         let (endpoint, name) = table.newest()?;
-        let index = match table.slots.iter().position(|slot| matches!(slot, Slot::Free)) {
-            Some(index) => {
-                table.peer_tags[index] = table.peer_tags[index].next();
-                index
-            }
-            None if table.slots.len() < PeerTag::SLOTS as usize => {
-                let index = table.slots.len();
-                table.slots.push(Slot::Free);
-                table.peer_tags.push(PeerTag::first(index as u32));
-                index
-            }
-            None => return Err(Error::new(ErrorKind::Exhausted, "connect", "every peer slot is taken")),
-        };
+        let index = claim_slot(&mut table.slots, |slot| matches!(slot, Slot::Free));
+        if index == PeerTag::SLOTS as usize {
+            table.slots.pop();
+            return Err(Error::new(ErrorKind::Exhausted, "connect", "every peer slot is taken"));
+        }
+        match table.peer_tags.get_mut(index) {
+            Some(tag) => *tag = tag.next(),
+            None => table.peer_tags.push(PeerTag::first(index as u32)),
+        }
         table.slots[index] = Slot::Offered(endpoint);
         Ok((PeerSlot(index as u32), name))
     }
@@ -249,12 +242,7 @@ impl Peers {
 
     /// Tells how the slots are if anything changed since the count in `seen`.
     pub(crate) fn refresh(&self, seen: &mut u64, into: &mut Vec<View>, peer_tags: &mut Vec<PeerTag>) -> bool {
-        let changes = self.changes.load(Ordering::Acquire);
-        if changes == *seen {
-            return false;
-        }
-        *seen = changes;
-        let table = self.lock();
+        let Some(table) = self.table.lock_if_changed(seen) else { return false };
         into.clear();
         into.extend(table.slots.iter().map(Slot::view));
         peer_tags.clone_from(&table.peer_tags);

@@ -5,8 +5,8 @@ use std::ffi::c_int;
 use std::sync::Arc;
 
 use multirail_spi::{
-    Armed, Batch, Completions, Endpoint, EndpointConfig, ErrorKind, Event, PeerSlot, Piece, PostResult,
-    ReceiveRequest, Result, Status, WorkKind, WorkRequest,
+    Armed, Batch, ClosedSlots, Completions, Endpoint, EndpointConfig, ErrorKind, Event, PeerSlot, Piece,
+    PostResult, ReceiveRequest, Result, Status, WorkKind, WorkRequest,
 };
 use rdma_sys as ib;
 
@@ -51,7 +51,7 @@ pub(crate) struct VerbsEndpoint {
     /// Connections that have ended and still have requests posted.
     ending: Vec<(PeerSlot, Arc<QueuePairs>)>,
     /// Slots whose `PeerGone` is reported. They are free once the engine polls again.
-    gone: Vec<PeerSlot>,
+    closed: ClosedSlots,
     pub(crate) send_queues: SendQueues,
     pub(crate) receives: Receives,
     pub(crate) shared: Arc<Shared>,
@@ -84,7 +84,7 @@ impl VerbsEndpoint {
         Ok(Self {
             links: Vec::new(),
             ending: Vec::new(),
-            gone: Vec::new(),
+            closed: ClosedSlots::default(),
             send_queues: SendQueues::default(),
             receives: Receives::open(&shared.card)?,
             send_depth: config.send_depth.unwrap_or(depth).min(depth) as usize,
@@ -201,18 +201,15 @@ impl VerbsEndpoint {
                 self.receives.forget(&self.shared.card, peer);
                 self.waiting.push_back(Event::PeerGone { peer });
                 self.shared.peers.end(peer);
-                self.gone.push(peer);
+                self.closed.push(peer);
             }
         }
     }
 
-    /// Frees the slots whose `PeerGone` the engine has acted on, as it polls again. If a slot got its next peer before
-    /// that, the engine would take the event for one of that peer.
+    /// Frees the slots whose `PeerGone` the engine has acted on, as it polls again.
     #[cold]
     fn free_slots(&mut self) {
-        let Self { gone, waiting, shared, .. } = self;
-        let was_heard = |peer: &mut PeerSlot| !waiting.contains(&Event::PeerGone { peer: *peer });
-        gone.extract_if(.., was_heard).for_each(|peer| shared.peers.free(peer));
+        self.closed.take_heard(&self.waiting).for_each(|peer| self.shared.peers.free(peer));
     }
 
     /// Reads all events of the channel, so that its descriptor becomes readable with the next one.
@@ -550,7 +547,7 @@ impl Endpoint for VerbsEndpoint {
     }
 
     fn poll(&mut self, into: &mut Completions) {
-        if !self.gone.is_empty() {
+        if !self.closed.is_empty() {
             self.free_slots();
         }
         self.refresh();

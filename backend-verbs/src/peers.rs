@@ -1,9 +1,9 @@
 //! The slots of peers. The control side reserves, connects and ends them, and the endpoint reads them.
 
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
-use multirail_spi::{Error, ErrorKind, PeerSlot, Result};
+use multirail_spi::{Error, ErrorKind, PeerSlot, Result, SlotTable, claim_slot};
 
 use crate::flush::Target;
 use crate::queue_pair::QueuePair;
@@ -67,6 +67,16 @@ pub(crate) enum Slot {
 }
 
 impl Slot {
+    fn view(&self) -> View {
+        match self {
+            Self::Free | Self::Offered(_) | Self::Joining { was_up: false, .. } | Self::Gone => View::Free,
+            Self::Up(pairs) => View::Up(Arc::clone(pairs)),
+            Self::Broken { .. } | Self::Joining { was_up: true, .. } => View::Broken,
+            Self::Lost => View::Lost,
+            Self::Leaving => View::Leaving,
+        }
+    }
+
     /// Whether this side takes the peer's offer of the next connection. If not, the peer has left, or it takes our offer.
     pub(crate) fn takes(&self, offer: Turn) -> bool {
         match self {
@@ -177,9 +187,7 @@ pub(crate) enum View {
 /// All slots of a domain.
 #[derive(Default)]
 pub(crate) struct Peers {
-    table: Mutex<Table>,
-    /// Counts changes, so that the endpoint locks the table only after a change.
-    changes: AtomicU64,
+    table: SlotTable<Table>,
     /// The device is lost: no slot gets queue pairs any more. Changed with `table` locked.
     is_lost: AtomicBool,
     /// Joins that are under way. A join begins with `table` locked, as long as the device works.
@@ -189,7 +197,7 @@ pub(crate) struct Peers {
 impl Peers {
     /// Locks the table. A caller that changes a slot calls [`Peers::changed`].
     pub(crate) fn lock(&self) -> MutexGuard<'_, Table> {
-        self.table.lock().unwrap_or_else(PoisonError::into_inner)
+        self.table.lock()
     }
 
     /// Locks the table to give a slot queue pairs. Fails if the device is lost.
@@ -266,17 +274,13 @@ impl Peers {
     }
 
     pub(crate) fn changed(&self) {
-        self.changes.fetch_add(1, Ordering::Release);
+        self.table.changed();
     }
 
     pub(crate) fn reserve(&self, pairs: QueuePairs) -> Result<PeerSlot> {
         let mut table = self.lock_working()?;
         let slots = &mut table.slots;
-        let free = slots.iter().position(|slot| matches!(slot, Slot::Free));
-        let index = free.unwrap_or_else(|| {
-            slots.push(Slot::Free);
-            slots.len() - 1
-        });
+        let index = claim_slot(slots, |slot| matches!(slot, Slot::Free));
         slots[index] = Slot::Offered(pairs);
         Ok(PeerSlot(index as u32))
     }
@@ -378,27 +382,11 @@ impl Peers {
         into: &mut Vec<View>,
         retired: &mut Vec<(PeerSlot, Arc<QueuePairs>)>,
     ) -> bool {
-        let changes = self.changes.load(Ordering::Acquire);
-        if changes == *seen {
-            return false;
-        }
-        *seen = changes;
-        self.read(into, retired);
-        true
-    }
-
-    #[cold]
-    fn read(&self, into: &mut Vec<View>, retired: &mut Vec<(PeerSlot, Arc<QueuePairs>)>) {
+        let Some(mut table) = self.table.lock_if_changed(seen) else { return false };
         into.clear();
-        let mut table = self.lock();
         retired.append(&mut table.retired);
-        into.extend(table.slots.iter().map(|slot| match slot {
-            Slot::Free | Slot::Offered(_) | Slot::Joining { was_up: false, .. } | Slot::Gone => View::Free,
-            Slot::Up(pairs) => View::Up(Arc::clone(pairs)),
-            Slot::Broken { .. } | Slot::Joining { was_up: true, .. } => View::Broken,
-            Slot::Lost => View::Lost,
-            Slot::Leaving => View::Leaving,
-        }));
+        into.extend(table.slots.iter().map(Slot::view));
+        true
     }
 }
 

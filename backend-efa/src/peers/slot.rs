@@ -47,8 +47,9 @@ pub(crate) enum View {
     Leaving,
 }
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) enum Slot {
+    #[default]
     Free,
     /// To a peer that was told of this endpoint.
     Offered(u32),

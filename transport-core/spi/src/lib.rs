@@ -47,6 +47,7 @@ mod flush;
 mod grant;
 #[allow(unsafe_code, reason = "owns and maps memory, and states the contract of an owner")]
 mod memory;
+mod peer_slots;
 mod signal;
 mod staging_policy;
 #[doc(hidden)]
@@ -74,6 +75,7 @@ pub use memory::commit_file;
 pub use memory::{Access, Fence, Locality, Memory, MemoryKind};
 #[cfg(unix)]
 pub use memory::{Mapping, page_size};
+pub use peer_slots::{ClosedSlots, SlotTable, claim_slot};
 pub use signal::Signal;
 pub use staging_policy::Staging;
 pub use wakeup::{WakeupHandle, WakeupPipe};
