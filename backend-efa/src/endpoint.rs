@@ -13,7 +13,7 @@ use crate::arriving::Arrival;
 use crate::context::{Contexts, Posted};
 use crate::domain::Shared;
 use crate::lane::Lane;
-use crate::moving::{Former, MOST_RETAINED, grace};
+use crate::moving::{Former, grace};
 use crate::own_receives::OwnReceives;
 use crate::peers::View;
 use crate::posting::{FULL, lost, refused};
@@ -49,8 +49,6 @@ pub(crate) struct EfaEndpoint {
     pub(crate) recv_depth: usize,
     /// Slots that were given up with requests posted, and until when these may end.
     pub(crate) aborted: Vec<(PeerSlot, Time)>,
-    /// The endpoint moves when the memory of dropped regions comes to so many bytes (`retained.rs`).
-    pub(crate) most_retained: u64,
     /// Slots with requests that failed where the provider emulates writes. It then reports each
     /// packet of a request as an error, which is why contexts retire, and takes the request off its
     /// list as often, which may bring another back there (`rxr_cq_write_tx_error`; 1.17): with the
@@ -98,7 +96,6 @@ impl EfaEndpoint {
             send_depth: config.send_depth.unwrap_or(send).min(send) as usize,
             recv_depth: recv as usize,
             aborted: Vec::new(),
-            most_retained: MOST_RETAINED,
             haunted: HashSet::new(),
             settling: Settling::default(),
             until_look: 0,
@@ -117,8 +114,6 @@ impl EfaEndpoint {
             self.outstanding.resize(self.slots.len(), 0);
             let leaving = (0_u32..).zip(&self.slots).filter(|(_, slot)| **slot == View::Leaving);
             self.leaving = leaving.map(|(index, _)| PeerSlot(index)).collect();
-            let is_alone = self.slots.iter().all(|slot| *slot == View::Free);
-            self.most_retained = if is_alone { 1 } else { MOST_RETAINED };
         }
     }
 
@@ -192,7 +187,7 @@ impl Endpoint for EfaEndpoint {
             self.visit(&mut lane, into);
             self.lane = Some(lane);
         }
-        if self.former.is_some() || !self.aborted.is_empty() || self.retains_too_much() {
+        if self.former.is_some() || !self.aborted.is_empty() {
             self.move_on(into);
         }
         if !self.doubtful.is_empty() {
@@ -221,10 +216,8 @@ impl Endpoint for EfaEndpoint {
     fn arm(&mut self) -> Armed {
         self.refresh();
         let is_over = |peer: &PeerSlot| self.outstanding[peer.0 as usize] == 0;
-        let has_more = !self.waiting.is_empty()
-            || !self.doubtful.is_empty()
-            || self.leaving.iter().any(is_over)
-            || self.retains_too_much();
+        let has_more =
+            !self.waiting.is_empty() || !self.doubtful.is_empty() || self.leaving.iter().any(is_over);
         // Nothing wakes the caller when a peer has taken the new address. The caller then posts the requests that it
         // holds for that peer.
         if has_more || self.is_changed || self.former.is_some() || self.slots.contains(&View::Waiting) {

@@ -29,7 +29,6 @@ mod queues;
 mod reaper;
 mod region;
 mod report;
-mod retained;
 mod settings;
 mod settling;
 mod shm;

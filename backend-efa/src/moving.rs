@@ -1,6 +1,5 @@
-//! The move from one lane to the next, for what only a closed endpoint ends: requests of a peer that was given up, as
-//! libfabric cannot call a single one back, and what peers may still do to the memory of dropped regions
-//! (`retained.rs`).
+//! The move from one lane to the next, where requests of a peer that was given up do not end:
+//! libfabric cannot call a single one back, only close the endpoint that they were posted to.
 //!
 //! Others must not lose by it. So another lane is opened first, and peers are told of it
 //! (`Event::Moved`); one after the other they and we turn to the new one; and once nothing of
@@ -10,7 +9,7 @@ use std::time::Duration;
 
 use libfabric_sys as sys;
 use transport_core::spi::{Completions, Event, Piece, Status, WorkRequest};
-use transport_core::{ErrorKind, Result, Time};
+use transport_core::{ErrorKind, Time};
 
 use crate::context::Posted;
 use crate::endpoint::EfaEndpoint;
@@ -29,14 +28,8 @@ pub(crate) const GRACE_OF_CARDS: Duration = Duration::from_secs(30);
 /// How long the old lane stays open at least: what peers have posted to it ends meanwhile, and
 /// nobody tells us when. A hundred times what a deep queue takes.
 const LINGER: Duration = Duration::from_millis(500);
-/// How long it stays open at most for our own requests to others, where requests are to be cut off.
+/// How long it stays open at most for our own requests to others.
 const LIMIT: Duration = Duration::from_secs(5);
-/// How long it stays open, where only memory is to be released, after the last peer has turned to the new lane: what that
-/// peer had posted before ends meanwhile. A thousand times what a deep queue takes.
-const PATIENCE: Duration = Duration::from_secs(5);
-/// Bytes of dropped regions that are retained at most while peers are connected, before the endpoint moves. Our choice:
-/// their messages may wait for [`PATIENCE`] then, so that moves are to be rare, and few programs drop as much.
-pub(crate) const MOST_RETAINED: u64 = 256 << 20;
 
 /// How long requests to a peer that is given up may take to fail by themselves.
 pub(crate) fn grace(info: &Info) -> Duration {
@@ -47,10 +40,6 @@ pub(crate) fn grace(info: &Info) -> Duration {
 pub(crate) struct Former {
     pub(crate) lane: Box<Lane>,
     since: Time,
-    /// When a peer, or a request of ours, was last seen to need it.
-    needed: Time,
-    /// How long it stays open after that.
-    patience: Duration,
 }
 
 impl EfaEndpoint {
@@ -64,73 +53,37 @@ impl EfaEndpoint {
         self.aborted.retain(|(peer, _)| self.outstanding[peer.0 as usize] > 0);
         let now = self.shared.setup.clock.now();
         if self.former.is_some() {
-            return self.leave_former(now);
-        }
-        if self.lane.is_none() {
-            return;
-        }
-        if self.is_to_cut_off(now) {
-            tracing::warn!(
-                "requests to a peer that is gone do not end: the endpoint moves, and they are cut off"
-            );
-            if let Err(error) = self.change_lanes(now, LINGER) {
-                tracing::warn!(%error, "there is no other: the endpoint is closed");
-                self.lose(0);
-            }
-        } else if self.retains_too_much() {
-            self.release(now);
-        }
-    }
-
-    /// Whether requests of peers that are given up have had their time.
-    fn is_to_cut_off(&self, now: Time) -> bool {
-        self.aborted.iter().any(|(_, until)| *until <= now)
-    }
-
-    /// Whether memory of dropped regions is to be released.
-    #[inline]
-    pub(crate) fn retains_too_much(&self) -> bool {
-        self.shared.device.retained.bytes() >= self.most_retained
-    }
-
-    /// Moves, so that the memory of dropped regions is released.
-    fn release(&mut self, now: Time) {
-        let is_alone = self.most_retained < MOST_RETAINED;
-        if is_alone && !self.shared.peers.has_nobody() {
-            // Somebody is about to connect.
-            return;
-        }
-        tracing::debug!(is_alone, "the endpoint moves, to release the memory of dropped regions");
-        if let Err(error) = self.change_lanes(now, if is_alone { Duration::ZERO } else { PATIENCE }) {
-            tracing::warn!(%error, "the memory of dropped regions is kept until a peer comes or goes");
-            self.most_retained = u64::MAX;
+            self.leave_former(now);
+        } else if self.aborted.iter().any(|(_, until)| *until <= now) && self.lane.is_some() {
+            self.change_lanes(now);
         }
     }
 
     /// Opens another lane, and keeps the old one for those who do not know it yet.
-    fn change_lanes(&mut self, now: Time, patience: Duration) -> Result<()> {
-        let lane = self.shared.open_lane()?;
+    fn change_lanes(&mut self, now: Time) {
+        tracing::warn!(
+            "requests to a peer that is gone do not end: the endpoint moves, and they are cut off"
+        );
+        let lane = match self.shared.open_lane() {
+            Ok(lane) => lane,
+            Err(error) => {
+                tracing::warn!(%error, "there is no other: the endpoint is closed");
+                return self.lose(0);
+            }
+        };
         let old = self.lane.replace(Box::new(lane));
-        self.former = old.map(|lane| Box::new(Former { lane, since: now, needed: now, patience }));
+        self.former = old.map(|lane| Box::new(Former { lane, since: now }));
         self.waiting.push_back(Event::Moved);
-        Ok(())
     }
 
     /// Closes the old lane once only what is to be cut off is there.
     fn leave_former(&mut self, now: Time) {
-        let is_urgent = self.is_to_cut_off(now);
-        let Some(former) = &mut self.former else { return };
-        let number = former.lane.number;
+        let Some(former) = &self.former else { return };
+        let (number, age) = (former.lane.number, now.since(former.since));
         let goes_there = |slot: &View| matches!(slot, View::Up(remote) if remote.lane == number);
         let given_up: u32 = self.aborted.iter().map(|(peer, _)| self.outstanding[peer.0 as usize]).sum();
-        let is_needed = former.lane.posted.requests > given_up as usize
-            || self.slots.iter().any(goes_there)
-            || self.shared.peers.is_offered(number);
-        if is_needed {
-            former.needed = now;
-        }
-        let is_overdue = is_urgent && now.since(former.since) >= LIMIT;
-        if !is_overdue && (is_needed || now.since(former.needed) < former.patience) {
+        let is_needed = former.lane.posted.requests > given_up as usize || self.slots.iter().any(goes_there);
+        if age < LINGER || (is_needed && age < LIMIT) {
             return;
         }
         let Some(former) = self.former.take() else { return };

@@ -11,7 +11,6 @@ use transport_core::{Error, ErrorKind, Result};
 
 use crate::gate::Gate;
 use crate::library::{Info, library};
-use crate::retained::RetainedMemory;
 use crate::signals;
 use crate::status::refused;
 use crate::submit::BATCH;
@@ -102,7 +101,6 @@ pub(crate) struct Device {
     pub(crate) info: Info,
     pub(crate) fences: Fences,
     pub(crate) gate: Gate,
-    pub(crate) retained: RetainedMemory,
     /// It takes memory of GPUs, and reaches it by itself.
     pub(crate) has_gpus: AtomicBool,
     /// Peers' writes with an imm take posted receives.
@@ -132,18 +130,8 @@ impl Device {
             let imms_take_receives = info.imms_take_receives();
             let has_gpus = AtomicBool::new(info.has_gpus() && !imms_take_receives);
             let fences = Fences::default();
-            let (gate, retained) = (Gate::default(), RetainedMemory::default());
-            Ok(Arc::new(Self {
-                domain,
-                events,
-                fabric,
-                info,
-                fences,
-                gate,
-                retained,
-                has_gpus,
-                imms_take_receives,
-            }))
+            let gate = Gate::default();
+            Ok(Arc::new(Self { domain, events, fabric, info, fences, gate, has_gpus, imms_take_receives }))
         }
     }
 

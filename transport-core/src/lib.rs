@@ -93,6 +93,7 @@ mod prepared;
 mod region;
 mod remote;
 mod request;
+mod retained;
 #[allow(unsafe_code, reason = "states the contracts of registering and posting")]
 pub mod spi;
 mod spread;

@@ -121,6 +121,16 @@ pub unsafe trait Memory: Send + Sync {
         let _ = (at, into);
         None
     }
+
+    /// Gives the pages back to the system, if it can, and keeps the addresses mapped: a backend may still write there,
+    /// and nobody reads. It is called when a region was dropped whose transport does not tell when it has finished, on
+    /// memory that nobody else has any more.
+    ///
+    /// # Errors
+    /// The system refuses: the pages stay.
+    fn discard(&mut self) -> Result<()> {
+        Ok(())
+    }
 }
 
 /// A flush of what cards have written.
