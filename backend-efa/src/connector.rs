@@ -52,7 +52,6 @@ fn parse(bytes: &[u8]) -> Result<Offer> {
 impl Shared {
     /// What the peer of `slot` is told, to reach the endpoint called `address`.
     fn offer(&self, slot: PeerSlot, address: Vec<u8>) -> Result<Vec<u8>> {
-        self.device.retained.endpoints_are_known();
         let offer = Offer {
             version: VERSION,
             provider: self.device.info.provider(),

@@ -157,7 +157,9 @@ fn capabilities(device: &Device, queues: &Queues) -> Capabilities {
         _ => Progress::Manual,
     };
     it.abort_scope = AbortScope::Endpoint;
-    it.revocation = match queues.ends_with_keys() {
+    // Only a card that writes by itself has ended what it was receiving once the key is gone. Providers look at the
+    // key when a write begins, and copy the rest as it comes (`xnet_op_write`, `smr_progress_cmd_rma`).
+    it.revocation = match info.card().is_some() && !queues.emulates_writes {
         true => Revocation::DeviceKey,
         false => Revocation::Late,
     };

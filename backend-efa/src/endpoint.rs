@@ -16,7 +16,7 @@ use crate::completion_queue::{AT_ONCE, Arrival, Entries};
 use crate::context::{Contexts, Posted};
 use crate::deferred_failures::DeferredFailures;
 use crate::domain::Shared;
-use crate::endpoint_replacement::{MOST_RETAINED, RetiringEndpoint, grace};
+use crate::endpoint_replacement::{RetiringEndpoint, grace};
 use crate::error_text::{self, ErrorText};
 use crate::fabric_endpoint::{EndpointGuard, FabricEndpoint};
 use crate::own_receives::OwnReceives;
@@ -63,8 +63,6 @@ pub(crate) struct EfaEndpoint {
     pub(crate) recv_depth: usize,
     /// Aborted slots with requests posted, and until when these may end by themselves.
     pub(crate) aborted: Vec<(PeerSlot, Time)>,
-    /// The endpoint moves when the memory of dropped regions comes to so many bytes (`retained.rs`).
-    pub(crate) most_retained: u64,
     /// Slots with requests that failed where the provider emulates writes. It then reports each
     /// packet of a request as an error, which is why contexts retire, and takes the request off its
     /// list as often, which may bring another back there (`rxr_cq_write_tx_error`; 1.17): with the
@@ -112,7 +110,6 @@ impl EfaEndpoint {
             send_depth: config.send_depth.unwrap_or(send).min(send) as usize,
             recv_depth: recv as usize,
             aborted: Vec::new(),
-            most_retained: MOST_RETAINED,
             pinned_addresses: HashSet::new(),
             deferred: DeferredFailures::default(),
             until_look: 0,
@@ -131,8 +128,6 @@ impl EfaEndpoint {
             self.outstanding.resize(self.slots.len(), 0);
             let leaving = (0_u32..).zip(&self.slots).filter(|(_, slot)| **slot == View::Leaving);
             self.leaving = leaving.map(|(index, _)| PeerSlot(index)).collect();
-            let is_alone = self.slots.iter().all(|slot| *slot == View::Free);
-            self.most_retained = if is_alone { 1 } else { MOST_RETAINED };
         }
     }
 
@@ -410,7 +405,7 @@ impl Endpoint for EfaEndpoint {
             self.visit(&mut endpoint, into);
             self.endpoint = Some(endpoint);
         }
-        if self.retiring.is_some() || !self.aborted.is_empty() || self.retains_too_much() {
+        if self.retiring.is_some() || !self.aborted.is_empty() {
             self.proceed(into);
         }
         if !self.doubtful.is_empty() {
@@ -439,12 +434,9 @@ impl Endpoint for EfaEndpoint {
     fn arm(&mut self) -> Armed {
         self.refresh();
         let is_over = |peer: &PeerSlot| self.outstanding[peer.0 as usize] == 0;
-        let has_more = !self.waiting.is_empty()
-            || !self.doubtful.is_empty()
-            || self.leaving.iter().any(is_over)
-            || self.retains_too_much();
-        // Nothing wakes the engine when a peer has taken the new address. The engine then posts the requests that it
-        // holds for that peer.
+        let has_more =
+            !self.waiting.is_empty() || !self.doubtful.is_empty() || self.leaving.iter().any(is_over);
+        // Nothing wakes the caller when a peer has taken the new address. It then posts what it holds for that peer.
         if has_more || self.is_changed || self.retiring.is_some() || self.slots.contains(&View::Waiting) {
             return Armed::Ready;
         }

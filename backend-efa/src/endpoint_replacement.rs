@@ -1,5 +1,5 @@
-//! Replaces the libfabric endpoint, for what only a closed endpoint ends: requests to an aborted peer, as libfabric cannot
-//! cancel a single one, and what peers may still do to the memory of dropped regions (`retained.rs`).
+//! Replaces the libfabric endpoint when requests to an aborted peer do not end: libfabric cannot cancel a single
+//! request, only close the endpoint that it was posted to.
 //!
 //! Other peers must not lose requests. So the backend opens the next endpoint first, and peers get its address
 //! (`Event::EndpointChanged`); one after the other they and we turn to the new one; and once nothing of
@@ -8,7 +8,7 @@
 use std::time::Duration;
 
 use libfabric_sys as sys;
-use multirail_spi::{Completions, ErrorKind, Event, Piece, Result, Status, Time, WorkRequest};
+use multirail_spi::{Completions, ErrorKind, Event, Piece, Status, Time, WorkRequest};
 
 use crate::context::Posted;
 use crate::endpoint::EfaEndpoint;
@@ -27,15 +27,8 @@ pub(crate) const GRACE_OF_CARDS: Duration = Duration::from_secs(30);
 /// How long the retiring endpoint stays open at least. Requests that peers have posted to it end meanwhile, which nothing
 /// reports. A hundred times what a deep queue takes.
 const LINGER: Duration = Duration::from_millis(500);
-/// How long it stays open at most for our own requests to other peers, where requests are to be cut off.
+/// How long it stays open at most for our own requests to other peers.
 const LIMIT: Duration = Duration::from_secs(5);
-/// How long it stays open, where only memory is to be released, after the last peer has turned to the next endpoint. Requests
-/// that this peer had posted before end meanwhile. A thousand times what a deep queue takes.
-const PATIENCE: Duration = Duration::from_secs(5);
-/// The most bytes of dropped regions that are retained while peers are connected; then the backend replaces the endpoint. Our
-/// choice: messages of peers may wait for [`PATIENCE`] then, so that replacements are to be rare, and few programs drop
-/// as much.
-pub(crate) const MOST_RETAINED: u64 = 256 << 20;
 
 /// How long requests to an aborted peer may take to fail by themselves.
 pub(crate) fn grace(info: &Info) -> Duration {
@@ -46,14 +39,10 @@ pub(crate) fn grace(info: &Info) -> Duration {
 pub(crate) struct RetiringEndpoint {
     pub(crate) endpoint: Box<FabricEndpoint>,
     since: Time,
-    /// When a peer, or a request of ours, was last seen to need it.
-    needed: Time,
-    /// How long it stays open after that.
-    patience: Duration,
 }
 
 impl EfaEndpoint {
-    /// Continues the replacement, or begins one if it is due.
+    /// Continues the replacement, or begins one if an aborted peer still has requests.
     #[cold]
     pub(crate) fn proceed(&mut self, into: &mut Completions) {
         if let Some(mut retiring) = self.retiring.take() {
@@ -63,77 +52,38 @@ impl EfaEndpoint {
         self.aborted.retain(|(peer, _)| self.outstanding[peer.0 as usize] > 0);
         let now = self.shared.setup.clock.now();
         if self.retiring.is_some() {
-            return self.close_retiring(now);
-        }
-        if self.endpoint.is_none() {
-            return;
-        }
-        if self.has_overdue_requests(now) {
-            tracing::warn!(
-                "requests to a peer that is gone do not end: the backend replaces the endpoint, which cuts them off"
-            );
-            if let Err(error) = self.replace_endpoint(now, LINGER) {
-                tracing::warn!(%error, "no other endpoint can be opened: the device is given up");
-                self.lose(0);
-            }
-        } else if self.retains_too_much() {
-            self.release_memory(now);
-        }
-    }
-
-    /// Whether requests to an aborted peer have had their time.
-    fn has_overdue_requests(&self, now: Time) -> bool {
-        self.aborted.iter().any(|(_, until)| *until <= now)
-    }
-
-    /// Whether memory of dropped regions is to be released.
-    #[inline]
-    pub(crate) fn retains_too_much(&self) -> bool {
-        self.shared.device.retained.bytes() >= self.most_retained
-    }
-
-    /// Replaces the endpoint, so that the memory of dropped regions is released.
-    fn release_memory(&mut self, now: Time) {
-        let is_alone = self.most_retained < MOST_RETAINED;
-        if is_alone && !self.shared.peers.has_nobody() {
-            // A peer is about to connect.
-            return;
-        }
-        tracing::debug!(
-            is_alone,
-            "the backend replaces the endpoint, to release the memory of dropped regions"
-        );
-        if let Err(error) = self.replace_endpoint(now, if is_alone { Duration::ZERO } else { PATIENCE }) {
-            tracing::warn!(%error, "the memory of dropped regions is kept until a peer comes or goes");
-            self.most_retained = u64::MAX;
+            self.close_retiring(now);
+        } else if self.aborted.iter().any(|(_, until)| *until <= now) && self.endpoint.is_some() {
+            self.replace_endpoint(now);
         }
     }
 
     /// Opens the next endpoint, and keeps the old one for peers that do not know the next one yet.
-    fn replace_endpoint(&mut self, now: Time, patience: Duration) -> Result<()> {
-        let endpoint = self.shared.open_endpoint()?;
+    fn replace_endpoint(&mut self, now: Time) {
+        tracing::warn!(
+            "requests to a peer that is gone do not end: the backend replaces the endpoint, which cuts them off"
+        );
+        let endpoint = match self.shared.open_endpoint() {
+            Ok(endpoint) => endpoint,
+            Err(error) => {
+                tracing::warn!(%error, "no other endpoint can be opened: the device is given up");
+                return self.lose(0);
+            }
+        };
         let old = self.endpoint.replace(Box::new(endpoint));
-        let retiring = |endpoint| Box::new(RetiringEndpoint { endpoint, since: now, needed: now, patience });
-        self.retiring = old.map(retiring);
+        self.retiring = old.map(|endpoint| Box::new(RetiringEndpoint { endpoint, since: now }));
         self.waiting.push_back(Event::EndpointChanged);
-        Ok(())
     }
 
     /// Closes the retiring endpoint once it has only requests of aborted peers.
     fn close_retiring(&mut self, now: Time) {
-        let is_urgent = self.has_overdue_requests(now);
-        let Some(retiring) = &mut self.retiring else { return };
-        let number = retiring.endpoint.number;
+        let Some(retiring) = &self.retiring else { return };
+        let (number, age) = (retiring.endpoint.number, now.since(retiring.since));
         let goes_there = |slot: &View| matches!(slot, View::Up(remote) if remote.endpoint == number);
         let given_up: u32 = self.aborted.iter().map(|(peer, _)| self.outstanding[peer.0 as usize]).sum();
-        let is_needed = retiring.endpoint.posted.requests > given_up as usize
-            || self.slots.iter().any(goes_there)
-            || self.shared.peers.is_offered(number);
-        if is_needed {
-            retiring.needed = now;
-        }
-        let is_overdue = is_urgent && now.since(retiring.since) >= LIMIT;
-        if !is_overdue && (is_needed || now.since(retiring.needed) < retiring.patience) {
+        let is_needed =
+            retiring.endpoint.posted.requests > given_up as usize || self.slots.iter().any(goes_there);
+        if age < LINGER || (is_needed && age < LIMIT) {
             return;
         }
         let Some(retiring) = self.retiring.take() else { return };

@@ -28,7 +28,6 @@ mod peers;
 mod queues;
 mod reaper;
 mod region;
-mod retained;
 mod settings;
 mod shm;
 #[cfg(all(target_os = "linux", target_env = "gnu"))]

@@ -10,7 +10,6 @@ use multirail_spi::{Error, ErrorKind, Fences, Result};
 
 use crate::gate::Gate;
 use crate::library::{Info, library};
-use crate::retained::RetainedMemory;
 use crate::signals;
 use crate::status::refused;
 use crate::submit::BATCH;
@@ -101,7 +100,6 @@ pub(crate) struct Device {
     pub(crate) info: Info,
     pub(crate) fences: Fences,
     pub(crate) gate: Gate,
-    pub(crate) retained: RetainedMemory,
     /// It takes memory of GPUs, and reaches it by itself.
     pub(crate) has_gpus: AtomicBool,
     /// Peers' writes with an imm take posted receives.
@@ -131,18 +129,8 @@ impl Device {
             let imms_take_receives = info.imms_take_receives();
             let has_gpus = AtomicBool::new(info.has_gpus() && !imms_take_receives);
             let fences = Fences::default();
-            let (gate, retained) = (Gate::default(), RetainedMemory::default());
-            Ok(Arc::new(Self {
-                domain,
-                events,
-                fabric,
-                info,
-                fences,
-                gate,
-                retained,
-                has_gpus,
-                imms_take_receives,
-            }))
+            let gate = Gate::default();
+            Ok(Arc::new(Self { domain, events, fabric, info, fences, gate, has_gpus, imms_take_receives }))
         }
     }
 

@@ -15,12 +15,9 @@ use slot::{Known, Slot};
 pub(crate) use slot::{Landing, Remote, RemoteAddress, View};
 use table::{Open, Table};
 
-/// How often the peer of one connection may move. Every address of a peer is kept, for what is still on its way from
-/// there: some hundred bytes each, and each move takes seconds where it is earnest. A peer whose program drops regions
-/// all day moves every 256 MiB (`endpoint_replacement.rs`).
-const MOVES: u32 = 1 << 16;
-/// And on cards, where an address may take a handle of the card's, and where peers seldom move.
-const MOVES_ON_CARDS: u32 = 1024;
+/// Every place of a peer is kept, for what is still on its way from there: moves of one connection,
+/// each of which takes seconds where it is earnest.
+const MOVES: u32 = 1024;
 
 /// How long a peer that comes back waits for the end of its former connection at most. One side waits after
 /// the other, and on the first rail that it takes too long on no other: less than a handshake may take (5 s).
@@ -147,9 +144,8 @@ impl Peers {
             return Ok(());
         };
         let (endpoint, moves) = (*endpoint, *moves + 1);
-        let most = if self.are_cards { MOVES_ON_CARDS } else { MOVES };
-        if moves > most {
-            let why = format!("the peer's endpoint has moved {most} times: connect anew");
+        if moves > MOVES {
+            let why = format!("the peer's endpoint has moved {MOVES} times: connect anew");
             return Err(Error::new(ErrorKind::Protocol, "renew a connection", why));
         }
         let known = table.know(slot, endpoint, there)?;
@@ -247,16 +243,6 @@ impl Peers {
         into.extend(table.slots.iter().map(Slot::view));
         peer_tags.clone_from(&table.peer_tags);
         true
-    }
-
-    /// Whether no peer is connected, no connection is being made, and none is being ended.
-    pub(crate) fn has_nobody(&self) -> bool {
-        self.lock().slots.iter().all(|slot| matches!(slot, Slot::Free | Slot::Gone))
-    }
-
-    /// Whether a peer that has not answered yet was offered a connection to the endpoint of that number.
-    pub(crate) fn is_offered(&self, endpoint: u32) -> bool {
-        self.lock().slots.iter().any(|slot| matches!(slot, Slot::Offered(offered) if *offered == endpoint))
     }
 
     pub(crate) fn is_up(&self, slot: PeerSlot) -> bool {

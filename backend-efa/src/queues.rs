@@ -9,7 +9,6 @@ use multirail_spi::Result;
 
 use crate::addresses::Addresses;
 use crate::objects::{Device, Fid};
-use crate::retained::OpenEndpoint;
 use crate::settings;
 use crate::shm;
 use crate::signals;
@@ -30,8 +29,6 @@ pub(crate) struct Queues {
     pub(crate) descriptor: Option<c_int>,
     /// Whether the provider only sends messages for writes.
     pub(crate) emulates_writes: bool,
-    /// Where the provider may touch memory after its registration is closed.
-    _retains: Option<OpenEndpoint>,
     pub(crate) addresses: Arc<Addresses>,
     pub(crate) device: Arc<Device>,
 }
@@ -68,11 +65,8 @@ impl Queues {
             check("to enable its endpoint", signals::keep(|| sys::fi_enable(ep.as_ptr())))?;
             (ep, name)
         };
-        let emulates_writes = settings::emulates_writes(ep.as_ptr(), &device.info);
-        let ends_with_keys = ends_with_keys(device, emulates_writes);
         Ok(Self {
-            emulates_writes,
-            _retains: (!ends_with_keys).then(|| OpenEndpoint::announce(device)),
+            emulates_writes: settings::emulates_writes(ep.as_ptr(), &device.info),
             ep,
             _name: name,
             cq,
@@ -81,11 +75,6 @@ impl Queues {
             addresses,
             device: Arc::clone(device),
         })
-    }
-
-    /// Whether peers' writes and reads of a region have ended once its registration is closed.
-    pub(crate) fn ends_with_keys(&self) -> bool {
-        ends_with_keys(&self.device, self.emulates_writes)
     }
 
     /// Whether closing waits for requests that never end: EFA's provider of 1.17 does
@@ -113,12 +102,6 @@ impl Queues {
         name.truncate(len);
         Ok(name)
     }
-}
-
-/// Only a card that writes by itself has ended what it was receiving once the key is gone. Providers look at the key when
-/// a write begins, and copy the rest as it comes (`xnet_op_write`, `smr_progress_cmd_rma`).
-fn ends_with_keys(device: &Device, emulates_writes: bool) -> bool {
-    device.info.card().is_some() && !emulates_writes
 }
 
 /// A counter of what peers do to our memory, where the provider offers such (`FI_RMA_EVENT`).

@@ -4,8 +4,8 @@
 //! message for which the target has no receive as long as the target lives, also while it closes
 //! (`efa_rdm_ep_wait_send`). Who closes a fabric must not hang for that. So past the limit the thread, the *reaper*,
 //! goes on alone, and the device is given up: the provider holds the domain's lock meanwhile, and `gate.rs` puts
-//! deregistrations off. All that the device may still touch lives as long as the endpoint does: the reaper holds the
-//! domain and its registrations, with their memory.
+//! deregistrations off. All that the device may still touch lives as long as the endpoint does: the reaper holds the domain and its
+//! registrations, with their memory.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};

@@ -22,8 +22,6 @@ pub(crate) struct Registered {
     lkey: u64,
     key: KeyMaterial,
     memory: Arc<dyn Memory>,
-    /// What peers may do.
-    access: Access,
     device: Arc<Device>,
 }
 
@@ -67,7 +65,6 @@ impl Registered {
             lkey,
             key: KeyMaterial { base, key, len: len as u64 },
             memory,
-            access,
             device: Arc::clone(device),
         })
     }
@@ -100,9 +97,6 @@ impl Drop for Registered {
     fn drop(&mut self) {
         if let Err(error) = self.close() {
             tracing::warn!(%error, "the memory of a region is kept");
-        }
-        if self.access != Access::LOCAL {
-            self.device.retained.retain(Arc::clone(&self.memory));
         }
     }
 }

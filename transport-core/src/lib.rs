@@ -80,6 +80,7 @@ mod prepared;
 mod region;
 mod remote;
 mod request;
+mod retained;
 mod spread;
 mod submit;
 #[cfg(test)]

@@ -7,9 +7,9 @@ use std::task::Poll;
 
 use crate::copy::{self, CopyStrategy};
 use crate::descriptor::Entry;
-use crate::engine::EngineHandle;
 use crate::fabric::FabricInner;
 use crate::index::{IndexVec, TransportIndex};
+use crate::retained::RetainedMemory;
 use crate::spi::MemoryRegion;
 use crate::{Access, Descriptor, Error, ErrorKind, Memory, Op, Result};
 
@@ -32,11 +32,8 @@ pub(crate) struct RegionInner {
     pub id: u64,
     pub fabric_id: u64,
     pub fabric: Weak<FabricInner>,
-    /// The engines of transports that may still touch the memory when it is deregistered ([`Revocation::Late`]). They
-    /// retain it then, and are woken to see to its release.
-    ///
-    /// [`Revocation::Late`]: crate::spi::Revocation::Late
-    pub late_engines: Vec<Weak<EngineHandle>>,
+    /// What takes the memory at the end, where a rail of the fabric may still touch it.
+    pub retained: Weak<RetainedMemory>,
     /// What the range of an operation ends below: `len + 1`, and 0 once the region is revoked. So one comparison
     /// checks both.
     pub limit: AtomicU64,
@@ -221,9 +218,11 @@ impl RegionInner {
 
 impl Drop for RegionInner {
     fn drop(&mut self) {
-        if !self.late_engines.is_empty() {
+        if self.access != Access::LOCAL
+            && let Some(retained) = self.retained.upgrade()
+        {
             self.regions = Vec::new().into();
-            self.late_engines.iter().filter_map(Weak::upgrade).for_each(|engine| engine.wake());
+            retained.retain(&self.memory);
         }
     }
 }

@@ -1,10 +1,13 @@
 //! What is left behind: no thread, no descriptor, no late byte, no use of the processor.
 
+use std::mem::ManuallyDrop;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::mpsc::{Sender, channel};
 use std::time::Duration;
 
 use limit::Limit;
+use rustix::process::Signal;
 use transport_core::spi::Operations;
 use transport_core::{ErrorKind, HostBuffer, Memory, Op};
 
@@ -98,9 +101,9 @@ fn peers_leave_nothing(context: &Context) -> Verdict {
     }
 }
 
-/// Memory whose owner hears when it is released.
+/// Memory whose owner hears when it is released, and can look at it even then.
 struct Owned {
-    buffer: HostBuffer,
+    buffer: ManuallyDrop<HostBuffer>,
     released: Sender<()>,
 }
 
@@ -121,32 +124,55 @@ impl Drop for Owned {
     }
 }
 
-/// Memory that a peer has written to goes back to its owner once the region is dropped and the peer has left, whichever
-/// comes first; though nobody touches the fabric.
+/// The last byte of each page that is not zero any more.
+fn landed(start: *mut u8, len: usize) -> usize {
+    let last = (4095..len).step_by(4096);
+    // SAFETY: within memory that is never unmapped; peers may write to it at the same time.
+    last.filter(|at| unsafe { AtomicU8::from_ptr(start.add(*at)) }.load(Ordering::Relaxed) != 0).count()
+}
+
+/// A region is dropped while a peer that stands still writes to it. Its memory goes back to its owner, and from then on
+/// no byte lands there, though the peer goes on.
 fn dropped_memory(context: &Context) -> Verdict {
-    for leaves_first in [true, false] {
-        let Meeting { fabric, peer, mut child } = Meeting::new(context)?;
-        let (released, release) = channel();
-        let memory = Arc::new(Owned { buffer: HostBuffer::new(1 << 16)?, released });
-        // SAFETY: nobody else uses the memory.
-        let region = unsafe { fabric.register(memory, OPEN) }?;
-        fabric.publish("near", &region)?;
-        child.ask("alloc far 65536 2")?;
-        child.ask("write far 0 65536 near 0 7")?;
-        peer.imm(7).expect(1).wait(LIMIT)?;
-        fabric.unpublish("near");
-        if leaves_first {
-            child.ask("close")?;
-            within(LIMIT, "the end of the peer", peer.closed())?;
-            drop(region);
-        } else {
-            drop(region);
-            child.ask("close")?;
-        }
-        let what = format!("the memory is kept, leaves_first {leaves_first}");
-        ensure(release.recv_timeout(LIMIT).is_ok(), what)?;
+    const LEN: usize = 64 << 20;
+    let Meeting { fabric, peer, mut child } = Meeting::new(context)?;
+    let (released, release) = channel();
+    let memory = Arc::new(Owned { buffer: ManuallyDrop::new(HostBuffer::new(LEN)?), released });
+    let start = memory.as_ptr();
+    // SAFETY: nobody else uses the memory, which is never unmapped.
+    let region = unsafe { fabric.register(memory, OPEN) }?;
+    fabric.publish("near", &region)?;
+    child.ask(&format!("alloc far {LEN} 2"))?;
+    child.tell(&format!("write far 0 {LEN} near 0 -"))?;
+    let mut limit = Limit::of(LIMIT);
+    while landed(start, LEN) == 0 {
+        ensure(!limit.is_over(), "nothing of the write lands")?;
     }
-    Ok(())
+    child.signal(Signal::STOP)?;
+    fabric.unpublish("near");
+    drop(region);
+    let mut before = None;
+    let mut look_on = |span| {
+        let mut span = Limit::of(span);
+        while !span.is_over() {
+            if before.is_none() && release.try_recv().is_ok() {
+                before = Some(landed(start, LEN));
+            }
+        }
+    };
+    // What is in sockets is still taken in; then the peer goes on. An absence can only be waited for.
+    look_on(Duration::from_millis(50));
+    child.signal(Signal::CONT)?;
+    look_on(Duration::from_millis(200));
+    drop(peer);
+    fabric.close();
+    drop(fabric);
+    if before.is_none() {
+        ensure(release.recv_timeout(LIMIT).is_ok(), "the memory is never released")?;
+        before = Some(landed(start, LEN));
+    }
+    drop(child);
+    same("pages with bytes, now and when the memory was released", Some(landed(start, LEN)), before)
 }
 
 /// Work under way when its fabric ends; afterwards no byte moves.

@@ -10,7 +10,8 @@ use super::rotation::Rotation;
 use super::unanswered::Blocked;
 use super::window::Window;
 use crate::Result;
-use crate::spi::{Batch, Domain, Endpoint, EndpointConfig, Status};
+use crate::retained::{RetainedByRail, RetainedMemory};
+use crate::spi::{Batch, Domain, Endpoint, EndpointConfig, Revocation, Status};
 
 pub(crate) struct Rail {
     pub endpoint: Box<dyn Endpoint>,
@@ -37,11 +38,16 @@ pub(crate) struct Rail {
     pub window: Window,
     /// When the last look found no room, that was so.
     pub blocked: Option<Blocked>,
+    /// Memory that the endpoint may still touch: dropped after it.
+    _retained: Option<RetainedByRail>,
 }
 
 impl Rail {
     /// `most` requests per doorbell, as far as the send queue holds so many.
-    pub fn open(domain: Arc<dyn Domain>, most: usize) -> Result<Self> {
+    pub fn open(domain: Arc<dyn Domain>, most: usize, retained: &Arc<RetainedMemory>) -> Result<Self> {
+        let is_late = domain.capabilities().revocation == Revocation::Late;
+        let share = || RetainedByRail { memory: Arc::clone(retained), domain: Arc::clone(&domain) };
+        let retained = is_late.then(share);
         let endpoint = domain.endpoint(EndpointConfig::default())?;
         let depth = domain.capabilities().send_depth.max(1) as usize;
         let most = most.min(depth);
@@ -63,6 +69,7 @@ impl Rail {
             depth,
             window,
             blocked: None,
+            _retained: retained,
         })
     }
 

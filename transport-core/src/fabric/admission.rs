@@ -28,6 +28,9 @@ impl FabricInner {
         is_local: bool,
     ) -> Result<Prepared> {
         self.check_open("connect")?;
+        if let Some(retained) = self.retained.upgrade() {
+            retained.is_reached();
+        }
         let new = |transport| Reservation::new(transport, is_local);
         let transports = self.transports.iter().map(new).collect();
         let mut prepared = Prepared { fabric: Arc::downgrade(self), transports, theirs: Vec::new() };

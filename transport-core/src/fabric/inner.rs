@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock, Weak};
 use std::time::Duration;
 
 use super::group::Group;
@@ -13,6 +13,7 @@ use crate::control::{Bootstrap, ControlSettings, ControlThread, HandshakeLimiter
 use crate::engine::{Control, EngineHandle};
 use crate::index::{IndexVec, TransportIndex};
 use crate::region::RegionInner;
+use crate::retained::RetainedMemory;
 use crate::spi::Revocation;
 use crate::{Access, Clock, Error, ErrorKind, Op, Peer, PeerId, Region, Result, Time};
 
@@ -34,6 +35,8 @@ pub(crate) struct FabricInner {
     pub(super) published: Mutex<HashMap<String, Region>>,
     pub(super) peers: Mutex<HashMap<PeerId, Peer>>,
     pub(super) next_region: AtomicU64,
+    /// What the regions have let go, as long as a rail may touch it.
+    pub(super) retained: Weak<RetainedMemory>,
     pub(super) closed: AtomicBool,
 }
 

@@ -19,7 +19,7 @@ mod workers;
 
 use std::future::Future;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 pub use builder::{FabricBuilder, TransportConfig};
 pub use dump::WeakFabric;
@@ -35,7 +35,6 @@ use crate::control;
 use crate::engine::{Control, Progress, RailCounters};
 use crate::pool::RecvPool;
 use crate::region::RegionInner;
-use crate::spi::Revocation;
 use crate::{Access, Error, ErrorKind, HostBuffer, Memory, MemoryKind, Op, Peer, Region, Result, Time};
 
 /// The rails to register on.
@@ -142,13 +141,6 @@ impl Fabric {
             regions.push(unsafe { transport.register(&memory, access, group)? });
         }
         let len = memory.len() as u64;
-        let is_late = |transport: &&Transport| {
-            let domains = &transport.domains;
-            domains.iter().any(|domain| domain.capabilities().revocation == Revocation::Late)
-        };
-        let late = self.0.transports.iter().filter(is_late);
-        let late_engines =
-            late.flat_map(|transport| &transport.groups).map(|group| Arc::downgrade(&group.engine));
         Ok(Region(Arc::new(RegionInner {
             regions: regions.into(),
             start: memory.as_ptr(),
@@ -159,7 +151,7 @@ impl Fabric {
             id: self.0.next_region.fetch_add(1, Ordering::Relaxed),
             fabric_id: self.0.id,
             fabric: Arc::downgrade(&self.0),
-            late_engines: late_engines.collect(),
+            retained: Weak::clone(&self.0.retained),
             limit: AtomicU64::new(len + 1),
         })))
     }

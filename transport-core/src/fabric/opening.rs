@@ -11,6 +11,7 @@ use crate::control::{HandshakeLimiter, Identity};
 use crate::index::{GroupIndex, Number, TransportIndex};
 use crate::observe::Watch;
 use crate::op::MOST_OPERATIONS;
+use crate::retained::RetainedMemory;
 use crate::spi::DomainSetup;
 use crate::{Error, ErrorKind, Result};
 
@@ -25,6 +26,7 @@ impl FabricBuilder {
         self.check()?;
         let seed = self.seed.map_or_else(|| random("open"), Ok)?;
         let incarnation = self.incarnation.map_or_else(|| random("open"), Ok)?;
+        let retained = Arc::new(RetainedMemory::default());
         let watch = Arc::new(Watch::new(self.stall_after, self.on_stall));
         let (mut transports, mut first_group) = (Vec::new(), GroupIndex::FIRST);
         let sought = self.transports.iter().map(Transport::seek).collect::<Result<Vec<_>>>()?;
@@ -47,6 +49,7 @@ impl FabricBuilder {
                 workers: &self.workers,
                 placing: &self.placing,
                 admission: Arc::clone(&self.admission),
+                retained: &retained,
             };
             let transport = Transport::open(config, devices, &setup, settings)?;
             first_group = first_group.plus(transport.groups.len());
@@ -69,6 +72,8 @@ impl FabricBuilder {
             published: Mutex::new(HashMap::new()),
             peers: Mutex::new(HashMap::new()),
             next_region: AtomicU64::new(1),
+            // The rails hold it that may touch it, if there are any.
+            retained: Arc::downgrade(&retained),
             closed: AtomicBool::new(false),
         });
         watch.over(&fabric);

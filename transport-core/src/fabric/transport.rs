@@ -12,6 +12,7 @@ use crate::engine::{Engine, EngineHandle, HandleSetup, Rail, RailCounters, RailC
 use crate::grant::Ledger;
 use crate::index::{GroupIndex, TransportIndex};
 use crate::observe::Watch;
+use crate::retained::RetainedMemory;
 use crate::spi::{Capabilities, DeviceInfo, Domain, DomainSetup, MemoryRegion};
 use crate::worker::{Seat, Worker, WorkerSetup};
 use crate::{Access, Admission, Error, ErrorKind, Memory, Result, WakeupHandle, WakeupPipe};
@@ -45,6 +46,8 @@ pub(super) struct OpenSettings<'a> {
     pub workers: &'a Workers,
     pub placing: &'a Placing,
     pub admission: Arc<dyn Admission>,
+    /// What the fabric's regions have let go.
+    pub retained: &'a Arc<RetainedMemory>,
 }
 
 /// What a fabric opened.
@@ -159,7 +162,7 @@ impl Transport {
         };
         let engine = Arc::new(EngineHandle::new(handle, wakeup));
         let batch = settings.workers.posting.batch;
-        let open = |domain: &Arc<dyn Domain>| Rail::open(Arc::clone(domain), batch);
+        let open = |domain: &Arc<dyn Domain>| Rail::open(Arc::clone(domain), batch, settings.retained);
         let opened = self.domains[rails.clone()].iter().map(open).collect::<Result<_>>()?;
         let driven = Engine::new(Arc::clone(&engine), opened, Arc::clone(&setup.clock));
         self.groups.push(Group { engine, rails, driven: None });

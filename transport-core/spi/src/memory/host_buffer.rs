@@ -70,6 +70,10 @@ unsafe impl Memory for HostBuffer {
     fn shared_file(&self) -> Option<std::os::fd::BorrowedFd<'_>> {
         self.mapping.file()
     }
+
+    fn discard(&mut self) -> Result<()> {
+        self.mapping.discard().map_err(|e| Error::os("deregister", "giving pages back", e))
+    }
 }
 
 #[cfg(all(unix, not(miri)))]
@@ -108,6 +112,12 @@ mod platform {
                 return crate::memory::mapping::commit_file("allocate", file, len);
             }
             let _ = len;
+            Ok(())
+        }
+
+        pub fn discard(&mut self) -> std::io::Result<()> {
+            self.pages.discard()?;
+            self.file = None;
             Ok(())
         }
 
@@ -163,6 +173,12 @@ mod platform {
             Ok(())
         }
 
+        pub fn discard(&mut self) -> std::io::Result<()> {
+            // SAFETY: allocated with that length; who calls it has the only handle.
+            unsafe { self.start.write_bytes(0, self.layout.size()) };
+            Ok(())
+        }
+
         pub fn private(len: usize) -> std::io::Result<Self> {
             let layout = Layout::from_size_align(len, 4096).map_err(std::io::Error::other)?;
             // SAFETY: the layout is not empty: `HostBuffer::new` refuses zero bytes.
@@ -200,6 +216,24 @@ mod tests {
         // SAFETY: in bounds, and nobody else has the buffer.
         assert_eq!(unsafe { buffer.as_ptr().add(4999).read() }, 0);
         assert!(HostBuffer::new(0).is_err());
+    }
+
+    #[test]
+    fn discarded_bytes_are_zero_and_may_be_written() {
+        for len in [1, 5000, (2 << 20) + 5000] {
+            let mut buffer = HostBuffer::new(len).unwrap();
+            let last = buffer.as_ptr().wrapping_add(len - 1);
+            // SAFETY: in bounds, and nobody else has the buffer.
+            unsafe { last.write(7) };
+            buffer.discard().unwrap();
+            assert_eq!(last, buffer.as_ptr().wrapping_add(len - 1));
+            // SAFETY: as above.
+            unsafe {
+                assert_eq!(last.read(), 0);
+                last.write(8);
+                assert_eq!(last.read(), 8);
+            }
+        }
     }
 
     #[cfg(all(target_os = "linux", not(miri)))]

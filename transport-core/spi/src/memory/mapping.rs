@@ -131,6 +131,16 @@ impl Mapping {
         }
     }
 
+    /// Puts zeroed pages of this process alone in the place of those that are there, which have memory from their
+    /// first touch on.
+    pub(crate) fn discard(&mut self) -> io::Result<()> {
+        let (at, protection) = (self.start.as_ptr().cast(), ProtFlags::READ | ProtFlags::WRITE);
+        let flags = MapFlags::PRIVATE | MapFlags::FIXED | MapFlags::NORESERVE;
+        // SAFETY: replaces the pages of this mapping alone, whose owner asks for it.
+        unsafe { rustix::mm::mmap_anonymous(at, self.len, protection, flags) }?;
+        Ok(())
+    }
+
     /// The first byte.
     pub fn start(&self) -> NonNull<u8> {
         self.start

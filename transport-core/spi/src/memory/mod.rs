@@ -129,6 +129,16 @@ pub unsafe trait Memory: Send + Sync {
         let _ = (at, into);
         None
     }
+
+    /// Gives the pages back to the system, if it can, and keeps the addresses mapped: a device may still write there, and
+    /// nobody reads. The core calls this after a region was dropped whose transport does not report when it has finished
+    /// ([`Revocation::Late`](crate::Revocation::Late)), on memory that has no other owner.
+    ///
+    /// # Errors
+    /// The system refuses; the pages stay.
+    fn discard(&mut self) -> Result<()> {
+        Ok(())
+    }
 }
 
 /// Flushes what NICs have written.

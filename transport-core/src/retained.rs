@@ -1,0 +1,126 @@
+//! Retains the memory of dropped regions that a backend may still touch.
+//!
+//! A backend of [`Revocation::Late`](crate::spi::Revocation::Late) checks a key when a peer's write or read begins, and
+//! moves the bytes later, while its endpoint is polled: libfabric without cards does (`xnet_op_write` over tcp,
+//! `smr_progress_cmd_rma` over shm), and its `efa` of 1.17, which emulates writes. Deregistering does not stop that copy,
+//! and nothing tells when it ends: a peer that was stopped in the middle of a write goes on much later, also after this
+//! side took it for dead. Only a closed endpoint touches nothing. So the memory lives until the endpoints are closed. Its
+//! pages go back to the system at once where its owner can do without them ([`Memory::discard`]).
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use crate::Memory;
+use crate::spi::Domain;
+
+/// What the regions of one fabric have let go. Held by the rails that may touch it.
+#[derive(Default)]
+pub(crate) struct RetainedMemory {
+    /// A peer was told how to reach a rail.
+    is_reachable: AtomicBool,
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+struct State {
+    /// Memory that somebody else had as well when it was looked at, by its address: the region itself just before its
+    /// end, or a user.
+    shared: HashMap<usize, Arc<dyn Memory>>,
+    /// `shared` is looked through when it has so many.
+    next_look: usize,
+    /// Memory that is here alone.
+    alone: Vec<Arc<dyn Memory>>,
+}
+
+impl RetainedMemory {
+    /// Peers may reach the rails from now on.
+    pub fn is_reached(&self) {
+        self.is_reachable.store(true, Ordering::Release);
+    }
+
+    /// Takes the memory of a region whose registrations are closed, unless no peer can have reached it.
+    pub fn retain(&self, memory: &Arc<dyn Memory>) {
+        if !self.is_reachable.load(Ordering::Acquire) {
+            return;
+        }
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let State { shared, next_look, alone } = &mut *state;
+        if shared.len() >= *next_look {
+            alone.extend(shared.extract_if(|_, memory| discard(memory)).map(|(_, memory)| memory));
+            *next_look = 2 * shared.len();
+        }
+        shared.insert(Arc::as_ptr(memory).cast::<u8>() as usize, Arc::clone(memory));
+    }
+}
+
+/// Gives the pages of `memory` back, if nobody else has it. Returns whether nobody has.
+fn discard(memory: &mut Arc<dyn Memory>) -> bool {
+    let Some(memory) = Arc::get_mut(memory) else { return false };
+    if let Err(error) = memory.discard() {
+        tracing::warn!(%error, len = memory.len(), "the memory of a dropped region is kept whole until the fabric is closed");
+    }
+    true
+}
+
+/// A rail's share of the retained memory; to be dropped after the rail's endpoint.
+pub(crate) struct RetainedByRail {
+    pub memory: Arc<RetainedMemory>,
+    pub domain: Arc<dyn Domain>,
+}
+
+impl Drop for RetainedByRail {
+    fn drop(&mut self) {
+        if self.domain.unclosed() > 0 {
+            tracing::warn!(
+                "the backend has not closed an endpoint: the memory of dropped regions is never freed"
+            );
+            std::mem::forget(Arc::clone(&self.memory));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::HostBuffer;
+
+    fn buffer() -> Arc<dyn Memory> {
+        Arc::new(HostBuffer::new(4096).unwrap())
+    }
+
+    #[test]
+    fn memory_is_kept_once_peers_may_reach_it() {
+        let (retained, one, two) = (RetainedMemory::default(), buffer(), buffer());
+        retained.retain(&one);
+        assert_eq!(Arc::strong_count(&one), 1);
+        retained.is_reached();
+        retained.retain(&one);
+        retained.retain(&two);
+        // Of memory that is registered again and again there is one.
+        retained.retain(&two);
+        assert_eq!((Arc::strong_count(&one), Arc::strong_count(&two)), (2, 2));
+        drop(retained);
+        assert_eq!((Arc::strong_count(&one), Arc::strong_count(&two)), (1, 1));
+    }
+
+    #[test]
+    fn pages_go_back_once_nobody_else_has_the_memory() {
+        let retained = RetainedMemory::default();
+        retained.is_reached();
+        let (kept, dropped) = (buffer(), buffer());
+        retained.retain(&kept);
+        retained.retain(&dropped);
+        let address = dropped.as_ptr();
+        drop(dropped);
+        for _ in 0..3 {
+            retained.retain(&buffer());
+        }
+        let state = retained.state.lock().unwrap();
+        assert!(state.shared.values().any(|memory| memory.as_ptr() == kept.as_ptr()));
+        let dropped = state.alone.iter().find(|memory| memory.as_ptr() == address).unwrap();
+        #[cfg(unix)]
+        assert!(dropped.shared_file().is_none(), "its pages are others now");
+        assert!(state.shared.len() <= 3, "the looks are as rare as that");
+    }
+}
