@@ -1,21 +1,21 @@
 //! How an operation splits over rails: a template and a range per rail.
 //!
-//! Items are numbered; item `i` is one work request. A plan is never expanded as
-//! a whole: the poster asks for one piece at a time.
+//! The pieces of an operation are numbered, and each is one work request. A plan is never expanded as a whole: the
+//! engine asks for the pieces that it posts next.
 
 use std::ops::Range;
 use std::sync::Arc;
 
 use crate::pages::PageLayout;
 
-/// The template: what item `i` of the operation is.
+/// The template: what each piece of the operation is.
 #[derive(Debug, Clone)]
 pub(crate) enum Shape {
     /// One range on each side, cut into pieces of `chunk` bytes.
     Range { local: u64, remote: u64, len: u64, chunk: u64 },
-    /// One page per item.
+    /// One page per piece.
     Pages { local: PageLayout, remote: PageLayout, page: u64, count: u32 },
-    /// Every piece written out, both offsets and the length, and bytes in all.
+    /// Every piece written out: its offsets in the local and the remote region, and its length. `bytes` is their sum.
     Written { pieces: Arc<[(u64, u64, u64)]>, bytes: u64, paged: bool },
     /// No bytes, and a piece for every rail.
     Touch { rails: u32 },
@@ -23,7 +23,7 @@ pub(crate) enum Shape {
 
 impl Shape {
     /// Pieces in the whole operation; a zero-byte operation is one empty piece.
-    pub fn items(&self) -> u32 {
+    pub fn piece_count(&self) -> u32 {
         match self {
             // Mostly so, and without a division.
             Self::Range { len, chunk, .. } if len <= chunk => 1,
@@ -43,24 +43,24 @@ impl Shape {
         }
     }
 
-    /// Appends what `make` makes of pieces `items`, which are below `items()`: of
-    /// their offsets in the local and the remote region, and their length.
+    /// Calls `make` for each piece in `range`, with the piece's offsets in the local and the remote region and its
+    /// length, and appends the results to `into`.
     #[inline]
-    pub fn expand<T>(&self, items: Range<u32>, into: &mut Vec<T>, mut make: impl FnMut(u64, u64, u64) -> T) {
+    pub fn expand<T>(&self, range: Range<u32>, into: &mut Vec<T>, mut make: impl FnMut(u64, u64, u64) -> T) {
         match self {
-            Self::Range { local, remote, len, chunk } => into.extend(items.map(|item| {
-                let start = u64::from(item) * chunk;
+            Self::Range { local, remote, len, chunk } => into.extend(range.map(|piece| {
+                let start = u64::from(piece) * chunk;
                 make(local + start, remote + start, (*len - start).min(*chunk))
             })),
             Self::Pages { local, remote, page, .. } => {
-                let places = local.places(items.clone()).zip(remote.places(items));
+                let places = local.places(range.clone()).zip(remote.places(range));
                 into.extend(places.map(|(local, remote)| make(local, remote, *page)));
             }
             Self::Written { pieces, .. } => {
-                let pieces = &pieces[items.start as usize..items.end as usize];
+                let pieces = &pieces[range.start as usize..range.end as usize];
                 into.extend(pieces.iter().map(|(local, remote, len)| make(*local, *remote, *len)));
             }
-            Self::Touch { .. } => into.extend(items.map(|_| make(0, 0, 0))),
+            Self::Touch { .. } => into.extend(range.map(|_| make(0, 0, 0))),
         }
     }
 
@@ -79,22 +79,22 @@ impl Shape {
         if matches!(self, Self::Touch { .. }) {
             return self.clone();
         }
-        let mut pieces = Vec::with_capacity(self.items() as usize);
-        self.expand(0..self.items(), &mut pieces, |local, remote, len| (local, remote, len));
+        let mut pieces = Vec::with_capacity(self.piece_count() as usize);
+        self.expand(0..self.piece_count(), &mut pieces, |local, remote, len| (local, remote, len));
         Self::Written { pieces: pieces.into(), bytes: self.bytes(), paged: self.is_pages() }
     }
 
-    /// Bytes of pieces `items`.
+    /// The bytes of the pieces in `range`.
     #[inline]
-    pub fn bytes_of(&self, items: Range<u32>) -> u64 {
+    pub fn bytes_of(&self, range: Range<u32>) -> u64 {
         match self {
             Self::Range { len, chunk, .. } => {
-                let at = |item: u32| (u64::from(item) * chunk).min(*len);
-                at(items.end) - at(items.start)
+                let offset = |piece: u32| (u64::from(piece) * chunk).min(*len);
+                offset(range.end) - offset(range.start)
             }
-            Self::Pages { page, .. } => items.len() as u64 * page,
+            Self::Pages { page, .. } => range.len() as u64 * page,
             Self::Written { pieces, .. } => {
-                pieces[items.start as usize..items.end as usize].iter().map(|(_, _, len)| len).sum()
+                pieces[range.start as usize..range.end as usize].iter().map(|(_, _, len)| len).sum()
             }
             Self::Touch { .. } => 0,
         }
@@ -111,13 +111,13 @@ impl Shape {
         }
     }
 
-    /// The chunk that keeps the number of items within `u32`.
+    /// The chunk that keeps the number of pieces within `u32`.
     pub fn chunk_for(len: u64, preferred: u64, max: u64) -> u64 {
         preferred.max(len.div_ceil(u64::from(u32::MAX - 1))).clamp(1, max.max(1))
     }
 }
 
-/// Items `start..end` for one rail.
+/// The pieces `start..end`, for one rail.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) struct RailRange {
     pub start: u32,
@@ -127,7 +127,7 @@ pub(crate) struct RailRange {
 impl RailRange {
     /// All pieces of `shape`.
     pub fn all_of(shape: &Shape) -> Self {
-        Self { start: 0, end: shape.items() }
+        Self { start: 0, end: shape.piece_count() }
     }
 
     /// How many.
@@ -142,10 +142,10 @@ impl RailRange {
     }
 }
 
-/// Splits `items` over rails by their weights, beginning with rail `first`: as evenly as
-/// whole items allow. A rail of weight 0 gets none. Writes one range per rail into `ranges`.
+/// Splits `pieces` over rails by their weights, beginning with rail `first`, as evenly as whole pieces allow. A rail of
+/// weight 0 gets none. Writes one range per rail into `ranges`.
 pub(crate) fn split(
-    items: RailRange,
+    pieces: RailRange,
     weights: impl Iterator<Item = u32> + Clone,
     first: u32,
     ranges: &mut Vec<RailRange>,
@@ -162,11 +162,11 @@ pub(crate) fn split(
     let turns = turns.filter(|(_, weight)| *weight > 0);
     let heaviest = usable.clone().max();
     if usable.clone().min() == heaviest {
-        // A rail that would get less than one item gets none.
-        let used = items.len().min(rails);
+        // A rail that would get less than one piece gets none.
+        let used = pieces.len().min(rails);
         for (turn, (rail, _)) in (0..used).zip(turns) {
             // Spread the remainder over the rails: sizes differ by one at most.
-            ranges[rail] = items.part(turn.into(), u64::from(turn) + 1, used.into());
+            ranges[rail] = pieces.part(turn.into(), u64::from(turn) + 1, used.into());
         }
         return;
     }
@@ -174,7 +174,7 @@ pub(crate) fn split(
     let mut from = 0;
     for (rail, weight) in turns {
         let to = from + u64::from(weight);
-        ranges[rail] = items.part(from, to, whole);
+        ranges[rail] = pieces.part(from, to, whole);
         from = to;
     }
 }
@@ -192,7 +192,7 @@ mod tests {
         let written = touch.written();
         assert!(matches!(written, Shape::Touch { rails: 2 }));
         // The poster divides by this.
-        assert_eq!((written.items(), written.piece_bytes()), (2, 1));
+        assert_eq!((written.piece_count(), written.piece_bytes()), (2, 1));
     }
 
     #[derive(Debug, Clone, Copy, PartialEq)]
@@ -208,9 +208,9 @@ mod tests {
         split(RailRange::all_of(shape), weights.iter().copied(), first, &mut ranges);
         let mut pieces = Vec::new();
         for range in ranges {
-            let (before, items) = (pieces.len(), range.start..range.end);
-            shape.expand(items.clone(), &mut pieces, |local, remote, len| Piece { local, remote, len });
-            assert_eq!(pieces[before..].iter().map(|piece| piece.len).sum::<u64>(), shape.bytes_of(items));
+            let (before, numbers) = (pieces.len(), range.start..range.end);
+            shape.expand(numbers.clone(), &mut pieces, |local, remote, len| Piece { local, remote, len });
+            assert_eq!(pieces[before..].iter().map(|piece| piece.len).sum::<u64>(), shape.bytes_of(numbers));
         }
         pieces
     }
@@ -256,23 +256,23 @@ mod tests {
             let mut pieces = expand(&shape, &weights, first);
             pieces.sort_by_key(|piece| std::cmp::Reverse(piece.remote));
             prop_assert_eq!(pieces.len(), indices.len());
-            for (item, piece) in pieces.iter().enumerate() {
-                let want = Piece { local: 3 + u64::from(indices[item]) * 5000, remote: (u64::from(count) - 1 - item as u64) * page, len: page };
+            for (index, piece) in pieces.iter().enumerate() {
+                let want = Piece { local: 3 + u64::from(indices[index]) * 5000, remote: (u64::from(count) - 1 - index as u64) * page, len: page };
                 prop_assert_eq!(*piece, want);
             }
         }
 
         #[test]
-        fn rails_are_as_even_as_their_weights(start in 0_u32..1000, items in 0_u32..100_000, weights in weights(), first in 0_u32..64) {
+        fn rails_are_as_even_as_their_weights(start in 0_u32..1000, count in 0_u32..100_000, weights in weights(), first in 0_u32..64) {
             let mut ranges = Vec::new();
-            let items = RailRange { start, end: start + items };
-            split(items, weights.iter().copied(), first, &mut ranges);
-            prop_assert_eq!(ranges.iter().map(|range| range.len()).sum::<u32>(), items.len());
+            let pieces = RailRange { start, end: start + count };
+            split(pieces, weights.iter().copied(), first, &mut ranges);
+            prop_assert_eq!(ranges.iter().map(|range| range.len()).sum::<u32>(), pieces.len());
             let whole: f64 = weights.iter().map(|weight| f64::from(*weight)).sum();
             for (range, weight) in ranges.iter().zip(&weights) {
-                let share = f64::from(items.len()) * f64::from(*weight) / whole;
+                let share = f64::from(pieces.len()) * f64::from(*weight) / whole;
                 prop_assert!((f64::from(range.len()) - share).abs() <= 1.0, "{:?} of {}", range, share);
-                prop_assert!(range.len() == 0 || (items.start <= range.start && range.end <= items.end));
+                prop_assert!(range.len() == 0 || (pieces.start <= range.start && range.end <= pieces.end));
             }
         }
 

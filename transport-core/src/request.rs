@@ -4,7 +4,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use crate::engine::Work;
-use crate::link::{Link, Span};
+use crate::engine::peer::{Link, Span};
 use crate::options::{ImmMode, PER_WR_UNIT, ReadOptions, SendOptions, WriteOptions};
 use crate::peer::PeerInner;
 use crate::plan::Shape;

@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::proof::Code;
-use crate::grant::Allowance;
+use crate::engine::flow_control::Allowance;
 use crate::{Error, ErrorKind, Result};
 
 /// Bytes of a name: of a region, a transport, a backend, a host.

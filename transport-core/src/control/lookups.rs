@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use tokio::sync::oneshot;
 
 use super::frame::{Frame, printable};
-use crate::engine::Question;
+use crate::engine::PeerProbe;
 use crate::{Error, ErrorKind, Result};
 
 /// Lookups that may wait for the peer's answer at once; others wait for their turn.
@@ -20,7 +20,7 @@ pub(crate) enum Asker {
     /// Somebody who wants the descriptor of that name.
     Name(Answer),
     /// An engine that wants any answer.
-    Life(Question),
+    Life(PeerProbe),
 }
 
 impl Asker {

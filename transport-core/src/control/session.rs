@@ -14,9 +14,9 @@ use super::lookups::{Answer, Asker, Lookups, OUTSTANDING};
 use super::moves::Moves;
 use super::thread::Spawner;
 use super::wire::{FAREWELL, Wire};
-use crate::engine::Question;
+use crate::engine::PeerProbe;
+use crate::engine::flow_control::Allowance;
 use crate::fabric::FabricInner;
-use crate::grant::Allowance;
 use crate::{Error, ErrorKind, Peer, Result};
 
 /// Answers that may wait while the peer does not read: all it may ask for, twice.
@@ -27,7 +27,7 @@ const LAST_CHANCE: Duration = Duration::from_millis(10);
 /// What the rest of the fabric asks of a session.
 pub(crate) enum Command {
     Lookup { name: String, answer: Answer },
-    Ask(Question),
+    Ask(PeerProbe),
     Revoked { region: u64 },
     Grant { transport: String, allowance: Allowance },
     Reached { barrier: String },
@@ -77,7 +77,7 @@ impl SessionHandle {
     }
 
     /// Asks the peer whether it lives; the question ends as a lookup does.
-    pub fn ask(&self, question: Question) {
+    pub fn ask(&self, question: PeerProbe) {
         self.command(Command::Ask(question));
     }
 

@@ -31,7 +31,7 @@ pub(crate) use workers::Posting;
 pub use workers::{Pinning, Workers};
 
 use crate::control::{self, Listener};
-use crate::engine::{Control, Progress, RailCounters};
+use crate::engine::{Control, RailCounters, StepReport};
 use crate::pool::RecvPool;
 use crate::region::RegionInner;
 use crate::spi::Revocation;
@@ -149,7 +149,7 @@ impl Fabric {
             regions: regions.into(),
             start: memory.as_ptr(),
             len,
-            far: if matches!(memory.kind(), MemoryKind::Cuda { .. }) { u64::MAX } else { 0 },
+            device_memory_mask: if matches!(memory.kind(), MemoryKind::Cuda { .. }) { u64::MAX } else { 0 },
             memory,
             access,
             id: self.0.next_region.fetch_add(1, Ordering::Relaxed),
@@ -232,8 +232,8 @@ impl Fabric {
     }
 
     /// One turn of every engine of a caller-driven fabric; nothing otherwise.
-    pub fn step(&self) -> Progress {
-        let mut sum = Progress::default();
+    pub fn step(&self) -> StepReport {
+        let mut sum = StepReport::default();
         for transport in &self.0.transports {
             for turn in transport.groups.iter().filter_map(Group::step) {
                 sum.events += turn.events;

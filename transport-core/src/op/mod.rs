@@ -147,7 +147,7 @@ impl Op {
         let result = match &self.0 {
             State::Waiting(Waiting::One(pending)) => {
                 let (engine, id) = (Arc::clone(&pending.engine), pending.id);
-                let is_ready = |_: &Self| engine.table.is_answered(id);
+                let is_ready = |_: &Self| engine.table.is_completed(id);
                 block_on(&mut *self, limit, is_ready, || engine.drive())
             }
             State::Waiting(Waiting::Many(many)) => {
@@ -167,7 +167,7 @@ impl Op {
     fn has_news(&self) -> bool {
         match &self.0 {
             State::Waiting(Waiting::One(pending)) => {
-                pending.answered || pending.engine.table.is_answered(pending.id)
+                pending.answered || pending.engine.table.is_completed(pending.id)
             }
             State::Waiting(Waiting::Many(many)) => many.has_news(),
             State::Ready(_) | State::Taken => true,
@@ -214,7 +214,7 @@ impl Future for Op {
 impl Drop for Pending {
     #[cold]
     fn drop(&mut self) {
-        if self.cancel_on_drop && !self.engine.table.is_answered(self.id) {
+        if self.cancel_on_drop && !self.engine.table.is_completed(self.id) {
             self.engine.cancel(self.id);
         }
         self.engine.table.release(self.id);

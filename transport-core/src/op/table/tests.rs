@@ -22,8 +22,8 @@ fn waker() -> Waker {
 
 /// The engine's part: answers, then says that nothing moves any more.
 fn engine_side(table: &OpTable, id: OpId) {
-    table.answer(id, outcome(7));
-    table.quiet(id);
+    table.complete(id, outcome(7));
+    table.quiesce(id);
 }
 
 /// A waiter that looks once and lets go, whatever it saw.
@@ -64,7 +64,7 @@ mod exhaustive {
             let result = loom::future::block_on(std::future::poll_fn(move |cx| waiting.poll_result(id, cx)));
             assert_eq!(result.unwrap().bytes, 7);
             let quiet = Arc::clone(&table);
-            loom::future::block_on(std::future::poll_fn(move |cx| quiet.poll_quiet(id, cx)));
+            loom::future::block_on(std::future::poll_fn(move |cx| quiet.poll_quiesced(id, cx)));
             table.release(id);
             engine.join().unwrap();
             assert_eq!(table.in_use(), 0);
@@ -103,12 +103,12 @@ mod threaded {
     fn the_first_answer_stays_and_memory_is_held_until_quiet() {
         let table = OpTable::new(1);
         let id = table.insert().unwrap();
-        table.answer(id, Err(Error::new(ErrorKind::DeadlineExceeded, "write", "late")));
-        table.answer(id, outcome(7));
+        table.complete(id, Err(Error::new(ErrorKind::DeadlineExceeded, "write", "late")));
+        table.complete(id, outcome(7));
         assert_eq!(table.try_result(id).unwrap().unwrap_err().kind(), ErrorKind::DeadlineExceeded);
         table.release(id);
         assert_eq!(table.in_use(), 1, "answered and dropped, but the engine still holds memory");
-        table.quiet(id);
+        table.quiesce(id);
         assert_eq!(table.in_use(), 0);
     }
 
