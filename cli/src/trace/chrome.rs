@@ -74,7 +74,7 @@ impl Events<'_> {
             TraceEvent::Woken => self.wake(time),
             TraceEvent::Posted { rail, .. }
             | TraceEvent::Completed { rail, .. }
-            | TraceEvent::Pressure { rail, .. }
+            | TraceEvent::Backpressure { rail, .. }
             | TraceEvent::QueueFull { rail }
             | TraceEvent::Imm { rail, .. }
             | TraceEvent::Message { rail, .. }
