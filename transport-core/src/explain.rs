@@ -1,5 +1,5 @@
 //! What a request would do if it were made now, and why: the transport, the thread, the
-//! rails, the path of copying. Computed by what the request itself goes through.
+//! rails, how bytes are copied. Computed by what the request itself goes through.
 
 mod text;
 
@@ -10,7 +10,7 @@ use serde::Serialize;
 
 use crate::copy::{self, CopyStrategy};
 use crate::engine::Work;
-use crate::engine::peer::{Link, PairedRail, Span};
+use crate::engine::peer::{CheckedRange, Link, PairedRail};
 use crate::observe::OperationKind;
 use crate::peer::PeerInner;
 use crate::plan::split;
@@ -149,7 +149,7 @@ impl Peer {
         let queued = match link.message_path(span.len) {
             None => Some(closed(link, link.direct.as_ref().map(|_| link.max_direct), span.len)),
             Some(_) if src.0.device_memory_mask != 0 => {
-                Some("a GPU has the bytes, which go by path of the host".into())
+                Some("a GPU has the bytes, which go through host memory".into())
             }
             Some(_) => None,
         };
@@ -174,17 +174,17 @@ fn explain_pages(peer: &PeerInner, link: &Link, work: &Work) -> Result<Explanati
 }
 
 /// Why a request to a region goes to the worker.
-fn why_queued(link: &Link, local: &Region, remote: &RemoteRegion, span: Span) -> Option<String> {
+fn why_queued(link: &Link, local: &Region, remote: &RemoteRegion, span: CheckedRange) -> Option<String> {
     let Some(path) = link.direct_path(&remote.0, span.len) else {
         return Some(closed(link, remote.0.direct_path.as_ref().map(|path| path.max), span.len));
     };
     path.direct.declines(&*path.import, local.0.device_memory_mask != 0, span.len).map(Into::into)
 }
 
-/// Why the path past the worker, for up to `max` bytes if there is one, is closed.
+/// Why the direct path, for up to `max` bytes if there is one, is closed.
 fn closed(link: &Link, max: Option<u64>, len: u64) -> String {
     match max {
-        None => format!("transport {} has no path past its worker", link.label),
+        None => format!("transport {} has no direct path", link.label),
         Some(max) if len > max => {
             format!("{} is more than the {} that run at once", text::size(len), text::size(max))
         }

@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use crate::engine::Work;
-use crate::engine::peer::{Link, Span};
+use crate::engine::peer::{CheckedRange, Link};
 use crate::options::{ReadOptions, SendOptions, WriteOptions};
 use crate::pages::Pages;
 use crate::plan::Shape;
@@ -57,7 +57,7 @@ impl Peer {
         link: &Link,
         src: &Region,
         dst: &RemoteRegion,
-        span: Span,
+        span: CheckedRange,
         options: &WriteOptions,
     ) -> Result<Op> {
         if options.trigger.is_none()

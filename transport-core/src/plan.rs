@@ -15,22 +15,22 @@ pub(crate) enum Shape {
     Range { local: u64, remote: u64, len: u64, chunk: u64 },
     /// One page per piece.
     Pages { local: PageLayout, remote: PageLayout, page: u64, count: u32 },
-    /// Every piece written out: its offsets in the local and the remote region, and its length. `bytes` is their sum.
-    Written { pieces: Arc<[(u64, u64, u64)]>, bytes: u64, paged: bool },
-    /// No bytes, and a piece for every rail.
-    Touch { rails: u32 },
+    /// Every piece listed: its offsets in the local and the remote region, and its length. `bytes` is their sum.
+    Listed { pieces: Arc<[(u64, u64, u64)]>, bytes: u64, paged: bool },
+    /// A warm-up: one piece without bytes for each rail.
+    WarmUp { rails: u32 },
 }
 
 impl Shape {
-    /// Pieces in the whole operation; a zero-byte operation is one empty piece.
+    /// The number of pieces in the whole operation. An operation without bytes has one empty piece.
     pub fn piece_count(&self) -> u32 {
         match self {
-            // Mostly so, and without a division.
+            // The usual case; it needs no division.
             Self::Range { len, chunk, .. } if len <= chunk => 1,
             Self::Range { len, chunk, .. } => u32::try_from(len.div_ceil(*chunk)).unwrap_or(u32::MAX),
             Self::Pages { count, .. } => *count,
-            Self::Written { pieces, .. } => pieces.len() as u32,
-            Self::Touch { rails } => *rails,
+            Self::Listed { pieces, .. } => pieces.len() as u32,
+            Self::WarmUp { rails } => *rails,
         }
     }
 
@@ -38,8 +38,8 @@ impl Shape {
         match self {
             Self::Range { len, .. } => *len,
             Self::Pages { page, count, .. } => page * u64::from(*count),
-            Self::Written { bytes, .. } => *bytes,
-            Self::Touch { .. } => 0,
+            Self::Listed { bytes, .. } => *bytes,
+            Self::WarmUp { .. } => 0,
         }
     }
 
@@ -56,32 +56,32 @@ impl Shape {
                 let places = local.places(range.clone()).zip(remote.places(range));
                 into.extend(places.map(|(local, remote)| make(local, remote, *page)));
             }
-            Self::Written { pieces, .. } => {
+            Self::Listed { pieces, .. } => {
                 let pieces = &pieces[range.start as usize..range.end as usize];
                 into.extend(pieces.iter().map(|(local, remote, len)| make(*local, *remote, *len)));
             }
-            Self::Touch { .. } => into.extend(range.map(|_| make(0, 0, 0))),
+            Self::WarmUp { .. } => into.extend(range.map(|_| make(0, 0, 0))),
         }
     }
 
-    /// Whether it is one piece of no bytes: an imm alone.
+    /// Whether the shape is one piece without bytes: an imm alone.
     pub fn is_empty(&self) -> bool {
         matches!(self, Self::Range { len: 0, .. })
     }
 
-    /// Whether it is a list of pages.
+    /// Whether the shape is a list of pages.
     pub fn is_pages(&self) -> bool {
-        matches!(self, Self::Pages { .. } | Self::Written { paged: true, .. })
+        matches!(self, Self::Pages { .. } | Self::Listed { paged: true, .. })
     }
 
-    /// The same with every piece written out; a touch has none to write.
-    pub fn written(&self) -> Self {
-        if matches!(self, Self::Touch { .. }) {
+    /// The same shape with every piece listed. A warm-up stays as it is.
+    pub fn listed(&self) -> Self {
+        if matches!(self, Self::WarmUp { .. }) {
             return self.clone();
         }
         let mut pieces = Vec::with_capacity(self.piece_count() as usize);
         self.expand(0..self.piece_count(), &mut pieces, |local, remote, len| (local, remote, len));
-        Self::Written { pieces: pieces.into(), bytes: self.bytes(), paged: self.is_pages() }
+        Self::Listed { pieces: pieces.into(), bytes: self.bytes(), paged: self.is_pages() }
     }
 
     /// The bytes of the pieces in `range`.
@@ -93,25 +93,25 @@ impl Shape {
                 offset(range.end) - offset(range.start)
             }
             Self::Pages { page, .. } => range.len() as u64 * page,
-            Self::Written { pieces, .. } => {
+            Self::Listed { pieces, .. } => {
                 pieces[range.start as usize..range.end as usize].iter().map(|(_, _, len)| len).sum()
             }
-            Self::Touch { .. } => 0,
+            Self::WarmUp { .. } => 0,
         }
     }
 
-    /// The largest piece; for none of bytes, what it counts as in a batch.
+    /// The bytes of the largest piece. A piece of a warm-up counts as 1 byte, so that a batch has a limit.
     #[inline]
     pub fn piece_bytes(&self) -> u64 {
         match self {
             Self::Range { chunk, .. } => *chunk,
             Self::Pages { page, .. } => *page,
-            Self::Written { pieces, .. } => pieces.first().map_or(0, |(_, _, len)| *len),
-            Self::Touch { .. } => 1,
+            Self::Listed { pieces, .. } => pieces.first().map_or(0, |(_, _, len)| *len),
+            Self::WarmUp { .. } => 1,
         }
     }
 
-    /// The chunk that keeps the number of pieces within `u32`.
+    /// The chunk size, near `preferred` and at most `max`, with which the number of pieces fits into `u32`.
     pub fn chunk_for(len: u64, preferred: u64, max: u64) -> u64 {
         preferred.max(len.div_ceil(u64::from(u32::MAX - 1))).clamp(1, max.max(1))
     }
@@ -130,12 +130,12 @@ impl RailRange {
         Self { start: 0, end: shape.piece_count() }
     }
 
-    /// How many.
+    /// The number of pieces.
     pub fn len(self) -> u32 {
         self.end - self.start
     }
 
-    /// What lies between two fractions of it, `from` and `to` of `whole`.
+    /// The part of the range between two fractions of it: `from / whole` and `to / whole`.
     pub fn part(self, from: u64, to: u64, whole: u64) -> Self {
         let at = |part: u64| (u128::from(self.len()) * u128::from(part) / u128::from(whole.max(1))) as u32;
         Self { start: self.start + at(from), end: self.start + at(to) }
@@ -187,12 +187,12 @@ mod tests {
     use crate::pages::Pages;
 
     #[test]
-    fn a_touch_stays_one_when_it_is_written_out() {
-        let touch = Shape::Touch { rails: 2 };
-        let written = touch.written();
-        assert!(matches!(written, Shape::Touch { rails: 2 }));
-        // The poster divides by this.
-        assert_eq!((written.piece_count(), written.piece_bytes()), (2, 1));
+    fn a_warm_up_stays_one_when_it_is_listed() {
+        let warm_up = Shape::WarmUp { rails: 2 };
+        let listed = warm_up.listed();
+        assert!(matches!(listed, Shape::WarmUp { rails: 2 }));
+        // The engine divides by `piece_bytes`.
+        assert_eq!((listed.piece_count(), listed.piece_bytes()), (2, 1));
     }
 
     #[derive(Debug, Clone, Copy, PartialEq)]
@@ -240,7 +240,7 @@ mod tests {
             }
             prop_assert_eq!(next, len);
             let shape = Shape::Range { local: 7, remote: 1000, len, chunk };
-            let mut written = expand(&shape.written(), &weights, first);
+            let mut written = expand(&shape.listed(), &weights, first);
             written.sort_by_key(|piece| piece.local);
             prop_assert_eq!(written, pieces.clone());
             prop_assert_eq!(pieces.len() as u64, len.div_ceil(chunk).max(1));

@@ -182,7 +182,7 @@ impl RegionInner {
         }
     }
 
-    /// Takes the peers' keys back on some rails of a transport; ready once no peer is inside a copy there. Where a
+    /// Takes the peers' keys back on some rails of a transport; ready once no peer is copying there. Where a
     /// request or receive of the owner `is_in_use`, a device that knows one key for both sides is left alone.
     pub fn poll_quiesced(
         &self,

@@ -1,4 +1,4 @@
-//! The way back: the engine polls the endpoints, finds the operation, peer or receive of each event, and ends
+//! Completing: the engine polls the endpoints, finds the operation, peer or receive that each event is about, and ends
 //! operations.
 
 use std::sync::Arc;
@@ -6,6 +6,7 @@ use std::sync::Arc;
 use super::operation::{ActiveOp, Stage};
 use super::peer::{AmbiguousFailure, ArrivalKind, PeerProbe};
 use super::rail::MAX_RUN;
+use super::step::HashedEvent;
 use super::trace::{RecentFailures, TraceEvent, peer_number};
 use super::{Engine, Work};
 use crate::op::OpId;
@@ -90,7 +91,7 @@ impl Engine {
     /// Handles the end of requests of this engine, all of one run.
     #[inline]
     fn acknowledge(&mut self, rail: usize, id: u64, count: u32, failed: Option<Status>) {
-        self.hash_event(4, id);
+        self.hash_event(HashedEvent::Acknowledged, id);
         let inflight = &mut self.rails[rail].inflight;
         match inflight.acknowledge(id, count).or_else(|| self.acknowledge_evicted(rail, id, count)) {
             Some((op, pieces)) => self.on_pieces_ended(rail, op, pieces, failed),
@@ -132,7 +133,7 @@ impl Engine {
         match event {
             Event::Imm { peer, imm } => {
                 let Some(link) = self.link_at(rail, peer, event) else { return };
-                self.hash_event(5, imm.into());
+                self.hash_event(HashedEvent::ImmArrived, imm.into());
                 if let Some(state) = &mut self.links[link as usize] {
                     let peer = peer_number(state.peer.id);
                     let renew = state.count_arrival(ArrivalKind::Imm);
@@ -148,7 +149,7 @@ impl Engine {
             }
             Event::Received { id, peer, len, imm } => {
                 let Some(link) = self.link_at(rail, peer, event) else { return };
-                self.hash_event(6, id);
+                self.hash_event(HashedEvent::MessageArrived, id);
                 let sender = self.links[link as usize].as_ref().map(|link| link.peer.id);
                 let peer = sender.map_or(0, peer_number);
                 self.record(TraceEvent::Message { rail: self.rail_number(rail), peer, bytes: len });
@@ -160,7 +161,7 @@ impl Engine {
                 self.receives.received(id, sender, len, imm, &mut self.rails, &self.handle);
             }
             Event::ReceiveFailed { id, status } => {
-                self.hash_event(7, id);
+                self.hash_event(HashedEvent::ReceiveFailed, id);
                 let text = self.rails[rail].endpoint.describe(status);
                 let error = Error::new(status.kind, "recv", text);
                 self.receives.failed(id, error, &mut self.rails, &self.handle);
@@ -203,7 +204,7 @@ impl Engine {
             self.early_events.take(rail, peer);
             return;
         };
-        self.hash_event(8, index.into());
+        self.hash_event(HashedEvent::PeerGone, index.into());
         let number = self.links[index as usize].as_ref().map_or(0, |link| peer_number(link.peer.id));
         self.record(TraceEvent::PeerGone { rail: self.rail_number(rail), peer: number });
         let Some(link) = &mut self.links[index as usize] else { return };
@@ -229,7 +230,7 @@ impl Engine {
 
     /// A device is lost. Fails the operations that have pieces on the rail, posted or not.
     fn on_device_lost(&mut self, rail: usize, status: Status) {
-        self.hash_event(9, rail as u64);
+        self.hash_event(HashedEvent::DeviceLost, rail as u64);
         self.record(TraceEvent::DeviceLost { rail: self.rail_number(rail) });
         let text = self.rails[rail].endpoint.describe(status);
         let text = if text.is_empty() { text } else { format!(": {text}") };
@@ -373,7 +374,7 @@ impl Engine {
         let mut rails = std::mem::take(&mut active.rails);
         rails.clear();
         self.spare_rails.push(rails);
-        self.hash_event(10, op.into());
+        self.hash_event(HashedEvent::Ended, op.into());
         self.running -= 1;
         if self.running == 0 {
             self.cancel_checks();
@@ -436,7 +437,7 @@ impl Engine {
         let Some(active) = &mut self.active[op as usize] else { return };
         active.cancelled = true;
         self.next_deadline = self.next_deadline.min(active.deadline);
-        self.hash_event(11, op.into());
+        self.hash_event(HashedEvent::Stopped, op.into());
         self.fail_op(op, error);
     }
 
@@ -460,7 +461,7 @@ impl Engine {
                 expired += 1;
                 let error = interrupted(ErrorKind::DeadlineExceeded, &active.work);
                 let id = active.id;
-                self.hash_event(12, op.into());
+                self.hash_event(HashedEvent::Expired, op.into());
                 self.record(TraceEvent::Expired { op: id });
                 self.complete_early(op, error);
             }

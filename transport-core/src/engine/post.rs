@@ -1,4 +1,4 @@
-//! The way out: the engine takes operations over, splits them over its rails, and posts their work requests.
+//! Posting: the engine takes operations over, splits them over its rails, and posts their work requests.
 //!
 //! A plan is expanded into work requests only when they are posted. An operation is in the queue of each rail for
 //! which it has pieces; each step posts one batch per rail. An operation that is the only one takes a shorter path
@@ -9,6 +9,7 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use super::operation::{ActiveOp, ActiveRail, Stage};
 use super::rail::{MAX_RUN, RECEIVE_RAIL, Run};
+use super::step::HashedEvent;
 use super::trace::{TraceEvent, peer_number};
 use super::{Engine, Rail, Submission, Work};
 use crate::op::OpId;
@@ -45,7 +46,7 @@ impl Engine {
         let Some(link) = link else { return self.refuse(submission) };
         let work = &mut submission.work;
         if !self.handle.posting.lazy && work.pieces.len() > 1 {
-            work.shape = work.shape.written();
+            work.shape = work.shape.listed();
         }
         let mut rails = self.spare_rails.pop().unwrap_or_default();
         self.fill_rails(work, link, &mut rails);
@@ -90,7 +91,7 @@ impl Engine {
             aborted: false,
         });
         self.running += 1;
-        self.hash_event(2, id.index.into());
+        self.hash_event(HashedEvent::TakenOver, id.index.into());
         self.record_started(id, kind, number, bytes);
         self.schedule_checks(now, deadline);
         match posted {
@@ -119,7 +120,7 @@ impl Engine {
         if trigger.is_none() {
             peer.links[self.handle.group].backlog.remove(&work);
         }
-        self.hash_event(2, id.index.into());
+        self.hash_event(HashedEvent::TakenOver, id.index.into());
         self.record_started(id, work.operation_kind(), peer_number(peer.id), work.bytes());
         self.record_ended(id, &span, Some(&error));
         self.handle.table.finish(id, Err(error));
@@ -171,7 +172,7 @@ impl Engine {
             return (1, Some(0));
         }
         // A warm-up has one piece for each rail, whatever the weights are.
-        let is_warm_up = matches!(work.shape, Shape::Touch { .. });
+        let is_warm_up = matches!(work.shape, Shape::WarmUp { .. });
         let weight = |rail: &ActiveRail| if is_warm_up { rail.weight.min(1) } else { rail.weight };
         split(work.pieces, rails.iter().map(weight), first_rail, &mut self.ranges);
         rails.iter_mut().zip(&self.ranges).for_each(|(rail, range)| {
@@ -293,7 +294,7 @@ impl Engine {
         let (mut posted, mut untried_rails) = (std::mem::take(&mut self.posted_at_once), 0);
         for rail in 0..self.rails.len() {
             let this = &mut self.rails[rail];
-            // Counts consecutive batches: a step without a batch on this rail starts anew.
+            // Counts consecutive batches: a step without a batch on this rail resets the count.
             let empty_posts = std::mem::take(&mut this.empty_posts);
             if this.queue.front().is_none() {
                 continue;
@@ -420,7 +421,7 @@ impl Engine {
         }
         self.record_batch(rail, accepted as u32, bytes);
         self.account_batch(rail, accepted as u32, cut_short, result.error);
-        self.hash_event(3, accepted as u64);
+        self.hash_event(HashedEvent::Posted, accepted as u64);
         accepted
     }
 
@@ -515,7 +516,7 @@ impl Engine {
             self.rails[rail].queue.pause(active.link);
         }
         if let Some(op) = ops.first() {
-            self.hash_event(14, u64::from(*op));
+            self.hash_event(HashedEvent::Evicted, u64::from(*op));
             tracing::debug!(rail, runs = ops.len(), "no request completes: evicted the requests in flight");
         }
         !ops.is_empty()
@@ -605,7 +606,7 @@ impl Engine {
     pub(super) fn on_grant_received(&mut self, link: u32) {
         let Some(Some(state)) = self.links.get(link as usize) else { return };
         state.peer.links[self.handle.group].credit.clear_notified();
-        self.hash_event(13, link.into());
+        self.hash_event(HashedEvent::GrantReceived, link.into());
         self.retry_waiting(link);
     }
 

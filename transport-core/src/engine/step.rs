@@ -1,7 +1,7 @@
 //! The engine, and what it does in each step.
 //!
-//! The engine's methods are in three files: `post` (the way out), `complete` (the way back), and this one (all else:
-//! the step itself, commands, deadlines, revocations, drains, stalls).
+//! The engine's methods are in three files: `post` (posting), `complete` (polling, and ending operations), and this one
+//! (all else: the step itself, commands, deadlines, revocations, drains, stalls).
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -99,6 +99,26 @@ pub(crate) struct Engine {
     pub(super) ranges: Vec<RailRange>,
     /// The event hash; see [`Engine::hash_event`].
     pub(super) hash: u64,
+}
+
+/// The events that the event hash covers; see [`Engine::hash_event`]. A change of a number changes the hash of every run.
+#[derive(Clone, Copy)]
+pub(super) enum HashedEvent {
+    PeerFailed = 1,
+    TakenOver = 2,
+    Posted = 3,
+    Acknowledged = 4,
+    ImmArrived = 5,
+    MessageArrived = 6,
+    ReceiveFailed = 7,
+    PeerGone = 8,
+    DeviceLost = 9,
+    Ended = 10,
+    Stopped = 11,
+    Expired = 12,
+    GrantReceived = 13,
+    Evicted = 14,
+    Triggered = 15,
 }
 
 impl Engine {
@@ -333,7 +353,7 @@ impl Engine {
             Control::Link { peer } => self.add_link(peer),
             Control::Unlink { peer, error } => {
                 if let Some(link) = self.link_of.remove(&peer) {
-                    self.hash_event(1, link.into());
+                    self.hash_event(HashedEvent::PeerFailed, link.into());
                     self.record(TraceEvent::PeerFailed { peer: peer_number(peer), error: error.kind() });
                     self.fail_link(link, &error);
                 }
@@ -475,7 +495,7 @@ impl Engine {
         let name = active.work.operation_name();
         let refused = remote.and_then(|remote| remote.check(0, 0, Access::REMOTE_WRITE, name).err());
         let (id, deadline) = (active.id, active.deadline);
-        self.hash_event(15, op.into());
+        self.hash_event(HashedEvent::Triggered, op.into());
         self.record(TraceEvent::Triggered { op: id });
         self.schedule_checks(now, deadline);
         match refused {
@@ -689,12 +709,12 @@ impl Engine {
         }
     }
 
-    /// Adds an event to the event hash. Two runs with the same seed have the same hash. `code` is the kind of event,
-    /// `value` what distinguishes events of a kind.
+    /// Adds an event to the event hash. Two runs with the same seed have the same hash. `value` distinguishes events of
+    /// the same kind: an index, an id or a number.
     #[inline]
-    pub(super) fn hash_event(&mut self, code: u64, value: u64) {
+    pub(super) fn hash_event(&mut self, event: HashedEvent, value: u64) {
         // One round of splitmix64's finaliser over the hash so far.
-        let mut z = self.hash ^ value.wrapping_add(code << 56).wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.hash ^ value.wrapping_add((event as u64) << 56).wrapping_add(0x9e37_79b9_7f4a_7c15);
         z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
         self.hash = z ^ (z >> 27);
     }

@@ -57,7 +57,7 @@ pub struct FabricBuilder {
     pub(super) records: usize,
     pub(super) stall_after: Duration,
     pub(super) on_stall: Option<StallHook>,
-    pub(super) admission: Arc<dyn GrantPolicy>,
+    pub(super) grant_policy: Arc<dyn GrantPolicy>,
     pub(super) placing: Placing,
 }
 
@@ -79,7 +79,7 @@ impl Default for FabricBuilder {
             records: 4096,
             stall_after: Duration::from_secs(1),
             on_stall: None,
-            admission: Arc::new(EvenShares),
+            grant_policy: Arc::new(EvenShares),
             placing: Placing::default(),
         }
     }
@@ -241,7 +241,7 @@ impl FabricBuilder {
 
     /// Decides how much each peer may send us. Default [`EvenShares`].
     pub fn grant_policy(mut self, policy: Arc<dyn GrantPolicy>) -> Self {
-        self.admission = policy;
+        self.grant_policy = policy;
         self
     }
 

@@ -47,7 +47,7 @@ impl FabricBuilder {
                 stall_monitor: Arc::clone(&stall_monitor),
                 workers: &self.workers,
                 placing: &self.placing,
-                admission: Arc::clone(&self.admission),
+                grant_policy: Arc::clone(&self.grant_policy),
             };
             let transport = Transport::open(config, devices, &setup, settings)?;
             first_group = first_group.plus(transport.groups.len());

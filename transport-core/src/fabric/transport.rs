@@ -44,7 +44,7 @@ pub(super) struct OpenSettings<'a> {
     pub stall_monitor: Arc<StallMonitor>,
     pub workers: &'a Workers,
     pub placing: &'a Placing,
-    pub admission: Arc<dyn GrantPolicy>,
+    pub grant_policy: Arc<dyn GrantPolicy>,
 }
 
 /// What a fabric opened.
@@ -105,7 +105,7 @@ impl Transport {
         }
         let capacity = transport.domains.iter().map(|domain| domain.capabilities().cq_depth).min();
         let (label, groups) = (transport.label.clone(), ranges.len() as u64);
-        let policy = Arc::clone(&settings.admission);
+        let policy = Arc::clone(&settings.grant_policy);
         let receiver_credits = ReceiverCredits::new(label, capacity.unwrap_or(0), groups, policy);
         let receiver_credits = Arc::new(receiver_credits);
         let threads = settings.workers.threads.unwrap_or(ranges.len()).min(ranges.len());

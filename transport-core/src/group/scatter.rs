@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use super::{PeerGroup, refused};
 use crate::engine::Work;
-use crate::engine::peer::{Link, Span};
+use crate::engine::peer::{CheckedRange, Link};
 use crate::peer::PeerInner;
 use crate::request::{cut_write, imm_alone};
 use crate::spi::WorkKind;
@@ -145,7 +145,7 @@ struct Checked<'a> {
     link: &'a Link,
     work: Work,
     /// Of a part with bytes.
-    bytes: Option<(&'a RemoteRegion, Span)>,
+    bytes: Option<(&'a RemoteRegion, CheckedRange)>,
 }
 
 /// Submits all parts, or none: with a slot for each nothing can be refused any more.

@@ -16,7 +16,7 @@ use crate::{Error, ErrorKind, Result};
 pub struct Cancel {
     early: Option<Result<Outcome>>,
     pending: Option<Pending>,
-    /// Of a joint operation: what is not quiet, and whether its result counts (it does
+    /// Of a joint operation: what is not quiesced, and whether its result counts (it does
     /// not if it was counted before).
     parts: Vec<(Self, bool)>,
     sum: Sum,

@@ -35,7 +35,7 @@ impl Peer {
             link.capabilities().is_some_and(|caps| caps.operations.contains(Operations::WRITE))
         };
         let ops = self.0.links.iter().filter(|link| link.is_up()).filter(writes).map(|link| {
-            let shape = Shape::Touch { rails: link.rails.iter().flatten().count() as u32 };
+            let shape = Shape::WarmUp { rails: link.rails.iter().flatten().count() as u32 };
             self.0.submit(link, Work::of(WorkKind::Write, shape), None, "warm_up")
         });
         Ok(Op::all(ops.collect::<Result<_>>()?))

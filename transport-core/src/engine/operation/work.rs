@@ -96,7 +96,7 @@ impl Work {
         match self.kind {
             WorkKind::Read => OperationKind::Read,
             WorkKind::Send => OperationKind::Send,
-            WorkKind::Write if matches!(self.shape, Shape::Touch { .. }) => OperationKind::WarmUp,
+            WorkKind::Write if matches!(self.shape, Shape::WarmUp { .. }) => OperationKind::WarmUp,
             WorkKind::Write if self.local.is_none() => OperationKind::WriteImm,
             WorkKind::Write if self.shape.is_pages() => OperationKind::WritePages,
             WorkKind::Write => OperationKind::Write,

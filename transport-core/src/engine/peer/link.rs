@@ -53,7 +53,7 @@ pub(crate) struct PairedRail {
 
 /// Checked offsets into the local and the remote region, and the length in bytes.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Span {
+pub(crate) struct CheckedRange {
     pub local: u64,
     pub remote: u64,
     pub len: u64,
@@ -80,7 +80,7 @@ impl Link {
         &self,
         region: &Region,
         remote: &RemoteInner,
-        span: Span,
+        span: CheckedRange,
         kind: WorkKind,
         options: &WriteOptions,
     ) -> Option<Op> {
@@ -102,7 +102,7 @@ impl Link {
         &self,
         region: &Region,
         remote: &RemoteInner,
-        span: Span,
+        span: CheckedRange,
         kind: WorkKind,
         imm: Option<u32>,
     ) -> Option<Op> {
@@ -121,7 +121,7 @@ impl Link {
         &self,
         region: &Region,
         remote: &RemoteInner,
-        span: Span,
+        span: CheckedRange,
         kind: WorkKind,
         options: &WriteOptions,
     ) -> Option<Op> {
@@ -141,7 +141,7 @@ impl Link {
         &self,
         path: &DirectPath,
         region: &Region,
-        span: Span,
+        span: CheckedRange,
         kind: WorkKind,
         imm: Option<u32>,
         locality: Locality,
@@ -174,7 +174,7 @@ impl Link {
         &self,
         region: &Region,
         remote: &'a RemoteInner,
-        span: Span,
+        span: CheckedRange,
     ) -> Option<&'a DirectPath> {
         // The mask of device memory has all bits set: then the length exceeds every maximum.
         self.direct_path(remote, span.len | region.0.device_memory_mask)
@@ -261,7 +261,7 @@ impl Link {
         };
         if !caps.operations.contains(operation) || (imm.is_some() && caps.imm_bytes < 4) {
             let why = format!(
-                "transport {} cannot: it offers {:?} and {} bytes of imm",
+                "transport {} does not support this: it offers {:?} and {} bytes of imm",
                 self.label, caps.operations, caps.imm_bytes
             );
             return Err(Error::new(ErrorKind::Unsupported, name, why));

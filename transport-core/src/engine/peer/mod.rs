@@ -12,5 +12,5 @@ mod link_state;
 pub(crate) use ambiguous_failures::PeerProbe;
 pub(super) use ambiguous_failures::{AmbiguousFailure, AmbiguousFailures};
 pub(super) use early_events::EarlyEvents;
-pub(crate) use link::{Link, PairedRail, Span};
+pub(crate) use link::{CheckedRange, Link, PairedRail};
 pub(super) use link_state::{ArrivalKind, LinkState};

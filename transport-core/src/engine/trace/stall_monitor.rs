@@ -1,4 +1,4 @@
-//! Operations that make no progress, and who is told of them.
+//! Operations that make no progress, until they are reported to the user.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};

@@ -12,7 +12,7 @@ use crate::{ErrorKind, WakeupPipe};
 
 const SHORT: Duration = Duration::from_millis(2);
 
-/// An engine of nobody's: the test answers.
+/// A handle without an engine: the test completes the operations.
 fn engine() -> Arc<EngineHandle> {
     let wakeup = WakeupPipe::new().unwrap().handle().try_clone().unwrap();
     let stall_monitor = Arc::new(StallMonitor::new(Duration::MAX));
@@ -88,7 +88,7 @@ fn an_error_waits_for_the_others_and_the_first_stays() {
     assert!(all.try_result().is_none());
     engine.table.finish(ids[1], outcome(1, 1));
     assert_eq!(kind(all.wait(SHORT)), ErrorKind::PeerDied);
-    // Part 2 was answered, and is not quiet.
+    // Part 2 was completed, and is not quiesced.
     let mut cancel = all.cancel();
     assert_eq!(kind(cancel.wait(SHORT)), ErrorKind::DeadlineExceeded);
     engine.table.quiesce(ids[2]);
@@ -150,7 +150,7 @@ fn a_drop_cancels_what_is_under_way_and_a_detach_does_not() {
 }
 
 #[test]
-fn a_cancel_resolves_when_every_part_is_quiet() {
+fn a_cancel_resolves_when_every_part_is_quiesced() {
     let engine = engine();
     let (ids, ops) = submitted(&engine, 2);
     let mut cancel = Op::all(ops).cancel();
