@@ -50,8 +50,8 @@ impl Engine {
     }
 
     /// Handles each event of the last poll, which was of `rail`, exactly once. This also holds if a waker of the user
-    /// panics: an event counts as handled before any waker runs. The engine handles one run of a joined completion at a
-    /// time.
+    /// panics: an event counts as handled before any waker runs. A completion may cover several runs: the engine handles
+    /// one run, and replaces the event by one for the rest.
     #[inline]
     fn handle_events(&mut self, rail: usize) {
         self.handled_rail = rail;

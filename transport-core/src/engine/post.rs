@@ -242,7 +242,7 @@ impl Engine {
         if active.unposted == 0 {
             return false;
         }
-        if !self.fail_if_unflushable(op) {
+        if !self.fail_if_used_rail_lost(op) {
             self.queue(op);
         }
         true
@@ -250,7 +250,7 @@ impl Engine {
 
     /// Fails an operation that has delivered bytes over a rail which was lost since then: the engine cannot find out
     /// when these bytes are visible. Returns whether it failed.
-    fn fail_if_unflushable(&mut self, op: u32) -> bool {
+    fn fail_if_used_rail_lost(&mut self, op: u32) -> bool {
         let Some(active) = &self.active[op as usize] else { return true };
         let is_lost = active.rails.iter().any(|rail| rail.is_used() && !rail.usable());
         if is_lost {
@@ -262,14 +262,14 @@ impl Engine {
 
     /// Starts to post the one imm that announces all bytes, which are delivered.
     pub(super) fn begin_imm(&mut self, op: u32) {
-        if self.needs_flushes && self.fail_if_unflushable(op) {
+        if self.needs_flushes && self.fail_if_used_rail_lost(op) {
             return;
         }
         let needs_flushes = self.needs_flushes;
         let Some(active) = &mut self.active[op as usize] else { return };
         active.stage = Stage::Imm;
-        // A rail that has carried bytes was not flushed: the imm follows its bytes only on this rail. If this engine
-        // has carried no bytes, the other engines have flushed all their rails, and any rail will do.
+        // The first rail that has carried bytes was not flushed, so the imm must follow these bytes on the same rail. If
+        // this engine has carried no bytes, the other engines have flushed all their rails, and any rail will do.
         let may_carry = |rail: &ActiveRail| rail.usable() && (rail.is_used() || !needs_flushes);
         let index = active.rails.iter().position(may_carry);
         let index = index.or_else(|| active.rails.iter().position(ActiveRail::usable));

@@ -51,6 +51,7 @@ pub struct StepReport {
     pub outstanding: usize,
 }
 
+/// The engine of one rail group. It owns the endpoints of the group's devices.
 pub(crate) struct Engine {
     pub(super) handle: Arc<EngineHandle>,
     pub(super) clock: Arc<dyn Clock>,
@@ -63,6 +64,7 @@ pub(crate) struct Engine {
     pub(super) posted_at_once: usize,
     /// The links, by their index.
     pub(super) links: Vec<Option<LinkState>>,
+    /// The link of each peer whose link has not failed.
     pub(super) link_of: HashMap<PeerId, u32>,
     /// The link by `[rail][slot]`.
     pub(super) slot_links: Vec<Vec<Option<u32>>>,
@@ -96,12 +98,14 @@ pub(crate) struct Engine {
     pub(super) needs_flushes: bool,
     /// Allocations for [`ActiveOp::rails`], to be reused.
     pub(super) spare_rails: Vec<Vec<ActiveRail>>,
+    /// The result of the last `split`; kept for its allocation.
     pub(super) ranges: Vec<RailRange>,
     /// The event hash; see [`Engine::hash_event`].
     pub(super) hash: u64,
 }
 
-/// The events that the event hash covers; see [`Engine::hash_event`]. A change of a number changes the hash of every run.
+/// The events that the event hash covers; see [`Engine::hash_event`]. Do not change the numbers: this would
+/// change the hash of every run.
 #[derive(Clone, Copy)]
 pub(super) enum HashedEvent {
     PeerFailed = 1,

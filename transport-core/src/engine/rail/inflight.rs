@@ -26,7 +26,7 @@ struct InflightRun {
     unacknowledged: u32,
 }
 
-/// Posted runs, oldest first.
+/// Posted runs, oldest first. A request is *acknowledged* once the engine has seen its completion or its failure.
 ///
 /// The id of a request is the sequence number of its run since the rail was opened, times [`MAX_RUN`], plus the
 /// request's index in the run. So a completion finds its run without a search, in whatever order completions arrive.
