@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use multirail_loopback::{LinkModel, Loopback, LoopbackConfig};
 use multirail_spi::{Access, ErrorKind, VirtualClock};
-use transport_core::observe::{Dump, OperationKind, Recording, Wait, What, WorkerState};
+use transport_core::observe::{Dump, OperationKind, Recording, TraceEvent, WaitReason, WorkerState};
 use transport_core::{Fabric, FabricBuilder, Op, Peer, Region, RemoteRegion, TransportConfig, WriteOptions};
 
 /// Latency of the slow link.
@@ -92,7 +92,7 @@ fn a_stall_is_reported_once_and_says_what_it_waits_for() {
         assert_eq!(stalled.left, Some(4 * SLOW - STALL * 3 / 2));
         assert_eq!(stalled.peer.as_ref().unwrap().id, reports[0].peers[0].name.id);
         assert_eq!(stalled.rails[0].outstanding, 1);
-        assert_eq!(stalled.waits, [Wait::Completion { rail: 0, device: "lo0".into(), requests: 1 }]);
+        assert_eq!(stalled.waits, [WaitReason::Completion { rail: 0, device: "lo0".into(), requests: 1 }]);
         let words = stalled.to_string();
         assert!(
             words.contains("1.5 s old") && words.contains("completion of 1 posted on rail 0 (lo0)"),
@@ -124,8 +124,8 @@ fn what_waits_for_its_trigger_does_not_stall() {
     setting.after(STALL * 2);
     assert_eq!(setting.reported(), 1);
     let dump = setting.here.dump();
-    let triggered = What::Triggered { op: op.id().unwrap() };
-    assert!(dump.transports[0].records.iter().any(|record| record.what == triggered));
+    let triggered = TraceEvent::Triggered { op: op.id().unwrap() };
+    assert!(dump.transports[0].records.iter().any(|record| record.event == triggered));
     assert!(triggered.to_string().contains("was triggered"));
 }
 
@@ -162,17 +162,18 @@ fn a_revoked_or_cancelled_operation_is_described_and_the_end_recorded() {
     assert!(cancelled.to_string().contains("ends with: cancelled"));
     setting.after(STALL * 2);
     setting.after(SLOW * 2);
-    let whats: Vec<_> = setting.here.dump().transports[0].records.iter().map(|record| record.what).collect();
-    let place =
-        |wanted: fn(&What) -> bool| whats.iter().position(wanted).unwrap_or_else(|| panic!("{whats:?}"));
+    let whats: Vec<_> = setting.here.dump().transports[0].records.iter().map(|record| record.event).collect();
+    let place = |wanted: fn(&TraceEvent) -> bool| {
+        whats.iter().position(wanted).unwrap_or_else(|| panic!("{whats:?}"))
+    };
     let order = [
-        place(|what| matches!(what, What::PeerLinked { .. })),
-        place(|what| matches!(what, What::Begun { bytes: 65536, .. })),
-        place(|what| matches!(what, What::Posted { rail: 0, requests: 1, bytes: 65536, .. })),
-        place(|what| matches!(what, What::Cancelled { .. })),
-        place(|what| matches!(what, What::Stalled { .. })),
-        place(|what| matches!(what, What::Completed { requests: 1, failed: 0, .. })),
-        place(|what| matches!(what, What::Ended { error: Some(ErrorKind::Cancelled), .. })),
+        place(|what| matches!(what, TraceEvent::PeerLinked { .. })),
+        place(|what| matches!(what, TraceEvent::Started { bytes: 65536, .. })),
+        place(|what| matches!(what, TraceEvent::Posted { rail: 0, requests: 1, bytes: 65536, .. })),
+        place(|what| matches!(what, TraceEvent::Cancelled { .. })),
+        place(|what| matches!(what, TraceEvent::Stalled { .. })),
+        place(|what| matches!(what, TraceEvent::Completed { requests: 1, failed: 0, .. })),
+        place(|what| matches!(what, TraceEvent::Ended { error: Some(ErrorKind::Cancelled), .. })),
     ];
     assert!(order.is_sorted(), "{whats:?}");
 }
@@ -187,7 +188,7 @@ fn a_posted_receive_waits_for_a_message_and_is_no_stall() {
     let receive = dump.operations().next().unwrap();
     assert_eq!((receive.kind, receive.bytes, receive.left), (OperationKind::Receive, 100, None));
     assert_eq!((receive.age, Some(receive.id)), (STALL * 5, op.id()));
-    assert_eq!(receive.waits, [Wait::Message { rail: 0, device: "lo0".into() }]);
+    assert_eq!(receive.waits, [WaitReason::Message { rail: 0, device: "lo0".into() }]);
     assert_eq!((setting.reported(), dump.transports[0].receives), (0, 1));
 }
 
@@ -206,8 +207,10 @@ fn a_peer_that_takes_nothing_and_those_behind_it_are_told_apart() {
     let waits: Vec<_> = dump.stalled().flat_map(|operation| &operation.waits).collect();
     assert!(!waits.is_empty());
     let told = waits.iter().all(|wait| match wait {
-        Wait::Completion { requests, .. } => *requests > 0,
-        Wait::PeerLane { rail, .. } | Wait::Turn { rail, .. } | Wait::SendQueue { rail, .. } => *rail == 0,
+        WaitReason::Completion { requests, .. } => *requests > 0,
+        WaitReason::PeerQueue { rail, .. }
+        | WaitReason::Turn { rail, .. }
+        | WaitReason::SendQueue { rail, .. } => *rail == 0,
         _ => false,
     });
     assert!(told, "{waits:?}");
@@ -272,7 +275,9 @@ fn a_worker_answers_while_parked_and_a_blocked_one_is_told_apart() {
     let dump = fabric.dump();
     release.send(()).unwrap();
     assert_eq!(dump.transports[0].worker, WorkerState::Blocked);
-    assert!(dump.transports[0].records.iter().any(|record| matches!(record.what, What::Message { .. })));
+    assert!(
+        dump.transports[0].records.iter().any(|record| matches!(record.event, TraceEvent::Message { .. }))
+    );
     fabric.close();
     assert_eq!(fabric.dump().transports[0].worker, WorkerState::Closed);
 }

@@ -9,7 +9,7 @@ use std::task::{Context, Poll, Waker};
 
 use tokio::runtime::{Builder, Runtime};
 use tokio::task::yield_now;
-use transport_core::{Fabric, FabricBuilder, Progress};
+use transport_core::{Fabric, FabricBuilder, StepReport};
 
 use crate::{Done, Driven};
 
@@ -39,7 +39,7 @@ impl Turns {
     }
 
     /// One of them.
-    pub fn step(&self) -> Progress {
+    pub fn step(&self) -> StepReport {
         self.taken.set(self.taken.get().wrapping_add(1));
         if self.taken.get().is_multiple_of(PER_LOOK) {
             self.serve();

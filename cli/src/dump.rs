@@ -74,7 +74,7 @@ impl Dumps {
     pub fn after_failure(&self, fabric: &Fabric) {
         let dump = fabric.dump();
         let waiting = |operation: &&OperationDump| operation.kind != OperationKind::Receive;
-        for operation in dump.casualties().chain(dump.operations().filter(waiting)) {
+        for operation in dump.recent_failures().chain(dump.operations().filter(waiting)) {
             say(&format!("cut short: {operation}"));
         }
         self.record(&dump);

@@ -68,7 +68,7 @@ fn a_stopped_peer_is_told_by_what_waits_for_it() {
         let waits = if op == "send" {
             "; waits for a receive of the peer"
         } else {
-            "; waits for room in the peer's lane"
+            "; waits for room in the peer's queue"
         };
         assert!(told.contains(waits), "what it waits for: {told}");
         assert!(told.contains(&format!(", {address}, incarnation ")), "the peer: {told}");
@@ -102,7 +102,7 @@ fn a_signal_prints_a_dump_and_the_bench_goes_on() {
     assert!(peer.contains("127.0.0.1:"), "{peer}");
     assert!(bench.await_error("records of transport loopback").contains("last "));
     // As often as it takes to meet an operation.
-    let begun = "begun: write_pages of 2097152 bytes";
+    let begun = "started: write_pages of 2097152 bytes";
     eventually(LIMIT, "an operation is recorded", || {
         bench.signal(Signal::USR1);
         bench.await_error("records of transport loopback");

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use transport_core::spi::Capabilities;
 use transport_core::{
-    Admission, Clock, Error, ErrorKind, Fabric, FabricBuilder, Op, Outcome, Peer, RailGroups, Time, Token,
+    Clock, Error, ErrorKind, Fabric, FabricBuilder, GrantPolicy, Op, Outcome, Peer, RailGroups, Time, Token,
     VirtualClock,
 };
 
@@ -53,7 +53,7 @@ pub(crate) struct Options<'a> {
     pub max_operations: usize,
     pub deadline: Duration,
     pub token: Option<Token>,
-    pub admission: Option<Arc<dyn Admission>>,
+    pub admission: Option<Arc<dyn GrantPolicy>>,
     /// Time passes for it whenever it looks: for waits that nobody moves the clock in.
     pub ticking: bool,
 }
@@ -99,7 +99,7 @@ pub(crate) fn builder(context: &Context, options: &Options<'_>) -> Verdict<Fabri
         builder = builder.token(token.clone());
     }
     if let Some(admission) = &options.admission {
-        builder = builder.admission(Arc::clone(admission));
+        builder = builder.grant_policy(Arc::clone(admission));
     }
     Ok(builder)
 }

@@ -1,5 +1,5 @@
 //! What a request would do if it were made now, and why: the transport, the thread, the
-//! rails, the way of copying. Computed by what the request itself goes through.
+//! rails, how bytes are copied. Computed by what the request itself goes through.
 
 mod text;
 
@@ -10,7 +10,7 @@ use serde::Serialize;
 
 use crate::copy::{self, CopyStrategy};
 use crate::engine::Work;
-use crate::link::{Link, PairedRail, Span};
+use crate::engine::peer::{CheckedRange, Link, PairedRail};
 use crate::observe::OperationKind;
 use crate::peer::PeerInner;
 use crate::plan::split;
@@ -146,9 +146,11 @@ impl Peer {
     ) -> Result<Explanation> {
         let (link, span) = self.0.check_send(src, range, options)?;
         let work = message(src, span, options.imm);
-        let queued = match link.message_shortcut(span.len) {
+        let queued = match link.message_path(span.len) {
             None => Some(closed(link, link.direct.as_ref().map(|_| link.max_direct), span.len)),
-            Some(_) if src.0.far != 0 => Some("a GPU has the bytes, which go by way of the host".into()),
+            Some(_) if src.0.device_memory_mask != 0 => {
+                Some("a GPU has the bytes, which go through host memory".into())
+            }
             Some(_) => None,
         };
         explain(&self.0, link, OperationKind::Send, &work, queued)
@@ -172,17 +174,17 @@ fn explain_pages(peer: &PeerInner, link: &Link, work: &Work) -> Result<Explanati
 }
 
 /// Why a request to a region goes to the worker.
-fn why_queued(link: &Link, local: &Region, remote: &RemoteRegion, span: Span) -> Option<String> {
-    let Some(way) = link.way(&remote.0, span.len) else {
-        return Some(closed(link, remote.0.shortcut.as_ref().map(|way| way.max), span.len));
+fn why_queued(link: &Link, local: &Region, remote: &RemoteRegion, span: CheckedRange) -> Option<String> {
+    let Some(path) = link.direct_path(&remote.0, span.len) else {
+        return Some(closed(link, remote.0.direct_path.as_ref().map(|path| path.max), span.len));
     };
-    way.direct.declines(&*way.import, local.0.far != 0, span.len).map(Into::into)
+    path.direct.declines(&*path.import, local.0.device_memory_mask != 0, span.len).map(Into::into)
 }
 
-/// Why the way past the worker, for up to `max` bytes if there is one, is closed.
+/// Why the direct path, for up to `max` bytes if there is one, is closed.
 fn closed(link: &Link, max: Option<u64>, len: u64) -> String {
     match max {
-        None => format!("transport {} has no way past its worker", link.label),
+        None => format!("transport {} has no direct path", link.label),
         Some(max) if len > max => {
             format!("{} is more than the {} that run at once", text::size(len), text::size(max))
         }
@@ -228,7 +230,9 @@ fn explain(
             Some(_) if work.imm_comes_last() && queued.is_some() => {
                 Some("once, by a request of no bytes after all others")
             }
-            Some(_) if work.shape.items() == 1 || queued.is_none() => Some("once, with the only request"),
+            Some(_) if work.shape.piece_count() == 1 || queued.is_none() => {
+                Some("once, with the only request")
+            }
             Some(_) => Some("with every request"),
         },
         rails: rails(peer, link, work, queued.is_none())?,
@@ -247,11 +251,11 @@ fn rails(peer: &PeerInner, link: &Link, work: &Work, at_once: bool) -> Result<Ve
         return Ok(plans);
     }
     let shares = match peer.shares(link, work, "explain")? {
-        Shares::One(link) => vec![(link, work.items)],
+        Shares::One(link) => vec![(link, work.pieces)],
         Shares::Many(shares) => shares,
     };
     let mut ranges = Vec::new();
-    for (place, (link, items)) in shares.into_iter().enumerate() {
+    for (place, (link, pieces)) in shares.into_iter().enumerate() {
         let engine = &link.engine;
         let plans = &mut plans[engine.first_rail..][..link.rails.len()];
         let weight = |(plan, paired): (&RailPlan, &Option<PairedRail>)| match (plan.unusable, paired) {
@@ -259,7 +263,7 @@ fn rails(peer: &PeerInner, link: &Link, work: &Work, at_once: bool) -> Result<Ve
             _ => 0,
         };
         let weights: Vec<_> = plans.iter().zip(&link.rails).map(weight).collect();
-        split(items, weights.into_iter(), engine.turn.load(Relaxed), &mut ranges);
+        split(pieces, weights.into_iter(), engine.next_first_rail.load(Relaxed), &mut ranges);
         for (plan, range) in plans.iter_mut().zip(&ranges) {
             plan.requests = range.len().into();
             plan.bytes = work.shape.bytes_of(range.start..range.end);

@@ -19,9 +19,9 @@ use mirror::Mirrors;
 pub use mirror::{AtEnd, Mirror};
 use values::{MOST, Values};
 
+use crate::engine::waker_set::WakerSet;
 use crate::op::{block_on, needs_turns};
 use crate::peer::PeerInner;
-use crate::watchers::Watchers;
 use crate::{Error, ErrorKind, Result};
 
 /// All counts of one peer.
@@ -32,7 +32,7 @@ pub(crate) struct ImmCounts(Mutex<Counts>);
 struct Counts {
     values: Values,
     /// By the imm and the count they wait for.
-    waiting: Watchers<(u32, u64)>,
+    waiting: WakerSet<(u32, u64)>,
     mirrors: Mirrors,
     /// Arrivals that were not counted, as there are too many values.
     lost: u64,
@@ -56,7 +56,7 @@ impl ImmCounts {
         if counts.waiting.is_empty() {
             return;
         }
-        let due = counts.waiting.due((imm, 0)..=(imm, count));
+        let due = counts.waiting.take_range((imm, 0)..=(imm, count));
         drop(counts);
         due.wake();
     }
@@ -65,7 +65,7 @@ impl ImmCounts {
     pub fn wake_all(&self) {
         let mut counts = self.lock();
         counts.mirrors.end();
-        let due = counts.waiting.all();
+        let due = counts.waiting.take_all();
         drop(counts);
         due.wake();
     }
@@ -121,8 +121,8 @@ impl ImmCounter {
         };
         let waiting = &mut counts.waiting;
         let old = match output {
-            Some(_) => waiting.forget(id, (*imm, n)),
-            None => waiting.watch(id, (*imm, n), context.waker()),
+            Some(_) => waiting.unregister(id, (*imm, n)),
+            None => waiting.register(id, (*imm, n), context.waker()),
         };
         drop(counts);
         drop(old);
@@ -135,7 +135,7 @@ impl ImmCounter {
     /// Leaves nothing of a wait behind.
     fn forget(&self, n: u64, id: &mut Option<u64>) {
         if id.is_some() {
-            let old = self.peer.imms.lock().waiting.forget(id, (self.imm, n));
+            let old = self.peer.imms.lock().waiting.unregister(id, (self.imm, n));
             drop(old);
         }
     }
@@ -187,7 +187,7 @@ mod tests {
 
     use super::*;
     use crate::Peer;
-    use crate::watchers::tests::{Dropping, Woken, poll};
+    use crate::engine::waker_set::tests::{Dropping, Woken, poll};
 
     #[test]
     fn an_arrival_wakes_only_those_due() {

@@ -15,13 +15,13 @@
 //!   writes to begin an operation ([`WriteOptions::when`]).
 //! - [`Bootstrap`], [`Listener`]: how peers find each other; TCP is built in. A
 //!   [`Token`] keeps strangers out, [`Fabric::tenant`] keeps peers apart.
-//! - [`Admission`]: how much each peer may send.
+//! - [`GrantPolicy`]: how much each peer may send.
 //! - [`Clock`]: time is injected, as is every seed.
 //! - [`observe`]: what a fabric is doing, and what each operation waits for.
 //! - [`spi`]: what a backend implements.
 //!
-//! Inside: `engine` runs operations (one turn is `Engine::step`), `op` keeps them,
-//! `plan` splits them, `worker` is the thread that drives an engine, `control` the
+//! Inside: `engine` runs operations (one step is `Engine::step`), `op` keeps them,
+//! `plan` splits them, `engine::worker` is the thread that drives an engine, `control` the
 //! plane beside it.
 //!
 //! ```
@@ -49,7 +49,6 @@
 
 #![deny(unsafe_code)]
 
-mod backlog;
 mod descriptor;
 mod engine;
 mod explain;
@@ -57,12 +56,9 @@ mod explain;
 mod fabric;
 #[cfg(fuzzing)]
 pub mod fuzz;
-mod grant;
 mod group;
 mod imm;
 mod index;
-#[allow(unsafe_code, reason = "runs checked requests in the calling thread")]
-mod link;
 mod no_transport;
 pub mod observe;
 mod op;
@@ -86,9 +82,6 @@ mod submit;
 #[cfg(test)]
 mod tests;
 mod trigger;
-mod watchers;
-#[allow(unsafe_code, reason = "borrows the descriptors that endpoints keep open")]
-mod worker;
 
 #[cfg(feature = "tls")]
 pub use control::TlsBootstrap;
@@ -96,13 +89,13 @@ pub use control::{
     Acceptor, Bootstrap, Channel, Incoming, MAX_FRAME, RecvHalf, SendHalf, TcpBootstrap, Token,
 };
 pub use descriptor::Descriptor;
-pub use engine::{Progress, RailCounters};
+pub use engine::flow_control::{EvenShares, Grant, GrantPolicy, GrantRequest};
+pub use engine::{RailCounters, StepReport};
 pub use explain::{Explanation, RailPlan, TransportChoice};
 pub use fabric::{
     Fabric, FabricBuilder, ListedGroup, Listener, Pinning, Place, RailGroups, TransportConfig, TransportInfo,
     WeakFabric, Workers,
 };
-pub use grant::{Admission, Applicant, EvenShares, Grant};
 pub use group::{Barrier, PeerGroup, ScatterPart};
 pub use imm::{Arrivals, AtEnd, Expect, ImmCounter, Mirror, NextArrivals};
 use multirail_control as control;

@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use crate::engine::Work;
-use crate::link::{Link, Span};
+use crate::engine::peer::{CheckedRange, Link};
 use crate::options::{ReadOptions, SendOptions, WriteOptions};
 use crate::pages::Pages;
 use crate::plan::Shape;
@@ -44,7 +44,7 @@ impl Peer {
         options: &WriteOptions,
     ) -> Result<Op> {
         let (link, span) = self.0.check_write(src, range, dst, offset, options, "write")?;
-        if let Some(op) = link.run_now(src, &dst.0, span, WorkKind::Write, options) {
+        if let Some(op) = link.try_direct(src, &dst.0, span, WorkKind::Write, options) {
             return Ok(op);
         }
         self.write_later(link, src, dst, span, options)
@@ -57,11 +57,11 @@ impl Peer {
         link: &Link,
         src: &Region,
         dst: &RemoteRegion,
-        span: Span,
+        span: CheckedRange,
         options: &WriteOptions,
     ) -> Result<Op> {
         if options.trigger.is_none()
-            && let Some(op) = link.run_device_memory(src, &dst.0, span, WorkKind::Write, options.imm)
+            && let Some(op) = link.try_direct_device_memory(src, &dst.0, span, WorkKind::Write, options.imm)
         {
             return Ok(op);
         }
@@ -73,7 +73,7 @@ impl Peer {
     /// Delivers immediate data alone, without bytes.
     pub fn write_imm(&self, imm: u32) -> Result<Op> {
         let link = self.0.check_imm(imm, "write_imm")?;
-        if let Some(op) = link.run_message(WorkKind::Write, std::ptr::null_mut(), 0, Some(imm)) {
+        if let Some(op) = link.try_direct_message(WorkKind::Write, std::ptr::null_mut(), 0, Some(imm)) {
             return Ok(op);
         }
         self.0.submit(link, imm_alone(imm), None, "write_imm")
@@ -156,10 +156,10 @@ impl Peer {
     ) -> Result<Op> {
         let (link, span) = self.0.check_read(dst, range, src, offset)?;
         let options = options.as_write();
-        if let Some(op) = link.run_now(dst, &src.0, span, WorkKind::Read, &options) {
+        if let Some(op) = link.try_direct(dst, &src.0, span, WorkKind::Read, &options) {
             return Ok(op);
         }
-        if let Some(op) = link.run_device_memory(dst, &src.0, span, WorkKind::Read, None) {
+        if let Some(op) = link.try_direct_device_memory(dst, &src.0, span, WorkKind::Read, None) {
             return Ok(op);
         }
         let work = Work { kind: WorkKind::Read, ..options.work(cut_read(link, span)?, dst, src) };
@@ -176,8 +176,8 @@ impl Peer {
     pub fn send_with(&self, src: &Region, range: Range<usize>, options: &SendOptions) -> Result<Op> {
         let (link, span) = self.0.check_send(src, range, options)?;
         let start = src.0.start.wrapping_add(span.local as usize);
-        if src.0.far == 0
-            && let Some(op) = link.run_message(WorkKind::Send, start, span.len, options.imm)
+        if src.0.device_memory_mask == 0
+            && let Some(op) = link.try_direct_message(WorkKind::Send, start, span.len, options.imm)
         {
             return Ok(op);
         }

@@ -101,7 +101,7 @@ impl WriteOptions {
             imm: self.imm,
             imm_mode: self.imm_mode,
             locality: self.locality,
-            far: local.0.far != 0 || remote.0.far,
+            device_memory: local.0.device_memory_mask != 0 || remote.0.device_memory,
             ..Work::of(WorkKind::Write, shape)
         }
     }

@@ -165,12 +165,12 @@ pub(crate) struct PageLayout {
 }
 
 impl PageLayout {
-    /// Where pages `items` lie, in order. In bounds because [`Pages::check`] saw
-    /// the largest index; `items` is below the number of pages.
+    /// Where the pages in `range` lie, in order. In bounds because [`Pages::check`] saw
+    /// the largest index; `range` ends at most at the number of pages.
     #[inline]
-    pub(crate) fn places(&self, items: Range<u32>) -> impl ExactSizeIterator<Item = u64> + '_ {
+    pub(crate) fn places(&self, range: Range<u32>) -> impl ExactSizeIterator<Item = u64> + '_ {
         let (stride, offset) = (self.stride, self.offset);
-        let indices = self.indices[items.start as usize..items.end as usize].iter();
+        let indices = self.indices[range.start as usize..range.end as usize].iter();
         indices.map(move |index| offset + u64::from(*index) * stride)
     }
 }

@@ -17,13 +17,13 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use crate::control::{Identity, SessionHandle};
+use crate::engine::peer::Link;
+use crate::engine::waker_set::WakerSet;
 use crate::fabric::FabricInner;
 use crate::imm::{ImmCounter, ImmCounts};
 use crate::index::{AtomicGroup, GroupIndex, IndexVec, TransportIndex};
-use crate::link::Link;
 use crate::observe::PeerName;
 use crate::remote::RemoteInner;
-use crate::watchers::Watchers;
 use crate::{Clock, Error, ErrorKind, Result};
 
 pub(crate) use barriers::{Barriers, MAX_AHEAD, Refusal};
@@ -73,7 +73,7 @@ pub(crate) struct PeerInner {
     pub session: SessionHandle,
     alive: AtomicBool,
     end: OnceLock<Error>,
-    watchers: Mutex<Watchers<()>>,
+    wakers: Mutex<WakerSet<()>>,
     imports: Mutex<Imports>,
     /// In a pair connected within this process: how the other side sees us.
     pub twin: OnceLock<Weak<PeerInner>>,
@@ -121,7 +121,7 @@ impl Peer {
             session,
             alive: AtomicBool::new(true),
             end: OnceLock::new(),
-            watchers: Mutex::default(),
+            wakers: Mutex::default(),
             imports: Mutex::default(),
             twin: OnceLock::new(),
             address: OnceLock::new(),
@@ -254,9 +254,9 @@ impl PeerInner {
         self.imports().known.values().flatten().filter_map(Weak::upgrade).collect()
     }
 
-    fn watchers(&self) -> MutexGuard<'_, Watchers<()>> {
+    fn wakers(&self) -> MutexGuard<'_, WakerSet<()>> {
         // As with the imports.
-        self.watchers.lock().unwrap_or_else(PoisonError::into_inner)
+        self.wakers.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn imports(&self) -> MutexGuard<'_, Imports> {
@@ -285,7 +285,7 @@ impl Peer {
             session: SessionHandle::detached(),
             alive: AtomicBool::new(true),
             end: OnceLock::new(),
-            watchers: Mutex::default(),
+            wakers: Mutex::default(),
             imports: Mutex::default(),
             twin: OnceLock::new(),
             address: OnceLock::new(),

@@ -1,36 +1,36 @@
 //! How an operation splits over rails: a template and a range per rail.
 //!
-//! Items are numbered; item `i` is one work request. A plan is never expanded as
-//! a whole: the poster asks for one piece at a time.
+//! The pieces of an operation are numbered, and each is one work request. A plan is never expanded as a whole: the
+//! engine asks for the pieces that it posts next.
 
 use std::ops::Range;
 use std::sync::Arc;
 
 use crate::pages::PageLayout;
 
-/// The template: what item `i` of the operation is.
+/// The template: what each piece of the operation is.
 #[derive(Debug, Clone)]
 pub(crate) enum Shape {
     /// One range on each side, cut into pieces of `chunk` bytes.
     Range { local: u64, remote: u64, len: u64, chunk: u64 },
-    /// One page per item.
+    /// One page per piece.
     Pages { local: PageLayout, remote: PageLayout, page: u64, count: u32 },
-    /// Every piece written out, both offsets and the length, and bytes in all.
-    Written { pieces: Arc<[(u64, u64, u64)]>, bytes: u64, paged: bool },
-    /// No bytes, and a piece for every rail.
-    Touch { rails: u32 },
+    /// Every piece listed: its offsets in the local and the remote region, and its length. `bytes` is their sum.
+    Listed { pieces: Arc<[(u64, u64, u64)]>, bytes: u64, paged: bool },
+    /// A warm-up: one piece without bytes for each rail.
+    WarmUp { rails: u32 },
 }
 
 impl Shape {
-    /// Pieces in the whole operation; a zero-byte operation is one empty piece.
-    pub fn items(&self) -> u32 {
+    /// The number of pieces in the whole operation. An operation without bytes has one empty piece.
+    pub fn piece_count(&self) -> u32 {
         match self {
-            // Mostly so, and without a division.
+            // The usual case; it needs no division.
             Self::Range { len, chunk, .. } if len <= chunk => 1,
             Self::Range { len, chunk, .. } => u32::try_from(len.div_ceil(*chunk)).unwrap_or(u32::MAX),
             Self::Pages { count, .. } => *count,
-            Self::Written { pieces, .. } => pieces.len() as u32,
-            Self::Touch { rails } => *rails,
+            Self::Listed { pieces, .. } => pieces.len() as u32,
+            Self::WarmUp { rails } => *rails,
         }
     }
 
@@ -38,86 +38,86 @@ impl Shape {
         match self {
             Self::Range { len, .. } => *len,
             Self::Pages { page, count, .. } => page * u64::from(*count),
-            Self::Written { bytes, .. } => *bytes,
-            Self::Touch { .. } => 0,
+            Self::Listed { bytes, .. } => *bytes,
+            Self::WarmUp { .. } => 0,
         }
     }
 
-    /// Appends what `make` makes of pieces `items`, which are below `items()`: of
-    /// their offsets in the local and the remote region, and their length.
+    /// Calls `make` for each piece in `range`, with the piece's offsets in the local and the remote region and its
+    /// length, and appends the results to `into`.
     #[inline]
-    pub fn expand<T>(&self, items: Range<u32>, into: &mut Vec<T>, mut make: impl FnMut(u64, u64, u64) -> T) {
+    pub fn expand<T>(&self, range: Range<u32>, into: &mut Vec<T>, mut make: impl FnMut(u64, u64, u64) -> T) {
         match self {
-            Self::Range { local, remote, len, chunk } => into.extend(items.map(|item| {
-                let start = u64::from(item) * chunk;
+            Self::Range { local, remote, len, chunk } => into.extend(range.map(|piece| {
+                let start = u64::from(piece) * chunk;
                 make(local + start, remote + start, (*len - start).min(*chunk))
             })),
             Self::Pages { local, remote, page, .. } => {
-                let places = local.places(items.clone()).zip(remote.places(items));
+                let places = local.places(range.clone()).zip(remote.places(range));
                 into.extend(places.map(|(local, remote)| make(local, remote, *page)));
             }
-            Self::Written { pieces, .. } => {
-                let pieces = &pieces[items.start as usize..items.end as usize];
+            Self::Listed { pieces, .. } => {
+                let pieces = &pieces[range.start as usize..range.end as usize];
                 into.extend(pieces.iter().map(|(local, remote, len)| make(*local, *remote, *len)));
             }
-            Self::Touch { .. } => into.extend(items.map(|_| make(0, 0, 0))),
+            Self::WarmUp { .. } => into.extend(range.map(|_| make(0, 0, 0))),
         }
     }
 
-    /// Whether it is one piece of no bytes: an imm alone.
+    /// Whether the shape is one piece without bytes: an imm alone.
     pub fn is_empty(&self) -> bool {
         matches!(self, Self::Range { len: 0, .. })
     }
 
-    /// Whether it is a list of pages.
+    /// Whether the shape is a list of pages.
     pub fn is_pages(&self) -> bool {
-        matches!(self, Self::Pages { .. } | Self::Written { paged: true, .. })
+        matches!(self, Self::Pages { .. } | Self::Listed { paged: true, .. })
     }
 
-    /// The same with every piece written out; a touch has none to write.
-    pub fn written(&self) -> Self {
-        if matches!(self, Self::Touch { .. }) {
+    /// The same shape with every piece listed. A warm-up stays as it is.
+    pub fn listed(&self) -> Self {
+        if matches!(self, Self::WarmUp { .. }) {
             return self.clone();
         }
-        let mut pieces = Vec::with_capacity(self.items() as usize);
-        self.expand(0..self.items(), &mut pieces, |local, remote, len| (local, remote, len));
-        Self::Written { pieces: pieces.into(), bytes: self.bytes(), paged: self.is_pages() }
+        let mut pieces = Vec::with_capacity(self.piece_count() as usize);
+        self.expand(0..self.piece_count(), &mut pieces, |local, remote, len| (local, remote, len));
+        Self::Listed { pieces: pieces.into(), bytes: self.bytes(), paged: self.is_pages() }
     }
 
-    /// Bytes of pieces `items`.
+    /// The bytes of the pieces in `range`.
     #[inline]
-    pub fn bytes_of(&self, items: Range<u32>) -> u64 {
+    pub fn bytes_of(&self, range: Range<u32>) -> u64 {
         match self {
             Self::Range { len, chunk, .. } => {
-                let at = |item: u32| (u64::from(item) * chunk).min(*len);
-                at(items.end) - at(items.start)
+                let offset = |piece: u32| (u64::from(piece) * chunk).min(*len);
+                offset(range.end) - offset(range.start)
             }
-            Self::Pages { page, .. } => items.len() as u64 * page,
-            Self::Written { pieces, .. } => {
-                pieces[items.start as usize..items.end as usize].iter().map(|(_, _, len)| len).sum()
+            Self::Pages { page, .. } => range.len() as u64 * page,
+            Self::Listed { pieces, .. } => {
+                pieces[range.start as usize..range.end as usize].iter().map(|(_, _, len)| len).sum()
             }
-            Self::Touch { .. } => 0,
+            Self::WarmUp { .. } => 0,
         }
     }
 
-    /// The largest piece; for none of bytes, what it counts as in a batch.
+    /// The bytes of the largest piece. A piece of a warm-up counts as 1 byte, so that a batch has a limit.
     #[inline]
     pub fn piece_bytes(&self) -> u64 {
         match self {
             Self::Range { chunk, .. } => *chunk,
             Self::Pages { page, .. } => *page,
-            Self::Written { pieces, .. } => pieces.first().map_or(0, |(_, _, len)| *len),
-            Self::Touch { .. } => 1,
+            Self::Listed { pieces, .. } => pieces.first().map_or(0, |(_, _, len)| *len),
+            Self::WarmUp { .. } => 1,
         }
     }
 
-    /// The chunk that keeps the number of items within `u32`.
+    /// The chunk size, near `preferred` and at most `max`, with which the number of pieces fits into `u32`.
     pub fn chunk_for(len: u64, preferred: u64, max: u64) -> u64 {
         preferred.max(len.div_ceil(u64::from(u32::MAX - 1))).clamp(1, max.max(1))
     }
 }
 
-/// Items `start..end` for one rail.
+/// The pieces `start..end`, for one rail.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) struct RailRange {
     pub start: u32,
@@ -127,25 +127,25 @@ pub(crate) struct RailRange {
 impl RailRange {
     /// All pieces of `shape`.
     pub fn all_of(shape: &Shape) -> Self {
-        Self { start: 0, end: shape.items() }
+        Self { start: 0, end: shape.piece_count() }
     }
 
-    /// How many.
+    /// The number of pieces.
     pub fn len(self) -> u32 {
         self.end - self.start
     }
 
-    /// What lies between two fractions of it, `from` and `to` of `whole`.
+    /// The part of the range between two fractions of it: `from / whole` and `to / whole`.
     pub fn part(self, from: u64, to: u64, whole: u64) -> Self {
         let at = |part: u64| (u128::from(self.len()) * u128::from(part) / u128::from(whole.max(1))) as u32;
         Self { start: self.start + at(from), end: self.start + at(to) }
     }
 }
 
-/// Splits `items` over rails by their weights, beginning with rail `first`: as evenly as
-/// whole items allow. A rail of weight 0 gets none. Writes one range per rail into `ranges`.
+/// Splits `pieces` over rails by their weights, beginning with rail `first`, as evenly as whole pieces allow. A rail of
+/// weight 0 gets none. Writes one range per rail into `ranges`.
 pub(crate) fn split(
-    items: RailRange,
+    pieces: RailRange,
     weights: impl Iterator<Item = u32> + Clone,
     first: u32,
     ranges: &mut Vec<RailRange>,
@@ -162,11 +162,11 @@ pub(crate) fn split(
     let turns = turns.filter(|(_, weight)| *weight > 0);
     let heaviest = usable.clone().max();
     if usable.clone().min() == heaviest {
-        // A rail that would get less than one item gets none.
-        let used = items.len().min(rails);
+        // A rail that would get less than one piece gets none.
+        let used = pieces.len().min(rails);
         for (turn, (rail, _)) in (0..used).zip(turns) {
             // Spread the remainder over the rails: sizes differ by one at most.
-            ranges[rail] = items.part(turn.into(), u64::from(turn) + 1, used.into());
+            ranges[rail] = pieces.part(turn.into(), u64::from(turn) + 1, used.into());
         }
         return;
     }
@@ -174,7 +174,7 @@ pub(crate) fn split(
     let mut from = 0;
     for (rail, weight) in turns {
         let to = from + u64::from(weight);
-        ranges[rail] = items.part(from, to, whole);
+        ranges[rail] = pieces.part(from, to, whole);
         from = to;
     }
 }
@@ -187,12 +187,12 @@ mod tests {
     use crate::pages::Pages;
 
     #[test]
-    fn a_touch_stays_one_when_it_is_written_out() {
-        let touch = Shape::Touch { rails: 2 };
-        let written = touch.written();
-        assert!(matches!(written, Shape::Touch { rails: 2 }));
-        // The poster divides by this.
-        assert_eq!((written.items(), written.piece_bytes()), (2, 1));
+    fn a_warm_up_stays_one_when_it_is_listed() {
+        let warm_up = Shape::WarmUp { rails: 2 };
+        let listed = warm_up.listed();
+        assert!(matches!(listed, Shape::WarmUp { rails: 2 }));
+        // The engine divides by `piece_bytes`.
+        assert_eq!((listed.piece_count(), listed.piece_bytes()), (2, 1));
     }
 
     #[derive(Debug, Clone, Copy, PartialEq)]
@@ -208,9 +208,9 @@ mod tests {
         split(RailRange::all_of(shape), weights.iter().copied(), first, &mut ranges);
         let mut pieces = Vec::new();
         for range in ranges {
-            let (before, items) = (pieces.len(), range.start..range.end);
-            shape.expand(items.clone(), &mut pieces, |local, remote, len| Piece { local, remote, len });
-            assert_eq!(pieces[before..].iter().map(|piece| piece.len).sum::<u64>(), shape.bytes_of(items));
+            let (before, numbers) = (pieces.len(), range.start..range.end);
+            shape.expand(numbers.clone(), &mut pieces, |local, remote, len| Piece { local, remote, len });
+            assert_eq!(pieces[before..].iter().map(|piece| piece.len).sum::<u64>(), shape.bytes_of(numbers));
         }
         pieces
     }
@@ -240,7 +240,7 @@ mod tests {
             }
             prop_assert_eq!(next, len);
             let shape = Shape::Range { local: 7, remote: 1000, len, chunk };
-            let mut written = expand(&shape.written(), &weights, first);
+            let mut written = expand(&shape.listed(), &weights, first);
             written.sort_by_key(|piece| piece.local);
             prop_assert_eq!(written, pieces.clone());
             prop_assert_eq!(pieces.len() as u64, len.div_ceil(chunk).max(1));
@@ -256,23 +256,23 @@ mod tests {
             let mut pieces = expand(&shape, &weights, first);
             pieces.sort_by_key(|piece| std::cmp::Reverse(piece.remote));
             prop_assert_eq!(pieces.len(), indices.len());
-            for (item, piece) in pieces.iter().enumerate() {
-                let want = Piece { local: 3 + u64::from(indices[item]) * 5000, remote: (u64::from(count) - 1 - item as u64) * page, len: page };
+            for (index, piece) in pieces.iter().enumerate() {
+                let want = Piece { local: 3 + u64::from(indices[index]) * 5000, remote: (u64::from(count) - 1 - index as u64) * page, len: page };
                 prop_assert_eq!(*piece, want);
             }
         }
 
         #[test]
-        fn rails_are_as_even_as_their_weights(start in 0_u32..1000, items in 0_u32..100_000, weights in weights(), first in 0_u32..64) {
+        fn rails_are_as_even_as_their_weights(start in 0_u32..1000, count in 0_u32..100_000, weights in weights(), first in 0_u32..64) {
             let mut ranges = Vec::new();
-            let items = RailRange { start, end: start + items };
-            split(items, weights.iter().copied(), first, &mut ranges);
-            prop_assert_eq!(ranges.iter().map(|range| range.len()).sum::<u32>(), items.len());
+            let pieces = RailRange { start, end: start + count };
+            split(pieces, weights.iter().copied(), first, &mut ranges);
+            prop_assert_eq!(ranges.iter().map(|range| range.len()).sum::<u32>(), pieces.len());
             let whole: f64 = weights.iter().map(|weight| f64::from(*weight)).sum();
             for (range, weight) in ranges.iter().zip(&weights) {
-                let share = f64::from(items.len()) * f64::from(*weight) / whole;
+                let share = f64::from(pieces.len()) * f64::from(*weight) / whole;
                 prop_assert!((f64::from(range.len()) - share).abs() <= 1.0, "{:?} of {}", range, share);
-                prop_assert!(range.len() == 0 || (items.start <= range.start && range.end <= items.end));
+                prop_assert!(range.len() == 0 || (pieces.start <= range.start && range.end <= pieces.end));
             }
         }
 

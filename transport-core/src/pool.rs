@@ -8,11 +8,11 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
+use crate::engine::waker_set::WakerSet;
 use crate::engine::{Control, EngineHandle};
 use crate::fabric::Fabric;
 use crate::op::{block_on, needs_turns};
 use crate::region::{RegionInner, revoked};
-use crate::watchers::Watchers;
 use crate::{Error, ErrorKind, Outcome, PeerId, Region, Result};
 
 /// Receives of equal size, posted on every transport, reposted as messages are dropped.
@@ -40,7 +40,7 @@ struct Inbox(Mutex<Arrivals>);
 #[derive(Default)]
 struct Arrivals {
     queue: VecDeque<Result<Message, Refused>>,
-    waiting: Watchers<()>,
+    waiting: WakerSet<()>,
     /// Parts whose engine still serves them.
     open: usize,
     /// Why the last of them went.
@@ -191,7 +191,7 @@ impl Inbox {
         let due = {
             let mut arrivals = self.lock();
             change(&mut arrivals);
-            arrivals.waiting.all()
+            arrivals.waiting.take_all()
         };
         due.wake();
     }
@@ -229,8 +229,8 @@ impl Future for NextMessage<'_> {
         let message = inbox.queue.pop_front();
         let closed = if message.is_none() { inbox.closed.clone() } else { None };
         let old = match message.is_none() && closed.is_none() {
-            true => inbox.waiting.watch(id, (), context.waker()),
-            false => inbox.waiting.forget(id, ()),
+            true => inbox.waiting.register(id, (), context.waker()),
+            false => inbox.waiting.unregister(id, ()),
         };
         drop(inbox);
         drop(old);
@@ -249,7 +249,7 @@ impl Future for NextMessage<'_> {
 impl Drop for NextMessage<'_> {
     fn drop(&mut self) {
         if self.id.is_some() {
-            let old = self.pool.inbox.lock().waiting.forget(&mut self.id, ());
+            let old = self.pool.inbox.lock().waiting.unregister(&mut self.id, ());
             drop(old);
         }
     }

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::engine::Work;
+use crate::engine::peer::Link;
 use crate::index::TransportIndex;
-use crate::link::Link;
 use crate::peer::PeerInner;
 use crate::{Access, Op, Pages, Peer, Region, RemoteRegion, Result, Signal, Trigger, WriteOptions};
 
@@ -115,7 +115,7 @@ impl PreparedWrite {
 
 impl fmt::Debug for PreparedWrite {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let pages = self.work.shape.items();
+        let pages = self.work.shape.piece_count();
         f.debug_struct("PreparedWrite").field("pages", &pages).field("bytes", &self.bytes()).finish()
     }
 }

@@ -26,8 +26,9 @@ pub(crate) struct RegionInner {
     pub memory: Arc<dyn Memory>,
     pub start: *mut u8,
     pub len: u64,
-    /// All ones where the processor cannot follow `start`, so that no limit of what it copies holds; else 0.
-    pub far: u64,
+    /// All bits set if `start` is in device memory that the CPU cannot address, else 0. A length with these bits set
+    /// exceeds every maximum of what the calling thread copies.
+    pub device_memory_mask: u64,
     pub access: Access,
     pub id: u64,
     pub fabric_id: u64,
@@ -178,9 +179,9 @@ impl RegionInner {
         }
     }
 
-    /// Takes the peers' keys back on some rails of a transport; ready once no peer is inside a copy there. Where a
+    /// Takes the peers' keys back on some rails of a transport; ready once no peer is copying there. Where a
     /// request or receive of the owner `is_in_use`, a device that knows one key for both sides is left alone.
-    pub fn poll_quiet(
+    pub fn poll_quiesced(
         &self,
         transport: TransportIndex,
         rails: Range<usize>,

@@ -19,21 +19,21 @@ pub(crate) struct RemoteInner {
     pub region: u64,
     pub len: u64,
     pub access: Access,
-    /// The processor cannot follow its addresses, in whatever process.
-    pub far: bool,
+    /// Whether the region is device memory that no CPU can address.
+    pub device_memory: bool,
     /// The transport that operations take: the first that both sides have.
     pub route: TransportIndex,
     /// The first rail group of `route`, and so its first link among the peer's.
     pub lead: GroupIndex,
     /// Imports on `route`, one per local rail; `None` where a rail has no partner.
     pub imports: Vec<Option<Arc<dyn RemoteMemory>>>,
-    /// The way past the worker, if the route has one.
-    pub shortcut: Option<Shortcut>,
+    /// The direct path, if the route has one.
+    pub direct_path: Option<DirectPath>,
     pub revoked: AtomicBool,
 }
 
-/// What a request in the calling thread needs, all in one place.
-pub(crate) struct Shortcut {
+/// What a request needs that runs in the calling thread.
+pub(crate) struct DirectPath {
     pub direct: Arc<dyn Direct>,
     /// The largest operation it takes, in bytes.
     pub max: u64,

@@ -4,7 +4,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use crate::engine::Work;
-use crate::link::{Link, Span};
+use crate::engine::peer::{CheckedRange, Link};
 use crate::options::{ImmMode, PER_WR_UNIT, ReadOptions, SendOptions, WriteOptions};
 use crate::peer::PeerInner;
 use crate::plan::Shape;
@@ -24,14 +24,14 @@ impl PeerInner {
         offset: usize,
         options: &WriteOptions,
         operation: &'static str,
-    ) -> Result<(&Link, Span)> {
+    ) -> Result<(&Link, CheckedRange)> {
         let (local, len) = src.0.check(range, operation)?;
         if len == 0 && options.imm.is_none() {
             return Err(empty(operation));
         }
         dst.0.check(offset as u64, len, Access::REMOTE_WRITE, operation)?;
         let link = self.link_to(src, &dst.0, operation)?;
-        Ok((link, Span { local, remote: offset as u64, len }))
+        Ok((link, CheckedRange { local, remote: offset as u64, len }))
     }
 
     /// Checks a read into a range against both regions and the peer.
@@ -42,14 +42,14 @@ impl PeerInner {
         range: Range<usize>,
         src: &RemoteRegion,
         offset: usize,
-    ) -> Result<(&Link, Span)> {
+    ) -> Result<(&Link, CheckedRange)> {
         let (local, len) = dst.0.check(range, "read")?;
         if len == 0 {
             return Err(empty("read"));
         }
         src.0.check(offset as u64, len, Access::REMOTE_READ, "read")?;
         let link = self.link_to(dst, &src.0, "read")?;
-        Ok((link, Span { local, remote: offset as u64, len }))
+        Ok((link, CheckedRange { local, remote: offset as u64, len }))
     }
 
     /// Checks a message; says over which link, and from where on in `src`.
@@ -58,7 +58,7 @@ impl PeerInner {
         src: &Region,
         range: Range<usize>,
         options: &SendOptions,
-    ) -> Result<(&Link, Span)> {
+    ) -> Result<(&Link, CheckedRange)> {
         let (local, len) = src.0.check(range, "send")?;
         self.check_alive()?;
         let link = self.first_link("send")?;
@@ -68,7 +68,7 @@ impl PeerInner {
             let why = format!("a message of {len} bytes; at most {}: use write for more", caps.max_message);
             return Err(Error::new(ErrorKind::TooLarge, "send", why));
         }
-        Ok((link, Span { local, remote: 0, len }))
+        Ok((link, CheckedRange { local, remote: 0, len }))
     }
 
     /// The link that `remote` was imported for, after the checks every access shares.
@@ -115,7 +115,7 @@ impl PeerInner {
 /// How a checked write is cut, if the transport can do it.
 pub(crate) fn cut_write(
     link: &Link,
-    span: Span,
+    span: CheckedRange,
     options: &WriteOptions,
     operation: &'static str,
 ) -> Result<Shape> {
@@ -128,7 +128,7 @@ pub(crate) fn cut_write(
 }
 
 /// How a checked read is cut, if the transport can do it.
-pub(crate) fn cut_read(link: &Link, span: Span) -> Result<Shape> {
+pub(crate) fn cut_read(link: &Link, span: CheckedRange) -> Result<Shape> {
     let caps = link.require(Operations::READ, None, "read")?;
     let chunk = Shape::chunk_for(span.len, caps.chunk, caps.max_write);
     Ok(Shape::Range { local: span.local, remote: span.remote, len: span.len, chunk })
@@ -141,7 +141,7 @@ pub(crate) fn imm_alone(imm: u32) -> Work {
 }
 
 /// The work of a message.
-pub(crate) fn message(src: &Region, span: Span, imm: Option<u32>) -> Work {
+pub(crate) fn message(src: &Region, span: CheckedRange, imm: Option<u32>) -> Work {
     let shape = Shape::Range { local: span.local, remote: 0, len: span.len, chunk: span.len.max(1) };
     Work { local: Some(Arc::clone(&src.0)), imm, ..Work::of(WorkKind::Send, shape) }
 }

@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use crate::engine::{Gate, Work};
-use crate::link::Link;
+use crate::engine::peer::Link;
+use crate::engine::{ImmCountdown, Work};
 use crate::peer::PeerInner;
 use crate::plan::RailRange;
 use crate::submit::Place;
@@ -22,7 +22,7 @@ const BEHIND: u64 = 4 << 20;
 pub(crate) enum Places<'a> {
     One(Place<'a>),
     /// What falls to each, and where they meet before the imm.
-    Many(Vec<(Place<'a>, RailRange)>, Option<Arc<Gate>>),
+    Many(Vec<(Place<'a>, RailRange)>, Option<Arc<ImmCountdown>>),
 }
 
 /// Which links carry an operation.
@@ -48,9 +48,9 @@ impl PeerInner {
             Shares::Many(parts) => parts,
         };
         let announced = work.imm.is_some() && work.imm_mode == ImmMode::Last;
-        let gate = announced.then(|| Arc::new(Gate::new(parts.len() as u32)));
-        let places = parts.into_iter().map(|(link, items)| Ok((Place::take(link, operation)?, items)));
-        Ok(Places::Many(places.collect::<Result<_>>()?, gate))
+        let imm_countdown = announced.then(|| Arc::new(ImmCountdown::new(parts.len() as u32)));
+        let places = parts.into_iter().map(|(link, pieces)| Ok((Place::take(link, operation)?, pieces)));
+        Ok(Places::Many(places.collect::<Result<_>>()?, imm_countdown))
     }
 
     /// Of the rail groups that reach both regions all by their capacity if `work` is
@@ -74,7 +74,7 @@ impl PeerInner {
             let why = "the local region is registered near rails that are paired with none the remote one is registered near; register one of them on all rails";
             return Err(Error::new(ErrorKind::Unreachable, operation, why));
         }
-        let shares = (work.bytes() / SHARE).clamp(1, groups).min(work.items.len().max(1).into());
+        let shares = (work.bytes() / SHARE).clamp(1, groups).min(work.pieces.len().max(1).into());
         let first = match shares == groups {
             true => 0,
             false => self.first(reach.clone().map(|(link, _)| link)),
@@ -86,9 +86,9 @@ impl PeerInner {
         let whole: u64 = turns.clone().map(|(_, capacity)| capacity).sum();
         let mut from = 0;
         let parts = turns.map(|(link, capacity)| {
-            let items = work.items.part(from, from + capacity, whole);
+            let pieces = work.pieces.part(from, from + capacity, whole);
             from += capacity;
-            (link, items)
+            (link, pieces)
         });
         Ok(Shares::Many(parts.collect()))
     }

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::engine::peer::Link;
 use crate::engine::{Submission, Work};
-use crate::link::Link;
 use crate::op::OpId;
 use crate::peer::PeerInner;
 use crate::spread::Places;
@@ -13,7 +13,7 @@ use crate::{Op, Result, Time, Trigger};
 /// When an operation was submitted, what it waits for before it begins, and when it must have ended.
 #[derive(Clone)]
 pub(crate) struct Times {
-    begun: Time,
+    submitted_at: Time,
     trigger: Option<Trigger>,
     deadline: Time,
 }
@@ -49,9 +49,9 @@ impl PeerInner {
     /// The times of an operation that is submitted now.
     #[inline]
     pub(crate) fn times(&self, trigger: Option<&Trigger>, deadline: Option<Duration>) -> Times {
-        let begun = self.clock.now();
-        let deadline = begun.after(deadline.unwrap_or(self.default_deadline));
-        Times { begun, trigger: trigger.cloned(), deadline }
+        let submitted_at = self.clock.now();
+        let deadline = submitted_at.after(deadline.unwrap_or(self.default_deadline));
+        Times { submitted_at, trigger: trigger.cloned(), deadline }
     }
 
     /// Hands an operation to the engines it has places with. Inlined, as the work is moved by each call
@@ -66,9 +66,9 @@ impl PeerInner {
     ) -> Op {
         match places {
             Places::One(place) => self.submit_to(place, work, times, operation),
-            Places::Many(parts, gate) => {
-                let parts = parts.into_iter().map(|(place, items)| {
-                    let work = Work { items, gate: gate.clone(), ..work.clone() };
+            Places::Many(parts, imm_countdown) => {
+                let parts = parts.into_iter().map(|(place, pieces)| {
+                    let work = Work { pieces, imm_countdown: imm_countdown.clone(), ..work.clone() };
                     self.submit_to(place, work, times.clone(), operation)
                 });
                 Op::all(parts.collect())
@@ -86,11 +86,12 @@ impl PeerInner {
     ) -> Op {
         let link = place.link;
         let id = place.keep();
-        let Times { begun, trigger, deadline } = times;
-        let alone = trigger.is_none() && link.backlog.begins(&work);
+        let Times { submitted_at, trigger, deadline } = times;
+        let is_only = trigger.is_none() && link.backlog.add(&work);
         let span = self.span(id, &link.engine.label, operation, &work);
-        let submission = Submission { id, peer: Arc::clone(self), begun, trigger, deadline, work, span };
-        link.engine.submit(submission, alone);
+        let submission =
+            Submission { id, peer: Arc::clone(self), submitted_at, trigger, deadline, work, span };
+        link.engine.submit(submission, is_only);
         Op::pending(Arc::clone(&link.engine), id)
     }
 

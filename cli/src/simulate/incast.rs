@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use backend_loopback::{Null, Switch};
 use multirail::{
-    Access, Admission, Applicant, Clock, EvenShares, Fabric, FabricBuilder, Grant, Op, Pages, Peer, Time,
-    TransportConfig, VirtualClock, WriteOptions,
+    Access, Clock, EvenShares, Fabric, FabricBuilder, Grant, GrantPolicy, GrantRequest, Op, Pages, Peer,
+    Time, TransportConfig, VirtualClock, WriteOptions,
 };
 use serde::Serialize;
 
@@ -55,8 +55,8 @@ struct Row {
 /// Whoever trusts that there is room.
 struct NoGrants;
 
-impl Admission for NoGrants {
-    fn grant(&self, _: &Applicant<'_>) -> Grant {
+impl GrantPolicy for NoGrants {
+    fn grant(&self, _: &GrantRequest<'_>) -> Grant {
         Grant::UNLIMITED
     }
 }
@@ -90,7 +90,7 @@ pub fn run(
             .transport(TransportConfig::new("cards", Arc::new(card)))
             .clock(Arc::new(clock.clone()))
             .seed(profile.seed.wrapping_mul(10_000).wrapping_add(host.into()))
-            .admission(if grants { Arc::new(EvenShares) } else { Arc::new(NoGrants) })
+            .grant_policy(if grants { Arc::new(EvenShares) } else { Arc::new(NoGrants) })
             .max_operations(16)
             .flight_recorder(0)
             .caller_driven()

@@ -4,7 +4,7 @@
 
 use std::collections::BTreeMap;
 
-use multirail::observe::{Record, What};
+use multirail::observe::{Record, TraceEvent};
 use multirail::{OpId, Recording, Time};
 use serde_json::{Value, json};
 
@@ -56,29 +56,30 @@ impl Events<'_> {
     }
 
     fn record(&mut self, record: &Record) {
-        let (time, what) = (record.time, record.what);
+        let (time, what) = (record.time, record.event);
         match what {
-            What::Begun { op, kind, bytes, .. } => {
+            TraceEvent::Started { op, kind, bytes, .. } => {
                 self.end(op, time);
                 self.begin(op, &format!("{} of {bytes} bytes", kind.name()), time);
             }
-            What::Ended { op, .. } => {
+            TraceEvent::Ended { op, .. } => {
                 self.note(op, &what, time);
                 self.end(op, time);
             }
-            What::Cancelled { op } | What::Expired { op } | What::Stalled { op } | What::Triggered { op } => {
-                self.note(op, &what, time)
-            }
-            What::Parked => self.parked = Some(time),
-            What::Woken => self.wake(time),
-            What::Posted { rail, .. }
-            | What::Completed { rail, .. }
-            | What::Pressure { rail, .. }
-            | What::QueueFull { rail }
-            | What::Imm { rail, .. }
-            | What::Message { rail, .. }
-            | What::PeerGone { rail, .. }
-            | What::DeviceLost { rail } => self.instant(u32::from(rail) + 1, &what, time),
+            TraceEvent::Cancelled { op }
+            | TraceEvent::Expired { op }
+            | TraceEvent::Stalled { op }
+            | TraceEvent::Triggered { op } => self.note(op, &what, time),
+            TraceEvent::Parked => self.parked = Some(time),
+            TraceEvent::Woken => self.wake(time),
+            TraceEvent::Posted { rail, .. }
+            | TraceEvent::Completed { rail, .. }
+            | TraceEvent::Backpressure { rail, .. }
+            | TraceEvent::QueueFull { rail }
+            | TraceEvent::Imm { rail, .. }
+            | TraceEvent::Message { rail, .. }
+            | TraceEvent::PeerGone { rail, .. }
+            | TraceEvent::DeviceLost { rail } => self.instant(u32::from(rail) + 1, &what, time),
             _ => self.instant(WORKER, &what, time),
         }
     }
@@ -89,7 +90,7 @@ impl Events<'_> {
             .push(json!({ "ph": "M", "name": which, "pid": self.number, "tid": thread, "args": args }));
     }
 
-    fn instant(&mut self, thread: u32, what: &What, time: Time) {
+    fn instant(&mut self, thread: u32, what: &TraceEvent, time: Time) {
         let (name, ts) = (what.to_string(), micros(time));
         self.events
             .push(json!({ "ph": "i", "s": "t", "name": name, "pid": self.number, "tid": thread, "ts": ts }));
@@ -118,7 +119,7 @@ impl Events<'_> {
     }
 
     /// A moment of an operation, which may have begun before the first record.
-    fn note(&mut self, op: OpId, what: &What, time: Time) {
+    fn note(&mut self, op: OpId, what: &TraceEvent, time: Time) {
         let key = self.key(op);
         if !self.open.contains_key(&key) {
             self.begin(op, "operation", self.first.min(time));

@@ -77,7 +77,7 @@ pub fn timeline(recording: &Recording) -> String {
 fn records<'a>(track: &'a Track<'_>) -> impl Iterator<Item = Moment> + 'a {
     let line = |record: &Record| {
         let label = super::failure::printable(track.label);
-        (record.time, record.sequence, format!("{:>14.9} {label}: {}\n", seconds(record.time), record.what))
+        (record.time, record.sequence, format!("{:>14.9} {label}: {}\n", seconds(record.time), record.event))
     };
     track.records.values().map(line)
 }

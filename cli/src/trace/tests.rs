@@ -80,7 +80,7 @@ fn a_recording_becomes_a_timeline_and_balanced_spans() {
     let count = |word: &str| timeline.lines().filter(|line| line.contains(word)).count();
     assert_eq!((count("process "), count("dump taken")), (1, 2));
     // Dumps overlap, and every record is there once.
-    assert_eq!(count("begun: write of 4194304 bytes"), 1, "{timeline}");
+    assert_eq!(count("started: write of 4194304 bytes"), 1, "{timeline}");
     assert!(count("rail 0: posted") > 0 && count("waits for") > 0, "{timeline}");
 }
 

@@ -14,7 +14,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use limit::stretched;
-use transport_core::{Admission, Applicant, Fabric, FabricBuilder, Grant, Token};
+use transport_core::{Fabric, FabricBuilder, Grant, GrantPolicy, GrantRequest, Token};
 
 pub(crate) use census::Census;
 pub(crate) use child::Child;
@@ -75,8 +75,8 @@ pub(crate) fn several(context: &Context, labels: &[&str], windows: Grant) -> Ver
 /// Grants every peer the same.
 struct Fixed(Grant);
 
-impl Admission for Fixed {
-    fn grant(&self, _: &Applicant<'_>) -> Grant {
+impl GrantPolicy for Fixed {
+    fn grant(&self, _: &GrantRequest<'_>) -> Grant {
         self.0
     }
 }

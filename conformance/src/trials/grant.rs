@@ -4,10 +4,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use transport_core::observe::{GrantOf, Wait};
+use transport_core::observe::{GrantOf, WaitReason};
 use transport_core::spi::Operations;
 use transport_core::{
-    Access, Admission, Applicant, ErrorKind, Fabric, Grant, Op, Pages, SendOptions, WriteOptions,
+    Access, ErrorKind, Fabric, Grant, GrantPolicy, GrantRequest, Op, Pages, SendOptions, WriteOptions,
 };
 
 use crate::check::{Verdict, ensure, refused, same, within};
@@ -48,8 +48,8 @@ impl Dial {
     }
 }
 
-impl Admission for Dial {
-    fn grant(&self, _: &Applicant<'_>) -> Grant {
+impl GrantPolicy for Dial {
+    fn grant(&self, _: &GrantRequest<'_>) -> Grant {
         let [bytes, imms, messages] = self.0.each_ref().map(|at| at.load(Ordering::SeqCst));
         Grant { bytes, imms, messages }
     }
@@ -117,7 +117,7 @@ fn ends_at_deadline(context: &Context) -> Verdict {
     for (kind, of) in [("write", GrantOf::Imms), ("write_pages", GrantOf::Imms), ("send", GrantOf::Messages)]
     {
         let named = dump.operations().any(|operation| {
-            let waits = |wait: &Wait| matches!(wait, Wait::Grant { of: what, .. } if *what == of);
+            let waits = |wait: &WaitReason| matches!(wait, WaitReason::Grant { of: what, .. } if *what == of);
             operation.kind.name() == kind && operation.waits.iter().any(waits)
         });
         ensure(named, format!("the dump does not say that {kind} waits for a grant of {of:?}: {dump}"))?;
@@ -234,7 +234,7 @@ fn ends_with_the_peer(context: &Context) -> Verdict {
 fn over_sockets(context: &Context) -> Verdict {
     const IMMS: usize = 4000;
     let dial = Dial::at([ALL, 8, ALL]);
-    let target = builder(context, &Options::default())?.admission(dial).open()?;
+    let target = builder(context, &Options::default())?.grant_policy(dial).open()?;
     let fabric = builder(context, &Options { max_operations: IMMS, ..Options::default() })?.open()?;
     let listener = within(LIMIT, "listening", target.listen("0"))??;
     let to_target = within(LIMIT, "connecting", fabric.connect(&listener.local_addr()))??;

@@ -4,9 +4,9 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use transport_core::observe::{GrantOf, Wait};
+use transport_core::observe::{GrantOf, WaitReason};
 use transport_core::spi::Operations;
-use transport_core::{Access, Admission, Applicant, Grant, Op, Pages, Peer, SendOptions, WriteOptions};
+use transport_core::{Access, Grant, GrantPolicy, GrantRequest, Op, Pages, Peer, SendOptions, WriteOptions};
 
 use super::forgery::Wire;
 use super::grant::{ALL, Dial};
@@ -49,7 +49,7 @@ const OURS: &[&str] = &["one", "two", LABEL];
 /// What `b` opens.
 const THEIRS: &[&str] = &["three", LABEL];
 
-fn open(lab: &Lab, labels: &[&str], admission: Option<Arc<dyn Admission>>) -> Verdict<End> {
+fn open(lab: &Lab, labels: &[&str], admission: Option<Arc<dyn GrantPolicy>>) -> Verdict<End> {
     lab.open(&Options { labels, rails: Some(2), apart: true, admission, ..Options::default() })
 }
 
@@ -153,9 +153,9 @@ struct LastIsScarce;
 
 const SCARCE: Grant = Grant { bytes: ALL, imms: 3, messages: 2 };
 
-impl Admission for LastIsScarce {
-    fn grant(&self, applicant: &Applicant<'_>) -> Grant {
-        if applicant.transport == LABEL { SCARCE } else { Grant::UNLIMITED }
+impl GrantPolicy for LastIsScarce {
+    fn grant(&self, request: &GrantRequest<'_>) -> Grant {
+        if request.transport == LABEL { SCARCE } else { Grant::UNLIMITED }
     }
 }
 
@@ -186,7 +186,7 @@ fn not_anothers(context: &Context) -> Verdict {
     let done = ops.iter_mut().map(Op::try_result).filter(Option::is_some).count();
     same("writes with an imm that a target took that looks at none", done as u64, SCARCE.imms)?;
     let dump = a.dump();
-    let waits_for_imms = |wait: &Wait| matches!(wait, Wait::Grant { of: GrantOf::Imms, .. });
+    let waits_for_imms = |wait: &WaitReason| matches!(wait, WaitReason::Grant { of: GrantOf::Imms, .. });
     let named = dump.operations().filter(|operation| operation.waits.iter().any(waits_for_imms)).count();
     same("operations that wait for imms, as the dump has them", named, WRITES - done)?;
     lab.until("the imms", || to_a.imm(5).count() == WRITES as u64 || !to_a.is_alive())?;

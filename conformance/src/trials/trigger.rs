@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use rustix::process::Signal;
-use transport_core::observe::Wait;
+use transport_core::observe::WaitReason;
 use transport_core::spi::Operations;
 use transport_core::{Access, AtEnd, ErrorKind, Op, Pages, WriteOptions};
 
@@ -73,7 +73,7 @@ fn begins(context: &Context) -> Verdict {
     stage.wait_in_vain()?;
     let dump = stage.pair.a.dump();
     let waits: Vec<_> = dump.operations().flat_map(|operation| operation.waits.clone()).collect();
-    same("what it waits for", waits, vec![Wait::Trigger { value: 3, now: 0 }])?;
+    same("what it waits for", waits, vec![WaitReason::Trigger { value: 3, now: 0 }])?;
     stage.set(2);
     stage.wait_in_vain()?;
     // Others of the same peer need not go behind it.

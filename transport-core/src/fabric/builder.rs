@@ -11,7 +11,7 @@ use super::{RailGroups, Workers};
 use crate::control::{Bootstrap, ControlSettings, TcpBootstrap, Token};
 use crate::observe::StallHook;
 use crate::spi::{Backend, DeviceInfo};
-use crate::{Admission, Clock, Dump, EvenShares, SystemClock};
+use crate::{Clock, Dump, EvenShares, GrantPolicy, SystemClock};
 
 /// One transport to open: a backend, and which of its devices.
 #[derive(Clone)]
@@ -57,7 +57,7 @@ pub struct FabricBuilder {
     pub(super) records: usize,
     pub(super) stall_after: Duration,
     pub(super) on_stall: Option<StallHook>,
-    pub(super) admission: Arc<dyn Admission>,
+    pub(super) grant_policy: Arc<dyn GrantPolicy>,
     pub(super) placing: Placing,
 }
 
@@ -79,7 +79,7 @@ impl Default for FabricBuilder {
             records: 4096,
             stall_after: Duration::from_secs(1),
             on_stall: None,
-            admission: Arc::new(EvenShares),
+            grant_policy: Arc::new(EvenShares),
             placing: Placing::default(),
         }
     }
@@ -240,8 +240,8 @@ impl FabricBuilder {
     }
 
     /// Decides how much each peer may send us. Default [`EvenShares`].
-    pub fn admission(mut self, admission: Arc<dyn Admission>) -> Self {
-        self.admission = admission;
+    pub fn grant_policy(mut self, policy: Arc<dyn GrantPolicy>) -> Self {
+        self.grant_policy = policy;
         self
     }
 

@@ -80,7 +80,7 @@ impl Group {
         }
         let (answer, answered) = sync_channel(1);
         let parked = self.engine.parked.load(Ordering::Relaxed);
-        self.engine.control(Control::Dump { answer });
+        self.engine.control(Control::Dump { reply: answer });
         Asked(Some(answered), parked)
     }
 
@@ -125,8 +125,8 @@ impl Transport {
             queued: group.engine.submissions.len() as u64,
             receives: snapshot.receives,
             operations: snapshot.operations,
-            casualties: snapshot.casualties.into(),
-            records: group.engine.recorder.read(),
+            recent_failures: snapshot.recent_failures.into(),
+            records: group.engine.flight_recorder.read(),
         }
     }
 }

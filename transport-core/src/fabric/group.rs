@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex};
 
 use super::lock;
 use crate::Time;
-use crate::engine::{Engine, EngineHandle, Progress};
+use crate::engine::{Engine, EngineHandle, StepReport};
 use crate::spi::DeviceInfo;
 
 pub(crate) struct Group {
@@ -18,10 +18,10 @@ pub(crate) struct Group {
 
 impl Group {
     #[inline]
-    pub fn step(&self) -> Option<Progress> {
+    pub fn step(&self) -> Option<StepReport> {
         let turn = lock(self.driven.as_ref()?).step();
         // Between two turns: the hook may look at the engine.
-        self.engine.watch.report();
+        self.engine.stall_monitor.report();
         Some(turn)
     }
 

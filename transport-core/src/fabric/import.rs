@@ -6,10 +6,10 @@ use std::time::Duration;
 
 use crate::control::SessionHost;
 use crate::descriptor::Entry;
+use crate::engine::peer::{Link, PairedRail};
 use crate::index::TransportIndex;
-use crate::link::{Link, PairedRail};
 use crate::peer::PeerInner;
-use crate::remote::{RemoteInner, Shortcut};
+use crate::remote::{DirectPath, RemoteInner};
 use crate::spi::{KeyMaterial, PeerSlot, RemoteMemory};
 use crate::{Descriptor, Error, ErrorKind, MemoryKind, Peer, RemoteRegion, Result};
 
@@ -111,9 +111,9 @@ impl PeerInner {
         imports: Vec<Option<Arc<dyn RemoteMemory>>>,
     ) -> RemoteRegion {
         let link = self.lead(route);
-        // The way past the worker is the first rail's.
+        // The direct path uses the first rail's import.
         let first = link.direct.clone().zip(imports.first().cloned().flatten());
-        let shortcut = first.map(|(direct, import)| Shortcut {
+        let direct_path = first.map(|(direct, import)| DirectPath {
             direct,
             max: link.max_direct,
             slot: PeerSlot(link.direct_slot),
@@ -126,10 +126,10 @@ impl PeerInner {
             region: descriptor.region,
             len: descriptor.len,
             access: descriptor.access(),
-            far: matches!(descriptor.kind, MemoryKind::Cuda { .. }),
+            device_memory: matches!(descriptor.kind, MemoryKind::Cuda { .. }),
             route,
             lead: link.engine.group,
-            shortcut,
+            direct_path,
             imports,
             revoked: false.into(),
         });

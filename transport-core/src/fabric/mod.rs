@@ -32,7 +32,7 @@ pub(crate) use workers::Posting;
 pub use workers::{Pinning, Workers};
 
 use crate::control;
-use crate::engine::{Control, Progress, RailCounters};
+use crate::engine::{Control, RailCounters, StepReport};
 use crate::pool::RecvPool;
 use crate::region::RegionInner;
 use crate::{Access, Error, ErrorKind, HostBuffer, Memory, MemoryKind, Op, Peer, Region, Result, Time};
@@ -145,7 +145,7 @@ impl Fabric {
             regions: regions.into(),
             start: memory.as_ptr(),
             len,
-            far: if matches!(memory.kind(), MemoryKind::Cuda { .. }) { u64::MAX } else { 0 },
+            device_memory_mask: if matches!(memory.kind(), MemoryKind::Cuda { .. }) { u64::MAX } else { 0 },
             memory,
             access,
             id: self.0.next_region.fetch_add(1, Ordering::Relaxed),
@@ -228,8 +228,8 @@ impl Fabric {
     }
 
     /// One turn of every engine of a caller-driven fabric; nothing otherwise.
-    pub fn step(&self) -> Progress {
-        let mut sum = Progress::default();
+    pub fn step(&self) -> StepReport {
+        let mut sum = StepReport::default();
         for transport in &self.0.transports {
             for turn in transport.groups.iter().filter_map(Group::step) {
                 sum.events += turn.events;

@@ -8,8 +8,9 @@ use super::tenant::Lineage;
 use super::transport::OpenSettings;
 use super::{Fabric, FabricBuilder, FabricInner, Transport};
 use crate::control::{HandshakeLimiter, Identity};
+use crate::engine::trace::StallMonitor;
 use crate::index::{GroupIndex, Number, TransportIndex};
-use crate::observe::Watch;
+use crate::observe::report_stalls;
 use crate::op::MOST_OPERATIONS;
 use crate::retained::RetainedMemory;
 use crate::spi::DomainSetup;
@@ -27,7 +28,7 @@ impl FabricBuilder {
         let seed = self.seed.map_or_else(|| random("open"), Ok)?;
         let incarnation = self.incarnation.map_or_else(|| random("open"), Ok)?;
         let retained = Arc::new(RetainedMemory::default());
-        let watch = Arc::new(Watch::new(self.stall_after, self.on_stall));
+        let stall_monitor = Arc::new(StallMonitor::new(self.stall_after));
         let (mut transports, mut first_group) = (Vec::new(), GroupIndex::FIRST);
         let sought = self.transports.iter().map(Transport::seek).collect::<Result<Vec<_>>>()?;
         let names: Vec<&str> = sought.iter().flatten().map(|device| device.name.as_str()).collect();
@@ -45,10 +46,10 @@ impl FabricBuilder {
                 max_operations: self.max_operations,
                 caller_driven: self.caller_driven,
                 records: self.records,
-                watch: Arc::clone(&watch),
+                stall_monitor: Arc::clone(&stall_monitor),
                 workers: &self.workers,
                 placing: &self.placing,
-                admission: Arc::clone(&self.admission),
+                grant_policy: Arc::clone(&self.grant_policy),
                 retained: &retained,
             };
             let transport = Transport::open(config, devices, &setup, settings)?;
@@ -76,7 +77,8 @@ impl FabricBuilder {
             retained: Arc::downgrade(&retained),
             closed: AtomicBool::new(false),
         });
-        watch.over(&fabric);
+        let (weak, on_stall) = (Arc::downgrade(&fabric), self.on_stall);
+        stall_monitor.set_reporter(Box::new(move |stalls| report_stalls(&weak, on_stall.as_ref(), stalls)));
         Ok(Fabric(fabric))
     }
 
@@ -100,7 +102,7 @@ impl FabricBuilder {
             return refuse(format!("max_operations {asked}; 1 to {MOST_OPERATIONS} are allowed"));
         }
         if self.stall_after.is_zero() {
-            return refuse("stall_after is zero; take Duration::MAX to turn the watch off".into());
+            return refuse("stall_after is zero; take Duration::MAX to turn the stall monitor off".into());
         }
         if self.settings.handshake_limit.is_zero() {
             return refuse("handshake_limit is zero; nobody connects within that".into());

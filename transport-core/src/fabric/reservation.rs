@@ -8,8 +8,8 @@ use super::Transport;
 use super::group::Group;
 use super::pairing::Pairing;
 use crate::control::{LinkReport, TransportOffer};
-use crate::grant::Credit;
-use crate::link::{Link, PairedRail};
+use crate::engine::flow_control::SendCredit;
+use crate::engine::peer::{Link, PairedRail};
 use crate::no_transport::OfferedTransport;
 use crate::spi::{Domain, PeerSlot};
 use crate::{Error, ErrorKind, Result};
@@ -31,7 +31,7 @@ pub(super) struct Reservation {
     /// The peer's offers by pair, as far as they have come.
     offers: Vec<Vec<u8>>,
     /// What the peer allows us, over all groups.
-    credit: Arc<Credit>,
+    credit: Arc<SendCredit>,
     /// Why this transport does not reach the peer.
     pub refused: Option<String>,
 }
@@ -209,7 +209,7 @@ impl Reservation {
                 link.receiving.push((rail, paired));
             }
         }
-        link.index = group.engine.claim_link();
+        link.index = group.engine.allocate_link();
         if let Some(first) = link.rails.iter().flatten().next() {
             link.direct = first.domain.direct(first.slot);
             link.direct_slot = first.slot.0;

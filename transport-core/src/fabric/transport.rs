@@ -8,14 +8,14 @@ use topology::{Address, Machine};
 use super::group::Group;
 use super::placement::Placing;
 use super::{Place, TransportConfig, Workers, lock};
+use crate::engine::flow_control::ReceiverCredits;
+use crate::engine::trace::StallMonitor;
+use crate::engine::worker::{CoreReservation, Worker, WorkerSetup};
 use crate::engine::{Engine, EngineHandle, HandleSetup, Rail, RailCounters, RailCounts};
-use crate::grant::Ledger;
 use crate::index::{GroupIndex, TransportIndex};
-use crate::observe::Watch;
 use crate::retained::RetainedMemory;
 use crate::spi::{Capabilities, DeviceInfo, Domain, DomainSetup, MemoryRegion};
-use crate::worker::{Seat, Worker, WorkerSetup};
-use crate::{Access, Admission, Error, ErrorKind, Memory, Result, WakeupHandle, WakeupPipe};
+use crate::{Access, Error, ErrorKind, GrantPolicy, Memory, Result, WakeupHandle, WakeupPipe};
 
 pub(crate) struct Transport {
     pub label: String,
@@ -31,7 +31,7 @@ pub(crate) struct Transport {
 }
 
 /// Which of so many threads drives a group: neighbours share one.
-fn crew(group: usize, threads: usize, groups: usize) -> usize {
+fn worker_index(group: usize, threads: usize, groups: usize) -> usize {
     group * threads / groups
 }
 
@@ -42,11 +42,11 @@ pub(super) struct OpenSettings<'a> {
     pub max_operations: usize,
     pub caller_driven: bool,
     pub records: usize,
-    pub watch: Arc<Watch>,
+    pub stall_monitor: Arc<StallMonitor>,
     pub workers: &'a Workers,
     pub placing: &'a Placing,
-    pub admission: Arc<dyn Admission>,
-    /// What the fabric's regions have let go.
+    pub grant_policy: Arc<dyn GrantPolicy>,
+    /// The memory that regions of the fabric have released.
     pub retained: &'a Arc<RetainedMemory>,
 }
 
@@ -108,19 +108,20 @@ impl Transport {
         }
         let capacity = transport.domains.iter().map(|domain| domain.capabilities().cq_depth).min();
         let (label, groups) = (transport.label.clone(), ranges.len() as u64);
-        let ledger = Ledger::new(label, capacity.unwrap_or(0), groups, Arc::clone(&settings.admission));
-        let ledger = Arc::new(ledger);
+        let policy = Arc::clone(&settings.grant_policy);
+        let receiver_credits = ReceiverCredits::new(label, capacity.unwrap_or(0), groups, policy);
+        let receiver_credits = Arc::new(receiver_credits);
         let threads = settings.workers.threads.unwrap_or(ranges.len()).min(ranges.len());
         let doors = (0..threads).map(|_| WakeupPipe::new()).collect::<Result<Vec<_>>>()?;
         let mut engines = Vec::new();
         for (number, rails) in ranges.iter().enumerate() {
-            let wakeup = doors[crew(number, threads, ranges.len())].handle().try_clone()?;
+            let wakeup = doors[worker_index(number, threads, ranges.len())].handle().try_clone()?;
             engines.push(transport.open_group(
                 rails.clone(),
                 wakeup,
                 setup,
                 &settings,
-                &ledger,
+                &receiver_credits,
                 ranges.len(),
             )?);
         }
@@ -144,7 +145,7 @@ impl Transport {
         wakeup: WakeupHandle,
         setup: &DomainSetup,
         settings: &OpenSettings<'_>,
-        ledger: &Arc<Ledger>,
+        receiver_credits: &Arc<ReceiverCredits>,
         groups: usize,
     ) -> Result<Engine> {
         let number = self.groups.len();
@@ -156,8 +157,8 @@ impl Transport {
             devices: self.devices[rails.clone()].iter().map(|device| device.name.clone()).collect(),
             max_operations: settings.max_operations,
             records: settings.records,
-            watch: Arc::clone(&settings.watch),
-            ledger: Arc::clone(ledger),
+            stall_monitor: Arc::clone(&settings.stall_monitor),
+            receiver_credits: Arc::clone(receiver_credits),
             posting: settings.workers.posting,
         };
         let engine = Arc::new(EngineHandle::new(handle, wakeup));
@@ -177,23 +178,23 @@ impl Transport {
         machine: Option<&Machine>,
     ) -> Result<()> {
         let (threads, groups) = (doors.len(), engines.len());
-        let mut crews: Vec<_> = (0..threads).map(|_| Vec::new()).collect();
+        let mut by_worker: Vec<_> = (0..threads).map(|_| Vec::new()).collect();
         let dealt = engines.into_iter().enumerate();
-        dealt.for_each(|(number, engine)| crews[crew(number, threads, groups)].push(engine));
+        dealt.for_each(|(number, engine)| by_worker[worker_index(number, threads, groups)].push(engine));
         let shared = (!workers.sharded).then(Arc::default);
-        for (turn, (engines, door)) in crews.into_iter().zip(doors).enumerate() {
-            let is_of_crew = |number: &usize| crew(*number, threads, groups) == turn;
+        for (turn, (engines, door)) in by_worker.into_iter().zip(doors).enumerate() {
+            let is_of_worker = |number: &usize| worker_index(*number, threads, groups) == turn;
             let places: Vec<&Place> =
-                (0..groups).filter(is_of_crew).map(|number| &self.places[number]).collect();
-            let seat = workers.pinning.seat(turn, &places, machine);
-            let core = seat.as_ref().map(Seat::cpu);
-            (0..groups).filter(is_of_crew).for_each(|number| self.places[number].core = core);
+                (0..groups).filter(is_of_worker).map(|number| &self.places[number]).collect();
+            let reservation = CoreReservation::for_worker(&workers.pinning, turn, &places, machine);
+            let core = reservation.as_ref().map(CoreReservation::cpu);
+            (0..groups).filter(is_of_worker).for_each(|number| self.places[number].core = core);
             let setup = WorkerSetup {
                 // The kernel cuts a thread's name after 15 bytes.
                 name: format!("mr{turn}-{}", self.label),
                 engines,
-                door,
-                seat,
+                wakeup: door,
+                core: reservation,
                 lock: shared.clone(),
             };
             lock(&self.workers).push(Worker::start(setup)?);

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use super::{PeerGroup, refused};
 use crate::control::MAX_NAME;
-use crate::engine::alarms::Alarm;
+use crate::engine::timers::Timer;
 use crate::fabric::FabricInner;
 use crate::op::{block_on, needs_turns};
 use crate::peer::{MAX_AHEAD, Refusal};
@@ -57,7 +57,7 @@ impl PeerGroup {
         let fabric = self.peers()[0].0.fabric.upgrade();
         let fabric =
             fabric.ok_or_else(|| Error::new(ErrorKind::Closed, "barrier", "the fabric is closed"))?;
-        let alarm = Alarm::new(Arc::clone(fabric.first_engine()), fabric.deadline(fabric.now(), Some(limit)));
+        let timer = Timer::new(Arc::clone(fabric.first_engine()), fabric.deadline(fabric.now(), Some(limit)));
         let weak = Arc::downgrade(&fabric);
         // From here on, dropping it takes back what it has entered.
         let mut barrier = Barrier {
@@ -65,7 +65,7 @@ impl PeerGroup {
             fabric: weak,
             name,
             limit,
-            alarm,
+            timer,
             entered: 0,
             missing: Vec::new(),
         };
@@ -87,7 +87,7 @@ pub struct Barrier {
     fabric: Weak<FabricInner>,
     name: String,
     limit: Duration,
-    alarm: Alarm,
+    timer: Timer,
     /// How many peers of the group know that somebody waits here.
     entered: usize,
     /// Places of those that have not reached it, as far as was looked.
@@ -100,7 +100,7 @@ impl Barrier {
     /// # Errors
     /// As the future's.
     pub fn wait(mut self) -> Result<()> {
-        let (engine, limit) = (Arc::clone(self.alarm.engine()), self.limit);
+        let (engine, limit) = (Arc::clone(self.timer.engine()), self.limit);
         block_on(&mut self, limit, |_| true, || engine.drive()).unwrap_or_else(|| Err(self.late()))
     }
 
@@ -182,11 +182,11 @@ impl Future for Barrier {
         }
         let mut polled = this.look(context);
         if polled.is_pending() {
-            this.alarm.set(context.waker());
+            this.timer.set(context.waker());
             // After it was set, or the time might pass in between.
-            let late = this.fabric.upgrade().is_some_and(|fabric| fabric.now() >= this.alarm.at());
+            let late = this.fabric.upgrade().is_some_and(|fabric| fabric.now() >= this.timer.at());
             if !late {
-                needs_turns(this.alarm.engine());
+                needs_turns(this.timer.engine());
                 return Poll::Pending;
             }
             polled = Poll::Ready(Err(this.late()));

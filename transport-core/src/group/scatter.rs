@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use super::{PeerGroup, refused};
 use crate::engine::Work;
-use crate::link::{Link, Span};
+use crate::engine::peer::{CheckedRange, Link};
 use crate::peer::PeerInner;
 use crate::request::{cut_write, imm_alone};
 use crate::spi::WorkKind;
@@ -145,7 +145,7 @@ struct Checked<'a> {
     link: &'a Link,
     work: Work,
     /// Of a part with bytes.
-    bytes: Option<(&'a RemoteRegion, Span)>,
+    bytes: Option<(&'a RemoteRegion, CheckedRange)>,
 }
 
 /// Submits all parts, or none: with a slot for each nothing can be refused any more.
@@ -164,9 +164,9 @@ fn submit_all(
     let submit = |(part, places): (Checked<'_>, Places<'_>)| {
         let Checked { peer, link, work, bytes } = part;
         let now = match (bytes, src) {
-            (Some((dst, span)), Some(src)) => link.run_now(src, &dst.0, span, WorkKind::Write, options),
+            (Some((dst, span)), Some(src)) => link.try_direct(src, &dst.0, span, WorkKind::Write, options),
             (Some(_), None) => None,
-            (None, _) => link.run_message(WorkKind::Write, std::ptr::null_mut(), 0, work.imm),
+            (None, _) => link.try_direct_message(WorkKind::Write, std::ptr::null_mut(), 0, work.imm),
         };
         now.unwrap_or_else(|| peer.submit_at(places, work, times.clone(), name))
     };

@@ -104,7 +104,7 @@ mod tests {
     use std::sync::Arc;
 
     use super::*;
-    use crate::watchers::tests::{Woken, poll};
+    use crate::engine::waker_set::tests::{Woken, poll};
     use crate::{ErrorKind, Peer};
 
     fn next(arrivals: &mut Arrivals, woken: &Arc<Woken>) -> Option<Option<Result<u64, ErrorKind>>> {

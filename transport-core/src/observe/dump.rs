@@ -1,26 +1,26 @@
-//! A fabric at one moment: counters, windows, operations, peers, records.
+//! A snapshot of a fabric: counters, operations, peers, records.
 
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use super::{Record, Wait};
+use super::recording::to_frame;
 use crate::engine::RailCounters;
-use crate::op::OpId;
-use crate::{ErrorKind, Time};
+use crate::engine::trace::{OperationDump, PeerName, Record};
+use crate::{Result, Time};
 
-/// A fabric at one moment. `Display` prints it for people, [`Dump::to_bytes`]
-/// and [`Recording`](super::Recording) carry it in files.
+/// A snapshot of a fabric. `Display` prints it; [`Dump::to_bytes`] and [`Recording`](super::Recording) write it to
+/// files and read it back.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct Dump {
     /// This host's name.
     pub host: String,
-    /// This process.
+    /// The number of this process.
     pub process: u32,
-    /// The number of this opening of the fabric.
+    /// The incarnation of the fabric: each opening has another number.
     pub incarnation: u64,
-    /// When it was taken, by the fabric's clock.
+    /// The time of the dump, by the fabric's clock.
     pub time: Time,
     /// The rail groups of the transports, in order of preference.
     pub transports: Vec<TransportDump>,
@@ -32,195 +32,85 @@ pub struct Dump {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct TransportDump {
-    /// The transport's label, and `/n` of its n-th group where there are several.
+    /// The transport's label; with several rail groups, followed by `/n` for the n-th group.
     pub label: String,
-    /// Its backend's name.
+    /// The backend's name.
     pub backend: String,
-    /// Whether its worker answered. Without an answer there are counters and
-    /// records, but no operations and no windows.
+    /// Whether the worker answered. Without an answer the dump has counters and records, but no operations.
     pub worker: WorkerState,
-    /// One per device.
+    /// The rails, one per device.
     pub rails: Vec<RailDump>,
-    /// Submitted operations that the worker has not taken yet.
+    /// Submitted operations that the worker has not taken out of its queue.
     pub queued: u64,
-    /// Receives the device holds, those of pools among them.
+    /// Receives that the device holds, those of receive pools included.
     pub receives: u64,
-    /// Operations under way, by slot of the op table.
+    /// The operations that have not ended, in the order of their op table slots.
     pub operations: Vec<OperationDump>,
-    /// The last operations that a peer's end cut short, as they stood then.
-    pub casualties: Vec<OperationDump>,
+    /// The last operations that failed because the connection to their peer ended, as they were at that moment.
+    pub recent_failures: Vec<OperationDump>,
     /// The last records, oldest first.
     pub records: Vec<Record>,
 }
 
-/// How a worker was found.
+/// The state of a worker.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub enum WorkerState {
-    /// It answered.
+    /// The worker was awake and answered.
     Running,
-    /// It slept, and answered.
+    /// The worker was asleep and answered.
     Parked,
-    /// It did not answer: it is inside a backend, or in a user's waker or memory.
+    /// The worker did not answer: it is inside a backend or inside the user's code (a waker, or a memory's `Drop`).
     Blocked,
-    /// It has ended.
+    /// The worker has ended.
     Closed,
 }
 
-/// One rail.
+/// One rail of a dump.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct RailDump {
-    /// Its counters.
+    /// The rail's counters.
     pub counters: RailCounters,
-    /// Requests posted and not acknowledged.
+    /// Requests that are posted and not acknowledged.
     pub outstanding: u64,
-    /// Requests that may be outstanding.
+    /// The most requests that may be outstanding.
     pub depth: u64,
-    /// Whether its device is lost.
+    /// Whether the rail's device is lost.
     pub lost: bool,
 }
 
-/// What an operation does.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[non_exhaustive]
-pub enum OperationKind {
-    /// `write`.
-    Write,
-    /// `write_pages`.
-    WritePages,
-    /// `write_imm`.
-    WriteImm,
-    /// `read`.
-    Read,
-    /// `send`.
-    Send,
-    /// `recv`.
-    Receive,
-    /// `revoke`.
-    Revoke,
-    /// `warm_up`.
-    WarmUp,
-}
-
-/// An operation under way.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[non_exhaustive]
-pub struct OperationDump {
-    /// Its id, as [`Op::id`](crate::Op::id) gives it; one transport's ids are its own.
-    pub id: OpId,
-    /// The transport's label.
-    pub transport: String,
-    /// What it does.
-    pub kind: OperationKind,
-    /// With whom.
-    pub peer: Option<PeerName>,
-    /// Bytes of the whole.
-    pub bytes: u64,
-    /// Its imm.
-    pub imm: Option<u32>,
-    /// Since it was submitted.
-    pub age: Duration,
-    /// Since its last request was posted or ended.
-    pub idle: Duration,
-    /// Until its deadline; `None` for what has none.
-    pub left: Option<Duration>,
-    /// Why it will end as failed once nothing of it is posted.
-    pub ending: Option<ErrorKind>,
-    /// Its share of each rail that it still has something on.
-    pub rails: Vec<RailShare>,
-    /// What it waits for.
-    pub waits: Vec<Wait>,
-    /// Whether it made no progress for the fabric's `stall_after`.
-    pub stalled: bool,
-}
-
-/// An operation's requests on one rail.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[non_exhaustive]
-pub struct RailShare {
-    /// The rail.
-    pub rail: u32,
-    /// Its device.
-    pub device: String,
-    /// Not posted yet.
-    pub unposted: u64,
-    /// Posted and not acknowledged.
-    pub outstanding: u64,
-}
-
-/// Who a peer is.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[non_exhaustive]
-pub struct PeerName {
-    /// Its number in this process.
-    pub id: u64,
-    /// Its host, as it says.
-    pub host: String,
-    /// The number of its opening of its fabric.
-    pub incarnation: u64,
-    /// Its address, if it was met over a control connection.
-    pub address: Option<String>,
-}
-
-/// A connected peer.
+/// A connected peer of a dump.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct PeerDump {
-    /// Who.
+    /// The peer's name.
     pub name: PeerName,
-    /// Since its control connection was last heard; `None` within one process.
+    /// The time since the last frame on its control connection. `None` for a peer in the same process.
     pub heard: Option<Duration>,
 }
 
 impl Dump {
-    /// Operations under way, over all transports.
+    /// The operations of all transports that have not ended.
     pub fn operations(&self) -> impl Iterator<Item = &OperationDump> {
         self.transports.iter().flat_map(|transport| &transport.operations)
     }
 
-    /// Those that make no progress.
+    /// The operations of all transports that are stalled.
     pub fn stalled(&self) -> impl Iterator<Item = &OperationDump> {
         self.operations().filter(|operation| operation.stalled)
     }
 
-    /// The last operations that a peer's end cut short.
-    pub fn casualties(&self) -> impl Iterator<Item = &OperationDump> {
-        self.transports.iter().flat_map(|transport| &transport.casualties)
-    }
-}
-
-impl OperationKind {
-    const ALL: [Self; 8] = [
-        Self::Write,
-        Self::WritePages,
-        Self::WriteImm,
-        Self::Read,
-        Self::Send,
-        Self::Receive,
-        Self::Revoke,
-        Self::WarmUp,
-    ];
-
-    /// The API's name.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Write => "write",
-            Self::WritePages => "write_pages",
-            Self::WriteImm => "write_imm",
-            Self::Read => "read",
-            Self::Send => "send",
-            Self::Receive => "recv",
-            Self::Revoke => "revoke",
-            Self::WarmUp => "warm_up",
-        }
+    /// The last operations of all transports that failed because the connection to their peer ended.
+    pub fn recent_failures(&self) -> impl Iterator<Item = &OperationDump> {
+        self.transports.iter().flat_map(|transport| &transport.recent_failures)
     }
 
-    pub(super) fn code(self) -> u8 {
-        self as u8
-    }
-
-    pub(super) fn from_code(code: u8) -> Option<Self> {
-        Self::ALL.get(usize::from(code)).copied()
+    /// The dump as one frame. Append it to [`Recording::header`](super::Recording::header) to make a recording.
+    ///
+    /// # Errors
+    /// `Protocol` if the dump is larger than 4 GiB.
+    pub fn to_bytes(&self) -> Result<Vec<u8>> {
+        to_frame(self)
     }
 }

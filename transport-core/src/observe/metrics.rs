@@ -1,16 +1,16 @@
-//! Counters through the `metrics` facade, read when somebody asks.
+//! Counters through the `metrics` facade.
 
 use metrics::{counter, gauge};
 
 use crate::Fabric;
 
 impl Fabric {
-    /// Publishes every rail's counters to the installed recorder of the `metrics`
-    /// crate. Call it before each scrape: engines never touch a metric.
+    /// Publishes the counters of all rails to the installed recorder of the `metrics` crate. Call it before each
+    /// scrape: the engines do not update metrics by themselves.
     ///
-    /// Names are `multirail_rail_*_total` with the labels `transport`, `backend`,
-    /// `rail` and `device`, and the gauge `multirail_peers`. Two fabrics of one
-    /// process need transports of different labels.
+    /// The counters are `multirail_rail_*_total`, with the labels `transport`, `backend`, `rail` and `device`. The
+    /// gauge `multirail_peers` is the number of connected peers. If a process has two fabrics, their transports need
+    /// different labels.
     pub fn publish_metrics(&self) {
         for rail in self.counters() {
             let labels = [

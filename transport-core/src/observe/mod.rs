@@ -1,29 +1,24 @@
-//! What is seen of a running fabric from outside: records, dumps, stalls, metrics.
+//! What a running fabric tells about itself: records, dumps, stalls, metrics.
 //!
-//! Nothing here is on the way of a request. In reading order:
+//! None of this code runs as part of a request. In reading order:
 //!
-//! - `record`: one thing that happened, as a value and as four words.
-//! - `recorder`: the flight recorder, a ring of records per engine.
-//! - `dump`: a fabric at one moment, with `wait` and, for people, `text`.
-//! - `recording`: dumps as bytes, and back from bytes that are not trusted.
-//! - `watch`: who learns of operations that make no progress.
-//! - `metrics`: counters through the `metrics` facade (a cargo feature).
+//! - [`Record`], [`TraceEvent`]: one event in an engine. Each engine's flight recorder keeps the last ones.
+//! - [`Dump`]: a snapshot of a fabric: its counters, its peers, its operations ([`OperationDump`]) and what each of
+//!   them waits for ([`WaitReason`]).
+//! - [`Recording`]: dumps as bytes, and a parser for bytes that are not trusted.
+//! - [`FabricBuilder::on_stall`](crate::FabricBuilder::on_stall): called when operations make no progress.
+//! - `Fabric::publish_metrics` (cargo feature `metrics`): counters through the `metrics` facade.
 
 mod dump;
 #[cfg(feature = "metrics")]
 mod metrics;
-mod record;
-mod recorder;
 mod recording;
+mod stalls;
 mod text;
-mod wait;
-mod watch;
 
-pub use dump::{
-    Dump, OperationDump, OperationKind, PeerDump, PeerName, RailDump, RailShare, TransportDump, WorkerState,
+pub use crate::engine::trace::{
+    GrantOf, OperationDump, OperationKind, PeerName, RailShare, Record, TraceEvent, WaitReason,
 };
-pub use record::{Record, What};
-pub(crate) use recorder::Recorder;
+pub use dump::{Dump, PeerDump, RailDump, TransportDump, WorkerState};
 pub use recording::{MAX_RECORDING, Recording};
-pub use wait::{GrantOf, Wait};
-pub(crate) use watch::{StallHook, Watch};
+pub(crate) use stalls::{StallHook, report_stalls};

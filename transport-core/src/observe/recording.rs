@@ -1,51 +1,51 @@
-//! Dumps as bytes: a header, then frames of a length and a dump each.
+//! Recordings: dumps as bytes.
 
 use super::Dump;
 use crate::{Error, ErrorKind, Result};
 
-/// Bytes of a recording at most; a parser takes no more.
+/// The largest recording that [`Recording::from_bytes`] reads, in bytes.
 pub const MAX_RECORDING: usize = 32 << 20;
 
-/// First bytes of a recording; the last of them is the version of what follows.
+/// The first bytes of a recording. The last one is the version of the format.
 const HEADER: [u8; 8] = *b"mr-dump\x01";
 
-/// A file of dumps of one fabric, or of several, in the order they were taken.
+/// Dumps of one fabric, or of several, in the order in which they were taken.
 ///
-/// The bytes are a header of 8 (`mr-dump`, version 1), then per dump its length in
-/// 4 bytes, little endian, and the dump in postcard. Dumps are simply appended.
+/// A recording is a header of 8 bytes (`mr-dump`, version 1), and then one frame per dump: the length in 4 bytes,
+/// little endian, and the dump in postcard. To add a dump to a file, append [`Dump::to_bytes`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Recording {
     /// The dumps.
     pub dumps: Vec<Dump>,
-    /// Another one follows that is not all there: its writer was stopped while at it.
+    /// Whether the last frame is incomplete, because the writer was stopped while it wrote.
     pub cut_off: bool,
 }
 
 impl Recording {
-    /// What a new file begins with.
+    /// The first bytes of a new file.
     pub fn header() -> &'static [u8] {
         &HEADER
     }
 
-    /// Reads a recording. Any bytes may be given: bounded by their length and by
-    /// [`MAX_RECORDING`], it never panics.
+    /// Reads a recording. The bytes need not be trusted: the function never panics, and its memory is bounded by
+    /// [`MAX_RECORDING`].
     ///
     /// # Errors
-    /// `TooLarge`; `Protocol` for bytes that are no recording;
-    /// `Version` for one of another version of this crate.
+    /// `TooLarge` for more than [`MAX_RECORDING`] bytes, `Protocol` if the bytes are no recording, `Version` if another
+    /// version of this crate wrote it.
     pub fn from_bytes(bytes: &[u8]) -> Result<Self> {
         if bytes.len() > MAX_RECORDING {
-            let why = format!("{} bytes; at most {MAX_RECORDING} are read", bytes.len());
+            let why = format!("the recording has {} bytes; the limit is {MAX_RECORDING}", bytes.len());
             return Err(Error::new(ErrorKind::TooLarge, "read recording", why));
         }
         let (name, version) = HEADER.split_at(HEADER.len() - 1);
         let Some(rest) = bytes.strip_prefix(name) else {
-            return Err(broken("no recording of multirail; write one with --dump FILE"));
+            return Err(broken("this is no recording of multirail; write one with --dump FILE"));
         };
         let Some(mut rest) = rest.strip_prefix(version) else {
             let why = format!(
-                "version {:?}, this reader has {version:?}; read it with what wrote it",
+                "the recording has version {:?}, this reader {version:?}; read it with the version of multirail that wrote it",
                 rest.first()
             );
             return Err(Error::new(ErrorKind::Version, "read recording", why));
@@ -62,19 +62,17 @@ impl Recording {
     }
 }
 
-/// The first frame and what follows it, if it is all there.
+/// The first frame and the bytes after it. `None` if the frame is incomplete.
 fn frame(bytes: &[u8]) -> Option<(&[u8], &[u8])> {
     let (length, after) = bytes.split_first_chunk()?;
     after.split_at_checked(u32::from_le_bytes(*length) as usize)
 }
 
-impl Dump {
-    /// The frame to append to a recording.
-    pub fn to_bytes(&self) -> Result<Vec<u8>> {
-        let frame = postcard::to_stdvec(self).map_err(|e| broken(format!("cannot be written: {e}")))?;
-        let length = u32::try_from(frame.len()).map_err(|_| broken("a dump over 4 GiB"))?;
-        Ok([&length.to_le_bytes(), &frame[..]].concat())
-    }
+/// A dump as one frame of a recording.
+pub(super) fn to_frame(dump: &Dump) -> Result<Vec<u8>> {
+    let body = postcard::to_stdvec(dump).map_err(|e| broken(format!("the dump cannot be written: {e}")))?;
+    let length = u32::try_from(body.len()).map_err(|_| broken("the dump is larger than 4 GiB"))?;
+    Ok([&length.to_le_bytes(), &body[..]].concat())
 }
 
 #[cold]
@@ -118,7 +116,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_is_said() {
+    fn errors_have_their_kinds() {
         let kind = |bytes: &[u8]| Recording::from_bytes(bytes).unwrap_err().kind();
         assert_eq!(kind(b""), ErrorKind::Protocol);
         assert_eq!(kind(b"mr-dump\x02"), ErrorKind::Version);

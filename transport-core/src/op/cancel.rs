@@ -16,7 +16,7 @@ use crate::{Error, ErrorKind, Result};
 pub struct Cancel {
     early: Option<Result<Outcome>>,
     pending: Option<Pending>,
-    /// Of a joint operation: what is not quiet, and whether its result counts (it does
+    /// Of a joint operation: what is not quiesced, and whether its result counts (it does
     /// not if it was counted before).
     parts: Vec<(Self, bool)>,
     sum: Sum,
@@ -55,9 +55,9 @@ impl Cancel {
 
     /// Whether a poll would find something new. Only reads.
     fn has_news(&self) -> bool {
-        let is_quiet = |pending: &Pending| pending.engine.table.is_quiet(pending.id);
+        let is_quiesced = |pending: &Pending| pending.engine.table.is_quiesced(pending.id);
         match self.parts.is_empty() {
-            true => self.pending.as_ref().is_none_or(is_quiet),
+            true => self.pending.as_ref().is_none_or(is_quiesced),
             false => self.parts.iter().any(|(part, _)| part.has_news()),
         }
     }
@@ -93,7 +93,7 @@ impl Future for Cancel {
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
         if let Some(pending) = &self.pending {
-            if pending.engine.table.poll_quiet(pending.id, context).is_pending() {
+            if pending.engine.table.poll_quiesced(pending.id, context).is_pending() {
                 needs_turns(&pending.engine);
                 return Poll::Pending;
             }

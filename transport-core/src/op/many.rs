@@ -38,7 +38,7 @@ struct Many {
     /// Parts without a result.
     waiting: Vec<Op>,
     /// Parts that ended in an error, of which bytes may still move. Those that succeeded
-    /// are quiet, and give their slot back at once.
+    /// are quiesced, and give their slot back at once.
     failed: Vec<Op>,
     sum: Sum,
 }

@@ -67,7 +67,7 @@ enum Waiting {
 struct Pending {
     engine: Arc<EngineHandle>,
     id: OpId,
-    answered: bool,
+    completed: bool,
     cancel_on_drop: bool,
 }
 
@@ -77,7 +77,7 @@ impl Op {
     }
 
     pub(crate) fn pending(engine: Arc<EngineHandle>, id: OpId) -> Self {
-        Self(State::Waiting(Waiting::One(Pending { engine, id, answered: false, cancel_on_drop: true })))
+        Self(State::Waiting(Waiting::One(Pending { engine, id, completed: false, cancel_on_drop: true })))
     }
 
     /// Its id in dumps, traces and logs; `None` for what ran in the calling thread.
@@ -130,12 +130,12 @@ impl Op {
 
     fn try_pending(&mut self) -> Option<Result<Outcome>> {
         let pending = match &mut self.0 {
-            State::Waiting(Waiting::One(pending)) if !pending.answered => pending,
+            State::Waiting(Waiting::One(pending)) if !pending.completed => pending,
             State::Waiting(Waiting::Many(many)) => return many.try_result(),
             _ => return None,
         };
         let result = pending.engine.table.try_result(pending.id);
-        pending.answered = result.is_some();
+        pending.completed = result.is_some();
         result
     }
 
@@ -147,7 +147,7 @@ impl Op {
         let result = match &self.0 {
             State::Waiting(Waiting::One(pending)) => {
                 let (engine, id) = (Arc::clone(&pending.engine), pending.id);
-                let is_ready = |_: &Self| engine.table.is_answered(id);
+                let is_ready = |_: &Self| engine.table.is_completed(id);
                 block_on(&mut *self, limit, is_ready, || engine.drive())
             }
             State::Waiting(Waiting::Many(many)) => {
@@ -167,7 +167,7 @@ impl Op {
     fn has_news(&self) -> bool {
         match &self.0 {
             State::Waiting(Waiting::One(pending)) => {
-                pending.answered || pending.engine.table.is_answered(pending.id)
+                pending.completed || pending.engine.table.is_completed(pending.id)
             }
             State::Waiting(Waiting::Many(many)) => many.has_news(),
             State::Ready(_) | State::Taken => true,
@@ -194,12 +194,12 @@ impl Future for Op {
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
         if let State::Waiting(Waiting::One(pending)) = &mut self.0 {
-            if pending.answered {
+            if pending.completed {
                 return Poll::Ready(Err(taken()));
             }
             let polled = pending.engine.table.poll_result(pending.id, context);
-            pending.answered = polled.is_ready();
-            if !pending.answered {
+            pending.completed = polled.is_ready();
+            if !pending.completed {
                 needs_turns(&pending.engine);
             }
             return polled;
@@ -214,7 +214,7 @@ impl Future for Op {
 impl Drop for Pending {
     #[cold]
     fn drop(&mut self) {
-        if self.cancel_on_drop && !self.engine.table.is_answered(self.id) {
+        if self.cancel_on_drop && !self.engine.table.is_completed(self.id) {
             self.engine.cancel(self.id);
         }
         self.engine.table.release(self.id);

@@ -1,10 +1,10 @@
-//! Where an operation lives between its submission and its last completion.
+//! The op table: the state of each operation between its submission and its last completion.
 //!
-//! A slot has two owners: the *waiter* (an [`Op`](super::Op)) and the *engine*.
-//! The engine answers once, and says separately when no byte can move any more
-//! (quiet). The waiter lets go whenever it likes. Whoever lets go second frees
-//! the slot, so neither a dropped future nor an early answer can free what the
-//! hardware may still touch: that is kept by the engine under the same index.
+//! A slot has two owners: the *waiter* (an [`Op`](super::Op)) and the *engine*. The engine completes an operation
+//! once, which gives the waiter its result. Separately, the engine marks the operation *quiesced*: no byte can move any
+//! more. The waiter may release the slot at any time. The owner that finishes second frees the slot. So neither a
+//! dropped future nor an early result frees memory that the hardware may still touch: the engine keeps this memory
+//! under the same index.
 
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed};
 use std::task::{Context, Poll};
@@ -40,13 +40,13 @@ impl OpId {
     }
 }
 
-/// Slots of a table at most.
+/// The most slots of a table.
 pub(crate) const MOST_OPERATIONS: usize = 1 << 24;
 /// The result is there; only the waiter may take it.
-const ANSWERED: u64 = 1;
-/// The engine is done: no byte can move, nothing will be written here.
-const QUIET: u64 = 2;
-/// The waiter is gone and will not look again.
+const COMPLETED: u64 = 1;
+/// The engine has finished: no byte can move, and the engine will not write to the slot.
+const QUIESCED: u64 = 2;
+/// The waiter has released the slot and will not read it again.
 const RELEASED: u64 = 4;
 /// Generations start above the flags.
 const GENERATION_SHIFT: u32 = 32;
@@ -65,7 +65,7 @@ pub(crate) struct OpTable {
 }
 
 // SAFETY: `result` is the only field that is not Sync. The engine writes it before
-// it sets ANSWERED, the waiter takes it after it saw ANSWERED, and whoever frees
+// it sets COMPLETED, the waiter takes it after it saw COMPLETED, and whoever frees
 // the slot clears it after both let go: three phases ordered by `state`.
 unsafe impl Sync for OpTable {}
 // SAFETY: as above; results are Send.
@@ -103,79 +103,79 @@ impl OpTable {
 
     // ---- the engine's side ----
 
-    /// Publishes the result, once. Later answers of the same slot are ignored.
-    pub fn answer(&self, id: OpId, result: Result<Outcome>) {
+    /// Publishes the result. Ignores all calls for the operation but the first.
+    pub fn complete(&self, id: OpId, result: Result<Outcome>) {
         let slot = self.slot(id);
-        if slot.state.load(Relaxed) & ANSWERED != 0 {
+        if slot.state.load(Relaxed) & COMPLETED != 0 {
             return;
         }
-        // SAFETY: not ANSWERED and not QUIET, so neither the waiter nor a freeing
+        // SAFETY: not COMPLETED and not QUIESCED, so neither the waiter nor a freeing
         // party touches the cell, and the engine is one thread.
         slot.result.with_mut(|cell| unsafe { *cell = Some(result) });
-        slot.state.fetch_or(ANSWERED, AcqRel);
+        slot.state.fetch_or(COMPLETED, AcqRel);
         slot.waker.wake();
     }
 
-    pub fn is_answered(&self, id: OpId) -> bool {
-        self.slot(id).state.load(Acquire) & ANSWERED != 0
+    pub fn is_completed(&self, id: OpId) -> bool {
+        self.slot(id).state.load(Acquire) & COMPLETED != 0
     }
 
     /// Whether no byte can move any more.
-    pub fn is_quiet(&self, id: OpId) -> bool {
-        self.slot(id).state.load(Acquire) & QUIET != 0
+    pub fn is_quiesced(&self, id: OpId) -> bool {
+        self.slot(id).state.load(Acquire) & QUIESCED != 0
     }
 
-    /// Says that no byte can move any more. The engine forgets `id` after this.
-    pub fn quiet(&self, id: OpId) {
+    /// Marks the operation quiesced: no byte can move any more. The engine must not use `id` after this.
+    pub fn quiesce(&self, id: OpId) {
         let slot = self.slot(id);
-        let before = slot.state.fetch_or(QUIET, AcqRel);
+        let before = slot.state.fetch_or(QUIESCED, AcqRel);
         if before & RELEASED != 0 {
             self.free(id);
         } else {
-            // Should the waiter let go just now and the slot be filled anew, this
-            // wakes a stranger for nothing: it looks, and registers again.
+            // If the waiter releases the slot at this moment, and another operation takes it, this wakes the waiter of
+            // the other operation without need. That waiter polls, and registers its waker again.
             slot.waker.wake();
         }
     }
 
-    /// Answers, and is quiet at once.
-    pub fn end(&self, id: OpId, result: Result<Outcome>) {
-        self.answer(id, result);
-        self.quiet(id);
+    /// Completes the operation and marks it quiesced.
+    pub fn finish(&self, id: OpId, result: Result<Outcome>) {
+        self.complete(id, result);
+        self.quiesce(id);
     }
 
-    /// Frees a slot that neither an engine nor a waiter was told of.
+    /// Frees a slot whose id neither an engine nor a waiter has.
     pub fn take_back(&self, id: OpId) {
         self.free(id);
     }
 
-    /// Whether `id` is an operation that is not quiet; any id may be asked about.
+    /// Whether `id` is an operation that is not quiesced. The id may be of an operation that ended long ago.
     pub fn is_under_way(&self, id: OpId) -> bool {
         let state = self.slots[id.index as usize].state.load(Acquire);
-        (state >> GENERATION_SHIFT) as u32 == id.generation && state & QUIET == 0
+        (state >> GENERATION_SHIFT) as u32 == id.generation && state & QUIESCED == 0
     }
 
     // ---- the waiter's side ----
 
     /// The result, once it is there. At most one `Ready` per operation.
     pub fn poll_result(&self, id: OpId, context: &mut Context<'_>) -> Poll<Result<Outcome>> {
-        self.poll_flag(id, ANSWERED, context).map(|()| self.take(id))
+        self.poll_flag(id, COMPLETED, context).map(|()| self.take(id))
     }
 
     /// The result if it is there.
     pub fn try_result(&self, id: OpId) -> Option<Result<Outcome>> {
-        self.is_answered(id).then(|| self.take(id))
+        self.is_completed(id).then(|| self.take(id))
     }
 
     /// Ready once no byte can move any more.
-    pub fn poll_quiet(&self, id: OpId, context: &mut Context<'_>) -> Poll<()> {
-        self.poll_flag(id, QUIET, context)
+    pub fn poll_quiesced(&self, id: OpId, context: &mut Context<'_>) -> Poll<()> {
+        self.poll_flag(id, QUIESCED, context)
     }
 
-    /// The waiter lets go. It must not use `id` after this.
+    /// Releases the waiter's hold on the slot. The waiter must not use `id` after this.
     pub fn release(&self, id: OpId) {
         let before = self.slot(id).state.fetch_or(RELEASED, AcqRel);
-        if before & QUIET != 0 {
+        if before & QUIESCED != 0 {
             self.free(id);
         }
     }
@@ -193,7 +193,7 @@ impl OpTable {
     }
 
     fn take(&self, id: OpId) -> Result<Outcome> {
-        // SAFETY: ANSWERED was seen, so the engine writes no more; the waiter is
+        // SAFETY: COMPLETED was seen, so the engine writes no more; the waiter is
         // one value and has not released the slot.
         let result = self.slot(id).result.with_mut(|cell| unsafe { (*cell).take() });
         result.unwrap_or_else(|| {

@@ -61,7 +61,7 @@ impl Peer {
         }
         self.0.imms.wake_all();
         self.0.barriers.wake_all();
-        let due = self.0.watchers().all();
+        let due = self.0.wakers().take_all();
         due.wake();
         if let Some(fabric) = self.0.fabric.upgrade() {
             fabric.forget(self.0.id);
@@ -73,7 +73,7 @@ impl Peer {
 #[must_use = "futures do nothing unless awaited"]
 pub struct PeerClosed {
     peer: Peer,
-    /// Among the watchers.
+    /// In the set of wakers.
     id: Option<u64>,
 }
 
@@ -82,13 +82,13 @@ impl Future for PeerClosed {
 
     fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Error> {
         let Self { peer: Peer(peer), id } = self.get_mut();
-        let mut watchers = peer.watchers();
+        let mut wakers = peer.wakers();
         let end = peer.death();
         let old = match end {
-            Some(_) => watchers.forget(id, ()),
-            None => watchers.watch(id, (), context.waker()),
+            Some(_) => wakers.unregister(id, ()),
+            None => wakers.register(id, (), context.waker()),
         };
-        drop(watchers);
+        drop(wakers);
         drop(old);
         if end.is_none() {
             peer.links.iter().for_each(|link| needs_turns(&link.engine));
@@ -100,7 +100,7 @@ impl Future for PeerClosed {
 impl Drop for PeerClosed {
     fn drop(&mut self) {
         if self.id.is_some() {
-            let old = self.peer.0.watchers().forget(&mut self.id, ());
+            let old = self.peer.0.wakers().unregister(&mut self.id, ());
             drop(old);
         }
     }

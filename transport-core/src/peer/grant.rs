@@ -2,23 +2,23 @@
 
 use super::Peer;
 use crate::engine::Control;
-use crate::grant::Allowance;
+use crate::engine::flow_control::Allowance;
 use crate::index::TransportIndex;
 use crate::{Error, ErrorKind, Result};
 
 impl Peer {
-    /// Asks the fabric's [`Admission`](crate::Admission) anew how much this peer may send,
+    /// Asks the fabric's [`GrantPolicy`](crate::GrantPolicy) anew how much this peer may send,
     /// and tells it: after the policy, or what it decides by, has changed.
     pub fn regrant(&self) {
         for link in self.0.leads().filter(|link| link.is_up()) {
-            link.engine.control(Control::Regrant { link: link.index, peer: self.0.id });
+            link.engine.control(Control::RenewGrant { link: link.index, peer: self.0.id });
         }
     }
 
     /// What it was granted, by the transport's label.
     pub(crate) fn grants(&self) -> impl Iterator<Item = (&str, Allowance)> {
         let up = self.0.leads().filter(|link| link.is_up());
-        up.filter_map(|link| Some((&*link.label, link.engine.ledger.given(self.0.id)?.allowance)))
+        up.filter_map(|link| Some((&*link.label, link.engine.receiver_credits.state(self.0.id)?.allowance)))
     }
 
     /// Tells the other side what it may send over one of our transports.
@@ -41,9 +41,9 @@ impl Peer {
         if !link.credit.raise(allowance) {
             return refuse("a grant below the one before: imms and messages only add up".into());
         }
-        if link.credit.tells() {
+        if link.credit.should_notify() {
             for link in self.0.route(link.engine.transport) {
-                link.engine.control(Control::Granted { link: link.index });
+                link.engine.control(Control::GrantReceived { link: link.index });
             }
         }
         Ok(())

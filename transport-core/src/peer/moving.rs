@@ -3,8 +3,8 @@
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use super::Peer;
+use crate::engine::peer::PairedRail;
 use crate::index::GroupIndex;
-use crate::link::PairedRail;
 use crate::spi::{Connector, PeerSlot};
 use crate::{Error, ErrorKind, Result};
 

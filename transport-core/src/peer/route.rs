@@ -4,8 +4,8 @@ use std::ops::Range;
 
 use super::{Peer, PeerInner};
 use crate::engine::Control;
+use crate::engine::peer::Link;
 use crate::index::{GroupIndex, IndexVec, Number, TransportIndex};
-use crate::link::Link;
 
 impl Peer {
     /// Which transport reaches the peer over which rails, why others do not, and what
@@ -73,7 +73,7 @@ impl PeerInner {
     pub fn tell_others(&self, group: GroupIndex) {
         for link in self.route(self.links[group].engine.transport) {
             if link.engine.group != group {
-                link.engine.control(Control::Granted { link: link.index });
+                link.engine.control(Control::GrantReceived { link: link.index });
             }
         }
     }

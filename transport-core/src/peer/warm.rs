@@ -31,11 +31,11 @@ impl Peer {
         for remote in self.0.imported() {
             remote.imports.iter().flatten().for_each(|import| import.warm_up());
         }
-        let writes = |link: &&crate::link::Link| {
+        let writes = |link: &&crate::engine::peer::Link| {
             link.capabilities().is_some_and(|caps| caps.operations.contains(Operations::WRITE))
         };
         let ops = self.0.links.iter().filter(|link| link.is_up()).filter(writes).map(|link| {
-            let shape = Shape::Touch { rails: link.rails.iter().flatten().count() as u32 };
+            let shape = Shape::WarmUp { rails: link.rails.iter().flatten().count() as u32 };
             self.0.submit(link, Work::of(WorkKind::Write, shape), None, "warm_up")
         });
         Ok(Op::all(ops.collect::<Result<_>>()?))

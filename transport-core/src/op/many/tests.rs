@@ -4,18 +4,18 @@ use std::time::Duration;
 
 use super::*;
 use crate::engine::HandleSetup;
-use crate::grant::{EvenShares, Ledger};
+use crate::engine::flow_control::{EvenShares, ReceiverCredits};
+use crate::engine::trace::StallMonitor;
+use crate::engine::waker_set::tests::{Woken, poll};
 use crate::index::{GroupIndex, TransportIndex};
-use crate::observe::Watch;
-use crate::watchers::tests::{Woken, poll};
 use crate::{ErrorKind, WakeupPipe};
 
 const SHORT: Duration = Duration::from_millis(2);
 
-/// An engine of nobody's: the test answers.
+/// A handle without an engine: the test completes the operations.
 fn engine() -> Arc<EngineHandle> {
     let wakeup = WakeupPipe::new().unwrap().handle().try_clone().unwrap();
-    let watch = Arc::new(Watch::new(Duration::MAX, None));
+    let stall_monitor = Arc::new(StallMonitor::new(Duration::MAX));
     let setup = HandleSetup {
         transport: TransportIndex::FIRST,
         group: GroupIndex::FIRST,
@@ -25,8 +25,8 @@ fn engine() -> Arc<EngineHandle> {
         devices: Vec::new(),
         max_operations: 8,
         records: 1,
-        watch,
-        ledger: Arc::new(Ledger::new("none".into(), u64::MAX, 1, Arc::new(EvenShares))),
+        stall_monitor,
+        receiver_credits: Arc::new(ReceiverCredits::new("none".into(), u64::MAX, 1, Arc::new(EvenShares))),
     };
     Arc::new(EngineHandle::new(setup, wakeup))
 }
@@ -59,14 +59,14 @@ fn resolves_with_the_last_part_and_adds_up() {
     let mut all = Op::all(ops);
     assert_eq!(all.id(), Some(ids[0]));
     assert!(poll(&mut all, &woken).is_pending());
-    engine.table.end(ids[1], outcome(20, 2));
+    engine.table.finish(ids[1], outcome(20, 2));
     assert!(woken.take() > 0);
     assert!(poll(&mut all, &woken).is_pending());
     // What succeeded has given its slot back.
     assert_eq!(engine.table.in_use(), 1);
     assert_eq!(kind(all.wait(SHORT)), ErrorKind::DeadlineExceeded);
     assert!(poll(&mut all, &woken).is_pending());
-    engine.table.end(ids[0], outcome(3, 1));
+    engine.table.finish(ids[0], outcome(3, 1));
     assert!(woken.take() > 0);
     let Poll::Ready(result) = poll(&mut all, &woken) else { panic!("pending") };
     assert_eq!(result.unwrap(), outcome(123, 3).unwrap());
@@ -82,16 +82,16 @@ fn an_error_waits_for_the_others_and_the_first_stays() {
     let engine = engine();
     let (ids, ops) = submitted(&engine, 3);
     let mut all = Op::all(ops);
-    engine.table.answer(ids[2], error(ErrorKind::PeerDied));
+    engine.table.complete(ids[2], error(ErrorKind::PeerDied));
     assert!(all.try_result().is_none());
-    engine.table.end(ids[0], error(ErrorKind::DeadlineExceeded));
+    engine.table.finish(ids[0], error(ErrorKind::DeadlineExceeded));
     assert!(all.try_result().is_none());
-    engine.table.end(ids[1], outcome(1, 1));
+    engine.table.finish(ids[1], outcome(1, 1));
     assert_eq!(kind(all.wait(SHORT)), ErrorKind::PeerDied);
-    // Part 2 was answered, and is not quiet.
+    // Part 2 was completed, and is not quiesced.
     let mut cancel = all.cancel();
     assert_eq!(kind(cancel.wait(SHORT)), ErrorKind::DeadlineExceeded);
-    engine.table.quiet(ids[2]);
+    engine.table.quiesce(ids[2]);
     assert_eq!(kind(cancel.wait(SHORT)), ErrorKind::Closed);
     assert_eq!(engine.table.in_use(), 0);
 }
@@ -107,7 +107,7 @@ fn what_is_there_already_is_ready() {
     ops.push(Op::ready(error(ErrorKind::Revoked)));
     let mut all = Op::all(ops);
     assert!(all.try_result().is_none());
-    engine.table.end(ids[0], outcome(1, 1));
+    engine.table.finish(ids[0], outcome(1, 1));
     assert_eq!(kind(all.try_result().unwrap()), ErrorKind::Revoked);
 }
 
@@ -119,7 +119,7 @@ fn joint_operations_join() {
     ops.push(inner);
     let mut all = Op::all(ops);
     assert_eq!(all.id(), Some(ids[2]));
-    ids.iter().for_each(|id| engine.table.end(*id, outcome(1, 1)));
+    ids.iter().for_each(|id| engine.table.finish(*id, outcome(1, 1)));
     assert_eq!(all.wait(SHORT).unwrap(), outcome(3, 3).unwrap());
 }
 
@@ -138,37 +138,37 @@ fn a_drop_cancels_what_is_under_way_and_a_detach_does_not() {
     let engine = engine();
     let (ids, ops) = submitted(&engine, 3);
     let mut all = Op::all(ops);
-    engine.table.end(ids[1], outcome(1, 1));
+    engine.table.finish(ids[1], outcome(1, 1));
     assert!(all.try_result().is_none());
     drop(all);
     assert_eq!(cancels(&engine), [ids[0], ids[2]]);
     let (detached, ops) = submitted(&engine, 2);
     Op::all(ops).detach();
     assert_eq!(cancels(&engine), []);
-    ids.iter().step_by(2).chain(&detached).for_each(|id| engine.table.end(*id, outcome(1, 1)));
+    ids.iter().step_by(2).chain(&detached).for_each(|id| engine.table.finish(*id, outcome(1, 1)));
     assert_eq!(engine.table.in_use(), 0);
 }
 
 #[test]
-fn a_cancel_resolves_when_every_part_is_quiet() {
+fn a_cancel_resolves_when_every_part_is_quiesced() {
     let engine = engine();
     let (ids, ops) = submitted(&engine, 2);
     let mut cancel = Op::all(ops).cancel();
     assert_eq!(cancels(&engine), ids);
     let woken = Arc::<Woken>::default();
     assert!(poll(&mut cancel, &woken).is_pending());
-    engine.table.end(ids[1], error(ErrorKind::Cancelled));
+    engine.table.finish(ids[1], error(ErrorKind::Cancelled));
     assert!(poll(&mut cancel, &woken).is_pending());
-    engine.table.answer(ids[0], outcome(9, 1));
+    engine.table.complete(ids[0], outcome(9, 1));
     assert!(poll(&mut cancel, &woken).is_pending());
     woken.take();
-    engine.table.quiet(ids[0]);
+    engine.table.quiesce(ids[0]);
     assert!(woken.take() > 0);
     assert!(matches!(poll(&mut cancel, &woken), Poll::Ready(Err(e)) if e.kind() == ErrorKind::Cancelled));
     // Faster than the cancel: the outcome.
     let (ids, ops) = submitted(&engine, 2);
     let all = Op::all(ops);
-    ids.iter().for_each(|id| engine.table.end(*id, outcome(4, 1)));
+    ids.iter().for_each(|id| engine.table.finish(*id, outcome(4, 1)));
     assert_eq!(all.cancel().wait(SHORT).unwrap(), outcome(8, 2).unwrap());
     assert_eq!(engine.table.in_use(), 0);
 }

@@ -20,10 +20,10 @@ fn waker() -> Waker {
     Waker::from(Arc::new(Nobody))
 }
 
-/// The engine's part: answers, then says that nothing moves any more.
+/// The engine's part: completes the operation, and then marks it quiesced.
 fn engine_side(table: &OpTable, id: OpId) {
-    table.answer(id, outcome(7));
-    table.quiet(id);
+    table.complete(id, outcome(7));
+    table.quiesce(id);
 }
 
 /// A waiter that looks once and lets go, whatever it saw.
@@ -40,7 +40,7 @@ mod exhaustive {
     use super::*;
 
     #[test]
-    fn drop_races_answer_and_quiet() {
+    fn drop_races_complete_and_quiesce() {
         loom::model(|| {
             let table = Arc::new(OpTable::new(1));
             let id = table.insert().unwrap();
@@ -63,8 +63,8 @@ mod exhaustive {
             let waiting = Arc::clone(&table);
             let result = loom::future::block_on(std::future::poll_fn(move |cx| waiting.poll_result(id, cx)));
             assert_eq!(result.unwrap().bytes, 7);
-            let quiet = Arc::clone(&table);
-            loom::future::block_on(std::future::poll_fn(move |cx| quiet.poll_quiet(id, cx)));
+            let waiting = Arc::clone(&table);
+            loom::future::block_on(std::future::poll_fn(move |cx| waiting.poll_quiesced(id, cx)));
             table.release(id);
             engine.join().unwrap();
             assert_eq!(table.in_use(), 0);
@@ -100,15 +100,15 @@ mod threaded {
     }
 
     #[test]
-    fn the_first_answer_stays_and_memory_is_held_until_quiet() {
+    fn the_first_result_stays_and_the_slot_is_held_until_quiesced() {
         let table = OpTable::new(1);
         let id = table.insert().unwrap();
-        table.answer(id, Err(Error::new(ErrorKind::DeadlineExceeded, "write", "late")));
-        table.answer(id, outcome(7));
+        table.complete(id, Err(Error::new(ErrorKind::DeadlineExceeded, "write", "late")));
+        table.complete(id, outcome(7));
         assert_eq!(table.try_result(id).unwrap().unwrap_err().kind(), ErrorKind::DeadlineExceeded);
         table.release(id);
-        assert_eq!(table.in_use(), 1, "answered and dropped, but the engine still holds memory");
-        table.quiet(id);
+        assert_eq!(table.in_use(), 1, "completed and dropped, but the engine still holds memory");
+        table.quiesce(id);
         assert_eq!(table.in_use(), 0);
     }
 

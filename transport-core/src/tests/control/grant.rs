@@ -7,18 +7,18 @@ use super::raw::Raw;
 use super::session::with_raw;
 use super::{builder, fabric, listening, pair, served, wait};
 use crate::control::frame::{Cause, Frame, MAX_OFFERS};
-use crate::grant::Allowance;
 use crate::index::GroupIndex;
+use crate::spi::Allowance;
 use crate::spi::WorkKind;
-use crate::{Admission, Applicant, ErrorKind, Grant, Peer};
+use crate::{ErrorKind, Grant, GrantPolicy, GrantRequest, Peer};
 
 /// How many more imms and messages a peer lets us send, as far as we know; up to a few.
 fn room(peer: &Peer) -> [u32; 2] {
     let credit = &peer.0.links[GroupIndex::FIRST].credit;
     [(WorkKind::Write, Some(1)), (WorkKind::Send, None)].map(|(kind, imm)| {
-        let unit = credit.unit(kind, imm).unwrap();
-        let taken = unit.take(1 << 20);
-        unit.give_back(taken);
+        let counter = credit.counter(kind, imm).unwrap();
+        let taken = counter.take(1 << 20);
+        counter.give_back(taken);
         taken
     })
 }
@@ -37,10 +37,10 @@ fn the_first_grant_is_there_with_the_peer() {
 #[derive(Default)]
 struct Dial(AtomicU64);
 
-impl Admission for Dial {
-    fn grant(&self, applicant: &Applicant<'_>) -> Grant {
-        assert_eq!((applicant.transport, applicant.tenant, applicant.capacity), ("null", "", 1024));
-        assert_eq!((applicant.peers, applicant.taken), (1, 0));
+impl GrantPolicy for Dial {
+    fn grant(&self, request: &GrantRequest<'_>) -> Grant {
+        assert_eq!((request.transport, request.tenant, request.capacity), ("null", "", 1024));
+        assert_eq!((request.peers, request.taken), (1, 0));
         Grant { bytes: 9, imms: self.0.load(Ordering::SeqCst), messages: u64::MAX }
     }
 }
@@ -48,7 +48,7 @@ impl Admission for Dial {
 #[test]
 fn a_policy_that_changed_is_asked_again() {
     let dial = Arc::new(Dial::default());
-    let (server, listener, address) = served(builder("null").admission(dial.clone()));
+    let (server, listener, address) = served(builder("null").grant_policy(dial.clone()));
     let client = fabric();
     let there = wait(client.connect(&address)).unwrap();
     let here = wait(listener.accept()).unwrap();

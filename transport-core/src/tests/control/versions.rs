@@ -9,7 +9,7 @@ use super::{fabric, gets_through, listening, wait};
 use crate::ErrorKind;
 use crate::control::frame::{Cause, Frame, Identity, LinkReport, TransportOffer};
 use crate::control::handshake::hello::Hello;
-use crate::grant::Allowance;
+use crate::spi::Allowance;
 
 /// A frame of every kind, as recorded.
 pub(super) fn recorded() -> Vec<(&'static str, Frame)> {

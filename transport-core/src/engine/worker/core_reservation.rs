@@ -1,0 +1,131 @@
+//! The cores that the workers of this process run on.
+
+use std::collections::BTreeMap;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use topology::{Machine, pick_core};
+
+use crate::fabric::{Pinning, Place};
+
+/// A core that one worker runs on. While it is reserved, the workers of other fabrics prefer other cores.
+#[derive(Debug)]
+pub(crate) struct CoreReservation(u32);
+
+/// The number of workers on each core.
+fn reserved() -> MutexGuard<'static, BTreeMap<u32, usize>> {
+    static RESERVED: Mutex<BTreeMap<u32, usize>> = Mutex::new(BTreeMap::new());
+    RESERVED.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl CoreReservation {
+    /// The core for worker number `worker`, which drives the rail groups at `places`. `None` if the worker is not to be
+    /// bound, or if no core is known.
+    pub(crate) fn for_worker(
+        pinning: &Pinning,
+        worker: usize,
+        places: &[&Place],
+        machine: Option<&Machine>,
+    ) -> Option<Self> {
+        match pinning {
+            Pinning::Off => None,
+            Pinning::Cores(cores) => {
+                let cpu = cores.get(worker % cores.len().max(1))?;
+                Some(Self::of(u32::try_from(*cpu).unwrap_or(u32::MAX)))
+            }
+            Pinning::Near => {
+                let configured = places.iter().find_map(|place| place.core).map(Self::of);
+                let known = || places.iter().find(|place| !place.cores.is_empty());
+                configured.or_else(|| Self::near(machine?, known()?))
+            }
+        }
+    }
+
+    fn of(cpu: u32) -> Self {
+        *reserved().entry(cpu).or_default() += 1;
+        Self(cpu)
+    }
+
+    /// The best core for rail groups at `place`.
+    fn near(machine: &Machine, place: &Place) -> Option<Self> {
+        let mut reserved = reserved();
+        let cpu = pick_core(machine, place.node, &place.cores, &reserved)?;
+        *reserved.entry(cpu).or_default() += 1;
+        Some(Self(cpu))
+    }
+
+    pub(crate) fn cpu(&self) -> u32 {
+        self.0
+    }
+}
+
+impl Drop for CoreReservation {
+    fn drop(&mut self) {
+        let mut reserved = reserved();
+        let left = reserved.get_mut(&self.0).map_or(0, |count| {
+            *count -= 1;
+            *count
+        });
+        if left == 0 {
+            reserved.remove(&self.0);
+        }
+    }
+}
+
+/// Binds the calling thread to `core`.
+#[cfg(target_os = "linux")]
+pub(super) fn bind_to_core(core: usize) -> std::io::Result<()> {
+    if core >= rustix::thread::CpuSet::MAX_CPU {
+        return Err(std::io::ErrorKind::InvalidInput.into());
+    }
+    let mut only = rustix::thread::CpuSet::new();
+    only.set(core);
+    Ok(rustix::thread::sched_setaffinity(None, &only)?)
+}
+
+#[cfg(not(target_os = "linux"))]
+pub(super) fn bind_to_core(_: usize) -> std::io::Result<()> {
+    Err(std::io::ErrorKind::Unsupported.into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn cores_are_reserved_until_the_reservation_is_dropped() {
+        // No other test's workers run on these cores.
+        let machine = topology::Description::p5().machine().unwrap();
+        let mut place = Place::default();
+        (place.node, place.cores) = (Some(1), vec![90, 91]);
+        let mut node = machine.clone();
+        node.allowed = "90-91".parse().unwrap();
+        let take = || CoreReservation::for_worker(&Pinning::Near, 0, &[&place], Some(&node)).unwrap();
+        let (first, second) = (take(), take());
+        assert_eq!((first.cpu(), second.cpu()), (90, 91));
+        drop(first);
+        assert_eq!(take().cpu(), 90);
+        assert!(CoreReservation::for_worker(&Pinning::Off, 0, &[&place], Some(&node)).is_none());
+        assert!(CoreReservation::for_worker(&Pinning::Cores(Vec::new()), 0, &[&place], None).is_none());
+        assert_eq!(
+            CoreReservation::for_worker(&Pinning::Cores(vec![4, 6]), 3, &[&place], None).unwrap().cpu(),
+            6
+        );
+        drop(second);
+        let asked = Place { core: Some(7), ..Place::default() };
+        assert_eq!(CoreReservation::for_worker(&Pinning::Near, 0, &[&asked], None).unwrap().cpu(), 7);
+    }
+
+    #[cfg(all(target_os = "linux", not(miri)))]
+    #[test]
+    fn a_thread_keeps_to_its_core() {
+        let allowed = rustix::thread::sched_getaffinity(None).unwrap();
+        let core = (0..rustix::thread::CpuSet::MAX_CPU).rev().find(|core| allowed.is_set(*core)).unwrap();
+        let bound = std::thread::spawn(move || {
+            bind_to_core(core).unwrap();
+            rustix::thread::sched_getaffinity(None).unwrap()
+        });
+        let bound = bound.join().unwrap();
+        assert_eq!((bound.count(), bound.is_set(core)), (1, true));
+        assert!(bind_to_core(usize::MAX).is_err());
+    }
+}
