@@ -1,4 +1,4 @@
-//! The backend: devices that are nothing but a name.
+//! The backend, whose devices exist only by name.
 
 use std::sync::Arc;
 
@@ -6,29 +6,30 @@ use multirail_spi::{Backend, DeviceInfo, Domain, DomainSetup, Error, ErrorKind, 
 
 use crate::domain::LoopbackDomain;
 use crate::gpu::{GpuConfig, GpuSide};
-use crate::link::LinkModel;
+use crate::link_model::LinkModel;
 
-/// How many devices there are and how they behave.
+/// The number of devices, and how they behave.
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct LoopbackConfig {
-    /// Devices, named `lo0` and so on; at least one.
+    /// Devices, at least one. Their names are `lo0`, `lo1` and so on.
     pub devices: u32,
-    /// Rail groups they are dealt into, neighbours together: as many threads copy.
+    /// Rail groups. Devices with consecutive numbers share a group. Each group has a thread that copies.
     pub groups: u32,
-    /// A device to impersonate; `None` copies at once, in the posting thread.
+    /// The device to model. With `None`, the posting thread copies at once.
     pub link: Option<LinkModel>,
-    /// When bytes may go through shared memory and the target's worker.
+    /// When requests may go through shared memory and the target's worker.
     pub staging: Staging,
-    /// Blocks of 1024 threads, one to a processor of the GPU, that copy pages at once, over all groups;
-    /// at least one. Fewer leave more of the GPU to others; as many as it has processors, or more, leave none.
+    /// Blocks of 1024 threads that copy pages at once, over all groups; at least one. A block takes one multiprocessor of
+    /// the GPU. Fewer blocks leave more of the GPU to other work; as many as the GPU has multiprocessors, or more, leave
+    /// none.
     pub gpu_blocks: u32,
-    /// Which GPU copies what goes from one to another.
+    /// The GPU that copies from one GPU to another.
     pub gpu_side: GpuSide,
 }
 
-/// Blocks that copy pages where nobody said how many: 0.93 of what NVLink carries between two H200s, with a
-/// quarter of a GPU's 132 processors (docs/gpu.md).
+/// The default of blocks that copy pages. They reach 0.93 of NVLink's bandwidth between two H200s, with a quarter of a GPU's
+/// 132 multiprocessors (docs/gpu.md).
 const GPU_BLOCKS: u32 = 32;
 
 impl Default for LoopbackConfig {
@@ -39,43 +40,43 @@ impl Default for LoopbackConfig {
 }
 
 impl LoopbackConfig {
-    /// `devices` devices.
+    /// Sets the number of devices, at least one.
     pub fn devices(mut self, devices: u32) -> Self {
         self.devices = devices.max(1);
         self
     }
 
-    /// `groups` rail groups, at most one per device.
+    /// Sets the number of rail groups, at least one and at most one per device.
     pub fn groups(mut self, groups: u32) -> Self {
         self.groups = groups.max(1);
         self
     }
 
-    /// Devices that behave like `link`.
+    /// Sets the device to model.
     pub fn link(mut self, link: LinkModel) -> Self {
         self.link = Some(link);
         self
     }
 
-    /// Bytes go through shared memory when `staging` says so.
+    /// Sets when requests may go through shared memory and the target's worker.
     pub fn staging(mut self, staging: Staging) -> Self {
         self.staging = staging;
         self
     }
 
-    /// Pages are copied by `blocks` processors of a GPU at once.
+    /// Sets the number of blocks that copy pages at once, at least one.
     pub fn gpu_blocks(mut self, blocks: u32) -> Self {
         self.gpu_blocks = blocks.max(1);
         self
     }
 
-    /// The GPU on that side copies what goes from one to another.
+    /// Sets the GPU that copies from one GPU to another.
     pub fn gpu_side(mut self, side: GpuSide) -> Self {
         self.gpu_side = side;
         self
     }
 
-    /// What one device does with GPUs: the groups share the blocks.
+    /// The GPU configuration of one device. The groups share the blocks.
     pub(crate) fn gpus(&self) -> GpuConfig {
         let groups = self.groups.min(self.devices).max(1);
         GpuConfig { blocks: self.gpu_blocks, groups, side: self.gpu_side }
@@ -89,17 +90,17 @@ pub struct Loopback {
 }
 
 impl Loopback {
-    /// One device, no link model.
+    /// One device without a link model.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// As `config` says.
+    /// Devices as `config` says.
     pub fn with(config: LoopbackConfig) -> Self {
         Self { config }
     }
 
-    /// The same, with bytes going through shared memory when `staging` says so.
+    /// Sets when requests may go through shared memory and the target's worker.
     pub fn staging(mut self, staging: Staging) -> Self {
         self.config.staging = staging;
         self
@@ -114,17 +115,9 @@ impl Loopback {
             group: group_of(number, self.config.devices, self.config.groups),
         }
     }
-}
 
-/// The group of device `number`: none where there is but one.
-pub(crate) fn group_of(number: u32, devices: u32, groups: u32) -> Option<u32> {
-    let groups = groups.min(devices);
-    (groups > 1).then(|| (u64::from(number) * u64::from(groups) / u64::from(devices.max(1))) as u32)
-}
-
-impl Loopback {
     fn about(&self) -> String {
-        let way = match self.config.link {
+        let copies = match self.config.link {
             Some(_) => "memory copies behind a link model",
             None => "memory copies on this host",
         };
@@ -133,8 +126,14 @@ impl Loopback {
             Staging::WhereRefused => ", staged where the kernel refuses",
             Staging::Always => ", all staged",
         };
-        format!("{way}{staging}")
+        format!("{copies}{staging}")
     }
+}
+
+/// The group of device `number`. `None` if there is only one group.
+pub(crate) fn group_of(number: u32, devices: u32, groups: u32) -> Option<u32> {
+    let groups = groups.min(devices);
+    (groups > 1).then(|| (u64::from(number) * u64::from(groups) / u64::from(devices.max(1))) as u32)
 }
 
 impl Backend for Loopback {
