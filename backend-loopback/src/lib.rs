@@ -18,6 +18,7 @@
 //! | `imports` | regions of peers, how this side reaches them, copies between processes |
 //! | `completions` | events that wait to be polled |
 //! | `gpu`, `staging`, `link_model` | copies by GPUs, copies by the target's worker, the behaviour of a modelled device |
+//! | `config`, `domain_state` | the configuration of devices, the state that the parts of a domain share |
 //! | `endpoint`, `direct` | running requests in a worker, and in the calling thread |
 //! | `domain`, `backend` | an opened device with its server thread, and the list of devices |
 //! | `null` | devices that move no byte |
@@ -49,8 +50,10 @@
 
 mod backend;
 mod completions;
+mod config;
 mod direct;
 mod domain;
+mod domain_state;
 mod endpoint;
 mod error_text;
 #[cfg(all(fuzzing, target_os = "linux"))]
@@ -72,7 +75,8 @@ mod staging;
 mod status;
 mod wakeup;
 
-pub use backend::{Loopback, LoopbackConfig};
+pub use backend::Loopback;
+pub use config::LoopbackConfig;
 pub use gpu::GpuSide;
 pub use link_model::LinkModel;
 pub use multirail_spi::Staging;

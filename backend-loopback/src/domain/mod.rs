@@ -2,7 +2,6 @@
 
 #[cfg(target_os = "linux")]
 mod server;
-mod tables;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -14,14 +13,13 @@ use multirail_spi::{
     Ordering as Ordered, PeerSlot, Progress, RemoteMemory, Result, Revocation,
 };
 
-use crate::backend::LoopbackConfig;
+use crate::config::LoopbackConfig;
 use crate::direct::{LoopbackDirect, MAX_DIRECT};
+use crate::domain_state::DomainState;
 use crate::endpoint::LoopbackEndpoint;
-use crate::gpu::GpuConfig;
 use crate::host::{Host, random};
 use crate::imports::{ImportHandle, Imports, resolve};
 use crate::inbound::Inbound;
-use crate::link_model::LinkModel;
 use crate::offer::Offer;
 use crate::outbound::{Outbound, PeerLocation};
 use crate::peer_table::PeerTable;
@@ -29,7 +27,6 @@ use crate::regions::{Regions, Registration};
 use crate::segment::Segment;
 use crate::segment::lease_table::REGION_SLOTS;
 use crate::segment::message_ring::MAX_MESSAGE;
-use tables::DomainTables;
 
 /// Requests that may be completed and not polled, or under way on GPUs: 64 MiB of 4 KiB pages, four batches on each of four
 /// streams.
@@ -41,24 +38,20 @@ const RECV_DEPTH: u32 = 1024;
 /// 10 % slower (`benches/benches/write.rs`).
 const BATCH: u64 = 1 << 19;
 
-/// The parts of a domain that its endpoint, its regions and its imports keep open. The drop of the last one stops the
-/// server.
-pub(crate) struct DomainInner {
-    pub(crate) tables: Arc<DomainTables>,
-    pub(crate) setup: DomainSetup,
-    pub(crate) number: u32,
-    pub(crate) link: Option<LinkModel>,
-    pub(crate) gpus: GpuConfig,
+/// The part of a domain that its endpoint, its regions and its imports keep open. Its drop closes all connections and stops
+/// the server.
+struct DomainInner {
+    state: Arc<DomainState>,
     #[cfg(target_os = "linux")]
     server: std::sync::OnceLock<server::Server>,
 }
 
 impl Drop for DomainInner {
     fn drop(&mut self) {
-        self.tables.withdraw();
-        for (_, peer) in self.tables.peers.all() {
+        self.state.withdraw();
+        for (_, peer) in self.state.peers.all() {
             peer.close();
-            self.tables.regions.remove_peer(&peer.inbound);
+            self.state.regions.remove_peer(&peer.inbound);
         }
     }
 }
@@ -71,9 +64,13 @@ pub(crate) struct LoopbackDomain {
 impl LoopbackDomain {
     /// Opens device `number`.
     pub(crate) fn open(number: u32, setup: &DomainSetup, config: &LoopbackConfig) -> Result<Self> {
-        let tables = Arc::new(DomainTables {
+        let state = Arc::new(DomainState {
             id: u64::from_ne_bytes(random()?),
             capabilities: capabilities(config),
+            setup: setup.clone(),
+            number,
+            link: config.link.clone(),
+            gpus: config.gpus(),
             peers: PeerTable::default(),
             regions: Arc::new(Regions::default()),
             imports: Arc::new(Imports::default()),
@@ -81,13 +78,9 @@ impl LoopbackDomain {
             staging: config.staging,
             endpoint_open: AtomicBool::new(false),
         });
-        tables.publish();
+        state.publish();
         let inner = DomainInner {
-            tables,
-            setup: setup.clone(),
-            number,
-            link: config.link.clone(),
-            gpus: config.gpus(),
+            state,
             #[cfg(target_os = "linux")]
             server: std::sync::OnceLock::new(),
         };
@@ -95,7 +88,7 @@ impl LoopbackDomain {
     }
 
     fn connected(&self, operation: &'static str, slot: PeerSlot) -> Result<Arc<Outbound>> {
-        let peer = self.inner.tables.peers.find(slot).filter(|peer| !peer.leaving);
+        let peer = self.inner.state.peers.find(slot).filter(|peer| !peer.leaving);
         peer.and_then(|peer| peer.outbound).ok_or_else(|| {
             let context = format!("peer slot {} is not connected: complete the connection first", slot.0);
             Error::new(ErrorKind::Unreachable, operation, context)
@@ -103,12 +96,12 @@ impl LoopbackDomain {
     }
 
     fn prepare_with(&self, segment: Segment, host: Host, socket: String) -> Result<(PeerSlot, Vec<u8>)> {
-        let tables = &self.inner.tables;
+        let state = &self.inner.state;
         let token = random()?;
-        let inbound = Arc::new(Inbound::new(segment, tables.wakeup.clone(), token));
-        let offer = Offer { host, process: std::process::id(), domain: tables.id, token, socket };
+        let inbound = Arc::new(Inbound::new(segment, state.wakeup.clone(), token));
+        let offer = Offer { host, process: std::process::id(), domain: state.id, token, socket };
         let bytes = offer.to_bytes()?;
-        Ok((tables.peers.insert(inbound), bytes))
+        Ok((state.peers.insert(inbound), bytes))
     }
 
     /// The name of the server's socket. The first call starts the server.
@@ -117,7 +110,7 @@ impl LoopbackDomain {
         if let Some(server) = self.inner.server.get() {
             return Ok(server.name().into());
         }
-        let server = server::Server::start(&self.inner.tables)?;
+        let server = server::Server::start(&self.inner.state)?;
         Ok(self.inner.server.get_or_init(|| server).name().into())
     }
 
@@ -129,30 +122,30 @@ impl LoopbackDomain {
 
 impl Domain for LoopbackDomain {
     fn capabilities(&self) -> &Capabilities {
-        &self.inner.tables.capabilities
+        &self.inner.state.capabilities
     }
 
     fn id(&self) -> u64 {
-        self.inner.tables.id
+        self.inner.state.id
     }
 
     unsafe fn register(&self, memory: Arc<dyn Memory>, access: Access) -> Result<Arc<dyn MemoryRegion>> {
         let (len, in_device_memory) = (memory.len() as u64, memory.kind() != MemoryKind::Host);
-        let regions = &self.inner.tables.regions;
+        let regions = &self.inner.state.regions;
         let key = regions.insert(memory, access)?;
         Ok(Arc::new(Registration::new(regions, key, len, in_device_memory, self.inner.clone())))
     }
 
     fn import(&self, peer: PeerSlot, key: &KeyMaterial, limit: Duration) -> Result<Arc<dyn RemoteMemory>> {
-        let tables = &self.inner.tables;
+        let state = &self.inner.state;
         let target = self.connected("import", peer)?;
-        let region = resolve(&target, key.key, limit, tables.staging)?;
+        let region = resolve(&target, key.key, limit, state.staging)?;
         if key.base != 0 || key.len > region.len {
             let context = "the descriptor does not match the peer's region: ask the peer for a new one";
             return Err(Error::new(ErrorKind::RemoteAccess, "import", context));
         }
-        let import = tables.imports.insert(target, region)?;
-        Ok(Arc::new(ImportHandle::new(import, &tables.imports, self.inner.clone())))
+        let import = state.imports.insert(target, region)?;
+        Ok(Arc::new(ImportHandle::new(import, &state.imports, self.inner.clone())))
     }
 
     fn connector(&self) -> &dyn Connector {
@@ -160,15 +153,15 @@ impl Domain for LoopbackDomain {
     }
 
     fn endpoint(&self, config: EndpointConfig) -> Result<Box<dyn Endpoint>> {
-        if self.inner.tables.endpoint_open.swap(true, Ordering::AcqRel) {
+        if self.inner.state.endpoint_open.swap(true, Ordering::AcqRel) {
             let context = "the domain's endpoint is open already: drop it first";
             return Err(Error::new(ErrorKind::Busy, "open an endpoint", context));
         }
-        Ok(Box::new(LoopbackEndpoint::new(self.inner.clone(), &config)))
+        Ok(Box::new(LoopbackEndpoint::new(&self.inner.state, &config, self.inner.clone())))
     }
 
     fn direct(&self, peer: PeerSlot) -> Option<Arc<dyn Direct>> {
-        if self.inner.link.is_some() {
+        if self.inner.state.link.is_some() {
             return None;
         }
         let outbound = self.connected("direct", peer).ok()?;
@@ -187,10 +180,10 @@ impl Connector for LoopbackDomain {
 
     fn complete(&self, slot: PeerSlot, offer: &[u8]) -> Result<()> {
         let offer = Offer::parse(offer)?;
-        let tables = &self.inner.tables;
+        let state = &self.inner.state;
         let fail =
             |kind, context: &str| Error::new(kind, "connect", format!("peer slot {}: {context}", slot.0));
-        match tables.peers.find(slot) {
+        match state.peers.find(slot) {
             Some(peer) if peer.leaving => {
                 return Err(fail(ErrorKind::Closed, "disconnected; prepare a new one"));
             }
@@ -199,7 +192,7 @@ impl Connector for LoopbackDomain {
             None => return Err(fail(ErrorKind::NotFound, "was never prepared; call `prepare` first")),
         }
         let outbound = Arc::new(Outbound::new(slot, locate(&offer)?));
-        let was_set = tables.peers.update(slot, |peer| {
+        let was_set = state.peers.update(slot, |peer| {
             let is_free = !peer.leaving && peer.outbound.is_none();
             if is_free {
                 peer.outbound = Some(outbound);
@@ -209,7 +202,7 @@ impl Connector for LoopbackDomain {
         if was_set != Some(true) {
             return Err(fail(ErrorKind::Busy, "changed while it was being connected"));
         }
-        tables.wakeup.wake();
+        state.wakeup.wake();
         #[cfg(target_os = "linux")]
         if let Some(server) = self.inner.server.get() {
             server.update_watched_peers();
@@ -218,19 +211,19 @@ impl Connector for LoopbackDomain {
     }
 
     fn disconnect(&self, slot: PeerSlot) {
-        let tables = &self.inner.tables;
-        let left = tables.peers.update(slot, |peer| {
+        let state = &self.inner.state;
+        let left = state.peers.update(slot, |peer| {
             let is_first = !peer.leaving;
             peer.leaving = true;
             is_first.then(|| peer.clone())
         });
         let Some(Some(peer)) = left else { return };
         peer.close();
-        tables.regions.remove_peer(&peer.inbound);
-        if tables.endpoint_open.load(Ordering::Acquire) {
-            tables.wakeup.wake();
+        state.regions.remove_peer(&peer.inbound);
+        if state.endpoint_open.load(Ordering::Acquire) {
+            state.wakeup.wake();
         } else {
-            tables.peers.remove(slot, &peer.inbound);
+            state.peers.remove(slot, &peer.inbound);
         }
         #[cfg(target_os = "linux")]
         if let Some(server) = self.inner.server.get() {
@@ -247,16 +240,16 @@ fn locate(offer: &Offer) -> Result<PeerLocation> {
     if !is_local && let Some(obstacle) = Host::here().obstacle(&offer.host) {
         return Err(unreachable(obstacle));
     }
-    let Some(tables) = DomainTables::in_this_process(offer.domain) else {
+    let Some(state) = DomainState::in_this_process(offer.domain) else {
         let why = "the offer was made for a peer in its own process: prepare one for others";
         return if is_local { Err(unreachable(why.into())) } else { connect_to_process(offer) };
     };
-    let inbound = tables.admit(&offer.token)?.ok_or_else(|| {
+    let inbound = state.admit(&offer.token)?.ok_or_else(|| {
         let context = "the peer's offer was used already or withdrawn: exchange new offers";
         Error::new(ErrorKind::Unreachable, "connect", context)
     })?;
-    let regions = Arc::downgrade(&tables.regions);
-    Ok(PeerLocation::ThisProcess { inbound, regions, staging: tables.staging })
+    let regions = Arc::downgrade(&state.regions);
+    Ok(PeerLocation::ThisProcess { inbound, regions, staging: state.staging })
 }
 
 #[cfg(all(target_os = "linux", not(miri)))]

@@ -11,7 +11,7 @@ use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, SocketFlags, SocketType};
 
-use super::tables::DomainTables;
+use crate::domain_state::DomainState;
 use crate::host::random;
 use crate::inbound::Inbound;
 use crate::offer::Token;
@@ -43,10 +43,10 @@ pub(super) struct Server {
 }
 
 impl Server {
-    /// Starts a thread that serves `tables`.
-    pub(super) fn start(tables: &Arc<DomainTables>) -> Result<Self> {
+    /// Starts a thread that serves `state`.
+    pub(super) fn start(state: &Arc<DomainState>) -> Result<Self> {
         let fail = |e: Errno| Error::os("prepare", "opening the socket to which peers connect", e);
-        let name = format!("multirail-lo-{:016x}-{:016x}", tables.id, u64::from_ne_bytes(random()?));
+        let name = format!("multirail-lo-{:016x}-{:016x}", state.id, u64::from_ne_bytes(random()?));
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let listener = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None);
         let listener = listener.map_err(fail)?;
@@ -56,7 +56,7 @@ impl Server {
         let wakeup = Arc::new(WakeupPipe::new()?);
         let stop = Arc::new(AtomicBool::new(false));
         let mut server = ServerLoop {
-            tables: tables.clone(),
+            state: state.clone(),
             wakeup: wakeup.clone(),
             stop: stop.clone(),
             listener,
@@ -93,7 +93,7 @@ impl Drop for Server {
 
 /// The state of the thread.
 struct ServerLoop {
-    tables: Arc<DomainTables>,
+    state: Arc<DomainState>,
     wakeup: Arc<WakeupPipe>,
     stop: Arc<AtomicBool>,
     listener: OwnedFd,
@@ -123,15 +123,15 @@ impl ServerLoop {
                 targets.iter().filter(|outbound| process_of(outbound).is_some_and(|p| !p.is_alive()))
             {
                 outbound.close();
-                self.tables.wakeup.wake();
+                self.state.wakeup.wake();
             }
             let mut at = 0;
-            let tables = &self.tables;
+            let state = &self.state;
             let stop = &self.stop;
             self.connections.retain_mut(|connection| {
                 at += 1;
                 !connection.is_closed()
-                    && (!ready[at] || stop.load(Ordering::Acquire) || connection.serve(tables))
+                    && (!ready[at] || stop.load(Ordering::Acquire) || connection.serve(state))
             });
             if ready[0] {
                 self.accept();
@@ -141,7 +141,7 @@ impl ServerLoop {
 
     /// The peers in other processes whose deaths the thread watches for.
     fn targets(&self) -> Vec<Arc<Outbound>> {
-        let peers = self.tables.peers.all().into_iter();
+        let peers = self.state.peers.all().into_iter();
         let live = peers.filter(|(_, peer)| !peer.leaving).filter_map(|(_, peer)| peer.outbound);
         live.filter(|outbound| {
             outbound.is_alive() && matches!(outbound.location, PeerLocation::OtherProcess(_))
@@ -186,7 +186,7 @@ impl ServerLoop {
 
 impl ClientConnection {
     /// Answers the requests that have arrived, up to [`REQUESTS_PER_ROUND`]. Returns false if the connection must end.
-    fn serve(&mut self, tables: &DomainTables) -> bool {
+    fn serve(&mut self, state: &DomainState) -> bool {
         for _ in 0..REQUESTS_PER_ROUND {
             if self.is_closed() {
                 return false;
@@ -194,9 +194,9 @@ impl ClientConnection {
             let answered = match protocol::receive::<Request>(&self.socket, RecvFlags::DONTWAIT) {
                 Err(Errno::AGAIN | Errno::INTR) => return true,
                 Err(_) => false,
-                Ok((Request::Hello { version, token }, _)) => self.admit(tables, version, token),
-                Ok((Request::Region { number, key }, _)) => self.describe_region(tables, number, key),
-                Ok((Request::StagingBuffer { number }, _)) => self.open_staging_buffer(tables, number),
+                Ok((Request::Hello { version, token }, _)) => self.admit(state, version, token),
+                Ok((Request::Region { number, key }, _)) => self.describe_region(state, number, key),
+                Ok((Request::StagingBuffer { number }, _)) => self.open_staging_buffer(state, number),
             };
             if !answered {
                 return false;
@@ -206,13 +206,13 @@ impl ClientConnection {
     }
 
     /// Answers a hello.
-    fn admit(&mut self, tables: &DomainTables, version: u16, token: Token) -> bool {
+    fn admit(&mut self, state: &DomainState, version: u16, token: Token) -> bool {
         if version != protocol::VERSION {
             return self.refuse_hello(Refusal::Version);
         }
         // The first hello takes the process. A second hello finds none.
         let Some(process) = self.process.take() else { return self.refuse_hello(Refusal::Token) };
-        let inbound = match tables.admit(&token) {
+        let inbound = match state.admit(&token) {
             Ok(Some(inbound)) => inbound,
             Ok(None) => return self.refuse_hello(Refusal::Token),
             Err(error) => {
@@ -233,9 +233,9 @@ impl ClientConnection {
     }
 
     /// Answers a question for the region of a key.
-    fn describe_region(&self, tables: &DomainTables, number: u64, key: u64) -> bool {
+    fn describe_region(&self, state: &DomainState, number: u64, key: u64) -> bool {
         let Some(inbound) = &self.inbound else { return false };
-        let found = match tables.regions.find(key) {
+        let found = match state.regions.find(key) {
             Ok(found) => found,
             Err(kind) => {
                 let why = if kind == ErrorKind::Revoked { Refusal::Revoked } else { Refusal::RegionKey };
@@ -274,9 +274,9 @@ impl ClientConnection {
     }
 
     /// Answers a question for the staging buffer.
-    fn open_staging_buffer(&self, tables: &DomainTables, number: u64) -> bool {
+    fn open_staging_buffer(&self, state: &DomainState, number: u64) -> bool {
         let Some(inbound) = &self.inbound else { return false };
-        let buffer = if tables.staging == Staging::Never { None } else { inbound.open_staging_buffer().ok() };
+        let buffer = if state.staging == Staging::Never { None } else { inbound.open_staging_buffer().ok() };
         match buffer.and_then(Segment::file) {
             Some(file) => {
                 tracing::info!(

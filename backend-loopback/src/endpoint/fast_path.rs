@@ -8,7 +8,7 @@ use crate::segment::lease_table::DEVICE_MEMORY;
 /// Bytes after which a batch renews its lease, so that a revoke never waits long.
 const LEASE_BYTES: u64 = 4 << 20;
 
-/// The values of the last request's import, by which the next request to it needs no lookup.
+/// The address, bounds and rights of the last request's import, so that the next request to it needs no lookup.
 pub(super) struct FastPath {
     rkey: u64,
     peer: u32,

@@ -4,6 +4,7 @@ mod batch_runner;
 mod fast_path;
 mod peer_state;
 
+use std::any::Any;
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -14,7 +15,7 @@ use multirail_spi::{
 };
 
 use crate::completions::CompletionQueue;
-use crate::domain::DomainInner;
+use crate::domain_state::DomainState;
 use crate::error_text::describe;
 use crate::gpu::Gpus;
 #[cfg(target_os = "linux")]
@@ -30,7 +31,9 @@ use peer_state::PeerState;
 
 /// The endpoint of a domain.
 pub(crate) struct LoopbackEndpoint {
-    domain: Arc<DomainInner>,
+    /// Keeps the domain open.
+    _domain: Arc<dyn Any + Send + Sync>,
+    state: Arc<DomainState>,
     depth: usize,
     completions: CompletionQueue,
     peers: Vec<Option<PeerState>>,
@@ -57,14 +60,18 @@ pub(crate) struct LoopbackEndpoint {
 unsafe impl Send for LoopbackEndpoint {}
 
 impl LoopbackEndpoint {
-    pub(crate) fn new(domain: Arc<DomainInner>, config: &EndpointConfig) -> Self {
-        let limit = domain.tables.capabilities.send_depth;
+    /// Opens the endpoint of a domain, which `domain` keeps open.
+    pub(crate) fn new(
+        state: &Arc<DomainState>,
+        config: &EndpointConfig,
+        domain: Arc<dyn Any + Send + Sync>,
+    ) -> Self {
+        let limit = state.capabilities.send_depth;
         let depth = config.send_depth.unwrap_or(limit).clamp(1, limit) as usize;
-        let model = domain
-            .link
-            .clone()
-            .map(|link| Box::new(DeviceModel::new(link, domain.setup.seed, domain.number)));
+        let model = |link| Box::new(DeviceModel::new(link, state.setup.seed, state.number));
         Self {
+            _domain: domain,
+            state: Arc::clone(state),
             depth,
             completions: CompletionQueue::default(),
             peers: Vec::new(),
@@ -73,20 +80,19 @@ impl LoopbackEndpoint {
             last_peer: 0,
             receives: VecDeque::new(),
             armed: false,
-            model,
-            posted_writes: domain.link.as_ref().and_then(PostedWrites::of),
+            model: state.link.clone().map(model),
+            posted_writes: state.link.as_ref().and_then(PostedWrites::of),
             staged: StagedRequests::default(),
-            gpus: Gpus::new(domain.gpus),
+            gpus: Gpus::new(state.gpus),
             leaving: Vec::new(),
             #[cfg(target_os = "linux")]
             foreign: ForeignBatch::default(),
-            domain,
         }
     }
 
     fn runner(&mut self) -> BatchRunner<'_> {
         BatchRunner {
-            imports: &self.domain.tables.imports,
+            imports: &self.state.imports,
             peers: &self.peers,
             completions: &mut self.completions,
             #[cfg(target_os = "linux")]
@@ -94,7 +100,7 @@ impl LoopbackEndpoint {
             lease: None,
             fast_path: FastPath::default(),
             staged: &mut self.staged,
-            regions: &self.domain.tables.regions,
+            regions: &self.state.regions,
             gpus: &mut self.gpus,
         }
     }
@@ -102,7 +108,7 @@ impl LoopbackEndpoint {
     /// Runs the requests that the link model says are due.
     fn run_due(&mut self) {
         let Some(mut model) = self.model.take() else { return };
-        let now = self.domain.setup.clock.now();
+        let now = self.state.setup.clock.now();
         self.land(|writes| writes.visible(now));
         let mut full = Vec::new();
         while let Some((request, action)) = model.next(now, &full) {
@@ -147,7 +153,7 @@ impl LoopbackEndpoint {
             matches!(import.location, RegionLocation::Mapped(_))
                 && import.check(request.kind, request.remote, request.len).is_ok()
         };
-        let import = self.domain.tables.imports.find(request.rkey);
+        let import = self.state.imports.find(request.rkey);
         if is_write
             && request.len > 0
             && request.lkey & DEVICE_MEMORY == 0
@@ -194,7 +200,7 @@ impl LoopbackEndpoint {
 
     fn disarm(&mut self) {
         if std::mem::take(&mut self.armed) {
-            self.domain.tables.wakeup.clear();
+            self.state.wakeup.clear();
             self.peers.iter_mut().flatten().for_each(PeerState::disarm);
         }
     }
@@ -202,7 +208,7 @@ impl LoopbackEndpoint {
     /// Reads the peer table if it has changed.
     #[inline]
     fn refresh(&mut self) {
-        if self.domain.tables.peers.version() != self.peer_table_version {
+        if self.state.peers.version() != self.peer_table_version {
             self.read_peer_table();
         }
     }
@@ -210,9 +216,9 @@ impl LoopbackEndpoint {
     /// Adds new peers, and notes those that leave.
     #[cold]
     fn read_peer_table(&mut self) {
-        let tables = self.domain.tables.clone();
-        self.peer_table_version = tables.peers.version();
-        for (slot, peer) in tables.peers.all() {
+        let state = self.state.clone();
+        self.peer_table_version = state.peers.version();
+        for (slot, peer) in state.peers.all() {
             let at = slot.0 as usize;
             if self.peers.len() <= at {
                 self.peers.resize_with(at + 1, || None);
@@ -220,12 +226,12 @@ impl LoopbackEndpoint {
             if self.peers[at].is_none() {
                 self.peers[at] = PeerState::new(slot, peer.inbound);
             }
-            let Some(state) = &mut self.peers[at] else { continue };
-            if state.leaving {
+            let Some(known) = &mut self.peers[at] else { continue };
+            if known.leaving {
                 continue;
             }
-            state.outbound = peer.outbound;
-            state.leaving = peer.leaving;
+            known.outbound = peer.outbound;
+            known.leaving = peer.leaving;
             if peer.leaving {
                 self.leaving.push(slot);
             }
@@ -265,7 +271,7 @@ impl LoopbackEndpoint {
     fn free_slots(&mut self) {
         for slot in self.gone.drain(..) {
             if let Some(gone) = self.peers.get_mut(slot.0 as usize).and_then(Option::take) {
-                self.domain.tables.peers.remove(slot, &gone.inbound);
+                self.state.peers.remove(slot, &gone.inbound);
             }
         }
     }
@@ -289,7 +295,7 @@ impl Endpoint for LoopbackEndpoint {
             .depth
             .saturating_sub(self.completions.requests() + self.staged.requests() + self.gpus.requests());
         if let Some(model) = &mut self.model {
-            return model.accept(batch, self.domain.setup.clock.now(), room);
+            return model.accept(batch, self.state.setup.clock.now(), room);
         }
         let mut runner = self.runner();
         let (mut accepted, mut blocked) = (0, None);
@@ -320,7 +326,7 @@ impl Endpoint for LoopbackEndpoint {
         if self.model.as_ref().is_some_and(|model| model.is_lost()) {
             return PostResult { accepted: 0, error: Some(status(ErrorKind::DeviceLost)) };
         }
-        let room = (self.domain.tables.capabilities.recv_depth as usize).saturating_sub(self.receives.len());
+        let room = (self.state.capabilities.recv_depth as usize).saturating_sub(self.receives.len());
         let accepted = room.min(batch.len());
         self.receives.extend(&batch[..accepted]);
         PostResult { accepted, error: None }
@@ -334,10 +340,10 @@ impl Endpoint for LoopbackEndpoint {
         self.advance_staged();
         self.gpus.advance(&mut self.completions);
         self.end_leaving_peers();
-        self.domain.tables.regions.sweep();
+        self.state.regions.sweep();
         self.report(into);
-        let regions = &self.domain.tables.regions;
-        if self.domain.tables.staging != Staging::Never {
+        let regions = &self.state.regions;
+        if self.state.staging != Staging::Never {
             self.peers.iter_mut().flatten().for_each(|peer| peer.serve_staging(regions));
         }
         peer_state::receive_from_all(&mut self.peers, &mut self.last_peer, &mut self.receives, regions, into);
@@ -345,8 +351,8 @@ impl Endpoint for LoopbackEndpoint {
 
     fn arm(&mut self) -> Armed {
         self.refresh();
-        let tables = self.domain.tables.clone();
-        let Ok(pipe) = tables.wakeup.pipe() else { return Armed::Unsupported };
+        let state = self.state.clone();
+        let Ok(pipe) = state.wakeup.pipe() else { return Armed::Unsupported };
         pipe.clear();
         self.armed = true;
         // A GPU wakes nobody, so that the endpoint must not sleep while a GPU has requests.
@@ -364,7 +370,7 @@ impl Endpoint for LoopbackEndpoint {
             may_sleep &= peer.arm(!self.receives.is_empty());
         }
         // A change of the peer table before this comparison is seen here. A later change wakes the endpoint.
-        if !may_sleep || self.domain.tables.peers.version() != self.peer_table_version {
+        if !may_sleep || self.state.peers.version() != self.peer_table_version {
             self.disarm();
             return Armed::Ready;
         }
@@ -403,12 +409,12 @@ impl Endpoint for LoopbackEndpoint {
 impl Drop for LoopbackEndpoint {
     fn drop(&mut self) {
         self.disarm();
-        let tables = &self.domain.tables;
+        let state = &self.state;
         self.peers.drain(..).flatten().for_each(PeerState::detach);
-        tables.endpoint_open.store(false, Ordering::Release);
+        state.endpoint_open.store(false, Ordering::Release);
         // The peers in `gone` are among them.
-        for (slot, peer) in tables.peers.all().into_iter().filter(|(_, peer)| peer.leaving) {
-            tables.peers.remove(slot, &peer.inbound);
+        for (slot, peer) in state.peers.all().into_iter().filter(|(_, peer)| peer.leaving) {
+            state.peers.remove(slot, &peer.inbound);
         }
     }
 }

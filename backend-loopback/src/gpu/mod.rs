@@ -48,7 +48,7 @@ pub(crate) unsafe fn copy_now(
     }
     let local = request.local as u64;
     let (to, from) = if request.kind == WorkKind::Read { (local, remote) } else { (remote, local) };
-    // The GPU that has the bytes copies in 7 µs, the other one in 10.
+    // The GPU that has the bytes is preferred: it copies in 7 µs, the other one in 10.
     let owner = cuda::Device::of_address;
     let device = owner(from).or_else(|| owner(to))?;
     // Asking CUDA takes a microsecond. A region's key is never used for another region, so that the answer stays true.
@@ -207,14 +207,14 @@ impl Gpus {
         self.pending_imms.blocked_peers()
     }
 
-    /// Lets no request wait for a peer any more. Requests whose imms wait fail now; the others complete with their batches,
-    /// and then do not wait for room.
+    /// Makes all requests to a peer complete without waiting for it. Requests whose imms wait fail now. Requests in batches
+    /// complete with their batches, and fail then if there is no room for their imms.
     pub(crate) fn abort(&mut self, peer: PeerSlot, completions: &mut CompletionQueue) {
         self.queues.iter_mut().for_each(|queue| queue.abort(peer));
         self.pending_imms.stop(peer, ErrorKind::Cancelled, completions);
     }
 
-    /// Fails the requests to a peer whose bytes have moved and whose imms wait.
+    /// Fails the requests to a peer whose imms wait. Requests that a GPU has are not affected.
     pub(crate) fn stop(&mut self, peer: PeerSlot, kind: ErrorKind, completions: &mut CompletionQueue) {
         self.pending_imms.stop(peer, kind, completions);
     }

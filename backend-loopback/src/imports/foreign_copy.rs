@@ -42,7 +42,7 @@ impl ForeignBatch {
         self.is_empty() || self.kind == Some(kind)
     }
 
-    /// Adds a request, for an address in the process with that guard page. Moves no byte yet.
+    /// Adds a request for an address of the process that has the guard page. Moves no byte yet.
     pub(crate) fn push(&mut self, request: &WorkRequest, (guard, address): (GuardPage, u64)) {
         let [local, remote] = pieces(request, address);
         self.kind = Some(request.kind);
@@ -73,7 +73,7 @@ impl ForeignBatch {
 /// Moves the bytes of one request.
 ///
 /// # Safety
-/// Its local span is valid.
+/// The local span of the request is valid.
 pub(crate) unsafe fn copy_one(
     target: &Outbound,
     request: &WorkRequest,
@@ -213,7 +213,7 @@ mod tests {
         for (kind, elsewhere) in [
             (WorkKind::Write, GuardPage::at(8, 1)),
             (WorkKind::Read, GuardPage::at(8, 1)),
-            // Something is there, with another word in it.
+            // A page is mapped there, with another word in it.
             (WorkKind::Read, GuardPage::at(page.as_ptr() as u64, 1)),
         ] {
             let (mut here, mut there) = ([7_u8; 8], [1_u8; 8]);

@@ -12,7 +12,7 @@ use std::sync::Arc;
 use multirail_spi::{Backend, DeviceInfo, Domain, DomainSetup, Error, ErrorKind, Probe, Result};
 
 use crate::LinkModel;
-use crate::backend::group_of;
+use crate::config::group_of;
 use crate::link_model::DeviceModel;
 use domain::NullDomain;
 pub use switch::Switch;

@@ -1,16 +1,16 @@
-//! Files that processes share: what must be known of one before it is mapped.
+//! Files that processes share, and the checks of a file before it is mapped.
 //!
-//! A touch of a mapped file raises `SIGBUS` where the file ends before it, or where the kernel
-//! finds no page to put there. So a file is mapped only if it lies in memory (tmpfs), is sealed
-//! against resizing, and has memory under each of its bytes. Huge pages of the kernel's pool
-//! (hugetlbfs) are refused: whoever takes the pool's last page leaves none for the others' touches.
+//! An access to mapped memory raises `SIGBUS` if the file ends before it, or if the kernel finds no page for it. Therefore a
+//! file is mapped only if it lies in memory (tmpfs), is sealed against resizing, and has memory under each of its bytes.
+//! Huge pages of the kernel's pool (hugetlbfs) are refused: if one process takes the last page of the pool, an access of
+//! another process finds none.
 
 use std::os::fd::{AsFd, BorrowedFd};
 
 use multirail_spi::{Error, ErrorKind, Mapping, Result, commit_file};
 use rustix::fs::{SealFlags, Stat};
 
-/// The kernel's `TMPFS_MAGIC` (linux/magic.h): memfds, and files of tmpfs.
+/// The kernel's `TMPFS_MAGIC` (linux/magic.h), which memfds and files of tmpfs have.
 const TMPFS: u64 = 0x0102_1994;
 
 /// Maps a peer's `file`, which must hold exactly `len` bytes in memory and be sealed against resizing.
@@ -29,27 +29,27 @@ pub(crate) fn map(
         ));
     }
     if !is_sealed(file, len) {
-        return Err(refused("has another size than it said, or is not sealed"));
+        return Err(refused("has another size than the peer said, or is not sealed"));
     }
     if !rustix::fs::fstat(file).is_ok_and(|stat| has_memory(&stat, len)) {
-        return Err(refused("has holes, for which there may be no memory"));
+        return Err(refused("has holes, and the system may have no memory for them"));
     }
     Mapping::of_file(file, len, writable).map_err(|e| {
         Error::os(operation, "mapping the peer's file; raise vm.max_map_count or free memory", e)
     })
 }
 
-/// Whether peers may map `file`, which holds `len` bytes, once [`commit`] has put memory under them.
+/// Returns true if peers may map `file`, which must hold `len` bytes, after [`commit`] has put memory under them.
 pub(crate) fn is_shareable(file: BorrowedFd<'_>, len: usize) -> bool {
     is_in_memory(file) && is_sealed(file, len)
 }
 
-/// Puts memory under all `len` bytes of `file`, one of ours, before a peer maps it.
+/// Puts memory under all `len` bytes of `file`, which this process owns, before a peer maps it.
 ///
 /// # Errors
 /// As [`commit_file`].
 pub(crate) fn commit(operation: &'static str, file: BorrowedFd<'_>, len: usize) -> Result<()> {
-    // Not called for nothing: a file that is open for reading alone may have all its memory.
+    // A file that is open for reading alone cannot be committed, but may have all its memory already.
     if rustix::fs::fstat(file).is_ok_and(|stat| has_memory(&stat, len)) {
         return Ok(());
     }
@@ -60,12 +60,13 @@ fn is_in_memory(file: BorrowedFd<'_>) -> bool {
     rustix::fs::fstatfs(file).is_ok_and(|system| system.f_type as u64 == TMPFS)
 }
 
-/// Whether there are blocks for `len` bytes; those swapped out count. stat(2) counts by 512 bytes.
+/// Returns true if the file has blocks for `len` bytes. Blocks that are swapped out count. stat(2) counts in units of 512
+/// bytes.
 fn has_memory(stat: &Stat, len: usize) -> bool {
     u64::try_from(stat.st_blocks).is_ok_and(|blocks| blocks.saturating_mul(512) >= len as u64)
 }
 
-/// Whether `file` holds exactly `len` bytes, and will.
+/// Returns true if `file` holds exactly `len` bytes and can never have another size.
 fn is_sealed(file: impl AsFd, len: usize) -> bool {
     let sealed = rustix::fs::fcntl_get_seals(&file)
         .is_ok_and(|seals| seals.contains(SealFlags::SHRINK | SealFlags::GROW));
@@ -110,7 +111,7 @@ mod tests {
         map("test", file, 1 << 20, true).unwrap();
     }
 
-    /// What the hostile peer's file comes to here, in a process of its own: what follows may end it.
+    /// Maps the file of a hostile peer, in a process of its own, since `SIGBUS` may end the process.
     #[test]
     #[ignore = "the other process of the test below"]
     fn touches_a_file_of_huge_pages() {
@@ -121,8 +122,8 @@ mod tests {
         match map("test", file.as_fd(), HUGE, true) {
             Err(error) => println!("\n@{:?}: {error}", error.kind()),
             Ok(mapping) => {
-                // The peer takes the page, gives it back to the pool, which frees what was reserved for us, and takes
-                // all there are.
+                // The peer takes the page and gives it back to the pool, which frees the reservation of this process. Then
+                // the peer takes all pages of the pool.
                 rustix::fs::fallocate(&file, FallocateFlags::empty(), 0, HUGE as u64).unwrap();
                 let hole = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
                 rustix::fs::fallocate(&file, hole, 0, HUGE as u64).unwrap();
