@@ -1,4 +1,4 @@
-//! Workers that run in real time: what cannot be posted holds up nothing that can.
+//! Workers in real time: requests that cannot be posted do not delay requests that can.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -7,7 +7,7 @@ use multirail_loopback::{LinkModel, Loopback, LoopbackConfig};
 use multirail_spi::{Access, VirtualClock};
 use transport_core::{Fabric, FabricBuilder, TransportConfig};
 
-/// Far more than any of this takes; an operation that nobody serves ends by its deadline.
+/// Far more than any of these tests takes. An operation that is not served ends by its deadline.
 const LIMIT: Duration = limit::HANG;
 
 fn open() -> Fabric {
@@ -16,14 +16,14 @@ fn open() -> Fabric {
 }
 
 #[test]
-fn a_write_behind_a_thousand_sends_that_nobody_takes() {
+fn a_write_is_not_delayed_by_a_thousand_sends_without_receives() {
     let (here, there) = (open(), open());
     let (peer, _) = here.connect_local(&there).unwrap();
     let source = here.alloc(1 << 20, Access::LOCAL).unwrap();
     let target = there.alloc(1 << 20, Access::REMOTE_WRITE).unwrap();
     let remote = peer.import(&target.descriptor()).unwrap();
     source.copy_in(0, &vec![7; 1 << 20]).unwrap();
-    // The peer has posted no receive: its lane fills up, and the rest waits here.
+    // The peer has posted no receive: its message ring fills up, and the other sends wait here.
     let sends: Vec<_> = (0..1000).map(|_| peer.send(&source, 0..64).unwrap()).collect();
     let mut write = peer.write(&source, 0..1 << 20, &remote, 0).unwrap();
     assert_eq!(write.wait(LIMIT).unwrap().bytes, 1 << 20);
@@ -31,7 +31,7 @@ fn a_write_behind_a_thousand_sends_that_nobody_takes() {
     target.copy_out((1 << 20) - 1, &mut last).unwrap();
     assert_eq!(last, [7]);
 
-    // And they are still in turn: receives free them all.
+    // The sends still complete once there are receives.
     let pool = there.recv_pool(16, 64).unwrap();
     let took = transport_core::wait(
         async {
@@ -51,7 +51,7 @@ async fn pool_next(pool: &transport_core::RecvPool) {
 }
 
 #[test]
-fn a_lost_device_leaves_its_worker_nothing_to_do() {
+fn a_lost_device_leaves_its_worker_no_work() {
     for seed in 0..16 {
         let clock = VirtualClock::default();
         let open = |link: LinkModel| {
@@ -60,8 +60,8 @@ fn a_lost_device_leaves_its_worker_nothing_to_do() {
             let builder = FabricBuilder::new().transport(transport).clock(Arc::new(clock.clone()));
             builder.seed(seed).caller_driven().open().unwrap()
         };
-        // Requests run some turns after they were posted: a turn that posts nothing may
-        // be the one that loses the device.
+        // Requests run some steps after they were posted, so that a step that posts nothing may be the one in which the device
+        // is lost.
         let doomed = LinkModel {
             accept_at_most: Some(3),
             latency: Duration::from_micros(5),
