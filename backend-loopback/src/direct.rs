@@ -19,7 +19,7 @@ use crate::status::status;
 /// parallel.
 pub(crate) const MAX_DIRECT: u64 = 1 << 20;
 
-/// The direct way to one peer. Any thread may use it.
+/// Runs small requests to one peer, in the calling thread. Any thread may use it.
 pub(crate) struct LoopbackDirect {
     outbound: Arc<Outbound>,
 }

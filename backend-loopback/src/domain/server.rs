@@ -73,7 +73,7 @@ impl Server {
         &self.name
     }
 
-    /// Has the thread read the peer table again, whose processes it watches.
+    /// Makes the thread read the peer table again. The thread watches the processes of the peers in it.
     pub(super) fn update_watched_peers(&self) {
         self.wakeup.handle().wake();
     }
@@ -238,7 +238,7 @@ impl ClientConnection {
         let found = match state.regions.find(key) {
             Ok(found) => found,
             Err(kind) => {
-                let why = if kind == ErrorKind::Revoked { Refusal::Revoked } else { Refusal::RegionKey };
+                let why = if kind == ErrorKind::Revoked { Refusal::Revoked } else { Refusal::Key };
                 return self.reply(&Reply::Refused { number, why }, &[]);
             }
         };
@@ -262,9 +262,9 @@ impl ClientConnection {
                 return self.reply(&Reply::Refused { number, why: Refusal::Memory }, &[]);
             }
         };
-        let permitted = inbound.initiator.get().map_or(0, process::permit);
+        let permit_errno = inbound.initiator.get().map_or(0, process::permit);
         let address = found.memory.as_ptr() as u64;
-        let target = process::hints(permitted);
+        let target = process::hints(permit_errno);
         self.reply(&Reply::Foreign { number, len, access, address, guard, target }, &[])
     }
 

@@ -87,7 +87,7 @@ impl GpuQueue {
         self.requests
     }
 
-    /// Returns true if requests to that peer are not completed.
+    /// Returns true if a batch has requests to that peer.
     pub(crate) fn has_requests_to(&self, peer: PeerSlot) -> bool {
         let touches = |batch: &Batch| batch.entered.iter().any(|import| import.target.peer == peer);
         touches(&self.open) || self.under_way.iter().any(touches)
@@ -114,7 +114,7 @@ impl GpuQueue {
         self.within = within;
     }
 
-    /// Returns true if the last request of the open batch goes to the import with that rkey, so that the batch has its lease.
+    /// Returns true if the import with that rkey was begun last for the open batch. The batch then has its lease.
     #[inline]
     pub(crate) fn is_begun(&self, rkey: u64) -> bool {
         self.open.entered.last().is_some_and(|last| last.rkey == rkey)

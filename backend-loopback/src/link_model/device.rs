@@ -144,7 +144,7 @@ impl DeviceModel {
         Some((request, if fails { DueAction::Fail } else { DueAction::Run }))
     }
 
-    /// Puts a request back that the peer had no room for. It is the first one of the next time.
+    /// Puts back a request for which the peer had no room. It is the first of the requests that are due.
     pub(crate) fn put_back(&mut self, request: WorkRequest) {
         self.processed -= 1;
         self.due.push_front(request);
@@ -153,12 +153,12 @@ impl DeviceModel {
     /// Drops the requests to `peer`, and calls `each` with their ids.
     pub(crate) fn abort(&mut self, peer: PeerSlot, mut each: impl FnMut(u64)) {
         self.due.retain(|request| request.peer != peer || (each(request.id), false).1);
-        let (theirs, others): (Vec<_>, Vec<_>) =
+        let (of_peer, others): (Vec<_>, Vec<_>) =
             self.pending.drain().partition(|Reverse(next)| next.request.peer == peer);
         self.pending = others.into();
-        let mut theirs: Vec<_> = theirs.into_iter().map(|Reverse(next)| next).collect();
-        theirs.sort_unstable();
-        theirs.iter().for_each(|next| each(next.request.id));
+        let mut of_peer: Vec<_> = of_peer.into_iter().map(|Reverse(next)| next).collect();
+        of_peer.sort_unstable();
+        of_peer.iter().for_each(|next| each(next.request.id));
     }
 
     /// The time when the next request is due. The endpoint has nothing to do before.

@@ -92,7 +92,7 @@ pub(crate) enum Refusal {
     /// The initiator speaks another version of the protocol.
     Version,
     /// No region has had this key.
-    RegionKey,
+    Key,
     /// The region was revoked.
     Revoked,
     /// CUDA does not share the region's GPU memory with other processes.
