@@ -56,8 +56,8 @@ impl CompletionQueue {
         Some(event)
     }
 
-    /// Takes the event that `pick` chooses. `pick` gets the number of events that may be reordered: completions of requests
-    /// change places with each other, but not with the end of a peer or device.
+    /// Takes the event that `pick` chooses. `pick` gets the number of events that may be reordered: completions of
+    /// requests change places with each other, but not with the end of a peer or device.
     pub(crate) fn pop_one_of(&mut self, pick: impl FnOnce(usize) -> usize) -> Option<Event> {
         if self.events.is_empty() {
             self.close_run();

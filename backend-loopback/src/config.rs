@@ -17,16 +17,16 @@ pub struct LoopbackConfig {
     pub link: Option<LinkModel>,
     /// When requests may go through shared memory and the target's worker.
     pub staging: Staging,
-    /// Blocks of 1024 threads that copy pages at once, over all groups; at least one. A block takes one multiprocessor of
-    /// the GPU. Fewer blocks leave more of the GPU to other work; as many as the GPU has multiprocessors, or more, leave
-    /// none.
+    /// Blocks of 1024 threads that copy pages at once, over all groups; at least one. A block takes one
+    /// multiprocessor of the GPU. Fewer blocks leave more of the GPU to other work; as many as the GPU has
+    /// multiprocessors, or more, leave none.
     pub gpu_blocks: u32,
     /// The GPU that copies from one GPU to another.
     pub gpu_side: GpuSide,
 }
 
-/// The default of blocks that copy pages. They reach 0.93 of NVLink's bandwidth between two H200s, with a quarter of a GPU's
-/// 132 multiprocessors (docs/gpu.md).
+/// The default of blocks that copy pages. They reach 0.93 of NVLink's bandwidth between two H200s, with a quarter of
+/// a GPU's 132 multiprocessors (docs/gpu.md).
 const GPU_BLOCKS: u32 = 32;
 
 impl Default for LoopbackConfig {

@@ -12,11 +12,11 @@ use crate::outbound::Outbound;
 use crate::segment::message_ring;
 use crate::status::status;
 
-/// Bytes of the largest write or read in the calling thread. Handing a request to the worker costs 1.5 µs when the worker
-/// spins, for cache lines that move between cores, and 16 µs when it sleeps. A copy of 1 MiB takes 23 µs with warm caches and
-/// about 100 µs with cold ones, which is not too long for the poll of a future. By the worker, a write of 1 MiB ran at 0.88 to
-/// 0.94 of the speed of memcpy (Zen 4, `benches/benches/write.rs`), and callers waited for one worker where they now copy in
-/// parallel.
+/// Bytes of the largest write or read in the calling thread. Handing a request to the worker costs 1.5 µs when the
+/// worker spins, for cache lines that move between cores, and 16 µs when it sleeps. A copy of 1 MiB takes 23 µs with
+/// warm caches and about 100 µs with cold ones, which is not too long for the poll of a future. By the worker, a
+/// write of 1 MiB ran at 0.88 to 0.94 of the speed of memcpy (Zen 4, `benches/benches/write.rs`), and callers waited
+/// for one worker where they now copy in parallel.
 pub(crate) const MAX_DIRECT: u64 = 1 << 20;
 
 /// Runs small requests to one peer, in the calling thread. Any thread may use it.

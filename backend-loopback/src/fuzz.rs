@@ -32,8 +32,8 @@ pub fn packet(bytes: &[u8]) {
     let _ = parse::<Reply>(bytes);
 }
 
-/// A peer that stores any value anywhere in a staging buffer. The target serves it, and no byte of a region changes that the
-/// peer may not write.
+/// A peer that stores any value anywhere in a staging buffer. The target serves it, and no byte of a region changes
+/// that the peer may not write.
 pub fn staging_buffer(bytes: &[u8]) {
     let buffer = Segment::<StagingBuffer>::create().expect("a segment");
     let (buffer, regions) = (buffer.content(), Regions::default());
@@ -67,8 +67,8 @@ pub fn staging_buffer(bytes: &[u8]) {
     assert!(bytes.iter().all(|byte| *byte == 0), "a region that is not writable was written");
 }
 
-/// A peer that writes into its message ring while this side reads: each step stores one word somewhere in the ring, and then
-/// takes the entries.
+/// A peer that writes into its message ring while this side reads: each step stores one word somewhere in the ring,
+/// and then takes the entries.
 pub fn message_ring(bytes: &[u8]) {
     let segment = Segment::<ConnectionLayout>::create().expect("a segment");
     let (layout, mut receiver) = (segment.content(), RingReceiver::default());

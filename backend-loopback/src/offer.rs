@@ -1,7 +1,7 @@
 //! The bytes that two domains exchange before they connect.
 //!
-//! An offer is `"MRLO"`, a version, the length of the body, then the body. The bytes come from a peer: the parser checks
-//! all bounds, and this side uses an offer only to find the peer and to show it the token.
+//! An offer is `"MRLO"`, a version, the length of the body, then the body. The bytes come from a peer: the parser
+//! checks all bounds, and this side uses an offer only to find the peer and to show it the token.
 
 use multirail_spi::{Error, ErrorKind, Result};
 use serde::{Deserialize, Serialize};

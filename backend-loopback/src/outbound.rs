@@ -40,8 +40,8 @@ pub(crate) enum PeerLocation {
     OtherProcess(Box<TargetConnection>),
 }
 
-/// The initiator's position in a staging buffer: the target has the slots `tail..head`. The connection keeps it, since it
-/// outlives an endpoint.
+/// The initiator's position in a staging buffer: the target has the slots `tail..head`. The connection keeps it,
+/// since it outlives an endpoint.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct StagingCursor {
     pub(crate) head: u64,

@@ -5,16 +5,16 @@ use std::sync::atomic::{Ordering, fence};
 
 use multirail_spi::{Result, WakeupPipe};
 
-/// A wakeup pipe that is made before the endpoint first sleeps. The endpoint of an engine that its caller drives never
-/// sleeps.
+/// A wakeup pipe that is made before the endpoint first sleeps. The endpoint of an engine that its caller drives
+/// never sleeps.
 #[derive(Default)]
 pub(crate) struct Wakeup {
     pipe: OnceLock<WakeupPipe>,
 }
 
 impl Wakeup {
-    /// Wakes the endpoint if it sleeps or is about to. The caller has stored its news before: either the endpoint finds the
-    /// news when it checks for the last time, or this call finds the pipe. The fence pairs with the one in
+    /// Wakes the endpoint if it sleeps or is about to. The caller has stored its news before: either the endpoint
+    /// finds the news when it checks for the last time, or this call finds the pipe. The fence pairs with the one in
     /// [`Wakeup::pipe`].
     pub(crate) fn wake(&self) {
         fence(Ordering::SeqCst);

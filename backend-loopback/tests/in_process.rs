@@ -200,7 +200,8 @@ fn the_slot_of_a_gone_peer_is_used_again() {
     assert_ne!(a.domain.connector().prepare().unwrap().0, to_b);
     let done = done(1, 1);
     assert_eq!(a.wait(3), [done, done, Event::PeerGone { peer: to_b }]);
-    // Until the engine polls again, it may not have handled the event, and could take it for the end of the slot's next peer.
+    // Until the engine polls again, it may not have handled the event, and could take it for the end of the slot's
+    // next peer.
     assert_ne!(a.domain.connector().prepare().unwrap().0, to_b);
     assert_eq!(a.endpoint.arm(), Armed::Ready);
     assert_eq!(failed(a.run(request)), ErrorKind::PeerDied);

@@ -19,7 +19,8 @@ fn imms(to_b: PeerSlot, source: &RegisteredBuffer, count: u32) -> Vec<WorkReques
     (0..count).map(|n| WorkRequest { id: n.into(), imm: Some(n), ..request }).collect()
 }
 
-/// Posts 200 imms to a device that reorders and refuses. Returns the events in order, and how many imms each post accepted.
+/// Posts 200 imms to a device that reorders and refuses. Returns the events in order, and how many imms each post
+/// accepted.
 fn trace(seed: u64) -> (Vec<Event>, Vec<usize>) {
     let link = LinkModel {
         accept_at_most: Some(20),

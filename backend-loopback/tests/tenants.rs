@@ -1,5 +1,5 @@
-//! Two domains of one process, as two tenants have them: a peer of one domain cannot reach the memory of the other, with any
-//! key.
+//! Two domains of one process, as two tenants have them: a peer of one domain cannot reach the memory of the other,
+//! with any key.
 
 mod common;
 

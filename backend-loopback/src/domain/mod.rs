@@ -28,18 +28,18 @@ use crate::segment::Segment;
 use crate::segment::lease_table::REGION_SLOTS;
 use crate::segment::message_ring::MAX_MESSAGE;
 
-/// Requests that may be completed and not polled, or under way on GPUs: 64 MiB of 4 KiB pages, four batches on each of four
-/// streams.
+/// Requests that may be completed and not polled, or under way on GPUs: 64 MiB of 4 KiB pages, four batches on each
+/// of four streams.
 const SEND_DEPTH: u32 = 16384;
 /// Receives that may be posted.
 const RECV_DEPTH: u32 = 1024;
 
-/// Bytes per batch. A post copies, and returns within about 25 µs at 20 GB/s. With twice as many bytes, writes of 1 MiB were
-/// 10 % slower (`benches/benches/write.rs`).
+/// Bytes per batch. A post copies, and returns within about 25 µs at 20 GB/s. With twice as many bytes, writes of 1
+/// MiB were 10 % slower (`benches/benches/write.rs`).
 const BATCH: u64 = 1 << 19;
 
-/// The part of a domain that its endpoint, its regions and its imports keep open. Its drop closes all connections and stops
-/// the server.
+/// The part of a domain that its endpoint, its regions and its imports keep open. Its drop closes all connections and
+/// stops the server.
 struct DomainInner {
     state: Arc<DomainState>,
     #[cfg(target_os = "linux")]

@@ -24,8 +24,8 @@ use crate::segment::{Segment, mapping};
 /// Connections at once. At this number, connections that have not shown a token are dropped.
 const MAX_CONNECTIONS: usize = 1024;
 
-/// Connections accepted per round, so that a process that connects in a loop cannot keep the thread from its other work or
-/// from its end. poll(2) reports the connections that are left.
+/// Connections accepted per round, so that a process that connects in a loop cannot keep the thread from its other
+/// work or from its end. poll(2) reports the connections that are left.
 const ACCEPTS_PER_ROUND: usize = 32;
 
 /// Requests of one connection that are answered per round, for the same reason.
@@ -83,7 +83,8 @@ impl Drop for Server {
     fn drop(&mut self) {
         self.stop.store(true, Ordering::Release);
         self.wakeup.handle().wake();
-        // A region's owner may keep its domain open, and the server thread may drop the owner. The thread cannot join itself.
+        // A region's owner may keep its domain open, and the server thread may drop the owner. The thread cannot join
+        // itself.
         let other = self.thread.take().filter(|thread| thread.thread().id() != std::thread::current().id());
         if let Some(Err(_)) = other.map(JoinHandle::join) {
             tracing::error!("loopback: the server thread panicked");
@@ -159,8 +160,9 @@ impl ServerLoop {
                 Ok(socket) => socket,
                 Err(Errno::AGAIN) => return,
                 Err(error) => {
-                    // Most likely the process is out of descriptors. The connection keeps waiting in the queue, so that the
-                    // thread must pause. Connections that have not shown a token give their descriptors back.
+                    // Most likely the process is out of descriptors. The connection keeps waiting in the queue, so
+                    // that the thread must pause. Connections that have not shown a token give their descriptors
+                    // back.
                     tracing::warn!(%error, "loopback: cannot accept a peer process; raise the limit of open files (ulimit -n)");
                     self.connections.retain(|connection| connection.inbound.is_some());
                     return std::thread::sleep(ACCEPT_PAUSE);
@@ -185,7 +187,8 @@ impl ServerLoop {
 }
 
 impl ClientConnection {
-    /// Answers the requests that have arrived, up to [`REQUESTS_PER_ROUND`]. Returns false if the connection must end.
+    /// Answers the requests that have arrived, up to [`REQUESTS_PER_ROUND`]. Returns false if the connection must
+    /// end.
     fn serve(&mut self, state: &DomainState) -> bool {
         for _ in 0..REQUESTS_PER_ROUND {
             if self.is_closed() {
@@ -299,15 +302,16 @@ impl ClientConnection {
 
 impl Drop for ClientConnection {
     fn drop(&mut self) {
-        // If the other end has closed its socket, it has made its last access before, or it is dead. If this side closes the
-        // connection, the leases and the pidfd tell when the initiator has left.
+        // If the other end has closed its socket, it has made its last access before, or it is dead. If this side
+        // closes the connection, the leases and the pidfd tell when the initiator has left.
         if let Some(inbound) = self.inbound.as_ref().filter(|_| process::is_hung_up(self.socket.as_fd())) {
             inbound.mark_initiator_gone();
         }
     }
 }
 
-/// The process of a peer. A target that closes in order says so in its segment, so that only its death needs watching.
+/// The process of a peer. A target that closes in order says so in its segment, so that only its death needs
+/// watching.
 fn process_of(outbound: &Outbound) -> Option<&Process> {
     match &outbound.location {
         PeerLocation::OtherProcess(connection) => Some(&connection.process),

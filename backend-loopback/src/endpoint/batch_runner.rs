@@ -35,8 +35,8 @@ pub(super) struct BatchRunner<'a> {
 }
 
 impl BatchRunner<'_> {
-    /// Runs the requests of a run in order and completes them, up to the first one for which the peer's message ring has no
-    /// room. Returns how many it ran.
+    /// Runs the requests of a run in order and completes them, up to the first one for which the peer's message ring
+    /// has no room. Returns how many it ran.
     ///
     /// # Safety
     /// As [`multirail_spi::Endpoint::post`].
@@ -61,8 +61,8 @@ impl BatchRunner<'_> {
         ran
     }
 
-    /// Runs one request and completes it. Returns false if the peer's message ring has no room or the GPU's batch is full:
-    /// then the caller must run the request again later.
+    /// Runs one request and completes it. Returns false if the peer's message ring has no room or the GPU's batch is
+    /// full: then the caller must run the request again later.
     ///
     /// # Safety
     /// As [`multirail_spi::Endpoint::post`].
@@ -136,8 +136,8 @@ impl BatchRunner<'_> {
         self.lease = None;
     }
 
-    /// Enters the lease of the request's import, unless it is entered, and checks the request. Returns its offset in the
-    /// region.
+    /// Enters the lease of the request's import, unless it is entered, and checks the request. Returns its offset in
+    /// the region.
     #[inline]
     fn enter(&mut self, request: &WorkRequest) -> Result<usize, ErrorKind> {
         let fits = |lease: &LeaseGuard| lease.is_of(request) && !self.fast_path.is_spent();

@@ -85,8 +85,8 @@ impl FastPath {
         moved
     }
 
-    /// Streams four pieces side by side wherever the next four have equal lengths and the lease lasts for all of them, else
-    /// one piece.
+    /// Streams four pieces side by side wherever the next four have equal lengths and the lease lasts for all of
+    /// them, else one piece.
     ///
     /// # Safety
     /// As [`one_by_one`](Self::one_by_one).

@@ -130,7 +130,8 @@ impl LoopbackEndpoint {
             };
             self.completions.request(request.id, Err(status(refused)));
         }
-        // Owners take their memory back on the event of the loss. So the event waits until no GPU moves bytes into it.
+        // Owners take their memory back on the event of the loss. So the event waits until no GPU moves bytes into
+        // it.
         if self.gpus.is_idle() && model.reports_loss() {
             // For the same reason no message may be copied into a receive any more.
             self.receives.clear();
@@ -141,8 +142,8 @@ impl LoopbackEndpoint {
         self.model = Some(model);
     }
 
-    /// If the link model makes writes visible later: completes a write, keeps its bytes back, and returns true. For any
-    /// other request, first moves the bytes that are kept back for its peer, and returns false.
+    /// If the link model makes writes visible later: completes a write, keeps its bytes back, and returns true. For
+    /// any other request, first moves the bytes that are kept back for its peer, and returns false.
     ///
     /// # Safety
     /// As `Endpoint::post`.
@@ -266,8 +267,8 @@ impl LoopbackEndpoint {
         self.completions.event(Event::PeerGone { peer: slot });
     }
 
-    /// Frees the slots of peers whose `PeerGone` the engine has handled, which it has once it polls again. If a slot were
-    /// free before, the engine could take the event for the end of the slot's next peer.
+    /// Frees the slots of peers whose `PeerGone` the engine has handled, which it has once it polls again. If a slot
+    /// were free before, the engine could take the event for the end of the slot's next peer.
     fn free_slots(&mut self) {
         for slot in self.gone.drain(..) {
             if let Some(gone) = self.peers.get_mut(slot.0 as usize).and_then(Option::take) {

@@ -59,7 +59,8 @@ impl PeerState {
         self.inbound.return_receiver(self.receiver);
     }
 
-    /// Touches the pages that the first request in either direction would touch: those of segments and staging buffers.
+    /// Touches the pages that the first request in either direction would touch: those of segments and staging
+    /// buffers.
     #[cold]
     pub(super) fn warm_up(&self) {
         touch(self.inbound.layout());
@@ -124,8 +125,8 @@ impl PeerState {
         into.spare() < before
     }
 
-    /// Serves slots of the peer's staging buffer. Does so only once the connection to the peer is complete, so that the
-    /// peer can be woken.
+    /// Serves slots of the peer's staging buffer. Does so only once the connection to the peer is complete, so that
+    /// the peer can be woken.
     #[cold]
     pub(super) fn serve_staging(&mut self, regions: &Regions) {
         let (Some(buffer), Some(outbound)) = (self.inbound.staging_buffer(), &self.outbound) else { return };
@@ -147,8 +148,8 @@ impl PeerState {
         std::iter::from_fn(next).take(RING_ENTRIES)
     }
 
-    /// Asks the peer for a wakeup at its next entry, and when a full message ring has room again. Returns false if there is
-    /// something to do already.
+    /// Asks the peer for a wakeup at its next entry, and when a full message ring has room again. Returns false if
+    /// there is something to do already.
     pub(super) fn arm(&mut self, can_receive: bool) -> bool {
         let may_sleep = match (self.blocked.take(), &self.outbound) {
             (Some(kind), Some(outbound)) => message_ring::request_room(outbound.layout(), kind),

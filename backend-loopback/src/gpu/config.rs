@@ -6,9 +6,9 @@ use multirail_spi::{ErrorKind, Result};
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub enum GpuSide {
-    /// The GPU that receives the bytes. Its copies over NVLink are the faster ones. If another process uses that GPU, this
-    /// process takes some 500 MiB of its memory for a context of its own, and its copies and the other process's kernels
-    /// run one after the other.
+    /// The GPU that receives the bytes. Its copies over NVLink are the faster ones. If another process uses that GPU,
+    /// this process takes some 500 MiB of its memory for a context of its own, and its copies and the other process's
+    /// kernels run one after the other.
     #[default]
     Receiver,
     /// The GPU that has the bytes.
@@ -43,9 +43,9 @@ pub(crate) struct GpuConfig {
 impl GpuConfig {
     /// The blocks of one group's kernels on a GPU with that many multiprocessors.
     pub(super) fn blocks_of_group(&self, processors: u32) -> u32 {
-        // If the whole GPU may copy, a kernel has twice as many blocks as the GPU has room for, and blocks that wait begin
-        // where others have ended. With twice as many, pages of 64 KiB within an H200 moved at 0.867 to 0.893 of the speed
-        // of one copy; with one block for each multiprocessor, at 0.847 to 0.873.
+        // If the whole GPU may copy, a kernel has twice as many blocks as the GPU has room for, and blocks that wait
+        // begin where others have ended. With twice as many, pages of 64 KiB within an H200 moved at 0.867 to 0.893
+        // of the speed of one copy; with one block for each multiprocessor, at 0.847 to 0.873.
         let all = 2 * processors;
         let blocks = if self.blocks >= processors && all > 0 { all } else { self.blocks };
         (blocks / self.groups).max(1)

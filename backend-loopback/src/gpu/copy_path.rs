@@ -35,8 +35,8 @@ pub(super) struct CopyPath {
     len: u64,
 }
 
-/// Paths that were found, and pairs of regions that have none. A key is never used for another region, so that no entry
-/// becomes wrong.
+/// Paths that were found, and pairs of regions that have none. A key is never used for another region, so that no
+/// entry becomes wrong.
 #[derive(Default)]
 pub(super) struct CopyPaths(HashMap<(u64, u64, bool), Option<CopyPath>>);
 
@@ -58,9 +58,9 @@ impl CopyPaths {
 }
 
 impl CopyPath {
-    /// Finds the GPU that copies between a request's regions, and its path, whose `queue` the caller sets. That is the GPU of
-    /// the preferred side, or the other side's if the preferred one may not access both regions. Returns `None` if neither
-    /// may.
+    /// Finds the GPU that copies between a request's regions, and its path, whose `queue` the caller sets. That is
+    /// the GPU of the preferred side, or the other side's if the preferred one may not access both regions. Returns
+    /// `None` if neither may.
     pub(super) fn find(
         preferred: GpuSide,
         regions: &Regions,

@@ -1,12 +1,12 @@
 //! Requests that a GPU carries out: to, from or between memory of GPUs.
 //!
-//! A request joins the open batch of its GPU, and completes with the batch: then its bytes are visible to every GPU and to
-//! the host, and only then its imm is sent. A batch keeps the leases of the regions that it touches. Batches cannot be
-//! cancelled: a revoke or a disconnect waits for the batches that are under way, 128 MiB each at most.
+//! A request joins the open batch of its GPU, and completes with the batch: then its bytes are visible to every GPU
+//! and to the host, and only then its imm is sent. A batch keeps the leases of the regions that it touches. Batches
+//! cannot be cancelled: a revoke or a disconnect waits for the batches that are under way, 128 MiB each at most.
 //!
-//! `config` says how GPUs are used, `copy_path` which GPU copies between two regions, `queue` has the batches of one GPU,
-//! and `pending_imms` the imms that wait for room in a peer's message ring. Messages from and into GPU memory are copied
-//! through host memory.
+//! `config` says how GPUs are used, `copy_path` which GPU copies between two regions, `queue` has the batches of one
+//! GPU, and `pending_imms` the imms that wait for room in a peer's message ring. Messages from and into GPU memory
+//! are copied through host memory.
 
 mod config;
 mod copy_path;
@@ -28,8 +28,8 @@ use copy_path::{CopyPath, CopyPaths};
 use pending_imms::PendingImms;
 use queue::GpuQueue;
 
-/// The most bytes that the calling thread has a GPU copy at once. Such a copy takes little longer than the 7 µs of a copy of
-/// one byte (H200), and handing the request to the worker would take as long again.
+/// The most bytes that the calling thread has a GPU copy at once. Such a copy takes little longer than the 7 µs of a
+/// copy of one byte (H200), and handing the request to the worker would take as long again.
 pub(crate) const MAX_COPY_IN_CALLER: u64 = 64 << 10;
 
 /// Copies the bytes of a small request in the calling thread. Returns `None` if the request must be posted.
@@ -51,7 +51,8 @@ pub(crate) unsafe fn copy_now(
     // The GPU that has the bytes is preferred: it copies in 7 µs, the other one in 10.
     let owner = cuda::Device::of_address;
     let device = owner(from).or_else(|| owner(to))?;
-    // Asking CUDA takes a microsecond. A region's key is never used for another region, so that the answer stays true.
+    // Asking CUDA takes a microsecond. A region's key is never used for another region, so that the answer stays
+    // true.
     let asked = &import.gpu_reaches[usize::from(request.kind == WorkKind::Read)];
     if asked.load(Relaxed) != request.lkey {
         for end in [from, to] {
@@ -94,7 +95,8 @@ impl Gpus {
     /// Adds a request. Returns false if there is no room now.
     ///
     /// # Safety
-    /// The request was checked against its import, whose lease is held; the local span is valid by the contract of `post`.
+    /// The request was checked against its import, whose lease is held; the local span is valid by the contract of
+    /// `post`.
     #[cold]
     pub(crate) unsafe fn push(
         &mut self,
@@ -124,8 +126,8 @@ impl Gpus {
         Ok(true)
     }
 
-    /// Adds as many of `pieces` as take the path of the last request, and returns how many. Returns 0 if the template has
-    /// another path.
+    /// Adds as many of `pieces` as take the path of the last request, and returns how many. Returns 0 if the template
+    /// has another path.
     ///
     /// # Safety
     /// The template names an import of its own peer; the local spans are valid by the contract of `post`.
@@ -207,8 +209,8 @@ impl Gpus {
         self.pending_imms.blocked_peers()
     }
 
-    /// Makes all requests to a peer complete without waiting for it. Requests whose imms wait fail now. Requests in batches
-    /// complete with their batches, and fail then if there is no room for their imms.
+    /// Makes all requests to a peer complete without waiting for it. Requests whose imms wait fail now. Requests in
+    /// batches complete with their batches, and fail then if there is no room for their imms.
     pub(crate) fn abort(&mut self, peer: PeerSlot, completions: &mut CompletionQueue) {
         self.queues.iter_mut().for_each(|queue| queue.abort(peer));
         self.pending_imms.stop(peer, ErrorKind::Cancelled, completions);
@@ -237,7 +239,8 @@ impl Gpus {
         }
     }
 
-    /// Completes the batches that are done, and launches the open batches to which nothing was added since the last call.
+    /// Completes the batches that are done, and launches the open batches to which nothing was added since the last
+    /// call.
     #[inline]
     pub(crate) fn advance(&mut self, completions: &mut CompletionQueue) {
         self.pending_imms.advance(completions);
@@ -247,7 +250,8 @@ impl Gpus {
     }
 }
 
-/// Sends a message whose bytes are in GPU memory, through host memory. Returns `None` if the peer's message ring is full.
+/// Sends a message whose bytes are in GPU memory, through host memory. Returns `None` if the peer's message ring is
+/// full.
 #[cold]
 pub(crate) fn send_message(
     regions: &Regions,

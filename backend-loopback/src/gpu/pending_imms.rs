@@ -9,7 +9,8 @@ use crate::completions::CompletionQueue;
 use crate::outbound::Outbound;
 use crate::status::status;
 
-/// The imms that wait, with a queue for each peer that has no room. Imms to other peers do not wait, and no lease is held.
+/// The imms that wait, with a queue for each peer that has no room. Imms to other peers do not wait, and no lease is
+/// held.
 #[derive(Default)]
 pub(crate) struct PendingImms {
     queues: Vec<Queue>,
@@ -22,8 +23,8 @@ struct Queue {
 }
 
 impl PendingImms {
-    /// Sends the imm of request `id` and completes the request: now, or after the imms that wait for the same peer. If there is
-    /// no room and the imm may not wait, the request is cancelled.
+    /// Sends the imm of request `id` and completes the request: now, or after the imms that wait for the same peer.
+    /// If there is no room and the imm may not wait, the request is cancelled.
     pub(crate) fn send(
         &mut self,
         target: &Arc<Outbound>,

@@ -11,17 +11,17 @@ use crate::completions::CompletionQueue;
 use crate::imports::Import;
 use crate::status::status;
 
-/// For each batch that is under way, up to [`MAX_COUNTED`], the open batch waits until it has this many bytes more. Every
-/// launch keeps the link idle for 2.5 µs and takes 3.6 µs of the worker's time, so that batches must grow while requests
-/// come faster than batches complete.
+/// For each batch that is under way, up to [`MAX_COUNTED`], the open batch waits until it has this many bytes more.
+/// Every launch keeps the link idle for 2.5 µs and takes 3.6 µs of the worker's time, so that batches must grow while
+/// requests come faster than batches complete.
 const BYTES_PER_BATCH: u64 = 16 << 20;
-/// The number of batches under way from which on the open batch waits for no more bytes: for 32 MiB at most, which the link
-/// carries in 90 µs.
+/// The number of batches under way from which on the open batch waits for no more bytes: for 32 MiB at most, which
+/// the link carries in 90 µs.
 const MAX_COUNTED: u64 = 2;
 /// The same number for copies within one GPU, whose memory is five times as fast as the link.
 const MAX_COUNTED_WITHIN: u64 = 4;
-/// An open batch that is one growing piece waits for this many bytes: the copy engine reached 0.80 of NVLink's bandwidth
-/// with pieces of 4 MiB, and 0.92 with 16 MiB.
+/// An open batch that is one growing piece waits for this many bytes: the copy engine reached 0.80 of NVLink's
+/// bandwidth with pieces of 4 MiB, and 0.92 with 16 MiB.
 const BYTES_OF_ONE_PIECE: u64 = 64 << 20;
 
 /// The batches of one GPU of an endpoint.
@@ -155,7 +155,8 @@ impl GpuQueue {
         unsafe { self.mover.add(ends, reach) };
     }
 
-    /// Adds the ids of the bytes that were added last: `count` requests from `first` on, to the import that was begun last.
+    /// Adds the ids of the bytes that were added last: `count` requests from `first` on, to the import that was begun
+    /// last.
     #[inline]
     pub(crate) fn add_ids(&mut self, first: u64, count: u32) {
         if count == 0 {

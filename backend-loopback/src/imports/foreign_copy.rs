@@ -1,7 +1,8 @@
 //! Copies to and from memory of another process, through the kernel: one call for many pieces.
 //!
-//! [`probe`](crate::other_process::vm_call::probe) has found out at the import that the kernel allows the calls. A peer's pid
-//! may belong to another program by the time of a call, so that each call checks that with a [`GuardPage`].
+//! [`probe`](crate::other_process::vm_call::probe) has found out at the import that the kernel allows the calls. A
+//! peer's pid may belong to another program by the time of a call, so that each call checks that with a
+//! [`GuardPage`].
 
 use libc::iovec;
 use multirail_spi::{ErrorKind, Status, WorkKind, WorkRequest};
@@ -97,8 +98,8 @@ fn pieces(request: &WorkRequest, address: u64) -> [iovec; 2] {
     ]
 }
 
-/// Moves the pieces of `local` and `remote`, of which the first is reserved for the guard page. Closes the connection if the
-/// peer is dead.
+/// Moves the pieces of `local` and `remote`, of which the first is reserved for the guard page. Closes the connection
+/// if the peer is dead.
 unsafe fn copy_pieces(
     target: &Outbound,
     guard: GuardPage,

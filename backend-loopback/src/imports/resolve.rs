@@ -1,5 +1,5 @@
-//! Finding the way to a peer's region: this side asks the peer what a key names, and maps the region, reaches it through
-//! the kernel, or stages it.
+//! Finding the way to a peer's region: this side asks the peer what a key names, and maps the region, reaches it
+//! through the kernel, or stages it.
 
 use std::time::Duration;
 
@@ -99,8 +99,9 @@ mod other_process {
     /// The longest limit of an import. A longer one could overflow the system's clocks.
     const MAX_LIMIT: Duration = Duration::from_secs(24 * 3600);
 
-    /// Asks the target for the region of `key`. Maps the region, or reaches it through the kernel, or stages it if the
-    /// kernel refuses and both sides allow staging. Takes no longer than `limit`, the wait for other callers included.
+    /// Asks the target for the region of `key`. Maps the region, or reaches it through the kernel, or stages it if
+    /// the kernel refuses and both sides allow staging. Takes no longer than `limit`, the wait for other callers
+    /// included.
     pub(super) fn resolve(
         connection: &TargetConnection,
         key: u64,

@@ -94,7 +94,8 @@ impl DeviceModel {
         }
     }
 
-    /// Accepts the requests that fit. `room` is the endpoint's depth less its requests that are completed and not polled.
+    /// Accepts the requests that fit. `room` is the endpoint's depth less its requests that are completed and not
+    /// polled.
     pub(crate) fn accept(&mut self, batch: &Batch, now: Time, room: usize) -> PostResult {
         if self.is_lost() {
             let lost = status(multirail_spi::ErrorKind::DeviceLost);

@@ -32,24 +32,25 @@ pub struct LinkModel {
     pub bits_per_s: Option<u64>,
     /// Requests per second, of any size. Requests wait until the device is free.
     pub ops_per_s: Option<u64>,
-    /// Arrivals that the completion queue holds until they are polled. Loopback reports this number as a capability, and
-    /// loses no arrival. Null devices behind a [`Switch`](crate::Switch) lose the arrivals for which there is no room.
+    /// Arrivals that the completion queue holds until they are polled. Loopback reports this number as a capability,
+    /// and loses no arrival. Null devices behind a [`Switch`](crate::Switch) lose the arrivals for which there is no
+    /// room.
     pub cq_depth: Option<u32>,
     /// The device is lost once this many requests have run.
     pub lose_device_after: Option<u64>,
-    /// The bytes of a write become visible this long after its completion, as with posted writes of PCI Express. An imm, a
-    /// message or a read to the same peer over the same device makes them visible before it. Applies to writes within one
-    /// process. When a peer disconnects, completed writes that are not visible yet are lost.
+    /// The bytes of a write become visible this long after its completion, as with posted writes of PCI Express. An
+    /// imm, a message or a read to the same peer over the same device makes them visible before it. Applies to writes
+    /// within one process. When a peer disconnects, completed writes that are not visible yet are lost.
     pub visible_after: Duration,
     /// One request in this many, by counting, fails and moves no byte.
     pub fail_every: Option<u64>,
 }
 
 impl LinkModel {
-    /// One EFA card of a p5.48xlarge: 97.433 Gbps of payload (Perplexity's published figure of one card), 0.81 million
-    /// requests per second (`fi_rma_bw` on a p5, 1.24 µs each), a send queue of 4096 and a receive queue of 8192 (`fi_info`
-    /// there), delivery out of order (SRD). The latency of 15 µs one way is a round figure for EFA, which this project has
-    /// not measured.
+    /// One EFA card of a p5.48xlarge: 97.433 Gbps of payload (Perplexity's published figure of one card), 0.81
+    /// million requests per second (`fi_rma_bw` on a p5, 1.24 µs each), a send queue of 4096 and a receive queue of
+    /// 8192 (`fi_info` there), delivery out of order (SRD). The latency of 15 µs one way is a round figure for EFA,
+    /// which this project has not measured.
     pub fn p5() -> Self {
         Self {
             send_depth: Some(4096),

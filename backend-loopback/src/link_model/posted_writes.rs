@@ -1,4 +1,5 @@
-//! Posted writes, as in PCI Express: the sender has their completions, and their bytes are not yet in the target's memory.
+//! Posted writes, as in PCI Express: the sender has their completions, and their bytes are not yet in the target's
+//! memory.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -59,8 +60,8 @@ impl PostedWrites {
 }
 
 impl PostedWrite {
-    /// The request, with the copy as its local span. The span is valid until this value is moved, since a box must have
-    /// sole access to its bytes then.
+    /// The request, with the copy as its local span. The span is valid until this value is moved, since a box must
+    /// have sole access to its bytes then.
     pub(crate) fn request(&mut self) -> WorkRequest {
         WorkRequest { local: self.bytes.as_mut_ptr(), ..self.request }
     }

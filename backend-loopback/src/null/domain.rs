@@ -95,8 +95,8 @@ impl NullDomain {
         })
     }
 
-    /// Parses the address in an offer: an empty one without a switch, else a device and slot of the same switch. Returns
-    /// `None` if this side cannot reach it.
+    /// Parses the address in an offer: an empty one without a switch, else a device and slot of the same switch.
+    /// Returns `None` if this side cannot reach it.
     fn parse_address(&self, address: &[u8]) -> Option<Option<(Arc<Port>, PeerSlot)>> {
         let Some((switch, _)) = &self.port else { return address.is_empty().then_some(None) };
         let (device, slot) = address.split_first_chunk()?;

@@ -1,7 +1,8 @@
-//! Null devices: they accept and complete requests, and move no byte, so that benchmarks measure the software above them.
+//! Null devices: they accept and complete requests, and move no byte, so that benchmarks measure the software above
+//! them.
 //!
-//! Bytes that are written to a null device are lost without an error. Therefore the backend has a name of its own, is in no
-//! list of backends, and is opened only by code that constructs it.
+//! Bytes that are written to a null device are lost without an error. Therefore the backend has a name of its own, is
+//! in no list of backends, and is opened only by code that constructs it.
 
 mod domain;
 mod endpoint;
@@ -19,8 +20,8 @@ pub use switch::Switch;
 
 /// Devices that move no byte.
 ///
-/// Every request completes at the next poll. To measure the receiving side, a device can report endless immediate data of a
-/// connected peer.
+/// Every request completes at the next poll. To measure the receiving side, a device can report endless immediate
+/// data of a connected peer.
 ///
 /// ```
 /// use std::sync::Arc;
@@ -74,8 +75,8 @@ impl Null {
         self
     }
 
-    /// Connects the devices to `switch`. Requests to other devices of the same switch arrive there after the modelled time,
-    /// with their imms and without their bytes. Needs [`Null::link`] on both sides.
+    /// Connects the devices to `switch`. Requests to other devices of the same switch arrive there after the modelled
+    /// time, with their imms and without their bytes. Needs [`Null::link`] on both sides.
     pub fn switch(mut self, switch: &Switch) -> Self {
         self.switch = Some(switch.clone());
         self

@@ -1,5 +1,5 @@
-//! The switch between null devices. It has a port per device, which receives requests at the rate of the device's link, and
-//! queues immediate data for the device as long as there is room.
+//! The switch between null devices. It has a port per device, which receives requests at the rate of the device's
+//! link, and queues immediate data for the device as long as there is room.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -11,8 +11,8 @@ use crate::LinkModel;
 /// Connects null devices: requests arrive at the modelled time, with their imms and without their bytes.
 ///
 /// Each device receives the requests of all senders at its own link rate, and keeps imms in a completion queue of
-/// [`LinkModel::cq_depth`]. As on some hardware, an imm that finds the queue full is lost, and its sender gets no error:
-/// [`Switch::overruns`] counts them.
+/// [`LinkModel::cq_depth`]. As on some hardware, an imm that finds the queue full is lost, and its sender gets no
+/// error: [`Switch::overruns`] counts them.
 #[derive(Debug, Clone, Default)]
 pub struct Switch(Arc<Mutex<HashMap<u64, Arc<Port>>>>);
 

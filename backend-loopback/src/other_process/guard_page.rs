@@ -1,16 +1,17 @@
 //! A page by which a call on another process's memory makes sure that it reaches the right address space.
 //!
-//! A process that calls exec keeps its pid, and a pidfd of it stays valid, but it has another address space, in which other
-//! memory is at a region's addresses. The kernel may also give a pid to a new process. The kernel looks the address space
-//! up once per `process_vm_writev`, so that no check before or after the call holds for it. The call itself checks: its
-//! first piece moves [`GuardPage::LEN`] bytes to or from the target's guard page. The kernel takes the pieces in order and
-//! ends the call at the first address that is not mapped. If the guard page is missing, no byte of another piece moves.
+//! A process that calls exec keeps its pid, and a pidfd of it stays valid, but it has another address space, in which
+//! other memory is at a region's addresses. The kernel may also give a pid to a new process. The kernel looks the
+//! address space up once per `process_vm_writev`, so that no check before or after the call holds for it. The call
+//! itself checks: its first piece moves [`GuardPage::LEN`] bytes to or from the target's guard page. The kernel takes
+//! the pieces in order and ends the call at the first address that is not mapped. If the guard page is missing, no
+//! byte of another piece moves.
 //!
-//! The page's address is random, so that hardly any other address space has something mapped there: the target draws it
-//! from 2^33 pages in the middle of the address space (x86-64, aarch64 with 48 bits), which neither the kernel's own layout
-//! of a program nor the usual allocators use. A read also compares the word that it got, which is 64 random bits. One risk
-//! is left: a write reaches the memory of the next program if that program has a writable page mapped at this very address.
-//! The chance is one in 2^33 for each page that it has in that range.
+//! The page's address is random, so that hardly any other address space has something mapped there: the target draws
+//! it from 2^33 pages in the middle of the address space (x86-64, aarch64 with 48 bits), which neither the kernel's
+//! own layout of a program nor the usual allocators use. A read also compares the word that it got, which is 64
+//! random bits. One risk is left: a write reaches the memory of the next program if that program has a writable page
+//! mapped at this very address. The chance is one in 2^33 for each page that it has in that range.
 
 use std::ffi::c_void;
 use std::ptr::without_provenance_mut;
@@ -30,8 +31,8 @@ pub(crate) struct GuardPage {
     word: u64,
 }
 
-/// The ends of the possible address spaces: of 47 bits (x86-64; half of aarch64's 48), and smaller ones for kernels and
-/// emulators (valgrind) that have less.
+/// The ends of the possible address spaces: of 47 bits (x86-64; half of aarch64's 48), and smaller ones for kernels
+/// and emulators (valgrind) that have less.
 const ENDS: [u64; 4] = [1 << 47, 1 << 44, 1 << 40, 1 << 38];
 /// Random addresses tried per end. Fewer than one page in a thousand is mapped already.
 const TRIES: usize = 8;

@@ -61,8 +61,8 @@ impl Process {
     }
 }
 
-/// What a target knows about itself that decides which processes may use its memory. Peers put it into error messages, and
-/// decide nothing by it.
+/// What a target knows about itself that decides which processes may use its memory. Peers put it into error
+/// messages, and decide nothing by it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct PtraceHints {
     /// The errno of its own PR_SET_PTRACER. 0 if that succeeded.
@@ -75,8 +75,8 @@ pub(crate) struct PtraceHints {
 
 /// Asks Yama, where the kernel has it, to let `process` use this process's memory.
 ///
-/// The kernel keeps one tracer. With several peers, any process of this user is permitted, as on systems without Yama.
-/// Returns the errno of a refusal, or 0.
+/// The kernel keeps one tracer. With several peers, any process of this user is permitted, as on systems without
+/// Yama. Returns the errno of a refusal, or 0.
 pub(crate) fn permit(process: &Process) -> i32 {
     static PERMITTED: Mutex<PermittedTracers> = Mutex::new(PermittedTracers::None);
     let mut permitted = PERMITTED.lock().expect("permitted tracer");

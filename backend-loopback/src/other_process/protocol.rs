@@ -127,7 +127,8 @@ pub(crate) fn send(
     if sent == packet.len() { Ok(()) } else { Err(Errno::IO) }
 }
 
-/// Receives one packet. The error is `PIPE` if the other end has closed the socket, and `PROTO` for an invalid packet.
+/// Receives one packet. The error is `PIPE` if the other end has closed the socket, and `PROTO` for an invalid
+/// packet.
 pub(crate) fn receive<T: DeserializeOwned>(
     socket: impl AsFd,
     flags: RecvFlags,

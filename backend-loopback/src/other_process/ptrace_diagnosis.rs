@@ -1,7 +1,7 @@
 //! Why the kernel refuses calls on a peer's memory, and how to mend that.
 //!
-//! The kernel's errno is EPERM for every reason. The diagnosis looks into /proc, into the target's hints about itself, and
-//! tries the same call on this process itself, which only a seccomp filter refuses.
+//! The kernel's errno is EPERM for every reason. The diagnosis looks into /proc, into the target's hints about
+//! itself, and tries the same call on this process itself, which only a seccomp filter refuses.
 
 use std::path::Path;
 

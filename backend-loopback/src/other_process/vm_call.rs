@@ -1,10 +1,11 @@
 //! The kernel's calls on memory of another process.
 //!
-//! The kernel lets a process use another one's memory by the rules of ptrace. This backend is stricter in one point: both
-//! processes must have one effective user id. Beyond that, the kernel demands that the caller's real user and group id are
-//! the target's real, effective and saved ones, that the target is dumpable, that it is in the caller's user namespace or
-//! below, and that it has no capabilities that the caller lacks. Yama and seccomp may refuse as well. [`probe`] finds out
-//! at every import whether the kernel allows the calls, and [`ptrace_diagnosis`](super::ptrace_diagnosis) says why not.
+//! The kernel lets a process use another one's memory by the rules of ptrace. This backend is stricter in one point:
+//! both processes must have one effective user id. Beyond that, the kernel demands that the caller's real user and
+//! group id are the target's real, effective and saved ones, that the target is dumpable, that it is in the caller's
+//! user namespace or below, and that it has no capabilities that the caller lacks. Yama and seccomp may refuse as
+//! well. [`probe`] finds out at every import whether the kernel allows the calls, and
+//! [`ptrace_diagnosis`](super::ptrace_diagnosis) says why not.
 
 use libc::iovec;
 use multirail_spi::{Access, ErrorKind};
@@ -30,8 +31,8 @@ impl VmCall {
 
     /// Tries the call on `pid` without touching a byte of its memory. A refusal is its errno.
     ///
-    /// The remote address is none that user memory has: a call that is allowed ends with `EFAULT`, which comes after every
-    /// check of permissions.
+    /// The remote address is none that user memory has: a call that is allowed ends with `EFAULT`, which comes after
+    /// every check of permissions.
     pub(crate) fn try_on(self, pid: Pid) -> Result<(), i32> {
         let mut byte = 0_u8;
         let local = iovec { iov_base: (&raw mut byte).cast(), iov_len: 1 };

@@ -1,10 +1,9 @@
 //! The lease table: who may touch a region, and who touches it now.
 //!
-//! Each peer has a table of its own, with a word for each region slot of the target:
-//! `generation << 32 | CLOSED | users`. The initiator enters a lease before it moves bytes and leaves it after. The target
-//! closes a lease and waits until all users have left. Every change is one read-modify-write of one word, so that either
-//! the initiator sees that the lease is closed, or the target sees the initiator. A hostile peer can spoil only its own
-//! table.
+//! Each peer has a table of its own, with a word for each region slot of the target: `generation << 32 | CLOSED |
+//! users`. The initiator enters a lease before it moves bytes and leaves it after. The target closes a lease and
+//! waits until all users have left. Every change is one read-modify-write of one word, so that either the initiator
+//! sees that the lease is closed, or the target sees the initiator. A hostile peer can spoil only its own table.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -42,8 +41,8 @@ impl RegionKey {
 pub(crate) struct Lease(AtomicU64);
 
 impl Lease {
-    /// Target: opens the lease for `generation`. Keeps the count of users: an initiator with a stale key may have entered
-    /// and be about to leave.
+    /// Target: opens the lease for `generation`. Keeps the count of users: an initiator with a stale key may have
+    /// entered and be about to leave.
     pub(crate) fn open(&self, generation: u32) {
         let word = u64::from(generation) << 32;
         self.0.update(Ordering::AcqRel, Ordering::Relaxed, |old| word | (old & USERS));
@@ -59,7 +58,8 @@ impl Lease {
         self.0.store(0, Ordering::Relaxed);
     }
 
-    /// Target: returns true if no initiator is inside. All bytes that initiators wrote before they left are visible then.
+    /// Target: returns true if no initiator is inside. All bytes that initiators wrote before they left are visible
+    /// then.
     pub(crate) fn is_quiescent(&self) -> bool {
         self.0.load(Ordering::Acquire) & USERS == 0
     }

@@ -1,9 +1,9 @@
 //! Files that processes share, and the checks of a file before it is mapped.
 //!
-//! An access to mapped memory raises `SIGBUS` if the file ends before it, or if the kernel finds no page for it. Therefore a
-//! file is mapped only if it lies in memory (tmpfs), is sealed against resizing, and has memory under each of its bytes.
-//! Huge pages of the kernel's pool (hugetlbfs) are refused: if one process takes the last page of the pool, an access of
-//! another process finds none.
+//! An access to mapped memory raises `SIGBUS` if the file ends before it, or if the kernel finds no page for it.
+//! Therefore a file is mapped only if it lies in memory (tmpfs), is sealed against resizing, and has memory under
+//! each of its bytes. Huge pages of the kernel's pool (hugetlbfs) are refused: if one process takes the last page of
+//! the pool, an access of another process finds none.
 
 use std::os::fd::{AsFd, BorrowedFd};
 
@@ -60,8 +60,8 @@ fn is_in_memory(file: BorrowedFd<'_>) -> bool {
     rustix::fs::fstatfs(file).is_ok_and(|system| system.f_type as u64 == TMPFS)
 }
 
-/// Returns true if the file has blocks for `len` bytes. Blocks that are swapped out count. stat(2) counts in units of 512
-/// bytes.
+/// Returns true if the file has blocks for `len` bytes. Blocks that are swapped out count. stat(2) counts in units of
+/// 512 bytes.
 fn has_memory(stat: &Stat, len: usize) -> bool {
     u64::try_from(stat.st_blocks).is_ok_and(|blocks| blocks.saturating_mul(512) >= len as u64)
 }
@@ -122,8 +122,8 @@ mod tests {
         match map("test", file.as_fd(), HUGE, true) {
             Err(error) => println!("\n@{:?}: {error}", error.kind()),
             Ok(mapping) => {
-                // The peer takes the page and gives it back to the pool, which frees the reservation of this process. Then
-                // the peer takes all pages of the pool.
+                // The peer takes the page and gives it back to the pool, which frees the reservation of this process.
+                // Then the peer takes all pages of the pool.
                 rustix::fs::fallocate(&file, FallocateFlags::empty(), 0, HUGE as u64).unwrap();
                 let hole = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
                 rustix::fs::fallocate(&file, hole, 0, HUGE as u64).unwrap();

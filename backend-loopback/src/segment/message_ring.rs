@@ -1,7 +1,7 @@
 //! The message ring carries immediate data and messages from one peer to one endpoint.
 //!
-//! It lies in the target's segment. Any thread of the peer may send. The thread that owns the endpoint receives, through
-//! a [`RingReceiver`]. The receiver checks everything that the peer wrote.
+//! It lies in the target's segment. Any thread of the peer may send. The thread that owns the endpoint receives,
+//! through a [`RingReceiver`]. The receiver checks everything that the peer wrote.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, Ordering, fence};
@@ -54,8 +54,8 @@ fn has_room_for(layout: &ConnectionLayout, kind: WorkKind) -> bool {
     has_room(layout) && (kind != WorkKind::Send || layout.payloads_in_use.load(Ordering::Relaxed) != u32::MAX)
 }
 
-/// Asks the target for a wakeup once there is room for a request of that kind. Returns false if there is room already.
-/// The fence pairs with the one in [`RingReceiver::has_made_room`].
+/// Asks the target for a wakeup once there is room for a request of that kind. Returns false if there is room
+/// already. The fence pairs with the one in [`RingReceiver::has_made_room`].
 pub(crate) fn request_room(layout: &ConnectionLayout, kind: WorkKind) -> bool {
     layout.flags.sender_blocked.store(1, Ordering::Relaxed);
     fence(Ordering::SeqCst);
@@ -94,8 +94,8 @@ pub(crate) unsafe fn send_message(
     sent
 }
 
-/// Calls `wake` if the target sleeps. The fence pairs with the one in [`RingReceiver::arm`]: either this side sees that
-/// the target is armed, or the target sees the entry (or the slot of a staging buffer).
+/// Calls `wake` if the target sleeps. The fence pairs with the one in [`RingReceiver::arm`]: either this side sees
+/// that the target is armed, or the target sees the entry (or the slot of a staging buffer).
 #[inline]
 pub(crate) fn wake_if_armed(layout: &ConnectionLayout, wake: impl FnOnce()) {
     fence(Ordering::SeqCst);

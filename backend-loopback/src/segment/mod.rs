@@ -116,8 +116,8 @@ impl Segment {
         Ok(Self { content: checked(buffer.as_ptr(), buffer.len()), backing: Backing::Private(Some(buffer)) })
     }
 
-    /// Keeps the buffer of a private segment for reuse, if little of it has to be zeroed: a new buffer costs many times
-    /// as much. The caller is the last user of the segment, and the first `leases` of its leases were used.
+    /// Keeps the buffer of a private segment for reuse, if little of it has to be zeroed: a new buffer costs many
+    /// times as much. The caller is the last user of the segment, and the first `leases` of its leases were used.
     pub(crate) fn recycle(&mut self, leases: usize) {
         if !matches!(self.backing, Backing::Private(_)) {
             return;

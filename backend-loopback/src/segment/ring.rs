@@ -55,7 +55,8 @@ impl<W: AtomicWord> Cell<W> {
 /// An entry: two words.
 pub(crate) type Entry = [u64; 2];
 
-/// Attempts of a producer before it reports a full ring. Without a limit, a hostile consumer could keep it in the loop.
+/// Attempts of a producer before it reports a full ring. Without a limit, a hostile consumer could keep it in the
+/// loop.
 const ATTEMPTS: usize = 1 << 10;
 
 /// A view of a ring whose memory is elsewhere, usually in a segment.

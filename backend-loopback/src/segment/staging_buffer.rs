@@ -1,9 +1,9 @@
 //! The staging buffer: bytes for regions that the initiator cannot reach itself.
 //!
-//! The target makes one per peer, at the first import that needs it. The initiator fills a slot. The target's worker takes
-//! the slot, moves the bytes between slot and region, and writes a response. Both sides use the slots in order, so that
-//! each side keeps one number. Each side checks everything that the other side wrote: the target bounds every field, and
-//! the initiator reads nothing but the response.
+//! The target makes one per peer, at the first import that needs it. The initiator fills a slot. The target's worker
+//! takes the slot, moves the bytes between slot and region, and writes a response. Both sides use the slots in order,
+//! so that each side keeps one number. Each side checks everything that the other side wrote: the target bounds every
+//! field, and the initiator reads nothing but the response.
 
 use std::cell::UnsafeCell;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
@@ -124,8 +124,8 @@ impl StagingBuffer {
         self.slot(at).state.store(FREE, Ordering::Release);
     }
 
-    /// Initiator: asks the target for a wakeup at its next response. Returns false if slot `at` has one already. The fence
-    /// pairs with the one in [`StagingBuffer::serve`].
+    /// Initiator: asks the target for a wakeup at its next response. Returns false if slot `at` has one already. The
+    /// fence pairs with the one in [`StagingBuffer::serve`].
     pub(crate) fn arm(&self, at: u64) -> bool {
         self.armed.store(1, Ordering::Relaxed);
         fence(Ordering::SeqCst);
@@ -137,8 +137,9 @@ impl StagingBuffer {
         self.slot(at).state.load(Ordering::Acquire) == POSTED
     }
 
-    /// Target: serves the posted slots from slot `at` on, up to [`SLOTS_PER_POLL`]. `run` moves the bytes of one slot, which
-    /// it gets by number. Returns how many slots were served, and whether the initiator sleeps and must be woken.
+    /// Target: serves the posted slots from slot `at` on, up to [`SLOTS_PER_POLL`]. `run` moves the bytes of one
+    /// slot, which it gets by number. Returns how many slots were served, and whether the initiator sleeps and must
+    /// be woken.
     pub(crate) fn serve(&self, at: u64, mut run: impl FnMut(u64) -> Result<(), ErrorKind>) -> (u64, bool) {
         let mut served = 0;
         while served < SLOTS_PER_POLL as u64 && self.serve_one(at + served, &mut run) {

@@ -1,7 +1,7 @@
 //! The initiator's end of staging: requests to one peer, one slot's bytes at a time.
 //!
-//! A request is done when the target has responded to its last slot, so that `Delivered` holds. Its imm goes out after
-//! that.
+//! A request is done when the target has responded to its last slot, so that `Delivered` holds. Its imm goes out
+//! after that.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -82,8 +82,8 @@ impl StagingInitiator {
         self.requests.len()
     }
 
-    /// Reads responses, completes requests and fills slots. Returns the kind of a request for which the peer's message ring
-    /// has no room.
+    /// Reads responses, completes requests and fills slots. Returns the kind of a request for which the peer's
+    /// message ring has no room.
     pub(super) fn advance(&mut self, completions: &mut CompletionQueue) -> Option<WorkKind> {
         if self.requests.is_empty() {
             return None;
@@ -215,8 +215,8 @@ impl StagingInitiator {
         }
     }
 
-    /// Takes back the slots that the target has not taken. Starts with the last one, since the target takes slots from the
-    /// first one on: the slots that it has taken stay consecutive.
+    /// Takes back the slots that the target has not taken. Starts with the last one, since the target takes slots
+    /// from the first one on: the slots that it has taken stay consecutive.
     fn take_back_slots(&mut self) {
         let Some(buffer) = self.target.staging_buffer() else { return };
         while !self.slots.is_empty() && buffer.take_back(self.cursor.head - 1) {

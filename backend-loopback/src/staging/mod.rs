@@ -1,13 +1,14 @@
 //! Requests to regions that this side cannot reach itself, and that the target's worker moves.
 //!
-//! The bytes go through a staging buffer of the target, and the target's worker moves them into or out of its own region.
-//! Neither process touches the other's memory, so that staging needs nothing of the kernel but shared memory. The rule for
-//! who may connect is the same as for every other way: the kernel must report one effective user id for both processes
-//! (SO_PEERCRED). Unlike mapped memory, a staged region is guarded by its owner: a peer cannot skip the checks of bounds,
-//! rights and revocation.
+//! The bytes go through a staging buffer of the target, and the target's worker moves them into or out of its own
+//! region. Neither process touches the other's memory, so that staging needs nothing of the kernel but shared memory.
+//! The rule for who may connect is the same as for every other way: the kernel must report one effective user id for
+//! both processes (SO_PEERCRED). Unlike mapped memory, a staged region is guarded by its owner: a peer cannot skip
+//! the checks of bounds, rights and revocation.
 //!
-//! One promise is weaker than elsewhere. When *this* side ends the connection, its staged requests end at once, although the
-//! target may still be moving one last slot (16 KiB). A cancel, and a revoke at the target, do wait for that slot.
+//! One promise is weaker than elsewhere. When *this* side ends the connection, its staged requests end at once,
+//! although the target may still be moving one last slot (16 KiB). A cancel, and a revoke at the target, do wait for
+//! that slot.
 
 mod initiator;
 pub(crate) mod target;
@@ -40,8 +41,8 @@ impl StagedRequests {
         self.0.iter().flatten().map(StagingInitiator::requests).sum()
     }
 
-    /// Moves bytes as far as slots allow, and completes requests. Calls `blocked` with each peer whose message ring has no
-    /// room, and with the kind of the request that waits for room.
+    /// Moves bytes as far as slots allow, and completes requests. Calls `blocked` with each peer whose message ring
+    /// has no room, and with the kind of the request that waits for room.
     #[inline]
     pub(crate) fn advance(
         &mut self,

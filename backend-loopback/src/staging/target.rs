@@ -8,8 +8,8 @@ use multirail_spi::{
 use crate::regions::Regions;
 use crate::segment::staging_buffer::StagingBuffer;
 
-/// Serves the posted slots from slot `at` on. Returns how many slots were served, and whether the initiator sleeps and
-/// must be woken.
+/// Serves the posted slots from slot `at` on. Returns how many slots were served, and whether the initiator sleeps
+/// and must be woken.
 pub(crate) fn serve(buffer: &StagingBuffer, at: u64, regions: &Regions) -> (u64, bool) {
     buffer.serve(at, |at| run(buffer, at, regions))
 }

@@ -14,7 +14,8 @@ use transport_core::{Pages, WriteOptions};
 
 const LIMIT: Duration = limit::HANG;
 
-/// Moves `count` pages of `page` bytes between shuffled positions, `skew` bytes off multiples of a page, and checks every byte.
+/// Moves `count` pages of `page` bytes between shuffled positions, `skew` bytes off multiples of a page, and checks
+/// every byte.
 fn move_pages(pair: &Pair, places: (Place, Place), page: usize, skew: usize, count: u32) {
     let stride = page + skew;
     let (source, content_here, target, remote) = pair.regions(places, stride * count as usize + skew + page);

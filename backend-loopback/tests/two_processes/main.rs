@@ -264,7 +264,8 @@ fn a_killed_writer_keeps_no_region_busy() {
             assert!(!limit.is_over(), "a dead writer keeps the region busy");
         }
         peer.child.wait().unwrap();
-        // Requests to foreign memory fail at once, requests through shared memory once the server has noticed the death.
+        // Requests to foreign memory fail at once, requests through shared memory once the server has noticed the
+        // death.
         let source = a.register(64, Access::LOCAL);
         assert_eq!(failed(a.run(write(1, peer.slot, &source, Some(&import)))), ErrorKind::PeerDied);
         let imm = WorkRequest { len: 0, imm: Some(1), ..write(2, peer.slot, &source, None) };
