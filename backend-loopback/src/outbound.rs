@@ -10,9 +10,9 @@ use crate::inbound::Inbound;
 #[cfg(target_os = "linux")]
 use crate::other_process::TargetConnection;
 use crate::regions::Regions;
+use crate::segment::ConnectionLayout;
 use crate::segment::message_ring::{self, MAX_MESSAGE};
 use crate::segment::staging_buffer::StagingBuffer;
-use crate::segment::{ConnectionLayout, Segment};
 
 /// A connection to a peer, whose segment is mapped here. The peer is the target here.
 pub(crate) struct Outbound {
@@ -72,7 +72,9 @@ impl Outbound {
         match &self.location {
             PeerLocation::ThisProcess { inbound, .. } => inbound.staging_buffer(),
             #[cfg(target_os = "linux")]
-            PeerLocation::OtherProcess(connection) => connection.staging_buffer.get().map(Segment::content),
+            PeerLocation::OtherProcess(connection) => {
+                connection.staging_buffer.get().map(|segment| segment.content())
+            }
         }
     }
 
