@@ -1,25 +1,25 @@
-//! One small request at once, in the calling thread.
+//! Small requests that run at once, in the calling thread.
 
 use std::any::Any;
 use std::sync::Arc;
 
 use multirail_spi::{Direct, Error, ErrorKind, RemoteMemory, Result, WorkKind, WorkRequest};
 
+use crate::error_text::describe;
 use crate::gpu;
-use crate::lane;
-use crate::peer::Outbound;
-use crate::remote::{Import, Place, Remote};
-use crate::runner::{announce, send_imm, transfer};
-use crate::status;
+use crate::imports::{Import, ImportHandle, RegionLocation, ScopedLease, copy_mapped};
+use crate::outbound::Outbound;
+use crate::segment::message_ring;
+use crate::status::status;
 
-/// Largest write or read in the calling thread. Handing one to the worker costs 1.5 µs
-/// when it spins, of lines that cross between cores, and 16 µs when it sleeps; 1 MiB takes
-/// 23 µs hot and about 100 µs cold, which a future may take to be polled. By the worker it
-/// ran at 0.88 to 0.94 of memcpy (Zen 4, `benches/benches/write.rs`), and callers queued
-/// for one worker where they now copy side by side.
-pub(crate) const DIRECT: u64 = 1 << 20;
+/// Bytes of the largest write or read in the calling thread. Handing a request to the worker costs 1.5 µs when the
+/// worker spins, for cache lines that move between cores, and 16 µs when it sleeps. A copy of 1 MiB takes 23 µs with
+/// warm caches and about 100 µs with cold ones, which is not too long for the poll of a future. By the worker, a
+/// write of 1 MiB ran at 0.88 to 0.94 of the speed of memcpy (Zen 4, `benches/benches/write.rs`), and callers waited
+/// for one worker where they now copy in parallel.
+pub(crate) const MAX_DIRECT: u64 = 1 << 20;
 
-/// The way to one peer. Any thread may use it.
+/// Runs small requests to one peer, in the calling thread. Any thread may use it.
 pub(crate) struct LoopbackDirect {
     outbound: Arc<Outbound>,
 }
@@ -29,68 +29,71 @@ impl LoopbackDirect {
         Self { outbound }
     }
 
-    /// Moves the bytes of a write or read, if every check allows it; `None` if it is to be staged.
+    /// Moves the bytes of a write or read, if every check allows it. Returns `None` if the request must be posted.
     #[inline(always)]
     unsafe fn transfer(
         &self,
         request: &WorkRequest,
         remote: Option<&dyn RemoteMemory>,
     ) -> Option<Result<(), ErrorKind>> {
-        let (entered, offset) = match self.enter(request, remote) {
+        let (lease, offset) = match self.enter(request, remote) {
             Ok(entered) => entered,
             Err(kind) => return Some(Err(kind)),
         };
-        let Place::Here(base) = entered.0.place else {
+        let RegionLocation::Mapped(base) = lease.import().location else {
             // SAFETY: as below.
-            return unsafe { self.transfer_elsewhere(request, entered.0, offset) };
+            return unsafe { self.transfer_unmapped(request, lease.import(), offset) };
         };
         // SAFETY: range checked, lease held, local span by the caller.
-        unsafe { transfer(request, base.as_ptr().add(offset)) };
+        unsafe { copy_mapped(request, base.as_ptr().add(offset)) };
         Some(Ok(()))
     }
 
-    /// The same to where the processor does not get by itself.
+    /// Moves the bytes of a write or read to or from a region that is not mapped here.
     #[inline(never)]
-    unsafe fn transfer_elsewhere(
+    unsafe fn transfer_unmapped(
         &self,
         request: &WorkRequest,
         import: &Import,
         offset: usize,
     ) -> Option<Result<(), ErrorKind>> {
-        match import.place {
+        match import.location {
             #[cfg(target_os = "linux")]
-            Place::There { base, guard } => {
-                let there = (guard, base.wrapping_add(offset as u64));
+            RegionLocation::Foreign { base, guard } => {
+                let address = (guard, base.wrapping_add(offset as u64));
                 // SAFETY: by the caller.
-                let moved = unsafe { crate::foreign::run_one(&self.outbound, request, there) };
+                let moved =
+                    unsafe { crate::imports::foreign_copy::copy_one(&self.outbound, request, address) };
                 Some(moved.map_err(|status| status.kind))
             }
             // SAFETY: by the caller.
-            Place::Gpu { base, .. } => unsafe { gpu::copy_now(request, import, base + offset as u64) },
-            Place::Staged | Place::Here(_) => None,
+            RegionLocation::Gpu { base, .. } => unsafe {
+                gpu::copy_now(request, import, base + offset as u64)
+            },
+            RegionLocation::Staged | RegionLocation::Mapped(_) => None,
         }
     }
 
+    /// Checks a request, and enters the lease of its import. Returns the request's offset in the region.
     #[inline(always)]
     fn enter<'a>(
         &self,
         request: &WorkRequest,
         remote: Option<&'a dyn RemoteMemory>,
-    ) -> Result<(Entered<'a>, usize), ErrorKind> {
+    ) -> Result<(ScopedLease<'a>, usize), ErrorKind> {
         let remote = remote.ok_or(ErrorKind::RemoteAccess)?;
-        let remote = (remote as &dyn Any).downcast_ref::<Remote>().ok_or(ErrorKind::RemoteAccess)?;
-        let import = &*remote.import;
+        let remote = (remote as &dyn Any).downcast_ref::<ImportHandle>().ok_or(ErrorKind::RemoteAccess)?;
+        let import = remote.import();
         if !Arc::ptr_eq(&import.target, &self.outbound) {
             return Err(ErrorKind::RemoteAccess);
         }
         let offset = import.check(request.kind, request.remote, request.len)?;
-        import.enter()?;
-        Ok((Entered(import), offset))
+        Ok((ScopedLease::enter(import)?, offset))
     }
 
-    /// Runs what is more than moving bytes: messages and immediate data.
+    /// Runs a message, an empty write, or a request with immediate data.
     #[inline(never)]
-    unsafe fn announce(
+    unsafe fn run_with_event(
         &self,
         request: &WorkRequest,
         remote: Option<&dyn RemoteMemory>,
@@ -100,27 +103,17 @@ impl LoopbackDirect {
         }
         if request.kind == WorkKind::Send || request.len == 0 {
             // SAFETY: by the caller.
-            return unsafe { announce(&self.outbound, request) };
+            return unsafe { self.outbound.send(request) };
         }
         let imm = request.imm.filter(|_| request.kind == WorkKind::Write);
-        if request.len > DIRECT || imm.is_some() && !lane::has_room(self.outbound.layout()) {
+        if request.len > MAX_DIRECT || imm.is_some() && !message_ring::has_room(self.outbound.layout()) {
             return None;
         }
         // SAFETY: by the caller.
         if let Err(kind) = unsafe { self.transfer(request, remote) }? {
             return Some(Err(kind));
         }
-        imm.is_none_or(|imm| send_imm(&self.outbound, imm)).then_some(Ok(()))
-    }
-}
-
-/// A lease that is given back even if the copy unwinds.
-struct Entered<'a>(&'a Import);
-
-impl Drop for Entered<'_> {
-    #[inline]
-    fn drop(&mut self) {
-        self.0.leave();
+        imm.is_none_or(|imm| self.outbound.send_imm(imm)).then_some(Ok(()))
     }
 }
 
@@ -128,8 +121,8 @@ impl Direct for LoopbackDirect {
     unsafe fn run(&self, request: &WorkRequest, remote: Option<&dyn RemoteMemory>) -> Option<Result<()>> {
         let outcome = if request.kind == WorkKind::Send || request.len == 0 || request.imm.is_some() {
             // SAFETY: by the caller.
-            unsafe { self.announce(request, remote) }?
-        } else if request.len > DIRECT {
+            unsafe { self.run_with_event(request, remote) }?
+        } else if request.len > MAX_DIRECT {
             return None;
         } else {
             // SAFETY: by the caller.
@@ -144,40 +137,45 @@ impl Direct for LoopbackDirect {
         remote: &dyn RemoteMemory,
     ) -> Option<Result<()>> {
         let imm = request.imm.filter(|_| request.kind == WorkKind::Write);
-        if request.len > gpu::AT_ONCE || imm.is_some() && !lane::has_room(self.outbound.layout()) {
+        if request.len > gpu::MAX_COPY_IN_CALLER
+            || imm.is_some() && !message_ring::has_room(self.outbound.layout())
+        {
             return None;
         }
         let copied = match self.enter(request, Some(remote)) {
             Err(kind) => Err(kind),
-            Ok((entered, offset)) => {
-                let there = match entered.0.place {
-                    Place::Gpu { base, .. } => base,
-                    Place::Here(base) => base.as_ptr() as u64,
+            Ok((lease, offset)) => {
+                let base = match lease.import().location {
+                    RegionLocation::Gpu { base, .. } => base,
+                    RegionLocation::Mapped(base) => base.as_ptr() as u64,
                     _ => return None,
                 };
                 // SAFETY: range checked, lease held, local span by the caller.
-                unsafe { gpu::copy_now(request, entered.0, there + offset as u64) }?
+                unsafe { gpu::copy_now(request, lease.import(), base + offset as u64) }?
             }
         };
         if let (Ok(()), Some(imm)) = (copied, imm)
-            && !send_imm(&self.outbound, imm)
+            && !self.outbound.send_imm(imm)
         {
             return None;
         }
         Some(copied.map_err(|kind| refusal(request.kind, kind)))
     }
 
-    fn declines(&self, remote: &dyn RemoteMemory, far: bool, len: u64) -> Option<&'static str> {
-        let place = (remote as &dyn Any).downcast_ref::<Remote>()?.import.place;
-        let by_gpu = far || matches!(place, Place::Gpu { .. });
-        match place {
-            Place::Staged => Some("the owner's worker moves its bytes"),
-            _ if by_gpu && len > gpu::AT_ONCE => Some("a GPU copies more than it would at once"),
+    fn declines(&self, remote: &dyn RemoteMemory, in_device_memory: bool, len: u64) -> Option<&'static str> {
+        let location = (remote as &dyn Any).downcast_ref::<ImportHandle>()?.import().location;
+        let needs_gpu = in_device_memory || matches!(location, RegionLocation::Gpu { .. });
+        match location {
+            RegionLocation::Staged => Some("the owner's worker moves its bytes"),
+            _ if needs_gpu && len > gpu::MAX_COPY_IN_CALLER => {
+                Some("a GPU copies more bytes than the calling thread may wait for")
+            }
             _ => None,
         }
     }
 }
 
+/// The error of a request that was refused.
 #[cold]
 fn refusal(work: WorkKind, kind: ErrorKind) -> Error {
     let operation = match work {
@@ -185,5 +183,5 @@ fn refusal(work: WorkKind, kind: ErrorKind) -> Error {
         WorkKind::Read => "read",
         WorkKind::Send => "send",
     };
-    Error::new(kind, operation, status::describe(status::status(kind)))
+    Error::new(kind, operation, describe(status(kind)))
 }

@@ -1,20 +1,21 @@
-//! The parsers of bytes that are not trusted, for the fuzzer alone (`cfg(fuzzing)`).
+//! The parsers of bytes that come from peers, for the fuzzer alone (`cfg(fuzzing)`).
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use multirail_spi::{Access, HostBuffer, Memory};
 
-use crate::lane::{ENTRIES, Inlet, MESSAGE, PAYLOADS};
 use crate::offer::Offer;
-use crate::region::Regions;
-use crate::segment::{Layout, Segment};
-use crate::stage::Stage;
-use crate::wire::{Reply, Request, parse};
+use crate::other_process::protocol::{Reply, Request, parse};
+use crate::regions::Regions;
+use crate::segment::message_ring::{MAX_MESSAGE, PAYLOADS, RING_ENTRIES, RingReceiver};
+use crate::segment::staging_buffer::StagingBuffer;
+use crate::segment::{ConnectionLayout, Segment};
+use crate::staging::target::serve;
 
-/// Bytes of one step of [`lane`] and [`stage`]: where, and what.
+/// Bytes of one step of [`message_ring`] and [`staging_buffer`]: a position and a value.
 const STEP: usize = 10;
-/// Bytes of the regions behind [`stage`].
+/// Bytes of the regions behind [`staging_buffer`].
 const STAGED: usize = 4096;
 
 /// A peer's offer.
@@ -25,39 +26,40 @@ pub fn offer(bytes: &[u8]) {
     }
 }
 
-/// Packets of the socket that hands memory out, from either side.
+/// Packets of the server's socket, from either side.
 pub fn packet(bytes: &[u8]) {
     let _ = parse::<Request>(bytes);
     let _ = parse::<Reply>(bytes);
 }
 
-/// A peer that posts what it likes into a stage: the target serves it, and no byte of
-/// what it did not open changes.
-pub fn stage(bytes: &[u8]) {
-    let stage = Segment::<Stage>::create().expect("a segment");
-    let (stage, regions) = (stage.layout(), Regions::default());
+/// A peer that stores any value anywhere in a staging buffer. The target serves it, and no byte of a region changes
+/// that the peer may not write.
+pub fn staging_buffer(bytes: &[u8]) {
+    let buffer = Segment::<StagingBuffer>::create().expect("a segment");
+    let (buffer, regions) = (buffer.content(), Regions::default());
     let open = |access| {
         let memory = Arc::new(HostBuffer::new(STAGED).expect("memory"));
         (regions.insert(memory.clone(), access).expect("a key"), memory)
     };
     let (writable, _) = open(Access::REMOTE_WRITE);
     let (closed, untouched) = open(Access::REMOTE_READ);
-    let words = size_of_val(stage) / size_of::<AtomicU64>();
+    let words = size_of_val(buffer) / size_of::<AtomicU64>();
     let mut at = 0;
     for step in bytes.chunks_exact(STEP) {
-        let (place, value) = step.split_at(2);
-        let place = u16::from_le_bytes([place[0], place[1]]) as usize;
+        let (position, value) = step.split_at(2);
+        let position = u16::from_le_bytes([position[0], position[1]]) as usize;
         let value = match u64::from_le_bytes(value.try_into().expect("eight bytes")) {
             // Keys that a fuzzer would not find.
             0xfffe => writable.to_wire(),
             0xffff => closed.to_wire(),
             value => value,
         };
-        // The first words are the slots'; what follows is data, any of which is as good.
-        // SAFETY: a stage is atomics and raw bytes, valid for any value, and aligned to lines.
-        let word = unsafe { &*std::ptr::from_ref(stage).cast::<AtomicU64>().add(place % words.min(1024)) };
+        // The slots are the first words. Data follow, for which every value is as good.
+        // SAFETY: a staging buffer is atomics and raw bytes, valid for any value, and aligned to lines.
+        let word =
+            unsafe { &*std::ptr::from_ref(buffer).cast::<AtomicU64>().add(position % words.min(1024)) };
         word.store(value, Ordering::Release);
-        at += stage.serve(at, &regions).0;
+        at += serve(buffer, at, &regions).0;
     }
     let mut bytes = vec![0; STAGED];
     // SAFETY: both are `STAGED` bytes, and nobody else's any more.
@@ -65,31 +67,31 @@ pub fn stage(bytes: &[u8]) {
     assert!(bytes.iter().all(|byte| *byte == 0), "a region that is not writable was written");
 }
 
-/// A peer that writes what it likes into its lane while we read it: each step stores
-/// one word somewhere in the ring and takes what is then there.
-pub fn lane(bytes: &[u8]) {
-    let segment = Segment::<Layout>::create().expect("a segment");
-    let (layout, mut inlet) = (segment.layout(), Inlet::default());
+/// A peer that writes into its message ring while this side reads: each step stores one word somewhere in the ring,
+/// and then takes the entries.
+pub fn message_ring(bytes: &[u8]) {
+    let segment = Segment::<ConnectionLayout>::create().expect("a segment");
+    let (layout, mut receiver) = (segment.content(), RingReceiver::default());
     let words = size_of_val(&layout.cells) / size_of::<AtomicU64>();
-    let mut into = vec![0; MESSAGE];
+    let mut into = vec![0; MAX_MESSAGE];
     for step in bytes.chunks_exact(STEP) {
-        let (place, value) = step.split_at(2);
-        let place = u16::from_le_bytes([place[0], place[1]]) as usize % words;
+        let (position, value) = step.split_at(2);
+        let position = u16::from_le_bytes([position[0], position[1]]) as usize % words;
         let value = u64::from_le_bytes(value.try_into().expect("eight bytes"));
         // SAFETY: the cells are `words` words, aligned to lines and valid for any value.
-        let word = unsafe { &*layout.cells.as_ptr().cast::<AtomicU64>().add(place) };
+        let word = unsafe { &*layout.cells.as_ptr().cast::<AtomicU64>().add(position) };
         word.store(value, Ordering::Release);
         let mut taken = 0;
-        while inlet.next_imm(layout).is_some() {
+        while receiver.next_imm(layout).is_some() {
             taken += 1;
-            assert!(taken <= ENTRIES, "a lane gave more than it holds");
+            assert!(taken <= RING_ENTRIES, "a message ring gave more entries than it holds");
         }
         let mut messages = 0;
-        while let Some(message) = inlet.next_message() {
+        while let Some(message) = receiver.next_message() {
             messages += 1;
-            assert!(messages <= PAYLOADS && message.len <= MESSAGE);
-            // SAFETY: `into` is `MESSAGE` bytes and ours.
-            unsafe { inlet.take_message(layout, into.as_mut_ptr(), message.len) };
+            assert!(messages <= PAYLOADS && message.len <= MAX_MESSAGE);
+            // SAFETY: `into` is `MAX_MESSAGE` bytes and ours.
+            unsafe { receiver.take_message(layout, into.as_mut_ptr(), message.len) };
         }
     }
 }

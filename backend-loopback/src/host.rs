@@ -1,28 +1,29 @@
-//! Which host, kernel instance and namespaces this process runs in.
+//! The host, kernel instance and namespaces of this process, and the system's random numbers.
 
+use multirail_spi::{Error, ErrorKind, Result};
 use serde::{Deserialize, Serialize};
 
-/// Two processes whose `Host` is equal can share memory and name each other. The default is
-/// no host at all.
+/// Two processes whose `Host` is equal can share memory, and can name each other by process id. The default value
+/// stands for no host.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Host {
-    /// Random at every boot; zero where the system has none to tell.
+    /// The kernel's random boot id. Zero if the system has none.
     pub(crate) boot: u128,
-    /// The process id namespace: a peer's pid means nothing in another one.
+    /// The pid namespace: a pid has a meaning only in its own one.
     pub(crate) pids: u64,
-    /// The network namespace: abstract socket names live in it.
+    /// The network namespace, to which abstract socket names belong.
     pub(crate) network: u64,
     /// The effective user.
     pub(crate) user: u32,
 }
 
 impl Host {
-    /// Where this process runs.
+    /// The host of this process.
     pub(crate) fn here() -> Self {
         Self { boot: boot(), pids: namespace("pid"), network: namespace("net"), user: user() }
     }
 
-    /// Why a process there cannot share memory with this one, if it cannot.
+    /// The reason why a process on `there` cannot share memory with this one, or `None` if it can.
     pub(crate) fn obstacle(&self, there: &Self) -> Option<String> {
         let obstacle = if self.boot != there.boot {
             "the peer runs on another host, or this one rebooted: use a network transport"
@@ -43,13 +44,22 @@ impl Host {
     }
 }
 
+/// Random bytes that no other process can guess.
+pub(crate) fn random<const N: usize>() -> Result<[u8; N]> {
+    let mut bytes = [0; N];
+    getrandom::fill(&mut bytes).map_err(|e| {
+        Error::new(ErrorKind::Io, "open", "the system has no randomness; check /dev/urandom").with_source(e)
+    })?;
+    Ok(bytes)
+}
+
 #[cfg(target_os = "linux")]
 fn boot() -> u128 {
     let text = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
     u128::from_str_radix(&text.trim().replace('-', ""), 16).unwrap_or(0)
 }
 
-/// The inode of this process's namespace of that kind; 0 if there is none.
+/// The inode of this process's namespace of that kind. 0 if there is none.
 #[cfg(target_os = "linux")]
 pub(crate) fn namespace(kind: &str) -> u64 {
     use std::os::unix::fs::MetadataExt;

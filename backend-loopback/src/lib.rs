@@ -1,20 +1,32 @@
 //! Loopback: memory copies on one host.
 //!
-//! A real backend (the fastest way to move memory between two places of one
-//! host) and the test bench of everything above it. A target keeps a *segment*
-//! per peer: a lane for immediate data and messages, and a board of lease words,
-//! one per region. An initiator in the same process shares it; one in another
-//! process maps it.
+//! Loopback is a real backend, the fastest way to move memory within one host. It is also the test bench of every
+//! layer above it: with a link model, its devices are as slow and as unreliable as the model says.
 //!
-//! Read in this order: `ring`, `lane` and `board` lie in a `segment`;
-//! `region`, `orphan`, `registration` and `remote` are memory, ours and theirs; `peer`, `peers`,
-//! `offer`, `host` and `connector` bring two domains together; `runner`, with
-//! `held` and `shortcut`, moves bytes for the `endpoint` and `direct`; `staging`, `outlet` and
-//! `stage` move those that only their owner can reach, `gpu` has GPUs move theirs; `attached` is a peer in the
-//! endpoint's eyes, `ended` what it has to report, `door` where it sleeps; `link` says how a device
-//! behaves that `model` stands in for; `domain` and `backend` hold it together. On Linux, `server`,
-//! `dial`, `turn`, `wire`, `mapping`, `process`, `foreign` and its `guard` reach other processes,
-//! and `refusal` says why the kernel does not.
+//! A target makes a *segment* per peer. The segment has a message ring, which carries immediate data and messages,
+//! and a lease table, which has one word per region of the target. An initiator in the same process shares the
+//! segment; an initiator in another process maps it. To write or read, the initiator enters the lease of the region,
+//! copies, and leaves.
+//!
+//! The modules in reading order. Each one uses only modules above it:
+//!
+//! | module | content |
+//! |---|---|
+//! | `host`, `offer` | the identity of a host; the bytes that two domains exchange |
+//! | `status`, `wakeup` | the statuses of failures; waking an endpoint |
+//! | `segment` | shared memory: `message_ring`, `lease_table`, `staging_buffer`, and the checks before it is mapped |
+//! | `other_process` | peers in other processes: the server's protocol, `process_vm_writev`, why the kernel refuses it |
+//! | `error_text` | the text of a status |
+//! | `inbound`, `regions` | the target's half of a connection; the registered regions |
+//! | `outbound`, `peer_table` | the initiator's half of a connection; the slots of peers |
+//! | `imports` | regions of peers, how this side reaches them, copies between processes |
+//! | `completions` | events that wait to be polled |
+//! | `gpu`, `staging` | copies by GPUs; copies by the target's worker |
+//! | `link_model` | the behaviour of a modelled device |
+//! | `config`, `domain_state` | the configuration of devices; the state that the parts of a domain share |
+//! | `endpoint`, `direct` | running requests in a worker; in the calling thread |
+//! | `domain`, `backend` | an opened device with its server thread; the list of devices |
+//! | `null` | devices that move no byte |
 //!
 //! ```
 //! use multirail_loopback::Loopback;
@@ -25,80 +37,54 @@
 //!
 //! # Trust
 //!
-//! Processes of one user trust each other with the *contents* of what they
-//! register: a peer process maps the file of a shared region and could ignore
-//! bounds, rights and leases, as it could with ptrace. What a peer cannot do is
-//! break this process: files are checked for size and seals before they are
-//! mapped, and everything read from shared memory or a socket is bounded and
-//! checked. A hostile or dying peer spoils its own lane and board, no others.
-//! Other users are refused at the socket (the effective user ids must be one, root's
-//! too), and so is whoever lacks an offer's secret. Memory without a file is reached by
-//! the rules of ptrace, which ask for more (see `foreign`); a staged region is moved by
-//! its owner, who checks bounds, rights and revocation itself. `docs/trust.md` has the
-//! details.
+//! Processes of one user trust each other with the *contents* of the memory that they register: a peer process maps
+//! the file of a shared region and could ignore bounds, rights and leases, as it could with ptrace. A peer cannot
+//! break this process: this side checks the size and seals of a file before it maps the file, and checks the bounds
+//! of everything that it reads from shared memory or a socket. A hostile or dying peer can spoil only its own
+//! segment.
+//!
+//! The server refuses processes of other users (the effective user ids must be equal, root's too), and processes that
+//! do not have an offer's secret. Memory without a file is reached by the rules of ptrace, which demand more (see
+//! `other_process::vm_call`). The owner of a staged region moves its bytes, and checks bounds, rights and revocation
+//! itself. `docs/trust.md` has the details.
 //!
 //! # Threads and cleanup
 //!
-//! Domains may be used from any thread; an endpoint by one at a time. On Linux a
-//! domain has one more thread, which hands files to peers and notices their
-//! deaths; it ends with the last of domain, endpoint and regions. A region that is
-//! dropped while a peer is inside keeps its memory until the peer has left or died.
+//! Any thread may use a domain; one thread at a time may use an endpoint. On Linux a domain has a server thread,
+//! which hands files to peers and notices their deaths. The thread ends when the domain, its endpoint, its regions
+//! and its imports are dropped. If a region is dropped while a peer is inside, its memory stays allocated until the
+//! peer has left or is dead.
 
-mod attached;
 mod backend;
-mod board;
-mod connector;
-#[cfg(target_os = "linux")]
-mod dial;
+mod completions;
+mod config;
 mod direct;
 mod domain;
-mod door;
-mod ended;
+mod domain_state;
 mod endpoint;
-#[cfg(target_os = "linux")]
-mod foreign;
+mod error_text;
 #[cfg(all(fuzzing, target_os = "linux"))]
 pub mod fuzz;
 mod gpu;
-#[cfg(target_os = "linux")]
-mod guard;
-mod held;
 mod host;
-mod lane;
-mod link;
-#[cfg(target_os = "linux")]
-mod mapping;
-mod model;
+mod imports;
+mod inbound;
+mod link_model;
 mod null;
 mod offer;
-mod orphan;
-mod outlet;
-mod peer;
-mod peers;
-mod posted_writes;
 #[cfg(target_os = "linux")]
-mod process;
-#[cfg(target_os = "linux")]
-mod refusal;
-mod region;
-mod registration;
-mod remote;
-mod ring;
-mod runner;
+mod other_process;
+mod outbound;
+mod peer_table;
+mod regions;
 mod segment;
-#[cfg(target_os = "linux")]
-mod server;
-mod shortcut;
-mod stage;
 mod staging;
 mod status;
-#[cfg(target_os = "linux")]
-mod turn;
-#[cfg(target_os = "linux")]
-mod wire;
+mod wakeup;
 
-pub use backend::{Loopback, LoopbackConfig};
+pub use backend::Loopback;
+pub use config::LoopbackConfig;
 pub use gpu::GpuSide;
-pub use link::LinkModel;
+pub use link_model::LinkModel;
 pub use multirail_spi::Staging;
 pub use null::{Null, Switch};

@@ -1,8 +1,7 @@
-//! What two domains tell each other before they connect, as bytes.
+//! The bytes that two domains exchange before they connect.
 //!
-//! `"MRLO"`, a version, the length of the rest, then the rest. An offer comes
-//! from afar: it is parsed within bounds and believed in nothing but the
-//! identity of who may answer to it.
+//! An offer is `"MRLO"`, a version, the length of the body, then the body. The bytes come from a peer: the parser
+//! checks all bounds, and this side uses an offer only to find the peer and to show it the token.
 
 use multirail_spi::{Error, ErrorKind, Result};
 use serde::{Deserialize, Serialize};
@@ -12,22 +11,22 @@ use crate::host::Host;
 /// A secret that admits one initiator to one inbound connection.
 pub(crate) type Token = [u8; 16];
 
-/// How to reach one prepared slot of a domain.
+/// How a peer reaches one prepared slot of a domain.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Offer {
     pub(crate) host: Host,
-    /// The process, in its own pid namespace.
+    /// The process id, in the process's own pid namespace.
     pub(crate) process: u32,
     pub(crate) domain: u64,
     pub(crate) token: Token,
-    /// Abstract name of the Unix socket that hands memory out.
+    /// Abstract name of the Unix socket at which the domain's server hands memory out.
     pub(crate) socket: String,
 }
 
 const MAGIC: [u8; 4] = *b"MRLO";
 const VERSION: u16 = 1;
 const HEADER: usize = 8;
-const LONGEST: usize = 256;
+const MAX_BODY: usize = 256;
 
 impl Offer {
     /// The bytes to hand to the peer.
@@ -58,7 +57,7 @@ impl Offer {
                 format!("the offer has version {version}, this build speaks {VERSION}: use one build");
             return Err(Error::new(ErrorKind::Version, "connect", context));
         }
-        if body.len() > LONGEST || body.len() != usize::from(u16::from_le_bytes([header[6], header[7]])) {
+        if body.len() > MAX_BODY || body.len() != usize::from(u16::from_le_bytes([header[6], header[7]])) {
             return Err(bad("the offer's length does not match its bytes"));
         }
         let (offer, rest) = postcard::take_from_bytes::<Self>(body)
@@ -87,7 +86,7 @@ mod tests {
     }
 
     #[test]
-    fn survives_the_way() {
+    fn an_offer_parses_back() {
         let bytes = offer().to_bytes().unwrap();
         assert_eq!(Offer::parse(&bytes).unwrap(), offer());
         for cut in 0..bytes.len() {

@@ -10,9 +10,9 @@ use multirail_loopback::LoopbackConfig;
 use multirail_spi::{Access, ErrorKind, *};
 
 #[test]
-fn writes_reads_and_announces() {
+fn writes_reads_and_imms() {
     let (mut a, mut b, to_b, to_a) = pair();
-    let (source, target) = (a.held(100_000, Access::LOCAL), b.held(200_000, BOTH));
+    let (source, target) = (a.register(100_000, Access::LOCAL), b.register(200_000, BOTH));
     let import = a.import(to_b, &*target.region);
     source.fill(7);
     let request = write(1, to_b, &source, Some(&import));
@@ -30,7 +30,7 @@ fn writes_reads_and_announces() {
 #[test]
 fn every_bound_and_right_is_checked() {
     let (mut a, b, to_b, _) = pair();
-    let (source, target) = (a.held(64, Access::LOCAL), b.held(64, Access::REMOTE_WRITE));
+    let (source, target) = (a.register(64, Access::LOCAL), b.register(64, Access::REMOTE_WRITE));
     let import = a.import(to_b, &*target.region);
     let request = write(1, to_b, &source, Some(&import));
     let bad = [
@@ -48,7 +48,7 @@ fn every_bound_and_right_is_checked() {
     assert_eq!(failed(a.run(WorkRequest { peer: PeerSlot(77), ..request })), ErrorKind::PeerDied);
     drop(import);
     assert_eq!(failed(a.run(request)), ErrorKind::RemoteAccess);
-    let (key, local) = (target.region.key(), b.held(64, Access::LOCAL));
+    let (key, local) = (target.region.key(), b.register(64, Access::LOCAL));
     for bad in [
         local.region.key(),
         KeyMaterial { key: key.key + 1, ..key },
@@ -62,15 +62,15 @@ fn every_bound_and_right_is_checked() {
 }
 
 #[test]
-fn a_key_taken_back_never_comes_to_mean_another_region() {
+fn a_revoked_key_is_never_used_for_another_region() {
     let (mut a, b, to_b, _) = pair();
-    let (source, target) = (a.held(64, Access::LOCAL), b.held(64, BOTH));
+    let (source, target) = (a.register(64, Access::LOCAL), b.register(64, BOTH));
     let (key, import) = (target.region.key(), a.import(to_b, &*target.region));
     assert!(matches!(target.region.revoke(), Poll::Ready(Ok(()))));
     assert_eq!(failed(a.run(write(1, to_b, &source, Some(&import)))), ErrorKind::Revoked);
     assert_eq!(a.try_import(to_b, key).err().unwrap().kind(), ErrorKind::Revoked);
     drop(target);
-    let next = b.held(64, BOTH);
+    let next = b.register(64, BOTH);
     assert_ne!(next.region.key().key, key.key);
     source.fill(1);
     assert_eq!(failed(a.run(write(2, to_b, &source, Some(&import)))), ErrorKind::Revoked);
@@ -82,11 +82,11 @@ fn a_key_taken_back_never_comes_to_mean_another_region() {
 }
 
 #[test]
-fn nothing_lands_once_revoked() {
+fn no_byte_arrives_after_a_revoke() {
     let (mut a, b, to_b, _) = pair();
     let stop = AtomicBool::new(false);
     for round in 0..50 {
-        let (source, target) = (a.held(16 << 10, Access::LOCAL), b.held(16 << 10, BOTH));
+        let (source, target) = (a.register(16 << 10, Access::LOCAL), b.register(16 << 10, BOTH));
         source.fill(1);
         let import = a.import(to_b, &*target.region);
         stop.store(false, Ordering::Relaxed);
@@ -110,7 +110,7 @@ fn nothing_lands_once_revoked() {
                 std::thread::sleep(std::time::Duration::from_micros(200));
                 assert!((0..16 << 10).all(|at| target.byte(at) == 2));
             } else {
-                // Dropped under fire: the memory must outlive the writer.
+                // Dropped while the peer writes: the memory must stay allocated until the writer has left.
                 drop(target);
             }
             stop.store(true, Ordering::Relaxed);
@@ -122,7 +122,7 @@ fn nothing_lands_once_revoked() {
 fn messages_wait_for_receives_and_must_fit() {
     let (mut a, mut b, to_b, to_a) = pair();
     let (source, small, large) =
-        (a.held(65536, BOTH), b.held(100, Access::LOCAL), b.held(65536, Access::LOCAL));
+        (a.register(65536, BOTH), b.register(100, Access::LOCAL), b.register(65536, Access::LOCAL));
     source.fill(5);
     let message = WorkRequest { kind: WorkKind::Send, imm: Some(3), ..write(1, to_b, &source, None) };
     assert_eq!(a.run(message), done(1, 1));
@@ -152,9 +152,9 @@ fn messages_wait_for_receives_and_must_fit() {
 }
 
 #[test]
-fn full_queues_push_back() {
+fn full_queues_accept_no_more() {
     let (mut a, mut b, to_b, _) = pair();
-    let (source, target) = (a.held(8, Access::LOCAL), b.held(8, BOTH));
+    let (source, target) = (a.register(8, Access::LOCAL), b.register(8, BOTH));
     let import = a.import(to_b, &*target.region);
     let request = write(0, to_b, &source, Some(&import));
     let batch: Vec<_> = (0..20_000).map(|id| WorkRequest { id, ..request }).collect();
@@ -175,7 +175,7 @@ fn a_domain_reaches_itself() {
     let (slot, offer) = a.domain.connector().prepare().unwrap();
     a.domain.connector().complete(slot, &offer).unwrap();
     assert_eq!(a.domain.connector().complete(slot, &offer).unwrap_err().kind(), ErrorKind::Busy);
-    let (source, target) = (a.held(8, Access::LOCAL), a.held(8, BOTH));
+    let (source, target) = (a.register(8, Access::LOCAL), a.register(8, BOTH));
     let import = a.import(slot, &*target.region);
     source.fill(4);
     assert_eq!(a.post(&[WorkRequest { imm: Some(1), ..write(1, slot, &source, Some(&import)) }]).accepted, 1);
@@ -188,9 +188,9 @@ fn a_domain_reaches_itself() {
 }
 
 #[test]
-fn a_peer_goes_and_its_slot_comes_back() {
+fn the_slot_of_a_gone_peer_is_used_again() {
     let (mut a, mut b, to_b, to_a) = pair();
-    let (source, target) = (a.held(8, Access::LOCAL), b.held(8, BOTH));
+    let (source, target) = (a.register(8, Access::LOCAL), b.register(8, BOTH));
     let import = a.import(to_b, &*target.region);
     let request = write(1, to_b, &source, Some(&import));
     let direct = a.domain.direct(to_b).unwrap();
@@ -200,7 +200,8 @@ fn a_peer_goes_and_its_slot_comes_back() {
     assert_ne!(a.domain.connector().prepare().unwrap().0, to_b);
     let done = done(1, 1);
     assert_eq!(a.wait(3), [done, done, Event::PeerGone { peer: to_b }]);
-    // Who has not polled again may still have to handle that, and take it for the next peer's end.
+    // Until the engine polls again, it may not have handled the event, and could take it for the end of the slot's
+    // next peer.
     assert_ne!(a.domain.connector().prepare().unwrap().0, to_b);
     assert_eq!(a.endpoint.arm(), Armed::Ready);
     assert_eq!(failed(a.run(request)), ErrorKind::PeerDied);
@@ -208,7 +209,7 @@ fn a_peer_goes_and_its_slot_comes_back() {
     let refused = unsafe { direct.run(&request, Some(&*import)) };
     assert_eq!(refused.unwrap().unwrap_err().kind(), ErrorKind::PeerDied);
     assert_eq!(a.domain.connector().prepare().unwrap().0, to_b);
-    // The other side finds out when it posts; what was sent before still arrives.
+    // The other side learns of it when it posts. Imms that were sent before still arrive.
     assert_eq!(b.poll(), [Event::Imm { peer: to_a, imm: 6 }]);
     let back = WorkRequest { len: 0, imm: Some(1), ..write(2, to_a, &target, None) };
     assert_eq!(failed(b.run(back)), ErrorKind::PeerDied);
@@ -217,8 +218,8 @@ fn a_peer_goes_and_its_slot_comes_back() {
 #[test]
 fn a_closed_domain_is_a_dead_peer() {
     let (mut a, b, to_b, _) = pair();
-    let source = a.held(8, Access::LOCAL);
-    let target = b.held(8, BOTH);
+    let source = a.register(8, Access::LOCAL);
+    let target = b.register(8, BOTH);
     let import = a.import(to_b, &*target.region);
     drop(target);
     drop(b);
@@ -228,9 +229,9 @@ fn a_closed_domain_is_a_dead_peer() {
 #[test]
 fn an_armed_endpoint_is_woken() {
     let (mut a, mut b, to_b, to_a) = pair();
-    let source = a.held(8, Access::LOCAL);
+    let source = a.register(8, Access::LOCAL);
     b.poll();
-    let Armed::Fd(fd) = b.endpoint.arm() else { panic!("nothing has happened yet") };
+    let Armed::Fd(fd) = b.endpoint.arm() else { panic!("there is no event yet") };
     let readable = || is_readable(fd);
     assert!(!readable());
     let imm = WorkRequest { len: 0, imm: Some(1), ..write(1, to_b, &source, None) };
@@ -245,23 +246,25 @@ fn an_armed_endpoint_is_woken() {
 }
 
 #[test]
-fn a_starved_sender_is_woken_by_room() {
+fn a_blocked_sender_is_woken_when_there_is_room() {
     let (mut a, mut b, to_b, _) = pair();
-    let (source, landing) = (a.held(8, Access::LOCAL), b.held(8, Access::LOCAL));
+    let (source, target) = (a.register(8, Access::LOCAL), b.register(8, Access::LOCAL));
     let message = WorkRequest { kind: WorkKind::Send, len: 8, ..write(1, to_b, &source, None) };
     let batch: Vec<_> = (0..33).map(|id| WorkRequest { id, ..message }).collect();
     assert_eq!(a.post(&batch).accepted, 32);
     a.wait(1);
     assert!(b.poll().is_empty());
-    let Armed::Fd(fd) = a.endpoint.arm() else { panic!("the lane is full and nothing else happened") };
-    assert!(b.poll().is_empty() && !is_readable(fd), "nobody has made room");
-    b.recv(1, &landing);
+    let Armed::Fd(fd) = a.endpoint.arm() else {
+        panic!("the message ring is full and there is no other event")
+    };
+    assert!(b.poll().is_empty() && !is_readable(fd), "there is no room yet");
+    b.recv(1, &target);
     assert_eq!(b.wait(1).len(), 1);
     assert!(is_readable(fd));
     assert_eq!(a.post(&batch[32..]).accepted, 1);
 }
 
-/// Whether a sleeper on `fd` would wake.
+/// Returns true if a thread that sleeps on `fd` would wake.
 fn is_readable(fd: std::os::fd::RawFd) -> bool {
     // SAFETY: the endpoint that gave it keeps its descriptor open.
     let fd = unsafe { std::os::fd::BorrowedFd::borrow_raw(fd) };

@@ -1,4 +1,4 @@
-//! Loopback behind a link model: slow, unordered, small, doomed, and repeatable.
+//! Loopback with a link model: slow, reordering, with short queues, failing, and the same for one seed.
 
 mod common;
 
@@ -14,12 +14,13 @@ fn linked(link: LinkModel, seed: u64) -> (Node, Node, PeerSlot, PeerSlot) {
     (a, b, to_b, to_a)
 }
 
-fn imms(to_b: PeerSlot, source: &Held, count: u32) -> Vec<WorkRequest> {
+fn imms(to_b: PeerSlot, source: &RegisteredBuffer, count: u32) -> Vec<WorkRequest> {
     let request = WorkRequest { len: 0, ..write(0, to_b, source, None) };
     (0..count).map(|n| WorkRequest { id: n.into(), imm: Some(n), ..request }).collect()
 }
 
-/// Posts 200 imms to an unruly device; the order of arrival and how many each post took.
+/// Posts 200 imms to a device that reorders and refuses. Returns the events in order, and how many imms each post
+/// accepted.
 fn trace(seed: u64) -> (Vec<Event>, Vec<usize>) {
     let link = LinkModel {
         accept_at_most: Some(20),
@@ -30,7 +31,7 @@ fn trace(seed: u64) -> (Vec<Event>, Vec<usize>) {
     };
     let (mut a, mut b, to_b, _) = linked(link, seed);
     assert!(a.domain.capabilities().ordering.is_empty() && a.domain.direct(to_b).is_none());
-    let source = a.held(8, Access::LOCAL);
+    let source = a.register(8, Access::LOCAL);
     let batch = imms(to_b, &source, 200);
     let (mut at, mut taken, mut events) = (0, Vec::new(), Vec::new());
     for _ in 0..1000 {
@@ -46,7 +47,7 @@ fn trace(seed: u64) -> (Vec<Event>, Vec<usize>) {
 }
 
 #[test]
-fn one_seed_one_behaviour() {
+fn one_seed_gives_one_behaviour() {
     let (events, taken) = trace(42);
     assert_eq!((events.clone(), taken.clone()), trace(42));
     assert_ne!(events, trace(43).0);
@@ -63,13 +64,13 @@ fn one_seed_one_behaviour() {
 }
 
 #[test]
-fn a_burst_takes_nothing_for_a_while_and_says_how_long() {
+fn a_burst_accepts_nothing_and_says_until_when() {
     const BURST: Duration = Duration::from_micros(100);
     let link = LinkModel { burst_one_in: Some(1), burst: BURST, ..LinkModel::default() };
     let mut lengths = std::collections::BTreeSet::new();
     for seed in 0..20 {
         let (mut a, _b, to_b, _) = linked(link.clone(), seed);
-        let source = a.held(8, Access::LOCAL);
+        let source = a.register(8, Access::LOCAL);
         let batch = imms(to_b, &source, 10);
         let begun = a.clock.now();
         assert_eq!(a.post(&batch).accepted, 0);
@@ -77,7 +78,7 @@ fn a_burst_takes_nothing_for_a_while_and_says_how_long() {
         let length = over.since(begun);
         assert!(length > Duration::ZERO && length <= BURST.max(Duration::from_micros(1)), "{length:?}");
         lengths.insert(length);
-        // A post that does not wait so long is in vain.
+        // An earlier post is not accepted.
         if length > Duration::from_micros(2) {
             a.clock.advance(length / 2);
             assert_eq!(a.post(&batch).accepted, 0);
@@ -92,10 +93,10 @@ fn a_burst_takes_nothing_for_a_while_and_says_how_long() {
 }
 
 #[test]
-fn a_refused_post_that_nobody_repeats_keeps_nobody_awake() {
+fn a_refused_post_that_is_not_repeated_wakes_no_worker() {
     let link = LinkModel { burst_one_in: Some(1), burst: Duration::from_micros(9), ..LinkModel::default() };
     let (mut a, _b, to_b, _) = linked(link, 1);
-    let source = a.held(8, Access::LOCAL);
+    let source = a.register(8, Access::LOCAL);
     assert_eq!(a.post(&imms(to_b, &source, 1)).accepted, 0);
     assert_ne!(a.endpoint.due(), Time::NEVER);
     a.clock.advance(Duration::from_micros(20));
@@ -104,9 +105,9 @@ fn a_refused_post_that_nobody_repeats_keeps_nobody_awake() {
 }
 
 #[test]
-fn half_batches_are_halves() {
+fn half_of_a_batch_is_accepted() {
     let (mut a, _b, to_b, _) = linked(LinkModel { half_one_in: Some(2), ..LinkModel::default() }, 3);
-    let source = a.held(8, Access::LOCAL);
+    let source = a.register(8, Access::LOCAL);
     let batch = imms(to_b, &source, 9);
     let taken: Vec<_> = (0..40)
         .map(|_| {
@@ -123,9 +124,9 @@ fn half_batches_are_halves() {
     );
 }
 
-/// With a worker thread in real time: whoever refused at random announces when to ask again.
+/// With a worker thread in real time: a device that refuses at random says when the worker should post again.
 #[test]
-fn a_worker_asks_again_after_a_burst() {
+fn a_worker_posts_again_after_a_burst() {
     use multirail_loopback::Loopback;
     use transport_core::{FabricBuilder, TransportConfig};
     let link = LinkModel {
@@ -146,7 +147,7 @@ fn a_worker_asks_again_after_a_burst() {
     let (a, b) = (open(), open());
     let (to_b, to_a) = a.connect_local(&b).unwrap();
     let ops: Vec<_> = (0..50).map(|_| to_b.write_imm(1).unwrap()).collect();
-    // Longer than a worker spins: it sleeps in the longer bursts.
+    // The longer bursts are longer than a worker spins, so that it sleeps in them.
     ops.into_iter().for_each(|mut op| assert_eq!(op.wait(limit::HANG).unwrap().bytes, 0));
     to_a.imm(1).expect(50).wait(SOON).unwrap();
 }
@@ -159,7 +160,7 @@ fn time_passes_only_by_the_clock() {
         ..LinkModel::default()
     };
     let (mut a, b, to_b, _) = linked(link, 1);
-    let (source, target) = (a.held(1000, Access::LOCAL), b.held(1000, BOTH));
+    let (source, target) = (a.register(1000, Access::LOCAL), b.register(1000, BOTH));
     let import = a.import(to_b, &*target.region);
     source.fill(1);
     let request = write(1, to_b, &source, Some(&import));
@@ -184,7 +185,7 @@ fn depth_loss_and_abort() {
         ..LinkModel::default()
     };
     let (mut a, _b, to_b, _) = linked(link, 1);
-    let source = a.held(8, Access::LOCAL);
+    let source = a.register(8, Access::LOCAL);
     let batch = imms(to_b, &source, 10);
     assert_eq!(a.post(&batch).accepted, 4);
     a.endpoint.abort(to_b);
@@ -206,31 +207,31 @@ fn depth_loss_and_abort() {
 fn a_lost_device_touches_no_receive() {
     let (mut a, mut b, to_b, to_a) =
         linked(LinkModel { lose_device_after: Some(0), ..LinkModel::default() }, 1);
-    let (source, landing, message) =
-        (a.held(8, Access::LOCAL), a.held(8, Access::LOCAL), b.held(8, Access::LOCAL));
+    let (source, target, message) =
+        (a.register(8, Access::LOCAL), a.register(8, Access::LOCAL), b.register(8, Access::LOCAL));
     message.fill(1);
-    a.recv(1, &landing);
+    a.recv(1, &target);
     let send = WorkRequest { kind: WorkKind::Send, ..write(2, to_a, &message, None) };
     assert_eq!(b.run(send), done(2, 1));
-    // The message is there before the loss: the poll that reports one must not take the other.
+    // The message arrives before the loss. The poll that reports the loss must not take the message.
     assert_eq!(a.post(&imms(to_b, &source, 1)).accepted, 1);
     let events = a.poll();
     assert_eq!(failed(events[0]), ErrorKind::DeviceLost);
     assert!(matches!(events[1..], [Event::DeviceLost { .. }]), "{events:?}");
     assert_eq!(b.run(send), done(2, 1));
-    assert!(a.poll().is_empty() && landing.byte(0) == 0);
-    let (local, lkey) = (landing.buffer.as_ptr(), landing.region.lkey());
+    assert!(a.poll().is_empty() && target.byte(0) == 0);
+    let (local, lkey) = (target.buffer.as_ptr(), target.region.lkey());
     // SAFETY: the buffer outlives the endpoint.
     let posted = unsafe { a.endpoint.post_recv(&[ReceiveRequest { id: 3, local, lkey, len: 8 }]) };
     assert_eq!((posted.accepted, posted.error.unwrap().kind), (0, ErrorKind::DeviceLost));
-    assert!(a.poll().is_empty() && landing.byte(0) == 0);
+    assert!(a.poll().is_empty() && target.byte(0) == 0);
 }
 
 #[test]
-fn a_goodbye_fails_what_was_under_way() {
+fn a_disconnect_fails_the_requests_under_way() {
     let (mut a, _b, to_b, _) =
         linked(LinkModel { latency: Duration::from_secs(1), ..LinkModel::default() }, 1);
-    let source = a.held(8, Access::LOCAL);
+    let source = a.register(8, Access::LOCAL);
     assert_eq!(a.post(&imms(to_b, &source, 2)).accepted, 2);
     a.domain.connector().disconnect(to_b);
     let events = a.poll();

@@ -13,7 +13,7 @@ use transport_core::{Fabric, FabricBuilder, Op, Peer, Region, RemoteRegion, Tran
 const SLOW: Duration = Duration::from_secs(10);
 const STALL: Duration = Duration::from_secs(1);
 
-struct Setting {
+struct TestBed {
     clock: VirtualClock,
     here: Fabric,
     there: Fabric,
@@ -25,7 +25,7 @@ struct Setting {
     reports: Arc<Mutex<Vec<Dump>>>,
 }
 
-fn setting(link: LinkModel, settings: impl Fn(FabricBuilder) -> FabricBuilder) -> Setting {
+fn setting(link: LinkModel, settings: impl Fn(FabricBuilder) -> FabricBuilder) -> TestBed {
     let clock = VirtualClock::default();
     let reports = Arc::new(Mutex::new(Vec::new()));
     let open = |link: Option<LinkModel>| {
@@ -42,20 +42,20 @@ fn setting(link: LinkModel, settings: impl Fn(FabricBuilder) -> FabricBuilder) -
     let source = here.alloc(1 << 16, Access::LOCAL).unwrap();
     let target = there.alloc(1 << 16, Access::REMOTE_WRITE).unwrap();
     let remote = peer.import(&target.descriptor()).unwrap();
-    Setting { clock, here, there, peer, source, _target: target, remote, reports }
+    TestBed { clock, here, there, peer, source, _target: target, remote, reports }
 }
 
 fn slow() -> LinkModel {
     LinkModel { latency: SLOW, ..LinkModel::default() }
 }
 
-impl Setting {
+impl TestBed {
     fn write(&self) -> Op {
         let options = WriteOptions::new().imm(9);
         self.peer.write_with(&self.source, 0..1 << 16, &self.remote, 0, &options).unwrap()
     }
 
-    fn turns(&self) {
+    fn step_both(&self) {
         for _ in 0..4 {
             self.here.step();
             self.there.step();
@@ -64,7 +64,7 @@ impl Setting {
 
     fn after(&self, span: Duration) {
         self.clock.advance(span);
-        self.turns();
+        self.step_both();
     }
 
     fn reported(&self) -> usize {
@@ -76,7 +76,7 @@ impl Setting {
 fn a_stall_is_reported_once_and_says_what_it_waits_for() {
     let setting = setting(slow(), |builder| builder);
     let mut op = setting.write();
-    setting.turns();
+    setting.step_both();
     setting.after(STALL / 2);
     assert_eq!(setting.reported(), 0);
     setting.after(STALL);
@@ -100,7 +100,7 @@ fn a_stall_is_reported_once_and_says_what_it_waits_for() {
         );
         assert_eq!(reports[0].transports[0].rails[0].outstanding, 1);
     }
-    // The same stall is no news.
+    // The same stall is not reported again.
     for _ in 0..5 {
         setting.after(STALL);
     }
@@ -111,16 +111,16 @@ fn a_stall_is_reported_once_and_says_what_it_waits_for() {
 }
 
 #[test]
-fn what_waits_for_its_trigger_does_not_stall() {
+fn an_operation_that_waits_for_its_trigger_does_not_stall() {
     let setting = setting(slow(), |builder| builder);
     let word = Arc::new(AtomicU32::new(0));
     let options = WriteOptions::new().when(word.clone(), 1);
     let op = setting.peer.write_with(&setting.source, 0..4096, &setting.remote, 0, &options).unwrap();
-    setting.turns();
+    setting.step_both();
     (0..5).for_each(|_| setting.after(STALL));
     assert_eq!(setting.reported(), 0);
     word.store(1, Ordering::Release);
-    setting.turns();
+    setting.step_both();
     setting.after(STALL * 2);
     assert_eq!(setting.reported(), 1);
     let dump = setting.here.dump();
@@ -135,7 +135,7 @@ fn progress_is_no_stall_and_a_second_stall_is_one() {
     let link = LinkModel { latency: STALL * 3 / 4, accept_at_most: Some(1), ..LinkModel::default() };
     let setting = setting(link, |builder| builder.deadline(1000 * SLOW));
     let ops: Vec<_> = (0..8).map(|_| setting.write()).collect();
-    setting.turns();
+    setting.step_both();
     for _ in 0..40 {
         setting.after(STALL / 4);
     }
@@ -153,9 +153,9 @@ fn a_revoked_or_cancelled_operation_is_described_and_the_end_recorded() {
     let setting = setting(slow(), |builder| builder);
     let op = setting.write();
     let id = op.id().unwrap();
-    setting.turns();
+    setting.step_both();
     drop(op);
-    setting.turns();
+    setting.step_both();
     let dump = setting.here.dump();
     let cancelled = dump.operations().next().unwrap();
     assert_eq!((cancelled.id, cancelled.ending), (id, Some(ErrorKind::Cancelled)));
@@ -182,7 +182,7 @@ fn a_revoked_or_cancelled_operation_is_described_and_the_end_recorded() {
 fn a_posted_receive_waits_for_a_message_and_is_no_stall() {
     let setting = setting(slow(), |builder| builder);
     let op = setting.here.recv(&setting.source, 0..100).unwrap();
-    setting.turns();
+    setting.step_both();
     setting.after(STALL * 5);
     let dump = setting.here.dump();
     let receive = dump.operations().next().unwrap();
@@ -193,9 +193,9 @@ fn a_posted_receive_waits_for_a_message_and_is_no_stall() {
 }
 
 #[test]
-fn a_peer_that_takes_nothing_and_those_behind_it_are_told_apart() {
+fn the_waits_for_a_peer_that_takes_nothing_are_distinguished() {
     let setting = setting(LinkModel::default(), |builder| builder);
-    // Nobody looks at the other side: its lane is full soon.
+    // No thread polls the other side, so that its message ring is full soon.
     let ops: Vec<_> = (0..3000).map(|imm| setting.peer.write_imm(imm).unwrap()).collect();
     while setting.here.step().events > 0 {
         setting.clock.advance(Duration::from_micros(100));
@@ -218,11 +218,11 @@ fn a_peer_that_takes_nothing_and_those_behind_it_are_told_apart() {
 }
 
 #[test]
-fn records_and_stalls_move_no_event() {
+fn records_and_stalls_change_no_event_hash() {
     let hash = |records: usize, stall: Duration| {
         let setting = setting(slow(), |builder| builder.flight_recorder(records).stall_after(stall));
         let ops: Vec<_> = (0..20).map(|_| setting.write()).collect();
-        setting.turns();
+        setting.step_both();
         for _ in 0..30 {
             setting.after(STALL);
             setting.here.dump();
@@ -237,10 +237,10 @@ fn records_and_stalls_move_no_event() {
 }
 
 #[test]
-fn a_dump_survives_its_bytes() {
+fn a_dump_parses_back_from_its_bytes() {
     let setting = setting(slow(), |builder| builder);
     let op = setting.write();
-    setting.turns();
+    setting.step_both();
     let dump = setting.here.dump();
     assert!(dump.transports[0].records.len() > 2);
     let bytes = [Recording::header(), &dump.to_bytes().unwrap()].concat();
@@ -253,7 +253,7 @@ fn a_dump_survives_its_bytes() {
 }
 
 #[test]
-fn a_worker_answers_while_parked_and_a_blocked_one_is_told_apart() {
+fn a_parked_worker_answers_and_a_blocked_one_is_distinguished() {
     let loopback = || TransportConfig::new("t", Arc::new(Loopback::new()));
     let fabric = FabricBuilder::new().transport(loopback()).open().unwrap();
     let (peer, _) = fabric.connect_local(&fabric).unwrap();
@@ -263,10 +263,10 @@ fn a_worker_answers_while_parked_and_a_blocked_one_is_told_apart() {
     assert!(matches!(dump.transports[0].worker, WorkerState::Running | WorkerState::Parked));
     assert_eq!((dump.operations().count(), dump.peers.len()), (1, 2));
     drop(op);
-    // A waker that does not return: the worker is stuck in it.
+    // This waker does not return, so that it blocks the worker.
     let (entered, in_waker) = std::sync::mpsc::channel();
     let (release, released) = std::sync::mpsc::channel();
-    let waker = std::task::Waker::from(Arc::new(Stuck(Mutex::new(Some((entered, released))))));
+    let waker = std::task::Waker::from(Arc::new(BlockingWaker(Mutex::new(Some((entered, released))))));
     let mut op = Box::pin(fabric.recv(&region, 0..4096).unwrap());
     let polled = op.as_mut().poll(&mut std::task::Context::from_waker(&waker));
     assert!(polled.is_pending());
@@ -284,9 +284,9 @@ fn a_worker_answers_while_parked_and_a_blocked_one_is_told_apart() {
 
 type Ends = (std::sync::mpsc::Sender<()>, std::sync::mpsc::Receiver<()>);
 
-struct Stuck(Mutex<Option<Ends>>);
+struct BlockingWaker(Mutex<Option<Ends>>);
 
-impl std::task::Wake for Stuck {
+impl std::task::Wake for BlockingWaker {
     fn wake(self: Arc<Self>) {
         if let Some((entered, released)) = self.0.lock().unwrap().take() {
             entered.send(()).unwrap();

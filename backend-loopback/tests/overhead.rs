@@ -1,5 +1,5 @@
-//! What loopback adds to the copies it makes. Run it alone, optimised:
-//! `cargo test --release -p backend-loopback --test overhead -- --ignored --nocapture`
+//! The time that loopback adds to its copies. Run it alone and optimised:
+//! `cargo test --release -p multirail-loopback --test overhead -- --ignored --nocapture`
 
 mod common;
 
@@ -26,17 +26,17 @@ fn best(calls: usize, mut run: impl FnMut()) -> f64 {
 #[ignore = "a measurement"]
 fn beyond_the_copy() {
     let (mut a, b, to_b, _) = pair();
-    let (source, target) = (a.held(PAGE, Access::LOCAL), b.held(PAGE, BOTH));
+    let (source, target) = (a.register(PAGE, Access::LOCAL), b.register(PAGE, BOTH));
     let import = a.import(to_b, &*target.region);
     let direct = a.domain.direct(to_b).unwrap();
     for len in [8, 4096] {
         let request = WorkRequest { len, ..write(1, to_b, &source, Some(&import)) };
         let (to, from) = (target.buffer.as_ptr(), source.buffer.as_ptr());
         let copied = best(ROUNDS, || {
-            let way = copy::strategy(black_box(len), Locality::Auto);
+            let strategy = copy::strategy(black_box(len), Locality::Auto);
             // SAFETY: both buffers hold a page.
-            unsafe { copy::copy(way, black_box(to), black_box(from), len as usize) };
-            copy::finish(way);
+            unsafe { copy::copy(strategy, black_box(to), black_box(from), len as usize) };
+            copy::finish(strategy);
         });
         let directly = best(ROUNDS, || {
             // SAFETY: buffers and import outlive the call.

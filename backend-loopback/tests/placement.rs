@@ -1,4 +1,4 @@
-//! Where devices are in the machine decides over rail groups, and over the rails of a GPU's memory.
+//! The places of devices in the machine determine rail groups, and the rails of a GPU's memory.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -9,12 +9,12 @@ use topology::{Address, Description};
 use transport_core::{Fabric, FabricBuilder, RailGroups, TransportConfig, Workers};
 
 const LIMIT: Duration = limit::HANG;
-/// Not for the calling thread alone.
+/// So large that a write is not copied in the calling thread.
 const LEN: usize = 8 << 20;
 /// Two cards of a p5's GPU 0, and one of GPU 4's.
 const CARDS: [&str; 3] = ["0000:4f:00.0", "0000:50:00.0", "0000:93:00.0"];
 
-/// Devices that copy, in the places of cards.
+/// A fabric whose loopback devices have the PCI addresses of cards.
 fn builder() -> FabricBuilder {
     let backend = Arc::new(Loopback::with(LoopbackConfig::default().devices(3)));
     let mut devices = backend.probe().unwrap();
@@ -26,11 +26,11 @@ fn builder() -> FabricBuilder {
         .topology(Description::p5().machine().unwrap())
 }
 
-/// Host memory that says it is a GPU's.
-struct OfGpu(HostBuffer, Address);
+/// Host memory that claims to be near a GPU.
+struct NearGpu(HostBuffer, Address);
 
 // SAFETY: as the buffer.
-unsafe impl Memory for OfGpu {
+unsafe impl Memory for NearGpu {
     fn as_ptr(&self) -> *mut u8 {
         self.0.as_ptr()
     }
@@ -69,7 +69,7 @@ fn workers_of_other_fabrics_keep_to_other_cores() {
     cores.sort_unstable();
     cores.dedup();
     assert_eq!(cores.len(), 6, "{cores:?}");
-    // Without threads there is no core, and with one thread it is one.
+    // Without worker threads no core is reserved. With one worker, both groups have its core.
     let driven = builder().caller_driven().open().unwrap();
     assert!(driven.transports()[0].places.iter().all(|place| place.core.is_none()));
     let single = builder().workers(Workers::at_most(1)).open().unwrap();
@@ -77,12 +77,12 @@ fn workers_of_other_fabrics_keep_to_other_cores() {
     assert_eq!(places[0].core, places[1].core);
 }
 
-/// Two GPUs whose groups are not paired: the error says how to register.
+/// The groups of two GPUs are not paired. The error says how to register.
 #[test]
-fn memory_near_other_groups_on_both_sides_has_no_way() {
+fn memory_near_groups_that_are_not_paired_is_unreachable() {
     let (a, b) = (builder().open().unwrap(), builder().open().unwrap());
     let (to_b, _) = a.connect_local(&b).unwrap();
-    let of = |gpu: &str| Arc::new(OfGpu(HostBuffer::new(LEN).unwrap(), gpu.parse().unwrap()));
+    let of = |gpu: &str| Arc::new(NearGpu(HostBuffer::new(LEN).unwrap(), gpu.parse().unwrap()));
     // SAFETY: nobody else has the memory.
     let (source, target) = unsafe {
         let source = a.register(of("0000:53:00.0"), Access::LOCAL).unwrap();
@@ -104,7 +104,7 @@ fn memory_of_a_gpu_takes_the_rails_of_its_group() {
     let (to_b, _) = a.connect_local(&b).unwrap();
     let target = b.alloc(LEN, Access::REMOTE_WRITE).unwrap();
     let remote = to_b.import(&target.descriptor()).unwrap();
-    let of = |gpu: &str| Arc::new(OfGpu(HostBuffer::new(LEN).unwrap(), gpu.parse().unwrap()));
+    let of = |gpu: &str| Arc::new(NearGpu(HostBuffer::new(LEN).unwrap(), gpu.parse().unwrap()));
     let mut expected = [0, 0, 0];
     // GPU 6 shares the card of GPU 4.
     for (gpu, rails) in [("0000:b9:00.0", 2..3), ("0000:53:00.0", 0..2)] {

@@ -22,7 +22,7 @@ fn fabric(devices: u32, groups: u32) -> Fabric {
     builder(devices, groups).open().unwrap()
 }
 
-/// Both sides of a connection through sockets.
+/// The two peers of a connection through sockets.
 fn connected(a: &Fabric, b: &Fabric) -> (Peer, Peer) {
     let listener = wait(b.listen("127.0.0.1:0"), LIMIT).unwrap().unwrap();
     let address = listener.local_addr().to_string();
@@ -30,7 +30,7 @@ fn connected(a: &Fabric, b: &Fabric) -> (Peer, Peer) {
     (to_b, wait(listener.accept(), LIMIT).unwrap().unwrap())
 }
 
-/// Pages `0..PAGES` of `from`, reversed, to the peer, announced by imm 5; checked there.
+/// Writes pages `0..PAGES` of `from` to the peer in reverse order, with imm 5, and checks them there.
 fn moves_pages(from: &Fabric, peer: &Peer, to: &Fabric, seen: &Peer) {
     let source = from.alloc(PAGES * PAGE, Access::LOCAL).unwrap();
     let target = to.alloc(PAGES * PAGE, Access::REMOTE_WRITE).unwrap();
@@ -69,7 +69,7 @@ fn sides_with_different_numbers_of_rails_use_all_of_theirs() {
                 assert_eq!(posts.len(), rails as usize);
                 assert!(posts.iter().all(|posts| *posts > 0), "{ours} to {theirs} rails: {posts:?}");
             }
-            // Every pair goes, the ones that only receive too.
+            // A disconnect ends every pair of rails, also pairs that only receive.
             to_b.disconnect();
             assert_eq!(wait(to_a.closed(), LIMIT).unwrap().kind(), ErrorKind::Closed);
             let (to_b, to_a) = a.connect_local(&b).unwrap();
@@ -86,7 +86,7 @@ fn the_narrower_side_gets_even_shares() {
     moves_pages(&a, &to_b, &b, &to_a);
     let posts = posts(&a);
     let shares = PAGES as u64 / 4;
-    // One more is the imm.
+    // One post more is the imm's.
     assert!(posts[0].abs_diff(shares) <= 1 && posts[1].abs_diff(shares) <= 1, "{posts:?}");
     assert!(posts[2].abs_diff(2 * shares) <= 1, "{posts:?}");
 }
@@ -114,7 +114,7 @@ fn groups_have_engines_of_their_own_and_share_large_operations() {
         let bytes: Vec<_> = a.counters().iter().map(|rail| rail.bytes).collect();
         assert!(bytes.iter().all(|bytes| *bytes == size as u64 / 4), "{bytes:?}");
         assert_eq!(a.dump().transports.len(), 4);
-        // Small ones go the same way.
+        // Small operations go over the same rail.
         for _ in 0..8 {
             moves_pages(&a, &to_b, &b, &to_a);
             assert_eq!(a.counters().iter().filter(|rail| rail.bytes > size as u64 / 4).count(), 1);
@@ -123,7 +123,7 @@ fn groups_have_engines_of_their_own_and_share_large_operations() {
 }
 
 #[test]
-fn small_operations_go_on_to_another_group_where_much_waits() {
+fn small_operations_use_another_group_when_4_mib_wait() {
     let (a, b) = (builder(4, 4).caller_driven().open().unwrap(), fabric(4, 4));
     let (to_b, _) = a.connect_local(&b).unwrap();
     let size = 2 << 20;
@@ -136,7 +136,7 @@ fn small_operations_go_on_to_another_group_where_much_waits() {
     }
     while a.step().outstanding > 0 || bytes().iter().sum::<u64>() < 16 {}
     assert_eq!(bytes(), [4; 4], "4 MiB wait with one group, then the next takes its share");
-    // Nothing waits: all go the way the last went.
+    // No operation waits, so that all use the group of the last one.
     for _ in 0..8 {
         to_b.write(&source, 0..size, &remote, 0).unwrap().wait(LIMIT).unwrap();
     }
@@ -155,7 +155,7 @@ fn memory_near_a_group_goes_over_its_rails_alone() {
     to_b.write(&source, 0..8 << 20, &remote, 0).unwrap().wait(LIMIT).unwrap();
     let bytes: Vec<_> = a.counters().iter().map(|rail| rail.bytes).collect();
     assert_eq!((bytes[0], bytes[1], bytes[2] + bytes[3]), (0, 0, 8 << 20));
-    // Its peer's region lies near the other group, and these rails do not pair.
+    // The peer's region is near the other group, whose rails are not paired with these.
     let far = b.alloc_near(0, 8 << 20, Access::REMOTE_WRITE).unwrap();
     let far = to_b.import(&far.descriptor()).unwrap();
     let error = to_b.write(&source, 0..8 << 20, &far, 0).err().unwrap();
@@ -166,7 +166,7 @@ fn memory_near_a_group_goes_over_its_rails_alone() {
 }
 
 #[test]
-fn other_ways_to_post_move_the_same_bytes() {
+fn all_ways_to_post_move_the_same_bytes() {
     for workers in
         [Workers::per_group().batch(1), Workers::per_group().eager(), Workers::per_group().behind_one_lock()]
     {

@@ -1,8 +1,7 @@
-//! Where the kernel has no memory left, there is an error and no `SIGBUS`.
+//! When the kernel has no memory left, loopback returns an error, and there is no `SIGBUS`.
 //!
-//! Linux raises that signal where `vm.overcommit_memory` is 2: it then counts the pages of shared
-//! memory at their first touch. The setting is the whole machine's, so the test runs where somebody
-//! has made it: `ci/rdma-vm/suite` does.
+//! Linux raises that signal if `vm.overcommit_memory` is 2: it then counts the pages of shared memory at their first
+//! touch. The setting is the whole machine's, so that the test runs only where it is set, as in `ci/rdma-vm/suite`.
 
 mod common;
 
@@ -17,11 +16,11 @@ use rustix::mm::{MapFlags, ProtFlags};
 /// Tells this test executable that it is the child.
 const CHILD: &str = "MULTIRAIL_LOOPBACK_SHORTAGE";
 
-/// Memory that stays free: enough for a heap that grows, and less than a segment or a buffer takes.
+/// Bytes that stay free: enough for a heap that grows, and fewer than a segment or a buffer takes.
 const LEFT: usize = 1 << 20;
 const BUFFER: usize = 8 << 20;
 
-/// Takes all memory that the kernel would still promise, but for [`LEFT`], without touching it.
+/// Takes all memory that the kernel would still promise, except [`LEFT`], without touching it.
 fn exhaust() {
     let take = |len| {
         let protection = ProtFlags::READ | ProtFlags::WRITE;
@@ -39,13 +38,13 @@ fn exhaust() {
     unsafe { rustix::mm::munmap(kept, LEFT) }.unwrap();
 }
 
-/// The child: has none left, and asks for some in every way there is.
+/// The child: takes all memory, then asks for more in every way there is.
 fn short_of_memory() {
     let (a, b) = (node(LoopbackConfig::default(), 1), node(LoopbackConfig::default(), 2));
     // Offers for other processes: segments with a file, which the kernel counts at their first touch.
     let (to_b, offer_a) = a.domain.connector().prepare().unwrap();
     let (_, offer_b) = b.domain.connector().prepare().unwrap();
-    let _kept = (a.held(4096, BOTH), offer_a);
+    let _kept = (a.register(4096, BOTH), offer_a);
     exhaust();
     let error = match HostBuffer::new(BUFFER) {
         Err(error) => error,

@@ -1,4 +1,4 @@
-//! Staged requests within one process, driven through the SPI: a and b by hand.
+//! Staged requests within one process, through the SPI alone. Each test polls the two nodes itself.
 
 mod common;
 
@@ -9,21 +9,21 @@ use limit::Limit;
 use multirail_loopback::{LoopbackConfig, Staging};
 use multirail_spi::{Access, ErrorKind, Memory, *};
 
-/// More than a stage holds.
+/// More than a staging buffer holds.
 const LEN: usize = 3 << 20;
 
 fn staged() -> LoopbackConfig {
     LoopbackConfig::default().staging(Staging::Always)
 }
 
-/// a's way to b.
+/// Two connected nodes that stage everything.
 fn pair() -> (Node, Node, PeerSlot, PeerSlot) {
     let (a, b) = (node(staged(), 1), node(staged(), 2));
     let (to_b, to_a) = connect(&a, &b);
     (a, b, to_b, to_a)
 }
 
-/// Polls both until a has `count` events.
+/// Polls both nodes until a has `count` events.
 fn both(a: &mut Node, b: &mut Node, count: usize) -> (Vec<Event>, Vec<Event>) {
     let (mut ours, mut theirs, mut limit) = (Vec::new(), Vec::new(), Limit::of(SOON));
     while total(&ours) < count {
@@ -35,11 +35,11 @@ fn both(a: &mut Node, b: &mut Node, count: usize) -> (Vec<Event>, Vec<Event>) {
     (ours, theirs)
 }
 
-/// Every byte tells its place.
-fn pattern(held: &Held, seed: usize) {
+/// Fills the buffer with bytes that differ by position and seed.
+fn pattern(registered: &RegisteredBuffer, seed: usize) {
     for at in 0..LEN {
         // SAFETY: the buffer's own bytes, and nothing is under way.
-        unsafe { held.buffer.as_ptr().add(at).write(mark(at, seed)) };
+        unsafe { registered.buffer.as_ptr().add(at).write(mark(at, seed)) };
     }
 }
 
@@ -48,9 +48,9 @@ fn mark(at: usize, seed: usize) -> u8 {
 }
 
 #[test]
-fn whole_regions_travel_and_return() {
+fn whole_regions_are_written_and_read() {
     let (mut a, mut b, to_b, _) = pair();
-    let (source, target) = (a.held(LEN, Access::LOCAL), b.held(LEN, BOTH));
+    let (source, target) = (a.register(LEN, Access::LOCAL), b.register(LEN, BOTH));
     let import = a.import(to_b, &*target.region);
     assert_eq!(import.path(), "staged through shared memory");
     pattern(&source, 3);
@@ -60,7 +60,7 @@ fn whole_regions_travel_and_return() {
     assert!(unsafe { direct.run(&WorkRequest { len: 8, ..all }, Some(&*import)) }.is_none());
     assert_eq!(a.post(&[all]).accepted, 1);
     assert!(a.poll().is_empty() && target.byte(0) == 0, "the target has not moved yet");
-    // Whenever b hears the imm, all bytes are there.
+    // When b gets the imm, all bytes have arrived.
     let (mut heard, mut limit) = (Vec::new(), Limit::of(SOON));
     while heard.is_empty() {
         heard = b.poll();
@@ -81,9 +81,9 @@ fn whole_regions_travel_and_return() {
 }
 
 #[test]
-fn pages_end_each_with_its_own_imm_or_failure() {
+fn each_page_completes_with_its_own_imm_or_failure() {
     let (mut a, mut b, to_b, to_a) = pair();
-    let (source, target) = (a.held(LEN, Access::LOCAL), b.held(LEN, BOTH));
+    let (source, target) = (a.register(LEN, Access::LOCAL), b.register(LEN, BOTH));
     let import = a.import(to_b, &*target.region);
     pattern(&source, 1);
     let all = write(0, to_b, &source, Some(&import));
@@ -109,9 +109,9 @@ fn pages_end_each_with_its_own_imm_or_failure() {
 }
 
 #[test]
-fn no_byte_lands_after_a_revoke() {
+fn no_byte_arrives_after_a_revoke() {
     let (mut a, mut b, to_b, _) = pair();
-    let (source, target) = (a.held(LEN, Access::LOCAL), b.held(LEN, BOTH));
+    let (source, target) = (a.register(LEN, Access::LOCAL), b.register(LEN, BOTH));
     let import = a.import(to_b, &*target.region);
     source.fill(5);
     assert_eq!(a.post(&[WorkRequest { imm: Some(1), ..write(1, to_b, &source, Some(&import)) }]).accepted, 1);
@@ -129,9 +129,9 @@ fn no_byte_lands_after_a_revoke() {
 }
 
 #[test]
-fn no_byte_moves_after_an_abort_and_the_stage_goes_on() {
+fn no_byte_moves_after_an_abort_and_staging_continues() {
     let (mut a, mut b, to_b, _) = pair();
-    let (source, target) = (a.held(LEN, Access::LOCAL), b.held(LEN, BOTH));
+    let (source, target) = (a.register(LEN, Access::LOCAL), b.register(LEN, BOTH));
     let import = a.import(to_b, &*target.region);
     source.fill(5);
     for kind in [WorkKind::Write, WorkKind::Read] {
@@ -157,9 +157,9 @@ fn no_byte_moves_after_an_abort_and_the_stage_goes_on() {
 }
 
 #[test]
-fn a_new_endpoint_goes_on_where_the_last_one_stopped() {
+fn a_new_endpoint_continues_where_the_last_one_stopped() {
     let (mut a, mut b, to_b, _) = pair();
-    let (source, target) = (a.held(LEN, Access::LOCAL), b.held(LEN, BOTH));
+    let (source, target) = (a.register(LEN, Access::LOCAL), b.register(LEN, BOTH));
     let import = a.import(to_b, &*target.region);
     for round in 0..5 {
         source.fill(round + 1);
@@ -179,16 +179,16 @@ fn a_new_endpoint_goes_on_where_the_last_one_stopped() {
 }
 
 #[test]
-fn a_peer_that_leaves_ends_what_is_staged() {
+fn a_peer_that_leaves_fails_staged_requests() {
     let (mut a, b, to_b, to_a) = pair();
-    let (source, target) = (a.held(LEN, Access::LOCAL), b.held(LEN, BOTH));
+    let (source, target) = (a.register(LEN, Access::LOCAL), b.register(LEN, BOTH));
     let import = a.import(to_b, &*target.region);
     let request = write(1, to_b, &source, Some(&import));
     assert_eq!(a.post(&[request, WorkRequest { id: 2, ..request }]).accepted, 2);
     b.domain.connector().disconnect(to_a);
     assert_eq!(a.wait(2).into_iter().map(failed).collect::<Vec<_>>(), [ErrorKind::PeerDied; 2]);
     let (mut a, mut b, to_b, _) = pair();
-    let (source, target) = (a.held(LEN, Access::LOCAL), b.held(LEN, BOTH));
+    let (source, target) = (a.register(LEN, Access::LOCAL), b.register(LEN, BOTH));
     let import = a.import(to_b, &*target.region);
     assert_eq!(a.post(&[write(1, to_b, &source, Some(&import))]).accepted, 1);
     a.domain.connector().disconnect(to_b);
@@ -203,7 +203,7 @@ fn a_peer_that_leaves_ends_what_is_staged() {
 #[test]
 fn slots_and_requests_are_bounded() {
     let (mut a, mut b, to_b, _) = pair();
-    let (source, target) = (a.held(LEN, Access::LOCAL), b.held(LEN, BOTH));
+    let (source, target) = (a.register(LEN, Access::LOCAL), b.register(LEN, BOTH));
     let import = a.import(to_b, &*target.region);
     let depth = a.domain.capabilities().send_depth as usize;
     let small = |n: usize| WorkRequest { id: n as u64, len: 8, ..write(0, to_b, &source, Some(&import)) };
@@ -219,7 +219,7 @@ fn slots_and_requests_are_bounded() {
 fn both_sides_must_allow_it() {
     let (a, b) = (node(staged(), 1), node(LoopbackConfig::default(), 2));
     let (to_b, to_a) = connect(&a, &b);
-    let (ours, theirs) = (a.held(64, BOTH), b.held(64, BOTH));
+    let (ours, theirs) = (a.register(64, BOTH), b.register(64, BOTH));
     let refused = a.try_import(to_b, theirs.region.key()).err().unwrap();
     assert_eq!(refused.kind(), ErrorKind::Permission);
     assert!(refused.context().contains("MULTIRAIL_LOOPBACK_STAGING=1"), "{refused}");

@@ -1,5 +1,5 @@
-//! Two domains of one process, as two tenants have them: a peer of one cannot reach
-//! the other's memory, whatever key it shows.
+//! Two domains of one process, as two tenants have them: a peer of one domain cannot reach the memory of the other,
+//! with any key.
 
 mod common;
 
@@ -12,16 +12,16 @@ fn keys_mean_nothing_in_another_domain() {
     let [a, b] = [1, 2].map(|seed| node(LoopbackConfig::default(), seed));
     let mut peer = node(LoopbackConfig::default(), 3);
     let (to_a, _) = connect(&peer, &a);
-    let theirs: Vec<_> = (0..3).map(|_| b.held(4096, BOTH)).collect();
-    let source = peer.held(4096, BOTH);
+    let theirs: Vec<_> = (0..3).map(|_| b.register(4096, BOTH)).collect();
+    let source = peer.register(4096, BOTH);
     source.fill(7);
-    // As long as `a` has no region, no key of `b` is one there.
-    for held in &theirs {
-        let error = peer.try_import(to_a, held.region.key()).err().unwrap();
+    // While `a` has no region, it knows no key of `b`.
+    for registered in &theirs {
+        let error = peer.try_import(to_a, registered.region.key()).err().unwrap();
         assert_eq!(error.kind(), ErrorKind::RemoteAccess, "{error}");
     }
-    // Where `a` has a region of the same number, that is what the key means.
-    let own = a.held(4096, BOTH);
+    // If `a` has a region with the same key, the key means that region.
+    let own = a.register(4096, BOTH);
     assert_eq!(own.region.key().key, theirs[0].region.key().key);
     for number in 0..1 << 12 {
         let key = KeyMaterial { key: theirs[0].region.key().key ^ number, ..own.region.key() };
@@ -30,5 +30,5 @@ fn keys_mean_nothing_in_another_domain() {
         }
     }
     assert_eq!(own.byte(0), 7);
-    assert!(theirs.iter().all(|held| (0..4096).all(|at| held.byte(at) == 0)));
+    assert!(theirs.iter().all(|registered| (0..4096).all(|at| registered.byte(at) == 0)));
 }

@@ -1,50 +1,51 @@
-//! How GPUs are used.
+//! The configuration of GPU copies.
 
 use multirail_spi::{ErrorKind, Result};
 
-/// Which GPU copies what goes from one to another.
+/// The GPU that copies from one GPU to another.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub enum GpuSide {
-    /// The one that receives: the faster of the two over NVLink. Where it is another process's, this process
-    /// takes some 500 MiB of its memory for a context there, and its copies and that process's kernels take
-    /// turns.
+    /// The GPU that receives the bytes. Its copies over NVLink are the faster ones. If another process uses that GPU,
+    /// this process takes some 500 MiB of its memory for a context of its own, and its copies and the other process's
+    /// kernels run one after the other.
     #[default]
     Receiver,
-    /// The one that has the bytes.
+    /// The GPU that has the bytes.
     Sender,
 }
 
 impl std::str::FromStr for GpuSide {
     type Err = multirail_spi::Error;
 
-    /// `receiver` or nothing, `sender`.
+    /// `receiver` or an empty text, or `sender`.
     fn from_str(text: &str) -> Result<Self> {
         match text.trim() {
             "" | "receiver" => Ok(Self::Receiver),
             "sender" => Ok(Self::Sender),
             other => {
-                let context = format!("{other:?} does not say which GPU copies: give receiver or sender");
+                let context = format!("{other:?} does not say which GPU copies: use receiver or sender");
                 Err(multirail_spi::Error::new(ErrorKind::InvalidRequest, "configure loopback", context))
             }
         }
     }
 }
 
-/// How GPUs are used.
+/// The configuration of one rail group's GPU copies.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct GpuConfig {
-    /// Blocks of all kernels at once, over all groups, as configured.
+    /// The blocks of all kernels together, over all groups, as configured.
     pub(crate) blocks: u32,
     pub(crate) groups: u32,
     pub(crate) side: GpuSide,
 }
 
 impl GpuConfig {
-    /// Blocks of one group's kernels on a GPU of so many processors.
+    /// The blocks of one group's kernels on a GPU with that many multiprocessors.
     pub(super) fn blocks_of_group(&self, processors: u32) -> u32 {
-        // Where all of the GPU is to copy, twice as many as have room are launched: those that wait begin where others
-        // have ended. Within an H200 pages of 64 KiB moved at 0.867 to 0.893 of one copy, else at 0.847 to 0.873.
+        // If the whole GPU may copy, a kernel has twice as many blocks as the GPU has room for, and blocks that wait
+        // begin where others have ended. With twice as many, pages of 64 KiB within an H200 moved at 0.867 to 0.893
+        // of the speed of one copy; with one block for each multiprocessor, at 0.847 to 0.873.
         let all = 2 * processors;
         let blocks = if self.blocks >= processors && all > 0 { all } else { self.blocks };
         (blocks / self.groups).max(1)
@@ -64,7 +65,7 @@ mod tests {
     }
 
     #[test]
-    fn the_words_of_the_environment() {
+    fn the_values_of_the_environment_are_parsed() {
         assert_eq!("".parse::<GpuSide>().unwrap(), GpuSide::Receiver);
         assert_eq!(" sender ".parse::<GpuSide>().unwrap(), GpuSide::Sender);
         let refused = "both".parse::<GpuSide>().unwrap_err();

@@ -1,4 +1,4 @@
-//! An opened null device: numbers where others have memory and queues.
+//! An opened null device. Its regions and connections are numbers only.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -16,35 +16,36 @@ use super::Null;
 use super::endpoint::NullEndpoint;
 use super::switch::{Port, Switch};
 use crate::LinkModel;
-use crate::domain::random;
-use crate::model::Model;
+use crate::host::random;
+use crate::link_model::DeviceModel;
 
-/// Requests that may be outstanding: an EFA card's send queue (`fi_info` on a p5).
+/// Requests that may be outstanding: the depth of an EFA card's send queue (`fi_info` on a p5).
 const SEND_DEPTH: u32 = 4096;
-/// Receives that may be posted: an EFA card's receive queue.
+/// Receives that may be posted: the depth of an EFA card's receive queue.
 const RECV_DEPTH: u32 = 8192;
-/// What a null device offers a peer: enough to refuse any other backend's offer.
+/// The beginning of a null device's offer, which tells it from the offers of other backends.
 const OFFER: &[u8] = b"MRNULL1";
 
-/// Peers that come and go, between the control plane and the endpoint.
+/// The peers of a null domain. The control side changes them, and the endpoint reads them.
 #[derive(Default)]
-pub(super) struct Peers {
+pub(super) struct NullPeers {
     next: u32,
-    /// The slot whose imms arrive.
+    /// The slot of the peer whose imms the endpoint reports.
     pub(super) first: Option<PeerSlot>,
-    /// Behind a switch: the port of a slot's peer, and our slot there.
+    /// With a switch: for each slot, the peer's port and the peer's slot for this side.
     pub(super) ports: HashMap<PeerSlot, (Arc<Port>, PeerSlot)>,
-    /// Slots whose `PeerGone` is to be reported.
+    /// Slots whose `PeerGone` the endpoint must report.
     pub(super) gone: Vec<PeerSlot>,
 }
 
-/// What the endpoint shares with the domain.
+/// The state that a null domain shares with its endpoint.
 #[derive(Default)]
-pub(super) struct Shared {
-    pub(super) peers: Mutex<Peers>,
-    /// Set when `peers` changed, so that a poll need not lock.
+pub(super) struct NullState {
+    pub(super) peers: Mutex<NullPeers>,
+    /// True if `peers` has changed since the endpoint read it, so that most polls need no lock.
     pub(super) changed: AtomicBool,
-    pub(super) open: AtomicBool,
+    /// True while an endpoint is open.
+    pub(super) endpoint_open: AtomicBool,
 }
 
 pub(super) struct NullDomain {
@@ -53,15 +54,15 @@ pub(super) struct NullDomain {
     keys: AtomicU64,
     imms_per_poll: u32,
     clock: Arc<dyn Clock>,
-    /// The endpoint's, once it is opened.
-    model: Mutex<Option<Model>>,
-    /// Where requests arrive.
+    /// The link model, until the endpoint takes it.
+    model: Mutex<Option<DeviceModel>>,
+    /// With a switch: the port at which requests arrive.
     port: Option<(Switch, Arc<Port>)>,
-    shared: Arc<Shared>,
+    state: Arc<NullState>,
 }
 
 impl NullDomain {
-    pub(super) fn open(setup: &DomainSetup, null: &Null, model: Option<Model>) -> Result<Self> {
+    pub(super) fn open(setup: &DomainSetup, null: &Null, model: Option<DeviceModel>) -> Result<Self> {
         let link = null.link.as_ref();
         let id = u64::from_ne_bytes(random()?);
         let mut capabilities = Capabilities::minimal();
@@ -73,7 +74,7 @@ impl NullDomain {
         capabilities.max_message = 1 << 20;
         capabilities.chunk = 256 << 10;
         if let Some(link) = link {
-            model_line(&mut capabilities, link);
+            set_link_capabilities(&mut capabilities, link);
         }
         capabilities.max_regions = u32::MAX;
         capabilities.progress = Progress::Auto;
@@ -82,38 +83,41 @@ impl NullDomain {
         capabilities.delivered = DeliveredCost::None;
         Ok(Self {
             id,
-            port: null.plugged().map(|(switch, link)| (switch.clone(), switch.plug(id, link.clone()))),
+            port: null
+                .switch_and_link()
+                .map(|(switch, link)| (switch.clone(), switch.plug(id, link.clone()))),
             capabilities,
             keys: AtomicU64::new(1),
             imms_per_poll: null.imms_per_poll,
             clock: Arc::clone(&setup.clock),
             model: Mutex::new(model),
-            shared: Arc::default(),
+            state: Arc::default(),
         })
     }
 
-    /// The place an offer names: none without a switch, else a device behind the same one.
-    fn reached(&self, place: &[u8]) -> Option<Option<(Arc<Port>, PeerSlot)>> {
-        let Some((switch, _)) = &self.port else { return place.is_empty().then_some(None) };
-        let (device, slot) = place.split_first_chunk()?;
+    /// Parses the address in an offer: an empty one without a switch, else a device and slot of the same switch.
+    /// Returns `None` if this side cannot reach it.
+    fn parse_address(&self, address: &[u8]) -> Option<Option<(Arc<Port>, PeerSlot)>> {
+        let Some((switch, _)) = &self.port else { return address.is_empty().then_some(None) };
+        let (device, slot) = address.split_first_chunk()?;
         let slot = PeerSlot(u32::from_le_bytes(slot.try_into().ok()?));
         Some(Some((switch.port(u64::from_le_bytes(*device))?, slot)))
     }
 
-    fn change(&self, change: impl FnOnce(&mut Peers)) {
-        change(&mut self.shared.peers.lock().unwrap_or_else(PoisonError::into_inner));
-        self.shared.changed.store(true, Ordering::Release);
+    fn change(&self, change: impl FnOnce(&mut NullPeers)) {
+        change(&mut self.state.peers.lock().unwrap_or_else(PoisonError::into_inner));
+        self.state.changed.store(true, Ordering::Release);
     }
 }
 
-/// What a modelled line says of itself.
-fn model_line(capabilities: &mut Capabilities, link: &LinkModel) {
+/// Sets the capabilities that a link model determines.
+fn set_link_capabilities(capabilities: &mut Capabilities, link: &LinkModel) {
     capabilities.link_bits_per_s = link.bits_per_s;
     capabilities.requests_per_s = link.ops_per_s;
     capabilities.round_trip = link.round_trip();
     capabilities.cq_depth = link.cq_depth.map_or(u64::MAX, u64::from);
     if let Some(rate) = link.bits_per_s {
-        // A quarter of what two round trips carry.
+        // A quarter of the bytes that the link carries in two round trips.
         let carried = u128::from(rate / 8) * link.round_trip().as_nanos() / 1_000_000_000;
         let quarter = u64::try_from(carried / 2).unwrap_or(u64::MAX).clamp(64 << 10, 1 << 20);
         capabilities.chunk = quarter.next_power_of_two();
@@ -130,7 +134,7 @@ impl Domain for NullDomain {
     }
 
     unsafe fn register(&self, memory: Arc<dyn Memory>, _: Access) -> Result<Arc<dyn MemoryRegion>> {
-        Ok(Arc::new(Registration {
+        Ok(Arc::new(NullRegion {
             key: self.keys.fetch_add(1, Ordering::Relaxed),
             len: memory.len() as u64,
             _memory: memory,
@@ -138,7 +142,7 @@ impl Domain for NullDomain {
     }
 
     fn import(&self, _: PeerSlot, key: &KeyMaterial, _: Duration) -> Result<Arc<dyn RemoteMemory>> {
-        Ok(Arc::new(Import { key: *key }))
+        Ok(Arc::new(NullRemoteMemory { key: *key }))
     }
 
     fn connector(&self) -> &dyn Connector {
@@ -146,16 +150,16 @@ impl Domain for NullDomain {
     }
 
     fn endpoint(&self, config: EndpointConfig) -> Result<Box<dyn Endpoint>> {
-        if self.shared.open.swap(true, Ordering::AcqRel) {
+        if self.state.endpoint_open.swap(true, Ordering::AcqRel) {
             let context = "the domain's endpoint is open already: drop it first";
             return Err(Error::new(ErrorKind::Busy, "open an endpoint", context));
         }
         let most = self.capabilities.send_depth;
         let depth = config.send_depth.unwrap_or(most).clamp(1, most) as usize;
         let model = self.model.lock().unwrap_or_else(PoisonError::into_inner).take();
-        let (shared, clock) = (Arc::clone(&self.shared), Arc::clone(&self.clock));
+        let (state, clock) = (Arc::clone(&self.state), Arc::clone(&self.clock));
         let port = self.port.as_ref().map(|(_, port)| Arc::clone(port));
-        Ok(Box::new(NullEndpoint::new(shared, clock, depth, self.imms_per_poll, model, port)))
+        Ok(Box::new(NullEndpoint::new(state, clock, depth, self.imms_per_poll, model, port)))
     }
 }
 
@@ -166,19 +170,20 @@ impl Connector for NullDomain {
             slot = PeerSlot(peers.next);
             peers.next += 1;
         });
-        let place = self.port.as_ref().map(|_| [&self.id.to_le_bytes()[..], &slot.0.to_le_bytes()].concat());
-        Ok((slot, [OFFER, &place.unwrap_or_default()].concat()))
+        let address =
+            self.port.as_ref().map(|_| [&self.id.to_le_bytes()[..], &slot.0.to_le_bytes()].concat());
+        Ok((slot, [OFFER, &address.unwrap_or_default()].concat()))
     }
 
     fn complete(&self, slot: PeerSlot, offer: &[u8]) -> Result<()> {
-        let Some(reached) = offer.strip_prefix(OFFER).and_then(|place| self.reached(place)) else {
-            let context = "the offer is not that of such a null device: open the same devices on both \
-                           sides, behind one switch or none";
+        let Some(address) = offer.strip_prefix(OFFER).and_then(|address| self.parse_address(address)) else {
+            let context = "the offer is not one of a null device that this device can reach: open null devices on both \
+                           sides, behind the same switch or without one";
             return Err(Error::new(ErrorKind::Protocol, "connect", context));
         };
         self.change(|peers| {
             peers.first.get_or_insert(slot);
-            peers.ports.extend(reached.map(|reached| (slot, reached)));
+            peers.ports.extend(address.map(|address| (slot, address)));
         });
         Ok(())
     }
@@ -192,14 +197,14 @@ impl Connector for NullDomain {
     }
 }
 
-/// A registration of memory that nothing will touch.
-struct Registration {
+/// A registration of memory that no device touches.
+struct NullRegion {
     key: u64,
     len: u64,
     _memory: Arc<dyn Memory>,
 }
 
-impl MemoryRegion for Registration {
+impl MemoryRegion for NullRegion {
     fn lkey(&self) -> u64 {
         self.key
     }
@@ -217,11 +222,12 @@ impl MemoryRegion for Registration {
     }
 }
 
-struct Import {
+/// A region of a peer, by its key.
+struct NullRemoteMemory {
     key: KeyMaterial,
 }
 
-impl RemoteMemory for Import {
+impl RemoteMemory for NullRemoteMemory {
     fn rkey(&self) -> u64 {
         self.key.key
     }

@@ -1,56 +1,58 @@
-//! The endpoint of a null device: what is posted is done.
+//! The endpoint of a null device, which completes requests without moving bytes.
 
-use std::collections::{HashMap, VecDeque};
+use std::cmp::Reverse;
+use std::collections::{BinaryHeap, HashMap, VecDeque};
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, PoisonError};
 
 use multirail_spi::{
     Armed, Batch, Clock, Completions, Endpoint, ErrorKind, Event, PeerSlot, PostResult, ReceiveRequest,
-    Status, Time,
+    Status, Time, WorkRequest,
 };
 
-use super::domain::Shared;
-use super::landing::Landing;
+use super::domain::NullState;
 use super::switch::Port;
-use crate::model::{Model, Verdict};
-use crate::status::{describe, status};
+use crate::error_text::describe;
+use crate::link_model::{DeviceModel, DueAction};
+use crate::status::status;
 
 pub(super) struct NullEndpoint {
-    shared: Arc<Shared>,
+    state: Arc<NullState>,
     clock: Arc<dyn Clock>,
-    /// How long requests take; without one they are done when they are posted.
-    model: Option<Model>,
+    /// Says how long requests take. Without it, they complete at once.
+    model: Option<DeviceModel>,
     depth: usize,
-    /// What happened and is not reported.
-    ended: VecDeque<Event>,
+    /// Events that are not reported yet.
+    completions: VecDeque<Event>,
     outstanding: usize,
     receives: VecDeque<u64>,
     cancelled: Vec<u64>,
     imms_per_poll: u32,
-    /// The peer whose imms arrive.
+    /// The peer whose imms the endpoint reports.
     first: Option<PeerSlot>,
     gone: Vec<PeerSlot>,
-    /// Behind a switch: where requests arrive here, and at each peer.
+    /// With a switch: the port of this device.
     port: Option<Arc<Port>>,
+    /// With a switch: the port of each peer, and the peer's slot for this side.
     ports: HashMap<PeerSlot, (Arc<Port>, PeerSlot)>,
-    landing: Landing,
+    in_switch: InSwitch,
 }
 
 impl NullEndpoint {
     pub(super) fn new(
-        shared: Arc<Shared>,
+        state: Arc<NullState>,
         clock: Arc<dyn Clock>,
         depth: usize,
         imms_per_poll: u32,
-        model: Option<Model>,
+        model: Option<DeviceModel>,
         port: Option<Arc<Port>>,
     ) -> Self {
         Self {
-            shared,
+            state,
             clock,
             model,
             depth,
-            ended: VecDeque::with_capacity(64),
+            completions: VecDeque::with_capacity(64),
             outstanding: 0,
             receives: VecDeque::new(),
             cancelled: Vec::new(),
@@ -59,47 +61,48 @@ impl NullEndpoint {
             gone: Vec::new(),
             port,
             ports: HashMap::new(),
-            landing: Landing::default(),
+            in_switch: InSwitch::default(),
         }
     }
 
+    /// Reads the peers, which have changed.
     #[cold]
-    fn look_again(&mut self) {
-        let mut peers = self.shared.peers.lock().unwrap_or_else(PoisonError::into_inner);
+    fn read_peers(&mut self) {
+        let mut peers = self.state.peers.lock().unwrap_or_else(PoisonError::into_inner);
         self.first = peers.first;
         self.ports.clone_from(&peers.ports);
         for peer in peers.gone.drain(..) {
             if let Some(model) = &mut self.model {
-                model.abort(peer, |id| self.ended.push_back(failed(id, ErrorKind::PeerDied)));
+                model.abort(peer, |id| self.completions.push_back(failed(id, ErrorKind::PeerDied)));
             }
-            self.landing.abort(peer, |id| self.ended.push_back(failed(id, ErrorKind::PeerDied)));
+            self.in_switch.abort(peer, |id| self.completions.push_back(failed(id, ErrorKind::PeerDied)));
             self.gone.push(peer);
         }
     }
 
-    /// Ends what the link model has let through by now.
+    /// Completes the requests that the link model says are due, or sends them through the switch.
     fn run_due(&mut self) {
         let Some(model) = &mut self.model else { return };
         let now = self.clock.now();
         while let Some((request, verdict)) = model.next(now, &[]) {
-            if let (Verdict::Run, Some((port, _))) = (verdict, self.ports.get(&request.peer)) {
-                self.landing.push(port.takes(request.len, now), &request);
+            if let (DueAction::Run, Some((port, _))) = (verdict, self.ports.get(&request.peer)) {
+                self.in_switch.push(port.receive(request.len, now), &request);
                 continue;
             }
-            self.ended.push_back(match verdict {
-                Verdict::Run => Event::Done { first: request.id, count: 1 },
-                Verdict::Fail => failed(request.id, ErrorKind::Io),
-                Verdict::Lost => failed(request.id, ErrorKind::DeviceLost),
+            self.completions.push_back(match verdict {
+                DueAction::Run => Event::Done { first: request.id, count: 1 },
+                DueAction::Fail => failed(request.id, ErrorKind::Io),
+                DueAction::DeviceLost => failed(request.id, ErrorKind::DeviceLost),
             });
         }
-        while let Some((id, peer, imm)) = self.landing.next(now) {
-            if let (Some(imm), Some((port, us))) = (imm, self.ports.get(&peer)) {
-                port.arrives(*us, imm);
+        while let Some((id, peer, imm)) = self.in_switch.next(now) {
+            if let (Some(imm), Some((port, own_slot))) = (imm, self.ports.get(&peer)) {
+                port.deliver(*own_slot, imm);
             }
-            self.ended.push_back(Event::Done { first: id, count: 1 });
+            self.completions.push_back(Event::Done { first: id, count: 1 });
         }
         if model.reports_loss() {
-            self.ended.push_back(Event::DeviceLost { status: status(ErrorKind::DeviceLost) });
+            self.completions.push_back(Event::DeviceLost { status: status(ErrorKind::DeviceLost) });
         }
     }
 }
@@ -111,7 +114,7 @@ fn failed(id: u64, kind: ErrorKind) -> Event {
 impl Endpoint for NullEndpoint {
     unsafe fn post(&mut self, batch: &Batch) -> PostResult {
         if let Some(model) = &mut self.model {
-            let unreported = self.ended.len() + self.landing.len();
+            let unreported = self.completions.len() + self.in_switch.len();
             let result = model.accept(batch, self.clock.now(), self.depth.saturating_sub(unreported));
             self.outstanding += result.accepted;
             return result;
@@ -123,7 +126,7 @@ impl Endpoint for NullEndpoint {
             if count == 0 {
                 break;
             }
-            self.ended.push_back(Event::Done { first: template.id, count: count as u32 });
+            self.completions.push_back(Event::Done { first: template.id, count: count as u32 });
             room -= count;
             accepted += count;
         }
@@ -137,12 +140,12 @@ impl Endpoint for NullEndpoint {
     }
 
     fn poll(&mut self, into: &mut Completions) {
-        if self.shared.changed.load(Ordering::Relaxed) && self.shared.changed.swap(false, Ordering::Acquire) {
-            self.look_again();
+        if self.state.changed.load(Ordering::Relaxed) && self.state.changed.swap(false, Ordering::Acquire) {
+            self.read_peers();
         }
         self.run_due();
         while into.spare() > 0
-            && let Some(event) = self.ended.pop_front()
+            && let Some(event) = self.completions.pop_front()
         {
             self.outstanding -= match event {
                 Event::Done { count, .. } => count as usize,
@@ -156,9 +159,9 @@ impl Endpoint for NullEndpoint {
         {
             let _ = into.push(Event::ReceiveFailed { id, status: status(ErrorKind::Cancelled) });
         }
-        // Last of a peer: what was posted to it has been reported by now.
+        // `PeerGone` is the last event of a peer: the completions of its requests are reported before.
         while into.spare() > 0
-            && self.ended.is_empty()
+            && self.completions.is_empty()
             && let Some(peer) = self.gone.pop()
         {
             let _ = into.push(Event::PeerGone { peer });
@@ -178,25 +181,25 @@ impl Endpoint for NullEndpoint {
     }
 
     fn arm(&mut self) -> Armed {
-        let idle = self.ended.is_empty() && self.gone.is_empty() && self.cancelled.is_empty();
+        let idle = self.completions.is_empty() && self.gone.is_empty() && self.cancelled.is_empty();
         if idle && self.imms_per_poll == 0 { Armed::Unsupported } else { Armed::Ready }
     }
 
     fn due(&self) -> Time {
-        self.model.as_ref().map_or(Time::NEVER, Model::next_due).min(self.landing.due())
+        self.model.as_ref().map_or(Time::NEVER, DeviceModel::next_due).min(self.in_switch.due())
     }
 
     fn abort(&mut self, peer: PeerSlot) {
-        let Self { model, ended, landing, .. } = self;
+        let Self { model, completions, in_switch, .. } = self;
         if let Some(model) = model {
-            model.abort(peer, |id| ended.push_back(failed(id, ErrorKind::Cancelled)));
+            model.abort(peer, |id| completions.push_back(failed(id, ErrorKind::Cancelled)));
         }
-        landing.abort(peer, |id| ended.push_back(failed(id, ErrorKind::Cancelled)));
+        in_switch.abort(peer, |id| completions.push_back(failed(id, ErrorKind::Cancelled)));
     }
 
     fn cancel_recv(&mut self, id: u64) -> bool {
-        if let Some(place) = self.receives.iter().position(|posted| *posted == id) {
-            self.receives.remove(place);
+        if let Some(at) = self.receives.iter().position(|posted| *posted == id) {
+            self.receives.remove(at);
             self.cancelled.push(id);
         }
         true
@@ -209,6 +212,45 @@ impl Endpoint for NullEndpoint {
 
 impl Drop for NullEndpoint {
     fn drop(&mut self) {
-        self.shared.open.store(false, Ordering::Release);
+        self.state.endpoint_open.store(false, Ordering::Release);
+    }
+}
+
+/// The time of arrival, the order of leaving, the request's id, its peer and its imm.
+type InFlight = (Time, u64, u64, PeerSlot, Option<u32>);
+
+/// Requests that have left this device and have not arrived at their targets, by time of arrival.
+#[derive(Debug, Default)]
+struct InSwitch {
+    heap: BinaryHeap<Reverse<InFlight>>,
+    left: u64,
+}
+
+impl InSwitch {
+    fn push(&mut self, at: Time, request: &WorkRequest) {
+        self.left += 1;
+        self.heap.push(Reverse((at, self.left, request.id, request.peer, request.imm)));
+    }
+
+    fn len(&self) -> usize {
+        self.heap.len()
+    }
+
+    /// The time when the next request arrives.
+    fn due(&self) -> Time {
+        self.heap.peek().map_or(Time::NEVER, |Reverse((at, ..))| *at)
+    }
+
+    /// Takes the next request that has arrived by `now`: its id, peer and imm.
+    fn next(&mut self, now: Time) -> Option<(u64, PeerSlot, Option<u32>)> {
+        if self.due() > now {
+            return None;
+        }
+        self.heap.pop().map(|Reverse((_, _, id, peer, imm))| (id, peer, imm))
+    }
+
+    /// Drops the requests to `peer`, and calls `each` with their ids.
+    fn abort(&mut self, peer: PeerSlot, mut each: impl FnMut(u64)) {
+        self.heap.retain(|Reverse((_, _, id, of, _))| *of != peer || (each(*id), false).1);
     }
 }

@@ -1,12 +1,11 @@
-//! Devices that accept and complete, and move nothing: what is left is what the
-//! software above them costs.
+//! Null devices: they accept and complete requests, and move no byte, so that benchmarks measure the software above
+//! them.
 //!
-//! Nothing written to a null device arrives anywhere, and nobody is told: so it has a
-//! name of its own, is in no list of backends, and is opened only by who builds it.
+//! Bytes that are written to a null device are lost without an error. Therefore the backend has a name of its own, is
+//! in no list of backends, and is opened only by code that constructs it.
 
 mod domain;
 mod endpoint;
-mod landing;
 mod switch;
 
 use std::sync::Arc;
@@ -14,15 +13,15 @@ use std::sync::Arc;
 use multirail_spi::{Backend, DeviceInfo, Domain, DomainSetup, Error, ErrorKind, Probe, Result};
 
 use crate::LinkModel;
-use crate::backend::group_of;
-use crate::model::Model;
+use crate::config::group_of;
+use crate::link_model::DeviceModel;
 use domain::NullDomain;
 pub use switch::Switch;
 
-/// Devices without a line.
+/// Devices that move no byte.
 ///
-/// Every request completes at the next poll. A connected peer can be made to send
-/// immediate data without end, to measure the receiving side.
+/// Every request completes at the next poll. To measure the receiving side, a device can report endless immediate
+/// data of a connected peer.
 ///
 /// ```
 /// use std::sync::Arc;
@@ -58,36 +57,33 @@ impl Null {
         Self { devices: devices.max(1), groups: 1, imms_per_poll: 0, link: None, switch: None }
     }
 
-    /// The devices in `groups` rail groups, neighbours together, at most one per device.
+    /// Sets the number of rail groups, at most one per device. Devices with consecutive numbers share a group.
     pub fn groups(mut self, groups: u32) -> Self {
         self.groups = groups.max(1);
         self
     }
 
-    /// Every poll of a device reports so many imms of its first peer, 0 by default.
+    /// Sets how many imms of its first peer a device reports at every poll. The default is 0.
     pub fn imms_per_poll(mut self, imms: u32) -> Self {
         self.imms_per_poll = imms;
         self
     }
 
-    /// Requests take as long as `link` says, instead of none: a simulation of devices
-    /// that are not there.
+    /// Sets a link model: requests take as long as on that device, instead of no time.
     pub fn link(mut self, link: LinkModel) -> Self {
         self.link = Some(link);
         self
     }
-}
 
-impl Null {
-    /// What is posted arrives, through `switch`, at devices behind the same one: no bytes,
-    /// but in time, and imms. Needs [`Null::link`] on both sides.
+    /// Connects the devices to `switch`. Requests to other devices of the same switch arrive there after the modelled
+    /// time, with their imms and without their bytes. Needs [`Null::link`] on both sides.
     pub fn switch(mut self, switch: &Switch) -> Self {
         self.switch = Some(switch.clone());
         self
     }
 
-    /// The switch and the links, if there are both.
-    fn plugged(&self) -> Option<(&Switch, &LinkModel)> {
+    /// The switch and the link model, if both are set.
+    fn switch_and_link(&self) -> Option<(&Switch, &LinkModel)> {
         self.switch.as_ref().zip(self.link.as_ref())
     }
 }
@@ -114,7 +110,7 @@ impl Backend for Null {
             let context = format!("no device {:?}: there are null0 to null{}", device.name, self.devices - 1);
             Error::new(ErrorKind::NotFound, "open", context)
         })?;
-        let model = self.link.clone().map(|link| Model::new(link, setup.seed, number));
+        let model = self.link.clone().map(|link| DeviceModel::new(link, setup.seed, number));
         Ok(Arc::new(NullDomain::open(setup, self, model)?))
     }
 }

@@ -1,5 +1,5 @@
-//! What lies between null devices: a port per device, which takes arrivals at its line's
-//! rate and keeps immediate data for its device, as long as there is room.
+//! The switch between null devices. It has a port per device, which receives requests at the rate of the device's
+//! link, and queues immediate data for the device as long as there is room.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -8,21 +8,21 @@ use multirail_spi::{Event, PeerSlot, Time};
 
 use crate::LinkModel;
 
-/// Connects null devices, so that requests arrive: no bytes, but in time, and imms.
+/// Connects null devices: requests arrive at the modelled time, with their imms and without their bytes.
 ///
-/// Each device takes what comes to it at its own line rate, whoever sends, and keeps imms
-/// in a completion queue of [`LinkModel::cq_depth`]. As on some hardware, what comes to a
-/// full queue is lost and the sender does not learn of it: [`Switch::overruns`] tells.
+/// Each device receives the requests of all senders at its own link rate, and keeps imms in a completion queue of
+/// [`LinkModel::cq_depth`]. As on some hardware, an imm that finds the queue full is lost, and its sender gets no
+/// error: [`Switch::overruns`] counts them.
 #[derive(Debug, Clone, Default)]
 pub struct Switch(Arc<Mutex<HashMap<u64, Arc<Port>>>>);
 
 impl Switch {
-    /// Imms lost to full completion queues, over all devices.
+    /// The number of imms that were lost to full completion queues, over all devices.
     pub fn overruns(&self) -> u64 {
         self.lock().values().map(|port| port.lock().overruns).sum()
     }
 
-    /// The most imms that one device's completion queue held at once.
+    /// The largest number of imms that one device's completion queue held at once.
     pub fn fullest(&self) -> usize {
         self.lock().values().map(|port| port.lock().fullest).max().unwrap_or(0)
     }
@@ -39,12 +39,12 @@ impl Switch {
     }
 
     fn lock(&self) -> MutexGuard<'_, HashMap<u64, Arc<Port>>> {
-        // No holder panics half way through a change: poison carries no news.
+        // No holder of the lock panics in the middle of a change, so that poison means nothing.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// Where requests to one device arrive.
+/// The port of one device, at which requests to it arrive.
 #[derive(Debug)]
 pub(super) struct Port {
     link: LinkModel,
@@ -54,8 +54,8 @@ pub(super) struct Port {
 
 #[derive(Debug)]
 struct Arrivals {
-    /// When the line is free again.
-    line: Time,
+    /// The time from which on the link is free.
+    free_at: Time,
     queue: VecDeque<Event>,
     fullest: usize,
     overruns: u64,
@@ -63,20 +63,20 @@ struct Arrivals {
 
 impl Default for Arrivals {
     fn default() -> Self {
-        Self { line: Time::ZERO, queue: VecDeque::new(), fullest: 0, overruns: 0 }
+        Self { free_at: Time::ZERO, queue: VecDeque::new(), fullest: 0, overruns: 0 }
     }
 }
 
 impl Port {
-    /// A request of `len` bytes reaches the port; when the last of them is in.
-    pub(super) fn takes(&self, len: u64, now: Time) -> Time {
+    /// Receives a request of `len` bytes. Returns the time when its last byte has arrived.
+    pub(super) fn receive(&self, len: u64, now: Time) -> Time {
         let mut arrivals = self.lock();
-        arrivals.line = arrivals.line.max(now).after(self.link.line_time(len));
-        arrivals.line
+        arrivals.free_at = arrivals.free_at.max(now).after(self.link.line_time(len));
+        arrivals.free_at
     }
 
-    /// It is in: its imm goes to the completion queue, if there is room.
-    pub(super) fn arrives(&self, peer: PeerSlot, imm: u32) {
+    /// Puts the imm of a request that has arrived into the completion queue, if there is room.
+    pub(super) fn deliver(&self, peer: PeerSlot, imm: u32) {
         let mut arrivals = self.lock();
         if arrivals.queue.len() >= self.depth {
             arrivals.overruns += 1;
@@ -86,7 +86,7 @@ impl Port {
         arrivals.fullest = arrivals.fullest.max(arrivals.queue.len());
     }
 
-    /// The next entry of the completion queue.
+    /// Takes the next entry of the completion queue.
     pub(super) fn next(&self) -> Option<Event> {
         self.lock().queue.pop_front()
     }

@@ -27,7 +27,7 @@ pub fn node(config: LoopbackConfig, seed: u64) -> Node {
     Node { domain, endpoint, clock }
 }
 
-/// Two plain nodes, connected: a's slot for b, b's slot for a.
+/// Two connected nodes without a link model. Returns a's slot for b and b's slot for a too.
 pub fn pair() -> (Node, Node, PeerSlot, PeerSlot) {
     let (a, b) = (node(LoopbackConfig::default(), 1), node(LoopbackConfig::default(), 2));
     let (to_b, to_a) = connect(&a, &b);
@@ -43,12 +43,12 @@ pub fn connect(a: &Node, b: &Node) -> (PeerSlot, PeerSlot) {
 }
 
 /// A registered buffer.
-pub struct Held {
+pub struct RegisteredBuffer {
     pub buffer: Arc<HostBuffer>,
     pub region: Arc<dyn MemoryRegion>,
 }
 
-impl Held {
+impl RegisteredBuffer {
     pub fn fill(&self, byte: u8) {
         // SAFETY: the buffer's own bytes; tests do not read them meanwhile.
         unsafe { self.buffer.as_ptr().write_bytes(byte, self.buffer.len()) };
@@ -62,11 +62,11 @@ impl Held {
 }
 
 impl Node {
-    pub fn held(&self, len: usize, access: Access) -> Held {
+    pub fn register(&self, len: usize, access: Access) -> RegisteredBuffer {
         let buffer = Arc::new(HostBuffer::new(len).unwrap());
-        // SAFETY: `Held` hands out no references into the buffer.
+        // SAFETY: `RegisteredBuffer` hands out no references into the buffer.
         let region = unsafe { self.domain.register(buffer.clone(), access) }.unwrap();
-        Held { buffer, region }
+        RegisteredBuffer { buffer, region }
     }
 
     pub fn import(&self, peer: PeerSlot, region: &dyn MemoryRegion) -> Arc<dyn RemoteMemory> {
@@ -88,7 +88,7 @@ impl Node {
         events.as_slice().to_vec()
     }
 
-    /// Polls until `count` events have come; requests done count one each.
+    /// Polls until there are `count` events. Each request that is done counts as one.
     pub fn wait(&mut self, count: usize) -> Vec<Event> {
         let (mut events, mut limit) = (Vec::new(), Limit::of(SOON));
         while total(&events) < count {
@@ -98,13 +98,13 @@ impl Node {
         events
     }
 
-    /// Posts one request and waits for its end.
+    /// Posts one request and waits for its completion.
     pub fn run(&mut self, request: WorkRequest) -> Event {
         assert_eq!(self.post(&[request]), PostResult { accepted: 1, error: None });
         self.wait(1)[0]
     }
 
-    pub fn recv(&mut self, id: u64, into: &Held) {
+    pub fn recv(&mut self, id: u64, into: &RegisteredBuffer) {
         let (local, len) = (into.buffer.as_ptr(), into.buffer.len() as u64);
         // SAFETY: tests keep the buffer until the receive has ended.
         let posted = unsafe {
@@ -114,8 +114,13 @@ impl Node {
     }
 }
 
-/// A write of all of `from` to the beginning of `to`; change what differs.
-pub fn write(id: u64, peer: PeerSlot, from: &Held, to: Option<&Arc<dyn RemoteMemory>>) -> WorkRequest {
+/// A write of the whole of `from` to the beginning of `to`.
+pub fn write(
+    id: u64,
+    peer: PeerSlot,
+    from: &RegisteredBuffer,
+    to: Option<&Arc<dyn RemoteMemory>>,
+) -> WorkRequest {
     let len = from.buffer.len() as u64;
     WorkRequest {
         id,
@@ -131,13 +136,13 @@ pub fn write(id: u64, peer: PeerSlot, from: &Held, to: Option<&Arc<dyn RemoteMem
     }
 }
 
-/// How many events there are, counting joined ones apart.
+/// The number of events, where each request that is done counts as one.
 pub fn total(events: &[Event]) -> usize {
     let one = |event: &Event| if let Event::Done { count, .. } = event { *count as usize } else { 1 };
     events.iter().map(one).sum()
 }
 
-/// Requests `first` and its `count - 1` successors are done.
+/// The event that `count` requests from `first` on are done.
 pub fn done(first: u64, count: u32) -> Event {
     Event::Done { first, count }
 }

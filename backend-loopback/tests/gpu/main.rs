@@ -1,4 +1,4 @@
-//! Copies by GPUs, where there is one; elsewhere each test is skipped and says so.
+//! Copies by GPUs. On a machine without a GPU, each test says that it is skipped.
 
 mod pair;
 
@@ -14,7 +14,8 @@ use transport_core::{Pages, WriteOptions};
 
 const LIMIT: Duration = limit::HANG;
 
-/// Moves `count` pages of `page` bytes between shuffled places `skew` bytes off a page's, and looks at every byte.
+/// Moves `count` pages of `page` bytes between shuffled positions, `skew` bytes off multiples of a page, and checks
+/// every byte.
 fn move_pages(pair: &Pair, places: (Place, Place), page: usize, skew: usize, count: u32) {
     let stride = page + skew;
     let (source, content_here, target, remote) = pair.regions(places, stride * count as usize + skew + page);
@@ -59,8 +60,8 @@ fn pages_of_any_size_and_place() {
     }
 }
 
-/// Operations between several regions, pages of two sizes and reads: driven by this thread, all are under way when the
-/// first batch is gathered, those of one GPU in one.
+/// Operations between several regions, with pages of two sizes, and reads. This thread drives the fabric, so that all
+/// operations are under way before the first batch is launched, and those of one GPU share a batch.
 fn operations_share_batches() {
     const COUNT: u32 = 2000;
     const PART: usize = COUNT as usize * 4096;
@@ -71,7 +72,7 @@ fn operations_share_batches() {
         let other = region(&pair.here, places.0, PART, Access::LOCAL);
         other.copy_in(0, &content_here[PART..2 * PART]).unwrap();
         target.copy_in(2 * PART, &content_here[..PART]).unwrap();
-        // In order here and backwards there: no two pages are joined.
+        // The source pages are in order and the target pages in reverse order, so that no two pages are joined.
         let pages = |first, order: Vec<u32>| Pages::new(order).stride(4096).offset(first);
         let (from, order) = (pages(0, (0..COUNT).collect()), || (0..COUNT).rev().collect());
         let mut ops = [
@@ -134,13 +135,13 @@ fn small_writes_at_once_and_imms() {
     }
 }
 
-fn a_peer_that_takes_no_imms_holds_up_nobody() {
-    // More than a lane has room for.
+fn a_peer_that_takes_no_imms_delays_no_other_peer() {
+    // More than a message ring has room for.
     const IMMS: usize = 1500;
     let config = LoopbackConfig::default();
     for places in pairs() {
         let quick = fabrics(&config);
-        // Nobody drives it.
+        // No thread drives this fabric.
         let slow = connected(quick.here.clone(), builder(&config).caller_driven().open().unwrap());
         let (source, content_here, target, remote) = slow.regions(places, IMMS * 8);
         let write = |at: usize| {
@@ -151,7 +152,7 @@ fn a_peer_that_takes_no_imms_holds_up_nobody() {
         let options = WriteOptions::default().imm(2);
         quick.to.write_with(&source, 0..100_000, &remote, 0, &options).unwrap().wait(LIMIT).unwrap();
         assert!(content(&other) == quick_content, "{places:?}");
-        // Those that wait are lost with their peer.
+        // Operations whose imms wait fail with their peer.
         slow.to.disconnect();
         let ends: Vec<_> = waiting.iter_mut().map(|op| op.wait(LIMIT).map_err(|why| why.kind())).collect();
         let done = ends.iter().filter(|end| end.is_ok()).count();
@@ -162,11 +163,11 @@ fn a_peer_that_takes_no_imms_holds_up_nobody() {
     }
 }
 
-fn what_the_driver_refuses_leaves_the_others_their_ends() {
+fn operations_complete_when_the_driver_refuses_a_copy() {
     let pair = fabrics(&LoopbackConfig::default());
     let device = Device::open(0).unwrap();
     let (source, content_here, target, remote) = pair.regions((Place::Gpu(0), Place::Gpu(0)), 8 << 20);
-    // Half of it is page-locked, which the driver may not copy across.
+    // Half of the memory is page-locked. The driver refuses a copy across the border.
     let memory = Arc::new(HostBuffer::new(8 << 20).unwrap());
     // SAFETY: dropped before the memory, at the end.
     let lock = unsafe { cuda::PageLock::new(&device, memory.as_ptr(), 4 << 20) }.unwrap();
@@ -176,7 +177,7 @@ fn what_the_driver_refuses_leaves_the_others_their_ends() {
     let write = |remote| pair.to.write(&source, 0..8 << 20, remote, 0).unwrap();
     for _ in 0..20 {
         let mut ops = [write(&remote), write(&to_half), write(&remote), write(&to_half), write(&remote)];
-        // What shares a batch with it fails as well; nothing is left without an end.
+        // Operations in the same batch may fail too. Every operation completes.
         for end in ops.each_mut().map(|op| op.wait(LIMIT)) {
             assert!(
                 end.as_ref().map_or_else(|why| why.kind() == ErrorKind::InvalidRequest, |_| true),
@@ -202,7 +203,7 @@ fn messages_from_and_into_gpus() {
     }
 }
 
-fn what_is_wrong_is_refused() {
+fn wrong_requests_are_refused() {
     let pair = fabrics(&LoopbackConfig::default());
     for places in pairs() {
         let (source, _, target, remote) = pair.regions(places, 1 << 20);
@@ -215,7 +216,7 @@ fn what_is_wrong_is_refused() {
         let none = Pages::new(Vec::new());
         let refused = pair.to.write_pages(&source, &none, &remote, &none, 65536).err().unwrap();
         assert_eq!(refused.kind(), ErrorKind::InvalidRequest);
-        // Overlapping targets: each byte is one of those written.
+        // The targets overlap: each byte is one of those that were written to it.
         let twice = Pages::new(vec![3, 3, 3]);
         let three = Pages::new(vec![0, 1, 2]);
         pair.to.write_pages(&source, &three, &remote, &twice, 65536).unwrap().wait(LIMIT).unwrap();
@@ -234,10 +235,10 @@ fn main() -> ExitCode {
             blocks_and_groups_change_no_byte,
             large_writes_and_reads,
             small_writes_at_once_and_imms,
-            a_peer_that_takes_no_imms_holds_up_nobody,
-            what_the_driver_refuses_leaves_the_others_their_ends,
+            a_peer_that_takes_no_imms_delays_no_other_peer,
+            operations_complete_when_the_driver_refuses_a_copy,
             messages_from_and_into_gpus,
-            what_is_wrong_is_refused
+            wrong_requests_are_refused
         ],
     )
 }

@@ -1,4 +1,4 @@
-//! Two fabrics and their regions, wherever those can lie.
+//! Two fabrics, and their regions in every kind of memory.
 
 use std::sync::Arc;
 
@@ -9,14 +9,14 @@ use transport_core::{Fabric, FabricBuilder, Peer, Region, RemoteRegion, Transpor
 
 pub const BOTH: Access = Access::REMOTE_READ.union(Access::REMOTE_WRITE);
 
-/// Where a region lies.
+/// The memory of a region.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Place {
     Host,
     Gpu(usize),
 }
 
-/// Why there is no GPU; `None` where there is one.
+/// The reason why there is no GPU. `None` if there is one.
 pub fn missing() -> Option<String> {
     let why = Device::all().err()?;
     assert!(matches!(why.kind(), ErrorKind::Unsupported | ErrorKind::NotFound), "{why}");
@@ -31,7 +31,7 @@ pub fn pairs() -> Vec<(Place, Place)> {
     all.filter(|pair| *pair != (Place::Host, Place::Host)).collect()
 }
 
-/// Two fabrics that are each other's peers.
+/// Two connected fabrics.
 pub struct Pair {
     pub here: Fabric,
     pub there: Fabric,
@@ -63,7 +63,7 @@ pub fn region(fabric: &Fabric, place: Place, len: usize, access: Access) -> Regi
 }
 
 impl Pair {
-    /// Regions at both ends, with what each holds, and the target as it is known here.
+    /// A source with its content, a target, and the target as imported by this side.
     pub fn regions(&self, places: (Place, Place), len: usize) -> (Region, Vec<u8>, Region, RemoteRegion) {
         let source = region(&self.here, places.0, len, Access::LOCAL);
         let target = region(&self.there, places.1, len, BOTH);

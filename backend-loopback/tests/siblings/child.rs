@@ -1,4 +1,4 @@
-//! A child: started as an ordinary user, spoken to over pipes, killed in the end.
+//! A child process: runs as an ordinary user, gets commands over a pipe, and is killed in the end.
 
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::process::CommandExt;
@@ -9,18 +9,18 @@ use std::time::Duration;
 use limit::Limit;
 use rustix::process::{Pid, Signal, kill_process};
 
-/// What any answer may take on a busy machine.
+/// The longest time that an answer may take on a busy machine.
 const LIMIT: Duration = limit::HANG;
 
-/// How a child starts.
+/// The settings of a child.
 pub struct Start {
-    /// Its user and group, if we are root.
+    /// Its user and group, if this test runs as root.
     pub user: u32,
-    /// `MULTIRAIL_LOOPBACK_STAGING`'s words.
+    /// The value of `MULTIRAIL_LOOPBACK_STAGING`.
     pub staging: &'static str,
-    /// What a seccomp filter answers process_vm_writev and -readv with; 0 for no filter.
+    /// The errno with which a seccomp filter refuses process_vm_writev and process_vm_readv. 0 for no filter.
     pub refuse: i32,
-    /// Not dumpable.
+    /// True for a child that is not dumpable.
     pub hidden: bool,
 }
 
@@ -32,70 +32,70 @@ impl Default for Start {
 
 pub struct Child {
     process: std::process::Child,
-    orders: ChildStdin,
+    commands: ChildStdin,
     answers: Receiver<String>,
 }
 
 impl Child {
-    pub fn start(how: Start) -> Self {
-        // By this name, since an ordinary user may not be let into the folder of the executable.
+    pub fn start(settings: Start) -> Self {
+        // An ordinary user may have no access to the executable's folder, but has it to this name.
         let mut command = Command::new("/proc/self/exe");
         command
             .args(["--ignored", "--exact", "sibling", "--nocapture"])
-            .env(super::sibling::STAGING, how.staging);
+            .env(super::sibling::STAGING, settings.staging);
         if rustix::process::geteuid().is_root() {
-            // The standard library drops the supplementary groups with them.
-            command.uid(how.user).gid(how.user);
+            // With these, the standard library also drops the supplementary groups.
+            command.uid(settings.user).gid(settings.user);
         }
         let mut process = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
-        let (orders, output) = (process.stdin.take().unwrap(), process.stdout.take().unwrap());
-        let (tell, answers) = channel();
+        let (commands, output) = (process.stdin.take().unwrap(), process.stdout.take().unwrap());
+        let (sender, answers) = channel();
         std::thread::spawn(move || {
             let lines = BufReader::new(output).lines().map_while(Result::ok);
             lines
                 .filter_map(|line| Some(line.strip_prefix('@')?.to_owned()))
-                .try_for_each(|line| tell.send(line))
+                .try_for_each(|line| sender.send(line))
         });
-        let mut child = Self { process, orders, answers };
-        if how.hidden {
+        let mut child = Self { process, commands, answers };
+        if settings.hidden {
             child.ask("hide");
         }
-        if how.refuse != 0 {
-            child.ask(&format!("filter {}", how.refuse));
+        if settings.refuse != 0 {
+            child.ask(&format!("filter {}", settings.refuse));
         }
         child.ask("open");
         child
     }
 
-    /// Gives an order that must succeed; its answer.
+    /// Sends a command that must succeed. Returns the answer.
     #[track_caller]
-    pub fn ask(&mut self, order: &str) -> String {
-        self.tell(order);
-        self.hear(order)
+    pub fn ask(&mut self, command: &str) -> String {
+        self.send(command);
+        self.receive(command)
     }
 
-    /// Gives an order that must be refused: the kind of error and its words.
+    /// Sends a command that must be refused. Returns the kind and the text of the error.
     #[track_caller]
-    pub fn refused(&mut self, order: &str) -> String {
-        self.tell(order);
-        self.hear_refusal(order)
-    }
-
-    #[track_caller]
-    pub fn tell(&mut self, order: &str) {
-        writeln!(self.orders, "{order}").unwrap();
+    pub fn refused(&mut self, command: &str) -> String {
+        self.send(command);
+        self.receive_refusal(command)
     }
 
     #[track_caller]
-    pub fn hear(&mut self, order: &str) -> String {
-        let line = self.line(order);
-        line.strip_prefix("ok ").unwrap_or_else(|| panic!("{order}: {line}")).to_owned()
+    pub fn send(&mut self, command: &str) {
+        writeln!(self.commands, "{command}").unwrap();
     }
 
     #[track_caller]
-    pub fn hear_refusal(&mut self, order: &str) -> String {
-        let line = self.line(order);
-        line.strip_prefix("err ").unwrap_or_else(|| panic!("{order} was not refused: {line}")).to_owned()
+    pub fn receive(&mut self, command: &str) -> String {
+        let line = self.line(command);
+        line.strip_prefix("ok ").unwrap_or_else(|| panic!("{command}: {line}")).to_owned()
+    }
+
+    #[track_caller]
+    pub fn receive_refusal(&mut self, command: &str) -> String {
+        let line = self.line(command);
+        line.strip_prefix("err ").unwrap_or_else(|| panic!("{command} was not refused: {line}")).to_owned()
     }
 
     pub fn signal(&self, signal: Signal) {
@@ -103,9 +103,9 @@ impl Child {
     }
 
     #[track_caller]
-    fn line(&mut self, order: &str) -> String {
+    fn line(&mut self, command: &str) -> String {
         let said = Limit::of(LIMIT).receive(&self.answers);
-        said.unwrap_or_else(|error| panic!("{order}: {error}; see the child's panic above"))
+        said.unwrap_or_else(|error| panic!("{command}: {error}; see the child's panic above"))
     }
 }
 

@@ -1,6 +1,6 @@
-//! Two processes of an ordinary user, neither the other's parent: this test starts
-//! both and only passes addresses on. Foreign memory by the kernel, every way it can be
-//! refused, and staging. As root the two run as user 65534, else as who we are.
+//! Two processes of an ordinary user, neither of which is the other's parent. This test starts both, and passes
+//! addresses on. The tests cover foreign memory through the kernel, every way in which the kernel refuses it, and
+//! staging. If the test runs as root, the two processes run as user 65534, else as the test's user.
 #![cfg(target_os = "linux")]
 
 mod child;
@@ -8,17 +8,17 @@ mod sibling;
 
 use child::{Child, Start};
 
-/// Two that are connected: `a` reaches into `b`.
+/// Two connected children, of which `a` uses memory of `b`.
 fn pair(a: Start, b: Start) -> (Child, Child) {
     let (mut a, mut b) = (Child::start(a), Child::start(b));
     let address = b.ask("listen");
-    b.tell("accept");
+    b.send("accept");
     a.ask(&format!("connect {address}"));
-    b.hear("accept");
+    b.receive("accept");
     (a, b)
 }
 
-/// Moves verified bytes between `a`'s `source` and `b`'s memory, every way there is.
+/// Moves bytes between memory of `a` and `b` by every operation, in both directions, and verifies them.
 fn exercise(a: &mut Child, b: &mut Child, path: &str) {
     for child in [&mut *a, &mut *b] {
         child.ask("own theirs");
@@ -62,7 +62,7 @@ fn siblings_reach_each_other_by_the_kernel() {
 }
 
 #[test]
-fn staging_is_not_used_where_the_kernel_lets_in() {
+fn staging_is_not_used_if_the_kernel_permits() {
     let start = || Start { staging: "1", ..Start::default() };
     let (mut a, mut b) = pair(start(), start());
     exercise(&mut a, &mut b, KERNEL);
@@ -82,7 +82,7 @@ fn a_filter_is_named() {
         b.ask("own theirs");
         names(&a.refused("import theirs"), &["seccomp", errno, "process_vm_writev"]);
     }
-    // One that comes after the import is found at the next transfer.
+    // A filter that is installed after the import is found at the next transfer.
     let (mut a, mut b) = pair(Start::default(), Start::default());
     b.ask("own theirs");
     a.ask("own ours");
@@ -99,7 +99,7 @@ fn a_peer_that_is_not_dumpable_is_named() {
     names(&a.refused("import theirs"), &["PR_SET_DUMPABLE"]);
 }
 
-/// Every refusal says what else there is.
+/// Checks that a refusal contains `parts`, and the alternatives that every refusal names.
 fn names(refusal: &str, parts: &[&str]) {
     assert!(refusal.starts_with("Permission"), "{refusal}");
     for part in [parts, &["Fabric::alloc", "MULTIRAIL_LOOPBACK_STAGING=1"]].concat() {
@@ -124,7 +124,7 @@ fn other_users_are_refused() {
     let mut b = Child::start(Start::default());
     let mut a = Child::start(Start { user: 65533, ..Start::default() });
     let address = b.ask("listen");
-    b.tell("accept");
+    b.send("accept");
     let refusal = a.refused(&format!("connect {address}"));
     for part in ["user 65534", "user 65533", "run both processes as one user"] {
         assert!(refusal.contains(part), "{refusal}");
@@ -132,14 +132,14 @@ fn other_users_are_refused() {
 }
 
 #[test]
-fn yama_is_obeyed_and_named() {
+fn yama_is_respected_and_named() {
     let Ok(scope) = std::fs::read_to_string("/proc/sys/kernel/yama/ptrace_scope") else {
         return println!("skipped: this kernel has no Yama");
     };
     let (mut a, mut b) = pair(Start::default(), Start::default());
     b.ask("own theirs");
     match scope.trim() {
-        // 1: by the target's PR_SET_PTRACER.
+        // With 1, the target's PR_SET_PTRACER permits it.
         "0" | "1" => assert_eq!(a.ask("import theirs"), KERNEL),
         more => names(&a.refused("import theirs"), &[&format!("kernel.yama.ptrace_scope is {more}")]),
     }
@@ -153,21 +153,21 @@ fn a_staging_target_that_dies_fails_the_write() {
     b.ask("own theirs");
     assert_eq!(a.ask("import theirs"), STAGED);
     b.signal(rustix::process::Signal::STOP);
-    a.tell("write ours theirs 1");
+    a.send("write ours theirs 1");
     b.signal(rustix::process::Signal::KILL);
-    let refusal = a.hear_refusal("write");
+    let refusal = a.receive_refusal("write");
     assert!(refusal.starts_with("PeerDied"), "{refusal}");
 }
 
 #[test]
-fn a_staging_initiator_that_dies_holds_nothing() {
+fn a_staging_initiator_that_dies_keeps_no_region_busy() {
     let start = |refuse| Start { staging: "1", refuse, ..Start::default() };
     for _ in 0..3 {
         let (mut a, mut b) = pair(start(libc::EPERM), start(libc::EPERM));
         a.ask("own ours");
         b.ask("own theirs");
         assert_eq!(a.ask("import theirs"), STAGED);
-        a.tell("hammer ours theirs 1");
+        a.send("hammer ours theirs 1");
         b.ask("expect 1 5");
         a.signal(rustix::process::Signal::KILL);
         b.ask("revoke theirs");

@@ -1,4 +1,4 @@
-//! What a child does: it obeys an order per line, with a fabric as users get it.
+//! The program of a child: it runs one command per line, with a fabric as users have it.
 
 use std::collections::HashMap;
 use std::io::Write;
@@ -12,11 +12,11 @@ use transport_core::{
     Fabric, FabricBuilder, Listener, Pages, Peer, Region, RemoteRegion, TransportConfig, WriteOptions,
 };
 
-/// Tells this test executable that it is a child, and how it stages.
+/// Tells this test executable that it is a child, and its staging policy.
 pub const STAGING: &str = "MULTIRAIL_SIBLING_STAGING";
 
 const PAGE: usize = 4096;
-/// More than a stage holds.
+/// More than a staging buffer holds.
 const PAGES: u32 = 400;
 const LEN: usize = PAGES as usize * PAGE;
 const LIMIT: Duration = limit::HANG;
@@ -26,7 +26,7 @@ pub fn run() {
     let mut sibling = Sibling::default();
     for line in std::io::stdin().lines() {
         let line = line.unwrap();
-        let answer = match sibling.obey(&staging, &line) {
+        let answer = match sibling.run_command(&staging, &line) {
             Ok(answer) => format!("ok {answer}"),
             Err(error) => format!("err {:?} {error}", error.kind()).replace('\n', " "),
         };
@@ -45,7 +45,7 @@ struct Sibling {
 }
 
 impl Sibling {
-    fn obey(&mut self, staging: &str, line: &str) -> Result<String> {
+    fn run_command(&mut self, staging: &str, line: &str) -> Result<String> {
         let words: Vec<&str> = line.split(' ').collect();
         let number = |at: usize| words[at].parse::<u64>().unwrap();
         match words[0] {
@@ -65,7 +65,7 @@ impl Sibling {
             "explain" => return Ok(self.peer().explain().replace('\n', " ")),
             "ended" => return Ok(pollster::block_on(self.peer().closed()).to_string()),
             "own" => {
-                // Without a file: another process reaches it through the kernel only.
+                // Memory without a file, which another process reaches only through the kernel.
                 let memory = Arc::new(HostBuffer::private(LEN)?);
                 // SAFETY: nobody refers to the bytes.
                 let region = unsafe { self.fabric().register(memory, Access::all()) }?;
@@ -103,7 +103,7 @@ impl Sibling {
                 let options = if words[3] == "last" { imm() } else { imm().per_wr() };
                 peer.write_pages_with(region, all(), remote, all(), PAGE, &options)?
             }
-            // For ever: it will be killed doing so.
+            // Endless: the test kills this process.
             "hammer" => loop {
                 peer.write_with(region, 0..LEN, remote, 0, &imm())?.wait(LIMIT)?;
             },
@@ -127,7 +127,7 @@ fn content(seed: u64) -> Vec<u8> {
     bytes
 }
 
-/// Has process_vm_readv and process_vm_writev answer `errno`, in all threads.
+/// Makes process_vm_readv and process_vm_writev fail with `errno`, in all threads.
 fn filter(errno: u32) {
     let answer = libc::SECCOMP_RET_ERRNO | errno;
     let code = |code: u32, k: u32| libc::sock_filter { code: code as u16, jt: 0, jf: 0, k };

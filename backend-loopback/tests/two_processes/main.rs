@@ -1,4 +1,4 @@
-//! Two processes of one host: this test, and itself started again as its peer.
+//! Two processes of one host: this test, and the same executable as its peer.
 #![cfg(target_os = "linux")]
 
 #[path = "../common/mod.rs"]
@@ -18,13 +18,13 @@ use process::{CHILD, Peer, hex, parse_key, private, unhex};
 const LEN: usize = 6 << 20;
 const PAGE: u64 = 4096;
 
-/// The peer: does what it reads, answers with lines that begin with `@`.
+/// The peer: runs the commands that it reads, and answers with lines that begin with `@`.
 #[test]
 #[ignore = "the other process of the tests below"]
 fn peer() {
     let Ok(role) = std::env::var(CHILD) else { return };
     if let Some(place) = role.strip_prefix("exec ") {
-        return successor(place.parse().unwrap());
+        return next_program(place.parse().unwrap());
     }
     let mut lines = std::io::stdin().lines();
     let mut line = || lines.next().unwrap().unwrap();
@@ -36,12 +36,12 @@ fn peer() {
     let (slot, offer) = b.domain.connector().prepare().unwrap();
     say(hex(&offer));
     b.domain.connector().complete(slot, &unhex(&line())).unwrap();
-    let (shared, foreign) = (b.held(LEN, BOTH), private(LEN));
+    let (shared, foreign) = (b.register(LEN, BOTH), private(LEN));
     // SAFETY: nobody refers to the bytes.
     let foreign_region = unsafe { b.domain.register(foreign.clone(), BOTH) }.unwrap();
     let (k, f) = (shared.region.key(), foreign_region.key());
     say(format!("{} {} {} {}", k.key, k.len, f.key, f.len));
-    let inbox = b.held(65536, Access::LOCAL);
+    let inbox = b.register(65536, Access::LOCAL);
     let mut import = None;
     loop {
         let command = line();
@@ -59,7 +59,7 @@ fn peer() {
                 let events = b.wait(numbers[0] as usize);
                 say(format!("{events:?} {}", inbox.byte(0)));
             }
-            // Becomes another program, which has memory of its own where this one has the region.
+            // Becomes another program, which maps memory of its own at the region's address.
             "exec" => {
                 use std::os::unix::process::CommandExt;
                 let place = format!("exec {}", foreign.as_ptr() as usize);
@@ -75,7 +75,7 @@ fn peer() {
                 import = Some(b.try_import(slot, parse_key(&numbers)).unwrap());
                 say("imported".into());
             }
-            // Writes to the parent for ever: it will be killed doing so.
+            // Writes to the parent without end, until the parent kills this process.
             "hammer" => loop {
                 shared.fill(0xaa);
                 let request = write(1, slot, &shared, import.as_ref());
@@ -95,12 +95,12 @@ fn count(what: &str) -> usize {
 fn processes_reach_each_other_and_leave_nothing_behind() {
     let (files, threads) = (count("fd"), count("task"));
     moves_bytes();
-    a_killed_writer_does_not_hold_memory();
-    a_stopped_peer_holds_importers_up_together();
-    strangers_are_dropped();
+    a_killed_writer_keeps_no_region_busy();
+    importers_wait_for_a_stopped_peer_in_parallel();
+    unauthenticated_connections_are_dropped();
     a_peer_that_became_another_program_is_gone();
-    warm::what_is_warm_faults_no_more();
-    // A joined thread is listed until the kernel has buried it, a moment later.
+    warm::warm_memory_takes_no_page_fault();
+    // The kernel lists a joined thread for a moment longer.
     let mut limit = Limit::of(SOON);
     while count("task") > threads && !limit.is_over() {
         std::thread::yield_now();
@@ -112,11 +112,11 @@ fn moves_bytes() {
     let mut a = node(LoopbackConfig::default(), 1);
     let mut peer = Peer::start(&a);
     let slot = peer.slot;
-    let source = a.held(LEN, Access::LOCAL);
+    let source = a.register(LEN, Access::LOCAL);
     for (key, other) in [(peer.shared, false), (peer.foreign, true)] {
         let import = a.try_import(slot, key).unwrap();
         source.fill(if other { 9 } else { 8 });
-        // More pages than one system call takes, then one with an imm.
+        // More pages than one system call takes. The last one has an imm.
         let all = write(0, slot, &source, Some(&import));
         let page = |n: u64| WorkRequest {
             id: n,
@@ -160,14 +160,14 @@ fn moves_bytes() {
         assert_eq!(failed(a.run(write(1, slot, &source, Some(import)))), ErrorKind::Revoked);
     }
     assert_eq!(a.try_import(slot, peer.shared).err().unwrap().kind(), ErrorKind::Revoked);
-    // A peer that closes in order is gone at once.
+    // This side notices at once that a peer has closed in order.
     let _ = writeln!(peer.input, "exit");
     peer.child.wait().unwrap();
     assert_eq!(failed(a.run(WorkRequest { len: 8, ..message })), ErrorKind::PeerDied);
 }
 
-/// The program that the peer becomes: says how many bytes of its own were written at `place`.
-fn successor(place: usize) {
+/// The program that the peer becomes: maps memory at `place`, and says how many of its bytes were written.
+fn next_program(place: usize) {
     use rustix::mm::{MapFlags, ProtFlags};
     let place = std::ptr::with_exposed_provenance_mut(place);
     let flags = MapFlags::PRIVATE | MapFlags::FIXED_NOREPLACE;
@@ -183,7 +183,7 @@ fn successor(place: usize) {
     }
 }
 
-/// Runs a request that must fail; how it failed.
+/// Runs a request that must fail. Returns the kind of the error.
 type Failing = fn(&mut Node, &Peer, WorkRequest, &dyn RemoteMemory) -> ErrorKind;
 
 fn a_peer_that_became_another_program_is_gone() {
@@ -200,13 +200,13 @@ fn a_peer_that_became_another_program_is_gone() {
     for run in kinds {
         let mut a = node(LoopbackConfig::default(), 1);
         let mut peer = Peer::start(&a);
-        let source = a.held(LEN, Access::LOCAL);
+        let source = a.register(LEN, Access::LOCAL);
         let import = a.try_import(peer.slot, peer.foreign).unwrap();
         source.fill(7);
         let request = write(1, peer.slot, &source, Some(&import));
         assert_eq!(a.run(request), done(1, 1));
         assert_eq!(peer.ask(&format!("bytes {}", LEN - 1)), "0 7");
-        // Its number stays, and its memory is another's.
+        // The pid stays the same, but the memory belongs to another program.
         assert_eq!(peer.ask("exec"), "executed");
         let kind = run(&mut a, &peer, request, &*import);
         assert_eq!((kind, peer.ask("written").as_str()), (ErrorKind::PeerDied, "0"));
@@ -222,7 +222,7 @@ fn foreign_pages() {
     }
     let mut a = node(LoopbackConfig::default(), 1);
     let peer = Peer::start(&a);
-    let source = a.held(LEN, Access::LOCAL);
+    let source = a.register(LEN, Access::LOCAL);
     source.fill(1);
     for (name, key) in [("shared", peer.shared), ("foreign", peer.foreign)] {
         let import = a.try_import(peer.slot, key).unwrap();
@@ -244,12 +244,12 @@ fn foreign_pages() {
     }
 }
 
-fn a_killed_writer_does_not_hold_memory() {
+fn a_killed_writer_keeps_no_region_busy() {
     let mut pending = 0;
     for _ in 0..4 {
         let mut a = node(LoopbackConfig::default(), 1);
         let mut peer = Peer::start(&a);
-        let target = a.held(LEN, BOTH);
+        let target = a.register(LEN, BOTH);
         let key = target.region.key();
         assert_eq!(peer.ask(&format!("import {} {}", key.key, key.len)), "imported");
         writeln!(peer.input, "hammer").unwrap();
@@ -264,8 +264,9 @@ fn a_killed_writer_does_not_hold_memory() {
             assert!(!limit.is_over(), "a dead writer keeps the region busy");
         }
         peer.child.wait().unwrap();
-        // Through the kernel at once; through shared memory once the server has seen it.
-        let source = a.held(64, Access::LOCAL);
+        // Requests to foreign memory fail at once, requests through shared memory once the server has noticed the
+        // death.
+        let source = a.register(64, Access::LOCAL);
         assert_eq!(failed(a.run(write(1, peer.slot, &source, Some(&import)))), ErrorKind::PeerDied);
         let imm = WorkRequest { len: 0, imm: Some(1), ..write(2, peer.slot, &source, None) };
         assert_eq!(failed(a.run(imm)), ErrorKind::PeerDied);
@@ -275,7 +276,7 @@ fn a_killed_writer_does_not_hold_memory() {
     println!("revoke was pending {pending} times");
 }
 
-fn a_stopped_peer_holds_importers_up_together() {
+fn importers_wait_for_a_stopped_peer_in_parallel() {
     use rustix::process::*;
     let a = node(LoopbackConfig::default(), 1);
     let peer = Peer::start(&a);
@@ -294,13 +295,13 @@ fn a_stopped_peer_holds_importers_up_together() {
             });
         }
     });
-    // One after the other takes at least the sum, on any machine.
+    // If the importers waited one after the other, they would take at least the sum.
     assert!(start.elapsed() < IMPORTERS * EACH, "one after the other waited for its own limit");
     kill_process(child, Signal::CONT).unwrap();
     a.try_import(peer.slot, peer.shared).unwrap();
 }
 
-fn strangers_are_dropped() {
+fn unauthenticated_connections_are_dropped() {
     use rustix::net::*;
     let a = node(LoopbackConfig::default(), 1);
     let (_, offer) = a.domain.connector().prepare().unwrap();

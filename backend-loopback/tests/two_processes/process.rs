@@ -1,4 +1,4 @@
-//! The other process: started, spoken to over pipes, killed in the end.
+//! The other process: gets commands over a pipe, and is killed in the end.
 
 use std::io::{BufRead, BufReader, Lines, Write};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
@@ -11,7 +11,7 @@ use crate::common::*;
 /// Tells this test executable that it is the peer.
 pub const CHILD: &str = "MULTIRAIL_LOOPBACK_CHILD";
 
-/// Memory without a file: another process reaches it through the kernel only.
+/// Memory without a file, which another process reaches only through the kernel.
 pub fn private(len: usize) -> Arc<HostBuffer> {
     Arc::new(HostBuffer::private(len).unwrap())
 }
@@ -53,7 +53,7 @@ impl Peer {
         let output = BufReader::new(output).lines();
         let (slot, offer) = a.domain.connector().prepare().unwrap();
         let mut peer = Self { child, input, output, slot, shared: none, foreign: none };
-        let theirs = unhex(&peer.hear());
+        let theirs = unhex(&peer.receive());
         a.domain.connector().complete(slot, &theirs).unwrap();
         // An offer admits once.
         let (other, _) = a.domain.connector().prepare().unwrap();
@@ -67,10 +67,10 @@ impl Peer {
 
     pub fn ask(&mut self, text: &str) -> String {
         writeln!(self.input, "{text}").unwrap();
-        self.hear()
+        self.receive()
     }
 
-    pub fn hear(&mut self) -> String {
+    pub fn receive(&mut self) -> String {
         let mut said =
             self.output.by_ref().map(Result::unwrap).filter_map(|line| Some(line.strip_prefix('@')?.into()));
         said.next().expect("the peer said nothing; see its panic above")

@@ -1,4 +1,4 @@
-//! What was warmed up takes no page fault at its first use. Faults are counted, not timed.
+//! Memory that was warmed up takes no page fault at its first use. The test counts page faults, and measures no time.
 
 use multirail_spi::{Access, *};
 
@@ -7,7 +7,7 @@ use crate::process::Peer;
 
 const TRIES: usize = 3;
 
-/// Page faults that this thread took while `run` ran.
+/// The number of page faults of this thread while `run` ran.
 fn faults(run: impl FnOnce()) -> u64 {
     let taken = || {
         let stat = std::fs::read_to_string("/proc/thread-self/stat").unwrap();
@@ -20,12 +20,12 @@ fn faults(run: impl FnOnce()) -> u64 {
     taken() - before
 }
 
-/// Of several tries the best: the kernel may take a page back at any time.
-pub fn what_is_warm_faults_no_more() {
+/// Takes the best of several tries, since the kernel may take a page back at any time.
+pub fn warm_memory_takes_no_page_fault() {
     let mut a = node(multirail_loopback::LoopbackConfig::default(), 1);
-    let source = a.held(crate::LEN, Access::LOCAL);
+    let source = a.register(crate::LEN, Access::LOCAL);
     source.fill(1);
-    let small = a.held(65536, Access::LOCAL);
+    let small = a.register(65536, Access::LOCAL);
     small.fill(2);
     let (mut cold, mut warm) = (Vec::new(), Vec::new());
     for warmed in [false, true].repeat(TRIES) {
@@ -40,7 +40,7 @@ pub fn what_is_warm_faults_no_more() {
         let message = WorkRequest { kind: WorkKind::Send, ..write(3, peer.slot, &small, None) };
         let message = faults(|| assert_eq!(a.run(message), done(3, 1)));
         if warmed { &mut warm } else { &mut cold }.push((bytes, message));
-        // The touch delivered nothing.
+        // The warm-up request delivered no event.
         assert!(peer.ask("events 1").ends_with("len: 65536, imm: None }] 2"));
         assert_eq!(peer.ask("bytes 0").split(' ').next(), Some("1"));
         a.domain.connector().disconnect(peer.slot);
@@ -49,6 +49,6 @@ pub fn what_is_warm_faults_no_more() {
     let none = |of: fn(&(u64, u64)) -> u64, counts: &[(u64, u64)]| counts.iter().any(|count| of(count) == 0);
     let what = format!("cold {cold:?}, warm {warm:?}");
     assert!(none(|count| count.0, &warm) && !none(|count| count.0, &cold), "bytes: {what}");
-    // Where the lane lies in a huge page, the connection has touched all of it.
+    // If the message ring is in a huge page, the connection has touched all of it.
     assert!(none(|count| count.1, &warm), "messages: {what}");
 }

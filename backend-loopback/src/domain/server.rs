@@ -1,0 +1,328 @@
+//! The server thread of a domain: hands files to peers in other processes, and notices their deaths.
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use multirail_spi::{Error, ErrorKind, Memory, MemoryKind, Result, Staging, WakeupPipe};
+use rustix::event::{PollFd, PollFlags, Timespec};
+use rustix::io::Errno;
+use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, SocketFlags, SocketType};
+
+use crate::domain_state::DomainState;
+use crate::host::random;
+use crate::inbound::Inbound;
+use crate::offer::Token;
+use crate::other_process::process::{self, Process};
+use crate::other_process::protocol::{self, Refusal, Reply, Request};
+use crate::other_process::{GuardPage, gpu_memory};
+use crate::outbound::{Outbound, PeerLocation};
+use crate::segment::{Segment, mapping};
+
+/// Connections at once. At this number, connections that have not shown a token are dropped.
+const MAX_CONNECTIONS: usize = 1024;
+
+/// Connections accepted per round, so that a process that connects in a loop cannot keep the thread from its other
+/// work or from its end. poll(2) reports the connections that are left.
+const ACCEPTS_PER_ROUND: usize = 32;
+
+/// Requests of one connection that are answered per round, for the same reason.
+const REQUESTS_PER_ROUND: usize = 64;
+
+/// The pause after an accept that failed.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(10);
+
+/// The handle of the thread. Dropping it ends the thread and every connection.
+pub(super) struct Server {
+    name: String,
+    wakeup: Arc<WakeupPipe>,
+    stop: Arc<AtomicBool>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Server {
+    /// Starts a thread that serves `state`.
+    pub(super) fn start(state: &Arc<DomainState>) -> Result<Self> {
+        let fail = |e: Errno| Error::os("prepare", "opening the socket to which peers connect", e);
+        let name = format!("multirail-lo-{:016x}-{:016x}", state.id, u64::from_ne_bytes(random()?));
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        let listener = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None);
+        let listener = listener.map_err(fail)?;
+        let address = SocketAddrUnix::new_abstract_name(name.as_bytes()).map_err(fail)?;
+        rustix::net::bind(&listener, &address).map_err(fail)?;
+        rustix::net::listen(&listener, 128).map_err(fail)?;
+        let wakeup = Arc::new(WakeupPipe::new()?);
+        let stop = Arc::new(AtomicBool::new(false));
+        let mut server = ServerLoop {
+            state: state.clone(),
+            wakeup: wakeup.clone(),
+            stop: stop.clone(),
+            listener,
+            connections: Vec::new(),
+        };
+        let thread = std::thread::Builder::new().name("multirail-lo".into()).spawn(move || server.run());
+        let thread =
+            thread.map_err(|e| Error::os("prepare", "starting a thread; raise the limit (ulimit -u)", e))?;
+        Ok(Self { name, wakeup, stop, thread: Some(thread) })
+    }
+
+    /// The abstract name of the socket.
+    pub(super) fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Makes the thread read the peer table again. The thread watches the processes of the peers in it.
+    pub(super) fn update_watched_peers(&self) {
+        self.wakeup.handle().wake();
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Release);
+        self.wakeup.handle().wake();
+        // A region's owner may keep its domain open, and the server thread may drop the owner. The thread cannot join
+        // itself.
+        let other = self.thread.take().filter(|thread| thread.thread().id() != std::thread::current().id());
+        if let Some(Err(_)) = other.map(JoinHandle::join) {
+            tracing::error!("loopback: the server thread panicked");
+        }
+    }
+}
+
+/// The state of the thread.
+struct ServerLoop {
+    state: Arc<DomainState>,
+    wakeup: Arc<WakeupPipe>,
+    stop: Arc<AtomicBool>,
+    listener: OwnedFd,
+    connections: Vec<ClientConnection>,
+}
+
+/// A connection to an initiator in another process.
+struct ClientConnection {
+    socket: OwnedFd,
+    /// The initiator's process, until `inbound` takes it when the initiator has shown its token.
+    process: Option<Process>,
+    inbound: Option<Arc<Inbound>>,
+}
+
+impl ServerLoop {
+    fn run(&mut self) {
+        while !self.stop.load(Ordering::Acquire) {
+            let targets = self.targets();
+            let mut fds: Vec<BorrowedFd<'_>> = vec![self.listener.as_fd()];
+            fds.extend(self.connections.iter().map(|connection| connection.socket.as_fd()));
+            fds.extend(targets.iter().filter_map(|outbound| process_of(outbound)).map(Process::pidfd));
+            self.wakeup.sleep(&fds, None);
+            self.wakeup.clear();
+            let ready = ready(&fds);
+            drop(fds);
+            for outbound in
+                targets.iter().filter(|outbound| process_of(outbound).is_some_and(|p| !p.is_alive()))
+            {
+                outbound.close();
+                self.state.wakeup.wake();
+            }
+            let mut at = 0;
+            let state = &self.state;
+            let stop = &self.stop;
+            self.connections.retain_mut(|connection| {
+                at += 1;
+                !connection.is_closed()
+                    && (!ready[at] || stop.load(Ordering::Acquire) || connection.serve(state))
+            });
+            if ready[0] {
+                self.accept();
+            }
+        }
+    }
+
+    /// The peers in other processes whose deaths the thread watches for.
+    fn targets(&self) -> Vec<Arc<Outbound>> {
+        let peers = self.state.peers.all().into_iter();
+        let live = peers.filter(|(_, peer)| !peer.leaving).filter_map(|(_, peer)| peer.outbound);
+        live.filter(|outbound| {
+            outbound.is_alive() && matches!(outbound.location, PeerLocation::OtherProcess(_))
+        })
+        .collect()
+    }
+
+    fn accept(&mut self) {
+        for _ in 0..ACCEPTS_PER_ROUND {
+            if self.stop.load(Ordering::Acquire) {
+                return;
+            }
+            let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+            let socket = match rustix::net::accept_with(&self.listener, flags) {
+                Ok(socket) => socket,
+                Err(Errno::AGAIN) => return,
+                Err(error) => {
+                    // Most likely the process is out of descriptors. The connection keeps waiting in the queue, so
+                    // that the thread must pause. Connections that have not shown a token give their descriptors
+                    // back.
+                    tracing::warn!(%error, "loopback: cannot accept a peer process; raise the limit of open files (ulimit -n)");
+                    self.connections.retain(|connection| connection.inbound.is_some());
+                    return std::thread::sleep(ACCEPT_PAUSE);
+                }
+            };
+            if self.connections.len() >= MAX_CONNECTIONS {
+                self.connections.retain(|connection| connection.inbound.is_some());
+            }
+            match Process::behind(&socket) {
+                Ok(process) if self.connections.len() < MAX_CONNECTIONS => {
+                    self.connections.push(ClientConnection { socket, process: Some(process), inbound: None });
+                }
+                Ok(_) => {
+                    tracing::warn!(
+                        "loopback: {MAX_CONNECTIONS} peer processes are connected, which is the limit; one more was refused"
+                    )
+                }
+                Err(error) => tracing::warn!(%error, "loopback: a process that connected was refused"),
+            }
+        }
+    }
+}
+
+impl ClientConnection {
+    /// Answers the requests that have arrived, up to [`REQUESTS_PER_ROUND`]. Returns false if the connection must
+    /// end.
+    fn serve(&mut self, state: &DomainState) -> bool {
+        for _ in 0..REQUESTS_PER_ROUND {
+            if self.is_closed() {
+                return false;
+            }
+            let answered = match protocol::receive::<Request>(&self.socket, RecvFlags::DONTWAIT) {
+                Err(Errno::AGAIN | Errno::INTR) => return true,
+                Err(_) => false,
+                Ok((Request::Hello { version, token }, _)) => self.admit(state, version, token),
+                Ok((Request::Region { number, key }, _)) => self.describe_region(state, number, key),
+                Ok((Request::StagingBuffer { number }, _)) => self.open_staging_buffer(state, number),
+            };
+            if !answered {
+                return false;
+            }
+        }
+        true
+    }
+
+    /// Answers a hello.
+    fn admit(&mut self, state: &DomainState, version: u16, token: Token) -> bool {
+        if version != protocol::VERSION {
+            return self.refuse_hello(Refusal::Version);
+        }
+        // The first hello takes the process. A second hello finds none.
+        let Some(process) = self.process.take() else { return self.refuse_hello(Refusal::Token) };
+        let inbound = match state.admit(&token) {
+            Ok(Some(inbound)) => inbound,
+            Ok(None) => return self.refuse_hello(Refusal::Token),
+            Err(error) => {
+                tracing::warn!(%error, "loopback: a peer process was refused");
+                return self.refuse_hello(Refusal::Memory);
+            }
+        };
+        let _ = inbound.initiator.set(process);
+        let was_sent = inbound.files().is_some_and(|files| self.reply(&Reply::Welcome, &files));
+        self.inbound = Some(inbound);
+        was_sent
+    }
+
+    /// Refuses a hello, and ends the connection.
+    fn refuse_hello(&self, why: Refusal) -> bool {
+        self.reply(&Reply::Refused { number: 0, why }, &[]);
+        false
+    }
+
+    /// Answers a question for the region of a key.
+    fn describe_region(&self, state: &DomainState, number: u64, key: u64) -> bool {
+        let Some(inbound) = &self.inbound else { return false };
+        let found = match state.regions.find(key) {
+            Ok(found) => found,
+            Err(kind) => {
+                let why = if kind == ErrorKind::Revoked { Refusal::Revoked } else { Refusal::Key };
+                return self.reply(&Reply::Refused { number, why }, &[]);
+            }
+        };
+        let (len, access) = (found.memory.len() as u64, found.access.bits());
+        if let MemoryKind::Cuda { .. } = found.memory.kind() {
+            return self.describe_gpu_region(number, &*found.memory, access);
+        }
+        if let (true, Some(file)) = (found.is_shareable, found.memory.shared_file()) {
+            if let Err(error) = mapping::commit("import", file, found.memory.len()) {
+                tracing::warn!(%error, "loopback: a region could not be shared with a peer process");
+                return self.reply(&Reply::Refused { number, why: Refusal::Memory }, &[]);
+            }
+            let locked = cuda::Reach::of_host(found.memory.as_ptr() as u64, found.memory.len() as u64)
+                == cuda::Reach::Kernel;
+            return self.reply(&Reply::Shared { number, len, access, locked }, &[file]);
+        }
+        let guard = match GuardPage::own() {
+            Ok(guard) => guard,
+            Err(error) => {
+                tracing::warn!(%error, "loopback: a region could not be shared with a peer process");
+                return self.reply(&Reply::Refused { number, why: Refusal::Memory }, &[]);
+            }
+        };
+        let permit_errno = inbound.initiator.get().map_or(0, process::permit);
+        let address = found.memory.as_ptr() as u64;
+        let target = process::hints(permit_errno);
+        self.reply(&Reply::Foreign { number, len, access, address, guard, target }, &[])
+    }
+
+    fn describe_gpu_region(&self, number: u64, memory: &dyn Memory, access: u32) -> bool {
+        let answer = gpu_memory::describe(number, memory, access);
+        self.reply(&answer.reply, &answer.files())
+    }
+
+    /// Answers a question for the staging buffer.
+    fn open_staging_buffer(&self, state: &DomainState, number: u64) -> bool {
+        let Some(inbound) = &self.inbound else { return false };
+        let buffer = if state.staging == Staging::Never { None } else { inbound.open_staging_buffer().ok() };
+        match buffer.and_then(Segment::file) {
+            Some(file) => {
+                tracing::info!(
+                    "loopback: requests of a peer process are staged: they go through shared memory and this worker"
+                );
+                self.reply(&Reply::StagingBuffer { number }, &[file])
+            }
+            None => self.reply(&Reply::Refused { number, why: Refusal::Staging }, &[]),
+        }
+    }
+
+    fn reply(&self, reply: &Reply, files: &[BorrowedFd<'_>]) -> bool {
+        protocol::send(&self.socket, reply, files, SendFlags::DONTWAIT).is_ok()
+    }
+
+    fn is_closed(&self) -> bool {
+        self.inbound.as_ref().is_some_and(|inbound| inbound.is_closed())
+    }
+}
+
+impl Drop for ClientConnection {
+    fn drop(&mut self) {
+        // If the other end has closed its socket, it has made its last access before, or it is dead. If this side
+        // closes the connection, the leases and the pidfd tell when the initiator has left.
+        if let Some(inbound) = self.inbound.as_ref().filter(|_| process::is_hung_up(self.socket.as_fd())) {
+            inbound.mark_initiator_gone();
+        }
+    }
+}
+
+/// The process of a peer. A target that closes in order says so in its segment, so that only its death needs
+/// watching.
+fn process_of(outbound: &Outbound) -> Option<&Process> {
+    match &outbound.location {
+        PeerLocation::OtherProcess(connection) => Some(&connection.process),
+        PeerLocation::ThisProcess { .. } => None,
+    }
+}
+
+/// Returns true for each descriptor that is readable or closed.
+fn ready(fds: &[BorrowedFd<'_>]) -> Vec<bool> {
+    let mut fds: Vec<_> = fds.iter().map(|fd| PollFd::from_borrowed_fd(*fd, PollFlags::IN)).collect();
+    let at_once = Timespec { tv_sec: 0, tv_nsec: 0 };
+    let _ = rustix::event::poll(&mut fds, Some(&at_once));
+    fds.iter().map(|fd| !fd.revents().is_empty()).collect()
+}

@@ -1,0 +1,421 @@
+//! The endpoint. A post runs requests at once, or when the link model or a GPU is ready. A poll reports completions.
+
+mod batch_runner;
+mod fast_path;
+mod peer_state;
+
+use std::any::Any;
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use multirail_spi::{
+    Armed, Batch, Completions, Endpoint, EndpointConfig, ErrorKind, Event, PeerSlot, PostResult,
+    ReceiveRequest, Staging, Status, Time, WorkKind, WorkRequest,
+};
+
+use crate::completions::CompletionQueue;
+use crate::domain_state::DomainState;
+use crate::error_text::describe;
+use crate::gpu::Gpus;
+#[cfg(target_os = "linux")]
+use crate::imports::foreign_copy::ForeignBatch;
+use crate::imports::{Import, RegionLocation};
+use crate::link_model::{DeviceModel, DueAction, PostedWrite, PostedWrites};
+use crate::segment::lease_table::DEVICE_MEMORY;
+use crate::staging::StagedRequests;
+use crate::status::status;
+use batch_runner::BatchRunner;
+use fast_path::FastPath;
+use peer_state::PeerState;
+
+/// The endpoint of a domain.
+pub(crate) struct LoopbackEndpoint {
+    /// Keeps the domain open.
+    _domain: Arc<dyn Any + Send + Sync>,
+    state: Arc<DomainState>,
+    depth: usize,
+    completions: CompletionQueue,
+    peers: Vec<Option<PeerState>>,
+    /// Slots whose `PeerGone` the last poll reported.
+    gone: Vec<PeerSlot>,
+    /// The version of the peer table that `peers` reflects.
+    peer_table_version: u64,
+    /// The peer at which the rotation over the message rings stopped.
+    last_peer: usize,
+    receives: VecDeque<ReceiveRequest>,
+    armed: bool,
+    model: Option<Box<DeviceModel>>,
+    posted_writes: Option<PostedWrites>,
+    staged: StagedRequests,
+    gpus: Gpus,
+    /// Peers that leave, and whose requests a GPU may still have.
+    leaving: Vec<PeerSlot>,
+    #[cfg(target_os = "linux")]
+    foreign: ForeignBatch,
+}
+
+// SAFETY: the raw pointers inside are those of accepted requests and receives;
+// `Endpoint::post` binds their validity to the endpoint, not to a thread.
+unsafe impl Send for LoopbackEndpoint {}
+
+impl LoopbackEndpoint {
+    /// Opens the endpoint of a domain, which `domain` keeps open.
+    pub(crate) fn new(
+        state: &Arc<DomainState>,
+        config: &EndpointConfig,
+        domain: Arc<dyn Any + Send + Sync>,
+    ) -> Self {
+        let limit = state.capabilities.send_depth;
+        let depth = config.send_depth.unwrap_or(limit).clamp(1, limit) as usize;
+        let model = |link| Box::new(DeviceModel::new(link, state.setup.seed, state.number));
+        Self {
+            _domain: domain,
+            state: Arc::clone(state),
+            depth,
+            completions: CompletionQueue::default(),
+            peers: Vec::new(),
+            gone: Vec::new(),
+            peer_table_version: 0,
+            last_peer: 0,
+            receives: VecDeque::new(),
+            armed: false,
+            model: state.link.clone().map(model),
+            posted_writes: state.link.as_ref().and_then(PostedWrites::of),
+            staged: StagedRequests::default(),
+            gpus: Gpus::new(state.gpus),
+            leaving: Vec::new(),
+            #[cfg(target_os = "linux")]
+            foreign: ForeignBatch::default(),
+        }
+    }
+
+    fn runner(&mut self) -> BatchRunner<'_> {
+        BatchRunner {
+            imports: &self.state.imports,
+            peers: &self.peers,
+            completions: &mut self.completions,
+            #[cfg(target_os = "linux")]
+            foreign: &mut self.foreign,
+            lease: None,
+            fast_path: FastPath::default(),
+            staged: &mut self.staged,
+            regions: &self.state.regions,
+            gpus: &mut self.gpus,
+        }
+    }
+
+    /// Runs the requests that the link model says are due.
+    fn run_due(&mut self) {
+        let Some(mut model) = self.model.take() else { return };
+        let now = self.state.setup.clock.now();
+        self.land(|writes| writes.visible(now));
+        let mut full = Vec::new();
+        while let Some((request, action)) = model.next(now, &full) {
+            let refused = match action {
+                DueAction::Run => {
+                    // SAFETY: as below.
+                    if unsafe { self.delay_visibility(&request, now) } {
+                        continue;
+                    }
+                    // SAFETY: accepted and not ended yet: valid by the contract of `post`.
+                    if !unsafe { self.runner().run(&request) } {
+                        full.push(request.peer);
+                        model.put_back(request);
+                    }
+                    continue;
+                }
+                DueAction::Fail => ErrorKind::Io,
+                DueAction::DeviceLost => ErrorKind::DeviceLost,
+            };
+            self.completions.request(request.id, Err(status(refused)));
+        }
+        // Owners take their memory back on the event of the loss. So the event waits until no GPU moves bytes into
+        // it.
+        if self.gpus.is_idle() && model.reports_loss() {
+            // For the same reason no message may be copied into a receive any more.
+            self.receives.clear();
+            self.staged.stop_all(ErrorKind::DeviceLost, &mut self.completions);
+            self.gpus.stop_all(ErrorKind::DeviceLost, &mut self.completions);
+            self.completions.event(Event::DeviceLost { status: status(ErrorKind::DeviceLost) });
+        }
+        self.model = Some(model);
+    }
+
+    /// If the link model makes writes visible later: completes a write, keeps its bytes back, and returns true. For
+    /// any other request, first moves the bytes that are kept back for its peer, and returns false.
+    ///
+    /// # Safety
+    /// As `Endpoint::post`.
+    unsafe fn delay_visibility(&mut self, request: &WorkRequest, now: Time) -> bool {
+        let Some(writes) = &mut self.posted_writes else { return false };
+        let is_write = request.kind == WorkKind::Write && request.imm.is_none();
+        let is_mapped = |import: &Import| {
+            matches!(import.location, RegionLocation::Mapped(_))
+                && import.check(request.kind, request.remote, request.len).is_ok()
+        };
+        let import = self.state.imports.find(request.rkey);
+        if is_write
+            && request.len > 0
+            && request.lkey & DEVICE_MEMORY == 0
+            && import.is_some_and(|import| import.as_deref().is_some_and(is_mapped))
+        {
+            // SAFETY: by the caller.
+            unsafe { writes.push(request, now) };
+            self.completions.done(request.id, 1);
+            return true;
+        }
+        // An empty write without an imm is a warm-up: nothing of it arrives at the peer.
+        if !is_write || request.len > 0 {
+            self.land(|writes| writes.next_to(request.peer));
+        }
+        false
+    }
+
+    /// Moves the bytes of posted writes, which are completed already.
+    fn land(&mut self, mut next: impl FnMut(&mut PostedWrites) -> Option<PostedWrite>) {
+        let Some(mut writes) = self.posted_writes.take() else { return };
+        let completions = std::mem::take(&mut self.completions);
+        while let Some(mut write) = next(&mut writes) {
+            // SAFETY: the local span is the write's own, which stays where it is, and the key is checked anew.
+            unsafe { self.runner().run(&write.request()) };
+        }
+        self.completions = completions;
+        self.posted_writes = Some(writes);
+    }
+
+    /// Moves events from the completion queue into `into`.
+    fn report(&mut self, into: &mut Completions) {
+        while into.spare() > 0 {
+            let next = match &mut self.model {
+                Some(model) => self.completions.pop_one_of(|count| model.pick(count)),
+                None => self.completions.pop(),
+            };
+            let Some(event) = next else { return };
+            if let Event::PeerGone { peer } = event {
+                self.gone.push(peer);
+            }
+            let _ = into.push(event);
+        }
+    }
+
+    fn disarm(&mut self) {
+        if std::mem::take(&mut self.armed) {
+            self.state.wakeup.clear();
+            self.peers.iter_mut().flatten().for_each(PeerState::disarm);
+        }
+    }
+
+    /// Reads the peer table if it has changed.
+    #[inline]
+    fn refresh(&mut self) {
+        if self.state.peers.version() != self.peer_table_version {
+            self.read_peer_table();
+        }
+    }
+
+    /// Adds new peers, and notes those that leave.
+    #[cold]
+    fn read_peer_table(&mut self) {
+        let state = self.state.clone();
+        self.peer_table_version = state.peers.version();
+        for (slot, peer) in state.peers.all() {
+            let at = slot.0 as usize;
+            if self.peers.len() <= at {
+                self.peers.resize_with(at + 1, || None);
+            }
+            if self.peers[at].is_none() {
+                self.peers[at] = PeerState::new(slot, peer.inbound);
+            }
+            let Some(known) = &mut self.peers[at] else { continue };
+            if known.leaving {
+                continue;
+            }
+            known.outbound = peer.outbound;
+            known.leaving = peer.leaving;
+            if peer.leaving {
+                self.leaving.push(slot);
+            }
+        }
+    }
+
+    /// Ends the peers that leave, once no GPU has requests to them.
+    #[inline]
+    fn end_leaving_peers(&mut self) {
+        if self.leaving.is_empty() {
+            return;
+        }
+        for slot in std::mem::take(&mut self.leaving) {
+            match self.gpus.has_requests_to(slot) {
+                true => self.leaving.push(slot),
+                false => self.end_peer(slot),
+            }
+        }
+    }
+
+    /// Fails the requests to a peer, and adds its last imms and then `PeerGone` to the events.
+    fn end_peer(&mut self, slot: PeerSlot) {
+        if let Some(model) = &mut self.model {
+            model.abort(slot, |id| self.completions.request(id, Err(status(ErrorKind::PeerDied))));
+        }
+        self.staged.remove(slot, &mut self.completions);
+        self.gpus.stop(slot, ErrorKind::PeerDied, &mut self.completions);
+        if let Some(Some(peer)) = self.peers.get_mut(slot.0 as usize) {
+            peer.outbound = None;
+            peer.remaining_imms().for_each(|event| self.completions.event(event));
+        }
+        self.completions.event(Event::PeerGone { peer: slot });
+    }
+
+    /// Frees the slots of peers whose `PeerGone` the engine has handled, which it has once it polls again. If a slot
+    /// were free before, the engine could take the event for the end of the slot's next peer.
+    fn free_slots(&mut self) {
+        for slot in self.gone.drain(..) {
+            if let Some(gone) = self.peers.get_mut(slot.0 as usize).and_then(Option::take) {
+                self.state.peers.remove(slot, &gone.inbound);
+            }
+        }
+    }
+
+    /// Lets the staged requests advance.
+    #[inline]
+    fn advance_staged(&mut self) {
+        let Self { staged, completions, peers, .. } = self;
+        staged.advance(completions, |peer, kind| {
+            if let Some(Some(peer)) = peers.get_mut(peer.0 as usize) {
+                peer.blocked = Some(kind);
+            }
+        });
+    }
+}
+
+impl Endpoint for LoopbackEndpoint {
+    unsafe fn post(&mut self, batch: &Batch) -> PostResult {
+        self.refresh();
+        let room = self
+            .depth
+            .saturating_sub(self.completions.requests() + self.staged.requests() + self.gpus.requests());
+        if let Some(model) = &mut self.model {
+            return model.accept(batch, self.state.setup.clock.now(), room);
+        }
+        let mut runner = self.runner();
+        let (mut accepted, mut blocked) = (0, None);
+        for (template, pieces) in batch.runs() {
+            let pieces = &pieces[..pieces.len().min(room - accepted)];
+            // SAFETY: by the caller.
+            let ran = unsafe { runner.run_all(template, pieces) };
+            accepted += ran;
+            if ran < pieces.len() {
+                blocked = Some((template.peer, template.kind));
+            }
+            if blocked.is_some() || accepted == room {
+                break;
+            }
+        }
+        drop(runner);
+        if let Some((peer, kind)) = blocked
+            && let Some(Some(peer)) = self.peers.get_mut(peer.0 as usize)
+        {
+            peer.blocked = Some(kind);
+        }
+        self.advance_staged();
+        self.gpus.after_post(&mut self.completions);
+        PostResult { accepted, error: None }
+    }
+
+    unsafe fn post_recv(&mut self, batch: &[ReceiveRequest]) -> PostResult {
+        if self.model.as_ref().is_some_and(|model| model.is_lost()) {
+            return PostResult { accepted: 0, error: Some(status(ErrorKind::DeviceLost)) };
+        }
+        let room = (self.state.capabilities.recv_depth as usize).saturating_sub(self.receives.len());
+        let accepted = room.min(batch.len());
+        self.receives.extend(&batch[..accepted]);
+        PostResult { accepted, error: None }
+    }
+
+    fn poll(&mut self, into: &mut Completions) {
+        self.disarm();
+        self.free_slots();
+        self.refresh();
+        self.run_due();
+        self.advance_staged();
+        self.gpus.advance(&mut self.completions);
+        self.end_leaving_peers();
+        self.state.regions.sweep();
+        self.report(into);
+        let regions = &self.state.regions;
+        if self.state.staging != Staging::Never {
+            self.peers.iter_mut().flatten().for_each(|peer| peer.serve_staging(regions));
+        }
+        peer_state::receive_from_all(&mut self.peers, &mut self.last_peer, &mut self.receives, regions, into);
+    }
+
+    fn arm(&mut self) -> Armed {
+        self.refresh();
+        let state = self.state.clone();
+        let Ok(pipe) = state.wakeup.pipe() else { return Armed::Unsupported };
+        pipe.clear();
+        self.armed = true;
+        // A GPU wakes nobody, so that the endpoint must not sleep while a GPU has requests.
+        let mut may_sleep = self.completions.is_empty()
+            && self.gone.is_empty()
+            && self.gpus.is_idle()
+            && self.leaving.is_empty()
+            && self.staged.arm();
+        for slot in self.gpus.blocked_peers() {
+            if let Some(Some(peer)) = self.peers.get_mut(slot.0 as usize) {
+                peer.blocked = Some(WorkKind::Write);
+            }
+        }
+        for peer in self.peers.iter_mut().flatten() {
+            may_sleep &= peer.arm(!self.receives.is_empty());
+        }
+        // A change of the peer table before this comparison is seen here. A later change wakes the endpoint.
+        if !may_sleep || self.state.peers.version() != self.peer_table_version {
+            self.disarm();
+            return Armed::Ready;
+        }
+        #[cfg(unix)]
+        return Armed::Fd(pipe.raw_fd());
+        #[cfg(not(unix))]
+        return Armed::Unsupported;
+    }
+
+    fn due(&self) -> Time {
+        let writes = self.posted_writes.as_ref().map_or(Time::NEVER, PostedWrites::next_due);
+        self.model.as_ref().map_or(Time::NEVER, |model| model.next_due()).min(writes)
+    }
+
+    fn abort(&mut self, peer: PeerSlot) {
+        if let Some(model) = &mut self.model {
+            model.abort(peer, |id| self.completions.request(id, Err(status(ErrorKind::Cancelled))));
+        }
+        self.staged.stop(peer, ErrorKind::Cancelled, &mut self.completions);
+        self.gpus.abort(peer, &mut self.completions);
+    }
+
+    fn cancel_recv(&mut self, id: u64) -> bool {
+        if let Some(at) = self.receives.iter().position(|receive| receive.id == id) {
+            self.receives.remove(at);
+            self.completions.event(Event::ReceiveFailed { id, status: status(ErrorKind::Cancelled) });
+        }
+        true
+    }
+
+    fn describe(&self, status: Status) -> String {
+        describe(status)
+    }
+}
+
+impl Drop for LoopbackEndpoint {
+    fn drop(&mut self) {
+        self.disarm();
+        let state = &self.state;
+        self.peers.drain(..).flatten().for_each(PeerState::detach);
+        state.endpoint_open.store(false, Ordering::Release);
+        // The peers in `gone` are among them.
+        for (slot, peer) in state.peers.all().into_iter().filter(|(_, peer)| peer.leaving) {
+            state.peers.remove(slot, &peer.inbound);
+        }
+    }
+}

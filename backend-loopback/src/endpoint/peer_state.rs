@@ -1,0 +1,172 @@
+//! The endpoint's state of one peer: both halves of the connection, and what arrives.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use multirail_spi::{Completions, ErrorKind, Event, PeerSlot, ReceiveRequest, WorkKind};
+
+use crate::gpu;
+use crate::inbound::Inbound;
+use crate::outbound::Outbound;
+use crate::regions::Regions;
+use crate::segment::lease_table::DEVICE_MEMORY;
+use crate::segment::message_ring::{self, RING_ENTRIES, RingReceiver};
+use crate::segment::touch;
+use crate::staging;
+use crate::status::status;
+
+/// Events that the endpoint takes from one peer before it goes on to the next peer.
+const EVENTS_PER_PEER: usize = 32;
+
+/// One peer of an endpoint, from the poll that first sees it to `PeerGone`.
+pub(super) struct PeerState {
+    pub(super) inbound: Arc<Inbound>,
+    pub(super) outbound: Option<Arc<Outbound>>,
+    pub(super) leaving: bool,
+    /// The kind of a request for which the peer's message ring had no room.
+    pub(super) blocked: Option<WorkKind>,
+    slot: PeerSlot,
+    receiver: RingReceiver,
+}
+
+/// Takes events from the message rings of all peers, in rotation. `last` is the peer at which the rotation stopped.
+#[inline]
+pub(super) fn receive_from_all(
+    peers: &mut [Option<PeerState>],
+    last: &mut usize,
+    receives: &mut VecDeque<ReceiveRequest>,
+    regions: &Regions,
+    into: &mut Completions,
+) {
+    let mut silent = 0;
+    while silent < peers.len() && into.spare() > 0 {
+        *last = if *last + 1 < peers.len() { *last + 1 } else { 0 };
+        let received = peers[*last].as_mut().is_some_and(|peer| peer.receive(receives, regions, into));
+        silent = if received { 0 } else { silent + 1 };
+    }
+}
+
+impl PeerState {
+    /// Takes the receiving end of the message ring. Returns `None` if another endpoint has it.
+    pub(super) fn new(slot: PeerSlot, inbound: Arc<Inbound>) -> Option<Self> {
+        let receiver = inbound.take_receiver()?;
+        Some(Self { inbound, outbound: None, leaving: false, blocked: None, slot, receiver })
+    }
+
+    /// Returns the receiving end for the next endpoint.
+    pub(super) fn detach(self) {
+        self.inbound.return_receiver(self.receiver);
+    }
+
+    /// Touches the pages that the first request in either direction would touch: those of segments and staging
+    /// buffers.
+    #[cold]
+    pub(super) fn warm_up(&self) {
+        touch(self.inbound.layout());
+        self.inbound.staging_buffer().into_iter().for_each(touch);
+        if let Some(outbound) = &self.outbound {
+            touch(outbound.layout());
+            outbound.staging_buffer().into_iter().for_each(touch);
+        }
+    }
+
+    /// Takes events that have arrived, up to [`EVENTS_PER_PEER`] imms. Returns true if there was an event.
+    fn receive(
+        &mut self,
+        receives: &mut VecDeque<ReceiveRequest>,
+        regions: &Regions,
+        into: &mut Completions,
+    ) -> bool {
+        if self.leaving || self.receiver.is_broken() {
+            return false;
+        }
+        let layout = self.inbound.layout();
+        let before = into.spare();
+        for _ in 0..before.min(EVENTS_PER_PEER) {
+            let Some(imm) = self.receiver.next_imm(layout) else { break };
+            let _ = into.push(Event::Imm { peer: self.slot, imm });
+        }
+        while into.spare() > 0 {
+            let Some(message) = self.receiver.next_message() else { break };
+            let Some(receive) = receives.pop_front() else { break };
+            let fits = message.len as u64 <= receive.len;
+            let len = if fits { message.len } else { 0 };
+            let mut taken = if fits { Ok(()) } else { Err(ErrorKind::TooLarge) };
+            if receive.lkey & DEVICE_MEMORY != 0 {
+                let mut bytes = vec![0; len];
+                // SAFETY: the bytes are ours, and as many.
+                unsafe { self.receiver.take_message(layout, bytes.as_mut_ptr(), len) };
+                taken = taken.and_then(|()| gpu::store_message(regions, &receive, &bytes));
+            } else {
+                // SAFETY: the receive is posted and not ended: its span is ours to write,
+                // by the contract of `post_recv`.
+                unsafe { self.receiver.take_message(layout, receive.local, len) };
+            }
+            let _ = into.push(match taken {
+                Ok(()) => {
+                    let (id, len, imm) = (receive.id, message.len as u64, message.imm);
+                    Event::Received { id, peer: self.slot, len, imm }
+                }
+                Err(kind) => Event::ReceiveFailed { id: receive.id, status: status(kind) },
+            });
+        }
+        if self.receiver.has_made_room(layout) {
+            self.outbound.iter().for_each(|outbound| outbound.wake());
+        }
+        if self.receiver.is_broken() {
+            tracing::warn!(
+                peer = self.slot.0,
+                "loopback: a peer wrote an invalid entry into its message ring; it is disconnected"
+            );
+            self.inbound.close();
+            self.outbound.iter().for_each(|outbound| outbound.close());
+        }
+        into.spare() < before
+    }
+
+    /// Serves slots of the peer's staging buffer. Does so only once the connection to the peer is complete, so that
+    /// the peer can be woken.
+    #[cold]
+    pub(super) fn serve_staging(&mut self, regions: &Regions) {
+        let (Some(buffer), Some(outbound)) = (self.inbound.staging_buffer(), &self.outbound) else { return };
+        let at = self.inbound.served.load(Ordering::Relaxed);
+        if self.leaving || self.receiver.is_broken() || !buffer.is_posted(at) {
+            return;
+        }
+        let (served, sleeps) = staging::target::serve(buffer, at, regions);
+        self.inbound.served.fetch_add(served, Ordering::Relaxed);
+        if sleeps {
+            outbound.wake();
+        }
+    }
+
+    /// The imms that arrived before the connection ended.
+    pub(super) fn remaining_imms(&mut self) -> impl Iterator<Item = Event> {
+        let next =
+            || Some(Event::Imm { peer: self.slot, imm: self.receiver.next_imm(self.inbound.layout())? });
+        std::iter::from_fn(next).take(RING_ENTRIES)
+    }
+
+    /// Asks the peer for a wakeup at its next entry, and when a full message ring has room again. Returns false if
+    /// there is something to do already.
+    pub(super) fn arm(&mut self, can_receive: bool) -> bool {
+        let may_sleep = match (self.blocked.take(), &self.outbound) {
+            (Some(kind), Some(outbound)) => message_ring::request_room(outbound.layout(), kind),
+            (Some(_), None) => false,
+            (None, _) => true,
+        };
+        let staging_buffer = || self.inbound.staging_buffer().filter(|_| self.outbound.is_some());
+        let nothing_arrived = self.leaving
+            || self.receiver.arm(self.inbound.layout())
+                && !(can_receive && self.receiver.next_message().is_some())
+                && !staging_buffer()
+                    .is_some_and(|buffer| buffer.is_posted(self.inbound.served.load(Ordering::Relaxed)));
+        nothing_arrived && may_sleep
+    }
+
+    /// Withdraws the request of [`arm`](Self::arm) for the next entry.
+    pub(super) fn disarm(&mut self) {
+        self.receiver.disarm(self.inbound.layout());
+    }
+}

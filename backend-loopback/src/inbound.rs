@@ -1,0 +1,152 @@
+//! The target's half of a connection: what a peer may do in this domain.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, OnceLock};
+
+use multirail_spi::Result;
+
+use crate::offer::Token;
+use crate::segment::lease_table::Lease;
+use crate::segment::message_ring::RingReceiver;
+use crate::segment::staging_buffer::StagingBuffer;
+use crate::segment::{ConnectionLayout, Segment};
+use crate::wakeup::Wakeup;
+
+/// The segment that this domain made for a peer, and what it knows of the peer. The peer is the initiator here.
+pub(crate) struct Inbound {
+    segment: Segment,
+    wakeup: Arc<Wakeup>,
+    pub(crate) token: Token,
+    /// The number of leases, from the first on, among which are all that were ever opened.
+    leases: AtomicUsize,
+    claimed: AtomicBool,
+    closed: AtomicBool,
+    initiator_gone: AtomicBool,
+    receiver: Mutex<Option<RingReceiver>>,
+    /// For regions that the peer cannot reach itself. Made when the peer asks for it.
+    staging_buffer: OnceLock<Segment<StagingBuffer>>,
+    /// Slots of the staging buffer that were served.
+    pub(crate) served: AtomicU64,
+    /// The initiator's process, once another process has claimed the connection.
+    #[cfg(target_os = "linux")]
+    pub(crate) initiator: OnceLock<crate::other_process::Process>,
+}
+
+impl Inbound {
+    /// A connection that no initiator has claimed. The initiator wakes the endpoint through `wakeup`.
+    pub(crate) fn new(segment: Segment, wakeup: Arc<Wakeup>, token: Token) -> Self {
+        Self {
+            segment,
+            wakeup,
+            token,
+            leases: AtomicUsize::new(0),
+            claimed: AtomicBool::new(false),
+            closed: AtomicBool::new(false),
+            initiator_gone: AtomicBool::new(false),
+            receiver: Mutex::new(Some(RingReceiver::default())),
+            staging_buffer: OnceLock::new(),
+            served: AtomicU64::new(0),
+            #[cfg(target_os = "linux")]
+            initiator: OnceLock::new(),
+        }
+    }
+
+    /// Returns true for the first caller, which acts for the initiator. No connection has a second initiator.
+    pub(crate) fn claim(&self) -> bool {
+        !self.claimed.swap(true, Ordering::AcqRel)
+    }
+
+    /// Puts memory under the whole segment.
+    pub(crate) fn commit(&self) -> Result<()> {
+        self.segment.commit()
+    }
+
+    /// The shared memory.
+    #[inline]
+    pub(crate) fn layout(&self) -> &ConnectionLayout {
+        self.segment.content()
+    }
+
+    /// Lets the peer enter a region. Only the region table calls this.
+    pub(crate) fn open(&self, slot: usize, generation: u32) {
+        self.leases.fetch_max(slot + 1, Ordering::Relaxed);
+        self.layout().leases[slot].open(generation);
+    }
+
+    /// The leases that the peer may ever have entered.
+    pub(crate) fn leases(&self) -> &[Lease] {
+        &self.layout().leases[..self.leases.load(Ordering::Relaxed)]
+    }
+
+    /// The files for a peer in another process: the segment, and the handle that wakes this domain's endpoint.
+    #[cfg(target_os = "linux")]
+    pub(crate) fn files(&self) -> Option<[std::os::fd::BorrowedFd<'_>; 2]> {
+        use std::os::fd::AsFd;
+        Some([self.segment.file()?, self.wakeup.pipe().ok()?.handle().as_fd()])
+    }
+
+    /// The staging buffer, if the peer has asked for it.
+    #[inline]
+    pub(crate) fn staging_buffer(&self) -> Option<&StagingBuffer> {
+        self.staging_buffer.get().map(Segment::content)
+    }
+
+    /// The segment of the staging buffer. The first call makes it.
+    pub(crate) fn open_staging_buffer(&self) -> Result<&Segment<StagingBuffer>> {
+        if let Some(buffer) = self.staging_buffer.get() {
+            return Ok(buffer);
+        }
+        let buffer = Segment::create()?;
+        Ok(self.staging_buffer.get_or_init(|| buffer))
+    }
+
+    /// Wakes this domain's endpoint.
+    pub(crate) fn wake(&self) {
+        self.wakeup.wake();
+    }
+
+    /// Tells the initiator that the connection is closed. The region table then lets it enter no region.
+    pub(crate) fn close(&self) {
+        self.closed.store(true, Ordering::Release);
+        self.layout().flags.closed.store(1, Ordering::Release);
+    }
+
+    /// Returns true if this side has closed the connection.
+    pub(crate) fn is_closed(&self) -> bool {
+        self.closed.load(Ordering::Acquire)
+    }
+
+    /// Returns true if the initiator can no longer touch anything here: it has dropped its half, or it is dead.
+    pub(crate) fn is_initiator_gone(&self) -> bool {
+        if self.initiator_gone.load(Ordering::Acquire) {
+            return true;
+        }
+        #[cfg(target_os = "linux")]
+        if self.initiator.get().is_some_and(|process| !process.is_alive()) {
+            self.mark_initiator_gone();
+            return true;
+        }
+        false
+    }
+
+    /// Records that the initiator has dropped its half, or that its process is dead.
+    pub(crate) fn mark_initiator_gone(&self) {
+        self.initiator_gone.store(true, Ordering::Release);
+    }
+
+    /// Gives the endpoint the receiving end of the message ring. The endpoint returns it when it closes.
+    pub(crate) fn take_receiver(&self) -> Option<RingReceiver> {
+        self.receiver.lock().expect("receiver").take()
+    }
+
+    /// Takes the receiving end back from an endpoint.
+    pub(crate) fn return_receiver(&self, receiver: RingReceiver) {
+        *self.receiver.lock().expect("receiver") = Some(receiver);
+    }
+}
+
+impl Drop for Inbound {
+    fn drop(&mut self) {
+        self.segment.recycle(*self.leases.get_mut());
+    }
+}

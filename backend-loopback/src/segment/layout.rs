@@ -1,0 +1,65 @@
+//! The bytes of the segment that a target makes for each peer.
+
+use std::cell::UnsafeCell;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+
+use crossbeam_utils::CachePadded;
+
+use super::SegmentContent;
+use super::lease_table::{Lease, REGION_SLOTS};
+use super::message_ring::{self, MAX_MESSAGE, PAYLOADS, RING_ENTRIES};
+use super::ring::Cell;
+
+/// A message ring and a lease table. Every field is atomic or raw, since the other side may write any byte at any
+/// time. Zeroed memory is the initial state.
+#[repr(C)]
+pub(crate) struct ConnectionLayout {
+    pub(crate) flags: CachePadded<ConnectionFlags>,
+    pub(crate) tail: CachePadded<AtomicU64>,
+    /// Message payloads in use, one bit each. The initiator sets the bits, the target clears them.
+    pub(crate) payloads_in_use: CachePadded<AtomicU32>,
+    pub(crate) cells: [Cell<AtomicU64>; RING_ENTRIES],
+    pub(crate) leases: [Lease; REGION_SLOTS],
+    pub(crate) payloads: [UnsafeCell<[u8; MAX_MESSAGE]>; PAYLOADS],
+}
+
+/// Flags by which each side asks the other to wake it.
+#[repr(C)]
+pub(crate) struct ConnectionFlags {
+    /// The target's endpoint sleeps and wants to be woken by the next entry.
+    pub(crate) armed: AtomicU32,
+    /// The initiator found the message ring full and wants to be woken when there is room.
+    pub(crate) sender_blocked: AtomicU32,
+    /// The target has closed the connection.
+    pub(crate) closed: AtomicU32,
+}
+
+// SAFETY: the payloads are only reached through raw pointers, by `copy`.
+unsafe impl Sync for ConnectionLayout {}
+// SAFETY: plain memory.
+unsafe impl Send for ConnectionLayout {}
+
+// SAFETY: atomics and raw payloads.
+unsafe impl SegmentContent for ConnectionLayout {
+    const HEAD: usize = std::mem::offset_of!(ConnectionLayout, leases);
+}
+
+impl ConnectionLayout {
+    /// Returns true if payloads may have been touched: if an entry is a message, or if entries were overwritten.
+    pub(super) fn has_messages(&self) -> bool {
+        let tail = self.tail.load(Ordering::Acquire) as usize;
+        tail > RING_ENTRIES || self.cells[..tail].iter().any(message_ring::is_message)
+    }
+
+    /// Zeroes the parts that were used: the entries, the first `leases` leases and the flags. No other thread may use
+    /// the layout any more.
+    pub(super) fn reset(&self, leases: usize) {
+        let tail = self.tail.swap(0, Ordering::Relaxed) as usize;
+        self.cells[..tail.min(RING_ENTRIES)].iter().for_each(Cell::reset);
+        self.leases[..leases].iter().for_each(Lease::reset);
+        self.payloads_in_use.store(0, Ordering::Relaxed);
+        for flag in [&self.flags.armed, &self.flags.sender_blocked, &self.flags.closed] {
+            flag.store(0, Ordering::Relaxed);
+        }
+    }
+}

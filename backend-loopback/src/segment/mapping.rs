@@ -1,0 +1,172 @@
+//! Files that processes share, and the checks of a file before it is mapped.
+//!
+//! An access to mapped memory raises `SIGBUS` if the file ends before it, or if the kernel finds no page for it.
+//! Therefore a file is mapped only if it lies in memory (tmpfs), is sealed against resizing, and has memory under
+//! each of its bytes. Huge pages of the kernel's pool (hugetlbfs) are refused: if one process takes the last page of
+//! the pool, an access of another process finds none.
+
+use std::os::fd::{AsFd, BorrowedFd};
+
+use multirail_spi::{Error, ErrorKind, Mapping, Result, commit_file};
+use rustix::fs::{SealFlags, Stat};
+
+/// The kernel's `TMPFS_MAGIC` (linux/magic.h), which memfds and files of tmpfs have.
+const TMPFS: u64 = 0x0102_1994;
+
+/// Maps a peer's `file`, which must hold exactly `len` bytes in memory and be sealed against resizing.
+pub(crate) fn map(
+    operation: &'static str,
+    file: BorrowedFd<'_>,
+    len: usize,
+    writable: bool,
+) -> Result<Mapping> {
+    let refused = |why: &str| {
+        Error::new(ErrorKind::Protocol, operation, format!("the peer's file {why}: do not trust this peer"))
+    };
+    if !is_in_memory(file) {
+        return Err(refused(
+            "lies on a disk or in the kernel's pool of huge pages (hugetlbfs), not in tmpfs",
+        ));
+    }
+    if !is_sealed(file, len) {
+        return Err(refused("has another size than the peer said, or is not sealed"));
+    }
+    if !rustix::fs::fstat(file).is_ok_and(|stat| has_memory(&stat, len)) {
+        return Err(refused("has holes, and the system may have no memory for them"));
+    }
+    Mapping::of_file(file, len, writable).map_err(|e| {
+        Error::os(operation, "mapping the peer's file; raise vm.max_map_count or free memory", e)
+    })
+}
+
+/// Returns true if peers may map `file`, which must hold `len` bytes, after [`commit`] has put memory under them.
+pub(crate) fn is_shareable(file: BorrowedFd<'_>, len: usize) -> bool {
+    is_in_memory(file) && is_sealed(file, len)
+}
+
+/// Puts memory under all `len` bytes of `file`, which this process owns, before a peer maps it.
+///
+/// # Errors
+/// As [`commit_file`].
+pub(crate) fn commit(operation: &'static str, file: BorrowedFd<'_>, len: usize) -> Result<()> {
+    // A file that is open for reading alone cannot be committed, but may have all its memory already.
+    if rustix::fs::fstat(file).is_ok_and(|stat| has_memory(&stat, len)) {
+        return Ok(());
+    }
+    commit_file(operation, file, len)
+}
+
+fn is_in_memory(file: BorrowedFd<'_>) -> bool {
+    rustix::fs::fstatfs(file).is_ok_and(|system| system.f_type as u64 == TMPFS)
+}
+
+/// Returns true if the file has blocks for `len` bytes. Blocks that are swapped out count. stat(2) counts in units of
+/// 512 bytes.
+fn has_memory(stat: &Stat, len: usize) -> bool {
+    u64::try_from(stat.st_blocks).is_ok_and(|blocks| blocks.saturating_mul(512) >= len as u64)
+}
+
+/// Returns true if `file` holds exactly `len` bytes and can never have another size.
+fn is_sealed(file: impl AsFd, len: usize) -> bool {
+    let sealed = rustix::fs::fcntl_get_seals(&file)
+        .is_ok_and(|seals| seals.contains(SealFlags::SHRINK | SealFlags::GROW));
+    sealed
+        && len > 0
+        && rustix::fs::fstat(&file).is_ok_and(|stat| u64::try_from(stat.st_size) == Ok(len as u64))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::OwnedFd;
+
+    use multirail_spi::{HostBuffer, Memory};
+    use rustix::fs::{FallocateFlags, MemfdFlags};
+
+    use super::*;
+
+    #[test]
+    fn only_sealed_files_of_the_right_size_are_mapped() {
+        let buffer = HostBuffer::new(5000).unwrap();
+        let file = buffer.shared_file().unwrap();
+        assert!(map("test", file, 4999, true).is_err());
+        assert!(map("test", file, 8192, true).is_err());
+        let mapping = map("test", file, 5000, true).unwrap();
+        // SAFETY: in bounds of two mappings of one file; nobody else has them.
+        unsafe {
+            mapping.start().as_ptr().add(4999).write(7);
+            assert_eq!(buffer.as_ptr().add(4999).read(), 7);
+        }
+        let open = rustix::fs::memfd_create("open", MemfdFlags::ALLOW_SEALING).unwrap();
+        rustix::fs::ftruncate(&open, 5000).unwrap();
+        assert_eq!(map("test", open.as_fd(), 5000, true).err().unwrap().kind(), ErrorKind::Protocol);
+    }
+
+    #[test]
+    fn a_file_with_holes_is_mapped_once_it_has_memory() {
+        let buffer = HostBuffer::sparse(1 << 20).unwrap();
+        let file = buffer.shared_file().unwrap();
+        let error = map("test", file, 1 << 20, true).err().unwrap();
+        assert!(error.kind() == ErrorKind::Protocol && error.context().contains("holes"), "{error}");
+        commit("test", file, 1 << 20).unwrap();
+        map("test", file, 1 << 20, true).unwrap();
+    }
+
+    /// Maps the file of a hostile peer, in a process of its own, since `SIGBUS` may end the process.
+    #[test]
+    #[ignore = "the other process of the test below"]
+    fn touches_a_file_of_huge_pages() {
+        if std::env::var_os(CHILD).is_none() {
+            return;
+        }
+        let file = huge_file("a peer's");
+        match map("test", file.as_fd(), HUGE, true) {
+            Err(error) => println!("\n@{:?}: {error}", error.kind()),
+            Ok(mapping) => {
+                // The peer takes the page and gives it back to the pool, which frees the reservation of this process.
+                // Then the peer takes all pages of the pool.
+                rustix::fs::fallocate(&file, FallocateFlags::empty(), 0, HUGE as u64).unwrap();
+                let hole = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+                rustix::fs::fallocate(&file, hole, 0, HUGE as u64).unwrap();
+                let hoard =
+                    rustix::fs::memfd_create("hoard", MemfdFlags::HUGETLB | MemfdFlags::HUGE_2MB).unwrap();
+                let mut taken = 0;
+                while rustix::fs::fallocate(&hoard, FallocateFlags::empty(), taken, HUGE as u64).is_ok() {
+                    taken += HUGE as u64;
+                }
+                // SAFETY: in bounds of the mapping, which is this process's alone.
+                unsafe { mapping.start().as_ptr().write_volatile(1) };
+                println!("\n@written");
+            }
+        }
+    }
+
+    #[test]
+    fn a_file_in_the_pool_of_huge_pages_is_refused() {
+        if rustix::fs::memfd_create("probe", MemfdFlags::HUGETLB).is_err() {
+            return println!("skipped: this kernel has no hugetlbfs");
+        }
+        let mut child = std::process::Command::new(std::env::current_exe().unwrap());
+        child.args([
+            "--ignored",
+            "--exact",
+            "segment::mapping::tests::touches_a_file_of_huge_pages",
+            "--nocapture",
+        ]);
+        let output = child.env(CHILD, "1").output().unwrap();
+        let said = String::from_utf8_lossy(&output.stdout);
+        assert!(output.status.success(), "{}: {said}", output.status);
+        assert!(said.contains("@Protocol") && said.contains("hugetlbfs"), "{said}");
+    }
+
+    /// Tells this test executable that it is the child.
+    const CHILD: &str = "MULTIRAIL_LOOPBACK_HUGE";
+    const HUGE: usize = 2 << 20;
+
+    fn huge_file(name: &str) -> OwnedFd {
+        let flags = MemfdFlags::HUGETLB | MemfdFlags::HUGE_2MB | MemfdFlags::ALLOW_SEALING;
+        let file = rustix::fs::memfd_create(name, flags).unwrap();
+        rustix::fs::ftruncate(&file, HUGE as u64).unwrap();
+        rustix::fs::fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW).unwrap();
+        file
+    }
+}

@@ -1,0 +1,210 @@
+//! The message ring carries immediate data and messages from one peer to one endpoint.
+//!
+//! It lies in the target's segment. Any thread of the peer may send. The thread that owns the endpoint receives,
+//! through a [`RingReceiver`]. The receiver checks everything that the peer wrote.
+
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicU64, Ordering, fence};
+
+use multirail_spi::{
+    Locality, WorkKind,
+    copy::{copy, finish, strategy},
+};
+
+use super::ConnectionLayout;
+use super::ring::{Cell, Entry, Ring};
+
+/// Entries of the ring.
+pub(crate) const RING_ENTRIES: usize = 1024;
+/// Messages that may wait in the ring.
+pub(crate) const PAYLOADS: usize = 32;
+/// Bytes of the largest message.
+pub(crate) const MAX_MESSAGE: usize = 64 << 10;
+
+const HAS_IMM: u64 = 1 << 32;
+const IS_MESSAGE: u64 = 1 << 33;
+
+/// Returns true if the last entry of a cell is a message.
+pub(super) fn is_message(cell: &Cell<AtomicU64>) -> bool {
+    cell.last()[0] & IS_MESSAGE != 0
+}
+
+fn ring(layout: &ConnectionLayout) -> Ring<'_, AtomicU64, RING_ENTRIES> {
+    Ring::new(&layout.tail, &layout.cells)
+}
+
+/// Sends immediate data. Returns false if the ring is full. Calls `wake` if the target sleeps.
+#[inline]
+pub(crate) fn send_imm(layout: &ConnectionLayout, imm: u32, wake: impl FnOnce()) -> bool {
+    let sent = ring(layout).push([HAS_IMM | u64::from(imm), 0]);
+    if sent {
+        wake_if_armed(layout, wake);
+    }
+    sent
+}
+
+/// Returns true if there is room for an imm now.
+#[inline]
+pub(crate) fn has_room(layout: &ConnectionLayout) -> bool {
+    ring(layout).has_room()
+}
+
+/// Returns true if there is room for a request of that kind now.
+fn has_room_for(layout: &ConnectionLayout, kind: WorkKind) -> bool {
+    has_room(layout) && (kind != WorkKind::Send || layout.payloads_in_use.load(Ordering::Relaxed) != u32::MAX)
+}
+
+/// Asks the target for a wakeup once there is room for a request of that kind. Returns false if there is room
+/// already. The fence pairs with the one in [`RingReceiver::has_made_room`].
+pub(crate) fn request_room(layout: &ConnectionLayout, kind: WorkKind) -> bool {
+    layout.flags.sender_blocked.store(1, Ordering::Relaxed);
+    fence(Ordering::SeqCst);
+    !has_room_for(layout, kind)
+}
+
+/// Sends a message of `len` <= [`MAX_MESSAGE`] bytes. Returns false if the ring is full or all payloads are in use.
+///
+/// # Safety
+/// `len` bytes from `from` are readable.
+pub(crate) unsafe fn send_message(
+    layout: &ConnectionLayout,
+    from: *const u8,
+    len: usize,
+    imm: Option<u32>,
+    wake: impl FnOnce(),
+) -> bool {
+    debug_assert!(len <= MAX_MESSAGE);
+    let lowest_free = |in_use: u32| in_use.checked_add(1).map(|next| in_use | next);
+    let Ok(in_use) = layout.payloads_in_use.try_update(Ordering::Acquire, Ordering::Relaxed, lowest_free)
+    else {
+        return false;
+    };
+    let payload = (!in_use).trailing_zeros();
+    let strategy = strategy(len as u64, Locality::Auto);
+    // SAFETY: the payload is `MAX_MESSAGE` bytes of the mapped segment; `from` by the caller.
+    unsafe { copy(strategy, layout.payloads[payload as usize].get().cast(), from, len) };
+    finish(strategy);
+    let imm = imm.map_or(0, |imm| HAS_IMM | u64::from(imm));
+    let sent = ring(layout).push([IS_MESSAGE | imm, u64::from(payload) << 32 | len as u64]);
+    if sent {
+        wake_if_armed(layout, wake);
+    } else {
+        layout.payloads_in_use.fetch_and(!(1 << payload), Ordering::Release);
+    }
+    sent
+}
+
+/// Calls `wake` if the target sleeps. The fence pairs with the one in [`RingReceiver::arm`]: either this side sees
+/// that the target is armed, or the target sees the entry (or the slot of a staging buffer).
+#[inline]
+pub(crate) fn wake_if_armed(layout: &ConnectionLayout, wake: impl FnOnce()) {
+    fence(Ordering::SeqCst);
+    if layout.flags.armed.load(Ordering::Relaxed) != 0 && layout.flags.armed.swap(0, Ordering::AcqRel) != 0 {
+        wake();
+    }
+}
+
+/// A message that waits for a receive.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Message {
+    pub(crate) len: usize,
+    pub(crate) imm: Option<u32>,
+    payload: u32,
+}
+
+/// The receiving side's own state, which is never in shared memory.
+#[derive(Debug, Default)]
+pub(crate) struct RingReceiver {
+    head: u64,
+    /// The payloads of the messages in `waiting`, one bit each.
+    payloads: u32,
+    waiting: VecDeque<Message>,
+    /// Entries or payloads were freed since the last [`RingReceiver::has_made_room`].
+    freed: bool,
+    broken: bool,
+}
+
+impl RingReceiver {
+    /// Takes the next immediate data. Messages before it are queued.
+    #[inline]
+    pub(crate) fn next_imm(&mut self, layout: &ConnectionLayout) -> Option<u32> {
+        while let Some(entry) = ring(layout).pop(&mut self.head) {
+            self.freed = true;
+            match self.classify(entry) {
+                Some(imm) => return Some(imm),
+                None if self.broken => return None,
+                None => {}
+            }
+        }
+        None
+    }
+
+    /// The message that has waited longest.
+    pub(crate) fn next_message(&self) -> Option<Message> {
+        self.waiting.front().copied()
+    }
+
+    /// Copies that message to `into` and frees its payload.
+    ///
+    /// # Safety
+    /// `len` bytes from `into` are writable and nobody else's.
+    pub(crate) unsafe fn take_message(&mut self, layout: &ConnectionLayout, into: *mut u8, len: usize) {
+        let Some(message) = self.waiting.pop_front() else { return };
+        let strategy = strategy(len as u64, Locality::Auto);
+        // SAFETY: `classify` checked payload and length; `into` by the caller.
+        unsafe {
+            copy(strategy, into, layout.payloads[message.payload as usize].get().cast(), len.min(message.len))
+        };
+        finish(strategy);
+        self.freed = true;
+        self.payloads &= !(1 << message.payload);
+        layout.payloads_in_use.fetch_and(!(1 << message.payload), Ordering::Release);
+    }
+
+    /// Returns true if the receiver has made room since the last call, and the peer has asked to be woken for that.
+    pub(crate) fn has_made_room(&mut self, layout: &ConnectionLayout) -> bool {
+        if !std::mem::take(&mut self.freed) {
+            return false;
+        }
+        fence(Ordering::SeqCst);
+        layout.flags.sender_blocked.load(Ordering::Relaxed) != 0
+            && layout.flags.sender_blocked.swap(0, Ordering::AcqRel) != 0
+    }
+
+    /// Returns true if the peer has written an invalid entry. The receiver then takes nothing more from it.
+    pub(crate) fn is_broken(&self) -> bool {
+        self.broken
+    }
+
+    /// Asks the peer for a wakeup at its next entry. Returns false if there is an entry already.
+    pub(crate) fn arm(&mut self, layout: &ConnectionLayout) -> bool {
+        layout.flags.armed.store(1, Ordering::Relaxed);
+        fence(Ordering::SeqCst);
+        self.broken || !ring(layout).ready(self.head)
+    }
+
+    /// Withdraws the request of [`arm`](Self::arm).
+    pub(crate) fn disarm(&mut self, layout: &ConnectionLayout) {
+        layout.flags.armed.store(0, Ordering::Relaxed);
+    }
+
+    fn classify(&mut self, [head, body]: Entry) -> Option<u32> {
+        let imm = (head & HAS_IMM != 0).then_some(head as u32);
+        if head & IS_MESSAGE == 0 {
+            self.broken |= imm.is_none();
+            return imm;
+        }
+        let (payload, len) = ((body >> 32) as u32, body as u32 as usize);
+        // A peer that named one payload twice could let `waiting` grow without bound.
+        if payload as usize >= PAYLOADS || len > MAX_MESSAGE || self.payloads & (1 << payload) != 0 {
+            self.broken = true;
+            return None;
+        }
+        self.payloads |= 1 << payload;
+        self.waiting.push_back(Message { len, imm, payload });
+        None
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,135 @@
+//! A bounded queue of small entries: many producers, one consumer, no locks.
+//!
+//! Vyukov's algorithm: each cell has a sequence number that says whether a producer or the consumer may use it. The
+//! number counts laps (`2 * lap`: free, `2 * lap + 1`: full) rather than positions, so that zeroed memory is an empty
+//! ring. Producers may be another process: nothing read here can make the consumer loop, panic, or leave the ring's
+//! bounds. The consumer keeps its position to itself.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// The atomic word that a ring consists of. Loom's tests implement it for loom's own type.
+pub(crate) trait AtomicWord {
+    fn load(&self, order: Ordering) -> u64;
+    fn store(&self, value: u64, order: Ordering);
+    fn try_replace(&self, current: u64, new: u64) -> Result<u64, u64>;
+}
+
+impl AtomicWord for AtomicU64 {
+    #[inline]
+    fn load(&self, order: Ordering) -> u64 {
+        AtomicU64::load(self, order)
+    }
+
+    #[inline]
+    fn store(&self, value: u64, order: Ordering) {
+        AtomicU64::store(self, value, order);
+    }
+
+    #[inline]
+    fn try_replace(&self, current: u64, new: u64) -> Result<u64, u64> {
+        self.compare_exchange_weak(current, new, Ordering::Relaxed, Ordering::Relaxed)
+    }
+}
+
+/// One entry and its sequence number, in a cache line of its own.
+#[repr(C, align(64))]
+pub(crate) struct Cell<W> {
+    sequence: W,
+    entry: [W; 2],
+}
+
+impl<W: AtomicWord> Cell<W> {
+    /// The last entry that was stored here.
+    pub(crate) fn last(&self) -> Entry {
+        [self.entry[0].load(Ordering::Relaxed), self.entry[1].load(Ordering::Relaxed)]
+    }
+
+    /// Zeroes the cell. No other thread may use the ring any more.
+    pub(crate) fn reset(&self) {
+        [&self.sequence, &self.entry[0], &self.entry[1]]
+            .iter()
+            .for_each(|word| word.store(0, Ordering::Relaxed));
+    }
+}
+
+/// An entry: two words.
+pub(crate) type Entry = [u64; 2];
+
+/// Attempts of a producer before it reports a full ring. Without a limit, a hostile consumer could keep it in the
+/// loop.
+const ATTEMPTS: usize = 1 << 10;
+
+/// A view of a ring whose memory is elsewhere, usually in a segment.
+pub(crate) struct Ring<'a, W, const N: usize> {
+    tail: &'a W,
+    cells: &'a [Cell<W>; N],
+}
+
+impl<'a, W: AtomicWord, const N: usize> Ring<'a, W, N> {
+    const SHIFT: u32 = {
+        assert!(N.is_power_of_two());
+        N.trailing_zeros()
+    };
+
+    #[inline]
+    pub(crate) fn new(tail: &'a W, cells: &'a [Cell<W>; N]) -> Self {
+        Self { tail, cells }
+    }
+
+    /// Appends `entry`. Returns false if the ring is full.
+    #[inline]
+    pub(crate) fn push(&self, entry: Entry) -> bool {
+        for _ in 0..ATTEMPTS {
+            let position = self.tail.load(Ordering::Relaxed);
+            let (cell, free) = self.locate(position);
+            let sequence = cell.sequence.load(Ordering::Acquire);
+            if sequence == free {
+                if self.tail.try_replace(position, position.wrapping_add(1)).is_ok() {
+                    cell.entry[0].store(entry[0], Ordering::Relaxed);
+                    cell.entry[1].store(entry[1], Ordering::Relaxed);
+                    cell.sequence.store(free.wrapping_add(1), Ordering::Release);
+                    return true;
+                }
+            } else if (sequence.wrapping_sub(free) as i64) < 0 {
+                return false;
+            }
+        }
+        false
+    }
+
+    /// Returns true if there is room for an entry now. Other producers may take it first.
+    #[inline]
+    pub(crate) fn has_room(&self) -> bool {
+        let (cell, free) = self.locate(self.tail.load(Ordering::Relaxed));
+        (cell.sequence.load(Ordering::Relaxed).wrapping_sub(free) as i64) >= 0
+    }
+
+    /// Returns true if the entry at `head` was pushed.
+    #[inline]
+    pub(crate) fn ready(&self, head: u64) -> bool {
+        let (cell, free) = self.locate(head);
+        cell.sequence.load(Ordering::Acquire) == free.wrapping_add(1)
+    }
+
+    /// Takes the entry at `head` and advances `head`. A ring has one consumer.
+    #[inline]
+    pub(crate) fn pop(&self, head: &mut u64) -> Option<Entry> {
+        let (cell, free) = self.locate(*head);
+        if cell.sequence.load(Ordering::Acquire) != free.wrapping_add(1) {
+            return None;
+        }
+        let entry = [cell.entry[0].load(Ordering::Relaxed), cell.entry[1].load(Ordering::Relaxed)];
+        cell.sequence.store(free.wrapping_add(2), Ordering::Release);
+        *head = head.wrapping_add(1);
+        Some(entry)
+    }
+
+    #[inline]
+    fn locate(&self, position: u64) -> (&'a Cell<W>, u64) {
+        let lap = position >> Self::SHIFT;
+        (&self.cells[position as usize & (N - 1)], lap.wrapping_mul(2))
+    }
+}
+
+#[cfg(test)]
+mod tests;
