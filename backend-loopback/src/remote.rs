@@ -31,7 +31,7 @@ pub(crate) struct Import {
     #[cfg(target_os = "linux")]
     mapping: Option<Mapping>,
     /// The same for its GPU's memory.
-    _shared: Option<cuda::Shared>,
+    _shared: Option<cuda::ImportedMemory>,
 }
 
 /// Where a region's first byte is.
@@ -98,7 +98,7 @@ impl Drop for Import {
         if let Some(lock) = self.lock.take() {
             #[cfg(target_os = "linux")]
             let lock = (lock, self.mapping.take());
-            cuda::let_go(lock);
+            cuda::drop_in_background(lock);
         }
     }
 }
@@ -111,7 +111,7 @@ pub(crate) struct Answer {
     pub(crate) place: Place,
     #[cfg(target_os = "linux")]
     pub(crate) mapping: Option<Mapping>,
-    pub(crate) shared: Option<cuda::Shared>,
+    pub(crate) shared: Option<cuda::ImportedMemory>,
     pub(crate) lock: Option<cuda::PageLock>,
 }
 

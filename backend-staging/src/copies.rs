@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-use cuda::{Device, Mover, Reach};
+use cuda::{BatchCopier, Device, Reach};
 use multirail_spi::{
     Error, ErrorKind, Memory, MemoryKind, Result,
     copy::{self, CopyStrategy},
@@ -48,7 +48,7 @@ pub(crate) struct Copies<T> {
 /// The copies of one GPU.
 struct GpuCopies<T> {
     /// Dropped first: its destructor waits for all copies that are under way.
-    mover: Mover,
+    copier: BatchCopier,
     /// The tags of copies that are not launched yet.
     open: Vec<T>,
     /// The launched batches, the oldest first.
@@ -96,26 +96,26 @@ impl<T> Copies<T> {
                 return true;
             }
         };
-        if gpu.mover.room() == 0 {
+        if gpu.copier.room() == 0 {
             return false;
         }
-        let host_reach = buffer.map_or(Reach::Driver, |buffer| buffer.reach(gpu.mover.device()));
+        let host_reach = buffer.map_or(Reach::Driver, |buffer| buffer.reach(gpu.copier.device()));
         let reach = if host_reach == Reach::Kernel { reach } else { Reach::Driver };
-        gpu.mover.divide();
+        gpu.copier.end_piece();
         // SAFETY: by the caller; `reach` is `Kernel` only if the kernel reaches both ends.
-        unsafe { gpu.mover.add(std::iter::once((to as u64, from as u64, len)), reach) };
+        unsafe { gpu.copier.add(std::iter::once((to as u64, from as u64, len)), reach) };
         gpu.open.push(tag);
         true
     }
 
     /// The copies of a GPU, which is opened at its first copy.
     fn gpu(&mut self, ordinal: u32) -> Result<&mut GpuCopies<T>> {
-        let known = self.gpus.iter().position(|gpu| gpu.mover.device().ordinal() == ordinal);
+        let known = self.gpus.iter().position(|gpu| gpu.copier.device().ordinal() == ordinal);
         let index = match known {
             Some(index) => index,
             None => {
-                let mover = Mover::new(&Device::open(ordinal)?, BLOCKS)?;
-                self.gpus.push(GpuCopies { mover, open: Vec::new(), in_flight: VecDeque::new() });
+                let copier = BatchCopier::new(&Device::open(ordinal)?, BLOCKS)?;
+                self.gpus.push(GpuCopies { copier, open: Vec::new(), in_flight: VecDeque::new() });
                 self.gpus.len() - 1
             }
         };
@@ -144,15 +144,15 @@ impl<T> Copies<T> {
 
 impl<T> GpuCopies<T> {
     fn advance(&mut self, completed: &mut VecDeque<(T, Result<(), ErrorKind>)>) {
-        if !self.open.is_empty() && self.mover.may_launch() {
-            let launched = self.mover.launch().map_err(|why| self.log(&why));
+        if !self.open.is_empty() && self.copier.can_launch() {
+            let launched = self.copier.launch().map_err(|why| self.log(&why));
             let batch = Batch { tags: std::mem::take(&mut self.open), launch_error: launched.err() };
             self.in_flight.push_back(batch);
         }
         while let Some(batch) = self.in_flight.front() {
             let result = match batch.launch_error {
                 Some(kind) => Err(kind),
-                None => match self.mover.landed() {
+                None => match self.copier.take_completed() {
                     None => return,
                     Some(landed) => landed.map_err(|why| self.log(&why)),
                 },
@@ -164,7 +164,7 @@ impl<T> GpuCopies<T> {
 
     #[cold]
     fn log(&self, why: &Error) -> ErrorKind {
-        tracing::error!(%why, gpu = self.mover.device().ordinal(), "staging: the copies of a GPU failed");
+        tracing::error!(%why, gpu = self.copier.device().ordinal(), "staging: the copies of a GPU failed");
         why.kind()
     }
 }

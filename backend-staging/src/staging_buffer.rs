@@ -180,7 +180,7 @@ impl Drop for StagingBuffer {
         drop(self.region.take());
         if let Some((Some(lock), _)) = self.page_lock.take() {
             // Unlocks, and then frees the memory, on another thread: unlocking waits for GPUs.
-            cuda::let_go((lock, Arc::clone(&self.memory)));
+            cuda::drop_in_background((lock, Arc::clone(&self.memory)));
         }
     }
 }

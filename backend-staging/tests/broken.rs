@@ -65,8 +65,8 @@ fn writes_continue_after_each_break() {
             let gone = here.alloc(4096, OPEN).unwrap();
             let stale = origin.import(&gone.descriptor()).unwrap();
             drop(gone);
-            // The other process breaks the connection, so this process's device does not learn which of its work requests
-            // were executed.
+            // The other process breaks the connection, so this process's device does not learn which of its work
+            // requests were executed.
             let refused = origin.write(&plain, 0..4096, &stale, 0).and_then(|mut write| write.wait(LIMIT));
             let why = refused.expect_err("the region is gone");
             assert!(matches!(why.kind(), ErrorKind::RemoteAccess | ErrorKind::Revoked), "{why}");

@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use cuda::{Mover, Reach};
+use cuda::{BatchCopier, Reach};
 use multirail_spi::{ErrorKind, PeerSlot, Result, WorkRequest};
 
 use super::late::Late;
@@ -25,7 +25,7 @@ const WORTHWHILE_WHOLE: u64 = 64 << 20;
 /// One GPU of an endpoint.
 pub(crate) struct GpuLane {
     /// Dropped first: it waits for what is on its way, and the batches hold leases.
-    mover: Mover,
+    mover: BatchCopier,
     open: Batch,
     flying: VecDeque<Batch>,
     /// Batches that have landed, for reuse.
@@ -63,7 +63,7 @@ impl GpuLane {
     /// A lane on `device`, whose kernels have `blocks` blocks together.
     pub(crate) fn open(device: &cuda::Device, blocks: u32) -> Result<Self> {
         Ok(Self {
-            mover: Mover::new(device, blocks)?,
+            mover: BatchCopier::new(device, blocks)?,
             open: Batch::default(),
             flying: VecDeque::new(),
             spare: Vec::new(),
@@ -108,7 +108,7 @@ impl GpuLane {
 
     /// What comes next goes between other regions, within the GPU or not.
     pub(crate) fn turn_to(&mut self, within: bool) {
-        self.mover.divide();
+        self.mover.end_piece();
         self.within = within;
     }
 
@@ -133,7 +133,7 @@ impl GpuLane {
     /// Adds a request to the last import that was begun.
     ///
     /// # Safety
-    /// As [`Mover::add`], for `(to, from, len)`.
+    /// As [`BatchCopier::add`], for `(to, from, len)`.
     pub(crate) unsafe fn add(&mut self, request: &WorkRequest, ends: (u64, u64, u64), reach: Reach) {
         // SAFETY: by the caller.
         unsafe { self.add_next(std::iter::once(ends), reach) };
@@ -183,18 +183,18 @@ impl GpuLane {
     /// Starts the open batch, if that is worthwhile by now.
     #[inline]
     pub(crate) fn launch_if_due(&mut self, late: &mut Late, ended: &mut Ended) {
-        let worthwhile = match self.mover.flying() as u64 {
+        let worthwhile = match self.mover.in_flight() as u64 {
             0 => 1,
             _ if self.mover.is_growing() => WORTHWHILE_WHOLE,
             flying => WORTHWHILE * flying.min(if self.within { MANY_WITHIN } else { MANY }),
         };
-        if self.mover.waiting() >= worthwhile || self.room() == 0 {
+        if self.mover.open_bytes() >= worthwhile || self.room() == 0 {
             self.launch(late, ended);
         }
     }
 
     fn launch(&mut self, late: &mut Late, ended: &mut Ended) {
-        if self.open.spans.is_empty() || !self.mover.may_launch() {
+        if self.open.spans.is_empty() || !self.mover.can_launch() {
             return;
         }
         let mut batch = std::mem::replace(&mut self.open, self.spare.pop().unwrap_or_default());
@@ -225,7 +225,7 @@ impl GpuLane {
             // What was refused has nothing on its way, whose end could be asked for.
             let outcome = match batch.refused {
                 Some(kind) => Err(kind),
-                None => match self.mover.landed() {
+                None => match self.mover.take_completed() {
                     None => return,
                     Some(Ok(())) => Ok(()),
                     Some(Err(why)) => Err(self.lose(&why)),
