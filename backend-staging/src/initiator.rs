@@ -10,8 +10,8 @@
 //!   slot waits for the response.
 //! - The bytes of a read are copied out of the slot last.
 //!
-//! Then the slot is free again. The bytes are in their destination by then, so completion means `Delivered`. Slots are
-//! independent of each other, and finish in any order.
+//! Then the slot is free again. The bytes are in their destination by then, so a completed work request is delivered.
+//! Slots are independent of each other, and finish in any order.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
@@ -31,14 +31,15 @@ pub(crate) struct Initiator {
     wrs: BTreeMap<u64, StagedWr>,
     /// The number of the next work request.
     next_wr: u64,
-    /// The first work request that may have bytes without a slot. All earlier ones have none.
+    /// From this number on, work requests may have bytes that no slot has taken yet.
     first_unassigned: u64,
-    /// The numbers of work requests of several slots whose bytes have arrived, and whose imm is sent next.
+    /// The numbers of work requests whose bytes have arrived by several slots, and whose imm needs a slot of its own
+    /// now.
     due_imms: VecDeque<u64>,
-    slots: Vec<Slot>,
+    slots: Vec<InitiatorSlot>,
     /// The indices of the free slots.
     free: Vec<usize>,
-    /// The indices of the slots whose copy has to be begun again, because there was no room for it.
+    /// The indices of the slots whose copy could not begin, because there was no room for it.
     waiting_copies: VecDeque<usize>,
 }
 
@@ -49,14 +50,14 @@ struct StagedWr {
     local: Option<Arc<StagedRegion>>,
     /// Whether the peer's region is staged.
     is_remote_staged: bool,
-    /// Whether the imm is sent in a [`SlotRequest`]: sent as an imm, the peer would mistake it for the wake imm.
+    /// Whether the imm is sent in a [`SlotRequest`], because the peer would mistake it for the wake imm.
     sends_imm_in_request: bool,
     /// The number of bytes that have been assigned to slots.
     assigned: u64,
-    /// The number of slots that work on it.
+    /// The number of slots that are busy with this work request.
     open_slots: usize,
-    /// Whether a slot has yet to be assigned to the imm. Also true for a work request without imm, until its last byte
-    /// is assigned: a work request without bytes needs a slot, too.
+    /// Whether the imm still needs a slot. Without an imm it is true until the first slot is assigned, because a work
+    /// request without bytes and imm needs a slot, too.
     is_imm_unassigned: bool,
     failure: Option<Failure>,
 }
@@ -65,31 +66,33 @@ struct StagedWr {
 #[derive(Clone, Copy)]
 struct Failure {
     status: Status,
-    /// Whether the failure may mean that the peer has died ([`Event::FailedUnconfirmed`]).
+    /// Whether the peer may have died: then the engine asks the peer ([`Event::FailedUnconfirmed`]).
     is_unconfirmed: bool,
 }
 
-struct Slot {
-    step: Step,
+/// The state of one slot.
+struct InitiatorSlot {
+    step: InitiatorStep,
     /// The number of the work request; `None` once that has ended.
     wr: Option<u64>,
     /// The slot's bytes: their offset in the work request, and their number.
     offset: u64,
     len: u64,
-    /// The imm that the slot delivers behind its bytes.
+    /// The imm that is delivered after the slot's bytes.
     imm: Option<u32>,
     /// The sequence number of the slot's latest request to the target.
     sequence: u32,
     /// Whether the RDMA write of the request is posted and has not completed.
     is_request_posted: bool,
-    /// Whether a write of the current request has failed: the target may or may not have received it.
+    /// Whether the RDMA write of the request has failed once: the target may or may not have received the request.
     is_request_in_doubt: bool,
-    /// Whether the request has to be posted again. The target acts on one request per sequence number.
+    /// Whether the request has to be posted again. The target serves only the first one with a sequence number.
     is_repeat_due: bool,
 }
 
+/// What a slot is busy with.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Step {
+enum InitiatorStep {
     Free,
     /// Copying from this process's region into the slot.
     CopyingIn,
@@ -103,8 +106,8 @@ enum Step {
 
 impl Initiator {
     pub(crate) fn new(connection: Arc<Connection>) -> Self {
-        let slot = |_| Slot {
-            step: Step::Free,
+        let slot = |_| InitiatorSlot {
+            step: InitiatorStep::Free,
             wr: None,
             offset: 0,
             len: 0,
@@ -135,7 +138,7 @@ impl Initiator {
             && (kind != WorkKind::Send || self.wrs.values().filter(is_send).count() < SLOT_COUNT / 2)
     }
 
-    /// Queues a work request. `local` is this process's region if that is staged.
+    /// Queues a work request. `local` is this process's region, if that is staged.
     pub(crate) fn push(&mut self, work: &WorkRequest, local: Option<Arc<StagedRegion>>) {
         let is_remote_staged = work.kind != WorkKind::Send && work.remote & KeyMaterial::STAGED != 0;
         let looks_like_wake_imm = self.connection.looks_like_wake_imm(work.kind, work.imm);
@@ -156,12 +159,12 @@ impl Initiator {
     /// Advances all slots, and assigns the free ones.
     pub(crate) fn advance(&mut self, context: &mut Context<'_>) {
         for _ in 0..self.waiting_copies.len() {
-            if let Some(slot) = self.waiting_copies.pop_front() {
-                self.begin_copy(slot, context);
+            if let Some(index) = self.waiting_copies.pop_front() {
+                self.begin_copy(index, context);
             }
         }
-        for slot in 0..SLOT_COUNT {
-            self.poll_response(slot, context);
+        for index in 0..SLOT_COUNT {
+            self.poll_response(index, context);
         }
         self.assign_slots(context);
         self.report_ended(context.events);
@@ -170,16 +173,16 @@ impl Initiator {
     /// Continues with a slot whose copy has completed.
     pub(crate) fn on_copied(
         &mut self,
-        slot: usize,
+        index: usize,
         result: Result<(), ErrorKind>,
         context: &mut Context<'_>,
     ) {
-        let number = self.slots[slot].wr;
+        let number = self.slots[index].wr;
         let is_alive = self.wr(number).is_some_and(|wr| wr.failure.is_none());
-        match (self.slots[slot].step, result) {
-            (_, Err(kind)) => self.finish_slot(slot, Err(Failure::new(staging_status(kind))), context),
-            (Step::CopyingIn, Ok(())) if is_alive => self.transfer(slot, context),
-            _ => self.finish_slot(slot, Ok(()), context),
+        match (self.slots[index].step, result) {
+            (_, Err(kind)) => self.finish_slot(index, Err(Failure::new(staging_status(kind))), context),
+            (InitiatorStep::CopyingIn, Ok(())) if is_alive => self.transfer(index, context),
+            _ => self.finish_slot(index, Ok(()), context),
         }
     }
 
@@ -214,9 +217,10 @@ impl Initiator {
             (_, Err(status)) => {
                 let slot = &mut self.slots[index];
                 (slot.is_request_posted, slot.is_request_in_doubt, slot.is_repeat_due) = (false, true, true);
-                // No backend repeats a write whose imm may have been reported already. The initiator can repeat the
-                // request: the target ignores a second one. If the connection was only interrupted, the work request
-                // goes on. If the peer has died, another event reports that.
+                // The write may have arrived, so the inner backend does not repeat it: its imm could be reported twice.
+                // The initiator can repeat it, because the target ignores a request that it has served. If the
+                // connection was only interrupted, the work request continues. If the peer has died, another event
+                // reports that.
                 let is_interrupted = is_unconfirmed && status.kind == ErrorKind::Unreachable;
                 tracing::debug!(slot = index, status.code, is_interrupted, "staging: a request failed");
                 if let Some(wr) = self.wr(number).filter(|_| !is_interrupted) {
@@ -234,8 +238,8 @@ impl Initiator {
         self.wrs.values_mut().for_each(|wr| wr.fail(failure));
         self.due_imms.clear();
         // Copies that have not begun, and internal work requests that were not posted, access nothing.
-        for slot in std::mem::take(&mut self.waiting_copies) {
-            self.finish_slot(slot, Err(failure), context);
+        for index in std::mem::take(&mut self.waiting_copies) {
+            self.finish_slot(index, Err(failure), context);
         }
         let (mut removed, mut repeated) = (Vec::new(), Vec::new());
         context.outbox.retain(|work| {
@@ -252,11 +256,11 @@ impl Initiator {
                 }
             }
         });
-        // The target may have received the first write of these requests, so their repetition stays in the outbox: its
-        // response tells when the target is done. It becomes a `Cancel` request.
-        for slot in repeated {
-            let request = self.request_of(slot);
-            self.connection.buffer.set_request(slot, request);
+        // These requests were posted before, so the target may be serving them. Their repetition stays in the outbox,
+        // as a `Cancel` request: the response to it tells when the target no longer accesses its region.
+        for index in repeated {
+            let request = self.request_of(index);
+            self.connection.buffer.set_request(index, request);
         }
         for id in removed {
             self.slots[id.slot].is_request_posted = false;
@@ -329,7 +333,7 @@ impl Initiator {
         (slot.wr, slot.offset, slot.len, slot.imm) = (Some(number), offset, len, imm);
         (slot.is_request_in_doubt, slot.is_repeat_due) = (false, false);
         if copies_in {
-            slot.step = Step::CopyingIn;
+            slot.step = InitiatorStep::CopyingIn;
             self.begin_copy(index, context);
         } else {
             self.transfer(index, context);
@@ -349,7 +353,7 @@ impl Initiator {
             .as_ref()
             .map_or_else(|| context.gpu_memory.locate(local as u64), |region| region.location);
         let buffer = &self.connection.buffer;
-        let (to, from) = if step == Step::CopyingIn {
+        let (to, from) = if step == InitiatorStep::CopyingIn {
             (buffer.initiator_slot(index), local.cast_const())
         } else {
             (local, buffer.initiator_slot(index).cast_const())
@@ -366,7 +370,7 @@ impl Initiator {
     fn transfer(&mut self, index: usize, context: &mut Context<'_>) {
         let (number, offset, len, imm) = {
             let slot = &mut self.slots[index];
-            slot.step = Step::Transferring;
+            slot.step = InitiatorStep::Transferring;
             (slot.wr, slot.offset, slot.len, slot.imm)
         };
         let Some(wr) = self.wr(number) else { return };
@@ -398,7 +402,7 @@ impl Initiator {
     fn begin_request(&mut self, index: usize, context: &mut Context<'_>) {
         let slot = &mut self.slots[index];
         slot.sequence = slot.sequence.wrapping_add(1).max(1);
-        slot.step = Step::AwaitingResponse;
+        slot.step = InitiatorStep::AwaitingResponse;
         self.post_request(index, context);
     }
 
@@ -436,7 +440,7 @@ impl Initiator {
     /// Continues with a slot if the target has responded. Until then the target may access the slot and its own region.
     fn poll_response(&mut self, index: usize, context: &mut Context<'_>) {
         let slot = &mut self.slots[index];
-        if slot.step != Step::AwaitingResponse || slot.is_request_posted {
+        if slot.step != InitiatorStep::AwaitingResponse || slot.is_request_posted {
             return;
         }
         let Some(result) = decode_response(self.connection.buffer.response_in(index), slot.sequence) else {
@@ -460,7 +464,7 @@ impl Initiator {
 
     /// Copies the bytes of a read from the slot into this process's region.
     fn copy_out(&mut self, index: usize, context: &mut Context<'_>) {
-        self.slots[index].step = Step::CopyingOut;
+        self.slots[index].step = InitiatorStep::CopyingOut;
         self.begin_copy(index, context);
     }
 
@@ -468,7 +472,7 @@ impl Initiator {
     fn finish_slot(&mut self, index: usize, result: Result<(), Failure>, context: &mut Context<'_>) {
         *context.made_progress = true;
         let slot = &mut self.slots[index];
-        slot.step = Step::Free;
+        slot.step = InitiatorStep::Free;
         let number = slot.wr.take();
         self.free.push(index);
         let Some(wr) = self.wr(number) else { return };
@@ -520,7 +524,7 @@ impl StagedWr {
 }
 
 impl Failure {
-    /// A failure that says nothing about the peer's life.
+    /// A failure after which the engine need not ask whether the peer is alive.
     fn new(status: Status) -> Self {
         Self { status, is_unconfirmed: false }
     }

@@ -8,8 +8,11 @@
 //! Each connection has a *staging buffer* of registered host memory in each process, cut into slots. For a write to a
 //! staged region, the *initiator* (the process that posts the write) sends the bytes to a slot of the *target* (the
 //! process that owns the region), and the target's worker copies them from the slot into the region. For a read, the
-//! target's worker copies the bytes from the region into a slot, and sends them to the initiator. Slots are filled,
-//! sent and emptied in parallel.
+//! target's worker copies the bytes from the region into a slot, and sends them to the initiator. All slots work in
+//! parallel.
+//!
+//! A *work request* (WR) is what the engine posts to an endpoint, as elsewhere. A *request* alone is a message by which
+//! the initiator asks the target to copy a slot; the target answers each one by a *response*.
 //!
 //! The modules, in reading order:
 //!

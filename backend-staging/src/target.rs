@@ -13,24 +13,26 @@ use crate::wr_id::{InternalWrId, WrRole};
 
 pub(crate) struct Target {
     connection: Arc<Connection>,
-    slots: Vec<Slot>,
+    slots: Vec<TargetSlot>,
 }
 
+/// The state of one slot.
 #[derive(Default)]
-struct Slot {
-    step: Step,
+struct TargetSlot {
+    step: TargetStep,
     /// The sequence number of the last request that was taken.
     sequence: u32,
     request: Option<SlotRequest>,
-    /// Held while the copy is under way, or waits for room.
+    /// The right to access the region, from the check of the request until the copy has completed.
     access: Option<PeerAccess>,
-    /// Whether the internal work request of the current step has failed. It is posted again at the next poll. The cause
-    /// may be another work request that was aborted, and this one with it.
+    /// Whether the internal work request of the current step has failed. The next poll posts it again: it may have
+    /// failed only because another work request was aborted.
     has_failed: bool,
 }
 
+/// What a slot is busy with.
 #[derive(Default, Clone, Copy, PartialEq, Eq)]
-enum Step {
+enum TargetStep {
     #[default]
     Idle,
     /// There was no room for the copy: it is begun again at the next poll.
@@ -43,19 +45,19 @@ enum Step {
 
 impl Target {
     pub(crate) fn new(connection: Arc<Connection>) -> Self {
-        Self { connection, slots: (0..SLOT_COUNT).map(|_| Slot::default()).collect() }
+        Self { connection, slots: (0..SLOT_COUNT).map(|_| TargetSlot::default()).collect() }
     }
 
-    /// Takes new requests, and retries what had no room or failed.
+    /// Takes new requests. Retries copies that had no room, and internal work requests that failed.
     pub(crate) fn advance(&mut self, context: &mut Context<'_>) {
         if self.connection.remote_buffer().is_none() {
             return;
         }
         for index in 0..SLOT_COUNT {
             match self.slots[index].step {
-                Step::Idle => self.poll_request(index, context),
-                Step::WaitingToCopy => self.begin_copy(index, context),
-                Step::SendingData | Step::SendingResponse if self.slots[index].has_failed => {
+                TargetStep::Idle => self.poll_request(index, context),
+                TargetStep::WaitingToCopy => self.begin_copy(index, context),
+                TargetStep::SendingData | TargetStep::SendingResponse if self.slots[index].has_failed => {
                     self.send_again(index, context)
                 }
                 _ => {}
@@ -100,7 +102,7 @@ impl Target {
             (_, Err(_)) => {}
             (WrRole::TargetData, Ok(())) => self.respond(index, Ok(()), context),
             _ => {
-                slot.step = Step::Idle;
+                slot.step = TargetStep::Idle;
                 self.poll_request(index, context);
             }
         }
@@ -152,7 +154,7 @@ impl Target {
         // slot, and the buffer stays until no copy is under way. The peer may write to the slot meanwhile: that
         // corrupts only its own bytes.
         let has_begun = unsafe { context.copies.begin(access.location(), Some(buffer), ends, tag) };
-        slot.step = if has_begun { Step::Copying } else { Step::WaitingToCopy };
+        slot.step = if has_begun { TargetStep::Copying } else { TargetStep::WaitingToCopy };
     }
 
     /// Sends the bytes of a read to the initiator's slot.
@@ -162,7 +164,7 @@ impl Target {
         let id = InternalWrId { role: WrRole::TargetData, peer: self.connection.peer, slot: index };
         let (local, to) = (buffer.target_slot(index), remote.initiator_slot(index));
         context.outbox.push_back(id.write(local, buffer.lkey(), request.len, to, remote.rkey));
-        self.slots[index].step = Step::SendingData;
+        self.slots[index].step = TargetStep::SendingData;
     }
 
     fn respond(&mut self, index: usize, result: Result<(), ErrorKind>, context: &mut Context<'_>) {
@@ -179,7 +181,7 @@ impl Target {
         let mut internal = id.write(local, buffer.lkey(), len, remote.response(index), remote.rkey);
         internal.imm = remote.wake_imm;
         context.outbox.push_back(internal);
-        self.slots[index].step = Step::SendingResponse;
+        self.slots[index].step = TargetStep::SendingResponse;
     }
 
     /// Posts the failed internal work request of a slot again.
@@ -187,7 +189,7 @@ impl Target {
         let slot = &mut self.slots[index];
         slot.has_failed = false;
         match (slot.step, slot.request) {
-            (Step::SendingData, Some(request)) => self.send_data(index, request, context),
+            (TargetStep::SendingData, Some(request)) => self.send_data(index, request, context),
             _ => self.send_response(index, context),
         }
     }
