@@ -8,7 +8,8 @@ use crate::tables::{ENTRIES, Table};
 const LARGE: u64 = 2 << 20;
 /// The most bytes of a piece that is joined from adjacent ones.
 const MAX_PIECE: u64 = 1 << 30;
-/// A batch is full from this size on. The line copies it in a third of a millisecond, and so long a region is in use.
+/// A batch with so many bytes is full. The line copies them in a third of a millisecond, and their regions are in use
+/// for that time.
 const MAX_BYTES: u64 = 128 << 20;
 
 /// The destination and the source of bytes, and their number.
@@ -31,6 +32,7 @@ pub(crate) struct Batch {
     last: Option<Piece>,
 }
 
+/// Contiguous bytes to be copied.
 #[derive(Clone, Copy)]
 pub(crate) struct Piece {
     pub to: u64,

@@ -37,7 +37,7 @@ impl PageLock {
         let start = start.cast();
         with_room(|| {
             device.within("page-lock memory", || {
-                // SAFETY: by the caller, until `drop` gives it back.
+                // SAFETY: by the caller, until `drop` unlocks the range.
                 let code = unsafe { sys::cuMemHostRegister_v2(start, len, FLAGS) };
                 check("page-lock memory", &format!("to lock {len} bytes of host memory"), code)
             })

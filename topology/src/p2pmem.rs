@@ -143,18 +143,18 @@ mod tests {
         let texts = ["64", "64", "1"];
         let root = host(&[("0000:60:00.0", texts), ("0000:50:00.0", texts), ("0000:4f:00.0", texts)]);
         let (machine, providers) = (sysfs::read(root.path()).unwrap(), providers(root.path()).unwrap());
-        let ways = |device: &str, forwards| {
-            let ways = nearest(&machine, &providers, device.parse().unwrap(), forwards);
-            ways.into_iter().map(|(provider, way)| (provider.address.to_string(), way)).collect::<Vec<_>>()
+        let reached = |device: &str, forwards| {
+            let reached = nearest(&machine, &providers, device.parse().unwrap(), forwards);
+            reached.into_iter().map(|(provider, p2p)| (provider.address.to_string(), p2p)).collect::<Vec<_>>()
         };
-        let order = |ways: &[(String, PeerToPeer)]| {
-            ways.iter().map(|(at, way)| (at[5..7].to_owned(), way.distance)).collect::<Vec<_>>()
+        let order = |reached: &[(String, PeerToPeer)]| {
+            reached.iter().map(|(at, p2p)| (at[5..7].to_owned(), p2p.distance)).collect::<Vec<_>>()
         };
-        let near = ways("0000:53:00.0", false);
+        let near = reached("0000:53:00.0", false);
         assert_eq!(order(&near), [("4f".into(), 4), ("50".into(), 4), ("60".into(), 8)]);
         assert_eq!(near[2].1.route, Route::Refused(OffSwitch::NoSharedBridge));
-        assert!(ways("0000:53:00.0", true).iter().all(|(_, way)| way.is_possible()));
-        assert_eq!(order(&ways("0000:60:00.0", true))[0], ("60".into(), 0));
-        assert_eq!(ways("0000:ff:00.0", true), []);
+        assert!(reached("0000:53:00.0", true).iter().all(|(_, p2p)| p2p.is_possible()));
+        assert_eq!(order(&reached("0000:60:00.0", true))[0], ("60".into(), 0));
+        assert_eq!(reached("0000:ff:00.0", true), []);
     }
 }
