@@ -15,7 +15,6 @@ use crate::copies::Copies;
 use crate::domain::DomainState;
 use crate::initiator::Initiator;
 use crate::receives::StagedReceives;
-use crate::staging_buffer::RemoteBuffer;
 use crate::target::Target;
 use crate::wire::WAKE_IMM;
 use crate::wr_id::{InternalWrId, WrRole, describe_staging_status, staging_status};
@@ -42,10 +41,12 @@ pub(crate) struct StagedEndpoint {
     version: u64,
     /// Events to be reported.
     events: VecDeque<Event>,
+    /// Whether anything has changed since the last poll.
     made_progress: bool,
     /// Whether the events to be reported include an imm whose bytes the inner device wrote. The inner endpoint flushes
     /// for the imms that it reports itself, but not for this one.
     needs_flush: bool,
+    /// Whether the inner device was lost.
     is_lost: bool,
     /// Kept for reuse.
     polled: Completions,
@@ -147,11 +148,9 @@ impl Endpoint for StagedEndpoint {
         if self.is_busy() {
             return Armed::Ready;
         }
-        let has_no_wake_imm = |remote: RemoteBuffer| remote.wake_imm.is_none();
-        let mut remotes = self.peers.iter().flatten().filter_map(|peer| peer.connection.remote_buffer());
         match self.inner.arm() {
             #[cfg(unix)]
-            Armed::Fd(fd) if remotes.any(has_no_wake_imm) => Armed::FdOrNap(fd),
+            Armed::Fd(fd) if !self.is_woken_by_all_peers() => Armed::FdOrNap(fd),
             armed => armed,
         }
     }
@@ -424,6 +423,13 @@ impl StagedEndpoint {
     fn is_flush(&self, run: &WorkRequest) -> bool {
         let scope = self.domain.inner.capabilities().delivered_scope;
         run.kind == WorkKind::Read && scope == DeliveredScope::Device
+    }
+
+    /// Whether each peer that stages wakes this worker when it writes to the staging buffer.
+    #[cfg(unix)]
+    fn is_woken_by_all_peers(&self) -> bool {
+        let mut remotes = self.peers.iter().flatten().filter_map(|peer| peer.connection.remote_buffer());
+        remotes.all(|remote| remote.wake_imm.is_some())
     }
 
     /// Whether the endpoint has work that no event of the inner endpoint will announce.
