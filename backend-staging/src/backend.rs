@@ -1,4 +1,4 @@
-//! The backend around a backend.
+//! The public backend.
 
 use std::sync::Arc;
 
@@ -6,16 +6,16 @@ use multirail_spi::{Backend, DeviceInfo, Domain, DomainSetup, Probe, Result, Sta
 
 use crate::domain::StagedDomain;
 
-/// A backend whose devices stage the memory that they refuse. It goes by the name of the one within.
+/// A backend that adds staging to the devices of another backend. It has the name of that inner backend.
 pub struct Staged {
     inner: Arc<dyn Backend>,
     staging: Staging,
 }
 
 impl Staged {
-    /// `inner`'s devices, which stage when `staging` says; with `Never` they are as they were.
+    /// Wraps `inner`: `staging` says which memory its devices stage. With [`Staging::Never`] the devices are unchanged.
     ///
-    /// Peers whose devices do not stage are reached as ever, but for staged regions.
+    /// A peer that does not stage can still be connected to. Only its access to staged regions is refused.
     pub fn new(inner: Arc<dyn Backend>, staging: Staging) -> Self {
         Self { inner, staging }
     }

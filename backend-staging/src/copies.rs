@@ -1,138 +1,170 @@
-//! Copies between slots and regions: the processor's are done at once, GPUs' are on their way for a while.
+//! Copies between slots and regions. The processor's copies complete at once; GPU copies complete later.
 
 use std::collections::VecDeque;
 
-use cuda::{Device, Mover, Reach};
+use cuda::{BatchCopier, Device, Reach};
 use multirail_spi::{
-    ErrorKind, Result,
+    Error, ErrorKind, Memory, MemoryKind, Result,
     copy::{self, CopyStrategy},
 };
 
-use crate::region::Place;
-use crate::ring::Ring;
+use crate::staging_buffer::StagingBuffer;
 
-/// Processors of a GPU that a copy takes at once: loopback's default.
+/// The most multiprocessors of a GPU that a copy uses: loopback's default.
 const BLOCKS: u32 = 32;
 
-/// Copies, each with a name by which its end is told.
-pub(crate) struct Copies<T> {
-    gpus: Vec<Gpu<T>>,
-    ended: VecDeque<(T, Result<(), ErrorKind>)>,
+/// Where memory lies, and so what copies it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum MemoryLocation {
+    /// In host memory: the processor copies it.
+    Host,
+    /// On the GPU with this ordinal, which copies it.
+    Gpu(u32, Reach),
 }
 
-struct Gpu<T> {
-    /// Dropped first: it waits for what is on its way.
-    mover: Mover,
+impl MemoryLocation {
+    /// The location of memory that is to be registered.
+    ///
+    /// # Errors
+    /// `Unsupported` if the memory's own GPU has no access to it.
+    pub(crate) fn of(memory: &dyn Memory) -> Result<Self> {
+        let MemoryKind::Cuda { device } = memory.kind() else { return Ok(Self::Host) };
+        let device = Device::open(device)?;
+        let reach = Reach::of_gpu(&device, &device, memory.as_ptr() as u64, memory.len() as u64);
+        let no_access = || {
+            let why = "the memory's own GPU has no access to it: call cuMemSetAccess or cuMemPoolSetAccess";
+            Error::new(ErrorKind::Unsupported, "register", why)
+        };
+        Ok(Self::Gpu(device.ordinal(), reach.ok_or_else(no_access)?))
+    }
+}
+
+/// The copies of an endpoint. The caller marks each copy with a tag, and gets the tag back when the copy has completed.
+pub(crate) struct Copies<T> {
+    gpus: Vec<GpuCopies<T>>,
+    completed: VecDeque<(T, Result<(), ErrorKind>)>,
+}
+
+/// The copies of one GPU.
+struct GpuCopies<T> {
+    /// Dropped first: its destructor waits for all copies that are under way.
+    copier: BatchCopier,
+    /// The tags of copies that are not launched yet.
     open: Vec<T>,
-    flying: VecDeque<Batch<T>>,
+    /// The launched batches, the oldest first.
+    in_flight: VecDeque<Batch<T>>,
 }
 
 struct Batch<T> {
-    names: Vec<T>,
-    /// Why it was not launched.
-    refused: Option<ErrorKind>,
+    tags: Vec<T>,
+    /// The error, if the batch could not be launched.
+    launch_error: Option<ErrorKind>,
 }
 
 impl<T> Copies<T> {
     pub(crate) fn new() -> Self {
-        Self { gpus: Vec::new(), ended: VecDeque::new() }
+        Self { gpus: Vec::new(), completed: VecDeque::new() }
     }
 
-    /// Copies `len` bytes between memory at `place` and `ring`'s, or other memory of the host's without one. `false`
-    /// where there is no room now: then it has not begun.
+    /// Begins a copy of `len` bytes. The memory at one end lies at `location`; the other end is in `buffer`, or in
+    /// plain host memory if `buffer` is `None`. Returns false if there is no room for the copy now: it has not begun
+    /// then.
     ///
     /// # Safety
-    /// Both ranges are valid until the copy has ended, and nobody holds references into them.
+    /// Both ranges are valid until the copy has completed, and there are no references into them.
     pub(crate) unsafe fn begin(
         &mut self,
-        place: Place,
-        ring: Option<&Ring>,
+        location: MemoryLocation,
+        buffer: Option<&StagingBuffer>,
         (to, from, len): (*mut u8, *const u8, u64),
-        name: T,
+        tag: T,
     ) -> bool
     where
         T: Copy,
     {
-        let Place::Gpu(ordinal, reach) = place else {
+        let MemoryLocation::Gpu(ordinal, reach) = location else {
             // SAFETY: by the caller.
             unsafe { copy::copy(CopyStrategy::Plain, to, from, len as usize) };
-            self.ended.push_back((name, Ok(())));
+            self.completed.push_back((tag, Ok(())));
             return true;
         };
         let gpu = match self.gpu(ordinal) {
             Ok(gpu) => gpu,
             Err(why) => {
                 tracing::error!(%why, gpu = ordinal, "staging: a GPU cannot copy");
-                self.ended.push_back((name, Err(why.kind())));
+                self.completed.push_back((tag, Err(why.kind())));
                 return true;
             }
         };
-        if gpu.mover.room() == 0 {
+        if gpu.copier.room() == 0 {
             return false;
         }
-        let slots = ring.map_or(Reach::Driver, |ring| ring.reach(gpu.mover.device()));
-        let reach = if slots == Reach::Kernel { reach } else { Reach::Driver };
-        gpu.mover.divide();
-        // SAFETY: by the caller; `reach` is the lesser of both ends'.
-        unsafe { gpu.mover.add(std::iter::once((to as u64, from as u64, len)), reach) };
-        gpu.open.push(name);
+        let host_reach = buffer.map_or(Reach::Driver, |buffer| buffer.reach(gpu.copier.device()));
+        let reach = if host_reach == Reach::Kernel { reach } else { Reach::Driver };
+        gpu.copier.end_piece();
+        // SAFETY: by the caller; `reach` is `Kernel` only if the kernel reaches both ends.
+        unsafe { gpu.copier.add(std::iter::once((to as u64, from as u64, len)), reach) };
+        gpu.open.push(tag);
         true
     }
 
-    fn gpu(&mut self, ordinal: u32) -> Result<&mut Gpu<T>> {
-        let known = self.gpus.iter().position(|gpu| gpu.mover.device().ordinal() == ordinal);
-        let at = match known {
-            Some(at) => at,
+    /// The copies of a GPU, which is opened at its first copy.
+    fn gpu(&mut self, ordinal: u32) -> Result<&mut GpuCopies<T>> {
+        let known = self.gpus.iter().position(|gpu| gpu.copier.device().ordinal() == ordinal);
+        let index = match known {
+            Some(index) => index,
             None => {
-                let mover = Mover::new(&Device::open(ordinal)?, BLOCKS)?;
-                self.gpus.push(Gpu { mover, open: Vec::new(), flying: VecDeque::new() });
+                let copier = BatchCopier::new(&Device::open(ordinal)?, BLOCKS)?;
+                self.gpus.push(GpuCopies { copier, open: Vec::new(), in_flight: VecDeque::new() });
                 self.gpus.len() - 1
             }
         };
-        Ok(&mut self.gpus[at])
+        Ok(&mut self.gpus[index])
     }
 
-    /// Launches what was begun, as far as it may be, and sees what has landed.
+    /// Launches the GPU copies that have begun, as far as the GPUs have room, and notices those that have completed.
     pub(crate) fn launch(&mut self) {
         for gpu in &mut self.gpus {
-            gpu.advance(&mut self.ended);
+            gpu.advance(&mut self.completed);
         }
     }
 
-    /// Launches what was begun, and gives one copy that has ended.
-    pub(crate) fn ended(&mut self) -> Option<(T, Result<(), ErrorKind>)> {
+    /// Launches as [`launch`](Self::launch), and takes one completed copy: its tag and its result.
+    pub(crate) fn take_completed(&mut self) -> Option<(T, Result<(), ErrorKind>)> {
         self.launch();
-        self.ended.pop_front()
+        self.completed.pop_front()
     }
 
-    /// Whether there are any that were not told of.
+    /// Whether there are copies that [`take_completed`](Self::take_completed) has not returned.
     pub(crate) fn is_busy(&self) -> bool {
-        !self.ended.is_empty() || self.gpus.iter().any(|gpu| !gpu.open.is_empty() || !gpu.flying.is_empty())
+        !self.completed.is_empty()
+            || self.gpus.iter().any(|gpu| !gpu.open.is_empty() || !gpu.in_flight.is_empty())
     }
 }
 
-impl<T> Gpu<T> {
-    fn advance(&mut self, ended: &mut VecDeque<(T, Result<(), ErrorKind>)>) {
-        if !self.open.is_empty() && self.mover.may_launch() {
-            let launched = self.mover.launch().map_err(|why| self.told(&why));
-            self.flying.push_back(Batch { names: std::mem::take(&mut self.open), refused: launched.err() });
+impl<T> GpuCopies<T> {
+    fn advance(&mut self, completed: &mut VecDeque<(T, Result<(), ErrorKind>)>) {
+        if !self.open.is_empty() && self.copier.can_launch() {
+            let launched = self.copier.launch().map_err(|why| self.log(&why));
+            let batch = Batch { tags: std::mem::take(&mut self.open), launch_error: launched.err() };
+            self.in_flight.push_back(batch);
         }
-        while let Some(batch) = self.flying.front() {
-            let outcome = match batch.refused {
+        while let Some(batch) = self.in_flight.front() {
+            let result = match batch.launch_error {
                 Some(kind) => Err(kind),
-                None => match self.mover.landed() {
+                None => match self.copier.take_completed() {
                     None => return,
-                    Some(landed) => landed.map_err(|why| self.told(&why)),
+                    Some(landed) => landed.map_err(|why| self.log(&why)),
                 },
             };
-            let names = self.flying.pop_front().map_or(Vec::new(), |batch| batch.names);
-            ended.extend(names.into_iter().map(|name| (name, outcome)));
+            let tags = self.in_flight.pop_front().map_or(Vec::new(), |batch| batch.tags);
+            completed.extend(tags.into_iter().map(|tag| (tag, result)));
         }
     }
 
     #[cold]
-    fn told(&self, why: &multirail_spi::Error) -> ErrorKind {
-        tracing::error!(%why, gpu = self.mover.device().ordinal(), "staging: a GPU's copies failed");
+    fn log(&self, why: &Error) -> ErrorKind {
+        tracing::error!(%why, gpu = self.copier.device().ordinal(), "staging: the copies of a GPU failed");
         why.kind()
     }
 }

@@ -1,4 +1,4 @@
-//! The domain: the card's, where it takes the memory; and the connector, which brings the rings along.
+//! The domain: registers memory with the inner device or stages it, and adds staging buffers to connections.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -8,73 +8,75 @@ use multirail_spi::{
     Memory, MemoryKind, MemoryRegion, Operations, Ordering, PeerSlot, RemoteMemory, Result, Staging,
 };
 
+use crate::connection::Connections;
 use crate::endpoint::StagedEndpoint;
-use crate::far::Far;
-use crate::link::{Links, Stage, append, split};
-use crate::region::Regions;
-use crate::ring::{Ring, SLOT, SLOTS};
+use crate::gpu_memory::RegisteredGpuMemory;
+use crate::offer::{StagingOffer, append, split};
+use crate::region::StagedRegions;
+use crate::staging_buffer::{SLOT_COUNT, SLOT_LEN, StagingBuffer};
 
-/// What staging adds to a round trip: two copies by GPUs (15 µs each, H200), an ask and an answer more on the line,
-/// and the turns of two workers. Too much costs nothing but a longer queue.
-const LONGER: Duration = Duration::from_micros(200);
-/// Knocks of one connection that may not have been polled: an ask's and an answer's for each slot, and the next ones',
-/// as the ring may be looked at before the queue tells of it.
-const KNOCKS: u64 = 4 * SLOTS as u64;
-/// How long importing a peer's ring may take.
+/// The time that staging adds to a round trip: two GPU copies (15 µs each, H200), a request and a response over the
+/// line, and a poll by each of two workers. An estimate that is too high only makes send queues longer.
+const ADDED_ROUND_TRIP: Duration = Duration::from_micros(200);
+/// The most wake imms of one connection that can be in the completion queue. Each slot has a request and a response.
+/// There can be twice as many, because the endpoint polls the staging buffer itself: it can answer a request, and get
+/// the next one, before it has polled the imm of the first.
+const WAKE_IMMS_PER_CONNECTION: u64 = 4 * SLOT_COUNT as u64;
+/// How long the import of a peer's staging buffer may take.
 const IMPORT_LIMIT: Duration = Duration::from_secs(2);
 
-/// What the domain, its connector and its endpoint share.
-pub(crate) struct Shared {
+/// What a domain and its endpoint share.
+pub(crate) struct DomainState {
     pub inner: Arc<dyn Domain>,
-    pub regions: Arc<Regions>,
-    pub far: Arc<Far>,
-    pub links: Links,
-    /// Of memory that the card takes, for what is told here of it.
+    pub regions: Arc<StagedRegions>,
+    pub gpu_memory: Arc<RegisteredGpuMemory>,
+    pub connections: Connections,
+    /// The fences of memory that the inner device registered, for imms that this crate reports instead of the device.
     pub fences: Fences,
     capabilities: Capabilities,
     staging: Staging,
-    /// Connections that may knock.
-    knockers: u64,
+    /// The most connections that use wake imms.
+    max_wake_connections: u64,
 }
 
-/// A domain that stages what its card refuses.
-pub(crate) struct StagedDomain(Arc<Shared>);
+/// A domain that stages the memory that its inner device refuses.
+pub(crate) struct StagedDomain(Arc<DomainState>);
 
 impl StagedDomain {
     pub(crate) fn new(inner: Arc<dyn Domain>, staging: Staging) -> Result<Self> {
         let mut capabilities = inner.capabilities().clone();
         if !capabilities.operations.contains(Operations::WRITE) {
-            let why = "staging needs RDMA writes, which this device does not offer";
+            let why = "staging needs RDMA writes, which this device does not support";
             return Err(Error::new(ErrorKind::Unsupported, "open device", why));
         }
         capabilities.supports_staging = true;
-        // An imm tells when a peer has written into a ring.
+        // Only an imm wakes a worker when its peer has written to a staging buffer.
         capabilities.supports_wakeup &= capabilities.operations.contains(Operations::WRITE_IMM);
-        let knockers = match (capabilities.supports_wakeup, &mut capabilities.cq_depth) {
+        let max_wake_connections = match (capabilities.supports_wakeup, &mut capabilities.cq_depth) {
             (false, _) => 0,
             (true, &mut u64::MAX) => u64::MAX,
-            // The queue is shared with the users' imms.
+            // Wake imms get half of the completion queue, the user's imms the other half.
             (true, depth) => {
-                let knockers = *depth / 2 / KNOCKS;
-                *depth -= knockers * KNOCKS;
-                knockers
+                let connections = *depth / 2 / WAKE_IMMS_PER_CONNECTION;
+                *depth -= connections * WAKE_IMMS_PER_CONNECTION;
+                connections
             }
         };
         capabilities.max_direct = 0;
-        // One from staged memory takes a slot.
-        capabilities.max_message = capabilities.max_message.min(SLOT as u64);
+        // A message from staged memory has to fit one slot.
+        capabilities.max_message = capabilities.max_message.min(SLOT_LEN as u64);
         capabilities.max_inline = 0;
         capabilities.ordering = Ordering::empty();
-        capabilities.round_trip += LONGER;
-        Ok(Self(Arc::new(Shared {
+        capabilities.round_trip += ADDED_ROUND_TRIP;
+        Ok(Self(Arc::new(DomainState {
             inner,
             regions: Arc::default(),
-            far: Arc::default(),
-            links: Links::default(),
+            gpu_memory: Arc::default(),
+            connections: Connections::default(),
             fences: Fences::default(),
             capabilities,
             staging,
-            knockers,
+            max_wake_connections,
         })))
     }
 }
@@ -90,23 +92,23 @@ impl Domain for StagedDomain {
 
     unsafe fn register(&self, memory: Arc<dyn Memory>, access: Access) -> Result<Arc<dyn MemoryRegion>> {
         if self.0.staging == Staging::Always {
-            return Ok(Arc::new(self.0.regions.add(memory, access, "all memory is, as was asked for")?));
+            return Ok(Arc::new(self.0.regions.add(memory, access, "the settings stage all memory")?));
         }
         // SAFETY: by the caller.
         match unsafe { self.0.inner.register(Arc::clone(&memory), access) } {
             Ok(region) if region.lkey() & KeyMaterial::STAGED != 0 || region.key().is_staged() => {
-                let why =
-                    "the device's keys leave no room to tell staged memory from its own: do without staging";
+                let why = "the device's keys use the bit that marks staged memory: turn staging off for this device";
                 Err(Error::new(ErrorKind::Unsupported, "register", why))
             }
             Ok(region) => {
                 self.0.fences.add(&*memory)?;
-                Ok(self.0.far.note(&*memory, region))
+                Ok(self.0.gpu_memory.track(&*memory, region))
             }
-            // Memory of the host's is refused for want of something, which is to be mended.
+            // Every device can register host memory. A refusal means a lack of resources, which the user has to fix.
             Err(why) if memory.kind() == MemoryKind::Host => Err(why),
             Err(why) => {
-                tracing::info!(%why, kind = ?memory.kind(), len = memory.len(), "staged: the device does not take it");
+                let (kind, len) = (memory.kind(), memory.len());
+                tracing::info!(%why, ?kind, len, "staging: the device refuses this memory, so it is staged");
                 Ok(Arc::new(self.0.regions.add(memory, access, &why.to_string())?))
             }
         }
@@ -117,14 +119,14 @@ impl Domain for StagedDomain {
             return self.0.inner.import(peer, key, limit);
         }
         if key.base != KeyMaterial::STAGED || key.len > isize::MAX as u64 {
-            let why = "the key of staged memory cannot be: do not trust this peer";
+            let why = "the key of the peer's staged memory is invalid: do not trust this peer";
             return Err(Error::new(ErrorKind::Protocol, "import", why));
         }
-        if self.0.links.of(peer).is_none_or(|link| link.there().is_none()) {
-            let why = "the peer has said of no ring, without which its memory cannot be staged";
+        if self.0.connections.of(peer).is_none_or(|connection| connection.remote_buffer().is_none()) {
+            let why = "the peer's memory is staged, but the peer has offered no staging buffer: do not trust this peer";
             return Err(Error::new(ErrorKind::Protocol, "import", why));
         }
-        Ok(Arc::new(Imported(*key)))
+        Ok(Arc::new(StagedImport(*key)))
     }
 
     fn connector(&self) -> &dyn Connector {
@@ -141,10 +143,69 @@ impl Domain for StagedDomain {
     }
 }
 
-/// A peer's staged region.
-struct Imported(KeyMaterial);
+impl StagedDomain {
+    /// Creates this process's staging buffer for a connection that the inner connector has prepared, and appends its
+    /// key to the offer.
+    fn add_buffer(&self, (peer, offer): (PeerSlot, Vec<u8>)) -> Result<(PeerSlot, Vec<u8>)> {
+        let appended = StagingBuffer::new(&*self.0.inner).and_then(|buffer| {
+            let key = buffer.key()?;
+            let connection = self.0.connections.insert(peer, buffer, self.0.max_wake_connections);
+            let staging = StagingOffer { buffer: key, wake_imm: connection.offers_wake_imm };
+            append(offer, staging).inspect_err(|_| self.0.connections.remove(&connection))
+        });
+        match appended {
+            Ok(offer) => Ok((peer, offer)),
+            Err(why) => {
+                self.0.inner.connector().disconnect(peer);
+                Err(why)
+            }
+        }
+    }
+}
 
-impl RemoteMemory for Imported {
+impl Connector for StagedDomain {
+    fn prepare(&self) -> Result<(PeerSlot, Vec<u8>)> {
+        self.add_buffer(self.0.inner.connector().prepare()?)
+    }
+
+    fn prepare_local(&self) -> Result<(PeerSlot, Vec<u8>)> {
+        self.add_buffer(self.0.inner.connector().prepare_local()?)
+    }
+
+    fn complete(&self, peer: PeerSlot, offer: &[u8]) -> Result<()> {
+        let (inner, staging) = split(offer)?;
+        self.0.inner.connector().complete(peer, inner)?;
+        if let (Some(connection), Some(staging)) = (self.0.connections.of(peer), staging) {
+            let import = self.0.inner.import(peer, &staging.buffer, IMPORT_LIMIT)?;
+            connection.connect(import, staging.wake_imm);
+        }
+        Ok(())
+    }
+
+    fn offer_again(&self, peer: PeerSlot) -> Result<Option<Vec<u8>>> {
+        self.0.inner.connector().offer_again(peer)
+    }
+
+    fn renew(&self, peer: PeerSlot, offer: &[u8]) -> Result<Vec<u8>> {
+        self.0.inner.connector().renew(peer, offer)
+    }
+
+    fn renewed(&self, peer: PeerSlot, answer: &[u8]) -> Result<()> {
+        self.0.inner.connector().renewed(peer, answer)
+    }
+
+    fn disconnect(&self, peer: PeerSlot) {
+        if let Some(connection) = self.0.connections.of(peer) {
+            connection.close();
+        }
+        self.0.inner.connector().disconnect(peer);
+    }
+}
+
+/// The import of a peer's staged region.
+struct StagedImport(KeyMaterial);
+
+impl RemoteMemory for StagedImport {
     fn rkey(&self) -> u64 {
         self.0.key
     }
@@ -155,63 +216,5 @@ impl RemoteMemory for Imported {
 
     fn path(&self) -> &'static str {
         "staged through the host's memory"
-    }
-}
-
-impl StagedDomain {
-    /// Adds a ring to what the card has prepared.
-    fn prepared(&self, (slot, offer): (PeerSlot, Vec<u8>)) -> Result<(PeerSlot, Vec<u8>)> {
-        let added = Ring::new(&*self.0.inner).and_then(|ring| {
-            let key = ring.key()?;
-            let link = self.0.links.insert(slot, ring, self.0.knockers);
-            let stage = Stage { ring: key, knocks: link.knocks };
-            append(offer, stage).inspect_err(|_| self.0.links.remove(&link))
-        });
-        match added {
-            Ok(offer) => Ok((slot, offer)),
-            Err(why) => {
-                self.0.inner.connector().disconnect(slot);
-                Err(why)
-            }
-        }
-    }
-}
-
-impl Connector for StagedDomain {
-    fn prepare(&self) -> Result<(PeerSlot, Vec<u8>)> {
-        self.prepared(self.0.inner.connector().prepare()?)
-    }
-
-    fn prepare_local(&self) -> Result<(PeerSlot, Vec<u8>)> {
-        self.prepared(self.0.inner.connector().prepare_local()?)
-    }
-
-    fn complete(&self, slot: PeerSlot, offer: &[u8]) -> Result<()> {
-        let (offer, theirs) = split(offer)?;
-        self.0.inner.connector().complete(slot, offer)?;
-        if let (Some(link), Some(Stage { ring, knocks })) = (self.0.links.of(slot), theirs) {
-            let ring = self.0.inner.import(slot, &ring, IMPORT_LIMIT)?;
-            link.connect(ring, knocks);
-        }
-        Ok(())
-    }
-
-    fn offer_again(&self, slot: PeerSlot) -> Result<Option<Vec<u8>>> {
-        self.0.inner.connector().offer_again(slot)
-    }
-
-    fn renew(&self, slot: PeerSlot, offer: &[u8]) -> Result<Vec<u8>> {
-        self.0.inner.connector().renew(slot, offer)
-    }
-
-    fn renewed(&self, slot: PeerSlot, answer: &[u8]) -> Result<()> {
-        self.0.inner.connector().renewed(slot, answer)
-    }
-
-    fn disconnect(&self, slot: PeerSlot) {
-        if let Some(link) = self.0.links.of(slot) {
-            link.leave();
-        }
-        self.0.inner.connector().disconnect(slot);
     }
 }

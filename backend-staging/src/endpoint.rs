@@ -1,7 +1,5 @@
-//! The endpoint: the card's, and what is staged beside it.
-
-mod events;
-mod local;
+//! The endpoint: posts plain work requests to the inner endpoint, and passes staged ones to the initiator of their
+//! connection.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -11,170 +9,58 @@ use multirail_spi::{
     PostResult, ReceiveRequest, Status, Time, WorkKind, WorkRequest,
 };
 
+use crate::connection::Connection;
+use crate::context::{Context, CopyTag};
 use crate::copies::Copies;
-use crate::domain::Shared;
-use crate::outlet::Outlet;
-use crate::receives::Receives;
-use crate::ring::There;
-use crate::service::Service;
-use crate::status::{describe, status};
-use crate::wire::KNOCK;
-use local::{Local, Surroundings};
+use crate::domain::DomainState;
+use crate::initiator::Initiator;
+use crate::receives::StagedReceives;
+use crate::target::Target;
+use crate::wire::WAKE_IMM;
+use crate::wr_id::{InternalWrId, WrRole, describe_staging_status, staging_status};
 
-pub(crate) use local::{Around, Copied};
+/// The number of events that the endpoint takes from the inner endpoint before it reports them.
+const EVENTS: usize = 256;
+/// The most polls of the inner endpoint in one poll of this one, even if all events are wake imms.
+const INNER_POLLS: usize = 16;
+/// The most internal work requests in one batch.
+const INTERNAL_BATCH: usize = 32;
 
-/// Events of the card's that are looked at before they are handed on.
-const ROOM: usize = 256;
-/// Looks at the card's in a row, however many of them are knocks.
-const ROUNDS: usize = 16;
-/// Requests of ours that go to the card at once.
-const BATCH: usize = 32;
-
-/// Dropped in order: no copy is under way once the first is gone, no request once the second is.
+/// The endpoint of a staged domain.
+///
+/// The order of its fields is the order in which they are dropped: `copies` waits for all copies that are under way,
+/// and `inner` stops all work requests. Nothing accesses the memory behind the other fields after that.
 pub(crate) struct StagedEndpoint {
-    copies: Copies<Copied>,
+    copies: Copies<CopyTag>,
     inner: Box<dyn Endpoint>,
-    receives: Receives,
-    /// By slot.
-    locals: Vec<Option<Local>>,
-    shared: Arc<Shared>,
-    seen: u64,
+    receives: StagedReceives,
+    /// The connected peers, by peer slot.
+    peers: Vec<Option<PeerState>>,
+    domain: Arc<DomainState>,
+    /// The version of the domain's connections that `peers` reflects.
+    version: u64,
+    /// Events to be reported.
     events: VecDeque<Event>,
-    has_moved: bool,
-    /// Of bytes that the card wrote, and may not have flushed for: it has not told of them.
-    has_told: bool,
+    /// Whether anything has changed since the last poll.
+    made_progress: bool,
+    /// Whether the events to be reported include an imm whose bytes the inner device wrote. The inner endpoint flushes
+    /// for the imms that it reports itself, but not for this one.
+    needs_flush: bool,
+    /// Whether the inner device was lost.
     is_lost: bool,
-    /// For reuse.
+    /// Kept for reuse.
     polled: Completions,
-    batch: Batch,
-    plain: Batch,
+    internal_batch: Batch,
+    plain_batch: Batch,
 }
 
-impl StagedEndpoint {
-    pub(crate) fn new(shared: Arc<Shared>, inner: Box<dyn Endpoint>) -> Self {
-        Self {
-            copies: Copies::new(),
-            inner,
-            receives: Receives::default(),
-            locals: Vec::new(),
-            shared,
-            seen: u64::MAX,
-            events: VecDeque::new(),
-            has_moved: false,
-            has_told: false,
-            is_lost: false,
-            polled: Completions::with_room(ROOM),
-            batch: Batch::with_capacity(BATCH),
-            plain: Batch::default(),
-        }
-    }
-
-    /// Takes over connections that are new.
-    #[inline]
-    fn refresh(&mut self) {
-        if self.is_lost {
-            return;
-        }
-        let Some(links) = self.shared.links.since(&mut self.seen) else { return };
-        self.locals.resize_with(links.len().max(self.locals.len()), || None);
-        for (local, link) in self.locals.iter_mut().zip(links) {
-            // The one before is there until its goodbye.
-            if let (None, Some(link)) = (&local, link) {
-                *local = Some(Local {
-                    outlet: Outlet::new(Arc::clone(&link)),
-                    service: Service::new(Arc::clone(&link)),
-                    outbox: VecDeque::new(),
-                    link,
-                });
-            }
-        }
-    }
-
-    /// Does something with a connection, if there is one.
-    fn with<T>(
-        &mut self,
-        peer: PeerSlot,
-        act: impl FnOnce(&mut Local, &mut Surroundings<'_>) -> T,
-    ) -> Option<T> {
-        let local = self.locals.get_mut(peer.0 as usize)?.as_mut()?;
-        let mut surroundings = Surroundings {
-            copies: &mut self.copies,
-            regions: &self.shared.regions,
-            far: &self.shared.far,
-            events: &mut self.events,
-            has_moved: &mut self.has_moved,
-            has_told: &mut self.has_told,
-        };
-        Some(act(local, &mut surroundings))
-    }
-
-    /// Moves on all that can be moved here.
-    fn advance(&mut self) {
-        self.launch();
-        if self.is_lost {
-            return;
-        }
-        for at in 0..self.locals.len() {
-            let peer = PeerSlot(at as u32);
-            self.with(peer, |Local { outlet, service, outbox, link }, around| {
-                let around = &mut around.with(outbox);
-                if around.events.len() < ROOM && link.there().is_some() {
-                    service.advance(around);
-                }
-                outlet.advance(around);
-            });
-            self.post_ours(at);
-        }
-        self.launch();
-    }
-
-    /// Takes requests of a run of which one side is staged, as many as there is room for; `None` where the peer is
-    /// gone.
-    fn stage(&mut self, run: &WorkRequest, pieces: &[Piece]) -> Option<usize> {
-        let local = self.shared.regions.local(run.lkey);
-        self.with(run.peer, |peer, _| {
-            let mut taken = 0;
-            while taken < pieces.len() && peer.outlet.has_room(run.kind) {
-                peer.outlet.push(&run.with_piece(taken, &pieces[taken]), local.clone());
-                taken += 1;
-            }
-            taken
-        })
-    }
-
-    /// Whether a side of a run is staged, or its imm must not go by the card. A run without bytes or imm warms up or,
-    /// where the card needs that, flushes: its keys mean nothing.
-    fn is_staged(&self, run: &WorkRequest, pieces: &[Piece]) -> bool {
-        let is_keyless = |piece: &Piece| {
-            piece.len == 0 && run.imm.is_none() && (run.kind == WorkKind::Write || self.is_flush(run))
-        };
-        let there = |piece: &Piece| run.kind != WorkKind::Send && piece.remote & KeyMaterial::STAGED != 0;
-        let is_either = |first: &Piece| run.lkey & KeyMaterial::STAGED != 0 || there(first);
-        pieces.first().is_some_and(|first| !is_keyless(first) && is_either(first))
-            || (run.imm == Some(KNOCK)
-                && self.shared.links.of(run.peer).is_some_and(|link| link.is_knock(run.kind, run.imm)))
-    }
-
-    /// Whether a run without bytes flushes the card.
-    fn is_flush(&self, run: &WorkRequest) -> bool {
-        let scope = self.shared.inner.capabilities().delivered_scope;
-        run.kind == WorkKind::Read && scope == DeliveredScope::Device
-    }
-
-    /// Whether anything is to be done here that no event of the card's will tell of.
-    fn is_busy(&self) -> bool {
-        self.has_moved
-            || !self.events.is_empty()
-            || self.copies.is_busy()
-            || self.locals.iter().flatten().any(|local| !local.outbox.is_empty())
-    }
-}
-
-impl Drop for StagedEndpoint {
-    fn drop(&mut self) {
-        // What peers have asked of this endpoint is not the next one's to do.
-        self.shared.links.clear();
-    }
+/// The endpoint's state for one connected peer.
+struct PeerState {
+    connection: Arc<Connection>,
+    initiator: Initiator,
+    target: Target,
+    /// Internal work requests to be posted.
+    outbox: VecDeque<WorkRequest>,
 }
 
 impl Endpoint for StagedEndpoint {
@@ -183,20 +69,20 @@ impl Endpoint for StagedEndpoint {
             // SAFETY: by the caller.
             return unsafe { self.inner.post(batch) };
         }
-        self.refresh();
+        self.add_new_peers();
         let mut accepted = 0;
         let mut error = None;
         for (run, pieces) in batch.runs() {
             let taken;
             if self.is_staged(run, pieces) {
                 let staged = self.stage(run, pieces);
-                error = staged.is_none().then(|| status(ErrorKind::PeerDied));
+                error = staged.is_none().then(|| staging_status(ErrorKind::PeerDied));
                 taken = staged.unwrap_or(0);
             } else {
-                self.plain.clear();
-                self.plain.push_run(*run, |all| all.extend_from_slice(pieces));
+                self.plain_batch.clear();
+                self.plain_batch.push_run(*run, |all| all.extend_from_slice(pieces));
                 // SAFETY: by the caller, for a part of the batch.
-                PostResult { accepted: taken, error } = unsafe { self.inner.post(&self.plain) };
+                PostResult { accepted: taken, error } = unsafe { self.inner.post(&self.plain_batch) };
             }
             accepted += taken;
             if taken < pieces.len() {
@@ -214,19 +100,19 @@ impl Endpoint for StagedEndpoint {
         }
         for (accepted, receive) in batch.iter().enumerate() {
             let mut posted = *receive;
-            if let Some(entry) = self.shared.regions.local(receive.lkey) {
-                posted = match self.receives.take(&*self.shared.inner, receive, entry) {
+            if let Some(region) = self.domain.regions.by_lkey(receive.lkey) {
+                posted = match self.receives.add(&*self.domain.inner, receive, region) {
                     Ok(posted) => posted,
                     Err(why) => {
-                        tracing::warn!(%why, "staging: no memory for a receive");
-                        return PostResult { accepted, error: Some(status(why.kind())) };
+                        tracing::warn!(%why, "staging: there is no bounce buffer for a receive");
+                        return PostResult { accepted, error: Some(staging_status(why.kind())) };
                     }
                 };
             }
-            // SAFETY: by the caller; or the memory is `receives`', until this has ended.
+            // SAFETY: by the caller; a bounce buffer belongs to `receives` until the receive has ended.
             let PostResult { accepted: taken, error } = unsafe { self.inner.post_recv(&[posted]) };
             if taken == 0 {
-                self.receives.forget(receive.id);
+                self.receives.remove(receive.id);
                 return PostResult { accepted, error };
             }
         }
@@ -234,11 +120,12 @@ impl Endpoint for StagedEndpoint {
     }
 
     fn poll(&mut self, into: &mut Completions) {
-        // All there is: the rings are looked at below, and knocks must not pile up behind what they tell of. But a
-        // peer's end is told first: who polls the card again has heard of it.
-        for _ in 0..ROUNDS {
-            let has_end = self.events.iter().any(|event| matches!(event, Event::PeerGone { .. }));
-            if has_end || self.events.len() >= ROOM || !self.poll_inner(into) {
+        // The endpoint polls the staging buffers in any case, so it takes all wake imms at once: they must not fill the
+        // completion queue. But after a `PeerGone` it must not poll the inner endpoint before the engine has acted on
+        // that event.
+        for _ in 0..INNER_POLLS {
+            let is_peer_gone = self.events.iter().any(|event| matches!(event, Event::PeerGone { .. }));
+            if is_peer_gone || self.events.len() >= EVENTS || !self.poll_inner(into) {
                 break;
             }
         }
@@ -248,25 +135,22 @@ impl Endpoint for StagedEndpoint {
         {
             let _ = into.push(event);
         }
-        if std::mem::take(&mut self.has_told) {
-            self.shared.fences.flush_if_arrivals(into);
+        if std::mem::take(&mut self.needs_flush) {
+            self.domain.fences.flush_if_arrivals(into);
         }
-        if std::mem::take(&mut self.has_moved) {
+        if std::mem::take(&mut self.made_progress) {
             into.note_progress();
         }
     }
 
     fn arm(&mut self) -> Armed {
-        self.refresh();
+        self.add_new_peers();
         if self.is_busy() {
             return Armed::Ready;
         }
-        let is_silent = |there: There| there.knock.is_none();
         match self.inner.arm() {
             #[cfg(unix)]
-            Armed::Fd(fd) if self.locals.iter().flatten().filter_map(|it| it.link.there()).any(is_silent) => {
-                Armed::FdOrNap(fd)
-            }
+            Armed::Fd(fd) if !self.is_woken_by_all_peers() => Armed::FdOrNap(fd),
             armed => armed,
         }
     }
@@ -276,9 +160,7 @@ impl Endpoint for StagedEndpoint {
     }
 
     fn abort(&mut self, peer: PeerSlot) {
-        self.with(peer, |local, around| {
-            local.outlet.stop(ErrorKind::Cancelled, &mut around.with(&mut local.outbox))
-        });
+        self.with_peer(peer, |initiator, _, context| initiator.stop(ErrorKind::Cancelled, context));
         self.inner.abort(peer);
     }
 
@@ -287,6 +169,281 @@ impl Endpoint for StagedEndpoint {
     }
 
     fn describe(&self, status: Status) -> String {
-        describe(status).unwrap_or_else(|| self.inner.describe(status))
+        describe_staging_status(status).unwrap_or_else(|| self.inner.describe(status))
+    }
+}
+
+impl StagedEndpoint {
+    pub(crate) fn new(domain: Arc<DomainState>, inner: Box<dyn Endpoint>) -> Self {
+        Self {
+            copies: Copies::new(),
+            inner,
+            receives: StagedReceives::default(),
+            peers: Vec::new(),
+            domain,
+            version: u64::MAX,
+            events: VecDeque::new(),
+            made_progress: false,
+            needs_flush: false,
+            is_lost: false,
+            polled: Completions::with_room(EVENTS),
+            internal_batch: Batch::with_capacity(INTERNAL_BATCH),
+            plain_batch: Batch::default(),
+        }
+    }
+
+    /// Creates the state of peers that have connected.
+    #[inline]
+    fn add_new_peers(&mut self) {
+        if self.is_lost {
+            return;
+        }
+        let Some(connections) = self.domain.connections.if_newer(&mut self.version) else { return };
+        self.peers.resize_with(connections.len().max(self.peers.len()), || None);
+        for (peer, connection) in self.peers.iter_mut().zip(connections) {
+            // The previous peer of this slot keeps its state until its `PeerGone`.
+            if let (None, Some(connection)) = (&peer, connection) {
+                *peer = Some(PeerState {
+                    initiator: Initiator::new(Arc::clone(&connection)),
+                    target: Target::new(Arc::clone(&connection)),
+                    outbox: VecDeque::new(),
+                    connection,
+                });
+            }
+        }
+    }
+
+    /// Calls `act` with the initiator and the target of a peer. Returns `None` if there is no such peer.
+    fn with_peer<T>(
+        &mut self,
+        peer: PeerSlot,
+        act: impl FnOnce(&mut Initiator, &mut Target, &mut Context<'_>) -> T,
+    ) -> Option<T> {
+        let peer = self.peers.get_mut(peer.0 as usize)?.as_mut()?;
+        let mut context = Context {
+            copies: &mut self.copies,
+            regions: &self.domain.regions,
+            gpu_memory: &self.domain.gpu_memory,
+            outbox: &mut peer.outbox,
+            events: &mut self.events,
+            made_progress: &mut self.made_progress,
+            needs_flush: &mut self.needs_flush,
+        };
+        Some(act(&mut peer.initiator, &mut peer.target, &mut context))
+    }
+
+    /// Advances all copies, targets and initiators, and posts their internal work requests.
+    fn advance(&mut self) {
+        self.advance_copies();
+        if self.is_lost {
+            return;
+        }
+        for index in 0..self.peers.len() {
+            self.with_peer(PeerSlot(index as u32), |initiator, target, context| {
+                if context.events.len() < EVENTS {
+                    target.advance(context);
+                }
+                initiator.advance(context);
+            });
+            self.post_outbox(index);
+        }
+        self.advance_copies();
+    }
+
+    /// Launches copies, and continues with the slots and receives whose copies have completed.
+    fn advance_copies(&mut self) {
+        while let Some((tag, result)) = self.copies.take_completed() {
+            self.made_progress = true;
+            match tag {
+                CopyTag::Receive { id } => self.events.extend(self.receives.on_copied(id, result)),
+                CopyTag::Initiator { peer, slot } => {
+                    self.with_peer(peer, |initiator, _, context| initiator.on_copied(slot, result, context));
+                }
+                CopyTag::Target { peer, slot } => {
+                    self.with_peer(peer, |_, target, context| target.on_copied(slot, result, context));
+                }
+            }
+        }
+    }
+
+    /// Posts the internal work requests of a peer, as far as the inner endpoint has room.
+    fn post_outbox(&mut self, index: usize) {
+        while let Some(peer) = self.peers[index].as_mut().filter(|peer| !peer.outbox.is_empty()) {
+            self.internal_batch.clear();
+            peer.outbox.iter().take(INTERNAL_BATCH).for_each(|work| self.internal_batch.push(*work));
+            // SAFETY: their local spans are in the staging buffer, which stays until the inner endpoint reports
+            // `PeerGone`, or belong to a work request that has not ended. The connection keeps the import of the peer's
+            // buffer.
+            let PostResult { accepted, error } = unsafe { self.inner.post(&self.internal_batch) };
+            let offered = self.internal_batch.len();
+            peer.outbox.drain(..accepted.min(offered));
+            if let Some((refused, status)) = error.and_then(|status| Some((peer.outbox.pop_front()?, status)))
+            {
+                self.on_completed(refused.id, Err(status), false);
+                // The next poll posts the refused work request again, unless the connection is closing: then all work
+                // requests of the peer end soon.
+                let is_open = |peer: &PeerState| !peer.connection.is_closing();
+                self.made_progress |= self.peers[index].as_ref().is_some_and(is_open);
+            } else if accepted < offered {
+                return;
+            }
+        }
+    }
+
+    /// Continues with the slot of an internal work request that has completed or failed. Returns false if the ID is not
+    /// internal.
+    fn on_completed(&mut self, id: u64, result: Result<(), Status>, is_unconfirmed: bool) -> bool {
+        let Some(id) = InternalWrId::decode(id) else { return false };
+        self.with_peer(id.peer, |initiator, target, context| match id.role {
+            WrRole::InitiatorData | WrRole::Request => {
+                initiator.on_completed(id, result, is_unconfirmed, context);
+            }
+            WrRole::TargetData | WrRole::Response => target.on_completed(id, result, context),
+        });
+        true
+    }
+
+    /// Polls the inner endpoint once. Returns true if it may have more events.
+    fn poll_inner(&mut self, into: &mut Completions) -> bool {
+        self.inner.poll(&mut self.polled);
+        // Not before the poll: its events may belong to a peer that has just connected.
+        self.add_new_peers();
+        if self.polled.made_progress() {
+            into.note_progress();
+        }
+        let is_full = self.polled.spare() == 0;
+        for index in 0..self.polled.as_slice().len() {
+            self.on_event(self.polled.as_slice()[index]);
+        }
+        self.polled.clear();
+        self.made_progress |= is_full;
+        is_full
+    }
+
+    /// Handles an event of the inner endpoint: keeps it to itself, or queues it for the engine.
+    fn on_event(&mut self, event: Event) {
+        match event {
+            Event::Done { first, count } if InternalWrId::decode(first).is_some() => {
+                for id in first..first + u64::from(count) {
+                    self.on_completed(id, Ok(()), false);
+                }
+            }
+            // The same poll reads the peer's requests and responses from the staging buffer.
+            Event::Imm { peer, imm } if self.is_wake_imm(peer, imm) => {}
+            Event::Failed { id, status } if self.on_completed(id, Err(status), false) => {}
+            Event::FailedUnconfirmed { id, status, .. } if self.on_completed(id, Err(status), true) => {}
+            Event::PeerGone { peer } => {
+                self.remove_peer(peer);
+                self.events.push_back(event);
+            }
+            Event::DeviceLost { .. } => {
+                // The engine ends all posted work requests now, so nothing may access their memory any more.
+                self.wait_for_copies();
+                self.is_lost = true;
+                for peer in self.peers.drain(..).flatten() {
+                    self.domain.connections.remove(&peer.connection);
+                }
+                self.events.push_back(event);
+            }
+            // The engine has ended this receive: the message must not be copied into the user's memory.
+            Event::Received { .. } if self.is_lost => {}
+            other => self.events.extend(self.receives.on_event(other, &mut self.copies)),
+        }
+    }
+
+    fn is_wake_imm(&self, peer: PeerSlot, imm: u32) -> bool {
+        let peer = self.peers.get(peer.0 as usize).and_then(Option::as_ref);
+        let is_agreed =
+            || peer.is_some_and(|peer| peer.connection.looks_like_wake_imm(WorkKind::Write, Some(imm)));
+        // After the loss of the device there is no connection left that tells.
+        imm == WAKE_IMM && (self.is_lost || is_agreed())
+    }
+
+    /// Ends all work requests of a peer that is gone, and drops its connection.
+    fn remove_peer(&mut self, peer: PeerSlot) {
+        self.wait_for_copies();
+        let state = self.peers.get_mut(peer.0 as usize);
+        match state.and_then(|state| state.take_if(|state| state.connection.is_closing())) {
+            Some(mut state) => {
+                state.initiator.fail(ErrorKind::PeerDied, &mut self.events);
+                self.domain.connections.remove(&state.connection);
+            }
+            // The peer connected and closed between two polls, so it has no state here.
+            None => {
+                let connection = self.domain.connections.of(peer);
+                if let Some(connection) = connection.filter(|connection| connection.is_closing()) {
+                    self.domain.connections.remove(&connection);
+                }
+            }
+        }
+    }
+
+    /// Waits until no copy is under way. This takes some tens of microseconds, at the end of a connection.
+    fn wait_for_copies(&mut self) {
+        while self.copies.is_busy() {
+            self.advance_copies();
+            std::hint::spin_loop();
+        }
+    }
+
+    /// Passes the work requests of a staged run to the peer's initiator, as far as it has room. Returns their number,
+    /// or `None` if the peer is gone.
+    fn stage(&mut self, run: &WorkRequest, pieces: &[Piece]) -> Option<usize> {
+        let local = self.domain.regions.by_lkey(run.lkey);
+        self.with_peer(run.peer, |initiator, _, _| {
+            let mut taken = 0;
+            while taken < pieces.len() && initiator.has_room(run.kind) {
+                initiator.push(&run.with_piece(taken, &pieces[taken]), local.clone());
+                taken += 1;
+            }
+            taken
+        })
+    }
+
+    /// Whether a run needs the initiator: because one side is staged, or because its imm looks like the wake imm.
+    ///
+    /// A run without bytes and imm has no meaningful keys: it warms up a connection, or flushes the device.
+    fn is_staged(&self, run: &WorkRequest, pieces: &[Piece]) -> bool {
+        let has_no_keys = |piece: &Piece| {
+            piece.len == 0 && run.imm.is_none() && (run.kind == WorkKind::Write || self.is_flush(run))
+        };
+        let is_remote_staged =
+            |piece: &Piece| run.kind != WorkKind::Send && piece.remote & KeyMaterial::STAGED != 0;
+        let is_any_staged = |first: &Piece| run.lkey & KeyMaterial::STAGED != 0 || is_remote_staged(first);
+        pieces.first().is_some_and(|first| !has_no_keys(first) && is_any_staged(first))
+            || (run.imm == Some(WAKE_IMM)
+                && self
+                    .domain
+                    .connections
+                    .of(run.peer)
+                    .is_some_and(|connection| connection.looks_like_wake_imm(run.kind, run.imm)))
+    }
+
+    /// Whether a run without bytes flushes the device.
+    fn is_flush(&self, run: &WorkRequest) -> bool {
+        let scope = self.domain.inner.capabilities().delivered_scope;
+        run.kind == WorkKind::Read && scope == DeliveredScope::Device
+    }
+
+    /// Whether each peer that stages wakes this worker when it writes to the staging buffer.
+    #[cfg(unix)]
+    fn is_woken_by_all_peers(&self) -> bool {
+        let mut remotes = self.peers.iter().flatten().filter_map(|peer| peer.connection.remote_buffer());
+        remotes.all(|remote| remote.wake_imm.is_some())
+    }
+
+    /// Whether the endpoint has work that no event of the inner endpoint will announce.
+    fn is_busy(&self) -> bool {
+        self.made_progress
+            || !self.events.is_empty()
+            || self.copies.is_busy()
+            || self.peers.iter().flatten().any(|peer| !peer.outbox.is_empty())
+    }
+}
+
+impl Drop for StagedEndpoint {
+    fn drop(&mut self) {
+        // The domain's next endpoint must not serve requests that peers sent to this one.
+        self.domain.connections.clear();
     }
 }

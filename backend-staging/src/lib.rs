@@ -1,47 +1,60 @@
-//! Memory that a card refuses, moved through the host's: a backend around a backend.
+//! A backend around another backend: it moves bytes through host memory where the inner device refuses to register a
+//! region.
 //!
-//! A card takes a GPU's memory by a DMA-BUF, or where a module of the kernel tells it of the address. On machines that
-//! have neither it refuses, and so does multirail, unless both processes allow [`Staging`]: then such a region is
-//! *staged*. Bytes to it go to a slot of the target's host memory, and the target's worker has the GPU copy them from
-//! there; bytes from it are copied into a slot first. Both are pipelined over the slots of a connection.
+//! A NIC can use GPU memory if the GPU exports it as a DMA-BUF, or if a kernel module tells the NIC the physical
+//! addresses. On machines with neither, the NIC refuses the registration, and multirail reports an error unless both
+//! processes allow [`Staging`]. With staging, the region is registered here instead: it is *staged*.
 //!
-//! In reading order:
+//! Each connection has a *staging buffer* of registered host memory in each process, cut into slots. For a write to a
+//! staged region, the *initiator* (the process that posts the write) sends the bytes to a slot of the *target* (the
+//! process that owns the region), and the target's worker copies them from the slot into the region. For a read, the
+//! target's worker copies the bytes from the region into a slot, and sends them to the initiator. All slots work in
+//! parallel.
 //!
-//! - [`Staged`] opens the devices of another backend: `domain` registers with the card, and stages what that refuses; it
-//!   connects with a ring for each side: `link`, `ring`.
-//! - `region` is what peers may touch of this side's, and who is at it.
-//! - `endpoint` posts to the card what needs no staging, and gives the rest to `outlet`, the initiator's end; what
-//!   peers ask for is `service`'s. What the two write into each other's ring is `wire`.
-//! - `copies` has the processor, or GPUs, move bytes between slots and regions; `far` is GPU memory that the card does
-//!   take; `receives` are for messages; `ours` names the requests that are none of the engine's, `status` says why they
-//!   failed.
+//! A *work request* (WR) is what the engine posts to an endpoint, as elsewhere. A *request* alone is a message by which
+//! the initiator asks the target to copy a slot; the target answers each one by a *response*.
 //!
-//! What it costs: 4 MiB of registered memory for each connection of a rail, and an imm for each ask and each answer,
-//! which wakes the other side's worker; where the device wakes nobody, workers nap as they do without staging.
+//! The modules, in reading order:
+//!
+//! - `backend`: [`Staged`] opens the devices of the inner backend.
+//! - `domain`: registers memory with the inner device, stages what the device refuses, and connects.
+//! - `region`: the staged regions of this process; `gpu_memory`: the GPU memory that the inner device did register.
+//! - `staging_buffer`: the memory layout of a staging buffer; `wire`: the requests and responses that two processes
+//!   write into each other's buffer; `offer`: how they tell each other about their buffers.
+//! - `connection`: the connections of a domain.
+//! - `endpoint`: posts plain work requests to the inner endpoint, and passes staged ones to `initiator`; `target`
+//!   serves the requests of peers. Both use the `context` of their endpoint.
+//! - `copies`: copies between slots and regions, by the processor or by GPUs.
+//! - `receives`: receives into staged memory; `wr_id`: the work requests that this crate posts by itself.
+//!
+//! Cost: 4 MiB of registered memory in each process for each connection of a rail. Each request and each response
+//! carries an imm that wakes the other process's worker. If the device cannot wake workers, they poll with naps, as
+//! they do without staging.
 #![deny(unsafe_code)]
 
 mod backend;
+mod connection;
+mod context;
 #[allow(unsafe_code, reason = "copies between slots and regions")]
 mod copies;
-#[allow(unsafe_code, reason = "hands the contract of registration on")]
+#[allow(unsafe_code, reason = "passes on the safety contract of registration")]
 mod domain;
-#[allow(unsafe_code, reason = "hands the contract of posting on")]
+#[allow(unsafe_code, reason = "passes on the safety contract of posting")]
 mod endpoint;
-mod far;
-mod link;
-mod ours;
-#[allow(unsafe_code, reason = "begins copies from and to regions")]
-mod outlet;
+mod gpu_memory;
+#[allow(unsafe_code, reason = "starts copies from and to regions")]
+mod initiator;
+mod offer;
 #[allow(unsafe_code, reason = "registers memory for messages, and copies from it")]
 mod receives;
-#[allow(unsafe_code, reason = "an address crosses threads")]
+#[allow(unsafe_code, reason = "sends an address to another thread")]
 mod region;
 #[allow(unsafe_code, reason = "owns memory that peers write to")]
-mod ring;
-#[allow(unsafe_code, reason = "begins copies from and to regions")]
-mod service;
-mod status;
+mod staging_buffer;
+#[allow(unsafe_code, reason = "starts copies from and to regions")]
+mod target;
 mod wire;
+mod wr_id;
 
 pub use backend::Staged;
 pub use multirail_spi::Staging;

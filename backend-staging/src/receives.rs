@@ -1,4 +1,4 @@
-//! Receives into staged memory: the message comes into memory of the host's, and is copied from there.
+//! Receives into staged memory. The message arrives in a bounce buffer of host memory, and is copied from there.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -7,103 +7,109 @@ use multirail_spi::{
     Access, Domain, ErrorKind, Event, HostBuffer, Memory, MemoryRegion, ReceiveRequest, Result,
 };
 
+use crate::context::CopyTag;
 use crate::copies::Copies;
-use crate::endpoint::Copied;
-use crate::region::Entry;
-use crate::status::status;
+use crate::region::StagedRegion;
+use crate::wr_id::staging_status;
 
+/// The staged receives of an endpoint.
 #[derive(Default)]
-pub(crate) struct Receives {
-    posted: HashMap<u64, Posted>,
-    spare: Vec<Bounce>,
+pub(crate) struct StagedReceives {
+    /// The outstanding receives, by the engine's ID.
+    outstanding: HashMap<u64, StagedReceive>,
+    /// Bounce buffers for reuse.
+    unused: Vec<BounceBuffer>,
 }
 
-struct Posted {
-    bounce: Bounce,
-    entry: Arc<Entry>,
+struct StagedReceive {
+    buffer: BounceBuffer,
+    /// The user's region, and the address in it.
+    region: Arc<StagedRegion>,
     local: *mut u8,
-    /// The message, once it is there.
-    arrived: Option<Event>,
+    /// The event that reports the message to the engine, once it has arrived.
+    received: Option<Event>,
 }
 
-// SAFETY: `local` is the address of a posted receive, as in `ReceiveRequest`.
-unsafe impl Send for Posted {}
+// SAFETY: `local` is the address of an outstanding receive, as in `ReceiveRequest`.
+unsafe impl Send for StagedReceive {}
 
-/// Memory of the host's for one message. Its registration goes first.
-struct Bounce {
+/// Registered host memory for one message.
+struct BounceBuffer {
+    /// Dropped before the memory.
     region: Arc<dyn MemoryRegion>,
     memory: Arc<HostBuffer>,
 }
 
-impl Bounce {
+impl BounceBuffer {
     fn new(domain: &dyn Domain, len: usize) -> Result<Self> {
         let memory = Arc::new(HostBuffer::new(len)?);
-        // SAFETY: nobody holds references into it: the card writes, copies read.
+        // SAFETY: there are no references into the memory: the device writes it, and copies read it.
         let region = unsafe { domain.register(Arc::clone(&memory) as _, Access::LOCAL) }?;
         Ok(Self { region, memory })
     }
 }
 
-impl Receives {
-    /// The receive to be posted in the place of `receive`, which is into `entry`'s memory.
-    pub(crate) fn take(
+impl StagedReceives {
+    /// Adds a receive into `region`, and returns the receive that the caller posts to the inner endpoint instead.
+    pub(crate) fn add(
         &mut self,
         domain: &dyn Domain,
         receive: &ReceiveRequest,
-        entry: Arc<Entry>,
+        region: Arc<StagedRegion>,
     ) -> Result<ReceiveRequest> {
         let len = receive.len.max(1) as usize;
-        let bounce = match self.spare.iter().position(|spare| spare.memory.len() >= len) {
-            Some(place) => self.spare.swap_remove(place),
-            None => Bounce::new(domain, len)?,
+        let buffer = match self.unused.iter().position(|unused| unused.memory.len() >= len) {
+            Some(index) => self.unused.swap_remove(index),
+            None => BounceBuffer::new(domain, len)?,
         };
-        let posted = ReceiveRequest { local: bounce.memory.as_ptr(), lkey: bounce.region.lkey(), ..*receive };
-        let taken = Posted { bounce, entry, local: receive.local, arrived: None };
-        self.posted.insert(receive.id, taken);
+        let posted = ReceiveRequest { local: buffer.memory.as_ptr(), lkey: buffer.region.lkey(), ..*receive };
+        let staged = StagedReceive { buffer, region, local: receive.local, received: None };
+        self.outstanding.insert(receive.id, staged);
         Ok(posted)
     }
 
-    /// A receive was not posted after all.
-    pub(crate) fn forget(&mut self, id: u64) {
-        self.spare.extend(self.posted.remove(&id).map(|posted| posted.bounce));
+    /// Removes a receive, and keeps its bounce buffer for reuse. Does nothing if the receive is not staged.
+    pub(crate) fn remove(&mut self, id: u64) {
+        self.unused.extend(self.outstanding.remove(&id).map(|receive| receive.buffer));
     }
 
-    /// Something became of a receive: gives what is to be told now.
-    pub(crate) fn event(&mut self, event: Event, copies: &mut Copies<Copied>) -> Option<Event> {
+    /// Takes an event of the inner endpoint, and returns the event to report now. Returns `None` if a message has to be
+    /// copied first.
+    pub(crate) fn on_event(&mut self, event: Event, copies: &mut Copies<CopyTag>) -> Option<Event> {
         let (Event::Received { id, .. } | Event::ReceiveFailed { id, .. }) = event else {
             return Some(event);
         };
-        let Some(posted) = self.posted.get_mut(&id) else { return Some(event) };
+        let Some(receive) = self.outstanding.get_mut(&id) else { return Some(event) };
         match event {
             Event::Received { len, .. } if len > 0 => {
-                posted.arrived = Some(event);
+                receive.received = Some(event);
                 self.copy(id, len, copies);
                 None
             }
             _ => {
-                self.forget(id);
+                self.remove(id);
                 Some(event)
             }
         }
     }
 
-    fn copy(&mut self, id: u64, len: u64, copies: &mut Copies<Copied>) {
-        let Some(posted) = self.posted.get(&id) else { return };
-        let ends = (posted.local, posted.bounce.memory.as_ptr().cast_const(), len);
-        // SAFETY: the receive has not ended, so that its buffer is valid by the contract of `post_recv`; the card has
-        // written `len` bytes, within both buffers.
-        while !unsafe { copies.begin(posted.entry.place, None, ends, Copied::Received { id }) } {
+    fn copy(&mut self, id: u64, len: u64, copies: &mut Copies<CopyTag>) {
+        let Some(receive) = self.outstanding.get(&id) else { return };
+        let ends = (receive.local, receive.buffer.memory.as_ptr().cast_const(), len);
+        // SAFETY: the receive is outstanding, so its buffer is valid by the contract of `post_recv`. The device has
+        // written `len` bytes, which are within both buffers.
+        while !unsafe { copies.begin(receive.region.location, None, ends, CopyTag::Receive { id }) } {
             copies.launch();
         }
     }
 
-    /// The copy of a message has ended: what is to be told.
-    pub(crate) fn copied(&mut self, id: u64, outcome: Result<(), ErrorKind>) -> Option<Event> {
-        let event = self.posted.get(&id)?.arrived;
-        self.forget(id);
-        match outcome {
-            Ok(()) => event,
-            Err(kind) => Some(Event::ReceiveFailed { id, status: status(kind) }),
+    /// Ends the receive whose message was copied, and returns the event to report.
+    pub(crate) fn on_copied(&mut self, id: u64, result: Result<(), ErrorKind>) -> Option<Event> {
+        let received = self.outstanding.get(&id)?.received;
+        self.remove(id);
+        match result {
+            Ok(()) => received,
+            Err(kind) => Some(Event::ReceiveFailed { id, status: staging_status(kind) }),
         }
     }
 }

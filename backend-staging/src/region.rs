@@ -1,166 +1,156 @@
-//! Staged regions of this side: who may touch them, and who is at it.
+//! The staged regions of this process, and the peers' copies that are under way in them.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::SeqCst};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::task::Poll;
 
-use cuda::{Device, Reach};
-use multirail_spi::{Access, Error, ErrorKind, KeyMaterial, Memory, MemoryKind, MemoryRegion, Result};
+use multirail_spi::{Access, Error, ErrorKind, KeyMaterial, Memory, MemoryRegion, Result};
 
-/// All of a domain, by key.
+use crate::copies::MemoryLocation;
+
+/// All staged regions of a domain, by key.
 #[derive(Default)]
-pub(crate) struct Regions(Mutex<HashMap<u64, Arc<Entry>>>);
+pub(crate) struct StagedRegions(Mutex<HashMap<u64, Arc<StagedRegion>>>);
 
-pub(crate) struct Entry {
+/// One staged region. It lives until the last copy from or to it has ended.
+pub(crate) struct StagedRegion {
     key: u64,
     memory: Arc<dyn Memory>,
-    pub place: Place,
+    pub location: MemoryLocation,
     start: u64,
     access: Access,
-    /// Peers' copies under way.
-    inside: AtomicU32,
+    /// The number of peers' copies that are under way.
+    peer_copies: AtomicU32,
     is_revoked: AtomicBool,
 }
 
-/// Who copies from memory, and into it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Place {
-    /// The processor.
-    Host,
-    /// A GPU, by CUDA's ordinal.
-    Gpu(u32, Reach),
-}
-
-impl Place {
-    /// Of a region's memory.
-    fn of(memory: &dyn Memory) -> Result<Self> {
-        let MemoryKind::Cuda { device } = memory.kind() else { return Ok(Self::Host) };
-        let device = Device::open(device)?;
-        let reach = Reach::of_gpu(&device, &device, memory.as_ptr() as u64, memory.len() as u64);
-        let why =
-            || Error::new(ErrorKind::Unsupported, "register", "its own GPU has no leave to use this memory");
-        Ok(Self::Gpu(device.ordinal(), reach.ok_or_else(why)?))
-    }
-}
-
-/// The right to copy between a range of a region and a slot: the region is not quiet while it lives.
-pub(crate) struct Inside {
-    entry: Arc<Entry>,
-    pub start: *mut u8,
-}
-
-// SAFETY: an address; who may follow it is `Inside`'s holder, wherever it is.
-unsafe impl Send for Inside {}
-
-impl Inside {
-    pub(crate) fn place(&self) -> Place {
-        self.entry.place
-    }
-}
-
-impl Drop for Inside {
-    fn drop(&mut self) {
-        self.entry.inside.fetch_sub(1, SeqCst);
-    }
-}
-
-impl Regions {
-    /// Lets peers touch `memory` as `access` says; `why` it is staged is for people.
+impl StagedRegions {
+    /// Registers `memory`, so that peers can access it as `access` allows. `why` is the reason for staging, as a text
+    /// for the user.
     pub(crate) fn add(
         self: &Arc<Self>,
         memory: Arc<dyn Memory>,
         access: Access,
         why: &str,
-    ) -> Result<Registered> {
-        let place = Place::of(&*memory)?;
+    ) -> Result<StagedRegistration> {
+        let location = MemoryLocation::of(&*memory)?;
         let mut bytes = [0; 8];
-        let none = |error| Error::new(ErrorKind::Io, "register", format!("no random numbers: {error}"));
+        let failed = |error| Error::new(ErrorKind::Io, "register", format!("no random numbers: {error}"));
         let start = memory.as_ptr() as u64;
         loop {
-            getrandom::fill(&mut bytes).map_err(none)?;
-            // Nobody guesses it, and it is no lkey of anybody else's once the bit is set.
+            getrandom::fill(&mut bytes).map_err(failed)?;
+            // A random key cannot be guessed. With the bit `STAGED` set it equals no lkey of the inner device.
             let key = u64::from_ne_bytes(bytes) & !KeyMaterial::STAGED;
-            let (inside, is_revoked) = (AtomicU32::new(0), AtomicBool::new(false));
-            let entry = Arc::new(Entry {
+            let (peer_copies, is_revoked) = (AtomicU32::new(0), AtomicBool::new(false));
+            let region = Arc::new(StagedRegion {
                 key,
                 memory: Arc::clone(&memory),
-                place,
+                location,
                 start,
                 access,
-                inside,
+                peer_copies,
                 is_revoked,
             });
             let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-            if let std::collections::hash_map::Entry::Vacant(free) = all.entry(key) {
-                free.insert(Arc::clone(&entry));
+            if let std::collections::hash_map::Entry::Vacant(vacant) = all.entry(key) {
+                vacant.insert(Arc::clone(&region));
                 let why = format!("staged through the host's memory: {why}");
-                return Ok(Registered { entry, why, regions: Arc::clone(self) });
+                return Ok(StagedRegistration { region, why, regions: Arc::clone(self) });
             }
         }
     }
 
-    /// The region of a local key.
-    pub(crate) fn local(&self, lkey: u64) -> Option<Arc<Entry>> {
+    /// The staged region with this lkey. Returns `None` for an lkey of the inner device.
+    pub(crate) fn by_lkey(&self, lkey: u64) -> Option<Arc<StagedRegion>> {
         let all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         all.get(&(lkey & !KeyMaterial::STAGED)).filter(|_| lkey & KeyMaterial::STAGED != 0).cloned()
     }
 
-    /// Lets a peer touch `len` bytes from `offset` on, if it may.
-    pub(crate) fn enter(&self, key: u64, need: Access, offset: u64, len: u64) -> Result<Inside, ErrorKind> {
-        let entry = {
+    /// Begins a peer's access to `len` bytes from `offset` on, if the region with this key allows it.
+    pub(crate) fn begin_access(
+        &self,
+        key: u64,
+        need: Access,
+        offset: u64,
+        len: u64,
+    ) -> Result<PeerAccess, ErrorKind> {
+        let region = {
             let all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
             Arc::clone(all.get(&key).ok_or(ErrorKind::RemoteAccess)?)
         };
-        let is_within = offset.checked_add(len).is_some_and(|end| end <= entry.memory.len() as u64);
-        if !entry.access.contains(need) || !is_within {
+        let is_in_bounds = offset.checked_add(len).is_some_and(|end| end <= region.memory.len() as u64);
+        if !region.access.contains(need) || !is_in_bounds {
             return Err(ErrorKind::RemoteAccess);
         }
-        // In before the look: `revoke` does it the other way round, so that one of the two sees the other.
-        entry.inside.fetch_add(1, SeqCst);
-        let start = (entry.start + offset) as *mut u8;
-        let inside = Inside { entry, start };
-        if inside.entry.is_revoked.load(SeqCst) { Err(ErrorKind::Revoked) } else { Ok(inside) }
+        // This method counts the copy before it reads `is_revoked`, and `revoke` sets `is_revoked` before it reads the
+        // count. So at least one of the two sees the other.
+        region.peer_copies.fetch_add(1, SeqCst);
+        let start = (region.start + offset) as *mut u8;
+        let access = PeerAccess { region, start };
+        if access.region.is_revoked.load(SeqCst) { Err(ErrorKind::Revoked) } else { Ok(access) }
     }
 }
 
-/// A staged registration.
-pub(crate) struct Registered {
-    entry: Arc<Entry>,
-    /// For people.
-    why: String,
-    regions: Arc<Regions>,
+/// A peer's right to copy between a range of a region and a slot. The region's revocation waits until it is dropped.
+pub(crate) struct PeerAccess {
+    region: Arc<StagedRegion>,
+    /// The first byte of the range.
+    pub start: *mut u8,
 }
 
-impl MemoryRegion for Registered {
+// SAFETY: `start` is an address. The region keeps the bytes behind it valid, in whatever thread the value is.
+unsafe impl Send for PeerAccess {}
+
+impl PeerAccess {
+    pub(crate) fn location(&self) -> MemoryLocation {
+        self.region.location
+    }
+}
+
+impl Drop for PeerAccess {
+    fn drop(&mut self) {
+        self.region.peer_copies.fetch_sub(1, SeqCst);
+    }
+}
+
+/// The registration of a staged region, which the user holds.
+pub(crate) struct StagedRegistration {
+    region: Arc<StagedRegion>,
+    /// The reason for staging, as a text for the user.
+    why: String,
+    regions: Arc<StagedRegions>,
+}
+
+impl MemoryRegion for StagedRegistration {
     fn lkey(&self) -> u64 {
-        self.entry.key | KeyMaterial::STAGED
+        self.region.key | KeyMaterial::STAGED
     }
 
     fn key(&self) -> KeyMaterial {
-        KeyMaterial { base: KeyMaterial::STAGED, key: self.entry.key, len: self.entry.memory.len() as u64 }
+        KeyMaterial { base: KeyMaterial::STAGED, key: self.region.key, len: self.region.memory.len() as u64 }
     }
 
     fn staging_reason(&self) -> Option<&str> {
         Some(&self.why)
     }
 
-    /// Copies of this side hold the entry.
+    /// True: this process's own copies keep the region alive by its `Arc`.
     fn lkey_outlives_revoke(&self) -> bool {
         true
     }
 
     fn revoke(&self) -> Poll<Result<()>> {
-        self.entry.is_revoked.store(true, SeqCst);
-        if self.entry.inside.load(SeqCst) == 0 { Poll::Ready(Ok(())) } else { Poll::Pending }
+        self.region.is_revoked.store(true, SeqCst);
+        if self.region.peer_copies.load(SeqCst) == 0 { Poll::Ready(Ok(())) } else { Poll::Pending }
     }
 }
 
-impl Drop for Registered {
+impl Drop for StagedRegistration {
     fn drop(&mut self) {
-        // Who is inside keeps the memory.
-        self.entry.is_revoked.store(true, SeqCst);
-        self.regions.0.lock().unwrap_or_else(PoisonError::into_inner).remove(&self.entry.key);
+        // Copies that are under way keep the memory by their own `Arc`.
+        self.region.is_revoked.store(true, SeqCst);
+        self.regions.0.lock().unwrap_or_else(PoisonError::into_inner).remove(&self.region.key);
     }
 }
 
@@ -171,29 +161,29 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_region_is_quiet_once_nobody_is_inside() {
-        let regions = Arc::new(Regions::default());
+    fn a_revocation_waits_for_peers_copies() {
+        let regions = Arc::new(StagedRegions::default());
         let memory = Arc::new(HostBuffer::new(4096).unwrap());
         let staged = regions.add(memory, Access::REMOTE_WRITE, "a test").unwrap();
         let key = staged.key();
-        assert!(key.is_staged() && regions.local(staged.lkey()).is_some());
-        assert!(regions.local(key.key).is_none(), "a peer's key is no local one");
-        let enter = |need, offset, len| regions.enter(key.key, need, offset, len).map(|_| ());
-        assert_eq!(enter(Access::REMOTE_WRITE, 4000, 96), Ok(()));
+        assert!(key.is_staged() && regions.by_lkey(staged.lkey()).is_some());
+        assert!(regions.by_lkey(key.key).is_none(), "a peer's key is not an lkey");
+        let access = |need, offset, len| regions.begin_access(key.key, need, offset, len).map(|_| ());
+        assert_eq!(access(Access::REMOTE_WRITE, 4000, 96), Ok(()));
         for (need, offset, len) in [
             (Access::REMOTE_WRITE, 4000, 97),
             (Access::REMOTE_WRITE, u64::MAX, 2),
             (Access::REMOTE_READ, 0, 1),
         ] {
-            assert_eq!(enter(need, offset, len), Err(ErrorKind::RemoteAccess));
+            assert_eq!(access(need, offset, len), Err(ErrorKind::RemoteAccess));
         }
-        let inside =
-            regions.enter(key.key, Access::REMOTE_WRITE, 0, 1).unwrap_or_else(|why| panic!("{why:?}"));
+        let under_way =
+            regions.begin_access(key.key, Access::REMOTE_WRITE, 0, 1).unwrap_or_else(|why| panic!("{why:?}"));
         assert!(staged.revoke().is_pending());
-        assert_eq!(enter(Access::REMOTE_WRITE, 0, 1), Err(ErrorKind::Revoked));
-        drop(inside);
+        assert_eq!(access(Access::REMOTE_WRITE, 0, 1), Err(ErrorKind::Revoked));
+        drop(under_way);
         assert!(staged.revoke().is_ready());
         drop(staged);
-        assert_eq!(enter(Access::REMOTE_WRITE, 0, 1), Err(ErrorKind::RemoteAccess));
+        assert_eq!(access(Access::REMOTE_WRITE, 0, 1), Err(ErrorKind::RemoteAccess));
     }
 }

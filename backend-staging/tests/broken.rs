@@ -1,4 +1,4 @@
-//! Staged writes over a connection of a card's that breaks under them, as it does whenever a peer refuses a request.
+//! Staged writes while the connection of their device breaks: it breaks whenever a peer refuses a work request.
 #![cfg(target_os = "linux")]
 
 mod fabric;
@@ -23,26 +23,26 @@ fn open() -> Option<Fabric> {
     fabric::open(Verbs::new(), Staging::WhereRefused)
 }
 
-/// All of a region, in parts with an imm each; each has to succeed, and is told.
-fn write(peer: &Peer, from: &Region, to: &RemoteRegion, told: &Sender<()>) {
+/// Writes all of a region in parts with an imm each. Each part has to succeed, and its end is sent to `ended`.
+fn write(peer: &Peer, from: &Region, to: &RemoteRegion, ended: &Sender<()>) {
     let options = WriteOptions::new().imm(IMM);
     let part = |at| peer.write_with(from, at..at + LEN / PARTS, to, at, &options).expect("a staged write");
     let under_way: Vec<_> = (0..PARTS).map(|at| part(at * LEN / PARTS)).collect();
     for mut write in under_way {
         write.wait(LIMIT).expect("a staged write");
-        let _ = told.send(());
+        let _ = ended.send(());
     }
 }
 
 #[test]
-fn writes_go_on() {
+fn writes_continue_after_each_break() {
     let Some((here, there)) = open().zip(open()) else { return };
     let (peer, origin) = here.connect_local(&there).expect("connected");
     let (from, to) = (foreign(&here, LEN).unwrap(), foreign(&there, LEN).unwrap());
     let remote = peer.import(&to.descriptor()).unwrap();
     assert_eq!(remote.path(), "staged through the host's memory");
     let plain = there.alloc(4096, OPEN).unwrap();
-    let (told, ended) = channel();
+    let (sender, ended) = channel();
     std::thread::scope(|scope| {
         scope.spawn({
             let (from, to, remote, peer) = (&from, &to, &remote, &peer);
@@ -50,7 +50,7 @@ fn writes_go_on() {
                 for round in 0..ROUNDS {
                     let bytes: Vec<u8> = (0..LEN).map(|at| (at / 9) as u8 ^ round as u8).collect();
                     from.copy_in(0, &bytes).unwrap();
-                    write(peer, from, remote, &told);
+                    write(peer, from, remote, &sender);
                     let mut came = vec![0; LEN];
                     to.copy_out(0, &mut came).unwrap();
                     assert!(came == bytes, "all bytes, in round {round}");
@@ -58,20 +58,21 @@ fn writes_go_on() {
             }
         });
         let mut broken = 0;
-        // Each break follows the end of a write, with others under way: a connection that breaks all the time carries
-        // nothing.
+        // Each break follows the end of a write, while others are under way. A connection that broke without a pause
+        // would move no bytes at all.
         while ended.recv().is_ok() {
             ended.try_iter().for_each(drop);
             let gone = here.alloc(4096, OPEN).unwrap();
             let stale = origin.import(&gone.descriptor()).unwrap();
             drop(gone);
-            // By the other side: nothing tells this one's card what has become of its requests.
+            // The other process breaks the connection, so this process's device does not learn which of its work
+            // requests were executed.
             let refused = origin.write(&plain, 0..4096, &stale, 0).and_then(|mut write| write.wait(LIMIT));
             let why = refused.expect_err("the region is gone");
             assert!(matches!(why.kind(), ErrorKind::RemoteAccess | ErrorKind::Revoked), "{why}");
             broken += usize::from(why.kind() == ErrorKind::RemoteAccess);
         }
-        assert!(broken > 0, "no request was refused by the card");
+        assert!(broken > 0, "the device refused no work request");
     });
-    assert_eq!(origin.imm(IMM).count(), (ROUNDS * PARTS) as u64, "each imm once");
+    assert_eq!(origin.imm(IMM).count(), (ROUNDS * PARTS) as u64, "each imm arrives once");
 }

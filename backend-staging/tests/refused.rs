@@ -1,4 +1,4 @@
-//! What libfabric's tcp refuses is staged, where both sides allow it.
+//! Memory that libfabric's tcp provider refuses is staged if both processes allow it.
 #![cfg(all(target_os = "linux", target_env = "gnu"))]
 
 mod fabric;
@@ -30,7 +30,7 @@ fn all_of(region: &Region) -> Vec<u8> {
     bytes
 }
 
-/// Writes all of one region to another, reads it back into a third, and compares.
+/// Writes all of `from` to `to`, reads it back into `back`, and compares.
 fn there_and_back(peer: &Peer, from: &Region, to: &Region, back: &Region, seed: u8) {
     let remote = peer.import(&to.descriptor()).expect("an import");
     from.copy_in(0, &bytes(seed)).expect("in bounds");
@@ -44,7 +44,7 @@ fn there_and_back(peer: &Peer, from: &Region, to: &Region, back: &Region, seed: 
 }
 
 #[test]
-fn every_mixture_of_memory_arrives() {
+fn staged_and_plain_memory_can_be_mixed() {
     let Some((here, there)) = open(Staging::WhereRefused).zip(open(Staging::WhereRefused)) else { return };
     let (peer, origin) = here.connect_local(&there).expect("connected");
     let near = [here.alloc(LEN, OPEN).unwrap(), foreign(&here).unwrap()];
@@ -62,9 +62,9 @@ fn every_mixture_of_memory_arrives() {
         peer.explain_write(from, 0..LEN, &remote, 0, &WriteOptions::new()).unwrap().staging_reason
     };
     assert_eq!(explained(&near[0], &far[1]), None);
-    let detour = explained(&near[1], &far[0]).expect("a detour");
-    assert!(detour.starts_with("staged") && detour.contains("unsupported"), "with the refusal: {detour}");
-    // Pages, and an imm that comes after all of them.
+    let reason = explained(&near[1], &far[0]).expect("a reason for staging");
+    assert!(reason.starts_with("staged") && reason.contains("unsupported"), "with the refusal: {reason}");
+    // Pages, and an imm that arrives after all of them.
     let count = LEN / 4096;
     let pages = Pages::new((0..count as u32).rev().collect::<Vec<_>>());
     let straight = Pages::new((0..count as u32).collect::<Vec<_>>());
@@ -82,7 +82,7 @@ fn every_mixture_of_memory_arrives() {
 }
 
 #[test]
-fn what_is_gone_or_not_allowed_is_refused_by_the_target() {
+fn the_target_refuses_access_to_dropped_regions() {
     let Some((here, there)) = open(Staging::WhereRefused).zip(open(Staging::WhereRefused)) else { return };
     let (peer, _origin) = here.connect_local(&there).expect("connected");
     let from = here.alloc(LEN, Access::LOCAL).unwrap();
@@ -93,7 +93,7 @@ fn what_is_gone_or_not_allowed_is_refused_by_the_target() {
         drop(to);
         let gone = peer.write(&from, 0..LEN, &remote, 0)?.await.expect_err("the region is gone");
         assert!(matches!(gone.kind(), ErrorKind::RemoteAccess | ErrorKind::Revoked), "{gone}");
-        // The connection goes on.
+        // The connection still works.
         let next = foreign(&there)?;
         let remote = peer.import(&next.descriptor())?;
         peer.write(&from, 0..LEN, &remote, 0)?.await
@@ -102,11 +102,11 @@ fn what_is_gone_or_not_allowed_is_refused_by_the_target() {
 }
 
 #[test]
-fn one_side_alone_does_not_stage() {
+fn a_peer_without_staging_is_refused_staged_regions() {
     let Some((here, there)) = open(Staging::Never).zip(open(Staging::WhereRefused)) else { return };
     let refused = foreign(&here).err().expect("nothing is staged");
     assert_eq!(refused.kind(), ErrorKind::Unsupported, "{refused}");
-    // Whichever of them connects.
+    // It makes no difference which process connects.
     for (one, other) in [(&here, &there), (&there, &here)] {
         let (peer, back) = one.connect_local(other).expect("connected");
         let (ours, theirs) = (one.alloc(LEN, OPEN).unwrap(), other.alloc(LEN, OPEN).unwrap());
@@ -118,7 +118,7 @@ fn one_side_alone_does_not_stage() {
             "{why}"
         );
     }
-    // Its own memory needs nothing of the peer's.
+    // The staging process can stage its own memory without the peer's support.
     let (peer, _back) = there.connect_local(&here).expect("connected");
     there_and_back(
         &peer,
@@ -130,7 +130,7 @@ fn one_side_alone_does_not_stage() {
 }
 
 #[test]
-fn messages_that_nobody_receives_hold_up_no_write() {
+fn messages_without_a_receive_do_not_delay_writes() {
     let Some((here, there)) = open(Staging::WhereRefused).zip(open(Staging::WhereRefused)) else { return };
     let (peer, _origin) = here.connect_local(&there).expect("connected");
     let (from, to) = (foreign(&here).unwrap(), foreign(&there).unwrap());
@@ -143,7 +143,7 @@ fn messages_that_nobody_receives_hold_up_no_write() {
         peer.write(&from, 0..LEN, &remote, 0).unwrap().wait(limit).expect("a write behind messages");
     }
     assert!(all_of(&to) == bytes(1));
-    // They come into staged memory, too.
+    // The messages are received into staged memory.
     let inbox = foreign(&there).unwrap();
     let receives: Vec<_> =
         (0..100).map(|at| there.recv(&inbox, 1000 * at..1000 * at + 1000).unwrap()).collect();
@@ -156,8 +156,8 @@ fn messages_that_nobody_receives_hold_up_no_write() {
     assert!(came == sent, "every message once");
 }
 
-/// What the crate's own writes into a ring carry.
-const KNOCK: u32 = 0x6b6e_6f63;
+/// The imm that the crate's own requests and responses carry.
+const WAKE_IMM: u32 = 0x6b6e_6f63;
 
 #[test]
 fn every_imm_arrives_and_no_other() {
@@ -170,7 +170,7 @@ fn every_imm_arrives_and_no_other() {
     };
     let near = [here.alloc(LEN, OPEN).unwrap(), foreign(&here).unwrap()];
     let far = [there.alloc(LEN, OPEN).unwrap(), foreign(&there).unwrap()];
-    for imm in [KNOCK, KNOCK + 1] {
+    for imm in [WAKE_IMM, WAKE_IMM + 1] {
         let options = WriteOptions::new().imm(imm);
         for (from, to) in near.iter().flat_map(|from| far.iter().map(move |to| (from, to))) {
             let remote = peer.import(&to.descriptor()).unwrap();
@@ -185,9 +185,9 @@ fn every_imm_arrives_and_no_other() {
         }
         peer.write_imm(imm).unwrap().wait(limit).expect("an imm alone");
         takes(imm);
-        // One too many would have come before this.
+        // An imm that nobody sent would arrive before this one.
         peer.write_imm(9).unwrap().wait(limit).expect("another imm");
         takes(9);
-        assert_eq!(origin.imm(imm).count(), 0, "no imm but those that were sent");
+        assert_eq!(origin.imm(imm).count(), 0, "no imm that nobody sent");
     }
 }

@@ -1,5 +1,5 @@
-//! Writes shuffled pages between GPUs through a fabric, driven by this thread alone, and says what a page takes: this
-//! thread or the GPUs, whichever is slower. Within one GPU (`pages 4096 262144 0 0`) it is the thread.
+//! Writes shuffled pages between GPUs through a fabric that one thread drives. Prints the time per page: of the thread
+//! or of the GPUs, whichever is slower. Within one GPU (`pages 4096 262144 0 0`) the thread is slower.
 //!
 //! `pages [PAGE BYTES] [PAGES] [FROM GPU] [TO GPU]`
 
@@ -32,7 +32,7 @@ fn run() -> Result<()> {
     let (peer, _) = here.connect_local(&there)?;
     let region = |fabric: &Fabric, gpu: usize, access| -> Result<Region> {
         let memory = CudaMemory::new(&Device::open(gpu as u32)?, page.saturating_mul(count))?;
-        // SAFETY: nobody refers to the bytes.
+        // SAFETY: there are no references into the memory.
         unsafe { fabric.register(Arc::new(memory), access) }
     };
     let source = region(&here, from, Access::LOCAL)?;

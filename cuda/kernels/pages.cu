@@ -1,15 +1,15 @@
 // Gathers and scatters pages by a table: one launch per batch.
 //
-// A page is moved in units of 4 KiB, a warp per unit. What is counted first are the first units of all pages,
-// then the second ones, so that what is under way is spread over memory also where pages are large. The table
-// lies in the host's memory, which is far: a warp takes up to 32 units in a row, and reads their entries at
-// once, a lane each, and hands them around.
+// A warp copies a page in units of 4 KiB. The units are numbered so that the first units of all pages come first, then
+// the second units, and so on: so the copies in flight are spread over memory even if pages are large. The table lies in
+// host memory, and reading it takes long: a warp takes up to 32 consecutive units, reads their entries at once, one per
+// lane, and shares them between its lanes.
 //
-// The last block to end says so, in the host's memory: everything that the launch wrote is visible to every
-// GPU and to the host before that word is.
+// The last block to end writes a word in host memory. All that the launch has written is visible to every GPU and the
+// host before that word is.
 //
-// Compiled to PTX by `ci/ptx/generate`, by clang without CUDA's headers: hence the few words of CUDA spelled
-// out here.
+// `ci/ptx/generate` compiles this file to PTX by clang, without CUDA's headers. So the file defines the few keywords of
+// CUDA itself.
 
 #define __global__ __attribute__((global))
 #define __device__ __attribute__((device))
@@ -19,25 +19,25 @@ typedef unsigned int u32;
 typedef unsigned long long u64;
 typedef u32 words4 __attribute__((ext_vector_type(4)));
 
-// Where the pointers lead: to a GPU's or the host's memory, never to shared memory.
+// The pointers lead to GPU or host memory, never to shared memory.
 #define GLOBAL __attribute__((address_space(1)))
 
 enum { LANES = 32, UNIT = 4096 };
 
-// What the host fills in: `Launch` in kernel.rs is the same.
+// The kernel's argument: `PageLaunch` in page_kernel.rs is the same.
 struct Launch {
     const u64 *from;
     const u64 *to;
     const u32 *len;
-    // Blocks that have ended, zero between launches; in the memory of the GPU that runs this.
+    // The number of blocks that have ended, in memory of this GPU. Zero between launches.
     u32 *ended;
-    // Where `value` is written at the end; in the host's memory.
+    // The word in host memory to which the last block writes `value`.
     u32 *done;
     u32 value;
     u32 entries;
     // Units of the longest entry; shorter ones have empty units at their end.
     u32 units;
-    // Bytes of every entry; 0 where `len` says them.
+    // Bytes of every entry; 0 if they differ, and `len` has them.
     u32 each;
 };
 
@@ -47,10 +47,10 @@ static __device__ u64 hand_around(u64 mine, u32 lane) {
     return (u64)high << 32 | low;
 }
 
-// Moves `len` bytes, at most UNIT, whose ends are aligned for T.
+// Copies `len` bytes, at most UNIT, whose addresses are aligned for T.
 template <typename T> static __device__ void move(u64 to, u64 from, u32 len, u32 lane) {
-    // Loads that are under way together in a lane. Within an H200 batches of 32 MiB moved at 0.88 of one copy
-    // with four, at 0.85 with eight; between two it made no difference.
+    // The loads in flight per lane. Within an H200, batches of 32 MiB moved at 0.88 of the speed of one copy with four
+    // loads, and at 0.85 with eight. Between two H200s it made no difference.
     enum { DEPTH = 4 };
     const GLOBAL T *source = (const GLOBAL T *)from;
     GLOBAL T *target = (GLOBAL T *)to;
@@ -68,14 +68,14 @@ template <typename T> static __device__ void move(u64 to, u64 from, u32 len, u32
     if (tail < len) ((GLOBAL u8 *)to)[tail] = ((const GLOBAL u8 *)from)[tail];
 }
 
-// 1024 threads, so that a thread has 64 registers at most.
+// 1024 threads per block leave at most 64 registers to a thread.
 extern "C" __global__ __attribute__((launch_bounds(1024))) void multirail_pages(struct Launch launch) {
     u32 threads = __nvvm_read_ptx_sreg_ntid_x();
     u32 thread = __nvvm_read_ptx_sreg_tid_x();
     u32 blocks = __nvvm_read_ptx_sreg_nctaid_x();
     u32 lane = thread % LANES;
     u32 warps = blocks * (threads / LANES);
-    // Neighbours are in different blocks: a short table is spread over all of them.
+    // Consecutive warp numbers are in different blocks, so a short table is spread over all blocks.
     u32 warp = thread / LANES * blocks + __nvvm_read_ptx_sreg_ctaid_x();
     u32 total = launch.entries * launch.units;
     u32 share = (total + warps - 1) / warps;

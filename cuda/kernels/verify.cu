@@ -1,8 +1,8 @@
-// Finds the first byte that is not what belongs there: pages of SplitMix64 (Steele, Lea, Flood 2014), a stream
-// per page, whose n-th word follows from where the stream begins and n alone.
+// Finds the first wrong byte in pages of SplitMix64 output (Steele, Lea, Flood 2014). Each page has its own stream. The
+// n-th word of a stream depends on n and the stream's first state alone.
 //
-// Compiled to PTX by `ci/ptx/generate`, by clang without CUDA's headers: hence the few words of CUDA spelled
-// out here.
+// `ci/ptx/generate` compiles this file to PTX by clang, without CUDA's headers. So the file defines the few keywords of
+// CUDA itself.
 
 #define __global__ __attribute__((global))
 #define __device__ __attribute__((device))
@@ -11,19 +11,19 @@ typedef unsigned char u8;
 typedef unsigned int u32;
 typedef unsigned long long u64;
 
-// Where the pointers lead: to a GPU's memory, never to shared memory.
+// The pointers lead to GPU memory, never to shared memory.
 #define GLOBAL __attribute__((address_space(1)))
 
 enum { WORD = 8 };
 
-// What the host fills in: `Launch` in verify.rs is the same.
+// The kernel's argument: `VerifyLaunch` in verify_kernel.rs is the same.
 struct Launch {
     u64 start;
-    // Where each page's stream begins.
+    // The first state of each page's stream.
     const u64 *streams;
-    // The least offset of a wrong byte; more than all of them at first.
+    // The result: the least offset of a wrong byte. Larger than any offset before the launch.
     u64 *first;
-    // Bytes of a page, and its words, the last one begun or whole.
+    // The bytes of a page, and its words; the last word may be partial.
     u64 size;
     u64 words;
     // Words of all pages.
@@ -37,7 +37,7 @@ static __device__ u64 splitmix(u64 begin, u64 nth) {
     return z ^ (z >> 31);
 }
 
-// The bytes at an address, the first one lowest.
+// Reads `bytes` bytes at an address as a little-endian number.
 static __device__ u64 read(u64 address, u32 bytes) {
     if (bytes == WORD && address % WORD == 0) return *(const GLOBAL u64 *)address;
     u64 found = 0;
@@ -59,7 +59,7 @@ extern "C" __global__ void multirail_verify(struct Launch launch) {
         if (bytes < WORD) wrong &= ((u64)1 << (8 * bytes)) - 1;
         if (wrong) {
             __nvvm_atom_min_gen_ull(launch.first, offset + __builtin_ctzll(wrong) / 8);
-            // What this thread comes to later lies behind.
+            // Later words of this thread have larger offsets.
             return;
         }
     }

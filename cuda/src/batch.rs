@@ -1,34 +1,38 @@
-//! What is gathered for one launch: entries of a table for the kernel, and copies for the copy engine.
+//! The pieces of one launch: entries of a table for the kernel, and copies for the copy engine.
 
 use crate::Reach;
 use crate::tables::{ENTRIES, Table};
 
-/// A contiguous piece for the copy engine: one of 1 MiB at a time moved at half of the line, of 4 MiB at 0.8.
+/// Contiguous pieces from this size on go to the copy engine. It copied pieces of 1 MiB one at a time at half of the
+/// line's speed, pieces of 4 MiB at 0.8.
 const LARGE: u64 = 2 << 20;
-/// Pieces that lie one after the other are joined up to that.
-const LONGEST: u64 = 1 << 30;
-/// Bytes at which it is full: the line carries them in a third of a millisecond, which is how long a region
-/// is held.
-const MOST: u64 = 128 << 20;
+/// The most bytes of a piece that is joined from adjacent ones.
+const MAX_PIECE: u64 = 1 << 30;
+/// A batch with so many bytes is full. The line copies them in a third of a millisecond, and their regions are in use
+/// for that time.
+const MAX_BYTES: u64 = 128 << 20;
 
-/// Where bytes go, where they come from, and how many they are.
+/// The destination and the source of bytes, and their number.
 pub(crate) type Ends = (u64, u64, u64);
 
-/// Pieces that one launch moves, in no order.
+/// The pieces of one launch, which are copied in any order.
 #[derive(Default)]
 pub(crate) struct Batch {
+    /// The entries of the table that are filled.
     pub entries: usize,
     /// Bytes of the longest entry.
     pub longest: u32,
-    /// Bytes of every entry while all are equal, and the table says none; else 0.
+    /// Bytes of every entry, while all are equal: the table has no lengths then. 0 if they differ.
     pub each: u32,
+    /// Bytes of all pieces.
     pub bytes: u64,
-    /// For the copy engine.
+    /// Pieces for the copy engine.
     pub copies: Vec<Piece>,
-    /// May still grow; neither an entry nor a copy yet.
+    /// The last piece, which may still grow: it is neither an entry nor a copy yet.
     last: Option<Piece>,
 }
 
+/// Contiguous bytes to be copied.
 #[derive(Clone, Copy)]
 pub(crate) struct Piece {
     pub to: u64,
@@ -38,50 +42,51 @@ pub(crate) struct Piece {
 }
 
 impl Piece {
-    /// Whether bytes that go the same way can be joined to it: they begin where it ends, at both ends.
+    /// Whether bytes with the same reach can be joined to the piece: their destination and their source begin where the
+    /// piece's end.
     #[inline(always)]
-    fn takes(&self, (to, from, len): Ends) -> bool {
-        to == self.to + self.len && from == self.from + self.len && self.len + len <= LONGEST
+    fn can_join(&self, (to, from, len): Ends) -> bool {
+        to == self.to + self.len && from == self.from + self.len && self.len + len <= MAX_PIECE
     }
 }
 
 impl Batch {
-    /// Pieces that may be added.
+    /// The number of pieces that may be added.
     #[inline]
     pub fn room(&self) -> usize {
-        if self.bytes >= MOST {
+        if self.bytes >= MAX_BYTES {
             return 0;
         }
         ENTRIES.saturating_sub(self.entries + self.copies.len() + 1)
     }
 
-    /// Whether there is nothing in it.
+    /// Whether the batch has no pieces.
     pub fn is_empty(&self) -> bool {
         self.entries == 0 && self.copies.is_empty() && self.last.is_none()
     }
 
-    /// Whether it is one piece that may still grow, for the copy engine in the end.
+    /// Whether the batch is one large piece for the copy engine that may still grow.
     #[inline]
     pub fn is_growing(&self) -> bool {
         let large = |last: &Piece| last.len >= LARGE && last.reach == Reach::Kernel;
         self.entries == 0 && self.copies.is_empty() && self.last.as_ref().is_some_and(large)
     }
 
-    /// Adds pieces; there is [`room`](Self::room). Its entries are in `table`, the same always.
+    /// Adds pieces. The caller has checked that there is [`room`](Self::room), and passes the same `table` each time.
     #[inline]
     pub fn add(&mut self, table: &mut Table, mut pieces: impl Iterator<Item = Ends>, reach: Reach) {
         let mut next = pieces.next();
         while let Some((to, from, len)) = next {
             self.join(table, Piece { to, from, len, reach });
-            next = self.take_plain(table, &mut pieces);
+            next = self.take_pages(table, &mut pieces);
         }
     }
 
-    /// Joins a piece to the last one, which it follows at both ends, or files that and keeps this.
+    /// Joins a piece to the last one if it is adjacent. Otherwise files the last one, and keeps this piece as the last.
     fn join(&mut self, table: &mut Table, piece: Piece) {
         self.bytes += piece.len;
         match &mut self.last {
-            Some(last) if last.reach == piece.reach && last.takes((piece.to, piece.from, piece.len)) => {
+            Some(last) if last.reach == piece.reach && last.can_join((piece.to, piece.from, piece.len)) => {
                 last.len += piece.len;
             }
             last => {
@@ -92,24 +97,24 @@ impl Batch {
         }
     }
 
-    /// Takes pieces that go as the last one does: joined to it, or kept in its place while it becomes an entry. Gives
-    /// back the first that asks for more: what it follows is for the copy engine, the first entry, or the first to
-    /// differ in length.
+    /// The fast path for pages: takes pieces as long as each can be joined to the last piece, or the last piece becomes
+    /// a plain entry. Returns the first piece for which that does not hold: because the last piece is for the copy
+    /// engine, is the first entry, or is the first entry with another length.
     #[inline(always)]
-    fn take_plain(&mut self, table: &mut Table, pieces: &mut impl Iterator<Item = Ends>) -> Option<Ends> {
+    fn take_pages(&mut self, table: &mut Table, pieces: &mut impl Iterator<Item = Ends>) -> Option<Ends> {
         let Some(mut last) = self.last.filter(|last| last.reach == Reach::Kernel) else {
             return pieces.next();
         };
         let is_mixed = self.entries > 0 && self.each == 0;
-        // No piece is as long as the latter.
+        // No piece is `u64::MAX` bytes long.
         let each = if self.each > 0 { u64::from(self.each) } else { u64::MAX };
-        // Locals, which the compiler keeps in registers across the table's stores.
+        // Local variables, because the compiler keeps them in registers across the stores to the table.
         let (mut at, mut bytes, mut longest) = (self.entries, self.bytes, self.longest);
         let next = loop {
             let Some((to, from, len)) = pieces.next() else { break None };
-            if last.takes((to, from, len)) {
+            if last.can_join((to, from, len)) {
                 last.len += len;
-            // There is room; said again, it saves the look at the table's length.
+            // There is room in any case. The comparison `at < ENTRIES` saves the bounds checks of the table.
             } else if (last.len == each || (is_mixed && last.len < LARGE)) && at < ENTRIES {
                 (table.to[at], table.from[at]) = (last.to, last.from);
                 if is_mixed {
@@ -127,18 +132,19 @@ impl Batch {
         next
     }
 
-    /// What is added from now on is not joined to what was added before.
-    pub fn divide(&mut self, table: &mut Table) {
+    /// Files the last piece, so that later pieces are not joined to it.
+    pub fn end_piece(&mut self, table: &mut Table) {
         if let Some(last) = self.last.take() {
             self.file(table, last);
         }
     }
 
+    /// Makes a piece an entry of the table, or a copy for the copy engine.
     fn file(&mut self, table: &mut Table, piece: Piece) {
         if piece.reach == Reach::Driver || piece.len >= LARGE {
             return self.copies.push(piece);
         }
-        // Below `LARGE`, so it fits.
+        // Its length is below `LARGE`, so it fits 32 bits.
         let (at, len) = (self.entries, piece.len as u32);
         (table.to[at], table.from[at]) = (piece.to, piece.from);
         if at == 0 && len > 0 {
@@ -154,7 +160,7 @@ impl Batch {
         self.entries += 1;
     }
 
-    /// Forgets all.
+    /// Removes all pieces.
     pub fn clear(&mut self) {
         let mut copies = std::mem::take(&mut self.copies);
         copies.clear();

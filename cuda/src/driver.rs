@@ -1,4 +1,4 @@
-//! The driver's library: whether it is there, and what its statuses mean.
+//! The driver's library: loads it, maps its statuses to errors, and runs calls in a GPU's context.
 
 use std::ffi::CStr;
 use std::sync::OnceLock;
@@ -6,13 +6,12 @@ use std::sync::OnceLock;
 use cudarc::driver::sys::{self, CUresult};
 use multirail_spi::{Error, ErrorKind, Result};
 
-/// The oldest driver whose calls this crate was written for: CUDA 12.2. An older one may lack some of
-/// them, and `cudarc` panics at what is missing.
+/// The oldest driver that has all calls of this crate: CUDA 12.2. `cudarc` panics if a call is missing.
 const OLDEST: i32 = 12020;
 
 static STARTED: OnceLock<std::result::Result<(), (ErrorKind, String)>> = OnceLock::new();
 
-/// Loads and starts the driver, once.
+/// Loads and starts the driver. Later calls return the result of the first one.
 pub(crate) fn start() -> Result<()> {
     let started = STARTED.get_or_init(|| load().map_err(|why| (why.kind(), why.context().to_owned())));
     started.clone().map_err(|(kind, why)| Error::new(kind, "use CUDA", why))
@@ -20,30 +19,56 @@ pub(crate) fn start() -> Result<()> {
 
 fn load() -> Result<()> {
     let unsupported = |why: &str| Err(Error::new(ErrorKind::Unsupported, "use CUDA", why));
-    // SAFETY: it opens the library, whose initialisers we trust as every program with CUDA does.
+    // SAFETY: it opens the library. Every program that uses CUDA trusts its initialisers.
     if !unsafe { sys::is_culib_present() } {
         return unsupported(
-            "libcuda.so.1 cannot be opened: install NVIDIA's driver, or run the container with its runtime \
+            "libcuda.so.1 cannot be opened: install NVIDIA's driver, or start the container with NVIDIA's runtime \
              (--gpus all)",
         );
     }
     let mut version = 0;
-    // SAFETY: the library is there, and writes one number.
+    // SAFETY: the library is loaded, and writes one number.
     check("use CUDA", "the driver's version", unsafe { sys::cuDriverGetVersion(&raw mut version) })?;
     if version < OLDEST {
         return unsupported(&format!(
-            "the driver is of CUDA {}.{}: install one of CUDA {}.{} or later",
+            "the driver supports CUDA {}.{}: install a driver for CUDA {}.{} or later",
             version / 1000,
             version % 1000 / 10,
             OLDEST / 1000,
             OLDEST % 1000 / 10
         ));
     }
-    // SAFETY: the first call, with the only flags there are.
+    // SAFETY: the first call, with the only flags that exist.
     check("use CUDA", "to start", unsafe { sys::cuInit(0) })
 }
 
-/// Has `work` done when the process ends, before the driver goes, which has to be [`start`]ed.
+/// Runs `work` in a GPU's context, whatever the thread's own context is, and whether or not a graph is being captured.
+pub(crate) fn in_context<T>(
+    context: sys::CUcontext,
+    operation: &'static str,
+    work: impl FnOnce() -> Result<T>,
+) -> Result<T> {
+    // SAFETY: the context is retained while its device lives, and every caller keeps a device.
+    check(operation, "its context", unsafe { sys::cuCtxPushCurrent_v2(context) })?;
+    // While another thread captures a graph, most calls of this thread would fail and invalidate the capture, unless
+    // this thread is in relaxed mode (CUDA driver API, `cuThreadExchangeStreamCaptureMode`). Relaxed mode is allowed,
+    // because these calls do not touch the streams of the capture.
+    let mut mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
+    // SAFETY: it writes the previous mode, which is restored below.
+    let relaxed =
+        unsafe { sys::cuThreadExchangeStreamCaptureMode(&raw mut mode) } == sys::CUresult::CUDA_SUCCESS;
+    let done = work();
+    if relaxed {
+        // SAFETY: as above.
+        let _ = unsafe { sys::cuThreadExchangeStreamCaptureMode(&raw mut mode) };
+    }
+    let mut popped = std::ptr::null_mut();
+    // SAFETY: pushed above.
+    let _ = unsafe { sys::cuCtxPopCurrent_v2(&raw mut popped) };
+    done
+}
+
+/// Runs `work` when the process exits, before the driver unloads. The driver has to be [`start`]ed.
 pub(crate) fn at_exit(work: fn()) {
     static WORK: OnceLock<fn()> = OnceLock::new();
     extern "C" fn run() {
@@ -53,11 +78,11 @@ pub(crate) fn at_exit(work: fn()) {
         safe fn atexit(handler: extern "C" fn()) -> std::ffi::c_int;
     }
     if WORK.set(work).is_ok() && atexit(run) != 0 {
-        tracing::warn!("the end of the process does not wait for memory that goes back to CUDA");
+        tracing::warn!("the exit of the process will not wait until CUDA memory is freed");
     }
 }
 
-/// An error where `status` is one; `what` is what the driver was asked for.
+/// Maps a status to a result. `what` names what the driver was asked for, for the error message.
 pub(crate) fn check(operation: &'static str, what: &str, status: CUresult) -> Result<()> {
     match status {
         CUresult::CUDA_SUCCESS => Ok(()),
@@ -67,18 +92,18 @@ pub(crate) fn check(operation: &'static str, what: &str, status: CUresult) -> Re
 
 #[cold]
 fn refused(operation: &'static str, what: &str, status: CUresult) -> Error {
-    let mut words = std::ptr::null();
+    let mut text = std::ptr::null();
     // SAFETY: it writes the address of a constant string, or null.
-    let known = unsafe { sys::cuGetErrorString(status, &raw mut words) };
-    let words = match known == CUresult::CUDA_SUCCESS && !words.is_null() {
+    let known = unsafe { sys::cuGetErrorString(status, &raw mut text) };
+    let text = match known == CUresult::CUDA_SUCCESS && !text.is_null() {
         // SAFETY: as above.
-        true => unsafe { CStr::from_ptr(words) }.to_string_lossy().into_owned(),
+        true => unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned(),
         false => format!("{status:?}"),
     };
-    Error::new(kind(status), operation, format!("CUDA refuses {what}: {words} ({})", status as u32))
+    Error::new(kind(status), operation, format!("CUDA refuses {what}: {text} ({})", status as u32))
 }
 
-/// What a status of the driver is to us (CUDA driver API, `CUresult`).
+/// The kind of error that a status means (CUDA driver API, `CUresult`).
 fn kind(status: CUresult) -> ErrorKind {
     match status {
         CUresult::CUDA_ERROR_OUT_OF_MEMORY => ErrorKind::Exhausted,
@@ -90,7 +115,7 @@ fn kind(status: CUresult) -> ErrorKind {
         | CUresult::CUDA_ERROR_PEER_ACCESS_UNSUPPORTED
         | CUresult::CUDA_ERROR_STUB_LIBRARY => ErrorKind::Unsupported,
         CUresult::CUDA_ERROR_NOT_PERMITTED => ErrorKind::Permission,
-        // After these the context is of no use any more.
+        // After these errors the context cannot be used any more.
         CUresult::CUDA_ERROR_ECC_UNCORRECTABLE
         | CUresult::CUDA_ERROR_NVLINK_UNCORRECTABLE
         | CUresult::CUDA_ERROR_ILLEGAL_ADDRESS

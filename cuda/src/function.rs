@@ -8,7 +8,7 @@ use multirail_spi::{Error, ErrorKind, Result};
 use crate::driver::check;
 use crate::stream::Stream;
 
-/// It, loaded into a GPU's primary context, where it stays as long as that does.
+/// A kernel that is loaded into a GPU's primary context. It stays there as long as the context.
 pub(crate) struct Function(sys::CUfunction);
 
 // SAFETY: functions may be launched from any thread (CUDA driver API, "Execution Control").
@@ -17,15 +17,15 @@ unsafe impl Send for Function {}
 unsafe impl Sync for Function {}
 
 impl Function {
-    /// Compiles `name` of `ptx` for the GPU whose context is current. The PTX is as `ci/ptx/generate` makes it:
-    /// 6.3 for sm_70, which every driver from CUDA 10.0 on compiles for every GPU from Volta on.
+    /// Compiles the kernel `name` of `ptx` for the GPU whose context is current. `ci/ptx/generate` makes PTX 6.3 for
+    /// sm_70, which every driver from CUDA 10.0 on compiles for every GPU from Volta on.
     pub fn load(ptx: &str, name: &CStr) -> Result<Self> {
         let operation = "compile a kernel";
-        let text =
-            CString::new(ptx).map_err(|_| Error::new(ErrorKind::Io, operation, "a zero in its PTX"))?;
+        let text = CString::new(ptx)
+            .map_err(|_| Error::new(ErrorKind::Io, operation, "its PTX contains a zero byte"))?;
         let what = name.to_string_lossy();
         let (mut module, mut function) = (std::ptr::null_mut(), std::ptr::null_mut());
-        // SAFETY: a context is current; the text ends with a zero, and each call writes one handle.
+        // SAFETY: a context is current; the text ends with a zero byte, and each call writes one handle.
         unsafe {
             let code = sys::cuModuleLoadData(&raw mut module, text.as_ptr().cast());
             check(operation, &what, code)?;
@@ -35,11 +35,11 @@ impl Function {
         Ok(Self(function))
     }
 
-    /// Starts it on `stream`, in `blocks` blocks of `threads`. Its GPU's context is current.
+    /// Starts the kernel on `stream`, with `blocks` blocks of `threads` threads. The GPU's context is current.
     ///
     /// # Safety
-    /// The kernel takes one `A`; what that leads to the stream's GPU reaches, and it stays until the kernel has
-    /// ended. This, the stream and the current context are of one GPU.
+    /// The kernel takes one `A`. The stream's GPU reaches all memory that the argument points to, and that memory stays
+    /// until the kernel has ended. The kernel, the stream and the current context belong to one GPU.
     pub unsafe fn launch<A>(
         &self,
         operation: &'static str,
@@ -49,7 +49,7 @@ impl Function {
     ) -> Result<()> {
         let mut arguments: [*mut c_void; 1] = [(&raw mut argument).cast()];
         let (extra, shared) = (std::ptr::null_mut(), 0);
-        // SAFETY: the call copies the argument; the rest by the caller.
+        // SAFETY: the call copies the argument; by the caller for the rest.
         let code = unsafe {
             let arguments = arguments.as_mut_ptr();
             sys::cuLaunchKernel(self.0, blocks, 1, 1, threads, 1, 1, shared, stream.raw(), arguments, extra)

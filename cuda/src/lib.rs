@@ -1,17 +1,17 @@
 //! GPU memory: CUDA's driver API, loaded at run time.
 //!
-//! A program that uses this builds and starts anywhere; where there is no driver or no GPU,
-//! [`Device::all`] says so. In reading order:
+//! A program that uses this crate builds and starts on any machine. If there is no driver or no GPU, [`Device::all`]
+//! returns an error that says so. The types, in reading order:
 //!
 //! - [`Device`]: a GPU, by CUDA's ordinal, and its PCI function.
-//! - [`CudaMemory`]: memory of one, to be registered with a fabric: its own ([`CudaMemory::new`]) or
-//!   somebody else's by its address ([`CudaMemory::of_pointer`]). It lies near its GPU, so that the cards
-//!   of that GPU's rail group take it, and is given to cards by a DMA-BUF.
+//! - [`CudaMemory`]: memory of one GPU, to be registered with a fabric. It allocates the memory ([`CudaMemory::new`])
+//!   or takes an address from another library ([`CudaMemory::of_pointer`]). The NICs of the GPU's rail group register
+//!   it by its DMA-BUF.
 //! - [`PinnedBuffer`]: host memory that is page-locked for GPUs, by a [`PageLock`].
-//! - [`Mover`]: copies on a GPU, in batches that are not waited for: what loopback moves bytes by.
-//! - [`Share`], [`Shared`]: memory in the hands of other processes.
-//! - [`PlainCopy`]: one copy by CUDA, the limit of benchmarks.
-//! - [`CudaWord`]: a word that a stream waits for, or begins a transfer by.
+//! - [`CudaSignal`]: a word that a stream waits for, or that a stream writes to begin a transfer.
+//! - [`BatchCopier`]: batches of copies on one GPU that complete later. Loopback and staging copy by it.
+//! - [`ExportedMemory`], [`ImportedMemory`]: GPU memory that another process maps.
+//! - [`PlainCopy`]: one copy by CUDA alone, the upper limit of benchmarks.
 //!
 //! ```
 //! use multirail_cuda::{CudaMemory, Device};
@@ -27,51 +27,47 @@
 //! ```
 //!
 //! # Threads and cleanup
-//! Everything may be used from any thread: a call pushes the GPU's primary context and pops it, and
-//! leaves the thread's own as it was. Memory keeps its GPU's context; the last of it lets it go. What is
-//! dropped goes back on a thread of its own, since the driver waits for the GPU then, where a stream may wait for
-//! whoever drops it.
+//! Every type can be used from any thread. Each call pushes the GPU's primary context and pops it again, so the
+//! thread's own context does not change. Memory keeps its GPU's context, and the last user of the context releases it.
+//! Dropped memory is freed on a background thread: the driver waits for the GPU before it frees, and a stream of that
+//! GPU may be waiting for the thread that drops.
 //!
-//! What is behind the names: `driver` loads the library and maps its statuses, `attributes` asks
-//! what an address is, `reach` who gets there, `visible` what GPUs there are, `context` where work is done;
-//! `block` is memory by handle, `dma_buf` exports for cards, `ordering` is when GPUs see what those write;
-//! `stream` queues work; `function` is a kernel on one GPU, `kernel` that of `kernels/pages.cu`, `tables` what it
-//! reads, `batch` what is gathered there, `verify` that of `kernels/verify.cu`; `reaper` gives memory back.
+//! # Private modules
+//! - `driver` loads the library and maps its statuses; `attributes` asks what an address is; `reach` which GPU can
+//!   access it.
+//! - `mapped_block` is memory by handle (`cuMemCreate`); `background` frees memory.
+//! - `stream` queues work; `function` is a kernel that is loaded on one GPU. `page_kernel` (`kernels/pages.cu`) copies
+//!   the pages of `tables`, which `batch` fills; `verify_kernel` (`kernels/verify.cu`) compares bytes.
 
 mod attributes;
+mod background;
 mod batch;
-mod block;
-mod context;
+mod batch_copier;
 mod device;
-mod dma_buf;
 mod driver;
 mod function;
-mod kernel;
+mod mapped_block;
 mod memory;
-mod mover;
-mod ordering;
+mod page_kernel;
 mod page_lock;
-mod pinned;
-mod plain;
+mod pinned_buffer;
+mod plain_copy;
 mod reach;
-mod reaper;
-mod share;
+mod sharing;
+mod signal;
 mod stream;
 mod tables;
-mod verify;
-mod visible;
-mod word;
+mod verify_kernel;
 
+pub use background::drop_in_background;
+pub use batch_copier::BatchCopier;
 /// The crate whose slices [`CudaMemory::of_slice`] takes.
 pub use cudarc;
-pub use device::{Device, Uuid};
+pub use device::{Device, Uuid, WritesOrdering};
 pub use memory::CudaMemory;
-pub use mover::Mover;
-pub use ordering::WritesOrdering;
 pub use page_lock::PageLock;
-pub use pinned::PinnedBuffer;
-pub use plain::{End, PlainCopy};
+pub use pinned_buffer::PinnedBuffer;
+pub use plain_copy::{CopyEnd, PlainCopy};
 pub use reach::Reach;
-pub use reaper::let_go;
-pub use share::{Handle, Share, Shared};
-pub use word::{CudaWord, RawStream};
+pub use sharing::{ExportHandle, ExportedMemory, ImportedMemory};
+pub use signal::{CudaSignal, RawStream};

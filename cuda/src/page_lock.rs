@@ -1,4 +1,4 @@
-//! Host memory, page-locked while somebody holds on to it.
+//! Page-locks host memory as long as a value lives.
 
 use std::ffi::c_void;
 
@@ -6,46 +6,46 @@ use cudarc::driver::sys;
 use multirail_spi::Result;
 
 use crate::Device;
+use crate::background::with_room;
 use crate::driver::check;
-use crate::reaper::with_room;
 
-/// What cuMemHostRegister is asked for: every GPU's copies take it as page-locked, and kernels reach it.
+/// The flags for cuMemHostRegister: copies of every GPU treat the memory as page-locked, and kernels reach it.
 const FLAGS: u32 = sys::CU_MEMHOSTREGISTER_PORTABLE | sys::CU_MEMHOSTREGISTER_DEVICEMAP;
 
-/// Keeps a range of the host's memory page-locked for all GPUs of this process. Dropping it waits until no GPU
-/// uses the range: [`let_go`](crate::let_go) has another thread wait.
+/// Keeps a range of host memory page-locked for all GPUs of this process. Dropping it waits until no GPU uses the
+/// range; [`drop_in_background`](crate::drop_in_background) lets another thread wait.
 pub struct PageLock {
     start: *mut c_void,
     device: Device,
 }
 
-// SAFETY: `start` is a number here; nothing is behind it for this value.
+// SAFETY: `start` is only used as a number; the value does not access the memory.
 unsafe impl Send for PageLock {}
 // SAFETY: as above.
 unsafe impl Sync for PageLock {}
 
 impl PageLock {
-    /// Locks `len` bytes from `start` on, by way of `device`. 256 MiB took 13 ms.
+    /// Locks `len` bytes from `start` on, in the context of `device`. 256 MiB took 13 ms.
     ///
     /// # Errors
-    /// `Exhausted` where there are not enough to lock, the driver's for memory it cannot.
+    /// `Exhausted` if so much memory cannot be locked; the driver's error for memory that it cannot lock.
     ///
     /// # Safety
-    /// The range stays mapped while the value lives. Where it is registered with a fabric, it was locked before,
-    /// and stays so until the region is gone.
+    /// The range stays mapped while the value lives. If the range is registered with a fabric, it is locked before
+    /// that, and stays locked until the region is dropped.
     pub unsafe fn new(device: &Device, start: *mut u8, len: usize) -> Result<Self> {
         let start = start.cast();
         with_room(|| {
             device.within("page-lock memory", || {
-                // SAFETY: by the caller, until `drop` gives it back.
+                // SAFETY: by the caller, until `drop` unlocks the range.
                 let code = unsafe { sys::cuMemHostRegister_v2(start, len, FLAGS) };
-                check("page-lock memory", &format!("{len} bytes of the host's"), code)
+                check("page-lock memory", &format!("to lock {len} bytes of host memory"), code)
             })
         })?;
         Ok(Self { start, device: device.clone() })
     }
 
-    /// The GPU by way of which it was locked.
+    /// The GPU in whose context the range was locked.
     pub fn device(&self) -> &Device {
         &self.device
     }
@@ -53,9 +53,9 @@ impl PageLock {
 
 impl Drop for PageLock {
     fn drop(&mut self) {
-        self.device.give_back_now("unlock memory", || {
+        self.device.free_now("unlock memory", || {
             // SAFETY: locked in `new`, unlocked once, and mapped until after this.
-            check("unlock memory", "it", unsafe { sys::cuMemHostUnregister(self.start) })
+            check("unlock memory", "to unlock it", unsafe { sys::cuMemHostUnregister(self.start) })
         });
     }
 }

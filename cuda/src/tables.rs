@@ -1,4 +1,4 @@
-//! Page tables in the host's memory, where the kernel reads them, and the words by which it answers.
+//! Page tables in host memory, which the kernel reads, and the words that it writes when a batch has completed.
 
 use std::ffi::c_void;
 use std::ptr::NonNull;
@@ -9,15 +9,15 @@ use multirail_spi::{Error, ErrorKind, Result};
 
 use crate::Device;
 use crate::driver::check;
-use crate::kernel::Launch;
+use crate::page_kernel::PageLaunch;
 
-/// Entries of a table: 16 MiB of the smallest pages worth a warp, 4 KiB, which a GPU's copy takes 40 µs for
-/// over NVLink, several times what a launch costs.
+/// Entries of a table. With pages of 4 KiB, the smallest that keep a warp busy, they are 16 MiB. A GPU copies that in
+/// 40 µs over NVLink, several times the cost of a launch.
 pub(crate) const ENTRIES: usize = 4096;
-/// Tables: two for each of four streams, and the one that is being filled.
+/// The number of tables: two for each of four streams, and one that is being filled.
 pub(crate) const TABLES: usize = 9;
 
-/// One table as the kernel reads it. The processor writes it, and does not read it.
+/// One table as the kernel reads it. The processor only writes it.
 #[repr(C)]
 pub(crate) struct Table {
     pub from: [u64; ENTRIES],
@@ -32,41 +32,42 @@ impl Table {
     }
 }
 
-/// The word that the kernel answers by, on a line of its own.
+/// The word that the kernel writes when a batch has completed, on a cache line of its own.
 #[repr(C, align(64))]
-struct Answer(AtomicU32);
+struct CompletionWord(AtomicU32);
 
-/// All tables of a mover, in page-locked memory of the host's that is written past the caches: the GPU would
-/// have to fetch what it reads out of them, and the processor to take it back. And two words for each, one on
-/// the GPU.
+/// All tables of a batch copier, and two words for each: one in host memory and one on the GPU.
+///
+/// The tables are in page-locked host memory that is write-combined. If they were cached, the GPU would have to read
+/// them out of the processor's caches, and the processor would have to take the lines back.
 pub(crate) struct Tables {
     start: NonNull<Table>,
-    answers: NonNull<Answer>,
-    /// The words on the GPU.
+    completions: NonNull<CompletionWord>,
+    /// The words on the GPU, in which the kernel counts the blocks that have ended.
     ended: CUdeviceptr,
     device: Device,
 }
 
-// SAFETY: the memory is the value's own; who may write to which table is the mover's matter.
+// SAFETY: the value owns the memory. Its owner, the batch copier, decides which table may be written.
 unsafe impl Send for Tables {}
 
 impl Tables {
     pub fn new(device: &Device) -> Result<Self> {
-        let (mut start, mut answers, mut ended) = (std::ptr::null_mut(), std::ptr::null_mut(), 0);
+        let (mut start, mut completions, mut ended) = (std::ptr::null_mut(), std::ptr::null_mut(), 0);
         device.within("allocate page tables", || {
             let shared = sys::CU_MEMHOSTALLOC_PORTABLE | sys::CU_MEMHOSTALLOC_DEVICEMAP;
             let host = |start: *mut *mut c_void, bytes, flags| {
-                // SAFETY: the context is current; it writes one address of new memory.
+                // SAFETY: the context is current; the call writes the address of new memory.
                 let code = unsafe { sys::cuMemHostAlloc(start, bytes, flags) };
                 check("allocate page tables", "page-locked memory", code)
             };
             let written = shared | sys::CU_MEMHOSTALLOC_WRITECOMBINED;
             host(&raw mut start, TABLES * size_of::<Table>(), written)?;
-            host(&raw mut answers, TABLES * size_of::<Answer>(), shared)?;
-            // SAFETY: as above; what is new is zeroed.
+            host(&raw mut completions, TABLES * size_of::<CompletionWord>(), shared)?;
+            // SAFETY: as above; the new memory is zeroed.
             unsafe {
                 std::ptr::write_bytes(start.cast::<u8>(), 0, TABLES * size_of::<Table>());
-                std::ptr::write_bytes(answers.cast::<u8>(), 0, TABLES * size_of::<Answer>());
+                std::ptr::write_bytes(completions.cast::<u8>(), 0, TABLES * size_of::<CompletionWord>());
                 let code = sys::cuMemAlloc_v2(&raw mut ended, 4 * TABLES);
                 check("allocate page tables", "words on the GPU", code)
             }
@@ -76,27 +77,27 @@ impl Tables {
         let nothing = || Error::new(ErrorKind::Exhausted, "allocate page tables", "no memory");
         Ok(Self {
             start: NonNull::new(start.cast()).ok_or_else(nothing)?,
-            answers: NonNull::new(answers.cast()).ok_or_else(nothing)?,
+            completions: NonNull::new(completions.cast()).ok_or_else(nothing)?,
             ended,
             device: device.clone(),
         })
     }
 
-    /// Table `table`, to be filled.
+    /// Lends table `table`, to be filled.
     ///
     /// # Safety
-    /// No kernel that was launched with it reads it any more.
+    /// No kernel reads the table.
     #[inline]
     pub unsafe fn fill(&mut self, table: usize) -> &mut Table {
-        // SAFETY: in bounds, initialised by `new`, and nobody else's by the caller and the borrow.
+        // SAFETY: in bounds, initialised by `new`, and not shared: by the caller, and because `self` is borrowed.
         unsafe { &mut *self.table(table) }
     }
 
-    /// What the kernel is to be told of table `table`, whose first `entries` were filled, with pages of `each`
-    /// bytes, or of 0 where they differ.
-    pub fn launch(&self, table: usize, entries: u32, units: u32, each: u32, value: u32) -> Launch {
+    /// The kernel's argument for table `table`, whose first `entries` entries are filled. `each` is the bytes of every
+    /// page, or 0 if they differ.
+    pub fn launch(&self, table: usize, entries: u32, units: u32, each: u32, value: u32) -> PageLaunch {
         let of = |offset: usize| self.table(table) as u64 + offset as u64;
-        Launch {
+        PageLaunch {
             from: of(std::mem::offset_of!(Table, from)),
             to: of(std::mem::offset_of!(Table, to)),
             len: of(std::mem::offset_of!(Table, len)),
@@ -109,22 +110,22 @@ impl Tables {
         }
     }
 
-    /// The address of table `table`'s word.
+    /// The address of the word of table `table`.
     pub fn word(&self, table: usize) -> CUdeviceptr {
         std::ptr::from_ref(self.word_of(table)) as u64
     }
 
-    /// What is in it. What the GPU did before it wrote that is visible.
+    /// The value of the word of table `table`. All that the GPU did before it wrote the value is visible.
     #[inline]
-    pub fn answer(&self, table: usize) -> u32 {
+    pub fn value(&self, table: usize) -> u32 {
         self.word_of(table).load(Ordering::Acquire)
     }
 
     #[inline]
     fn word_of(&self, table: usize) -> &AtomicU32 {
         assert!(table < TABLES);
-        // SAFETY: in bounds of what lives as long as `self`, and only used as an atomic.
-        unsafe { &self.answers.add(table).as_ref().0 }
+        // SAFETY: in bounds of memory that lives as long as `self`, and only used as an atomic.
+        unsafe { &self.completions.add(table).as_ref().0 }
     }
 
     fn table(&self, table: usize) -> *mut Table {
@@ -136,15 +137,15 @@ impl Tables {
 
 impl Drop for Tables {
     fn drop(&mut self) {
-        let hosts = [self.start.as_ptr() as usize, self.answers.as_ptr() as usize];
+        let hosts = [self.start.as_ptr() as usize, self.completions.as_ptr() as usize];
         let ended = self.ended;
-        self.device.give_back("free page tables", move || {
-            // SAFETY: allocated by `new`; the mover has waited for all that used them.
+        self.device.free_later("free page tables", move || {
+            // SAFETY: allocated by `new`; the batch copier has waited for all work that uses them.
             let codes = unsafe {
                 let host = |start: usize| sys::cuMemFreeHost(start as *mut c_void);
                 [host(hosts[0]), host(hosts[1]), sys::cuMemFree_v2(ended)]
             };
-            codes.into_iter().try_for_each(|code| check("free page tables", "one", code))
+            codes.into_iter().try_for_each(|code| check("free page tables", "to free one", code))
         });
     }
 }

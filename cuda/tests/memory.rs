@@ -1,4 +1,4 @@
-//! GPU memory, where there is a GPU; elsewhere each test is skipped and says so.
+//! GPU memory. Without a GPU each test is skipped, with a message.
 
 mod gpus;
 
@@ -8,7 +8,7 @@ use std::sync::atomic::Ordering;
 
 use backend_loopback::Null;
 use cudarc::driver::sys;
-use multirail_cuda::{CudaMemory, CudaWord, Device, PinnedBuffer, Reach, WritesOrdering};
+use multirail_cuda::{CudaMemory, CudaSignal, Device, PinnedBuffer, Reach, WritesOrdering};
 use multirail_spi::{Access, ErrorKind, Memory, MemoryKind, Signal};
 use transport_core::{FabricBuilder, TransportConfig};
 
@@ -16,15 +16,15 @@ fn devices() -> Vec<Device> {
     Device::all().unwrap()
 }
 
-/// Memory of the driver's own, freed with this value.
+/// Memory that the test allocates by the driver's own calls, freed with this value.
 struct Raw(u64);
 
 impl Raw {
     fn new(device: &Device, len: usize, is_managed: bool) -> Self {
-        // As memory of somebody's who made the context current.
+        // Makes sure that the primary context exists, as it does in the program of another library.
         let _context = CudaMemory::new(device, 1).unwrap();
         let (mut start, mut context) = (0, std::ptr::null_mut());
-        // SAFETY: the driver is started; it writes one value each.
+        // SAFETY: the driver is started; each call writes one value.
         unsafe {
             assert_eq!(sys::cuDevicePrimaryCtxRetain(&raw mut context, 0), sys::CUresult::CUDA_SUCCESS);
             assert_eq!(sys::cuCtxSetCurrent(context), sys::CUresult::CUDA_SUCCESS);
@@ -45,7 +45,7 @@ impl Drop for Raw {
     }
 }
 
-fn devices_say_what_and_where_they_are() {
+fn devices_have_names_addresses_and_attributes() {
     for (number, device) in devices().into_iter().enumerate() {
         assert_eq!(device.ordinal() as usize, number);
         assert!(!device.name().is_empty() && device.processors() > 0);
@@ -58,7 +58,7 @@ fn devices_say_what_and_where_they_are() {
             device.has_rdma(),
             device.writes_ordering()
         );
-        // What is ordered needs no fence; the flush works where the driver says so in any case.
+        // A GPU that sees writes in order needs no fence. The flush works wherever the driver says so, needed or not.
         let fence = CudaMemory::new(&device, 1).unwrap().fence();
         match device.writes_ordering() {
             WritesOrdering::None => {
@@ -67,14 +67,14 @@ fn devices_say_what_and_where_they_are() {
             _ => assert!(fence.unwrap().is_none()),
         }
         assert_eq!(device.flush_writes().is_ok(), device.can_flush_writes());
-        println!("flush by a call: {}", device.can_flush_writes());
+        println!("a call can flush writes: {}", device.can_flush_writes());
         if let Ok(machine) = topology::sysfs::this_host()
             && let Some(function) = machine.function(address)
         {
             assert_eq!(function.kind, topology::Kind::Gpu);
         }
-        let there = Device::open(number as u32 + 1000).err().unwrap();
-        assert!(matches!(there.kind(), ErrorKind::NotFound | ErrorKind::InvalidRequest), "{there}");
+        let missing = Device::open(number as u32 + 1000).err().unwrap();
+        assert!(matches!(missing.kind(), ErrorKind::NotFound | ErrorKind::InvalidRequest), "{missing}");
     }
 }
 
@@ -107,7 +107,7 @@ fn addresses_of_others_are_checked() {
         let raw = Arc::new(Raw::new(&device, 1 << 20, false));
         let of = |start, len, owner: &Arc<Raw>| {
             let owner: Arc<Raw> = Arc::clone(owner);
-            // SAFETY: the owner keeps it.
+            // SAFETY: the owner keeps the memory.
             unsafe { CudaMemory::of_pointer(start, len, owner) }
         };
         let part = of(raw.0 + 4096, 8192, &raw).unwrap();
@@ -145,12 +145,12 @@ impl Pooled {
         Self { start, pool }
     }
 
-    fn admit(&self, device: &Device) {
+    fn give_access(&self, device: &Device) {
         let id = device.ordinal() as i32;
         let type_ = sys::CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE;
         let flags = sys::CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
         let access = sys::CUmemAccessDesc { location: sys::CUmemLocation { type_, id }, flags };
-        // SAFETY: one description is read.
+        // SAFETY: the call reads one description.
         let code = unsafe { sys::cuMemPoolSetAccess(self.pool, &raw const access, 1) };
         assert_eq!(code, sys::CUresult::CUDA_SUCCESS);
     }
@@ -163,7 +163,7 @@ impl Drop for Pooled {
     }
 }
 
-fn what_reaches_what() {
+fn reach_follows_access() {
     let devices = devices();
     let Some(first) = devices.first() else { return };
     let own = CudaMemory::new(first, 1 << 20).unwrap();
@@ -177,8 +177,12 @@ fn what_reaches_what() {
         assert_eq!(Reach::of_gpu(second, first, raw.0, 1 << 20), Some(reach));
         if reach == Reach::Kernel {
             assert_eq!(Reach::of_gpu(second, first, own.as_ptr() as u64, 1 << 20), Some(reach));
-            assert_eq!(Reach::of_gpu(second, first, pooled.start, 1 << 20), None, "nobody has let it");
-            pooled.admit(second);
+            assert_eq!(
+                Reach::of_gpu(second, first, pooled.start, 1 << 20),
+                None,
+                "the GPU has no access yet"
+            );
+            pooled.give_access(second);
             assert_eq!(Reach::of_gpu(second, first, pooled.start, 1 << 20), Some(reach));
         }
     }
@@ -203,14 +207,14 @@ fn exports_show_no_neighbours() {
                 .to_string()
                 .contains("dmabuf")
         );
-        // A part that begins within a page of its own allocation.
+        // A part of an allocation that begins in the middle of a page.
         let raw = Arc::new(Raw::new(&device, 1 << 20, false));
-        // SAFETY: the owner keeps it.
+        // SAFETY: the owner keeps the memory.
         let part = unsafe { CudaMemory::of_pointer(raw.0 + 5000, 100, Arc::clone(&raw) as _) }.unwrap();
         assert_eq!(part.dma_buf().unwrap().unwrap().offset, 5000 - 4096);
-        // Less than a page, which others share.
+        // An allocation of less than a page, which shares the page with others.
         let small = Arc::new(Raw::new(&device, 100, false));
-        // SAFETY: the owner keeps it.
+        // SAFETY: the owner keeps the memory.
         let small_memory =
             || unsafe { CudaMemory::of_pointer(small.0, 100, Arc::clone(&small) as _) }.unwrap();
         let refused = small_memory().dma_buf().unwrap_err();
@@ -248,31 +252,31 @@ fn slices_of_cudarc_are_kept() {
         let mut back = [0; 8];
         memory.copy_out(39_992, &mut back).unwrap();
         assert_eq!(back, [9998_u32.to_le_bytes(), 9999_u32.to_le_bytes()].concat()[..]);
-        // In a thread without a context.
+        // The thread that drops the memory has no context.
         std::thread::spawn(move || drop(memory)).join().unwrap();
         let again = stream.clone_htod(&numbers).unwrap();
-        assert_eq!(stream.clone_dtoh(&again).unwrap(), numbers, "nothing failed meanwhile");
+        assert_eq!(stream.clone_dtoh(&again).unwrap(), numbers, "the drop left no error behind");
         let empty = CudaMemory::of_slice(stream.null::<u8>().unwrap()).err().unwrap();
         assert_eq!(empty.kind(), ErrorKind::InvalidRequest);
     }
 }
 
-/// Freeing waits for the GPU, and the GPU here for a word that is stored after.
-fn who_drops_memory_does_not_wait_for_the_gpu() {
+/// Freeing waits for the GPU, and here the GPU waits for a word that this thread stores after the drop.
+fn dropping_memory_does_not_wait_for_the_gpu() {
     for device in devices().into_iter().take(1) {
-        let word = CudaWord::new(&device).unwrap();
+        let word = CudaSignal::new(&device).unwrap();
         let dropped = (
             CudaMemory::new(&device, 1 << 20).unwrap(),
             PinnedBuffer::new(&device, 1 << 20).unwrap(),
-            CudaWord::new(&device).unwrap(),
+            CudaSignal::new(&device).unwrap(),
         );
         let raw = Raw::new(&device, 1, false);
         let mut stream = std::ptr::null_mut();
         let flags = sys::CUstream_flags::CU_STREAM_NON_BLOCKING as u32;
-        // SAFETY: the context is current; it writes one handle.
+        // SAFETY: the context is current; the call writes one handle.
         let code = unsafe { sys::cuStreamCreate(&raw mut stream, flags) };
         assert_eq!(code, sys::CUresult::CUDA_SUCCESS);
-        // SAFETY: stream and word stay until the stream has been waited for.
+        // SAFETY: stream and word stay until the test has waited for the stream.
         unsafe { word.wait_on(stream.cast(), 1) }.unwrap();
         drop(dropped);
         word.atomic().store(1, Ordering::Release);
@@ -287,14 +291,14 @@ fn main() -> ExitCode {
     conformance::run_or_skip(
         gpus::missing(),
         conformance::tests![
-            devices_say_what_and_where_they_are,
+            devices_have_names_addresses_and_attributes,
             bytes_go_in_and_out,
             addresses_of_others_are_checked,
-            what_reaches_what,
+            reach_follows_access,
             exports_show_no_neighbours,
             regions_copy_by_cuda,
             slices_of_cudarc_are_kept,
-            who_drops_memory_does_not_wait_for_the_gpu
+            dropping_memory_does_not_wait_for_the_gpu
         ],
     )
 }

@@ -1,11 +1,11 @@
-//! Plain copies and page-locked memory, where there is a GPU; elsewhere each test is skipped and says so.
+//! Plain copies and page-locked memory. Without a GPU each test is skipped, with a message.
 
 mod gpus;
 
 use std::process::ExitCode;
 use std::sync::Arc;
 
-use multirail_cuda::{CudaMemory, Device, End, PinnedBuffer, PlainCopy};
+use multirail_cuda::{CopyEnd, CudaMemory, Device, PinnedBuffer, PlainCopy};
 use multirail_spi::{ErrorKind, Memory};
 
 const LEN: usize = 3 << 20;
@@ -14,18 +14,18 @@ fn devices() -> Vec<Device> {
     Device::all().unwrap()
 }
 
-/// Bytes that say where they belong.
+/// Bytes that differ by position and by `salt`.
 fn bytes(salt: usize) -> Vec<u8> {
     (0..LEN).map(|at| (at / 251 + at + salt) as u8).collect()
 }
 
 fn fill(buffer: &PinnedBuffer, bytes: &[u8]) {
     assert_eq!(buffer.len(), bytes.len());
-    // SAFETY: as long as the buffer, which nobody else has.
+    // SAFETY: both have the same length, and nobody else has the buffer.
     unsafe { buffer.as_ptr().copy_from_nonoverlapping(bytes.as_ptr(), bytes.len()) };
 }
 
-fn held(buffer: &PinnedBuffer) -> Vec<u8> {
+fn bytes_of(buffer: &PinnedBuffer) -> Vec<u8> {
     let mut bytes = vec![0; buffer.len()];
     // SAFETY: as above.
     unsafe { bytes.as_mut_ptr().copy_from_nonoverlapping(buffer.as_ptr(), bytes.len()) };
@@ -42,13 +42,13 @@ fn from_the_host_over_every_gpu_and_back() {
         let gpu = |device| Arc::new(CudaMemory::new(device, LEN).unwrap());
         let (first, second) = (gpu(near), gpu(far));
         for (from, to) in [
-            (End::from(source), End::from(first.clone())),
+            (CopyEnd::from(source), CopyEnd::from(first.clone())),
             (first.into(), second.clone().into()),
             (second.into(), back.clone().into()),
         ] {
             PlainCopy::new(from, to).unwrap().run().unwrap();
         }
-        assert_eq!(held(&back), bytes(salt), "by GPUs {} and {}", near.ordinal(), far.ordinal());
+        assert_eq!(bytes_of(&back), bytes(salt), "by GPUs {} and {}", near.ordinal(), far.ordinal());
     }
 }
 
@@ -64,7 +64,7 @@ fn page_locked_memory_can_be_shared_and_locked_again() {
     }
 }
 
-fn what_does_not_fit_is_refused() {
+fn different_lengths_and_overlaps_are_refused() {
     for device in devices().iter().take(1) {
         let gpu = |len| Arc::new(CudaMemory::new(device, len).unwrap());
         let refused = PlainCopy::new(gpu(100), gpu(101)).err().unwrap();
@@ -81,7 +81,7 @@ fn main() -> ExitCode {
         conformance::tests![
             from_the_host_over_every_gpu_and_back,
             page_locked_memory_can_be_shared_and_locked_again,
-            what_does_not_fit_is_refused
+            different_lengths_and_overlaps_are_refused
         ],
     )
 }

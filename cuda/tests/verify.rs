@@ -1,4 +1,4 @@
-//! What a GPU has, compared by it; elsewhere the test is skipped and says so.
+//! A GPU compares bytes. Without a GPU the test is skipped, with a message.
 
 mod gpus;
 
@@ -11,12 +11,12 @@ fn only_whole_pages_are_compared() {
     let device = Device::open(0).unwrap();
     let memory = CudaMemory::new(&device, 100).unwrap();
     for (size, pages) in [(0, 1), (100, 0), (100, 2), (33, 3), (u64::MAX, 2)] {
-        let refused = memory.first_wrong(size, &vec![0; pages]).unwrap_err();
+        let refused = memory.first_mismatch(size, &vec![0; pages]).unwrap_err();
         assert_eq!(refused.kind(), ErrorKind::InvalidRequest, "{refused}");
     }
-    // The first output of SplitMix64 for 1234567, as published with it, and zeros after it.
+    // The first output of SplitMix64 for 1234567, as its authors published it. Zeros follow.
     memory.copy_in(0, &6_457_827_717_110_365_317_u64.to_le_bytes()).unwrap();
-    assert_eq!(memory.first_wrong(100, &[1_234_567]).unwrap(), Some(8));
+    assert_eq!(memory.first_mismatch(100, &[1_234_567]).unwrap(), Some(8));
 }
 
 fn main() -> ExitCode {

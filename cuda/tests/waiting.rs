@@ -1,5 +1,6 @@
-//! Streams that wait for arrivals and begin transfers, where there is a GPU. Prints what each step
-//! took (`--nocapture --test-threads 1`); asserts none of it.
+//! Streams that wait for arrivals and begin transfers. Without a GPU each test is skipped, with a message.
+//!
+//! The tests print how long each step took (`--nocapture --test-threads 1`), and do not check these times.
 
 mod gpus;
 
@@ -11,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use backend_loopback::Loopback;
 use cudarc::driver::sys;
-use multirail_cuda::{CudaWord, Device, RawStream};
+use multirail_cuda::{CudaSignal, Device, RawStream};
 use multirail_spi::{Access, Signal};
 use transport_core::{
     AtEnd, Fabric, FabricBuilder, Mirror, Op, Peer, Region, RemoteRegion, TransportConfig, WriteOptions,
@@ -27,13 +28,13 @@ fn device() -> Device {
     Device::open(0).unwrap()
 }
 
-/// A stream as another library would make it.
+/// A stream, created as another library would do it.
 struct Stream(RawStream);
 
 impl Stream {
     fn new() -> Self {
         let (mut context, mut stream) = (null_mut(), null_mut());
-        // SAFETY: the driver is started, for there is a device; it writes one value each.
+        // SAFETY: the driver is started, because there is a device; each call writes one value.
         unsafe {
             assert_eq!(sys::cuDevicePrimaryCtxRetain(&raw mut context, 0), sys::CUresult::CUDA_SUCCESS);
             assert_eq!(sys::cuCtxSetCurrent(context), sys::CUresult::CUDA_SUCCESS);
@@ -43,12 +44,12 @@ impl Stream {
         Self(stream.cast())
     }
 
-    fn waits_for(&self, word: &CudaWord, value: u32) {
+    fn waits_for(&self, word: &CudaSignal, value: u32) {
         // SAFETY: the tests keep stream and word until `synchronise`.
         unsafe { word.wait_on(self.0, value) }.unwrap();
     }
 
-    fn writes(&self, word: &CudaWord, value: u32) {
+    fn writes(&self, word: &CudaSignal, value: u32) {
         // SAFETY: as above.
         unsafe { word.write_on(self.0, value) }.unwrap();
     }
@@ -66,22 +67,22 @@ impl Drop for Stream {
     }
 }
 
-/// Lets every wait for a word pass when a test ends, however it does: nothing else would.
-struct Released(Arc<CudaWord>);
+/// Ends every wait for a word when it is dropped. Otherwise a test that panics would leave its stream waiting forever.
+struct ReleaseOnDrop(Arc<CudaSignal>);
 
-impl Drop for Released {
+impl Drop for ReleaseOnDrop {
     fn drop(&mut self) {
         self.0.atomic().fetch_add(1 << 30, Ordering::Release);
     }
 }
 
-fn word(device: &Device) -> (Arc<CudaWord>, Released) {
-    let word = Arc::new(CudaWord::new(device).unwrap());
-    (word.clone(), Released(word))
+fn word(device: &Device) -> (Arc<CudaSignal>, ReleaseOnDrop) {
+    let word = Arc::new(CudaSignal::new(device).unwrap());
+    (word.clone(), ReleaseOnDrop(word))
 }
 
-/// Spins until `word` is at `value`.
-fn until(word: &CudaWord, value: u32) {
+/// Spins until `word` has the value `value`.
+fn wait_until(word: &CudaSignal, value: u32) {
     let begun = Instant::now();
     while word.atomic().load(Ordering::Acquire) != value {
         assert!(begun.elapsed() < LIMIT, "{word:?} does not reach {value}");
@@ -89,8 +90,8 @@ fn until(word: &CudaWord, value: u32) {
     }
 }
 
-/// Two fabrics, and memory to write.
-struct Ground {
+/// Two connected fabrics, and memory to write.
+struct Setup {
     here: Fabric,
     there: Fabric,
     to_there: Peer,
@@ -100,7 +101,7 @@ struct Ground {
     remote: RemoteRegion,
 }
 
-impl Ground {
+impl Setup {
     fn new(settings: fn(FabricBuilder) -> FabricBuilder) -> Self {
         let open = || {
             let loopback = TransportConfig::new("loopback", Arc::new(Loopback::new()));
@@ -118,7 +119,7 @@ impl Ground {
         self.to_there.write_with(&self.src, 0..LEN, &self.remote, 0, options).unwrap()
     }
 
-    /// Marks the bytes of a round; says whether they have landed.
+    /// Marks the source with the number of a round. Returns a closure that tells whether these bytes have arrived.
     fn mark(&self, round: u32) -> impl Fn() -> bool {
         self.src.copy_in(LEN - 4, &round.to_le_bytes()).unwrap();
         move || {
@@ -140,60 +141,60 @@ impl Times {
     }
 }
 
-fn words_are_the_processors_and_the_gpus() {
+fn processor_and_gpu_share_a_word() {
     let device = device();
     let stream = Stream::new();
     let (first, _first) = word(&device);
     let (second, _second) = word(&device);
     assert_ne!(first.device_address(), second.device_address());
-    println!("{}: waits flush what cards wrote: {}", device.name(), first.flushes_remote_writes());
+    println!("{}: waits flush writes of NICs: {}", device.name(), first.flushes_remote_writes());
     stream.waits_for(&first, 5);
     stream.writes(&second, 9);
     first.atomic().store(4, Ordering::Release);
     assert_eq!(second.atomic().load(Ordering::Acquire), 0);
     first.atomic().store(6, Ordering::Release);
-    until(&second, 9);
-    // Around the end of the numbers, and by the default stream.
+    wait_until(&second, 9);
+    // The word wraps around, and the default stream waits.
     let default = std::mem::ManuallyDrop::new(Stream(null_mut()));
     first.atomic().store(u32::MAX, Ordering::Release);
     default.waits_for(&first, 1);
     default.writes(&second, 10);
     first.atomic().store(1, Ordering::Release);
-    until(&second, 10);
+    wait_until(&second, 10);
     stream.synchronise();
 }
 
-/// An imm with bytes arrives, and the stream goes on; beside it, how long the GPU takes for a word of the
-/// processor's.
+/// The stream continues when bytes with an imm arrive. For comparison, the test also measures a word that the processor
+/// stores.
 fn a_stream_waits_for_arrivals() {
     let device = device();
-    let (stream, ground) = (Stream::new(), Ground::new(|builder| builder));
+    let (stream, setup) = (Stream::new(), Setup::new(|builder| builder));
     let [(ready, _ready), (landed, _landed), (done, _done)] = [0; 3].map(|_| word(&device));
     let (mut arriving, mut passing, mut bare) = (Times::default(), Times::default(), Times::default());
     let enqueue = |round| {
         stream.writes(&ready, round);
         stream.waits_for(&landed, round);
         stream.writes(&done, round);
-        until(&ready, round);
+        wait_until(&ready, round);
     };
     for round in 1..=ROUNDS {
         enqueue(round);
         let begun = Instant::now();
         landed.atomic().store(round, Ordering::Release);
-        until(&done, round);
+        wait_until(&done, round);
         bare.0.push(begun.elapsed());
     }
     stream.synchronise();
     [&ready, &done].into_iter().for_each(|word| word.atomic().store(0, Ordering::Release));
-    let mirror = ground.to_here.imm(IMM).mirror(landed.clone(), AtEnd::Pass);
+    let mirror = setup.to_here.imm(IMM).mirror(landed.clone(), AtEnd::Pass);
     for round in 1..=ROUNDS {
-        let has_landed = ground.mark(round);
+        let has_landed = setup.mark(round);
         enqueue(round);
         let begun = Instant::now();
-        let mut op = ground.write(&WriteOptions::new().imm(IMM));
-        until(&landed, round);
+        let mut op = setup.write(&WriteOptions::new().imm(IMM));
+        wait_until(&landed, round);
         let arrived = Instant::now();
-        until(&done, round);
+        wait_until(&done, round);
         assert!(has_landed(), "the stream went on before the bytes of round {round}");
         passing.0.push(arrived.elapsed());
         arriving.0.push(arrived - begun);
@@ -203,43 +204,43 @@ fn a_stream_waits_for_arrivals() {
     bare.print("word of the processor -> stream -> word of the stream");
     arriving.print("write of 64 KiB with imm -> mirrored word");
     passing.print("mirrored word -> stream -> word of the stream");
-    // The peer ends: the stream must not wait for ever.
+    // The peer closes: the stream must not wait forever.
     enqueue(ROUNDS + 1);
-    ground.here.close();
-    until(&landed, ROUNDS + Mirror::PASS);
-    until(&done, ROUNDS + 1);
+    setup.here.close();
+    wait_until(&landed, ROUNDS + Mirror::PASS);
+    wait_until(&done, ROUNDS + 1);
     stream.synchronise();
 }
 
-/// The stream writes a word, and a write that waited for it runs: by a worker that looks all the time,
-/// by one that naps, and by the caller.
+/// The stream writes a word, and an operation that waited for the word begins: on a worker that polls without pause, on
+/// a worker that naps, and on the caller's thread.
 fn a_stream_begins_a_transfer() {
     let device = device();
     let stream = Stream::new();
-    let run = |ground: &Ground, rounds: u32, pause: Duration| {
+    let run = |setup: &Setup, rounds: u32, pause: Duration| {
         let (trigger, _trigger) = word(&device);
         let (mut written, mut run) = (Times::default(), Times::default());
         for round in 1..=rounds {
-            let has_landed = ground.mark(round);
-            let mut op = ground.write(&WriteOptions::new().when(trigger.clone(), round));
+            let has_landed = setup.mark(round);
+            let mut op = setup.write(&WriteOptions::new().when(trigger.clone(), round));
             std::thread::sleep(pause);
             assert!(op.try_result().is_none() && !has_landed());
             let begun = Instant::now();
             stream.writes(&trigger, round);
-            until(&trigger, round);
+            wait_until(&trigger, round);
             let triggered = Instant::now();
             op.wait(LIMIT).unwrap();
             run.0.push(triggered.elapsed());
             written.0.push(triggered - begun);
-            assert!(has_landed(), "round {round} is over, and its bytes are not there");
+            assert!(has_landed(), "the write of round {round} is complete, but its bytes have not arrived");
         }
         stream.synchronise();
         (written, run)
     };
-    let ground = Ground::new(|builder| builder);
-    let (written, spinning) = run(&ground, ROUNDS, Duration::ZERO);
-    let (_, napping) = run(&ground, ROUNDS / 10, Duration::from_millis(5));
-    let driven = Ground::new(FabricBuilder::caller_driven);
+    let setup = Setup::new(|builder| builder);
+    let (written, spinning) = run(&setup, ROUNDS, Duration::ZERO);
+    let (_, napping) = run(&setup, ROUNDS / 10, Duration::from_millis(5));
+    let driven = Setup::new(FabricBuilder::caller_driven);
     let (_, by_caller) = run(&driven, ROUNDS, Duration::ZERO);
     written.print("cuStreamWriteValue32 called -> word seen");
     spinning.print("word seen -> write of 64 KiB done, by a worker that is awake");
@@ -247,34 +248,33 @@ fn a_stream_begins_a_transfer() {
     by_caller.print("word seen -> write of 64 KiB done, driven by the caller");
 }
 
-/// A step and the next one, of which the processor makes none: the stream begins a write, waits for what
-/// its peer answers to that, and goes on.
+/// The stream begins a write, waits for the peer's answer, and continues. The processor takes no part in these steps.
 fn there_and_back_by_the_stream_alone() {
     let device = device();
-    let (stream, ground) = (Stream::new(), Ground::new(|builder| builder));
+    let (stream, setup) = (Stream::new(), Setup::new(|builder| builder));
     let [(step, _step), (there, _there), (back, _back), (done, _done)] = [0; 4].map(|_| word(&device));
     let _mirrors = [
-        ground.to_here.imm(IMM).mirror(there.clone(), AtEnd::Pass),
-        ground.to_there.imm(IMM).mirror(back.clone(), AtEnd::Pass),
+        setup.to_here.imm(IMM).mirror(there.clone(), AtEnd::Pass),
+        setup.to_there.imm(IMM).mirror(back.clone(), AtEnd::Pass),
     ];
-    let answer = ground.here.alloc(LEN, Access::REMOTE_WRITE).unwrap();
-    let answered = ground.to_here.import(&answer.descriptor()).unwrap();
+    let answer = setup.here.alloc(LEN, Access::REMOTE_WRITE).unwrap();
+    let answered = setup.to_here.import(&answer.descriptor()).unwrap();
     let mut times = Times::default();
     for round in 1..=ROUNDS {
         let options = WriteOptions::new().imm(IMM);
-        let _has_landed = ground.mark(round);
+        let _has_landed = setup.mark(round);
         let mut ops = [
-            ground.write(&options.clone().when(step.clone(), round)),
-            ground
+            setup.write(&options.clone().when(step.clone(), round)),
+            setup
                 .to_here
-                .write_with(&ground.dst, 0..LEN, &answered, 0, &options.when(there.clone(), round))
+                .write_with(&setup.dst, 0..LEN, &answered, 0, &options.when(there.clone(), round))
                 .unwrap(),
         ];
         let begun = Instant::now();
         stream.writes(&step, round);
         stream.waits_for(&back, round);
         stream.writes(&done, round);
-        until(&done, round);
+        wait_until(&done, round);
         times.0.push(begun.elapsed());
         let mut landed = [0; 4];
         answer.copy_out(LEN - 4, &mut landed).unwrap();
@@ -282,7 +282,7 @@ fn there_and_back_by_the_stream_alone() {
         ops.iter_mut().for_each(|op| _ = op.wait(LIMIT).unwrap());
     }
     times.print("stream -> write of 64 KiB -> answer of 64 KiB -> stream, and the processor sees it");
-    ground.there.close();
+    setup.there.close();
     stream.synchronise();
 }
 
@@ -290,7 +290,7 @@ fn main() -> ExitCode {
     conformance::run_or_skip(
         gpus::missing(),
         conformance::tests![
-            words_are_the_processors_and_the_gpus,
+            processor_and_gpu_share_a_word,
             a_stream_waits_for_arrivals,
             a_stream_begins_a_transfer,
             there_and_back_by_the_stream_alone

@@ -1,9 +1,9 @@
-//! Names of places on the PCI bus.
+//! Addresses on the PCI bus.
 
 use std::fmt;
 use std::str::FromStr;
 
-/// A PCI function, `0000:4f:00.0`.
+/// The address of a PCI function, `0000:4f:00.0`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Address {
     /// 16 bits on most hosts; 32 behind some virtual host bridges (`VMD`).
@@ -16,19 +16,19 @@ pub struct Address {
     pub function: u8,
 }
 
-/// A host bridge, by the domain and bus below it: sysfs's `pci0000:44`.
+/// A host bridge, named by its domain and the first bus below it, as in sysfs's `pci0000:44`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Root {
-    /// As in [`Address`].
+    /// The domain, as in [`Address`].
     pub domain: u32,
     /// The first bus.
     pub bus: u8,
 }
 
-/// What is no [`Address`] or [`Root`].
+/// A text that is not an [`Address`] or a [`Root`].
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("{0:?} is no PCI address; one looks like 0000:4f:00.0")]
-pub struct NoAddress(pub String);
+#[error("{0:?} is not a PCI address; an example is 0000:4f:00.0")]
+pub struct InvalidAddress(pub String);
 
 impl Address {
     /// Whether `other` is another function of the same card.
@@ -38,9 +38,9 @@ impl Address {
 }
 
 impl FromStr for Address {
-    type Err = NoAddress;
+    type Err = InvalidAddress;
 
-    fn from_str(text: &str) -> Result<Self, NoAddress> {
+    fn from_str(text: &str) -> Result<Self, InvalidAddress> {
         let read = || {
             let (domain, rest) = text.split_once(':')?;
             let (bus, rest) = rest.split_once(':')?;
@@ -52,27 +52,27 @@ impl FromStr for Address {
                 function: hexadecimal(function, 7)? as u8,
             })
         };
-        read().ok_or_else(|| NoAddress(text.to_owned()))
+        read().ok_or_else(|| InvalidAddress(text.to_owned()))
     }
 }
 
 impl FromStr for Root {
-    type Err = NoAddress;
+    type Err = InvalidAddress;
 
-    fn from_str(text: &str) -> Result<Self, NoAddress> {
+    fn from_str(text: &str) -> Result<Self, InvalidAddress> {
         let read = || {
             let (domain, bus) = text.split_once(':')?;
             Some(Self { domain: hexadecimal(domain, u32::MAX)?, bus: hexadecimal(bus, 0xff)? as u8 })
         };
-        read().ok_or_else(|| NoAddress(text.to_owned()))
+        read().ok_or_else(|| InvalidAddress(text.to_owned()))
     }
 }
 
-/// Digits only: `from_str_radix` would take a sign.
-fn hexadecimal(digits: &str, most: u32) -> Option<u32> {
+/// Parses hexadecimal digits. `from_str_radix` alone would also accept a sign.
+fn hexadecimal(digits: &str, max: u32) -> Option<u32> {
     let is_number = !digits.is_empty() && digits.bytes().all(|byte| byte.is_ascii_hexdigit());
     let number = u32::from_str_radix(digits, 16).ok().filter(|_| is_number)?;
-    (number <= most).then_some(number)
+    (number <= max).then_some(number)
 }
 
 impl fmt::Display for Address {

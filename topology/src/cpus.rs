@@ -1,30 +1,29 @@
-//! Sets of CPUs, as the kernel writes them.
+//! Sets of CPUs, in the kernel's notation.
 
 use std::collections::BTreeSet;
 use std::fmt;
 use std::str::FromStr;
 
-/// CPUs by their numbers, `0-3,8,10-11`.
+/// A set of CPUs by number, for example `0-3,8,10-11`.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Cpus(pub BTreeSet<u32>);
 
-/// The most CPUs that a kernel is built for (`NR_CPUS`) leaves room above.
-pub(crate) const MOST: u32 = 1 << 16;
+/// All CPU numbers are below this. Kernels are built for fewer CPUs (`NR_CPUS`).
+pub(crate) const MAX_CPUS: u32 = 1 << 16;
 
 impl Cpus {
-    /// Those of both.
+    /// The CPUs that are in both sets.
     pub fn and(&self, other: &Self) -> Self {
         Self(self.0.intersection(&other.0).copied().collect())
     }
 
-    /// Whether `cpu` is one of them.
+    /// Whether the set contains `cpu`.
     pub fn has(&self, cpu: u32) -> bool {
         self.0.contains(&cpu)
     }
 
-    /// The CPUs that the calling thread may run on: its affinity, within the cgroup's cpuset.
-    ///
-    /// `None` where the system does not tell.
+    /// The CPUs on which the calling thread may run: its affinity, within the cgroup's cpuset. `None` if the system
+    /// does not tell.
     pub fn of_this_thread() -> Option<Self> {
         #[cfg(target_os = "linux")]
         {
@@ -47,12 +46,12 @@ impl FromStr for Cpus {
     type Err = String;
 
     fn from_str(list: &str) -> Result<Self, String> {
-        let wrong = || format!("{list:?} is no list of CPUs; one looks like 0-3,8,10-11");
+        let wrong = || format!("{list:?} is not a list of CPUs; an example is 0-3,8,10-11");
         let mut cpus = BTreeSet::new();
         for range in list.trim().split(',').filter(|range| !range.is_empty()) {
             let (first, last) = range.split_once('-').unwrap_or((range, range));
             let (first, last): (u32, u32) = first.parse().ok().zip(last.parse().ok()).ok_or_else(wrong)?;
-            if first > last || last >= MOST {
+            if first > last || last >= MAX_CPUS {
                 return Err(wrong());
             }
             cpus.extend(first..=last);

@@ -1,4 +1,4 @@
-//! A machine written down by a person: the project's own format.
+//! A machine described in a TOML file, in a format of this crate.
 
 use std::path::Path;
 
@@ -6,29 +6,29 @@ use serde::Deserialize;
 
 use crate::{Address, Core, Cpus, Error, Function, Kind, Machine, Node, Root};
 
-/// A machine as a TOML file has it; `machines/p5.48xlarge.toml` is one.
+/// A machine, as a TOML file describes it. `machines/p5.48xlarge.toml` is an example.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Description {
-    /// What it is called.
+    /// The machine's name.
     pub name: String,
-    /// Its NUMA nodes.
+    /// The NUMA nodes.
     #[serde(default, rename = "node")]
     pub nodes: Vec<DescribedNode>,
-    /// Its PCI functions; those of bridges follow from the paths.
+    /// The PCI functions, without bridges: those are found in the paths.
     #[serde(default, rename = "function")]
-    pub functions: Vec<Described>,
+    pub functions: Vec<DescribedFunction>,
 }
 
 /// A NUMA node of a [`Description`].
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct DescribedNode {
-    /// The system's number.
+    /// The system's number for the node.
     pub number: u32,
     /// The first hardware thread of each core, `0-47`.
     pub cores: String,
-    /// From a core's first hardware thread to its second, if it has two.
+    /// The difference between the numbers of a core's second and first hardware thread, if cores have two.
     #[serde(default)]
     pub sibling: Option<u32>,
 }
@@ -36,34 +36,33 @@ pub struct DescribedNode {
 /// A PCI function of a [`Description`].
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Described {
-    /// The host bridge, the bridges, and the function: `0000:44/44:00.0/45:00.0/46:01.0/4f:00.0`.
+pub struct DescribedFunction {
+    /// The host bridge, the bridges and the function, for example `0000:44/44:00.0/45:00.0/46:01.0/4f:00.0`.
     pub path: String,
-    /// Class and subclass in hexadecimal, `0302`.
+    /// Class and subclass in hexadecimal, for example `0302`.
     pub class: String,
-    /// Vendor and device in hexadecimal, `10de:2330`.
+    /// Vendor and device in hexadecimal, for example `10de:2330`.
     pub id: String,
-    /// Its NUMA node, if the firmware says.
+    /// The NUMA node, if the firmware tells it.
     #[serde(default)]
     pub node: Option<u32>,
-    /// Its RDMA device.
+    /// The name of the RDMA device, if there is one.
     #[serde(default)]
     pub rdma: Option<String>,
 }
 
-/// Buses of a domain, and so the bridges on the way to one.
-const MOST_BRIDGES: usize = 256;
+/// The most bridges of a path: as many as a domain has buses.
+const MAX_BRIDGES: usize = 256;
 
 impl Description {
-    /// AWS's p5.48xlarge: 8 H100 and 32 EFA cards.
-    ///
-    /// From the listings of a real one: `lspci -t`, `/sys/bus/pci/devices`, lstopo.
+    /// AWS's p5.48xlarge: 8 H100 GPUs and 32 EFA cards. Written from listings of a real one: `lspci -t`,
+    /// `/sys/bus/pci/devices` and lstopo.
     pub fn p5() -> Self {
         let text = include_str!("../machines/p5.48xlarge.toml");
         Self::parse(text, Path::new("p5.48xlarge.toml")).unwrap_or_else(|wrong| unreachable!("{wrong}"))
     }
 
-    /// Reads a description; `path` is for errors.
+    /// Parses a description. Errors name `path`.
     pub fn parse(text: &str, path: &Path) -> Result<Self, Error> {
         toml::from_str(text).map_err(|why| Error::malformed(path, why.to_string()))
     }
@@ -74,7 +73,7 @@ impl Description {
         Self::parse(&text, path)
     }
 
-    /// The machine, with all of its CPUs allowed.
+    /// The machine that is described. All of its CPUs are allowed.
     pub fn machine(&self) -> Result<Machine, Error> {
         let malformed = |what: String| Error::malformed(Path::new(&self.name), what);
         let mut functions: Vec<Function> = Vec::new();
@@ -86,7 +85,7 @@ impl Description {
                 }
             }
             if functions.iter().any(|known| known.address == function.address) {
-                return Err(malformed(format!("{} is there twice", function.address)));
+                return Err(malformed(format!("{} is described twice", function.address)));
             }
             functions.push(function);
         }
@@ -94,9 +93,9 @@ impl Description {
         for described in &self.nodes {
             let firsts: Cpus = described.cores.parse().map_err(malformed)?;
             let sibling = described.sibling;
-            if sibling.is_some_and(|by| by >= crate::cpus::MOST) {
+            if sibling.is_some_and(|by| by >= crate::cpus::MAX_CPUS) {
                 return Err(malformed(format!(
-                    "the sibling of node {} is beyond all CPUs",
+                    "the sibling of node {} is too large for a CPU number",
                     described.number
                 )));
             }
@@ -117,7 +116,7 @@ impl Description {
     }
 }
 
-/// A bridge on the way to `below`: an Amazon one, as those of a p5 are, which nobody asks.
+/// The bridge at `depth` above `below`. It gets the IDs of a p5's bridges, by Amazon: no decision depends on them.
 fn bridge(below: &Function, depth: usize, address: Address) -> Function {
     Function {
         address,
@@ -131,26 +130,35 @@ fn bridge(below: &Function, depth: usize, address: Address) -> Function {
     }
 }
 
-impl Described {
+impl DescribedFunction {
     fn function(&self) -> Result<Function, String> {
-        let (root, rest) = self.path.split_once('/').ok_or_else(|| format!("{:?} is no path", self.path))?;
+        let (root, rest) = self
+            .path
+            .split_once('/')
+            .ok_or_else(|| format!("{:?} is not a path; an example is 0000:44/44:00.0/4f:00.0", self.path))?;
         let root: Root =
-            root.parse().map_err(|_| format!("{root:?} is no host bridge; one looks like 0000:44"))?;
+            root.parse().map_err(|_| format!("{root:?} is not a host bridge; an example is 0000:44"))?;
         let address = |name: &str| {
             format!("{:04x}:{name}", root.domain).parse::<Address>().map_err(|why| why.to_string())
         };
         let mut bridges = rest.split('/').map(address).collect::<Result<Vec<_>, _>>()?;
-        if bridges.len() > MOST_BRIDGES {
-            return Err(format!("a path of {} bridges; there are {MOST_BRIDGES} at most", bridges.len()));
+        if bridges.len() > MAX_BRIDGES {
+            return Err(format!(
+                "the path has {} bridges; at most {MAX_BRIDGES} are possible",
+                bridges.len()
+            ));
         }
-        let Some(address) = bridges.pop() else { return Err(format!("{:?} is no path", self.path)) };
+        let Some(address) = bridges.pop() else {
+            return Err(format!("{:?} is not a path; an example is 0000:44/44:00.0/4f:00.0", self.path));
+        };
         let number = |digits: &str| {
-            u16::from_str_radix(digits, 16).map_err(|_| format!("{digits:?} is no hexadecimal number"))
+            u16::from_str_radix(digits, 16)
+                .map_err(|_| format!("{digits:?} is not a hexadecimal number of 16 bits"))
         };
         let (vendor, device) = self
             .id
             .split_once(':')
-            .ok_or_else(|| format!("{:?} is no id; one looks like 10de:2330", self.id))?;
+            .ok_or_else(|| format!("{:?} is not an ID; an example is 10de:2330", self.id))?;
         let (class, vendor, device) = (number(&self.class)?, number(vendor)?, number(device)?);
         Ok(Function {
             address,

@@ -6,24 +6,24 @@ use serde::Serialize;
 
 use crate::Function;
 
-/// What lies between two PCI functions. Nearer ones are less.
+/// How far two PCI functions are apart. Smaller means nearer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Distance {
-    /// Two functions of one card.
+    /// They are functions of one card.
     Card,
-    /// A switch, with so many bridges on the way up and down.
+    /// They are behind one PCIe switch, with this number of bridges between them, up and down.
     Switch(u32),
-    /// One host bridge.
+    /// They are below one host bridge.
     Root,
-    /// The processor: another host bridge of the same NUMA node.
+    /// They are below different host bridges of one NUMA node.
     Node,
-    /// Another NUMA node; or the system does not tell.
+    /// They are on different NUMA nodes, or a node is unknown.
     Machine,
 }
 
 impl Distance {
-    /// Between two functions on those NUMA nodes.
+    /// The distance between two functions on these NUMA nodes.
     pub(crate) fn between(a: &Function, b: &Function, node_a: Option<u32>, node_b: Option<u32>) -> Self {
         if a.address.shares_card(&b.address) && a.root == b.root {
             return Self::Card;

@@ -1,26 +1,26 @@
-//! What can be wrong with a source.
+//! Errors of the sources of a machine.
 
 use std::io;
 use std::path::{Path, PathBuf};
 
-/// Why a machine could not be read. Each names the file.
+/// Why a machine could not be read. Each error names the file.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// The system does not give it out.
+    /// The system cannot read the file.
     #[error("{}: {source}", path.display())]
     Unreadable {
         /// The file.
         path: PathBuf,
-        /// The system's words.
+        /// The system's error.
         source: io::Error,
     },
-    /// Its content makes no sense.
+    /// The content of the file is invalid.
     #[error("{}: {what}", path.display())]
     Malformed {
         /// The file.
         path: PathBuf,
-        /// What was found there.
+        /// What is invalid.
         what: String,
     },
 }

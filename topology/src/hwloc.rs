@@ -1,21 +1,20 @@
-//! A machine as libhwloc knows it: this host, or an XML file of `lstopo`'s.
+//! Reads a machine by libhwloc: this host, or an XML file of `lstopo`.
 //!
-//! It tells some things otherwise than [`sysfs`](crate::sysfs) does:
+//! The result differs from [`sysfs`](crate::sysfs) in some points:
 //!
-//! - The node of a function is that of the object which its host bridge is put under, if that is not
-//!   the whole machine and has the CPUs of one node. So on a host with one node, where hwloc puts all
-//!   bridges under the machine whatever the firmware says, no function has a node. All functions below
-//!   a host bridge have the same.
-//! - hwloc gives the CPUs next to memory to that memory, too. Here a CPU is its nearest node's: of the
-//!   one with the fewest CPUs, the lower number of two.
-//! - Where the system knows no NUMA nodes, hwloc says it has one.
-//! - PCI domains are of 16 bits, unless hwloc was built for more; functions in others are left out.
+//! - hwloc puts each host bridge below an object. If that object is not the whole machine and has the CPUs of one node,
+//!   all functions below the host bridge get that node. On a host with one node, hwloc puts all host bridges below the
+//!   machine, whatever the firmware tells; so no function has a node.
+//! - hwloc lists a CPU with each node that is near it, also with nodes of memory alone. This module gives each CPU to
+//!   the one of these nodes with the fewest CPUs; of two such nodes, to the one with the lower number.
+//! - If the system knows no NUMA nodes, hwloc reports one.
+//! - PCI domains have 16 bits, unless hwloc was built for more. Functions in larger domains are left out.
 //!
-//! libhwloc believes a file that is well-formed XML of its kind. One that contradicts itself, as only
-//! an editor writes it, can crash it, and does so more often in a build with debug assertions: there
-//! hwlocality makes it check everything, and a check that fails aborts the process.
+//! libhwloc trusts a file that is well-formed XML of its format. A file that contradicts itself, which only an editor
+//! produces, can crash it. With debug assertions that happens more often: hwlocality makes libhwloc check everything
+//! then, and a check that fails aborts the process.
 
-mod pus;
+mod processing_units;
 
 use std::ffi::CStr;
 use std::fmt::Display;
@@ -32,17 +31,16 @@ use hwlocality::object::attributes::{
 use hwlocality::object::types::{BridgeType, OSDeviceType, ObjectType};
 use hwlocality::topology::builder::{BuildFlags, TopologyBuilder, TypeFilter};
 
-use crate::cpus::MOST;
+use crate::cpus::MAX_CPUS;
 use crate::{Address, Core, Cpus, Error, Function, Kind, Machine, Node, Root};
 
-/// The largest file that is read: real ones have some 100 kB, and hwloc counts in an `int`.
-const LARGEST: u64 = 64 << 20;
+/// The largest file that is read. Real files have some 100 kB, and hwloc counts bytes in an `int`.
+const MAX_FILE: u64 = 64 << 20;
 
-/// This host. Allowed are those CPUs of the calling thread that hwloc says are allowed.
+/// Reads this host. The allowed CPUs are those that hwloc allows and on which the calling thread may run.
 ///
 /// # Errors
-/// What hwloc says; it names `/sys`, where hwloc looks. The variables `HWLOC_*` can have it look
-/// elsewhere.
+/// hwloc's error. It names `/sys`, which hwloc reads unless the variables `HWLOC_*` name another source.
 pub fn this_host() -> Result<Machine, Error> {
     let source = Path::new("/sys");
     let failed = |why: String| Error::unreadable(source, io::Error::other(why));
@@ -54,36 +52,38 @@ pub fn this_host() -> Result<Machine, Error> {
     Ok(machine)
 }
 
-/// The host that the XML file at `path` was written on, by `lstopo --of xml` or hwloc's functions.
-/// Allowed are the CPUs that were so to the writer.
+/// Reads an XML file that `lstopo --of xml` or hwloc's functions wrote on another host. The allowed CPUs are those that
+/// the writer was allowed to use.
 ///
 /// # Errors
-/// No such file, one that a newer hwloc wrote, or none that hwloc takes: it does not say why, unless
-/// `HWLOC_XML_VERBOSE=1`. Also
-/// one without bridges, as `lstopo --no-bridges` writes it: from it nearness cannot be told.
+/// - There is no such file.
+/// - A newer hwloc wrote the file.
+/// - hwloc refuses the file. It prints the reason if `HWLOC_XML_VERBOSE=1` is set.
+/// - The file has no bridges, as `lstopo --no-bridges` writes it: distances cannot be found without them.
 pub fn read(path: &Path) -> Result<Machine, Error> {
-    // hwloc's own reading of files takes "-" for the standard input, and hwlocality panics by some
-    // of its errors.
+    // The file is not read by hwloc itself: hwloc takes the name "-" for the standard input, and hwlocality panics on
+    // some of its errors.
     let about = fs::metadata(path).map_err(|why| Error::unreadable(path, why))?;
     let malformed = |what: String| Error::malformed(path, what);
-    if about.len() > LARGEST {
+    if about.len() > MAX_FILE {
         return Err(malformed(format!("{} bytes are too many for an hwloc XML file", about.len())));
     }
     let text = fs::read_to_string(path).map_err(|why| Error::unreadable(path, why))?;
     let library = hwlocality::hwloc_api_version() >> 16;
     if let Some(written) = major(&text).filter(|written| *written > library) {
         return Err(malformed(format!(
-            "it is of hwloc {written} and needs libhwloc {written} or newer, and this is libhwloc {library}: write it \
-             by lstopo of hwloc {library}, or copy the /sys of that host and read it as sysfs:DIR"
+            "it was written by hwloc {written} and needs libhwloc {written} or newer, but this is libhwloc {library}: \
+             write it by lstopo of hwloc {library}, or copy the /sys of that host and read it as sysfs:DIR"
         )));
     }
-    let refused = |why: &dyn Display| malformed(format!("no hwloc XML file: {why}"));
-    let builder = Topology::builder().from_xml(&pus::completed(&text)).map_err(|why| refused(&why))?;
+    let refused = |why: &dyn Display| malformed(format!("not an hwloc XML file: {why}"));
+    let builder =
+        Topology::builder().from_xml(&processing_units::add_missing(&text)).map_err(|why| refused(&why))?;
     let topology = load(builder).map_err(|why| refused(&why))?;
     machine(&topology).map_err(malformed)
 }
 
-/// The major version of hwloc that a file says it is for: `<topology version="3.0">`. The first ones said none.
+/// The major version of hwloc that a file names: `<topology version="3.0">`. The first versions named none.
 fn major(text: &str) -> Option<usize> {
     let (_, element) = text.split_once("<topology")?;
     let (attributes, _) = element.split_once('>')?;
@@ -111,12 +111,12 @@ fn machine(topology: &Topology) -> Result<Machine, String> {
     }
     let machine = Machine::new(functions, nodes, cores, cpus(&topology.allowed_cpuset())?);
     match machine.functions.windows(2).find(|pair| pair[0].address == pair[1].address) {
-        Some(pair) => Err(format!("{} is there twice", pair[0].address)),
+        Some(pair) => Err(format!("{} is in the file twice", pair[0].address)),
         None => Ok(machine),
     }
 }
 
-/// What makes an object a PCI function, if it is one.
+/// The PCI attributes of an object, if it is a PCI function.
 fn pci(object: &TopologyObject) -> Option<&PCIDeviceAttributes> {
     match object.attributes()? {
         ObjectAttributes::PCIDevice(pci) => Some(pci),
@@ -133,7 +133,7 @@ fn function(object: &TopologyObject, pci: &PCIDeviceAttributes, nodes: &[Node]) 
     let mut bridges: Vec<Address> = above().filter_map(self::pci).map(self::address).collect();
     bridges.reverse();
     let Some(root) = above().last().and_then(root) else {
-        return Err(format!("{address} is below no host bridge; all bridges must be kept in the file"));
+        return Err(format!("{address} is not below a host bridge: write the file with all bridges"));
     };
     let (class, vendor, device) = (pci.class_id(), pci.vendor_id(), pci.device_id());
     let rdma = names(object, OSDeviceType::OpenFabrics);
@@ -158,7 +158,7 @@ fn address(pci: &PCIDeviceAttributes) -> Address {
     Address { domain: pci.domain().into(), bus, device, function }
 }
 
-/// The host bridge that an object is.
+/// The host bridge, if an object is one.
 fn root(object: &TopologyObject) -> Option<Root> {
     let Some(ObjectAttributes::Bridge(bridge)) = object.attributes() else { return None };
     let DownstreamAttributes::PCI(below) = downstream(bridge)?;
@@ -166,21 +166,22 @@ fn root(object: &TopologyObject) -> Option<Root> {
     (bridge.upstream_type() == BridgeType::Host).then_some(root)
 }
 
-/// Asked for what is below a bridge to no PCI bus, of which files may tell, hwlocality panics.
+/// The PCI bus below a bridge, if there is one. hwlocality panics if it is asked about a bridge to another bus, which a
+/// file may contain.
 fn downstream(bridge: &BridgeAttributes) -> Option<DownstreamAttributes<'_>> {
     (bridge.downstream_type() == BridgeType::PCI).then(|| bridge.downstream_attributes()).flatten()
 }
 
-/// The names of an object's devices of one type.
+/// The names of an object's OS devices of one type.
 fn names(object: &TopologyObject, of: OSDeviceType) -> Vec<String> {
-    let is_so = |device: &&TopologyObject| matches!(device.attributes(), Some(ObjectAttributes::OSDevice(device)) if device.device_type() == of);
+    let is_of_type = |device: &&TopologyObject| matches!(device.attributes(), Some(ObjectAttributes::OSDevice(device)) if device.device_type() == of);
     let name = |device: &TopologyObject| device.name().map(CStr::to_string_lossy).map(Into::into);
-    let mut names: Vec<String> = object.io_children().filter(is_so).filter_map(name).collect();
+    let mut names: Vec<String> = object.io_children().filter(is_of_type).filter_map(name).collect();
     names.sort();
     names
 }
 
-/// The node of what stands under `place`.
+/// The node of the objects below `place`.
 fn node(place: &TopologyObject, nodes: &[Node]) -> Option<u32> {
     let local = place.nodeset().filter(|_| place.object_type() != ObjectType::Machine)?;
     let mut near = nodes.iter().filter(|node| local.is_set(node.number as usize) && !node.cpus.0.is_empty());
@@ -190,8 +191,8 @@ fn node(place: &TopologyObject, nodes: &[Node]) -> Option<u32> {
 fn nodes(topology: &Topology) -> Result<Vec<Node>, String> {
     let mut nodes = Vec::new();
     for object in topology.objects_with_type(ObjectType::NUMANode) {
-        // A node's number must fit hwloc's sets of them.
-        let number = object.os_index().filter(|number| *number < MOST as usize);
+        // A node's number must fit hwloc's sets of nodes.
+        let number = object.os_index().filter(|number| *number < MAX_CPUS as usize);
         let number = number.ok_or("a NUMA node has no number")? as u32;
         nodes.push(Node { number, cpus: cpus_of(object)? });
     }
@@ -201,7 +202,7 @@ fn nodes(topology: &Topology) -> Result<Vec<Node>, String> {
     Ok(nodes)
 }
 
-/// The cores, and each CPU of none as one.
+/// The cores. Each CPU without a core counts as a core.
 fn cores(topology: &Topology, nodes: &[Node]) -> Result<Vec<Core>, String> {
     let objects = topology.objects_with_type(ObjectType::Core);
     let mut threads = objects.map(cpus_of).collect::<Result<Vec<Cpus>, String>>()?;
@@ -222,10 +223,10 @@ fn cpus_of(object: &TopologyObject) -> Result<Cpus, String> {
     cpus(&set)
 }
 
-/// hwloc's sets can be infinite.
+/// The CPUs of a set, unless the set is infinite or too large.
 fn cpus(set: &CpuSet) -> Result<Cpus, String> {
     let last = set.last_set().map(usize::from);
-    if set.weight().is_none() || last.is_some_and(|last| last >= MOST as usize) {
+    if set.weight().is_none() || last.is_some_and(|last| last >= MAX_CPUS as usize) {
         return Err(format!("{set} is too large for a set of CPUs"));
     }
     Ok(set.iter_set().map(|cpu| usize::from(cpu) as u32).collect())

@@ -1,17 +1,17 @@
-//! Which card is near which GPU: the PCI functions, NUMA nodes and cores of a host, and the rail
-//! groups that follow.
+//! Finds out which cards (NICs) are near which GPU: from the PCI functions, NUMA nodes and cores of a host it makes
+//! rail groups.
 //!
 //! In reading order:
 //!
-//! - [`Machine`]: the model; [`Address`], [`Root`], [`Cpus`] name places in it, and [`Distance`] says
-//!   what lies between two of its functions.
-//! - Where a machine comes from: [`sysfs`] (this host's, or a copy of one), `hwloc` (feature of that
-//!   name: this host's, or an XML file of `lstopo`'s), or a [`Description`], of which one is built in:
-//!   [`Description::p5`].
-//! - [`RailGroup`]: what [`rail_groups`] makes of it: for each GPU its nearest cards and a core.
-//! - [`p2p`]: whether a card can reach a GPU's memory, or another function's, as the kernel decides;
-//!   [`acs`] is what bridges have to say about it. [`p2pmem`]: functions that give memory out to others.
-//! - [`fixture`]: a description as the files that the readers read, for tests without such a host.
+//! - [`Machine`]: the model of a host. [`Address`], [`Root`] and [`Cpus`] name its parts, and [`Distance`] says how far
+//!   two of its functions are apart.
+//! - Three sources of a machine: [`sysfs`] reads `/sys` of this host, or a copy of another host's; `hwloc` (a feature
+//!   of that name) asks libhwloc, or reads an XML file of `lstopo`; a [`Description`] is a TOML file.
+//!   [`Description::p5`] is built in.
+//! - [`RailGroup`]: [`rail_groups`] finds for each GPU its nearest cards and a core.
+//! - [`p2p`]: whether a card can reach the memory of a GPU or of another function, as the kernel decides. [`acs`] reads
+//!   what bridges do with such requests. [`p2pmem`] lists functions that lend memory to others.
+//! - [`fixture`]: writes a machine as the files that the sources read, for tests on other hosts.
 //!
 //! ```
 //! # fn main() -> Result<(), multirail_topology::Error> {
@@ -24,11 +24,10 @@
 //! # }
 //! ```
 //!
-//! Everything here is plain data, read once and never changed; nothing is held open.
+//! All types are plain data that is read once. No file stays open.
 
 pub mod acs;
 mod address;
-mod cores;
 mod cpus;
 mod description;
 mod distance;
@@ -42,11 +41,10 @@ pub mod p2p;
 pub mod p2pmem;
 pub mod sysfs;
 
-pub use address::{Address, NoAddress, Root};
-pub use cores::pick_core;
+pub use address::{Address, InvalidAddress, Root};
 pub use cpus::Cpus;
-pub use description::{Described, DescribedNode, Description};
+pub use description::{DescribedFunction, DescribedNode, Description};
 pub use distance::Distance;
 pub use error::Error;
-pub use groups::{RailGroup, rail_groups, rail_groups_for, rail_groups_of};
+pub use groups::{RailGroup, pick_core, rail_groups, rail_groups_for, rail_groups_of};
 pub use machine::{Core, Function, Kind, Machine, Node, is_efa};

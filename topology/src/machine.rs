@@ -1,4 +1,4 @@
-//! The model: what a host has, and where.
+//! The model of a host.
 
 use serde::Serialize;
 
@@ -8,11 +8,11 @@ use crate::{Address, Cpus, Distance, Root};
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
 pub struct Machine {
-    /// All of them, by address.
+    /// All PCI functions, by address.
     pub functions: Vec<Function>,
-    /// By number; none where the system knows no such thing.
+    /// The NUMA nodes, by number. Empty if the system knows none.
     pub nodes: Vec<Node>,
-    /// Physical cores, by their first CPU.
+    /// The physical cores, by their first CPU.
     pub cores: Vec<Core>,
     /// The CPUs that this process may use.
     pub allowed: Cpus,
@@ -21,34 +21,34 @@ pub struct Machine {
 /// A PCI function.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Function {
-    /// Where it is.
+    /// The address of the function.
     pub address: Address,
-    /// Its host bridge.
+    /// The host bridge above it.
     pub root: Root,
-    /// The bridges from the root to it, the nearest last.
+    /// The bridges between the host bridge and the function, the one next to the function last.
     pub bridges: Vec<Address>,
-    /// Class and subclass, `0x0302`: PCI Code and ID Assignment Specification, section 1.
+    /// Class and subclass, for example `0x0302` (PCI Code and ID Assignment Specification, section 1).
     pub class: u16,
-    /// The vendor's number, `0x10de`.
+    /// The vendor ID, for example `0x10de`.
     pub vendor: u16,
-    /// The vendor's number for it.
+    /// The device ID, which the vendor assigns.
     pub device: u16,
-    /// The NUMA node that the firmware says; many virtual machines' does not.
+    /// The NUMA node, if the firmware tells it. In many virtual machines it does not.
     pub node: Option<u32>,
-    /// What it is to us.
+    /// What the function is used for.
     pub kind: Kind,
-    /// Of a virtual function (SR-IOV), the physical one; sysfs alone tells.
+    /// The physical function of a virtual one (SR-IOV). Only sysfs tells it.
     pub physical: Option<Address>,
-    /// Its RDMA devices, `rdmap79s0`; one per port on some cards.
+    /// The names of its RDMA devices, for example `rdmap79s0`. Some cards have one per port.
     pub rdma: Vec<String>,
-    /// Its network interfaces.
+    /// The names of its network interfaces.
     pub net: Vec<String>,
-    /// Of a bridge: whether it sends what its devices say to each other up to the root complex
-    /// ([`acs`](crate::acs)). `None` where that is not shown: to root alone, and not by hwloc.
+    /// For a bridge: whether it sends requests between its devices up to the root complex ([`acs`](crate::acs)). `None`
+    /// if that is unknown: only root can read it, and hwloc does not tell it.
     pub redirects: Option<bool>,
 }
 
-/// What a function is good for.
+/// What a function is used for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Kind {
@@ -56,34 +56,34 @@ pub enum Kind {
     Gpu,
     /// A card that can do RDMA.
     Nic,
-    /// A bridge, or a switch's port.
+    /// A bridge, or a port of a switch.
     Bridge,
     /// A disk.
     Storage,
-    /// Anything else, network cards without RDMA among it.
+    /// Anything else, for example a network card without RDMA.
     Other,
 }
 
 /// A NUMA node.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Node {
-    /// The system's number.
+    /// The system's number for the node.
     pub number: u32,
-    /// CPUs next to it; none where it is memory alone.
+    /// The CPUs next to its memory. Empty for a node of memory alone.
     pub cpus: Cpus,
 }
 
 /// A physical core.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Core {
-    /// Its hardware threads.
+    /// The core's hardware threads.
     pub cpus: Cpus,
-    /// The NUMA node next to it.
+    /// The NUMA node next to the core.
     pub node: Option<u32>,
 }
 
 impl Machine {
-    /// Puts the parts in order.
+    /// A machine with these parts, which are sorted here.
     pub fn new(
         mut functions: Vec<Function>,
         mut nodes: Vec<Node>,
@@ -102,7 +102,7 @@ impl Machine {
         Some(&self.functions[at])
     }
 
-    /// The functions of one kind.
+    /// The functions of a kind.
     pub fn of_kind(&self, kind: Kind) -> impl Iterator<Item = &Function> {
         self.functions.iter().filter(move |function| function.kind == kind)
     }
@@ -112,8 +112,8 @@ impl Machine {
         self.functions.iter().find(|function| function.rdma.iter().any(|known| known == name))
     }
 
-    /// The NUMA node of a function: its own, else what others below its host bridge say; where there
-    /// is one node alone, that.
+    /// The NUMA node of a function: its own; if that is unknown, the node of another function below the same host
+    /// bridge; else the machine's node, if it has only one.
     pub fn node_of(&self, function: &Function) -> Option<u32> {
         let siblings = || self.functions.iter().filter(|other| other.root == function.root);
         let only = || match self.nodes.as_slice() {
@@ -123,17 +123,17 @@ impl Machine {
         function.node.or_else(|| siblings().find_map(|other| other.node)).or_else(only)
     }
 
-    /// How far two functions are apart.
+    /// How far two functions of the machine are apart.
     pub fn distance(&self, a: &Function, b: &Function) -> Distance {
         Distance::between(a, b, self.node_of(a), self.node_of(b))
     }
 }
 
 impl Function {
-    /// The way to it below sysfs's `devices`: `pci0000:44/0000:44:00.0/0000:45:00.0`.
+    /// The function's path below `devices` in sysfs, for example `pci0000:44/0000:44:00.0/0000:45:00.0`.
     pub fn sysfs_path(&self) -> String {
         let steps = self.bridges.iter().chain([&self.address]);
-        steps.fold(format!("pci{}", self.root), |way, step| format!("{way}/{step}"))
+        steps.fold(format!("pci{}", self.root), |path, step| format!("{path}/{step}"))
     }
 }
 
@@ -142,21 +142,20 @@ const MELLANOX: u16 = 0x15b3;
 const NVIDIA: u16 = 0x10de;
 const AMD: u16 = 0x1002;
 
-/// Whether these are an EFA card's numbers (the kernel's `efa_main.c`).
+/// Whether these are the vendor and device IDs of an EFA card (the kernel's `efa_main.c`).
 pub fn is_efa(vendor: u16, device: u16) -> bool {
     vendor == AMAZON && (0xefa0..=0xefa3).contains(&device)
 }
 
 impl Kind {
-    /// By class, vendor and device; `has_rdma` where the system knows an RDMA device there.
+    /// The kind of a function with this class, vendor and device ID. `has_rdma` is whether it has an RDMA device.
     pub fn of(class: u16, vendor: u16, device: u16, has_rdma: bool) -> Self {
         match (class >> 8, class) {
             _ if has_rdma => Self::Nic,
-            // 02: network. InfiniBand is 0207; cards that do both show as Ethernet.
+            // 02 is network, 0207 InfiniBand. Cards for both InfiniBand and Ethernet show as Ethernet.
             (0x02, 0x0207) => Self::Nic,
             (0x02, _) if vendor == MELLANOX || is_efa(vendor, device) => Self::Nic,
-            // 0302: 3D controller. As 0300, VGA, servers' own consoles show too. 0380 and 12: what
-            // AMD's accelerators say.
+            // 0302 is a 3D controller. 0300 (VGA) can also be a server's console. AMD's accelerators have 0380 and 12.
             (0x03, 0x0302) => Self::Gpu,
             (0x03, _) if vendor == NVIDIA || vendor == AMD => Self::Gpu,
             (0x12, _) => Self::Gpu,
@@ -172,7 +171,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn kinds_are_told_by_numbers() {
+    fn kinds_follow_from_ids() {
         let kind = |class, vendor, device| Kind::of(class, vendor, device, false);
         assert_eq!(kind(0x0200, 0x1d0f, 0xefa1), Kind::Nic);
         assert_eq!(kind(0x0200, 0x1d0f, 0xec20), Kind::Other); // ENA

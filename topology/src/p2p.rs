@@ -1,4 +1,4 @@
-//! Peer to peer: whether one PCI function's memory can be reached by another, as the kernel decides
+//! Peer to peer: whether one PCI function can reach the memory of another, as the kernel decides
 //! (`calc_map_type_and_dist` in its `drivers/pci/p2pdma.c`).
 
 use std::fmt;
@@ -7,43 +7,43 @@ use serde::Serialize;
 
 use crate::{Address, Function, Machine};
 
-/// The way between a function's memory and another function.
+/// How a PCI function reaches the memory of another function.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
 pub struct PeerToPeer {
-    /// Bridges on the way, as the kernel counts: from either function up to what they share, else
-    /// up to the root.
+    /// The number of bridges between them, as the kernel counts: from each function up to the bridge that they share,
+    /// or else up to the root.
     pub distance: u32,
-    /// What carries it.
-    pub way: Way,
+    /// What forwards the requests.
+    pub route: Route,
 }
 
-/// What carries peer to peer.
+/// What forwards requests from one function to the other.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Way {
-    /// A switch that both are behind: the kernel maps bus addresses.
+pub enum Route {
+    /// The PCIe switch that both are behind. The kernel maps bus addresses.
     Switch,
-    /// The root complex, which is known to forward.
-    RootComplex(Why),
-    /// None that the kernel would use: no processor or bridge is known to forward.
-    Refused(Why),
+    /// The root complex, which is known to forward such requests.
+    RootComplex(OffSwitch),
+    /// Nothing: the kernel refuses, because the root complex is not known to forward.
+    Refused(OffSwitch),
 }
 
-/// Why it does not stay within a switch.
+/// Why the requests do not stay within a switch.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Why {
-    /// They share no bridge.
+pub enum OffSwitch {
+    /// The functions share no bridge.
     NoSharedBridge,
-    /// These bridges on the way redirect it up (ACS).
+    /// These bridges redirect the requests to the root complex (ACS).
     Redirected(Vec<Address>),
 }
 
 impl PeerToPeer {
-    /// From `memory`'s function to `device`; `forwards` as [`forwards_peers`] says.
+    /// How `device` reaches the memory of the function `memory`. `forwards` is the answer of [`forwards_peers`].
     ///
-    /// Bridges whose ACS is not shown to this user count as such that do not redirect.
+    /// A bridge whose ACS this user may not read is taken for one that does not redirect.
     pub fn between(machine: &Machine, memory: &Function, device: &Function, forwards: bool) -> Self {
         let (up, down) = (&memory.bridges, &device.bridges);
         let shared = match memory.root == device.root {
@@ -52,43 +52,43 @@ impl PeerToPeer {
         };
         let is_itself = memory.address == device.address;
         if shared == 0 && !is_itself {
-            // The kernel's count runs to the top on both sides.
+            // The kernel counts up to the root on both sides.
             let distance = (up.len() + down.len()) as u32 + 2;
             return Self {
                 distance,
-                way: through_root(machine, memory, device, forwards, Why::NoSharedBridge),
+                route: through_root(machine, memory, device, forwards, OffSwitch::NoSharedBridge),
             };
         }
         let distance = if is_itself { 0 } else { (up.len() + down.len() + 2 - 2 * shared) as u32 };
-        // The bridge that turns it round counts as well, as it does for the kernel.
+        // The shared bridge, at which the requests turn downwards, counts as well, as it does for the kernel.
         let passed = up[shared.saturating_sub(1)..].iter().chain(&down[shared..]);
         let redirects =
             |at: &&Address| machine.function(**at).and_then(|bridge| bridge.redirects) == Some(true);
         let redirecting: Vec<Address> = passed.filter(redirects).copied().collect();
-        let way = match redirecting.is_empty() || is_itself {
-            true => Way::Switch,
-            false => through_root(machine, memory, device, forwards, Why::Redirected(redirecting)),
+        let route = match redirecting.is_empty() || is_itself {
+            true => Route::Switch,
+            false => through_root(machine, memory, device, forwards, OffSwitch::Redirected(redirecting)),
         };
-        Self { distance, way }
+        Self { distance, route }
     }
 
-    /// Whether the kernel maps it at all.
+    /// Whether the kernel allows it at all.
     pub fn is_possible(&self) -> bool {
-        !matches!(self.way, Way::Refused(_))
+        !matches!(self.route, Route::Refused(_))
     }
 }
 
-fn through_root(machine: &Machine, a: &Function, b: &Function, forwards: bool, why: Why) -> Way {
-    let known = |function: &Function| host_bridge(machine, function).and_then(whitelisted);
+fn through_root(machine: &Machine, a: &Function, b: &Function, forwards: bool, reason: OffSwitch) -> Route {
+    let known = |function: &Function| host_bridge(machine, function).and_then(is_own_bus_only);
     let by_bridges = match (known(a), known(b)) {
         (Some(_), Some(_)) if a.root == b.root => true,
         (Some(same_only), Some(also)) => !same_only && !also,
         _ => false,
     };
-    if forwards || by_bridges { Way::RootComplex(why) } else { Way::Refused(why) }
+    if forwards || by_bridges { Route::RootComplex(reason) } else { Route::Refused(reason) }
 }
 
-/// The host bridge's own function: the first on its bus.
+/// The PCI function of the host bridge itself: the first one on its bus.
 fn host_bridge<'a>(machine: &'a Machine, below: &Function) -> Option<&'a Function> {
     let is_it = |function: &&Function| {
         let at = function.address;
@@ -97,9 +97,9 @@ fn host_bridge<'a>(machine: &'a Machine, below: &Function) -> Option<&'a Functio
     machine.functions.iter().find(is_it)
 }
 
-/// Intel's host bridges that the kernel trusts to forward, and whether only to their own bus
-/// (`pci_p2pdma_whitelist`).
-fn whitelisted(bridge: &Function) -> Option<bool> {
+/// For Intel's host bridges that the kernel trusts to forward (`pci_p2pdma_whitelist`): whether they forward only
+/// within their own bus. `None` for all other bridges.
+fn is_own_bus_only(bridge: &Function) -> Option<bool> {
     match (bridge.vendor, bridge.device) {
         (0x8086, 0x3c00 | 0x3c01 | 0x2f00 | 0x2f01) => Some(true),
         (0x8086, 0x2020 | 0x2030..=0x2033 | 0x09a2) => Some(false),
@@ -107,8 +107,8 @@ fn whitelisted(bridge: &Function) -> Option<bool> {
     }
 }
 
-/// Whether a processor's root complex forwards peers' requests: AMD's since Zen (family 17h and
-/// later; `cpu_supports_p2pdma`). `cpuinfo` is the text of `/proc/cpuinfo`.
+/// Whether a processor's root complex forwards requests between functions: AMD's do since Zen (family 17h and later;
+/// `cpu_supports_p2pdma`). `cpuinfo` is the text of `/proc/cpuinfo`.
 pub fn forwards_peers(cpuinfo: &str) -> bool {
     let field = |name: &str| {
         let line =
@@ -121,20 +121,20 @@ pub fn forwards_peers(cpuinfo: &str) -> bool {
 
 impl fmt::Display for PeerToPeer {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let why = |why: &Why| match why {
-            Why::NoSharedBridge => "they share no PCIe switch".to_owned(),
-            Why::Redirected(bridges) => {
+        let text = |reason: &OffSwitch| match reason {
+            OffSwitch::NoSharedBridge => "they share no PCIe switch".to_owned(),
+            OffSwitch::Redirected(bridges) => {
                 let bridges: Vec<String> = bridges.iter().map(ToString::to_string).collect();
                 format!("ACS of {} redirects it", bridges.join(", "))
             }
         };
-        match &self.way {
-            Way::Switch => write!(out, "within the PCIe switch, distance {}", self.distance),
-            Way::RootComplex(reason) => {
-                write!(out, "by the root complex, distance {}: {}", self.distance, why(reason))
+        match &self.route {
+            Route::Switch => write!(out, "within the PCIe switch, distance {}", self.distance),
+            Route::RootComplex(reason) => {
+                write!(out, "by the root complex, distance {}: {}", self.distance, text(reason))
             }
-            Way::Refused(reason) => {
-                write!(out, "not possible: {}, and this root complex is not known to forward", why(reason))
+            Route::Refused(reason) => {
+                write!(out, "not possible: {}, and this root complex is not known to forward", text(reason))
             }
         }
     }
@@ -149,25 +149,25 @@ mod tests {
         Description::p5().machine().unwrap()
     }
 
-    fn way(machine: &Machine, a: &str, b: &str, forwards: bool) -> PeerToPeer {
+    fn route(machine: &Machine, a: &str, b: &str, forwards: bool) -> PeerToPeer {
         let at = |address: &str| machine.function(address.parse().unwrap()).unwrap();
         PeerToPeer::between(machine, at(a), at(b), forwards)
     }
 
     #[test]
-    fn a_switch_carries_it_and_counts_as_the_kernel_does() {
+    fn the_distance_within_a_switch_is_the_kernels() {
         // 53:00.0 - 46:01.4 - 45:00.0 - 46:01.0 - 4f:00.0: two up, two down.
-        let near = way(&p5(), "0000:53:00.0", "0000:4f:00.0", false);
-        assert_eq!(near, PeerToPeer { distance: 4, way: Way::Switch });
+        let near = route(&p5(), "0000:53:00.0", "0000:4f:00.0", false);
+        assert_eq!(near, PeerToPeer { distance: 4, route: Route::Switch });
         assert!(near.is_possible());
-        assert_eq!(way(&p5(), "0000:53:00.0", "0000:53:00.0", false).distance, 0);
+        assert_eq!(route(&p5(), "0000:53:00.0", "0000:53:00.0", false).distance, 0);
     }
 
     #[test]
     fn beyond_the_switch_the_processor_decides() {
-        let far = |forwards| way(&p5(), "0000:53:00.0", "0000:60:00.0", forwards);
-        assert_eq!(far(true).way, Way::RootComplex(Why::NoSharedBridge));
-        assert_eq!(far(false).way, Way::Refused(Why::NoSharedBridge));
+        let far = |forwards| route(&p5(), "0000:53:00.0", "0000:60:00.0", forwards);
+        assert_eq!(far(true).route, Route::RootComplex(OffSwitch::NoSharedBridge));
+        assert_eq!(far(false).route, Route::Refused(OffSwitch::NoSharedBridge));
         assert!(!far(false).is_possible() && far(false).to_string().contains("not known to forward"));
         assert_eq!(far(false).distance, 8);
     }
@@ -181,13 +181,13 @@ mod tests {
             bridge.unwrap().redirects = Some(true);
         };
         redirect(&mut machine, port);
-        let redirected = way(&machine, "0000:53:00.0", "0000:4f:00.0", true);
-        assert_eq!(redirected.way, Way::RootComplex(Why::Redirected(vec![port])));
-        assert_eq!(way(&machine, "0000:53:00.0", "0000:50:00.0", true).way, Way::Switch);
+        let redirected = route(&machine, "0000:53:00.0", "0000:4f:00.0", true);
+        assert_eq!(redirected.route, Route::RootComplex(OffSwitch::Redirected(vec![port])));
+        assert_eq!(route(&machine, "0000:53:00.0", "0000:50:00.0", true).route, Route::Switch);
         let shared: Address = "0000:45:00.0".parse().unwrap();
         redirect(&mut machine, shared);
-        let redirected = way(&machine, "0000:53:00.0", "0000:50:00.0", false);
-        assert_eq!(redirected.way, Way::Refused(Why::Redirected(vec![shared])));
+        let redirected = route(&machine, "0000:53:00.0", "0000:50:00.0", false);
+        assert_eq!(redirected.route, Route::Refused(OffSwitch::Redirected(vec![shared])));
     }
 
     #[test]
@@ -196,11 +196,11 @@ mod tests {
         for bridge in machine.functions.iter_mut().filter(|one| one.bridges.is_empty()) {
             (bridge.vendor, bridge.device) = (0x8086, 0x2030);
         }
-        assert!(way(&machine, "0000:53:00.0", "0000:60:00.0", false).is_possible());
+        assert!(route(&machine, "0000:53:00.0", "0000:60:00.0", false).is_possible());
         for bridge in machine.functions.iter_mut().filter(|one| one.bridges.is_empty()) {
             bridge.device = 0x2f00;
         }
-        assert!(!way(&machine, "0000:53:00.0", "0000:60:00.0", false).is_possible());
+        assert!(!route(&machine, "0000:53:00.0", "0000:60:00.0", false).is_possible());
     }
 
     #[test]

@@ -1,6 +1,6 @@
-//! Memory that PCI functions give out to others, as the kernel lists it (p2pmem,
-//! `/sys/bus/pci/devices/ADDRESS/p2pmem`): a disk's controller memory buffer, say. Linux has it where
-//! it is built with `CONFIG_PCI_P2PDMA`.
+//! Memory that PCI functions lend to other functions, as the kernel lists it (p2pmem,
+//! `/sys/bus/pci/devices/ADDRESS/p2pmem`). An example is a disk's controller memory buffer. Linux has it if it is built
+//! with `CONFIG_PCI_P2PDMA`.
 
 use std::io;
 use std::path::Path;
@@ -11,24 +11,24 @@ use crate::p2p::PeerToPeer;
 use crate::sysfs::{entries, parsed};
 use crate::{Address, Error, Machine};
 
-/// A PCI function that has such memory.
+/// A PCI function with such memory.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
 pub struct Provider {
-    /// Where it is.
+    /// The address of the function.
     pub address: Address,
-    /// Bytes, whoever has them.
+    /// Bytes in all.
     pub size: u64,
-    /// Bytes that nobody had when this was read, not always in one piece.
+    /// Bytes that were free when this was read. They may be in several pieces.
     pub available: u64,
-    /// Whether its driver offers them to others, not to itself alone.
+    /// Whether the function's driver offers the memory to others, instead of only using it itself.
     pub published: bool,
 }
 
-/// The providers of the host whose `/sys` lies at `root`, by address.
+/// The providers of a host, by address. `root` is the host's `/sys`, or a copy of it.
 ///
 /// # Errors
-/// A provider's file that is missing, or cannot be read or understood.
+/// A provider's file is missing, unreadable or malformed.
 pub fn providers(root: &Path) -> Result<Vec<Provider>, Error> {
     let links = root.join("bus/pci/devices");
     let mut found = Vec::new();
@@ -44,7 +44,7 @@ pub fn providers(root: &Path) -> Result<Vec<Provider>, Error> {
         found.push(Provider {
             address: name
                 .parse()
-                .map_err(|why: crate::NoAddress| Error::malformed(&function, why.to_string()))?,
+                .map_err(|why: crate::InvalidAddress| Error::malformed(&function, why.to_string()))?,
             size: number("size")?,
             available: number("available")?,
             published: match number("published")? {
@@ -63,11 +63,11 @@ pub fn providers(root: &Path) -> Result<Vec<Provider>, Error> {
     Ok(found)
 }
 
-/// The providers with `device`'s way to their memory, the nearest first by the kernel's count, and by
-/// address among equals. Those that it cannot reach come last, with the reason
-/// ([`PeerToPeer::is_possible`]). Which are not of the machine are left out; all are if `device` is not.
+/// The providers, and how `device` reaches their memory. The nearest by the kernel's count come first, in the order of
+/// their addresses if equally near. Providers that `device` cannot reach come last ([`PeerToPeer::is_possible`]).
+/// Providers that are not in `machine` are left out; the result is empty if `device` is not in it.
 ///
-/// `forwards` is what [`forwards_peers`](crate::p2p::forwards_peers) says.
+/// `forwards` is the answer of [`forwards_peers`](crate::p2p::forwards_peers).
 pub fn nearest(
     machine: &Machine,
     providers: &[Provider],
@@ -75,13 +75,13 @@ pub fn nearest(
     forwards: bool,
 ) -> Vec<(Provider, PeerToPeer)> {
     let Some(device) = machine.function(device) else { return Vec::new() };
-    let way = |provider: &Provider| {
+    let reached = |provider: &Provider| {
         let memory = machine.function(provider.address)?;
         Some((provider.clone(), PeerToPeer::between(machine, memory, device, forwards)))
     };
-    let mut ways: Vec<_> = providers.iter().filter_map(way).collect();
-    ways.sort_by_key(|(provider, way)| (!way.is_possible(), way.distance, provider.address));
-    ways
+    let mut all: Vec<_> = providers.iter().filter_map(reached).collect();
+    all.sort_by_key(|(provider, p2p)| (!p2p.is_possible(), p2p.distance, provider.address));
+    all
 }
 
 #[cfg(all(test, unix))]
@@ -89,10 +89,10 @@ mod tests {
     use std::fs;
 
     use super::*;
-    use crate::p2p::{Way, Why};
+    use crate::p2p::{OffSwitch, Route};
     use crate::{Description, fixture, sysfs};
 
-    /// A p5's `/sys` in which these functions have memory: size, available, published.
+    /// A copy of a p5's `/sys` in which these functions have memory: size, available, published.
     fn host(providers: &[(&str, [&str; 3])]) -> tempfile::TempDir {
         let root = tempfile::tempdir().unwrap();
         fixture::write_sysfs(&Description::p5().machine().unwrap(), root.path()).unwrap();
@@ -119,7 +119,7 @@ mod tests {
     }
 
     #[test]
-    fn what_makes_no_sense_is_named() {
+    fn errors_name_the_invalid_file() {
         for (file, texts) in [
             ("size", ["64M", "0", "1"]),
             ("available", ["64", "", "1"]),
@@ -138,23 +138,23 @@ mod tests {
     }
 
     #[test]
-    fn nearest_first_and_the_refused_last() {
-        // Beside the GPU 53:00.0 behind its switch, and behind another host bridge.
+    fn the_nearest_come_first_and_the_refused_last() {
+        // Two are behind the switch of the GPU 53:00.0, one is behind another host bridge.
         let texts = ["64", "64", "1"];
         let root = host(&[("0000:60:00.0", texts), ("0000:50:00.0", texts), ("0000:4f:00.0", texts)]);
         let (machine, providers) = (sysfs::read(root.path()).unwrap(), providers(root.path()).unwrap());
-        let ways = |device: &str, forwards| {
-            let ways = nearest(&machine, &providers, device.parse().unwrap(), forwards);
-            ways.into_iter().map(|(provider, way)| (provider.address.to_string(), way)).collect::<Vec<_>>()
+        let reached = |device: &str, forwards| {
+            let reached = nearest(&machine, &providers, device.parse().unwrap(), forwards);
+            reached.into_iter().map(|(provider, p2p)| (provider.address.to_string(), p2p)).collect::<Vec<_>>()
         };
-        let order = |ways: &[(String, PeerToPeer)]| {
-            ways.iter().map(|(at, way)| (at[5..7].to_owned(), way.distance)).collect::<Vec<_>>()
+        let order = |reached: &[(String, PeerToPeer)]| {
+            reached.iter().map(|(at, p2p)| (at[5..7].to_owned(), p2p.distance)).collect::<Vec<_>>()
         };
-        let near = ways("0000:53:00.0", false);
+        let near = reached("0000:53:00.0", false);
         assert_eq!(order(&near), [("4f".into(), 4), ("50".into(), 4), ("60".into(), 8)]);
-        assert_eq!(near[2].1.way, Way::Refused(Why::NoSharedBridge));
-        assert!(ways("0000:53:00.0", true).iter().all(|(_, way)| way.is_possible()));
-        assert_eq!(order(&ways("0000:60:00.0", true))[0], ("60".into(), 0));
-        assert_eq!(ways("0000:ff:00.0", true), []);
+        assert_eq!(near[2].1.route, Route::Refused(OffSwitch::NoSharedBridge));
+        assert!(reached("0000:53:00.0", true).iter().all(|(_, p2p)| p2p.is_possible()));
+        assert_eq!(order(&reached("0000:60:00.0", true))[0], ("60".into(), 0));
+        assert_eq!(reached("0000:ff:00.0", true), []);
     }
 }

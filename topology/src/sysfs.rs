@@ -1,4 +1,4 @@
-//! A machine as Linux shows it below `/sys`, or a copy of that.
+//! Reads a machine from `/sys`, or from a copy of another host's `/sys`.
 
 use std::fs;
 use std::io;
@@ -7,17 +7,17 @@ use std::str::FromStr;
 
 use crate::{Address, Core, Cpus, Error, Function, Kind, Machine, Node, Root, acs};
 
-/// This host. Allowed are the CPUs of the calling thread.
+/// Reads this host. The allowed CPUs are those of the calling thread.
 pub fn this_host() -> Result<Machine, Error> {
-    here(true)
+    read_this_host(true)
 }
 
-/// As [`this_host`], without the bridges' [`acs`], which takes a look at each of them.
+/// As [`this_host`], but without the bridges' [`acs`], for which each bridge's configuration is read.
 pub fn this_host_without_acs() -> Result<Machine, Error> {
-    here(false)
+    read_this_host(false)
 }
 
-fn here(with_acs: bool) -> Result<Machine, Error> {
+fn read_this_host(with_acs: bool) -> Result<Machine, Error> {
     let mut machine = read_root(Path::new("/sys"), with_acs)?;
     if let Some(cpus) = Cpus::of_this_thread() {
         machine.allowed = cpus;
@@ -25,12 +25,12 @@ fn here(with_acs: bool) -> Result<Machine, Error> {
     Ok(machine)
 }
 
-/// The host whose `/sys` lies at `root`; all CPUs that are online there are allowed.
+/// Reads the host whose `/sys` is at `root`. All of its CPUs that are online are allowed.
 ///
-/// What a host need not have may be missing: PCI, NUMA nodes, the CPUs' siblings.
+/// The files of PCI functions, NUMA nodes and the CPUs' siblings may be missing, as some hosts have none.
 ///
 /// # Errors
-/// Any file that is there and cannot be read or understood.
+/// A file that exists is unreadable or malformed.
 pub fn read(root: &Path) -> Result<Machine, Error> {
     read_root(root, true)
 }
@@ -49,7 +49,7 @@ fn functions(root: &Path, with_acs: bool) -> Result<Vec<Function>, Error> {
         let link = links.join(name);
         match function(&link, with_acs) {
             Ok(function) => functions.push(function),
-            // Taken out meanwhile.
+            // The function was removed meanwhile.
             Err(_) if fs::symlink_metadata(&link).is_err() => {}
             Err(why) => return Err(why),
         }
@@ -58,22 +58,22 @@ fn functions(root: &Path, with_acs: bool) -> Result<Vec<Function>, Error> {
 }
 
 fn function(link: &Path, with_acs: bool) -> Result<Function, Error> {
-    // The link's target tells the bridges. A copy's links may lead out of it: only names count.
+    // The link's target names the bridges. The links of a copy may lead out of the copy, so only their names are used.
     let place = fs::canonicalize(link).map_err(|why| Error::unreadable(link, why))?;
     let names: Vec<_> = place.components().filter_map(name).collect();
     let of_root = |name: &&str| name.strip_prefix("pci").and_then(|name| name.parse::<Root>().ok());
     let Some((at, host)) = names.iter().enumerate().find_map(|(at, name)| Some((at, of_root(name)?))) else {
         return Err(Error::malformed(
             link,
-            format!("leads to {}, which is below no host bridge", place.display()),
+            format!("leads to {}, which is not below a host bridge", place.display()),
         ));
     };
-    // Between them may stand what is no function, as below a VMD.
+    // Some components of the path are not functions, for example below a VMD.
     let mut bridges: Vec<Address> = names[at + 1..].iter().filter_map(|name| name.parse().ok()).collect();
     let Some(address) = bridges.pop() else {
         return Err(Error::malformed(
             link,
-            format!("leads to {}, which is no PCI function", place.display()),
+            format!("leads to {}, which is not a PCI function", place.display()),
         ));
     };
     let number = |file: &str, bits: u32| -> Result<u32, Error> {
@@ -82,7 +82,7 @@ fn function(link: &Path, with_acs: bool) -> Result<Function, Error> {
         let digits = text.strip_prefix("0x").unwrap_or(&text);
         let number = u32::from_str_radix(digits, 16).ok().filter(|number| number >> bits == 0);
         number.ok_or_else(|| {
-            Error::malformed(&path, format!("{text:?} is no hexadecimal number of {bits} bits"))
+            Error::malformed(&path, format!("{text:?} is not a hexadecimal number of {bits} bits"))
         })
     };
     let (class, vendor, device) =
@@ -94,7 +94,7 @@ fn function(link: &Path, with_acs: bool) -> Result<Function, Error> {
         class,
         vendor,
         device,
-        // Of one that the firmware does not tell the kernel says -1.
+        // The kernel shows -1 if the firmware does not tell the node.
         node: parsed::<i32>(&place.join("numa_node"))?.and_then(|node| node.try_into().ok()),
         kind: Kind::of(class, vendor, device, !rdma.is_empty()),
         rdma,
@@ -110,7 +110,7 @@ fn physical(place: &Path) -> Option<Address> {
     fs::read_link(place.join("physfn")).ok()?.file_name()?.to_str()?.parse().ok()
 }
 
-/// A PCI-to-PCI bridge's class.
+/// The class of a PCI-to-PCI bridge.
 const BRIDGE: u16 = 0x0604;
 
 fn redirects(path: &Path) -> Result<Option<bool>, Error> {
@@ -138,7 +138,7 @@ fn nodes(folder: &Path) -> Result<Vec<Node>, Error> {
     numbered.map(node).collect()
 }
 
-/// The cores that are online, and their CPUs.
+/// The cores with a CPU that is online, and all CPUs that are online.
 fn cores(folder: &Path, nodes: &[Node]) -> Result<(Vec<Core>, Cpus), Error> {
     let cpus = numbered(folder, "cpu")?;
     let online = match parsed::<Cpus>(&folder.join("online"))? {
@@ -152,7 +152,7 @@ fn cores(folder: &Path, nodes: &[Node]) -> Result<(Vec<Core>, Cpus), Error> {
             continue;
         }
         let about = folder.join(format!("cpu{number}/topology"));
-        // The second is what kernels before 5.0 call the first.
+        // Kernels before 5.0 have only the second name.
         let siblings = match parsed::<Cpus>(&about.join("core_cpus_list"))? {
             Some(siblings) => Some(siblings),
             None => parsed(&about.join("thread_siblings_list"))?,
@@ -165,7 +165,7 @@ fn cores(folder: &Path, nodes: &[Node]) -> Result<(Vec<Core>, Cpus), Error> {
     Ok((cores, online))
 }
 
-/// The entries of a folder, in order; none where there is no such folder.
+/// The entries of a folder, sorted. Empty if there is no such folder.
 pub(crate) fn entries(folder: &Path) -> Result<Vec<String>, Error> {
     let listed = match fs::read_dir(folder) {
         Ok(listed) => listed,
@@ -181,7 +181,7 @@ pub(crate) fn entries(folder: &Path) -> Result<Vec<String>, Error> {
     Ok(names)
 }
 
-/// The entries called `prefix` and a number, by number.
+/// The entries whose name is `prefix` and a number, by number.
 fn numbered(folder: &Path, prefix: &str) -> Result<Vec<(u32, PathBuf)>, Error> {
     let number = |name: &String| name.strip_prefix(prefix)?.parse().ok();
     let mut found: Vec<(u32, PathBuf)> =
@@ -190,7 +190,7 @@ fn numbered(folder: &Path, prefix: &str) -> Result<Vec<(u32, PathBuf)>, Error> {
     Ok(found)
 }
 
-/// What a file says, without the line's end; `None` if there is no such file.
+/// The text of a file, without the end of the line. `None` if there is no such file.
 fn text(path: &Path) -> Result<Option<String>, Error> {
     match fs::read_to_string(path) {
         Ok(text) => Ok(Some(text.trim_end().to_owned())),
@@ -199,6 +199,7 @@ fn text(path: &Path) -> Result<Option<String>, Error> {
     }
 }
 
+/// The parsed text of a file. `None` if there is no such file.
 pub(crate) fn parsed<T: FromStr>(path: &Path) -> Result<Option<T>, Error>
 where
     T::Err: std::fmt::Display,

@@ -1,15 +1,16 @@
-//! Rail groups on hosts of many shapes, each by a description.
+//! Rail groups on hosts of many shapes, each written as a description.
 
 use std::collections::BTreeSet;
 
 use multirail_topology::{
-    Address, Described, DescribedNode, Description, Distance, Machine, RailGroup, rail_groups, rail_groups_of,
+    Address, DescribedFunction, DescribedNode, Description, Distance, Machine, RailGroup, rail_groups,
+    rail_groups_of,
 };
 
-/// Behind one switch, each at a port of its own.
+/// The distance of two functions at different ports of one switch.
 const BESIDE: Distance = Distance::Switch(2);
 
-/// A host with two NUMA nodes of so many cores with two threads each.
+/// A host with two NUMA nodes of `cores_per_node` cores. Each core has two threads.
 fn host(cores_per_node: u32) -> Description {
     let node = |number: u32| DescribedNode {
         number,
@@ -20,7 +21,7 @@ fn host(cores_per_node: u32) -> Description {
 }
 
 fn put(host: &mut Description, path: String, class: &str, id: &str, node: Option<u32>) {
-    host.functions.push(Described { path, class: class.into(), id: id.into(), node, rdma: None });
+    host.functions.push(DescribedFunction { path, class: class.into(), id: id.into(), node, rdma: None });
 }
 
 fn put_gpu(host: &mut Description, path: String, node: Option<u32>) {
@@ -31,12 +32,13 @@ fn put_card(host: &mut Description, path: String, node: Option<u32>) {
     put(host, path, "0207", "15b3:1021", node);
 }
 
-/// What holds on every host: each GPU is served, each card serves in one group, no worker shares a
-/// core, and what a user would call wrong is not there.
+/// The groups of all cards, after [`check`].
 fn groups(machine: &Machine) -> Vec<RailGroup> {
     check(machine, rail_groups(machine))
 }
 
+/// Checks what holds on every host: each GPU is in one group, each card is in one group, and workers share no core if
+/// there are enough cores.
 fn check(machine: &Machine, groups: Vec<RailGroup>) -> Vec<RailGroup> {
     let gpus: Vec<Address> = groups.iter().flat_map(|group| group.gpus.iter().copied()).collect();
     let all: BTreeSet<Address> =
@@ -58,7 +60,7 @@ fn check(machine: &Machine, groups: Vec<RailGroup>) -> Vec<RailGroup> {
         let first = machine.cores.iter().position(|core| core.cpus.has(0));
         assert!(first.is_none_or(|first| !physical.contains(&first)), "a worker on the core of CPU 0");
     }
-    // No card is idle while another serves two GPUs that are as far from it.
+    // No card is idle while a GPU that is as near to it shares other cards.
     let at = |address: &Address| machine.function(*address).unwrap();
     for idle in groups.iter().filter(|group| group.gpus.is_empty()).flat_map(|group| &group.cards) {
         for shared in groups.iter().filter(|group| group.gpus.len() > group.cards.len()) {
@@ -80,8 +82,8 @@ fn counts(groups: &[RailGroup]) -> Vec<(usize, usize)> {
     groups.iter().map(|group| (group.gpus.len(), group.cards.len())).collect()
 }
 
-/// Eight GPUs on eight switches, each with so many cards beside it.
-fn eight(cards: usize) -> Machine {
+/// Eight GPUs on eight switches, each with `cards` cards on the same switch.
+fn eight_gpus(cards: usize) -> Machine {
     let mut host = host(32);
     for gpu in 0..8_u8 {
         let (bus, node) = (0x10 + gpu * 0x10, Some(u32::from(gpu / 4)));
@@ -119,7 +121,7 @@ fn p5_has_the_eight_groups_of_its_switches() {
 
 #[test]
 fn sixteen_cards_are_two_for_each_of_eight_gpus() {
-    let groups = groups(&eight(2));
+    let groups = groups(&eight_gpus(2));
     assert_eq!(counts(&groups), [(1, 2); 8]);
     assert!(groups.iter().all(|group| group.distance == Some(BESIDE)));
     assert_eq!(groups[5].cores.len(), 8);
@@ -127,12 +129,12 @@ fn sixteen_cards_are_two_for_each_of_eight_gpus() {
 
 #[test]
 fn eight_cards_are_one_for_each_of_eight_gpus() {
-    assert_eq!(counts(&groups(&eight(1))), [(1, 1); 8]);
+    assert_eq!(counts(&groups(&eight_gpus(1))), [(1, 1); 8]);
 }
 
-/// Four GPUs in each of two PCI domains, and two cards of two ports, none behind a GPU's switch.
+/// Each of two PCI domains has four GPUs, and two cards of two ports. No card is behind a GPU's switch.
 #[test]
-fn ports_of_other_switches_are_dealt_out() {
+fn ports_of_other_switches_are_divided_evenly() {
     let mut host = host(16);
     for domain in 0..2_u8 {
         let node = Some(u32::from(domain));
@@ -176,7 +178,7 @@ fn ports_of_other_switches_are_dealt_out() {
     assert!(groups.iter().all(|group| group.distance == Some(Distance::Root)));
 }
 
-/// A container sees two cards of GPU 0, one each of GPUs 1, 4 and 6.
+/// A container sees two cards of GPU 0, and one card of each of the GPUs 1, 4 and 6.
 #[test]
 fn five_cards_of_a_p5_serve_all_of_its_gpus() {
     let machine = Description::p5().machine().unwrap();
@@ -211,9 +213,9 @@ fn a_laptop_without_cards_has_no_groups() {
     assert_eq!(groups(&bare), []);
 }
 
-/// The firmware tells no node, as in many virtual machines: ties everywhere, dealt out evenly.
+/// The firmware tells no node, as in many virtual machines. All cards are equally near, and are divided evenly.
 #[test]
-fn without_numa_nodes_nobody_goes_short() {
+fn without_numa_nodes_cards_are_divided_evenly() {
     let mut host = host(8);
     for gpu in 0..4_u8 {
         put_gpu(&mut host, format!("0000:00/00:{:02x}.0", 0x04 + gpu), None);
@@ -233,7 +235,7 @@ fn without_numa_nodes_nobody_goes_short() {
 }
 
 #[test]
-fn one_gpu_takes_the_near_card_and_leaves_the_other_to_the_host() {
+fn a_gpu_gets_the_near_card_and_host_memory_the_other() {
     let mut host = host(4);
     put_gpu(&mut host, "0000:10/10:00.0/11:00.0/12:00.0/13:00.0".into(), Some(0));
     put_card(&mut host, "0000:10/10:00.0/11:00.0/12:01.0/14:00.0".into(), Some(0));
@@ -245,9 +247,8 @@ fn one_gpu_takes_the_near_card_and_leaves_the_other_to_the_host() {
     assert_eq!((groups[0].core, groups[1].core), (Some(1), Some(4)));
 }
 
-/// The far card is better than none.
 #[test]
-fn one_gpu_takes_the_only_card() {
+fn a_gpu_gets_a_far_card_if_there_is_no_other() {
     let mut host = host(4);
     put_gpu(&mut host, "0000:10/10:00.0/11:00.0".into(), Some(0));
     put_card(&mut host, "0000:80/80:00.0/81:00.0".into(), Some(1));
@@ -267,25 +268,25 @@ fn cards_without_a_gpu_are_grouped_by_node() {
 }
 
 #[test]
-fn workers_keep_to_the_cpus_they_may_use() {
-    let mut machine = eight(1);
+fn workers_run_on_allowed_cpus() {
+    let mut machine = eight_gpus(1);
     machine.allowed = "72,73,40".parse().unwrap();
     let groups = rail_groups(&machine);
     let cores: Vec<u32> = groups.iter().map(|group| group.core.unwrap()).collect();
     assert_eq!(cores, [72, 73, 73, 72, 40, 40, 40, 40]);
-    // Core 0 by its second thread is core 0.
+    // Only the second thread of core 0 is allowed, but it is still core 0.
     machine.allowed = "1-127".parse().unwrap();
     assert_eq!(check(&machine, rail_groups(&machine))[0].core, Some(1));
-    // No core of node 1 at all: its groups draw from all.
+    // No core of node 1 is allowed: its groups use the cores of node 0.
     machine.allowed = "0-3".parse().unwrap();
     let groups = rail_groups(&machine);
     assert!(groups.iter().all(|group| group.core.is_some_and(|core| core < 4)));
 }
 
 proptest::proptest! {
-    /// Any tree of two roots per node, with GPUs and cards anywhere.
+    /// Any tree with two host bridges per node, and GPUs and cards anywhere in it.
     #[test]
-    fn every_shape_is_served(places in proptest::collection::vec((0..2_u32, 0..2_u8, 0..3_u8, proptest::bool::ANY), 1..24)) {
+    fn every_shape_passes_the_checks(places in proptest::collection::vec((0..2_u32, 0..2_u8, 0..3_u8, proptest::bool::ANY), 1..24)) {
         let mut host = host(16);
         for (number, (node, root, switch, is_gpu)) in places.into_iter().enumerate() {
             let bus = 0x10 + (node as u8 * 2 + root) * 0x30;

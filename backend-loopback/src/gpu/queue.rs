@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use cuda::{Mover, Reach};
+use cuda::{BatchCopier, Reach};
 use multirail_spi::{ErrorKind, PeerSlot, Result, WorkRequest};
 
 use super::pending_imms::PendingImms;
@@ -27,7 +27,7 @@ const BYTES_OF_ONE_PIECE: u64 = 64 << 20;
 /// The batches of one GPU of an endpoint.
 pub(crate) struct GpuQueue {
     /// Dropped first: its drop waits for the batches under way, which keep leases.
-    mover: Mover,
+    copier: BatchCopier,
     open: Batch,
     under_way: VecDeque<Batch>,
     /// Empty batches, for reuse.
@@ -65,7 +65,7 @@ impl GpuQueue {
     /// Opens a queue on `device`, whose kernels have `blocks` blocks together.
     pub(crate) fn open(device: &cuda::Device, blocks: u32) -> Result<Self> {
         Ok(Self {
-            mover: Mover::new(device, blocks)?,
+            copier: BatchCopier::new(device, blocks)?,
             open: Batch::default(),
             under_way: VecDeque::new(),
             spare: Vec::new(),
@@ -78,7 +78,7 @@ impl GpuQueue {
 
     /// CUDA's ordinal of the GPU.
     pub(crate) fn ordinal(&self) -> u32 {
-        self.mover.device().ordinal()
+        self.copier.device().ordinal()
     }
 
     /// The number of requests that are not completed.
@@ -105,12 +105,12 @@ impl GpuQueue {
     /// The number of requests that may be added before the next launch.
     #[inline]
     pub(crate) fn room(&self) -> usize {
-        self.mover.room()
+        self.copier.room()
     }
 
     /// The next requests go between other regions. `within` is true if both are in the GPU's own memory.
     pub(crate) fn change_path(&mut self, within: bool) {
-        self.mover.divide();
+        self.copier.end_piece();
         self.within = within;
     }
 
@@ -135,7 +135,7 @@ impl GpuQueue {
     /// Adds a request to the import that was begun last.
     ///
     /// # Safety
-    /// As [`Mover::add`], for `(to, from, len)`.
+    /// As [`BatchCopier::add`], for `(to, from, len)`.
     pub(crate) unsafe fn add(&mut self, request: &WorkRequest, ends: (u64, u64, u64), reach: Reach) {
         // SAFETY: by the caller.
         unsafe { self.add_bytes(std::iter::once(ends), reach) };
@@ -152,7 +152,7 @@ impl GpuQueue {
     #[inline]
     pub(crate) unsafe fn add_bytes(&mut self, ends: impl Iterator<Item = (u64, u64, u64)>, reach: Reach) {
         // SAFETY: by the caller.
-        unsafe { self.mover.add(ends, reach) };
+        unsafe { self.copier.add(ends, reach) };
     }
 
     /// Adds the ids of the bytes that were added last: `count` requests from `first` on, to the import that was begun
@@ -190,24 +190,24 @@ impl GpuQueue {
         pending_imms: &mut PendingImms,
         completions: &mut CompletionQueue,
     ) {
-        let enough = match self.mover.flying() as u64 {
+        let enough = match self.copier.in_flight() as u64 {
             0 => 1,
-            _ if self.mover.is_growing() => BYTES_OF_ONE_PIECE,
+            _ if self.copier.is_growing() => BYTES_OF_ONE_PIECE,
             under_way => {
                 BYTES_PER_BATCH * under_way.min(if self.within { MAX_COUNTED_WITHIN } else { MAX_COUNTED })
             }
         };
-        if self.mover.waiting() >= enough || self.room() == 0 {
+        if self.copier.open_bytes() >= enough || self.room() == 0 {
             self.launch(pending_imms, completions);
         }
     }
 
     fn launch(&mut self, pending_imms: &mut PendingImms, completions: &mut CompletionQueue) {
-        if self.open.runs.is_empty() || !self.mover.may_launch() {
+        if self.open.runs.is_empty() || !self.copier.can_launch() {
             return;
         }
         let mut batch = std::mem::replace(&mut self.open, self.spare.pop().unwrap_or_default());
-        match self.mover.launch() {
+        match self.copier.launch() {
             Ok(()) => {}
             // The batches before it are under way, and complete first.
             Err(why) => batch.refused = Some(self.record_failure(&why)),
@@ -234,7 +234,7 @@ impl GpuQueue {
             // CUDA knows nothing of a batch whose launch it refused.
             let outcome = match batch.refused {
                 Some(kind) => Err(kind),
-                None => match self.mover.landed() {
+                None => match self.copier.take_completed() {
                     None => return,
                     Some(Ok(())) => Ok(()),
                     Some(Err(why)) => Err(self.record_failure(&why)),

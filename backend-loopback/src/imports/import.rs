@@ -30,7 +30,7 @@ pub(crate) struct Import {
     #[cfg(target_os = "linux")]
     mapping: Option<Mapping>,
     /// Keeps the bytes mapped, if they are in the memory of the peer's GPU.
-    _gpu_memory: Option<cuda::Shared>,
+    _gpu_memory: Option<cuda::ImportedMemory>,
 }
 
 /// Where the first byte of a region is.
@@ -55,7 +55,7 @@ pub(crate) struct ResolvedRegion {
     pub(crate) location: RegionLocation,
     #[cfg(target_os = "linux")]
     pub(crate) mapping: Option<Mapping>,
-    pub(crate) gpu_memory: Option<cuda::Shared>,
+    pub(crate) gpu_memory: Option<cuda::ImportedMemory>,
     pub(crate) lock: Option<cuda::PageLock>,
 }
 
@@ -131,7 +131,7 @@ impl Drop for Import {
         if let Some(lock) = self.lock.take() {
             #[cfg(target_os = "linux")]
             let lock = (lock, self.mapping.take());
-            cuda::let_go(lock);
+            cuda::drop_in_background(lock);
         }
     }
 }

@@ -2,7 +2,7 @@
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-use cuda::{Handle, Share, Shared};
+use cuda::{ExportHandle, ExportedMemory, ImportedMemory};
 use multirail_spi::{Error, ErrorKind, Memory, Result};
 
 use super::protocol::{Refusal, Reply};
@@ -22,7 +22,7 @@ impl GpuReply {
 
 /// Owner: the answer to question `number`, about `memory` of a GPU.
 pub(crate) fn describe(number: u64, memory: &dyn Memory, access: u32) -> GpuReply {
-    let share = match Share::of(memory.as_ptr() as u64, memory.len()) {
+    let share = match ExportedMemory::of(memory.as_ptr() as u64, memory.len()) {
         Ok(share) => share,
         Err(why) => {
             tracing::warn!(%why, "loopback: a region of GPU memory cannot be shared with a peer process");
@@ -30,13 +30,13 @@ pub(crate) fn describe(number: u64, memory: &dyn Memory, access: u32) -> GpuRepl
         }
     };
     let (handle, file) = match share.handle {
-        Handle::File(file) => (None, Some(file)),
-        Handle::Bytes(bytes) => {
+        ExportHandle::File(file) => (None, Some(file)),
+        ExportHandle::Bytes(bytes) => {
             let half = |at: usize| std::array::from_fn(|byte| bytes[at + byte]);
             (Some((half(0), half(32))), None)
         }
     };
-    let Share { gpu, size, offset, .. } = share;
+    let ExportedMemory { gpu, size, offset, .. } = share;
     let reply = Reply::Gpu { number, len: memory.len() as u64, access, gpu, size, offset, handle };
     GpuReply { reply, file }
 }
@@ -49,18 +49,18 @@ pub(crate) fn open(
     offset: u64,
     handle: Option<([u8; 32], [u8; 32])>,
     len: u64,
-) -> Result<Shared> {
+) -> Result<ImportedMemory> {
     let handle = match (handle, <[OwnedFd; 1]>::try_from(files)) {
         (Some((first, second)), _) => {
-            Handle::Bytes(std::array::from_fn(|at| if at < 32 { first[at] } else { second[at - 32] }))
+            ExportHandle::Bytes(std::array::from_fn(|at| if at < 32 { first[at] } else { second[at - 32] }))
         }
-        (None, Ok([file])) => Handle::File(file),
+        (None, Ok([file])) => ExportHandle::File(file),
         (None, Err(_)) => {
             let context = "the peer did not hand over the region's file: do not trust this peer";
             return Err(Error::new(ErrorKind::Protocol, "import", context));
         }
     };
-    let shared = Shared::open(&Share { gpu, size, offset, handle }, len)?;
+    let shared = ImportedMemory::open(&ExportedMemory { gpu, size, offset, handle }, len)?;
     shared.device().prepare()?;
     Ok(shared)
 }

@@ -1,4 +1,4 @@
-//! A fabric that stages, and memory that its device refuses.
+//! Opens a fabric with staging, and registers memory that its device refuses.
 
 use std::sync::Arc;
 
@@ -8,7 +8,7 @@ use transport_core::{Fabric, FabricBuilder, Region, TransportConfig};
 
 pub const OPEN: Access = Access::REMOTE_WRITE.union(Access::REMOTE_READ);
 
-/// Over the first device of `inner`; `None`, and why on standard error, where there is none.
+/// Opens a fabric on the first device of `inner`. Without a device it prints the reason and returns `None`.
 pub fn open(inner: impl Backend + 'static, staging: Staging) -> Option<Fabric> {
     let mut devices = match inner.probe() {
         Ok(devices) => devices,
@@ -23,10 +23,10 @@ pub fn open(inner: impl Backend + 'static, staging: Staging) -> Option<Fabric> {
     Some(FabricBuilder::new().transport(transport).open().expect("a fabric"))
 }
 
-/// The host's memory, as if a PCI device gave it out.
+/// Host memory that claims to be memory of a PCI device.
 struct Foreign(HostBuffer);
 
-// SAFETY: the buffer's own promises.
+// SAFETY: all methods return what the buffer returns, which keeps this contract itself.
 unsafe impl Memory for Foreign {
     fn as_ptr(&self) -> *mut u8 {
         self.0.as_ptr()
@@ -40,14 +40,15 @@ unsafe impl Memory for Foreign {
         MemoryKind::P2pmem
     }
 
-    // Else a card would be given its address, and take it: the host's it is.
+    // Otherwise the device would register it by its address, and succeed, because it is host memory.
     fn dma_buf(&self) -> Result<Option<DmaBuf>> {
         Err(Error::new(ErrorKind::Unsupported, "register", "this memory has no DMA-BUF"))
     }
 }
 
+/// Registers memory that the device refuses.
 pub fn foreign(fabric: &Fabric, len: usize) -> Result<Region> {
     let memory = Arc::new(Foreign(HostBuffer::new(len)?));
-    // SAFETY: nobody holds references into it.
+    // SAFETY: there are no references into the memory.
     unsafe { fabric.register(memory, OPEN) }
 }

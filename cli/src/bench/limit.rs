@@ -4,7 +4,7 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use multirail::cuda::{CudaMemory, Device, End, PinnedBuffer, PlainCopy};
+use multirail::cuda::{CopyEnd, CudaMemory, Device, PinnedBuffer, PlainCopy};
 use multirail::{Access, Fabric, Region};
 
 use super::content;
@@ -48,7 +48,7 @@ impl Limit {
 }
 
 /// New memory at `place`; a host's is locked for the GPU at `other`.
-fn end(place: Place, other: Place, len: usize) -> Done<End> {
+fn end(place: Place, other: Place, len: usize) -> Done<CopyEnd> {
     Ok(match (place, other) {
         (Place::Gpu(number), _) => Arc::new(CudaMemory::new(&Device::open(number)?, len)?).into(),
         (_, Place::Gpu(number)) => Arc::new(PinnedBuffer::new(&Device::open(number)?, len)?).into(),

@@ -24,7 +24,7 @@ fn on_gpu(region: &Region, load: &Load) -> Result<Option<u64>> {
     let memory = unsafe { CudaMemory::of_pointer(address, region.len(), owner) }?;
     let streams: Vec<u64> =
         content::arrived(load).into_iter().map(|page| content::stream(load, page)).collect();
-    memory.first_wrong(load.size, &streams)
+    memory.first_mismatch(load.size, &streams)
 }
 
 #[cfg(test)]

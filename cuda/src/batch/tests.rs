@@ -2,19 +2,19 @@ use proptest::prelude::*;
 
 use super::*;
 
-/// What a batch of `pieces` has: its entries, as the kernel reads them, and its copies.
-fn gathered(pieces: &[(Ends, Reach)]) -> (Batch, Vec<Ends>, Vec<Ends>) {
-    gathered_by(pieces, usize::MAX)
+/// The batch of `pieces`, its entries as the kernel reads them, and its copies.
+fn batch_of(pieces: &[(Ends, Reach)]) -> (Batch, Vec<Ends>, Vec<Ends>) {
+    batch_by(pieces, usize::MAX)
 }
 
-/// The same, `most` pieces at a time.
-fn gathered_by(pieces: &[(Ends, Reach)], most: usize) -> (Batch, Vec<Ends>, Vec<Ends>) {
+/// The same, if at most `most` pieces are added at a time.
+fn batch_by(pieces: &[(Ends, Reach)], most: usize) -> (Batch, Vec<Ends>, Vec<Ends>) {
     let (mut table, mut batch) = (Table::empty(), Batch::default());
     let alike = pieces.chunk_by(|(_, one), (_, other)| one == other);
     for alike in alike.flat_map(|alike| alike.chunks(most)) {
         batch.add(&mut table, alike.iter().map(|(ends, _)| *ends), alike[0].1);
     }
-    batch.divide(&mut table);
+    batch.end_piece(&mut table);
     let len = |at| if batch.each > 0 { batch.each } else { table.len[at] };
     let entries = (0..batch.entries).map(|at| (table.to[at], table.from[at], len(at).into())).collect();
     let copies = batch.copies.iter().map(|piece| (piece.to, piece.from, piece.len)).collect();
@@ -28,9 +28,9 @@ fn page(number: u64, len: u64) -> Ends {
 proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, ..Default::default() })]
 
-    /// Against joining all first, and telling them apart then.
+    /// Compares with a simple model: it joins all adjacent pieces first, and divides them into entries and copies then.
     #[test]
-    fn nothing_is_lost_or_moved_twice(
+    fn every_byte_is_copied_once(
         script in prop::collection::vec((any::<bool>(), 0_usize..6, 0_u8..8), 1..80),
         most in 1_usize..9,
     ) {
@@ -55,7 +55,7 @@ proptest! {
                 }
             }
         }
-        let (batch, entries, copies) = gathered_by(&pieces, most);
+        let (batch, entries, copies) = batch_by(&pieces, most);
         let is_entry = |(ends, reach): &(Ends, Reach)| *reach == Reach::Kernel && ends.2 < LARGE;
         let (wanted, others): (Vec<_>, Vec<_>) = joined.into_iter().partition(is_entry);
         let ends = |pieces: Vec<(Ends, Reach)>| pieces.into_iter().map(|(ends, _)| ends).collect::<Vec<_>>();
@@ -68,29 +68,29 @@ proptest! {
 #[test]
 fn pages_of_one_size_have_no_lengths_until_one_differs() {
     let mut pages: Vec<_> = (0..40).map(|number| (page(number, 4096), Reach::Kernel)).collect();
-    let (batch, entries, _) = gathered(&pages);
+    let (batch, entries, _) = batch_of(&pages);
     assert_eq!((batch.each, batch.longest, batch.bytes), (4096, 4096, 40 * 4096));
     assert_eq!(entries, (0..40).map(|number| page(number, 4096)).collect::<Vec<_>>());
-    // And some of the first size again, behind it.
+    // More pages of the first size follow it.
     pages.splice(20..20, [(page(50, 100), Reach::Kernel)]);
-    let (batch, entries, _) = gathered(&pages);
+    let (batch, entries, _) = batch_of(&pages);
     assert_eq!((batch.each, batch.longest, batch.bytes), (0, 4096, 40 * 4096 + 100));
     assert_eq!(entries, pages.iter().map(|(ends, _)| *ends).collect::<Vec<_>>());
 }
 
 #[test]
-fn neighbours_at_both_ends_are_joined() {
+fn adjacent_pages_are_joined() {
     let (to, from, len) = page(7, 4096);
     let next = (to + len, from + len, len);
     let beside = (to + 2 * len, from + 9 * len, len);
     let pages = [page(1, len), page(2, len), (to, from, len), next, beside].map(|ends| (ends, Reach::Kernel));
-    let (batch, entries, _) = gathered(&pages);
+    let (batch, entries, _) = batch_of(&pages);
     assert_eq!(entries, [page(1, len), page(2, len), (to, from, 2 * len), beside]);
     assert_eq!((batch.each, batch.longest, batch.bytes), (0, 8192, 5 * len));
 }
 
 #[test]
-fn what_the_kernel_does_not_move_is_copied() {
+fn pieces_for_the_copy_engine_are_no_entries() {
     let pieces = [
         (page(1, 4096), Reach::Kernel),
         (page(2, 4096), Reach::Driver),
@@ -99,29 +99,29 @@ fn what_the_kernel_does_not_move_is_copied() {
         (page(5, 4096), Reach::Kernel),
         (page(6, 4096), Reach::Kernel),
     ];
-    let (batch, entries, copies) = gathered(&pieces);
+    let (batch, entries, copies) = batch_of(&pieces);
     assert_eq!(entries, [page(1, 4096), page(5, 4096), page(6, 4096)]);
     assert_eq!(copies, [page(2, 4096), page(3, 4096), page(4, LARGE)]);
     assert_eq!(batch.each, 4096);
 }
 
 #[test]
-fn what_would_be_too_long_is_not_joined() {
+fn a_piece_that_would_be_too_long_is_not_joined() {
     let (to, from, len) = page(2, 4096);
-    let pieces = [page(1, len), (to, from, len), (to + len, from + len, LONGEST), page(9, len)];
-    let (batch, entries, copies) = gathered(&pieces.map(|ends| (ends, Reach::Kernel)));
+    let pieces = [page(1, len), (to, from, len), (to + len, from + len, MAX_PIECE), page(9, len)];
+    let (batch, entries, copies) = batch_of(&pieces.map(|ends| (ends, Reach::Kernel)));
     assert_eq!((batch.each, entries), (4096, vec![page(1, len), (to, from, len), page(9, len)]));
-    assert_eq!(copies, [(to + len, from + len, LONGEST)]);
+    assert_eq!(copies, [(to + len, from + len, MAX_PIECE)]);
 }
 
 #[test]
-fn a_full_one_has_no_room() {
+fn a_full_batch_has_no_room() {
     let pages: Vec<_> = (0..ENTRIES as u64 - 1).map(|number| (page(number, 64), Reach::Kernel)).collect();
-    let (mut batch, entries, _) = gathered(&pages);
+    let (mut batch, entries, _) = batch_of(&pages);
     assert_eq!((entries.len(), batch.room()), (ENTRIES - 1, 0));
     batch.clear();
     assert_eq!((batch.room(), batch.is_empty()), (ENTRIES - 1, true));
-    let (batch, ..) = gathered(&[(page(1, MOST), Reach::Kernel)]);
+    let (batch, ..) = batch_of(&[(page(1, MAX_BYTES), Reach::Kernel)]);
     assert_eq!(batch.room(), 0);
 }
 
@@ -131,6 +131,6 @@ fn one_large_piece_grows() {
     let (to, from, _) = page(1, 0);
     batch.add(&mut table, (0..4).map(|at| (to + at * LARGE, from + at * LARGE, LARGE)), Reach::Kernel);
     assert!(batch.is_growing() && batch.copies.is_empty());
-    batch.divide(&mut table);
+    batch.end_piece(&mut table);
     assert_eq!((batch.copies[0].len, batch.is_growing()), (4 * LARGE, false));
 }

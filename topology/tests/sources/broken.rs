@@ -1,4 +1,4 @@
-//! What is broken is an error that names the file.
+//! A malformed source is an error that names the file.
 
 use std::path::Path;
 
@@ -30,7 +30,7 @@ mod sysfs {
 
     use super::assert_names;
 
-    /// A part of a p5's tree.
+    /// A part of a p5's sysfs tree.
     fn tree() -> tempfile::TempDir {
         let mut machine = crate::p5();
         machine.functions.truncate(20);
@@ -133,7 +133,7 @@ mod hwloc {
             std::fs::write(&path, text).unwrap();
             assert_names(hwloc::read(&path), &path);
         }
-        // Of a version that this library does not read: what it takes is said.
+        // A version that this libhwloc does not read: the error names the version that it needs.
         std::fs::write(&path, whole.replace("version=\"2.0\"", "version=\"3.0\"")).unwrap();
         let said = assert_names(hwloc::read(&path), &path);
         assert!(said.contains("needs libhwloc 3 or newer") && said.contains("this is libhwloc 2:"), "{said}");

@@ -1,4 +1,4 @@
-//! Through an hwloc XML file, and this host by hwloc.
+//! A machine that is written to an hwloc XML file, and read from it; and this host by hwloc.
 
 use multirail_topology::{Core, Cpus, Function, Machine, Node, fixture, hwloc, sysfs};
 
@@ -14,7 +14,7 @@ fn through_xml(machine: &Machine) -> Machine {
 }
 
 #[test]
-fn hwloc_carries_all_of_a_machine_with_nodes() {
+fn hwloc_keeps_all_of_a_machine_with_nodes() {
     let mut restricted = super::rich();
     restricted.allowed = "2-47,60,100-110".parse().unwrap();
     for machine in [super::p5(), super::rich(), super::nodeless(), restricted] {
@@ -24,7 +24,7 @@ fn hwloc_carries_all_of_a_machine_with_nodes() {
     }
 }
 
-/// A node below one host bridge is not carried where another function there has another, or none.
+/// All functions below a host bridge get the same node, even if their nodes differ in sysfs.
 #[test]
 fn hwloc_has_one_node_per_host_bridge() {
     let mut machine = super::p5();
@@ -35,7 +35,7 @@ fn hwloc_has_one_node_per_host_bridge() {
 }
 
 #[test]
-fn hwloc_makes_up_a_node_where_there_is_none() {
+fn hwloc_adds_a_node_to_a_machine_without_nodes() {
     let mut machine = super::nodeless();
     machine.nodes.clear();
     machine.cores.iter_mut().for_each(|core| core.node = None);
@@ -43,7 +43,7 @@ fn hwloc_makes_up_a_node_where_there_is_none() {
     assert_eq!(read.nodes, [Node { number: 0, cpus: machine.allowed.clone() }]);
     assert!(read.cores.iter().all(|core| core.node == Some(0)));
     assert_eq!((&read.functions, &read.allowed), (&machine.functions, &machine.allowed));
-    // The one node is then everybody's; nothing else differs.
+    // All groups get this one node. Nothing else differs.
     let mut groups = super::groups(&machine);
     groups.iter_mut().for_each(|group| group.node = Some(0));
     assert_eq!(super::groups(&read), groups);
@@ -56,7 +56,7 @@ fn memory_alone_has_no_cpus() {
     assert_eq!(through_xml(&machine), machine);
 }
 
-/// hwloc puts memory alone into a package with CPUs, whose CPUs it then says are near.
+/// hwloc puts a node of memory alone into a package with CPUs, and then lists these CPUs with the node.
 #[test]
 fn memory_next_to_cpus_has_none_either() {
     let mut machine = super::p5();
@@ -75,8 +75,9 @@ fn memory_next_to_cpus_has_none_either() {
     assert_eq!(read, machine);
 }
 
-/// hwloc does not tell what sysfs says of nodes on a host with one, and has one where sysfs has none;
-/// its domains are of 16 bits, and it does not show access control. Interfaces of virtual cards it finds also below other drivers' folders.
+/// The known differences between the two sources are left out. On a host with one node, hwloc does not tell a function's
+/// node. If sysfs has no node, hwloc has one. hwloc's PCI domains have 16 bits, and it does not tell ACS. It also finds
+/// network interfaces below other drivers' folders.
 #[test]
 #[cfg(target_os = "linux")]
 fn this_host_is_the_same_to_both() {
@@ -100,7 +101,7 @@ fn this_host_is_the_same_to_both() {
     let cpus = |cores: &[Core]| cores.iter().map(|core| core.cpus.clone()).collect::<Vec<Cpus>>();
     assert_eq!(cpus(&by_hwloc.cores), cpus(&by_sysfs.cores));
     if by_sysfs.nodes.is_empty() {
-        println!("skipped: nodes; this kernel knows none");
+        println!("skipped: the comparison of nodes, because this kernel knows none");
     } else {
         assert_eq!((by_hwloc.nodes, by_hwloc.cores), (by_sysfs.nodes, by_sysfs.cores));
     }

@@ -1,4 +1,4 @@
-//! The sources of a machine agree: descriptions, sysfs, hwloc.
+//! Descriptions, sysfs and hwloc give the same machine.
 
 mod broken;
 #[cfg(feature = "hwloc")]
@@ -10,13 +10,13 @@ mod sysfs;
 
 use multirail_topology::{Address, Core, Cpus, Description, Machine, Node, RailGroup};
 
-/// The built-in description's machine.
+/// The machine of the built-in description.
 fn p5() -> Machine {
     Description::p5().machine().unwrap()
 }
 
-/// A p5 with what its description lacks: a second hardware thread per core, of which one is not
-/// allowed, network interfaces, a card with two RDMA devices, an NVSwitch, and another domain.
+/// A p5 with parts that its description lacks: a second hardware thread per core, network interfaces, a card with two
+/// RDMA devices, an NVSwitch, and another PCI domain.
 fn rich() -> Machine {
     let p5 = p5();
     let (mut functions, mut cores, mut nodes) = (p5.functions, p5.cores, p5.nodes);
@@ -46,7 +46,7 @@ fn rich() -> Machine {
     machine
 }
 
-/// One whose firmware tells no node of any function.
+/// A p5 whose firmware does not tell the node of any function.
 fn nodeless() -> Machine {
     let mut machine = p5();
     machine.functions.iter_mut().for_each(|function| function.node = None);

@@ -1,4 +1,4 @@
-//! A real p5's files, where they are: they are not the project's to publish.
+//! The files of a real p5. The project may not publish them, so the tests are skipped where they are missing.
 
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use multirail_topology::{Address, RailGroup, Root, fixture, sysfs};
 
-/// A file of a p5, if it is here.
+/// The path of a file of a p5, if the file exists.
 fn file(name: &str) -> Option<PathBuf> {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../shared/fixtures/p5");
     let path = folder.join(name);

@@ -1,9 +1,9 @@
-//! Through a sysfs tree, and this host's.
+//! A machine that is written to a sysfs tree, and read from it.
 
 use multirail_topology::{fixture, sysfs};
 
 #[test]
-fn sysfs_carries_all_of_a_machine() {
+fn sysfs_keeps_all_of_a_machine() {
     for machine in [super::p5(), super::rich(), super::nodeless()] {
         let folder = tempfile::tempdir().unwrap();
         fixture::write_sysfs(&machine, folder.path()).unwrap();

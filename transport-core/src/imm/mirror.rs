@@ -34,7 +34,7 @@ impl ImmCounter {
     /// # use std::sync::{Arc, atomic::AtomicU32};
     /// # use multirail_core::{AtEnd, Peer};
     /// # fn decode(peer: &Peer) {
-    /// let word = Arc::new(AtomicU32::new(0)); // Or a `CudaWord`, for which a stream can wait.
+    /// let word = Arc::new(AtomicU32::new(0)); // Or a `CudaSignal`, for which a stream can wait.
     /// let landed = peer.imm(1).mirror(word.clone(), AtEnd::Pass);
     /// let next = landed.total() + 512; // Of 512 pages, the next ones.
     /// # drop(next);

@@ -1,34 +1,34 @@
-//! Host memory that CUDA has page-locked.
+//! Host memory that is page-locked for GPUs.
 
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
 use multirail_spi::{HostBuffer, Memory, Result};
 
-use crate::{Device, PageLock, let_go};
+use crate::{Device, PageLock, drop_in_background};
 
-/// A [`HostBuffer`] in page-locked memory: GPUs copy it without a detour, at the speed of their link. Peers
-/// of this host can map it as any other.
+/// A [`HostBuffer`] in page-locked memory: GPUs copy it directly, at the speed of their link. Other processes of this
+/// host can map it like any host buffer.
 pub struct PinnedBuffer {
-    /// There until it is dropped.
+    /// `Some` until the buffer is dropped.
     lock: Option<PageLock>,
     buffer: Arc<HostBuffer>,
     device: Device,
 }
 
 impl PinnedBuffer {
-    /// `len` zeroed bytes, at least one, page-locked for all GPUs of this process by way of `device`.
+    /// Allocates `len` zeroed bytes, and page-locks them in the context of `device`, for all GPUs of this process.
     ///
     /// # Errors
-    /// `InvalidRequest` for no bytes, `Exhausted` where there are not enough to lock.
+    /// `InvalidRequest` if `len` is 0, `Exhausted` if so much memory cannot be locked.
     pub fn new(device: &Device, len: usize) -> Result<Self> {
         let buffer = HostBuffer::new(len)?;
-        // SAFETY: the buffer is mapped until after the lock is gone.
+        // SAFETY: the buffer stays mapped until the lock is dropped.
         let lock = unsafe { PageLock::new(device, buffer.as_ptr(), len) }?;
         Ok(Self { lock: Some(lock), buffer: Arc::new(buffer), device: device.clone() })
     }
 
-    /// The GPU by way of which it was locked.
+    /// The GPU in whose context the buffer was locked.
     pub fn device(&self) -> &Device {
         &self.device
     }
@@ -36,12 +36,13 @@ impl PinnedBuffer {
 
 impl Drop for PinnedBuffer {
     fn drop(&mut self) {
-        // The lock goes before what it locks.
-        let_go((self.lock.take(), Arc::clone(&self.buffer)));
+        // A tuple's fields are dropped in order: the lock before the memory.
+        drop_in_background((self.lock.take(), Arc::clone(&self.buffer)));
     }
 }
 
-// SAFETY: the buffer's own promises; locking its pages moves nothing.
+// SAFETY: all methods return what the buffer returns, which keeps this contract itself. Locking its pages moves
+// nothing.
 unsafe impl Memory for PinnedBuffer {
     fn as_ptr(&self) -> *mut u8 {
         self.buffer.as_ptr()

@@ -1,7 +1,7 @@
-//! Copies shuffled pages by a mover alone, and says how fast, and what a launch costs: what is less through a fabric
-//! is the engine's share.
+//! Copies shuffled pages by a [`BatchCopier`] alone. Prints the speed, and the time of a launch. If a fabric is slower,
+//! the difference is the engine's cost.
 //!
-//! `mover [PAGE BYTES] [BLOCKS] [BYTES PER BATCH] [FROM GPU] [TO GPU]`
+//! `batch_copier [PAGE BYTES] [BLOCKS] [BYTES PER BATCH] [FROM GPU] [TO GPU]`
 
 mod arguments;
 
@@ -9,7 +9,7 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use multirail_cuda::{CudaMemory, Device, Mover, PlainCopy, Reach};
+use multirail_cuda::{BatchCopier, CudaMemory, Device, PlainCopy, Reach};
 use multirail_spi::{Memory, Result};
 
 const TOTAL: usize = 1 << 30;
@@ -33,7 +33,7 @@ fn run() -> Result<()> {
     let (source, target) = (memory(&from_gpu)?, memory(&to_gpu)?);
     let _ = to_gpu.reaches(&from_gpu);
     let plain = PlainCopy::new(Arc::clone(&source), Arc::clone(&target))?;
-    let mut mover = Mover::new(&to_gpu, blocks as u32)?;
+    let mut copier = BatchCopier::new(&to_gpu, blocks as u32)?;
     let count = TOTAL / page;
     let order = |step| arguments::shuffled(count, step).map(|at| at * page).collect::<Vec<_>>();
     let (here, there) = (order(30_011), order(40_503));
@@ -48,20 +48,20 @@ fn run() -> Result<()> {
             let (to, from) =
                 (target.as_ptr() as u64 + there[at] as u64, source.as_ptr() as u64 + here[at] as u64);
             let ends = (to, from, page as u64);
-            // SAFETY: within two memories that outlive the mover's work, which is waited for.
-            unsafe { mover.add(std::iter::once(ends), Reach::Kernel) };
-            if mover.waiting() >= batch as u64 || mover.room() == 0 || at + 1 == count {
-                while !mover.may_launch() {
-                    mover.landed().transpose()?;
+            // SAFETY: in bounds of two memories that outlive the copies: the loop below waits for them.
+            unsafe { copier.add(std::iter::once(ends), Reach::Kernel) };
+            if copier.open_bytes() >= batch as u64 || copier.room() == 0 || at + 1 == count {
+                while !copier.can_launch() {
+                    copier.take_completed().transpose()?;
                 }
                 let before = Instant::now();
-                mover.launch()?;
+                copier.launch()?;
                 launching += before.elapsed();
                 launches += 1;
             }
         }
-        while mover.flying() > 0 {
-            mover.landed().transpose()?;
+        while copier.in_flight() > 0 {
+            copier.take_completed().transpose()?;
         }
         let took = begun.elapsed().as_secs_f64();
         if took < best.1 {

@@ -1,0 +1,218 @@
+//! The staging buffer of a connection: host memory with slots for staged bytes, and with the lines in which the two
+//! processes exchange requests and responses.
+//!
+//! Each process has one buffer per connection. A process is the initiator of its own operations and the target of the
+//! peer's, so its buffer has one area of each kind for each role. All areas are indexed by slot.
+
+#[cfg(unix)]
+use std::os::fd::BorrowedFd;
+use std::sync::atomic::{AtomicU64, Ordering, fence};
+use std::sync::{Arc, OnceLock};
+
+use cuda::{Device, PageLock, Reach};
+use multirail_spi::{
+    Access, Domain, Error, ErrorKind, HostBuffer, KeyMaterial, Memory, MemoryRegion, Result,
+};
+
+use crate::wire::{REQUEST_WORDS, SlotRequest};
+
+/// The number of slots for each role. With 64 KiB per slot, 2 MiB are in transfer at a time. A 200 Gbps line takes 84
+/// µs for 2 MiB. A slot is in use for about as long: two GPU copies (15 µs each, H200) and three transfers over the
+/// line.
+pub(crate) const SLOT_COUNT: usize = 32;
+/// Bytes of a slot.
+pub(crate) const SLOT_LEN: usize = 64 << 10;
+
+/// Bytes of the line that holds one request or one response.
+const LINE_LEN: usize = 8 * REQUEST_WORDS;
+const LINES_LEN: usize = SLOT_COUNT * LINE_LEN;
+/// The peer writes its responses and its requests here.
+const RESPONSES_IN: usize = 0;
+const REQUESTS_IN: usize = LINES_LEN;
+/// The sources of the RDMA writes that send this process's requests and responses.
+const REQUESTS_OUT: usize = 2 * LINES_LEN;
+const RESPONSES_OUT: usize = 3 * LINES_LEN;
+/// The slots of this process as target: bytes that the peer writes to a region here, or reads from one.
+const TARGET_SLOTS: usize = 4 * LINES_LEN;
+/// The slots of this process as initiator: bytes that it writes to a region of the peer, or has read from one.
+const INITIATOR_SLOTS: usize = TARGET_SLOTS + SLOT_COUNT * SLOT_LEN;
+/// Bytes of a staging buffer.
+pub(crate) const BUFFER_LEN: usize = INITIATOR_SLOTS + SLOT_COUNT * SLOT_LEN;
+
+/// This process's staging buffer for one connection: 4 MiB and 8 KiB.
+///
+/// The peer can write anywhere in it at any time. Requests and responses are therefore checked when they are read.
+/// Staged bytes are not: the peer could only corrupt its own transfers.
+pub(crate) struct StagingBuffer {
+    /// Dropped before the memory, and before the page lock.
+    region: Option<Arc<dyn MemoryRegion>>,
+    memory: Arc<PolledMemory>,
+    /// Set by the first copy of a GPU from or to the buffer.
+    page_lock: OnceLock<(Option<PageLock>, Reach)>,
+}
+
+/// The memory of a staging buffer. The endpoint polls it, without waiting for a completion of the device.
+struct PolledMemory(HostBuffer);
+
+// SAFETY: all methods return what the buffer returns, which keeps this contract itself.
+unsafe impl Memory for PolledMemory {
+    fn as_ptr(&self) -> *mut u8 {
+        self.0.as_ptr()
+    }
+
+    fn len(&self) -> usize {
+        self.0.len()
+    }
+
+    fn is_watched(&self) -> bool {
+        true
+    }
+
+    #[cfg(unix)]
+    fn shared_file(&self) -> Option<BorrowedFd<'_>> {
+        self.0.shared_file()
+    }
+}
+
+impl StagingBuffer {
+    /// Allocates a buffer and registers it with `domain`, so that peers can write to it.
+    pub(crate) fn new(domain: &dyn Domain) -> Result<Self> {
+        let memory = Arc::new(PolledMemory(HostBuffer::new(BUFFER_LEN)?));
+        // SAFETY: there are no references into the memory: it is only accessed by atomics, copies and devices.
+        let region = unsafe { domain.register(Arc::clone(&memory) as _, Access::REMOTE_WRITE) }?;
+        Ok(Self { region: Some(region), memory, page_lock: OnceLock::new() })
+    }
+
+    /// The key that the peer imports.
+    pub(crate) fn key(&self) -> Result<KeyMaterial> {
+        let closed = || Error::new(ErrorKind::Closed, "connect", "the staging buffer is closed");
+        self.region.as_ref().map(|region| region.key()).ok_or_else(closed)
+    }
+
+    /// The local key.
+    pub(crate) fn lkey(&self) -> u64 {
+        self.region.as_ref().map_or(0, |region| region.lkey())
+    }
+
+    /// How GPUs reach the buffer. The first call page-locks it through `device`, if that is possible.
+    pub(crate) fn reach(&self, device: &Device) -> Reach {
+        self.page_lock.get_or_init(|| self.lock(device)).1
+    }
+
+    fn lock(&self, device: &Device) -> (Option<PageLock>, Reach) {
+        // SAFETY: the memory stays mapped until the lock is dropped (see `drop`). It was registered before it is
+        // locked, which is harmless: no GPU copies from or to it except through this method.
+        match unsafe { PageLock::new(device, self.memory.as_ptr(), BUFFER_LEN) } {
+            Ok(lock) => (Some(lock), Reach::of_host(self.memory.as_ptr() as u64, BUFFER_LEN as u64)),
+            Err(why) => {
+                tracing::warn!(%why, "staging: the slots cannot be page-locked, so GPU copies are slow");
+                (None, Reach::Driver)
+            }
+        }
+    }
+
+    /// The bytes of a slot of this process as target.
+    pub(crate) fn target_slot(&self, slot: usize) -> *mut u8 {
+        self.at(TARGET_SLOTS + slot * SLOT_LEN)
+    }
+
+    /// The bytes of a slot of this process as initiator.
+    pub(crate) fn initiator_slot(&self, slot: usize) -> *mut u8 {
+        self.at(INITIATOR_SLOTS + slot * SLOT_LEN)
+    }
+
+    /// The source of the RDMA write that sends the request of a slot.
+    pub(crate) fn request_out(&self, slot: usize) -> *mut u8 {
+        self.at(REQUESTS_OUT + slot * LINE_LEN)
+    }
+
+    /// The source of the RDMA write that sends the response of a slot.
+    pub(crate) fn response_out(&self, slot: usize) -> *mut u8 {
+        self.at(RESPONSES_OUT + slot * LINE_LEN)
+    }
+
+    /// Bytes of the RDMA write that sends a request.
+    pub(crate) const REQUEST_LEN: u64 = LINE_LEN as u64;
+    /// Bytes of the RDMA write that sends a response.
+    pub(crate) const RESPONSE_LEN: u64 = 8;
+
+    pub(crate) fn set_request(&self, slot: usize, request: SlotRequest) {
+        for (index, word) in request.to_words().into_iter().enumerate() {
+            self.word(REQUESTS_OUT + slot * LINE_LEN + 8 * index).store(word, Ordering::Relaxed);
+        }
+        fence(Ordering::Release);
+    }
+
+    pub(crate) fn set_response(&self, slot: usize, word: u64) {
+        self.word(RESPONSES_OUT + slot * LINE_LEN).store(word, Ordering::Release);
+    }
+
+    /// The peer's latest request for a slot; `None` while it is incomplete. All bytes that the peer wrote before the
+    /// request are visible.
+    pub(crate) fn request_in(&self, slot: usize) -> Option<SlotRequest> {
+        let words = std::array::from_fn(|index| {
+            self.word(REQUESTS_IN + slot * LINE_LEN + 8 * index).load(Ordering::Relaxed)
+        });
+        fence(Ordering::Acquire);
+        SlotRequest::from_words(&words)
+    }
+
+    /// The peer's latest response for a slot. All bytes that the peer wrote before the response are visible.
+    pub(crate) fn response_in(&self, slot: usize) -> u64 {
+        self.word(RESPONSES_IN + slot * LINE_LEN).load(Ordering::Acquire)
+    }
+
+    fn at(&self, offset: usize) -> *mut u8 {
+        debug_assert!(offset < BUFFER_LEN);
+        self.memory.as_ptr().wrapping_add(offset)
+    }
+
+    fn word(&self, offset: usize) -> &AtomicU64 {
+        assert!(offset + 8 <= BUFFER_LEN && offset.is_multiple_of(8));
+        // SAFETY: the word is in bounds, and aligned because the mapping begins at a page. The mapping lives as long as
+        // `self`, and these lines are only accessed by atomics here and by devices.
+        unsafe { AtomicU64::from_ptr(self.at(offset).cast()) }
+    }
+}
+
+impl Drop for StagingBuffer {
+    fn drop(&mut self) {
+        drop(self.region.take());
+        if let Some((Some(lock), _)) = self.page_lock.take() {
+            // Unlocks, and then frees the memory, on another thread: unlocking waits for GPUs.
+            cuda::drop_in_background((lock, Arc::clone(&self.memory)));
+        }
+    }
+}
+
+/// The peer's staging buffer: the remote addresses and the key for work requests that write to it.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct RemoteBuffer {
+    pub base: u64,
+    pub rkey: u64,
+    /// The imm of requests and responses; `None` if one of the two processes does not use
+    /// [`WAKE_IMM`](crate::wire::WAKE_IMM).
+    pub wake_imm: Option<u32>,
+}
+
+impl RemoteBuffer {
+    /// The address of a slot of the peer as target.
+    pub(crate) fn target_slot(self, slot: usize) -> u64 {
+        self.base + (TARGET_SLOTS + slot * SLOT_LEN) as u64
+    }
+
+    /// The address of a slot of the peer as initiator.
+    pub(crate) fn initiator_slot(self, slot: usize) -> u64 {
+        self.base + (INITIATOR_SLOTS + slot * SLOT_LEN) as u64
+    }
+
+    /// The address at which the peer expects the request of a slot.
+    pub(crate) fn request(self, slot: usize) -> u64 {
+        self.base + (REQUESTS_IN + slot * LINE_LEN) as u64
+    }
+
+    /// The address at which the peer expects the response of a slot.
+    pub(crate) fn response(self, slot: usize) -> u64 {
+        self.base + (RESPONSES_IN + slot * LINE_LEN) as u64
+    }
+}
