@@ -5,10 +5,10 @@ use transport_core::{
     Access, Error, ErrorKind, Explanation, Op, Pages, RailCounters, ReadOptions, SendOptions, WriteOptions,
 };
 
-use crate::check::{Verdict, ensure, refused, same};
-use crate::ground::{Ground, OPEN};
-use crate::lab::{LABEL, Lab, Options, Pair};
-use crate::subject::Variant;
+use crate::check::{TestResult, ensure, ensure_err, ensure_eq};
+use crate::checked_region::{CheckedRegion, FULL_ACCESS};
+use crate::sim_harness::{LABEL, SimHarness, Options, Pair};
+use crate::backend_under_test::Variant;
 use crate::trial::{ALL_PATHS, Context, Trial};
 
 const ALL: Operations = Operations::all();
@@ -29,9 +29,9 @@ fn comes_true(
     pair: &Pair,
     said: Result<Explanation, Error>,
     request: impl FnOnce() -> Result<Op, Error>,
-) -> Verdict<Explanation> {
+) -> TestResult<Explanation> {
     let (said, before) = (said?, pair.a.counters());
-    let outcome = pair.lab.done(request()?)?;
+    let outcome = pair.sim.done(request()?)?;
     let rails = |of: &dyn Fn(&RailCounters) -> (u64, u64)| {
         let after = pair.a.counters();
         let each = before.iter().zip(&after).map(|(before, after)| (of(before), of(after)));
@@ -43,24 +43,24 @@ fn comes_true(
     let nothing = vec![(0, 0); plan.len()];
     let at_once = said.queued.is_none();
     let (moved, rest) = if at_once { (direct, posted) } else { (posted, direct) };
-    same(&format!("requests and bytes of each rail of\n{said}\n"), moved, plan)?;
-    same("requests the other way", rest, nothing)?;
-    same("bytes", said.bytes, outcome.bytes)?;
+    ensure_eq(&format!("requests and bytes of each rail of\n{said}\n"), moved, plan)?;
+    ensure_eq("requests the other way", rest, nothing)?;
+    ensure_eq("bytes", said.bytes, outcome.bytes)?;
     let requests = said.rails.iter().map(|rail| rail.requests).sum::<u64>();
-    same("work requests", outcome.work_requests, if at_once { 0 } else { requests })?;
+    ensure_eq("work requests", outcome.work_requests, if at_once { 0 } else { requests })?;
     Ok(said)
 }
 
 /// Which of several rail groups takes a request next is not told, nor which is done last.
-fn one_group(context: &Context) -> Verdict<Pair> {
+fn one_group(context: &Context) -> TestResult<Pair> {
     let options = Options { rails: Some(4), ..Options::default() };
-    Lab::new(context).pair_of(&options, &options)
+    SimHarness::new(context).pair_of(&options, &options)
 }
 
-fn of_every_request(context: &Context) -> Verdict {
+fn of_every_request(context: &Context) -> TestResult {
     let pair = one_group(context)?;
-    let near = Ground::new(&pair.a, LEN, OPEN, context.seed)?;
-    let far = Ground::new(&pair.b, LEN, OPEN, context.seed + 1)?;
+    let near = CheckedRegion::new(&pair.a, LEN, FULL_ACCESS, context.seed)?;
+    let far = CheckedRegion::new(&pair.b, LEN, FULL_ACCESS, context.seed + 1)?;
     let (to, src, remote) = (&pair.to_b, &near.region, far.import(&pair.to_b)?);
     let plain = WriteOptions::new();
     let mut at_once = 0;
@@ -71,8 +71,8 @@ fn of_every_request(context: &Context) -> Verdict {
             let said = to.explain_write(src, 0..len, &remote, 0, &options);
             let said = comes_true(&pair, said, || to.write_with(src, 0..len, &remote, 0, &options))?;
             at_once += u32::from(said.queued.is_none());
-            same("an imm", said.imm.is_some(), options.imm.is_some())?;
-            same("the path", said.path, Some(remote.path()))?;
+            ensure_eq("an imm", said.imm.is_some(), options.imm.is_some())?;
+            ensure_eq("the path", said.path, Some(remote.path()))?;
         }
         let said = to.explain_read(src, 0..len, &remote, 0, &ReadOptions::new());
         comes_true(&pair, said, || to.read(src, 0..len, &remote, 0))?;
@@ -87,25 +87,25 @@ fn of_every_request(context: &Context) -> Verdict {
             comes_true(&pair, prepared.explain(), || prepared.post())?;
         }
     }
-    let inbox = Ground::new(&pair.b, 100, OPEN, 1)?;
+    let inbox = CheckedRegion::new(&pair.b, 100, FULL_ACCESS, 1)?;
     for options in [SendOptions::new(), SendOptions::new().imm(9)] {
         pair.b.recv(&inbox.region, 0..100)?.detach();
         let said = comes_true(&pair, to.explain_send(src, 0..100, &options), || {
             to.send_with(src, 0..100, &options)
         })?;
-        same("the path of a message", said.path, None)?;
+        ensure_eq("the path of a message", said.path, None)?;
     }
     if context.variant != Variant::Plain {
-        same("what runs in this thread, past a link model", at_once, 0)?;
+        ensure_eq("what runs in this thread, past a link model", at_once, 0)?;
     }
     Ok(())
 }
 
 /// A small write that would run at once waits for those before it, and says so.
-fn queued(context: &Context) -> Verdict {
+fn queued(context: &Context) -> TestResult {
     let pair = Pair::new(context)?;
-    let near = Ground::new(&pair.a, LEN, OPEN, context.seed)?;
-    let far = Ground::new(&pair.b, LEN, OPEN, context.seed + 1)?;
+    let near = CheckedRegion::new(&pair.a, LEN, FULL_ACCESS, context.seed)?;
+    let far = CheckedRegion::new(&pair.b, LEN, FULL_ACCESS, context.seed + 1)?;
     let (to, src, remote) = (&pair.to_b, &near.region, far.import(&pair.to_b)?);
     let page = Pages::new([0]);
     let before = to.write_pages(src, &page, &remote, &page, 4096)?;
@@ -114,37 +114,37 @@ fn queued(context: &Context) -> Verdict {
     let way = to.explain_write(src, 0..LEN, &remote, 0, &WriteOptions::new())?.queued.unwrap_or_default();
     // Staged memory has no way past the worker at all.
     ensure(why.starts_with("1 operations") || way == why, format!("{why:?}, of a large one {way:?}"))?;
-    pair.lab.done(before).map(drop)
+    pair.sim.done(before).map(drop)
 }
 
-fn lost_rail(context: &Context) -> Verdict {
+fn lost_rail(context: &Context) -> TestResult {
     let pair = one_group(context)?;
-    let near = Ground::new(&pair.a, LEN, OPEN, context.seed)?;
-    let far = Ground::new(&pair.b, LEN, OPEN, context.seed + 1)?;
+    let near = CheckedRegion::new(&pair.a, LEN, FULL_ACCESS, context.seed)?;
+    let far = CheckedRegion::new(&pair.b, LEN, FULL_ACCESS, context.seed + 1)?;
     let (to, src, remote) = (&pair.to_b, &near.region, far.import(&pair.to_b)?);
     let explain = || to.explain_write(src, 0..LEN, &remote, 0, &WriteOptions::new());
     ensure(explain()?.rails.iter().all(|rail| rail.unusable.is_none()), "lost before it was")?;
     for _ in 0..Variant::LOST_AFTER + 1 {
-        let _ = pair.lab.result(&mut to.write(src, 0..LEN, &remote, 0)?)?;
+        let _ = pair.sim.result(&mut to.write(src, 0..LEN, &remote, 0)?)?;
     }
     let said = explain()?;
     for rail in &said.rails {
-        same("why", rail.unusable, Some("its device is lost"))?;
-        same("requests", rail.requests, 0)?;
+        ensure_eq("why", rail.unusable, Some("its device is lost"))?;
+        ensure_eq("requests", rail.requests, 0)?;
     }
     ensure(said.to_string().contains("its device is lost"), said.to_string())
 }
 
-fn transports(context: &Context) -> Verdict {
-    let lab = Lab::new(context);
-    let ours = lab.open(&Options { labels: &["first", LABEL, "third"], ..Options::default() })?;
-    let theirs = lab.open(&Options { labels: &[LABEL, "third"], ..Options::default() })?;
+fn transports(context: &Context) -> TestResult {
+    let sim = SimHarness::new(context);
+    let ours = sim.open(&Options { labels: &["first", LABEL, "third"], ..Options::default() })?;
+    let theirs = sim.open(&Options { labels: &[LABEL, "third"], ..Options::default() })?;
     let (to, _) = ours.connect_local(&theirs)?;
-    let (near, far) = (Ground::new(&ours, 64, OPEN, 1)?, Ground::new(&theirs, 64, OPEN, 2)?);
+    let (near, far) = (CheckedRegion::new(&ours, 64, FULL_ACCESS, 1)?, CheckedRegion::new(&theirs, 64, FULL_ACCESS, 2)?);
     let remote = far.import(&to)?;
     let said = to.explain_write(&near.region, 0..64, &remote, 0, &WriteOptions::new())?;
     let taken: Vec<_> = said.transports.iter().map(|choice| (&*choice.transport, choice.taken)).collect();
-    same("transports", taken, vec![("first", false), (LABEL, true), ("third", false)])?;
+    ensure_eq("transports", taken, vec![("first", false), (LABEL, true), ("third", false)])?;
     let text = said.to_string();
     for words in
         ["no transport of this label", "later in order of preference", "the first that has the region"]
@@ -154,21 +154,21 @@ fn transports(context: &Context) -> Verdict {
     Ok(())
 }
 
-fn refusals(context: &Context) -> Verdict {
+fn refusals(context: &Context) -> TestResult {
     let pair = Pair::new(context)?;
-    let near = Ground::new(&pair.a, 64, Access::LOCAL, 1)?;
-    let far = Ground::new(&pair.b, 64, Access::REMOTE_WRITE, 2)?;
+    let near = CheckedRegion::new(&pair.a, 64, Access::LOCAL, 1)?;
+    let far = CheckedRegion::new(&pair.b, 64, Access::REMOTE_WRITE, 2)?;
     let (to, src, remote) = (&pair.to_b, &near.region, far.import(&pair.to_b)?);
     let plain = WriteOptions::new();
     let explain = |range| to.explain_write(src, range, &remote, 0, &plain).map(drop);
-    refused("beyond", explain(0..65), &[ErrorKind::OutOfBounds])?;
-    refused("nothing", explain(5..5), &[ErrorKind::InvalidRequest])?;
+    ensure_err("beyond", explain(0..65), &[ErrorKind::OutOfBounds])?;
+    ensure_err("nothing", explain(5..5), &[ErrorKind::InvalidRequest])?;
     let read = to.explain_read(src, 0..8, &remote, 0, &ReadOptions::new()).map(drop);
-    refused("no right", read, &[ErrorKind::RemoteAccess, ErrorKind::Unsupported])?;
+    ensure_err("no right", read, &[ErrorKind::RemoteAccess, ErrorKind::Unsupported])?;
     let page = Pages::new([0]);
     let prepared = to.prepare_write_pages(src, &page, &remote, &page, 64, &plain)?;
     to.disconnect();
     let gone = &[ErrorKind::Closed, ErrorKind::PeerDied];
-    refused("a peer that is gone", explain(0..8), gone)?;
-    refused("a prepared write to it", prepared.explain().map(drop), gone).map(drop)
+    ensure_err("a peer that is gone", explain(0..8), gone)?;
+    ensure_err("a prepared write to it", prepared.explain().map(drop), gone).map(drop)
 }

@@ -4,10 +4,10 @@ use serde::{Deserialize, Serialize};
 use transport_core::spi::Operations;
 use transport_core::{Access, Descriptor, ErrorKind, MemoryKind, RemoteRegion};
 
-use crate::check::{Failure, Verdict, ensure, refused, within};
-use crate::ground::{Ground, OPEN};
-use crate::lab::Pair;
-use crate::process::{LIMIT, Meeting};
+use crate::check::{Failure, TestResult, ensure, ensure_err, within};
+use crate::checked_region::{CheckedRegion, FULL_ACCESS};
+use crate::sim_harness::Pair;
+use crate::process::{LIMIT, ConnectedPair};
 use crate::trial::{Context, Trial};
 
 pub(super) const TRIALS: &[Trial] = &[
@@ -48,18 +48,18 @@ struct Key {
 
 impl Wire {
     #[track_caller]
-    pub(super) fn of(ground: &Ground) -> Verdict<Self> {
-        Self::read(&ground.region.descriptor().to_bytes())
+    pub(super) fn of(checked: &CheckedRegion) -> TestResult<Self> {
+        Self::read(&checked.region.descriptor().to_bytes())
     }
 
     #[track_caller]
-    fn read(bytes: &[u8]) -> Verdict<Self> {
+    fn read(bytes: &[u8]) -> TestResult<Self> {
         postcard::from_bytes(&bytes[4..])
             .map_err(|error| Failure::new(format!("the format has changed: {error}")))
     }
 
     #[track_caller]
-    pub(super) fn forge(&self) -> Verdict<Descriptor> {
+    pub(super) fn forge(&self) -> TestResult<Descriptor> {
         let bytes = postcard::to_extend(self, b"mrD\x01".to_vec())
             .map_err(|error| Failure::new(error.to_string()))?;
         Ok(Descriptor::from_bytes(&bytes)?)
@@ -76,9 +76,9 @@ impl Wire {
     }
 }
 
-fn damaged_bytes(context: &Context) -> Verdict {
+fn damaged_bytes(context: &Context) -> TestResult {
     let pair = Pair::new(context)?;
-    let dst = Ground::new(&pair.b, 4096, OPEN, context.seed)?;
+    let dst = CheckedRegion::new(&pair.b, 4096, FULL_ACCESS, context.seed)?;
     let good = dst.region.descriptor().to_bytes();
     let mut bad: Vec<Vec<u8>> = (0..good.len()).map(|len| good[..len].to_vec()).collect();
     bad.push([&good[..], b"x"].concat());
@@ -86,10 +86,10 @@ fn damaged_bytes(context: &Context) -> Verdict {
     bad.push(vec![0xff; 1 << 20]);
     for bytes in bad {
         let what = format!("{} of {} bytes", bytes.len(), good.len());
-        refused(&what, Descriptor::from_bytes(&bytes), &[ErrorKind::Protocol])?;
+        ensure_err(&what, Descriptor::from_bytes(&bytes), &[ErrorKind::Protocol])?;
     }
     let later = [b"mrD\x02", &good[4..]].concat();
-    refused("a later version", Descriptor::from_bytes(&later), &[ErrorKind::Version]).map(drop)
+    ensure_err("a later version", Descriptor::from_bytes(&later), &[ErrorKind::Version]).map(drop)
 }
 
 /// Whatever a forged descriptor is refused with, at import or at the operation.
@@ -97,30 +97,30 @@ const REFUSALS: &[ErrorKind] = &[ErrorKind::RemoteAccess, ErrorKind::Revoked];
 
 /// Tries to write and read through a forged descriptor, small and large.
 #[track_caller]
-fn try_all(pair: &Pair, src: &Ground, what: &str, forged: &Descriptor, at: usize) -> Verdict {
+fn try_all(pair: &Pair, src: &CheckedRegion, what: &str, forged: &Descriptor, at: usize) -> TestResult {
     let remote: RemoteRegion = match pair.to_b.import(forged) {
         Ok(remote) => remote,
-        Err(error) => return refused::<()>(what, Err(error), REFUSALS).map(drop),
+        Err(error) => return ensure_err::<()>(what, Err(error), REFUSALS).map(drop),
     };
     for len in [8, 4000] {
         if remote.access().contains(Access::REMOTE_WRITE) {
-            pair.lab.fails(what, pair.to_b.write(&src.region, 0..len, &remote, at), REFUSALS)?;
+            pair.sim.fails(what, pair.to_b.write(&src.region, 0..len, &remote, at), REFUSALS)?;
         }
         if remote.access().contains(Access::REMOTE_READ)
             && pair.capabilities().operations.contains(Operations::READ)
         {
-            pair.lab.fails(what, pair.to_b.read(&src.region, 0..len, &remote, at), REFUSALS)?;
+            pair.sim.fails(what, pair.to_b.read(&src.region, 0..len, &remote, at), REFUSALS)?;
         }
     }
     Ok(())
 }
 
-fn another_key(context: &Context) -> Verdict {
+fn another_key(context: &Context) -> TestResult {
     let pair = Pair::new(context)?;
-    let src = Ground::new(&pair.a, 4096, Access::LOCAL, context.seed)?;
-    let dst = Ground::new(&pair.b, 4096, OPEN, context.seed + 1)?;
+    let src = CheckedRegion::new(&pair.a, 4096, Access::LOCAL, context.seed)?;
+    let dst = CheckedRegion::new(&pair.b, 4096, FULL_ACCESS, context.seed + 1)?;
     // A neighbour that nobody may touch: its key is not hard to guess.
-    let neighbour = Ground::new(&pair.b, 4096, Access::LOCAL, context.seed + 2)?;
+    let neighbour = CheckedRegion::new(&pair.b, 4096, Access::LOCAL, context.seed + 2)?;
     let good = Wire::of(&dst)?;
     let mut random = fastrand::Rng::with_seed(context.seed);
     let forgeries = (0..64).map(|bit| 1 << bit).chain((0..64).map(|_| random.u64(1..)));
@@ -129,36 +129,36 @@ fn another_key(context: &Context) -> Verdict {
         wire.keys().for_each(|key| key.key ^= flip);
         try_all(&pair, &src, &format!("key with {flip:#x} flipped"), &wire.forge()?, 0)?;
     }
-    pair.lab.settle()?;
+    pair.sim.settle()?;
     src.check("the source")?;
     dst.check("the region")?;
     neighbour.check("its neighbour")
 }
 
-fn more_rights(context: &Context) -> Verdict {
+fn more_rights(context: &Context) -> TestResult {
     let pair = Pair::new(context)?;
-    let src = Ground::new(&pair.a, 4096, Access::LOCAL, context.seed)?;
+    let src = CheckedRegion::new(&pair.a, 4096, Access::LOCAL, context.seed)?;
     for (access, forged) in [
         (Access::REMOTE_READ, Access::REMOTE_WRITE),
         (Access::REMOTE_WRITE, Access::REMOTE_READ),
         (Access::LOCAL, Access::REMOTE_WRITE),
         (Access::LOCAL, Access::REMOTE_READ),
     ] {
-        let dst = Ground::new(&pair.b, 4096, access, context.seed + 1)?;
+        let dst = CheckedRegion::new(&pair.b, 4096, access, context.seed + 1)?;
         let mut wire = Wire::of(&dst)?;
         wire.access = forged.bits();
         try_all(&pair, &src, &format!("{access:?} forged to {forged:?}"), &wire.forge()?, 0)?;
-        pair.lab.settle()?;
+        pair.sim.settle()?;
         src.check("the source")?;
         dst.check("the region")?;
     }
     Ok(())
 }
 
-fn more_bytes(context: &Context) -> Verdict {
+fn more_bytes(context: &Context) -> TestResult {
     let pair = Pair::new(context)?;
-    let src = Ground::new(&pair.a, 4096, Access::LOCAL, context.seed)?;
-    let dst = Ground::new(&pair.b, 4096, OPEN, context.seed + 1)?;
+    let src = CheckedRegion::new(&pair.a, 4096, Access::LOCAL, context.seed)?;
+    let dst = CheckedRegion::new(&pair.b, 4096, FULL_ACCESS, context.seed + 1)?;
     for len in [4097, 1 << 20, u64::MAX / 2] {
         let mut wire = Wire::of(&dst)?;
         wire.len = len;
@@ -167,48 +167,48 @@ fn more_bytes(context: &Context) -> Verdict {
             try_all(&pair, &src, &format!("4096 bytes forged to {len}, at {at}"), &wire.forge()?, at)?;
         }
     }
-    pair.lab.settle()?;
+    pair.sim.settle()?;
     src.check("the source")?;
     dst.check("the region")
 }
 
-fn unknown_transports(context: &Context) -> Verdict {
+fn unknown_transports(context: &Context) -> TestResult {
     let pair = Pair::new(context)?;
-    let src = Ground::new(&pair.a, 4096, Access::LOCAL, context.seed)?;
-    let mut dst = Ground::new(&pair.b, 4096, OPEN, context.seed + 1)?;
+    let src = CheckedRegion::new(&pair.a, 4096, Access::LOCAL, context.seed)?;
+    let mut dst = CheckedRegion::new(&pair.b, 4096, FULL_ACCESS, context.seed + 1)?;
     let good = Wire::of(&dst)?;
     let strange = good.entries.iter().map(|entry| Entry { transport: "strange".into(), ..entry.clone() });
     let both =
         Wire { entries: strange.clone().chain(good.entries.iter().cloned()).collect(), ..good.clone() };
     let remote = pair.to_b.import(&both.forge()?)?;
-    pair.lab.done(pair.to_b.write(&src.region, 0..4096, &remote, 0)?)?;
+    pair.sim.done(pair.to_b.write(&src.region, 0..4096, &remote, 0)?)?;
     dst.expect_from(0, &src, 0..4096);
     dst.check("past an unknown entry")?;
     let only = Wire { entries: strange.collect(), ..good.clone() };
-    let error = refused(
+    let error = ensure_err(
         "only unknown entries",
         pair.to_b.import(&only.forge()?).map(drop),
         &[ErrorKind::Unreachable],
     )?;
     ensure(!error.context().is_empty(), "no reason given")?;
     let none = Wire { entries: Vec::new(), ..good };
-    refused("no entry", pair.to_b.import(&none.forge()?).map(drop), &[ErrorKind::Unreachable]).map(drop)
+    ensure_err("no entry", pair.to_b.import(&none.forge()?).map(drop), &[ErrorKind::Unreachable]).map(drop)
 }
 
 /// A wrong key among many right ones fails alone, whatever the device must do to go on.
-fn amid_others(context: &Context) -> Verdict {
+fn amid_others(context: &Context) -> TestResult {
     const PIECES: usize = 64;
     const PIECE: usize = 64 << 10;
     const WRONG: usize = 20;
-    let Meeting { fabric, peer, mut child } = Meeting::new(context)?;
-    let mut src = Ground::new(&fabric, PIECES * PIECE, OPEN, 1)?;
-    child.ask(&format!("alloc far {} 2", PIECES * PIECE))?;
+    let ConnectedPair { fabric, peer, mut helper } = ConnectedPair::new(context)?;
+    let mut src = CheckedRegion::new(&fabric, PIECES * PIECE, FULL_ACCESS, 1)?;
+    helper.command(&format!("alloc far {} 2", PIECES * PIECE))?;
     let good = within(LIMIT, "a lookup", peer.region("far"))??;
-    let mut wire = Wire::read(&child.descriptor("far")?)?;
+    let mut wire = Wire::read(&helper.descriptor("far")?)?;
     wire.keys().for_each(|key| key.key ^= 1 << 20);
     let bad = match peer.import(&wire.forge()?) {
         Ok(bad) => bad,
-        Err(error) => return refused::<()>("the wrong key", Err(error), REFUSALS).map(drop),
+        Err(error) => return ensure_err::<()>("the wrong key", Err(error), REFUSALS).map(drop),
     };
     for seed in 3..8 {
         src.fill(seed)?;
@@ -219,11 +219,11 @@ fn amid_others(context: &Context) -> Verdict {
         let before: Vec<_> = (0..WRONG).map(|piece| write(piece, &good)).collect();
         let wrong = write(WRONG, &bad);
         let behind: Vec<_> = (WRONG..PIECES).map(|piece| write(piece, &good)).collect();
-        refused("the wrong key", wrong.and_then(|mut op| op.wait(LIMIT)), REFUSALS)?;
+        ensure_err("the wrong key", wrong.and_then(|mut op| op.wait(LIMIT)), REFUSALS)?;
         for op in before.into_iter().chain(behind) {
             op?.wait(LIMIT)?;
         }
-        child.ask(&format!("check far 0 {} {seed}", PIECES * PIECE))?;
+        helper.command(&format!("check far 0 {} {seed}", PIECES * PIECE))?;
     }
     src.check("the source")
 }

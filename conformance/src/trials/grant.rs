@@ -10,11 +10,11 @@ use transport_core::{
     Access, Admission, Applicant, ErrorKind, Fabric, Grant, Op, Pages, SendOptions, WriteOptions,
 };
 
-use crate::check::{Verdict, ensure, refused, same, within};
-use crate::ground::{Ground, OPEN};
-use crate::lab::{Lab, Options, Pair, builder};
+use crate::check::{TestResult, ensure, ensure_err, ensure_eq, within};
+use crate::checked_region::{CheckedRegion, FULL_ACCESS};
+use crate::sim_harness::{SimHarness, Options, Pair, builder};
 use crate::process::LIMIT;
-use crate::subject::Variant;
+use crate::backend_under_test::Variant;
 use crate::trial::{ALL_PATHS, Context, Trial};
 
 const IMM_AND_SEND: Operations = Operations::WRITE_IMM.union(Operations::SEND);
@@ -59,20 +59,20 @@ pub(super) const ALL: u64 = u64::MAX;
 
 /// A pair whose target grants what `dial` says.
 #[track_caller]
-pub(super) fn pair_of(context: &Context, dial: &Arc<Dial>) -> Verdict<Pair> {
+pub(super) fn pair_of(context: &Context, dial: &Arc<Dial>) -> TestResult<Pair> {
     let theirs = Options { admission: Some(dial.clone()), ..Options::default() };
-    Lab::new(context).pair_of(&Options::default(), &theirs)
+    SimHarness::new(context).pair_of(&Options::default(), &theirs)
 }
 
 /// Turns of `a` alone: the target looks at nothing.
 fn without_the_target(pair: &Pair) {
     for _ in 0..50 {
         pair.a.step();
-        pair.lab.clock.advance(Duration::from_micros(50));
+        pair.sim.clock.advance(Duration::from_micros(50));
     }
 }
 
-fn done(ops: &mut Vec<Op>) -> Verdict<usize> {
+fn done(ops: &mut Vec<Op>) -> TestResult<usize> {
     let before = ops.len();
     let mut failed = Ok(());
     ops.retain_mut(|op| match op.try_result() {
@@ -90,12 +90,12 @@ fn waits(fabric: &Fabric) -> u64 {
     fabric.counters().iter().map(|rail| rail.grant_waits).sum()
 }
 
-fn ends_at_deadline(context: &Context) -> Verdict {
+fn ends_at_deadline(context: &Context) -> TestResult {
     let pair = pair_of(context, &Dial::at([ALL, 0, 0]))?;
-    let other = pair.lab.open(&Options::default())?;
+    let other = pair.sim.open(&Options::default())?;
     let (to_other, from_other) = pair.a.connect_local(&other)?;
-    let src = Ground::new(&pair.a, 4096, Access::LOCAL, context.seed)?;
-    let mut dst = Ground::new(&pair.b, 8192, OPEN, context.seed + 1)?;
+    let src = CheckedRegion::new(&pair.a, 4096, Access::LOCAL, context.seed)?;
+    let mut dst = CheckedRegion::new(&pair.b, 8192, FULL_ACCESS, context.seed + 1)?;
     let remote = dst.import(&pair.to_b)?;
     let (from, to) = (Pages::new([0, 1]), Pages::new([3, 2]));
     let limit = Duration::from_secs(5);
@@ -106,9 +106,9 @@ fn ends_at_deadline(context: &Context) -> Verdict {
         pair.to_b.send_with(&src.region, 0..64, &SendOptions::new().deadline(limit))?,
     ];
     // Neither other peers nor what takes nothing of it wait.
-    pair.lab.done(to_other.write_imm(9)?)?;
-    pair.lab.until("the imm", || from_other.imm(9).count() == 1)?;
-    pair.lab.done(pair.to_b.write(&src.region, 64..4096, &remote, 4096)?)?;
+    pair.sim.done(to_other.write_imm(9)?)?;
+    pair.sim.until("the imm", || from_other.imm(9).count() == 1)?;
+    pair.sim.done(pair.to_b.write(&src.region, 64..4096, &remote, 4096)?)?;
     dst.expect_from(4096, &src, 64..4096);
     for op in &mut late {
         ensure(op.try_result().is_none(), "done without a grant")?;
@@ -124,58 +124,58 @@ fn ends_at_deadline(context: &Context) -> Verdict {
     }
     ensure(dump.to_string().contains("the peer's grant of more imms"), "the dump does not say so in words")?;
     ensure(waits(&pair.a) >= 3, "no rail counts the waits")?;
-    pair.lab.clock.advance(limit);
-    pair.lab.turn();
+    pair.sim.clock.advance(limit);
+    pair.sim.step();
     for op in &mut late {
-        refused("an operation", pair.lab.result(op)?, &[ErrorKind::DeadlineExceeded])?;
+        ensure_err("an operation", pair.sim.result(op)?, &[ErrorKind::DeadlineExceeded])?;
     }
-    pair.lab.settle()?;
-    same("imms", pair.to_a.imm(7).count(), 0)?;
+    pair.sim.settle()?;
+    ensure_eq("imms", pair.to_a.imm(7).count(), 0)?;
     dst.check("after the deadlines")
 }
 
-fn imms_renew(context: &Context) -> Verdict {
+fn imms_renew(context: &Context) -> TestResult {
     const WINDOW: usize = 3;
     const PAGES: u32 = 100;
     let pair = pair_of(context, &Dial::at([ALL, WINDOW as u64, 0]))?;
-    let src = Ground::new(&pair.a, 64, Access::LOCAL, context.seed)?;
-    let dst = Ground::new(&pair.b, PAGES as usize * 64, OPEN, context.seed + 1)?;
+    let src = CheckedRegion::new(&pair.a, 64, Access::LOCAL, context.seed)?;
+    let dst = CheckedRegion::new(&pair.b, PAGES as usize * 64, FULL_ACCESS, context.seed + 1)?;
     let remote = dst.import(&pair.to_b)?;
     let mut ops = Vec::new();
     for _ in 0..50 {
         ops.push(pair.to_b.write_imm(1)?);
     }
     without_the_target(&pair);
-    same("imms that a target took that looks at none", done(&mut ops)?, WINDOW)?;
+    ensure_eq("imms that a target took that looks at none", done(&mut ops)?, WINDOW)?;
     let (from, to) = (Pages::new(vec![0; PAGES as usize]), Pages::new((0..PAGES).collect::<Vec<_>>()));
     for options in [WriteOptions::new().imm(1).per_wr(), WriteOptions::new().imm(1)] {
         ops.push(pair.to_b.write_pages_with(&src.region, &from, &remote, &to, 64, &options)?);
         ops.push(pair.to_b.write_with(&src.region, 0..64, &remote, 0, &options)?);
     }
-    pair.lab.all_done(ops)?;
-    pair.lab.settle()?;
-    same("imms", pair.to_a.imm(1).count(), 50 + u64::from(PAGES) + 3)
+    pair.sim.all_done(ops)?;
+    pair.sim.settle()?;
+    ensure_eq("imms", pair.to_a.imm(1).count(), 50 + u64::from(PAGES) + 3)
 }
 
-fn messages_renew(context: &Context) -> Verdict {
+fn messages_renew(context: &Context) -> TestResult {
     const WINDOW: usize = 2;
     let pair = pair_of(context, &Dial::at([ALL, 0, WINDOW as u64]))?;
-    let src = Ground::new(&pair.a, 64, Access::LOCAL, context.seed)?;
+    let src = CheckedRegion::new(&pair.a, 64, Access::LOCAL, context.seed)?;
     let pool = pair.b.recv_pool(64, 64)?;
-    pair.lab.settle()?;
+    pair.sim.settle()?;
     let mut ops = Vec::new();
     for number in 0..30 {
         // An imm of a message is the message's.
         ops.push(pair.to_b.send_with(&src.region, 0..64, &SendOptions::new().imm(number))?);
     }
     without_the_target(&pair);
-    same("messages that a target took that looks at none", done(&mut ops)?, WINDOW)?;
-    pair.lab.all_done(ops)?;
-    pair.lab.settle()?;
-    same("messages", std::iter::from_fn(|| pool.try_next()).filter(Result::is_ok).count(), 30)
+    ensure_eq("messages that a target took that looks at none", done(&mut ops)?, WINDOW)?;
+    pair.sim.all_done(ops)?;
+    pair.sim.settle()?;
+    ensure_eq("messages", std::iter::from_fn(|| pool.try_next()).filter(Result::is_ok).count(), 30)
 }
 
-fn given_up(context: &Context) -> Verdict {
+fn given_up(context: &Context) -> TestResult {
     let dial = Dial::at([ALL, 0, ALL]);
     let pair = pair_of(context, &dial)?;
     let mut ops = Vec::new();
@@ -186,31 +186,31 @@ fn given_up(context: &Context) -> Verdict {
     let last = ops.pop();
     for op in ops {
         let mut cancel = op.cancel();
-        refused("a cancelled operation", cancel.wait(limit::HANG), &[ErrorKind::Cancelled])?;
+        ensure_err("a cancelled operation", cancel.wait(limit::HANG), &[ErrorKind::Cancelled])?;
     }
     dial.turn([ALL, 1, ALL]);
     pair.to_a.regrant();
-    pair.lab.all_done(last.into_iter().collect())?;
-    pair.lab.settle()?;
+    pair.sim.all_done(last.into_iter().collect())?;
+    pair.sim.settle()?;
     for (imm, count) in [(0, 0), (3, 0), (4, 1)] {
-        same(&format!("imm {imm}"), pair.to_a.imm(imm).count(), count)?;
+        ensure_eq(&format!("imm {imm}"), pair.to_a.imm(imm).count(), count)?;
     }
     Ok(())
 }
 
-fn failures_give_back(context: &Context) -> Verdict {
+fn failures_give_back(context: &Context) -> TestResult {
     let pair = pair_of(context, &Dial::at([ALL, 2, ALL]))?;
     let (mut failed, all) = (0, 20 * Variant::FAULT_EVERY);
     for _ in 0..all {
         let mut op = pair.to_b.write_imm(1)?;
-        failed += u64::from(pair.lab.result(&mut op)?.is_err());
+        failed += u64::from(pair.sim.result(&mut op)?.is_err());
     }
-    pair.lab.settle()?;
+    pair.sim.settle()?;
     ensure(failed > 2, "too few failed to show anything")?;
-    same("imms", pair.to_a.imm(1).count(), all - failed)
+    ensure_eq("imms", pair.to_a.imm(1).count(), all - failed)
 }
 
-fn ends_with_the_peer(context: &Context) -> Verdict {
+fn ends_with_the_peer(context: &Context) -> TestResult {
     for ours in [true, false] {
         let pair = pair_of(context, &Dial::at([ALL, 0, 0]))?;
         let mut op = pair.to_b.write_imm(1)?;
@@ -221,8 +221,8 @@ fn ends_with_the_peer(context: &Context) -> Verdict {
         } else {
             pair.to_a.disconnect()
         }
-        refused("an operation", pair.lab.result(&mut op)?, &[ErrorKind::PeerDied, ErrorKind::Closed])?;
-        pair.lab.settle()?;
+        ensure_err("an operation", pair.sim.result(&mut op)?, &[ErrorKind::PeerDied, ErrorKind::Closed])?;
+        pair.sim.settle()?;
         // Its place is free: the next connection has a whole share.
         let (to_b, _) = pair.a.connect_local(&pair.b)?;
         ensure(to_b.is_alive(), "the next connection is dead")?;
@@ -231,7 +231,7 @@ fn ends_with_the_peer(context: &Context) -> Verdict {
 }
 
 /// Thousands of imms through a window of eight: each grant is a frame between two threads.
-fn over_sockets(context: &Context) -> Verdict {
+fn over_sockets(context: &Context) -> TestResult {
     const IMMS: usize = 4000;
     let dial = Dial::at([ALL, 8, ALL]);
     let target = builder(context, &Options::default())?.admission(dial).open()?;

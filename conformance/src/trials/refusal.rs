@@ -3,9 +3,9 @@
 use transport_core::spi::Operations;
 use transport_core::{Access, Descriptor, ErrorKind, Op, Pages, WriteOptions};
 
-use crate::check::{Verdict, ensure, refused, same};
-use crate::ground::{Ground, OPEN};
-use crate::lab::{Lab, Pair};
+use crate::check::{TestResult, ensure, ensure_err, ensure_eq};
+use crate::checked_region::{CheckedRegion, FULL_ACCESS};
+use crate::sim_harness::{SimHarness, Pair};
 use crate::trial::{Context, Trial};
 
 pub(super) const TRIALS: &[Trial] = &[
@@ -27,34 +27,34 @@ const LEN: usize = 10_000;
 /// A source, a destination and whether anything moved.
 struct Bench {
     pair: Pair,
-    src: Ground,
-    dst: Ground,
+    src: CheckedRegion,
+    dst: CheckedRegion,
     remote: transport_core::RemoteRegion,
 }
 
 impl Bench {
-    fn new(context: &Context, access: Access) -> Verdict<Self> {
+    fn new(context: &Context, access: Access) -> TestResult<Self> {
         let pair = Pair::new(context)?;
-        let src = Ground::new(&pair.a, LEN, OPEN, context.seed)?;
-        let dst = Ground::new(&pair.b, LEN, access, context.seed + 1)?;
+        let src = CheckedRegion::new(&pair.a, LEN, FULL_ACCESS, context.seed)?;
+        let dst = CheckedRegion::new(&pair.b, LEN, access, context.seed + 1)?;
         let remote = dst.import(&pair.to_b)?;
         Ok(Self { pair, src, dst, remote })
     }
 
     #[track_caller]
-    fn refuses(&self, what: &str, op: Result<Op, transport_core::Error>, kind: ErrorKind) -> Verdict {
-        self.pair.lab.fails(what, op, &[kind]).map(drop)
+    fn refuses(&self, what: &str, op: Result<Op, transport_core::Error>, kind: ErrorKind) -> TestResult {
+        self.pair.sim.fails(what, op, &[kind]).map(drop)
     }
 
     /// After all that was refused: not a byte differs, and the next good write works.
     #[track_caller]
-    fn unharmed(self) -> Verdict {
+    fn unharmed(self) -> TestResult {
         let Self { pair, src, mut dst, remote } = self;
-        pair.lab.settle()?;
+        pair.sim.settle()?;
         src.check("the source")?;
         dst.check("the destination")?;
         if remote.access().contains(Access::REMOTE_WRITE) {
-            pair.lab.done(pair.to_b.write(&src.region, 0..LEN, &remote, 0)?)?;
+            pair.sim.done(pair.to_b.write(&src.region, 0..LEN, &remote, 0)?)?;
             dst.expect_from(0, &src, 0..LEN);
             dst.check("a good write after it")?;
         }
@@ -63,8 +63,8 @@ impl Bench {
 }
 
 #[allow(clippy::reversed_empty_ranges, reason = "refusing those is the point")]
-fn out_of_bounds(context: &Context) -> Verdict {
-    let bench = Bench::new(context, OPEN)?;
+fn out_of_bounds(context: &Context) -> TestResult {
+    let bench = Bench::new(context, FULL_ACCESS)?;
     let imm = WriteOptions::new().imm(1);
     let write = |range, at| bench.pair.to_b.write(&bench.src.region, range, &bench.remote, at);
     for (range, at) in [
@@ -83,12 +83,12 @@ fn out_of_bounds(context: &Context) -> Verdict {
     let beyond = bench.pair.to_b.write_with(&bench.src.region, 0..0, &bench.remote, LEN + 1, &imm);
     bench.refuses("an imm beyond the end", beyond, ErrorKind::OutOfBounds)?;
     bench.refuses("an empty range", write(4..4, 0), ErrorKind::InvalidRequest)?;
-    same("imms", bench.pair.to_a.imm(1).count(), 0)?;
+    ensure_eq("imms", bench.pair.to_a.imm(1).count(), 0)?;
     bench.unharmed()
 }
 
-fn out_of_bounds_reads(context: &Context) -> Verdict {
-    let bench = Bench::new(context, OPEN)?;
+fn out_of_bounds_reads(context: &Context) -> TestResult {
+    let bench = Bench::new(context, FULL_ACCESS)?;
     let read = |range, at| bench.pair.to_b.read(&bench.src.region, range, &bench.remote, at);
     for (range, at) in [(0..LEN + 1, 0), (LEN..LEN + 1, 0), (0..LEN, 1), (0..1, LEN), (0..2, usize::MAX - 1)]
     {
@@ -98,8 +98,8 @@ fn out_of_bounds_reads(context: &Context) -> Verdict {
     bench.unharmed()
 }
 
-fn out_of_bounds_messages(context: &Context) -> Verdict {
-    let bench = Bench::new(context, OPEN)?;
+fn out_of_bounds_messages(context: &Context) -> TestResult {
+    let bench = Bench::new(context, FULL_ACCESS)?;
     bench.refuses(
         "a message",
         bench.pair.to_b.send(&bench.src.region, LEN - 1..LEN + 1),
@@ -120,8 +120,8 @@ fn out_of_bounds_messages(context: &Context) -> Verdict {
     bench.unharmed()
 }
 
-fn page_lists(context: &Context) -> Verdict {
-    let bench = Bench::new(context, OPEN)?;
+fn page_lists(context: &Context) -> TestResult {
+    let bench = Bench::new(context, FULL_ACCESS)?;
     let lists: [(&[u32], &[u32], usize); 5] =
         [(&[], &[], 64), (&[0], &[], 64), (&[], &[0], 64), (&[0, 1], &[0], 64), (&[0], &[0], 0)];
     for (from, to, page) in lists {
@@ -132,8 +132,8 @@ fn page_lists(context: &Context) -> Verdict {
     bench.unharmed()
 }
 
-fn pages_out_of_bounds(context: &Context) -> Verdict {
-    let bench = Bench::new(context, OPEN)?;
+fn pages_out_of_bounds(context: &Context) -> TestResult {
+    let bench = Bench::new(context, FULL_ACCESS)?;
     let good = Pages::new([0, 1]);
     let bad = [
         Pages::new([0, 100]),
@@ -159,7 +159,7 @@ fn pages_out_of_bounds(context: &Context) -> Verdict {
     bench.unharmed()
 }
 
-fn no_right_to_write(context: &Context) -> Verdict {
+fn no_right_to_write(context: &Context) -> TestResult {
     nothing_allowed(context)?;
     let bench = Bench::new(context, Access::REMOTE_READ)?;
     let to_b = &bench.pair.to_b;
@@ -173,11 +173,11 @@ fn no_right_to_write(context: &Context) -> Verdict {
     bench.refuses("a write with imm", imm, ErrorKind::RemoteAccess)?;
     let paged = to_b.write_pages(&bench.src.region, &pages, &bench.remote, &pages, 64);
     bench.refuses("a paged write", paged, ErrorKind::RemoteAccess)?;
-    same("imms", bench.pair.to_a.imm(3).count(), 0)?;
+    ensure_eq("imms", bench.pair.to_a.imm(3).count(), 0)?;
     bench.unharmed()
 }
 
-fn no_right_to_read(context: &Context) -> Verdict {
+fn no_right_to_read(context: &Context) -> TestResult {
     let bench = Bench::new(context, Access::REMOTE_WRITE)?;
     for len in [8, LEN] {
         let read = bench.pair.to_b.read(&bench.src.region, 0..len, &bench.remote, 0);
@@ -187,37 +187,37 @@ fn no_right_to_read(context: &Context) -> Verdict {
 }
 
 /// A local region is refused at its import, or later.
-fn nothing_allowed(context: &Context) -> Verdict {
+fn nothing_allowed(context: &Context) -> TestResult {
     let pair = Pair::new(context)?;
-    let src = Ground::new(&pair.a, LEN, Access::LOCAL, context.seed)?;
-    let dst = Ground::new(&pair.b, LEN, Access::LOCAL, context.seed + 1)?;
+    let src = CheckedRegion::new(&pair.a, LEN, Access::LOCAL, context.seed)?;
+    let dst = CheckedRegion::new(&pair.b, LEN, Access::LOCAL, context.seed + 1)?;
     match pair.to_b.import(&dst.region.descriptor()) {
-        Err(error) => drop(refused::<()>("a local region", Err(error), &[ErrorKind::RemoteAccess])?),
+        Err(error) => drop(ensure_err::<()>("a local region", Err(error), &[ErrorKind::RemoteAccess])?),
         Ok(remote) => {
             let write = pair.to_b.write(&src.region, 0..LEN, &remote, 0);
-            pair.lab.fails("a write", write, &[ErrorKind::RemoteAccess])?;
+            pair.sim.fails("a write", write, &[ErrorKind::RemoteAccess])?;
         }
     }
-    pair.lab.settle()?;
+    pair.sim.settle()?;
     dst.check("a local region")
 }
 
-fn another_peers_region(context: &Context) -> Verdict {
-    let bench = Bench::new(context, OPEN)?;
-    let third = bench.pair.lab.open(&Default::default())?;
+fn another_peers_region(context: &Context) -> TestResult {
+    let bench = Bench::new(context, FULL_ACCESS)?;
+    let third = bench.pair.sim.open(&Default::default())?;
     let (to_third, _) = bench.pair.a.connect_local(&third)?;
-    let theirs = Ground::new(&third, LEN, OPEN, context.seed + 7)?;
+    let theirs = CheckedRegion::new(&third, LEN, FULL_ACCESS, context.seed + 7)?;
     let remote = theirs.import(&to_third)?;
     let wrong = bench.pair.to_b.write(&bench.src.region, 0..LEN, &remote, 0);
     bench.refuses("one peer's region through another", wrong, ErrorKind::InvalidRequest)?;
     let import = bench.pair.to_b.import(&theirs.region.descriptor());
-    refused("one peer's descriptor through another", import.map(drop), &[ErrorKind::Revoked])?;
+    ensure_err("one peer's descriptor through another", import.map(drop), &[ErrorKind::Revoked])?;
     theirs.check("the third fabric's region")?;
     bench.unharmed()
 }
 
-fn another_fabrics_region(context: &Context) -> Verdict {
-    let bench = Bench::new(context, OPEN)?;
+fn another_fabrics_region(context: &Context) -> TestResult {
+    let bench = Bench::new(context, FULL_ACCESS)?;
     let to_b = &bench.pair.to_b;
     let foreign = to_b.write(&bench.dst.region, 0..8, &bench.remote, 0);
     bench.refuses("a source of another fabric", foreign, ErrorKind::InvalidRequest)?;
@@ -231,17 +231,17 @@ fn another_fabrics_region(context: &Context) -> Verdict {
     bench.unharmed()
 }
 
-fn an_earlier_incarnation(context: &Context) -> Verdict {
-    let lab = Lab::new(context);
-    let a = lab.open(&Default::default())?;
-    let before = lab.open(&Default::default())?;
-    let old = Ground::new(&before, 4096, OPEN, context.seed)?.region.descriptor().to_bytes();
+fn an_earlier_incarnation(context: &Context) -> TestResult {
+    let sim = SimHarness::new(context);
+    let a = sim.open(&Default::default())?;
+    let before = sim.open(&Default::default())?;
+    let old = CheckedRegion::new(&before, 4096, FULL_ACCESS, context.seed)?.region.descriptor().to_bytes();
     before.close();
-    let after = lab.open(&Default::default())?;
-    let new = Ground::new(&after, 4096, OPEN, context.seed)?;
+    let after = sim.open(&Default::default())?;
+    let new = CheckedRegion::new(&after, 4096, FULL_ACCESS, context.seed)?;
     let (to_b, _) = a.connect_local(&after)?;
     ensure(before.incarnation() != after.incarnation(), "two openings have one incarnation")?;
-    refused(
+    ensure_err(
         "an old descriptor",
         to_b.import(&Descriptor::from_bytes(&old)?).map(drop),
         &[ErrorKind::Revoked],
@@ -251,14 +251,14 @@ fn an_earlier_incarnation(context: &Context) -> Verdict {
 }
 
 /// The owner's own copies are bounded as well.
-fn own_memory(context: &Context) -> Verdict {
+fn own_memory(context: &Context) -> TestResult {
     let pair = Pair::new(context)?;
-    let ground = Ground::new(&pair.a, 100, OPEN, context.seed)?;
+    let checked = CheckedRegion::new(&pair.a, 100, FULL_ACCESS, context.seed)?;
     let mut bytes = [0; 8];
     for at in [93, 100, usize::MAX, usize::MAX - 7] {
-        refused("copy_in", ground.region.copy_in(at, &bytes), &[ErrorKind::OutOfBounds])?;
-        refused("copy_out", ground.region.copy_out(at, &mut bytes), &[ErrorKind::OutOfBounds])?;
+        ensure_err("copy_in", checked.region.copy_in(at, &bytes), &[ErrorKind::OutOfBounds])?;
+        ensure_err("copy_out", checked.region.copy_out(at, &mut bytes), &[ErrorKind::OutOfBounds])?;
     }
-    refused("an empty region", pair.a.alloc(0, OPEN).map(drop), &[ErrorKind::InvalidRequest])?;
-    ground.check("the region")
+    ensure_err("an empty region", pair.a.alloc(0, FULL_ACCESS).map(drop), &[ErrorKind::InvalidRequest])?;
+    checked.check("the region")
 }

@@ -8,11 +8,11 @@ use std::time::Duration;
 use transport_core::spi::Operations;
 use transport_core::{Access, ErrorKind, Peer, PeerGroup, RemoteRegion, ScatterPart, WriteOptions};
 
-use crate::check::{Verdict, ensure, refused, same};
-use crate::end::End;
-use crate::ground::{Ground, OPEN};
-use crate::lab::{Lab, Options};
-use crate::subject::Variant;
+use crate::check::{TestResult, ensure, ensure_err, ensure_eq};
+use crate::trial_fabric::TrialFabric;
+use crate::checked_region::{CheckedRegion, FULL_ACCESS};
+use crate::sim_harness::{SimHarness, Options};
+use crate::backend_under_test::Variant;
 use crate::trial::{ALL_PATHS, Context, Trial};
 
 pub(super) const TRIALS: &[Trial] = &[
@@ -32,39 +32,39 @@ const LEN: usize = 1 << 20;
 
 /// One fabric that scatters, and three it scatters to.
 struct Spread {
-    lab: Lab,
-    a: End,
-    src: Ground,
+    sim: SimHarness,
+    a: TrialFabric,
+    src: CheckedRegion,
     group: PeerGroup,
     /// How each target sees the source.
     back: Vec<Peer>,
-    there: Vec<Ground>,
+    there: Vec<CheckedRegion>,
     remote: Vec<RemoteRegion>,
 }
 
 impl Spread {
     #[track_caller]
-    fn new(context: &Context, ours: &Options<'_>) -> Verdict<Self> {
-        let lab = Lab::new(context);
-        let a = lab.open(ours)?;
+    fn new(context: &Context, ours: &Options<'_>) -> TestResult<Self> {
+        let sim = SimHarness::new(context);
+        let a = sim.open(ours)?;
         let (mut peers, mut back, mut there, mut remote) = (vec![], vec![], vec![], vec![]);
         for number in 1..=3 {
-            let b = lab.open(&Options::default())?;
+            let b = sim.open(&Options::default())?;
             let (to, from) = a.connect_local(&b)?;
-            let ground = Ground::new(&b, LEN, OPEN, context.seed + number)?;
-            remote.push(ground.import(&to)?);
+            let checked = CheckedRegion::new(&b, LEN, FULL_ACCESS, context.seed + number)?;
+            remote.push(checked.import(&to)?);
             peers.push(to);
             back.push(from);
-            there.push(ground);
+            there.push(checked);
         }
-        let src = Ground::new(&a, LEN, Access::LOCAL, context.seed)?;
-        Ok(Self { lab, a, src, group: PeerGroup::new(peers)?, back, there, remote })
+        let src = CheckedRegion::new(&a, LEN, Access::LOCAL, context.seed)?;
+        Ok(Self { sim, a, src, group: PeerGroup::new(peers)?, back, there, remote })
     }
 
     /// Everything is where it should be, and nothing else.
     #[track_caller]
-    fn check(&self, what: &str) -> Verdict {
-        self.there.iter().try_for_each(|ground| ground.check(what))
+    fn check(&self, what: &str) -> TestResult {
+        self.there.iter().try_for_each(|checked| checked.check(what))
     }
 
     /// How many of `imm` each target has.
@@ -73,7 +73,7 @@ impl Spread {
     }
 }
 
-fn parts(context: &Context) -> Verdict {
+fn parts(context: &Context) -> TestResult {
     let mut spread = Spread::new(context, &Options::default())?;
     // Of a few bytes, of many, and none: an imm alone.
     let ranges = [10..700, 3000..900_001, 5..5];
@@ -81,76 +81,76 @@ fn parts(context: &Context) -> Verdict {
     let parts: Vec<_> =
         parts.map(|(at, (range, dst))| ScatterPart::new(dst, range.clone(), at + 1)).collect();
     let options = WriteOptions::new().imm(7);
-    let outcome = spread.lab.done(spread.group.scatter(&spread.src.region, &parts, &options)?)?;
-    same("bytes", outcome.bytes, 690 + 897_001)?;
+    let outcome = spread.sim.done(spread.group.scatter(&spread.src.region, &parts, &options)?)?;
+    ensure_eq("bytes", outcome.bytes, 690 + 897_001)?;
     for (at, range) in ranges.into_iter().enumerate() {
         spread.there[at].expect_from(at + 1, &spread.src, range);
     }
-    spread.lab.until("an imm each", || spread.imms(7).iter().all(|count| *count > 0))?;
+    spread.sim.until("an imm each", || spread.imms(7).iter().all(|count| *count > 0))?;
     spread.check("with its imm")?;
-    spread.lab.settle()?;
-    same("imms", spread.imms(7), vec![1, 1, 1])?;
+    spread.sim.settle()?;
+    ensure_eq("imms", spread.imms(7), vec![1, 1, 1])?;
     // Several parts for one peer, and none for the others.
     let parts = [0, 1, 2].map(|at| ScatterPart::new(&spread.remote[1], at * 1000..at * 1000 + 77, at * 5000));
     let twice = spread.group.scatter(&spread.src.region, &parts, &options).map(drop);
-    refused("one imm for two parts", twice, &[ErrorKind::InvalidRequest])?;
+    ensure_err("one imm for two parts", twice, &[ErrorKind::InvalidRequest])?;
     let op = spread.group.scatter(&spread.src.region, &parts, &WriteOptions::new())?;
-    same("bytes", spread.lab.done(op)?.bytes, 3 * 77)?;
+    ensure_eq("bytes", spread.sim.done(op)?.bytes, 3 * 77)?;
     for at in 0..3 {
         spread.there[1].expect_from(at * 5000, &spread.src, at * 1000..at * 1000 + 77);
     }
-    spread.lab.settle()?;
-    same("imms", spread.imms(7), vec![1, 1, 1])?;
+    spread.sim.settle()?;
+    ensure_eq("imms", spread.imms(7), vec![1, 1, 1])?;
     spread.check("three parts of one peer")
 }
 
-fn evenly(context: &Context) -> Verdict {
+fn evenly(context: &Context) -> TestResult {
     let mut spread = Spread::new(context, &Options::default())?;
     for (round, range) in [3..1_000_004, 100..105, 9..11, 8..8].into_iter().enumerate() {
         let imm = WriteOptions::new().imm(round as u32);
         let op = spread.group.scatter_evenly(&spread.src.region, range.clone(), &spread.remote, 9, &imm)?;
-        same("bytes", spread.lab.done(op)?.bytes, range.len() as u64)?;
-        for (at, ground) in spread.there.iter_mut().enumerate() {
-            ground.expect_from(9, &spread.src, spread.group.share(at, range.clone()));
+        ensure_eq("bytes", spread.sim.done(op)?.bytes, range.len() as u64)?;
+        for (at, checked) in spread.there.iter_mut().enumerate() {
+            checked.expect_from(9, &spread.src, spread.group.share(at, range.clone()));
         }
-        spread.lab.settle()?;
-        same("imms", spread.imms(round as u32), vec![1, 1, 1])?;
+        spread.sim.settle()?;
+        ensure_eq("imms", spread.imms(round as u32), vec![1, 1, 1])?;
         spread.check("its share")?;
     }
     let wrong = [ErrorKind::InvalidRequest, ErrorKind::OutOfBounds];
     let (src, plain) = (&spread.src.region, WriteOptions::new());
     let evenly =
         |range, dst: &[RemoteRegion]| spread.group.scatter_evenly(src, range, dst, 0, &plain).map(drop);
-    refused("no bytes for nobody", evenly(8..8, &spread.remote), &wrong)?;
-    refused("a region too few", evenly(0..9, &spread.remote[1..]), &wrong)?;
+    ensure_err("no bytes for nobody", evenly(8..8, &spread.remote), &wrong)?;
+    ensure_err("a region too few", evenly(0..9, &spread.remote[1..]), &wrong)?;
     let mut mixed = spread.remote.clone();
     mixed.swap(0, 1);
-    refused("another order", evenly(0..9, &mixed), &wrong)?;
-    refused("beyond the source", evenly(0..LEN + 1, &spread.remote), &wrong)?;
-    refused("a range backwards", evenly(std::ops::Range { start: 9, end: 8 }, &spread.remote), &wrong)?;
+    ensure_err("another order", evenly(0..9, &mixed), &wrong)?;
+    ensure_err("beyond the source", evenly(0..LEN + 1, &spread.remote), &wrong)?;
+    ensure_err("a range backwards", evenly(std::ops::Range { start: 9, end: 8 }, &spread.remote), &wrong)?;
     spread.check("what was refused")
 }
 
-fn per_wr(context: &Context) -> Verdict {
+fn per_wr(context: &Context) -> TestResult {
     let mut spread = Spread::new(context, &Options::default())?;
     let options = WriteOptions::new().imm(3).per_wr();
     let parts = [(0, 0..LEN), (1, 0..100), (1, 100..300)];
     let parts = parts.map(|(to, range)| ScatterPart::new(&spread.remote[to], range.clone(), range.start));
-    spread.lab.done(spread.group.scatter(&spread.src.region, &parts, &options)?)?;
+    spread.sim.done(spread.group.scatter(&spread.src.region, &parts, &options)?)?;
     spread.there[0].expect_from(0, &spread.src, 0..LEN);
     spread.there[1].expect_from(0, &spread.src, 0..300);
-    spread.lab.settle()?;
-    same("imms", spread.imms(3), vec![transport_core::imm_count(LEN as u64), 2, 0])?;
+    spread.sim.settle()?;
+    ensure_eq("imms", spread.imms(3), vec![transport_core::imm_count(LEN as u64), 2, 0])?;
     spread.check("three parts")
 }
 
-fn all_or_nothing(context: &Context) -> Verdict {
+fn all_or_nothing(context: &Context) -> TestResult {
     let spread = Spread::new(context, &Options::default())?;
     let (options, good) =
         (WriteOptions::new().imm(1), |at: usize| ScatterPart::new(&spread.remote[at], 0..50, 0));
-    let stranger = spread.lab.open(&Options::default())?;
+    let stranger = spread.sim.open(&Options::default())?;
     let (to, _) = spread.a.connect_local(&stranger)?;
-    let strange = Ground::new(&stranger, 64, OPEN, 1)?.import(&to)?;
+    let strange = CheckedRegion::new(&stranger, 64, FULL_ACCESS, 1)?.import(&to)?;
     let bad = [
         (
             "beyond the source",
@@ -162,45 +162,45 @@ fn all_or_nothing(context: &Context) -> Verdict {
     ];
     for (what, bad, kind) in bad {
         let scatter = spread.group.scatter(&spread.src.region, &[good(0), good(1), bad], &options).map(drop);
-        let error = refused(what, scatter, &[kind])?;
+        let error = ensure_err(what, scatter, &[kind])?;
         ensure(error.context().contains("part 2"), format!("{error}: which part?"))?;
     }
     let scatter =
         |parts: &[ScatterPart<'_>]| spread.group.scatter(&spread.src.region, parts, &options).map(drop);
-    refused("no parts", scatter(&[]), &[ErrorKind::InvalidRequest])?;
+    ensure_err("no parts", scatter(&[]), &[ErrorKind::InvalidRequest])?;
     spread.group.peers()[2].disconnect();
-    refused("a peer that is gone", scatter(&[good(0), good(2)]), &[ErrorKind::Closed, ErrorKind::PeerDied])?;
-    refused("an imm to it", spread.group.write_imm(1).map(drop), &[ErrorKind::Closed, ErrorKind::PeerDied])?;
-    spread.lab.settle()?;
-    same("imms", spread.imms(1), vec![0, 0, 0])?;
+    ensure_err("a peer that is gone", scatter(&[good(0), good(2)]), &[ErrorKind::Closed, ErrorKind::PeerDied])?;
+    ensure_err("an imm to it", spread.group.write_imm(1).map(drop), &[ErrorKind::Closed, ErrorKind::PeerDied])?;
+    spread.sim.settle()?;
+    ensure_eq("imms", spread.imms(1), vec![0, 0, 0])?;
     spread.check("what was refused")
 }
 
-fn room(context: &Context) -> Verdict {
+fn room(context: &Context) -> TestResult {
     let spread = Spread::new(context, &Options { max_operations: 3, rails: Some(16), ..Options::default() })?;
     let scatter = |count: usize| {
         let parts = (0..count).map(|at| ScatterPart::new(&spread.remote[at % 3], 0..LEN, 0));
         spread.group.scatter(&spread.src.region, &parts.collect::<Vec<_>>(), &WriteOptions::new())
     };
     for _ in 0..3 {
-        refused("four parts in three places", scatter(4).map(drop), &[ErrorKind::Busy])?;
+        ensure_err("four parts in three places", scatter(4).map(drop), &[ErrorKind::Busy])?;
         // None of them is lost by that.
-        spread.lab.done(scatter(3)?)?;
+        spread.sim.done(scatter(3)?)?;
     }
-    spread.lab.settle()
+    spread.sim.settle()
 }
 
-fn one_dies(context: &Context) -> Verdict {
-    for turns in context.tries(5) {
+fn one_dies(context: &Context) -> TestResult {
+    for turns in context.attempts(5) {
         let mut spread = Spread::new(&context.with_seed(context.seed + turns), &Options::default())?;
         let parts: Vec<_> = spread.remote.iter().map(|dst| ScatterPart::new(dst, 0..LEN, 0)).collect();
         let mut op = spread.group.scatter(&spread.src.region, &parts, &WriteOptions::new())?;
         for _ in 0..turns {
-            spread.lab.turn();
+            spread.sim.step();
         }
         spread.group.peers()[1].disconnect();
-        if let Err(error) = spread.lab.result(&mut op)? {
-            refused::<()>("a scatter", Err(error), &[ErrorKind::Closed, ErrorKind::PeerDied])?;
+        if let Err(error) = spread.sim.result(&mut op)? {
+            ensure_err::<()>("a scatter", Err(error), &[ErrorKind::Closed, ErrorKind::PeerDied])?;
         } else {
             // On a plain device it may have run in this thread, before the end.
             let may = turns > 0 || context.variant == Variant::Plain;
@@ -211,73 +211,73 @@ fn one_dies(context: &Context) -> Verdict {
             spread.there[at].expect_from(0, &spread.src, 0..LEN);
             spread.there[at].check("a peer that stays")?;
         }
-        spread.lab.settle()?;
+        spread.sim.settle()?;
     }
     Ok(())
 }
 
-fn cancelled(context: &Context) -> Verdict {
+fn cancelled(context: &Context) -> TestResult {
     let mut spread =
         Spread::new(context, &Options { deadline: Duration::from_secs(2), ..Options::default() })?;
     for how in ["cancel", "drop"] {
         let parts: Vec<_> = spread.remote.iter().map(|dst| ScatterPart::new(dst, 0..LEN, 0)).collect();
         let op = spread.group.scatter(&spread.src.region, &parts, &WriteOptions::new())?;
-        spread.lab.turn();
+        spread.sim.step();
         if how == "cancel" {
             let mut cancel = pin!(op.cancel());
             let mut nobody = task::Context::from_waker(task::Waker::noop());
             let mut over = None;
-            spread.lab.until("a cancel", || {
+            spread.sim.until("a cancel", || {
                 if let task::Poll::Ready(result) = cancel.as_mut().poll(&mut nobody) {
                     over = Some(result);
                 }
                 over.is_some()
             })?;
             let result = over.unwrap_or_else(|| Ok(Default::default()));
-            refused("a cancelled scatter", result, &[ErrorKind::Cancelled, ErrorKind::DeadlineExceeded])?;
+            ensure_err("a cancelled scatter", result, &[ErrorKind::Cancelled, ErrorKind::DeadlineExceeded])?;
         } else {
             drop(op);
             for peer in spread.group.peers() {
                 let mut drained = pin!(peer.drain()?);
                 let mut nobody = task::Context::from_waker(task::Waker::noop());
-                spread.lab.until("a drain", || drained.as_mut().poll(&mut nobody).is_ready())?;
+                spread.sim.until("a drain", || drained.as_mut().poll(&mut nobody).is_ready())?;
             }
         }
         // From here on the targets' memory is theirs.
-        for (at, ground) in spread.there.iter_mut().enumerate() {
-            ground.fill(context.seed + 50 + at as u64)?;
+        for (at, checked) in spread.there.iter_mut().enumerate() {
+            checked.fill(context.seed + 50 + at as u64)?;
         }
-        spread.lab.settle()?;
+        spread.sim.settle()?;
         spread.check("after a scatter was given up")?;
     }
     Ok(())
 }
 
-fn checked(context: &Context) -> Verdict {
+fn checked(context: &Context) -> TestResult {
     let spread = Spread::new(context, &Options::default())?;
     let peers = spread.group.peers();
     let invalid = &[ErrorKind::InvalidRequest];
-    refused("no peers", PeerGroup::new([]).map(drop), invalid)?;
-    refused(
+    ensure_err("no peers", PeerGroup::new([]).map(drop), invalid)?;
+    ensure_err(
         "a peer twice",
         PeerGroup::new([peers[0].clone(), peers[1].clone(), peers[0].clone()]).map(drop),
         invalid,
     )?;
-    refused("two fabrics", PeerGroup::new([peers[0].clone(), spread.back[0].clone()]).map(drop), invalid)?;
-    same(
+    ensure_err("two fabrics", PeerGroup::new([peers[0].clone(), spread.back[0].clone()]).map(drop), invalid)?;
+    ensure_eq(
         "places",
         peers.iter().map(|peer| spread.group.position(peer.id())).collect(),
         vec![Some(0), Some(1), Some(2)],
     )
 }
 
-fn imm_to_all(context: &Context) -> Verdict {
+fn imm_to_all(context: &Context) -> TestResult {
     let spread = Spread::new(context, &Options::default())?;
     for _ in 0..3 {
-        spread.lab.done(spread.group.write_imm(9)?)?;
+        spread.sim.done(spread.group.write_imm(9)?)?;
     }
-    spread.lab.until("three each", || spread.imms(9) == [3, 3, 3])?;
-    spread.lab.settle()?;
-    same("imms", spread.imms(9), vec![3, 3, 3])?;
+    spread.sim.until("three each", || spread.imms(9) == [3, 3, 3])?;
+    spread.sim.settle()?;
+    ensure_eq("imms", spread.imms(9), vec![3, 3, 3])?;
     spread.check("imms alone")
 }

@@ -1,24 +1,24 @@
-//! What a helper process does: it obeys one order per line until its input ends.
+//! The helper process: runs one command per line of its standard input until the input ends.
 //!
-//! | order | answer |
+//! | command | response |
 //! |---|---|
-//! | `open`, `open-patient`, `close` | |
-//! | `open-several LABELS BYTES IMMS MESSAGES` | with these transports, in groups, and windows for its peers |
+//! | `open`, `open-default`, `close` | |
+//! | `open-multi LABELS BYTES IMMS MESSAGES` | opens a fabric with these transports, in groups, that grants its peers these windows |
 //! | `listen` | the address |
 //! | `accept`, `connect ADDRESS` | the peer's incarnation |
 //! | `alloc NAME LEN SEED` | allocates, fills and publishes a region |
 //! | `fill NAME SEED`, `check NAME AT LEN SEED` | |
-//! | `holds NAME` | checks the whole region |
+//! | `check-all NAME` | checks the whole region |
 //! | `descriptor NAME`, `revoke NAME`, `unpublish NAME`, `free NAME` | |
 //! | `write SRC FROM LEN REMOTE AT IMM`, `read DST AT LEN REMOTE FROM` | |
 //! | `pages SRC REMOTE COUNT PAGE SEED IMM` | |
-//! | `send SRC FROM LEN IMM`, `receive DST AT LEN`, `received` | length and imm |
-//! | `sends SRC FROM LEN COUNT`, `pool COUNT SIZE`, `pooled COUNT SIZE` | |
+//! | `send SRC FROM LEN IMM`, `receive DST AT LEN`, `wait-receive` | length and imm |
+//! | `sends SRC FROM LEN COUNT`, `pool COUNT SIZE`, `wait-pool COUNT SIZE` | |
 //! | `imms IMM COUNT`, `expect IMM COUNT`, `barrier NAME` | |
-//! | `ended` | the kind of error the peer's end gave |
-//! | `census` | threads, descriptors, processor time |
+//! | `wait-closed` | the kind of error with which the peer closed |
+//! | `resource-usage` | threads, descriptors, CPU time, resident memory |
 //!
-//! Answers are `ok ...` or `err KIND TEXT`. Every wait has a limit.
+//! A response is `ok ...` or `err KIND TEXT`. Every wait has a limit.
 
 use std::collections::HashMap;
 use std::io::BufRead;
@@ -28,55 +28,55 @@ use std::sync::Arc;
 
 use transport_core::{Grant, Listener, Op, Pages, Peer, PeerGroup, RecvPool, SendOptions, WriteOptions};
 
-use super::{Census, LIMIT, live, patient, several};
-use crate::check::{Failure, Verdict, same, within};
-use crate::end::End;
-use crate::ground::{Ground, OPEN, content};
-use crate::subject::{Subject, Variant};
+use super::{ResourceUsage, LIMIT, worker_fabric, default_fabric, multi_transport_fabric};
+use crate::check::{Failure, TestResult, ensure_eq, within};
+use crate::trial_fabric::TrialFabric;
+use crate::checked_region::{CheckedRegion, FULL_ACCESS, content};
+use crate::backend_under_test::{BackendUnderTest, Variant};
 use crate::trial::Context;
 
-/// The environment that makes a process a helper.
-pub(super) const SUBJECT: &str = "MULTIRAIL_HELPER_SUBJECT";
+/// The environment variables of a helper process.
+pub(super) const BACKEND: &str = "MULTIRAIL_HELPER_BACKEND";
 pub(super) const VARIANT: &str = "MULTIRAIL_HELPER_VARIANT";
 pub(super) const SEED: &str = "MULTIRAIL_HELPER_SEED";
 
-/// Whether this process is a helper: a subject may give it other devices.
+/// Returns true if this process is a helper. A backend may give helpers other devices.
 pub fn is_helper() -> bool {
-    std::env::var_os(SUBJECT).is_some()
+    std::env::var_os(BACKEND).is_some()
 }
 
-/// Plays the part of a helper, if this process is one.
-pub(crate) fn role(subjects: &[Arc<dyn Subject>]) -> Option<ExitCode> {
-    let name = std::env::var(SUBJECT).ok()?;
+/// Runs the helper's commands if this process is a helper.
+pub(crate) fn run_if_helper(backends: &[Arc<dyn BackendUnderTest>]) -> Option<ExitCode> {
+    let name = std::env::var(BACKEND).ok()?;
     let variant = std::env::var(VARIANT).unwrap_or_default();
     let variant =
         [Variant::Plain, Variant::Queued, Variant::Slow].into_iter().find(|known| known.name() == variant);
-    let subject = subjects.iter().find(|subject| subject.name() == name);
+    let backend = backends.iter().find(|backend| backend.name() == name);
     let seed = std::env::var(SEED).ok().and_then(|seed| seed.parse().ok());
-    let (Some(subject), Some(variant), Some(seed)) = (subject, variant, seed) else {
-        eprintln!("a helper for {name:?} cannot be started");
+    let (Some(backend), Some(variant), Some(seed)) = (backend, variant, seed) else {
+        eprintln!("the helper for {name:?} cannot start: its backend, variant or seed is unknown");
         return Some(ExitCode::FAILURE);
     };
-    let mut helper = Helper::new(Context::new(subject.clone(), variant, seed));
+    let mut helper = Helper::new(Context::new(backend.clone(), variant, seed));
     for line in std::io::stdin().lock().lines().map_while(Result::ok) {
-        match helper.obey(&line) {
-            Ok(answer) => println!("ok {answer}"),
-            Err(Refusal(kind, text)) => println!("err {kind} {text}"),
+        match helper.run(&line) {
+            Ok(response) => println!("ok {response}"),
+            Err(CommandError(kind, text)) => println!("err {kind} {text}"),
         }
     }
     Some(ExitCode::SUCCESS)
 }
 
-/// A kind and a sentence.
-struct Refusal(String, String);
+/// The kind and the text of an error response.
+struct CommandError(String, String);
 
-impl From<Failure> for Refusal {
+impl From<Failure> for CommandError {
     fn from(failure: Failure) -> Self {
         Self("Failure".into(), failure.to_string())
     }
 }
 
-impl From<transport_core::Error> for Refusal {
+impl From<transport_core::Error> for CommandError {
     fn from(error: transport_core::Error) -> Self {
         Self(format!("{:?}", error.kind()), error.to_string())
     }
@@ -84,25 +84,25 @@ impl From<transport_core::Error> for Refusal {
 
 struct Helper {
     context: Context,
-    fabric: Option<End>,
+    fabric: Option<TrialFabric>,
     listener: Option<Listener>,
     peer: Option<Peer>,
-    grounds: HashMap<String, Ground>,
+    regions: HashMap<String, CheckedRegion>,
     receive: Option<Op>,
     pool: Option<RecvPool>,
 }
 
-/// Words of an order, taken one by one.
+/// The words of a command, taken one by one.
 struct Words<'a>(std::str::SplitWhitespace<'a>);
 
 impl Words<'_> {
-    fn next<T: FromStr>(&mut self) -> Verdict<T> {
-        let word = self.0.next().ok_or_else(|| Failure::new("a word is missing"))?;
-        word.parse().map_err(|_| Failure::new(format!("{word:?} was not expected")))
+    fn next<T: FromStr>(&mut self) -> TestResult<T> {
+        let word = self.0.next().ok_or_else(|| Failure::new("the command lacks a word"))?;
+        word.parse().map_err(|_| Failure::new(format!("{word:?} cannot be parsed")))
     }
 
-    /// `-` is none.
-    fn option<T: FromStr>(&mut self) -> Verdict<Option<T>> {
+    /// Takes a word; `-` stands for `None`.
+    fn option<T: FromStr>(&mut self) -> TestResult<Option<T>> {
         let word: String = self.next()?;
         if word == "-" { Ok(None) } else { Words(word.split_whitespace()).next().map(Some) }
     }
@@ -111,20 +111,21 @@ impl Words<'_> {
 impl Helper {
     fn new(context: Context) -> Self {
         let (fabric, listener, peer, receive, pool) = (None, None, None, None, None);
-        Self { context, fabric, listener, peer, grounds: HashMap::new(), receive, pool }
+        Self { context, fabric, listener, peer, regions: HashMap::new(), receive, pool }
     }
 
-    fn obey(&mut self, line: &str) -> Result<String, Refusal> {
+    /// Runs one command and returns the text of its response.
+    fn run(&mut self, line: &str) -> Result<String, CommandError> {
         let mut words = Words(line.split_whitespace());
-        let order: String = words.next()?;
-        match order.as_str() {
-            "open" => self.fabric = Some(live(&self.context)?),
-            "open-patient" => self.fabric = Some(patient(&self.context)?),
-            "open-several" => {
+        let command: String = words.next()?;
+        match command.as_str() {
+            "open" => self.fabric = Some(worker_fabric(&self.context)?),
+            "open-default" => self.fabric = Some(default_fabric(&self.context)?),
+            "open-multi" => {
                 let labels: String = words.next()?;
                 let labels: Vec<&str> = labels.split(',').collect();
                 let windows = Grant { bytes: words.next()?, imms: words.next()?, messages: words.next()? };
-                self.fabric = Some(several(&self.context, &labels, windows)?);
+                self.fabric = Some(multi_transport_fabric(&self.context, &labels, windows)?);
             }
             "close" => self.close(),
             "listen" => {
@@ -134,95 +135,95 @@ impl Helper {
                 return Ok(address);
             }
             "accept" => {
-                let listener = self.listener.as_ref().ok_or_else(|| Failure::new("nobody listens"))?;
-                return Ok(self.met(within(LIMIT, "accept", listener.accept())??));
+                let listener = self.listener.as_ref().ok_or_else(|| Failure::new("the helper does not listen"))?;
+                return Ok(self.set_peer(within(LIMIT, "accept", listener.accept())??));
             }
             "connect" => {
                 let address: String = words.next()?;
                 let peer = within(LIMIT, "connect", self.fabric()?.connect(&address))??;
-                return Ok(self.met(peer));
+                return Ok(self.set_peer(peer));
             }
-            "ended" => {
-                let error = within(LIMIT, "the end of the peer", self.peer()?.closed())?;
+            "wait-closed" => {
+                let error = within(LIMIT, "the close of the peer", self.peer()?.closed())?;
                 return Ok(format!("{:?}", error.kind()));
             }
-            "census" => return Ok(Census::take().map_err(Failure::from)?.to_string()),
-            "alloc" | "fill" | "check" | "holds" | "descriptor" | "revoke" | "unpublish" | "free" => {
-                return self.memory(&order, &mut words);
+            "resource-usage" => return Ok(ResourceUsage::of_this_process().map_err(Failure::from)?.to_string()),
+            "alloc" | "fill" | "check" | "check-all" | "descriptor" | "revoke" | "unpublish" | "free" => {
+                return self.memory(&command, &mut words);
             }
-            _ => return self.operation(&order, &mut words),
+            _ => return self.operation(&command, &mut words),
         }
         Ok(String::new())
     }
 
     fn close(&mut self) {
         (self.listener, self.peer, self.receive, self.pool) = (None, None, None, None);
-        self.grounds.clear();
+        self.regions.clear();
         if let Some(fabric) = self.fabric.take() {
             fabric.close();
         }
     }
 
-    fn met(&mut self, peer: Peer) -> String {
+    fn set_peer(&mut self, peer: Peer) -> String {
         self.peer.insert(peer).incarnation().to_string()
     }
 
-    fn memory(&mut self, order: &str, words: &mut Words<'_>) -> Result<String, Refusal> {
+    fn memory(&mut self, command: &str, words: &mut Words<'_>) -> Result<String, CommandError> {
         let name: String = words.next()?;
-        if order == "alloc" {
-            let ground = Ground::new(self.fabric()?, words.next()?, OPEN, words.next()?)?;
-            self.fabric()?.publish(&name, &ground.region)?;
-            self.grounds.insert(name, ground);
+        if command == "alloc" {
+            let checked = CheckedRegion::new(self.fabric()?, words.next()?, FULL_ACCESS, words.next()?)?;
+            self.fabric()?.publish(&name, &checked.region)?;
+            self.regions.insert(name, checked);
             return Ok(String::new());
         }
-        if order == "unpublish" || order == "free" {
+        if command == "unpublish" || command == "free" {
             self.fabric()?.unpublish(&name);
-            if order == "free" {
-                self.grounds.remove(&name);
+            if command == "free" {
+                self.regions.remove(&name);
             }
             return Ok(String::new());
         }
-        if order == "revoke" {
-            self.ground(&name)?.take_back(self.fabric()?)?;
+        if command == "revoke" {
+            self.region(&name)?.revoke_and_wait(self.fabric()?)?;
             return Ok(String::new());
         }
-        let ground = self.grounds.get_mut(&name).ok_or_else(|| Failure::new(format!("no region {name}")))?;
-        match order {
-            "fill" => ground.fill(words.next()?)?,
-            "holds" => ground.check(&name)?,
+        let checked = self.regions.get_mut(&name).ok_or_else(|| Failure::new(format!("no region {name}")))?;
+        match command {
+            "fill" => checked.fill(words.next()?)?,
+            "check-all" => checked.check(&name)?,
             "check" => {
                 let (at, len): (usize, usize) = (words.next()?, words.next()?);
-                ground.expect(at, &content(words.next()?, len));
-                ground.check(&name)?;
+                checked.expect(at, &content(words.next()?, len));
+                checked.check(&name)?;
             }
             "descriptor" => {
-                let bytes = ground.region.descriptor().to_bytes();
+                let bytes = checked.region.descriptor().to_bytes();
                 return Ok(bytes.iter().map(|byte| format!("{byte:02x}")).collect());
             }
-            _ => return Err(Failure::new(format!("{order:?} is no order")).into()),
+            _ => return Err(Failure::new(format!("{command:?} is no command")).into()),
         }
         Ok(String::new())
     }
 
-    fn operation(&mut self, order: &str, words: &mut Words<'_>) -> Result<String, Refusal> {
-        match order {
-            "write" | "pages" => self.write(order, words)?,
+    fn operation(&mut self, command: &str, words: &mut Words<'_>) -> Result<String, CommandError> {
+        match command {
+            "write" | "pages" => self.write(command, words)?,
             "read" => {
                 let (name, at, len): (String, usize, usize) = (words.next()?, words.next()?, words.next()?);
                 let remote = self.remote(&words.next::<String>()?)?;
                 let range = at..at + len;
-                self.peer()?.read(&self.ground(&name)?.region, range, &remote, words.next()?)?.wait(LIMIT)?;
+                self.peer()?.read(&self.region(&name)?.region, range, &remote, words.next()?)?.wait(LIMIT)?;
             }
             "send" => {
                 let (name, from, len): (String, usize, usize) = (words.next()?, words.next()?, words.next()?);
                 let options =
                     words.option()?.map_or_else(SendOptions::new, |imm| SendOptions::new().imm(imm));
-                let region = &self.ground(&name)?.region;
+                let region = &self.region(&name)?.region;
                 self.peer()?.send_with(region, from..from + len, &options)?.wait(LIMIT)?;
             }
             "sends" => {
                 let (name, from, len): (String, usize, usize) = (words.next()?, words.next()?, words.next()?);
-                let (peer, region, count) = (self.peer()?, &self.ground(&name)?.region, words.next()?);
+                let (peer, region, count) = (self.peer()?, &self.region(&name)?.region, words.next()?);
                 let ops: Result<Vec<Op>, _> =
                     (0..count).map(|_: u32| peer.send(region, from..from + len)).collect();
                 for mut op in ops? {
@@ -230,20 +231,20 @@ impl Helper {
                 }
             }
             "pool" => self.pool = Some(self.fabric()?.recv_pool(words.next()?, words.next()?)?),
-            "pooled" => {
-                let pool = self.pool.as_ref().ok_or_else(|| Failure::new("nothing is being received"))?;
+            "wait-pool" => {
+                let pool = self.pool.as_ref().ok_or_else(|| Failure::new("no pool is open"))?;
                 let (count, size): (u32, usize) = (words.next()?, words.next()?);
                 for _ in 0..count {
-                    same("bytes of a message", pool.next().wait(LIMIT)?.len(), size)?;
+                    ensure_eq("bytes of a message", pool.next().wait(LIMIT)?.len(), size)?;
                 }
             }
             "receive" => {
                 let (name, at, len): (String, usize, usize) = (words.next()?, words.next()?, words.next()?);
-                self.receive = Some(self.fabric()?.recv(&self.ground(&name)?.region, at..at + len)?);
+                self.receive = Some(self.fabric()?.recv(&self.region(&name)?.region, at..at + len)?);
             }
-            "received" => {
+            "wait-receive" => {
                 let mut receive =
-                    self.receive.take().ok_or_else(|| Failure::new("nothing is being received"))?;
+                    self.receive.take().ok_or_else(|| Failure::new("no receive is posted"))?;
                 let outcome = receive.wait(LIMIT)?;
                 return Ok(format!("{} {:?}", outcome.bytes, outcome.imm));
             }
@@ -264,16 +265,16 @@ impl Helper {
                 counter.expect(words.next()?).wait(LIMIT)?;
                 return Ok(counter.count().to_string());
             }
-            _ => return Err(Failure::new(format!("{order:?} is no order")).into()),
+            _ => return Err(Failure::new(format!("{command:?} is no command")).into()),
         }
         Ok(String::new())
     }
 
-    fn write(&self, order: &str, words: &mut Words<'_>) -> Result<(), Refusal> {
-        let (peer, src) = (self.peer()?, self.ground(&words.next::<String>()?)?);
+    fn write(&self, command: &str, words: &mut Words<'_>) -> Result<(), CommandError> {
+        let (peer, src) = (self.peer()?, self.region(&words.next::<String>()?)?);
         let options =
             |imm: Option<u32>| imm.map_or_else(WriteOptions::new, |imm| WriteOptions::new().imm(imm));
-        if order == "write" {
+        if command == "write" {
             let (from, len): (usize, usize) = (words.next()?, words.next()?);
             let remote = self.remote(&words.next::<String>()?)?;
             let (at, options) = (words.next()?, options(words.option()?));
@@ -288,24 +289,24 @@ impl Helper {
         Ok(())
     }
 
-    fn fabric(&self) -> Verdict<&End> {
+    fn fabric(&self) -> TestResult<&TrialFabric> {
         self.fabric.as_ref().ok_or_else(|| Failure::new("no fabric is open"))
     }
 
-    fn peer(&self) -> Verdict<&Peer> {
-        self.peer.as_ref().ok_or_else(|| Failure::new("no peer was met"))
+    fn peer(&self) -> TestResult<&Peer> {
+        self.peer.as_ref().ok_or_else(|| Failure::new("no peer is connected"))
     }
 
-    fn ground(&self, name: &str) -> Verdict<&Ground> {
-        self.grounds.get(name).ok_or_else(|| Failure::new(format!("no region {name}")))
+    fn region(&self, name: &str) -> TestResult<&CheckedRegion> {
+        self.regions.get(name).ok_or_else(|| Failure::new(format!("no region {name}")))
     }
 
-    fn remote(&self, name: &str) -> Result<transport_core::RemoteRegion, Refusal> {
+    fn remote(&self, name: &str) -> Result<transport_core::RemoteRegion, CommandError> {
         Ok(within(LIMIT, "a lookup", self.peer()?.region(name))??)
     }
 }
 
-/// Source and destination pages of a paged write that both sides can compute.
+/// The source and destination pages of a paged write. Both sides compute them from the seed.
 pub(crate) fn permutation(count: u32, seed: u64) -> (Vec<u32>, Vec<u32>) {
     let mut random = fastrand::Rng::with_seed(seed);
     let mut lists = ((0..count).collect::<Vec<_>>(), (0..count).collect::<Vec<_>>());

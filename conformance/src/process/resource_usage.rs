@@ -1,32 +1,32 @@
-//! What a process holds and uses.
+//! The resources that a process holds and uses.
 
 use std::fmt;
 use std::str::FromStr;
 use std::time::Duration;
 
-/// Threads, file descriptors, processor time used so far, and memory.
+/// Threads, file descriptors, CPU time so far, and memory of a process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Census {
+pub(crate) struct ResourceUsage {
     pub threads: usize,
     pub files: usize,
-    pub busy: Duration,
-    /// Bytes of memory that are resident.
+    pub cpu_time: Duration,
+    /// Resident memory in bytes.
     pub resident: u64,
 }
 
-impl Census {
-    /// Of this process.
-    pub(crate) fn take() -> std::io::Result<Self> {
+impl ResourceUsage {
+    /// Reads the usage of this process.
+    pub(crate) fn of_this_process() -> std::io::Result<Self> {
         let threads = std::fs::read_dir("/proc/self/task")?.count();
-        // Reading the directory takes a descriptor itself.
+        // Reading the directory uses one descriptor.
         let files = std::fs::read_dir("/proc/self/fd")?.count() - 1;
         let time = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
-        let busy = Duration::new(time.tv_sec as u64, time.tv_nsec as u32);
-        Ok(Self { threads, files, busy, resident: resident()? })
+        let cpu_time = Duration::new(time.tv_sec as u64, time.tv_nsec as u32);
+        Ok(Self { threads, files, cpu_time, resident: resident()? })
     }
 }
 
-/// From `VmRSS`, in kB, of `/proc/self/status`.
+/// Resident memory in bytes, from `VmRSS` of `/proc/self/status`, which is in kB.
 fn resident() -> std::io::Result<u64> {
     let status = std::fs::read_to_string("/proc/self/status")?;
     let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
@@ -34,13 +34,13 @@ fn resident() -> std::io::Result<u64> {
     Ok(kilobytes.unwrap_or(0) * 1024)
 }
 
-impl fmt::Display for Census {
+impl fmt::Display for ResourceUsage {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} {} {} {}", self.threads, self.files, self.busy.as_nanos(), self.resident)
+        write!(f, "{} {} {} {}", self.threads, self.files, self.cpu_time.as_nanos(), self.resident)
     }
 }
 
-impl FromStr for Census {
+impl FromStr for ResourceUsage {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
@@ -49,10 +49,10 @@ impl FromStr for Census {
             Ok(&[threads, files, nanos, resident]) => Ok(Self {
                 threads: threads as usize,
                 files: files as usize,
-                busy: Duration::from_nanos(nanos),
+                cpu_time: Duration::from_nanos(nanos),
                 resident,
             }),
-            _ => Err(format!("{text:?} is no census")),
+            _ => Err(format!("{text:?} is no resource usage")),
         }
     }
 }

@@ -1,87 +1,89 @@
-//! Memory that knows what it should contain: every trial checks whole regions, so
-//! a byte that strays anywhere inside them is found.
+//! Regions with their expected bytes.
+//!
+//! Every trial compares whole regions, so that it finds each byte that landed in a wrong place.
 
 use std::ops::Range;
 
 use transport_core::spi::Revocation;
 use transport_core::{Access, ErrorKind, Region, RemoteRegion, TransportInfo};
 
-use crate::check::{Failure, Verdict};
-use crate::end::End;
+use crate::check::{Failure, TestResult};
+use crate::trial_fabric::TrialFabric;
 use crate::process::LIMIT;
 
-/// Anything a peer may do.
-pub(crate) const OPEN: Access = Access::all();
+/// All access rights for a peer.
+pub(crate) const FULL_ACCESS: Access = Access::all();
 
-/// Bytes that are compared at a time.
+/// The number of bytes that are compared at a time.
 const PIECE: usize = 32 << 10;
 
 /// A region and its expected bytes.
-pub(crate) struct Ground {
+pub(crate) struct CheckedRegion {
     pub region: Region,
     expected: Vec<u8>,
 }
 
-impl Ground {
-    /// `len` bytes of that end's memory, filled by `seed`.
+impl CheckedRegion {
+    /// Allocates `len` bytes of the fabric's kind of memory and fills them with the content of `seed`.
     #[track_caller]
-    pub(crate) fn new(end: &End, len: usize, access: Access, seed: u64) -> Verdict<Self> {
-        let region = end.region(len, access)?;
+    pub(crate) fn new(fabric: &TrialFabric, len: usize, access: Access, seed: u64) -> TestResult<Self> {
+        let region = fabric.region(len, access)?;
         let expected = content(seed, len);
         region.copy_in(0, &expected)?;
         Ok(Self { region, expected })
     }
 
-    /// Bytes.
+    /// The region's length in bytes.
     pub(crate) fn len(&self) -> usize {
         self.expected.len()
     }
 
-    /// What should be in `range`.
+    /// The expected bytes of `range`.
     pub(crate) fn bytes(&self, range: Range<usize>) -> &[u8] {
         &self.expected[range]
     }
 
-    /// From now on `bytes` should be at `at`.
+    /// Expects `bytes` at `at` from now on.
     pub(crate) fn expect(&mut self, at: usize, bytes: &[u8]) {
         self.expected[at..at + bytes.len()].copy_from_slice(bytes);
     }
 
-    /// From now on what `from` has in `range` should be at `at`.
+    /// Expects the bytes that `from` has in `range` at `at` from now on.
     pub(crate) fn expect_from(&mut self, at: usize, from: &Self, range: Range<usize>) {
         self.expect(at, &from.expected[range]);
     }
 
-    /// Writes new content by `seed`, as the owner.
+    /// Fills the region, as its owner, with the content of `seed`.
     #[track_caller]
-    pub(crate) fn fill(&mut self, seed: u64) -> Verdict {
+    pub(crate) fn fill(&mut self, seed: u64) -> TestResult {
         self.expected = content(seed, self.len());
         Ok(self.region.copy_in(0, &self.expected)?)
     }
 
-    /// Takes what is there now for what should be there.
+    /// Expects the bytes that the region has now.
     #[track_caller]
-    pub(crate) fn accept(&mut self) -> Verdict {
+    pub(crate) fn accept(&mut self) -> TestResult {
         Ok(self.region.copy_out(0, &mut self.expected)?)
     }
 
-    /// Whether all is as it should be.
-    pub(crate) fn is_right(&self) -> bool {
-        self.first_wrong().is_ok_and(|wrong| wrong.is_none())
+    /// Returns true if the region has the expected bytes.
+    pub(crate) fn matches(&self) -> bool {
+        self.first_mismatch().is_ok_and(|wrong| wrong.is_none())
     }
 
-    /// An error that names the first wrong byte.
+    /// Fails with the first wrong byte, if there is one.
     #[track_caller]
-    pub(crate) fn check(&self, what: &str) -> Verdict {
-        let Some((at, got)) = self.first_wrong()? else { return Ok(()) };
+    pub(crate) fn check(&self, what: &str) -> TestResult {
+        let Some((at, got)) = self.first_mismatch()? else { return Ok(()) };
         let (want, len) = (self.expected[at], self.len());
         Err(Failure::new(format!("{what}: byte {at} of {len} is {got}, want {want}")))
     }
 
-    /// The place and value of the first byte that is not as it should be. A piece at a time:
-    /// fresh memory for a copy of all of it would cost more than the copy.
+    /// Returns the offset and the value of the first wrong byte.
+    ///
+    /// Compares one piece at a time: to allocate memory for the whole region would cost more than the copy.
     #[track_caller]
-    fn first_wrong(&self) -> Verdict<Option<(usize, u8)>> {
+    fn first_mismatch(&self) -> TestResult<Option<(usize, u8)>> {
         let mut actual = [0; PIECE];
         for (number, expected) in self.expected.chunks(PIECE).enumerate() {
             let actual = &mut actual[..expected.len()];
@@ -94,9 +96,10 @@ impl Ground {
         Ok(None)
     }
 
-    /// Takes the region back from `fabric`'s peers, in real time. Where late bytes may land, that must be said.
+    /// Revokes the region, in real time, and waits for the result. `Unsupported` is accepted where a
+    /// transport states that late bytes may land.
     #[track_caller]
-    pub(crate) fn take_back(&self, fabric: &End) -> Verdict {
+    pub(crate) fn revoke_and_wait(&self, fabric: &TrialFabric) -> TestResult {
         let is_late = |info: &TransportInfo| info.capabilities.revocation == Revocation::Late;
         match self.region.revoke()?.wait(LIMIT) {
             Err(error)
@@ -108,14 +111,14 @@ impl Ground {
         }
     }
 
-    /// Imports it through a peer.
+    /// Imports the region through `peer`.
     #[track_caller]
-    pub(crate) fn import(&self, by: &transport_core::Peer) -> Verdict<RemoteRegion> {
-        Ok(by.import(&self.region.descriptor())?)
+    pub(crate) fn import(&self, peer: &transport_core::Peer) -> TestResult<RemoteRegion> {
+        Ok(peer.import(&self.region.descriptor())?)
     }
 }
 
-/// `len` bytes, always the same for one seed.
+/// Returns `len` bytes, which are always the same for one seed.
 pub(crate) fn content(seed: u64, len: usize) -> Vec<u8> {
     let mut bytes = vec![0; len];
     fastrand::Rng::with_seed(seed).fill(&mut bytes);

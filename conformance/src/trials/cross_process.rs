@@ -5,33 +5,33 @@ use std::time::Duration;
 use transport_core::spi::Operations;
 use transport_core::{ErrorKind, Pages, Peer, SendOptions, WriteOptions};
 
-use crate::check::{Verdict, refused, same, within};
-use crate::end::End;
-use crate::ground::{Ground, OPEN};
-use crate::process::{Child, LIMIT, Meeting, permutation};
-use crate::subject::Variant;
+use crate::check::{TestResult, ensure_err, ensure_eq, within};
+use crate::trial_fabric::TrialFabric;
+use crate::checked_region::{CheckedRegion, FULL_ACCESS};
+use crate::process::{HelperProcess, LIMIT, ConnectedPair, permutation};
+use crate::backend_under_test::Variant;
 use crate::trial::{Context, Trial};
 
 const ALL: Operations = Operations::all();
 const PATHS: &[Variant] = &[Variant::Plain, Variant::Queued];
 
 pub(super) const TRIALS: &[Trial] = &[
-    Trial::new("crossing::outward", |context| on_pair(context, outward)).on(PATHS).needs(ALL).process(),
-    Trial::new("crossing::inward", |context| on_pair(context, inward)).on(PATHS).needs(ALL).process(),
-    Trial::new("crossing::messages_before_their_receives", |context| on_pair(context, early_messages))
+    Trial::new("cross_process::outward", |context| on_pair(context, outward)).on(PATHS).needs(ALL).process(),
+    Trial::new("cross_process::inward", |context| on_pair(context, inward)).on(PATHS).needs(ALL).process(),
+    Trial::new("cross_process::messages_before_their_receives", |context| on_pair(context, early_messages))
         .on(PATHS)
         .needs(ALL)
         .process(),
-    Trial::new("crossing::a_pool_in_place_of_another", pool_in_place_of_another)
+    Trial::new("cross_process::a_pool_in_place_of_another", pool_in_place_of_another)
         .on(PATHS)
         .needs(ALL)
         .process(),
-    Trial::new("crossing::more_imms_than_any_queue", |context| on_pair(context, more_imms))
+    Trial::new("cross_process::more_imms_than_any_queue", |context| on_pair(context, more_imms))
         .on(PATHS)
         .needs(ALL)
         .process(),
-    Trial::new("crossing::named_regions", |context| on_pair(context, named_regions)).process(),
-    Trial::new("crossing::revoked_under_fire", |context| on_pair(context, revoked_under_fire))
+    Trial::new("cross_process::named_regions", |context| on_pair(context, named_regions)).process(),
+    Trial::new("cross_process::revoked_under_fire", |context| on_pair(context, revoked_under_fire))
         .on(PATHS)
         .process(),
 ];
@@ -51,24 +51,24 @@ const PIECES: [(usize, usize, usize); 7] = [
 const LET_PASS: Duration = Duration::from_millis(300);
 
 /// All on one pair, as a program would: each has imms and names of its own.
-fn on_pair(context: &Context, trial: fn(&End, &Peer, &mut Child) -> Verdict) -> Verdict {
-    let mut pair = Meeting::left(context)?;
-    trial(&pair.fabric, &pair.peer, &mut pair.child)?;
-    pair.leave(context);
+fn on_pair(context: &Context, trial: fn(&TrialFabric, &Peer, &mut HelperProcess) -> TestResult) -> TestResult {
+    let mut pair = ConnectedPair::kept_or_new(context)?;
+    trial(&pair.fabric, &pair.peer, &mut pair.helper)?;
+    pair.keep(context);
     Ok(())
 }
 
 /// We are the initiator.
-fn outward(fabric: &End, peer: &Peer, child: &mut Child) -> Verdict {
-    let mut near = Ground::new(fabric, LEN, OPEN, 1)?;
-    child.ask(&format!("alloc far {LEN} 2"))?;
-    let mut far = Ground::new(fabric, LEN, OPEN, 2)?; // What the helper should hold.
+fn outward(fabric: &TrialFabric, peer: &Peer, helper: &mut HelperProcess) -> TestResult {
+    let mut near = CheckedRegion::new(fabric, LEN, FULL_ACCESS, 1)?;
+    helper.command(&format!("alloc far {LEN} 2"))?;
+    let mut far = CheckedRegion::new(fabric, LEN, FULL_ACCESS, 2)?; // What the helper should hold.
     let remote = within(LIMIT, "a lookup", peer.region("far"))??;
     for (number, (from, len, to)) in PIECES.into_iter().enumerate() {
         let options = WriteOptions::new().imm(number as u32);
         peer.write_with(&near.region, from..from + len, &remote, to, &options)?.wait(LIMIT)?;
         far.expect_from(to, &near, from..from + len);
-        same("imms", child.ask(&format!("expect {number} 1"))?, "1".into())?;
+        ensure_eq("imms", helper.command(&format!("expect {number} 1"))?, "1".into())?;
     }
     peer.read(&near.region, 0..LEN, &remote, 0)?.wait(LIMIT)?;
     near.expect_from(0, &far, 0..LEN);
@@ -76,38 +76,38 @@ fn outward(fabric: &End, peer: &Peer, child: &mut Child) -> Verdict {
     // And with content of ours: the helper knows it by its seed.
     near.fill(3)?;
     let (from, to) = permutation(1500, 4);
-    child.ask("fill far 3")?;
+    helper.command("fill far 3")?;
     let (from, to) = (Pages::new(from), Pages::new(to));
     let options = WriteOptions::new().imm(50).per_wr();
     peer.write_pages_with(&near.region, &from, &remote, &to, 4096, &options)?.wait(LIMIT)?;
-    same("imms of pages", child.ask("expect 50 1500")?, "1500".into())?;
+    ensure_eq("imms of pages", helper.command("expect 50 1500")?, "1500".into())?;
     // The inverse brings every page back to where the helper had it.
     peer.write_pages(&near.region, &to, &remote, &to, 4096)?.wait(LIMIT)?;
-    child.ask("holds far")?;
+    helper.command("check-all far")?;
     let most = peer.max_message() as usize;
     for len in [0, 1, 4096, most] {
-        child.ask(&format!("receive far {} {}", LEN / 2, most))?;
+        helper.command(&format!("receive far {} {}", LEN / 2, most))?;
         peer.send_with(&near.region, 0..len, &SendOptions::new().imm(len as u32))?.wait(LIMIT)?;
-        same("the message", child.ask("received")?, format!("{len} {:?}", Some(len as u32)))?;
+        ensure_eq("the message", helper.command("wait-receive")?, format!("{len} {:?}", Some(len as u32)))?;
         // A prefix of one seed's content is the same at any length.
-        child.ask(&format!("check far {} {len} 3", LEN / 2))?;
+        helper.command(&format!("check far {} {len} 3", LEN / 2))?;
     }
     Ok(())
 }
 
 /// The helper is the initiator.
-fn inward(fabric: &End, peer: &Peer, child: &mut Child) -> Verdict {
-    let mut near = Ground::new(fabric, LEN, OPEN, 1)?;
+fn inward(fabric: &TrialFabric, peer: &Peer, helper: &mut HelperProcess) -> TestResult {
+    let mut near = CheckedRegion::new(fabric, LEN, FULL_ACCESS, 1)?;
     fabric.publish("near", &near.region)?;
-    child.ask(&format!("alloc far {LEN} 2"))?;
-    let far = Ground::new(fabric, LEN, OPEN, 2)?;
+    helper.command(&format!("alloc far {LEN} 2"))?;
+    let far = CheckedRegion::new(fabric, LEN, FULL_ACCESS, 2)?;
     for (number, (from, len, to)) in PIECES.into_iter().enumerate() {
-        child.ask(&format!("write far {from} {len} near {to} {number}"))?;
+        helper.command(&format!("write far {from} {len} near {to} {number}"))?;
         peer.imm(number as u32).expect(1).wait(LIMIT)?;
         near.expect_from(to, &far, from..from + len);
         near.check("a write")?;
     }
-    child.ask("pages far near 1500 4096 4 60")?;
+    helper.command("pages far near 1500 4096 4 60")?;
     peer.imm(60).expect(1).wait(LIMIT)?;
     let (from, to) = permutation(1500, 4);
     for (from, to) in from.into_iter().zip(to) {
@@ -116,50 +116,50 @@ fn inward(fabric: &End, peer: &Peer, child: &mut Child) -> Verdict {
     }
     near.check("1500 pages")?;
     let mut receive = fabric.recv(&near.region, 5000..5000 + 4096)?;
-    child.ask("send far 100 4096 9")?;
+    helper.command("send far 100 4096 9")?;
     let got = receive.wait(LIMIT)?;
-    same("the message", (got.bytes, got.imm, got.peer), (4096, Some(9), Some(peer.id())))?;
+    ensure_eq("the message", (got.bytes, got.imm, got.peer), (4096, Some(9), Some(peer.id())))?;
     near.expect_from(5000, &far, 100..4196);
     near.check("a message")?;
-    child.ask(&format!("read far 0 {LEN} near 0"))?;
+    helper.command(&format!("read far 0 {LEN} near 0"))?;
     near.check("the source of a read")?;
     near.fill(8)?;
-    child.ask("fill far 9")?;
-    child.ask("read far 17 1000000 near 0")?;
-    child.ask("check far 17 1000000 8").map(drop)
+    helper.command("fill far 9")?;
+    helper.command("read far 17 1000000 near 0")?;
+    helper.command("check far 17 1000000 8").map(drop)
 }
 
 /// Messages that are at the helper when it posts a receive for them, each with its bytes and its imm.
-fn early_messages(fabric: &End, peer: &Peer, child: &mut Child) -> Verdict {
+fn early_messages(fabric: &TrialFabric, peer: &Peer, helper: &mut HelperProcess) -> TestResult {
     let most = (peer.max_message() as usize).min(100_000);
-    let near = Ground::new(fabric, most, OPEN, 3)?;
-    child.ask(&format!("alloc far {most} 2"))?;
+    let near = CheckedRegion::new(fabric, most, FULL_ACCESS, 3)?;
+    helper.command(&format!("alloc far {most} 2"))?;
     for (round, len) in (1..).zip([0, 1, 4096, most]) {
         let mut sent = peer.send_with(&near.region, 0..len, &SendOptions::new().imm(len as u32))?;
         // When what was asked for after it is there, it mostly is, too. Over 2.1's tcp nothing passes a
         // message that waits.
         let mut behind = peer.write_imm(105)?;
         let passed = behind.wait(LET_PASS);
-        child.ask(&format!("receive far 0 {most}"))?;
-        same("the message", child.ask("received")?, format!("{len} {:?}", Some(len as u32)))?;
+        helper.command(&format!("receive far 0 {most}"))?;
+        ensure_eq("the message", helper.command("wait-receive")?, format!("{len} {:?}", Some(len as u32)))?;
         sent.wait(LIMIT)?;
         passed.or_else(|_| behind.wait(LIMIT))?;
-        child.ask(&format!("expect 105 {round}"))?;
-        child.ask(&format!("check far 0 {len} 3"))?;
+        helper.command(&format!("expect 105 {round}"))?;
+        helper.command(&format!("check far 0 {len} 3"))?;
     }
     Ok(())
 }
 
 /// The helper drops a pool whose receives are posted, for another one: every message of then on comes there, also
 /// where a device gives no receive back. Such receives would take the messages of later trials: the pair is left to none.
-fn pool_in_place_of_another(context: &Context) -> Verdict {
-    let Meeting { fabric, peer, mut child } = Meeting::new(context)?;
-    let near = Ground::new(&fabric, 64, OPEN, 3)?;
-    child.ask("pool 4 64")?;
-    child.ask("pool 8 64")?;
+fn pool_in_place_of_another(context: &Context) -> TestResult {
+    let ConnectedPair { fabric, peer, mut helper } = ConnectedPair::new(context)?;
+    let near = CheckedRegion::new(&fabric, 64, FULL_ACCESS, 3)?;
+    helper.command("pool 4 64")?;
+    helper.command("pool 8 64")?;
     for _ in 0..3 {
         let sent: Result<Vec<_>, _> = (0..8).map(|_| peer.send(&near.region, 0..64)).collect();
-        child.ask("pooled 8 64")?;
+        helper.command("wait-pool 8 64")?;
         for mut op in sent? {
             op.wait(LIMIT)?;
         }
@@ -168,51 +168,51 @@ fn pool_in_place_of_another(context: &Context) -> Verdict {
 }
 
 /// The sender is held back and goes on by itself, in both directions.
-fn more_imms(_: &End, peer: &Peer, child: &mut Child) -> Verdict {
+fn more_imms(_: &TrialFabric, peer: &Peer, helper: &mut HelperProcess) -> TestResult {
     for round in 1..=5 {
         let ops: Result<Vec<_>, _> = (0..4000).map(|_| peer.write_imm(103)).collect();
         for mut op in ops? {
             op.wait(LIMIT)?;
         }
         let sum = 4000 * round;
-        same("imms there", child.ask(&format!("expect 103 {sum}"))?, sum.to_string())?;
-        child.ask("imms 104 4000")?;
+        ensure_eq("imms there", helper.command(&format!("expect 103 {sum}"))?, sum.to_string())?;
+        helper.command("imms 104 4000")?;
         peer.imm(104).expect(sum).wait(LIMIT)?;
-        same("imms here", peer.imm(104).count(), sum)?;
+        ensure_eq("imms here", peer.imm(104).count(), sum)?;
     }
     Ok(())
 }
 
-fn named_regions(_: &End, peer: &Peer, child: &mut Child) -> Verdict {
+fn named_regions(_: &TrialFabric, peer: &Peer, helper: &mut HelperProcess) -> TestResult {
     let lookup = |name: &str| within(LIMIT, "a lookup", peer.region(name));
-    refused("no such name", lookup("nothing")?.map(drop), &[ErrorKind::NotFound])?;
-    refused("too long a name", lookup(&"n".repeat(5000))?.map(drop), &[ErrorKind::InvalidRequest])?;
-    child.ask("alloc one 10000 1")?;
-    child.ask("alloc two 20000 2")?;
-    same("length", (lookup("one")??.len(), lookup("two")??.len()), (10_000, 20_000))?;
-    child.ask("unpublish one")?;
-    refused("a name taken back", lookup("one")?.map(drop), &[ErrorKind::NotFound])?;
-    child.ask("revoke two")?;
-    refused("a revoked region", lookup("two")?.map(drop), &[ErrorKind::NotFound, ErrorKind::Revoked])?;
+    ensure_err("no such name", lookup("nothing")?.map(drop), &[ErrorKind::NotFound])?;
+    ensure_err("too long a name", lookup(&"n".repeat(5000))?.map(drop), &[ErrorKind::InvalidRequest])?;
+    helper.command("alloc one 10000 1")?;
+    helper.command("alloc two 20000 2")?;
+    ensure_eq("length", (lookup("one")??.len(), lookup("two")??.len()), (10_000, 20_000))?;
+    helper.command("unpublish one")?;
+    ensure_err("a name taken back", lookup("one")?.map(drop), &[ErrorKind::NotFound])?;
+    helper.command("revoke two")?;
+    ensure_err("a revoked region", lookup("two")?.map(drop), &[ErrorKind::NotFound, ErrorKind::Revoked])?;
     // Many at once.
     for number in 0..100 {
-        child.ask(&format!("alloc r{number} {} 1", 1000 + number))?;
+        helper.command(&format!("alloc r{number} {} 1", 1000 + number))?;
     }
     let names: Vec<_> = (0..100).map(|number| format!("r{number}")).collect();
     let lookups: Vec<_> = names.iter().map(|name| peer.region(name)).collect();
     for (number, lookup) in lookups.into_iter().enumerate() {
-        same("length", within(LIMIT, "a lookup", lookup)??.len(), 1000 + number)?;
+        ensure_eq("length", within(LIMIT, "a lookup", lookup)??.len(), 1000 + number)?;
     }
     Ok(())
 }
 
 /// The owner takes its region back while we write to it as fast as we can.
-fn revoked_under_fire(fabric: &End, peer: &Peer, child: &mut Child) -> Verdict {
-    let src = Ground::new(fabric, 1 << 20, OPEN, 1)?;
+fn revoked_under_fire(fabric: &TrialFabric, peer: &Peer, helper: &mut HelperProcess) -> TestResult {
+    let src = CheckedRegion::new(fabric, 1 << 20, FULL_ACCESS, 1)?;
     for round in 0..10 {
-        child.ask(&format!("alloc target {} 2", 1 << 20))?;
+        helper.command(&format!("alloc target {} 2", 1 << 20))?;
         let remote = within(LIMIT, "a lookup", peer.region("target"))??;
-        child.tell("revoke target")?;
+        helper.start("revoke target")?;
         let error = loop {
             // Several under way at any time, small and large.
             let sizes = [64, 1 << 20, 4096, 300_000];
@@ -222,14 +222,14 @@ fn revoked_under_fire(fabric: &End, peer: &Peer, child: &mut Child) -> Verdict {
                 break error;
             }
         };
-        refused::<()>("the writes", Err(error), &[ErrorKind::Revoked, ErrorKind::RemoteAccess])?;
-        child.answer("revoke target")?;
-        child.ask(&format!("fill target {round}"))?;
+        ensure_err::<()>("the writes", Err(error), &[ErrorKind::Revoked, ErrorKind::RemoteAccess])?;
+        helper.finish("revoke target")?;
+        helper.command(&format!("fill target {round}"))?;
         for size in [64, 1 << 20] {
             let late = peer.write(&src.region, 0..size, &remote, 0).and_then(|mut op| op.wait(LIMIT));
-            refused("a late write", late, &[ErrorKind::Revoked, ErrorKind::RemoteAccess])?;
+            ensure_err("a late write", late, &[ErrorKind::Revoked, ErrorKind::RemoteAccess])?;
         }
-        child.ask("holds target")?;
+        helper.command("check-all target")?;
     }
     Ok(())
 }
