@@ -8,8 +8,8 @@ use transport_core::spi::Revocation;
 use transport_core::{Access, ErrorKind, Region, RemoteRegion, TransportInfo};
 
 use crate::check::{Failure, TestResult};
-use crate::trial_fabric::TrialFabric;
 use crate::process::LIMIT;
+use crate::trial_fabric::TrialFabric;
 
 /// All access rights for a peer.
 pub(crate) const FULL_ACCESS: Access = Access::all();

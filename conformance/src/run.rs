@@ -10,11 +10,11 @@ use std::time::Duration;
 use libtest_mimic::{Completion, Failed};
 use limit::Limit;
 
+use crate::backend_under_test::Tag;
 use crate::check::TestResult;
 use crate::process::LIMIT;
 use crate::runner::{SEED_VARIABLE, SEEDS_VARIABLE};
 use crate::statistics::{RunRecorder, thread_cpu_time};
-use crate::backend_under_test::Tag;
 use crate::trial::{Context, Trial};
 
 /// Process trials measure time and CPU time, so they run alone: they hold this lock for writing.
@@ -61,9 +61,10 @@ impl Run {
         let failed = self.run_all()?;
         match (failed.first(), self.known) {
             (None, None) => Ok(Completion::Completed),
-            (None, Some(why)) => {
-                Err(format!("the trial passed, but it is listed as a known failure ({why}): remove it from the list").into())
-            }
+            (None, Some(why)) => Err(format!(
+                "the trial passed, but it is listed as a known failure ({why}): remove it from the list"
+            )
+            .into()),
             (Some(first), Some(why)) => {
                 Ok(Completion::ignored_with(format!("known failure: {why}: {}", first.what)))
             }
@@ -95,7 +96,9 @@ impl Run {
                 Err(RecvTimeoutError::Timeout) => {
                     failed.push(FailedSeed {
                         seed,
-                        what: format!("the trial hangs: it did not end within {limit:?}, counted as on an idle machine"),
+                        what: format!(
+                            "the trial hangs: it did not end within {limit:?}, counted as on an idle machine"
+                        ),
                     });
                     break;
                 }

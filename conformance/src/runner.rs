@@ -9,10 +9,10 @@ use libtest_mimic::{Arguments, Completion, Trial as Test};
 use transport_core::FabricBuilder;
 use transport_core::spi::Operations;
 
+use crate::backend_under_test::{BackendUnderTest, Shape, Tag, Variant};
 use crate::parallel_runner;
 use crate::process;
 use crate::run::Run;
-use crate::backend_under_test::{Shape, BackendUnderTest, Tag, Variant};
 use crate::statistics;
 use crate::trial::{Context, Trial};
 use crate::trials::trials;
@@ -64,7 +64,12 @@ fn number(variable: &str) -> Result<Option<u64>, String> {
 
 /// The runs of one backend that the command line asks for. A backend without such runs is not opened, because it
 /// may have 32 devices.
-fn runs(backend: &Arc<dyn BackendUnderTest>, seed: u64, seeds: Option<u64>, arguments: &Arguments) -> Vec<Run> {
+fn runs(
+    backend: &Arc<dyn BackendUnderTest>,
+    seed: u64,
+    seeds: Option<u64>,
+    arguments: &Arguments,
+) -> Vec<Run> {
     let supported = LazyCell::new(|| operations(&**backend));
     let mut runs = Vec::new();
     for trial in trials().filter(|trial| backend.runs_tag(trial.tag) && backend.runs_trial(trial.name)) {

@@ -11,10 +11,10 @@ use transport_core::{
     VirtualClock,
 };
 
-use crate::check::{Failure, TestResult, ensure, ensure_err};
-use crate::trial_fabric::TrialFabric;
 use crate::backend_under_test::{Shape, Side, Variant};
+use crate::check::{Failure, TestResult, ensure, ensure_err};
 use crate::trial::Context;
+use crate::trial_fabric::TrialFabric;
 
 /// The label of a fabric's only transport.
 pub(crate) const LABEL: &str = "under-test";
@@ -87,7 +87,11 @@ pub(crate) fn builder(context: &Context, options: &Options<'_>) -> TestResult<Fa
     static FABRICS: AtomicU64 = AtomicU64::new(0);
     let number = FABRICS.fetch_add(1, Ordering::Relaxed);
     let unique_label = format!("ahead-{}-{number}", std::process::id());
-    builder = context.backend.preceding_transports(&unique_label).into_iter().fold(builder, FabricBuilder::transport);
+    builder = context
+        .backend
+        .preceding_transports(&unique_label)
+        .into_iter()
+        .fold(builder, FabricBuilder::transport);
     for label in options.labels {
         builder = builder.transport(context.backend.transport(label, shape).map_err(Failure::new)?);
     }
@@ -152,7 +156,8 @@ impl SimHarness {
     pub(crate) fn tick(&self) -> usize {
         let events = self.step();
         if events == 0 {
-            if self.context.backend.has_gpus() && self.outstanding() > 0 && self.idle_timer.gpu_may_be_busy() {
+            if self.context.backend.has_gpus() && self.outstanding() > 0 && self.idle_timer.gpu_may_be_busy()
+            {
                 self.clock.advance(TICK);
                 return 0;
             }

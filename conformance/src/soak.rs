@@ -10,12 +10,12 @@ use std::time::{Duration, Instant};
 use transport_core::spi::Operations;
 use transport_core::{ErrorKind, Op, Pages, Peer, RemoteRegion, SendOptions};
 
-use crate::check::{Failure, TestResult, ensure_err, ensure_eq, within};
-use crate::trial_fabric::TrialFabric;
-use crate::checked_region::{CheckedRegion, FULL_ACCESS, content};
-use crate::process::{self, ResourceUsage, HelperProcess, LIMIT, default_fabric, permutation};
 use crate::backend_under_test::{BackendUnderTest, Variant};
+use crate::check::{Failure, TestResult, ensure_eq, ensure_err, within};
+use crate::checked_region::{CheckedRegion, FULL_ACCESS, content};
+use crate::process::{self, HelperProcess, LIMIT, ResourceUsage, default_fabric, permutation};
 use crate::trial::Context;
+use crate::trial_fabric::TrialFabric;
 
 const LEN: usize = 4 << 20;
 /// The number of printed rows after the first.
@@ -305,7 +305,8 @@ impl Soak {
         let (seed, is_ours) = (self.random.u64(..), self.random.bool());
         if is_ours {
             self.near.revoke_and_wait(&self.fabric)?;
-            self.helper.expect_error("write far 0 1000 near 0 -", &["Revoked", "RemoteAccess", "NotFound"])?;
+            self.helper
+                .expect_error("write far 0 1000 near 0 -", &["Revoked", "RemoteAccess", "NotFound"])?;
             self.near = CheckedRegion::new(&self.fabric, LEN, FULL_ACCESS, seed)?;
             self.fabric.unpublish("near");
             return Ok(self.fabric.publish("near", &self.near.region)?);

@@ -6,8 +6,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use transport_core::spi::Operations;
 
-use crate::check::Failure;
 use crate::backend_under_test::{BackendUnderTest, Tag, Variant};
+use crate::check::Failure;
 
 /// A behaviour that every backend must show.
 #[derive(Clone, Copy)]

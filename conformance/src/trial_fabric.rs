@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use transport_core::{Access, Fabric, Region};
 
+use crate::backend_under_test::{BackendUnderTest, Side};
 use crate::check::{Failure, TestResult};
-use crate::backend_under_test::{Side, BackendUnderTest};
 use crate::trial::Context;
 
 /// A fabric, and the side of a transfer that it is on: the side decides the kind of its memory.

@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use backend_efa::{Efa, EfaConfig};
 use backend_loopback::{LinkModel, Loopback, LoopbackConfig};
-use multirail_conformance::{Shape, Subject, Tag, Variant};
+use multirail_conformance::{BackendUnderTest, Shape, Tag, Variant};
 use transport_core::TransportConfig;
 use transport_core::spi::Backend;
 
@@ -56,7 +56,7 @@ impl Kind {
     }
 }
 
-impl Subject for Auto {
+impl BackendUnderTest for Auto {
     fn name(&self) -> &str {
         self.name
     }
@@ -66,11 +66,11 @@ impl Subject for Auto {
     }
 
     /// A clock that only the trial moves passes deadlines before a socket has carried a byte.
-    fn takes(&self, tag: Tag) -> bool {
+    fn runs_tag(&self, tag: Tag) -> bool {
         tag == Tag::Process || (self.first != Kind::Tcp && self.shared != Kind::Tcp)
     }
 
-    fn wants(&self, trial: &str) -> bool {
+    fn runs_trial(&self, trial: &str) -> bool {
         self.ahead || SEVERAL.iter().any(|noun| trial.starts_with(noun))
     }
 
@@ -79,7 +79,7 @@ impl Subject for Auto {
         if self.ahead { asked.to_vec() } else { vec![Variant::Plain] }
     }
 
-    fn beside_the_point(&self, trial: &str) -> Option<&str> {
+    fn skip_reason(&self, trial: &str) -> Option<&str> {
         (self.shared == Kind::Tcp && trial == "forgery::amid_others")
             .then_some("tcp closes the connection on a wrong key, and what is under way ends with it")
     }
@@ -96,14 +96,16 @@ impl Subject for Auto {
         kind.transport(label, shape.rails)
     }
 
-    fn ahead(&self, label: &str) -> Vec<TransportConfig> {
+    fn preceding_transports(&self, label: &str) -> Vec<TransportConfig> {
         // The suite asks for the transport under test as well, which says why it is not there.
         self.ahead.then(|| self.first.transport(label, 2).ok()).flatten().into_iter().collect()
     }
 }
 
 fn main() -> ExitCode {
-    let pair = |name, first, shared, ahead| Arc::new(Auto { name, first, shared, ahead }) as Arc<dyn Subject>;
+    let pair = |name, first, shared, ahead| {
+        Arc::new(Auto { name, first, shared, ahead }) as Arc<dyn BackendUnderTest>
+    };
     multirail_conformance::main(vec![
         pair("loopback-ahead-of-tcp", Kind::Loopback, Kind::Tcp, true),
         pair("loopback-and-tcp", Kind::Loopback, Kind::Tcp, false),

@@ -5,7 +5,7 @@ use std::process::ExitCode;
 use std::sync::{Arc, OnceLock};
 
 use backend_efa::{Efa, EfaConfig};
-use multirail_conformance::{Shape, Subject, Tag, Variant};
+use multirail_conformance::{BackendUnderTest, Shape, Tag, Variant};
 use transport_core::spi::{Backend, Operations};
 use transport_core::{FabricBuilder, TransportConfig, TransportInfo};
 
@@ -28,7 +28,7 @@ const NOT_ON_CARDS: [(&str, &str); 6] = [
     ("grant::crosses_the_control_connection", ELSEWHERE),
     ("tenant::one_listener_and_no_names_in_common", ELSEWHERE),
     ("close::meanwhile_submitted_ends", ELSEWHERE),
-    ("again::left_unread", BY_ADDRESS),
+    ("reconnect::left_unread", BY_ADDRESS),
 ];
 /// Of efa-direct's (2.1, `efa_base_ep.c`).
 const NOT_ON_DIRECT: (&str, &str) = (
@@ -42,10 +42,10 @@ const ONE_PD: &str = "the provider has one protection domain per card: tenants o
 const NOT_EMULATED: [(&str, &str); 6] = [
     // Of 1.17 (`rxr_pkt_type_req.c`): the target drops what has a wrong key, answers nothing, and
     // crashes when more of the same write comes.
-    ("crossing::revoked_under_fire", NO_REFUSAL),
+    ("cross_process::revoked_under_fire", NO_REFUSAL),
     ("forgery::amid_others", NO_REFUSAL),
     (
-        "again::at_once",
+        "reconnect::at_once",
         "libfabric 1.17 crashes, or stands still, when an address goes while a write from there is half received",
     ),
     ("cleanup::closing_drains", NO_LAST_WORD),
@@ -57,7 +57,7 @@ const NO_LAST_WORD: &str = "libfabric 1.17 cannot close an endpoint whose emulat
                             what their target has received lands later";
 const ELSEWHERE: &str = "EFA cards do not reach themselves; peers of one process have loopback";
 
-impl Subject for Cards {
+impl BackendUnderTest for Cards {
     fn name(&self) -> &str {
         &self.name
     }
@@ -67,7 +67,7 @@ impl Subject for Cards {
     }
 
     /// A clock that only the trial moves passes deadlines before a card has done anything.
-    fn takes(&self, tag: Tag) -> bool {
+    fn runs_tag(&self, tag: Tag) -> bool {
         tag == Tag::Process
     }
 
@@ -76,7 +76,7 @@ impl Subject for Cards {
         vec![Variant::Plain]
     }
 
-    fn beside_the_point(&self, trial: &str) -> Option<&str> {
+    fn skip_reason(&self, trial: &str) -> Option<&str> {
         if let Some((_, why)) = NOT_EMULATED.iter().find(|(name, _)| *name == trial)
             && *self.emulates_writes.get_or_init(|| emulates_writes(&self.backend))
         {
@@ -108,7 +108,7 @@ fn emulates_writes(backend: &Arc<Efa>) -> bool {
 }
 
 fn main() -> ExitCode {
-    let mut subjects: Vec<Arc<dyn Subject>> = Vec::new();
+    let mut backends: Vec<Arc<dyn BackendUnderTest>> = Vec::new();
     for provider in ["efa", "efa-direct"] {
         let backend = Arc::new(Efa::with(EfaConfig::default().provider(provider)));
         match backend.probe() {
@@ -119,10 +119,10 @@ fn main() -> ExitCode {
                 for rails in RAILS.into_iter().filter(|rails| *rails as usize <= devices.len()) {
                     let name = format!("{provider}-x{rails}");
                     let (backend, emulates_writes) = (backend.clone(), emulates_writes.clone());
-                    subjects.push(Arc::new(Cards { name, backend, rails, emulates_writes }));
+                    backends.push(Arc::new(Cards { name, backend, rails, emulates_writes }));
                 }
             }
         }
     }
-    multirail_conformance::main(subjects)
+    multirail_conformance::main(backends)
 }

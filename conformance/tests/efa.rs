@@ -5,7 +5,7 @@ use std::process::ExitCode;
 use std::sync::Arc;
 
 use backend_efa::{Efa, EfaConfig};
-use multirail_conformance::{Shape, Subject, Tag, Variant};
+use multirail_conformance::{BackendUnderTest, Shape, Tag, Variant};
 use transport_core::TransportConfig;
 use transport_core::spi::Backend;
 
@@ -20,7 +20,7 @@ const NOT_ON_SHM: [(&str, &str); 8] = [
     // Of 1.17 and of 2.1: the target's `smr_progress_cmd_rma` leaves without an answer when it
     // does not know the key, and the initiator's later requests wait behind.
     ("tenant::a_stolen_descriptor_over_sockets", NO_ANSWER),
-    ("crossing::revoked_under_fire", NO_ANSWER),
+    ("cross_process::revoked_under_fire", NO_ANSWER),
     ("forgery::amid_others", NO_ANSWER),
     // `smr_progress_resp`: the head of the queue of answers is waited for.
     ("frozen::others_go_on", IN_ORDER),
@@ -35,14 +35,14 @@ const NOT_ON_TCP: (&str, &str) =
     ("forgery::amid_others", "tcp closes the connection on a wrong key, and what is under way ends with it");
 /// Of rxm's.
 const NOT_ON_RXM: (&str, &str) = (
-    "again::left_unread",
+    "reconnect::left_unread",
     "2.1 crashes when it is told of another address once the sender of an unread message is gone",
 );
 const NO_ANSWER: &str = "shm never completes a request with a wrong key";
 const IN_ORDER: &str = "shm tells completions in order: others wait behind a peer that stands still";
 const ELSEWHERE: &str = "shm reaches other processes only; those of one process have loopback";
 
-impl Subject for Provider {
+impl BackendUnderTest for Provider {
     fn name(&self) -> &str {
         &self.name
     }
@@ -52,11 +52,11 @@ impl Subject for Provider {
     }
 
     /// A clock that only the trial moves passes deadlines before a socket has carried a byte.
-    fn takes(&self, tag: Tag) -> bool {
+    fn runs_tag(&self, tag: Tag) -> bool {
         tag == Tag::Process
     }
 
-    fn beside_the_point(&self, trial: &str) -> Option<&str> {
+    fn skip_reason(&self, trial: &str) -> Option<&str> {
         let not_here = match self.provider {
             "shm" => &NOT_ON_SHM[..],
             "tcp" => &[NOT_ON_TCP],
@@ -79,12 +79,12 @@ impl Subject for Provider {
 }
 
 fn main() -> ExitCode {
-    let subject = |provider: &'static str, rails: u32| {
+    let under_test = |provider: &'static str, rails: u32| {
         let name = format!("{provider}-x{rails}");
-        Arc::new(Provider { name, provider, rails }) as Arc<dyn Subject>
+        Arc::new(Provider { name, provider, rails }) as Arc<dyn BackendUnderTest>
     };
-    let subjects = ["tcp", "tcp;ofi_rxm", "shm"]
+    let backends = ["tcp", "tcp;ofi_rxm", "shm"]
         .into_iter()
-        .flat_map(|provider| [subject(provider, 1), subject(provider, 4)]);
-    multirail_conformance::main(subjects.collect())
+        .flat_map(|provider| [under_test(provider, 1), under_test(provider, 4)]);
+    multirail_conformance::main(backends.collect())
 }

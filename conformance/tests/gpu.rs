@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use backend_loopback::{Loopback, LoopbackConfig};
 use cuda::{CudaMemory, Device};
-use multirail_conformance::{KnownFailure, Shape, Side, Subject, Variant};
+use multirail_conformance::{BackendUnderTest, KnownFailure, Shape, Side, Variant};
 use staging::{Staged, Staging};
 use transport_core::{Memory, TransportConfig};
 
@@ -26,7 +26,7 @@ const SUBJECTS: [(&str, &[Side]); 4] = [
 const STAGED: &str = "gpu-staged";
 
 /// What makes no sense here, by trial.
-const BESIDE_THE_POINT: [(&str, &str); 1] =
+const SKIPPED: [(&str, &str); 1] =
     [("order::one_seed_one_hash", "when a GPU is done, no clock of a trial decides")];
 
 /// The same where memory is staged, whose own suite has the reasons (`staging.rs`).
@@ -46,7 +46,7 @@ struct GpuMemory {
     gpus: Vec<Device>,
 }
 
-impl Subject for GpuMemory {
+impl BackendUnderTest for GpuMemory {
     fn name(&self) -> &str {
         self.name
     }
@@ -61,9 +61,9 @@ impl Subject for GpuMemory {
         KNOWN_FAILURES
     }
 
-    fn beside_the_point(&self, trial: &str) -> Option<&str> {
+    fn skip_reason(&self, trial: &str) -> Option<&str> {
         let not_staged = if self.name == STAGED { &NOT_STAGED[..] } else { &[] };
-        BESIDE_THE_POINT.iter().chain(not_staged).find(|(name, _)| *name == trial).map(|(_, why)| *why)
+        SKIPPED.iter().chain(not_staged).find(|(name, _)| *name == trial).map(|(_, why)| *why)
     }
 
     fn transport(&self, label: &str, shape: Shape) -> Result<TransportConfig, String> {
@@ -95,8 +95,8 @@ fn main() -> ExitCode {
     let gpus = match Device::all() {
         Ok(gpus) => gpus,
         Err(why) => {
-            let subjects = SUBJECTS.map(|(name, _)| (name, (|| ()) as fn()));
-            return multirail_conformance::run_or_skip(Some(why.to_string()), &subjects);
+            let backends = SUBJECTS.map(|(name, _)| (name, (|| ()) as fn()));
+            return multirail_conformance::run_or_skip(Some(why.to_string()), &backends);
         }
     };
     for gpu in &gpus {
@@ -106,6 +106,7 @@ fn main() -> ExitCode {
             return ExitCode::FAILURE;
         }
     }
-    let subject = |(name, sides)| Arc::new(GpuMemory { name, sides, gpus: gpus.clone() }) as Arc<dyn Subject>;
-    multirail_conformance::main(SUBJECTS.map(subject).into())
+    let under_test =
+        |(name, sides)| Arc::new(GpuMemory { name, sides, gpus: gpus.clone() }) as Arc<dyn BackendUnderTest>;
+    multirail_conformance::main(SUBJECTS.map(under_test).into())
 }

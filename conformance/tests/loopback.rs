@@ -7,7 +7,7 @@ use std::process::ExitCode;
 use std::sync::Arc;
 
 use backend_loopback::{Loopback, LoopbackConfig, Staging};
-use multirail_conformance::{Shape, Subject, Tag, Variant};
+use multirail_conformance::{BackendUnderTest, Shape, Tag, Variant};
 use transport_core::TransportConfig;
 
 /// What makes no sense where all is staged, by trial.
@@ -22,7 +22,7 @@ struct LoopbackDevices {
     name: String,
 }
 
-impl Subject for LoopbackDevices {
+impl BackendUnderTest for LoopbackDevices {
     fn name(&self) -> &str {
         &self.name
     }
@@ -31,12 +31,12 @@ impl Subject for LoopbackDevices {
         self.rails
     }
 
-    fn takes(&self, tag: Tag) -> bool {
+    fn runs_tag(&self, tag: Tag) -> bool {
         // Between processes rails differ in nothing but their number: two stand for four.
         tag == Tag::Virtual || self.rails <= 2
     }
 
-    fn beside_the_point(&self, trial: &str) -> Option<&str> {
+    fn skip_reason(&self, trial: &str) -> Option<&str> {
         (self.staging == Staging::Always && NOT_STAGED.contains(&trial)).then_some(NOBODY)
     }
 
@@ -54,13 +54,13 @@ impl Subject for LoopbackDevices {
 }
 
 fn main() -> ExitCode {
-    let subject = |rails, staging, name: &str| {
-        Arc::new(LoopbackDevices { rails, staging, name: name.into() }) as Arc<dyn Subject>
+    let under_test = |rails, staging, name: &str| {
+        Arc::new(LoopbackDevices { rails, staging, name: name.into() }) as Arc<dyn BackendUnderTest>
     };
     multirail_conformance::main(vec![
-        subject(1, Staging::Never, "loopback-x1"),
-        subject(2, Staging::Never, "loopback-x2"),
-        subject(4, Staging::Never, "loopback-x4"),
-        subject(1, Staging::Always, "loopback-staged"),
+        under_test(1, Staging::Never, "loopback-x1"),
+        under_test(2, Staging::Never, "loopback-x2"),
+        under_test(4, Staging::Never, "loopback-x4"),
+        under_test(1, Staging::Always, "loopback-staged"),
     ])
 }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use backend_loopback::{LinkModel, Loopback, LoopbackConfig};
-use multirail_conformance::{Shape, Subject, Tag, Variant};
+use multirail_conformance::{BackendUnderTest, Shape, Tag, Variant};
 use transport_core::TransportConfig;
 use transport_core::spi::{Backend, DeviceInfo};
 
@@ -15,7 +15,7 @@ const CARDS: u32 = 32;
 
 struct P5;
 
-impl Subject for P5 {
+impl BackendUnderTest for P5 {
     fn name(&self) -> &str {
         "p5"
     }
@@ -24,7 +24,7 @@ impl Subject for P5 {
         CARDS
     }
 
-    fn takes(&self, tag: Tag) -> bool {
+    fn runs_tag(&self, tag: Tag) -> bool {
         tag == Tag::Virtual
     }
 

@@ -5,7 +5,7 @@ use std::process::{Command, ExitCode, Output};
 use std::sync::Arc;
 
 use backend_loopback::{Loopback, LoopbackConfig};
-use multirail_conformance::{Shape, Subject, Tag, Variant};
+use multirail_conformance::{BackendUnderTest, Shape, Tag, Variant};
 use transport_core::TransportConfig;
 
 /// Set in the suite's process: the seeds that fail.
@@ -14,12 +14,12 @@ const TRIAL: &str = "broken::write::imm_without_bytes";
 
 struct Broken(Vec<u64>);
 
-impl Subject for Broken {
+impl BackendUnderTest for Broken {
     fn name(&self) -> &str {
         "broken"
     }
 
-    fn takes(&self, tag: Tag) -> bool {
+    fn runs_tag(&self, tag: Tag) -> bool {
         tag == Tag::Virtual
     }
 

@@ -14,19 +14,19 @@ use std::time::Duration;
 use backend_efa::{Efa, EfaConfig};
 use backend_loopback::{Loopback, LoopbackConfig};
 use backend_verbs::Verbs;
-use multirail_conformance::{Shape, Soaking, Subject, Tag, is_helper, soak};
+use multirail_conformance::{BackendUnderTest, Shape, SoakConfig, Tag, is_helper, soak};
 use transport_core::TransportConfig;
 use transport_core::spi::Backend;
 
 /// `loopback`, `verbs` or `efa/PROVIDER`: a helper process is told no more than this name.
 struct Any(String);
 
-impl Subject for Any {
+impl BackendUnderTest for Any {
     fn name(&self) -> &str {
         &self.0
     }
 
-    fn takes(&self, tag: Tag) -> bool {
+    fn runs_tag(&self, tag: Tag) -> bool {
         tag == Tag::Process
     }
 
@@ -53,8 +53,8 @@ fn main() -> ExitCode {
     let number = |name: &str, or: f64| value(name).map_or(Some(or), |text| text.parse().ok());
     if is_helper() {
         // Its parent's subject, whatever that is called.
-        let name = std::env::var("MULTIRAIL_HELPER_SUBJECT").unwrap_or_default();
-        return soak(Arc::new(Any(name)), &Soaking { span: Duration::ZERO, seed: 0, without: Vec::new() });
+        let name = std::env::var("MULTIRAIL_HELPER_BACKEND").unwrap_or_default();
+        return soak(Arc::new(Any(name)), &SoakConfig { span: Duration::ZERO, seed: 0, without: Vec::new() });
     }
     let (Some(minutes), Some(seed)) = (number("--minutes", 0.0), number("--seed", 1.0)) else {
         eprintln!("soak: --minutes and --seed take numbers");
@@ -72,6 +72,6 @@ fn main() -> ExitCode {
         _ => backend,
     };
     let without = value("--without").unwrap_or_default().split(',').map(String::from).collect();
-    let soaking = Soaking { span: Duration::from_secs_f64(minutes * 60.0), seed: seed as u64, without };
-    soak(Arc::new(Any(name)), &soaking)
+    let config = SoakConfig { span: Duration::from_secs_f64(minutes * 60.0), seed: seed as u64, without };
+    soak(Arc::new(Any(name)), &config)
 }

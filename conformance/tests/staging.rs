@@ -8,13 +8,13 @@ use std::sync::Arc;
 
 use backend_efa::{Efa, EfaConfig};
 use backend_loopback::{Loopback, LoopbackConfig};
-use multirail_conformance::{Shape, Subject, Tag, Variant};
+use multirail_conformance::{BackendUnderTest, Shape, Tag, Variant};
 use staging::{Staged, Staging};
 use transport_core::TransportConfig;
 use transport_core::spi::Backend;
 
 /// What makes no sense here, by trial.
-const BESIDE_THE_POINT: [(&str, &str); 12] = [
+const SKIPPED: [(&str, &str); 12] = [
     ("futures::wait_drives", NOBODY),
     ("futures::any_wait_drives", NOBODY),
     ("groups::another_transports_grant_is_not_used", NOBODY),
@@ -39,7 +39,7 @@ struct Devices {
     rails: u32,
 }
 
-impl Subject for Devices {
+impl BackendUnderTest for Devices {
     fn name(&self) -> &str {
         self.name
     }
@@ -48,15 +48,15 @@ impl Subject for Devices {
         self.rails
     }
 
-    fn takes(&self, tag: Tag) -> bool {
+    fn runs_tag(&self, tag: Tag) -> bool {
         match tag {
             Tag::Virtual => self.provider.is_none(),
             _ => self.rails == 1,
         }
     }
 
-    fn beside_the_point(&self, trial: &str) -> Option<&str> {
-        BESIDE_THE_POINT.iter().find(|(name, _)| *name == trial).map(|(_, why)| *why)
+    fn skip_reason(&self, trial: &str) -> Option<&str> {
+        SKIPPED.iter().find(|(name, _)| *name == trial).map(|(_, why)| *why)
     }
 
     fn transport(&self, label: &str, shape: Shape) -> Result<TransportConfig, String> {
@@ -76,10 +76,11 @@ impl Subject for Devices {
 }
 
 fn main() -> ExitCode {
-    let subject = |name, provider, rails| Arc::new(Devices { name, provider, rails }) as Arc<dyn Subject>;
+    let under_test =
+        |name, provider, rails| Arc::new(Devices { name, provider, rails }) as Arc<dyn BackendUnderTest>;
     multirail_conformance::main(vec![
-        subject("staged-x1", None, 1),
-        subject("staged-x2", None, 2),
-        subject("staged-tcp", Some("tcp"), 1),
+        under_test("staged-x1", None, 1),
+        under_test("staged-x2", None, 2),
+        under_test("staged-tcp", Some("tcp"), 1),
     ])
 }

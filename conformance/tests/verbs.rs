@@ -6,7 +6,7 @@ use std::process::ExitCode;
 use std::sync::Arc;
 
 use backend_verbs::{Verbs, VerbsConfig};
-use multirail_conformance::{Shape, Subject, Tag, Variant};
+use multirail_conformance::{BackendUnderTest, Shape, Tag, Variant};
 use staging::{Staged, Staging};
 use transport_core::TransportConfig;
 use transport_core::spi::Backend;
@@ -20,7 +20,7 @@ struct Cards {
 /// Where every instruction is emulated, the time of a processor says nothing.
 const EMULATED: &str = "in ci/rdma-vm the processor is emulated: its time means nothing";
 
-impl Subject for Cards {
+impl BackendUnderTest for Cards {
     fn name(&self) -> &str {
         self.name
     }
@@ -30,7 +30,7 @@ impl Subject for Cards {
     }
 
     /// A clock that only the trial moves passes deadlines before a card has done anything.
-    fn takes(&self, tag: Tag) -> bool {
+    fn runs_tag(&self, tag: Tag) -> bool {
         tag == Tag::Process
     }
 
@@ -39,7 +39,7 @@ impl Subject for Cards {
         vec![Variant::Plain]
     }
 
-    fn beside_the_point(&self, trial: &str) -> Option<&str> {
+    fn skip_reason(&self, trial: &str) -> Option<&str> {
         let is_emulated = std::env::var_os("RDMA_VM").is_some();
         (is_emulated && trial == "cleanup::idle_costs_nothing").then_some(EMULATED)
     }
@@ -63,15 +63,16 @@ fn main() -> ExitCode {
         let queue_pairs = if multirail_conformance::is_helper() { there } else { here };
         Arc::new(Verbs::with(VerbsConfig::default().queue_pairs(queue_pairs)))
     };
-    let subject =
-        |name, backend: Arc<dyn Backend>, rails| Arc::new(Cards { name, backend, rails }) as Arc<dyn Subject>;
-    let subjects = match Verbs::new().probe() {
+    let under_test = |name, backend: Arc<dyn Backend>, rails| {
+        Arc::new(Cards { name, backend, rails }) as Arc<dyn BackendUnderTest>
+    };
+    let backends = match Verbs::new().probe() {
         Ok(_) => {
             vec![
-                subject("verbs-q1", cards(1, 1), 1),
-                subject("verbs-q4", cards(4, 4), 1),
-                subject("verbs-x2", cards(3, 2), 2),
-                subject("verbs-staged", Arc::new(Staged::new(cards(4, 4), Staging::Always)), 1),
+                under_test("verbs-q1", cards(1, 1), 1),
+                under_test("verbs-q4", cards(4, 4), 1),
+                under_test("verbs-x2", cards(3, 2), 2),
+                under_test("verbs-staged", Arc::new(Staged::new(cards(4, 4), Staging::Always)), 1),
             ]
         }
         // Standard output is the helpers' way to answer.
@@ -80,5 +81,5 @@ fn main() -> ExitCode {
             Vec::new()
         }
     };
-    multirail_conformance::main(subjects)
+    multirail_conformance::main(backends)
 }

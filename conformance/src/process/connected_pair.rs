@@ -4,10 +4,10 @@ use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use super::{HelperProcess, worker_fabric};
-use crate::check::{TestResult, within};
-use crate::trial_fabric::TrialFabric;
 use crate::backend_under_test::Variant;
+use crate::check::{TestResult, within};
 use crate::trial::Context;
+use crate::trial_fabric::TrialFabric;
 
 /// A fabric of this process, connected to a fabric in a helper process.
 pub(crate) struct ConnectedPair {

@@ -28,12 +28,12 @@ use std::sync::Arc;
 
 use transport_core::{Grant, Listener, Op, Pages, Peer, PeerGroup, RecvPool, SendOptions, WriteOptions};
 
-use super::{ResourceUsage, LIMIT, worker_fabric, default_fabric, multi_transport_fabric};
-use crate::check::{Failure, TestResult, ensure_eq, within};
-use crate::trial_fabric::TrialFabric;
-use crate::checked_region::{CheckedRegion, FULL_ACCESS, content};
+use super::{LIMIT, ResourceUsage, default_fabric, multi_transport_fabric, worker_fabric};
 use crate::backend_under_test::{BackendUnderTest, Variant};
+use crate::check::{Failure, TestResult, ensure_eq, within};
+use crate::checked_region::{CheckedRegion, FULL_ACCESS, content};
 use crate::trial::Context;
+use crate::trial_fabric::TrialFabric;
 
 /// The environment variables of a helper process.
 pub(super) const BACKEND: &str = "MULTIRAIL_HELPER_BACKEND";
@@ -135,7 +135,8 @@ impl Helper {
                 return Ok(address);
             }
             "accept" => {
-                let listener = self.listener.as_ref().ok_or_else(|| Failure::new("the helper does not listen"))?;
+                let listener =
+                    self.listener.as_ref().ok_or_else(|| Failure::new("the helper does not listen"))?;
                 return Ok(self.set_peer(within(LIMIT, "accept", listener.accept())??));
             }
             "connect" => {
@@ -147,7 +148,9 @@ impl Helper {
                 let error = within(LIMIT, "the close of the peer", self.peer()?.closed())?;
                 return Ok(format!("{:?}", error.kind()));
             }
-            "resource-usage" => return Ok(ResourceUsage::of_this_process().map_err(Failure::from)?.to_string()),
+            "resource-usage" => {
+                return Ok(ResourceUsage::of_this_process().map_err(Failure::from)?.to_string());
+            }
             "alloc" | "fill" | "check" | "check-all" | "descriptor" | "revoke" | "unpublish" | "free" => {
                 return self.memory(&command, &mut words);
             }
@@ -243,8 +246,7 @@ impl Helper {
                 self.receive = Some(self.fabric()?.recv(&self.region(&name)?.region, at..at + len)?);
             }
             "wait-receive" => {
-                let mut receive =
-                    self.receive.take().ok_or_else(|| Failure::new("no receive is posted"))?;
+                let mut receive = self.receive.take().ok_or_else(|| Failure::new("no receive is posted"))?;
                 let outcome = receive.wait(LIMIT)?;
                 return Ok(format!("{} {:?}", outcome.bytes, outcome.imm));
             }

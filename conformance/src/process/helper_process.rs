@@ -9,7 +9,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use transport_core::{Fabric, Peer};
 
 use super::helper_commands::{BACKEND, SEED, VARIANT};
-use super::{ResourceUsage, LIMIT};
+use super::{LIMIT, ResourceUsage};
 use crate::check::{Failure, TestResult, within};
 use crate::trial::Context;
 
@@ -104,7 +104,9 @@ impl HelperProcess {
     pub(crate) fn descriptor(&mut self, name: &str) -> TestResult<Vec<u8>> {
         let hex = self.command(&format!("descriptor {name}"))?;
         let bytes = (0..hex.len()).step_by(2).map(|at| u8::from_str_radix(&hex[at..at + 2], 16));
-        bytes.collect::<Result<_, _>>().map_err(|why| Failure::new(format!("the helper sent no descriptor: {why}")))
+        bytes
+            .collect::<Result<_, _>>()
+            .map_err(|why| Failure::new(format!("the helper sent no descriptor: {why}")))
     }
 
     /// Connects `fabric` to the helper's listener at `address`.

@@ -23,11 +23,11 @@ pub(crate) use helper_process::HelperProcess;
 pub(crate) use proxy::Proxy;
 pub(crate) use resource_usage::ResourceUsage;
 
-use crate::check::TestResult;
-use crate::trial_fabric::TrialFabric;
-use crate::sim_harness::{Options, builder};
 use crate::backend_under_test::Side;
+use crate::check::TestResult;
+use crate::sim_harness::{Options, builder};
 use crate::trial::Context;
+use crate::trial_fabric::TrialFabric;
 
 /// The heartbeat interval of fabrics in process trials.
 pub(crate) const HEARTBEAT: Duration = Duration::from_millis(100);
@@ -61,7 +61,11 @@ pub(crate) fn default_fabric(context: &Context) -> TestResult<TrialFabric> {
 
 /// Like [`default_fabric`], with two rail groups on each of these transports. The fabric grants each peer `windows`.
 #[track_caller]
-pub(crate) fn multi_transport_fabric(context: &Context, labels: &[&str], windows: Grant) -> TestResult<TrialFabric> {
+pub(crate) fn multi_transport_fabric(
+    context: &Context,
+    labels: &[&str],
+    windows: Grant,
+) -> TestResult<TrialFabric> {
     let options = Options {
         labels,
         rails: Some(2),

@@ -8,11 +8,11 @@ use std::time::Duration;
 use rustix::process::Signal;
 use transport_core::{Barrier, Error, ErrorKind, Peer, PeerGroup};
 
-use crate::check::{TestResult, ensure, ensure_err, ensure_eq, within};
-use crate::trial_fabric::TrialFabric;
-use crate::sim_harness::{SimHarness, Options, Pair};
+use crate::check::{TestResult, ensure, ensure_eq, ensure_err, within};
 use crate::process::{HelperProcess, LIMIT, short_timeout_fabric, worker_fabric};
+use crate::sim_harness::{Options, Pair, SimHarness};
 use crate::trial::{Context, Trial};
+use crate::trial_fabric::TrialFabric;
 
 pub(super) const TRIALS: &[Trial] = &[
     Trial::new("barrier::whoever_comes_first", order),
@@ -28,7 +28,7 @@ pub(super) const TRIALS: &[Trial] = &[
 const LONG: Duration = Duration::from_secs(60);
 
 /// The result, if it is there.
-fn look(barrier: &mut Barrier) -> Option<Result<(), Error>> {
+fn try_result(barrier: &mut Barrier) -> Option<Result<(), Error>> {
     match Pin::new(barrier).poll(&mut Task::from_waker(Waker::noop())) {
         Poll::Ready(result) => Some(result),
         Poll::Pending => None,
@@ -37,12 +37,15 @@ fn look(barrier: &mut Barrier) -> Option<Result<(), Error>> {
 
 #[track_caller]
 fn passes(mut barrier: Barrier) -> TestResult {
-    ensure(look(&mut barrier).is_some_and(|result| result.is_ok()), "everyone has come, and one still waits")
+    ensure(
+        try_result(&mut barrier).is_some_and(|result| result.is_ok()),
+        "everyone has come, and one still waits",
+    )
 }
 
 #[track_caller]
 fn waits(barrier: &mut Barrier) -> TestResult {
-    ensure(look(barrier).is_none(), "passed, though not everyone has come")
+    ensure(try_result(barrier).is_none(), "passed, though not everyone has come")
 }
 
 fn group(peer: &Peer) -> TestResult<PeerGroup> {
@@ -136,13 +139,13 @@ fn late(context: &Context) -> TestResult {
         ensure(fabrics[0].due() <= start.after(limit), "nothing is due at the deadline")?;
         let mut result = None;
         sim.until("a deadline", || {
-            result = look(&mut barrier);
+            result = try_result(&mut barrier);
             result.is_some()
         })?;
         let error = ensure_err("a barrier", result.unwrap_or(Ok(())), &[ErrorKind::DeadlineExceeded])?;
         ensure(error.context().contains("1 of 2 peers"), format!("{error}: who is missing?"))?;
         ensure(now() >= start.after(limit), "before its time")?;
-        ensure_err("its second result", look(&mut barrier).unwrap_or(Ok(())), &[ErrorKind::Closed])?;
+        ensure_err("its second result", try_result(&mut barrier).unwrap_or(Ok(())), &[ErrorKind::Closed])?;
     }
     Ok(())
 }
@@ -175,16 +178,20 @@ fn goes(context: &Context) -> TestResult {
     fabrics[1].close();
     waits(&mut barrier)?;
     fabrics[2].close();
-    ensure_err("a barrier", look(&mut barrier).unwrap_or(Ok(())), gone)?;
+    ensure_err("a barrier", try_result(&mut barrier).unwrap_or(Ok(())), gone)?;
     ensure_err("the next", groups[0].barrier("b", LONG).map(drop), gone)?;
     let (_lab, fabrics, groups) = triangle(context)?;
     let mut barrier = groups[0].barrier("a", LONG)?;
     fabrics[0].close();
-    ensure_err("a barrier of a closed fabric", look(&mut barrier).unwrap_or(Ok(())), gone).map(drop)
+    ensure_err("a barrier of a closed fabric", try_result(&mut barrier).unwrap_or(Ok(())), gone).map(drop)
 }
 
 /// Helpers, and a group of them.
-fn crowd(context: &Context, fabric: TrialFabric, count: usize) -> TestResult<(TrialFabric, Vec<HelperProcess>, PeerGroup)> {
+fn helper_group(
+    context: &Context,
+    fabric: TrialFabric,
+    count: usize,
+) -> TestResult<(TrialFabric, Vec<HelperProcess>, PeerGroup)> {
     let mut children = Vec::new();
     let mut peers = Vec::new();
     for _ in 0..count {
@@ -196,7 +203,7 @@ fn crowd(context: &Context, fabric: TrialFabric, count: usize) -> TestResult<(Tr
 }
 
 fn processes(context: &Context) -> TestResult {
-    let (_fabric, mut children, group) = crowd(context, worker_fabric(context)?, 3)?;
+    let (_fabric, mut children, group) = helper_group(context, worker_fabric(context)?, 3)?;
     for round in 0..20 {
         let (before, after) = children.split_at_mut(round % 4);
         before.iter_mut().try_for_each(|helper| helper.start("barrier round"))?;
@@ -219,8 +226,9 @@ fn processes(context: &Context) -> TestResult {
 fn dies(context: &Context) -> TestResult {
     for signal in [Signal::KILL, Signal::STOP] {
         // A kill is told by the closed connection, a stop by silence alone.
-        let fabric = if signal == Signal::KILL { worker_fabric(context)? } else { short_timeout_fabric(context)? };
-        let (_fabric, mut children, group) = crowd(context, fabric, 2)?;
+        let fabric =
+            if signal == Signal::KILL { worker_fabric(context)? } else { short_timeout_fabric(context)? };
+        let (_fabric, mut children, group) = helper_group(context, fabric, 2)?;
         children[0].start("barrier a")?;
         let barrier = group.barrier("a", LIMIT)?;
         children[1].signal(signal)?;

@@ -8,12 +8,12 @@ use limit::Limit;
 use transport_core::spi::Operations;
 use transport_core::{ErrorKind, HostBuffer, Memory, Op};
 
-use crate::check::{Failure, TestResult, ensure, ensure_err, ensure_eq, within};
-use crate::trial_fabric::TrialFabric;
-use crate::checked_region::{CheckedRegion, FULL_ACCESS};
-use crate::process::{HelperProcess, LIMIT, ConnectedPair, worker_fabric, default_fabric};
 use crate::backend_under_test::{Side, Variant};
+use crate::check::{Failure, TestResult, ensure, ensure_eq, ensure_err, within};
+use crate::checked_region::{CheckedRegion, FULL_ACCESS};
+use crate::process::{ConnectedPair, HelperProcess, LIMIT, default_fabric, worker_fabric};
 use crate::trial::{Context, Trial};
+use crate::trial_fabric::TrialFabric;
 
 const PATHS: &[Variant] = &[Variant::Plain, Variant::Queued, Variant::Slow];
 

@@ -3,11 +3,11 @@
 use transport_core::spi::Operations;
 use transport_core::{Access, ErrorKind, Op, Pages};
 
-use crate::check::{Failure, TestResult, ensure, ensure_err, ensure_eq, within};
-use crate::checked_region::{CheckedRegion, FULL_ACCESS};
-use crate::sim_harness::Pair;
-use crate::process::{LIMIT, worker_fabric};
 use crate::backend_under_test::{Side, Variant};
+use crate::check::{Failure, TestResult, ensure, ensure_eq, ensure_err, within};
+use crate::checked_region::{CheckedRegion, FULL_ACCESS};
+use crate::process::{LIMIT, worker_fabric};
+use crate::sim_harness::Pair;
 use crate::trial::{Context, Trial};
 
 const CLOSED: &[ErrorKind] = &[ErrorKind::Closed];

@@ -5,12 +5,12 @@ use std::time::Duration;
 use transport_core::spi::Operations;
 use transport_core::{ErrorKind, Pages, Peer, SendOptions, WriteOptions};
 
-use crate::check::{TestResult, ensure_err, ensure_eq, within};
-use crate::trial_fabric::TrialFabric;
-use crate::checked_region::{CheckedRegion, FULL_ACCESS};
-use crate::process::{HelperProcess, LIMIT, ConnectedPair, permutation};
 use crate::backend_under_test::Variant;
+use crate::check::{TestResult, ensure_eq, ensure_err, within};
+use crate::checked_region::{CheckedRegion, FULL_ACCESS};
+use crate::process::{ConnectedPair, HelperProcess, LIMIT, permutation};
 use crate::trial::{Context, Trial};
+use crate::trial_fabric::TrialFabric;
 
 const ALL: Operations = Operations::all();
 const PATHS: &[Variant] = &[Variant::Plain, Variant::Queued];
@@ -51,7 +51,10 @@ const PIECES: [(usize, usize, usize); 7] = [
 const LET_PASS: Duration = Duration::from_millis(300);
 
 /// All on one pair, as a program would: each has imms and names of its own.
-fn on_pair(context: &Context, trial: fn(&TrialFabric, &Peer, &mut HelperProcess) -> TestResult) -> TestResult {
+fn on_pair(
+    context: &Context,
+    trial: fn(&TrialFabric, &Peer, &mut HelperProcess) -> TestResult,
+) -> TestResult {
     let mut pair = ConnectedPair::kept_or_new(context)?;
     trial(&pair.fabric, &pair.peer, &mut pair.helper)?;
     pair.keep(context);

@@ -5,10 +5,10 @@ use std::time::Duration;
 use transport_core::spi::Operations;
 use transport_core::{Access, Clock, ErrorKind, Op, ReadOptions, SendOptions, WriteOptions};
 
-use crate::check::{Failure, TestResult, ensure, ensure_err, ensure_eq};
-use crate::checked_region::{CheckedRegion, FULL_ACCESS};
-use crate::sim_harness::{SimHarness, Options, Pair};
 use crate::backend_under_test::Variant;
+use crate::check::{Failure, TestResult, ensure, ensure_eq, ensure_err};
+use crate::checked_region::{CheckedRegion, FULL_ACCESS};
+use crate::sim_harness::{Options, Pair, SimHarness};
 use crate::trial::{ALL_PATHS, Context, Trial};
 
 const SLOW: &[Variant] = &[Variant::Slow];

@@ -5,12 +5,12 @@ use rustix::process::Signal;
 use transport_core::spi::Operations;
 use transport_core::{Descriptor, Error, ErrorKind, Op, PeerGroup};
 
-use crate::check::{TestResult, ensure, ensure_err, ensure_eq, within};
-use crate::trial_fabric::TrialFabric;
-use crate::checked_region::{CheckedRegion, FULL_ACCESS};
-use crate::process::{HelperProcess, LIMIT, ConnectedPair, Proxy, short_timeout_fabric, worker_fabric};
 use crate::backend_under_test::Variant;
+use crate::check::{TestResult, ensure, ensure_eq, ensure_err, within};
+use crate::checked_region::{CheckedRegion, FULL_ACCESS};
+use crate::process::{ConnectedPair, HelperProcess, LIMIT, Proxy, short_timeout_fabric, worker_fabric};
 use crate::trial::{Context, Trial};
+use crate::trial_fabric::TrialFabric;
 
 /// Work that ends at once, and work that is posted for long.
 const PATHS: &[Variant] = &[Variant::Plain, Variant::Queued, Variant::Slow];
@@ -91,11 +91,15 @@ fn ensure_over(op: &mut Op, result: &Result<transport_core::Outcome, Error>) -> 
 }
 
 fn killed(context: &Context) -> TestResult {
-    every_waiter(context, worker_fabric(context)?, &[ErrorKind::PeerDied], |helper, _| helper.signal(Signal::KILL))
+    every_waiter(context, worker_fabric(context)?, &[ErrorKind::PeerDied], |helper, _| {
+        helper.signal(Signal::KILL)
+    })
 }
 
 fn stopped(context: &Context) -> TestResult {
-    every_waiter(context, short_timeout_fabric(context)?, &[ErrorKind::PeerDied], |helper, _| helper.signal(Signal::STOP))
+    every_waiter(context, short_timeout_fabric(context)?, &[ErrorKind::PeerDied], |helper, _| {
+        helper.signal(Signal::STOP)
+    })
 }
 
 fn cut(context: &Context) -> TestResult {

@@ -2,10 +2,10 @@
 
 use transport_core::{Access, Drain, ErrorKind, Op, Pages, WriteOptions};
 
-use crate::check::{Failure, TestResult, ensure, ensure_err, ensure_eq};
-use crate::checked_region::{CheckedRegion, FULL_ACCESS};
-use crate::sim_harness::{SimHarness, Options, Pair};
 use crate::backend_under_test::Variant;
+use crate::check::{Failure, TestResult, ensure, ensure_eq, ensure_err};
+use crate::checked_region::{CheckedRegion, FULL_ACCESS};
+use crate::sim_harness::{Options, Pair, SimHarness};
 use crate::trial::{ALL_PATHS, Context, Trial};
 
 const PATHS: &[Variant] =
@@ -42,7 +42,11 @@ fn drained(sim: &SimHarness, mut drain: Drain) -> TestResult {
 }
 
 /// One write of 4 KiB, and where it comes from and goes.
-fn one_write(context: &Context, pair: &Pair, options: &WriteOptions) -> TestResult<(Op, CheckedRegion, CheckedRegion)> {
+fn one_write(
+    context: &Context,
+    pair: &Pair,
+    options: &WriteOptions,
+) -> TestResult<(Op, CheckedRegion, CheckedRegion)> {
     let src = CheckedRegion::new(&pair.a, 4096, Access::LOCAL, context.seed)?;
     let dst = CheckedRegion::new(&pair.b, 4096, FULL_ACCESS, context.seed + 1)?;
     let remote = dst.import(&pair.to_b)?;
@@ -203,8 +207,10 @@ fn dropped(context: &Context) -> TestResult {
     ensure_eq("under way", pair.a.step().outstanding, 1)?;
     drop(op);
     // As many operations as there may be, all dropped, and more drains than that.
-    let (src, dst) =
-        (CheckedRegion::new(&pair.a, 64, Access::LOCAL, 1)?, CheckedRegion::new(&pair.b, 64, FULL_ACCESS, context.seed)?);
+    let (src, dst) = (
+        CheckedRegion::new(&pair.a, 64, Access::LOCAL, 1)?,
+        CheckedRegion::new(&pair.b, 64, FULL_ACCESS, context.seed)?,
+    );
     let remote = dst.import(&pair.to_b)?;
     let write = || pair.to_b.write(&src.region, 0..64, &remote, 0);
     for op in (0..3).map(|_| write()).collect::<Result<Vec<_>, _>>()? {

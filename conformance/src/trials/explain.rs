@@ -5,10 +5,10 @@ use transport_core::{
     Access, Error, ErrorKind, Explanation, Op, Pages, RailCounters, ReadOptions, SendOptions, WriteOptions,
 };
 
-use crate::check::{TestResult, ensure, ensure_err, ensure_eq};
-use crate::checked_region::{CheckedRegion, FULL_ACCESS};
-use crate::sim_harness::{LABEL, SimHarness, Options, Pair};
 use crate::backend_under_test::Variant;
+use crate::check::{TestResult, ensure, ensure_eq, ensure_err};
+use crate::checked_region::{CheckedRegion, FULL_ACCESS};
+use crate::sim_harness::{LABEL, Options, Pair, SimHarness};
 use crate::trial::{ALL_PATHS, Context, Trial};
 
 const ALL: Operations = Operations::all();
@@ -25,7 +25,7 @@ const LEN: usize = 5 << 20;
 
 /// Makes the request; each rail must do what was said, and nothing else.
 #[track_caller]
-fn comes_true(
+fn check_explanation(
     pair: &Pair,
     said: Result<Explanation, Error>,
     request: impl FnOnce() -> Result<Op, Error>,
@@ -69,28 +69,28 @@ fn of_every_request(context: &Context) -> TestResult {
             [plain.clone(), plain.clone().imm(1), plain.clone().imm(2).per_wr(), plain.clone().cold()]
         {
             let said = to.explain_write(src, 0..len, &remote, 0, &options);
-            let said = comes_true(&pair, said, || to.write_with(src, 0..len, &remote, 0, &options))?;
+            let said = check_explanation(&pair, said, || to.write_with(src, 0..len, &remote, 0, &options))?;
             at_once += u32::from(said.queued.is_none());
             ensure_eq("an imm", said.imm.is_some(), options.imm.is_some())?;
             ensure_eq("the path", said.path, Some(remote.path()))?;
         }
         let said = to.explain_read(src, 0..len, &remote, 0, &ReadOptions::new());
-        comes_true(&pair, said, || to.read(src, 0..len, &remote, 0))?;
+        check_explanation(&pair, said, || to.read(src, 0..len, &remote, 0))?;
     }
     let (from, onto) =
         (Pages::new((0..77).collect::<Vec<_>>()), Pages::new((1..78).rev().collect::<Vec<_>>()));
     for options in [plain.clone(), plain.clone().imm(3), plain.clone().imm(4).per_wr()] {
         let said = to.explain_write_pages(src, &from, &remote, &onto, 4096, &options);
-        comes_true(&pair, said, || to.write_pages_with(src, &from, &remote, &onto, 4096, &options))?;
+        check_explanation(&pair, said, || to.write_pages_with(src, &from, &remote, &onto, 4096, &options))?;
         let prepared = to.prepare_write_pages(src, &from, &remote, &onto, 4096, &options)?;
         for _ in 0..3 {
-            comes_true(&pair, prepared.explain(), || prepared.post())?;
+            check_explanation(&pair, prepared.explain(), || prepared.post())?;
         }
     }
     let inbox = CheckedRegion::new(&pair.b, 100, FULL_ACCESS, 1)?;
     for options in [SendOptions::new(), SendOptions::new().imm(9)] {
         pair.b.recv(&inbox.region, 0..100)?.detach();
-        let said = comes_true(&pair, to.explain_send(src, 0..100, &options), || {
+        let said = check_explanation(&pair, to.explain_send(src, 0..100, &options), || {
             to.send_with(src, 0..100, &options)
         })?;
         ensure_eq("the path of a message", said.path, None)?;
@@ -140,7 +140,8 @@ fn transports(context: &Context) -> TestResult {
     let ours = sim.open(&Options { labels: &["first", LABEL, "third"], ..Options::default() })?;
     let theirs = sim.open(&Options { labels: &[LABEL, "third"], ..Options::default() })?;
     let (to, _) = ours.connect_local(&theirs)?;
-    let (near, far) = (CheckedRegion::new(&ours, 64, FULL_ACCESS, 1)?, CheckedRegion::new(&theirs, 64, FULL_ACCESS, 2)?);
+    let (near, far) =
+        (CheckedRegion::new(&ours, 64, FULL_ACCESS, 1)?, CheckedRegion::new(&theirs, 64, FULL_ACCESS, 2)?);
     let remote = far.import(&to)?;
     let said = to.explain_write(&near.region, 0..64, &remote, 0, &WriteOptions::new())?;
     let taken: Vec<_> = said.transports.iter().map(|choice| (&*choice.transport, choice.taken)).collect();

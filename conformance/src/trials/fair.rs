@@ -2,10 +2,10 @@
 
 use transport_core::{Access, Op, Pages};
 
+use crate::backend_under_test::Variant;
 use crate::check::{TestResult, ensure};
 use crate::checked_region::{CheckedRegion, FULL_ACCESS};
-use crate::sim_harness::{SimHarness, Options, Pair};
-use crate::backend_under_test::Variant;
+use crate::sim_harness::{Options, Pair, SimHarness};
 use crate::trial::{Context, Trial};
 
 /// Requests per rail of a large transfer that a small write may have to let go first: what
@@ -39,7 +39,7 @@ fn pages(context: &Context) -> u32 {
 
 /// Waits for `op`, while `large` runs and is not done.
 #[track_caller]
-fn soon(pair: &Pair, op: Op, large: &mut Op) -> TestResult {
+fn finishes_early(pair: &Pair, op: Op, large: &mut Op) -> TestResult {
     let before = pair.posts();
     pair.sim.done(op)?;
     let posts = (pair.posts() - before) / pair.a.counters().len() as u64;
@@ -65,7 +65,7 @@ fn to_another_peer(context: &Context) -> TestResult {
     let remote = small.import(&to_other)?;
     for number in 0..context.amount(10, 2) {
         let write = to_other.write(&src.region, number..number + 100, &remote, number * 200)?;
-        soon(&pair, write, &mut op)?;
+        finishes_early(&pair, write, &mut op)?;
         small.expect_from(number * 200, &src, number..number + 100);
         small.check("the small write")?;
     }
@@ -82,7 +82,7 @@ fn to_one_peer(context: &Context) -> TestResult {
     let remote = small.import(&pair.to_b)?;
     for _ in 0..context.amount(10, 2) {
         let write = pair.to_b.write(&src.region, 0..100, &remote, 0)?;
-        soon(&pair, write, &mut op)?;
+        finishes_early(&pair, write, &mut op)?;
     }
     pair.sim.result(&mut op)?.map(drop).map_err(Into::into)
 }

@@ -3,10 +3,10 @@
 use transport_core::spi::Operations;
 use transport_core::{Access, ErrorKind, Op, Pages, WriteOptions};
 
-use crate::check::{TestResult, ensure, ensure_err, ensure_eq};
-use crate::checked_region::{CheckedRegion, FULL_ACCESS};
-use crate::sim_harness::{SimHarness, Options, Pair};
 use crate::backend_under_test::Variant;
+use crate::check::{TestResult, ensure, ensure_eq, ensure_err};
+use crate::checked_region::{CheckedRegion, FULL_ACCESS};
+use crate::sim_harness::{Options, Pair, SimHarness};
 use crate::trial::{Context, Trial};
 
 pub(super) const TRIALS: &[Trial] = &[
@@ -50,7 +50,11 @@ fn device_lost(context: &Context) -> TestResult {
         ops.push(pair.to_b.write_pages(&src.region, &pages, &remote, &pages, 64)?);
     }
     for mut op in ops {
-        ensure_err("under way when its device was lost", pair.sim.result(&mut op)?, &[ErrorKind::DeviceLost])?;
+        ensure_err(
+            "under way when its device was lost",
+            pair.sim.result(&mut op)?,
+            &[ErrorKind::DeviceLost],
+        )?;
     }
     // Whatever is asked for afterwards: with rails left it may work, without it may not.
     let rails = pair.a.transports()[0].devices.len();

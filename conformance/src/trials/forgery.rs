@@ -6,8 +6,8 @@ use transport_core::{Access, Descriptor, ErrorKind, MemoryKind, RemoteRegion};
 
 use crate::check::{Failure, TestResult, ensure, ensure_err, within};
 use crate::checked_region::{CheckedRegion, FULL_ACCESS};
+use crate::process::{ConnectedPair, LIMIT};
 use crate::sim_harness::Pair;
-use crate::process::{LIMIT, ConnectedPair};
 use crate::trial::{Context, Trial};
 
 pub(super) const TRIALS: &[Trial] = &[
@@ -21,18 +21,18 @@ pub(super) const TRIALS: &[Trial] = &[
 
 /// A descriptor as it travels, behind its four bytes of magic.
 #[derive(Clone, Serialize, Deserialize)]
-pub(super) struct Wire {
+pub(super) struct WireDescriptor {
     incarnation: u64,
     region: u64,
     len: u64,
     access: u32,
     kind: MemoryKind,
-    pub(super) entries: Vec<Entry>,
+    pub(super) entries: Vec<WireEntry>,
 }
 
 /// One of its entries.
 #[derive(Clone, Serialize, Deserialize)]
-pub(super) struct Entry {
+pub(super) struct WireEntry {
     pub(super) transport: String,
     domain: u64,
     rail: u16,
@@ -46,7 +46,7 @@ struct Key {
     len: u64,
 }
 
-impl Wire {
+impl WireDescriptor {
     #[track_caller]
     pub(super) fn of(checked: &CheckedRegion) -> TestResult<Self> {
         Self::read(&checked.region.descriptor().to_bytes())
@@ -59,14 +59,14 @@ impl Wire {
     }
 
     #[track_caller]
-    pub(super) fn forge(&self) -> TestResult<Descriptor> {
+    pub(super) fn to_descriptor(&self) -> TestResult<Descriptor> {
         let bytes = postcard::to_extend(self, b"mrD\x01".to_vec())
             .map_err(|error| Failure::new(error.to_string()))?;
         Ok(Descriptor::from_bytes(&bytes)?)
     }
 
     /// As if it were of the fabric with that incarnation, with every key flipped so.
-    pub(super) fn claim(&mut self, incarnation: u64, flip: u64) {
+    pub(super) fn set_owner_and_keys(&mut self, incarnation: u64, flip: u64) {
         self.incarnation = incarnation;
         self.keys().for_each(|key| key.key ^= flip);
     }
@@ -121,13 +121,13 @@ fn another_key(context: &Context) -> TestResult {
     let dst = CheckedRegion::new(&pair.b, 4096, FULL_ACCESS, context.seed + 1)?;
     // A neighbour that nobody may touch: its key is not hard to guess.
     let neighbour = CheckedRegion::new(&pair.b, 4096, Access::LOCAL, context.seed + 2)?;
-    let good = Wire::of(&dst)?;
+    let good = WireDescriptor::of(&dst)?;
     let mut random = fastrand::Rng::with_seed(context.seed);
     let forgeries = (0..64).map(|bit| 1 << bit).chain((0..64).map(|_| random.u64(1..)));
     for flip in forgeries {
         let mut wire = good.clone();
         wire.keys().for_each(|key| key.key ^= flip);
-        try_all(&pair, &src, &format!("key with {flip:#x} flipped"), &wire.forge()?, 0)?;
+        try_all(&pair, &src, &format!("key with {flip:#x} flipped"), &wire.to_descriptor()?, 0)?;
     }
     pair.sim.settle()?;
     src.check("the source")?;
@@ -145,9 +145,9 @@ fn more_rights(context: &Context) -> TestResult {
         (Access::LOCAL, Access::REMOTE_READ),
     ] {
         let dst = CheckedRegion::new(&pair.b, 4096, access, context.seed + 1)?;
-        let mut wire = Wire::of(&dst)?;
+        let mut wire = WireDescriptor::of(&dst)?;
         wire.access = forged.bits();
-        try_all(&pair, &src, &format!("{access:?} forged to {forged:?}"), &wire.forge()?, 0)?;
+        try_all(&pair, &src, &format!("{access:?} forged to {forged:?}"), &wire.to_descriptor()?, 0)?;
         pair.sim.settle()?;
         src.check("the source")?;
         dst.check("the region")?;
@@ -160,11 +160,17 @@ fn more_bytes(context: &Context) -> TestResult {
     let src = CheckedRegion::new(&pair.a, 4096, Access::LOCAL, context.seed)?;
     let dst = CheckedRegion::new(&pair.b, 4096, FULL_ACCESS, context.seed + 1)?;
     for len in [4097, 1 << 20, u64::MAX / 2] {
-        let mut wire = Wire::of(&dst)?;
+        let mut wire = WireDescriptor::of(&dst)?;
         wire.len = len;
         wire.keys().for_each(|key| key.len = len);
         for at in [4096, 4095, len as usize - 4000] {
-            try_all(&pair, &src, &format!("4096 bytes forged to {len}, at {at}"), &wire.forge()?, at)?;
+            try_all(
+                &pair,
+                &src,
+                &format!("4096 bytes forged to {len}, at {at}"),
+                &wire.to_descriptor()?,
+                at,
+            )?;
         }
     }
     pair.sim.settle()?;
@@ -176,23 +182,26 @@ fn unknown_transports(context: &Context) -> TestResult {
     let pair = Pair::new(context)?;
     let src = CheckedRegion::new(&pair.a, 4096, Access::LOCAL, context.seed)?;
     let mut dst = CheckedRegion::new(&pair.b, 4096, FULL_ACCESS, context.seed + 1)?;
-    let good = Wire::of(&dst)?;
-    let strange = good.entries.iter().map(|entry| Entry { transport: "strange".into(), ..entry.clone() });
-    let both =
-        Wire { entries: strange.clone().chain(good.entries.iter().cloned()).collect(), ..good.clone() };
-    let remote = pair.to_b.import(&both.forge()?)?;
+    let good = WireDescriptor::of(&dst)?;
+    let strange = good.entries.iter().map(|entry| WireEntry { transport: "strange".into(), ..entry.clone() });
+    let both = WireDescriptor {
+        entries: strange.clone().chain(good.entries.iter().cloned()).collect(),
+        ..good.clone()
+    };
+    let remote = pair.to_b.import(&both.to_descriptor()?)?;
     pair.sim.done(pair.to_b.write(&src.region, 0..4096, &remote, 0)?)?;
     dst.expect_from(0, &src, 0..4096);
     dst.check("past an unknown entry")?;
-    let only = Wire { entries: strange.collect(), ..good.clone() };
+    let only = WireDescriptor { entries: strange.collect(), ..good.clone() };
     let error = ensure_err(
         "only unknown entries",
-        pair.to_b.import(&only.forge()?).map(drop),
+        pair.to_b.import(&only.to_descriptor()?).map(drop),
         &[ErrorKind::Unreachable],
     )?;
     ensure(!error.context().is_empty(), "no reason given")?;
-    let none = Wire { entries: Vec::new(), ..good };
-    ensure_err("no entry", pair.to_b.import(&none.forge()?).map(drop), &[ErrorKind::Unreachable]).map(drop)
+    let none = WireDescriptor { entries: Vec::new(), ..good };
+    ensure_err("no entry", pair.to_b.import(&none.to_descriptor()?).map(drop), &[ErrorKind::Unreachable])
+        .map(drop)
 }
 
 /// A wrong key among many right ones fails alone, whatever the device must do to go on.
@@ -204,9 +213,9 @@ fn amid_others(context: &Context) -> TestResult {
     let mut src = CheckedRegion::new(&fabric, PIECES * PIECE, FULL_ACCESS, 1)?;
     helper.command(&format!("alloc far {} 2", PIECES * PIECE))?;
     let good = within(LIMIT, "a lookup", peer.region("far"))??;
-    let mut wire = Wire::read(&helper.descriptor("far")?)?;
+    let mut wire = WireDescriptor::read(&helper.descriptor("far")?)?;
     wire.keys().for_each(|key| key.key ^= 1 << 20);
-    let bad = match peer.import(&wire.forge()?) {
+    let bad = match peer.import(&wire.to_descriptor()?) {
         Ok(bad) => bad,
         Err(error) => return ensure_err::<()>("the wrong key", Err(error), REFUSALS).map(drop),
     };

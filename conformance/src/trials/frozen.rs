@@ -36,7 +36,7 @@ fn meet(context: &Context, fabric: &Fabric, seed: u64) -> TestResult<(HelperProc
 }
 
 /// Whether nothing is posted; no rail may be lost.
-fn is_quiet(fabric: &Fabric) -> TestResult<bool> {
+fn is_idle(fabric: &Fabric) -> TestResult<bool> {
     let dump = fabric.dump();
     let rails = dump.transports.iter().flat_map(|transport| &transport.rails);
     ensure(rails.clone().all(|rail| !rail.lost), "a rail is lost")?;
@@ -46,49 +46,49 @@ fn is_quiet(fabric: &Fabric) -> TestResult<bool> {
 fn others_go_on(context: &Context) -> TestResult {
     let fabric = short_timeout_fabric(context)?;
     let (frozen, to_frozen) = meet(context, &fabric, 1)?;
-    let (mut well, to_well) = meet(context, &fabric, 2)?;
+    let (mut healthy, to_healthy) = meet(context, &fabric, 2)?;
     let src = CheckedRegion::new(&fabric, LEN, FULL_ACCESS, 3)?;
     let mut near = CheckedRegion::new(&fabric, PIECE, FULL_ACCESS, 4)?;
     fabric.publish("near", &near.region)?;
-    well.command(&format!("alloc own {PIECE} 6"))?;
+    healthy.command(&format!("alloc own {PIECE} 6"))?;
     near.expect(0, &content(6, PIECE));
-    let mut inbox = CheckedRegion::new(&fabric, MESSAGE, FULL_ACCESS, 5)?;
-    let mut message = fabric.recv(&inbox.region, 0..MESSAGE)?;
-    let stuck_at = within(LIMIT, "a lookup", to_frozen.region("far"))??;
-    let far = within(LIMIT, "a lookup", to_well.region("far"))??;
-    let write = || to_frozen.write(&src.region, 0..LEN, &stuck_at, 0);
+    let mut landing = CheckedRegion::new(&fabric, MESSAGE, FULL_ACCESS, 5)?;
+    let mut message = fabric.recv(&landing.region, 0..MESSAGE)?;
+    let frozen_region = within(LIMIT, "a lookup", to_frozen.region("far"))??;
+    let far = within(LIMIT, "a lookup", to_healthy.region("far"))??;
+    let write = || to_frozen.write(&src.region, 0..LEN, &frozen_region, 0);
     // The ways are open before it freezes.
     to_frozen.warm_up()?.wait(LIMIT)?;
     frozen.signal(Signal::STOP)?;
-    let stuck: Vec<Op> = (0..WRITES_TO_FROZEN).map(|_| write()).collect::<Result<_, _>>()?;
-    let (mut patience, mut limit) = (Limit::of(TEARDOWN_LIMIT), Limit::of(LIMIT));
-    let (mut written, mut was_quiet) = (0, false);
+    let frozen_writes: Vec<Op> = (0..WRITES_TO_FROZEN).map(|_| write()).collect::<Result<_, _>>()?;
+    let (mut teardown, mut limit) = (Limit::of(TEARDOWN_LIMIT), Limit::of(LIMIT));
+    let (mut written, mut was_idle) = (0, false);
     // Once more after it is over.
-    while !was_quiet {
-        was_quiet = !to_frozen.is_alive() && is_quiet(&fabric)?;
-        if patience.is_over() {
+    while !was_idle {
+        was_idle = !to_frozen.is_alive() && is_idle(&fabric)?;
+        if teardown.is_over() {
             // A device that cuts nothing off gives up on who is not there any more.
             frozen.signal(Signal::KILL)?;
         }
-        well.start(&format!("write own 0 {PIECE} near 0 -"))?;
+        healthy.start(&format!("write own 0 {PIECE} near 0 -"))?;
         let options = WriteOptions::new().imm(IMM);
-        let write = |_| to_well.write_with(&src.region, 0..LEN, &far, 0, &options);
+        let write = |_| to_healthy.write_with(&src.region, 0..LEN, &far, 0, &options);
         for mut op in (0..AT_ONCE).map(write).collect::<Result<Vec<_>, _>>()? {
             op.wait(LIMIT)?;
             written += 1;
         }
-        well.finish("a write of the other peer's")?;
+        healthy.finish("a write of the other peer's")?;
         near.check("what the other peer wrote")?;
         ensure(!limit.is_over(), "what was posted to the frozen peer is never over")?;
     }
-    ensure_eq("imms", well.command(&format!("expect {IMM} {written}"))?, written.to_string())?;
-    well.command(&format!("check far 0 {LEN} 3"))?;
+    ensure_eq("imms", healthy.command(&format!("expect {IMM} {written}"))?, written.to_string())?;
+    healthy.command(&format!("check far 0 {LEN} 3"))?;
     // It holds what we wrote by now.
-    well.command(&format!("send far 0 {MESSAGE} -"))?;
+    healthy.command(&format!("send far 0 {MESSAGE} -"))?;
     ensure_eq("bytes", message.wait(LIMIT)?.bytes, MESSAGE as u64)?;
-    inbox.expect_from(0, &src, 0..MESSAGE);
-    inbox.check("a message of the other peer's")?;
-    for mut op in stuck {
+    landing.expect_from(0, &src, 0..MESSAGE);
+    landing.check("a message of the other peer's")?;
+    for mut op in frozen_writes {
         op.wait(LIMIT).err();
     }
     src.check("the source")

@@ -11,10 +11,10 @@ use std::time::Duration;
 use transport_core::spi::Operations;
 use transport_core::{Access, ErrorKind, Op, WriteOptions, wait};
 
-use crate::check::{Failure, TestResult, ensure, ensure_err, ensure_eq};
-use crate::checked_region::{CheckedRegion, FULL_ACCESS};
-use crate::sim_harness::{SimHarness, Options, Pair};
 use crate::backend_under_test::Variant;
+use crate::check::{Failure, TestResult, ensure, ensure_eq, ensure_err};
+use crate::checked_region::{CheckedRegion, FULL_ACCESS};
+use crate::sim_harness::{Options, Pair, SimHarness};
 use crate::trial::{ALL_PATHS, Context, Trial};
 
 pub(super) const TRIALS: &[Trial] = &[
@@ -37,17 +37,17 @@ pub(super) const TRIALS: &[Trial] = &[
 ];
 
 /// A waker of the user's that panics.
-pub(super) struct Panics;
+pub(super) struct PanickingWaker;
 
-impl Wake for Panics {
+impl Wake for PanickingWaker {
     fn wake(self: Arc<Self>) {
         std::panic::resume_unwind(Box::new("a waker of the user's"));
     }
 }
 
 /// Watches an operation by a waker that panics.
-fn watch_by_panic(op: &mut Op) -> TestResult {
-    let waker = Waker::from(Arc::new(Panics));
+fn poll_with_panicking_waker(op: &mut Op) -> TestResult {
+    let waker = Waker::from(Arc::new(PanickingWaker));
     ensure(Pin::new(op).poll(&mut Task::from_waker(&waker)).is_pending(), "ready at once")
 }
 
@@ -65,22 +65,22 @@ fn tick_past_panics(sim: &SimHarness, count: u32) -> TestResult {
 
 /// Counts how often it was woken.
 #[derive(Default)]
-pub(super) struct Wakes(AtomicUsize);
+pub(super) struct WakeCounter(AtomicUsize);
 
-impl Wakes {
+impl WakeCounter {
     pub(super) fn count(&self) -> usize {
         self.0.load(Ordering::Relaxed)
     }
 }
 
-impl Wake for Wakes {
+impl Wake for WakeCounter {
     fn wake(self: Arc<Self>) {
         self.0.fetch_add(1, Ordering::Relaxed);
     }
 }
 
-pub(super) fn counting_waker() -> (Arc<Wakes>, Waker) {
-    let wakes = Arc::new(Wakes::default());
+pub(super) fn counting_waker() -> (Arc<WakeCounter>, Waker) {
+    let wakes = Arc::new(WakeCounter::default());
     (wakes.clone(), Waker::from(wakes))
 }
 
@@ -199,7 +199,7 @@ fn wakers_that_panic(context: &Context) -> TestResult {
         // One per run of requests, and one in the middle of such.
         let watched = [0, 32, 64, 77];
         for at in watched {
-            watch_by_panic(&mut ops[at])?;
+            poll_with_panicking_waker(&mut ops[at])?;
         }
         tick_past_panics(&pair.sim, watched.len() as u32)?;
         pair.sim.all_done(ops)?;
@@ -217,7 +217,7 @@ fn panics_in_a_revocation(context: &Context) -> TestResult {
     let mut receives = Vec::new();
     for at in 0..4 {
         let mut receive = pair.a.recv(&own.region, at * 64..at * 64 + 64)?;
-        watch_by_panic(&mut receive)?;
+        poll_with_panicking_waker(&mut receive)?;
         receives.push(receive);
     }
     let waits = || WriteOptions::new().when(Arc::new(AtomicU32::new(0)), 1);
@@ -226,7 +226,7 @@ fn panics_in_a_revocation(context: &Context) -> TestResult {
     let mut triggered = Vec::new();
     for _ in 0..4 {
         let mut op = pair.to_b.write_with(&own.region, 0..64, &remote, 0, &waits())?;
-        watch_by_panic(&mut op)?;
+        poll_with_panicking_waker(&mut op)?;
         triggered.push(op);
     }
     pair.sim.step();

@@ -10,11 +10,11 @@ use transport_core::{
     Access, Admission, Applicant, ErrorKind, Fabric, Grant, Op, Pages, SendOptions, WriteOptions,
 };
 
-use crate::check::{TestResult, ensure, ensure_err, ensure_eq, within};
-use crate::checked_region::{CheckedRegion, FULL_ACCESS};
-use crate::sim_harness::{SimHarness, Options, Pair, builder};
-use crate::process::LIMIT;
 use crate::backend_under_test::Variant;
+use crate::check::{TestResult, ensure, ensure_eq, ensure_err, within};
+use crate::checked_region::{CheckedRegion, FULL_ACCESS};
+use crate::process::LIMIT;
+use crate::sim_harness::{Options, Pair, SimHarness, builder};
 use crate::trial::{ALL_PATHS, Context, Trial};
 
 const IMM_AND_SEND: Operations = Operations::WRITE_IMM.union(Operations::SEND);
@@ -36,19 +36,19 @@ pub(super) const TRIALS: &[Trial] = &[
 ];
 
 /// Windows that the trial turns: bytes, imms, messages.
-pub(super) struct Dial([AtomicU64; 3]);
+pub(super) struct AdjustableGrant([AtomicU64; 3]);
 
-impl Dial {
-    pub(super) fn at(windows: [u64; 3]) -> Arc<Self> {
+impl AdjustableGrant {
+    pub(super) fn new(windows: [u64; 3]) -> Arc<Self> {
         Arc::new(Self(windows.map(AtomicU64::new)))
     }
 
-    pub(super) fn turn(&self, windows: [u64; 3]) {
+    pub(super) fn set(&self, windows: [u64; 3]) {
         self.0.iter().zip(windows).for_each(|(at, to)| at.store(to, Ordering::SeqCst));
     }
 }
 
-impl Admission for Dial {
+impl Admission for AdjustableGrant {
     fn grant(&self, _: &Applicant<'_>) -> Grant {
         let [bytes, imms, messages] = self.0.each_ref().map(|at| at.load(Ordering::SeqCst));
         Grant { bytes, imms, messages }
@@ -59,20 +59,20 @@ pub(super) const ALL: u64 = u64::MAX;
 
 /// A pair whose target grants what `dial` says.
 #[track_caller]
-pub(super) fn pair_of(context: &Context, dial: &Arc<Dial>) -> TestResult<Pair> {
-    let theirs = Options { admission: Some(dial.clone()), ..Options::default() };
+pub(super) fn pair_of(context: &Context, grant: &Arc<AdjustableGrant>) -> TestResult<Pair> {
+    let theirs = Options { admission: Some(grant.clone()), ..Options::default() };
     SimHarness::new(context).pair_of(&Options::default(), &theirs)
 }
 
 /// Turns of `a` alone: the target looks at nothing.
-fn without_the_target(pair: &Pair) {
+fn step_initiator_only(pair: &Pair) {
     for _ in 0..50 {
         pair.a.step();
         pair.sim.clock.advance(Duration::from_micros(50));
     }
 }
 
-fn done(ops: &mut Vec<Op>) -> TestResult<usize> {
+fn take_completed(ops: &mut Vec<Op>) -> TestResult<usize> {
     let before = ops.len();
     let mut failed = Ok(());
     ops.retain_mut(|op| match op.try_result() {
@@ -86,12 +86,12 @@ fn done(ops: &mut Vec<Op>) -> TestResult<usize> {
     Ok(before - ops.len())
 }
 
-fn waits(fabric: &Fabric) -> u64 {
+fn grant_waits(fabric: &Fabric) -> u64 {
     fabric.counters().iter().map(|rail| rail.grant_waits).sum()
 }
 
 fn ends_at_deadline(context: &Context) -> TestResult {
-    let pair = pair_of(context, &Dial::at([ALL, 0, 0]))?;
+    let pair = pair_of(context, &AdjustableGrant::new([ALL, 0, 0]))?;
     let other = pair.sim.open(&Options::default())?;
     let (to_other, from_other) = pair.a.connect_local(&other)?;
     let src = CheckedRegion::new(&pair.a, 4096, Access::LOCAL, context.seed)?;
@@ -123,7 +123,7 @@ fn ends_at_deadline(context: &Context) -> TestResult {
         ensure(named, format!("the dump does not say that {kind} waits for a grant of {of:?}: {dump}"))?;
     }
     ensure(dump.to_string().contains("the peer's grant of more imms"), "the dump does not say so in words")?;
-    ensure(waits(&pair.a) >= 3, "no rail counts the waits")?;
+    ensure(grant_waits(&pair.a) >= 3, "no rail counts the waits")?;
     pair.sim.clock.advance(limit);
     pair.sim.step();
     for op in &mut late {
@@ -137,7 +137,7 @@ fn ends_at_deadline(context: &Context) -> TestResult {
 fn imms_renew(context: &Context) -> TestResult {
     const WINDOW: usize = 3;
     const PAGES: u32 = 100;
-    let pair = pair_of(context, &Dial::at([ALL, WINDOW as u64, 0]))?;
+    let pair = pair_of(context, &AdjustableGrant::new([ALL, WINDOW as u64, 0]))?;
     let src = CheckedRegion::new(&pair.a, 64, Access::LOCAL, context.seed)?;
     let dst = CheckedRegion::new(&pair.b, PAGES as usize * 64, FULL_ACCESS, context.seed + 1)?;
     let remote = dst.import(&pair.to_b)?;
@@ -145,8 +145,8 @@ fn imms_renew(context: &Context) -> TestResult {
     for _ in 0..50 {
         ops.push(pair.to_b.write_imm(1)?);
     }
-    without_the_target(&pair);
-    ensure_eq("imms that a target took that looks at none", done(&mut ops)?, WINDOW)?;
+    step_initiator_only(&pair);
+    ensure_eq("imms that a target took that looks at none", take_completed(&mut ops)?, WINDOW)?;
     let (from, to) = (Pages::new(vec![0; PAGES as usize]), Pages::new((0..PAGES).collect::<Vec<_>>()));
     for options in [WriteOptions::new().imm(1).per_wr(), WriteOptions::new().imm(1)] {
         ops.push(pair.to_b.write_pages_with(&src.region, &from, &remote, &to, 64, &options)?);
@@ -159,7 +159,7 @@ fn imms_renew(context: &Context) -> TestResult {
 
 fn messages_renew(context: &Context) -> TestResult {
     const WINDOW: usize = 2;
-    let pair = pair_of(context, &Dial::at([ALL, 0, WINDOW as u64]))?;
+    let pair = pair_of(context, &AdjustableGrant::new([ALL, 0, WINDOW as u64]))?;
     let src = CheckedRegion::new(&pair.a, 64, Access::LOCAL, context.seed)?;
     let pool = pair.b.recv_pool(64, 64)?;
     pair.sim.settle()?;
@@ -168,27 +168,27 @@ fn messages_renew(context: &Context) -> TestResult {
         // An imm of a message is the message's.
         ops.push(pair.to_b.send_with(&src.region, 0..64, &SendOptions::new().imm(number))?);
     }
-    without_the_target(&pair);
-    ensure_eq("messages that a target took that looks at none", done(&mut ops)?, WINDOW)?;
+    step_initiator_only(&pair);
+    ensure_eq("messages that a target took that looks at none", take_completed(&mut ops)?, WINDOW)?;
     pair.sim.all_done(ops)?;
     pair.sim.settle()?;
     ensure_eq("messages", std::iter::from_fn(|| pool.try_next()).filter(Result::is_ok).count(), 30)
 }
 
 fn given_up(context: &Context) -> TestResult {
-    let dial = Dial::at([ALL, 0, ALL]);
-    let pair = pair_of(context, &dial)?;
+    let grant = AdjustableGrant::new([ALL, 0, ALL]);
+    let pair = pair_of(context, &grant)?;
     let mut ops = Vec::new();
     for imm in 0..5 {
         ops.push(pair.to_b.write_imm(imm)?);
     }
-    without_the_target(&pair);
+    step_initiator_only(&pair);
     let last = ops.pop();
     for op in ops {
         let mut cancel = op.cancel();
         ensure_err("a cancelled operation", cancel.wait(limit::HANG), &[ErrorKind::Cancelled])?;
     }
-    dial.turn([ALL, 1, ALL]);
+    grant.set([ALL, 1, ALL]);
     pair.to_a.regrant();
     pair.sim.all_done(last.into_iter().collect())?;
     pair.sim.settle()?;
@@ -199,7 +199,7 @@ fn given_up(context: &Context) -> TestResult {
 }
 
 fn failures_give_back(context: &Context) -> TestResult {
-    let pair = pair_of(context, &Dial::at([ALL, 2, ALL]))?;
+    let pair = pair_of(context, &AdjustableGrant::new([ALL, 2, ALL]))?;
     let (mut failed, all) = (0, 20 * Variant::FAULT_EVERY);
     for _ in 0..all {
         let mut op = pair.to_b.write_imm(1)?;
@@ -212,9 +212,9 @@ fn failures_give_back(context: &Context) -> TestResult {
 
 fn ends_with_the_peer(context: &Context) -> TestResult {
     for ours in [true, false] {
-        let pair = pair_of(context, &Dial::at([ALL, 0, 0]))?;
+        let pair = pair_of(context, &AdjustableGrant::new([ALL, 0, 0]))?;
         let mut op = pair.to_b.write_imm(1)?;
-        without_the_target(&pair);
+        step_initiator_only(&pair);
         ensure(op.try_result().is_none(), "done without a grant")?;
         if ours {
             pair.to_b.disconnect()
@@ -233,8 +233,8 @@ fn ends_with_the_peer(context: &Context) -> TestResult {
 /// Thousands of imms through a window of eight: each grant is a frame between two threads.
 fn over_sockets(context: &Context) -> TestResult {
     const IMMS: usize = 4000;
-    let dial = Dial::at([ALL, 8, ALL]);
-    let target = builder(context, &Options::default())?.admission(dial).open()?;
+    let grant = AdjustableGrant::new([ALL, 8, ALL]);
+    let target = builder(context, &Options::default())?.admission(grant).open()?;
     let fabric = builder(context, &Options { max_operations: IMMS, ..Options::default() })?.open()?;
     let listener = within(LIMIT, "listening", target.listen("0"))??;
     let to_target = within(LIMIT, "connecting", fabric.connect(&listener.local_addr()))??;
@@ -247,5 +247,5 @@ fn over_sockets(context: &Context) -> TestResult {
     for mut op in ops {
         op.wait(LIMIT)?;
     }
-    ensure(waits(&fabric) > 0, "nothing waited for a grant")
+    ensure(grant_waits(&fabric) > 0, "nothing waited for a grant")
 }

@@ -8,15 +8,15 @@ use transport_core::observe::{GrantOf, Wait};
 use transport_core::spi::Operations;
 use transport_core::{Access, Admission, Applicant, Grant, Op, Pages, Peer, SendOptions, WriteOptions};
 
-use super::forgery::Wire;
-use super::grant::{ALL, Dial};
-use crate::check::{TestResult, ensure, ensure_eq};
-use crate::trial_fabric::TrialFabric;
-use crate::checked_region::{CheckedRegion, FULL_ACCESS};
-use crate::sim_harness::{LABEL, SimHarness, Options, Pair};
-use crate::process::{HelperProcess, LIMIT, multi_transport_fabric};
+use super::forgery::WireDescriptor;
+use super::grant::{ALL, AdjustableGrant};
 use crate::backend_under_test::Variant;
+use crate::check::{TestResult, ensure, ensure_eq};
+use crate::checked_region::{CheckedRegion, FULL_ACCESS};
+use crate::process::{HelperProcess, LIMIT, multi_transport_fabric};
+use crate::sim_harness::{LABEL, Options, Pair, SimHarness};
 use crate::trial::{ALL_PATHS, Context, Trial};
+use crate::trial_fabric::TrialFabric;
 
 const METERED: Operations = Operations::WRITE_IMM.union(Operations::SEND);
 
@@ -54,22 +54,22 @@ fn open(sim: &SimHarness, labels: &[&str], admission: Option<Arc<dyn Admission>>
 }
 
 /// A pair that shares the last transport of each side alone; both sides grant what `dial` says.
-fn pair(context: &Context, dial: &Arc<Dial>) -> TestResult<Pair> {
+fn pair(context: &Context, grant: &Arc<AdjustableGrant>) -> TestResult<Pair> {
     let sim = SimHarness::new(context);
-    let (a, b) = (open(&sim, OURS, Some(dial.clone()))?, open(&sim, THEIRS, Some(dial.clone()))?);
+    let (a, b) = (open(&sim, OURS, Some(grant.clone()))?, open(&sim, THEIRS, Some(grant.clone()))?);
     let (to_b, to_a) = a.connect_local(&b)?;
     Ok(Pair { sim, a, b, to_b, to_a })
 }
 
 /// Both directions of a pair: who begins, their view of the other, the other, the other's view of them.
-fn ways(pair: &Pair) -> [(&TrialFabric, &Peer, &TrialFabric, &Peer); 2] {
+fn directions(pair: &Pair) -> [(&TrialFabric, &Peer, &TrialFabric, &Peer); 2] {
     [(&pair.a, &pair.to_b, &pair.b, &pair.to_a), (&pair.b, &pair.to_a, &pair.a, &pair.to_b)]
 }
 
 fn imms(context: &Context) -> TestResult {
     const PAGES: u32 = 40;
-    let pair = pair(context, &Dial::at([ALL, 3, 0]))?;
-    for (from, to, other, back) in ways(&pair) {
+    let pair = pair(context, &AdjustableGrant::new([ALL, 3, 0]))?;
+    for (from, to, other, back) in directions(&pair) {
         let src = CheckedRegion::new(from, 4096, Access::LOCAL, context.seed)?;
         let mut dst = CheckedRegion::new(other, PAGES as usize * 64, FULL_ACCESS, context.seed + 1)?;
         let remote = dst.import(to)?;
@@ -91,8 +91,8 @@ fn imms(context: &Context) -> TestResult {
 }
 
 fn messages(context: &Context) -> TestResult {
-    let pair = pair(context, &Dial::at([ALL, 0, 2]))?;
-    for (from, to, other, _) in ways(&pair) {
+    let pair = pair(context, &AdjustableGrant::new([ALL, 0, 2]))?;
+    for (from, to, other, _) in directions(&pair) {
         let src = CheckedRegion::new(from, 64, Access::LOCAL, context.seed)?;
         let pool = other.recv_pool(64, 64)?;
         let mut ops = Vec::new();
@@ -115,8 +115,8 @@ fn messages(context: &Context) -> TestResult {
 
 /// Single receives: the first transport of the receiver reaches nobody.
 fn receives(context: &Context) -> TestResult {
-    let pair = pair(context, &Dial::at([ALL, ALL, ALL]))?;
-    for (from, to, other, back) in ways(&pair) {
+    let pair = pair(context, &AdjustableGrant::new([ALL, ALL, ALL]))?;
+    for (from, to, other, back) in directions(&pair) {
         let src = CheckedRegion::new(from, 256, Access::LOCAL, context.seed)?;
         let mut dst = CheckedRegion::new(other, 256, FULL_ACCESS, context.seed + 1)?;
         let mut receive = other.recv(&dst.region, 0..256)?;
@@ -132,8 +132,8 @@ fn receives(context: &Context) -> TestResult {
 /// A window of bytes that the groups of a transport share, and reads, which take nothing of it.
 fn bytes(context: &Context) -> TestResult {
     const LEN: usize = 5 << 20;
-    let pair = pair(context, &Dial::at([1 << 20, 0, 0]))?;
-    for (from, to, other, _) in ways(&pair) {
+    let pair = pair(context, &AdjustableGrant::new([1 << 20, 0, 0]))?;
+    for (from, to, other, _) in directions(&pair) {
         let mut src = CheckedRegion::new(from, LEN, FULL_ACCESS, context.seed)?;
         let mut dst = CheckedRegion::new(other, LEN, FULL_ACCESS, context.seed + 1)?;
         let remote = dst.import(to)?;
@@ -149,13 +149,13 @@ fn bytes(context: &Context) -> TestResult {
 }
 
 /// A few imms and messages over the last transport, no limit over the others.
-struct LastIsScarce;
+struct LimitedLastTransport;
 
-const SCARCE: Grant = Grant { bytes: ALL, imms: 3, messages: 2 };
+const LIMITED: Grant = Grant { bytes: ALL, imms: 3, messages: 2 };
 
-impl Admission for LastIsScarce {
+impl Admission for LimitedLastTransport {
     fn grant(&self, applicant: &Applicant<'_>) -> Grant {
-        if applicant.transport == LABEL { SCARCE } else { Grant::UNLIMITED }
+        if applicant.transport == LABEL { LIMITED } else { Grant::UNLIMITED }
     }
 }
 
@@ -165,13 +165,13 @@ fn not_anothers(context: &Context) -> TestResult {
     const WRITES: usize = 300;
     let sim = SimHarness::new(context);
     let labels = &["one", LABEL];
-    let (a, b) = (open(&sim, labels, None)?, open(&sim, labels, Some(Arc::new(LastIsScarce)))?);
+    let (a, b) = (open(&sim, labels, None)?, open(&sim, labels, Some(Arc::new(LimitedLastTransport)))?);
     let (to_b, to_a) = a.connect_local(&b)?;
     let src = CheckedRegion::new(&a, 64, Access::LOCAL, context.seed)?;
     let mut dst = CheckedRegion::new(&b, WRITES * 64, FULL_ACCESS, context.seed + 1)?;
-    let mut wire = Wire::of(&dst)?;
+    let mut wire = WireDescriptor::of(&dst)?;
     wire.entries.retain(|entry| entry.transport == LABEL);
-    let remote = to_b.import(&wire.forge()?)?;
+    let remote = to_b.import(&wire.to_descriptor()?)?;
     let mut ops = Vec::new();
     for number in 0..WRITES {
         let options = WriteOptions::new().imm(5);
@@ -184,7 +184,7 @@ fn not_anothers(context: &Context) -> TestResult {
         sim.clock.advance(Duration::from_micros(50));
     }
     let done = ops.iter_mut().map(Op::try_result).filter(Option::is_some).count();
-    ensure_eq("writes with an imm that a target took that looks at none", done as u64, SCARCE.imms)?;
+    ensure_eq("writes with an imm that a target took that looks at none", done as u64, LIMITED.imms)?;
     let dump = a.dump();
     let waits_for_imms = |wait: &Wait| matches!(wait, Wait::Grant { of: GrantOf::Imms, .. });
     let named = dump.operations().filter(|operation| operation.waits.iter().any(waits_for_imms)).count();

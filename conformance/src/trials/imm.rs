@@ -10,13 +10,13 @@ use std::time::Duration;
 use transport_core::spi::Operations;
 use transport_core::{Access, ErrorKind, Pages, WriteOptions, imm_count};
 
-use crate::check::{TestResult, ensure, ensure_err, ensure_eq};
-use crate::checked_region::{CheckedRegion, FULL_ACCESS};
-use crate::sim_harness::{SimHarness, Options, Pair};
 use crate::backend_under_test::Variant;
+use crate::check::{TestResult, ensure, ensure_eq, ensure_err};
+use crate::checked_region::{CheckedRegion, FULL_ACCESS};
+use crate::sim_harness::{Options, Pair, SimHarness};
 use crate::trial::{ALL_PATHS, Context, Trial};
 
-use super::futures::{Panics, counting_waker};
+use super::futures::{PanickingWaker, counting_waker};
 
 /// Each rail's bytes are visible before what comes over that rail, and nothing else tells when they are.
 const LATE: &[Variant] = &[Variant::Late];
@@ -161,7 +161,8 @@ fn all_32_bits(context: &Context) -> TestResult {
         pair.sim.done(pair.to_b.write_imm(*imm)?)?;
     }
     pair.sim.settle()?;
-    imms.iter().try_for_each(|imm| ensure_eq(&format!("arrivals of {imm:#x}"), pair.to_a.imm(*imm).count(), 1))
+    imms.iter()
+        .try_for_each(|imm| ensure_eq(&format!("arrivals of {imm:#x}"), pair.to_a.imm(*imm).count(), 1))
 }
 
 /// The receiver does not look for a while: the sender is held back, nothing is lost.
@@ -209,7 +210,11 @@ fn called_and_streamed(context: &Context) -> TestResult {
     ensure(failed.is_none(), format!("{failed:?}"))?;
     pair.sim.all_done(ops?)?;
     pair.sim.settle()?;
-    ensure_eq("taken and left", (taken, pair.to_a.imm(7).count(), pair.to_a.imm(6).count()), (IMMS, 0, IMMS))?;
+    ensure_eq(
+        "taken and left",
+        (taken, pair.to_a.imm(7).count(), pair.to_a.imm(6).count()),
+        (IMMS, 0, IMMS),
+    )?;
     ensure(std::pin::pin!(arrivals.next()).poll(&mut task).is_pending(), "an arrival too many")?;
     let called = || calls.try_iter().collect::<Vec<_>>();
     ensure_eq("calls", called(), vec![(0, true), (1, true), (IMMS, true)])?;
@@ -247,7 +252,7 @@ fn a_waker_that_panics(context: &Context) -> TestResult {
     let mut panicking = pin!(pair.to_a.imm(1).expect(3));
     let mut other = pin!(pair.to_a.imm(1).expect(3));
     let mut poll = std::task::Context::from_waker(Waker::noop());
-    let panics = Waker::from(Arc::new(Panics));
+    let panics = Waker::from(Arc::new(PanickingWaker));
     ensure(
         panicking.as_mut().poll(&mut std::task::Context::from_waker(&panics)).is_pending(),
         "ready at once",

@@ -3,9 +3,9 @@
 use transport_core::spi::Operations;
 use transport_core::{Access, ErrorKind, Op, SendOptions};
 
-use crate::check::{TestResult, ensure, ensure_err, ensure_eq};
+use crate::check::{TestResult, ensure, ensure_eq, ensure_err};
 use crate::checked_region::{CheckedRegion, FULL_ACCESS};
-use crate::sim_harness::{SimHarness, Options, Pair};
+use crate::sim_harness::{Options, Pair, SimHarness};
 use crate::trial::{ALL_PATHS, Context, Trial};
 
 pub(super) const TRIALS: &[Trial] = &[

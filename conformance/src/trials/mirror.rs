@@ -8,10 +8,10 @@ use rustix::process::Signal;
 use transport_core::spi::Operations;
 use transport_core::{Access, AtEnd, ErrorKind, Mirror, WriteOptions};
 
-use crate::check::{TestResult, ensure, ensure_err, ensure_eq, within};
+use crate::check::{TestResult, ensure, ensure_eq, ensure_err, within};
 use crate::checked_region::{CheckedRegion, FULL_ACCESS};
+use crate::process::{ConnectedPair, LIMIT};
 use crate::sim_harness::Pair;
-use crate::process::{LIMIT, ConnectedPair};
 use crate::trial::{ALL_PATHS, Context, Trial};
 
 pub(super) const TRIALS: &[Trial] = &[

@@ -1,6 +1,5 @@
 //! The trials, one file per noun.
 
-mod reconnect;
 mod barrier;
 mod cancel;
 mod cleanup;
@@ -28,6 +27,7 @@ mod prepared;
 mod queue;
 mod rails;
 mod read;
+mod reconnect;
 mod refusal;
 mod revoke;
 mod routing;

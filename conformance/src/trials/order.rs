@@ -5,10 +5,10 @@ use std::time::Duration;
 use transport_core::spi::Operations;
 use transport_core::{Access, Pages, WriteOptions};
 
+use crate::backend_under_test::Variant;
 use crate::check::{TestResult, ensure, ensure_eq};
 use crate::checked_region::{CheckedRegion, FULL_ACCESS};
 use crate::sim_harness::Pair;
-use crate::backend_under_test::Variant;
 use crate::trial::{ALL_PATHS, Context, Trial};
 
 pub(super) const TRIALS: &[Trial] = &[

@@ -5,10 +5,10 @@ use std::future::Future;
 use transport_core::spi::Operations;
 use transport_core::{Access, Error, ErrorKind, Op, Peer, WriteOptions};
 
-use crate::check::{Failure, TestResult, ensure, ensure_err, ensure_eq};
-use crate::checked_region::{CheckedRegion, FULL_ACCESS};
-use crate::sim_harness::{SimHarness, Options, Pair};
 use crate::backend_under_test::Variant;
+use crate::check::{Failure, TestResult, ensure, ensure_eq, ensure_err};
+use crate::checked_region::{CheckedRegion, FULL_ACCESS};
+use crate::sim_harness::{Options, Pair, SimHarness};
 use crate::trial::{ALL_PATHS, Context, Trial};
 
 /// The data path, and work that is posted for long.
@@ -38,7 +38,7 @@ pub(super) const TRIALS: &[Trial] = &[
 ];
 
 /// The reason why a peer is gone, if it is.
-fn death(peer: &Peer) -> Option<Error> {
+fn close_reason(peer: &Peer) -> Option<Error> {
     let closed = std::pin::pin!(peer.closed());
     let mut task = std::task::Context::from_waker(std::task::Waker::noop());
     match closed.poll(&mut task) {
@@ -84,12 +84,12 @@ fn load(context: &Context, turns: u64) -> TestResult<Load> {
 fn disconnected(context: &Context) -> TestResult {
     for turns in context.attempts(6) {
         let Load { pair, src, mut dst, ops } = load(context, turns)?;
-        ensure(death(&pair.to_b).is_none() && pair.to_b.is_alive(), "dead before it went")?;
+        ensure(close_reason(&pair.to_b).is_none() && pair.to_b.is_alive(), "dead before it went")?;
         pair.to_b.disconnect();
         // Waiters of every sort end at once, without a turn of time.
         ensure_err(
             "the peer",
-            Err::<(), _>(death(&pair.to_b).ok_or_else(|| Failure::new("still there"))?),
+            Err::<(), _>(close_reason(&pair.to_b).ok_or_else(|| Failure::new("still there"))?),
             GONE,
         )?;
         ensure(!pair.to_b.is_alive(), "alive after it was disconnected")?;
@@ -253,7 +253,8 @@ fn everyone(context: &Context) -> TestResult {
     let mut nodes = Vec::new();
     for number in 0..fabrics {
         let fabric = sim.open(&Options::default())?;
-        let checked = CheckedRegion::new(&fabric, (fabrics + 1) * PART, FULL_ACCESS, context.seed + number as u64)?;
+        let checked =
+            CheckedRegion::new(&fabric, (fabrics + 1) * PART, FULL_ACCESS, context.seed + number as u64)?;
         nodes.push((fabric, checked));
     }
     let (mut ops, mut backs) = (Vec::new(), Vec::new());

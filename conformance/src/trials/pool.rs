@@ -5,9 +5,9 @@ use std::time::Duration;
 use transport_core::spi::Operations;
 use transport_core::{Access, ErrorKind, Message, Op, RecvPool, SendOptions};
 
-use crate::check::{Failure, TestResult, ensure, ensure_err, ensure_eq};
+use crate::check::{Failure, TestResult, ensure, ensure_eq, ensure_err};
 use crate::checked_region::{CheckedRegion, FULL_ACCESS};
-use crate::sim_harness::{SimHarness, Pair};
+use crate::sim_harness::{Pair, SimHarness};
 use crate::trial::{ALL_PATHS, Context, Trial};
 
 pub(super) const TRIALS: &[Trial] = &[
@@ -100,26 +100,26 @@ fn from_many_peers(context: &Context) -> TestResult {
     let sim = SimHarness::new(context);
     let hub = sim.open(&Default::default())?;
     let pool = hub.recv_pool(2, 64)?;
-    let mut spokes = Vec::new();
+    let mut senders = Vec::new();
     let mut ops = Vec::new();
     let peers = context.amount(6, 3);
     for number in 0..peers {
-        let spoke = sim.open(&Default::default())?;
-        let (to_hub, from_spoke) = spoke.connect_local(&hub)?;
-        let src = CheckedRegion::new(&spoke, 64, Access::LOCAL, context.seed + number)?;
+        let sender = sim.open(&Default::default())?;
+        let (to_hub, from_sender) = sender.connect_local(&hub)?;
+        let src = CheckedRegion::new(&sender, 64, Access::LOCAL, context.seed + number)?;
         for _ in 0..20 {
             ops.push(to_hub.send(&src.region, 0..64)?);
         }
-        spokes.push((from_spoke.id(), src, 0));
+        senders.push((from_sender.id(), src, 0));
     }
     for _ in 0..20 * peers {
         let message = next(&sim, &pool)??;
-        let spoke = spokes.iter_mut().find(|(id, ..)| *id == message.peer());
-        let (_, src, count) = spoke.ok_or_else(|| Failure::new("a message from nobody"))?;
+        let sender = senders.iter_mut().find(|(id, ..)| *id == message.peer());
+        let (_, src, count) = sender.ok_or_else(|| Failure::new("a message from nobody"))?;
         *count += 1;
         ensure(message.to_vec() == src.bytes(0..64), "a message of another sender's bytes")?;
     }
-    ensure(spokes.iter().all(|(.., count)| *count == 20), "a sender's messages are missing")?;
+    ensure(senders.iter().all(|(.., count)| *count == 20), "a sender's messages are missing")?;
     sim.all_done(ops)
 }
 

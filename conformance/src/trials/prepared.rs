@@ -2,7 +2,7 @@
 
 use transport_core::{Access, ErrorKind, Pages, PreparedWrite, WriteOptions};
 
-use crate::check::{TestResult, ensure, ensure_err, ensure_eq};
+use crate::check::{TestResult, ensure, ensure_eq, ensure_err};
 use crate::checked_region::{CheckedRegion, FULL_ACCESS};
 use crate::sim_harness::Pair;
 use crate::trial::{ALL_PATHS, Context, Trial};
@@ -32,7 +32,12 @@ fn regions(context: &Context, pair: &Pair) -> TestResult<(CheckedRegion, Checked
 }
 
 /// All pages of `src` to those of `dst`, reversed.
-fn prepare(pair: &Pair, src: &CheckedRegion, dst: &CheckedRegion, options: &WriteOptions) -> TestResult<PreparedWrite> {
+fn prepare(
+    pair: &Pair,
+    src: &CheckedRegion,
+    dst: &CheckedRegion,
+    options: &WriteOptions,
+) -> TestResult<PreparedWrite> {
     let ((from, to), remote) = (lists(), dst.import(&pair.to_b)?);
     Ok(pair.to_b.prepare_write_pages(&src.region, &from, &remote, &to, PAGE, options)?)
 }

@@ -3,10 +3,10 @@
 use transport_core::spi::Operations;
 use transport_core::{Access, Fabric, Pages, WriteOptions};
 
+use crate::backend_under_test::Variant;
 use crate::check::{TestResult, ensure, ensure_eq};
 use crate::checked_region::{CheckedRegion, FULL_ACCESS};
-use crate::sim_harness::{SimHarness, Options, Pair};
-use crate::backend_under_test::Variant;
+use crate::sim_harness::{Options, Pair, SimHarness};
 use crate::trial::{ALL_PATHS, Context, Trial};
 
 const PATHS: &[Variant] = &[Variant::Queued, Variant::SmallQueue, Variant::Partial, Variant::Reorder];

@@ -5,11 +5,11 @@ use std::time::Duration;
 use transport_core::spi::Operations;
 use transport_core::{ErrorKind, SendOptions, WriteOptions};
 
-use crate::check::{TestResult, ensure_err, ensure_eq, within};
-use crate::trial_fabric::TrialFabric;
+use crate::check::{TestResult, ensure_eq, ensure_err, within};
 use crate::checked_region::{CheckedRegion, FULL_ACCESS};
 use crate::process::{HelperProcess, LIMIT, worker_fabric};
 use crate::trial::{Context, Trial};
+use crate::trial_fabric::TrialFabric;
 
 pub(super) const TRIALS: &[Trial] = &[
     Trial::new("reconnect::at_once", at_once).needs(Operations::WRITE_IMM).process(),
@@ -53,7 +53,11 @@ fn at_once(context: &Context) -> TestResult {
         peer.disconnect();
         for mut op in left? {
             if let Err(error) = op.wait(LIMIT) {
-                ensure_err::<()>("what was under way", Err(error), &[ErrorKind::Closed, ErrorKind::PeerDied])?;
+                ensure_err::<()>(
+                    "what was under way",
+                    Err(error),
+                    &[ErrorKind::Closed, ErrorKind::PeerDied],
+                )?;
             }
         }
     }

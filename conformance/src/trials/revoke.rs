@@ -9,13 +9,13 @@ use transport_core::{
     WriteOptions,
 };
 
-use crate::check::{TestResult, ensure, ensure_err, ensure_eq, within};
-use crate::trial_fabric::TrialFabric;
-use crate::checked_region::{CheckedRegion, FULL_ACCESS};
-use crate::sim_harness::Pair;
-use crate::process::{LIMIT, ConnectedPair};
 use crate::backend_under_test::Variant;
+use crate::check::{TestResult, ensure, ensure_eq, ensure_err, within};
+use crate::checked_region::{CheckedRegion, FULL_ACCESS};
+use crate::process::{ConnectedPair, LIMIT};
+use crate::sim_harness::Pair;
 use crate::trial::{ALL_PATHS, Context, Trial};
+use crate::trial_fabric::TrialFabric;
 
 const ALL: Operations = Operations::all();
 const REFUSALS: &[ErrorKind] = &[ErrorKind::Revoked, ErrorKind::RemoteAccess];
@@ -326,7 +326,11 @@ fn refuses_the_owner(context: &Context) -> TestResult {
     let prepared = pair.to_b.prepare_write_pages(&own.region, &pages, &remote, &pages, 4096, &options)?;
     pair.sim.done(own.region.revoke()?)?;
     are_refused(uses(&pair.a, &pair.to_b, &own.region, &remote, &prepared)?)?;
-    ensure_err("an explanation", prepared_explanation(&pair.to_b, &own.region, &remote), &[ErrorKind::Revoked])?;
+    ensure_err(
+        "an explanation",
+        prepared_explanation(&pair.to_b, &own.region, &remote),
+        &[ErrorKind::Revoked],
+    )?;
     pair.sim.settle()?;
     ensure_eq("imms", (0..10).map(|imm| pair.to_a.imm(imm).count()).sum::<u64>(), 0)?;
     far.check("the other side")?;

@@ -2,12 +2,12 @@
 
 use transport_core::{Access, ErrorKind, Fabric, WriteOptions};
 
-use super::forgery::Wire;
-use crate::check::{TestResult, ensure, ensure_err, ensure_eq};
-use crate::trial_fabric::TrialFabric;
+use super::forgery::WireDescriptor;
+use crate::check::{TestResult, ensure, ensure_eq, ensure_err};
 use crate::checked_region::{CheckedRegion, FULL_ACCESS};
-use crate::sim_harness::{SimHarness, Options};
+use crate::sim_harness::{Options, SimHarness};
 use crate::trial::{ALL_PATHS, Context, Trial};
+use crate::trial_fabric::TrialFabric;
 
 pub(super) const TRIALS: &[Trial] = &[
     Trial::new("routing::prefers_the_first", prefers_the_first).on(ALL_PATHS),
@@ -62,7 +62,7 @@ fn prefers_the_first(context: &Context) -> TestResult {
     let sim = SimHarness::new(context);
     let (a, b) = (open(&sim, &["one", "two"])?, open(&sim, &["one", "two"])?);
     let region = CheckedRegion::new(&b, 4096, FULL_ACCESS, 1)?;
-    let wire = Wire::of(&region)?;
+    let wire = WireDescriptor::of(&region)?;
     for label in ["one", "two"] {
         ensure(wire.entries.iter().any(|entry| entry.transport == label), format!("no entry for {label}"))?;
     }
@@ -94,9 +94,9 @@ fn takes_what_the_descriptor_has(context: &Context) -> TestResult {
     let (to_b, _) = a.connect_local(&b)?;
     let src = CheckedRegion::new(&a, 300_000, Access::LOCAL, 1)?;
     let mut dst = CheckedRegion::new(&b, 300_000, FULL_ACCESS, 2)?;
-    let mut wire = Wire::of(&dst)?;
+    let mut wire = WireDescriptor::of(&dst)?;
     wire.entries.retain(|entry| entry.transport == "two");
-    let remote = to_b.import(&wire.forge()?)?;
+    let remote = to_b.import(&wire.to_descriptor()?)?;
     sim.done(to_b.write(&src.region, 0..300_000, &remote, 0)?)?;
     dst.expect_from(0, &src, 0..300_000);
     dst.check("by the second transport")?;
@@ -106,7 +106,8 @@ fn takes_what_the_descriptor_has(context: &Context) -> TestResult {
 fn nothing_in_common(context: &Context) -> TestResult {
     let sim = SimHarness::new(context);
     let (a, b) = (open(&sim, &["one"])?, open(&sim, &["two"])?);
-    let error = ensure_err("no transport in common", a.connect_local(&b).map(drop), &[ErrorKind::Unreachable])?;
+    let error =
+        ensure_err("no transport in common", a.connect_local(&b).map(drop), &[ErrorKind::Unreachable])?;
     ensure(error.context().contains("one"), format!("the transport is not named: {error}"))?;
     // Slots that were reserved for the attempt are free again.
     for _ in 0..context.amount(300, 3) {

@@ -8,12 +8,12 @@ use std::time::Duration;
 use transport_core::spi::Operations;
 use transport_core::{Access, ErrorKind, Peer, PeerGroup, RemoteRegion, ScatterPart, WriteOptions};
 
-use crate::check::{TestResult, ensure, ensure_err, ensure_eq};
-use crate::trial_fabric::TrialFabric;
-use crate::checked_region::{CheckedRegion, FULL_ACCESS};
-use crate::sim_harness::{SimHarness, Options};
 use crate::backend_under_test::Variant;
+use crate::check::{TestResult, ensure, ensure_eq, ensure_err};
+use crate::checked_region::{CheckedRegion, FULL_ACCESS};
+use crate::sim_harness::{Options, SimHarness};
 use crate::trial::{ALL_PATHS, Context, Trial};
+use crate::trial_fabric::TrialFabric;
 
 pub(super) const TRIALS: &[Trial] = &[
     Trial::new("scatter::each_peer_gets_its_part", parts).on(ALL_PATHS).needs(Operations::WRITE_IMM),
@@ -31,7 +31,7 @@ pub(super) const TRIALS: &[Trial] = &[
 const LEN: usize = 1 << 20;
 
 /// One fabric that scatters, and three it scatters to.
-struct Spread {
+struct Fixture {
     sim: SimHarness,
     a: TrialFabric,
     src: CheckedRegion,
@@ -42,7 +42,7 @@ struct Spread {
     remote: Vec<RemoteRegion>,
 }
 
-impl Spread {
+impl Fixture {
     #[track_caller]
     fn new(context: &Context, ours: &Options<'_>) -> TestResult<Self> {
         let sim = SimHarness::new(context);
@@ -74,132 +74,144 @@ impl Spread {
 }
 
 fn parts(context: &Context) -> TestResult {
-    let mut spread = Spread::new(context, &Options::default())?;
+    let mut fixture = Fixture::new(context, &Options::default())?;
     // Of a few bytes, of many, and none: an imm alone.
     let ranges = [10..700, 3000..900_001, 5..5];
-    let parts = ranges.iter().zip(&spread.remote).enumerate().rev();
+    let parts = ranges.iter().zip(&fixture.remote).enumerate().rev();
     let parts: Vec<_> =
         parts.map(|(at, (range, dst))| ScatterPart::new(dst, range.clone(), at + 1)).collect();
     let options = WriteOptions::new().imm(7);
-    let outcome = spread.sim.done(spread.group.scatter(&spread.src.region, &parts, &options)?)?;
+    let outcome = fixture.sim.done(fixture.group.scatter(&fixture.src.region, &parts, &options)?)?;
     ensure_eq("bytes", outcome.bytes, 690 + 897_001)?;
     for (at, range) in ranges.into_iter().enumerate() {
-        spread.there[at].expect_from(at + 1, &spread.src, range);
+        fixture.there[at].expect_from(at + 1, &fixture.src, range);
     }
-    spread.sim.until("an imm each", || spread.imms(7).iter().all(|count| *count > 0))?;
-    spread.check("with its imm")?;
-    spread.sim.settle()?;
-    ensure_eq("imms", spread.imms(7), vec![1, 1, 1])?;
+    fixture.sim.until("an imm each", || fixture.imms(7).iter().all(|count| *count > 0))?;
+    fixture.check("with its imm")?;
+    fixture.sim.settle()?;
+    ensure_eq("imms", fixture.imms(7), vec![1, 1, 1])?;
     // Several parts for one peer, and none for the others.
-    let parts = [0, 1, 2].map(|at| ScatterPart::new(&spread.remote[1], at * 1000..at * 1000 + 77, at * 5000));
-    let twice = spread.group.scatter(&spread.src.region, &parts, &options).map(drop);
+    let parts =
+        [0, 1, 2].map(|at| ScatterPart::new(&fixture.remote[1], at * 1000..at * 1000 + 77, at * 5000));
+    let twice = fixture.group.scatter(&fixture.src.region, &parts, &options).map(drop);
     ensure_err("one imm for two parts", twice, &[ErrorKind::InvalidRequest])?;
-    let op = spread.group.scatter(&spread.src.region, &parts, &WriteOptions::new())?;
-    ensure_eq("bytes", spread.sim.done(op)?.bytes, 3 * 77)?;
+    let op = fixture.group.scatter(&fixture.src.region, &parts, &WriteOptions::new())?;
+    ensure_eq("bytes", fixture.sim.done(op)?.bytes, 3 * 77)?;
     for at in 0..3 {
-        spread.there[1].expect_from(at * 5000, &spread.src, at * 1000..at * 1000 + 77);
+        fixture.there[1].expect_from(at * 5000, &fixture.src, at * 1000..at * 1000 + 77);
     }
-    spread.sim.settle()?;
-    ensure_eq("imms", spread.imms(7), vec![1, 1, 1])?;
-    spread.check("three parts of one peer")
+    fixture.sim.settle()?;
+    ensure_eq("imms", fixture.imms(7), vec![1, 1, 1])?;
+    fixture.check("three parts of one peer")
 }
 
 fn evenly(context: &Context) -> TestResult {
-    let mut spread = Spread::new(context, &Options::default())?;
+    let mut fixture = Fixture::new(context, &Options::default())?;
     for (round, range) in [3..1_000_004, 100..105, 9..11, 8..8].into_iter().enumerate() {
         let imm = WriteOptions::new().imm(round as u32);
-        let op = spread.group.scatter_evenly(&spread.src.region, range.clone(), &spread.remote, 9, &imm)?;
-        ensure_eq("bytes", spread.sim.done(op)?.bytes, range.len() as u64)?;
-        for (at, checked) in spread.there.iter_mut().enumerate() {
-            checked.expect_from(9, &spread.src, spread.group.share(at, range.clone()));
+        let op =
+            fixture.group.scatter_evenly(&fixture.src.region, range.clone(), &fixture.remote, 9, &imm)?;
+        ensure_eq("bytes", fixture.sim.done(op)?.bytes, range.len() as u64)?;
+        for (at, checked) in fixture.there.iter_mut().enumerate() {
+            checked.expect_from(9, &fixture.src, fixture.group.share(at, range.clone()));
         }
-        spread.sim.settle()?;
-        ensure_eq("imms", spread.imms(round as u32), vec![1, 1, 1])?;
-        spread.check("its share")?;
+        fixture.sim.settle()?;
+        ensure_eq("imms", fixture.imms(round as u32), vec![1, 1, 1])?;
+        fixture.check("its share")?;
     }
     let wrong = [ErrorKind::InvalidRequest, ErrorKind::OutOfBounds];
-    let (src, plain) = (&spread.src.region, WriteOptions::new());
+    let (src, plain) = (&fixture.src.region, WriteOptions::new());
     let evenly =
-        |range, dst: &[RemoteRegion]| spread.group.scatter_evenly(src, range, dst, 0, &plain).map(drop);
-    ensure_err("no bytes for nobody", evenly(8..8, &spread.remote), &wrong)?;
-    ensure_err("a region too few", evenly(0..9, &spread.remote[1..]), &wrong)?;
-    let mut mixed = spread.remote.clone();
+        |range, dst: &[RemoteRegion]| fixture.group.scatter_evenly(src, range, dst, 0, &plain).map(drop);
+    ensure_err("no bytes for nobody", evenly(8..8, &fixture.remote), &wrong)?;
+    ensure_err("a region too few", evenly(0..9, &fixture.remote[1..]), &wrong)?;
+    let mut mixed = fixture.remote.clone();
     mixed.swap(0, 1);
     ensure_err("another order", evenly(0..9, &mixed), &wrong)?;
-    ensure_err("beyond the source", evenly(0..LEN + 1, &spread.remote), &wrong)?;
-    ensure_err("a range backwards", evenly(std::ops::Range { start: 9, end: 8 }, &spread.remote), &wrong)?;
-    spread.check("what was refused")
+    ensure_err("beyond the source", evenly(0..LEN + 1, &fixture.remote), &wrong)?;
+    ensure_err("a range backwards", evenly(std::ops::Range { start: 9, end: 8 }, &fixture.remote), &wrong)?;
+    fixture.check("what was refused")
 }
 
 fn per_wr(context: &Context) -> TestResult {
-    let mut spread = Spread::new(context, &Options::default())?;
+    let mut fixture = Fixture::new(context, &Options::default())?;
     let options = WriteOptions::new().imm(3).per_wr();
     let parts = [(0, 0..LEN), (1, 0..100), (1, 100..300)];
-    let parts = parts.map(|(to, range)| ScatterPart::new(&spread.remote[to], range.clone(), range.start));
-    spread.sim.done(spread.group.scatter(&spread.src.region, &parts, &options)?)?;
-    spread.there[0].expect_from(0, &spread.src, 0..LEN);
-    spread.there[1].expect_from(0, &spread.src, 0..300);
-    spread.sim.settle()?;
-    ensure_eq("imms", spread.imms(3), vec![transport_core::imm_count(LEN as u64), 2, 0])?;
-    spread.check("three parts")
+    let parts = parts.map(|(to, range)| ScatterPart::new(&fixture.remote[to], range.clone(), range.start));
+    fixture.sim.done(fixture.group.scatter(&fixture.src.region, &parts, &options)?)?;
+    fixture.there[0].expect_from(0, &fixture.src, 0..LEN);
+    fixture.there[1].expect_from(0, &fixture.src, 0..300);
+    fixture.sim.settle()?;
+    ensure_eq("imms", fixture.imms(3), vec![transport_core::imm_count(LEN as u64), 2, 0])?;
+    fixture.check("three parts")
 }
 
 fn all_or_nothing(context: &Context) -> TestResult {
-    let spread = Spread::new(context, &Options::default())?;
+    let fixture = Fixture::new(context, &Options::default())?;
     let (options, good) =
-        (WriteOptions::new().imm(1), |at: usize| ScatterPart::new(&spread.remote[at], 0..50, 0));
-    let stranger = spread.sim.open(&Options::default())?;
-    let (to, _) = spread.a.connect_local(&stranger)?;
+        (WriteOptions::new().imm(1), |at: usize| ScatterPart::new(&fixture.remote[at], 0..50, 0));
+    let stranger = fixture.sim.open(&Options::default())?;
+    let (to, _) = fixture.a.connect_local(&stranger)?;
     let strange = CheckedRegion::new(&stranger, 64, FULL_ACCESS, 1)?.import(&to)?;
     let bad = [
         (
             "beyond the source",
-            ScatterPart::new(&spread.remote[2], LEN - 1..LEN + 1, 0),
+            ScatterPart::new(&fixture.remote[2], LEN - 1..LEN + 1, 0),
             ErrorKind::OutOfBounds,
         ),
-        ("beyond the target", ScatterPart::new(&spread.remote[2], 0..50, LEN - 49), ErrorKind::OutOfBounds),
+        ("beyond the target", ScatterPart::new(&fixture.remote[2], 0..50, LEN - 49), ErrorKind::OutOfBounds),
         ("a peer of no group", ScatterPart::new(&strange, 0..50, 0), ErrorKind::InvalidRequest),
     ];
     for (what, bad, kind) in bad {
-        let scatter = spread.group.scatter(&spread.src.region, &[good(0), good(1), bad], &options).map(drop);
+        let scatter =
+            fixture.group.scatter(&fixture.src.region, &[good(0), good(1), bad], &options).map(drop);
         let error = ensure_err(what, scatter, &[kind])?;
         ensure(error.context().contains("part 2"), format!("{error}: which part?"))?;
     }
     let scatter =
-        |parts: &[ScatterPart<'_>]| spread.group.scatter(&spread.src.region, parts, &options).map(drop);
+        |parts: &[ScatterPart<'_>]| fixture.group.scatter(&fixture.src.region, parts, &options).map(drop);
     ensure_err("no parts", scatter(&[]), &[ErrorKind::InvalidRequest])?;
-    spread.group.peers()[2].disconnect();
-    ensure_err("a peer that is gone", scatter(&[good(0), good(2)]), &[ErrorKind::Closed, ErrorKind::PeerDied])?;
-    ensure_err("an imm to it", spread.group.write_imm(1).map(drop), &[ErrorKind::Closed, ErrorKind::PeerDied])?;
-    spread.sim.settle()?;
-    ensure_eq("imms", spread.imms(1), vec![0, 0, 0])?;
-    spread.check("what was refused")
+    fixture.group.peers()[2].disconnect();
+    ensure_err(
+        "a peer that is gone",
+        scatter(&[good(0), good(2)]),
+        &[ErrorKind::Closed, ErrorKind::PeerDied],
+    )?;
+    ensure_err(
+        "an imm to it",
+        fixture.group.write_imm(1).map(drop),
+        &[ErrorKind::Closed, ErrorKind::PeerDied],
+    )?;
+    fixture.sim.settle()?;
+    ensure_eq("imms", fixture.imms(1), vec![0, 0, 0])?;
+    fixture.check("what was refused")
 }
 
 fn room(context: &Context) -> TestResult {
-    let spread = Spread::new(context, &Options { max_operations: 3, rails: Some(16), ..Options::default() })?;
+    let fixture =
+        Fixture::new(context, &Options { max_operations: 3, rails: Some(16), ..Options::default() })?;
     let scatter = |count: usize| {
-        let parts = (0..count).map(|at| ScatterPart::new(&spread.remote[at % 3], 0..LEN, 0));
-        spread.group.scatter(&spread.src.region, &parts.collect::<Vec<_>>(), &WriteOptions::new())
+        let parts = (0..count).map(|at| ScatterPart::new(&fixture.remote[at % 3], 0..LEN, 0));
+        fixture.group.scatter(&fixture.src.region, &parts.collect::<Vec<_>>(), &WriteOptions::new())
     };
     for _ in 0..3 {
         ensure_err("four parts in three places", scatter(4).map(drop), &[ErrorKind::Busy])?;
         // None of them is lost by that.
-        spread.sim.done(scatter(3)?)?;
+        fixture.sim.done(scatter(3)?)?;
     }
-    spread.sim.settle()
+    fixture.sim.settle()
 }
 
 fn one_dies(context: &Context) -> TestResult {
     for turns in context.attempts(5) {
-        let mut spread = Spread::new(&context.with_seed(context.seed + turns), &Options::default())?;
-        let parts: Vec<_> = spread.remote.iter().map(|dst| ScatterPart::new(dst, 0..LEN, 0)).collect();
-        let mut op = spread.group.scatter(&spread.src.region, &parts, &WriteOptions::new())?;
+        let mut fixture = Fixture::new(&context.with_seed(context.seed + turns), &Options::default())?;
+        let parts: Vec<_> = fixture.remote.iter().map(|dst| ScatterPart::new(dst, 0..LEN, 0)).collect();
+        let mut op = fixture.group.scatter(&fixture.src.region, &parts, &WriteOptions::new())?;
         for _ in 0..turns {
-            spread.sim.step();
+            fixture.sim.step();
         }
-        spread.group.peers()[1].disconnect();
-        if let Err(error) = spread.sim.result(&mut op)? {
+        fixture.group.peers()[1].disconnect();
+        if let Err(error) = fixture.sim.result(&mut op)? {
             ensure_err::<()>("a scatter", Err(error), &[ErrorKind::Closed, ErrorKind::PeerDied])?;
         } else {
             // On a plain device it may have run in this thread, before the end.
@@ -208,26 +220,26 @@ fn one_dies(context: &Context) -> TestResult {
         }
         // The result comes when all is over: the others have everything.
         for at in [0, 2] {
-            spread.there[at].expect_from(0, &spread.src, 0..LEN);
-            spread.there[at].check("a peer that stays")?;
+            fixture.there[at].expect_from(0, &fixture.src, 0..LEN);
+            fixture.there[at].check("a peer that stays")?;
         }
-        spread.sim.settle()?;
+        fixture.sim.settle()?;
     }
     Ok(())
 }
 
 fn cancelled(context: &Context) -> TestResult {
-    let mut spread =
-        Spread::new(context, &Options { deadline: Duration::from_secs(2), ..Options::default() })?;
+    let mut fixture =
+        Fixture::new(context, &Options { deadline: Duration::from_secs(2), ..Options::default() })?;
     for how in ["cancel", "drop"] {
-        let parts: Vec<_> = spread.remote.iter().map(|dst| ScatterPart::new(dst, 0..LEN, 0)).collect();
-        let op = spread.group.scatter(&spread.src.region, &parts, &WriteOptions::new())?;
-        spread.sim.step();
+        let parts: Vec<_> = fixture.remote.iter().map(|dst| ScatterPart::new(dst, 0..LEN, 0)).collect();
+        let op = fixture.group.scatter(&fixture.src.region, &parts, &WriteOptions::new())?;
+        fixture.sim.step();
         if how == "cancel" {
             let mut cancel = pin!(op.cancel());
             let mut nobody = task::Context::from_waker(task::Waker::noop());
             let mut over = None;
-            spread.sim.until("a cancel", || {
+            fixture.sim.until("a cancel", || {
                 if let task::Poll::Ready(result) = cancel.as_mut().poll(&mut nobody) {
                     over = Some(result);
                 }
@@ -237,25 +249,25 @@ fn cancelled(context: &Context) -> TestResult {
             ensure_err("a cancelled scatter", result, &[ErrorKind::Cancelled, ErrorKind::DeadlineExceeded])?;
         } else {
             drop(op);
-            for peer in spread.group.peers() {
+            for peer in fixture.group.peers() {
                 let mut drained = pin!(peer.drain()?);
                 let mut nobody = task::Context::from_waker(task::Waker::noop());
-                spread.sim.until("a drain", || drained.as_mut().poll(&mut nobody).is_ready())?;
+                fixture.sim.until("a drain", || drained.as_mut().poll(&mut nobody).is_ready())?;
             }
         }
         // From here on the targets' memory is theirs.
-        for (at, checked) in spread.there.iter_mut().enumerate() {
+        for (at, checked) in fixture.there.iter_mut().enumerate() {
             checked.fill(context.seed + 50 + at as u64)?;
         }
-        spread.sim.settle()?;
-        spread.check("after a scatter was given up")?;
+        fixture.sim.settle()?;
+        fixture.check("after a scatter was given up")?;
     }
     Ok(())
 }
 
 fn checked(context: &Context) -> TestResult {
-    let spread = Spread::new(context, &Options::default())?;
-    let peers = spread.group.peers();
+    let fixture = Fixture::new(context, &Options::default())?;
+    let peers = fixture.group.peers();
     let invalid = &[ErrorKind::InvalidRequest];
     ensure_err("no peers", PeerGroup::new([]).map(drop), invalid)?;
     ensure_err(
@@ -263,21 +275,25 @@ fn checked(context: &Context) -> TestResult {
         PeerGroup::new([peers[0].clone(), peers[1].clone(), peers[0].clone()]).map(drop),
         invalid,
     )?;
-    ensure_err("two fabrics", PeerGroup::new([peers[0].clone(), spread.back[0].clone()]).map(drop), invalid)?;
+    ensure_err(
+        "two fabrics",
+        PeerGroup::new([peers[0].clone(), fixture.back[0].clone()]).map(drop),
+        invalid,
+    )?;
     ensure_eq(
         "places",
-        peers.iter().map(|peer| spread.group.position(peer.id())).collect(),
+        peers.iter().map(|peer| fixture.group.position(peer.id())).collect(),
         vec![Some(0), Some(1), Some(2)],
     )
 }
 
 fn imm_to_all(context: &Context) -> TestResult {
-    let spread = Spread::new(context, &Options::default())?;
+    let fixture = Fixture::new(context, &Options::default())?;
     for _ in 0..3 {
-        spread.sim.done(spread.group.write_imm(9)?)?;
+        fixture.sim.done(fixture.group.write_imm(9)?)?;
     }
-    spread.sim.until("three each", || spread.imms(9) == [3, 3, 3])?;
-    spread.sim.settle()?;
-    ensure_eq("imms", spread.imms(9), vec![3, 3, 3])?;
-    spread.check("imms alone")
+    fixture.sim.until("three each", || fixture.imms(9) == [3, 3, 3])?;
+    fixture.sim.settle()?;
+    ensure_eq("imms", fixture.imms(9), vec![3, 3, 3])?;
+    fixture.check("imms alone")
 }

@@ -5,11 +5,11 @@ use std::time::Duration;
 
 use transport_core::{Access, ErrorKind, Workers};
 
-use crate::check::{Failure, TestResult, ensure_err, ensure_eq};
-use crate::checked_region::{CheckedRegion, FULL_ACCESS};
-use crate::sim_harness::{SimHarness, Options, Pair, builder};
-use crate::process::{LIMIT, ConnectedPair};
 use crate::backend_under_test::Variant;
+use crate::check::{Failure, TestResult, ensure_eq, ensure_err};
+use crate::checked_region::{CheckedRegion, FULL_ACCESS};
+use crate::process::{ConnectedPair, LIMIT};
+use crate::sim_harness::{Options, Pair, SimHarness, builder};
 use crate::trial::{ALL_PATHS, Context, Trial};
 
 pub(super) const TRIALS: &[Trial] = &[
@@ -34,7 +34,11 @@ fn every_rail(context: &Context) -> TestResult {
         pair.sim.done(pair.to_a.warm_up()?)?;
     }
     pair.sim.settle()?;
-    ensure_eq("imms", (0..64).map(|imm| pair.to_a.imm(imm).count() + pair.to_b.imm(imm).count()).sum::<u64>(), 0)?;
+    ensure_eq(
+        "imms",
+        (0..64).map(|imm| pair.to_a.imm(imm).count() + pair.to_b.imm(imm).count()).sum::<u64>(),
+        0,
+    )?;
     dst.check("warmed up")?;
     src.check("warmed up")?;
     pair.sim.done(pair.to_b.write(&src.region, 0..90_000, &remote, 5)?)?;

@@ -2,11 +2,11 @@
 
 use transport_core::{Access, Pages};
 
-use super::grant::{ALL, Dial, pair_of};
+use super::grant::{ALL, AdjustableGrant, pair_of};
+use crate::backend_under_test::Variant;
 use crate::check::{TestResult, ensure, ensure_eq};
 use crate::checked_region::{CheckedRegion, FULL_ACCESS};
-use crate::sim_harness::{SimHarness, Options};
-use crate::backend_under_test::Variant;
+use crate::sim_harness::{Options, SimHarness};
 use crate::trial::{Context, Trial};
 
 pub(super) const TRIALS: &[Trial] = &[
@@ -16,10 +16,10 @@ pub(super) const TRIALS: &[Trial] = &[
 
 fn bytes_are_bounded(context: &Context) -> TestResult {
     const PAGE: usize = 4096;
-    let dial = Dial::at([3 * PAGE as u64 + 100, ALL, ALL]);
+    let grant = AdjustableGrant::new([3 * PAGE as u64 + 100, ALL, ALL]);
     // Rail groups share the window: here all of it is one's.
     let ours = Options { rails: Some(16), ..Options::default() };
-    let theirs = Options { admission: Some(dial.clone()), rails: Some(16), ..Options::default() };
+    let theirs = Options { admission: Some(grant.clone()), rails: Some(16), ..Options::default() };
     let pair = SimHarness::new(context).pair_of(&ours, &theirs)?;
     let src = CheckedRegion::new(&pair.a, 16 * PAGE, Access::LOCAL, context.seed)?;
     let mut dst = CheckedRegion::new(&pair.b, 16 * PAGE, FULL_ACCESS, context.seed + 1)?;
@@ -45,8 +45,8 @@ fn bytes_are_bounded(context: &Context) -> TestResult {
 }
 
 fn no_bytes_pause(context: &Context) -> TestResult {
-    let dial = Dial::at([0, ALL, ALL]);
-    let pair = pair_of(context, &dial)?;
+    let grant = AdjustableGrant::new([0, ALL, ALL]);
+    let pair = pair_of(context, &grant)?;
     let src = CheckedRegion::new(&pair.a, 4096, Access::LOCAL, context.seed)?;
     let mut dst = CheckedRegion::new(&pair.b, 4096, FULL_ACCESS, context.seed + 1)?;
     let remote = dst.import(&pair.to_b)?;
@@ -57,7 +57,7 @@ fn no_bytes_pause(context: &Context) -> TestResult {
     }
     ensure(op.try_result().is_none(), "bytes moved although there was no grant")?;
     dst.check("while the target lets nothing in")?;
-    dial.turn([ALL, ALL, ALL]);
+    grant.set([ALL, ALL, ALL]);
     pair.to_a.regrant();
     pair.sim.result(&mut op)??;
     dst.expect_from(0, &src, 0..4096);

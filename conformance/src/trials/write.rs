@@ -5,7 +5,7 @@ use transport_core::{Access, WriteOptions};
 
 use crate::check::{TestResult, ensure_eq};
 use crate::checked_region::{CheckedRegion, FULL_ACCESS};
-use crate::sim_harness::{SimHarness, Pair};
+use crate::sim_harness::{Pair, SimHarness};
 use crate::trial::{ALL_PATHS, Context, Trial};
 
 pub(super) const TRIALS: &[Trial] = &[
