@@ -1,5 +1,5 @@
-//! The suite against devices whose memory is staged, always: loopback's by the trials' own clock, where the link
-//! model makes them unruly, and between processes, where nothing but a knock wakes a worker; and libfabric's tcp.
+//! The suite against devices that always stage memory: loopback on the virtual clock, with a link model, loopback between
+//! processes, where only a wakeup imm wakes a worker, and libfabric's tcp.
 
 mod link;
 
@@ -13,28 +13,31 @@ use staging::{Staged, Staging};
 use transport_core::TransportConfig;
 use transport_core::spi::Backend;
 
-/// What makes no sense here, by trial.
+/// Skipped trials, with the reason.
 const SKIPPED: [(&str, &str); 12] = [
-    ("futures::wait_drives", NOBODY),
-    ("futures::any_wait_drives", NOBODY),
-    ("groups::another_transports_grant_is_not_used", NOBODY),
-    ("cancel::returns_only_when_quiet", THRICE),
-    ("drain::returns_only_when_quiet", THRICE),
-    ("drain::spares_later_operations", THRICE),
-    ("drain::gives_up_and_may_be_repeated", THRICE),
-    ("deadline::the_fabrics_default", THRICE),
-    ("deadline::of_what_waits_behind", "what is staged is queued here, not at the device"),
-    ("window::bounds_the_bytes_under_way", THRICE),
-    ("fault::device_lost_before_the_imm", "a staged page is more than one request of the device's"),
-    ("forgery::more_bytes", "an import asks nobody: the target checks what comes, against the true length"),
+    ("futures::wait_drives", TARGET_IDLE),
+    ("futures::any_wait_drives", TARGET_IDLE),
+    ("groups::another_transports_grant_is_not_used", TARGET_IDLE),
+    ("cancel::returns_only_when_quiet", THREE_MESSAGES),
+    ("drain::returns_only_when_quiet", THREE_MESSAGES),
+    ("drain::spares_later_operations", THREE_MESSAGES),
+    ("drain::gives_up_and_may_be_repeated", THREE_MESSAGES),
+    ("deadline::the_fabrics_default", THREE_MESSAGES),
+    ("deadline::of_what_waits_behind", "the staging layer queues staged requests, not the device"),
+    ("window::bounds_the_bytes_under_way", THREE_MESSAGES),
+    ("fault::device_lost_before_the_imm", "a staged page needs more than one device request"),
+    (
+        "forgery::more_bytes",
+        "an import does not ask the target: the target checks arriving bytes against the true length",
+    ),
 ];
 
-const NOBODY: &str = "the target's turns move staged bytes, and here nobody takes them";
-const THRICE: &str = "a staged write crosses the line three times: bytes, ask, answer";
+const TARGET_IDLE: &str = "the target has to run turns to move staged bytes, and this trial runs none";
+const THREE_MESSAGES: &str = "a staged write sends three messages: bytes, request, response";
 
 struct Devices {
     name: &'static str,
-    /// libfabric's; else they are loopback's.
+    /// The provider of libfabric, or `None` for loopback.
     provider: Option<&'static str>,
     rails: u32,
 }
@@ -67,7 +70,7 @@ impl BackendUnderTest for Devices {
             Some(provider) if shape.variant == Variant::Plain => Arc::new(Efa::with(
                 EfaConfig::default().provider(provider).domains(shape.rails).node("127.0.0.1"),
             )),
-            Some(_) => return Err(format!("libfabric impersonates no {} device", shape.variant.name())),
+            Some(_) => return Err(format!("libfabric cannot simulate {} devices", shape.variant.name())),
         };
         let devices = inner.probe().map_err(|why| format!("{}; {}", why.reason, why.remedy))?;
         let backend = Staged::new(inner, Staging::Always);

@@ -1,6 +1,7 @@
-//! The suite against RDMA cards, real ones or those of `ci/rdma-vm/run`: between two cards (or of one
-//! with itself) with one queue pair per peer and with four, and with two cards as two rails, where one side
-//! has three queue pairs and the other two. And once more with all memory staged.
+//! The suite against RDMA devices, real ones or the emulated ones of `ci/rdma-vm/run`.
+//!
+//! It runs between two devices, or one device and itself, with one and with four queue pairs per peer. It runs with two
+//! devices as two rails, with three queue pairs on one side and two on the other. And it runs with all memory staged.
 
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -17,8 +18,8 @@ struct Cards {
     rails: u32,
 }
 
-/// Where every instruction is emulated, the time of a processor says nothing.
-const EMULATED: &str = "in ci/rdma-vm the processor is emulated: its time means nothing";
+/// CPU time means nothing where every instruction is emulated.
+const EMULATED: &str = "ci/rdma-vm emulates the CPU, so CPU time means nothing";
 
 impl BackendUnderTest for Cards {
     fn name(&self) -> &str {
@@ -29,12 +30,12 @@ impl BackendUnderTest for Cards {
         self.rails
     }
 
-    /// A clock that only the trial moves passes deadlines before a card has done anything.
+    /// A virtual clock would pass deadlines before a device has done any work.
     fn runs_tag(&self, tag: Tag) -> bool {
         tag == Tag::Process
     }
 
-    /// Cards are as they are.
+    /// Devices cannot simulate variants.
     fn variants(&self, _: &[Variant]) -> Vec<Variant> {
         vec![Variant::Plain]
     }
@@ -47,9 +48,13 @@ impl BackendUnderTest for Cards {
     fn transport(&self, label: &str, shape: Shape) -> Result<TransportConfig, String> {
         let mut devices = self.backend.probe().map_err(|why| format!("{}; {}", why.reason, why.remedy))?;
         if devices.len() < shape.rails as usize {
-            return Err(format!("there are {} cards, and {} are needed", devices.len(), shape.rails));
+            return Err(format!(
+                "the machine has {} devices, and the trial needs {}",
+                devices.len(),
+                shape.rails
+            ));
         }
-        // A helper takes what this process does not.
+        // A helper takes the devices that this process leaves.
         if multirail_conformance::is_helper() {
             devices.reverse();
         }
@@ -75,7 +80,7 @@ fn main() -> ExitCode {
                 under_test("verbs-staged", Arc::new(Staged::new(cards(4, 4), Staging::Always)), 1),
             ]
         }
-        // Standard output is the helpers' way to answer.
+        // Standard output is for the helpers' responses.
         Err(why) => {
             eprintln!("skipped: verbs: {}; {}", why.reason, why.remedy);
             Vec::new()

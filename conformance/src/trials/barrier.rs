@@ -1,4 +1,4 @@
-//! Waiting for each other, in virtual time and between processes.
+//! Barriers: peers wait for each other, in virtual time and between processes.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -27,7 +27,7 @@ pub(super) const TRIALS: &[Trial] = &[
 
 const LONG: Duration = Duration::from_secs(60);
 
-/// The result, if it is there.
+/// Returns the barrier's result if it has one.
 fn try_result(barrier: &mut Barrier) -> Option<Result<(), Error>> {
     match Pin::new(barrier).poll(&mut Task::from_waker(Waker::noop())) {
         Poll::Ready(result) => Some(result),
@@ -39,13 +39,13 @@ fn try_result(barrier: &mut Barrier) -> Option<Result<(), Error>> {
 fn passes(mut barrier: Barrier) -> TestResult {
     ensure(
         try_result(&mut barrier).is_some_and(|result| result.is_ok()),
-        "everyone has come, and one still waits",
+        "all peers have arrived, but this one still waits",
     )
 }
 
 #[track_caller]
 fn waits(barrier: &mut Barrier) -> TestResult {
-    ensure(try_result(barrier).is_none(), "passed, though not everyone has come")
+    ensure(try_result(barrier).is_none(), "the barrier passed before all peers arrived")
 }
 
 fn group(peer: &Peer) -> TestResult<PeerGroup> {
@@ -63,7 +63,7 @@ fn order(context: &Context) -> TestResult {
         waits(&mut early)?;
         let late = groups[1 - first].barrier("round", LONG)?;
         if round % 3 == 0 {
-            // Who was last is first at the next, before the other has looked.
+            // The side that arrived last is the first at the next barrier, before the other side has polled.
             passes(late)?;
             let mut next = groups[1 - first].barrier("round", LONG)?;
             waits(&mut next)?;
@@ -75,12 +75,12 @@ fn order(context: &Context) -> TestResult {
             passes(late)?;
         }
     }
-    // It is no traffic of the user's.
+    // A barrier is no user traffic: it sends no imms and posts no requests.
     ensure_eq("imms", (0..256).map(|imm| pair.to_a.imm(imm).count()).sum::<u64>(), 0)?;
     ensure_eq("requests", pair.a.counters().iter().map(|rail| rail.posts + rail.direct).sum::<u64>(), 0)
 }
 
-/// Three fabrics, each connected with both others: each one's group.
+/// Opens three fabrics and connects each with both others. Returns the fabrics and their groups.
 fn triangle(context: &Context) -> TestResult<(SimHarness, Vec<TrialFabric>, Vec<PeerGroup>)> {
     let sim = SimHarness::new(context);
     let fabrics: Vec<_> = (0..3).map(|_| sim.open(&Options::default())).collect::<TestResult<_>>()?;
@@ -125,7 +125,7 @@ fn names(context: &Context) -> TestResult {
     Ok(())
 }
 
-/// The deadline is one of the fabric's own clock, and needs no other traffic.
+/// The barrier ends at its deadline by the fabric's own clock, without other traffic.
 fn late(context: &Context) -> TestResult {
     let (sim, fabrics, groups) = triangle(context)?;
     let begun = sim.clock.clone();
@@ -136,15 +136,18 @@ fn late(context: &Context) -> TestResult {
         drop(groups[1].barrier("never", limit)?);
         waits(&mut barrier)?;
         fabrics[0].step();
-        ensure(fabrics[0].due() <= start.after(limit), "nothing is due at the deadline")?;
+        ensure(fabrics[0].due() <= start.after(limit), "the fabric is not due at the deadline")?;
         let mut result = None;
         sim.until("a deadline", || {
             result = try_result(&mut barrier);
             result.is_some()
         })?;
         let error = ensure_err("a barrier", result.unwrap_or(Ok(())), &[ErrorKind::DeadlineExceeded])?;
-        ensure(error.context().contains("1 of 2 peers"), format!("{error}: who is missing?"))?;
-        ensure(now() >= start.after(limit), "before its time")?;
+        ensure(
+            error.context().contains("1 of 2 peers"),
+            format!("the error does not count the missing peers: {error}"),
+        )?;
+        ensure(now() >= start.after(limit), "the barrier ended before its deadline")?;
         ensure_err("its second result", try_result(&mut barrier).unwrap_or(Ok(())), &[ErrorKind::Closed])?;
     }
     Ok(())
@@ -154,7 +157,7 @@ fn taken_up(context: &Context) -> TestResult {
     let pair = Pair::new(context)?;
     let (ours, theirs) = (group(&pair.to_b)?, group(&pair.to_a)?);
     for _ in 0..3 {
-        // Given up before and after a look; arrived once.
+        // The barrier is dropped before and after a poll; it arrived once.
         drop(ours.barrier("a", LONG)?);
         waits(&mut ours.barrier("a", LONG)?)?;
         passes(theirs.barrier("a", LONG)?)?;
@@ -172,7 +175,7 @@ fn goes(context: &Context) -> TestResult {
     let gone = &[ErrorKind::PeerDied, ErrorKind::Closed];
     let (_lab, fabrics, groups) = triangle(context)?;
     let mut barrier = groups[0].barrier("a", LONG)?;
-    // Who has come may go.
+    // A peer may leave after it has arrived.
     drop(groups[1].barrier("a", LONG)?);
     waits(&mut barrier)?;
     fabrics[1].close();
@@ -186,7 +189,7 @@ fn goes(context: &Context) -> TestResult {
     ensure_err("a barrier of a closed fabric", try_result(&mut barrier).unwrap_or(Ok(())), gone).map(drop)
 }
 
-/// Helpers, and a group of them.
+/// Starts helpers and makes a group of them.
 fn helper_group(
     context: &Context,
     fabric: TrialFabric,
@@ -225,7 +228,7 @@ fn processes(context: &Context) -> TestResult {
 
 fn dies(context: &Context) -> TestResult {
     for signal in [Signal::KILL, Signal::STOP] {
-        // A kill is told by the closed connection, a stop by silence alone.
+        // A kill closes the connection. A stop shows by silence alone.
         let fabric =
             if signal == Signal::KILL { worker_fabric(context)? } else { short_timeout_fabric(context)? };
         let (_fabric, mut children, group) = helper_group(context, fabric, 2)?;
@@ -233,7 +236,7 @@ fn dies(context: &Context) -> TestResult {
         let barrier = group.barrier("a", LIMIT)?;
         children[1].signal(signal)?;
         ensure_err("a barrier", barrier.wait(), &[ErrorKind::PeerDied])?;
-        // It waits for us alone, and we have come.
+        // The helper waits for this process alone, which has arrived.
         children[0].finish("barrier a")?;
     }
     Ok(())

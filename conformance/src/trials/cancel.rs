@@ -1,4 +1,4 @@
-//! Cancelling and dropping: nothing moves afterwards, everything comes back.
+//! Cancelling and dropping operations: afterwards no byte moves, and all slots and memory are free again.
 
 use transport_core::spi::Operations;
 use transport_core::{Access, Cancel, ErrorKind, Fabric, Op, Pages, WriteOptions};
@@ -26,7 +26,7 @@ pub(super) const TRIALS: &[Trial] = &[
 
 const LEN: usize = 1 << 20;
 
-/// The outcome of a cancel if it is there.
+/// Returns the outcome of a cancel if it has one.
 fn poll(cancel: &mut Cancel) -> Option<Result<transport_core::Outcome, transport_core::Error>> {
     use std::future::Future;
     let mut task = std::task::Context::from_waker(std::task::Waker::noop());
@@ -82,7 +82,7 @@ fn at_any_turn(context: &Context) -> TestResult {
             }
             Err(error) => {
                 ensure_err::<()>("the cancelled write", Err(error), &[ErrorKind::Cancelled])?;
-                // Each page is there whole or not at all: posted work is awaited.
+                // Each page arrived whole or not at all: a cancel waits for posted work.
                 whole = (0..COUNT as usize).map(|page| page * 512..(page + 1) * 512).collect();
             }
         }
@@ -98,7 +98,7 @@ fn at_any_turn(context: &Context) -> TestResult {
                 dst.expect_from(page.start, &src, page);
             }
         }
-        // Both memories are their owners' again.
+        // Now only their owners write both regions.
         dst.check("when the cancel returned")?;
         src.fill(context.seed + 9)?;
         pair.sim.settle()?;
@@ -118,15 +118,15 @@ fn returns_only_when_quiet(context: &Context) -> TestResult {
     pair.sim.clock.advance(Variant::SLOW / 2);
     for _ in 0..20 {
         pair.sim.step();
-        ensure(poll(&mut cancel).is_none(), "returned while the write was posted")?;
+        ensure(poll(&mut cancel).is_none(), "the cancel returned while the write was posted")?;
     }
     dst.check("while it is posted")?;
     pair.sim.clock.advance(Variant::SLOW);
-    // A target that has to help needs a few turns.
+    // Where the target takes part in the write, it needs a few turns.
     for _ in 0..8 {
         pair.sim.step();
     }
-    ensure(poll(&mut cancel).is_some(), "did not return when the write was over")?;
+    ensure(poll(&mut cancel).is_some(), "the cancel did not return after the write had ended")?;
     dst.expect_from(0, &src, 0..4096);
     dst.check("posted work is awaited")
 }
@@ -141,12 +141,13 @@ fn tears_down_at_the_deadline(context: &Context) -> TestResult {
     pair.post(1)?;
     let mut cancel = op.cancel();
     pair.sim.step();
-    ensure(poll(&mut cancel).is_none(), "returned while the write was posted")?;
+    ensure(poll(&mut cancel).is_none(), "the cancel returned while the write was posted")?;
     pair.sim.clock.advance(Variant::SLOW / 10);
     for _ in 0..10 {
         pair.sim.step();
     }
-    let result = poll(&mut cancel).ok_or_else(|| crate::check::Failure::new("not over at its deadline"))?;
+    let result = poll(&mut cancel)
+        .ok_or_else(|| crate::check::Failure::new("the cancel did not end at its deadline"))?;
     ensure_err("the write", result, &[ErrorKind::Cancelled])?;
     pair.sim.settle()?;
     dst.check("torn down before it arrived")
@@ -196,7 +197,7 @@ fn spares_other_operations(context: &Context) -> TestResult {
     dst.check("what was not cancelled")
 }
 
-/// Operation and source are dropped while posted; the device reads the source later.
+/// The trial drops the operation and its source while the write is posted. The device reads the source later.
 fn dropped_then_complete(context: &Context) -> TestResult {
     let pair = Pair::new(context)?;
     let src = CheckedRegion::new(&pair.a, 4096, Access::LOCAL, context.seed)?;
@@ -256,14 +257,14 @@ fn no_imm(context: &Context) -> TestResult {
         let done = cancelled(&pair.sim, op.cancel())?.is_ok();
         pair.sim.settle()?;
         let arrived = pair.to_a.imm(imm).count();
-        // An imm already posted may still arrive, but only behind all bytes.
+        // An imm that was posted already may still arrive, but only after all bytes.
         let complete = || {
             let mut actual = vec![0; LEN];
             dst.region.copy_out(0, &mut actual).is_ok() && actual == src.bytes(0..LEN)
         };
-        ensure(!done || arrived == 1, "done, and no imm")?;
-        ensure(arrived == 0 || complete(), "an imm before its bytes")?;
-        ensure(arrived <= 1, "more than one imm")?;
+        ensure(!done || arrived == 1, "the write succeeded, but no imm arrived")?;
+        ensure(arrived == 0 || complete(), "an imm arrived before its bytes")?;
+        ensure(arrived <= 1, "more than one imm arrived")?;
     }
     Ok(())
 }

@@ -1,4 +1,4 @@
-//! What is left behind: no thread, no descriptor, no late byte, no use of the processor.
+//! Cleanup: fabrics and peers leave no thread, no descriptor and no late byte, and idle fabrics use no CPU time.
 
 use std::sync::Arc;
 use std::sync::mpsc::{Sender, channel};
@@ -30,7 +30,7 @@ pub(super) const TRIALS: &[Trial] = &[
         .process(),
 ];
 
-/// Two fabrics meet, work and close in one helper; then it holds what it held before.
+/// Two fabrics connect, work and close in one helper. Afterwards the helper holds the same resources as before.
 fn nothing_left(context: &Context) -> TestResult {
     let fabric = worker_fabric(context)?;
     let near = CheckedRegion::new(&fabric, 1 << 20, FULL_ACCESS, 1)?;
@@ -47,8 +47,8 @@ fn nothing_left(context: &Context) -> TestResult {
         helper.command("read far 0 1000000 near 0")?;
         helper.command("receive far 0 100")?;
         helper.command("close")?;
-        // A thread that was joined may stay in /proc for a moment: the kernel wakes who joins it first. And memory that
-        // GPUs use goes back on a thread that waits for them.
+        // A joined thread may stay in /proc for a moment, because the kernel wakes the joining thread first. And a
+        // separate thread releases memory that GPUs use, after it has waited for them.
         let mut limit = Limit::of(LIMIT);
         let after = loop {
             let census = helper.resource_usage()?;
@@ -63,14 +63,14 @@ fn nothing_left(context: &Context) -> TestResult {
     Ok(())
 }
 
-/// Peers that come and go leave nothing in a fabric that stays.
+/// Peers that connect and disconnect leave no resources in a fabric that stays open.
 fn peers_leave_nothing(context: &Context) -> TestResult {
-    // Each is a fabric, and of 32 cards that is much to open.
+    // Each peer is a fabric, and to open a fabric of 32 devices takes long.
     let peers = if context.backend.rails() < 32 { 50 } else { 30 };
-    // What the first connection starts stays (per rail, a server and its sockets), and
-    // so do idle helper threads, for some seconds: few, however many peers came.
+    // What the first connection starts stays: per rail, a server and its sockets. Idle helper threads stay for
+    // some seconds too, but only a few, for any number of peers.
     const KEPT: usize = 25;
-    ensure(peers > KEPT, "one of each peer's would not be found")?;
+    ensure(peers > KEPT, "too few peers: a leak of one resource per peer would not show")?;
     let mut helper = HelperProcess::spawn(context)?;
     let address = helper.command("listen")?;
     let before = helper.resource_usage()?;
@@ -86,25 +86,25 @@ fn peers_leave_nothing(context: &Context) -> TestResult {
         helper.command("wait-closed")?;
         helper.command("free far")?;
     }
-    // The last of a peer goes once the backend has said goodbye: soon, not at once.
+    // The backend releases the last resources of a peer soon after it has reported the close, not at once.
     let mut limit = Limit::of(LIMIT);
     loop {
         let now = helper.resource_usage()?;
         if now.threads <= before.threads + KEPT && now.files <= before.files + KEPT {
             return Ok(());
         }
-        ensure(!limit.is_over(), format!("after {peers} peers {now:?}, before them {before:?}"))?;
+        ensure(!limit.is_over(), format!("{now:?} after {peers} peers, {before:?} before them"))?;
         std::thread::yield_now();
     }
 }
 
-/// Memory whose owner hears when it is released.
+/// Memory that reports its release.
 struct Owned {
     buffer: HostBuffer,
     released: Sender<()>,
 }
 
-// SAFETY: the buffer's.
+// SAFETY: address and length are the buffer's.
 unsafe impl Memory for Owned {
     fn as_ptr(&self) -> *mut u8 {
         self.buffer.as_ptr()
@@ -121,14 +121,14 @@ impl Drop for Owned {
     }
 }
 
-/// Memory that a peer has written to goes back to its owner once the region is dropped and the peer has left, whichever
-/// comes first; though nobody touches the fabric.
+/// The fabric releases memory that a peer has written to once the region is dropped and the peer has left, in either
+/// order, even if the trial does not call the fabric.
 fn dropped_memory(context: &Context) -> TestResult {
     for leaves_first in [true, false] {
         let ConnectedPair { fabric, peer, mut helper } = ConnectedPair::new(context)?;
         let (released, release) = channel();
         let memory = Arc::new(Owned { buffer: HostBuffer::new(1 << 16)?, released });
-        // SAFETY: nobody else uses the memory.
+        // SAFETY: no other code uses the memory.
         let region = unsafe { fabric.register(memory, FULL_ACCESS) }?;
         fabric.publish("near", &region)?;
         helper.command("alloc far 65536 2")?;
@@ -149,7 +149,7 @@ fn dropped_memory(context: &Context) -> TestResult {
     Ok(())
 }
 
-/// Work under way when its fabric ends; afterwards no byte moves.
+/// Ends a fabric with outstanding operations. Afterwards no byte moves.
 fn drains(context: &Context, end: impl FnOnce(TrialFabric)) -> TestResult {
     let ConnectedPair { fabric, peer, mut helper } = ConnectedPair::new(context)?;
     helper.command(&format!("alloc far {} 1", 8 << 20))?;
@@ -157,18 +157,20 @@ fn drains(context: &Context, end: impl FnOnce(TrialFabric)) -> TestResult {
     let src = CheckedRegion::new(&fabric, 8 << 20, FULL_ACCESS, 2)?;
     let ops: Result<Vec<Op>, _> = (0..20).map(|_| peer.write(&src.region, 0..8 << 20, &remote, 0)).collect();
     drop((src, peer, remote));
-    // The limit of the whole trial says that this ends: no deadline of an operation comes before.
+    // No deadline of an operation comes before the limit of the whole trial.
     end(fabric);
     for mut op in ops? {
-        let result = op.try_result().ok_or_else(|| Failure::new("an operation outlives its fabric"))?;
+        let result = op
+            .try_result()
+            .ok_or_else(|| Failure::new("an operation has no result although its fabric is closed"))?;
         if let Err(error) = result {
-            // Our goodbye may have ended the peer's side first.
+            // The close of this side may have ended the peer's side first.
             ensure_err::<()>("an operation", Err(error), &[ErrorKind::Closed, ErrorKind::PeerDied])?;
         }
     }
     helper.command("fill far 3")?;
     helper.command("wait-closed")?;
-    // An absence can only be waited for.
+    // Late bytes would show only after a wait.
     std::thread::sleep(Duration::from_millis(100));
     helper.command("check-all far").map(drop)
 }
@@ -181,7 +183,7 @@ fn dropping_drains(context: &Context) -> TestResult {
     drains(context, drop)
 }
 
-/// Under one percent of a core, with a peer connected.
+/// An idle fabric with a connected peer uses less than one percent of a core.
 fn idle(context: &Context) -> TestResult {
     const SPAN: Duration = Duration::from_secs(1);
     let fabric = default_fabric(context)?;
@@ -192,10 +194,10 @@ fn idle(context: &Context) -> TestResult {
     helper.command("alloc far 4096 1")?;
     let src = CheckedRegion::new(&fabric, 4096, FULL_ACCESS, 2)?;
     let remote = within(LIMIT, "a lookup", peer.region("far"))??;
-    // Not fresh: something was done before.
+    // The fabric has worked before, so that its workers have gone from polling to sleeping.
     peer.write(&src.region, 0..4096, &remote, 0)?.wait(LIMIT)?;
     std::thread::sleep(Duration::from_millis(200));
-    // What else the machine does can only add to it: cold caches, mostly. So one span within the limit shows it.
+    // Other work on the machine can only add CPU time, such as by cold caches. So one span within the limit is enough.
     let mut least = SPAN;
     for _ in 0..3 {
         let before = helper.resource_usage()?;
@@ -205,10 +207,10 @@ fn idle(context: &Context) -> TestResult {
             return Ok(());
         }
     }
-    Err(Failure::new(format!("an idle fabric used {least:?} of the processor in {SPAN:?}")))
+    Err(Failure::new(format!("an idle fabric used {least:?} of CPU time in {SPAN:?}")))
 }
 
-/// Operations are awaited by a foreign executor and by several threads at once.
+/// A foreign executor and several threads wait for operations at the same time.
 fn any_executor(context: &Context) -> TestResult {
     let (a, b) = (worker_fabric(context)?, worker_fabric(context)?.on_side(Side::Target));
     let (to_b, to_a) = a.connect_local(&b)?;

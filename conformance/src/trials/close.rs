@@ -1,4 +1,4 @@
-//! Closing a fabric: whatever was asked of it ends, before, meanwhile and after.
+//! Closing a fabric: operations submitted before, during and after the close all end.
 
 use transport_core::spi::Operations;
 use transport_core::{Access, ErrorKind, Op, Pages};
@@ -24,7 +24,7 @@ pub(super) const TRIALS: &[Trial] = &[
     Trial::new("close::meanwhile_submitted_ends", meanwhile_submitted_ends).process(),
 ];
 
-/// More operations than an engine takes in a turn, none of them begun.
+/// More operations than an engine takes in a turn. None of them has begun.
 fn everything_queued_ends(context: &Context) -> TestResult {
     let pair = Pair::new(context)?;
     let src = CheckedRegion::new(&pair.a, 8192, Access::LOCAL, context.seed)?;
@@ -38,15 +38,17 @@ fn everything_queued_ends(context: &Context) -> TestResult {
     let cancelled = ops.pop().map(Op::cancel);
     pair.a.close();
     for mut op in ops {
-        let result = op.try_result().ok_or_else(|| Failure::new("an operation outlives its fabric"))?;
+        let result = op
+            .try_result()
+            .ok_or_else(|| Failure::new("an operation has no result although its fabric is closed"))?;
         ensure_err("a queued operation", result, CLOSED)?;
     }
     let mut cancelled = cancelled.ok_or_else(|| Failure::new("no operation"))?;
     ensure_err("a cancel", cancelled.wait(LIMIT), &[ErrorKind::Closed, ErrorKind::Cancelled])?;
-    dst.check("a target that nothing was written to")
+    dst.check("the target, to which no write went")
 }
 
-/// Every buffer is in the user's hands, none is posted: the end is told all the same.
+/// The user holds every buffer of the pool, and none is posted. The pool reports the close all the same.
 fn a_pool_in_use_says_so(context: &Context) -> TestResult {
     let pair = Pair::new(context)?;
     let pool = pair.b.recv_pool(2, 64)?;
@@ -62,22 +64,24 @@ fn a_pool_in_use_says_so(context: &Context) -> TestResult {
     let next = within(LIMIT, "the end of a pool", pool.next())?;
     ensure_err("next", next.map(drop), CLOSED)?;
     for message in messages {
-        ensure(message?.to_vec() == src.bytes(0..64), "a message changed as its fabric closed")?;
+        ensure(message?.to_vec() == src.bytes(0..64), "a message changed when its fabric closed")?;
     }
     drop(pool);
     Ok(())
 }
 
-/// What closing takes back was closed, not cancelled.
+/// A receive that the close takes back ends as `Closed`, not as `Cancelled`.
 fn a_posted_receive_says_so(context: &Context) -> TestResult {
     let pair = Pair::new(context)?;
     let landing = CheckedRegion::new(&pair.b, 64, Access::LOCAL, context.seed)?;
     let mut op = pair.b.recv(&landing.region, 0..64)?;
     pair.sim.settle()?;
     pair.b.close();
-    let result = op.try_result().ok_or_else(|| Failure::new("a receive outlives its fabric"))?;
+    let result = op
+        .try_result()
+        .ok_or_else(|| Failure::new("a receive has no result although its fabric is closed"))?;
     ensure_err("a posted receive", result, CLOSED)?;
-    landing.check("a buffer that nothing came to")
+    landing.check("the buffer, which received nothing")
 }
 
 fn late_revoke_ends(context: &Context) -> TestResult {
@@ -85,13 +89,13 @@ fn late_revoke_ends(context: &Context) -> TestResult {
     let checked = CheckedRegion::new(&fabric, 4096, FULL_ACCESS, context.seed)?;
     fabric.close();
     match checked.region.revoke() {
-        // Nobody is inside: there is nothing to wait for.
+        // No peer can reach the region, so there is no operation to wait for.
         Ok(mut op) => ensure_eq("a late revoke", op.wait(LIMIT)?.bytes, 0),
         Err(error) => ensure_err::<()>("a late revoke", Err(error), CLOSED).map(drop),
     }
 }
 
-/// Threads that submit while the fabric closes: each operation ends.
+/// A thread submits operations while the fabric closes. Each operation ends.
 fn meanwhile_submitted_ends(context: &Context) -> TestResult {
     for round in 0..20 {
         let (a, b) = (worker_fabric(context)?, worker_fabric(context)?.on_side(Side::Target));

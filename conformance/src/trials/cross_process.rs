@@ -1,4 +1,4 @@
-//! Every operation between two processes, each byte checked by its owner.
+//! Every operation between two processes. The owner of each region checks its bytes.
 
 use std::time::Duration;
 
@@ -47,10 +47,10 @@ const PIECES: [(usize, usize, usize); 7] = [
     (11, 4 << 20, 1 << 20),
 ];
 
-/// How long something may take that mostly is at once, and else waits for what comes next.
-const LET_PASS: Duration = Duration::from_millis(300);
+/// A wait for an imm that usually arrives at once, but on some transports waits behind the message.
+const OVERTAKE_LIMIT: Duration = Duration::from_millis(300);
 
-/// All on one pair, as a program would: each has imms and names of its own.
+/// Runs a trial on the shared pair, as a program would use one connection. So each trial uses its own imms and names.
 fn on_pair(
     context: &Context,
     trial: fn(&TrialFabric, &Peer, &mut HelperProcess) -> TestResult,
@@ -61,11 +61,11 @@ fn on_pair(
     Ok(())
 }
 
-/// We are the initiator.
+/// This process is the initiator.
 fn outward(fabric: &TrialFabric, peer: &Peer, helper: &mut HelperProcess) -> TestResult {
     let mut near = CheckedRegion::new(fabric, LEN, FULL_ACCESS, 1)?;
     helper.command(&format!("alloc far {LEN} 2"))?;
-    let mut far = CheckedRegion::new(fabric, LEN, FULL_ACCESS, 2)?; // What the helper should hold.
+    let mut far = CheckedRegion::new(fabric, LEN, FULL_ACCESS, 2)?; // The bytes that the helper should hold.
     let remote = within(LIMIT, "a lookup", peer.region("far"))??;
     for (number, (from, len, to)) in PIECES.into_iter().enumerate() {
         let options = WriteOptions::new().imm(number as u32);
@@ -76,7 +76,7 @@ fn outward(fabric: &TrialFabric, peer: &Peer, helper: &mut HelperProcess) -> Tes
     peer.read(&near.region, 0..LEN, &remote, 0)?.wait(LIMIT)?;
     near.expect_from(0, &far, 0..LEN);
     near.check("all of the helper's region, read back")?;
-    // And with content of ours: the helper knows it by its seed.
+    // Then with content that the helper computes from the seed.
     near.fill(3)?;
     let (from, to) = permutation(1500, 4);
     helper.command("fill far 3")?;
@@ -84,7 +84,7 @@ fn outward(fabric: &TrialFabric, peer: &Peer, helper: &mut HelperProcess) -> Tes
     let options = WriteOptions::new().imm(50).per_wr();
     peer.write_pages_with(&near.region, &from, &remote, &to, 4096, &options)?.wait(LIMIT)?;
     ensure_eq("imms of pages", helper.command("expect 50 1500")?, "1500".into())?;
-    // The inverse brings every page back to where the helper had it.
+    // The inverse permutation returns every page to its offset in the helper's region.
     peer.write_pages(&near.region, &to, &remote, &to, 4096)?.wait(LIMIT)?;
     helper.command("check-all far")?;
     let most = peer.max_message() as usize;
@@ -92,7 +92,7 @@ fn outward(fabric: &TrialFabric, peer: &Peer, helper: &mut HelperProcess) -> Tes
         helper.command(&format!("receive far {} {}", LEN / 2, most))?;
         peer.send_with(&near.region, 0..len, &SendOptions::new().imm(len as u32))?.wait(LIMIT)?;
         ensure_eq("the message", helper.command("wait-receive")?, format!("{len} {:?}", Some(len as u32)))?;
-        // A prefix of one seed's content is the same at any length.
+        // The content of one seed has the same prefix for any length.
         helper.command(&format!("check far {} {len} 3", LEN / 2))?;
     }
     Ok(())
@@ -132,29 +132,30 @@ fn inward(fabric: &TrialFabric, peer: &Peer, helper: &mut HelperProcess) -> Test
     helper.command("check far 17 1000000 8").map(drop)
 }
 
-/// Messages that are at the helper when it posts a receive for them, each with its bytes and its imm.
+/// Messages that reach the helper before it posts a receive for them. Each keeps its bytes and its imm.
 fn early_messages(fabric: &TrialFabric, peer: &Peer, helper: &mut HelperProcess) -> TestResult {
     let most = (peer.max_message() as usize).min(100_000);
     let near = CheckedRegion::new(fabric, most, FULL_ACCESS, 3)?;
     helper.command(&format!("alloc far {most} 2"))?;
     for (round, len) in (1..).zip([0, 1, 4096, most]) {
         let mut sent = peer.send_with(&near.region, 0..len, &SendOptions::new().imm(len as u32))?;
-        // When what was asked for after it is there, it mostly is, too. Over 2.1's tcp nothing passes a
+        // Once a later imm has arrived, the message usually has, too. Over libfabric 2.1's tcp nothing overtakes a
         // message that waits.
-        let mut behind = peer.write_imm(105)?;
-        let passed = behind.wait(LET_PASS);
+        let mut later = peer.write_imm(105)?;
+        let overtook = later.wait(OVERTAKE_LIMIT);
         helper.command(&format!("receive far 0 {most}"))?;
         ensure_eq("the message", helper.command("wait-receive")?, format!("{len} {:?}", Some(len as u32)))?;
         sent.wait(LIMIT)?;
-        passed.or_else(|_| behind.wait(LIMIT))?;
+        overtook.or_else(|_| later.wait(LIMIT))?;
         helper.command(&format!("expect 105 {round}"))?;
         helper.command(&format!("check far 0 {len} 3"))?;
     }
     Ok(())
 }
 
-/// The helper drops a pool whose receives are posted, for another one: every message of then on comes there, also
-/// where a device gives no receive back. Such receives would take the messages of later trials: the pair is left to none.
+/// The helper replaces a pool with posted receives by another pool. All later messages reach the new pool, even if
+/// a device cannot cancel posted receives. Such receives would take the messages of later trials, so this trial does
+/// not keep its pair.
 fn pool_in_place_of_another(context: &Context) -> TestResult {
     let ConnectedPair { fabric, peer, mut helper } = ConnectedPair::new(context)?;
     let near = CheckedRegion::new(&fabric, 64, FULL_ACCESS, 3)?;
@@ -170,7 +171,7 @@ fn pool_in_place_of_another(context: &Context) -> TestResult {
     Ok(())
 }
 
-/// The sender is held back and goes on by itself, in both directions.
+/// The engine holds the sender back and continues by itself, in both directions.
 fn more_imms(_: &TrialFabric, peer: &Peer, helper: &mut HelperProcess) -> TestResult {
     for round in 1..=5 {
         let ops: Result<Vec<_>, _> = (0..4000).map(|_| peer.write_imm(103)).collect();
@@ -194,10 +195,10 @@ fn named_regions(_: &TrialFabric, peer: &Peer, helper: &mut HelperProcess) -> Te
     helper.command("alloc two 20000 2")?;
     ensure_eq("length", (lookup("one")??.len(), lookup("two")??.len()), (10_000, 20_000))?;
     helper.command("unpublish one")?;
-    ensure_err("a name taken back", lookup("one")?.map(drop), &[ErrorKind::NotFound])?;
+    ensure_err("an unpublished name", lookup("one")?.map(drop), &[ErrorKind::NotFound])?;
     helper.command("revoke two")?;
     ensure_err("a revoked region", lookup("two")?.map(drop), &[ErrorKind::NotFound, ErrorKind::Revoked])?;
-    // Many at once.
+    // Many lookups at once.
     for number in 0..100 {
         helper.command(&format!("alloc r{number} {} 1", 1000 + number))?;
     }
@@ -209,7 +210,7 @@ fn named_regions(_: &TrialFabric, peer: &Peer, helper: &mut HelperProcess) -> Te
     Ok(())
 }
 
-/// The owner takes its region back while we write to it as fast as we can.
+/// The helper revokes its region while this process writes to it as fast as possible.
 fn revoked_under_fire(fabric: &TrialFabric, peer: &Peer, helper: &mut HelperProcess) -> TestResult {
     let src = CheckedRegion::new(fabric, 1 << 20, FULL_ACCESS, 1)?;
     for round in 0..10 {
@@ -217,7 +218,7 @@ fn revoked_under_fire(fabric: &TrialFabric, peer: &Peer, helper: &mut HelperProc
         let remote = within(LIMIT, "a lookup", peer.region("target"))??;
         helper.start("revoke target")?;
         let error = loop {
-            // Several under way at any time, small and large.
+            // Several writes are outstanding at any time, small and large.
             let sizes = [64, 1 << 20, 4096, 300_000];
             let ops: Vec<_> = sizes.map(|size| peer.write(&src.region, 0..size, &remote, 0)).into();
             let results = ops.into_iter().map(|op| op.and_then(|mut op| op.wait(LIMIT)));

@@ -1,4 +1,4 @@
-//! Deadlines: answered at once, the memory held until the device lets go.
+//! Deadlines: the operation ends at once, and the engine keeps its memory until the device is done with it.
 
 use std::time::Duration;
 
@@ -34,7 +34,8 @@ pub(super) const TRIALS: &[Trial] = &[
 
 #[track_caller]
 fn expired(op: &mut Op) -> TestResult {
-    let result = op.try_result().ok_or_else(|| Failure::new("not answered at its deadline"))?;
+    let result =
+        op.try_result().ok_or_else(|| Failure::new("the operation has no result at its deadline"))?;
     ensure_err("the operation", result, &[ErrorKind::DeadlineExceeded]).map(drop)
 }
 
@@ -50,12 +51,12 @@ fn answers_on_time(context: &Context) -> TestResult {
     pair.post(1)?;
     pair.sim.clock.advance(limit - NANO - pair.sim.clock.now().since(begun));
     pair.sim.step();
-    ensure(op.try_result().is_none(), "answered before its deadline")?;
+    ensure(op.try_result().is_none(), "the operation ended before its deadline")?;
     pair.sim.clock.advance(NANO);
     pair.sim.step();
     expired(&mut op)?;
     drop(op);
-    // Posted work cannot be recalled: it keeps its memory and may still land.
+    // Posted work cannot be recalled: the engine keeps its memory, and its bytes may still land.
     ensure_eq("under way after the answer", pair.a.step().outstanding, 1)?;
     dst.check("at the deadline")?;
     dst.expect_from(0, &src, 0..4096);
@@ -103,23 +104,23 @@ fn the_default(context: &Context) -> TestResult {
     pair.sim.step();
     pair.sim.clock.advance(limit - NANO);
     pair.sim.step();
-    ensure(ordinary.try_result().is_none(), "answered before its deadline")?;
+    ensure(ordinary.try_result().is_none(), "the operation ended before its deadline")?;
     pair.sim.clock.advance(NANO);
     pair.sim.step();
     expired(&mut ordinary)?;
     pair.sim.done(default_fabric).map(drop)
 }
 
-/// What was never posted is dropped at its deadline and moves nothing.
+/// The engine drops an operation that was never posted at its deadline, and no byte moves.
 fn of_what_waits_behind(context: &Context) -> TestResult {
-    // What waits, waits behind all rails of its group.
+    // The second write waits for all rails of its group.
     let options = Options { rails: Some(16), ..Options::default() };
     let pair = SimHarness::new(context).pair_of(&options, &options)?;
     let depth = pair.capabilities().send_depth as usize * pair.a.transports()[0].devices.len();
     let src = CheckedRegion::new(&pair.a, 64, Access::LOCAL, context.seed)?;
     let dst = CheckedRegion::new(&pair.b, 128, FULL_ACCESS, context.seed + 1)?;
     let remote = dst.import(&pair.to_b)?;
-    // Fills every queue; its pages all go to the same place.
+    // The first write fills every queue. All its pages go to the same offset.
     let pages = transport_core::Pages::new(vec![0; depth]);
     let first = pair.to_b.write_pages(&src.region, &pages, &remote, &pages, 64)?;
     pair.post(depth as u64)?;
@@ -153,7 +154,7 @@ fn messages_without_receives(context: &Context) -> TestResult {
         Some(Ok(_)) => (sent += 1, false).1,
         _ => true,
     });
-    ensure(!ops.is_empty(), "all messages went somewhere")?;
+    ensure(!ops.is_empty(), "all messages completed, although no receive was posted")?;
     pair.sim.clock.advance(limit);
     pair.sim.step();
     for op in &mut ops {
@@ -163,13 +164,13 @@ fn messages_without_receives(context: &Context) -> TestResult {
         }
     }
     drop(ops);
-    // What was taken for sent arrives, however late.
+    // Each message that was reported as sent arrives, even if late.
     let pool = pair.b.recv_pool(4, 1000)?;
     let mut arrived = 0;
     for _ in 0..context.amount(4000, 1000) {
         pair.sim.tick();
         if let Some(message) = pool.try_next() {
-            ensure(message?.to_vec() == src.bytes(0..1000), "a damaged message")?;
+            ensure(message?.to_vec() == src.bytes(0..1000), "a message has wrong bytes")?;
             arrived += 1;
         }
     }
@@ -190,8 +191,10 @@ fn already_over(context: &Context) -> TestResult {
     };
     pair.sim.step();
     pair.sim.step();
-    // It may have been quick enough; waiting on is what it may not.
-    if let Err(error) = op.try_result().ok_or_else(|| Failure::new("neither done nor expired"))? {
+    // The operation may have been quick enough, but it must not wait any longer.
+    if let Err(error) =
+        op.try_result().ok_or_else(|| Failure::new("the operation neither completed nor expired"))?
+    {
         ensure_err::<()>("no time at all", Err(error), &[ErrorKind::DeadlineExceeded])?;
     }
     pair.sim.settle()

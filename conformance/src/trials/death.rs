@@ -1,4 +1,4 @@
-//! Peers that die, freeze, lose their connection, or come back as another.
+//! Peers that die, stop, lose their connection, or restart.
 
 use limit::Limit;
 use rustix::process::Signal;
@@ -12,7 +12,7 @@ use crate::process::{ConnectedPair, HelperProcess, LIMIT, Proxy, short_timeout_f
 use crate::trial::{Context, Trial};
 use crate::trial_fabric::TrialFabric;
 
-/// Work that ends at once, and work that is posted for long.
+/// Operations that complete at once, and operations that stay posted for long.
 const PATHS: &[Variant] = &[Variant::Plain, Variant::Queued, Variant::Slow];
 
 pub(super) const TRIALS: &[Trial] = &[
@@ -20,7 +20,7 @@ pub(super) const TRIALS: &[Trial] = &[
     Trial::new("death::stopped", stopped).on(PATHS).needs(Operations::WRITE_IMM).process(),
     Trial::new("death::connection_cut", cut).on(PATHS).needs(Operations::WRITE_IMM).process(),
     Trial::new("death::connection_silent", silent).needs(Operations::WRITE_IMM).process(),
-    Trial::new("death::says_goodbye", says_goodbye).on(PATHS).needs(Operations::WRITE_IMM).process(),
+    Trial::new("death::says_goodbye", closes_orderly).on(PATHS).needs(Operations::WRITE_IMM).process(),
     Trial::new("death::our_end_is_seen_there", seen_there).process(),
     Trial::new("death::comes_back_as_another", comes_back).process(),
     Trial::new("death::a_frozen_peer_thaws", thaws).process(),
@@ -28,8 +28,8 @@ pub(super) const TRIALS: &[Trial] = &[
     Trial::new("death::another_goes_on", another_goes_on).needs(Operations::WRITE_IMM).process(),
 ];
 
-/// Does `end` to the peer in the middle of everything; every waiter must learn of
-/// it, by an error of one of `kinds`: none by a deadline, of which the fabric has long ones only.
+/// Calls `end` on the peer while operations are outstanding. Every waiter must then get an error of one of `kinds`. No
+/// waiter ends by a deadline, because the fabric has long deadlines only.
 fn every_waiter(
     context: &Context,
     fabric: TrialFabric,
@@ -44,7 +44,7 @@ fn every_waiter(
     let remote = within(LIMIT, "a lookup", peer.region("far"))??;
     let write = || peer.write(&src.region, 0..4 << 20, &remote, 0);
     let mut ops: Vec<Op> = vec![write()?, write()?, write()?];
-    // Nobody there receives: messages wait.
+    // The peer posts no receive, so messages wait.
     if fabric.transports()[0].capabilities.operations.contains(Operations::SEND) {
         for _ in 0..200 {
             ops.push(peer.send(&src.region, 0..1000)?);
@@ -54,11 +54,11 @@ fn every_waiter(
     let barrier = PeerGroup::new([peer.clone()])?.barrier("nobody comes", LIMIT)?;
     let lookup = peer.region("far");
     end(&mut helper, &proxy)?;
-    // Who goes on writing learns of it too.
+    // Later writes fail too.
     let mut limit = Limit::of(LIMIT);
     let error = loop {
         match write().and_then(|mut op| op.wait(LIMIT)) {
-            Ok(_) => ensure(!limit.is_over(), "writes to a peer that is gone still succeed")?,
+            Ok(_) => ensure(!limit.is_over(), "writes to a closed peer still succeed")?,
             Err(error) => break error,
         }
     };
@@ -72,22 +72,23 @@ fn every_waiter(
     }
     ensure_err("an expected imm", expected.wait(LIMIT), kinds)?;
     ensure_err("a barrier", within(LIMIT, "a barrier", barrier)?, kinds)?;
-    ensure_err("the peer", Err::<(), _>(within(LIMIT, "the peer's end", peer.closed())?), kinds)?;
+    ensure_err("the peer", Err::<(), _>(within(LIMIT, "the close of the peer", peer.closed())?), kinds)?;
     if let Err(error) = within(LIMIT, "a lookup", lookup)? {
         ensure_err::<()>("a lookup", Err(error), kinds)?;
     }
-    ensure(!peer.is_alive(), "alive after its end")?;
+    ensure(!peer.is_alive(), "the peer is alive after its close")?;
     ensure_err("a later imm", peer.write_imm(1).map(drop), kinds)?;
-    // The fabric itself is well.
+    // The fabric itself still works.
     HelperProcess::spawn_connected(context, &fabric)?;
     src.check("the source")
 }
 
-/// A wait that gave up says `DeadlineExceeded`, and so does an operation: tell them apart.
+/// Fails if the operation still waits. A wait that timed out and an operation that expired both return
+/// `DeadlineExceeded`, so this looks at the operation too.
 #[track_caller]
 fn ensure_over(op: &mut Op, result: &Result<transport_core::Outcome, Error>) -> TestResult {
     let over = result.is_ok() || result.as_ref().is_err_and(|error| error.operation() != "wait");
-    ensure(over && op.try_result().is_none(), "an operation still waits for a peer that is gone")
+    ensure(over && op.try_result().is_none(), "an operation still waits for a closed peer")
 }
 
 fn killed(context: &Context) -> TestResult {
@@ -116,7 +117,7 @@ fn silent(context: &Context) -> TestResult {
     })
 }
 
-fn says_goodbye(context: &Context) -> TestResult {
+fn closes_orderly(context: &Context) -> TestResult {
     let kinds = [ErrorKind::Closed, ErrorKind::PeerDied];
     every_waiter(context, worker_fabric(context)?, &kinds, |helper, _| helper.start("close"))
 }
@@ -126,14 +127,14 @@ fn seen_there(context: &Context) -> TestResult {
     pair.helper.start("wait-closed")?;
     pair.peer.disconnect();
     let kind = pair.helper.finish("wait-closed")?;
-    ensure(kind == "Closed", format!("a disconnect is seen as {kind}"))?;
+    ensure(kind == "Closed", format!("the peer sees a disconnect as {kind}"))?;
     let mut pair = ConnectedPair::new(context)?;
     pair.helper.start("wait-closed")?;
-    // The last handle goes: that closes the fabric as well.
+    // Dropping the last handle closes the fabric as well.
     let ConnectedPair { fabric, peer, mut helper } = pair;
     drop((fabric, peer));
     let kind = helper.finish("wait-closed")?;
-    ensure(kind == "Closed", format!("a dropped fabric is seen as {kind}"))
+    ensure(kind == "Closed", format!("the peer sees a dropped fabric as {kind}"))
 }
 
 fn comes_back(context: &Context) -> TestResult {
@@ -144,13 +145,13 @@ fn comes_back(context: &Context) -> TestResult {
     drop(helper);
     let (mut helper, again) = HelperProcess::spawn_connected(context, &fabric)?;
     helper.command("alloc far 4096 1")?;
-    ensure(again.incarnation() != peer.incarnation(), "a restarted peer has its old incarnation")?;
+    ensure(again.incarnation() != peer.incarnation(), "a restarted peer has its old incarnation number")?;
     ensure_err("a descriptor of its former life", again.import(&old).map(drop), &[ErrorKind::Revoked])?;
     within(LIMIT, "a lookup", again.region("far"))??;
     helper.command("check-all far").map(drop)
 }
 
-/// It comes back after we gave it up: it learns so, and nothing of its is let in.
+/// A stopped peer continues after the other side has closed the connection. It gets the close, and none of its bytes land.
 fn thaws(context: &Context) -> TestResult {
     let fabric = short_timeout_fabric(context)?;
     let (mut helper, peer) = HelperProcess::spawn_connected(context, &fabric)?;
@@ -167,7 +168,7 @@ fn thaws(context: &Context) -> TestResult {
     near.check("memory that a thawed peer may not touch")
 }
 
-/// The helper dies with its writes to us under way: our memory is ours again.
+/// The helper dies while its writes to this process are outstanding. Afterwards only this process writes its memory.
 fn killed_while_it_writes(context: &Context) -> TestResult {
     let mut pair = ConnectedPair::new(context)?;
     let mut near = CheckedRegion::new(&pair.fabric, 4 << 20, FULL_ACCESS, 1)?;
@@ -183,9 +184,9 @@ fn killed_while_it_writes(context: &Context) -> TestResult {
     near.check("after a revocation")
 }
 
-/// The first of two peers dies; with the other, more than fits any queue goes both ways at once.
+/// The first of two peers dies. More imms than fit any queue then go both ways between the other peer and this process.
 ///
-/// EFA's provider of 1.17 crashed there: with requests queued, it looks at the first address.
+/// EFA's provider of libfabric 1.17 crashed here: with queued requests, it looks at the first address.
 fn another_goes_on(context: &Context) -> TestResult {
     let ConnectedPair { fabric, peer: first, helper } = ConnectedPair::new(context)?;
     let (mut other, peer) = HelperProcess::spawn_connected(context, &fabric)?;

@@ -1,4 +1,4 @@
-//! Draining a peer: dropped operations, whose future is gone, are waited for all the same.
+//! Draining a peer: a drain waits for dropped operations too.
 
 use transport_core::{Access, Drain, ErrorKind, Op, Pages, WriteOptions};
 
@@ -21,7 +21,7 @@ pub(super) const TRIALS: &[Trial] = &[
     Trial::new("drain::dropped_leaves_nothing_behind", dropped).on(&[Variant::Slow]),
 ];
 
-/// The outcome of a drain if it is there.
+/// Returns the outcome of a drain if it has one.
 fn poll(drain: &mut Drain) -> Option<Result<(), transport_core::Error>> {
     use std::future::Future;
     let mut task = std::task::Context::from_waker(std::task::Waker::noop());
@@ -41,7 +41,7 @@ fn drained(sim: &SimHarness, mut drain: Drain) -> TestResult {
     Ok(result.ok_or_else(|| Failure::new("no result"))??)
 }
 
-/// One write of 4 KiB, and where it comes from and goes.
+/// Submits one write of 4 KiB. Returns the operation, its source and its destination.
 fn one_write(
     context: &Context,
     pair: &Pair,
@@ -55,7 +55,7 @@ fn one_write(
     Ok((op, src, dst))
 }
 
-/// Enough for what is due now, also where the target has a part in it; no time passes.
+/// Runs enough turns for all work that is due now, even if the target takes part in it. The clock does not move.
 fn a_few_turns(pair: &Pair) {
     for _ in 0..8 {
         pair.sim.step();
@@ -87,7 +87,7 @@ fn nothing_moves_afterwards(context: &Context) -> TestResult {
                 }
             }
             drained(&pair.sim, pair.to_b.drain()?)?;
-            // Both memories are their owners' again.
+            // Now only their owners write both regions.
             src.fill(seed + 100 + round)?;
             dst.fill(seed + 200 + round)?;
             for _ in 0..random.u8(..30) {
@@ -110,12 +110,12 @@ fn returns_only_when_quiet(context: &Context) -> TestResult {
     pair.sim.clock.advance(Variant::SLOW / 2);
     for _ in 0..20 {
         pair.sim.step();
-        ensure(poll(&mut drain).is_none(), "returned while the write was posted")?;
+        ensure(poll(&mut drain).is_none(), "the drain returned while the write was posted")?;
     }
     dst.check("while it is posted")?;
     pair.sim.clock.advance(Variant::SLOW);
     a_few_turns(&pair);
-    ensure(poll(&mut drain).is_some(), "did not return when the write was over")?;
+    ensure(poll(&mut drain).is_some(), "the drain did not return after the write had ended")?;
     dst.expect_from(0, &src, 0..4096);
     dst.check("posted work is awaited")
 }
@@ -127,12 +127,12 @@ fn tears_down_at_the_deadline(context: &Context) -> TestResult {
     drop(op);
     let mut drain = pair.to_b.drain()?;
     pair.sim.step();
-    ensure(poll(&mut drain).is_none(), "returned while the write was posted")?;
+    ensure(poll(&mut drain).is_none(), "the drain returned while the write was posted")?;
     pair.sim.clock.advance(Variant::SLOW / 10);
     for _ in 0..10 {
         pair.sim.step();
     }
-    poll(&mut drain).ok_or_else(|| Failure::new("not over at the write's deadline"))??;
+    poll(&mut drain).ok_or_else(|| Failure::new("the drain did not end at the write's deadline"))??;
     pair.sim.settle()?;
     dst.check("torn down before it arrived")
 }
@@ -149,8 +149,8 @@ fn spares_later_operations(context: &Context) -> TestResult {
     pair.post(1)?;
     pair.sim.clock.advance(Variant::SLOW * 3 / 4);
     a_few_turns(&pair);
-    ensure(poll(&mut drain).is_some(), "waits for an operation that came after it")?;
-    ensure(later.try_result().is_none(), "the later write is over: this shows nothing")?;
+    ensure(poll(&mut drain).is_some(), "the drain waits for a later operation")?;
+    ensure(later.try_result().is_none(), "the later write has ended, so the trial shows nothing")?;
     pair.sim.done(later).map(drop)
 }
 
@@ -163,7 +163,7 @@ fn gives_up(context: &Context) -> TestResult {
     pair.sim.step();
     pair.sim.clock.advance(Variant::SLOW / 4);
     pair.sim.step();
-    let result = poll(&mut drain).ok_or_else(|| Failure::new("not over at its deadline"))?;
+    let result = poll(&mut drain).ok_or_else(|| Failure::new("the drain did not end at its deadline"))?;
     ensure_err("the drain", result, &[ErrorKind::DeadlineExceeded])?;
     ensure(op.try_result().is_none(), "the write ended with the drain")?;
     dst.check("while it is posted")?;
@@ -181,7 +181,10 @@ fn gives_up(context: &Context) -> TestResult {
 
 fn idle_and_gone(context: &Context) -> TestResult {
     let pair = Pair::new(context)?;
-    ensure(matches!(poll(&mut pair.to_b.drain()?), Some(Ok(()))), "waits although nothing is under way")?;
+    ensure(
+        matches!(poll(&mut pair.to_b.drain()?), Some(Ok(()))),
+        "the drain waits although no operation is outstanding",
+    )?;
     let src = CheckedRegion::new(&pair.a, 1 << 20, Access::LOCAL, context.seed)?;
     let mut dst = CheckedRegion::new(&pair.b, 1 << 20, FULL_ACCESS, context.seed + 1)?;
     let remote = dst.import(&pair.to_b)?;
@@ -206,7 +209,7 @@ fn dropped(context: &Context) -> TestResult {
     }
     ensure_eq("under way", pair.a.step().outstanding, 1)?;
     drop(op);
-    // As many operations as there may be, all dropped, and more drains than that.
+    // The trial drops the maximum number of operations, and a larger number of drains.
     let (src, dst) = (
         CheckedRegion::new(&pair.a, 64, Access::LOCAL, 1)?,
         CheckedRegion::new(&pair.b, 64, FULL_ACCESS, context.seed)?,
@@ -214,7 +217,7 @@ fn dropped(context: &Context) -> TestResult {
     let remote = dst.import(&pair.to_b)?;
     let write = || pair.to_b.write(&src.region, 0..64, &remote, 0);
     for op in (0..3).map(|_| write()).collect::<Result<Vec<_>, _>>()? {
-        // A write that is not posted ends, and gives its place back, when it is dropped.
+        // A write that is not posted ends when it is dropped, and frees its slot.
         pair.post(4)?;
         drop(op);
     }

@@ -1,4 +1,4 @@
-//! Explanations: what they say of a request is what the request then does.
+//! Explanations: a request does what its explanation says.
 
 use transport_core::spi::Operations;
 use transport_core::{
@@ -23,7 +23,7 @@ pub(super) const TRIALS: &[Trial] = &[
 
 const LEN: usize = 5 << 20;
 
-/// Makes the request; each rail must do what was said, and nothing else.
+/// Submits the request. Each rail must do exactly what the explanation says.
 #[track_caller]
 fn check_explanation(
     pair: &Pair,
@@ -51,7 +51,8 @@ fn check_explanation(
     Ok(said)
 }
 
-/// Which of several rail groups takes a request next is not told, nor which is done last.
+/// A pair with one rail group: an explanation does not say which of several groups takes the next request, nor which
+/// completes last.
 fn one_group(context: &Context) -> TestResult<Pair> {
     let options = Options { rails: Some(4), ..Options::default() };
     SimHarness::new(context).pair_of(&options, &options)
@@ -101,7 +102,7 @@ fn of_every_request(context: &Context) -> TestResult {
     Ok(())
 }
 
-/// A small write that would run at once waits for those before it, and says so.
+/// A small write that would run at once waits for earlier operations, and its explanation says so.
 fn queued(context: &Context) -> TestResult {
     let pair = Pair::new(context)?;
     let near = CheckedRegion::new(&pair.a, LEN, FULL_ACCESS, context.seed)?;
@@ -112,7 +113,7 @@ fn queued(context: &Context) -> TestResult {
     let small = to.explain_write(src, 0..10, &remote, 0, &WriteOptions::new())?;
     let why = small.queued.unwrap_or_default();
     let way = to.explain_write(src, 0..LEN, &remote, 0, &WriteOptions::new())?.queued.unwrap_or_default();
-    // Staged memory has no way past the worker at all.
+    // Writes of staged memory always go through the worker.
     ensure(why.starts_with("1 operations") || way == why, format!("{why:?}, of a large one {way:?}"))?;
     pair.sim.done(before).map(drop)
 }
@@ -123,7 +124,10 @@ fn lost_rail(context: &Context) -> TestResult {
     let far = CheckedRegion::new(&pair.b, LEN, FULL_ACCESS, context.seed + 1)?;
     let (to, src, remote) = (&pair.to_b, &near.region, far.import(&pair.to_b)?);
     let explain = || to.explain_write(src, 0..LEN, &remote, 0, &WriteOptions::new());
-    ensure(explain()?.rails.iter().all(|rail| rail.unusable.is_none()), "lost before it was")?;
+    ensure(
+        explain()?.rails.iter().all(|rail| rail.unusable.is_none()),
+        "the explanation calls a rail lost before the device was lost",
+    )?;
     for _ in 0..Variant::LOST_AFTER + 1 {
         let _ = pair.sim.result(&mut to.write(src, 0..LEN, &remote, 0)?)?;
     }
@@ -150,7 +154,7 @@ fn transports(context: &Context) -> TestResult {
     for words in
         ["no transport of this label", "later in order of preference", "the first that has the region"]
     {
-        ensure(text.contains(words), format!("{words:?} is not in\n{text}"))?;
+        ensure(text.contains(words), format!("the explanation lacks {words:?}:\n{text}"))?;
     }
     Ok(())
 }

@@ -1,4 +1,4 @@
-//! Fairness: a large transfer starves nobody.
+//! Fairness: a large transfer does not starve other operations.
 
 use transport_core::{Access, Op, Pages};
 
@@ -8,11 +8,11 @@ use crate::checked_region::{CheckedRegion, FULL_ACCESS};
 use crate::sim_harness::{Options, Pair, SimHarness};
 use crate::trial::{Context, Trial};
 
-/// Requests per rail of a large transfer that a small write may have to let go first: what
-/// is in the queue, some turns, and what is posted while it is on its way.
+/// The number of requests per rail of a large transfer that may be posted before a small write completes: the requests
+/// in the queue, those of some turns, and those posted while the small write is outstanding.
 const MAX_REQUESTS_BEFORE: u64 = 1000;
 const PAGE: usize = 64;
-/// Rails in each run of many: queues apart, so that a few show what many do.
+/// The number of rails in each of many runs. Rails have separate queues, so a few show the behaviour of many.
 const RAILS: u32 = 4;
 
 const PATHS: &[Variant] = &[Variant::SmallQueue, Variant::Partial];
@@ -32,19 +32,22 @@ fn large(pair: &Pair, src: &CheckedRegion, context: &Context) -> TestResult<(Che
     Ok((dst, op))
 }
 
-/// Pages of a large transfer.
+/// The number of pages of a large transfer.
 fn pages(context: &Context) -> u32 {
     context.amount(20_000, 5_000)
 }
 
-/// Waits for `op`, while `large` runs and is not done.
+/// Waits for `op`, and fails unless it completes early, before `large`.
 #[track_caller]
 fn finishes_early(pair: &Pair, op: Op, large: &mut Op) -> TestResult {
     let before = pair.posts();
     pair.sim.done(op)?;
     let posts = (pair.posts() - before) / pair.a.counters().len() as u64;
-    ensure(posts < MAX_REQUESTS_BEFORE, format!("{posts} requests per rail went before a small write"))?;
-    ensure(large.try_result().is_none(), "the large transfer was over first")
+    ensure(
+        posts < MAX_REQUESTS_BEFORE,
+        format!("{posts} requests per rail were posted before a small write completed"),
+    )?;
+    ensure(large.try_result().is_none(), "the large transfer completed first")
 }
 
 fn options(context: &Context) -> Options<'static> {
@@ -87,7 +90,7 @@ fn to_one_peer(context: &Context) -> TestResult {
     pair.sim.result(&mut op)?.map(drop).map_err(Into::into)
 }
 
-/// A peer with 100 large operations gets no more turns than one with a single one.
+/// A peer with 100 large operations gets no more turns than a peer with one.
 fn many_operations(context: &Context) -> TestResult {
     let pair = pair(context)?;
     let other = pair.sim.open(&options(context))?;
@@ -103,8 +106,11 @@ fn many_operations(context: &Context) -> TestResult {
     }
     pair.sim.done(to_other.write_pages(&src.region, &from, &to_lone, &to, PAGE)?)?;
     let posts: u64 = pair.a.counters().iter().map(|rail| rail.posts).sum();
-    // 500 of its own, as many of the other peer's, and what quanta and queues add.
-    ensure(posts < 2000, format!("{posts} requests were posted before 500 of the second peer were done"))?;
+    // 500 requests of the second peer, as many of the first, and the requests that quanta and queues add.
+    ensure(
+        posts < 2000,
+        format!("{posts} requests were posted before 500 requests of the second peer completed"),
+    )?;
     pair.sim.all_done(ops)
 }
 

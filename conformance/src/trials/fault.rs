@@ -1,4 +1,4 @@
-//! Devices that fail: typed errors for all, no byte astray, nothing hangs.
+//! Devices that fail: all operations get typed errors, no byte lands in a wrong place, and no operation hangs.
 
 use transport_core::spi::Operations;
 use transport_core::{Access, ErrorKind, Op, Pages, WriteOptions};
@@ -23,8 +23,7 @@ pub(super) const TRIALS: &[Trial] = &[
         .needs(Operations::WRITE_IMM),
 ];
 
-/// Checks that each 64-byte page of `dst` holds what was written or what was there,
-/// and returns how many hold what was written.
+/// Checks that each 64-byte page of `dst` has its new or its old bytes, and returns the number of pages with new bytes.
 #[track_caller]
 fn pages_moved(src: &CheckedRegion, dst: &CheckedRegion) -> TestResult<usize> {
     let mut actual = vec![0; dst.len()];
@@ -33,7 +32,7 @@ fn pages_moved(src: &CheckedRegion, dst: &CheckedRegion) -> TestResult<usize> {
     for at in (0..dst.len()).step_by(64) {
         let page = &actual[at..at + 64];
         let new = page == src.bytes(at..at + 64);
-        ensure(new || page == dst.bytes(at..at + 64), format!("half a page at {at}"))?;
+        ensure(new || page == dst.bytes(at..at + 64), format!("the page at {at} is only partly written"))?;
         moved += usize::from(new);
     }
     Ok(moved)
@@ -56,7 +55,7 @@ fn device_lost(context: &Context) -> TestResult {
             &[ErrorKind::DeviceLost],
         )?;
     }
-    // Whatever is asked for afterwards: with rails left it may work, without it may not.
+    // Later operations may succeed if rails are left, and must fail if none is.
     let rails = pair.a.transports()[0].devices.len();
     for _ in 0..=Variant::LOST_AFTER {
         let late: Vec<_> = (0..rails + 8).map(|_| pair.to_b.write(&src.region, 0..64, &remote, 0)).collect();
@@ -77,7 +76,7 @@ fn device_lost(context: &Context) -> TestResult {
     )?;
     pair.sim.settle()?;
     let most = rails * Variant::LOST_AFTER as usize;
-    ensure(pages_moved(&src, &dst)? <= most, "more pages than requests ran")?;
+    ensure(pages_moved(&src, &dst)? <= most, "more pages were written than requests ran")?;
     src.check("the source")
 }
 
@@ -89,7 +88,7 @@ fn device_lost_ends_receives(context: &Context) -> TestResult {
     let into = CheckedRegion::new(&pair.a, 4096, Access::LOCAL, context.seed + 2)?;
     let mut receive = pair.a.recv(&into.region, 0..4096)?;
     pair.sim.step();
-    // Some are refused at once where all devices are gone soon.
+    // Some are refused at the call if all devices are lost early.
     let writes = pair.a.counters().len() as u64 * (Variant::LOST_AFTER + 20);
     let ops: Vec<_> =
         (0..writes).filter_map(|_| pair.to_b.write(&src.region, 0..64, &remote, 0).ok()).collect();
@@ -100,7 +99,7 @@ fn device_lost_ends_receives(context: &Context) -> TestResult {
     into.check("its buffer")
 }
 
-/// The bytes are over when the last device goes: the imm cannot, and must not hang.
+/// The last device is lost after the bytes. The imm cannot be sent, and must not hang.
 fn device_lost_before_the_imm(context: &Context) -> TestResult {
     let lost = Variant::LOST_AFTER as usize;
     for pages in lost.saturating_sub(2)..=lost + 2 {
@@ -115,7 +114,7 @@ fn device_lost_before_the_imm(context: &Context) -> TestResult {
         let result = pair.sim.result(&mut op)?;
         pair.sim.settle()?;
         let imms = pair.to_a.imm(3).count();
-        // Each page is a request, and the imm is one more.
+        // Each page is one request, and the imm is one more.
         ensure_eq(
             &format!("{pages} pages and their imm succeed"),
             (result.is_ok(), imms),
@@ -124,7 +123,7 @@ fn device_lost_before_the_imm(context: &Context) -> TestResult {
         if let Err(error) = result {
             ensure_err::<()>("the write", Err(error), &[ErrorKind::DeviceLost])?;
         }
-        ensure(imms == 0 || pages_moved(&src, &dst)? == pages, "an imm before its bytes")?;
+        ensure(imms == 0 || pages_moved(&src, &dst)? == pages, "an imm arrived before its bytes")?;
     }
     Ok(())
 }
@@ -147,9 +146,9 @@ fn a_failed_request(context: &Context) -> TestResult {
             }
         }
     }
-    ensure(failed > 0 && done > failed, format!("{done} done and {failed} failed"))?;
+    ensure(failed > 0 && done > failed, format!("{done} writes completed and {failed} failed"))?;
     ensure_eq("pages there", pages_moved(&src, &dst)?, done)?;
-    // A paged write with a failure in it fails as a whole.
+    // A paged write with one failed request fails as a whole.
     let pages = Pages::new((0..300).collect::<Vec<_>>());
     pair.sim.fails(
         "300 pages",
@@ -161,7 +160,7 @@ fn a_failed_request(context: &Context) -> TestResult {
 
 fn no_imm_behind_a_failure(context: &Context) -> TestResult {
     let pair = Pair::new(context)?;
-    // At least two failures on every rail.
+    // The write has at least two failed requests on every rail.
     let count = pair.a.counters().len() * 2 * Variant::FAULT_EVERY as usize;
     let src = CheckedRegion::new(&pair.a, count * 64, Access::LOCAL, context.seed)?;
     let dst = CheckedRegion::new(&pair.b, count * 64, FULL_ACCESS, context.seed + 1)?;

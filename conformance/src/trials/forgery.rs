@@ -1,4 +1,4 @@
-//! Descriptors that nobody gave out: refused, and touching nothing.
+//! Forged descriptors: they are refused and change no memory.
 
 use serde::{Deserialize, Serialize};
 use transport_core::spi::Operations;
@@ -19,7 +19,7 @@ pub(super) const TRIALS: &[Trial] = &[
     Trial::new("forgery::amid_others", amid_others).process(),
 ];
 
-/// A descriptor as it travels, behind its four bytes of magic.
+/// The encoded fields of a descriptor, after its four magic bytes.
 #[derive(Clone, Serialize, Deserialize)]
 pub(super) struct WireDescriptor {
     incarnation: u64,
@@ -30,7 +30,7 @@ pub(super) struct WireDescriptor {
     pub(super) entries: Vec<WireEntry>,
 }
 
-/// One of its entries.
+/// The entry of one transport in a descriptor.
 #[derive(Clone, Serialize, Deserialize)]
 pub(super) struct WireEntry {
     pub(super) transport: String,
@@ -55,7 +55,7 @@ impl WireDescriptor {
     #[track_caller]
     fn read(bytes: &[u8]) -> TestResult<Self> {
         postcard::from_bytes(&bytes[4..])
-            .map_err(|error| Failure::new(format!("the format has changed: {error}")))
+            .map_err(|error| Failure::new(format!("the format of descriptors has changed: {error}")))
     }
 
     #[track_caller]
@@ -65,7 +65,7 @@ impl WireDescriptor {
         Ok(Descriptor::from_bytes(&bytes)?)
     }
 
-    /// As if it were of the fabric with that incarnation, with every key flipped so.
+    /// Sets the incarnation of the owner, and XORs every key with `flip`.
     pub(super) fn set_owner_and_keys(&mut self, incarnation: u64, flip: u64) {
         self.incarnation = incarnation;
         self.keys().for_each(|key| key.key ^= flip);
@@ -92,7 +92,7 @@ fn damaged_bytes(context: &Context) -> TestResult {
     ensure_err("a later version", Descriptor::from_bytes(&later), &[ErrorKind::Version]).map(drop)
 }
 
-/// Whatever a forged descriptor is refused with, at import or at the operation.
+/// The error kinds of a forged descriptor, at its import or at the operation.
 const REFUSALS: &[ErrorKind] = &[ErrorKind::RemoteAccess, ErrorKind::Revoked];
 
 /// Tries to write and read through a forged descriptor, small and large.
@@ -119,7 +119,7 @@ fn another_key(context: &Context) -> TestResult {
     let pair = Pair::new(context)?;
     let src = CheckedRegion::new(&pair.a, 4096, Access::LOCAL, context.seed)?;
     let dst = CheckedRegion::new(&pair.b, 4096, FULL_ACCESS, context.seed + 1)?;
-    // A neighbour that nobody may touch: its key is not hard to guess.
+    // A local region with a similar key, which peers must not change.
     let neighbour = CheckedRegion::new(&pair.b, 4096, Access::LOCAL, context.seed + 2)?;
     let good = WireDescriptor::of(&dst)?;
     let mut random = fastrand::Rng::with_seed(context.seed);
@@ -198,13 +198,13 @@ fn unknown_transports(context: &Context) -> TestResult {
         pair.to_b.import(&only.to_descriptor()?).map(drop),
         &[ErrorKind::Unreachable],
     )?;
-    ensure(!error.context().is_empty(), "no reason given")?;
+    ensure(!error.context().is_empty(), "the error gives no reason")?;
     let none = WireDescriptor { entries: Vec::new(), ..good };
     ensure_err("no entry", pair.to_b.import(&none.to_descriptor()?).map(drop), &[ErrorKind::Unreachable])
         .map(drop)
 }
 
-/// A wrong key among many right ones fails alone, whatever the device must do to go on.
+/// An operation with a wrong key fails alone, among many with right keys, even if the device must recover from it.
 fn amid_others(context: &Context) -> TestResult {
     const PIECES: usize = 64;
     const PIECE: usize = 64 << 10;

@@ -1,5 +1,5 @@
-//! A peer that stands still with requests posted to it, which have to be cut off in the end:
-//! nobody else may lose by it.
+//! A stopped peer with outstanding requests. The backend has to tear these requests down in the end, and other peers
+//! must not lose requests.
 
 use std::time::Duration;
 
@@ -18,15 +18,15 @@ pub(super) const TRIALS: &[Trial] = &[Trial::new("frozen::others_go_on", others_
     .process()];
 
 const LEN: usize = 1 << 20;
-/// A write of the helper's to us.
+/// The size of a write from the helper to this process.
 const PIECE: usize = 64 << 10;
 const MESSAGE: usize = 1000;
-/// Writes to the frozen peer: more than sockets take in.
+/// The number of writes to the stopped peer: more bytes than socket buffers hold.
 const WRITES_TO_FROZEN: usize = 32;
-/// Writes to the other one at a time.
+/// The number of outstanding writes to the other peer.
 const AT_ONCE: usize = 4;
 const IMM: u32 = 7;
-/// More than a backend takes on an idle machine that can cut off what does not end.
+/// A backend that can tear down requests does so within this time, on an idle machine.
 const TEARDOWN_LIMIT: Duration = Duration::from_secs(5);
 
 fn meet(context: &Context, fabric: &Fabric, seed: u64) -> TestResult<(HelperProcess, Peer)> {
@@ -35,7 +35,7 @@ fn meet(context: &Context, fabric: &Fabric, seed: u64) -> TestResult<(HelperProc
     Ok((helper, peer))
 }
 
-/// Whether nothing is posted; no rail may be lost.
+/// Returns true if no request is outstanding. Fails if a rail is lost.
 fn is_idle(fabric: &Fabric) -> TestResult<bool> {
     let dump = fabric.dump();
     let rails = dump.transports.iter().flat_map(|transport| &transport.rails);
@@ -57,17 +57,17 @@ fn others_go_on(context: &Context) -> TestResult {
     let frozen_region = within(LIMIT, "a lookup", to_frozen.region("far"))??;
     let far = within(LIMIT, "a lookup", to_healthy.region("far"))??;
     let write = || to_frozen.write(&src.region, 0..LEN, &frozen_region, 0);
-    // The ways are open before it freezes.
+    // All rails are connected before the peer stops.
     to_frozen.warm_up()?.wait(LIMIT)?;
     frozen.signal(Signal::STOP)?;
     let frozen_writes: Vec<Op> = (0..WRITES_TO_FROZEN).map(|_| write()).collect::<Result<_, _>>()?;
     let (mut teardown, mut limit) = (Limit::of(TEARDOWN_LIMIT), Limit::of(LIMIT));
     let (mut written, mut was_idle) = (0, false);
-    // Once more after it is over.
+    // One more round runs after the teardown.
     while !was_idle {
         was_idle = !to_frozen.is_alive() && is_idle(&fabric)?;
         if teardown.is_over() {
-            // A device that cuts nothing off gives up on who is not there any more.
+            // A device that cannot tear down requests gives up on a peer that no longer exists.
             frozen.signal(Signal::KILL)?;
         }
         healthy.start(&format!("write own 0 {PIECE} near 0 -"))?;
@@ -77,13 +77,13 @@ fn others_go_on(context: &Context) -> TestResult {
             op.wait(LIMIT)?;
             written += 1;
         }
-        healthy.finish("a write of the other peer's")?;
-        near.check("what the other peer wrote")?;
-        ensure(!limit.is_over(), "what was posted to the frozen peer is never over")?;
+        healthy.finish("the write of the other peer")?;
+        near.check("the bytes that the other peer wrote")?;
+        ensure(!limit.is_over(), "the requests to the stopped peer do not end")?;
     }
     ensure_eq("imms", healthy.command(&format!("expect {IMM} {written}"))?, written.to_string())?;
     healthy.command(&format!("check far 0 {LEN} 3"))?;
-    // It holds what we wrote by now.
+    // The other peer's region has the bytes of this process now.
     healthy.command(&format!("send far 0 {MESSAGE} -"))?;
     ensure_eq("bytes", message.wait(LIMIT)?.bytes, MESSAGE as u64)?;
     landing.expect_from(0, &src, 0..MESSAGE);

@@ -1,4 +1,4 @@
-//! Operations as futures: any executor, exact wakes, blocking waits.
+//! Operations as futures: any executor can run them, the last waker is woken, and blocking waits drive them.
 
 use std::future::Future;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -36,22 +36,22 @@ pub(super) const TRIALS: &[Trial] = &[
     Trial::new("futures::wakers_that_panic_in_a_revocation", panics_in_a_revocation).on(ALL_PATHS),
 ];
 
-/// A waker of the user's that panics.
+/// A user's waker that panics.
 pub(super) struct PanickingWaker;
 
 impl Wake for PanickingWaker {
     fn wake(self: Arc<Self>) {
-        std::panic::resume_unwind(Box::new("a waker of the user's"));
+        std::panic::resume_unwind(Box::new("the user's waker"));
     }
 }
 
-/// Watches an operation by a waker that panics.
+/// Polls an operation with a waker that panics.
 fn poll_with_panicking_waker(op: &mut Op) -> TestResult {
     let waker = Waker::from(Arc::new(PanickingWaker));
     ensure(Pin::new(op).poll(&mut Task::from_waker(&waker)).is_pending(), "ready at once")
 }
 
-/// Ticks until `count` panics of wakers have come out, or nothing more happens for long.
+/// Ticks until `count` wakers have panicked. Fails after many ticks.
 fn tick_past_panics(sim: &SimHarness, count: u32) -> TestResult {
     let mut panics = 0;
     for _ in 0..100_000 {
@@ -63,7 +63,7 @@ fn tick_past_panics(sim: &SimHarness, count: u32) -> TestResult {
     Err(Failure::new(format!("{panics} panics of wakers, want {count}")))
 }
 
-/// Counts how often it was woken.
+/// A waker that counts its wakeups.
 #[derive(Default)]
 pub(super) struct WakeCounter(AtomicUsize);
 
@@ -84,13 +84,13 @@ pub(super) fn counting_waker() -> (Arc<WakeCounter>, Waker) {
     (wakes.clone(), Waker::from(wakes))
 }
 
-/// Two fabrics for whose devices time passes while somebody waits.
+/// Two connected fabrics whose clock moves at each read, so that a blocking wait ends.
 fn ticking(context: &Context) -> TestResult<Pair> {
     let options = Options { ticking: true, ..Options::default() };
     SimHarness::new(context).pair_of(&options, &options)
 }
 
-/// A blocking wait on a caller-driven fabric needs nobody else.
+/// A blocking wait on a caller-driven fabric drives the fabric itself.
 fn wait_drives(context: &Context) -> TestResult {
     const fn sendable<T: Send + 'static>() {}
     sendable::<Op>();
@@ -102,12 +102,12 @@ fn wait_drives(context: &Context) -> TestResult {
         let outcome = pair.to_b.write(&src.region, 0..size, &remote, 1)?.wait(limit::HANG)?;
         ensure_eq("bytes", outcome.bytes, size as u64)?;
         dst.expect_from(1, &src, 0..size);
-        dst.check("waited for")?;
+        dst.check("after the wait")?;
     }
     Ok(())
 }
 
-/// So does the one that takes any future, for every fabric that the future looks to.
+/// The blocking wait on any future drives every fabric that the future uses.
 fn any_wait_drives(context: &Context) -> TestResult {
     const LIMIT: Duration = limit::HANG;
     let pair = ticking(context)?;
@@ -115,7 +115,7 @@ fn any_wait_drives(context: &Context) -> TestResult {
     let mut dst = CheckedRegion::new(&pair.b, 300_000, FULL_ACCESS, context.seed + 1)?;
     let remote = dst.import(&pair.to_b)?;
     let never = wait(pair.to_a.imm(9).expect(1), Duration::from_millis(1));
-    ensure_err("an imm that nobody sends", never, &[ErrorKind::DeadlineExceeded])?;
+    ensure_err("an imm that no peer sends", never, &[ErrorKind::DeadlineExceeded])?;
     (0..3).try_for_each(|imm| {
         let options = WriteOptions::new().imm(imm);
         let arrives = pair.to_a.imm(imm).expect(1);
@@ -124,7 +124,7 @@ fn any_wait_drives(context: &Context) -> TestResult {
         ensure_eq("bytes", wait(both, LIMIT)??.0.bytes, 300_000)
     })?;
     dst.expect_from(0, &src, 0..300_000);
-    dst.check("waited for")
+    dst.check("after the wait")
 }
 
 fn wait_gives_up(context: &Context) -> TestResult {
@@ -154,7 +154,7 @@ fn wakes_the_last_waker(context: &Context) -> TestResult {
     ensure(late.count() > 0, "the waiting task was not woken")?;
     match op.as_mut().poll(&mut Task::from_waker(&second)) {
         Poll::Ready(outcome) => ensure_eq("bytes", outcome?.bytes, 4096),
-        Poll::Pending => Err(Failure::new("pending after it was woken")),
+        Poll::Pending => Err(Failure::new("the operation is pending after its wakeup")),
     }
 }
 
@@ -165,7 +165,7 @@ fn handed_out_once(context: &Context) -> TestResult {
     let remote = dst.import(&pair.to_b)?;
     let mut op = pair.to_b.write(&src.region, 0..4096, &remote, 0)?;
     pair.sim.result(&mut op)??;
-    ensure(op.try_result().is_none(), "a second result")?;
+    ensure(op.try_result().is_none(), "the operation returned a second result")?;
     ensure_err("a second wait", op.wait(Duration::from_millis(5)), &[ErrorKind::Closed])?;
     ensure_err("a second poll", pollster::block_on(op), &[ErrorKind::Closed]).map(drop)
 }
@@ -177,14 +177,14 @@ fn detached_goes_on(context: &Context) -> TestResult {
     let remote = dst.import(&pair.to_b)?;
     pair.to_b.write(&src.region, 0..600_000, &remote, 50_000)?.detach();
     dst.expect_from(50_000, &src, 0..600_000);
-    // Neither region nor operation has an owner here any more.
+    // The trial holds neither region nor operation any more.
     drop((src, remote));
     pair.sim.settle()?;
     dst.check("a detached write")
 }
 
-/// Many operations end in one poll, and the wakers of some panic: all end, the memory is let go, and as much as before can
-/// be posted.
+/// Many operations complete in one poll, and the wakers of some panic. All complete, their memory is released, and as
+/// many new operations as before can be posted.
 fn wakers_that_panic(context: &Context) -> TestResult {
     const COUNT: usize = 200;
     let pair = Pair::new(context)?;
@@ -196,7 +196,7 @@ fn wakers_that_panic(context: &Context) -> TestResult {
             .map(|at| pair.to_b.write(&src.region, at * 64..at * 64 + 64, &remote, at * 64))
             .collect();
         let mut ops = ops?;
-        // One per run of requests, and one in the middle of such.
+        // One waker per run of requests panics, and one in the middle of a run.
         let watched = [0, 32, 64, 77];
         for at in watched {
             poll_with_panicking_waker(&mut ops[at])?;
@@ -210,7 +210,8 @@ fn wakers_that_panic(context: &Context) -> TestResult {
     pair.sim.done(src.region.revoke()?).map(drop)
 }
 
-/// A revocation ends operations whose wakers panic: it ends all the same, and so does all that uses the region.
+/// A revocation ends operations whose wakers panic. The revocation completes all the same, and so do all operations on
+/// the region.
 fn panics_in_a_revocation(context: &Context) -> TestResult {
     let pair = Pair::new(context)?;
     let own = CheckedRegion::new(&pair.a, 8192, FULL_ACCESS, context.seed)?;

@@ -1,4 +1,4 @@
-//! Grants: a receiver bounds what its peers send, and nobody waits for another's.
+//! Grants: a receiver limits what its peers send, and no peer waits for another peer's grant.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -35,7 +35,7 @@ pub(super) const TRIALS: &[Trial] = &[
     Trial::new("grant::crosses_the_control_connection", over_sockets).process().needs(Operations::WRITE_IMM),
 ];
 
-/// Windows that the trial turns: bytes, imms, messages.
+/// A grant policy whose windows the trial changes: bytes, imms, messages.
 pub(super) struct AdjustableGrant([AtomicU64; 3]);
 
 impl AdjustableGrant {
@@ -57,14 +57,14 @@ impl Admission for AdjustableGrant {
 
 pub(super) const ALL: u64 = u64::MAX;
 
-/// A pair whose target grants what `dial` says.
+/// A pair whose target grants the windows of `grant`.
 #[track_caller]
 pub(super) fn pair_of(context: &Context, grant: &Arc<AdjustableGrant>) -> TestResult<Pair> {
     let theirs = Options { admission: Some(grant.clone()), ..Options::default() };
     SimHarness::new(context).pair_of(&Options::default(), &theirs)
 }
 
-/// Turns of `a` alone: the target looks at nothing.
+/// Runs turns of `a` alone: the target polls nothing.
 fn step_initiator_only(pair: &Pair) {
     for _ in 0..50 {
         pair.a.step();
@@ -105,13 +105,13 @@ fn ends_at_deadline(context: &Context) -> TestResult {
         pair.to_b.write_pages_with(&src.region, &from, &remote, &to, 64, &options.clone().per_wr())?,
         pair.to_b.send_with(&src.region, 0..64, &SendOptions::new().deadline(limit))?,
     ];
-    // Neither other peers nor what takes nothing of it wait.
+    // Operations to other peers do not wait, nor do operations that need no imms or messages.
     pair.sim.done(to_other.write_imm(9)?)?;
     pair.sim.until("the imm", || from_other.imm(9).count() == 1)?;
     pair.sim.done(pair.to_b.write(&src.region, 64..4096, &remote, 4096)?)?;
     dst.expect_from(4096, &src, 64..4096);
     for op in &mut late {
-        ensure(op.try_result().is_none(), "done without a grant")?;
+        ensure(op.try_result().is_none(), "the operation completed without a grant")?;
     }
     let dump = pair.a.dump();
     for (kind, of) in [("write", GrantOf::Imms), ("write_pages", GrantOf::Imms), ("send", GrantOf::Messages)]
@@ -122,8 +122,11 @@ fn ends_at_deadline(context: &Context) -> TestResult {
         });
         ensure(named, format!("the dump does not say that {kind} waits for a grant of {of:?}: {dump}"))?;
     }
-    ensure(dump.to_string().contains("the peer's grant of more imms"), "the dump does not say so in words")?;
-    ensure(grant_waits(&pair.a) >= 3, "no rail counts the waits")?;
+    ensure(
+        dump.to_string().contains("the peer's grant of more imms"),
+        "the text of the dump does not name the grant",
+    )?;
+    ensure(grant_waits(&pair.a) >= 3, "no rail counts the waits for a grant")?;
     pair.sim.clock.advance(limit);
     pair.sim.step();
     for op in &mut late {
@@ -165,7 +168,7 @@ fn messages_renew(context: &Context) -> TestResult {
     pair.sim.settle()?;
     let mut ops = Vec::new();
     for number in 0..30 {
-        // An imm of a message is the message's.
+        // The imm of a message belongs to the message and uses no credit for imms.
         ops.push(pair.to_b.send_with(&src.region, 0..64, &SendOptions::new().imm(number))?);
     }
     step_initiator_only(&pair);
@@ -206,7 +209,7 @@ fn failures_give_back(context: &Context) -> TestResult {
         failed += u64::from(pair.sim.result(&mut op)?.is_err());
     }
     pair.sim.settle()?;
-    ensure(failed > 2, "too few failed to show anything")?;
+    ensure(failed > 2, "too few operations failed, so the trial shows nothing")?;
     ensure_eq("imms", pair.to_a.imm(1).count(), all - failed)
 }
 
@@ -215,7 +218,7 @@ fn ends_with_the_peer(context: &Context) -> TestResult {
         let pair = pair_of(context, &AdjustableGrant::new([ALL, 0, 0]))?;
         let mut op = pair.to_b.write_imm(1)?;
         step_initiator_only(&pair);
-        ensure(op.try_result().is_none(), "done without a grant")?;
+        ensure(op.try_result().is_none(), "the operation completed without a grant")?;
         if ours {
             pair.to_b.disconnect()
         } else {
@@ -223,14 +226,14 @@ fn ends_with_the_peer(context: &Context) -> TestResult {
         }
         ensure_err("an operation", pair.sim.result(&mut op)?, &[ErrorKind::PeerDied, ErrorKind::Closed])?;
         pair.sim.settle()?;
-        // Its place is free: the next connection has a whole share.
+        // The closed peer's share is free: the next connection gets a whole share.
         let (to_b, _) = pair.a.connect_local(&pair.b)?;
-        ensure(to_b.is_alive(), "the next connection is dead")?;
+        ensure(to_b.is_alive(), "the next connection is closed")?;
     }
     Ok(())
 }
 
-/// Thousands of imms through a window of eight: each grant is a frame between two threads.
+/// Thousands of imms go through a window of eight. Each new grant is a frame between two threads.
 fn over_sockets(context: &Context) -> TestResult {
     const IMMS: usize = 4000;
     let grant = AdjustableGrant::new([ALL, 8, ALL]);
@@ -247,5 +250,5 @@ fn over_sockets(context: &Context) -> TestResult {
     for mut op in ops {
         op.wait(LIMIT)?;
     }
-    ensure(grant_waits(&fabric) > 0, "nothing waited for a grant")
+    ensure(grant_waits(&fabric) > 0, "no operation waited for a grant")
 }

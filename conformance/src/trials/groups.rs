@@ -1,5 +1,5 @@
-//! Several transports of several rail groups each, as every fabric of more than one backend has them:
-//! each link is metered by its own peer's grant, whatever transports come before it.
+//! Several transports with several rail groups each, as every fabric with more than one backend has them. The grant of
+//! each link limits that link alone, whatever transports come before it.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -44,16 +44,16 @@ pub(super) const TRIALS: &[Trial] = &[
         .needs(METERED.union(Operations::READ)),
 ];
 
-/// What `a` opens: two transports that `b` does not have come first.
+/// The transports of `a`: the first two are not in `b`.
 const OURS: &[&str] = &["one", "two", LABEL];
-/// What `b` opens.
+/// The transports of `b`.
 const THEIRS: &[&str] = &["three", LABEL];
 
 fn open(sim: &SimHarness, labels: &[&str], admission: Option<Arc<dyn Admission>>) -> TestResult<TrialFabric> {
     sim.open(&Options { labels, rails: Some(2), group_per_rail: true, admission, ..Options::default() })
 }
 
-/// A pair that shares the last transport of each side alone; both sides grant what `dial` says.
+/// A pair that shares the last transport of each side only. Both sides grant the windows of `grant`.
 fn pair(context: &Context, grant: &Arc<AdjustableGrant>) -> TestResult<Pair> {
     let sim = SimHarness::new(context);
     let (a, b) = (open(&sim, OURS, Some(grant.clone()))?, open(&sim, THEIRS, Some(grant.clone()))?);
@@ -61,7 +61,7 @@ fn pair(context: &Context, grant: &Arc<AdjustableGrant>) -> TestResult<Pair> {
     Ok(Pair { sim, a, b, to_b, to_a })
 }
 
-/// Both directions of a pair: who begins, their view of the other, the other, the other's view of them.
+/// Both directions of a pair: the initiator, its peer, the target, and the target's peer.
 fn directions(pair: &Pair) -> [(&TrialFabric, &Peer, &TrialFabric, &Peer); 2] {
     [(&pair.a, &pair.to_b, &pair.b, &pair.to_a), (&pair.b, &pair.to_a, &pair.a, &pair.to_b)]
 }
@@ -104,7 +104,7 @@ fn messages(context: &Context) -> TestResult {
         let mut imms = Vec::new();
         while let Some(message) = pool.try_next() {
             let message = message?;
-            ensure(message.to_vec() == src.bytes(0..64), "a message has other bytes than were sent")?;
+            ensure(message.to_vec() == src.bytes(0..64), "a message has wrong bytes")?;
             imms.push(message.imm());
         }
         imms.sort_unstable();
@@ -113,7 +113,7 @@ fn messages(context: &Context) -> TestResult {
     Ok(())
 }
 
-/// Single receives: the first transport of the receiver reaches nobody.
+/// Single receives. The receiver's first transport reaches no peer.
 fn receives(context: &Context) -> TestResult {
     let pair = pair(context, &AdjustableGrant::new([ALL, ALL, ALL]))?;
     for (from, to, other, back) in directions(&pair) {
@@ -129,7 +129,7 @@ fn receives(context: &Context) -> TestResult {
     pair.sim.settle()
 }
 
-/// A window of bytes that the groups of a transport share, and reads, which take nothing of it.
+/// The rail groups of a transport share one window of bytes. Reads use no credit of it.
 fn bytes(context: &Context) -> TestResult {
     const LEN: usize = 5 << 20;
     let pair = pair(context, &AdjustableGrant::new([1 << 20, 0, 0]))?;
@@ -148,7 +148,7 @@ fn bytes(context: &Context) -> TestResult {
     pair.sim.settle()
 }
 
-/// A few imms and messages over the last transport, no limit over the others.
+/// Grants a few imms and messages over the last transport, and grants the other transports without limit.
 struct LimitedLastTransport;
 
 const LIMITED: Grant = Grant { bytes: ALL, imms: 3, messages: 2 };
@@ -159,8 +159,8 @@ impl Admission for LimitedLastTransport {
     }
 }
 
-/// Both transports reach the peer. The bytes go over the second, whose grant is small; what the first one
-/// allows is no concern of theirs, and a sender that took it would be ended by the receiver.
+/// Both transports reach the peer. The bytes go over the second transport, whose grant is small. They must not use the
+/// first transport's grant: the receiver would close the connection to such a sender.
 fn not_anothers(context: &Context) -> TestResult {
     const WRITES: usize = 300;
     let sim = SimHarness::new(context);
@@ -178,25 +178,25 @@ fn not_anothers(context: &Context) -> TestResult {
         ops.push(to_b.write_with(&src.region, 0..64, &remote, number * 64, &options)?);
         dst.expect_from(number * 64, &src, 0..64);
     }
-    // The target looks at nothing, and grants nothing more.
+    // The target polls nothing and grants nothing more.
     for _ in 0..200 {
         a.step();
         sim.clock.advance(Duration::from_micros(50));
     }
     let done = ops.iter_mut().map(Op::try_result).filter(Option::is_some).count();
-    ensure_eq("writes with an imm that a target took that looks at none", done as u64, LIMITED.imms)?;
+    ensure_eq("completed writes with an imm, while the target does not poll", done as u64, LIMITED.imms)?;
     let dump = a.dump();
     let waits_for_imms = |wait: &Wait| matches!(wait, Wait::Grant { of: GrantOf::Imms, .. });
     let named = dump.operations().filter(|operation| operation.waits.iter().any(waits_for_imms)).count();
-    ensure_eq("operations that wait for imms, as the dump has them", named, WRITES - done)?;
+    ensure_eq("operations that wait for imms in the dump", named, WRITES - done)?;
     sim.until("the imms", || to_a.imm(5).count() == WRITES as u64 || !to_a.is_alive())?;
-    ensure(to_a.is_alive(), "the target ended a sender that keeps to its grant")?;
+    ensure(to_a.is_alive(), "the target closed a sender that keeps to its grant")?;
     sim.settle()?;
     ops.retain_mut(|op| op.try_result().is_none());
     dst.check("what was written")
 }
 
-/// The same in real time between two processes, which share the last transport of each alone, as two hosts do.
+/// The same in real time between two processes, which share the last transport of each only, as two hosts do.
 fn between_processes(context: &Context) -> TestResult {
     const IMMS: usize = 500;
     const PAGES: u32 = 64;
@@ -224,9 +224,9 @@ fn between_processes(context: &Context) -> TestResult {
     for number in 0..PAGES as usize {
         back.region.copy_out(number << 16, &mut page)?;
         let other = (PAGES as usize - 1 - number) << 16;
-        ensure(page == src.bytes(other..other + (64 << 10)), format!("page {number} has other bytes"))?;
+        ensure(page == src.bytes(other..other + (64 << 10)), format!("page {number} has wrong bytes"))?;
     }
-    // The other way, and messages both ways.
+    // The other direction, and messages in both directions.
     helper.start(&format!("imms 3 {IMMS}"))?;
     let counter = to_child.imm(3);
     crate::check::within(LIMIT, "the helper's imms", counter.expect(IMMS as u64))??;
@@ -241,7 +241,7 @@ fn between_processes(context: &Context) -> TestResult {
         ensure_eq("bytes of a message", pool.next().wait(LIMIT)?.len(), 64)?;
     }
     helper.finish("sends")?;
-    ensure(to_child.is_alive(), "the peer is gone")
+    ensure(to_child.is_alive(), "the peer is closed")
 }
 
 fn finish(ops: Vec<Op>) -> TestResult {

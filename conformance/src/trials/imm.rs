@@ -1,4 +1,4 @@
-//! Immediate data: after the bytes, exactly once, never lost.
+//! Immediate data: an imm arrives after its bytes, exactly once, and is never lost.
 
 use std::future::Future;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -18,7 +18,8 @@ use crate::trial::{ALL_PATHS, Context, Trial};
 
 use super::futures::{PanickingWaker, counting_waker};
 
-/// Each rail's bytes are visible before what comes over that rail, and nothing else tells when they are.
+/// The bytes of each rail become visible before later arrivals over that rail, and no other event shows when they are
+/// visible.
 const LATE: &[Variant] = &[Variant::Late];
 
 pub(super) const TRIALS: &[Trial] = &[
@@ -79,7 +80,7 @@ fn after_all_pages(context: &Context) -> TestResult {
     Ok(())
 }
 
-/// Ticks until the imm is there; at that very moment all bytes must be.
+/// Ticks until the imm has arrived, and fails unless all bytes are visible at that moment.
 fn announced(pair: &Pair, dst: &CheckedRegion, imm: u32) -> TestResult {
     let counter = pair.to_a.imm(imm);
     pair.sim.until("the imm", || counter.count() > 0)?;
@@ -136,7 +137,7 @@ fn accumulates_and_is_taken(context: &Context) -> TestResult {
     for _ in 0..10 {
         pair.sim.done(pair.to_b.write_imm(77)?)?;
     }
-    // Nobody had asked for 77 before it came.
+    // The trial asked for imm 77 only after its arrival.
     let counter = pair.to_a.imm(77);
     pair.sim.until("ten imms", || counter.count() == 10)?;
     pollster::block_on(counter.expect(10))?;
@@ -165,7 +166,7 @@ fn all_32_bits(context: &Context) -> TestResult {
         .try_for_each(|imm| ensure_eq(&format!("arrivals of {imm:#x}"), pair.to_a.imm(*imm).count(), 1))
 }
 
-/// The receiver does not look for a while: the sender is held back, nothing is lost.
+/// The receiver does not poll for a while. The engine holds the sender back, and no imm is lost.
 fn more_than_any_queue(context: &Context) -> TestResult {
     let count = context.amount(3500, 1050);
     let options = Options { max_operations: 4096, ..Options::default() };
@@ -183,7 +184,7 @@ fn more_than_any_queue(context: &Context) -> TestResult {
     ensure_eq("imms of each value", counts, vec![u64::from(count) / 7; 7])
 }
 
-/// Called and handed out as they come: each arrival once, and the end of the peer.
+/// Callback and stream get each arrival once, and the close of the peer.
 fn called_and_streamed(context: &Context) -> TestResult {
     const IMMS: u64 = 100;
     let pair = Pair::new(context)?;
@@ -215,7 +216,10 @@ fn called_and_streamed(context: &Context) -> TestResult {
         (taken, pair.to_a.imm(7).count(), pair.to_a.imm(6).count()),
         (IMMS, 0, IMMS),
     )?;
-    ensure(std::pin::pin!(arrivals.next()).poll(&mut task).is_pending(), "an arrival too many")?;
+    ensure(
+        std::pin::pin!(arrivals.next()).poll(&mut task).is_pending(),
+        "the stream has one arrival too many",
+    )?;
     let called = || calls.try_iter().collect::<Vec<_>>();
     ensure_eq("calls", called(), vec![(0, true), (1, true), (IMMS, true)])?;
     pair.to_b.disconnect();
@@ -231,7 +235,7 @@ fn wakes_who_expects_it(context: &Context) -> TestResult {
     let mut expected = std::pin::pin!(pair.to_a.imm(4).expect(3));
     let mut task = std::task::Context::from_waker(&waker);
     for _ in 0..3 {
-        ensure(expected.as_mut().poll(&mut task).is_pending(), "ready before the third imm")?;
+        ensure(expected.as_mut().poll(&mut task).is_pending(), "the wait ended before the third imm")?;
         pair.sim.done(pair.to_b.write_imm(4)?)?;
         pair.sim.done(pair.to_b.write_imm(5)?)?;
         pair.sim.settle()?;
@@ -239,12 +243,12 @@ fn wakes_who_expects_it(context: &Context) -> TestResult {
     ensure_eq("wakes", wakes.count(), 1)?;
     match expected.as_mut().poll(&mut task) {
         Poll::Ready(result) => Ok(result?),
-        Poll::Pending => Err(crate::check::Failure::new("pending after the third imm")),
+        Poll::Pending => Err(crate::check::Failure::new("the wait is pending after the third imm")),
     }
 }
 
-/// The user's waker panics in a turn that takes several imms: each is counted once all the same, those behind it too,
-/// others that wait are woken, and the fabric goes on.
+/// The user's waker panics in a turn that takes several imms. Each imm counts once all the same, also those behind the
+/// panic, other waiters are woken, and the fabric goes on.
 fn a_waker_that_panics(context: &Context) -> TestResult {
     const COUNT: u64 = 20;
     let pair = Pair::new(context)?;
@@ -259,12 +263,12 @@ fn a_waker_that_panics(context: &Context) -> TestResult {
     )?;
     ensure(other.as_mut().poll(&mut std::task::Context::from_waker(&waits)).is_pending(), "ready at once")?;
     let ops: Result<Vec<_>, _> = (0..COUNT).map(|_| pair.to_b.write_imm(1)).collect();
-    // All that can be on its way is, before the other side looks.
+    // As many imms as possible are outstanding before the other side polls.
     for _ in 0..4 {
         pair.a.step();
     }
     let mut panics = 0;
-    // Each turn may be the one in which the waker panics.
+    // The waker may panic in any of these turns.
     for _ in 0..100_000 {
         panics += u32::from(catch_unwind(AssertUnwindSafe(|| pair.sim.tick())).is_err());
         if pair.to_a.imm(1).count() >= COUNT {
@@ -275,9 +279,9 @@ fn a_waker_that_panics(context: &Context) -> TestResult {
     pair.sim.settle()?;
     ensure_eq("imms", pair.to_a.imm(1).count(), COUNT)?;
     ensure_eq("panics", panics, 1)?;
-    ensure(wakes.count() > 0, "who else waited was not woken")?;
-    ensure(panicking.poll(&mut poll).is_ready(), "what is due is not ready")?;
-    // And the connection is as good as before.
+    ensure(wakes.count() > 0, "the other waiter was not woken")?;
+    ensure(panicking.poll(&mut poll).is_ready(), "the wait is not ready although its imms arrived")?;
+    // The connection still works.
     pair.sim.done(pair.to_b.write_imm(1)?)?;
     pair.sim.settle()?;
     ensure_eq("imms", pair.to_a.imm(1).count(), COUNT + 1)

@@ -27,7 +27,7 @@ fn every_size(context: &Context) -> TestResult {
     let mut sizes = vec![0, 1, 2, 63, 4095, 4096, 4097, most / 2, most - 1, most];
     sizes.retain(|size| *size <= most);
     for size in context.sample(sizes) {
-        // The receive may be larger than the message.
+        // A receive may be larger than its message.
         let mut receive = pair.b.recv(&dst.region, 17..(17 + size + 50).min(dst.len()))?;
         pair.b.step();
         let sent = pair.sim.done(pair.to_b.send(&src.region, 5..5 + size)?)?;
@@ -50,7 +50,7 @@ fn too_large_is_refused(context: &Context) -> TestResult {
     let mut receive = pair.b.recv(&dst.region, 0..most + 1)?;
     ensure_err("one byte too many", pair.to_b.send(&src.region, 0..most + 1), &[ErrorKind::TooLarge])?;
     pair.sim.settle()?;
-    ensure(receive.try_result().is_none(), "something was received")?;
+    ensure(receive.try_result().is_none(), "the receive completed although the message was refused")?;
     dst.check("after a refused message")
 }
 
@@ -94,7 +94,7 @@ fn receive_too_small(context: &Context) -> TestResult {
     pair.b.step();
     let mut op = pair.to_b.send(&src.region, 0..100)?;
     ensure_err("a receive of 99 bytes", pair.sim.result(&mut small)?, &[ErrorKind::TooLarge])?;
-    // Whether the sender learns of it is the transport's affair; ending is not.
+    // Whether the sender gets an error depends on the transport, but its operation must end.
     let _ = pair.sim.result(&mut op)?;
     for (at, byte) in contents(&dst)?.into_iter().enumerate().filter(|(at, _)| !(50..149).contains(at)) {
         ensure_eq(&format!("byte {at} outside of the receive"), byte, dst.bytes(at..at + 1)[0])?;
@@ -154,7 +154,7 @@ fn names_its_sender(context: &Context) -> TestResult {
     Ok(())
 }
 
-/// Many messages before the first receive: the sender is held back, nothing is lost.
+/// Many messages before the first receive. The engine holds the sender back, and no message is lost.
 fn more_than_any_queue(context: &Context) -> TestResult {
     const SIZE: usize = 100;
     let count = context.amount(1300, 300);
@@ -176,10 +176,10 @@ fn more_than_any_queue(context: &Context) -> TestResult {
     let mut bytes = vec![0; SIZE];
     for (number, mut receive) in receives?.into_iter().enumerate() {
         let imm = pair.sim.result(&mut receive)??.imm.unwrap_or(u32::MAX) as usize;
-        ensure(seen.get(imm) == Some(&false), format!("message {imm} came twice, or never was"))?;
+        ensure(seen.get(imm) == Some(&false), format!("message {imm} arrived twice, or was never sent"))?;
         seen[imm] = true;
         dst.region.copy_out(number * SIZE, &mut bytes)?;
-        ensure(bytes == src.bytes(slot(imm)), format!("message {imm} is damaged"))?;
+        ensure(bytes == src.bytes(slot(imm)), format!("message {imm} has wrong bytes"))?;
     }
     pair.sim.all_done(sends)
 }

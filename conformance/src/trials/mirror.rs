@@ -1,4 +1,4 @@
-//! Mirrored imm counters: the word follows the arrivals, after their bytes, and tells of the end.
+//! Mirrored imm counters: the word counts the arrivals, after their bytes, and reports the close of the peer.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -39,7 +39,7 @@ fn follows(context: &Context) -> TestResult {
         pair.sim.all_done(ops?)?;
         pair.sim.settle()
     };
-    // What came before counts, what was taken before does not.
+    // Earlier arrivals count, except those that were taken.
     send(5)?;
     ensure(pair.to_a.imm(5).try_take(10), "could not take")?;
     let (five, six) = (word(), word());
@@ -69,7 +69,7 @@ fn after_its_bytes(context: &Context) -> TestResult {
         dst.fill(context.seed + 10 + u64::from(round))?;
         let op = pair.to_b.write_with(&src.region, 0..LEN, &remote, 0, &WriteOptions::new().imm(1))?;
         dst.expect_from(0, &src, 0..LEN);
-        // At that very moment all bytes must be there.
+        // At this moment all bytes must be visible.
         pair.sim.until("the word", || now(&word) == round)?;
         dst.check("the bytes that the word announced")?;
         pair.sim.done(op)?;
@@ -86,8 +86,8 @@ fn passes_at_the_end(context: &Context) -> TestResult {
     ];
     pair.sim.done(pair.to_b.write_imm(1)?)?;
     pair.sim.settle()?;
-    ensure(mirrors.iter().all(|mirror| mirror.end().is_none()), "an end before it")?;
-    // The fabric at the other end is closed.
+    ensure(mirrors.iter().all(|mirror| mirror.end().is_none()), "a mirror reports an end before the close")?;
+    // The other side's fabric closes.
     pair.a.close();
     pair.sim.settle()?;
     ensure_eq("words at the end", (now(&passing), now(&keeping)), (1 + Mirror::PASS, 1))?;
@@ -98,7 +98,7 @@ fn passes_at_the_end(context: &Context) -> TestResult {
     })
 }
 
-/// A stream that waits has nobody else to tell it.
+/// The word alone can release a GPU stream that waits for the peer.
 fn killed(context: &Context) -> TestResult {
     let ConnectedPair { peer, mut helper, fabric: _fabric } = ConnectedPair::new(context)?;
     let word = word();
@@ -108,7 +108,7 @@ fn killed(context: &Context) -> TestResult {
     ensure_eq("the word", (now(&word), mirror.total()), (100, 100))?;
     helper.signal(Signal::KILL)?;
     within(LIMIT, "the end of the peer", peer.closed())?;
-    // The end is known before all who wait for it are told.
+    // The library knows of the close before it has told all waiters.
     let mut limit = Limit::of(LIMIT);
     while now(&word) == 100 && !limit.is_over() {
         std::thread::yield_now();

@@ -1,4 +1,4 @@
-//! Completions in any order, and runs that repeat themselves.
+//! Completions in any order, and runs that are the same for the same seed.
 
 use std::time::Duration;
 
@@ -22,7 +22,7 @@ pub(super) const TRIALS: &[Trial] = &[
         .needs(Operations::WRITE_IMM.union(Operations::READ)),
 ];
 
-/// A mixed load; returns both event hashes.
+/// Runs a mixed load and returns the event hashes of both fabrics.
 fn load(context: &Context) -> TestResult<(u64, u64)> {
     let pair = Pair::new(context)?;
     let mut random = fastrand::Rng::with_seed(77);
@@ -46,7 +46,7 @@ fn load(context: &Context) -> TestResult<(u64, u64)> {
         ops.push(pair.to_b.write(&src.region, start + 40_000..start + 60_000, &remote, start + 40_000)?);
         dst.expect_from(start + 40_000, &src, start + 40_000..start + 60_000);
         ops.push(pair.to_b.write_imm(100)?);
-        // Reads of what nobody writes: from the end of each part.
+        // Reads from the end of each part, to which no operation writes.
         ops.push(pair.to_b.read(&back.region, start..start + 5000, &remote, start + 60_000)?);
     }
     pair.sim.all_done(ops)?;
@@ -61,7 +61,7 @@ fn any_order(context: &Context) -> TestResult {
     context.seeds(12).try_for_each(|seed| load(&context.with_seed(seed)).map(drop))
 }
 
-/// Otherwise the variant would prove nothing.
+/// Without overtaking completions the variant would show nothing.
 fn completions_do_overtake(context: &Context) -> TestResult {
     let pair = Pair::new(context)?;
     let src = CheckedRegion::new(&pair.a, 64, Access::LOCAL, context.seed)?;
@@ -74,7 +74,7 @@ fn completions_do_overtake(context: &Context) -> TestResult {
     let mut order = Vec::new();
     pair.sim.until("64 writes", || {
         ops.retain_mut(|(number, op)| op.try_result().is_none() || (order.push(*number), false).1);
-        // Whose ends come with one leap of the clock cannot be told apart.
+        // Completions of the same clock step have no visible order.
         pair.sim.clock.advance(Duration::from_nanos(100));
         ops.is_empty()
     })?;

@@ -22,7 +22,7 @@ fn shuffled(count: u32, random: &mut fastrand::Rng) -> Vec<u32> {
     list
 }
 
-/// Where the pages of one side lie.
+/// The offsets of the pages of one side.
 #[derive(Clone)]
 struct Layout {
     indices: Vec<u32>,
@@ -44,7 +44,7 @@ impl Layout {
     }
 }
 
-/// Tells `dst` what a paged write will leave there.
+/// Expects in `dst` the bytes of a paged write.
 fn expect(dst: &mut CheckedRegion, to: &Layout, src: &CheckedRegion, from: &Layout, page: usize) {
     for item in 0..to.indices.len() {
         dst.expect_from(to.at(item), src, from.at(item)..from.at(item) + page);
@@ -95,7 +95,7 @@ fn strides_and_offsets(context: &Context) -> TestResult {
         let (from, to) = (shuffled(90, &mut random), shuffled(90, &mut random));
         let from = Layout { indices: from, stride: strides.0, offset: offsets.0 };
         let to = Layout { indices: to, stride: strides.1, offset: offsets.1 };
-        // Both end exactly where the last page does.
+        // Both regions end exactly at the end of the last page.
         let rooms = (offsets.0 + 89 * strides.0 + page, offsets.1 + 89 * strides.1 + page);
         transfer(&pair, &from, &to, page, rooms, context.seed)?;
     }
@@ -108,7 +108,7 @@ fn repeated_sources(context: &Context) -> TestResult {
     let from = Layout::dense((0..150).map(|_| random.u32(0..4)).collect(), 2048);
     let to = Layout::dense(shuffled(150, &mut random), 2048);
     transfer(&pair, &from, &to, 2048, (4 * 2048, 150 * 2048), context.seed)?;
-    // A source stride below the page: the pages overlap, which reading may.
+    // The source stride is smaller than the page. Source pages may overlap, because they are only read.
     let from = Layout { indices: (0..100).collect(), stride: 10, offset: 1 };
     transfer(
         &pair,
@@ -132,7 +132,7 @@ fn every_page_size(context: &Context) -> TestResult {
     Ok(())
 }
 
-/// Operations that are under way together, over one shared list.
+/// Several outstanding operations that share one page list.
 fn several_operations(context: &Context) -> TestResult {
     const PAGE: usize = 1024;
     let pair = Pair::new(context)?;

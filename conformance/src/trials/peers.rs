@@ -1,4 +1,4 @@
-//! Peers that come and go.
+//! Peers that connect and disconnect.
 
 use std::future::Future;
 
@@ -11,7 +11,7 @@ use crate::checked_region::{CheckedRegion, FULL_ACCESS};
 use crate::sim_harness::{Options, Pair, SimHarness};
 use crate::trial::{ALL_PATHS, Context, Trial};
 
-/// The data path, and work that is posted for long.
+/// The data paths, and operations that stay posted for long.
 const PATHS: &[Variant] = &[
     Variant::Plain,
     Variant::Queued,
@@ -20,7 +20,7 @@ const PATHS: &[Variant] = &[
     Variant::Reorder,
     Variant::Slow,
 ];
-/// How an operation may end when its peer goes.
+/// The error kinds of an operation whose peer is closed.
 const GONE: &[ErrorKind] = &[ErrorKind::PeerDied, ErrorKind::Closed];
 
 pub(super) const TRIALS: &[Trial] = &[
@@ -37,7 +37,7 @@ pub(super) const TRIALS: &[Trial] = &[
     Trial::new("peers::everyone_to_everyone", everyone).on(ALL_PATHS).needs(Operations::WRITE_IMM),
 ];
 
-/// The reason why a peer is gone, if it is.
+/// The reason why a peer is closed, if it is.
 fn close_reason(peer: &Peer) -> Option<Error> {
     let closed = std::pin::pin!(peer.closed());
     let mut task = std::task::Context::from_waker(std::task::Waker::noop());
@@ -47,7 +47,7 @@ fn close_reason(peer: &Peer) -> Option<Error> {
     }
 }
 
-/// Every operation ends: done, or because the peer went.
+/// Waits for every operation, which must succeed or fail because the peer is closed. Returns the number of failures.
 #[track_caller]
 fn all_end(sim: &SimHarness, ops: Vec<Op>) -> TestResult<usize> {
     let mut failed = 0;
@@ -67,7 +67,7 @@ struct Load {
     ops: Vec<Op>,
 }
 
-/// Large writes, `turns` turns after they were submitted.
+/// Submits large writes and runs `turns` turns.
 fn load(context: &Context, turns: u64) -> TestResult<Load> {
     let pair = Pair::new(&context.with_seed(context.seed + turns))?;
     let src = CheckedRegion::new(&pair.a, 2 << 20, Access::LOCAL, context.seed)?;
@@ -84,15 +84,20 @@ fn load(context: &Context, turns: u64) -> TestResult<Load> {
 fn disconnected(context: &Context) -> TestResult {
     for turns in context.attempts(6) {
         let Load { pair, src, mut dst, ops } = load(context, turns)?;
-        ensure(close_reason(&pair.to_b).is_none() && pair.to_b.is_alive(), "dead before it went")?;
+        ensure(
+            close_reason(&pair.to_b).is_none() && pair.to_b.is_alive(),
+            "the peer is closed before its disconnect",
+        )?;
         pair.to_b.disconnect();
-        // Waiters of every sort end at once, without a turn of time.
+        // All kinds of waiters end at once, without a turn.
         ensure_err(
             "the peer",
-            Err::<(), _>(close_reason(&pair.to_b).ok_or_else(|| Failure::new("still there"))?),
+            Err::<(), _>(
+                close_reason(&pair.to_b).ok_or_else(|| Failure::new("the peer has no close reason"))?,
+            ),
             GONE,
         )?;
-        ensure(!pair.to_b.is_alive(), "alive after it was disconnected")?;
+        ensure(!pair.to_b.is_alive(), "the peer is alive after its disconnect")?;
         ensure_err("an expected imm", pair.to_b.imm(1).expect(1).wait(limit::HANG), GONE)?;
         all_end(&pair.sim, ops)?;
         pair.sim.settle()?;
@@ -125,10 +130,12 @@ fn fabric_closed(context: &Context) -> TestResult {
     for turns in context.attempts(6) {
         let Load { pair, mut dst, ops, src } = load(context, turns)?;
         pair.a.close();
-        // Nothing of it moves any more, and nobody needs to step it.
+        // The closed fabric moves no byte any more and needs no further step.
         dst.fill(context.seed + 3)?;
         for mut op in ops {
-            let result = op.try_result().ok_or_else(|| Failure::new("an operation outlives its fabric"))?;
+            let result = op
+                .try_result()
+                .ok_or_else(|| Failure::new("an operation has no result although its fabric is closed"))?;
             if let Err(error) = result {
                 ensure_err::<()>("an operation", Err(error), &[ErrorKind::Closed])?;
             }
@@ -171,13 +178,13 @@ fn closed_fabric_refuses(context: &Context) -> TestResult {
     ensure_err("write", pair.to_b.write(&src.region, 0..64, &remote, 0).map(drop), closed)?;
     ensure_err("write_imm", pair.to_b.write_imm(1).map(drop), closed)?;
     ensure_eq("outstanding", pair.a.step().outstanding, 0)?;
-    // Its memory is still its owner's.
+    // The owner can still use its memory.
     src.check("a region of a closed fabric")?;
     drop(pair.a);
     src.check("a region of a dropped fabric")
 }
 
-/// Nothing is used up by connections that ended.
+/// Connections that ended use no resources.
 fn come_and_go(context: &Context) -> TestResult {
     let sim = SimHarness::new(context);
     let (a, b) = (sim.open(&Options::default())?, sim.open(&Options::default())?);
@@ -186,7 +193,7 @@ fn come_and_go(context: &Context) -> TestResult {
     let mut last = None;
     for round in 0..context.amount(300, 3) {
         let (to_b, to_a) = a.connect_local(&b)?;
-        ensure(last != Some(to_b.id()), "a peer's number was used again")?;
+        ensure(last != Some(to_b.id()), "a peer id was used again")?;
         last = Some(to_b.id());
         let remote = dst.import(&to_b)?;
         let at = round % 4000;
@@ -225,7 +232,7 @@ fn one_goes(context: &Context) -> TestResult {
 fn two_connections(context: &Context) -> TestResult {
     let pair = Pair::new(context)?;
     let (second, second_back) = pair.a.connect_local(&pair.b)?;
-    ensure(second.id() != pair.to_b.id(), "two connections share a number")?;
+    ensure(second.id() != pair.to_b.id(), "two connections share a peer id")?;
     let src = CheckedRegion::new(&pair.a, 200_000, Access::LOCAL, context.seed)?;
     let mut dst = CheckedRegion::new(&pair.b, 400_000, FULL_ACCESS, context.seed + 1)?;
     for (number, (peer, back)) in [(&pair.to_b, &pair.to_a), (&second, &second_back)].into_iter().enumerate()
@@ -263,7 +270,7 @@ fn everyone(context: &Context) -> TestResult {
             let (peer, back) = nodes[from].0.connect_local(&nodes[to].0)?;
             let remote = nodes[to].1.import(&peer)?;
             let options = WriteOptions::new().imm(from as u32);
-            // The last part is everyone's source, part i comes from fabric i.
+            // The last part is the source of all writes. Part i is the destination of fabric i.
             let source = fabrics * PART..(fabrics + 1) * PART;
             ops.push(peer.write_with(
                 &nodes[from].1.region,

@@ -1,4 +1,4 @@
-//! Pools of receives that repost themselves.
+//! Receive pools, which post their buffers again.
 
 use std::time::Duration;
 
@@ -48,16 +48,19 @@ fn reposts_itself(context: &Context) -> TestResult {
     for _ in 0..40 {
         let message = next(&pair.sim, &pool)??;
         let number = message.imm().unwrap_or(u32::MAX) as usize;
-        ensure(seen.get(number) == Some(&false), format!("message {number} came twice, or never was"))?;
+        ensure(
+            seen.get(number) == Some(&false),
+            format!("message {number} arrived twice, or was never sent"),
+        )?;
         seen[number] = true;
         ensure_eq("sender", message.peer(), pair.to_a.id())?;
         ensure(
             message.to_vec() == src.bytes(number * 300..number * 300 + size(number)),
-            "a damaged message",
+            "a message has wrong bytes",
         )?;
     }
     pair.sim.all_done(ops?)?;
-    ensure(pool.try_next().is_none(), "a 41st message")
+    ensure(pool.try_next().is_none(), "the pool has a 41st message")
 }
 
 fn kept_messages(context: &Context) -> TestResult {
@@ -70,7 +73,7 @@ fn kept_messages(context: &Context) -> TestResult {
     }
     let kept = [next(&pair.sim, &pool)??, next(&pair.sim, &pool)??];
     let before = kept.each_ref().map(Message::to_vec);
-    // All others go through the one buffer that is left.
+    // All other messages use the one free buffer.
     for _ in 2..10 {
         next(&pair.sim, &pool)??;
     }
@@ -86,14 +89,14 @@ fn goes_on_after_too_large(context: &Context) -> TestResult {
     let pool = pair.b.recv_pool(2, 100)?;
     let src = CheckedRegion::new(&pair.a, 200, Access::LOCAL, context.seed)?;
     for _ in 0..5 {
-        // More failures than buffers: each gives its buffer back.
+        // More failures than buffers: each failure must free its buffer.
         let mut op = pair.to_b.send(&src.region, 0..101)?;
         ensure_err("101 bytes", next(&pair.sim, &pool)?.map(drop), &[ErrorKind::TooLarge])?;
         let _ = pair.sim.result(&mut op)?;
     }
     pair.sim.done(pair.to_b.send(&src.region, 0..100)?)?;
     let message = next(&pair.sim, &pool)??;
-    ensure(message.to_vec() == src.bytes(0..100), "a damaged message")
+    ensure(message.to_vec() == src.bytes(0..100), "a message has wrong bytes")
 }
 
 fn from_many_peers(context: &Context) -> TestResult {
@@ -115,9 +118,9 @@ fn from_many_peers(context: &Context) -> TestResult {
     for _ in 0..20 * peers {
         let message = next(&sim, &pool)??;
         let sender = senders.iter_mut().find(|(id, ..)| *id == message.peer());
-        let (_, src, count) = sender.ok_or_else(|| Failure::new("a message from nobody"))?;
+        let (_, src, count) = sender.ok_or_else(|| Failure::new("a message has an unknown sender"))?;
         *count += 1;
-        ensure(message.to_vec() == src.bytes(0..64), "a message of another sender's bytes")?;
+        ensure(message.to_vec() == src.bytes(0..64), "a message has another sender's bytes")?;
     }
     ensure(senders.iter().all(|(.., count)| *count == 20), "a sender's messages are missing")?;
     sim.all_done(ops)
@@ -135,8 +138,8 @@ fn dropped_with_messages(context: &Context) -> TestResult {
     pair.sim.all_done(ops)?;
     drop(pool);
     pair.sim.settle()?;
-    // The message outlives its pool; later messages go to whoever receives next.
-    ensure(held.to_vec() == src.bytes(0..64), "a damaged message")?;
+    // A message stays valid after its pool is dropped. Later messages go to the next receive.
+    ensure(held.to_vec() == src.bytes(0..64), "a message has wrong bytes")?;
     drop(held);
     let mut dst = CheckedRegion::new(&pair.b, 64, FULL_ACCESS, context.seed + 1)?;
     let mut receive = pair.b.recv(&dst.region, 0..64)?;

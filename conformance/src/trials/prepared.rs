@@ -1,4 +1,4 @@
-//! Prepared writes: checked once, posted many times, and still refused when they must be.
+//! Prepared writes: they are checked once and posted many times, and a post still fails when it must.
 
 use transport_core::{Access, ErrorKind, Pages, PreparedWrite, WriteOptions};
 
@@ -31,7 +31,7 @@ fn regions(context: &Context, pair: &Pair) -> TestResult<(CheckedRegion, Checked
     Ok((src, CheckedRegion::new(&pair.b, COUNT * PAGE, FULL_ACCESS, context.seed + 1)?))
 }
 
-/// All pages of `src` to those of `dst`, reversed.
+/// Prepares a write of all pages of `src` to those of `dst`, in reverse order.
 fn prepare(
     pair: &Pair,
     src: &CheckedRegion,
@@ -42,7 +42,7 @@ fn prepare(
     Ok(pair.to_b.prepare_write_pages(&src.region, &from, &remote, &to, PAGE, options)?)
 }
 
-/// Tells `dst` what the reversed pages of `src` leave there.
+/// Expects in `dst` the reversed pages of `src`.
 fn expect(dst: &mut CheckedRegion, src: &CheckedRegion) {
     for page in 0..COUNT {
         dst.expect_from((COUNT - 1 - page) * PAGE, src, page * PAGE..(page + 1) * PAGE);
@@ -85,7 +85,7 @@ fn its_imm_and_others(context: &Context) -> TestResult {
     pair.sim.until("the imms", || count(7) == 2 && count(9) == 1 && count(8) == COUNT as u64)?;
     let without = prepare(&WriteOptions::new())?;
     ensure_err("an imm it was not prepared for", without.post_with_imm(1), &[ErrorKind::InvalidRequest])?;
-    ensure(format!("{last:?}").contains("40"), "Debug names the pages")
+    ensure(format!("{last:?}").contains("40"), "the Debug text lacks the number of pages")
 }
 
 fn refused_once_revoked(context: &Context) -> TestResult {

@@ -1,4 +1,4 @@
-//! Full queues: back-pressure, never loss, never a second delivery.
+//! Full queues: the engine applies back-pressure and neither loses nor repeats a request.
 
 use std::time::Duration;
 
@@ -63,7 +63,7 @@ fn more_pages(context: &Context) -> TestResult {
     Ok(())
 }
 
-/// Whatever is submitted, no rail ever has more outstanding than its depth.
+/// No rail ever has more outstanding requests than its depth.
 fn depth_is_respected(context: &Context) -> TestResult {
     let pair = Pair::new(context)?;
     let src = CheckedRegion::new(&pair.a, 200 * 128, Access::LOCAL, context.seed)?;
@@ -85,7 +85,7 @@ fn depth_is_respected(context: &Context) -> TestResult {
     Ok(())
 }
 
-/// The device sees each request once: a batch accepted in part is not posted twice.
+/// The device gets each request once: the engine does not post the accepted part of a batch again.
 fn every_request_once(context: &Context) -> TestResult {
     for seed in context.seeds(4) {
         let pair = Pair::new(&context.with_seed(seed))?;
@@ -107,7 +107,7 @@ fn every_request_once(context: &Context) -> TestResult {
 }
 
 fn a_full_table(context: &Context) -> TestResult {
-    // The table is a rail group's.
+    // Each rail group has its own table.
     let options = Options { max_operations: 8, rails: Some(16), ..Options::default() };
     let pair = SimHarness::new(context).pair_of(&options, &options)?;
     let src = CheckedRegion::new(&pair.a, 4096, Access::LOCAL, context.seed)?;
@@ -121,7 +121,7 @@ fn a_full_table(context: &Context) -> TestResult {
         pair.sim.all_done(ops?)?;
         dst.check("the eight")?;
     }
-    // One slot that comes back is enough.
+    // One free slot is enough.
     let mut ops = (0..8).map(write).collect::<Result<Vec<_>, _>>()?;
     if let Some(first) = ops.pop() {
         pair.sim.done(first)?;
@@ -132,7 +132,7 @@ fn a_full_table(context: &Context) -> TestResult {
     pair.sim.all_done(ops)
 }
 
-/// One peer takes no messages: writes to it and to others go on.
+/// One peer posts no receives. Writes to it and to other peers go on.
 fn a_stalled_peer(context: &Context) -> TestResult {
     let options = Options { max_operations: 4096, ..Options::default() };
     let pair = SimHarness::new(context).pair_of(&options, &options)?;
@@ -141,7 +141,7 @@ fn a_stalled_peer(context: &Context) -> TestResult {
     let src = CheckedRegion::new(&pair.a, 2 << 20, Access::LOCAL, context.seed)?;
     let mut dst = CheckedRegion::new(&other, 2 << 20, FULL_ACCESS, context.seed + 1)?;
     let remote = dst.import(&to_other)?;
-    // Nobody at `b` receives, nor looks: its lanes are full soon.
+    // `b` neither receives nor polls: its message rings are full soon.
     let mut stuck = Vec::new();
     for _ in 0..1500 {
         stuck.push(pair.to_b.write_imm(1)?);
@@ -160,7 +160,7 @@ fn a_stalled_peer(context: &Context) -> TestResult {
         other.step();
         pair.sim.clock.advance(Duration::from_micros(1));
     }
-    ensure(result.is_some(), "a peer that does not look holds up another one")?;
+    ensure(result.is_some(), "a peer that does not poll blocks another peer")?;
     dst.expect_from(0, &src, 0..2 << 20);
     dst.check("the other peer")?;
     drop(stuck);

@@ -1,4 +1,4 @@
-//! Rails: all are used, also where sides have unequal numbers of them.
+//! Rails: the engine uses all rails, also if the sides have different numbers of rails.
 
 use transport_core::spi::Operations;
 use transport_core::{Access, Fabric, Pages, WriteOptions};
@@ -63,7 +63,7 @@ fn unequal_numbers(context: &Context) -> TestResult {
     Ok(())
 }
 
-/// Many writes of one request each must not all go over the first rail.
+/// Many writes of one request each must not all use the first rail.
 fn single_writes_take_turns(context: &Context) -> TestResult {
     let pair = unequal(context, 4, 4)?;
     let src = CheckedRegion::new(&pair.a, 4096, Access::LOCAL, context.seed)?;

@@ -1,4 +1,4 @@
-//! Reads, where the backend has them.
+//! Reads, for backends that support them.
 
 use transport_core::Access;
 use transport_core::spi::Operations;
@@ -58,7 +58,7 @@ fn sees_an_earlier_write(context: &Context) -> TestResult {
     let mut back = CheckedRegion::new(&pair.a, 300_000, Access::LOCAL, context.seed + 1)?;
     let mut there = CheckedRegion::new(&pair.b, 300_000, FULL_ACCESS, context.seed + 2)?;
     let remote = there.import(&pair.to_b)?;
-    // A write that is done is visible to everyone, however it went.
+    // A completed write is visible to all readers, on any data path.
     for size in [100, 4096, 290_000] {
         pair.sim.done(pair.to_b.write(&src.region, 0..size, &remote, 9)?)?;
         pair.sim.done(pair.to_b.read(&back.region, 17..17 + size, &remote, 9)?)?;

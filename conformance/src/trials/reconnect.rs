@@ -1,4 +1,4 @@
-//! Fabrics that part and meet again, while both stay open.
+//! Fabrics that disconnect and connect again while both stay open.
 
 use std::time::Duration;
 
@@ -20,7 +20,8 @@ pub(super) const TRIALS: &[Trial] = &[
 
 const LEN: usize = 100_000;
 
-/// Two that are to meet: a fabric here with a region, and one in a helper with another, `far`, which listens there.
+/// Opens two fabrics that are not connected yet: one here with a region, and one in a helper that listens and has the
+/// region `far`.
 fn unconnected(context: &Context) -> TestResult<(TrialFabric, HelperProcess, String, CheckedRegion)> {
     let fabric = worker_fabric(context)?;
     let mut helper = HelperProcess::spawn(context)?;
@@ -30,16 +31,17 @@ fn unconnected(context: &Context) -> TestResult<(TrialFabric, HelperProcess, Str
     Ok((fabric, helper, address, near))
 }
 
-/// Over and over, with writes under way when they part, and neither waits until the other has noticed.
+/// Disconnects and connects many times, with outstanding writes at each disconnect. Neither side waits until the other
+/// has noticed the disconnect.
 fn at_once(context: &Context) -> TestResult {
     let (fabric, mut helper, address, near) = unconnected(context)?;
     fabric.publish("near", &near.region)?;
     for round in 0..12 {
         let peer = helper.connect(&fabric, &address)?;
-        // Else libfabric may hold writes back until a handshake that never comes, as the peer is gone.
+        // Without this, libfabric may hold writes back until a handshake, which never comes because the peer is gone.
         peer.warm_up()?.wait(LIMIT)?;
         let remote = within(LIMIT, "a lookup", peer.region("far"))??;
-        // Either side is the first to write, both are, or nobody.
+        // This side writes first, or the helper, or both, or neither.
         if round & 1 == 0 {
             let options = WriteOptions::new().imm(1);
             peer.write_with(&near.region, 0..LEN, &remote, 0, &options)?.wait(LIMIT)?;
@@ -64,7 +66,7 @@ fn at_once(context: &Context) -> TestResult {
     Ok(())
 }
 
-/// A message that nobody had received when its sender parted is not taken for the next one's.
+/// A message that was not received before its sender disconnected is not delivered to the next connection.
 fn left_unread(context: &Context) -> TestResult {
     let (fabric, mut helper, address, near) = unconnected(context)?;
     for round in 1..4 {
@@ -72,10 +74,10 @@ fn left_unread(context: &Context) -> TestResult {
         let remote = within(LIMIT, "a lookup", peer.region("far"))??;
         helper.command("receive far 0 64")?;
         peer.send_with(&near.region, 0..round, &SendOptions::new().imm(7))?.wait(LIMIT)?;
-        ensure_eq("what was received", helper.command("wait-receive")?, format!("{round} Some(7)"))?;
+        ensure_eq("the received message", helper.command("wait-receive")?, format!("{round} Some(7)"))?;
         let unread = peer.send_with(&near.region, 0..64, &SendOptions::new().imm(8))?;
-        // It takes the same way, and the message has most likely come when this has; unless it stands behind it
-        // (libfabric 2.1, tcp).
+        // The imm takes the same path as the message. Once the imm has arrived, the message most likely has, too,
+        // unless the imm waits behind the message (libfabric 2.1, tcp).
         let mut behind = peer.write(&near.region, 0..64, &remote, 0)?;
         if let Err(error) = behind.wait(Duration::from_millis(200)) {
             ensure_err::<()>("what is behind it", Err(error), &[ErrorKind::DeadlineExceeded])?;

@@ -1,4 +1,4 @@
-//! Requests that can never succeed: refused with the right kind, and nothing moves.
+//! Requests that can never succeed: they fail with the right error kind, and no byte moves.
 
 use transport_core::spi::Operations;
 use transport_core::{Access, Descriptor, ErrorKind, Op, Pages, WriteOptions};
@@ -24,7 +24,7 @@ pub(super) const TRIALS: &[Trial] = &[
 
 const LEN: usize = 10_000;
 
-/// A source, a destination and whether anything moved.
+/// A pair with a source and a destination.
 struct Fixture {
     pair: Pair,
     src: CheckedRegion,
@@ -51,7 +51,7 @@ impl Fixture {
         self.pair.sim.fails(what, op, &[kind]).map(drop)
     }
 
-    /// After all that was refused: not a byte differs, and the next good write works.
+    /// Fails unless both regions are unchanged and a valid write works.
     #[track_caller]
     fn check_unchanged(self) -> TestResult {
         let Self { pair, src, mut dst, remote } = self;
@@ -61,13 +61,13 @@ impl Fixture {
         if remote.access().contains(Access::REMOTE_WRITE) {
             pair.sim.done(pair.to_b.write(&src.region, 0..LEN, &remote, 0)?)?;
             dst.expect_from(0, &src, 0..LEN);
-            dst.check("a good write after it")?;
+            dst.check("after a valid write")?;
         }
         Ok(())
     }
 }
 
-#[allow(clippy::reversed_empty_ranges, reason = "refusing those is the point")]
+#[allow(clippy::reversed_empty_ranges, reason = "the trial submits such ranges")]
 fn out_of_bounds(context: &Context) -> TestResult {
     let fixture = Fixture::new(context, FULL_ACCESS)?;
     let imm = WriteOptions::new().imm(1);
@@ -150,7 +150,7 @@ fn pages_out_of_bounds(context: &Context) -> TestResult {
         Pages::new([0, 1]).stride(usize::MAX),
         Pages::new([0, 1]).stride(usize::MAX).offset(usize::MAX),
         Pages::new([0, u32::MAX]).stride(usize::MAX / 2),
-        // Wraps to a small number if multiplied in 64 bits.
+        // The offset would wrap to a small number in a 64-bit multiplication.
         Pages::new([0, 1 << 31]).stride(1 << 33),
     ];
     for bad in &bad {
@@ -191,7 +191,7 @@ fn no_right_to_read(context: &Context) -> TestResult {
     fixture.check_unchanged()
 }
 
-/// A local region is refused at its import, or later.
+/// A peer's import of a local region fails, or later operations on it.
 fn nothing_allowed(context: &Context) -> TestResult {
     let pair = Pair::new(context)?;
     let src = CheckedRegion::new(&pair.a, LEN, Access::LOCAL, context.seed)?;
@@ -245,7 +245,7 @@ fn an_earlier_incarnation(context: &Context) -> TestResult {
     let after = sim.open(&Default::default())?;
     let new = CheckedRegion::new(&after, 4096, FULL_ACCESS, context.seed)?;
     let (to_b, _) = a.connect_local(&after)?;
-    ensure(before.incarnation() != after.incarnation(), "two openings have one incarnation")?;
+    ensure(before.incarnation() != after.incarnation(), "two openings of a fabric have one incarnation")?;
     ensure_err(
         "an old descriptor",
         to_b.import(&Descriptor::from_bytes(&old)?).map(drop),
@@ -255,7 +255,7 @@ fn an_earlier_incarnation(context: &Context) -> TestResult {
     new.check("the new region")
 }
 
-/// The owner's own copies are bounded as well.
+/// The owner's own copies are checked against the bounds too.
 fn own_memory(context: &Context) -> TestResult {
     let pair = Pair::new(context)?;
     let checked = CheckedRegion::new(&pair.a, 100, FULL_ACCESS, context.seed)?;

@@ -1,4 +1,4 @@
-//! Taking regions back: once a revocation resolves, no late byte lands.
+//! Revoking regions: once a revocation has completed, no late byte lands.
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicU32;
@@ -19,7 +19,7 @@ use crate::trial_fabric::TrialFabric;
 
 const ALL: Operations = Operations::all();
 const REFUSALS: &[ErrorKind] = &[ErrorKind::Revoked, ErrorKind::RemoteAccess];
-/// The data path, and work that is posted for long.
+/// The data paths, and operations that stay posted for long.
 const PATHS: &[Variant] = &[
     Variant::Plain,
     Variant::Queued,
@@ -92,7 +92,7 @@ fn import_after_it(context: &Context) -> TestResult {
 
 fn in_flight(context: &Context) -> TestResult {
     let len = context.amount(3 << 20, 1 << 20);
-    // Revoked after one turn more each time.
+    // Each round revokes after one more turn.
     for turns in context.attempts(8) {
         let pair = Pair::new(&context.with_seed(context.seed + turns))?;
         let src = CheckedRegion::new(&pair.a, len, Access::LOCAL, context.seed)?;
@@ -103,7 +103,7 @@ fn in_flight(context: &Context) -> TestResult {
             pair.sim.step();
         }
         pair.sim.done(dst.region.revoke()?)?;
-        // The memory is ours alone again.
+        // Now only the owner writes the memory.
         dst.fill(context.seed + 2)?;
         if let Err(error) = pair.sim.result(&mut op)? {
             ensure_err::<()>("the write", Err(error), REFUSALS)?;
@@ -137,7 +137,7 @@ fn pages_in_flight(context: &Context) -> TestResult {
     Ok(())
 }
 
-/// The initiator goes on writing and drops operations as it likes.
+/// The initiator keeps writing and drops operations at random.
 fn under_a_flood(context: &Context) -> TestResult {
     for seed in context.seeds(12) {
         let mut random = fastrand::Rng::with_seed(seed);
@@ -168,7 +168,7 @@ fn under_a_flood(context: &Context) -> TestResult {
                     None => revoke = Some(revoking),
                     Some(result) => {
                         result?;
-                        // The memory is ours alone again, whatever is still on its way.
+                        // Now only the owner writes the memory, whatever requests are still outstanding.
                         dst.fill(seed + 2)?;
                     }
                 }
@@ -214,7 +214,7 @@ fn may_be_repeated(context: &Context) -> TestResult {
     checked.check("still the owner's")
 }
 
-/// Regions that come after get keys that an old descriptor does not open.
+/// Later regions get keys that an old descriptor does not match.
 fn a_key_is_not_reused(context: &Context) -> TestResult {
     let pair = Pair::new(context)?;
     let src = CheckedRegion::new(&pair.a, 4096, Access::LOCAL, context.seed)?;
@@ -251,7 +251,7 @@ fn target_dropped(context: &Context) -> TestResult {
             ensure_err::<()>("the write", Err(error), REFUSALS)?;
         }
         pair.sim.settle()?;
-        // The peer itself is well.
+        // The peer itself still works.
         let mut next = CheckedRegion::new(&pair.b, 1 << 20, FULL_ACCESS, context.seed + 2)?;
         let remote = next.import(&pair.to_b)?;
         pair.sim.done(pair.to_b.write(&src.region, 0..1 << 20, &remote, 0)?)?;
@@ -269,14 +269,14 @@ fn source_dropped(context: &Context) -> TestResult {
     let op = pair.to_b.write(&src.region, 0..1 << 20, &remote, 0)?;
     dst.expect_from(0, &src, 0..1 << 20);
     drop((src, remote));
-    // Whoever takes the freed memory must not be read from.
+    // The device must not read from a later owner of the freed memory.
     let other = CheckedRegion::new(&pair.a, 1 << 20, Access::LOCAL, context.seed + 5)?;
     pair.sim.done(op)?;
     dst.check("from a region its owner let go")?;
     ensure(other.matches(), "the next region was changed")
 }
 
-/// What an owner may still try with a region of its own that it has revoked, with what each came to.
+/// Tries each operation of an owner on its own revoked region, and returns the results.
 fn uses(
     fabric: &TrialFabric,
     peer: &Peer,
@@ -308,7 +308,7 @@ fn uses(
     ])
 }
 
-/// All of them are refused at the call.
+/// Fails unless each operation fails at the call.
 fn are_refused(uses: Vec<(&'static str, Result<Op, Error>)>) -> TestResult {
     for (what, result) in uses {
         ensure_err(what, result.map(drop), &[ErrorKind::Revoked])?;
@@ -316,7 +316,7 @@ fn are_refused(uses: Vec<(&'static str, Result<Op, Error>)>) -> TestResult {
     Ok(())
 }
 
-/// An owner may copy into and out of what it revoked, and nothing else.
+/// An owner may copy into and out of its revoked region, and nothing else.
 fn refuses_the_owner(context: &Context) -> TestResult {
     let pair = Pair::new(context)?;
     let mut own = CheckedRegion::new(&pair.a, 300_000, FULL_ACCESS, context.seed)?;
@@ -342,8 +342,8 @@ fn prepared_explanation(peer: &Peer, own: &Region, remote: &RemoteRegion) -> Res
     peer.explain_write(own, 0..8, remote, 0, &WriteOptions::new()).map(drop)
 }
 
-/// Writes, reads, a triggered write and a receive are under way when their region is revoked, after one turn more
-/// each time.
+/// Writes, reads, a triggered write and a receive are outstanding when their region is revoked. Each round revokes after
+/// one more turn.
 fn ends_what_the_owner_does(context: &Context) -> TestResult {
     let len = context.amount(2 << 20, 1 << 20);
     for turns in context.attempts(8) {
@@ -365,14 +365,14 @@ fn ends_what_the_owner_does(context: &Context) -> TestResult {
         own.fill(context.seed + 2)?;
         for op in &mut ops {
             if let Err(error) = pair.sim.result(op)? {
-                ensure_err::<()>("what was under way", Err(error), &[ErrorKind::Revoked])?;
+                ensure_err::<()>("an outstanding operation", Err(error), &[ErrorKind::Revoked])?;
             }
         }
         ensure_err("the triggered write", pair.sim.result(&mut triggered)?, &[ErrorKind::Revoked])?;
         ensure_err("the receive", pair.sim.result(&mut receive)?, &[ErrorKind::Revoked])?;
         pair.sim.settle()?;
         own.check(&format!("revoked after {turns} turns"))?;
-        // Both sides go on.
+        // Both sides still work.
         drop(own);
         far.accept()?;
         let next = CheckedRegion::new(&pair.a, 100_000, FULL_ACCESS, context.seed + 3)?;
@@ -400,8 +400,8 @@ fn refuses_in_real_time(context: &Context) -> TestResult {
     Ok(())
 }
 
-/// The owner writes from its region and reads into it when it revokes it, and the device has most of that posted:
-/// what the device holds of the region lasts until it has let go, and nothing lands after the revocation.
+/// The owner revokes its region while it writes from the region and reads into it, and most of these requests are posted.
+/// The library keeps the memory until the device is done with it, and no byte lands after the revocation.
 fn amid_own_traffic(context: &Context) -> TestResult {
     const LEN: usize = 2 << 20;
     let mut pair = ConnectedPair::kept_or_new(context)?;
@@ -421,11 +421,11 @@ fn amid_own_traffic(context: &Context) -> TestResult {
         own.fill(100 + round)?;
         for mut op in ops {
             if let Err(error) = op.wait(LIMIT) {
-                ensure_err::<()>("what was under way", Err(error), &[ErrorKind::Revoked])?;
+                ensure_err::<()>("an outstanding operation", Err(error), &[ErrorKind::Revoked])?;
             }
         }
         own.check("after the revocation")?;
-        // The next one mostly gets its place, and its keys.
+        // The next region usually gets the same memory and keys.
         drop(own);
         let next = CheckedRegion::new(fabric, LEN, FULL_ACCESS, 50 + round)?;
         peer.write(&next.region, 0..LEN, &remote, 0)?.wait(LIMIT)?;
@@ -435,14 +435,14 @@ fn amid_own_traffic(context: &Context) -> TestResult {
     Ok(())
 }
 
-/// A receive is posted into the region.
+/// Revokes a region with a posted receive.
 fn takes_a_receive_back(context: &Context) -> TestResult {
     let mut pair = ConnectedPair::kept_or_new(context)?;
     let ConnectedPair { fabric, peer, helper } = &mut pair;
     helper.command("alloc far 4096 2")?;
     let own = CheckedRegion::new(fabric, 4096, FULL_ACCESS, 1)?;
     let mut receive = fabric.recv(&own.region, 0..4096)?;
-    // The engine has taken it by the end of what was asked for after it.
+    // The engine has posted the receive once a later operation has completed.
     let next = CheckedRegion::new(fabric, 4096, FULL_ACCESS, 3)?;
     let remote = within(LIMIT, "a lookup", peer.region("far"))??;
     peer.write(&next.region, 0..4096, &remote, 0)?.wait(LIMIT)?;

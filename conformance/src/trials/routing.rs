@@ -1,4 +1,4 @@
-//! Several transports at once: preference, fallback by reachability, explanations.
+//! Several transports: the preferred one is used if it reaches the peer, and explanations name the choice.
 
 use transport_core::{Access, ErrorKind, Fabric, WriteOptions};
 
@@ -19,18 +19,18 @@ pub(super) const TRIALS: &[Trial] = &[
 ];
 
 fn open(sim: &SimHarness, labels: &[&str]) -> TestResult<TrialFabric> {
-    // Several transports of each: a rail group, in each run of many.
+    // In each of many runs a transport has one rail group.
     let rails = sim.context.seed_sweep.then_some(4);
     sim.open(&Options { labels, rails, ..Options::default() })
 }
 
-/// Bytes that went out over a transport, however.
+/// The number of bytes that left over a transport, by device or by direct copy.
 fn bytes_over(fabric: &Fabric, label: &str) -> u64 {
     let of_label = fabric.counters().into_iter().filter(|rail| rail.transport == label);
     of_label.map(|rail| rail.bytes + rail.direct_bytes).sum()
 }
 
-/// Writes each way over exactly that transport, small and large.
+/// Checks that small and large writes use exactly this transport.
 #[track_caller]
 fn goes_over(sim: &SimHarness, from: &TrialFabric, to: &TrialFabric, label: &str) -> TestResult {
     let (peer, back) = from.connect_local(to)?;
@@ -87,7 +87,7 @@ fn preference_is_each_sides_own(context: &Context) -> TestResult {
     goes_over(&sim, &b, &a, "two")
 }
 
-/// A descriptor without an entry for the preferred transport goes by another one.
+/// Writes through a descriptor without an entry for the preferred transport use another transport.
 fn takes_what_the_descriptor_has(context: &Context) -> TestResult {
     let sim = SimHarness::new(context);
     let (a, b) = (open(&sim, &["one", "two"])?, open(&sim, &["one", "two"])?);
@@ -108,8 +108,8 @@ fn nothing_in_common(context: &Context) -> TestResult {
     let (a, b) = (open(&sim, &["one"])?, open(&sim, &["two"])?);
     let error =
         ensure_err("no transport in common", a.connect_local(&b).map(drop), &[ErrorKind::Unreachable])?;
-    ensure(error.context().contains("one"), format!("the transport is not named: {error}"))?;
-    // Slots that were reserved for the attempt are free again.
+    ensure(error.context().contains("one"), format!("the error does not name the transport: {error}"))?;
+    // The slots that the attempt reserved are free again.
     for _ in 0..context.amount(300, 3) {
         ensure_err("still none", a.connect_local(&b).map(drop), &[ErrorKind::Unreachable])?;
         sim.step();

@@ -1,4 +1,4 @@
-//! One source to several peers.
+//! Scatter: one source, several peers.
 
 use std::future::Future;
 use std::pin::pin;
@@ -27,16 +27,16 @@ pub(super) const TRIALS: &[Trial] = &[
     Trial::new("scatter::an_imm_to_all", imm_to_all).on(ALL_PATHS).needs(Operations::WRITE_IMM),
 ];
 
-/// Bytes of the source, and of each target.
+/// The length of the source and of each target.
 const LEN: usize = 1 << 20;
 
-/// One fabric that scatters, and three it scatters to.
+/// One fabric that scatters to three others.
 struct Fixture {
     sim: SimHarness,
     a: TrialFabric,
     src: CheckedRegion,
     group: PeerGroup,
-    /// How each target sees the source.
+    /// Each target's peer, which is the source.
     back: Vec<Peer>,
     there: Vec<CheckedRegion>,
     remote: Vec<RemoteRegion>,
@@ -61,13 +61,13 @@ impl Fixture {
         Ok(Self { sim, a, src, group: PeerGroup::new(peers)?, back, there, remote })
     }
 
-    /// Everything is where it should be, and nothing else.
+    /// Fails unless all targets have the expected bytes.
     #[track_caller]
     fn check(&self, what: &str) -> TestResult {
         self.there.iter().try_for_each(|checked| checked.check(what))
     }
 
-    /// How many of `imm` each target has.
+    /// The number of arrivals of `imm` at each target.
     fn imms(&self, imm: u32) -> Vec<u64> {
         self.back.iter().map(|back| back.imm(imm).count()).collect()
     }
@@ -75,7 +75,7 @@ impl Fixture {
 
 fn parts(context: &Context) -> TestResult {
     let mut fixture = Fixture::new(context, &Options::default())?;
-    // Of a few bytes, of many, and none: an imm alone.
+    // A part of a few bytes, one of many, and an empty one with an imm alone.
     let ranges = [10..700, 3000..900_001, 5..5];
     let parts = ranges.iter().zip(&fixture.remote).enumerate().rev();
     let parts: Vec<_> =
@@ -90,7 +90,7 @@ fn parts(context: &Context) -> TestResult {
     fixture.check("with its imm")?;
     fixture.sim.settle()?;
     ensure_eq("imms", fixture.imms(7), vec![1, 1, 1])?;
-    // Several parts for one peer, and none for the others.
+    // Several parts for one peer, none for the others.
     let parts =
         [0, 1, 2].map(|at| ScatterPart::new(&fixture.remote[1], at * 1000..at * 1000 + 77, at * 5000));
     let twice = fixture.group.scatter(&fixture.src.region, &parts, &options).map(drop);
@@ -130,7 +130,7 @@ fn evenly(context: &Context) -> TestResult {
     ensure_err("another order", evenly(0..9, &mixed), &wrong)?;
     ensure_err("beyond the source", evenly(0..LEN + 1, &fixture.remote), &wrong)?;
     ensure_err("a range backwards", evenly(std::ops::Range { start: 9, end: 8 }, &fixture.remote), &wrong)?;
-    fixture.check("what was refused")
+    fixture.check("after a refused scatter")
 }
 
 fn per_wr(context: &Context) -> TestResult {
@@ -166,7 +166,7 @@ fn all_or_nothing(context: &Context) -> TestResult {
         let scatter =
             fixture.group.scatter(&fixture.src.region, &[good(0), good(1), bad], &options).map(drop);
         let error = ensure_err(what, scatter, &[kind])?;
-        ensure(error.context().contains("part 2"), format!("{error}: which part?"))?;
+        ensure(error.context().contains("part 2"), format!("the error does not name the part: {error}"))?;
     }
     let scatter =
         |parts: &[ScatterPart<'_>]| fixture.group.scatter(&fixture.src.region, parts, &options).map(drop);
@@ -184,7 +184,7 @@ fn all_or_nothing(context: &Context) -> TestResult {
     )?;
     fixture.sim.settle()?;
     ensure_eq("imms", fixture.imms(1), vec![0, 0, 0])?;
-    fixture.check("what was refused")
+    fixture.check("after a refused scatter")
 }
 
 fn room(context: &Context) -> TestResult {
@@ -196,7 +196,7 @@ fn room(context: &Context) -> TestResult {
     };
     for _ in 0..3 {
         ensure_err("four parts in three places", scatter(4).map(drop), &[ErrorKind::Busy])?;
-        // None of them is lost by that.
+        // A refused scatter uses no slot.
         fixture.sim.done(scatter(3)?)?;
     }
     fixture.sim.settle()
@@ -214,11 +214,11 @@ fn one_dies(context: &Context) -> TestResult {
         if let Err(error) = fixture.sim.result(&mut op)? {
             ensure_err::<()>("a scatter", Err(error), &[ErrorKind::Closed, ErrorKind::PeerDied])?;
         } else {
-            // On a plain device it may have run in this thread, before the end.
+            // On a plain device the write may have run in this thread, before the close.
             let may = turns > 0 || context.variant == Variant::Plain;
-            ensure(may, "a write to a peer that was gone succeeded")?;
+            ensure(may, "a write to a closed peer succeeded")?;
         }
-        // The result comes when all is over: the others have everything.
+        // The result comes once all parts have ended: the other targets have all their bytes.
         for at in [0, 2] {
             fixture.there[at].expect_from(0, &fixture.src, 0..LEN);
             fixture.there[at].check("a peer that stays")?;
@@ -255,7 +255,7 @@ fn cancelled(context: &Context) -> TestResult {
                 fixture.sim.until("a drain", || drained.as_mut().poll(&mut nobody).is_ready())?;
             }
         }
-        // From here on the targets' memory is theirs.
+        // From here on only the targets write their memory.
         for (at, checked) in fixture.there.iter_mut().enumerate() {
             checked.fill(context.seed + 50 + at as u64)?;
         }

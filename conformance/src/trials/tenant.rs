@@ -1,4 +1,4 @@
-//! Tenants of one fabric: a peer of one can do nothing to another's memory.
+//! Tenants of one fabric: a peer of one tenant cannot change another tenant's memory.
 
 use transport_core::{Access, Error, ErrorKind, Fabric, Listener, Op, Peer, RemoteRegion, Token};
 
@@ -20,14 +20,14 @@ pub(super) const TRIALS: &[Trial] = &[
 ];
 
 const LEN: usize = 300_000;
-/// Whatever a foreign descriptor is refused with, at import or at the operation.
+/// The error kinds of another tenant's descriptor, at its import or at the operation.
 const REFUSALS: &[ErrorKind] = &[ErrorKind::RemoteAccess, ErrorKind::Revoked];
 
 fn token(name: &str) -> TestResult<Token> {
-    Ok(Token::new(format!("the token of {name} and of nobody else"))?)
+    Ok(Token::new(format!("the token of {name} only"))?)
 }
 
-/// A parent, its tenants a and b, and a peer of a.
+/// A fabric with the tenants a and b, and a client that is a peer of a.
 struct TwoTenants {
     sim: SimHarness,
     parent: TrialFabric,
@@ -52,7 +52,7 @@ impl TwoTenants {
     }
 }
 
-/// Small and large writes, each of which is refused or done.
+/// Submits a small and a large write.
 fn writes<'a>(
     peer: &'a Peer,
     from: &'a CheckedRegion,
@@ -61,7 +61,7 @@ fn writes<'a>(
     [8, 100_000].into_iter().map(|len| peer.write(&from.region, 0..len, to, 0))
 }
 
-/// A descriptor of `ground` as if it were of another fabric.
+/// The descriptor of `checked`, changed so that it seems to belong to fabric `of`.
 #[track_caller]
 fn forged(checked: &CheckedRegion, of: &Fabric, flip: u64) -> TestResult<transport_core::Descriptor> {
     let mut wire = WireDescriptor::of(checked)?;
@@ -76,12 +76,14 @@ fn stolen_descriptor(context: &Context) -> TestResult {
         let theirs = CheckedRegion::new(owner, LEN, FULL_ACCESS, context.seed + 1 + number as u64)?;
         let stolen = fixture.to_a.import(&theirs.region.descriptor());
         ensure_err("a descriptor of another fabric", stolen.map(drop), &[ErrorKind::Revoked])?;
-        // As the victim's of its own landlord: no such key there, or one of its own.
+        // The descriptor claims to belong to the client's tenant, which has no such key, or uses it for its own memory.
         match fixture.to_a.import(&forged(&theirs, &fixture.a, 0)?) {
-            Err(error) => drop(ensure_err::<()>("one forged to be ours", Err(error), REFUSALS)?),
+            Err(error) => {
+                drop(ensure_err::<()>("a descriptor forged for this tenant", Err(error), REFUSALS)?)
+            }
             Ok(remote) => {
                 for op in writes(&fixture.to_a, &src, &remote) {
-                    fixture.sim.fails("a write by it", op, REFUSALS)?;
+                    fixture.sim.fails("a write through it", op, REFUSALS)?;
                 }
             }
         }
@@ -96,7 +98,7 @@ fn forged_key(context: &Context) -> TestResult {
     let src = CheckedRegion::new(&fixture.client, LEN, Access::LOCAL, context.seed)?;
     let theirs = CheckedRegion::new(&fixture.b, LEN, FULL_ACCESS, context.seed + 1)?;
     let parents = CheckedRegion::new(&fixture.parent, LEN, FULL_ACCESS, context.seed + 2)?;
-    // The guest's own landlord has a region too: keys may well be the same numbers.
+    // The client's tenant has a region too, whose key may be the same number.
     let mut own = CheckedRegion::new(&fixture.a, LEN, FULL_ACCESS, context.seed + 3)?;
     let mut random = fastrand::Rng::with_seed(context.seed);
     let flips = (0..64).map(|bit| 1 << bit).chain((0..64).map(|_| random.u64(..))).chain([0]);
@@ -104,7 +106,7 @@ fn forged_key(context: &Context) -> TestResult {
         for target in [&theirs, &parents] {
             let Ok(remote) = fixture.to_a.import(&forged(target, &fixture.a, flip)?) else { continue };
             for op in writes(&fixture.to_a, &src, &remote).flatten() {
-                // It may hit what the guest may write anyway, and nothing else.
+                // The write may land only where the client may write anyway.
                 let mut op = op;
                 let _ = fixture.sim.result(&mut op)?;
             }
@@ -137,7 +139,7 @@ fn counters_are_apart(context: &Context) -> TestResult {
     ensure_eq("bytes of the others", (bytes(&fixture.b), bytes(&fixture.parent)), (0, 0))
 }
 
-/// Connects over TCP; the client's view and the listener's.
+/// Connects over TCP. Returns the client's peer and the listener's peer.
 #[track_caller]
 fn meet(client: &Fabric, listener: &Listener) -> TestResult<(Peer, Peer)> {
     let there = within(LIMIT, "connecting", client.connect(&listener.local_addr()))??;
@@ -167,9 +169,9 @@ fn one_listener(context: &Context) -> TestResult {
     let denied = within(LIMIT, "a client with an unknown token", unknown.connect(&listener.local_addr()))?;
     ensure_err("a client with an unknown token", denied.map(drop), &[ErrorKind::Permission])?;
     a.close();
-    let end = within(LIMIT, "the end of a's peer", to_a.closed())?;
+    let end = within(LIMIT, "the close of a's peer", to_a.closed())?;
     ensure_eq("its kind", end.kind(), ErrorKind::Closed)?;
-    ensure(to_b.is_alive(), "the other tenant's peer ended too")
+    ensure(to_b.is_alive(), "the other tenant's peer is closed too")
 }
 
 fn stolen_over_sockets(context: &Context) -> TestResult {
@@ -184,11 +186,11 @@ fn stolen_over_sockets(context: &Context) -> TestResult {
     let stolen = to_a.import(&theirs.region.descriptor());
     ensure_err("a stolen descriptor", stolen.map(drop), &[ErrorKind::Revoked])?;
     match to_a.import(&forged(&theirs, &a, 0)?) {
-        Err(error) => drop(ensure_err::<()>("a forged one", Err(error), REFUSALS)?),
+        Err(error) => drop(ensure_err::<()>("a forged descriptor", Err(error), REFUSALS)?),
         Ok(remote) => {
             for op in writes(&to_a, &src, &remote) {
                 let done = op.and_then(|mut op| op.wait(LIMIT));
-                ensure_err("a write by it", done.map(drop), REFUSALS)?;
+                ensure_err("a write through it", done.map(drop), REFUSALS)?;
             }
         }
     }

@@ -1,4 +1,4 @@
-//! Operations that begin when a word reaches a value: not before, soon after, or never.
+//! Triggered operations: they begin when a word reaches a value, not earlier, or end without beginning.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -29,10 +29,10 @@ pub(super) const TRIALS: &[Trial] = &[
     Trial::new("trigger::the_peer_is_killed_before", killed_before).process(),
 ];
 
-/// Several chunks, and more than runs in the calling thread.
+/// Several chunks, and more bytes than run in the calling thread.
 const LEN: usize = 700_000;
 
-/// A source, a target, and the word.
+/// A pair with a source, a target, and the word of the trigger.
 struct Fixture {
     pair: Pair,
     src: CheckedRegion,
@@ -48,7 +48,7 @@ impl Fixture {
         Ok(Self { pair, src, dst, word: Arc::default() })
     }
 
-    /// All of the source, once the word is at `value`.
+    /// Writes the whole source once the word has reached `value`.
     fn write_when(&self, value: u32, options: WriteOptions) -> TestResult<Op> {
         let (remote, options) = (self.dst.import(&self.pair.to_b)?, options.when(self.word.clone(), value));
         Ok(self.pair.to_b.write_with(&self.src.region, 0..LEN, &remote, 0, &options)?)
@@ -58,7 +58,7 @@ impl Fixture {
         self.word.store(value, Ordering::Release);
     }
 
-    /// Some time in which nothing may happen.
+    /// Ticks for some time, and fails if a request is posted or a byte moves.
     fn ensure_not_begun(&self) -> TestResult {
         let posts = self.pair.posts();
         (0..100).for_each(|_| _ = self.pair.sim.tick());
@@ -73,23 +73,23 @@ fn begins(context: &Context) -> TestResult {
     fixture.ensure_not_begun()?;
     let dump = fixture.pair.a.dump();
     let waits: Vec<_> = dump.operations().flat_map(|operation| operation.waits.clone()).collect();
-    ensure_eq("what it waits for", waits, vec![Wait::Trigger { value: 3, now: 0 }])?;
+    ensure_eq("the wait in the dump", waits, vec![Wait::Trigger { value: 3, now: 0 }])?;
     fixture.set(2);
     fixture.ensure_not_begun()?;
-    // Others of the same peer need not go behind it.
+    // Other operations to the same peer do not wait behind it.
     let other = CheckedRegion::new(&fixture.pair.b, 4096, FULL_ACCESS, context.seed + 2)?;
     let remote = other.import(&fixture.pair.to_b)?;
     for _ in 0..10 {
         fixture.pair.sim.done(fixture.pair.to_b.write(&fixture.src.region, 0..4096, &remote, 0)?)?;
     }
-    ensure(op.try_result().is_none(), "over before its trigger")?;
+    ensure(op.try_result().is_none(), "the operation ended before its trigger")?;
     fixture.set(3);
     fixture.dst.expect_from(0, &fixture.src, 0..LEN);
     let counter = fixture.pair.to_a.imm(9);
     fixture.pair.sim.until("the imm", || counter.count() > 0)?;
     fixture.dst.check("the bytes that the imm announced")?;
     ensure_eq("bytes", fixture.pair.sim.result(&mut op)??.bytes, LEN as u64)?;
-    ensure_eq("who holds the word", Arc::strong_count(&fixture.word), 1)
+    ensure_eq("references to the word", Arc::strong_count(&fixture.word), 1)
 }
 
 fn already_there(context: &Context) -> TestResult {
@@ -97,19 +97,19 @@ fn already_there(context: &Context) -> TestResult {
     fixture.set(8);
     for value in [8, 1, 0] {
         fixture.dst.fill(context.seed + u64::from(value))?;
-        // Also where a small one would run in this thread.
+        // A small write without a trigger would run in this thread.
         let remote = fixture.dst.import(&fixture.pair.to_b)?;
         let options = WriteOptions::new().when(fixture.word.clone(), value);
         let op = fixture.pair.to_b.write_with(&fixture.src.region, 0..64, &remote, 0, &options)?;
-        ensure(op.id().is_some(), "it ran in the calling thread")?;
+        ensure(op.id().is_some(), "the write ran in the calling thread")?;
         fixture.pair.sim.done(op)?;
         fixture.dst.expect_from(0, &fixture.src, 0..64);
-        fixture.dst.check("after a trigger that was due")?;
+        fixture.dst.check("after a trigger whose value was reached before")?;
     }
     Ok(())
 }
 
-/// Posted ahead of the steps they belong to, of which each begins one.
+/// Several writes wait for consecutive values. Each step of the word begins one write.
 fn steps(context: &Context) -> TestResult {
     const PAGE: usize = 4096;
     const FIRST: u32 = u32::MAX - 3;
@@ -142,7 +142,7 @@ fn cancelled(context: &Context) -> TestResult {
     let (asked, dropped) =
         (fixture.write_when(1, WriteOptions::new())?, fixture.write_when(1, WriteOptions::new())?);
     let unseen = fixture.write_when(1, WriteOptions::new())?;
-    // Before the worker knows of one, and after.
+    // The trial cancels before and after the worker knows of the operation.
     drop(unseen);
     fixture.ensure_not_begun()?;
     drop(dropped);
@@ -156,7 +156,7 @@ fn cancelled(context: &Context) -> TestResult {
     fixture.set(1);
     fixture.pair.sim.settle()?;
     fixture.dst.check("after a trigger of nothing")?;
-    ensure_eq("who holds the word", Arc::strong_count(&fixture.word), 1)
+    ensure_eq("references to the word", Arc::strong_count(&fixture.word), 1)
 }
 
 fn by_its_deadline(context: &Context) -> TestResult {
@@ -167,10 +167,11 @@ fn by_its_deadline(context: &Context) -> TestResult {
     fixture.pair.sim.step();
     fixture.pair.sim.clock.advance(limit - Duration::from_nanos(1));
     fixture.pair.sim.step();
-    ensure(op.try_result().is_none(), "over before its deadline")?;
+    ensure(op.try_result().is_none(), "the operation ended before its deadline")?;
     fixture.pair.sim.clock.advance(Duration::from_nanos(1));
     fixture.pair.sim.step();
-    let result = op.try_result().ok_or_else(|| Failure::new("not answered at its deadline"))?;
+    let result =
+        op.try_result().ok_or_else(|| Failure::new("the operation has no result at its deadline"))?;
     ensure_err("an operation without its trigger", result, &[ErrorKind::DeadlineExceeded])?;
     fixture.dst.check("after the deadline")?;
     fixture.set(1);
@@ -189,7 +190,7 @@ fn with_its_peer(context: &Context) -> TestResult {
     fixture.set(1);
     fixture.pair.sim.settle()?;
     fixture.dst.check("after the end")?;
-    ensure_eq("who holds the word", Arc::strong_count(&fixture.word), 1)
+    ensure_eq("references to the word", Arc::strong_count(&fixture.word), 1)
 }
 
 fn with_the_fabric(context: &Context) -> TestResult {
@@ -199,10 +200,12 @@ fn with_the_fabric(context: &Context) -> TestResult {
     queued.get_or_insert(fixture.write_when(1, WriteOptions::new())?);
     fixture.pair.a.close();
     for op in [Some(&mut known), queued.as_mut()].into_iter().flatten() {
-        let result = op.try_result().ok_or_else(|| Failure::new("not over although the fabric is"))?;
+        let result = op
+            .try_result()
+            .ok_or_else(|| Failure::new("the operation has no result although its fabric is closed"))?;
         ensure_err("an operation of a closed fabric", result, &[ErrorKind::Closed])?;
     }
-    ensure_eq("who holds the word", Arc::strong_count(&fixture.word), 1)
+    ensure_eq("references to the word", Arc::strong_count(&fixture.word), 1)
 }
 
 fn once_revoked(context: &Context) -> TestResult {
@@ -218,7 +221,7 @@ fn once_revoked(context: &Context) -> TestResult {
     fixture.dst.check("after the revocation")
 }
 
-/// There and back, and nobody in between: the answer begins when what it answers has landed.
+/// A write triggers a write back without the caller: the second begins when the first has landed.
 fn by_a_mirror(context: &Context) -> TestResult {
     let fixture = Fixture::new(context)?;
     let mut back = CheckedRegion::new(&fixture.pair.a, LEN, FULL_ACCESS, context.seed + 3)?;
@@ -238,7 +241,7 @@ fn by_a_mirror(context: &Context) -> TestResult {
     fixture.pair.sim.all_done(vec![question, answer])
 }
 
-/// Nothing wakes it: it has to look by itself.
+/// No event wakes the worker, so it has to poll the word.
 fn found_by_a_worker(context: &Context) -> TestResult {
     let ConnectedPair { fabric, peer, mut helper } = ConnectedPair::new(context)?;
     helper.command(&format!("alloc far {LEN} 1"))?;
@@ -248,7 +251,7 @@ fn found_by_a_worker(context: &Context) -> TestResult {
         src.fill(u64::from(step) + 1)?;
         let options = WriteOptions::new().when(word.clone(), step);
         let mut op = peer.write_with(&src.region, 0..LEN, &remote, 0, &options)?;
-        // Longer than it looks without a pause. A worker that still does is found by less.
+        // Longer than a worker polls without a pause, so that the worker sleeps.
         std::thread::sleep(Duration::from_millis(5));
         helper.command(&format!("check far 0 {LEN} {step}"))?;
         word.store(step, Ordering::Release);

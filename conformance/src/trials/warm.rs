@@ -1,4 +1,4 @@
-//! Warming up: every rail answers, nothing is delivered, nothing hangs.
+//! Warming up: every rail answers, nothing is delivered, and no operation hangs.
 
 use std::sync::Arc;
 use std::time::Duration;

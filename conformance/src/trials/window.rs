@@ -1,4 +1,4 @@
-//! Windows: how many bytes a peer may have under way.
+//! Windows: the number of bytes that a peer may have outstanding.
 
 use transport_core::{Access, Pages};
 
@@ -17,7 +17,7 @@ pub(super) const TRIALS: &[Trial] = &[
 fn bytes_are_bounded(context: &Context) -> TestResult {
     const PAGE: usize = 4096;
     let grant = AdjustableGrant::new([3 * PAGE as u64 + 100, ALL, ALL]);
-    // Rail groups share the window: here all of it is one's.
+    // Rail groups share the window. Here one group has all of it.
     let ours = Options { rails: Some(16), ..Options::default() };
     let theirs = Options { admission: Some(grant.clone()), rails: Some(16), ..Options::default() };
     let pair = SimHarness::new(context).pair_of(&ours, &theirs)?;
@@ -28,7 +28,7 @@ fn bytes_are_bounded(context: &Context) -> TestResult {
     let op = pair.to_b.write_pages(&src.region, &pages, &remote, &pages, PAGE)?;
     let posted = || pair.a.counters().iter().map(|rail| rail.bytes).sum::<u64>();
     for turns in 1..=3 {
-        // Some time, for devices that take nothing for a while, and less than a write takes.
+        // Enough time for devices that accept nothing for a while, but less than a write takes.
         for _ in 0..40 {
             pair.sim.step();
             pair.sim.clock.advance(Variant::SLOW / 100);
@@ -38,7 +38,7 @@ fn bytes_are_bounded(context: &Context) -> TestResult {
     }
     let outcome = pair.sim.done(op)?;
     ensure_eq("requests", outcome.work_requests, 10)?;
-    // One request may always go, however large.
+    // One request of any size may always be outstanding.
     pair.sim.done(pair.to_b.write(&src.region, 0..16 * PAGE, &remote, 0)?)?;
     dst.expect_from(0, &src, 0..16 * PAGE);
     dst.check("both writes")
@@ -55,7 +55,7 @@ fn no_bytes_pause(context: &Context) -> TestResult {
     for _ in 0..100 {
         pair.sim.step();
     }
-    ensure(op.try_result().is_none(), "bytes moved although there was no grant")?;
+    ensure(op.try_result().is_none(), "the write completed without a grant")?;
     dst.check("while the target lets nothing in")?;
     grant.set([ALL, ALL, ALL]);
     pair.to_a.regrant();

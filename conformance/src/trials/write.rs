@@ -1,4 +1,4 @@
-//! Single writes: every size, many at once, both ways.
+//! Single writes: every size, many at once, both directions.
 
 use transport_core::spi::Operations;
 use transport_core::{Access, WriteOptions};
@@ -18,7 +18,7 @@ pub(super) const TRIALS: &[Trial] = &[
     Trial::new("write::to_itself", to_itself).on(ALL_PATHS),
 ];
 
-/// The sizes at which something changes, each with its neighbours.
+/// The sizes at which the data path changes, each with the sizes next to it.
 pub(super) fn sizes(pair: &Pair) -> Vec<usize> {
     let capabilities = pair.capabilities();
     let mut sizes = vec![1, 2, 3, 4095, 4096, 4097, 3 * (1 << 20) + 17];
@@ -54,7 +54,7 @@ fn every_alignment(context: &Context) -> TestResult {
     let src = CheckedRegion::new(&pair.a, 1024, Access::LOCAL, context.seed)?;
     let mut dst = CheckedRegion::new(&pair.b, 1024, FULL_ACCESS, context.seed + 1)?;
     let remote = dst.import(&pair.to_b)?;
-    // Each run of many takes some of the 32 by 32; 64 seeds in a row have them all.
+    // Each of many runs tries some of the 32 by 32 pairs; 64 seeds in a row try all.
     let step = context.amount(1, 8);
     let (first, second) = (context.seed as usize % step, context.seed as usize / step % step);
     for from in (first..32).step_by(step) {
@@ -69,7 +69,7 @@ fn every_alignment(context: &Context) -> TestResult {
     Ok(())
 }
 
-/// Slots of 8 KiB in random order, a write of random size and place into each.
+/// Slots of 8 KiB in random order. Each gets a write of random size at a random offset.
 fn many_at_once(context: &Context) -> TestResult {
     const SLOTS: usize = 400;
     const SLOT: usize = 8192;
@@ -133,7 +133,7 @@ fn imm_without_bytes(context: &Context) -> TestResult {
     let remote = dst.import(&pair.to_b)?;
     let outcome = pair.sim.done(pair.to_b.write_imm(5)?)?;
     ensure_eq("bytes of an imm alone", outcome.bytes, 0)?;
-    // An empty range at the very end of both regions is in bounds.
+    // An empty range at the end of both regions is within bounds.
     let options = WriteOptions::new().imm(6);
     pair.sim.done(pair.to_b.write_with(&src.region, 64..64, &remote, 64, &options)?)?;
     pair.sim.until("both imms", || pair.to_a.imm(5).count() == 1 && pair.to_a.imm(6).count() == 1)?;
