@@ -8,14 +8,14 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use multirail::observe::{MAX_RECORDING, OperationDump, OperationKind};
 use multirail::{Dump, Fabric, FabricBuilder, Recording, WeakFabric};
 
-use crate::failure::{Done, Failure};
+use crate::failure::{CommandResult, Failure};
 
 /// Where dumps of the fabrics of this process go: stderr, and a recording if one was asked for.
 #[derive(Default)]
 pub struct Dumps {
     recording: Mutex<Option<Log>>,
     /// Say on stderr what stalls.
-    tell_stalls: bool,
+    print_stalls: bool,
     fabrics: Mutex<Vec<WeakFabric>>,
 }
 
@@ -49,17 +49,17 @@ impl Log {
 
 impl Dumps {
     /// To stderr, and to a new recording at `path`.
-    pub fn new(path: Option<&Path>, tell_stalls: bool) -> Done<Self> {
+    pub fn new(path: Option<&Path>, print_stalls: bool) -> CommandResult<Self> {
         let create = |path: &Path| {
             Log::create(path)
                 .map_err(|error| Failure::new(format!("cannot write dumps to {}: {error}", path.display())))
         };
         let recording = Mutex::new(path.map(create).transpose()?);
-        Ok(Self { recording, tell_stalls, fabrics: Mutex::default() })
+        Ok(Self { recording, print_stalls, fabrics: Mutex::default() })
     }
 
     /// Opens a fabric that is dumped when it stalls, and with all others on SIGUSR1.
-    pub fn open(self: &Arc<Self>, builder: FabricBuilder) -> Done<Fabric> {
+    pub fn open(self: &Arc<Self>, builder: FabricBuilder) -> CommandResult<Fabric> {
         let dumps = Arc::clone(self);
         let fabric = builder.on_stall(Arc::new(move |dump: &Dump| dumps.stalled(dump))).open()?;
         let mut fabrics = lock(&self.fabrics);
@@ -81,7 +81,7 @@ impl Dumps {
     }
 
     fn stalled(&self, dump: &Dump) {
-        if self.tell_stalls {
+        if self.print_stalls {
             dump.stalled().for_each(|operation| say(&format!("stalled: {operation}")));
         }
         self.record(dump);
@@ -107,7 +107,7 @@ impl Dumps {
     }
 
     #[cfg(unix)]
-    fn await_signals(self: Arc<Self>) -> Done {
+    fn await_signals(self: Arc<Self>) -> CommandResult {
         let signals = signal_hook::iterator::Signals::new([signal_hook::consts::SIGUSR1]);
         let mut signals = signals.map_err(|error| Failure::new(format!("cannot take SIGUSR1: {error}")))?;
         let body = move || signals.forever().for_each(|_| self.on_demand());
@@ -119,7 +119,7 @@ impl Dumps {
     }
 
     #[cfg(not(unix))]
-    fn await_signals(self: Arc<Self>) -> Done {
+    fn await_signals(self: Arc<Self>) -> CommandResult {
         Ok(())
     }
 }

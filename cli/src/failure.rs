@@ -4,13 +4,13 @@ use std::io;
 use std::process::ExitCode;
 
 /// The result of anything a command does.
-pub type Done<T = ()> = Result<T, Failure>;
+pub type CommandResult<T = ()> = Result<T, Failure>;
 
 /// What ends a command early.
 #[derive(Debug)]
 pub enum Failure {
     /// What to tell the user, without a full stop.
-    Sentence(String),
+    Message(String),
     /// A signal ended it, with its number and what to tell the user.
     Interrupted(u8, String),
     /// Nobody reads our output any more: end quietly.
@@ -19,22 +19,22 @@ pub enum Failure {
 
 impl Failure {
     /// A failure in these words.
-    pub fn new(sentence: impl Into<String>) -> Self {
-        Self::Sentence(sentence.into())
+    pub fn new(message: impl Into<String>) -> Self {
+        Self::Message(message.into())
     }
 
     /// The same failure told as part of something larger: `prefix: sentence`.
-    pub fn within(self, prefix: impl std::fmt::Display) -> Self {
+    pub fn context(self, prefix: impl std::fmt::Display) -> Self {
         match self {
-            Self::Sentence(sentence) => Self::Sentence(format!("{prefix}: {sentence}")),
+            Self::Message(message) => Self::Message(format!("{prefix}: {message}")),
             other => other,
         }
     }
 
     /// The words, for passing them on.
-    pub fn sentence(&self) -> &str {
+    pub fn message(&self) -> &str {
         match self {
-            Self::Sentence(sentence) | Self::Interrupted(_, sentence) => sentence,
+            Self::Message(message) | Self::Interrupted(_, message) => message,
             Self::ClosedPipe => "the reader of our output went away",
         }
     }
@@ -42,7 +42,7 @@ impl Failure {
     /// What the shell is told: of a signal as shells tell it, 128 and its number.
     pub fn exit_code(&self) -> ExitCode {
         match self {
-            Self::Sentence(_) => ExitCode::FAILURE,
+            Self::Message(_) => ExitCode::FAILURE,
             Self::Interrupted(signal, _) => ExitCode::from(128_u8.saturating_add(*signal)),
             Self::ClosedPipe => ExitCode::SUCCESS,
         }
@@ -51,7 +51,7 @@ impl Failure {
 
 impl From<multirail::Error> for Failure {
     fn from(error: multirail::Error) -> Self {
-        Self::Sentence(error.to_string())
+        Self::Message(error.to_string())
     }
 }
 
@@ -60,7 +60,7 @@ impl From<io::Error> for Failure {
     fn from(error: io::Error) -> Self {
         match error.kind() {
             io::ErrorKind::BrokenPipe => Self::ClosedPipe,
-            _ => Self::Sentence(format!("cannot write the output: {error}")),
+            _ => Self::Message(format!("cannot write the output: {error}")),
         }
     }
 }

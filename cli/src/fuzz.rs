@@ -70,7 +70,7 @@ pub fn bench(bytes: &[u8]) {
 }
 
 fn sound(layout: &Layout) {
-    if layout.is_sound() {
+    if layout.is_valid() {
         for sequence in [0, 1, u64::MAX] {
             assert!((layout.slot(sequence) as u64) < layout.total());
             assert!((layout.table_at(sequence) as u64) < layout.total());

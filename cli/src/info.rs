@@ -7,7 +7,7 @@ use multirail::spi::{DeviceInfo, Operations};
 use multirail::{BackendChoice, Place, Registry, TransportInfo};
 use serde::Serialize;
 
-use crate::failure::{Done, Failure};
+use crate::failure::{CommandResult, Failure};
 use crate::table::Table;
 use crate::units::Size;
 use crate::{Common, output};
@@ -80,13 +80,13 @@ impl Row {
 
 /// Prints one row per backend, and one of GPU memory; of a backend that is named, its own alone. Fails if a
 /// backend that was asked for is unavailable.
-pub fn run(common: &Common) -> Done {
+pub fn run(common: &Common) -> CommandResult {
     common.check_security()?;
     let (registry, choice) = (common.registry()?, common.choice()?);
     let rows = match &choice {
         BackendChoice::Auto => {
             let rows = registry.names().map(|name| row(&registry, name));
-            rows.chain([Ok(gpu_memory())]).collect::<Done<Vec<_>>>()?
+            rows.chain([Ok(gpu_memory())]).collect::<CommandResult<Vec<_>>>()?
         }
         BackendChoice::Named(name) => vec![row(&registry, registry.find(name)?.name())?],
     };
@@ -99,14 +99,14 @@ pub fn run(common: &Common) -> Done {
     missing.map_or(Ok(()), Err)
 }
 
-fn print(rows: Vec<Row>) -> Done {
+fn print(rows: Vec<Row>) -> CommandResult {
     let table = Table::named_by(1).text("backend").text("available").text("devices").text("capabilities");
     let mut table = table.text("reason").text("fix");
     rows.into_iter().for_each(|row| table.row(cells(row)));
     table.print()
 }
 
-fn row(registry: &Registry, name: &'static str) -> Done<Row> {
+fn row(registry: &Registry, name: &'static str) -> CommandResult<Row> {
     let mut row = Row::new(name);
     match registry.find(name)?.probe() {
         Ok(devices) => {
@@ -127,7 +127,7 @@ fn row(registry: &Registry, name: &'static str) -> Done<Row> {
                 Ok(None) => {}
                 Err(error) => {
                     row.available = false;
-                    row.reason = Some(format!("found, but opening it failed: {}", error.sentence()));
+                    row.reason = Some(format!("found, but opening it failed: {}", error.message()));
                     row.remedy = Some("mend what the reason names".to_owned());
                 }
             }
@@ -145,7 +145,7 @@ fn counted(most: u32) -> Option<u32> {
     (most < u32::MAX).then_some(most)
 }
 
-fn capabilities(registry: &Registry, name: &str) -> Done<Option<TransportInfo>> {
+fn capabilities(registry: &Registry, name: &str) -> CommandResult<Option<TransportInfo>> {
     let fabric = registry.builder(&BackendChoice::Named(name.to_owned()))?.open()?;
     let first = fabric.transports().into_iter().next();
     fabric.close();

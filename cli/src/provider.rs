@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use multirail::{Efa, Registry};
 
-use crate::failure::Done;
+use crate::failure::CommandResult;
 
 /// What the command line says about libfabric; the environment says the rest.
 #[derive(clap::Args, Clone, Default)]
@@ -25,7 +25,7 @@ pub struct Provider {
 
 impl Provider {
     /// All backends, `efa` as this says.
-    pub fn registry(&self) -> Done<Registry> {
+    pub fn registry(&self) -> CommandResult<Registry> {
         let registry = Registry::standard();
         if !self.is_given() {
             return Ok(registry);

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 
 use multirail::{FabricBuilder, Token};
 
-use crate::failure::Done;
+use crate::failure::CommandResult;
 #[cfg(feature = "tls")]
 use crate::failure::Failure;
 
@@ -40,7 +40,7 @@ pub struct Security {
 
 impl Security {
     /// The builder with what was asked for.
-    pub fn apply(&self, mut builder: FabricBuilder) -> Done<FabricBuilder> {
+    pub fn apply(&self, mut builder: FabricBuilder) -> CommandResult<FabricBuilder> {
         if let Some(path) = self.token_file() {
             builder = builder.token(Token::from_file(path)?);
         }

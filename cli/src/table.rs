@@ -8,7 +8,7 @@ use std::io::{self, IsTerminal};
 
 use comfy_table::{CellAlignment, ContentArrangement, presets};
 
-use crate::failure::Done;
+use crate::failure::CommandResult;
 use crate::output;
 
 /// The widest plain table; a wider one is printed one key per line.
@@ -83,7 +83,7 @@ impl Table {
     }
 
     /// Prints it, as it fits stdout.
-    pub fn print(&self) -> Done {
+    pub fn print(&self) -> CommandResult {
         output::text(&self.rendered(Surface::of_stdout()))
     }
 
@@ -264,7 +264,7 @@ impl Surface {
 }
 
 /// Prints a sentence: wrapped between words where stdout is a terminal.
-pub fn sentence(text: &str) -> Done {
+pub fn print_text(text: &str) -> CommandResult {
     match Surface::of_stdout() {
         Surface::Plain => output::line(text),
         Surface::Terminal(width) => output::line(&wrap(text, width).join("\n")),

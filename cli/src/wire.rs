@@ -6,8 +6,8 @@ use multirail::{Access, Fabric, Peer, RecvPool, Region, wait};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use crate::failure::{Done, Failure};
-use crate::wait::unless_gone;
+use crate::connection::until_closed;
+use crate::failure::{CommandResult, Failure};
 
 /// Largest message: a descriptor with many transports fits many times over.
 pub const MESSAGE_BYTES: usize = 16 << 10;
@@ -16,49 +16,49 @@ pub const MESSAGE_BYTES: usize = 16 << 10;
 pub const RECEIVES: usize = 32;
 
 /// How long an answer may take that needs no work on the other side.
-pub const PROMPT: Duration = Duration::from_secs(20);
+pub const RESPONSE_LIMIT: Duration = Duration::from_secs(20);
 
 /// Says messages to one peer.
-pub struct Outbox {
+pub struct MessageSender {
     peer: Peer,
     buffer: Region,
 }
 
-impl Outbox {
+impl MessageSender {
     /// An outbox to `peer`, with its own registered buffer.
-    pub fn new(fabric: &Fabric, peer: &Peer) -> Done<Self> {
+    pub fn new(fabric: &Fabric, peer: &Peer) -> CommandResult<Self> {
         Ok(Self { peer: peer.clone(), buffer: fabric.alloc(MESSAGE_BYTES, Access::LOCAL)? })
     }
 
     /// Sends `message` and waits until it has been taken.
-    pub fn say(&mut self, message: &impl Serialize) -> Done {
+    pub fn send(&mut self, message: &impl Serialize) -> CommandResult {
         let bytes = encode(message)?;
         self.buffer.copy_in(0, &bytes)?;
-        self.peer.send(&self.buffer, 0..bytes.len())?.wait(PROMPT)?;
+        self.peer.send(&self.buffer, 0..bytes.len())?.wait(RESPONSE_LIMIT)?;
         Ok(())
     }
 }
 
 /// Hears messages on a fabric that has one peer.
-pub struct Inbox {
+pub struct MessageReceiver {
     peer: Peer,
     pool: RecvPool,
 }
 
-impl Inbox {
+impl MessageReceiver {
     /// An inbox for `peer`, out of the fabric's receives.
     pub fn new(pool: RecvPool, peer: &Peer) -> Self {
         Self { peer: peer.clone(), pool }
     }
 
     /// The next message, at most `limit` from now.
-    pub fn hear<T: DeserializeOwned>(&mut self, limit: Duration) -> Done<T> {
+    pub fn receive<T: DeserializeOwned>(&mut self, limit: Duration) -> CommandResult<T> {
         decode(&self.next(limit)?.to_vec())
     }
 
     /// The next message as it came.
-    pub fn next(&mut self, limit: Duration) -> Done<multirail::Message> {
-        match wait(unless_gone(&self.peer, self.pool.next()), limit) {
+    pub fn next(&mut self, limit: Duration) -> CommandResult<multirail::Message> {
+        match wait(until_closed(&self.peer, self.pool.next()), limit) {
             Ok(message) => Ok(message?),
             Err(_) => Err(Failure::new(format!(
                 "the other side is connected but said nothing for {} s; restart it",
@@ -74,7 +74,7 @@ impl Inbox {
 }
 
 /// A message of ours as bytes.
-pub fn encode(message: &impl Serialize) -> Done<Vec<u8>> {
+pub fn encode(message: &impl Serialize) -> CommandResult<Vec<u8>> {
     let bytes =
         postcard::to_stdvec(message).map_err(|e| Failure::new(format!("cannot encode a message: {e}")))?;
     match bytes.len() <= MESSAGE_BYTES {
@@ -87,7 +87,7 @@ pub fn encode(message: &impl Serialize) -> Done<Vec<u8>> {
 }
 
 /// Parses a message of ours; anything else, or anything after it, is refused.
-pub fn decode<T: DeserializeOwned>(bytes: &[u8]) -> Done<T> {
+pub fn decode<T: DeserializeOwned>(bytes: &[u8]) -> CommandResult<T> {
     match postcard::take_from_bytes(bytes) {
         Ok((message, [])) => Ok(message),
         _ => Err(Failure::new(

@@ -89,7 +89,7 @@ pub fn fill(region: &Region, load: &Load) -> Result<()> {
 }
 
 /// Overwrites a target region, so that only bytes that arrive later can be right.
-pub fn scrub(region: &Region) -> Result<()> {
+pub fn overwrite(region: &Region) -> Result<()> {
     let batch = vec![0xa5; BATCH.min(region.len())];
     batches(region.len()).try_for_each(|(at, len)| region.copy_in(at, &batch[..len]))
 }
@@ -175,11 +175,11 @@ fn batches(total: usize) -> impl Iterator<Item = (usize, usize)> {
 #[cfg(test)]
 mod tests {
     use super::super::load::Kind;
-    use super::super::place::Place;
+    use super::super::memory::BenchMemory;
     use super::*;
 
     fn load(size: u64, pages: u32) -> Load {
-        let (src, dst) = (Place::Host, Place::Host);
+        let (src, dst) = (BenchMemory::Host, BenchMemory::Host);
         Load { kind: Kind::Write, size, pages, inflight: 1, seed: 5, imm: 0, src, dst }
     }
 

@@ -9,9 +9,9 @@ use multirail::{Access, Fabric, Region};
 
 use super::content;
 use super::load::Load;
-use super::place::Place;
+use super::memory::BenchMemory;
 use super::sampler::Sampler;
-use crate::failure::Done;
+use crate::failure::CommandResult;
 
 /// Copies between memory of the kinds that the transfer's sides have, all in this process.
 pub enum Limit {
@@ -23,7 +23,7 @@ pub enum Limit {
 
 impl Limit {
     /// The limit of `load`, whose own local region is `local`.
-    pub fn new(fabric: &Fabric, local: &Region, load: &Load) -> Done<Self> {
+    pub fn new(fabric: &Fabric, local: &Region, load: &Load) -> CommandResult<Self> {
         if !load.is_on_gpu() {
             return Pages::new(fabric, local, load).map(Self::Pages);
         }
@@ -32,7 +32,7 @@ impl Limit {
     }
 
     /// Copies every page `passes` times.
-    pub fn run(&self, passes: u64, sampler: &mut Sampler) -> Done {
+    pub fn run(&self, passes: u64, sampler: &mut Sampler) -> CommandResult {
         for _ in 0..passes {
             let begun = sampler.due().then(Instant::now);
             match self {
@@ -48,10 +48,10 @@ impl Limit {
 }
 
 /// New memory at `place`; a host's is locked for the GPU at `other`.
-fn end(place: Place, other: Place, len: usize) -> Done<End> {
+fn end(place: BenchMemory, other: BenchMemory, len: usize) -> CommandResult<End> {
     Ok(match (place, other) {
-        (Place::Gpu(number), _) => Arc::new(CudaMemory::new(&Device::open(number)?, len)?).into(),
-        (_, Place::Gpu(number)) => Arc::new(PinnedBuffer::new(&Device::open(number)?, len)?).into(),
+        (BenchMemory::Gpu(number), _) => Arc::new(CudaMemory::new(&Device::open(number)?, len)?).into(),
+        (_, BenchMemory::Gpu(number)) => Arc::new(PinnedBuffer::new(&Device::open(number)?, len)?).into(),
         _ => Arc::new(PinnedBuffer::new(&Device::open(0)?, len)?).into(),
     })
 }
@@ -65,7 +65,7 @@ pub struct Pages {
 }
 
 impl Pages {
-    fn new(fabric: &Fabric, from: &Region, load: &Load) -> Done<Self> {
+    fn new(fabric: &Fabric, from: &Region, load: &Load) -> CommandResult<Self> {
         let size = load.size as usize;
         let to = load.remote().alloc(fabric, load.total(), Access::LOCAL)?;
         let offset = |page: u32| page as usize * size;

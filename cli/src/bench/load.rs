@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::place::Place;
+use super::memory::BenchMemory;
 
 /// The operation measured.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum, Serialize, Deserialize)]
@@ -36,9 +36,9 @@ pub struct Load {
     /// The imm of this measurement's writes.
     pub imm: u32,
     /// Where the bytes come from: the client's side, except of reads.
-    pub src: Place,
+    pub src: BenchMemory,
     /// Where they go.
-    pub dst: Place,
+    pub dst: BenchMemory,
 }
 
 impl Load {
@@ -55,7 +55,7 @@ impl Load {
         if self.pages > Self::MOST_PAGES || self.inflight > Self::MOST_INFLIGHT {
             return Err(format!("at most {} pages and {} in flight", Self::MOST_PAGES, Self::MOST_INFLIGHT));
         }
-        if self.kind == Kind::Send && self.dst != Place::Host {
+        if self.kind == Kind::Send && self.dst != BenchMemory::Host {
             return Err("messages arrive in receives, which lie in host memory: leave --dst out".to_owned());
         }
         match self.size.checked_mul(u64::from(self.pages)) {
@@ -73,12 +73,12 @@ impl Load {
     }
 
     /// Where the client's region lies.
-    pub fn local(&self) -> Place {
+    pub fn local(&self) -> BenchMemory {
         if self.kind == Kind::Read { self.dst } else { self.src }
     }
 
     /// Where the server's lies.
-    pub fn remote(&self) -> Place {
+    pub fn remote(&self) -> BenchMemory {
         if self.kind == Kind::Read { self.src } else { self.dst }
     }
 
@@ -115,7 +115,7 @@ mod tests {
 
     #[test]
     fn bounds() {
-        let (src, dst) = (Place::Gpu(0), Place::Host);
+        let (src, dst) = (BenchMemory::Gpu(0), BenchMemory::Host);
         let load = Load { kind: Kind::Write, size: 4096, pages: 8, inflight: 1, seed: 0, imm: 0, src, dst };
         assert!(load.check().is_ok());
         assert!(Load { size: 0, ..load.clone() }.check().is_err());
@@ -123,7 +123,7 @@ mod tests {
         assert!(Load { pages: u32::MAX, size: u64::MAX, ..load.clone() }.check().is_err());
         assert!(Load { size: u64::MAX, ..load.clone() }.check().is_err());
         assert!(Load { inflight: 1 << 20, ..load.clone() }.check().is_err());
-        let odd = Load { kind: Kind::Send, dst: Place::Gpu(0), ..load.clone() };
+        let odd = Load { kind: Kind::Send, dst: BenchMemory::Gpu(0), ..load.clone() };
         assert!(odd.check().unwrap_err().contains("leave --dst out"));
         assert_eq!((load.local(), load.remote()), (src, dst));
         let read = Load { kind: Kind::Read, ..load.clone() };

@@ -1,13 +1,12 @@
 //! `multirail bench`: a transfer measured against the memcpy limit of the same run.
 
-mod blocks;
 mod client;
 mod content;
 mod ladder;
 mod limit;
 mod load;
-mod mover;
-mod place;
+mod load_runner;
+mod memory;
 pub(super) mod protocol;
 mod rails;
 mod report;
@@ -23,11 +22,11 @@ use std::time::Duration;
 use multirail::Fabric;
 
 use super::Common;
-use super::failure::{Done, Failure};
+use super::failure::{CommandResult, Failure};
 use super::units::{self, Size};
 use client::Client;
 use load::{Kind, Load};
-use place::Place;
+use memory::BenchMemory;
 use report::Report;
 use row::Row;
 
@@ -117,12 +116,12 @@ struct Measured {
 
     /// Where the bytes come from: host, host-pageable (no peer can map it), host-pinned
     /// (page-locked for GPUs) or gpu:N
-    #[arg(long, default_value_t = Place::Host, value_name = "MEMORY")]
-    src: Place,
+    #[arg(long, default_value_t = BenchMemory::Host, value_name = "MEMORY")]
+    src: BenchMemory,
 
     /// Where they go: the same
-    #[arg(long, default_value_t = Place::Host, value_name = "MEMORY")]
-    dst: Place,
+    #[arg(long, default_value_t = BenchMemory::Host, value_name = "MEMORY")]
+    dst: BenchMemory,
 
     /// Blocks of a GPU that copy, in loopback [default: $MULTIRAIL_GPU_BLOCKS, or loopback's own]
     #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u32).range(1..=1024))]
@@ -164,11 +163,11 @@ impl Measured {
     /// Hands settings on to what is opened after this.
     fn settle(&self) {
         if let Some(blocks) = self.gpu_blocks {
-            blocks::set(blocks);
+            memory::set_gpu_blocks(blocks);
         }
     }
 
-    fn loads(&self) -> Done<Vec<Load>> {
+    fn loads(&self) -> CommandResult<Vec<Load>> {
         let sizes = if self.sweep { SWEEP.to_vec() } else { vec![self.size.0] };
         let loads = sizes.into_iter().enumerate().map(|(at, size)| {
             let affordable = (DEFAULT_TOTAL / size.max(1)).clamp(1, u64::from(DEFAULT_PAGES)) as u32;
@@ -190,7 +189,7 @@ impl Measured {
 }
 
 /// Runs the role asked for, or both.
-pub fn run(common: &Common, arguments: BenchArguments) -> Done {
+pub fn run(common: &Common, arguments: BenchArguments) -> CommandResult {
     match arguments.role {
         Some(Role::Server(server)) => server::run(common, &server),
         Some(Role::Client { address, measured }) => {
@@ -206,7 +205,7 @@ pub fn run(common: &Common, arguments: BenchArguments) -> Done {
     }
 }
 
-fn two_processes(common: &Common, measured: &Measured) -> Done {
+fn two_processes(common: &Common, measured: &Measured) -> CommandResult {
     measured.settle();
     let loads = measured.loads()?;
     let fabric = common.open()?;
@@ -221,7 +220,7 @@ fn two_processes(common: &Common, measured: &Measured) -> Done {
     report.end(done)
 }
 
-fn in_process(common: &Common, measured: &Measured) -> Done {
+fn in_process(common: &Common, measured: &Measured) -> CommandResult {
     measured.settle();
     let loads = measured.loads()?;
     let (here, there) = (common.open()?, common.open()?);
@@ -229,7 +228,7 @@ fn in_process(common: &Common, measured: &Measured) -> Done {
     let (peer, origin) = here.connect_local(&there)?;
     let ours = origin.clone();
     let target = std::thread::spawn(move || server::serve_one(&there, &ours, |_| Ok(())));
-    let done = Client::greet(&here, &peer).and_then(|client| measure(client, measured, &loads, &report));
+    let done = Client::connect(&here, &peer).and_then(|client| measure(client, measured, &loads, &report));
     if done.is_err() {
         // Nobody says goodbye to the server now: it must not wait for that.
         origin.disconnect();
@@ -239,7 +238,7 @@ fn in_process(common: &Common, measured: &Measured) -> Done {
 }
 
 /// A report that signals to this process end early.
-fn report(common: &Common, loads: &[Load], fabrics: &[&Fabric]) -> Done<Arc<Report<Row>>> {
+fn report(common: &Common, loads: &[Load], fabrics: &[&Fabric]) -> CommandResult<Arc<Report<Row>>> {
     let report = Report::new(common.json, loads.len(), "sizes", Row::print);
     report.take_signals(fabrics.iter().map(|fabric| fabric.downgrade()).collect())?;
     Ok(report)
@@ -252,9 +251,9 @@ fn measure_at(
     measured: &Measured,
     loads: &[Load],
     report: &Report<Row>,
-) -> Done {
-    let peer = super::wait::connect(fabric, address)?;
-    let done = Client::greet(fabric, &peer).and_then(|client| measure(client, measured, loads, report));
+) -> CommandResult {
+    let peer = super::connection::connect(fabric, address)?;
+    let done = Client::connect(fabric, &peer).and_then(|client| measure(client, measured, loads, report));
     done.inspect_err(|_| {
         if !report.is_interrupted() {
             common.dumps.after_failure(fabric);
@@ -263,13 +262,18 @@ fn measure_at(
 }
 
 /// Measures every load, until a signal comes.
-fn measure(mut client: Client<'_>, measured: &Measured, loads: &[Load], report: &Report<Row>) -> Done {
+fn measure(
+    mut client: Client<'_>,
+    measured: &Measured,
+    loads: &[Load],
+    report: &Report<Row>,
+) -> CommandResult {
     for load in loads {
         if report.is_interrupted() {
             break;
         }
         if load.kind == Kind::Send && measured.sweep && load.size > client.max_message() {
-            super::output::complain(&format!(
+            super::output::print_error(&format!(
                 "{} and above: over the largest message, left out",
                 Size(load.size)
             ));

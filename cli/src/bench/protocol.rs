@@ -28,7 +28,7 @@ pub enum ToServer {
         operations: u64,
     },
     /// Overwrite the region.
-    Scrub,
+    Overwrite,
     /// That was all.
     Bye,
 }

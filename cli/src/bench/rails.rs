@@ -3,7 +3,7 @@
 use multirail::{Explanation, Fabric};
 use serde::Serialize;
 
-use crate::failure::Done;
+use crate::failure::CommandResult;
 use crate::output;
 use crate::table::{self, Table};
 use crate::units::{Size, round};
@@ -68,7 +68,7 @@ impl Rails {
     }
 
     /// Prints a table of the rails, where there is more than one.
-    pub fn print(&self) -> Done {
+    pub fn print(&self) -> CommandResult {
         if self.rails.len() < 2 {
             return Ok(());
         }
@@ -80,11 +80,11 @@ impl Rails {
         }
         output::line("")?;
         table.print()?;
-        table::sentence(&format!("{:.2} GB in all, {}", total / 1e9, self.imbalance()))
+        table::print_text(&format!("{:.2} GB in all, {}", total / 1e9, self.imbalance()))
     }
 
     /// Prints a table of several measurements' rails, a row for each size of pages.
-    pub fn print_sizes<'a>(of_sizes: impl Iterator<Item = (Size, &'a Self)>) -> Done {
+    pub fn print_sizes<'a>(of_sizes: impl Iterator<Item = (Size, &'a Self)>) -> CommandResult {
         let table =
             Table::named_by(0).number("size").number("rails").optional(1).text("busiest rail").number("GB");
         let mut table =

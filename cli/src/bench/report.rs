@@ -8,7 +8,7 @@ use std::time::Duration;
 use multirail::WeakFabric;
 use serde::Serialize;
 
-use crate::failure::{Done, Failure};
+use crate::failure::{CommandResult, Failure};
 use crate::output;
 
 /// How long a measurement may take to notice a signal, before its fabrics are closed.
@@ -19,7 +19,7 @@ const NOTICE: Duration = Duration::from_millis(300);
 const END: Duration = Duration::from_millis(400);
 
 /// Prints rows.
-type Print<R> = dyn Fn(&[R]) -> Done + Send + Sync;
+type Print<R> = dyn Fn(&[R]) -> CommandResult + Send + Sync;
 
 /// What is measured so far.
 pub struct Report<R> {
@@ -46,7 +46,7 @@ impl<R: Serialize + Send + 'static> Report<R> {
         json: bool,
         planned: usize,
         what: &'static str,
-        print: impl Fn(&[R]) -> Done + Send + Sync + 'static,
+        print: impl Fn(&[R]) -> CommandResult + Send + Sync + 'static,
     ) -> Arc<Self> {
         Arc::new(Self {
             json,
@@ -60,7 +60,7 @@ impl<R: Serialize + Send + 'static> Report<R> {
     /// Takes INT, TERM and HUP from now on: the measurement sees them by [`Self::is_interrupted`]. If it does not
     /// end, `fabrics` are closed; if it still does not, the report is printed and the process exits.
     #[cfg(unix)]
-    pub fn take_signals(self: &Arc<Self>, fabrics: Vec<WeakFabric>) -> Done {
+    pub fn take_signals(self: &Arc<Self>, fabrics: Vec<WeakFabric>) -> CommandResult {
         use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
         let mut signals = signal_hook::iterator::Signals::new([SIGINT, SIGTERM, SIGHUP])
             .map_err(|error| Failure::new(format!("cannot take signals: {error}")))?;
@@ -75,7 +75,7 @@ impl<R: Serialize + Send + 'static> Report<R> {
             });
             std::thread::sleep(END);
             if let Err(failure) = report.end(Ok(())) {
-                output::complain(failure.sentence());
+                output::print_error(failure.message());
             }
             signal_hook::low_level::exit(128 + signal);
         };
@@ -87,7 +87,7 @@ impl<R: Serialize + Send + 'static> Report<R> {
 
     /// Signals are left alone.
     #[cfg(not(unix))]
-    pub fn take_signals(self: &Arc<Self>, _: Vec<WeakFabric>) -> Done {
+    pub fn take_signals(self: &Arc<Self>, _: Vec<WeakFabric>) -> CommandResult {
         Ok(())
     }
 
@@ -97,7 +97,7 @@ impl<R: Serialize + Send + 'static> Report<R> {
     }
 
     /// Adds a row, whose measurement may have been cut short.
-    pub fn add(&self, row: R, is_cut_short: bool) -> Done {
+    pub fn add(&self, row: R, is_cut_short: bool) -> CommandResult {
         let mut rows = self.rows.lock().unwrap_or_else(PoisonError::into_inner);
         rows.whole += usize::from(!is_cut_short);
         rows.is_cut_short |= is_cut_short;
@@ -109,7 +109,7 @@ impl<R: Serialize + Send + 'static> Report<R> {
     }
 
     /// Prints what is not printed, and says how the bench ended: as `done`, unless a signal ended it.
-    pub fn end(&self, done: Done) -> Done {
+    pub fn end(&self, done: CommandResult) -> CommandResult {
         let mut rows = self.rows.lock().unwrap_or_else(PoisonError::into_inner);
         let kept = std::mem::take(&mut rows.kept);
         let printed = if kept.is_empty() { Ok(()) } else { (self.print)(&kept) };

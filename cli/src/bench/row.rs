@@ -5,7 +5,7 @@ use serde::Serialize;
 use super::client::Measured;
 use super::load::Load;
 use super::rails::Rails;
-use crate::failure::Done;
+use crate::failure::CommandResult;
 use crate::table::{self, Table};
 use crate::units::{Size, round};
 
@@ -76,10 +76,10 @@ impl Row {
     }
 
     /// Prints a table of the measurements of one bench, and one of their rails.
-    pub fn print(rows: &[Self]) -> Done {
+    pub fn print(rows: &[Self]) -> CommandResult {
         let Some(first) = rows.first() else { return Ok(()) };
         let Self { backend, op, src, dst, inflight, .. } = first;
-        table::sentence(&format!("{op} over {backend}, from {src} to {dst}, in flight: {inflight}"))?;
+        table::print_text(&format!("{op} over {backend}, from {src} to {dst}, in flight: {inflight}"))?;
         let limit = if first.is_on_gpu { "one copy" } else { "memcpy" };
         let table = Table::named_by(0).number("size").number("pages").optional(2);
         let table = table.number("GB/s").number("Gbps").optional(5).number("ops/s").optional(1);
@@ -90,7 +90,7 @@ impl Row {
         table.print()?;
         if rows.iter().any(|row| row.percent_of_limit > Some(100.0)) {
             let one = if first.is_on_gpu { "one contiguous copy" } else { "one thread's memcpy" };
-            table::sentence(&format!(
+            table::print_text(&format!(
                 "over 100 %: the limit is {one}; the backend may copy by several threads"
             ))?;
         }

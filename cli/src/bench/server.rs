@@ -7,14 +7,14 @@ use multirail::{Access, Fabric, Peer, Region, wait};
 use super::load::{Kind, Load};
 use super::protocol::{COMPARE, PROTOCOL, REGION, ToClient, ToServer, VERSION};
 use super::{content, verification};
-use crate::failure::{Done, Failure};
+use crate::connection::{until_closed, wait_until_closed};
+use crate::failure::{CommandResult, Failure};
 use crate::units::{self, Size};
-use crate::wait::{let_go, unless_gone};
-use crate::wire::{self, Inbox, MESSAGE_BYTES, Outbox, PROMPT, RECEIVES};
+use crate::wire::{self, MESSAGE_BYTES, MessageReceiver, MessageSender, RECEIVES, RESPONSE_LIMIT};
 use crate::{Common, output};
 
 /// How long a client that is alive may be silent: longer than the longest `--duration`.
-const PATIENCE: Duration = Duration::from_secs(25 * 3600);
+const MAX_CLIENT_SILENCE: Duration = Duration::from_secs(25 * 3600);
 
 /// Bytes of all receives together, where messages are measured.
 const RECEIVE_BYTES: usize = 32 << 20;
@@ -31,9 +31,9 @@ pub struct ServerArguments {
 }
 
 /// Serves one client.
-pub fn run(common: &Common, arguments: &ServerArguments) -> Done {
+pub fn run(common: &Common, arguments: &ServerArguments) -> CommandResult {
     let fabric = common.open()?;
-    let listener = crate::wait::listen(&fabric, &arguments.listen)?;
+    let listener = crate::connection::listen(&fabric, &arguments.listen)?;
     let address = listener.local_addr();
     match common.json {
         true => output::json(&serde_json::json!({ "listening": address }))?,
@@ -50,27 +50,28 @@ pub fn run(common: &Common, arguments: &ServerArguments) -> Done {
         }
     })
     .inspect_err(|_| common.dumps.after_failure(&fabric))
-    .map_err(|failure| failure.within("the bench client is gone before it was done"))
+    .map_err(|failure| failure.context("the bench client is gone before it was done"))
 }
 
 /// Serves `peer` until it says goodbye. `announce` hears of every load that is ready.
-pub fn serve_one(fabric: &Fabric, peer: &Peer, announce: impl Fn(&Load) -> Done) -> Done {
-    let inbox = Inbox::new(fabric.recv_pool(RECEIVES, MESSAGE_BYTES)?, peer);
-    let mut target = Target { fabric, peer, inbox, outbox: Outbox::new(fabric, peer)?, work: None };
-    target.outbox.say(&ToClient::Hello { protocol: PROTOCOL, version: VERSION })?;
+pub fn serve_one(fabric: &Fabric, peer: &Peer, announce: impl Fn(&Load) -> CommandResult) -> CommandResult {
+    let incoming = MessageReceiver::new(fabric.recv_pool(RECEIVES, MESSAGE_BYTES)?, peer);
+    let mut target =
+        Target { fabric, peer, incoming, outgoing: MessageSender::new(fabric, peer)?, work: None };
+    target.outgoing.send(&ToClient::Hello { protocol: PROTOCOL, version: VERSION })?;
     loop {
-        let answer = match target.hear()? {
+        let answer = match target.receive()? {
             ToServer::Prepare(load) => match target.prepare(load) {
                 Ok(work) => {
                     let ready = announce(&work.load);
                     target.work = Some(work);
                     ready.map(|()| ToClient::Ready)?
                 }
-                Err(refusal) => ToClient::Refused(refusal.sentence().to_owned()),
+                Err(refusal) => ToClient::Refused(refusal.message().to_owned()),
             },
-            ToServer::Scrub => match &target.work {
+            ToServer::Overwrite => match &target.work {
                 Some(work) => {
-                    content::scrub(&work.region)?;
+                    content::overwrite(&work.region)?;
                     ToClient::Ready
                 }
                 None => ToClient::Refused("nothing is prepared".to_owned()),
@@ -78,20 +79,20 @@ pub fn serve_one(fabric: &Fabric, peer: &Peer, announce: impl Fn(&Load) -> Done)
             ToServer::Check { operations } => ToClient::Checked(target.check(operations)?),
             ToServer::Bye => {
                 // The client may have read it and left before we see it taken.
-                let _ = target.outbox.say(&ToClient::Bye);
-                let_go(peer);
+                let _ = target.outgoing.send(&ToClient::Bye);
+                wait_until_closed(peer);
                 return Ok(());
             }
         };
-        target.outbox.say(&answer)?;
+        target.outgoing.send(&answer)?;
     }
 }
 
 struct Target<'a> {
     fabric: &'a Fabric,
     peer: &'a Peer,
-    inbox: Inbox,
-    outbox: Outbox,
+    incoming: MessageReceiver,
+    outgoing: MessageSender,
     work: Option<Work>,
 }
 
@@ -105,33 +106,33 @@ struct Work {
 }
 
 impl Target<'_> {
-    fn prepare(&mut self, load: Load) -> Done<Work> {
+    fn prepare(&mut self, load: Load) -> CommandResult<Work> {
         load.check().map_err(Failure::new)?;
         if self.work.take().is_some() {
             self.fabric.unpublish(REGION);
         }
         let measured = load.kind == Kind::Send;
         let bytes = if measured { 1 } else { load.total() };
-        let place = load.remote();
-        let region = place.alloc(self.fabric, bytes, Access::REMOTE_WRITE | Access::REMOTE_READ)?;
+        let memory = load.remote();
+        let region = memory.alloc(self.fabric, bytes, Access::REMOTE_WRITE | Access::REMOTE_READ)?;
         match load.kind {
             Kind::Read => content::fill(&region, &load)?,
-            _ => content::scrub(&region)?,
+            _ => content::overwrite(&region)?,
         }
         self.fabric.publish(REGION, &region)?;
         if measured {
             let each = (load.size as usize).max(MESSAGE_BYTES);
             let count = (RECEIVE_BYTES / each).clamp(2, 1024);
-            self.inbox.replace(self.fabric.recv_pool(count, each)?);
+            self.incoming.replace(self.fabric.recv_pool(count, each)?);
         }
         let order = if measured { content::sources(&load) } else { Vec::new() };
         Ok(Work { load, region, order, messages: 0, wrong: None })
     }
 
     /// The next message of the protocol; measured ones are counted on the way.
-    fn hear(&mut self) -> Done<ToServer> {
+    fn receive(&mut self) -> CommandResult<ToServer> {
         loop {
-            let message = self.inbox.next(PATIENCE)?;
+            let message = self.incoming.next(MAX_CLIENT_SILENCE)?;
             match message.imm() {
                 None => return wire::decode(&message.to_vec()),
                 Some(imm) => self.count(imm, &message)?,
@@ -139,7 +140,7 @@ impl Target<'_> {
         }
     }
 
-    fn count(&mut self, imm: u32, message: &multirail::Message) -> Done {
+    fn count(&mut self, imm: u32, message: &multirail::Message) -> CommandResult {
         let work =
             self.work.as_mut().ok_or_else(|| Failure::new("a measured message before a measurement"))?;
         work.messages += 1;
@@ -157,7 +158,7 @@ impl Target<'_> {
     }
 
     /// Compares everything; waits for what is still on its way.
-    fn check(&mut self, operations: u64) -> Done<Result<(), String>> {
+    fn check(&mut self, operations: u64) -> CommandResult<Result<(), String>> {
         let Some(work) = &self.work else { return Ok(Err("nothing is prepared".to_owned())) };
         match work.load.kind {
             Kind::Send => self.check_messages(operations),
@@ -167,11 +168,11 @@ impl Target<'_> {
         }
     }
 
-    fn check_messages(&mut self, operations: u64) -> Done<Result<(), String>> {
+    fn check_messages(&mut self, operations: u64) -> CommandResult<Result<(), String>> {
         while let Some(work) = &self.work
             && work.messages < operations
         {
-            let message = self.inbox.next(PROMPT)?;
+            let message = self.incoming.next(RESPONSE_LIMIT)?;
             match message.imm() {
                 Some(imm) => self.count(imm, &message)?,
                 None => return Err(Failure::new("the client spoke before its answer")),
@@ -185,10 +186,10 @@ impl Target<'_> {
         })
     }
 
-    fn check_imms(&self, operations: u64) -> Done<Result<(), String>> {
+    fn check_imms(&self, operations: u64) -> CommandResult<Result<(), String>> {
         let Some(work) = &self.work else { return Ok(Err("nothing is prepared".to_owned())) };
         let counter = self.peer.imm(work.load.imm);
-        let arrived = wait(unless_gone(self.peer, counter.expect(operations)), PROMPT);
+        let arrived = wait(until_closed(self.peer, counter.expect(operations)), RESPONSE_LIMIT);
         match arrived {
             Ok(Err(error)) => return Err(error.into()),
             Ok(Ok(())) if counter.count() == operations => {}

@@ -6,14 +6,14 @@ use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
 use crate::Common;
-use crate::failure::{Done, Failure};
+use crate::failure::{CommandResult, Failure};
 
 /// How long the server may take to print its address, or to exit after goodbye.
 const START: Duration = Duration::from_secs(20);
 const EXIT: Duration = Duration::from_secs(10);
 
 /// How long to look for a server's death once its connection broke.
-const AUTOPSY: Duration = Duration::from_millis(300);
+const REASON_LIMIT: Duration = Duration::from_millis(300);
 
 /// A server process. Dropping it kills and reaps it.
 pub struct Server {
@@ -28,7 +28,7 @@ struct Listening {
 
 impl Server {
     /// Starts the process and reads its address.
-    pub fn start(common: &Common) -> Done<Self> {
+    pub fn start(common: &Common) -> CommandResult<Self> {
         let program = std::env::current_exe()
             .map_err(|e| Failure::new(format!("cannot find this program to start it again: {e}")))?;
         let mut command = Command::new(program);
@@ -55,7 +55,7 @@ impl Server {
     }
 
     /// Reads the first line, and later ones until the end so that the server can write them.
-    fn read_address(&mut self) -> Done<String> {
+    fn read_address(&mut self) -> CommandResult<String> {
         let Some(stdout) = self.child.stdout.take() else {
             return Err(Failure::new("the server process has no output"));
         };
@@ -75,9 +75,9 @@ impl Server {
 
     /// `failure`, or rather the server's death if that is what caused it.
     pub fn explain(&mut self, failure: Failure) -> Failure {
-        match (self.wait(AUTOPSY), failure) {
-            (Some(status), Failure::Sentence(sentence)) => Failure::new(format!(
-                "the bench server (process {}) ended with {status}: {sentence}",
+        match (self.wait(REASON_LIMIT), failure) {
+            (Some(status), Failure::Message(message)) => Failure::new(format!(
+                "the bench server (process {}) ended with {status}: {message}",
                 self.child.id()
             )),
             (_, failure) => failure,
@@ -85,7 +85,7 @@ impl Server {
     }
 
     /// Waits for its exit after goodbye.
-    pub fn finish(mut self) -> Done {
+    pub fn finish(mut self) -> CommandResult {
         match self.wait(EXIT) {
             Some(status) if status.success() => Ok(()),
             Some(status) => Err(Failure::new(format!("the bench server ended with {status}"))),

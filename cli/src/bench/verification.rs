@@ -32,11 +32,11 @@ mod tests {
     use multirail::{Access, ErrorKind, Fabric, FabricBuilder, TransportConfig};
 
     use super::super::load::Kind;
-    use super::super::place::Place;
+    use super::super::memory::BenchMemory;
     use super::*;
 
     /// What arrived right is right; of two bytes that are wrong the first one is named.
-    fn compares_at(dst: Place) {
+    fn compares_at(dst: BenchMemory) {
         let loopback = TransportConfig::new("loopback", Arc::new(backend_loopback::Loopback::new()));
         let fabric = FabricBuilder::new().transport(loopback).open().unwrap();
         // The last one is more than a GPU's threads take in one turn.
@@ -71,13 +71,13 @@ mod tests {
 
     #[test]
     fn what_is_wrong_is_found_on_the_host() {
-        compares_at(Place::Host);
+        compares_at(BenchMemory::Host);
     }
 
     #[test]
     fn what_is_wrong_is_found_by_the_gpu() {
         match multirail::cuda::Device::open(0) {
-            Ok(_) => compares_at(Place::Gpu(0)),
+            Ok(_) => compares_at(BenchMemory::Gpu(0)),
             Err(why) => {
                 assert!(matches!(why.kind(), ErrorKind::Unsupported | ErrorKind::NotFound), "{why}");
                 println!("skipped: {why}");

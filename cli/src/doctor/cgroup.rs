@@ -78,14 +78,14 @@ pub fn time(check: Check, host: &Host) -> Checked {
         }
     }
     let Some((share, directory)) = least else { return Ok(vec![check.ok("no limit")]) };
-    let reading = format!("the time of {share:.2} cores ({directory})");
+    let value = format!("the time of {share:.2} cores ({directory})");
     if allowed(host)?.is_some_and(|allowed| share >= allowed.0.len() as f64) {
-        return Ok(vec![check.ok(reading)]);
+        return Ok(vec![check.ok(value)]);
     }
     let cost = "workers spin while busy and use it up; then all threads stand still until the next period";
     let remedy = "docker run --cpuset-cpus in place of --cpus, whole cores in Kubernetes (static CPU policy), or a \
                   higher cpu.max";
-    Ok(vec![check.warning(reading, cost, remedy)])
+    Ok(vec![check.warning(value, cost, remedy)])
 }
 
 /// `cpu.max`: microseconds or `max`, of so many.
@@ -118,14 +118,14 @@ pub fn memory(check: Check, host: &Host) -> Checked {
         }
     }
     let Some((limit, used, directory)) = nearest else { return Ok(vec![check.ok("no limit")]) };
-    let reading = format!("{} used of {} ({directory})", Size(used), Size(limit));
+    let value = format!("{} used of {} ({directory})", Size(used), Size(limit));
     if used < limit / 10 * 9 {
-        return Ok(vec![check.ok(reading)]);
+        return Ok(vec![check.ok(value)]);
     }
     let cost =
         "regions and what libfabric shares count: the kernel ends a process of the group when it is full";
     Ok(vec![check.warning(
-        reading,
+        value,
         cost,
         "a higher limit (docker run --memory, memory.max), or smaller regions",
     )])
@@ -143,14 +143,14 @@ pub fn threads(check: Check, host: &Host) -> Checked {
         }
     }
     let Some((limit, used, directory)) = nearest else { return Ok(vec![check.ok("no limit")]) };
-    let reading = format!("{used} threads of {limit} ({directory})");
+    let value = format!("{used} threads of {limit} ({directory})");
     if limit.saturating_sub(used) >= THREADS {
-        return Ok(vec![check.ok(reading)]);
+        return Ok(vec![check.ok(value)]);
     }
     let cost =
         "a fabric takes a thread per rail and one more: opening it is refused when there are none left";
     Ok(vec![check.warning(
-        reading,
+        value,
         cost,
         "a higher limit (docker run --pids-limit, TasksMax in a systemd unit)",
     )])

@@ -23,11 +23,11 @@ pub fn cores(check: Check, host: &Host) -> Checked {
     let (Some(allowed), Some(online)) = (allowed(host)?, host.parsed(ONLINE, parse)?) else {
         return Ok(vec![check.skipped(format!("there is no /proc/self/status or no {ONLINE}"))]);
     };
-    let reading = format!("{} allowed of {} online", allowed.0.len(), online.0.len());
+    let value = format!("{} allowed of {} online", allowed.0.len(), online.0.len());
     let mut found = vec![match allowed.0.len() > 1 {
-        true => check.ok(reading),
+        true => check.ok(value),
         false => check.warning(
-            reading,
+            value,
             "workers and callers share the core: each waits for the other's time slice",
             "give the process more: taskset, docker run --cpuset-cpus, cpuset.cpus of its control group",
         ),

@@ -2,7 +2,7 @@
 
 use std::fs::OpenOptions;
 
-use super::finding::{Check, Checked, Finding, some};
+use super::finding::{Check, Checked, Finding, abbreviated};
 use super::host::{Host, Unreadable};
 use super::pci::Function;
 
@@ -13,7 +13,7 @@ const FILES: &str = "/dev/infiniband";
 pub fn cards(check: Check, host: &Host) -> Checked {
     let names = host.names(CLASS)?;
     if !names.is_empty() {
-        return Ok(vec![check.ok(format!("{}: {}", names.len(), some(&names)))]);
+        return Ok(vec![check.ok(format!("{}: {}", names.len(), abbreviated(&names)))]);
     }
     let is_efa = |function: &Function| {
         let numbers = u16::try_from(function.vendor).ok().zip(u16::try_from(function.device).ok());
@@ -25,9 +25,9 @@ pub fn cards(check: Check, host: &Host) -> Checked {
         let why = format!("there is no RDMA device: {CLASS} is empty or absent");
         return Ok(vec![check.skipped(why)]);
     }
-    let reading = format!("{} EFA cards without a driver: {}", idle.len(), some(&idle));
+    let value = format!("{} EFA cards without a driver: {}", idle.len(), abbreviated(&idle));
     let cost = "the backend efa has no card";
-    Ok(vec![check.problem(reading, cost, "modprobe efa; AWS's EFA installer brings the module")])
+    Ok(vec![check.problem(value, cost, "modprobe efa; AWS's EFA installer brings the module")])
 }
 
 /// Which ports are up.
@@ -37,8 +37,8 @@ pub fn ports(check: Check, host: &Host) -> Checked {
     for card in &names {
         for number in host.names(&format!("{CLASS}/{card}/ports"))? {
             match port(host, card, &number) {
-                Ok((true, reading)) => active.push(reading),
-                Ok((false, reading)) => others.push(down(check, reading)),
+                Ok((true, value)) => active.push(value),
+                Ok((false, value)) => others.push(down(check, value)),
                 Err(file) => others.push(check.unreadable(&file)),
             }
         }
@@ -46,7 +46,7 @@ pub fn ports(check: Check, host: &Host) -> Checked {
     let mut found = Vec::new();
     match (active.is_empty(), names.is_empty()) {
         (_, true) => found.push(check.skipped("there is no RDMA device")),
-        (false, _) => found.push(check.ok(format!("{} active: {}", active.len(), some(&active)))),
+        (false, _) => found.push(check.ok(format!("{} active: {}", active.len(), abbreviated(&active)))),
         (true, _) => found.push(check.problem(
             "no port is active",
             "no card can be used",
@@ -66,9 +66,9 @@ fn port(host: &Host, card: &str, number: &str) -> Result<(bool, String), Unreada
     Ok((state == "ACTIVE", format!("{card}/{number} {state} {}", layer.trim()).trim_end().to_owned()))
 }
 
-fn down(check: Check, reading: String) -> Finding {
+fn down(check: Check, value: String) -> Finding {
     let remedy = "the cable, the switch, `ip link set DEV up` on Ethernet, a subnet manager on InfiniBand";
-    check.warning(reading, "this port carries nothing", remedy)
+    check.warning(value, "this port carries nothing", remedy)
 }
 
 /// Whether this user may open the cards.
@@ -81,8 +81,8 @@ pub fn uverbs(check: Check, host: &Host) -> Checked {
     let (cost, container) =
         ("no program here can open the cards", "give the container --device=/dev/infiniband");
     if files.is_empty() {
-        let reading = format!("{cards} cards, and no {FILES}/uverbs*");
-        return Ok(vec![check.problem(reading, cost, format!("{container}; else modprobe ib_uverbs"))]);
+        let value = format!("{cards} cards, and no {FILES}/uverbs*");
+        return Ok(vec![check.problem(value, cost, format!("{container}; else modprobe ib_uverbs"))]);
     }
     let mut found = Vec::new();
     let mut opened = 0;
@@ -100,8 +100,8 @@ pub fn uverbs(check: Check, host: &Host) -> Checked {
         }
     }
     if opened > 0 && files.len() < cards {
-        let reading = format!("{} of {cards} cards have a file in {FILES}", files.len());
-        found.push(check.warning(reading, "the others cannot be used here", container));
+        let value = format!("{} of {cards} cards have a file in {FILES}", files.len());
+        found.push(check.warning(value, "the others cannot be used here", container));
     } else if opened > 0 {
         found.insert(0, check.ok(format!("{opened} of {} open for reading and writing", files.len())));
     }

@@ -123,7 +123,7 @@ pub fn worst(findings: &[Finding]) -> Level {
 }
 
 /// The first of many names, and how many more there are.
-pub fn some(names: &[String]) -> String {
+pub fn abbreviated(names: &[String]) -> String {
     const SHOWN: usize = 4;
     let shown = names.iter().take(SHOWN).map(String::as_str).collect::<Vec<_>>().join(", ");
     match names.len().saturating_sub(SHOWN) {
@@ -163,7 +163,7 @@ mod tests {
     #[test]
     fn many_names_are_cut() {
         let names: Vec<String> = (0..6).map(|number| format!("mlx5_{number}")).collect();
-        assert_eq!(some(&names), "mlx5_0, mlx5_1, mlx5_2, mlx5_3 and 2 more");
-        assert_eq!(some(&names[..1]), "mlx5_0");
+        assert_eq!(abbreviated(&names), "mlx5_0, mlx5_1, mlx5_2, mlx5_3 and 2 more");
+        assert_eq!(abbreviated(&names[..1]), "mlx5_0");
     }
 }

@@ -1,6 +1,6 @@
 //! GPUs: their driver, libcuda, and the two ways in which a card reaches their memory.
 
-use super::finding::{Check, Checked, Finding, some};
+use super::finding::{Check, Checked, Finding, abbreviated};
 use super::host::{Host, Unreadable};
 use super::kernel;
 use super::pci::Function;
@@ -39,7 +39,7 @@ impl Driver {
         })
     }
 
-    fn words(&self) -> String {
+    fn description(&self) -> String {
         format!("{}, {} kernel modules", self.version, if self.is_open { "open" } else { "closed" })
     }
 }
@@ -47,7 +47,7 @@ impl Driver {
 /// Whether a GPU has its driver.
 pub fn driver(check: Check, host: &Host) -> Checked {
     if let Some(driver) = Driver::read(host)? {
-        return Ok(vec![check.ok(driver.words())]);
+        return Ok(vec![check.ok(driver.description())]);
     }
     let is_gpu = |function: &Function| function.vendor == NVIDIA && function.class >> 16 == DISPLAY;
     let idle: Vec<_> = Function::all(host)?.into_iter().filter(is_gpu).map(|gpu| gpu.address).collect();
@@ -59,7 +59,7 @@ pub fn driver(check: Check, host: &Host) -> Checked {
             "give the container the host's /proc/driver/nvidia",
         )]),
         (false, _) => Ok(vec![check.problem(
-            format!("{} GPUs without NVIDIA's driver: {}", idle.len(), some(&idle)),
+            format!("{} GPUs without NVIDIA's driver: {}", idle.len(), abbreviated(&idle)),
             "no GPU memory can be used",
             "install the driver, its open kernel modules, and modprobe nvidia",
         )]),
@@ -100,7 +100,7 @@ fn find_cuda(host: &Host) -> Result<Option<String>, Unreadable> {
 pub fn dma_buf(check: Check, host: &Host) -> Checked {
     Ok(vec![match DmaBuf::of(host)? {
         DmaBuf::NoGpu => check.skipped(NO_GPU),
-        DmaBuf::Possible(words) => check.ok(words),
+        DmaBuf::Possible(description) => check.ok(description),
         DmaBuf::Impossible(why) if !host.has_cards() => without_card(check, &why),
         DmaBuf::Impossible(why) => check.warning(
             why,
@@ -152,29 +152,31 @@ impl DmaBuf {
         let kernel = kernel::version(host)?;
         let mut lacking = Vec::new();
         if !driver.is_open || driver.major < OPEN_SINCE {
-            lacking.push(format!("driver {}", driver.words()));
+            lacking.push(format!("driver {}", driver.description()));
         }
         if kernel.is_none_or(|version| version < kernel::DMA_BUF) {
-            lacking.push(kernel::words(kernel));
+            lacking.push(kernel::description(kernel));
         }
         Ok(match lacking.is_empty() {
-            true => Self::Possible(format!("{}, driver {}", kernel::words(kernel), driver.words())),
+            true => {
+                Self::Possible(format!("{}, driver {}", kernel::description(kernel), driver.description()))
+            }
             false => Self::Impossible(lacking.join(", ")),
         })
     }
 }
 
 /// The ways to register GPU memory: what speaks for each, or why there is none.
-pub struct Ways {
+pub struct GpuRegistration {
     pub dma_buf: Result<String, String>,
     pub peermem: Result<String, String>,
 }
 
-impl Ways {
+impl GpuRegistration {
     /// Of a host.
     pub fn of(host: &Host) -> Self {
         let dma_buf = match DmaBuf::of(host) {
-            Ok(DmaBuf::Possible(words)) => Ok(words),
+            Ok(DmaBuf::Possible(description)) => Ok(description),
             Ok(DmaBuf::Impossible(why)) => Err(why),
             Ok(DmaBuf::NoGpu) => Err(NO_GPU.to_owned()),
             Err(file) => Err(file.to_string()),

@@ -151,7 +151,7 @@ impl Host {
     }
 
     /// Whether this process holds a capability.
-    pub fn holds(&self, capability: u32) -> Result<bool, Unreadable> {
+    pub fn has_capability(&self, capability: u32) -> Result<bool, Unreadable> {
         let Some(held) = self.status("CapEff")? else { return Ok(false) };
         let held = u64::from_str_radix(&held, 16)
             .map_err(|_| Unreadable::malformed("/proc/self/status", &format!("CapEff: {held}")))?;
@@ -282,8 +282,11 @@ mod tests {
     fn capabilities_are_bits() {
         let status = |mask: &str| format!("Name:\tx\nCapEff:\t{mask}\n");
         let host = Fake::new(&[("/proc/self/status", &status("0000000000004000"))]);
-        assert_eq!((host.holds(CAP_IPC_LOCK), host.holds(CAP_SYS_PTRACE)), (Ok(true), Ok(false)));
-        assert!(Fake::new(&[("/proc/self/status", &status("all"))]).holds(14).is_err());
-        assert_eq!(Fake::new(&[]).holds(14), Ok(false));
+        assert_eq!(
+            (host.has_capability(CAP_IPC_LOCK), host.has_capability(CAP_SYS_PTRACE)),
+            (Ok(true), Ok(false))
+        );
+        assert!(Fake::new(&[("/proc/self/status", &status("all"))]).has_capability(14).is_err());
+        assert_eq!(Fake::new(&[]).has_capability(14), Ok(false));
     }
 }

@@ -11,11 +11,11 @@ pub fn mode(check: Check, host: &Host) -> Checked {
     let command = host.text("/proc/cmdline")?.unwrap_or_default();
     let passes = command.split_whitespace().any(|word| word == "iommu=pt" || word == "iommu.passthrough=1");
     if groups.is_empty() {
-        let reading = match host.names("/sys/class/iommu")?.is_empty() {
+        let value = match host.names("/sys/class/iommu")?.is_empty() {
             true => "off, or not shown to this machine",
             false => "there, without a group: it translates nothing",
         };
-        return Ok(vec![check.ok(reading)]);
+        return Ok(vec![check.ok(value)]);
     }
     let mut translated = 0;
     for group in &groups {
@@ -23,14 +23,14 @@ pub fn mode(check: Check, host: &Host) -> Checked {
         let kind = host.text(&format!("{GROUPS}/{group}/type"))?;
         translated += usize::from(kind.map_or(!passes, |kind| kind.trim() != "identity"));
     }
-    let reading = format!("translates for {translated} of {} groups", groups.len());
+    let value = format!("translates for {translated} of {} groups", groups.len());
     if translated == 0 || !(host.has_hardware() || host.has_gpu()) {
-        return Ok(vec![check.ok(reading)]);
+        return Ok(vec![check.ok(value)]);
     }
     let cost = "each access of a card or GPU is looked up, peer to peer goes by the root complex, and registering \
                 takes longer";
     let remedy = "boot with iommu=pt (Intel: intel_iommu=on iommu=pt; ARM: iommu.passthrough=1)";
-    Ok(vec![check.warning(reading, cost, remedy)])
+    Ok(vec![check.warning(value, cost, remedy)])
 }
 
 #[cfg(test)]

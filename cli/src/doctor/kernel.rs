@@ -22,7 +22,7 @@ pub fn version(host: &Host) -> Result<Option<(u32, u32)>, Unreadable> {
 }
 
 /// A version as people say it.
-pub fn words(version: Option<(u32, u32)>) -> String {
+pub fn description(version: Option<(u32, u32)>) -> String {
     version.map_or("Linux of unknown version".to_owned(), |(major, minor)| format!("Linux {major}.{minor}"))
 }
 
@@ -37,15 +37,15 @@ pub fn age(check: Check, host: &Host) -> Checked {
         .filter(|(since, _)| version < *since)
         .map(|((major, minor), what)| format!("{what} ({major}.{minor})"))
         .collect();
-    let mut reading = words(Some(version));
+    let mut value = description(Some(version));
     if !lacking.is_empty() {
-        reading.push_str(&format!("; too old for {}", lacking.join(", ")));
+        value.push_str(&format!("; too old for {}", lacking.join(", ")));
     }
     if version >= DMA_BUF {
-        return Ok(vec![check.ok(reading)]);
+        return Ok(vec![check.ok(value)]);
     }
     let cost = "GPU memory is registered by nvidia_peermem, or not at all; large buffers lie in small pages";
-    Ok(vec![check.warning(reading, cost, "boot 6.2 or later; 5.12 is enough for DMA-BUF")])
+    Ok(vec![check.warning(value, cost, "boot 6.2 or later; 5.12 is enough for DMA-BUF")])
 }
 
 /// Whether Yama keeps processes out of each other's memory.
@@ -53,20 +53,22 @@ pub fn yama(check: Check, host: &Host) -> Checked {
     let Some(scope) = host.number(YAMA)? else {
         return Ok(vec![check.ok("this kernel has no Yama")]);
     };
-    let reading = format!("kernel.yama.ptrace_scope is {scope}");
+    let value = format!("kernel.yama.ptrace_scope is {scope}");
     let cost = "loopback cannot write to memory of another process that Fabric::alloc did not make \
                 (process_vm_writev): importing it is refused";
     let staging = "MULTIRAIL_LOOPBACK_STAGING=1 in both processes";
     Ok(vec![match scope {
-        0 => check.ok(reading),
-        1 => check.ok(format!("{reading}: loopback's targets permit their peers")),
-        2 if host.holds(CAP_SYS_PTRACE)? => check.ok(format!("{reading}; this process holds CAP_SYS_PTRACE")),
+        0 => check.ok(value),
+        1 => check.ok(format!("{value}: loopback's targets permit their peers")),
+        2 if host.has_capability(CAP_SYS_PTRACE)? => {
+            check.ok(format!("{value}; this process holds CAP_SYS_PTRACE"))
+        }
         2 => check.warning(
-            reading,
+            value,
             cost,
             format!("sysctl -w kernel.yama.ptrace_scope=1, CAP_SYS_PTRACE, or {staging}"),
         ),
-        _ => check.warning(reading, cost, format!("boot with kernel.yama.ptrace_scope=1, or {staging}")),
+        _ => check.warning(value, cost, format!("boot with kernel.yama.ptrace_scope=1, or {staging}")),
     }])
 }
 

@@ -19,17 +19,17 @@ pub fn backends(check: Check, host: &Host, registry: &Registry, choice: &Backend
     }
     let rows = registry.rows().into_iter().filter(|row| asked.is_none_or(|name| name == row.name));
     let probes: Vec<_> = rows.map(|row| (row.name, row.probe)).collect();
-    judge(check, host, asked.is_some(), &probes)
+    probe_findings(check, host, asked.is_some(), &probes)
 }
 
-fn judge(check: Check, host: &Host, is_asked: bool, probes: &[(&str, Probe)]) -> Vec<Finding> {
+fn probe_findings(check: Check, host: &Host, is_asked: bool, probes: &[(&str, Probe)]) -> Vec<Finding> {
     let found = probes.iter().map(|(name, probe)| match probe {
         Ok(devices) => check.ok(format!("{name}: {} devices", devices.len())),
         Err(why) => {
-            let reading = format!("{name}: {}", why.reason);
+            let value = format!("{name}: {}", why.reason);
             match is_asked || host.has_cards_for(name) {
-                true => check.problem(reading, "it cannot be opened", &why.remedy),
-                false => Finding { remedy: Some(why.remedy.clone()), ..check.skipped(reading) },
+                true => check.problem(value, "it cannot be opened", &why.remedy),
+                false => Finding { remedy: Some(why.remedy.clone()), ..check.skipped(value) },
             }
         }
     });
@@ -183,7 +183,7 @@ mod tests {
         let absent = || Err(Unavailable { reason: "not here".into(), remedy: "get one".into() });
         let probes = [("loopback", Ok(vec![])), ("verbs", absent())];
         let levels = |fake: Fake, is_asked| {
-            let found = judge(Check("it"), &fake, is_asked, &probes);
+            let found = probe_findings(Check("it"), &fake, is_asked, &probes);
             found.iter().map(|finding| finding.level).collect::<Vec<_>>()
         };
         assert_eq!(levels(Fake::new(&[]), false), [Level::Ok, Level::Skipped]);

@@ -61,10 +61,10 @@ pub fn memlock(check: Check, host: &Host) -> Checked {
     let Limit { soft, hard } = host.limits.memlock;
     let Some(soft) = soft else { return Ok(vec![check.ok("unlimited")]) };
     let hard_words = hard.map_or("unlimited".to_owned(), |bytes| Size(bytes).to_string());
-    let reading = format!("soft {}, hard {hard_words}", Size(soft));
+    let value = format!("soft {}, hard {hard_words}", Size(soft));
     // The kernel asks for it in the first user namespace (ib_umem_get).
-    if host.holds(CAP_IPC_LOCK)? && host.is_first_namespace()? {
-        return Ok(vec![check.ok(format!("{reading}; this process holds CAP_IPC_LOCK, which lifts it"))]);
+    if host.has_capability(CAP_IPC_LOCK)? && host.is_first_namespace()? {
+        return Ok(vec![check.ok(format!("{value}; this process holds CAP_IPC_LOCK, which lifts it"))]);
     }
     let (level, cost) = match (host.has_cards(), soft < LITTLE) {
         (true, true) => (Level::Problem, "a card pins what is registered with it: more than this is refused"),
@@ -74,7 +74,7 @@ pub fn memlock(check: Check, host: &Host) -> Checked {
         (false, true) => {
             (Level::Warning, "none over loopback; beside a card more than this is not registered")
         }
-        (false, false) => return Ok(vec![check.ok(reading)]),
+        (false, false) => return Ok(vec![check.ok(value)]),
     };
     let remedy = match hard {
         None => "ulimit -l unlimited, in the shell that starts the program",
@@ -83,7 +83,7 @@ pub fn memlock(check: Check, host: &Host) -> Checked {
              memlock=-1:-1"
         }
     };
-    Ok(vec![check.found(level, reading, cost, remedy)])
+    Ok(vec![check.found(level, value, cost, remedy)])
 }
 
 /// How many files may be open.
@@ -91,12 +91,12 @@ pub fn files(check: Check, host: &Host) -> Checked {
     let Limit { soft, hard } = host.limits.files;
     let Some(soft) = soft else { return Ok(vec![check.ok("unlimited")]) };
     let hard_words = hard.map_or("unlimited".to_owned(), |files| files.to_string());
-    let reading = format!("soft {soft}, hard {hard_words}");
+    let value = format!("soft {soft}, hard {hard_words}");
     let enough = if host.has_cards() { FEW_BESIDE_CARDS } else { FEW };
     if soft >= enough {
-        return Ok(vec![check.ok(reading)]);
+        return Ok(vec![check.ok(value)]);
     }
-    let cost = "a peer takes a socket, a card and a worker some files, a region shared on this host one: then \
+    let cost = "a peer takes a socket, a card and a worker abbreviated files, a region shared on this host one: then \
                 connecting or registering is refused";
     let remedy = match hard {
         Some(hard) if hard < enough => {
@@ -105,7 +105,7 @@ pub fn files(check: Check, host: &Host) -> Checked {
         }
         _ => format!("ulimit -n {}, in the shell that starts the program", hard.unwrap_or(65536).min(65536)),
     };
-    Ok(vec![check.warning(reading, cost, remedy)])
+    Ok(vec![check.warning(value, cost, remedy)])
 }
 
 /// How much /dev/shm holds.
@@ -115,13 +115,13 @@ pub fn shm(check: Check, host: &Host) -> Checked {
     let Some(space) = host.limits.shm else {
         return Ok(vec![check.warning("/dev/shm is not there", cost, "mount a tmpfs there")]);
     };
-    let reading = format!("{} free of {}", Size(space.free), Size(space.size));
+    let value = format!("{} free of {}", Size(space.free), Size(space.size));
     if space.free > SMALL {
-        return Ok(vec![check.ok(reading)]);
+        return Ok(vec![check.ok(value)]);
     }
     let remedy = "docker run --shm-size 8g, an emptyDir of medium Memory in Kubernetes, mount -o remount,size=8g \
                   /dev/shm; or delete what lies there";
-    Ok(vec![check.warning(reading, cost, remedy)])
+    Ok(vec![check.warning(value, cost, remedy)])
 }
 
 #[cfg(test)]

@@ -18,13 +18,13 @@ use std::process::ExitCode;
 
 use multirail::{BackendChoice, Registry};
 
-use super::failure::{Done, Failure};
+use super::failure::{CommandResult, Failure};
 use super::table::Table;
 use super::{Common, output};
 use finding::{Check, Checked, Finding, Level, worst};
 use host::Host;
 
-pub use gpu::Ways;
+pub use gpu::GpuRegistration;
 use libraries::Library;
 
 /// What the exit code means, for `--help`.
@@ -40,10 +40,10 @@ pub struct DoctorArguments {
 }
 
 /// A check of files and limits.
-type Look = fn(Check, &Host) -> Checked;
+type CheckFn = fn(Check, &Host) -> Checked;
 
 /// In the order of the report; backends, libraries and the peer come behind them.
-const CHECKS: [(&str, Look); 20] = [
+const CHECKS: [(&str, CheckFn); 20] = [
     ("kernel", kernel::age),
     ("cores", cores::cores),
     ("cgroup cpu", cgroup::time),
@@ -67,8 +67,8 @@ const CHECKS: [(&str, Look); 20] = [
 ];
 
 /// How a card is given GPU memory on this host.
-pub fn ways_of_gpu_memory() -> Ways {
-    Ways::of(&Host::here())
+pub fn gpu_registration() -> GpuRegistration {
+    GpuRegistration::of(&Host::here())
 }
 
 /// Prints what it finds; the worst of it is the exit code.
@@ -81,13 +81,13 @@ pub fn run(common: &Common, arguments: &DoctorArguments) -> ExitCode {
     match done {
         Ok(worst) => worst.into(),
         Err(failure) => {
-            output::complain(failure.sentence());
+            output::print_error(failure.message());
             Level::Problem.into()
         }
     }
 }
 
-fn examine(common: &Common, arguments: &DoctorArguments) -> Done<Vec<Finding>> {
+fn examine(common: &Common, arguments: &DoctorArguments) -> CommandResult<Vec<Finding>> {
     common.check_security()?;
     let (registry, choice) = (common.registry()?, common.choice()?);
     let mut found = match cfg!(target_os = "linux") {
@@ -97,7 +97,7 @@ fn examine(common: &Common, arguments: &DoctorArguments) -> Done<Vec<Finding>> {
     if let (BackendChoice::Auto, Err(failure)) = (&choice, common.demand(&registry)) {
         let cost = "commands with these options fail";
         let fix = "mend what it names, or leave out --provider, --domains and --node";
-        found.push(Check("backends").problem(failure.sentence(), cost, fix));
+        found.push(Check("backends").problem(failure.message(), cost, fix));
     }
     found.extend(arguments.peer.iter().map(|peer| peer::reach(Check("peer"), peer)));
     Ok(found)
@@ -118,7 +118,7 @@ fn settle(check: Check, checked: Checked) -> Vec<Finding> {
     checked.unwrap_or_else(|file| vec![check.unreadable(&file)])
 }
 
-fn print(common: &Common, findings: &[Finding]) -> Done {
+fn print(common: &Common, findings: &[Finding]) -> CommandResult {
     if common.json {
         return findings.iter().try_for_each(output::json);
     }

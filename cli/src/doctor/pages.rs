@@ -8,30 +8,30 @@ const TRANSPARENT: &str = "/sys/kernel/mm/transparent_hugepage/enabled";
 
 /// Huge pages set aside.
 pub fn huge(check: Check, host: &Host) -> Checked {
-    let (mut readings, mut free_of_any, mut set_aside) = (Vec::new(), false, false);
+    let (mut values, mut free_of_any, mut set_aside) = (Vec::new(), false, false);
     for name in host.names(HUGE)? {
         let Some(size) = name.strip_prefix("hugepages-") else { continue };
         let total = host.number(&format!("{HUGE}/{name}/nr_hugepages"))?.unwrap_or(0);
         let free = host.number(&format!("{HUGE}/{name}/free_hugepages"))?.unwrap_or(0);
         if total > 0 || size == "2048kB" {
-            readings.push(format!("{free} free of {total} of {size}"));
+            values.push(format!("{free} free of {total} of {size}"));
         }
         free_of_any |= free > 0;
         set_aside |= total > 0;
     }
-    if readings.is_empty() {
+    if values.is_empty() {
         return Ok(vec![check.skipped("this kernel has none")]);
     }
-    let reading = readings.join(", ");
+    let value = values.join(", ");
     if free_of_any || !host.has_cards_for("efa") {
-        return Ok(vec![check.ok(reading)]);
+        return Ok(vec![check.ok(value)]);
     }
     let cost = "libfabric's provider takes plain pages for its buffers: a card translates more addresses";
     let remedy = match set_aside {
         true => "end what holds them, or set more aside: sysctl vm.nr_hugepages",
         false => "sysctl -w vm.nr_hugepages=5128, which is what AWS sets on hosts with 32 cards",
     };
-    Ok(vec![check.warning(reading, cost, remedy)])
+    Ok(vec![check.warning(value, cost, remedy)])
 }
 
 /// Huge pages under ordinary memory.

@@ -2,7 +2,7 @@
 
 use topology::acs::redirects;
 
-use super::finding::{Check, Checked, some};
+use super::finding::{Check, Checked, abbreviated};
 use super::host::{Host, Unreadable, hex};
 
 const DEVICES: &str = "/sys/bus/pci/devices";
@@ -58,9 +58,9 @@ pub fn acs(check: Check, host: &Host) -> Checked {
     if redirecting.is_empty() {
         return Ok(vec![check.ok(format!("none of {bridges} bridges redirects"))]);
     }
-    let reading = format!("{} of {bridges} bridges redirect: {}", redirecting.len(), some(&redirecting));
+    let value = format!("{} of {bridges} bridges redirect: {}", redirecting.len(), abbreviated(&redirecting));
     if !host.has_hardware() && !host.has_gpu() {
-        return Ok(vec![check.ok(format!("{reading}; there is no card or GPU behind them"))]);
+        return Ok(vec![check.ok(format!("{value}; there is no card or GPU behind them"))]);
     }
     let cost = "what GPUs and cards send each other goes up to the root complex and back: slower, or refused";
     let remedy = format!(
@@ -68,7 +68,7 @@ pub fn acs(check: Check, host: &Host) -> Checked {
          where virtual machines rely on it",
         redirecting[0]
     );
-    Ok(vec![check.warning(reading, cost, remedy)])
+    Ok(vec![check.warning(value, cost, remedy)])
 }
 
 #[cfg(test)]

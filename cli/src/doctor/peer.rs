@@ -40,7 +40,7 @@ pub fn reach(check: Check, peer: &str) -> Finding {
     match last {
         Some((address, kind, error)) => {
             let place = if address.to_string() == name { name } else { format!("{name} at {address}") };
-            check.problem(format!("{place}: {}", reading(kind, &error)), cost, remedy(kind))
+            check.problem(format!("{place}: {}", value(kind, &error)), cost, remedy(kind))
         }
         None => check.problem(format!("{name} has no address"), cost, "mend its entry in DNS or /etc/hosts"),
     }
@@ -57,7 +57,7 @@ fn resolve(peer: &str) -> io::Result<Vec<SocketAddr>> {
     receiver.recv_timeout(LIMIT).map_err(|_| late())?
 }
 
-fn reading(kind: ErrorKind, error: &io::Error) -> String {
+fn value(kind: ErrorKind, error: &io::Error) -> String {
     match kind {
         ErrorKind::ConnectionRefused => "refused: nobody listens there".to_owned(),
         ErrorKind::TimedOut | ErrorKind::WouldBlock => format!("no answer within {} s", LIMIT.as_secs()),
@@ -106,7 +106,7 @@ mod tests {
     #[test]
     fn each_failure_has_its_remedy() {
         let error = || io::Error::from(ErrorKind::TimedOut);
-        assert_eq!(reading(ErrorKind::TimedOut, &error()), "no answer within 3 s");
+        assert_eq!(value(ErrorKind::TimedOut, &error()), "no answer within 3 s");
         assert!(remedy(ErrorKind::TimedOut).contains("firewall"));
         assert!(remedy(ErrorKind::HostUnreachable).contains("route"));
     }

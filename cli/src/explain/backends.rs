@@ -5,7 +5,7 @@ use std::ops::Range;
 use multirail::{BackendChoice, Place, TransportInfo};
 
 use super::super::Common;
-use super::super::failure::Done;
+use super::super::failure::CommandResult;
 use super::super::units::Size;
 use super::{Choice, Group};
 
@@ -24,7 +24,7 @@ pub struct Found {
 }
 
 /// Asks every backend, and opens those with cards.
-pub fn found(common: &Common) -> Done<Found> {
+pub fn found(common: &Common) -> CommandResult<Found> {
     let (registry, choice) = (common.registry()?, common.choice()?);
     common.demand(&registry)?;
     let mut found = Found::default();

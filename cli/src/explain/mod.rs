@@ -2,13 +2,13 @@
 
 mod backends;
 mod rails;
-mod registration;
 
 use multirail::MachineSource;
 use serde::Serialize;
 use topology::{Address, Distance, Function, Kind, Machine, RailGroup};
 
-use super::failure::{Done, Failure, printable};
+use super::doctor::{GpuRegistration, gpu_registration};
+use super::failure::{CommandResult, Failure, printable};
 use super::table::{self, Table};
 use super::topo::label;
 use super::units::Size;
@@ -60,7 +60,7 @@ enum Memory<'a> {
 }
 
 impl Memory<'_> {
-    fn words(&self) -> String {
+    fn description(&self) -> String {
         match self {
             Self::Gpu(number, gpu) => format!("GPU {number} at {}", gpu.address),
             Self::Host(Some(node)) => format!("host memory of NUMA node {node}"),
@@ -98,7 +98,7 @@ impl Group {
 }
 
 /// Prints what would be chosen, and what would not.
-pub fn run(common: &Common, arguments: &ExplainArguments) -> Done {
+pub fn run(common: &Common, arguments: &ExplainArguments) -> CommandResult {
     let source = arguments.from.clone().map_or_else(MachineSource::of_this_host, Ok)?;
     let is_here = arguments.from.is_none() || source == MachineSource::ThisHost;
     let (name, machine) = source.read()?;
@@ -123,13 +123,13 @@ pub fn run(common: &Common, arguments: &ExplainArguments) -> Done {
     if let Some(first) = backends.first() {
         choices.extend(others.iter().map(|other| rails::behind(&machine, first.backend, other)));
     }
-    choices.extend(registration::choices(&memory, is_here));
+    choices.extend(registration_choices(&memory, is_here));
     let rails = groups.iter().filter(|group| memory.is_served_by(group)).map(|group| group.rails.len()).sum();
     choices.extend(backends::choices(&found, is_here, arguments.size, rails));
     if common.json {
         return choices.iter().try_for_each(output::json);
     }
-    table::sentence(&format!("{} of {name}, {} at a time", memory.words(), arguments.size))?;
+    table::print_text(&format!("{} of {name}, {} at a time", memory.description(), arguments.size))?;
     let mut table = Table::named_by(2).text("decision").text("option").text("chosen").text("reason");
     for choice in choices {
         let chosen = if choice.taken { "yes" } else { "no" };
@@ -138,7 +138,7 @@ pub fn run(common: &Common, arguments: &ExplainArguments) -> Done {
     table.print()
 }
 
-fn memory<'a>(name: &str, machine: &'a Machine, arguments: &ExplainArguments) -> Done<Memory<'a>> {
+fn memory<'a>(name: &str, machine: &'a Machine, arguments: &ExplainArguments) -> CommandResult<Memory<'a>> {
     if let Some(number) = arguments.gpu {
         let gpus: Vec<&Function> = machine.of_kind(Kind::Gpu).collect();
         return match gpus.get(number) {
@@ -156,4 +156,35 @@ fn memory<'a>(name: &str, machine: &'a Machine, arguments: &ExplainArguments) ->
         }
         node => Ok(Memory::Host(node)),
     }
+}
+
+const REGISTRATION: &str = "registration";
+const DMA_BUF: &str = "DMA-BUF";
+const PEERMEM: &str = "nvidia_peermem";
+
+/// The ways in order of preference.
+fn registration_choices(memory: &Memory<'_>, is_here: bool) -> Vec<Choice> {
+    let Memory::Gpu(..) = memory else {
+        let why = "host memory is pinned by the card's driver";
+        return vec![Choice::taken(REGISTRATION, "by address", why)];
+    };
+    if !is_here {
+        let why = "depends on the machine's kernel and GPU driver: ask there";
+        return [DMA_BUF, PEERMEM].map(|way| Choice::left(REGISTRATION, way, why)).into();
+    }
+    let GpuRegistration { dma_buf, peermem } = gpu_registration();
+    let mut choices = Vec::new();
+    let is_dma_buf = dma_buf.is_ok();
+    choices.push(match dma_buf {
+        Ok(description) => Choice::taken(REGISTRATION, DMA_BUF, description),
+        Err(why) => Choice::left(REGISTRATION, DMA_BUF, why),
+    });
+    choices.push(match peermem {
+        Ok(_) if is_dma_buf => Choice::left(REGISTRATION, PEERMEM, "DMA-BUF comes first"),
+        Ok(description) => Choice::taken(REGISTRATION, PEERMEM, description),
+        Err(why) => Choice::left(REGISTRATION, PEERMEM, why),
+    });
+    let why = "never by itself: what was asked for and is not there is an error";
+    choices.push(Choice::left(REGISTRATION, "staging in host memory", why));
+    choices
 }

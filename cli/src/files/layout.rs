@@ -29,7 +29,7 @@ impl Layout {
     const LEAST_TABLE: u32 = 32 << 10;
 
     /// Whether a layout from the wire is sound and bounded.
-    pub fn is_sound(&self) -> bool {
+    pub fn is_valid(&self) -> bool {
         self.page > 0
             && u64::from(self.data) >= CHUNK
             && self.data.is_multiple_of(self.page)
@@ -72,7 +72,7 @@ mod tests {
     #[test]
     fn layouts_are_checked() {
         let sound = Layout::OFFERED;
-        assert!(sound.is_sound());
+        assert!(sound.is_valid());
         for broken in [
             Layout { page: 0, ..sound },
             Layout { page: 4097, ..sound },
@@ -84,7 +84,7 @@ mod tests {
             Layout { windows: 64, ..sound },
             Layout { windows: u32::MAX, ..sound },
         ] {
-            assert!(!broken.is_sound(), "{broken:?}");
+            assert!(!broken.is_valid(), "{broken:?}");
         }
         assert_eq!(sound.data_at(5), sound.stride() as usize);
         assert_eq!(sound.table_at(4), sound.data as usize);

@@ -14,10 +14,10 @@ pub const VERSION: u16 = 3;
 pub const MESSAGE_BYTES: usize = 16 << 10;
 
 /// Most verdicts in a message.
-pub const VERDICTS: usize = 128;
+pub const MAX_ACTIONS: usize = 128;
 
 /// Most pieces in a [`ToSender::Have`].
-pub const HAVE_PIECES: usize = 64;
+pub const MAX_HAVE_PIECES: usize = 64;
 
 /// From the sender.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -70,7 +70,7 @@ pub enum ToServer {
 
 /// What the server wants with an entry.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Verdict {
+pub enum EntryAction {
     /// Send it.
     Send,
     /// Do not: something of that name exists and stays.
@@ -109,11 +109,11 @@ pub enum ToSender {
     /// The answer to `Hello`: begin.
     Ready,
     /// The answer to `Offer`, in several messages.
-    Verdicts {
+    Actions {
         /// Which entry the first is about.
         first: u32,
         /// At most [`VERDICTS`].
-        verdicts: Vec<Verdict>,
+        actions: Vec<EntryAction>,
     },
     /// The answer to `Resume`.
     Have {
@@ -148,8 +148,8 @@ impl ToSender {
     /// Parses a message from the wire.
     pub fn decode(bytes: &[u8]) -> Result<Self, String> {
         match decode(bytes)? {
-            Self::Verdicts { verdicts, .. } if verdicts.len() > VERDICTS => Err(other_protocol()),
-            Self::Have { pieces, .. } if pieces.len() > HAVE_PIECES => Err(other_protocol()),
+            Self::Actions { actions, .. } if actions.len() > MAX_ACTIONS => Err(other_protocol()),
+            Self::Have { pieces, .. } if pieces.len() > MAX_HAVE_PIECES => Err(other_protocol()),
             message => Ok(message),
         }
     }
@@ -179,15 +179,15 @@ mod tests {
         assert!(ToServer::decode(&[&bytes[..], &[0]].concat()).is_err());
         assert!(ToServer::decode(&[77]).is_err());
         let most = |count| {
-            let message = ToSender::Verdicts { first: 0, verdicts: vec![Verdict::Send; count] };
+            let message = ToSender::Actions { first: 0, actions: vec![EntryAction::Send; count] };
             ToSender::decode(&postcard::to_stdvec(&message).unwrap())
         };
-        assert!(most(VERDICTS).is_ok() && most(VERDICTS + 1).is_err());
-        let digest = Verdict::Compare { digest: [255; 32], skip: true };
-        let full = ToSender::Verdicts { first: u32::MAX, verdicts: vec![digest; VERDICTS] };
+        assert!(most(MAX_ACTIONS).is_ok() && most(MAX_ACTIONS + 1).is_err());
+        let digest = EntryAction::Compare { digest: [255; 32], skip: true };
+        let full = ToSender::Actions { first: u32::MAX, actions: vec![digest; MAX_ACTIONS] };
         assert!(postcard::to_stdvec(&full).unwrap().len() <= MESSAGE_BYTES);
         let piece = Piece { offset: u64::MAX, len: u32::MAX, hash: [255; 32] };
-        let full = ToSender::Have { pieces: vec![piece; HAVE_PIECES], last: true, bytes: u64::MAX };
+        let full = ToSender::Have { pieces: vec![piece; MAX_HAVE_PIECES], last: true, bytes: u64::MAX };
         assert!(postcard::to_stdvec(&full).unwrap().len() <= MESSAGE_BYTES);
     }
 }

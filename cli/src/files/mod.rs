@@ -22,7 +22,9 @@ mod piece;
 mod table;
 
 pub use layout::Layout;
-pub use message::{HAVE_PIECES, MESSAGE_BYTES, PROTOCOL, ToSender, ToServer, VERDICTS, VERSION, Verdict};
+pub use message::{
+    EntryAction, MAX_ACTIONS, MAX_HAVE_PIECES, MESSAGE_BYTES, PROTOCOL, ToSender, ToServer, VERSION,
+};
 pub use path::{STAGING, TreePath, check_link};
 pub use piece::{CHUNK, FileHash, Piece, PieceHash, next_piece};
 pub use table::{Entry, Item, Kind, Mtime, decode_entries, decode_items, encode};

@@ -27,7 +27,7 @@ impl Piece {
     }
 
     /// Whether it has bytes, lies within one chunk and in a file of `size` bytes.
-    pub fn is_sound(&self, size: u64) -> bool {
+    pub fn is_valid(&self, size: u64) -> bool {
         let end = self.offset.checked_add(u64::from(self.len)).filter(|&end| end <= size);
         self.len > 0 && end.is_some_and(|end| end - self.offset / CHUNK * CHUNK <= CHUNK)
     }
@@ -131,7 +131,7 @@ mod tests {
                 let range = next_piece(&(at..len));
                 let content = &bytes[range.start as usize..range.end as usize];
                 let piece = Piece { offset: at, len: content.len() as u32, hash: PieceHash::of(at, content) };
-                assert!(piece.is_sound(len) && !piece.is_sound(range.end - 1));
+                assert!(piece.is_valid(len) && !piece.is_valid(range.end - 1));
                 whole.push(&piece);
                 at = range.end;
             }
@@ -142,9 +142,9 @@ mod tests {
     #[test]
     fn holes_and_odd_pieces() {
         let piece = |offset, len| Piece { offset, len, hash: [0; 32] };
-        assert!(piece(CHUNK - 1, 1).is_sound(CHUNK) && piece(CHUNK, 1 << 20).is_sound(2 * CHUNK));
+        assert!(piece(CHUNK - 1, 1).is_valid(CHUNK) && piece(CHUNK, 1 << 20).is_valid(2 * CHUNK));
         for odd in [piece(0, 0), piece(1, 1 << 20), piece(u64::MAX, 1), piece(u64::MAX - 1, 9)] {
-            assert!(!odd.is_sound(u64::MAX), "{odd:?}");
+            assert!(!odd.is_valid(u64::MAX), "{odd:?}");
         }
         let mut hash = FileHash::default();
         hash.push(&piece(0, 4096));

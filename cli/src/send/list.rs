@@ -11,11 +11,11 @@ use crate::files::{Entry, Kind, Mtime, TreePath, check_link};
 use walkdir::WalkDir;
 
 use crate::content;
-use crate::failure::{Done, Failure};
+use crate::failure::{CommandResult, Failure};
 
 /// How to list.
 #[derive(Debug, Default, Clone, Copy)]
-pub struct Rules {
+pub struct ListRules {
     /// Leave out what cannot be sent instead of refusing it.
     pub skip_special: bool,
     /// Holes are not bytes.
@@ -45,12 +45,12 @@ pub struct List {
     pub special_bits: u64,
     /// What is left out, and why.
     pub skipped: Vec<String>,
-    rules: Rules,
+    rules: ListRules,
 }
 
 impl List {
     /// Lists everything under `paths`.
-    pub fn new(paths: &[PathBuf], rules: Rules) -> Done<Self> {
+    pub fn new(paths: &[PathBuf], rules: ListRules) -> CommandResult<Self> {
         let (mut list, mut names) = (Self { rules, ..Self::default() }, HashSet::new());
         for path in paths {
             let name = root_name(path)?;
@@ -81,7 +81,7 @@ impl List {
     }
 
     /// Lists the file of number `index` anew, as it is by now.
-    pub fn renew(&mut self, index: usize) -> Done {
+    pub fn renew(&mut self, index: usize) -> CommandResult {
         let (local, entry) = (self.path(index), &self.entries[index]);
         let metadata = match entry.path.is_top() {
             true => std::fs::metadata(&local),
@@ -103,7 +103,7 @@ impl List {
         Ok(())
     }
 
-    fn root(&mut self, path: &Path, name: &TreePath) -> Done {
+    fn root(&mut self, path: &Path, name: &TreePath) -> CommandResult {
         let rules = self.rules;
         // Directories that are not complete, with what they are.
         let mut open: Vec<Entry> = Vec::new();
@@ -159,7 +159,7 @@ pub fn permissions(metadata: &Metadata) -> u16 {
 }
 
 /// What an entry is sent as, or why it cannot be sent.
-fn kind(local: &Path, metadata: &Metadata, path: &TreePath, rules: Rules) -> Result<Kind, String> {
+fn kind(local: &Path, metadata: &Metadata, path: &TreePath, rules: ListRules) -> Result<Kind, String> {
     let sort = metadata.file_type();
     if sort.is_dir() {
         return Ok(Kind::Directory);
@@ -188,7 +188,7 @@ fn kind(local: &Path, metadata: &Metadata, path: &TreePath, rules: Rules) -> Res
     Err(format!("it is {what}; only files, directories and links are sent, --skip-special leaves others out"))
 }
 
-fn root_name(path: &Path) -> Done<TreePath> {
+fn root_name(path: &Path) -> CommandResult<TreePath> {
     let named = |name: &OsStr| TreePath::new(name.as_bytes()).map_err(Failure::new);
     if let Some(name) = path.file_name() {
         return named(name);

@@ -3,7 +3,7 @@
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use serde::Serialize;
 
-use crate::failure::Done;
+use crate::failure::CommandResult;
 use crate::output;
 
 /// Bytes on their way.
@@ -34,7 +34,7 @@ impl Progress {
     }
 
     /// Says that `bytes` are about to move.
-    pub fn moving(&mut self, bytes: u64) -> Done {
+    pub fn add_sent(&mut self, bytes: u64) -> CommandResult {
         self.sent += bytes;
         self.bar.inc(bytes);
         match self.rows && bytes > 0 {
@@ -50,18 +50,18 @@ impl Progress {
     }
 
     /// Says that `bytes` need not move.
-    pub fn spared(&self, bytes: u64) {
+    pub fn skip(&self, bytes: u64) {
         self.bar.inc(bytes);
     }
 
     /// Says what is being done.
-    pub fn now(&self, what: &str) {
+    pub fn set_message(&self, what: &str) {
         self.bar.set_message(what.to_owned());
         self.bar.tick();
     }
 
     /// Removes the bar while `print` prints.
-    pub fn aside(&self, print: impl FnOnce() -> Done) -> Done {
+    pub fn print_without_bar(&self, print: impl FnOnce() -> CommandResult) -> CommandResult {
         self.bar.suspend(print)
     }
 

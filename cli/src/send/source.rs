@@ -9,13 +9,13 @@ use multirail::Region;
 use rustix::fs::{CWD, Mode, OFlags};
 
 use super::list::{mtime, permissions};
-use super::talk::Stop;
+use super::server_channel::SendError;
 use crate::content::{self, Pieces};
-use crate::failure::{Done, Failure};
+use crate::failure::{CommandResult, Failure};
 
 /// Bytes read at a time: they stay in a core's cache while they are hashed and
 /// copied into the window.
-const PART: usize = 256 << 10;
+const READ_BYTES: usize = 256 << 10;
 
 /// An open file, which is sent as it was offered or not at all.
 pub struct Source {
@@ -44,7 +44,7 @@ impl Stamp {
 
 impl Source {
     /// Opens a regular file that was listed as `entry`, if it is still as it was listed.
-    pub fn open(path: PathBuf, entry: &Entry) -> Result<Self, Stop> {
+    pub fn open(path: PathBuf, entry: &Entry) -> Result<Self, SendError> {
         let mut flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK;
         // A path that was asked for itself may be a link.
         flags.set(OFlags::NOFOLLOW, !entry.path.is_top());
@@ -56,7 +56,7 @@ impl Source {
         let kept =
             metadata.is_file() && (permissions(&metadata), mtime(&metadata)) == (entry.mode, entry.mtime);
         if !kept || metadata.len() != entry.size() {
-            return Err(Stop::Changed);
+            return Err(SendError::FileChanged);
         }
         Ok(Self { path, file, size: entry.size(), stamp: Stamp::new(&metadata) })
     }
@@ -67,7 +67,7 @@ impl Source {
     }
 
     /// The digest of its content.
-    pub fn digest(&self, mut working: impl FnMut() -> Done) -> Result<[u8; 32], Stop> {
+    pub fn digest(&self, mut working: impl FnMut() -> CommandResult) -> Result<[u8; 32], SendError> {
         let mut failure = None;
         let wanted = || match working() {
             Ok(()) => true,
@@ -89,11 +89,11 @@ impl Source {
         mut at: u64,
         len: usize,
         part: &mut Vec<u8>,
-        mut take: impl FnMut(&[u8]) -> Done,
-    ) -> Result<(), Stop> {
-        part.resize(PART, 0);
-        for done in (0..len).step_by(PART) {
-            let bytes = &mut part[..PART.min(len - done)];
+        mut take: impl FnMut(&[u8]) -> CommandResult,
+    ) -> Result<(), SendError> {
+        part.resize(READ_BYTES, 0);
+        for done in (0..len).step_by(READ_BYTES) {
+            let bytes = &mut part[..READ_BYTES.min(len - done)];
             self.file.read_exact_at(bytes, at).map_err(|e| self.unreadable(&e))?;
             at += bytes.len() as u64;
             take(bytes)?;
@@ -110,7 +110,7 @@ impl Source {
         region: &Region,
         mut to: usize,
         mut hash: impl FnMut(&[u8]),
-    ) -> Result<(), Stop> {
+    ) -> Result<(), SendError> {
         self.read(at, len, part, |bytes| {
             hash(bytes);
             region.copy_in(to, bytes)?;
@@ -121,16 +121,16 @@ impl Source {
 
     /// Makes sure that all that was read so far is of one content: nothing changed the file
     /// since it was opened.
-    pub fn is_unchanged(&self) -> Result<(), Stop> {
+    pub fn is_unchanged(&self) -> Result<(), SendError> {
         let now = self.file.metadata().map_err(|e| self.unreadable(&e))?;
-        if Stamp::new(&now) == self.stamp { Ok(()) } else { Err(Stop::Changed) }
+        if Stamp::new(&now) == self.stamp { Ok(()) } else { Err(SendError::FileChanged) }
     }
 
     /// Why it cannot be read. A file that ends too early became shorter.
-    pub fn unreadable(&self, error: &std::io::Error) -> Stop {
+    pub fn unreadable(&self, error: &std::io::Error) -> SendError {
         match error.kind() {
-            std::io::ErrorKind::UnexpectedEof => Stop::Changed,
-            _ => Stop::Broken(Failure::new(format!("cannot read {}: {error}", self.path.display()))),
+            std::io::ErrorKind::UnexpectedEof => SendError::FileChanged,
+            _ => SendError::Failed(Failure::new(format!("cannot read {}: {error}", self.path.display()))),
         }
     }
 }

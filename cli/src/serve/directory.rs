@@ -10,12 +10,12 @@ use rustix::io::Errno;
 
 use super::beneath;
 use super::durable::Durable;
+use super::failed;
 use super::quota::Quota;
-use super::reason::failed;
-use super::staged::Staged;
-use super::staging::Staging;
+use super::staged_file::StagedFile;
+use super::staging_directory::StagingDirectory;
 use crate::content;
-use crate::failure::{Done, Failure};
+use crate::failure::{CommandResult, Failure};
 
 /// Mode of a directory that a server made, until all is stored that lies in it. By the sticky
 /// bit, which means nothing where only the owner may write and no sender can set, any later
@@ -28,7 +28,7 @@ const RENAMES: usize = 10_000;
 /// What happens to a file whose name is taken. A directory that is there takes what is sent
 /// into it under every rule.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
-pub enum Clash {
+pub enum NameClash {
     /// Refuse it, and end the conversation
     Refuse,
     /// Replace a file or link that is there, and set mode and time of a directory that is there
@@ -43,16 +43,16 @@ pub enum Clash {
 pub struct Directory {
     fd: OwnedFd,
     /// Files that are not whole yet.
-    pub staging: Staging,
+    pub staging: StagingDirectory,
     /// The rule for names that are taken.
-    pub clash: Clash,
+    pub on_clash: NameClash,
     /// What is below it.
     pub durable: Durable,
 }
 
 impl Directory {
     /// Opens a directory, and locks it for this server.
-    pub fn open(path: PathBuf, clash: Clash, quota: Quota) -> Done<Self> {
+    pub fn open(path: PathBuf, on_clash: NameClash, quota: Quota) -> CommandResult<Self> {
         let unusable = |error: Errno, advice| {
             let reason = std::io::Error::from(error);
             Failure::new(format!("cannot open the directory {}: {reason}; {advice}", path.display()))
@@ -61,16 +61,16 @@ impl Directory {
         let fd = rustix::fs::openat(CWD, &path, flags, Mode::empty())
             .map_err(|error| unusable(error, "create it first"))?;
         let again = fd.try_clone().map_err(|error| failed("open the directory twice", error))?;
-        Ok(Self { staging: Staging::open(again, quota)?, fd, clash, durable: Durable::new() })
+        Ok(Self { staging: StagingDirectory::open(again, quota)?, fd, on_clash, durable: Durable::new() })
     }
 
     /// The directory that `path` lies in.
-    pub fn parent(&self, path: &TreePath) -> Done<OwnedFd> {
+    pub fn parent(&self, path: &TreePath) -> CommandResult<OwnedFd> {
         beneath::open(&self.fd, path.parent()).map_err(misplaced)
     }
 
     /// What is there under the name of `path`, if anything.
-    pub fn look(&self, path: &TreePath) -> Done<Option<Stat>> {
+    pub fn stat(&self, path: &TreePath) -> CommandResult<Option<Stat>> {
         let parent = match beneath::open(&self.fd, path.parent()) {
             Err(Errno::NOENT) => return Ok(None),
             opened => opened.map_err(misplaced)?,
@@ -82,26 +82,26 @@ impl Directory {
     }
 
     /// Whether something that is no directory has the name of a directory that `path` lies in.
-    pub fn is_barred(&self, path: &TreePath) -> bool {
+    pub fn has_file_as_parent(&self, path: &TreePath) -> bool {
         matches!(beneath::open(&self.fd, path.parent()), Err(Errno::NOTDIR | Errno::LOOP))
     }
 
     /// Opens a regular file that is there.
-    pub fn file(&self, path: &TreePath) -> Done<File> {
+    pub fn file(&self, path: &TreePath) -> CommandResult<File> {
         let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
         let opened = rustix::fs::openat(self.parent(path)?, path.name_os(), flags, Mode::empty());
         Ok(File::from(opened.map_err(|error| failed("read the file that is there", error))?))
     }
 
     /// Makes a directory, or uses the one that is there.
-    pub fn make(&self, path: &TreePath) -> Done {
+    pub fn make(&self, path: &TreePath) -> CommandResult {
         match rustix::fs::mkdirat(self.parent(path)?, path.name_os(), UNFINISHED) {
             Err(Errno::EXIST) => {
                 let fd = beneath::open(&self.fd, path.as_bytes()).map_err(misplaced)?;
                 let mode = rustix::fs::fstat(&fd).map(|stat| Mode::from_raw_mode(stat.st_mode));
                 // It gets the sender's mode with the last of what lies in it.
                 match mode {
-                    Ok(mode) if self.clash == Clash::Overwrite && !mode.contains(Mode::RWXU) => {
+                    Ok(mode) if self.on_clash == NameClash::Overwrite && !mode.contains(Mode::RWXU) => {
                         rustix::fs::fchmod(&fd, mode | Mode::RWXU)
                     }
                     mode => mode.map(drop),
@@ -119,20 +119,20 @@ impl Directory {
 
     /// Sets mode and time of a directory once all that lies in it is stored, unless the directory
     /// was there before and the rule leaves it as it is.
-    pub fn leave(&self, entry: &Entry) -> Done {
+    pub fn leave(&self, entry: &Entry) -> CommandResult {
         let fd = beneath::open(&self.fd, entry.path.as_bytes()).map_err(misplaced)?;
         let mode = rustix::fs::fstat(&fd).map(|stat| Mode::from_raw_mode(stat.st_mode));
         match mode.map_err(|error| failed("look at the directory that is there", error))? {
             // A directory inherits the set-group-ID bit.
-            mode if mode - Mode::SGID == UNFINISHED || self.clash == Clash::Overwrite => {
-                dress(&File::from(fd), entry)
+            mode if mode - Mode::SGID == UNFINISHED || self.on_clash == NameClash::Overwrite => {
+                set_mode_and_time(&File::from(fd), entry)
             }
             _ => Ok(()),
         }
     }
 
     /// Makes everything durable that was written so far.
-    pub fn sync(&self) -> Done {
+    pub fn sync(&self) -> CommandResult {
         self.durable.all(|| {
             #[cfg(target_os = "linux")]
             let synced = rustix::fs::syncfs(&self.fd);
@@ -148,20 +148,20 @@ impl Directory {
     ///
     /// With `resume` a file or link of the same content is no clash: a sender that died had sent
     /// it, and the server gave it its name after it had judged this entry.
-    pub fn publish(&self, staged: Staged<'_>, entry: &Entry, resume: bool) -> Done<bool> {
+    pub fn publish(&self, staged: StagedFile<'_>, entry: &Entry, resume: bool) -> CommandResult<bool> {
         let path = &entry.path;
         let (parent, from) = (self.parent(path)?, &self.staging.fd);
         let name = path.name_os();
         let exclusively = |to: &std::ffi::OsStr| rename_exclusively(from, staged.name(), &parent, to);
-        let renamed = match self.clash {
-            Clash::Overwrite => rustix::fs::renameat(from, staged.name(), &parent, name),
-            Clash::Refuse | Clash::Skip | Clash::Rename => match exclusively(name) {
+        let renamed = match self.on_clash {
+            NameClash::Overwrite => rustix::fs::renameat(from, staged.name(), &parent, name),
+            NameClash::Refuse | NameClash::Skip | NameClash::Rename => match exclusively(name) {
                 Err(Errno::EXIST) if resume && self.has(&staged, entry)? => {
                     staged.abandon();
                     self.staging.discard(path);
                     return Ok(true);
                 }
-                Err(Errno::EXIST) if self.clash == Clash::Rename => (1..RENAMES)
+                Err(Errno::EXIST) if self.on_clash == NameClash::Rename => (1..RENAMES)
                     .map(|n| exclusively(&numbered(path.name(), n)))
                     .find(|renamed| *renamed != Err(Errno::EXIST))
                     .unwrap_or(Err(Errno::EXIST)),
@@ -170,7 +170,7 @@ impl Directory {
         };
         match renamed {
             Ok(()) => staged.named(),
-            Err(Errno::EXIST) if self.clash == Clash::Skip => {
+            Err(Errno::EXIST) if self.on_clash == NameClash::Skip => {
                 staged.abandon();
                 return Ok(false);
             }
@@ -186,8 +186,8 @@ impl Directory {
 
     /// Whether a file or link has the name of `entry` and the content that is staged for it. If
     /// so, sets the mode and time of the file.
-    fn has(&self, staged: &Staged<'_>, entry: &Entry) -> Done<bool> {
-        let found = self.look(&entry.path)?.map(|found| FileType::from_raw_mode(found.st_mode));
+    fn has(&self, staged: &StagedFile<'_>, entry: &Entry) -> CommandResult<bool> {
+        let found = self.stat(&entry.path)?.map(|found| FileType::from_raw_mode(found.st_mode));
         match (&entry.kind, found) {
             (Kind::Link { target }, Some(FileType::Symlink)) => self.is_link(&entry.path, target),
             (Kind::File { size, .. }, Some(FileType::RegularFile)) => {
@@ -201,7 +201,7 @@ impl Directory {
                 let digest = |file| content::digest(file, *size, || true).map_err(unreadable);
                 let same = digest(&there)? == digest(&ours)?;
                 if same {
-                    dress(&there, entry)?;
+                    set_mode_and_time(&there, entry)?;
                 }
                 Ok(same)
             }
@@ -210,14 +210,14 @@ impl Directory {
     }
 
     /// Whether a symbolic link that is there points to `target`.
-    pub fn is_link(&self, path: &TreePath, target: &[u8]) -> Done<bool> {
+    pub fn is_link(&self, path: &TreePath, target: &[u8]) -> CommandResult<bool> {
         let there = rustix::fs::readlinkat(self.parent(path)?, path.name_os(), Vec::new());
         Ok(there.is_ok_and(|there| there.as_bytes() == target))
     }
 }
 
 /// Sets mode and time of a file or directory.
-pub fn dress(file: &File, entry: &Entry) -> Done {
+pub fn set_mode_and_time(file: &File, entry: &Entry) -> CommandResult {
     rustix::fs::fchmod(file, Mode::from_raw_mode(entry.mode.into()))
         .and_then(|()| rustix::fs::futimens(file, &times(entry.mtime)))
         .map_err(|error| failed("set mode and time", error))
@@ -278,14 +278,14 @@ fn misplaced(error: Errno) -> Failure {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::serve::room::ENTRY;
+    use crate::serve::reservation::ENTRY;
     use crate::units::Size;
 
     #[test]
     fn the_loser_of_a_race_for_a_name_leaves_nothing_behind() {
         let into = tempfile::TempDir::new().unwrap();
         let quota = Quota::new(Some(Size(100 * ENTRY)));
-        let directory = Directory::open(into.path().to_owned(), Clash::Skip, quota).unwrap();
+        let directory = Directory::open(into.path().to_owned(), NameClash::Skip, quota).unwrap();
         let staging = &directory.staging;
         let path = TreePath::new(b"name").unwrap();
         let (kind, mtime) = (Kind::File { size: 1, data: 1 }, Mtime { seconds: 0, nanoseconds: 0 });

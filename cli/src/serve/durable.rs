@@ -4,8 +4,8 @@ use std::fs::File;
 use std::io;
 use std::sync::{Mutex, PoisonError};
 
-use super::reason::failed;
-use crate::failure::{Done, Failure};
+use super::failed;
+use crate::failure::{CommandResult, Failure};
 
 /// The disk below the directory, as far as it is to be trusted.
 pub struct Durable {
@@ -23,7 +23,7 @@ impl Durable {
 
     /// Syncs all files by `sync`. The system tells of a failure once and to one caller, so
     /// callers take turns, and after the first failure all of them fail.
-    pub fn all(&self, sync: impl FnOnce() -> rustix::io::Result<()>) -> Done {
+    pub fn all(&self, sync: impl FnOnce() -> rustix::io::Result<()>) -> CommandResult {
         let mut broken = self.broken.lock().unwrap_or_else(PoisonError::into_inner);
         if *broken {
             return Err(Failure::new(
@@ -40,7 +40,7 @@ impl Durable {
     }
 
     /// Syncs a whole file, where [`Durable::all`] would not tell that its bytes were lost.
-    pub fn one(&self, file: &File) -> Done {
+    pub fn one(&self, file: &File) -> CommandResult {
         if self.each { file.sync_all().map_err(|error| failed("sync the file", error)) } else { Ok(()) }
     }
 }
@@ -66,8 +66,8 @@ mod tests {
         let durable = Durable::new();
         durable.all(|| Ok(())).unwrap();
         let first = durable.all(|| Err(Errno::IO)).unwrap_err();
-        assert!(first.sentence().contains("check the disk"), "{}", first.sentence());
+        assert!(first.message().contains("check the disk"), "{}", first.message());
         let next = durable.all(|| panic!("it would say that all is well")).unwrap_err();
-        assert!(next.sentence().contains("restart the server"), "{}", next.sentence());
+        assert!(next.message().contains("restart the server"), "{}", next.message());
     }
 }

@@ -80,7 +80,7 @@ impl Journal {
             }
             _ => return Ok(None),
         };
-        Ok(piece.is_sound(i64::MAX as u64).then_some(piece))
+        Ok(piece.is_valid(i64::MAX as u64).then_some(piece))
     }
 
     /// Bytes of all pieces, and what they take by `cost`.

@@ -1,23 +1,22 @@
 //! `multirail serve`: receives files into a directory, from several senders at once.
 
 mod beneath;
+mod decide;
 mod directory;
 mod durable;
-mod invitation;
+mod group_writer;
 pub(super) mod journal;
-mod judge;
-mod partial;
+mod partial_file;
 mod quota;
-mod reason;
+mod refused_senders;
 mod report;
-mod room;
+mod reservation;
+mod send_command;
 mod senders;
 mod session;
-mod staged;
-mod staging;
-mod store;
-mod turned_away;
-mod window;
+mod staged_file;
+mod staging_directory;
+mod window_bytes;
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -28,18 +27,18 @@ use std::time::Duration;
 
 use multirail::{ErrorKind, Fabric, Peer, RecvPool};
 
-use super::failure::{Done, Failure};
+use super::failure::{CommandResult, Failure};
 use super::units::{self, Size};
 use super::wire::MESSAGE_BYTES;
-use super::{Common, output, wait};
-use directory::{Clash, Directory};
+use super::{Common, connection, output};
+use directory::{Directory, NameClash};
 use quota::Quota;
+use refused_senders::RefusedSenders;
 use senders::Senders;
 use session::Session;
-use turned_away::TurnedAway;
 
 /// Pause after a connection attempt that failed, so that a stream of them stays cheap.
-const BREATH: Duration = Duration::from_millis(20);
+const RETRY_PAUSE: Duration = Duration::from_millis(20);
 
 #[derive(clap::Args)]
 pub struct ServeArguments {
@@ -57,8 +56,8 @@ pub struct ServeArguments {
 
     /// What to do with a file or link whose name is taken. A directory that is there takes what
     /// is sent into it; its own mode stays, and no time is set, but by the rule overwrite
-    #[arg(long, value_enum, default_value_t = Clash::Refuse, value_name = "RULE")]
-    on_clash: Clash,
+    #[arg(long, value_enum, default_value_t = NameClash::Refuse, value_name = "RULE")]
+    on_clash: NameClash,
 
     /// Replace files that exist already: the same as --on-clash overwrite
     #[arg(long, conflicts_with = "on_clash")]
@@ -86,13 +85,13 @@ struct Server {
     /// A signal asked for the end.
     interrupted: Arc<AtomicBool>,
     /// Senders that could not finish because of it.
-    cut_off: AtomicUsize,
+    unfinished_senders: AtomicUsize,
 }
 
 /// Serves until it is stopped, or one sender with `--once`.
-pub fn run(common: &Common, arguments: ServeArguments) -> Done {
-    let clash = if arguments.overwrite { Clash::Overwrite } else { arguments.on_clash };
-    let directory = Directory::open(arguments.into, clash, Quota::new(arguments.max_bytes))?;
+pub fn run(common: &Common, arguments: ServeArguments) -> CommandResult {
+    let on_clash = if arguments.overwrite { NameClash::Overwrite } else { arguments.on_clash };
+    let directory = Directory::open(arguments.into, on_clash, Quota::new(arguments.max_bytes))?;
     let fabric = common.open()?;
     // Closing ends every session; one that ends keeps whole files, and partial ones with
     // a journal.
@@ -105,18 +104,18 @@ pub fn run(common: &Common, arguments: ServeArguments) -> Done {
     ctrlc::set_handler(interrupt)
         .map_err(|error| Failure::new(format!("cannot take interrupts: {error}")))?;
     // Senders speak once a session has welcomed them, never before there are receives.
-    let opened = || -> Done<_> {
+    let opened = || -> CommandResult<_> {
         let pool = fabric.recv_pool(senders::MOST * senders::BACKLOG, MESSAGE_BYTES)?;
-        let listener = wait::listen(&fabric, &arguments.listen)?;
-        Ok((pool, listener, TurnedAway::new(&fabric)?))
+        let listener = connection::listen(&fabric, &arguments.listen)?;
+        Ok((pool, listener, RefusedSenders::new(&fabric)?))
     };
-    let (pool, listener, mut turned_away) = match opened() {
+    let (pool, listener, mut refused_senders) = match opened() {
         // A signal has closed the fabric meanwhile.
         Err(_) if interrupted.load(Ordering::SeqCst) => return ended_by_signal(&directory, 0),
         opened => opened?,
     };
     let address = listener.local_addr();
-    let send = invitation::line(common, &address)?;
+    let send = send_command::line(common, &address)?;
     match common.json {
         true => output::json(&serde_json::json!({ "listening": address, "send": send }))?,
         false => output::line(&format!("listening on {address}; run: {send}"))?,
@@ -129,7 +128,7 @@ pub fn run(common: &Common, arguments: ServeArguments) -> Done {
         silence,
         json,
         interrupted,
-        cut_off: AtomicUsize::new(0),
+        unfinished_senders: AtomicUsize::new(0),
     });
     let served = Arc::clone(&senders);
     std::thread::spawn(move || dispatch(pool, &served));
@@ -140,13 +139,13 @@ pub fn run(common: &Common, arguments: ServeArguments) -> Done {
         };
         drop(listener);
         return match senders.add(&peer) {
-            Some(inbox) => server.serve(&peer, inbox),
+            Some(incoming) => server.serve(&peer, incoming),
             None => Ok(()),
         };
     }
     let mut sessions: Vec<JoinHandle<()>> = Vec::new();
     loop {
-        let accepted = match turned_away.tidy() {
+        let accepted = match refused_senders.tidy() {
             None => pollster::block_on(listener.accept()),
             Some(limit) => match multirail::wait(listener.accept(), limit) {
                 Ok(accepted) => accepted,
@@ -156,15 +155,15 @@ pub fn run(common: &Common, arguments: ServeArguments) -> Done {
         };
         match accepted {
             Ok(peer) => {
-                let Some(inbox) = senders.add(&peer) else {
-                    turned_away.add(peer);
+                let Some(incoming) = senders.add(&peer) else {
+                    refused_senders.add(peer);
                     continue;
                 };
                 let server = Arc::clone(&server);
                 sessions.retain(|session| !session.is_finished());
                 sessions.push(std::thread::spawn(move || {
-                    if let Err(failure) = server.serve(&peer, inbox) {
-                        output::complain(failure.sentence());
+                    if let Err(failure) = server.serve(&peer, incoming) {
+                        output::print_error(failure.message());
                     }
                 }));
             }
@@ -173,8 +172,8 @@ pub fn run(common: &Common, arguments: ServeArguments) -> Done {
                 return server.interrupted();
             }
             Err(error) => {
-                output::complain(&format!("a sender could not connect: {error}"));
-                std::thread::sleep(BREATH);
+                output::print_error(&format!("a sender could not connect: {error}"));
+                std::thread::sleep(RETRY_PAUSE);
             }
         }
     }
@@ -201,10 +200,10 @@ fn dispatch(pool: RecvPool, senders: &Senders) {
 }
 
 impl Server {
-    fn serve(&self, peer: &Peer, inbox: Receiver<Vec<u8>>) -> Done {
-        let served = Session::run(self, peer, inbox);
+    fn serve(&self, peer: &Peer, incoming: Receiver<Vec<u8>>) -> CommandResult {
+        let served = Session::run(self, peer, incoming);
         if served.is_err() && self.interrupted.load(Ordering::SeqCst) {
-            self.cut_off.fetch_add(1, Ordering::SeqCst);
+            self.unfinished_senders.fetch_add(1, Ordering::SeqCst);
         }
         self.senders.remove(peer.id());
         peer.disconnect();
@@ -212,14 +211,14 @@ impl Server {
     }
 
     /// Ends after a signal, once every session has ended: with success if nothing is unfinished.
-    fn interrupted(&self) -> Done {
-        ended_by_signal(&self.directory, self.cut_off.load(Ordering::SeqCst))
+    fn interrupted(&self) -> CommandResult {
+        ended_by_signal(&self.directory, self.unfinished_senders.load(Ordering::SeqCst))
     }
 }
 
 /// The end after a signal which cut so many senders off.
-fn ended_by_signal(directory: &Directory, senders: usize) -> Done {
-    let cut_off = match senders {
+fn ended_by_signal(directory: &Directory, senders: usize) -> CommandResult {
+    let unfinished_senders = match senders {
         0 => String::new(),
         1 => ": one sender had not finished".to_owned(),
         many => format!(": {many} senders had not finished"),
@@ -230,5 +229,23 @@ fn ended_by_signal(directory: &Directory, senders: usize) -> Done {
         1 => "one unfinished file waits in .multirail for `send --resume`".to_owned(),
         many => format!("{many} unfinished files wait in .multirail for `send --resume`"),
     };
-    Err(Failure::new(format!("interrupted{cut_off}; {waiting}")))
+    Err(Failure::new(format!("interrupted{unfinished_senders}; {waiting}")))
+}
+
+/// What the sender is told too, so without the directory's path.
+pub fn failed(what: &str, error: impl Into<std::io::Error>) -> Failure {
+    let error = error.into();
+    let remedy = match error.kind() {
+        std::io::ErrorKind::StorageFull | std::io::ErrorKind::QuotaExceeded => {
+            "; make room there, then go on with `send --resume`"
+        }
+        std::io::ErrorKind::PermissionDenied => "; check the directory's permissions",
+        _ => "",
+    };
+    Failure::new(format!("the server cannot {what}: {error}{remedy}"))
+}
+
+/// What a sender did that keeps to the protocol never does.
+pub fn out_of_turn() -> Failure {
+    Failure::new("the sender sent something out of turn; run the same multirail version on both sides")
 }

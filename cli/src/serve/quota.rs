@@ -2,7 +2,7 @@
 
 use std::sync::{Mutex, PoisonError};
 
-use crate::failure::{Done, Failure};
+use crate::failure::{CommandResult, Failure};
 use crate::units::Size;
 
 /// Bytes that are stored or promised, of finished and of partial files.
@@ -18,18 +18,18 @@ impl Quota {
     }
 
     /// Promises room for `bytes`, or says why not.
-    pub fn reserve(&self, bytes: u64) -> Done {
+    pub fn reserve(&self, bytes: u64) -> CommandResult {
         let mut used = self.lock();
         *used = self.with(*used, bytes)?;
         Ok(())
     }
 
     /// Whether there would be room for `bytes`.
-    pub fn check(&self, bytes: u64) -> Done {
+    pub fn check(&self, bytes: u64) -> CommandResult {
         self.with(*self.lock(), bytes).map(drop)
     }
 
-    fn with(&self, used: u64, bytes: u64) -> Done<u64> {
+    fn with(&self, used: u64, bytes: u64) -> CommandResult<u64> {
         match used.checked_add(bytes).filter(|&sum| sum <= self.most) {
             Some(sum) => Ok(sum),
             None => Err(Failure::new(format!(
@@ -67,7 +67,7 @@ mod tests {
         let quota = Quota::new(Some(Size(100)));
         quota.reserve(60).unwrap();
         assert!(quota.check(41).is_err() && quota.check(40).is_ok());
-        assert!(quota.reserve(41).unwrap_err().sentence().contains("--max-bytes"));
+        assert!(quota.reserve(41).unwrap_err().message().contains("--max-bytes"));
         quota.release(30);
         quota.reserve(70).unwrap();
         quota.count(10);

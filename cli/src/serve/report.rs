@@ -5,9 +5,9 @@ use std::time::Instant;
 use crate::files::{Entry, Kind};
 use serde::Serialize;
 
-use crate::failure::Done;
+use crate::entry_counts::{EntryCounts, EntryResult};
+use crate::failure::CommandResult;
 use crate::output;
-use crate::tally::{Became, Tally};
 use crate::units::gbytes_per_s;
 
 /// An entry that is done.
@@ -15,7 +15,7 @@ pub struct Stored {
     /// Which.
     pub entry: Entry,
     /// Whether it was stored.
-    pub became: Became,
+    pub entry_result: EntryResult,
     /// Bytes of it that came over the wire.
     pub received: u64,
     /// Of files without holes.
@@ -29,7 +29,7 @@ pub struct Report {
     json: bool,
     /// Nobody reads what is printed.
     closed: bool,
-    tally: Tally,
+    counts: EntryCounts,
     received: u64,
     begun: Option<Instant>,
 }
@@ -38,7 +38,7 @@ pub struct Report {
 struct StoredRow {
     stored: String,
     #[serde(flatten)]
-    tally: Tally,
+    counts: EntryCounts,
     received_bytes: u64,
     seconds: f64,
     gbytes_per_s: f64,
@@ -49,7 +49,7 @@ struct StoredRow {
 impl Report {
     /// Prints rows of JSON, or lines.
     pub fn new(json: bool) -> Self {
-        Self { json, closed: false, tally: Tally::default(), received: 0, begun: None }
+        Self { json, closed: false, counts: EntryCounts::default(), received: 0, begun: None }
     }
 
     /// Prints what is complete with this. A sender goes on if that fails, and we say so once.
@@ -58,32 +58,32 @@ impl Report {
             && let Err(failure) = self.print(stored)
         {
             self.closed = true;
-            output::complain(&format!("cannot print what is stored: {}", failure.sentence()));
+            output::print_error(&format!("cannot print what is stored: {}", failure.message()));
         }
     }
 
-    fn print(&mut self, stored: &Stored) -> Done {
+    fn print(&mut self, stored: &Stored) -> CommandResult {
         let entry = &stored.entry;
         let begun = *self.begun.get_or_insert(stored.begun);
-        self.tally.add(entry, stored.became);
+        self.counts.add(entry, stored.entry_result);
         self.received += stored.received;
         // A directory is complete with its end.
         if !entry.path.is_top() || entry.kind == Kind::Directory {
             return Ok(());
         }
-        let (tally, received, took) = (self.tally, self.received, begun.elapsed());
-        (self.tally, self.received, self.begun) = (Tally::default(), 0, None);
+        let (counts, received, took) = (self.counts, self.received, begun.elapsed());
+        (self.counts, self.received, self.begun) = (EntryCounts::default(), 0, None);
         let name = entry.path.to_string();
         if self.json {
             return output::json(&StoredRow {
                 stored: name,
-                tally,
+                counts,
                 received_bytes: received,
                 seconds: took.as_secs_f64(),
                 gbytes_per_s: gbytes_per_s(received, took),
                 blake3: stored.hash.map(|hash| hash.to_string()),
             });
         }
-        output::line(&tally.line("stored", &name, received, took))
+        output::line(&counts.line("stored", &name, received, took))
     }
 }

@@ -15,7 +15,7 @@ pub const MOST: usize = 6;
 pub const BACKLOG: usize = Layout::OFFERED.windows as usize + 4;
 
 /// How often a waiting session looks whether its own sender is alive.
-const LOOK: Duration = Duration::from_millis(50);
+const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
 /// The senders that have a session.
 #[derive(Default)]
@@ -28,7 +28,7 @@ pub struct Senders {
 struct Served {
     peer: Peer,
     /// To its session; `None` once it sent more than was agreed.
-    inbox: Option<SyncSender<Vec<u8>>>,
+    incoming: Option<SyncSender<Vec<u8>>>,
 }
 
 impl Senders {
@@ -39,7 +39,7 @@ impl Senders {
             return None;
         }
         let (sender, receiver) = mpsc::sync_channel(BACKLOG);
-        served.insert(peer.id(), Served { peer: peer.clone(), inbox: Some(sender) });
+        served.insert(peer.id(), Served { peer: peer.clone(), incoming: Some(sender) });
         Some(receiver)
     }
 
@@ -53,21 +53,21 @@ impl Senders {
     /// messages under way than agreed, which ends the session, and to none without a session.
     pub fn deliver(&self, peer: PeerId, message: Vec<u8>) {
         if let Some(served) = self.lock().get_mut(&peer)
-            && served.inbox.as_ref().is_some_and(|inbox| inbox.try_send(message).is_err())
+            && served.incoming.as_ref().is_some_and(|incoming| incoming.try_send(message).is_err())
         {
-            served.inbox = None;
+            served.incoming = None;
         }
     }
 
     /// Waits until the sessions of senders that are dead by now have ended: the whole files
     /// of these have their names, and their partial files can be continued. Returns early
     /// once the sender `own`, for which the caller waits, is dead too.
-    pub fn await_dead(&self, own: &Peer) {
+    pub fn wait_for_dead_sessions(&self, own: &Peer) {
         let mut served = self.lock();
         let dead = served.values().filter(|served| !served.peer.is_alive());
         let dead: Vec<PeerId> = dead.map(|served| served.peer.id()).collect();
         while own.is_alive() && dead.iter().any(|peer| served.contains_key(peer)) {
-            let waited = self.left.wait_timeout(served, LOOK);
+            let waited = self.left.wait_timeout(served, POLL_INTERVAL);
             (served, _) = waited.unwrap_or_else(PoisonError::into_inner);
         }
     }

@@ -7,7 +7,7 @@ use multirail::VirtualClock;
 
 use super::group::Group;
 use super::profile::{Name, Profile};
-use crate::failure::Done;
+use crate::failure::CommandResult;
 
 /// How long each round is measured.
 const ROUND: Duration = Duration::from_millis(50);
@@ -15,7 +15,7 @@ const ROUND: Duration = Duration::from_millis(50);
 const ROUNDS: usize = 5;
 
 /// Nanoseconds of one request from submission to completion, on `cards` null devices.
-pub fn measured(cards: u32) -> Done<f64> {
+pub fn measured(cards: u32) -> CommandResult<f64> {
     let mut profile = Profile::named(Name::P5);
     (profile.cards, profile.card) = (cards, Default::default());
     let mut group = Group::open(&profile, 0, 64 << 10, Arc::new(VirtualClock::default()))?;
@@ -24,7 +24,7 @@ pub fn measured(cards: u32) -> Done<f64> {
         let (begun, mut posted) = (Instant::now(), 0);
         while begun.elapsed() < ROUND {
             for _ in 0..64 {
-                posted += group.turn()?.0;
+                posted += group.step()?.0;
             }
         }
         best = best.min(begun.elapsed().as_nanos() as f64 / posted.max(1) as f64);
@@ -33,24 +33,24 @@ pub fn measured(cards: u32) -> Done<f64> {
 }
 
 /// Charges processor time for requests, in whole nanoseconds.
-pub struct Meter {
+pub struct CpuMeter {
     /// Of one request, in nanoseconds.
     cost: f64,
     /// Of which less than a nanosecond is still to be charged.
-    owed: f64,
+    remainder: f64,
 }
 
-impl Meter {
+impl CpuMeter {
     /// At `cost` nanoseconds a request.
     pub fn new(cost: f64) -> Self {
-        Self { cost, owed: 0.0 }
+        Self { cost, remainder: 0.0 }
     }
 
     /// What `requests` more take.
     pub fn charge(&mut self, requests: usize) -> Duration {
-        self.owed += requests as f64 * self.cost;
-        let spent = Duration::from_nanos(self.owed as u64);
-        self.owed -= spent.as_nanos() as f64;
+        self.remainder += requests as f64 * self.cost;
+        let spent = Duration::from_nanos(self.remainder as u64);
+        self.remainder -= spent.as_nanos() as f64;
         spent
     }
 }

@@ -9,11 +9,11 @@ use multirail::{
 };
 use serde::Serialize;
 
-use super::cost::Meter;
-use super::memory::untouched;
+use super::cost::CpuMeter;
+use super::group::untouched;
 use super::profile::{Name, Profile};
 use crate::Common;
-use crate::failure::{Done, Failure};
+use crate::failure::{CommandResult, Failure};
 use crate::output;
 use crate::table;
 use crate::units::{Size, round};
@@ -45,31 +45,31 @@ struct Row {
 }
 
 /// One rail group, and two groups of other hosts.
-struct Scene {
+struct FairnessModel {
     clock: VirtualClock,
     fabrics: [Fabric; 3],
     source: Region,
-    far: (Peer, RemoteRegion),
-    near: (Peer, RemoteRegion),
+    large_target: (Peer, RemoteRegion),
+    small_target: (Peer, RemoteRegion),
     large: u64,
     /// The large write under way, and again and again.
-    beside: Option<Op>,
-    meter: Meter,
+    large_write: Option<Op>,
+    meter: CpuMeter,
     random: fastrand::Rng,
 }
 
 /// Times small writes, without and with a large one of `large` bytes.
-pub fn run(common: &Common, name: Name, profile: &Profile, cost: f64, large: u64) -> Done {
+pub fn run(common: &Common, name: Name, profile: &Profile, cost: f64, large: u64) -> CommandResult {
     if large == 0 || large > 1 << 32 {
         return Err(Failure::new("--large is between 1 byte and 4 GiB"));
     }
-    let mut scene = Scene::open(profile, cost, large)?;
-    let idle = scene.timed()?;
-    let (begun, before) = (scene.clock.now(), scene.posted());
-    scene.beside = Some(scene.write_large()?);
-    let beside = scene.timed()?;
-    let span = scene.clock.now().since(begun);
-    let bytes = scene.posted() - before - (TIMED * SMALL) as u64;
+    let mut simulation = FairnessModel::open(profile, cost, large)?;
+    let idle = simulation.timed()?;
+    let (begun, before) = (simulation.clock.now(), simulation.posted());
+    simulation.large_write = Some(simulation.write_large()?);
+    let large_write = simulation.timed()?;
+    let span = simulation.clock.now().since(begun);
+    let bytes = simulation.posted() - before - (TIMED * SMALL) as u64;
     let row = Row {
         model: "simulation, not a measurement",
         profile: name,
@@ -78,9 +78,9 @@ pub fn run(common: &Common, name: Name, profile: &Profile, cost: f64, large: u64
         large,
         idle_p50_us: micros(&idle, 50),
         idle_p99_us: micros(&idle, 99),
-        beside_p50_us: micros(&beside, 50),
-        beside_p99_us: micros(&beside, 99),
-        times_idle: round(micros(&beside, 99) / micros(&idle, 99)),
+        beside_p50_us: micros(&large_write, 50),
+        beside_p99_us: micros(&large_write, 99),
+        times_idle: round(micros(&large_write, 99) / micros(&idle, 99)),
         large_gbps: round(bytes as f64 * 8.0 / span.as_secs_f64() / 1e9),
         ceiling_gbps: round(
             f64::from(profile.cards_of(0)) * profile.card.bits_per_s.unwrap_or(0) as f64 / 1e9,
@@ -89,8 +89,8 @@ pub fn run(common: &Common, name: Name, profile: &Profile, cost: f64, large: u64
     if common.json {
         return output::json(&row);
     }
-    table::sentence(&format!(
-        "a write of {} takes {:.1} us at the 99th percentile, {:.1} us beside one of {} ({:.2} times), which \
+    table::print_text(&format!(
+        "a write of {} takes {:.1} us at the 99th percentile, {:.1} us large_write one of {} ({:.2} times), which \
          moves {:.1} of {:.1} Gbps; a simulation, not a measurement",
         Size(row.small),
         row.idle_p99_us,
@@ -106,10 +106,10 @@ fn micros(sorted: &[Duration], percent: usize) -> f64 {
     round(sorted[(sorted.len() * percent / 100).min(sorted.len() - 1)].as_secs_f64() * 1e6)
 }
 
-impl Scene {
-    fn open(profile: &Profile, cost: f64, large: u64) -> Done<Self> {
+impl FairnessModel {
+    fn open(profile: &Profile, cost: f64, large: u64) -> CommandResult<Self> {
         let (clock, switch) = (VirtualClock::default(), Switch::default());
-        let open = |host: u64| -> Done<Fabric> {
+        let open = |host: u64| -> CommandResult<Fabric> {
             let cards = Null::new(profile.cards_of(0)).link(profile.card.clone()).switch(&switch);
             Ok(FabricBuilder::new()
                 .transport(TransportConfig::new("cards", Arc::new(cards)))
@@ -119,34 +119,44 @@ impl Scene {
                 .open()?)
         };
         let fabrics = [open(0)?, open(1)?, open(2)?];
-        let reach = |host: usize, bytes: u64| -> Done<(Peer, RemoteRegion)> {
+        let reach = |host: usize, bytes: u64| -> CommandResult<(Peer, RemoteRegion)> {
             let peer = fabrics[0].connect_local(&fabrics[host])?.0;
             let landing = untouched(&fabrics[host], bytes as usize, Access::REMOTE_WRITE)?;
             let landing = peer.import(&landing.descriptor())?;
             Ok((peer, landing))
         };
-        let (far, near) = (reach(1, large)?, reach(2, SMALL as u64)?);
+        let (large_target, small_target) = (reach(1, large)?, reach(2, SMALL as u64)?);
         let source = untouched(&fabrics[0], large.max(SMALL as u64) as usize, Access::LOCAL)?;
         let random = fastrand::Rng::with_seed(profile.seed);
-        Ok(Self { clock, fabrics, source, far, near, large, beside: None, meter: Meter::new(cost), random })
+        Ok(Self {
+            clock,
+            fabrics,
+            source,
+            large_target,
+            small_target,
+            large,
+            large_write: None,
+            meter: CpuMeter::new(cost),
+            random,
+        })
     }
 
     /// Small writes one after another, at all moments: their latencies, sorted.
-    fn timed(&mut self) -> Done<Vec<Duration>> {
+    fn timed(&mut self) -> CommandResult<Vec<Duration>> {
         let mut latencies = Vec::with_capacity(TIMED);
         while latencies.len() < TIMED {
             let pause = Duration::from_nanos(self.random.u64(..PAUSE.as_nanos() as u64));
             let until = self.clock.now().after(pause);
             while self.clock.now() < until {
-                self.turn(until)?;
+                self.step(until)?;
             }
             let begun = self.clock.now();
-            let mut op = self.near.0.write(&self.source, 0..SMALL, &self.near.1, 0)?;
+            let mut op = self.small_target.0.write(&self.source, 0..SMALL, &self.small_target.1, 0)?;
             let written = loop {
                 if let Some(written) = op.try_result() {
                     break written;
                 }
-                self.turn(Time::NEVER)?;
+                self.step(Time::NEVER)?;
             };
             written?;
             latencies.push(self.clock.now().since(begun));
@@ -156,14 +166,14 @@ impl Scene {
     }
 
     /// One turn of all; the clock moves by what it cost, or to the next news before `until`.
-    fn turn(&mut self, until: Time) -> Done {
-        if let Some(ended) = self.beside.as_mut().and_then(Op::try_result) {
+    fn step(&mut self, until: Time) -> CommandResult {
+        if let Some(ended) = self.large_write.as_mut().and_then(Op::try_result) {
             ended?;
-            self.beside = Some(self.write_large()?);
+            self.large_write = Some(self.write_large()?);
         }
-        let turn = self.fabrics[0].step();
-        let events = turn.events + self.fabrics[1..].iter().map(|fabric| fabric.step().events).sum::<usize>();
-        self.clock.advance(self.meter.charge(turn.posted));
+        let step = self.fabrics[0].step();
+        let events = step.events + self.fabrics[1..].iter().map(|fabric| fabric.step().events).sum::<usize>();
+        self.clock.advance(self.meter.charge(step.posted));
         if events > 0 {
             return Ok(());
         }
@@ -175,8 +185,8 @@ impl Scene {
         Ok(())
     }
 
-    fn write_large(&self) -> Done<Op> {
-        let (peer, landing) = &self.far;
+    fn write_large(&self) -> CommandResult<Op> {
+        let (peer, landing) = &self.large_target;
         Ok(peer.write(&self.source, 0..self.large as usize, landing, 0)?)
     }
 

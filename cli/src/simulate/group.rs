@@ -4,13 +4,12 @@ use std::sync::Arc;
 
 use backend_loopback::{Null, Switch};
 use multirail::{
-    Access, Clock, Fabric, FabricBuilder, Op, Pages, Peer, Region, RemoteRegion, Time, TransportConfig,
+    Access, Clock, Fabric, FabricBuilder, HostBuffer, Op, Pages, Peer, Region, RemoteRegion, Time,
+    TransportConfig,
 };
 
-use super::memory::untouched;
 use super::profile::Profile;
-use crate::failure::Done;
-use crate::pages::shuffled;
+use crate::failure::CommandResult;
 
 /// Pages of one operation, and of the regions: untouched, so that they cost nothing.
 const PAGES: u32 = 1024;
@@ -28,12 +27,12 @@ pub struct Group {
     from: Pages,
     to: Pages,
     page: usize,
-    flight: Vec<Op>,
+    inflight: Vec<Op>,
 }
 
 impl Group {
     /// Group `number` of `profile`, writing scattered pages of `page` bytes.
-    pub fn open(profile: &Profile, number: u32, page: u64, clock: Arc<dyn Clock>) -> Done<Self> {
+    pub fn open(profile: &Profile, number: u32, page: u64, clock: Arc<dyn Clock>) -> CommandResult<Self> {
         let switch = Switch::default();
         let open = |side: u64, cards: u32| {
             let mut cards = Null::new(cards).link(profile.card.clone());
@@ -56,16 +55,16 @@ impl Group {
         let landing = untouched(&target, bytes, Access::REMOTE_WRITE)?;
         let landing = peer.import(&landing.descriptor())?;
         let mut random = fastrand::Rng::with_seed(profile.seed);
-        let (from, to) = (shuffled(PAGES, &mut random), shuffled(PAGES, &mut random));
-        let flight = Vec::with_capacity(INFLIGHT);
-        Ok(Self { fabric, _target: target, peer, source, landing, from, to, page: page as usize, flight })
+        let (from, to) = (shuffled_pages(PAGES, &mut random), shuffled_pages(PAGES, &mut random));
+        let inflight = Vec::with_capacity(INFLIGHT);
+        Ok(Self { fabric, _target: target, peer, source, landing, from, to, page: page as usize, inflight })
     }
 
     /// One turn of the engine, with enough to do. Returns the requests it posted, and
     /// whether anything happened.
-    pub fn turn(&mut self) -> Done<(usize, bool)> {
+    pub fn step(&mut self) -> CommandResult<(usize, bool)> {
         let mut ended = Ok(());
-        self.flight.retain_mut(|op| match op.try_result() {
+        self.inflight.retain_mut(|op| match op.try_result() {
             None => true,
             Some(result) => {
                 ended = std::mem::replace(&mut ended, Ok(())).and(result.map(drop));
@@ -73,8 +72,8 @@ impl Group {
             }
         });
         ended?;
-        while self.flight.len() < INFLIGHT {
-            self.flight.push(self.peer.write_pages(
+        while self.inflight.len() < INFLIGHT {
+            self.inflight.push(self.peer.write_pages(
                 &self.source,
                 &self.from,
                 &self.landing,
@@ -82,8 +81,8 @@ impl Group {
                 self.page,
             )?);
         }
-        let turn = self.fabric.step();
-        Ok((turn.posted, turn.events > 0))
+        let step = self.fabric.step();
+        Ok((step.posted, step.events > 0))
     }
 
     /// When the cards have news.
@@ -95,4 +94,19 @@ impl Group {
     pub fn completed(&self) -> Vec<u64> {
         self.fabric.counters().iter().map(|rail| rail.completions).collect()
     }
+}
+
+/// A region of `len` bytes without memory behind it.
+#[allow(unsafe_code)]
+pub fn untouched(fabric: &Fabric, len: usize, access: Access) -> CommandResult<Region> {
+    let buffer = Arc::new(HostBuffer::sparse(len)?);
+    // SAFETY: the buffer is new, and only the region will know it.
+    Ok(unsafe { fabric.register(buffer, access)? })
+}
+
+/// All of `count` pages, shuffled.
+pub fn shuffled_pages(count: u32, random: &mut fastrand::Rng) -> Pages {
+    let mut pages: Vec<u32> = (0..count).collect();
+    random.shuffle(&mut pages);
+    Pages::new(pages)
 }

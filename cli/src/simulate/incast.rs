@@ -12,23 +12,23 @@ use multirail::{
 };
 use serde::Serialize;
 
-use super::memory::untouched;
+use super::group::untouched;
 use super::profile::{Name, Profile};
 use crate::Common;
-use crate::failure::{Done, Failure};
+use crate::failure::{CommandResult, Failure};
 use crate::output;
 use crate::table;
 use crate::units::round;
 
 /// Most senders that are simulated.
-const MOST: u32 = 4096;
+const MAX: u32 = 4096;
 /// Bytes of a page, each with an imm.
 const PAGE: usize = 4 << 10;
 /// Pages of each sender.
 const PAGES: u32 = 1024;
 /// How often the receiver looks at its completion queue: it is held up, as by a thread
 /// that does something else too. Meanwhile its line carries 1500 pages.
-const LOOK: Duration = Duration::from_micros(500);
+const POLL_INTERVAL: Duration = Duration::from_micros(500);
 /// The imm of all pages.
 const IMM: u32 = 1;
 
@@ -53,9 +53,9 @@ struct Row {
 }
 
 /// Whoever trusts that there is room.
-struct NoGrants;
+struct UnlimitedGrants;
 
-impl Admission for NoGrants {
+impl Admission for UnlimitedGrants {
     fn grant(&self, _: &Applicant<'_>) -> Grant {
         Grant::UNLIMITED
     }
@@ -77,20 +77,20 @@ pub fn run(
     senders: u32,
     cq_depth: u32,
     grants: bool,
-) -> Done {
-    if senders == 0 || senders > MOST || cq_depth == 0 {
-        return Err(Failure::new(format!("--incast is between 1 and {MOST}, --cq-depth 1 or more")));
+) -> CommandResult {
+    if senders == 0 || senders > MAX || cq_depth == 0 {
+        return Err(Failure::new(format!("--incast is between 1 and {MAX}, --cq-depth 1 or more")));
     }
     let (clock, switch) = (VirtualClock::default(), Switch::default());
     let mut card = profile.card.clone();
     card.cq_depth = Some(cq_depth);
-    let open = |host: u32| -> Done<Fabric> {
+    let open = |host: u32| -> CommandResult<Fabric> {
         let card = Null::new(1).link(card.clone()).switch(&switch);
         Ok(FabricBuilder::new()
             .transport(TransportConfig::new("cards", Arc::new(card)))
             .clock(Arc::new(clock.clone()))
             .seed(profile.seed.wrapping_mul(10_000).wrapping_add(host.into()))
-            .admission(if grants { Arc::new(EvenShares) } else { Arc::new(NoGrants) })
+            .admission(if grants { Arc::new(EvenShares) } else { Arc::new(UnlimitedGrants) })
             .max_operations(16)
             .flight_recorder(0)
             .caller_driven()
@@ -110,7 +110,7 @@ pub fn run(
         all.push(Sender { fabric, op, done: false, peer });
     }
     let mut spread = None;
-    let mut look = Time::ZERO;
+    let mut next_poll = Time::ZERO;
     while all.iter().any(|sender| !sender.done) {
         let mut events = 0;
         for sender in &mut all {
@@ -125,14 +125,14 @@ pub fn run(
         if spread.is_none() && all.iter().any(|sender| sender.done) {
             spread = Some(spread_percent(&all));
         }
-        if clock.now() >= look {
-            look = clock.now().after(LOOK);
+        if clock.now() >= next_poll {
+            next_poll = clock.now().after(POLL_INTERVAL);
             while receiver.step().events > 0 {
                 events += 1;
             }
         }
         if events == 0 {
-            let due = all.iter().map(|sender| sender.fabric.due()).fold(look, Time::min);
+            let due = all.iter().map(|sender| sender.fabric.due()).fold(next_poll, Time::min);
             clock.advance(due.since(clock.now()).max(Duration::from_nanos(1)));
         }
     }
@@ -156,9 +156,9 @@ pub fn run(
     if common.json {
         return output::json(&row);
     }
-    table::sentence(&format!(
+    table::print_text(&format!(
         "{} senders, a completion queue of {}, {}: {} of {} imms arrived, {} overruns, the queue held {} at most; \
-         shares within {:.1} %, {:.1} of {:.1} Gbps; a simulation, not a measurement",
+         shares context {:.1} %, {:.1} of {:.1} Gbps; a simulation, not a measurement",
         row.senders,
         row.cq_depth,
         if grants { "grants" } else { "no grants" },

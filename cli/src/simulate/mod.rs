@@ -5,20 +5,20 @@
 //! engine would feed, not what a network would carry.
 
 mod cost;
-mod crowd;
 mod fairness;
 mod group;
 mod host;
 mod incast;
-mod memory;
+mod peer_memory;
 mod profile;
 mod row;
 
 use std::time::Duration;
 
 use super::Common;
-use super::failure::{Done, Failure};
+use super::failure::{CommandResult, Failure};
 use super::units::Size;
+pub use group::shuffled_pages;
 use host::Host;
 use profile::{Name, Profile};
 use row::Row;
@@ -105,10 +105,10 @@ pub struct SimulateArguments {
 }
 
 /// Simulates, and prints a row per page size.
-pub fn run(common: &Common, arguments: SimulateArguments) -> Done {
+pub fn run(common: &Common, arguments: SimulateArguments) -> CommandResult {
     let profile = arguments.profile()?;
     if let Some(peers) = arguments.peers {
-        return crowd::run(common, &profile, peers);
+        return peer_memory::run(common, &profile, peers);
     }
     if let Some(senders) = arguments.incast {
         let (depth, grants) = (arguments.cq_depth, !arguments.no_grants);
@@ -134,7 +134,7 @@ pub fn run(common: &Common, arguments: SimulateArguments) -> Done {
         }
         let row = |cores| {
             let measured = Host::new(&profile, cores, cost, size)?.run(SPAN)?;
-            Done::Ok(Row::new(arguments.profile, &profile, cores, cost, size, &measured))
+            CommandResult::Ok(Row::new(arguments.profile, &profile, cores, cost, size, &measured))
         };
         let mut full = row(cores)?;
         if arguments.fewest_cores {
@@ -146,7 +146,7 @@ pub fn run(common: &Common, arguments: SimulateArguments) -> Done {
 }
 
 /// The fewest cores that reach 99 % of `gbps`.
-fn fewest(most: u32, gbps: f64, row: impl Fn(u32) -> Done<Row>) -> Done<u32> {
+fn fewest(most: u32, gbps: f64, row: impl Fn(u32) -> CommandResult<Row>) -> CommandResult<u32> {
     for cores in 1..most {
         if row(cores)?.gbps >= 0.99 * gbps {
             return Ok(cores);
@@ -157,7 +157,7 @@ fn fewest(most: u32, gbps: f64, row: impl Fn(u32) -> Done<Row>) -> Done<u32> {
 
 impl SimulateArguments {
     /// The named profile with what the options change.
-    fn profile(&self) -> Done<Profile> {
+    fn profile(&self) -> CommandResult<Profile> {
         let mut profile = Profile::named(self.profile);
         profile.groups = self.groups.unwrap_or(profile.groups);
         profile.cards = self.cards.unwrap_or(profile.cards);

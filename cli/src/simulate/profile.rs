@@ -2,7 +2,7 @@
 
 use backend_loopback::LinkModel;
 
-use crate::failure::{Done, Failure};
+use crate::failure::{CommandResult, Failure};
 
 /// A profile's name on the command line.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum, serde::Serialize)]
@@ -47,7 +47,7 @@ impl Profile {
     }
 
     /// Refuses what makes no sense.
-    pub fn check(&self) -> Done {
+    pub fn check(&self) -> CommandResult {
         if self.groups == 0 || self.groups > 64 || self.cards == 0 || self.cards > 64 {
             return Err(Failure::new("--groups and --cards are between 1 and 64"));
         }

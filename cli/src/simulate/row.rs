@@ -5,7 +5,7 @@ use serde::Serialize;
 use super::host::Measured;
 use super::profile::{Name, Profile};
 use crate::Common;
-use crate::failure::Done;
+use crate::failure::CommandResult;
 use crate::output;
 use crate::table::{self, Table};
 use crate::units::{Size, round};
@@ -53,7 +53,7 @@ impl Row {
     }
 
     /// Prints a table, or JSON, and says that it is a model.
-    pub fn print(common: &Common, rows: &[Self]) -> Done {
+    pub fn print(common: &Common, rows: &[Self]) -> CommandResult {
         if common.json {
             return rows.iter().try_for_each(output::json);
         }
@@ -64,11 +64,13 @@ impl Row {
         rows.iter().for_each(|row| table.row(row.cells()));
         table.print()?;
         if rows.iter().any(|row| row.percent_of_ceiling > 100.0) {
-            table::sentence(
+            table::print_text(
                 "over 100 %: requests that began before the measured span were complete within it",
             )?;
         }
-        table::sentence("a simulation: this engine in virtual time against modelled cards, not a measurement")
+        table::print_text(
+            "a simulation: this engine in virtual time against modelled cards, not a measurement",
+        )
     }
 
     fn cells(&self) -> Vec<String> {

@@ -4,17 +4,17 @@ pub mod label;
 mod picture;
 #[cfg(test)]
 mod samples;
-mod table;
 mod tree;
 
 use std::path::PathBuf;
 
 use serde::Serialize;
-use topology::{Kind, Machine, RailGroup};
+use topology::{Cpus, Kind, Machine, RailGroup};
 
 use multirail::{BackendChoice, BackendGroups, MachineSource};
 
-use super::failure::{Done, Failure, printable};
+use super::failure::{CommandResult, Failure, printable};
+use super::table::Table;
 use super::{Common, output};
 
 #[derive(clap::Args)]
@@ -49,7 +49,7 @@ struct GroupRow<'a> {
 }
 
 /// Draws the picture, if one is asked for, and prints the tree and the rail groups.
-pub fn run(common: &Common, arguments: &TopoArguments) -> Done {
+pub fn run(common: &Common, arguments: &TopoArguments) -> CommandResult {
     let source = arguments.from.clone().map_or_else(MachineSource::of_this_host, Ok)?;
     let is_here = arguments.from.is_none() || source == MachineSource::ThisHost;
     let (name, machine) = source.read()?;
@@ -84,12 +84,40 @@ pub fn run(common: &Common, arguments: &TopoArguments) -> Done {
         if backends.len() > 1 {
             output::line(&format!("rail groups of {backend}:"))?;
         }
-        table::of(&machine, first, groups).print()?;
+        group_table(&machine, first, groups).print()?;
         if let Some(why) = unavailable {
             let (reason, remedy) = (&why.reason, &why.remedy);
-            super::table::sentence(&format!("{backend} cannot be opened here now: {reason}; {remedy}"))?;
+            super::table::print_text(&format!("{backend} cannot be opened here now: {reason}; {remedy}"))?;
         }
         first += groups.len();
     }
     Ok(())
+}
+
+/// Names of cards in a line.
+const ABREAST: usize = 2;
+
+/// A row per group, the first of which has the number `first`, in at most 100 columns for the cards of a p5.
+fn group_table(machine: &Machine, first: usize, groups: &[RailGroup]) -> Table {
+    let table = Table::named_by(0).text("group").text("GPUs").text("cards").text("distance");
+    let mut table = table.text("NUMA node").text("cores").text("worker core");
+    (first..).zip(groups).for_each(|(number, group)| table.row(group_row(machine, number, group)));
+    table
+}
+
+fn group_row(machine: &Machine, number: usize, group: &RailGroup) -> Vec<String> {
+    let gpus: Vec<String> = group.gpus.iter().map(|gpu| gpu.to_string()).collect();
+    let cards: Vec<String> = group.cards.iter().map(|card| label::card(machine, *card)).collect();
+    let cards: Vec<String> = cards.chunks(ABREAST).map(|cards| cards.join(" ")).collect();
+    let cores: Cpus = group.cores.iter().copied().collect();
+    let known = |number: Option<u32>| number.map_or("unknown".to_owned(), |number| number.to_string());
+    vec![
+        number.to_string(),
+        if gpus.is_empty() { "host memory".to_owned() } else { gpus.join("\n") },
+        cards.join("\n"),
+        group.distance.map(label::distance).unwrap_or_default().to_owned(),
+        known(group.node),
+        label::cpus(&cores, 24),
+        known(group.core),
+    ]
 }

@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use multirail::observe::{MAX_RECORDING, Record};
 use multirail::{Recording, Time};
 
-use super::failure::{Done, Failure};
+use super::failure::{CommandResult, Failure};
 use track::{Track, tracks};
 
 #[derive(clap::Args)]
@@ -25,7 +25,7 @@ pub struct TraceArguments {
 }
 
 /// Prints or converts a recording.
-pub fn run(arguments: &TraceArguments) -> Done {
+pub fn run(arguments: &TraceArguments) -> CommandResult {
     let bytes = read(&arguments.file)?;
     let recording = Recording::from_bytes(&bytes).map_err(|error| {
         Failure::new(format!("{}: {}: {}", arguments.file.display(), error.kind(), error.context()))
@@ -34,7 +34,7 @@ pub fn run(arguments: &TraceArguments) -> Done {
         let what = format!("{} is cut off in its last dump", arguments.file.display());
         match recording.dumps.len() {
             0 => return Err(Failure::new(format!("{what}, and there is none before it"))),
-            _ => super::output::complain(&format!("{what}; here is what comes before it")),
+            _ => super::output::print_error(&format!("{what}; here is what comes before it")),
         }
     }
     let Some(out) = &arguments.chrome else { return super::output::text(&timeline(&recording)) };
@@ -45,7 +45,7 @@ pub fn run(arguments: &TraceArguments) -> Done {
 }
 
 /// As much of a file as a recording may have, and a byte more.
-fn read(path: &Path) -> Done<Vec<u8>> {
+fn read(path: &Path) -> CommandResult<Vec<u8>> {
     let mut bytes = Vec::new();
     File::open(path)
         .and_then(|file| file.take(MAX_RECORDING as u64 + 1).read_to_end(&mut bytes))

@@ -1,7 +1,7 @@
 //! `multirail bench ladder`: what each step of Perplexity's climb gains here.
 
-mod count;
-mod course;
+mod instructions;
+mod ladder_run;
 mod row;
 mod rung;
 
@@ -14,9 +14,9 @@ use multirail::spi::Backend;
 
 use super::report::Report;
 use crate::Common;
-use crate::failure::{Done, Failure};
+use crate::failure::{CommandResult, Failure};
 use crate::units::{self, Size};
-use course::{Course, Devices};
+use ladder_run::{Devices, LadderRun};
 use row::Row;
 use rung::{RUNGS, Rung};
 
@@ -52,12 +52,12 @@ pub struct LadderArguments {
     instructions: bool,
 
     /// Run one rung so often, driven by the caller, and print its work requests
-    #[arg(long, hide = true, value_parser = count::parse)]
+    #[arg(long, hide = true, value_parser = instructions::parse)]
     counted: Option<(usize, u64)>,
 }
 
 /// Climbs, and prints a row per rung.
-pub fn run(common: &Common, arguments: &LadderArguments) -> Done {
+pub fn run(common: &Common, arguments: &LadderArguments) -> CommandResult {
     let page = usize::try_from(arguments.size.0).unwrap_or(usize::MAX);
     if page == 0 || page > 1 << 20 || arguments.batch == 0 {
         return Err(Failure::new("--size is between 1 byte and 1 MiB, --batch 1 or more"));
@@ -65,33 +65,33 @@ pub fn run(common: &Common, arguments: &LadderArguments) -> Done {
     let devices = arguments.open(common)?;
     if let Some((number, operations)) = arguments.counted {
         let rung = RUNGS.get(number).ok_or_else(|| Failure::new("there is no such rung"))?;
-        return count::counted(&devices, rung, arguments.batch, page, operations);
+        return instructions::counted(&devices, rung, arguments.batch, page, operations);
     }
     let cores: Vec<usize> = (0..cores()).collect();
     let null = arguments.null;
     let report = Report::new(common.json, RUNGS.len(), "rungs", move |rows: &[Row]| Row::print(rows, null));
     report.take_signals(Vec::new())?;
-    report.end(climb(arguments, &devices, page, &cores, &report))
+    report.end(run_steps(arguments, &devices, page, &cores, &report))
 }
 
 /// Measures every rung, until a signal comes.
-fn climb(
+fn run_steps(
     arguments: &LadderArguments,
     devices: &Devices,
     page: usize,
     cores: &[usize],
     report: &Report<Row>,
-) -> Done {
+) -> CommandResult {
     for (number, rung) in RUNGS.iter().enumerate() {
         let workers = rung.workers(arguments.batch, cores);
-        let course = Course::open(devices, rung, page, |builder| builder.workers(workers.clone()))?;
-        let measured = course.run_for(arguments.duration, || report.is_interrupted())?;
-        drop(course);
+        let ladder_run = LadderRun::open(devices, rung, page, |builder| builder.workers(workers.clone()))?;
+        let measured = ladder_run.run_for(arguments.duration, || report.is_interrupted())?;
+        drop(ladder_run);
         if report.is_interrupted() {
             break;
         }
         let instructions = match arguments.instructions {
-            true => Some(count::instructions(number, &arguments.counted_options())?),
+            true => Some(instructions::instructions(number, &arguments.counted_options())?),
             false => None,
         };
         let busy_cores = arguments.busy_cores(rung, devices);
@@ -113,7 +113,7 @@ impl LadderArguments {
         self.groups.unwrap_or_else(|| cores().min(8) as u32)
     }
 
-    fn open(&self, common: &Common) -> Done<Devices> {
+    fn open(&self, common: &Common) -> CommandResult<Devices> {
         let (count, groups) = (self.count(), self.groups());
         if count == 0 || count > 64 || groups == 0 || groups > count {
             return Err(Failure::new("--devices is between 1 and 64, --groups between 1 and those"));

@@ -5,7 +5,7 @@ use std::time::Duration;
 use serde::Serialize;
 
 use super::rung::Rung;
-use crate::failure::Done;
+use crate::failure::CommandResult;
 use crate::table::Table;
 use crate::units::round;
 
@@ -50,7 +50,7 @@ impl Row {
     }
 
     /// Prints a table: of costs on null devices, else of speeds.
-    pub fn print(rows: &[Self], null: bool) -> Done {
+    pub fn print(rows: &[Self], null: bool) -> CommandResult {
         let table = Table::named_by(0).number("rung").text("technique").number("cores").number("ns per WR");
         let mut table = match null {
             true => table.number("instructions per WR").number("Gbps per core"),

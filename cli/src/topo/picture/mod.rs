@@ -6,7 +6,6 @@
 mod draw;
 mod frame;
 mod layout;
-mod palette;
 mod panel;
 mod svg;
 

@@ -33,7 +33,7 @@ pub struct Tile {
     /// Its place.
     pub frame: Frame,
     /// Which of them.
-    pub what: What,
+    pub kind: TileKind,
     /// The upper line.
     pub name: String,
     /// The lower line; may be empty.
@@ -42,7 +42,7 @@ pub struct Tile {
 
 /// What a tile stands for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum What {
+pub enum TileKind {
     /// A GPU.
     Gpu,
     /// A card.
@@ -59,7 +59,7 @@ pub struct Bar {
     /// In words.
     pub label: &'static str,
     /// Whether transfers stay below one host bridge.
-    pub is_near: bool,
+    pub is_local: bool,
 }
 
 /// The group's share of the cores.
@@ -134,7 +134,11 @@ impl Panel {
         );
         let mut served: Vec<Tile> = content.gpus.iter().map(|gpu| gpu_tile(machine, content, *gpu)).collect();
         if let (true, Some((_, group))) = (served.is_empty(), content.group) {
-            served.push(Tile::new(What::Memory, "host memory".to_owned(), label::node(machine, group.node)));
+            served.push(Tile::new(
+                TileKind::Memory,
+                "host memory".to_owned(),
+                label::node(machine, group.node),
+            ));
         }
         let mut cards: Vec<Tile> = content.cards().iter().map(|at| card_tile(machine, *at)).collect();
         stack(&mut served, body.x, SERVED, &body);
@@ -142,7 +146,7 @@ impl Panel {
         let bar = content.group.map(|(_, group)| Bar {
             frame: Frame::new(body.x + SERVED + LINK, body.y, BAR, body.height),
             label: group.distance.map_or("processor", label::distance),
-            is_near: group.distance.is_some_and(|distance| distance <= Distance::Root),
+            is_local: group.distance.is_some_and(|distance| distance <= Distance::Root),
         });
         let strip = Frame::new(body.x, frame.bottom() - EDGE - 12.0, body.width, 12.0);
         Self {
@@ -170,8 +174,8 @@ impl Panel {
 }
 
 impl Tile {
-    fn new(what: What, name: String, detail: String) -> Self {
-        Self { frame: Frame::default(), what, name, detail }
+    fn new(kind: TileKind, name: String, detail: String) -> Self {
+        Self { frame: Frame::default(), kind, name, detail }
     }
 }
 
@@ -183,14 +187,14 @@ fn gpu_tile(machine: &Machine, content: &Content<'_>, at: Address) -> Tile {
         (_, Some(maker)) => format!("{maker} GPU"),
         _ => "GPU".to_owned(),
     };
-    Tile::new(What::Gpu, name, at.to_string())
+    Tile::new(TileKind::Gpu, name, at.to_string())
 }
 
 fn card_tile(machine: &Machine, at: Address) -> Tile {
     let devices = machine.function(at).map(label::devices).unwrap_or_default();
     match devices.is_empty() {
-        true => Tile::new(What::Card, at.to_string(), String::new()),
-        false => Tile::new(What::Card, devices, at.to_string()),
+        true => Tile::new(TileKind::Card, at.to_string(), String::new()),
+        false => Tile::new(TileKind::Card, devices, at.to_string()),
     }
 }
 

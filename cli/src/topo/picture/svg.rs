@@ -46,15 +46,15 @@ impl Svg {
 
     /// Text whose middle line is at `y`.
     pub fn text(&mut self, x: f64, y: f64, style: Style, text: &str) {
-        self.turned(x, y, style, text, "");
+        self.rotated(x, y, style, text, "");
     }
 
     /// Text that reads upwards.
     pub fn upwards(&mut self, x: f64, y: f64, style: Style, text: &str) {
-        self.turned(x, y, style, text, &format!(r#" transform="rotate(-90 {x:.1} {y:.1})""#));
+        self.rotated(x, y, style, text, &format!(r#" transform="rotate(-90 {x:.1} {y:.1})""#));
     }
 
-    fn turned(&mut self, x: f64, y: f64, style: Style, text: &str, transform: &str) {
+    fn rotated(&mut self, x: f64, y: f64, style: Style, text: &str, transform: &str) {
         let Style { size, is_bold, anchor, fill } = style;
         let weight = if is_bold { r#" font-weight="bold""# } else { "" };
         // Not every program knows dominant-baseline: a third of the size is half a capital's height.

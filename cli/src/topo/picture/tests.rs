@@ -27,11 +27,11 @@ fn holds(outer: &Frame, inner: &Frame) -> bool {
         && inner.bottom() <= outer.bottom() + 0.01
 }
 
-fn are_apart(what: &str, outer: &Frame, frames: &[Frame]) {
+fn are_apart(kind: &str, outer: &Frame, frames: &[Frame]) {
     for (number, frame) in frames.iter().enumerate() {
-        assert!(holds(outer, frame), "{what}: {frame:?} is not within {outer:?}");
+        assert!(holds(outer, frame), "{kind}: {frame:?} is not within {outer:?}");
         for other in &frames[..number] {
-            assert!(!overlap(frame, other), "{what}: {frame:?} and {other:?}");
+            assert!(!overlap(frame, other), "{kind}: {frame:?} and {other:?}");
         }
     }
 }
@@ -42,8 +42,8 @@ fn nothing_overlaps() {
         let groups = rail_groups(&machine);
         let picture = Picture::new(name, &machine, &groups);
         let nodes = picture.nodes.iter().map(|node| node.frame);
-        let signs = picture.legend.iter().map(|entry| entry.sign);
-        are_apart(name, &picture.frame, &nodes.chain(signs).collect::<Vec<_>>());
+        let symbols = picture.legend.iter().map(|entry| entry.symbol);
+        are_apart(name, &picture.frame, &nodes.chain(symbols).collect::<Vec<_>>());
         let panels = picture.nodes.iter().flat_map(|node| &node.panels);
         assert_eq!(panels.filter(|panel| panel.number.is_some()).count(), groups.len(), "{name}");
         for node in &picture.nodes {

@@ -5,10 +5,10 @@ use std::sync::mpsc::SyncSender;
 use crate::files::{Item, Layout, Piece, PieceHash, encode};
 use multirail::Region;
 
-use super::mover::Window;
-use super::pulse::Pulse;
+use super::server_channel::KeepAliveTimer;
+use super::server_channel::{SendError, ServerChannel};
 use super::source::Source;
-use super::talk::{Stop, Talk};
+use super::window_writer::Window;
 use crate::failure::Failure;
 
 /// Longer than any encoded item.
@@ -23,38 +23,38 @@ pub enum Filled {
 }
 
 /// The window being filled, and those to come.
-pub struct Packer<'a> {
-    talk: &'a mut Talk,
+pub struct WindowPacker<'a> {
+    channel: &'a mut ServerChannel,
     region: &'a Region,
     layout: Layout,
     /// To whoever moves windows.
     filled: SyncSender<Filled>,
-    pulse: &'a mut Pulse,
+    keep_alive: &'a mut KeepAliveTimer,
     table: Vec<u8>,
     data: usize,
     part: Vec<u8>,
 }
 
-impl<'a> Packer<'a> {
+impl<'a> WindowPacker<'a> {
     /// Fills the windows of `region`.
     pub fn new(
-        talk: &'a mut Talk,
+        channel: &'a mut ServerChannel,
         region: &'a Region,
         filled: SyncSender<Filled>,
-        pulse: &'a mut Pulse,
+        keep_alive: &'a mut KeepAliveTimer,
     ) -> Self {
-        let layout = talk.layout;
-        Self { talk, region, layout, filled, pulse, table: Vec::new(), data: 0, part: Vec::new() }
+        let layout = channel.layout;
+        Self { channel, region, layout, filled, keep_alive, table: Vec::new(), data: 0, part: Vec::new() }
     }
 
     /// Adds an item that has no bytes.
-    pub fn item(&mut self, item: &Item) -> Result<(), Stop> {
+    pub fn item(&mut self, item: &Item) -> Result<(), SendError> {
         self.room(0)?;
         self.add(item)
     }
 
     /// Adds a whole file of `len` bytes.
-    pub fn whole(&mut self, index: u32, source: &Source, len: usize) -> Result<blake3::Hash, Stop> {
+    pub fn whole(&mut self, index: u32, source: &Source, len: usize) -> Result<blake3::Hash, SendError> {
         self.room(len)?;
         let (mut hasher, to) = (blake3::Hasher::new(), self.at());
         source.fill(0, len, &mut self.part, self.region, to, |bytes| {
@@ -68,7 +68,7 @@ impl<'a> Packer<'a> {
     }
 
     /// Adds a piece of a file.
-    pub fn piece(&mut self, source: &Source, range: std::ops::Range<u64>) -> Result<Piece, Stop> {
+    pub fn piece(&mut self, source: &Source, range: std::ops::Range<u64>) -> Result<Piece, SendError> {
         let len = (range.end - range.start) as usize;
         self.room(len)?;
         let (mut hash, to) = (PieceHash::new(range.start), self.at());
@@ -81,43 +81,43 @@ impl<'a> Packer<'a> {
     }
 
     /// Hands the last window on.
-    pub fn finish(mut self) -> Result<(), Stop> {
+    pub fn finish(mut self) -> Result<(), SendError> {
         self.flush()
     }
 
     fn at(&self) -> usize {
-        self.layout.data_at(self.talk.next) + self.data
+        self.layout.data_at(self.channel.next) + self.data
     }
 
-    fn add(&mut self, item: &Item) -> Result<(), Stop> {
-        encode(item, &mut self.table).map_err(|why| Stop::Broken(Failure::new(why)))
+    fn add(&mut self, item: &Item) -> Result<(), SendError> {
+        encode(item, &mut self.table).map_err(|why| SendError::Failed(Failure::new(why)))
     }
 
     /// Makes sure that the window has room for `len` bytes and an item, and is free.
-    fn room(&mut self, len: usize) -> Result<(), Stop> {
+    fn room(&mut self, len: usize) -> Result<(), SendError> {
         let full = self.data + len > self.layout.data as usize
             || self.table.len() + ITEM > self.layout.table as usize;
         if full {
             self.flush()?;
         }
-        if self.pulse.is_due() {
+        if self.keep_alive.is_due() {
             // With as much under way as there may be, the server hears enough.
             let _ = self.filled.try_send(Filled::Working);
         }
-        if self.table.is_empty() { self.talk.await_free() } else { Ok(()) }
+        if self.table.is_empty() { self.channel.wait_until_free() } else { Ok(()) }
     }
 
-    fn flush(&mut self) -> Result<(), Stop> {
+    fn flush(&mut self) -> Result<(), SendError> {
         if self.table.is_empty() {
             return Ok(());
         }
-        let sequence = self.talk.next;
+        let sequence = self.channel.next;
         self.region.copy_in(self.layout.table_at(sequence), &self.table).map_err(Failure::from)?;
         let window = Window { sequence, table: self.table.len() as u32, data: self.data as u32 };
-        self.talk.take_window();
+        self.channel.take_window();
         (self.data, self.table) = (0, Vec::new());
         self.filled
             .send(Filled::Window(window))
-            .map_err(|_| Stop::Broken(Failure::new("the moving thread ended early")))
+            .map_err(|_| SendError::Failed(Failure::new("the moving thread ended early")))
     }
 }

@@ -4,40 +4,40 @@ use std::time::{Duration, Instant};
 
 use crate::files::{Layout, ToSender};
 
-use crate::failure::{Done, Failure, printable};
-use crate::wire::Inbox;
+use crate::failure::{CommandResult, Failure, printable};
+use crate::wire::MessageReceiver;
 
 /// How long a server that is alive may take to sync files, or to read those it has.
-const PATIENCE: Duration = Duration::from_secs(3600);
+const MAX_WAIT: Duration = Duration::from_secs(3600);
 
 /// Why the sender stops early.
-pub enum Stop {
+pub enum SendError {
     /// The server said so: that explains whatever broke elsewhere.
-    Answered(Failure),
+    ServerRefused(Failure),
     /// Something broke; if the mover broke too, that was first.
-    Broken(Failure),
+    Failed(Failure),
     /// The file at hand is no longer as it was offered.
-    Changed,
+    FileChanged,
 }
 
-impl From<Failure> for Stop {
+impl From<Failure> for SendError {
     fn from(failure: Failure) -> Self {
-        Self::Broken(failure)
+        Self::Failed(failure)
     }
 }
 
-impl From<Stop> for Failure {
-    fn from(stop: Stop) -> Self {
+impl From<SendError> for Failure {
+    fn from(stop: SendError) -> Self {
         match stop {
-            Stop::Answered(failure) | Stop::Broken(failure) => failure,
-            Stop::Changed => Self::new("a file changed while it was sent; send it again"),
+            SendError::ServerRefused(failure) | SendError::Failed(failure) => failure,
+            SendError::FileChanged => Self::new("a file changed while it was sent; send it again"),
         }
     }
 }
 
 /// The server's side of the conversation.
-pub struct Talk {
-    inbox: Inbox,
+pub struct ServerChannel {
+    incoming: MessageReceiver,
     /// How the region is divided.
     pub layout: Layout,
     /// The next window.
@@ -46,24 +46,24 @@ pub struct Talk {
     free: Vec<bool>,
 }
 
-impl Talk {
+impl ServerChannel {
     /// With a server whose windows are all free.
-    pub fn new(inbox: Inbox, layout: Layout) -> Self {
-        Self { inbox, layout, next: 0, free: vec![true; layout.windows as usize] }
+    pub fn new(incoming: MessageReceiver, layout: Layout) -> Self {
+        Self { incoming, layout, next: 0, free: vec![true; layout.windows as usize] }
     }
 
     /// Before the first window: the server divides its region like this.
-    pub fn divide(&mut self, layout: Layout) {
+    pub fn set_layout(&mut self, layout: Layout) {
         (self.layout, self.free) = (layout, vec![true; layout.windows as usize]);
     }
 
     /// The next message that is not about windows.
-    pub fn hear(&mut self) -> Result<ToSender, Stop> {
-        self.hear_within(PATIENCE)
+    pub fn receive(&mut self) -> Result<ToSender, SendError> {
+        self.receive_within(MAX_WAIT)
     }
 
     /// The same, at most `limit` from now.
-    pub fn hear_within(&mut self, limit: Duration) -> Result<ToSender, Stop> {
+    pub fn receive_within(&mut self, limit: Duration) -> Result<ToSender, SendError> {
         loop {
             let message = self.message(limit)?;
             match message {
@@ -74,11 +74,11 @@ impl Talk {
     }
 
     /// Waits until the next window is free.
-    pub fn await_free(&mut self) -> Result<(), Stop> {
+    pub fn wait_until_free(&mut self) -> Result<(), SendError> {
         while !self.free[self.layout.slot(self.next)] {
-            match self.message(PATIENCE)? {
+            match self.message(MAX_WAIT)? {
                 ToSender::Free { sequence } => self.free(sequence)?,
-                other => return Err(Stop::Answered(unexpected(other))),
+                other => return Err(SendError::ServerRefused(unexpected(other))),
             }
         }
         Ok(())
@@ -96,19 +96,21 @@ impl Talk {
         loop {
             match self.message(until.saturating_duration_since(Instant::now())) {
                 Ok(ToSender::Refused(reason)) => return Some(reason),
-                Ok(ToSender::Free { .. } | ToSender::Stored | ToSender::Verdicts { .. }) => {}
+                Ok(ToSender::Free { .. } | ToSender::Stored | ToSender::Actions { .. }) => {}
                 Ok(_) | Err(_) => return None,
             }
         }
     }
 
-    fn message(&mut self, limit: Duration) -> Done<ToSender> {
-        ToSender::decode(&self.inbox.next(limit)?.to_vec()).map_err(Failure::new)
+    fn message(&mut self, limit: Duration) -> CommandResult<ToSender> {
+        ToSender::decode(&self.incoming.next(limit)?.to_vec()).map_err(Failure::new)
     }
 
-    fn free(&mut self, sequence: u64) -> Result<(), Stop> {
+    fn free(&mut self, sequence: u64) -> Result<(), SendError> {
         if sequence >= self.next {
-            return Err(Stop::Answered(Failure::new("the server freed a window that was not filled")));
+            return Err(SendError::ServerRefused(Failure::new(
+                "the server freed a window that was not filled",
+            )));
         }
         self.free[self.layout.slot(sequence)] = true;
         Ok(())
@@ -125,5 +127,27 @@ pub fn unexpected(message: ToSender) -> Failure {
     match message {
         ToSender::Refused(reason) => refused(&reason),
         _ => Failure::new("the server spoke out of turn; run the same multirail version on both sides"),
+    }
+}
+
+/// Beats once in a while.
+pub struct KeepAliveTimer {
+    every: Duration,
+    last: Instant,
+}
+
+impl KeepAliveTimer {
+    /// Beats after `every`, and not before.
+    pub fn new(every: Duration) -> Self {
+        Self { every, last: Instant::now() }
+    }
+
+    /// Whether it is time; then it is not for a while.
+    pub fn is_due(&mut self) -> bool {
+        let due = self.last.elapsed() >= self.every;
+        if due {
+            self.last = Instant::now();
+        }
+        due
     }
 }

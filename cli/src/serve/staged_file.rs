@@ -2,13 +2,13 @@
 
 use crate::files::TreePath;
 
-use super::room;
-use super::staging::Staging;
+use super::reservation;
+use super::staging_directory::StagingDirectory;
 
 /// A file or link in the staging directory. Dropped without its final name, a
 /// temporary one is removed; a partial one stays if any piece of it is stored.
-pub struct Staged<'a> {
-    staging: &'a Staging,
+pub struct StagedFile<'a> {
+    staging: &'a StagingDirectory,
     name: String,
     slot: bool,
     /// Bytes counted against the quota.
@@ -19,15 +19,23 @@ pub struct Staged<'a> {
     abandoned: bool,
 }
 
-impl<'a> Staged<'a> {
+impl<'a> StagedFile<'a> {
     /// A whole one.
-    pub(super) fn temporary(staging: &'a Staging, name: String) -> Self {
+    pub(super) fn temporary(staging: &'a StagingDirectory, name: String) -> Self {
         Self { staging, name, slot: false, bytes: 0, empty: 0, named: false, abandoned: false }
     }
 
     /// A partial one, whose slot the caller has made busy.
-    pub(super) fn slot(staging: &'a Staging, name: String, path: &TreePath, bytes: u64) -> Self {
-        Self { staging, name, slot: true, bytes, empty: room::partial(path), named: false, abandoned: false }
+    pub(super) fn slot(staging: &'a StagingDirectory, name: String, path: &TreePath, bytes: u64) -> Self {
+        Self {
+            staging,
+            name,
+            slot: true,
+            bytes,
+            empty: reservation::partial(path),
+            named: false,
+            abandoned: false,
+        }
     }
 
     /// Its name in the staging directory.
@@ -70,7 +78,7 @@ impl<'a> Staged<'a> {
     }
 }
 
-impl Drop for Staged<'_> {
+impl Drop for StagedFile<'_> {
     fn drop(&mut self) {
         if self.slot && !self.named && !self.abandoned && self.bytes > self.empty {
             if let Some(slot) = self.staging.lock().get_mut(&self.name) {

@@ -3,19 +3,19 @@
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 
-use crate::files::{FileHash, HAVE_PIECES, Piece, PieceHash, TreePath};
+use crate::files::{FileHash, MAX_HAVE_PIECES, Piece, PieceHash, TreePath};
 
+use super::failed;
 use super::journal::Journal;
-use super::reason::failed;
-use super::room::{self, Room};
-use super::staged::Staged;
-use super::staging::Staging;
-use super::window::Bytes;
-use crate::failure::{Done, Failure};
+use super::reservation::{self, Reservation};
+use super::staged_file::StagedFile;
+use super::staging_directory::StagingDirectory;
+use super::window_bytes::WindowBytes;
+use crate::failure::{CommandResult, Failure};
 
 /// A file that comes in pieces.
-pub struct Partial<'a> {
-    staged: Staged<'a>,
+pub struct PartialFile<'a> {
+    staged: StagedFile<'a>,
     file: File,
     journal: Journal,
     hash: FileHash,
@@ -25,22 +25,26 @@ pub struct Partial<'a> {
     end: u64,
 }
 
-impl<'a> Partial<'a> {
+impl<'a> PartialFile<'a> {
     /// A new one.
-    pub fn begin(staging: &'a Staging, path: &TreePath, room: &mut Room<'_>) -> Done<Self> {
+    pub fn begin(
+        staging: &'a StagingDirectory,
+        path: &TreePath,
+        reservation: &mut Reservation<'_>,
+    ) -> CommandResult<Self> {
         staging.discard(path);
-        let cost = room::partial(path);
-        room.ensure(0, cost)?;
+        let cost = reservation::partial(path);
+        reservation.ensure(0, cost)?;
         let (mut staged, file, journal) = staging.begin(path)?;
-        room.spend(0, cost);
+        reservation.spend(0, cost);
         staged.add(cost);
         Ok(Self { staged, file, journal, hash: FileHash::default(), bytes: 0, end: 0 })
     }
 
     /// What an earlier attempt left.
-    pub fn find(staging: &'a Staging, path: &TreePath) -> Option<Self> {
+    pub fn find(staging: &'a StagingDirectory, path: &TreePath) -> Option<Self> {
         let (staged, file, journal) = staging.find(path)?;
-        let (bytes, _) = journal.bytes(room::piece).ok()?;
+        let (bytes, _) = journal.bytes(reservation::piece).ok()?;
         Some(Self { staged, file, journal, hash: FileHash::default(), bytes, end: 0 })
     }
 
@@ -51,9 +55,9 @@ impl<'a> Partial<'a> {
 
     /// Its pieces from number `first` on, up to the first that is not what the journal
     /// says, and whether these are the last.
-    pub fn have(&self, first: u64) -> Done<(Vec<Piece>, bool)> {
+    pub fn have(&self, first: u64) -> CommandResult<(Vec<Piece>, bool)> {
         let unreadable = |error| failed("read a partial file", error);
-        let until = first.saturating_add(HAVE_PIECES as u64).min(self.journal.count());
+        let until = first.saturating_add(MAX_HAVE_PIECES as u64).min(self.journal.count());
         let (mut pieces, mut bytes) = (Vec::new(), Vec::new());
         for index in first..until {
             let Some(piece) = self.journal.piece(index).map_err(unreadable)? else {
@@ -71,7 +75,7 @@ impl<'a> Partial<'a> {
 
     /// Forgets all but the first `count` pieces, for a file of `size` bytes. Bytes behind
     /// them become a hole, and their room is promised again.
-    pub fn keep(&mut self, count: u64, size: u64, room: &mut Room<'_>) -> Done {
+    pub fn keep(&mut self, count: u64, size: u64, reservation: &mut Reservation<'_>) -> CommandResult {
         let broken = |error| failed("continue a partial file", error);
         self.journal.keep(count).map_err(broken)?;
         if self.journal.count() < count {
@@ -81,32 +85,37 @@ impl<'a> Partial<'a> {
         self.bytes = 0;
         for index in 0..self.journal.count() {
             let piece = self.journal.piece(index).map_err(broken)?;
-            let Some(piece) = piece.filter(|piece| piece.is_sound(size) && piece.offset >= self.end) else {
+            let Some(piece) = piece.filter(|piece| piece.is_valid(size) && piece.offset >= self.end) else {
                 return Err(Failure::new("a partial file is broken; send it without --resume"));
             };
             self.hash.push(&piece);
-            kept += room::piece(&piece);
+            kept += reservation::piece(&piece);
             self.bytes += u64::from(piece.len);
             self.end = piece.end();
         }
         self.file.set_len(self.end).map_err(broken)?;
-        room.regain(self.staged.shrink(kept));
+        reservation.give_back(self.staged.shrink(kept));
         Ok(())
     }
 
     /// Stores the next piece. Takes the room of the piece before it writes the first byte; gives
     /// it back if the piece fails, once none of its bytes is left.
-    pub fn push(&mut self, piece: &Piece, bytes: &mut Bytes<'_>, room: &mut Room<'_>) -> Done {
+    pub fn push(
+        &mut self,
+        piece: &Piece,
+        bytes: &mut WindowBytes<'_>,
+        reservation: &mut Reservation<'_>,
+    ) -> CommandResult {
         if piece.offset < self.end {
             return Err(Failure::new("the sender sent pieces out of turn"));
         }
-        let (len, cost) = (u64::from(piece.len), room::piece(piece));
-        room.ensure(len, cost)?;
-        room.spend(len, cost);
+        let (len, cost) = (u64::from(piece.len), reservation::piece(piece));
+        reservation.ensure(len, cost)?;
+        reservation.spend(len, cost);
         self.staged.add(cost);
         if let Err(failure) = self.write(piece, bytes) {
             match self.file.set_len(self.end) {
-                Ok(()) => room.regain(self.staged.take(cost)),
+                Ok(()) => reservation.give_back(self.staged.take(cost)),
                 Err(error) => tracing::warn!(%error, "bytes that failed stay, and count"),
             }
             return Err(failure);
@@ -117,7 +126,7 @@ impl<'a> Partial<'a> {
         Ok(())
     }
 
-    fn write(&mut self, piece: &Piece, bytes: &mut Bytes<'_>) -> Done {
+    fn write(&mut self, piece: &Piece, bytes: &mut WindowBytes<'_>) -> CommandResult {
         let (mut at, mut hash) = (piece.offset, PieceHash::new(piece.offset));
         bytes.take(piece.len as usize, |part| {
             hash.update(part);
@@ -132,7 +141,7 @@ impl<'a> Partial<'a> {
     }
 
     /// All pieces are there: a file of `size` bytes, ready for its name.
-    pub fn finish(self, size: u64) -> Done<(Staged<'a>, File, Option<blake3::Hash>)> {
+    pub fn finish(self, size: u64) -> CommandResult<(StagedFile<'a>, File, Option<blake3::Hash>)> {
         self.file.set_len(size).map_err(|e| failed("write the file", e))?;
         Ok((self.staged, self.file, self.hash.finish(size)))
     }

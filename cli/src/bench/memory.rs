@@ -9,11 +9,11 @@ use multirail::cuda::{CudaMemory, Device, PinnedBuffer};
 use multirail::{Access, Fabric, HostBuffer, Memory, Region};
 use serde::{Deserialize, Serialize};
 
-use crate::failure::Done;
+use crate::failure::CommandResult;
 
 /// A kind of memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Place {
+pub enum BenchMemory {
     /// The host's, as `Fabric::alloc` gives it: peers can map it.
     Host,
     /// The host's, as any program has it: no peer can map it, nothing keeps its pages in place.
@@ -24,14 +24,14 @@ pub enum Place {
     Gpu(u32),
 }
 
-impl Place {
+impl BenchMemory {
     /// Whether it is a GPU's.
     pub fn is_gpu(self) -> bool {
         matches!(self, Self::Gpu(_))
     }
 
     /// Zeroed memory there, registered with `fabric`.
-    pub fn alloc(self, fabric: &Fabric, len: usize, access: Access) -> Done<Region> {
+    pub fn alloc(self, fabric: &Fabric, len: usize, access: Access) -> CommandResult<Region> {
         let memory: Arc<dyn Memory> = match self {
             Self::Host => return Ok(fabric.alloc(len, access)?),
             Self::HostPageable => Arc::new(HostBuffer::private(len)?),
@@ -44,7 +44,7 @@ impl Place {
     }
 }
 
-impl FromStr for Place {
+impl FromStr for BenchMemory {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
@@ -61,7 +61,7 @@ impl FromStr for Place {
     }
 }
 
-impl fmt::Display for Place {
+impl fmt::Display for BenchMemory {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Host => f.write_str("host"),
@@ -72,6 +72,16 @@ impl fmt::Display for Place {
     }
 }
 
+/// The variable by which loopback is told.
+const GPU_BLOCKS: &str = "MULTIRAIL_GPU_BLOCKS";
+
+/// Sets it, before any fabric is open.
+pub fn set_gpu_blocks(blocks: u32) {
+    // SAFETY: no other thread reads the environment but through the standard library, which locks it: the
+    // libraries that would are loaded when backends are asked for their devices, after this.
+    unsafe { std::env::set_var(GPU_BLOCKS, blocks.to_string()) };
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -79,10 +89,10 @@ mod tests {
     #[test]
     fn places_are_read_as_they_are_written() {
         for text in ["host", "host-pageable", "host-pinned", "gpu:0", "gpu:17"] {
-            assert_eq!(text.parse::<Place>().unwrap().to_string(), text);
+            assert_eq!(text.parse::<BenchMemory>().unwrap().to_string(), text);
         }
         for wrong in ["", "gpu", "gpu:", "gpu:-1", "gpu:x", "HOST", "cuda:0", "gpu:4294967296"] {
-            assert!(wrong.parse::<Place>().unwrap_err().contains("give host"), "{wrong}");
+            assert!(wrong.parse::<BenchMemory>().unwrap_err().contains("give host"), "{wrong}");
         }
     }
 }

@@ -7,9 +7,9 @@ use crate::files::ToSender;
 use multirail::{Access, Fabric, Op, Peer, Region};
 
 use super::senders;
-use crate::failure::Done;
+use crate::connection::DISCONNECT_LIMIT;
+use crate::failure::CommandResult;
 use crate::output;
-use crate::wait::LEAVE;
 use crate::wire;
 
 /// Refused senders that are still connected; with more, the first of them is disconnected.
@@ -17,7 +17,7 @@ const MOST: usize = 64;
 
 /// Refuses senders without a thread or memory of their own: all get the same message, and each
 /// has the same time to read it and leave.
-pub struct TurnedAway {
+pub struct RefusedSenders {
     /// The refusal as a message.
     refusal: Region,
     bytes: usize,
@@ -32,9 +32,9 @@ struct Leaving {
     until: Instant,
 }
 
-impl TurnedAway {
+impl RefusedSenders {
     /// Has refused nobody yet.
-    pub fn new(fabric: &Fabric) -> Done<Self> {
+    pub fn new(fabric: &Fabric) -> CommandResult<Self> {
         let message = wire::encode(&ToSender::Refused(reason()))?;
         let refusal = fabric.alloc(message.len(), Access::LOCAL)?;
         refusal.copy_in(0, &message)?;
@@ -43,13 +43,13 @@ impl TurnedAway {
 
     /// Refuses a sender.
     pub fn add(&mut self, peer: Peer) {
-        output::complain(&format!("a sender was refused: {}", reason()));
+        output::print_error(&format!("a sender was refused: {}", reason()));
         while self.leaving.len() >= MOST {
             self.disconnect_first();
         }
         match peer.send(&self.refusal, 0..self.bytes) {
             Ok(refusal) => {
-                let until = Instant::now() + LEAVE;
+                let until = Instant::now() + DISCONNECT_LIMIT;
                 self.leaving.push_back(Leaving { peer, _refusal: refusal, until });
             }
             Err(_) => peer.disconnect(),

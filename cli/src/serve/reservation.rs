@@ -4,7 +4,7 @@ use crate::files::{CHUNK, Entry, Kind, Piece, TreePath};
 
 use super::journal::{self, RECORD};
 use super::quota::Quota;
-use crate::failure::{Done, Failure};
+use crate::failure::{CommandResult, Failure};
 
 /// Bytes that file systems allocate at once.
 const BLOCK: u64 = 4 << 10;
@@ -42,7 +42,7 @@ pub fn entry(entry: &Entry) -> u64 {
 }
 
 /// Room of the server's quota that nothing is stored in yet. Dropped, it is free again.
-pub struct Room<'a> {
+pub struct Reservation<'a> {
     quota: &'a Quota,
     /// Bytes of files that were offered and have not come.
     offered: u64,
@@ -50,15 +50,15 @@ pub struct Room<'a> {
     promised: u64,
 }
 
-impl<'a> Room<'a> {
+impl<'a> Reservation<'a> {
     /// Promises room for files of `offered` bytes.
-    pub fn reserve(quota: &'a Quota, offered: u64, promised: u64) -> Done<Self> {
+    pub fn reserve(quota: &'a Quota, offered: u64, promised: u64) -> CommandResult<Self> {
         quota.reserve(promised)?;
         Ok(Self { quota, offered, promised })
     }
 
     /// Makes sure of room for `bytes` of a file, which take `cost`.
-    pub fn ensure(&mut self, bytes: u64, cost: u64) -> Done {
+    pub fn ensure(&mut self, bytes: u64, cost: u64) -> CommandResult {
         if bytes > self.offered {
             return Err(Failure::new("the sender sent more bytes than it offered; send it again"));
         }
@@ -77,12 +77,12 @@ impl<'a> Room<'a> {
     }
 
     /// Something stored is no longer.
-    pub fn regain(&mut self, cost: u64) {
+    pub fn give_back(&mut self, cost: u64) {
         self.promised = self.promised.saturating_add(cost);
     }
 }
 
-impl Drop for Room<'_> {
+impl Drop for Reservation<'_> {
     fn drop(&mut self) {
         self.quota.release(self.promised);
     }
@@ -96,13 +96,13 @@ mod tests {
     #[test]
     fn what_is_not_stored_takes_no_room() {
         let quota = Quota::new(Some(Size(100)));
-        let mut room = Room::reserve(&quota, 50, 40).unwrap();
-        assert!(room.ensure(51, 0).is_err() && room.ensure(50, 101).is_err());
-        room.ensure(50, 60).unwrap();
+        let mut reservation = Reservation::reserve(&quota, 50, 40).unwrap();
+        assert!(reservation.ensure(51, 0).is_err() && reservation.ensure(50, 101).is_err());
+        reservation.ensure(50, 60).unwrap();
         assert!(quota.check(40).is_ok() && quota.check(41).is_err(), "60 are promised");
-        room.spend(10, 45);
-        assert!(room.ensure(41, 0).is_err() && quota.check(41).is_err());
-        drop(room);
+        reservation.spend(10, 45);
+        assert!(reservation.ensure(41, 0).is_err() && quota.check(41).is_err());
+        drop(reservation);
         assert!(quota.check(55).is_ok() && quota.check(56).is_err(), "45 are stored");
     }
 

@@ -2,28 +2,28 @@
 
 use multirail::Region;
 
-use crate::failure::{Done, Failure};
+use crate::failure::{CommandResult, Failure};
 
 /// Bytes taken out of a window at a time: they stay in a core's cache while they
 /// are hashed and written.
 const PART: usize = 256 << 10;
 
 /// What is left of a window's bytes.
-pub struct Bytes<'a> {
+pub struct WindowBytes<'a> {
     region: &'a Region,
     part: &'a mut Vec<u8>,
     at: usize,
     left: usize,
 }
 
-impl<'a> Bytes<'a> {
+impl<'a> WindowBytes<'a> {
     /// `len` bytes of the region at `at`; `part` is reused.
     pub fn new(region: &'a Region, part: &'a mut Vec<u8>, at: usize, len: usize) -> Self {
         Self { region, part, at, left: len }
     }
 
     /// Hands the next `len` bytes on, part by part.
-    pub fn take(&mut self, len: usize, mut part: impl FnMut(&[u8]) -> Done) -> Done {
+    pub fn take(&mut self, len: usize, mut part: impl FnMut(&[u8]) -> CommandResult) -> CommandResult {
         self.left = match self.left.checked_sub(len) {
             Some(left) => left,
             None => return Err(Failure::new("the sender's table names more bytes than it sent")),

@@ -5,7 +5,7 @@ use std::time::Duration;
 use crate::files::Layout;
 use multirail::{Op, Pages, Peer, Region, RemoteRegion};
 
-use crate::failure::Done;
+use crate::failure::CommandResult;
 
 /// Longer than the fabric's deadline of an operation, which ends it first.
 const LIMIT: Duration = Duration::from_secs(60);
@@ -22,7 +22,7 @@ pub struct Window {
 }
 
 /// Moves windows of a local region to the same place in a remote one.
-pub struct Mover {
+pub struct WindowWriter {
     peer: Peer,
     local: Region,
     remote: RemoteRegion,
@@ -31,7 +31,7 @@ pub struct Mover {
     full: Vec<Pages>,
 }
 
-impl Mover {
+impl WindowWriter {
     /// A mover between two regions of one layout.
     pub fn new(peer: &Peer, local: &Region, remote: RemoteRegion, layout: Layout) -> Self {
         let full = (0..layout.windows)
@@ -40,7 +40,7 @@ impl Mover {
     }
 
     /// Moves the bytes and the table of a window; they are delivered on return.
-    pub fn move_window(&self, window: Window) -> Done {
+    pub fn write_window(&self, window: Window) -> CommandResult {
         let Window { sequence, table, data } = window;
         let (page, offset, len) = (self.layout.page as usize, self.layout.data_at(sequence), data as usize);
         let partial;

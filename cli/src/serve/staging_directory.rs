@@ -15,12 +15,12 @@ use crate::files::{STAGING, TreePath};
 use rustix::fs::{AtFlags, Dir, FileType, FlockOperation, Mode, OFlags};
 use rustix::io::Errno;
 
+use super::failed;
 use super::journal::Journal;
 use super::quota::Quota;
-use super::reason::failed;
-use super::room;
-use super::staged::Staged;
-use crate::failure::{Done, Failure};
+use super::reservation;
+use super::staged_file::StagedFile;
+use crate::failure::{CommandResult, Failure};
 
 /// Files of one path that may be on their way at once: one per sender, and left-overs.
 const SLOTS: usize = 16;
@@ -29,7 +29,7 @@ const SLOTS: usize = 16;
 const PRIVATE: Mode = Mode::RUSR.union(Mode::WUSR);
 
 /// Where files are until they are whole.
-pub struct Staging {
+pub struct StagingDirectory {
     root: OwnedFd,
     pub(super) fd: OwnedFd,
     pub(super) quota: Quota,
@@ -45,9 +45,9 @@ pub struct Slot {
     pub bytes: u64,
 }
 
-impl Staging {
+impl StagingDirectory {
     /// Takes the lock, removes what cannot be continued, and counts what can.
-    pub fn open(root: OwnedFd, quota: Quota) -> Done<Self> {
+    pub fn open(root: OwnedFd, quota: Quota) -> CommandResult<Self> {
         let fd = locked(&root)?;
         let slots = Mutex::default();
         let staging = Self { root, fd, quota, slots, counter: AtomicU64::new(0) };
@@ -55,7 +55,7 @@ impl Staging {
         Ok(staging)
     }
 
-    fn tidy(&self) -> Done {
+    fn tidy(&self) -> CommandResult {
         let unreadable = |error: Errno| failed("read its directory .multirail", error);
         for entry in Dir::read_from(&self.fd).map_err(unreadable)? {
             let entry = entry.map_err(unreadable)?;
@@ -68,8 +68,8 @@ impl Staging {
                 match self.journal(data).filter(|(_, journal)| journal.count() > 0) {
                     Some((path, journal)) => {
                         let unreadable = |error| failed("read a journal", error);
-                        let (_, pieces) = journal.bytes(room::piece).map_err(unreadable)?;
-                        let bytes = room::partial(&path).saturating_add(pieces);
+                        let (_, pieces) = journal.bytes(reservation::piece).map_err(unreadable)?;
+                        let bytes = reservation::partial(&path).saturating_add(pieces);
                         self.cut(data, journal.end().map_err(unreadable)?)?;
                         let known = self.lock().insert(data.to_owned(), Slot { busy: false, bytes });
                         // It has two names; it counts once.
@@ -84,7 +84,7 @@ impl Staging {
 
     /// Removes bytes behind `end` in a partial file: a server that was killed wrote them, and
     /// no record counts them.
-    fn cut(&self, slot: &str, end: u64) -> Done {
+    fn cut(&self, slot: &str, end: u64) -> CommandResult {
         let Some(file) = self.existing(slot) else { return Ok(()) };
         let cut = file.metadata().and_then(|metadata| match metadata.len() > end {
             true => file.set_len(end),
@@ -102,17 +102,17 @@ impl Staging {
     }
 
     /// A new file that is removed unless it gets its name.
-    pub fn temporary(&self) -> Done<(Staged<'_>, File)> {
+    pub fn temporary(&self) -> CommandResult<(StagedFile<'_>, File)> {
         let name = self.temporary_name();
         let file = self.create(&name)?;
-        Ok((Staged::temporary(self, name), file))
+        Ok((StagedFile::temporary(self, name), file))
     }
 
     /// A new symbolic link, likewise.
-    pub fn link(&self, target: &[u8]) -> Done<Staged<'_>> {
+    pub fn link(&self, target: &[u8]) -> CommandResult<StagedFile<'_>> {
         let name = self.temporary_name();
         rustix::fs::symlinkat(target, &self.fd, &name).map_err(|e| failed("create a symbolic link", e))?;
-        Ok(Staged::temporary(self, name))
+        Ok(StagedFile::temporary(self, name))
     }
 
     fn temporary_name(&self) -> String {
@@ -120,15 +120,15 @@ impl Staging {
     }
 
     /// A new partial file of `path`.
-    pub fn begin(&self, path: &TreePath) -> Done<(Staged<'_>, File, Journal)> {
+    pub fn begin(&self, path: &TreePath) -> CommandResult<(StagedFile<'_>, File, Journal)> {
         let name = self.free_slot(path)?;
-        let staged = Staged::slot(self, name.clone(), path, 0);
+        let staged = StagedFile::slot(self, name.clone(), path, 0);
         let file = self.create(&name)?;
         let journal = Journal::create(self.create(&format!("{name}.journal"))?, path);
         Ok((staged, file, journal.map_err(|e| failed("write a journal", e))?))
     }
 
-    fn free_slot(&self, path: &TreePath) -> Done<String> {
+    fn free_slot(&self, path: &TreePath) -> CommandResult<String> {
         let (key, mut slots) = (key(path), self.lock());
         let name = (0..SLOTS).map(|n| format!("{key}{n}")).find(|name| !slots.contains_key(name));
         let name = name.ok_or_else(|| Failure::new("too many senders send it at once; try again later"))?;
@@ -137,7 +137,7 @@ impl Staging {
     }
 
     /// The most complete partial file of `path` that no session is at.
-    pub fn find(&self, path: &TreePath) -> Option<(Staged<'_>, File, Journal)> {
+    pub fn find(&self, path: &TreePath) -> Option<(StagedFile<'_>, File, Journal)> {
         let (name, bytes) = {
             let (key, mut slots) = (key(path), self.lock());
             let idle = slots.range_mut(key.clone()..).take_while(|(name, _)| name.starts_with(&key));
@@ -145,7 +145,7 @@ impl Staging {
             slot.busy = true;
             (name.clone(), slot.bytes)
         };
-        let staged = Staged::slot(self, name.clone(), path, bytes);
+        let staged = StagedFile::slot(self, name.clone(), path, bytes);
         let file = self.existing(&name)?;
         let (_, journal) = self.journal(&name).filter(|(found, _)| found == path)?;
         Some((staged, file, journal))
@@ -176,14 +176,14 @@ impl Staging {
         self.lock().len()
     }
 
-    fn create(&self, name: &str) -> Done<File> {
+    fn create(&self, name: &str) -> CommandResult<File> {
         let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC | OFlags::NOFOLLOW;
         let created = rustix::fs::openat(&self.fd, name, flags, PRIVATE);
         Ok(File::from(created.map_err(|e| failed("create a file", e))?))
     }
 
     /// Opens a file for reading, whatever its mode is by now.
-    pub fn read(&self, name: &str) -> Done<File> {
+    pub fn read(&self, name: &str) -> CommandResult<File> {
         let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let opened = rustix::fs::openat(&self.fd, name, flags, Mode::empty());
         Ok(File::from(opened.map_err(|e| failed("read a whole file", e))?))
@@ -217,7 +217,7 @@ impl Staging {
     }
 }
 
-impl Drop for Staging {
+impl Drop for StagingDirectory {
     /// The directory goes if it is empty, while its lock is held.
     fn drop(&mut self) {
         let _ = rustix::fs::unlinkat(&self.root, STAGING, AtFlags::REMOVEDIR);
@@ -225,7 +225,7 @@ impl Drop for Staging {
 }
 
 /// Opens or creates the directory, and locks it.
-fn locked(root: &OwnedFd) -> Done<OwnedFd> {
+fn locked(root: &OwnedFd) -> CommandResult<OwnedFd> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     loop {
         match rustix::fs::mkdirat(root, STAGING, Mode::RWXU) {
@@ -285,11 +285,11 @@ mod tests {
         let into = tempfile::TempDir::new().unwrap();
         let root = || OwnedFd::from(File::open(into.path()).unwrap());
         let path = TreePath::new(b"name").unwrap();
-        let staging = Staging::open(root(), Quota::new(None)).unwrap();
+        let staging = StagingDirectory::open(root(), Quota::new(None)).unwrap();
         let (mut staged, file, mut journal) = staging.begin(&path).unwrap();
         let piece = Piece { offset: 0, len: 1, hash: [0; 32] };
         journal.push(&piece).unwrap();
-        staged.add(room::partial(&path) + room::piece(&piece));
+        staged.add(reservation::partial(&path) + reservation::piece(&piece));
         rustix::fs::fchmod(&file, Mode::RUSR).unwrap();
         // As a server leaves it that is killed.
         drop(staged);
@@ -299,7 +299,7 @@ mod tests {
             let mut sets = capabilities(None).unwrap();
             sets.effective.remove(CapabilitySet::DAC_OVERRIDE);
             set_capabilities(None, sets).unwrap();
-            let staging = Staging::open(root(), Quota::new(None)).unwrap();
+            let staging = StagingDirectory::open(root(), Quota::new(None)).unwrap();
             let (_, file, journal) = staging.find(&path).expect("it is there, and not thrown away");
             assert_eq!((journal.count(), file.metadata().unwrap().len()), (1, 0));
         };

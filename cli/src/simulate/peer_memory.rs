@@ -9,16 +9,16 @@ use serde::Serialize;
 
 use super::profile::Profile;
 use crate::Common;
-use crate::failure::{Done, Failure};
+use crate::failure::{CommandResult, Failure};
 use crate::output;
 use crate::table;
 
 /// Most peers that are simulated.
-const MOST: u32 = 1 << 20;
+const MAX: u32 = 1 << 20;
 /// Bytes written to each.
 const PAGE: usize = 64 << 10;
 /// The longest jump of the virtual clock: a write that stands still meets its deadline.
-const LONGEST: Duration = Duration::from_secs(60);
+const MAX_JUMP: Duration = Duration::from_secs(60);
 
 #[derive(Debug, Serialize)]
 struct Row {
@@ -31,13 +31,13 @@ struct Row {
 }
 
 /// Connects `peers` peers over the first group's cards and writes to each once.
-pub fn run(common: &Common, profile: &Profile, peers: u32) -> Done {
-    if peers == 0 || peers > MOST {
-        return Err(Failure::new(format!("--peers is between 1 and {MOST}")));
+pub fn run(common: &Common, profile: &Profile, peers: u32) -> CommandResult {
+    if peers == 0 || peers > MAX {
+        return Err(Failure::new(format!("--peers is between 1 and {MAX}")));
     }
     let clock = VirtualClock::default();
     let rails = profile.cards_of(0);
-    let open = || -> Done<Fabric> {
+    let open = || -> CommandResult<Fabric> {
         let cards = Null::new(rails).link(profile.card.clone());
         Ok(FabricBuilder::new()
             .transport(TransportConfig::new("cards", Arc::new(cards)))
@@ -61,7 +61,7 @@ pub fn run(common: &Common, profile: &Profile, peers: u32) -> Done {
             }
             if fabric.step().events == 0 {
                 let due = fabric.due().since(clock.now());
-                clock.advance(due.clamp(Duration::from_nanos(1), LONGEST));
+                clock.advance(due.clamp(Duration::from_nanos(1), MAX_JUMP));
             }
             target.step();
         };
@@ -80,14 +80,14 @@ pub fn run(common: &Common, profile: &Profile, peers: u32) -> Done {
     if common.json {
         return output::json(&row);
     }
-    table::sentence(&format!(
+    table::print_text(&format!(
         "{peers} peers connected and written once; {each} bytes of memory each, {} per rail pair ({rails} rails)",
         row.bytes_per_rail_pair
     ))
 }
 
 /// Memory of this process, in bytes: what is not the files' behind shared memory.
-fn resident() -> Done<u64> {
+fn resident() -> CommandResult<u64> {
     let text = std::fs::read_to_string("/proc/self/statm")
         .map_err(|error| Failure::new(format!("--peers needs /proc/self/statm: {error}")))?;
     let mut pages = text.split_ascii_whitespace().filter_map(|word| word.parse::<u64>().ok());

@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use multirail::BackendChoice;
 
 use crate::Common;
-use crate::failure::Done;
+use crate::failure::CommandResult;
 
 /// Options whose value is each side's own, and what stands for it.
 const OWN: [(&str, &str); 3] =
@@ -19,7 +19,7 @@ const VARIABLES: [(&str, &str); 3] = [
 ];
 
 /// `multirail send PATH --to ADDRESS`, with the options that both sides must share.
-pub fn line(common: &Common, address: &str) -> Done<String> {
+pub fn line(common: &Common, address: &str) -> CommandResult<String> {
     let security = common.security.arguments().into_iter();
     let given = common.provider.arguments().into_iter();
     let given = given.chain(security.map(|word| word.to_string_lossy().into_owned()));

@@ -10,7 +10,7 @@ use super::content;
 use super::load::{Kind, Load};
 use super::protocol::COMPARE;
 use super::sampler::Sampler;
-use crate::failure::{Done, Failure};
+use crate::failure::{CommandResult, Failure};
 
 /// Longer than the fabric's deadline of an operation, which ends it first.
 const LIMIT: Duration = Duration::from_secs(60);
@@ -18,7 +18,7 @@ const LIMIT: Duration = Duration::from_secs(60);
 const NO_REGION: &str = "the server has no region for this operation";
 
 /// Everything the operations of one load need, prepared once.
-pub struct Mover<'a> {
+pub struct LoadRunner<'a> {
     peer: &'a Peer,
     local: &'a Region,
     remote: Option<RemoteRegion>,
@@ -33,12 +33,12 @@ pub struct Mover<'a> {
     compare: bool,
     per_pass: usize,
     /// Waits without sleeping, as `cuStreamSynchronize` does in the limit's copies.
-    looks: bool,
+    spins: bool,
     window: Vec<Option<(Op, Option<Instant>)>>,
     operations: u64,
 }
 
-impl<'a> Mover<'a> {
+impl<'a> LoadRunner<'a> {
     /// A mover of `load` between `local` and `remote` (none for messages).
     pub fn new(
         peer: &'a Peer,
@@ -72,7 +72,7 @@ impl<'a> Mover<'a> {
             read,
             compare: false,
             per_pass: load.operations(),
-            looks: load.is_on_gpu(),
+            spins: load.is_on_gpu(),
             window: (0..load.inflight).map(|_| None).collect(),
             operations: 0,
         }
@@ -84,7 +84,7 @@ impl<'a> Mover<'a> {
     }
 
     /// What the first operation would do now.
-    pub fn explain(&self) -> Done<Explanation> {
+    pub fn explain(&self) -> CommandResult<Explanation> {
         let (from, to) = self.offsets[0];
         let (source, target) = (from..from + self.size, to..to + self.size);
         let explained = match (self.kind, &self.remote) {
@@ -105,7 +105,7 @@ impl<'a> Mover<'a> {
     }
 
     /// Moves every page once, untimed; with `compare`, messages say so.
-    pub fn pass(&mut self, compare: bool) -> Done {
+    pub fn pass(&mut self, compare: bool) -> CommandResult {
         self.compare = compare;
         let done = self.run(1, &mut Sampler::new(Duration::MAX));
         self.compare = false;
@@ -113,7 +113,7 @@ impl<'a> Mover<'a> {
     }
 
     /// Moves every page `passes` times.
-    pub fn run(&mut self, passes: u64, sampler: &mut Sampler) -> Done {
+    pub fn run(&mut self, passes: u64, sampler: &mut Sampler) -> CommandResult {
         match self.window.len() {
             1 => self.one_by_one(passes, sampler)?,
             _ => self.windowed(passes, sampler)?,
@@ -122,11 +122,11 @@ impl<'a> Mover<'a> {
         Ok(())
     }
 
-    fn one_by_one(&self, passes: u64, sampler: &mut Sampler) -> Done {
+    fn one_by_one(&self, passes: u64, sampler: &mut Sampler) -> CommandResult {
         for _ in 0..passes {
             for place in 0..self.per_pass {
                 let begun = sampler.due().then(Instant::now);
-                end(self.post(place)?, self.looks)?;
+                end(self.post(place)?, self.spins)?;
                 if let Some(begun) = begun {
                     sampler.record(begun.elapsed());
                 }
@@ -135,25 +135,25 @@ impl<'a> Mover<'a> {
         Ok(())
     }
 
-    fn windowed(&mut self, passes: u64, sampler: &mut Sampler) -> Done {
+    fn windowed(&mut self, passes: u64, sampler: &mut Sampler) -> CommandResult {
         let mut at = 0;
         for _ in 0..passes {
             for place in 0..self.per_pass {
-                finish(&mut self.window[at], self.looks, sampler)?;
+                finish(&mut self.window[at], self.spins, sampler)?;
                 let begun = sampler.due().then(Instant::now);
                 self.window[at] = Some((self.post(place)?, begun));
                 at = if at + 1 == self.window.len() { 0 } else { at + 1 };
             }
         }
         for _ in 0..self.window.len() {
-            finish(&mut self.window[at], self.looks, sampler)?;
+            finish(&mut self.window[at], self.spins, sampler)?;
             at = if at + 1 == self.window.len() { 0 } else { at + 1 };
         }
         Ok(())
     }
 
     #[inline]
-    fn post(&self, place: usize) -> Done<Op> {
+    fn post(&self, place: usize) -> CommandResult<Op> {
         let posted: Result<Op> = match (self.kind, &self.remote) {
             (Kind::WritePages, Some(remote)) => {
                 self.peer.write_pages_with(self.local, &self.from, remote, &self.to, self.size, &self.write)
@@ -180,22 +180,22 @@ impl<'a> Mover<'a> {
 
 /// Waits for an operation; one that `looks` does not sleep.
 #[inline]
-fn end(mut op: Op, looks: bool) -> Done {
+fn end(mut op: Op, spins: bool) -> CommandResult {
     let begun = Instant::now();
-    while looks && begun.elapsed() < LIMIT {
+    while spins && begun.elapsed() < LIMIT {
         if let Some(result) = op.try_result() {
             return result.map(drop).map_err(Failure::from);
         }
         std::hint::spin_loop();
     }
-    op.wait(if looks { Duration::ZERO } else { LIMIT })?;
+    op.wait(if spins { Duration::ZERO } else { LIMIT })?;
     Ok(())
 }
 
 #[inline]
-fn finish(slot: &mut Option<(Op, Option<Instant>)>, looks: bool, sampler: &mut Sampler) -> Done {
+fn finish(slot: &mut Option<(Op, Option<Instant>)>, spins: bool, sampler: &mut Sampler) -> CommandResult {
     if let Some((op, begun)) = slot.take() {
-        end(op, looks)?;
+        end(op, spins)?;
         if let Some(begun) = begun {
             sampler.record(begun.elapsed());
         }

@@ -4,36 +4,36 @@ use std::fs::File;
 use std::io::Write;
 use std::time::Instant;
 
-use crate::files::{CHUNK, Entry, Item, Kind, Piece, Verdict};
+use crate::files::{CHUNK, Entry, EntryAction, Item, Kind, Piece};
 use rustix::fs::AtFlags;
 
-use super::directory::{Clash, Directory, dress, exists, times};
-use super::partial::Partial;
-use super::reason::{failed, out_of_turn};
+use super::directory::{Directory, NameClash, exists, set_mode_and_time, times};
+use super::partial_file::PartialFile;
 use super::report::Stored;
-use super::room::{self, ENTRY, Room};
-use super::staged::Staged;
-use super::window::Bytes;
-use crate::failure::{Done, Failure};
-use crate::tally::Became;
+use super::reservation::{self, ENTRY, Reservation};
+use super::staged_file::StagedFile;
+use super::window_bytes::WindowBytes;
+use super::{failed, out_of_turn};
+use crate::entry_counts::EntryResult;
+use crate::failure::{CommandResult, Failure};
 
 /// A group whose entries have been judged.
-pub struct Store<'a> {
+pub struct GroupWriter<'a> {
     directory: &'a Directory,
     entries: Vec<Entry>,
-    verdicts: Vec<Verdict>,
+    actions: Vec<EntryAction>,
     /// The sender goes on where another ended: the same content under a name is no clash.
     resume: bool,
     /// Items come in ascending order; this is the first that may.
     next: usize,
     /// The file that comes in pieces.
-    open: Option<(usize, Partial<'a>)>,
+    open: Option<(usize, PartialFile<'a>)>,
     /// The partial file that the sender asks about.
-    found: Option<(usize, Partial<'a>)>,
+    found: Option<(usize, PartialFile<'a>)>,
     /// What waits for the next sync, in order.
     batch: Vec<Step<'a>>,
     /// For what has not come.
-    room: Room<'a>,
+    reservation: Reservation<'a>,
     /// The entry that failed, if it is not the last that came.
     failed: Option<usize>,
     begun: Instant,
@@ -45,50 +45,50 @@ pub struct Store<'a> {
 #[derive(Clone, Default)]
 struct Outcome {
     /// Known once its name is settled.
-    became: Option<Became>,
+    entry_result: Option<EntryResult>,
     received: u64,
     hash: Option<blake3::Hash>,
 }
 
 impl Outcome {
     /// By the verdict alone.
-    fn new(verdict: &Verdict) -> Self {
-        let became = match verdict {
-            Verdict::Skip | Verdict::Compare { skip: true, .. } => Some(Became::Skipped),
-            Verdict::Have => Some(Became::Same),
-            Verdict::Send | Verdict::Partial | Verdict::Compare { skip: false, .. } => None,
+    fn new(action: &EntryAction) -> Self {
+        let entry_result = match action {
+            EntryAction::Skip | EntryAction::Compare { skip: true, .. } => Some(EntryResult::Skipped),
+            EntryAction::Have => Some(EntryResult::Same),
+            EntryAction::Send | EntryAction::Partial | EntryAction::Compare { skip: false, .. } => None,
         };
-        Self { became, ..Self::default() }
+        Self { entry_result, ..Self::default() }
     }
 }
 
 /// What happens once the bytes so far are durable.
 enum Step<'a> {
-    Publish { index: usize, staged: Staged<'a>, hash: Option<blake3::Hash> },
+    Publish { index: usize, staged: StagedFile<'a>, hash: Option<blake3::Hash> },
     Leave { index: usize },
 }
 
-impl<'a> Store<'a> {
+impl<'a> GroupWriter<'a> {
     /// A group with a verdict on each entry, and room for it.
     pub fn new(
         directory: &'a Directory,
         entries: Vec<Entry>,
-        verdicts: Vec<Verdict>,
+        actions: Vec<EntryAction>,
         resume: bool,
-        room: Room<'a>,
+        reservation: Reservation<'a>,
     ) -> Self {
         let (open, found, batch, failed) = (None, None, Vec::new(), None);
-        let outcomes = verdicts.iter().map(Outcome::new).collect();
+        let outcomes = actions.iter().map(Outcome::new).collect();
         Self {
             directory,
             entries,
-            verdicts,
+            actions,
             resume,
             next: 0,
             open,
             found,
             batch,
-            room,
+            reservation,
             failed,
             begun: Instant::now(),
             outcomes,
@@ -109,10 +109,10 @@ impl<'a> Store<'a> {
 
     /// Pieces of the partial file of an entry, from number `first`; whether these are
     /// the last; and bytes of all its pieces.
-    pub fn have(&mut self, index: u32, first: u64) -> Done<(Vec<Piece>, bool, u64)> {
+    pub fn have(&mut self, index: u32, first: u64) -> CommandResult<(Vec<Piece>, bool, u64)> {
         let index = index as usize;
-        match self.verdicts.get(index) {
-            Some(Verdict::Partial | Verdict::Compare { skip: false, .. }) if self.next == 0 => {}
+        match self.actions.get(index) {
+            Some(EntryAction::Partial | EntryAction::Compare { skip: false, .. }) if self.next == 0 => {}
             _ => return Err(out_of_turn()),
         }
         if let Err(failure) = self.wanted(index) {
@@ -122,7 +122,7 @@ impl<'a> Store<'a> {
         if self.found.as_ref().is_none_or(|(found, _)| *found != index) {
             self.found = None;
             self.found =
-                Partial::find(&self.directory.staging, &self.entries[index].path).map(|p| (index, p));
+                PartialFile::find(&self.directory.staging, &self.entries[index].path).map(|p| (index, p));
         }
         match &self.found {
             Some((_, partial)) => {
@@ -134,7 +134,7 @@ impl<'a> Store<'a> {
     }
 
     /// Stores one item with its bytes.
-    pub fn item(&mut self, item: &Item, bytes: &mut Bytes<'_>) -> Done {
+    pub fn item(&mut self, item: &Item, bytes: &mut WindowBytes<'_>) -> CommandResult {
         let index = match *item {
             Item::Piece(piece) => return self.piece(&piece, bytes),
             Item::End => return self.end(),
@@ -152,7 +152,7 @@ impl<'a> Store<'a> {
     }
 
     /// The index of an item, if it may come now.
-    fn turn(&mut self, index: u32) -> Done<usize> {
+    fn turn(&mut self, index: u32) -> CommandResult<usize> {
         let index = index as usize;
         if self.open.is_some() || index < self.next || index >= self.entries.len() {
             return Err(out_of_turn());
@@ -161,16 +161,16 @@ impl<'a> Store<'a> {
         Ok(index)
     }
 
-    fn make(&mut self, index: usize) -> Done {
+    fn make(&mut self, index: usize) -> CommandResult {
         let (entry, staging) = (&self.entries[index], &self.directory.staging);
         match &entry.kind {
-            _ if self.verdicts[index] != Verdict::Send => Err(out_of_turn()),
+            _ if self.actions[index] != EntryAction::Send => Err(out_of_turn()),
             Kind::Directory => {
-                let cost = if self.directory.look(&entry.path)?.is_none() { ENTRY } else { 0 };
-                self.room.ensure(0, cost)?;
+                let cost = if self.directory.stat(&entry.path)?.is_none() { ENTRY } else { 0 };
+                self.reservation.ensure(0, cost)?;
                 self.directory.make(&entry.path)?;
-                self.room.spend(0, cost);
-                self.outcomes[index].became = Some(Became::Stored);
+                self.reservation.spend(0, cost);
+                self.outcomes[index].entry_result = Some(EntryResult::Stored);
                 Ok(())
             }
             Kind::Leave => {
@@ -178,9 +178,9 @@ impl<'a> Store<'a> {
                 Ok(())
             }
             Kind::Link { target } => {
-                self.room.ensure(0, ENTRY)?;
+                self.reservation.ensure(0, ENTRY)?;
                 let mut staged = staging.link(target)?;
-                self.room.spend(0, ENTRY);
+                self.reservation.spend(0, ENTRY);
                 staged.add(ENTRY);
                 rustix::fs::utimensat(
                     &staging.fd,
@@ -196,15 +196,15 @@ impl<'a> Store<'a> {
         }
     }
 
-    fn whole(&mut self, index: usize, hash: [u8; 32], bytes: &mut Bytes<'_>) -> Done {
+    fn whole(&mut self, index: usize, hash: [u8; 32], bytes: &mut WindowBytes<'_>) -> CommandResult {
         let size = self.wanted(index)?;
         if size > CHUNK || self.entries[index].data() != size {
             return Err(out_of_turn());
         }
-        let cost = ENTRY + room::whole(size);
-        self.room.ensure(size, cost)?;
+        let cost = ENTRY + reservation::whole(size);
+        self.reservation.ensure(size, cost)?;
         let (mut staged, mut file) = self.directory.staging.temporary()?;
-        self.room.spend(size, cost);
+        self.reservation.spend(size, cost);
         staged.add(cost);
         let mut hasher = blake3::Hasher::new();
         bytes.take(size as usize, |part| {
@@ -218,45 +218,45 @@ impl<'a> Store<'a> {
         self.ready(index, staged, &file, Some(hash.into()))
     }
 
-    fn same(&mut self, index: usize) -> Done {
-        match self.verdicts[index] {
-            Verdict::Compare { .. } => {
+    fn same(&mut self, index: usize) -> CommandResult {
+        match self.actions[index] {
+            EntryAction::Compare { .. } => {
                 let entry = &self.entries[index];
                 self.directory.staging.discard(&entry.path);
-                dress(&self.directory.file(&entry.path)?, entry)?;
-                self.outcomes[index].became = Some(Became::Same);
+                set_mode_and_time(&self.directory.file(&entry.path)?, entry)?;
+                self.outcomes[index].entry_result = Some(EntryResult::Same);
                 Ok(())
             }
             _ => Err(out_of_turn()),
         }
     }
 
-    fn begin(&mut self, index: usize, keep: u64) -> Done {
+    fn begin(&mut self, index: usize, keep: u64) -> CommandResult {
         let size = self.wanted(index)?;
         let (path, staging) = (&self.entries[index].path, &self.directory.staging);
         let found = match self.found.take() {
             Some((found, partial)) if found == index => Some(partial),
             other => {
                 drop(other);
-                Partial::find(staging, path).filter(|_| keep > 0)
+                PartialFile::find(staging, path).filter(|_| keep > 0)
             }
         };
         let partial = match found {
             Some(mut partial) => {
-                partial.keep(keep, size, &mut self.room)?;
+                partial.keep(keep, size, &mut self.reservation)?;
                 partial
             }
-            None if keep == 0 => Partial::begin(staging, path, &mut self.room)?,
+            None if keep == 0 => PartialFile::begin(staging, path, &mut self.reservation)?,
             None => return Err(Failure::new("its partial file is gone; send it again")),
         };
         self.open = Some((index, partial));
         Ok(())
     }
 
-    fn piece(&mut self, piece: &Piece, bytes: &mut Bytes<'_>) -> Done {
+    fn piece(&mut self, piece: &Piece, bytes: &mut WindowBytes<'_>) -> CommandResult {
         match (&mut self.open, &self.entries) {
-            (Some((index, partial)), entries) if piece.is_sound(entries[*index].size()) => {
-                partial.push(piece, bytes, &mut self.room)?;
+            (Some((index, partial)), entries) if piece.is_valid(entries[*index].size()) => {
+                partial.push(piece, bytes, &mut self.reservation)?;
                 self.outcomes[*index].received += u64::from(piece.len);
                 Ok(())
             }
@@ -264,30 +264,36 @@ impl<'a> Store<'a> {
         }
     }
 
-    fn end(&mut self) -> Done {
+    fn end(&mut self) -> CommandResult {
         let (index, partial) = self.open.take().ok_or_else(out_of_turn)?;
         let (staged, file, hash) = partial.finish(self.entries[index].size())?;
         self.ready(index, staged, &file, hash)
     }
 
     /// The size of a file that may come, by its verdict.
-    fn wanted(&self, index: usize) -> Done<u64> {
-        match (&self.entries[index].kind, self.verdicts[index]) {
-            (Kind::File { .. }, Verdict::Compare { skip: false, .. })
-                if self.directory.clash == Clash::Refuse =>
+    fn wanted(&self, index: usize) -> CommandResult<u64> {
+        match (&self.entries[index].kind, self.actions[index]) {
+            (Kind::File { .. }, EntryAction::Compare { skip: false, .. })
+                if self.directory.on_clash == NameClash::Refuse =>
             {
                 Err(exists())
             }
             (
                 Kind::File { size, .. },
-                Verdict::Send | Verdict::Partial | Verdict::Compare { skip: false, .. },
+                EntryAction::Send | EntryAction::Partial | EntryAction::Compare { skip: false, .. },
             ) => Ok(*size),
             _ => Err(out_of_turn()),
         }
     }
 
-    fn ready(&mut self, index: usize, staged: Staged<'a>, file: &File, hash: Option<blake3::Hash>) -> Done {
-        dress(file, &self.entries[index])?;
+    fn ready(
+        &mut self,
+        index: usize,
+        staged: StagedFile<'a>,
+        file: &File,
+        hash: Option<blake3::Hash>,
+    ) -> CommandResult {
+        set_mode_and_time(file, &self.entries[index])?;
         self.directory.durable.one(file)?;
         self.batch.push(Step::Publish { index, staged, hash });
         Ok(())
@@ -295,7 +301,7 @@ impl<'a> Store<'a> {
 
     /// Makes what has come durable, and gives it its final names. A file that cannot get its
     /// name keeps no other from it, but directories stay unfinished.
-    pub fn commit(&mut self) -> Done {
+    pub fn commit(&mut self) -> CommandResult {
         if self.batch.iter().any(|step| matches!(step, Step::Publish { .. })) {
             self.directory.sync()?;
         }
@@ -314,12 +320,13 @@ impl<'a> Store<'a> {
             match done {
                 Ok(named) => {
                     let outcome = &mut self.outcomes[index];
-                    outcome.became = Some(if named { Became::Stored } else { Became::Skipped });
+                    outcome.entry_result =
+                        Some(if named { EntryResult::Stored } else { EntryResult::Skipped });
                     outcome.hash = hash;
                 }
                 Err(failure) if all.is_ok() => (self.failed, all) = (Some(index), Err(failure)),
                 Err(also) => {
-                    tracing::warn!(path = %entry.path, reason = also.sentence(), "not stored either")
+                    tracing::warn!(path = %entry.path, reason = also.message(), "not stored either")
                 }
             }
         }
@@ -328,7 +335,7 @@ impl<'a> Store<'a> {
 
     /// The group is complete with its first `entries` entries: makes it and its names durable,
     /// and says what it was. The next entry may have begun: what came of it stays partial.
-    pub fn finish(mut self, entries: u32) -> Done<Vec<Stored>> {
+    pub fn finish(mut self, entries: u32) -> CommandResult<Vec<Stored>> {
         let entries = entries as usize;
         let begun = self.open.take().map(|(index, _)| index);
         let done = if begun.is_some() { self.next - 1 } else { self.next };
@@ -339,9 +346,9 @@ impl<'a> Store<'a> {
         self.directory.sync()?;
         let done = self.entries.into_iter().zip(self.outcomes).take(entries);
         let begun = self.begun;
-        let stored = done.map(|(entry, Outcome { became, received, hash })| {
-            let became = became.ok_or_else(out_of_turn)?;
-            Ok(Stored { entry, became, received, hash, begun })
+        let stored = done.map(|(entry, Outcome { entry_result, received, hash })| {
+            let entry_result = entry_result.ok_or_else(out_of_turn)?;
+            Ok(Stored { entry, entry_result, received, hash, begun })
         });
         stored.collect()
     }

@@ -10,7 +10,7 @@ use crate::units::{Size, gbytes_per_s};
 
 /// What became of an entry.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
-pub enum Became {
+pub enum EntryResult {
     /// The server stored it, or made it.
     #[default]
     Stored,
@@ -22,7 +22,7 @@ pub enum Became {
 
 /// Files, directories and links apart; those that were the same or skipped are among them.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq, Serialize)]
-pub struct Tally {
+pub struct EntryCounts {
     files: u64,
     directories: u64,
     links: u64,
@@ -35,9 +35,9 @@ pub struct Tally {
     skipped_links: u64,
 }
 
-impl Tally {
+impl EntryCounts {
     /// Counts an entry; the end of a directory is none.
-    pub fn add(&mut self, entry: &Entry, became: Became) {
+    pub fn add(&mut self, entry: &Entry, entry_result: EntryResult) {
         let (all, same, skipped) = match entry.kind {
             Kind::Leave => return,
             Kind::Directory => (&mut self.directories, None, &mut self.skipped_directories),
@@ -45,9 +45,9 @@ impl Tally {
             Kind::Link { .. } => (&mut self.links, Some(&mut self.same_links), &mut self.skipped_links),
         };
         *all += 1;
-        match (became, same) {
-            (Became::Same, Some(same)) => *same += 1,
-            (Became::Skipped, _) => *skipped += 1,
+        match (entry_result, same) {
+            (EntryResult::Same, Some(same)) => *same += 1,
+            (EntryResult::Skipped, _) => *skipped += 1,
             _ => {}
         }
         self.bytes += entry.size();
@@ -70,11 +70,12 @@ impl Tally {
     /// What was not stored anew, as the end of a sentence: empty, or from a semicolon on.
     fn not_stored(&self) -> String {
         let mut text = String::new();
-        let (same, many) = counts([self.same_files, 0, self.same_links]);
+        let (same, many) = counted_names([self.same_files, 0, self.same_links]);
         if !same.is_empty() {
             text += &format!("; {same} {} there already", if many { "were" } else { "was" });
         }
-        let (skipped, many) = counts([self.skipped_files, self.skipped_directories, self.skipped_links]);
+        let (skipped, many) =
+            counted_names([self.skipped_files, self.skipped_directories, self.skipped_links]);
         if !skipped.is_empty() {
             let why =
                 if many { "were skipped: their names are taken" } else { "was skipped: its name is taken" };
@@ -84,10 +85,10 @@ impl Tally {
     }
 }
 
-impl fmt::Display for Tally {
+impl fmt::Display for EntryCounts {
     /// `3 files, 2 directories, 1 link`, without what there is none of.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match counts([self.files, self.directories, self.links]).0 {
+        match counted_names([self.files, self.directories, self.links]).0 {
             none if none.is_empty() => f.write_str("0 files"),
             counts => f.write_str(&counts),
         }
@@ -95,7 +96,7 @@ impl fmt::Display for Tally {
 }
 
 /// Numbers of files, directories and links in words, and whether these are more than one.
-fn counts(numbers: [u64; 3]) -> (String, bool) {
+fn counted_names(numbers: [u64; 3]) -> (String, bool) {
     let names = [("file", "files"), ("directory", "directories"), ("link", "links")];
     let named = numbers.iter().zip(names).filter(|(number, _)| **number > 0);
     let words =
@@ -117,25 +118,25 @@ mod tests {
         };
         let file = entry(Kind::File { size: 7, data: 3 });
         let link = entry(Kind::Link { target: b"x".to_vec() });
-        let mut tally = Tally::default();
-        assert_eq!((tally.to_string(), tally.not_stored()), ("0 files".into(), String::new()));
-        tally.add(&file, Became::Stored);
-        assert!(tally.is_one_file() && tally.to_string() == "1 file");
-        tally.add(&file, Became::Same);
-        tally.add(&entry(Kind::Directory), Became::Skipped);
-        tally.add(&entry(Kind::Leave), Became::Skipped);
-        assert_eq!(tally.to_string(), "2 files, 1 directory");
+        let mut counts = EntryCounts::default();
+        assert_eq!((counts.to_string(), counts.not_stored()), ("0 files".into(), String::new()));
+        counts.add(&file, EntryResult::Stored);
+        assert!(counts.is_one_file() && counts.to_string() == "1 file");
+        counts.add(&file, EntryResult::Same);
+        counts.add(&entry(Kind::Directory), EntryResult::Skipped);
+        counts.add(&entry(Kind::Leave), EntryResult::Skipped);
+        assert_eq!(counts.to_string(), "2 files, 1 directory");
         assert_eq!(
-            tally.not_stored(),
+            counts.not_stored(),
             "; 1 file was there already; 1 directory was skipped: its name is taken"
         );
-        tally.add(&link, Became::Same);
-        tally.add(&link, Became::Skipped);
-        assert_eq!(tally.to_string(), "2 files, 1 directory, 2 links");
+        counts.add(&link, EntryResult::Same);
+        counts.add(&link, EntryResult::Skipped);
+        assert_eq!(counts.to_string(), "2 files, 1 directory, 2 links");
         assert_eq!(
-            tally.not_stored(),
+            counts.not_stored(),
             "; 1 file, 1 link were there already; 1 directory, 1 link were skipped: their names are taken"
         );
-        assert_eq!(tally.bytes, 14);
+        assert_eq!(counts.bytes, 14);
     }
 }

@@ -4,23 +4,23 @@
 
 use std::process::Command;
 
-use super::course::{Course, Devices};
+use super::ladder_run::{Devices, LadderRun};
 use super::rung::Rung;
-use crate::failure::{Done, Failure};
+use crate::failure::{CommandResult, Failure};
 
 /// Operations of the two counted runs; what they have in common is not the engine's.
 const FEW: u64 = 4;
 const MANY: u64 = 24;
 
 /// Instructions per work request of rung `number` on null devices.
-pub fn instructions(number: usize, options: &[String]) -> Done<f64> {
+pub fn instructions(number: usize, options: &[String]) -> CommandResult<f64> {
     let (few, many) = (run(number, FEW, options)?, run(number, MANY, options)?);
     let requests = many.0.saturating_sub(few.0).max(1);
     Ok(many.1.saturating_sub(few.1) as f64 / requests as f64)
 }
 
 /// Work requests and instructions of a run.
-fn run(number: usize, operations: u64, options: &[String]) -> Done<(u64, u64)> {
+fn run(number: usize, operations: u64, options: &[String]) -> CommandResult<(u64, u64)> {
     let program =
         std::env::current_exe().map_err(|e| Failure::new(format!("this program is not found: {e}")))?;
     let run = Command::new("valgrind")
@@ -43,11 +43,11 @@ fn run(number: usize, operations: u64, options: &[String]) -> Done<(u64, u64)> {
 }
 
 /// The counted run itself: prints its work requests.
-pub fn counted(devices: &Devices, rung: &Rung, batch: usize, page: usize, operations: u64) -> Done {
+pub fn counted(devices: &Devices, rung: &Rung, batch: usize, page: usize, operations: u64) -> CommandResult {
     let workers = rung.workers(batch, &[]);
-    let course =
-        Course::open(devices, rung, page, |builder| builder.workers(workers.clone()).caller_driven())?;
-    let requests = course.run(operations)?;
+    let ladder_run =
+        LadderRun::open(devices, rung, page, |builder| builder.workers(workers.clone()).caller_driven())?;
+    let requests = ladder_run.run(operations)?;
     crate::output::line(&requests.to_string())
 }
 
