@@ -1,4 +1,4 @@
-//! Counts of what became of the entries of a path: `send` and `serve` print the same ones.
+//! Counts of the entries of a path, as `send` and `serve` print them.
 
 use std::fmt;
 use std::time::Duration;
@@ -8,25 +8,25 @@ use serde::Serialize;
 
 use crate::units::{Size, gbytes_per_s};
 
-/// What became of an entry.
+/// The result of sending or storing an entry.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
 pub enum EntryResult {
-    /// The server stored it, or made it.
+    /// The server stored or created the entry.
     #[default]
     Stored,
-    /// It was at the server already.
+    /// The server had the entry already.
     Same,
-    /// Something else of its name stays at the server.
+    /// The server keeps another file with the entry's name.
     Skipped,
 }
 
-/// Files, directories and links apart; those that were the same or skipped are among them.
+/// Counts of files, directories and links. They include entries that were the same or skipped.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq, Serialize)]
 pub struct EntryCounts {
     files: u64,
     directories: u64,
     links: u64,
-    /// Of all files, with holes.
+    /// The bytes of all files, including holes.
     bytes: u64,
     same_files: u64,
     same_links: u64,
@@ -36,7 +36,7 @@ pub struct EntryCounts {
 }
 
 impl EntryCounts {
-    /// Counts an entry; the end of a directory is none.
+    /// Counts an entry. The end of a directory does not count.
     pub fn add(&mut self, entry: &Entry, entry_result: EntryResult) {
         let (all, same, skipped) = match entry.kind {
             Kind::Leave => return,
@@ -53,13 +53,13 @@ impl EntryCounts {
         self.bytes += entry.size();
     }
 
-    /// Whether it is of one file and nothing else.
+    /// Returns true if there is one file and nothing else.
     pub fn is_one_file(&self) -> bool {
         (self.files, self.directories, self.links) == (1, 0, 0)
     }
 
-    /// `sent NAME: 3 files, 2 directories, 5 MiB in 0.10 s, 0.05 GB/s`, of `moved` bytes that
-    /// went over the wire in the time, and what was not stored. One file is not counted.
+    /// `sent NAME: 3 files, 2 directories, 5 MiB in 0.10 s, 0.05 GB/s`, for `moved` bytes over the wire, followed by the
+    /// entries that were not stored. The line of a single file has no counts.
     pub fn line(&self, verb: &str, name: &str, moved: u64, took: Duration) -> String {
         let counts = if self.is_one_file() { String::new() } else { format!("{self}, ") };
         let (seconds, speed) = (took.as_secs_f64(), gbytes_per_s(moved, took));
@@ -67,7 +67,7 @@ impl EntryCounts {
         format!("{verb} {name}: {counts}{} in {seconds:.2} s, {speed:.2} GB/s{not_stored}", Size(moved))
     }
 
-    /// What was not stored anew, as the end of a sentence: empty, or from a semicolon on.
+    /// The entries that were not stored, as the end of a sentence: empty, or starting with a semicolon.
     fn not_stored(&self) -> String {
         let mut text = String::new();
         let (same, many) = counted_names([self.same_files, 0, self.same_links]);
@@ -86,7 +86,7 @@ impl EntryCounts {
 }
 
 impl fmt::Display for EntryCounts {
-    /// `3 files, 2 directories, 1 link`, without what there is none of.
+    /// `3 files, 2 directories, 1 link`, without the counts that are zero.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match counted_names([self.files, self.directories, self.links]).0 {
             none if none.is_empty() => f.write_str("0 files"),
@@ -95,7 +95,7 @@ impl fmt::Display for EntryCounts {
     }
 }
 
-/// Numbers of files, directories and links in words, and whether these are more than one.
+/// The numbers of files, directories and links as text. The flag is true if they add up to more than one.
 fn counted_names(numbers: [u64; 3]) -> (String, bool) {
     let names = [("file", "files"), ("directory", "directories"), ("link", "links")];
     let named = numbers.iter().zip(names).filter(|(number, _)| **number > 0);
@@ -111,7 +111,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn files_directories_and_links_are_told_apart() {
+    fn files_directories_and_links_have_separate_counts() {
         let entry = |kind| {
             let mtime = Mtime { seconds: 0, nanoseconds: 0 };
             Entry { path: TreePath::new(b"name").unwrap(), kind, mode: 0, mtime }

@@ -1,29 +1,29 @@
-//! Why a command ended early.
+//! The failure of a command.
 
 use std::io;
 use std::process::ExitCode;
 
-/// The result of anything a command does.
+/// The result of a command, or of a part of it.
 pub type CommandResult<T = ()> = Result<T, Failure>;
 
-/// What ends a command early.
+/// The reason why a command ended early.
 #[derive(Debug)]
 pub enum Failure {
-    /// What to tell the user, without a full stop.
+    /// The text for the user, without a full stop.
     Message(String),
-    /// A signal ended it, with its number and what to tell the user.
+    /// A signal ended the command: its number, and the text for the user.
     Interrupted(u8, String),
-    /// Nobody reads our output any more: end quietly.
+    /// The reader of the output is gone. The command ends without a message.
     ClosedPipe,
 }
 
 impl Failure {
-    /// A failure in these words.
+    /// A failure with this text.
     pub fn new(message: impl Into<String>) -> Self {
         Self::Message(message.into())
     }
 
-    /// The same failure told as part of something larger: `prefix: sentence`.
+    /// The same failure with a context: `prefix: text`.
     pub fn context(self, prefix: impl std::fmt::Display) -> Self {
         match self {
             Self::Message(message) => Self::Message(format!("{prefix}: {message}")),
@@ -31,15 +31,15 @@ impl Failure {
         }
     }
 
-    /// The words, for passing them on.
+    /// The text of the failure.
     pub fn message(&self) -> &str {
         match self {
             Self::Message(message) | Self::Interrupted(_, message) => message,
-            Self::ClosedPipe => "the reader of our output went away",
+            Self::ClosedPipe => "the reader of the output is gone",
         }
     }
 
-    /// What the shell is told: of a signal as shells tell it, 128 and its number.
+    /// The exit code. After a signal it is 128 plus the signal's number, as in shells.
     pub fn exit_code(&self) -> ExitCode {
         match self {
             Self::Message(_) => ExitCode::FAILURE,
@@ -55,7 +55,7 @@ impl From<multirail::Error> for Failure {
     }
 }
 
-/// Failures of our own output; errors of files get their own words where they happen.
+/// Failures of the command's own output. Errors of files get their text where they happen.
 impl From<io::Error> for Failure {
     fn from(error: io::Error) -> Self {
         match error.kind() {
@@ -65,7 +65,7 @@ impl From<io::Error> for Failure {
     }
 }
 
-/// Text from outside made safe to print as part of one line.
+/// Makes text from outside safe to print as part of one line.
 pub fn printable(text: &str) -> String {
     const LONGEST: usize = 500;
     text.chars().take(LONGEST).map(|c| if c.is_control() { ' ' } else { c }).collect()

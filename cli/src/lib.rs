@@ -1,7 +1,12 @@
-//! The command `multirail`: arguments in, one sentence out if it fails.
+//! The command `multirail`.
 //!
-//! The crate is the command's; [`run`] is its `main`. Programs depend on the library `multirail`. Tests and fuzzers
-//! share the protocol of `send` and `serve` through the hidden `files`.
+//! [`run`] is the `main` of the command. Programs depend on the library `multirail`, not on this crate. Tests and
+//! fuzzers share the protocol of `send` and `serve` through the hidden module `files`.
+//!
+//! Read the modules in this order: `command` parses the arguments and runs a subcommand, `common` has the options
+//! that all subcommands share. The subcommands are `info`, `topo`, `explain`, `doctor`, `bench`, `serve`, `send`,
+//! `simulate` and `trace`. `files` is the file protocol, `wire` sends messages between two commands, and
+//! `connection` connects them. `output` and `table` print, `failure` has the errors, and `dump` writes dumps.
 #![deny(unsafe_code)]
 
 mod bench;

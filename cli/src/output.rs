@@ -1,4 +1,4 @@
-//! Lines and JSON rows on stdout; complaints on stderr.
+//! Lines and JSON rows on stdout, and errors on stderr.
 
 use std::io::{self, Write};
 
@@ -6,7 +6,7 @@ use serde::Serialize;
 
 use crate::failure::{CommandResult, printable};
 
-/// Prints one line at once.
+/// Prints one line and flushes it.
 pub fn line(text: &str) -> CommandResult {
     let mut out = io::stdout().lock();
     writeln!(out, "{text}")?;
@@ -14,7 +14,7 @@ pub fn line(text: &str) -> CommandResult {
     Ok(())
 }
 
-/// Prints lines that end by themselves.
+/// Prints text that ends with a newline.
 pub fn text(text: &str) -> CommandResult {
     let mut out = io::stdout().lock();
     out.write_all(text.as_bytes())?;
@@ -28,7 +28,7 @@ pub fn json(row: &impl Serialize) -> CommandResult {
     line(&text)
 }
 
-/// Prints one sentence to stderr. Nothing is left to do if that fails too.
+/// Prints one sentence to stderr. An error is ignored.
 pub fn print_error(message: &str) {
     let _ = writeln!(io::stderr().lock(), "multirail: {}", printable(message));
 }

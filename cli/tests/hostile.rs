@@ -62,7 +62,7 @@ fn messages_and_items_out_of_turn() {
     ] {
         let hostile = Hostile::ready(&address);
         hostile.offer(&raw(b"file", file(1)));
-        assert!(matches!(hostile.answer(), ToSender::Verdicts { .. }));
+        assert!(matches!(hostile.answer(), ToSender::Actions { .. }));
         hostile.fill(items, b"x");
         hostile.ends_refused("file was not stored");
         server.await_error("file was not stored");
@@ -70,7 +70,7 @@ fn messages_and_items_out_of_turn() {
     // More bytes than the window has.
     let hostile = Hostile::ready(&address);
     hostile.offer(&raw(b"other", file(2)));
-    assert!(matches!(hostile.answer(), ToSender::Verdicts { .. }));
+    assert!(matches!(hostile.answer(), ToSender::Actions { .. }));
     hostile.fill(&[Item::Whole { index: 0, hash: [0; 32] }], b"x");
     hostile.ends_refused("other was not stored");
     server.await_error("more bytes");
@@ -79,7 +79,7 @@ fn messages_and_items_out_of_turn() {
     for (items, entries) in [(&one, 0), (&one, 3), (&begun, 0), (&begun, 2)] {
         let hostile = Hostile::ready(&address);
         hostile.offer(&[raw(b"more", file(1)), raw(b"less", file(1))].concat());
-        assert!(matches!(hostile.answer(), ToSender::Verdicts { .. }));
+        assert!(matches!(hostile.answer(), ToSender::Actions { .. }));
         hostile.fill(items, b"x");
         hostile.say(&ToServer::Commit { next: 2, entries });
         hostile.ends_refused("out of turn");
@@ -117,7 +117,7 @@ fn what_was_not_stored_takes_nothing_of_the_quota() {
         for _ in 0..2 {
             let hostile = Hostile::ready(&address);
             hostile.offer(&raw(b"file", file(9 << 20)));
-            assert!(matches!(hostile.answer(), ToSender::Verdicts { .. }));
+            assert!(matches!(hostile.answer(), ToSender::Actions { .. }));
             hostile.fill(items, b"x");
             hostile.ends_refused("file was not stored");
             server.await_error("file was not stored");
@@ -145,7 +145,7 @@ fn fill_the_disk(limit: u64, longest: bool, items: &[Item], bytes: &[u8]) -> [u6
         let hostile = Hostile::ready(&address);
         hostile.offer(&raw(name.as_bytes(), Kind::File { size: 1 << 40, data }));
         match hostile.answer() {
-            ToSender::Verdicts { .. } => {}
+            ToSender::Actions { .. } => {}
             ToSender::Refused(reason) => {
                 assert!(reason.contains("--max-bytes"), "{reason}");
                 break;
@@ -199,7 +199,7 @@ fn a_name_taken_meanwhile_keeps_no_other_file_from_its_own() {
     let (into, server, address) = server(&root);
     let hostile = Hostile::ready(&address);
     hostile.offer(&[raw(b"a", file(1)), raw(b"b", file(1))].concat());
-    assert!(matches!(hostile.answer(), ToSender::Verdicts { .. }));
+    assert!(matches!(hostile.answer(), ToSender::Actions { .. }));
     std::fs::write(into.join("a"), "taken").unwrap();
     let whole = |index| Item::Whole { index, hash: blake3::hash(b"x").into() };
     hostile.fill(&[whole(0), whole(1)], b"xx");
@@ -229,7 +229,7 @@ fn a_name_that_a_dead_sender_got_is_no_clash_when_it_is_sent_again() {
         let (dead, again) = (Hostile::ready(&address), Hostile::resuming(&address));
         for sender in [&dead, &again] {
             sender.offer(&table);
-            assert!(matches!(sender.answer(), ToSender::Verdicts { .. }));
+            assert!(matches!(sender.answer(), ToSender::Actions { .. }));
         }
         dead.fill(&items, b"xx");
         dead.say(&ToServer::Commit { next: 2, entries: 4 });
@@ -246,7 +246,7 @@ fn a_name_that_a_dead_sender_got_is_no_clash_when_it_is_sent_again() {
         let other = Hostile::resuming(&address);
         std::fs::remove_file(into.path().join("tree/small")).unwrap();
         other.offer(&raw(b"tree/small", file(1)));
-        assert!(matches!(other.answer(), ToSender::Verdicts { .. }));
+        assert!(matches!(other.answer(), ToSender::Actions { .. }));
         std::fs::write(into.path().join("tree/small"), "y").unwrap();
         other.fill(&[Item::Whole { index: 0, hash: blake3::hash(b"x").into() }], b"x");
         other.say(&ToServer::Commit { next: 2, entries: 1 });
@@ -271,7 +271,7 @@ fn a_decent_sender_by_hand() {
     let mut table = Vec::new();
     Entry { path, kind: file(4), mode: 0o640, mtime: MTIME }.encode(&mut table).unwrap();
     hostile.offer(&table);
-    assert!(matches!(hostile.answer(), ToSender::Verdicts { .. }));
+    assert!(matches!(hostile.answer(), ToSender::Actions { .. }));
     hostile.fill(&[Item::Whole { index: 0, hash: blake3::hash(b"good").into() }], b"good");
     hostile.say(&ToServer::Commit { next: 2, entries: 1 });
     assert_eq!(hostile.answer(), ToSender::Stored);

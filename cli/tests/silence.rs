@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use multirail::{Access, Peer, RecvPool, Region};
 use multirail_cli::files::{
-    Item, Layout, PROTOCOL, ToSender, ToServer, VERSION, Verdict, decode_entries, decode_items,
+    EntryAction, Item, Layout, PROTOCOL, ToSender, ToServer, VERSION, decode_entries, decode_items,
 };
 use process::{LIMIT, Running, eventually, run};
 use tempfile::TempDir;
@@ -27,7 +27,7 @@ fn silent_senders_make_room_for_others() {
             _ => {
                 let sender = Hostile::ready(&address);
                 sender.offer(&raw(b"file", file(1)));
-                assert!(matches!(sender.answer(), ToSender::Verdicts { .. }));
+                assert!(matches!(sender.answer(), ToSender::Actions { .. }));
                 sender
             }
         })
@@ -57,7 +57,7 @@ fn a_sender_at_work_is_not_silent() {
     };
     work();
     sender.offer(&raw(b"name", file(4)));
-    assert!(matches!(sender.answer(), ToSender::Verdicts { .. }));
+    assert!(matches!(sender.answer(), ToSender::Actions { .. }));
     work();
     sender.fill(&[Item::Whole { index: 0, hash: blake3::hash(b"good").into() }], b"good");
     sender.say(&ToServer::Commit { next: 2, entries: 1 });
@@ -163,8 +163,8 @@ fn a_sender_says_that_it_is_at_work() {
     assert_eq!(decode_entries(&server.table(0, table)).unwrap().len(), 1);
     server.say(&ToSender::Free { sequence: 0 });
     // It reads the file in three chunks to compare it, and then to send it.
-    let digest = Verdict::Compare { digest: [0; 32], skip: false };
-    server.say(&ToSender::Verdicts { first: 0, verdicts: vec![digest] });
+    let digest = EntryAction::Compare { digest: [0; 32], skip: false };
+    server.say(&ToSender::Actions { first: 0, actions: vec![digest] });
     let (working, ToServer::Resume { index: 0, first: 0 }) = server.hear_work() else {
         panic!("no question")
     };

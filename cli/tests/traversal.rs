@@ -71,7 +71,7 @@ fn symbolic_links_in_the_directory_are_not_followed() {
     // A link that appears once the entry was judged.
     let hostile = Hostile::ready(&address);
     hostile.offer(&raw(b"later/evil", file(1)));
-    assert!(matches!(hostile.answer(), ToSender::Verdicts { .. }));
+    assert!(matches!(hostile.answer(), ToSender::Actions { .. }));
     std::os::unix::fs::symlink("..", into.join("later")).unwrap();
     hostile.fill(&[Item::Whole { index: 0, hash: blake3::hash(b"x").into() }], b"x");
     hostile.ends_refused("symbolic link");
