@@ -506,7 +506,7 @@ fn pack_one(
             let source = open(list, number)?;
             let mut pieces = source.pieces(sparse);
             let unreadable = |error| source.unreadable(&error);
-            if !pieces.pass(plan.keep, plan.kept, plan.end).map_err(unreadable)? {
+            if !pieces.skip(plan.keep, plan.kept, plan.end).map_err(unreadable)? {
                 return Err(SendError::FileChanged);
             }
             packer.item(&Item::Begin { index, keep: plan.keep })?;

@@ -1,4 +1,4 @@
-//! What a request costs this machine's processor: the engine on devices that move nothing.
+//! The CPU cost of a request on this machine, measured with the engine on null devices.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -9,12 +9,12 @@ use super::group::Group;
 use super::profile::{Name, Profile};
 use crate::failure::CommandResult;
 
-/// How long each round is measured.
+/// The duration of a round.
 const ROUND: Duration = Duration::from_millis(50);
-/// Rounds; the cheapest counts, as the others were disturbed.
+/// The number of rounds. The cheapest counts, because the others were disturbed.
 const ROUNDS: usize = 5;
 
-/// Nanoseconds of one request from submission to completion, on `cards` null devices.
+/// Measures the nanoseconds of one request, from submission to completion, on `cards` null devices.
 pub fn measured(cards: u32) -> CommandResult<f64> {
     let mut profile = Profile::named(Name::P5);
     (profile.cards, profile.card) = (cards, Default::default());
@@ -32,21 +32,21 @@ pub fn measured(cards: u32) -> CommandResult<f64> {
     Ok(best)
 }
 
-/// Charges processor time for requests, in whole nanoseconds.
+/// Charges CPU time for requests, in whole nanoseconds.
 pub struct CpuMeter {
-    /// Of one request, in nanoseconds.
+    /// The cost of one request, in nanoseconds.
     cost: f64,
-    /// Of which less than a nanosecond is still to be charged.
+    /// The part of a nanosecond that was not charged yet.
     remainder: f64,
 }
 
 impl CpuMeter {
-    /// At `cost` nanoseconds a request.
+    /// A meter with `cost` nanoseconds per request.
     pub fn new(cost: f64) -> Self {
         Self { cost, remainder: 0.0 }
     }
 
-    /// What `requests` more take.
+    /// The CPU time of `requests` more requests.
     pub fn charge(&mut self, requests: usize) -> Duration {
         self.remainder += requests as f64 * self.cost;
         let spent = Duration::from_nanos(self.remainder as u64);

@@ -1,4 +1,4 @@
-//! A small write to one host beside a large one to another, over the same cards.
+//! Latency of small writes to one host while a large write to another host uses the same cards.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -18,12 +18,12 @@ use crate::output;
 use crate::table;
 use crate::units::{Size, round};
 
-/// Bytes of a small write.
+/// The size of a small write.
 const SMALL: usize = 4 << 10;
-/// Small writes that are timed, with and without the large one.
-const TIMED: usize = 2000;
-/// The longest pause between two small writes: several chunks on the line, so that they
-/// come at all moments of it.
+/// The number of timed small writes, with and without the large write.
+const SAMPLES: usize = 2000;
+/// The longest pause between two small writes. It is as long as several chunks take on the wire, so that small writes
+/// begin at any moment of a chunk.
 const PAUSE: Duration = Duration::from_micros(50);
 
 #[derive(Debug, Serialize)]
@@ -37,14 +37,14 @@ struct Row {
     idle_p99_us: f64,
     beside_p50_us: f64,
     beside_p99_us: f64,
-    /// Of the 99th percentiles.
+    /// The ratio of the 99th percentiles.
     times_idle: f64,
-    /// What the large write moved meanwhile.
+    /// The throughput of the large write.
     large_gbps: f64,
     ceiling_gbps: f64,
 }
 
-/// One rail group, and two groups of other hosts.
+/// One rail group, and the groups of two other hosts.
 struct FairnessModel {
     clock: VirtualClock,
     fabrics: [Fabric; 3],
@@ -52,16 +52,16 @@ struct FairnessModel {
     large_target: (Peer, RemoteRegion),
     small_target: (Peer, RemoteRegion),
     large: u64,
-    /// The large write under way, and again and again.
+    /// The outstanding large write. A new one starts when it completes.
     large_write: Option<Op>,
     meter: CpuMeter,
     random: fastrand::Rng,
 }
 
-/// Times small writes, without and with a large one of `large` bytes.
+/// Measures small writes, without and with a large write of `large` bytes.
 pub fn run(common: &Common, name: Name, profile: &Profile, cost: f64, large: u64) -> CommandResult {
     if large == 0 || large > 1 << 32 {
-        return Err(Failure::new("--large is between 1 byte and 4 GiB"));
+        return Err(Failure::new("--large must be between 1 byte and 4 GiB"));
     }
     let mut simulation = FairnessModel::open(profile, cost, large)?;
     let idle = simulation.timed()?;
@@ -69,7 +69,7 @@ pub fn run(common: &Common, name: Name, profile: &Profile, cost: f64, large: u64
     simulation.large_write = Some(simulation.write_large()?);
     let large_write = simulation.timed()?;
     let span = simulation.clock.now().since(begun);
-    let bytes = simulation.posted() - before - (TIMED * SMALL) as u64;
+    let bytes = simulation.posted() - before - (SAMPLES * SMALL) as u64;
     let row = Row {
         model: "simulation, not a measurement",
         profile: name,
@@ -141,10 +141,10 @@ impl FairnessModel {
         })
     }
 
-    /// Small writes one after another, at all moments: their latencies, sorted.
+    /// Runs small writes one after another at random moments. Returns their sorted latencies.
     fn timed(&mut self) -> CommandResult<Vec<Duration>> {
-        let mut latencies = Vec::with_capacity(TIMED);
-        while latencies.len() < TIMED {
+        let mut latencies = Vec::with_capacity(SAMPLES);
+        while latencies.len() < SAMPLES {
             let pause = Duration::from_nanos(self.random.u64(..PAUSE.as_nanos() as u64));
             let until = self.clock.now().after(pause);
             while self.clock.now() < until {
@@ -165,7 +165,7 @@ impl FairnessModel {
         Ok(latencies)
     }
 
-    /// One turn of all; the clock moves by what it cost, or to the next news before `until`.
+    /// Runs one turn of all fabrics. The clock moves by the CPU cost, or to the next event before `until`.
     fn step(&mut self, until: Time) -> CommandResult {
         if let Some(ended) = self.large_write.as_mut().and_then(Op::try_result) {
             ended?;
@@ -179,7 +179,7 @@ impl FairnessModel {
         }
         let due = self.fabrics.iter().map(Fabric::due).fold(until, Time::min);
         if due == Time::NEVER {
-            return Err(Failure::new("the simulated host stands still: this is a bug, please report it"));
+            return Err(Failure::new("the simulation makes no progress; this is a bug, please report it"));
         }
         self.clock.advance(due.since(self.clock.now()).max(Duration::from_nanos(1)));
         Ok(())
@@ -190,7 +190,7 @@ impl FairnessModel {
         Ok(peer.write(&self.source, 0..self.large as usize, landing, 0)?)
     }
 
-    /// Bytes that the cards were given so far.
+    /// The bytes that were posted to the cards.
     fn posted(&self) -> u64 {
         self.fabrics[0].counters().iter().map(|rail| rail.bytes).sum()
     }

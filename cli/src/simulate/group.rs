@@ -1,4 +1,4 @@
-//! A rail group: an engine with its cards, and the same group of the other host.
+//! A rail group: an engine with its cards, and the same group on the other host.
 
 use std::sync::Arc;
 
@@ -11,13 +11,13 @@ use multirail::{
 use super::profile::Profile;
 use crate::failure::CommandResult;
 
-/// Pages of one operation, and of the regions: untouched, so that they cost nothing.
+/// The number of pages of an operation and of the regions. No page is touched, so they need no memory.
 const PAGES: u32 = 1024;
 
-/// Operations kept under way: the engine always has something to post.
+/// The number of outstanding operations, so that the engine always has requests to post.
 const INFLIGHT: usize = 4;
 
-/// One group, always busy.
+/// One rail group that is always busy.
 pub struct Group {
     fabric: Fabric,
     _target: Fabric,
@@ -31,12 +31,12 @@ pub struct Group {
 }
 
 impl Group {
-    /// Group `number` of `profile`, writing scattered pages of `page` bytes.
+    /// Opens group `number` of `profile`. It writes scattered pages of `page` bytes.
     pub fn open(profile: &Profile, number: u32, page: u64, clock: Arc<dyn Clock>) -> CommandResult<Self> {
         let switch = Switch::default();
         let open = |side: u64, cards: u32| {
             let mut cards = Null::new(cards).link(profile.card.clone());
-            // Where the other side's lines are the narrow ones they are modelled too.
+            // If the other side has fewer cards, its line rate is modelled too.
             if profile.remote_cards_of(number) < profile.cards_of(number) {
                 cards = cards.switch(&switch);
             }
@@ -60,8 +60,8 @@ impl Group {
         Ok(Self { fabric, _target: target, peer, source, landing, from, to, page: page as usize, inflight })
     }
 
-    /// One turn of the engine, with enough to do. Returns the requests it posted, and
-    /// whether anything happened.
+    /// Runs one turn of the engine, with enough operations. Returns the number of posted requests, and whether there
+    /// was an event.
     pub fn step(&mut self) -> CommandResult<(usize, bool)> {
         let mut ended = Ok(());
         self.inflight.retain_mut(|op| match op.try_result() {
@@ -85,26 +85,26 @@ impl Group {
         Ok((step.posted, step.events > 0))
     }
 
-    /// When the cards have news.
+    /// The time of the cards' next event.
     pub fn due(&self) -> Time {
         self.fabric.due()
     }
 
-    /// Requests completed so far, by card.
+    /// The number of completed requests of each card.
     pub fn completed(&self) -> Vec<u64> {
         self.fabric.counters().iter().map(|rail| rail.completions).collect()
     }
 }
 
-/// A region of `len` bytes without memory behind it.
+/// A region of `len` bytes without memory: simulated cards move no bytes, so no page is touched.
 #[allow(unsafe_code)]
 pub fn untouched(fabric: &Fabric, len: usize, access: Access) -> CommandResult<Region> {
     let buffer = Arc::new(HostBuffer::sparse(len)?);
-    // SAFETY: the buffer is new, and only the region will know it.
+    // SAFETY: the buffer was allocated just now, and only the region knows it.
     Ok(unsafe { fabric.register(buffer, access)? })
 }
 
-/// All of `count` pages, shuffled.
+/// The pages below `count` in random order, which no cache or prefetcher expects.
 pub fn shuffled_pages(count: u32, random: &mut fastrand::Rng) -> Pages {
     let mut pages: Vec<u32> = (0..count).collect();
     random.shuffle(&mut pages);

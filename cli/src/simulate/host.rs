@@ -1,7 +1,6 @@
-//! A host in virtual time: cores, and the rail groups each of them drives.
+//! A host in virtual time: its cores, and the rail groups that each core drives.
 //!
-//! Groups share nothing but the core that drives them, so cores are simulated one
-//! after another, each on a clock of its own.
+//! Groups share only the core that drives them. So cores are simulated one after another, each with its own clock.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -27,18 +26,18 @@ struct Core {
     busy: Duration,
 }
 
-/// What a host moved.
+/// The result of a simulated host.
 pub struct Measured {
-    /// Payload of all cards, in Gbps.
+    /// The payload of all cards, in Gbps.
     pub gbps: f64,
-    /// Bytes by card.
+    /// The bytes of each card.
     pub bytes: Vec<u64>,
-    /// Cores' worth of processor time.
+    /// The CPU time, as a number of busy cores.
     pub busy_cores: f64,
 }
 
 impl Host {
-    /// `profile`'s groups dealt out to `cores` cores.
+    /// A host whose groups are distributed over `cores` cores.
     pub fn new(profile: &Profile, cores: u32, cost: f64, page: u64) -> CommandResult<Self> {
         let mut host = Self { cores: Vec::new(), page };
         for core in 0..cores {
@@ -84,10 +83,12 @@ impl Core {
             if any_event {
                 continue;
             }
-            // Nothing to do before a card has news.
+            // No card has an event before this time.
             let due = self.groups.iter().map(Group::due).fold(Time::NEVER, Time::min);
             if due == Time::NEVER {
-                return Err(Failure::new("the simulated host stands still: this is a bug, please report it"));
+                return Err(Failure::new(
+                    "the simulation makes no progress; this is a bug, please report it",
+                ));
             }
             self.clock.advance(due.since(self.clock.now()).max(Duration::from_nanos(1)));
         }

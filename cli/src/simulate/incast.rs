@@ -1,6 +1,6 @@
-//! Many senders to one receiver: what its line and its completion queue make of them.
+//! Incast: many senders to one receiver, limited by its line rate and its completion queue.
 //!
-//! Grants reach their senders at once: the control connection is not modelled.
+//! Grants reach their senders at once, because the control connection is not modelled.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -20,14 +20,14 @@ use crate::output;
 use crate::table;
 use crate::units::round;
 
-/// Most senders that are simulated.
+/// The maximum number of senders.
 const MAX: u32 = 4096;
-/// Bytes of a page, each with an imm.
+/// The size of a page. Each page has an imm.
 const PAGE: usize = 4 << 10;
-/// Pages of each sender.
+/// The number of pages of each sender.
 const PAGES: u32 = 1024;
-/// How often the receiver looks at its completion queue: it is held up, as by a thread
-/// that does something else too. Meanwhile its line carries 1500 pages.
+/// The time between two polls of the receiver's completion queue, as of a thread that also does other work. In this time
+/// its line carries 1500 pages.
 const POLL_INTERVAL: Duration = Duration::from_micros(500);
 /// The imm of all pages.
 const IMM: u32 = 1;
@@ -39,20 +39,19 @@ struct Row {
     senders: u32,
     cq_depth: u32,
     grants: bool,
-    /// Imms sent, and counted by the receiver.
+    /// The imms sent, and the imms counted by the receiver.
     sent: u64,
     arrived: u64,
-    /// Imms lost to a full completion queue, and the most that one held.
+    /// The imms lost to a full completion queue, and the largest number that the queue held.
     overruns: u64,
     fullest: usize,
-    /// By how much the luckiest sender was ahead of the unluckiest when the first was done, in
-    /// percent of what they had on average.
+    /// The difference between the fastest and the slowest sender when the first was done, in percent of the average.
     spread_percent: f64,
     gbps: f64,
     ceiling_gbps: f64,
 }
 
-/// Whoever trusts that there is room.
+/// Grants without limit.
 struct UnlimitedGrants;
 
 impl Admission for UnlimitedGrants {
@@ -65,11 +64,11 @@ struct Sender {
     fabric: Fabric,
     op: Op,
     done: bool,
-    /// As the receiver knows it.
+    /// The receiver's peer.
     peer: Peer,
 }
 
-/// `senders` hosts write pages with imms to one, a card each.
+/// Simulates `senders` hosts that write pages with imms to one host. Each host has one card.
 pub fn run(
     common: &Common,
     name: Name,
@@ -79,7 +78,7 @@ pub fn run(
     grants: bool,
 ) -> CommandResult {
     if senders == 0 || senders > MAX || cq_depth == 0 {
-        return Err(Failure::new(format!("--incast is between 1 and {MAX}, --cq-depth 1 or more")));
+        return Err(Failure::new(format!("--incast must be between 1 and {MAX}, and --cq-depth at least 1")));
     }
     let (clock, switch) = (VirtualClock::default(), Switch::default());
     let mut card = profile.card.clone();

@@ -1,4 +1,4 @@
-//! Thousands of peers of one rail group: what each of them takes of memory.
+//! The memory per peer, with thousands of peers of one rail group.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,11 +13,11 @@ use crate::failure::{CommandResult, Failure};
 use crate::output;
 use crate::table;
 
-/// Most peers that are simulated.
+/// The maximum number of peers.
 const MAX: u32 = 1 << 20;
-/// Bytes written to each.
+/// The bytes written to each peer.
 const PAGE: usize = 64 << 10;
-/// The longest jump of the virtual clock: a write that stands still meets its deadline.
+/// The longest jump of the virtual clock, so that a write that makes no progress reaches its deadline.
 const MAX_JUMP: Duration = Duration::from_secs(60);
 
 #[derive(Debug, Serialize)]
@@ -25,7 +25,7 @@ struct Row {
     model: &'static str,
     peers: u32,
     rails: u32,
-    /// Of one side.
+    /// The memory of one side.
     bytes_per_peer: u64,
     bytes_per_rail_pair: u64,
 }
@@ -68,7 +68,7 @@ pub fn run(common: &Common, profile: &Profile, peers: u32) -> CommandResult {
         written?;
         connected.push((pair, landing));
     }
-    // Both sides of every connection are here.
+    // This process has both sides of every connection.
     let each = resident()?.saturating_sub(before) / u64::from(peers) / 2;
     let row = Row {
         model: "simulation, not a measurement",
@@ -81,12 +81,12 @@ pub fn run(common: &Common, profile: &Profile, peers: u32) -> CommandResult {
         return output::json(&row);
     }
     table::print_text(&format!(
-        "{peers} peers connected and written once; {each} bytes of memory each, {} per rail pair ({rails} rails)",
+        "{peers} peers connected and written to once; {each} bytes of memory per peer, {} per rail pair ({rails} rails)",
         row.bytes_per_rail_pair
     ))
 }
 
-/// Memory of this process, in bytes: what is not the files' behind shared memory.
+/// The resident memory of this process in bytes, without shared memory.
 fn resident() -> CommandResult<u64> {
     let text = std::fs::read_to_string("/proc/self/statm")
         .map_err(|error| Failure::new(format!("--peers needs /proc/self/statm: {error}")))?;
@@ -96,6 +96,6 @@ fn resident() -> CommandResult<u64> {
         (Some(resident), Some(shared)) => {
             Ok(resident.saturating_sub(shared) * rustix::param::page_size() as u64)
         }
-        _ => Err(Failure::new("/proc/self/statm is not as this system's documentation has it")),
+        _ => Err(Failure::new("cannot parse /proc/self/statm")),
     }
 }

@@ -1,11 +1,11 @@
-//! From the layout to SVG.
+//! Draws a layout as SVG.
 
 use super::frame::Frame;
 use super::layout::{BODY, HEADLINE, LegendEntry, NodeBox, Picture, Symbol};
 use super::panel::{Bar, Cores, DETAIL, NAME, Panel, Tile, TileKind};
 use super::svg::{Style, Svg};
 
-/// The document.
+/// The SVG document of a picture.
 pub fn draw(picture: &Picture) -> String {
     let mut svg = Svg::default();
     svg.rectangle(&picture.frame, 0.0, &[("fill", WHITE)]);
@@ -113,7 +113,7 @@ fn tile_shape(svg: &mut Svg, frame: &Frame, kind: TileKind, colour: &'static str
     }
 }
 
-/// Cells side by side; where they would be too thin to see, one bar and the worker's place in it.
+/// Draws one cell per core. If cells would be too thin to see, draws one bar with the worker's position.
 fn draw_cores(svg: &mut Svg, cores: &Cores, colour: &'static str) {
     let Frame { x, y, width, height } = cores.strip;
     svg.text(x, y - 13.0, plain(DETAIL, TEXT), &cores.label);
@@ -155,11 +155,10 @@ fn draw_entry(svg: &mut Svg, entry: &LegendEntry) {
     svg.text(symbol.right() + 8.0, symbol.middle(), plain(BODY, SECONDARY_TEXT), entry.label);
 }
 
-/// A group's colour, and that of text on it.
+/// The colour of a group, and the colour of text on it.
 ///
-/// Paul Tol's muted scheme (SRON/EPS/TN/09-002): told apart by the colour-blind. The
-/// order keeps neighbours unlike each other; after nine they come again, so that every group has
-/// its number too.
+/// This is Paul Tol's muted scheme (SRON/EPS/TN/09-002), which is safe for colour-blind people. The order gives
+/// neighbours different colours. Colours repeat after nine groups, so each group also shows its number.
 fn group_colours(number: usize) -> (&'static str, &'static str) {
     const COLOURS: [(&str, &str); 9] = [
         ("#332288", "#ffffff"),
@@ -175,15 +174,15 @@ fn group_colours(number: usize) -> (&'static str, &'static str) {
     COLOURS[number % COLOURS.len()]
 }
 
-/// Text.
+/// The colour of text.
 const TEXT: &str = "#1b1f24";
-/// Lesser text.
+/// The colour of secondary text.
 const SECONDARY_TEXT: &str = "#57606a";
-/// Borders of what belongs to no group.
+/// The colour of borders outside groups.
 const BORDER: &str = "#afb8c1";
-/// The ground of a NUMA node.
+/// The background of a NUMA node.
 const BACKGROUND: &str = "#f3f5f7";
-/// A GPU.
+/// The colour of a GPU.
 const GPU: &str = "#dfe3e8";
-/// The page, and boxes on a ground.
+/// The colour of the page and of boxes on a background.
 const WHITE: &str = "#ffffff";

@@ -1,4 +1,4 @@
-//! Where everything is: NUMA nodes in a grid, their groups in grids of their own, a legend.
+//! The layout of a picture: NUMA nodes in a grid, the groups of each node in a grid, and a legend.
 
 use topology::{Address, Kind, Machine, RailGroup};
 
@@ -7,58 +7,58 @@ use super::frame::{Frame, columns};
 use super::panel::{self, Content, Panel, TileKind};
 use super::svg;
 
-/// A machine, laid out.
+/// The picture of a machine: every element with its position.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Picture {
     /// The page.
     pub frame: Frame,
     /// The machine's name.
     pub title: String,
-    /// What it has.
+    /// The machine's summary.
     pub subtitle: String,
-    /// By number, last what is on none.
+    /// The NUMA nodes by number, and last the groups without a node.
     pub nodes: Vec<NodeBox>,
-    /// What the signs mean: only those that are there.
+    /// The legend, with the symbols of this picture only.
     pub legend: Vec<LegendEntry>,
 }
 
 /// A NUMA node.
 #[derive(Debug, Clone, PartialEq)]
 pub struct NodeBox {
-    /// Its place.
+    /// The position.
     pub frame: Frame,
-    /// Its number.
+    /// The node's name.
     pub title: String,
-    /// Its CPUs.
+    /// The node's CPUs.
     pub subtitle: String,
-    /// Its groups.
+    /// The node's rail groups.
     pub panels: Vec<Panel>,
-    /// Said where it has none.
+    /// The text of a node without rail groups.
     pub note: Option<&'static str>,
 }
 
-/// A sign and its meaning.
+/// A symbol and its meaning.
 #[derive(Debug, Clone, PartialEq)]
 pub struct LegendEntry {
-    /// The sign's place; the words are to the right of it.
+    /// The symbol's position. The label is to the right of it.
     pub symbol: Frame,
-    /// Which sign.
+    /// The symbol.
     pub kind: Symbol,
-    /// The words.
+    /// The label.
     pub label: &'static str,
 }
 
-/// What a legend explains.
+/// A symbol of the legend.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Symbol {
     /// A tile.
     Tile(TileKind),
-    /// A bar that stays below one host bridge, or not.
+    /// The bar between the served memory and the cards.
     Bar {
-        /// Whether it does.
+        /// True if transfers stay below one host bridge.
         is_local: bool,
     },
-    /// The cell of a worker.
+    /// The cell of a worker's core.
     Worker,
 }
 
@@ -68,7 +68,7 @@ const NODE_TITLE: f64 = 44.0;
 const PADDING: f64 = 16.0;
 const GAP: f64 = 14.0;
 const LEGEND_LINE: f64 = 26.0;
-/// Room for a title on the smallest machine.
+/// The minimum width, for the title of the smallest machine.
 const MIN_WIDTH: f64 = 760.0;
 /// Text sizes.
 pub const HEADLINE: f64 = 24.0;
@@ -106,7 +106,7 @@ impl Picture {
     }
 }
 
-/// GPUs of a machine without a card, by node: of one with a card, each is in a group.
+/// The GPUs that are in no group, by node. Only machines without a card have such GPUs.
 fn gpus_without_card(machine: &Machine, groups: &[RailGroup]) -> Vec<(Option<u32>, Vec<Address>)> {
     let mut gpus_without_card: Vec<(Option<u32>, Vec<Address>)> = Vec::new();
     for gpu in machine.of_kind(Kind::Gpu) {
@@ -122,8 +122,8 @@ fn gpus_without_card(machine: &Machine, groups: &[RailGroup]) -> Vec<(Option<u32
     gpus_without_card
 }
 
-/// The nodes to draw: those with a panel, last the one without a number; and if there is no such,
-/// those with CPUs alone.
+/// The nodes to draw: those with a panel, and last the unknown node. Nodes with CPUs only are added if no node is
+/// unknown.
 fn numbers(
     machine: &Machine,
     groups: &[RailGroup],
@@ -174,7 +174,7 @@ impl NodeBox {
         }
     }
 
-    /// Moves it and all in it.
+    /// Moves the node and its panels.
     fn shift(&mut self, right: f64, down: f64) {
         let panels = self.panels.iter_mut().flat_map(Panel::frames);
         for frame in panels.chain([&mut self.frame]) {
@@ -184,7 +184,7 @@ impl NodeBox {
     }
 }
 
-/// Puts the nodes on the page: its width, and where they end.
+/// Places the nodes on the page. Returns the page's width and the lower edge of the nodes.
 fn place(nodes: &mut [NodeBox]) -> (f64, f64) {
     let across = columns(nodes.len(), 1.0);
     let row_width = |row: &[NodeBox]| row.iter().map(|node| node.frame.width + GAP).sum::<f64>() - GAP;
@@ -205,7 +205,7 @@ fn place(nodes: &mut [NodeBox]) -> (f64, f64) {
     (widest + 2.0 * MARGIN, y)
 }
 
-/// The signs that the picture uses.
+/// The symbols that the picture uses.
 fn symbols(nodes: &[NodeBox]) -> Vec<LegendEntry> {
     let panels = || nodes.iter().flat_map(|node| &node.panels);
     let tile =
@@ -214,11 +214,11 @@ fn symbols(nodes: &[NodeBox]) -> Vec<LegendEntry> {
     let worker = panels().any(|panel| panel.cores.as_ref().is_some_and(|cores| cores.worker.is_some()));
     [
         (tile(TileKind::Gpu), Symbol::Tile(TileKind::Gpu), "GPU"),
-        (tile(TileKind::Memory), Symbol::Tile(TileKind::Memory), "memory of the host"),
+        (tile(TileKind::Memory), Symbol::Tile(TileKind::Memory), "host memory"),
         (tile(TileKind::Card), Symbol::Tile(TileKind::Card), "RDMA card, in its group's colour"),
-        (bar(true), Symbol::Bar { is_local: true }, "below one host bridge"),
-        (bar(false), Symbol::Bar { is_local: false }, "through the processor"),
-        (worker, Symbol::Worker, "the core of the group's worker, among its cores"),
+        (bar(true), Symbol::Bar { is_local: true }, "below one PCIe switch or host bridge"),
+        (bar(false), Symbol::Bar { is_local: false }, "through the CPU"),
+        (worker, Symbol::Worker, "the worker's core among the group's cores"),
     ]
     .into_iter()
     .filter(|(is_used, ..)| *is_used)
@@ -226,7 +226,7 @@ fn symbols(nodes: &[NodeBox]) -> Vec<LegendEntry> {
     .collect()
 }
 
-/// Puts the legend in lines from `top` on: where it ends.
+/// Places the legend below `top`. Returns its lower edge.
 fn place_legend(legend: &mut [LegendEntry], top: f64, width: f64) -> f64 {
     let (mut x, mut y) = (MARGIN, top + 8.0);
     for entry in legend.iter_mut() {
