@@ -26,20 +26,20 @@ use sender::{Outcome, Sender};
 
 #[derive(clap::Args)]
 pub struct SendArguments {
-    /// Files, and directories with all that is in them
+    /// Files, and directories with their content
     #[arg(required = true, value_name = "PATH")]
     paths: Vec<PathBuf>,
 
-    /// The address the server printed
+    /// The address that the server printed
     #[arg(long, value_name = "ADDRESS")]
     to: String,
 
-    /// Go on where an interrupted attempt ended: files that the server has with the same
-    /// content are not sent again, partial ones from where they end or differ
+    /// Continue an interrupted attempt: files that the server has with the same content are not
+    /// sent again, and partial files are continued where they end or differ
     #[arg(long)]
     resume: bool,
 
-    /// Leave out pipes, sockets, devices, and links that lead out of the tree, and name them
+    /// Skip pipes, sockets, devices, and links out of the tree, and print their names
     #[arg(long)]
     skip_special: bool,
 
@@ -47,12 +47,12 @@ pub struct SendArguments {
     #[arg(long)]
     no_sparse: bool,
 
-    /// Print a JSON row with the bytes so far before every window that moves
+    /// Print a JSON row with the bytes sent so far, before each window
     #[arg(long)]
     progress: bool,
 }
 
-/// What was sent of one path.
+/// The output row of one path.
 #[derive(Serialize)]
 struct SentRow {
     sent: String,
@@ -66,14 +66,14 @@ struct SentRow {
     blake3: Option<String>,
 }
 
-/// Sends every path; the first entry that fails ends it.
+/// Sends every path. The first entry that fails ends the command.
 pub fn run(common: &Common, arguments: SendArguments) -> CommandResult {
     let rules = ListRules { skip_special: arguments.skip_special, sparse: !arguments.no_sparse };
     let mut list = List::new(&arguments.paths, rules)?;
-    list.skipped.iter().for_each(|why| output::print_error(&format!("left out: {why}")));
+    list.skipped.iter().for_each(|why| output::print_error(&format!("skipped: {why}")));
     if list.special_bits > 0 {
         output::print_error(&format!(
-            "setuid, setgid and sticky bits are not sent; {} files have some",
+            "setuid, setgid and sticky bits are not sent; {} files have such bits",
             list.special_bits
         ));
     }
@@ -84,7 +84,7 @@ pub fn run(common: &Common, arguments: SendArguments) -> CommandResult {
     let sent = all(common, &mut list, &mut sender, &mut progress);
     progress.end();
     sent?;
-    sender.leave()
+    sender.finish()
 }
 
 fn all(common: &Common, list: &mut List, sender: &mut Sender, progress: &mut Progress) -> CommandResult {
@@ -93,7 +93,7 @@ fn all(common: &Common, list: &mut List, sender: &mut Sender, progress: &mut Pro
         let outcomes =
             if next < list.entries.len() { sender.group(list, next, progress)? } else { Vec::new() };
         for outcome in &outcomes {
-            // Paths of which everything is left out are done at once.
+            // A path whose entries are all skipped is complete at once.
             root = print_done(common, list, (root, next), &mut row, progress)?;
             let entry = &list.entries[next];
             row.add(entry, outcome);
@@ -105,7 +105,8 @@ fn all(common: &Common, list: &mut List, sender: &mut Sender, progress: &mut Pro
     Ok(())
 }
 
-/// Prints the paths from number `root` on that end at the entry `next`; the first that does not.
+/// Prints the complete paths from `root` on: those that end at or before entry `next`. Returns the first incomplete
+/// path.
 fn print_done(
     common: &Common,
     list: &List,
@@ -120,7 +121,7 @@ fn print_done(
     Ok(root)
 }
 
-/// Counts what becomes of one path.
+/// Counts the results of one path's entries.
 struct Row {
     counts: EntryCounts,
     total: Outcome,

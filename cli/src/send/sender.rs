@@ -1,4 +1,4 @@
-//! The conversation with a server, group by group.
+//! The sender's side of a session, group by group.
 
 use std::ops::Range;
 use std::sync::mpsc;
@@ -21,19 +21,19 @@ use crate::failure::{CommandResult, Failure, printable};
 use crate::output;
 use crate::wire::{MESSAGE_BYTES, MessageReceiver, MessageSender, RECEIVES, RESPONSE_LIMIT};
 
-/// How long to look for the server's reason once something broke.
+/// How long to wait for the server's reason after a failure.
 const REASON_LIMIT: Duration = Duration::from_millis(300);
 
-/// How long the server may take to answer that we give up.
+/// How long the server may take to respond when the sender gives up.
 const GIVE_UP_LIMIT: Duration = Duration::from_secs(2);
 
-/// How often an entry is offered that changes each time while it is sent.
+/// How often an entry is offered that changes while it is sent.
 const MAX_OFFERS: u32 = 4;
 
-/// Most entries in a group, and bytes of files unless one file has more.
+/// The maximum number of entries in a group, and of bytes of files, unless one file has more.
 const GROUP: (usize, u64) = (4096, 256 << 20);
 
-/// A sender that a server has welcomed.
+/// A sender in a session with a server.
 pub struct Sender {
     peer: Peer,
     pub(super) outgoing: MessageSender,
@@ -41,82 +41,82 @@ pub struct Sender {
     pub(super) channel: ServerChannel,
     region: Region,
     window_writer: WindowWriter,
-    /// Holes are not sent.
+    /// True if holes are not sent.
     pub(super) sparse: bool,
-    /// The entry at hand, for the sentence if it ends there.
+    /// The current entry, for error messages.
     at: usize,
-    /// The entry that changed last.
+    /// The last entry that changed.
     changed: ChangedEntry,
-    /// Bytes of entries that changed, which went over the wire for nothing.
+    /// The bytes of changed entries that were sent in vain.
     wasted: u64,
 }
 
 /// An entry that changed while it was sent.
 #[derive(Default)]
 struct ChangedEntry {
-    /// Its number in the list.
+    /// The index in the list.
     index: usize,
-    /// How often in a row.
+    /// How often it changed in a row.
     times: u32,
-    /// Bytes of it that went over the wire for nothing.
+    /// Its bytes that were sent in vain.
     sent: u64,
 }
 
-/// What was sent of a group.
+/// The result of sending a group.
 #[derive(Default)]
 struct Packed {
-    /// Of the entries that are done, from the first on.
+    /// The outcomes of the complete entries, from the first on.
     outcomes: Vec<Outcome>,
-    /// Bytes of the next entry, if that has changed.
+    /// The sent bytes of the next entry, if it has changed.
     changed: Option<u64>,
 }
 
-/// What became of an entry.
+/// The outcome of sending an entry.
 #[derive(Debug, Default, Clone, Copy)]
 pub struct Outcome {
-    /// Bytes that went over the wire.
+    /// The bytes sent.
     pub sent: u64,
-    /// Of these, bytes that the server had stored from an earlier attempt.
+    /// The sent bytes that the server had already stored in an earlier attempt.
     pub again: u64,
-    /// Whether it was stored.
+    /// Whether the entry was stored.
     pub entry_result: EntryResult,
-    /// Of a file without holes.
+    /// The BLAKE3 of a file without holes.
     pub hash: Option<blake3::Hash>,
 }
 
-/// What becomes of an entry.
+/// The plan for an entry.
 pub enum Plan {
-    /// Something of its name stays at the server.
+    /// The server keeps another file with its name.
     Skip,
-    /// It is at the server already.
+    /// The server has the entry already.
     Have,
-    /// It is there too, but for mode and time.
+    /// The server has the same content, but needs mode and time.
     Same,
-    /// No file: made there.
+    /// The server creates the entry, which is not a file.
     Make,
-    /// A file that goes in one item.
+    /// A file that is sent as one item.
     Whole,
-    /// A file that goes in pieces.
+    /// A file that is sent in pieces.
     Pieces(Pieces),
 }
 
-/// From where a file in pieces goes on.
+/// The continuation of a file in pieces.
 #[derive(Default)]
 pub struct Pieces {
-    /// Pieces that the server keeps.
+    /// The number of pieces that the server keeps.
     pub keep: u64,
-    /// Bytes of them.
+    /// The bytes of these pieces.
     pub kept: u64,
-    /// Where they end.
+    /// The end of these pieces.
     pub end: u64,
-    /// Bytes the server stored before, but that are sent again.
+    /// The bytes that the server stored before but that are sent again.
     pub again: u64,
-    /// Over the pieces kept.
+    /// The hash of the kept pieces.
     pub hash: FileHash,
 }
 
 impl Sender {
-    /// Hears the server's welcome, and says what will come.
+    /// Waits for the server's welcome, and announces what will be sent.
     pub fn connect(
         fabric: &Fabric,
         peer: &Peer,
@@ -133,16 +133,16 @@ impl Sender {
             }
             ToSender::Welcome { protocol: PROTOCOL, version, .. } => {
                 return Err(Failure::new(format!(
-                    "the server speaks version {version}, this sender {VERSION}; run the same multirail on both sides"
+                    "the server uses protocol version {version}, this sender {VERSION}; run the same multirail version on both sides"
                 )));
             }
             ToSender::Refused(reason) => return Err(refused(&reason)),
-            _ => return Err(Failure::new("that address is no `multirail serve`")),
+            _ => return Err(Failure::new("no `multirail serve` listens on that address")),
         };
         let remote = peer.import(&Descriptor::from_bytes(&descriptor)?)?;
         if !layout.is_valid() || (remote.len() as u64) < layout.total() {
             return Err(Failure::new(
-                "the server's windows make no sense; run the same multirail on both sides",
+                "the server's layout is invalid; run the same multirail version on both sides",
             ));
         }
         channel.set_layout(layout);
@@ -167,8 +167,8 @@ impl Sender {
         })
     }
 
-    /// Sends the next group of `list`, from entry `first` on, as far as no entry changes
-    /// meanwhile: that one is listed anew. What was sent is durable at the server on return.
+    /// Sends the next group of `list` from entry `first` on, up to an entry that changes. A changed entry is listed
+    /// again. On return the server has made the sent entries durable.
     pub fn group(
         &mut self,
         list: &mut List,
@@ -195,7 +195,7 @@ impl Sender {
         })
     }
 
-    /// Lists the entry at hand anew, which changed when `sent` bytes of it were sent.
+    /// Lists the current entry again, which changed after `sent` bytes of it were sent.
     fn offer_again(&mut self, list: &mut List, sent: u64, progress: &mut Progress) -> CommandResult {
         if self.changed.index != self.at || self.changed.times == 0 {
             self.changed = ChangedEntry { index: self.at, ..ChangedEntry::default() };
@@ -206,14 +206,14 @@ impl Sender {
         let path = list.path(self.at);
         if self.changed.times == MAX_OFFERS {
             return Err(Failure::new(format!(
-                "{} changed each of the {MAX_OFFERS} times it was sent; send it when nothing writes to it",
+                "{} changed each of the {MAX_OFFERS} times it was sent; send it when no program writes to it",
                 path.display()
             )));
         }
-        list.renew(self.at)?;
+        list.refresh(self.at)?;
         progress.resize(list.total + self.wasted);
         progress.print_without_bar(|| {
-            output::print_error(&format!("{} changed while it was sent; it is sent again", path.display()));
+            output::print_error(&format!("{} changed while it was sent, and is sent again", path.display()));
             Ok(())
         })
     }
@@ -241,7 +241,7 @@ impl Sender {
         if planned < all && packed.changed.is_none() {
             packed.changed = Some(0);
         }
-        progress.set_message("the server syncs it to disk");
+        progress.set_message("the server syncs the files to disk");
         let entries = packed.outcomes.len() as u32;
         self.outgoing.send(&ToServer::Commit { next: self.channel.next, entries })?;
         match self.channel.receive()? {
@@ -250,7 +250,7 @@ impl Sender {
         }
     }
 
-    /// Plans one entry, comparing with what the server has.
+    /// Plans one entry, by comparing it with what the server has.
     pub fn plan(
         &mut self,
         index: u32,
@@ -271,27 +271,27 @@ impl Sender {
             EntryAction::Compare { digest, skip } => {
                 let source = source()?;
                 let same = source.digest(|| self.working())? == digest;
-                source.is_unchanged()?;
+                source.ensure_unchanged()?;
                 if same {
                     return Ok(Plan::Same);
                 }
                 if skip {
                     return Ok(Plan::Skip);
                 }
-                let found = self.go_on(index, &source)?;
+                let found = self.continue_partial(index, &source)?;
                 if found.keep > 0 || found.again > 0 {
                     return Ok(Plan::Pieces(found));
                 }
             }
-            EntryAction::Partial => return self.go_on(index, &source()?).map(Plan::Pieces),
+            EntryAction::Partial => return self.continue_partial(index, &source()?).map(Plan::Pieces),
             EntryAction::Send => {}
         }
         let whole = size <= CHUNK && data == size;
         Ok(if whole { Plan::Whole } else { Plan::Pieces(Pieces::default()) })
     }
 
-    /// Finds out which pieces of a partial file are those of the source.
-    fn go_on(&mut self, index: u32, source: &Source) -> Result<Pieces, SendError> {
+    /// Finds the pieces of the server's partial file that are equal to the source.
+    fn continue_partial(&mut self, index: u32, source: &Source) -> Result<Pieces, SendError> {
         let (mut found, mut ours, mut part) = (Pieces::default(), source.pieces(self.sparse), Vec::new());
         loop {
             self.outgoing.send(&ToServer::Resume { index, first: found.keep })?;
@@ -327,12 +327,12 @@ impl Sender {
         }
     }
 
-    /// Tells the server from time to time that we are at work.
+    /// Tells the server from time to time that the sender is alive.
     pub(super) fn working(&mut self) -> CommandResult {
         if self.keep_alive.is_due() { self.outgoing.send(&ToServer::Working) } else { Ok(()) }
     }
 
-    /// Offers as many entries as make a group; the server's verdict on each.
+    /// Offers the entries of a group. Returns the server's action for each.
     fn offer(&mut self, list: &List, first: usize) -> Result<(Range<usize>, Vec<EntryAction>), SendError> {
         let (mut table, mut end, mut bytes) = (Vec::new(), first, 0_u64);
         for entry in &list.entries[first..] {
@@ -358,9 +358,10 @@ impl Sender {
             match self.channel.receive()? {
                 ToSender::Actions { first, actions: some } => {
                     for (at, action) in (first as usize..).zip(some) {
-                        let place = actions.get_mut(at).filter(|place| place.is_none());
-                        let place = place.ok_or_else(|| Failure::new("the server judged something else"))?;
-                        *place = Some(action);
+                        let slot = actions.get_mut(at).filter(|slot| slot.is_none());
+                        let slot =
+                            slot.ok_or_else(|| Failure::new("the server sent actions for other entries"))?;
+                        *slot = Some(action);
                         missing -= 1;
                     }
                 }
@@ -370,7 +371,7 @@ impl Sender {
         Ok((first..end, actions.into_iter().flatten().collect()))
     }
 
-    /// Reads and hashes windows here while a thread moves those before.
+    /// Fills windows in this thread while another thread writes the earlier windows.
     fn windows(
         &mut self,
         list: &List,
@@ -383,9 +384,9 @@ impl Sender {
         let (channel, outgoing, window_writer, peer) =
             (&mut self.channel, &mut self.outgoing, &self.window_writer, &self.peer);
         std::thread::scope(|scope| {
-            let (filled, to_move) = mpsc::sync_channel::<Filled>(channel.layout.windows as usize);
-            let moving = scope.spawn(move || {
-                let moved = to_move.iter().try_for_each(|filled| {
+            let (filled, to_write) = mpsc::sync_channel::<Filled>(channel.layout.windows as usize);
+            let writing = scope.spawn(move || {
+                let written = to_write.iter().try_for_each(|filled| {
                     let Filled::Window(window) = filled else {
                         return outgoing.send(&ToServer::Working);
                     };
@@ -394,18 +395,20 @@ impl Sender {
                     window_writer.write_window(window)?;
                     outgoing.send(&ToServer::Filled { sequence, table, data })
                 });
-                if moved.is_err() {
-                    // The reader may wait for a window that will never be free again.
-                    // First it may hear the server's reason, if there is one.
+                if written.is_err() {
+                    // The filling thread may wait for a window that will never be free again, so the connection is
+                    // closed. Before that, it may still receive the server's reason.
                     let _ = multirail::wait(peer.closed(), REASON_LIMIT);
                     peer.disconnect();
                 }
-                moved
+                written
             });
             let read =
                 pack(list, range, plans, WindowPacker::new(channel, region, filled, keep_alive), sparse, at);
-            let moved = moving.join().unwrap_or_else(|_| Err(Failure::new("the moving thread panicked")));
-            match (read, moved) {
+            let written = writing
+                .join()
+                .unwrap_or_else(|_| Err(Failure::new("the thread that writes windows panicked")));
+            match (read, written) {
                 (Err(SendError::ServerRefused(failure)), _) => Err(SendError::ServerRefused(failure)),
                 (_, Err(failure)) => Err(SendError::Failed(failure)),
                 (read, Ok(())) => read,
@@ -413,8 +416,8 @@ impl Sender {
         })
     }
 
-    /// Ends the conversation, or rather gives the server's reason if it gave one: that
-    /// says more than the broken connection that follows it.
+    /// Ends the session after a failure. Returns the server's reason if there is one, because it explains the failure
+    /// better than the closed connection.
     fn give_up(&mut self, stop: SendError) -> Failure {
         let failure = match stop {
             SendError::ServerRefused(failure) => return failure,
@@ -425,18 +428,21 @@ impl Sender {
             return refused(&reason);
         }
         if !self.peer.is_alive() {
-            return Failure::new(format!("{}; once it is back, go on with --resume", failure.message()));
+            return Failure::new(format!(
+                "{}; restart the server, then send again with --resume",
+                failure.message()
+            ));
         }
-        // If this is not taken, the server sees us leave instead.
+        // If the server does not take this message, it sees the disconnect.
         if self.outgoing.send(&ToServer::Abandon(printable(failure.message()))).is_ok() {
-            // It answers with a refusal; leaving earlier might drop our word unread.
+            // The server responds with a refusal. Disconnecting earlier could drop the message unread.
             self.channel.refusal(GIVE_UP_LIMIT);
         }
         failure
     }
 
-    /// Says goodbye.
-    pub fn leave(mut self) -> CommandResult {
+    /// Ends the session in good order.
+    pub fn finish(mut self) -> CommandResult {
         self.outgoing.send(&ToServer::Bye)?;
         match self.channel.receive_within(RESPONSE_LIMIT)? {
             ToSender::Farewell => {
@@ -452,8 +458,7 @@ fn open(list: &List, at: usize) -> Result<Source, SendError> {
     Source::open(list.path(at), &list.entries[at])
 }
 
-/// Packs the entries of a group as planned, up to the first that changed; `at` is the one at
-/// hand.
+/// Packs the entries of a group as planned, up to the first that changed. `at` is the current entry.
 fn pack(
     list: &List,
     range: Range<usize>,
@@ -479,7 +484,7 @@ fn pack(
     Ok(packed)
 }
 
-/// Packs the entry `number` of the list, which is the `index`th of its group.
+/// Packs entry `number` of the list, which is entry `index` of its group.
 fn pack_one(
     list: &List,
     (index, number): (u32, usize),
@@ -514,7 +519,7 @@ fn pack_one(
                 outcome.sent += range.end - range.start;
                 plan.hash.push(&packer.piece(&source, range)?);
             }
-            source.is_unchanged()?;
+            source.ensure_unchanged()?;
             packer.item(&Item::End)?;
             outcome.again = plan.again;
             outcome.hash = plan.hash.finish(entry.size());

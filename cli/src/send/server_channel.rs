@@ -1,4 +1,4 @@
-//! What the sender hears, and which windows are free by it.
+//! The messages from the server, and the free windows.
 
 use std::time::{Duration, Instant};
 
@@ -7,16 +7,16 @@ use crate::files::{Layout, ToSender};
 use crate::failure::{CommandResult, Failure, printable};
 use crate::wire::MessageReceiver;
 
-/// How long a server that is alive may take to sync files, or to read those it has.
+/// How long a live server may take to sync or read files.
 const MAX_WAIT: Duration = Duration::from_secs(3600);
 
-/// Why the sender stops early.
+/// The reason why the sender stops early.
 pub enum SendError {
-    /// The server said so: that explains whatever broke elsewhere.
+    /// The server refused. This is the cause of other failures.
     ServerRefused(Failure),
-    /// Something broke; if the mover broke too, that was first.
+    /// Something failed. If the window writer failed too, its failure was first.
     Failed(Failure),
-    /// The file at hand is no longer as it was offered.
+    /// The current file is no longer as it was offered.
     FileChanged,
 }
 
@@ -35,34 +35,34 @@ impl From<SendError> for Failure {
     }
 }
 
-/// The server's side of the conversation.
+/// The messages from the server.
 pub struct ServerChannel {
     incoming: MessageReceiver,
-    /// How the region is divided.
+    /// The layout of the region.
     pub layout: Layout,
     /// The next window.
     pub next: u64,
-    /// Which windows of the region are free.
+    /// The free windows of the region.
     free: Vec<bool>,
 }
 
 impl ServerChannel {
-    /// With a server whose windows are all free.
+    /// The messages of a server whose windows are all free.
     pub fn new(incoming: MessageReceiver, layout: Layout) -> Self {
         Self { incoming, layout, next: 0, free: vec![true; layout.windows as usize] }
     }
 
-    /// Before the first window: the server divides its region like this.
+    /// Sets the server's layout, before the first window.
     pub fn set_layout(&mut self, layout: Layout) {
         (self.layout, self.free) = (layout, vec![true; layout.windows as usize]);
     }
 
-    /// The next message that is not about windows.
+    /// Waits for the next message that is not about windows.
     pub fn receive(&mut self) -> Result<ToSender, SendError> {
         self.receive_within(MAX_WAIT)
     }
 
-    /// The same, at most `limit` from now.
+    /// The same, with a limit.
     pub fn receive_within(&mut self, limit: Duration) -> Result<ToSender, SendError> {
         loop {
             let message = self.message(limit)?;
@@ -84,13 +84,13 @@ impl ServerChannel {
         Ok(())
     }
 
-    /// The next window is no longer free, and the one behind it is next.
+    /// Marks the next window as used, and moves on to the one after it.
     pub fn take_window(&mut self) {
         self.free[self.layout.slot(self.next)] = false;
         self.next += 1;
     }
 
-    /// The server's reason to end the conversation, if it comes within `limit`.
+    /// The server's reason to end the session, if it arrives within `limit`.
     pub fn refusal(&mut self, limit: Duration) -> Option<String> {
         let until = Instant::now() + limit;
         loop {
@@ -117,32 +117,34 @@ impl ServerChannel {
     }
 }
 
-/// The server's reason, as ours.
+/// The failure with the server's reason.
 pub fn refused(reason: &str) -> Failure {
     Failure::new(format!("the server refused: {}", printable(reason)))
 }
 
-/// What an answer means that does not belong here.
+/// The failure for an unexpected message.
 pub fn unexpected(message: ToSender) -> Failure {
     match message {
         ToSender::Refused(reason) => refused(&reason),
-        _ => Failure::new("the server spoke out of turn; run the same multirail version on both sides"),
+        _ => Failure::new(
+            "the server sent an unexpected message; run the same multirail version on both sides",
+        ),
     }
 }
 
-/// Beats once in a while.
+/// Tells when the sender has to show the server that it is alive.
 pub struct KeepAliveTimer {
     every: Duration,
     last: Instant,
 }
 
 impl KeepAliveTimer {
-    /// Beats after `every`, and not before.
+    /// A timer that is due every `every`.
     pub fn new(every: Duration) -> Self {
         Self { every, last: Instant::now() }
     }
 
-    /// Whether it is time; then it is not for a while.
+    /// Returns true if the timer is due, and restarts it.
     pub fn is_due(&mut self) -> bool {
         let due = self.last.elapsed() >= self.every;
         if due {

@@ -1,4 +1,4 @@
-//! Fills windows with items and their bytes as windows become free.
+//! Fills free windows with items and their bytes.
 
 use std::sync::mpsc::SyncSender;
 
@@ -11,23 +11,23 @@ use super::source::Source;
 use super::window_writer::Window;
 use crate::failure::Failure;
 
-/// Longer than any encoded item.
+/// The longest encoded item is shorter than this.
 const ITEM: usize = 64;
 
-/// For the thread that talks to the server meanwhile.
+/// A message to the thread that writes windows to the server.
 pub enum Filled {
-    /// A window to move.
+    /// A window to write.
     Window(Window),
-    /// None is full yet, and it is time to say so.
+    /// No window is full yet, and the server needs a sign of life.
     Working,
 }
 
-/// The window being filled, and those to come.
+/// Fills one window after the other.
 pub struct WindowPacker<'a> {
     channel: &'a mut ServerChannel,
     region: &'a Region,
     layout: Layout,
-    /// To whoever moves windows.
+    /// The channel to the thread that writes windows.
     filled: SyncSender<Filled>,
     keep_alive: &'a mut KeepAliveTimer,
     table: Vec<u8>,
@@ -49,18 +49,18 @@ impl<'a> WindowPacker<'a> {
 
     /// Adds an item that has no bytes.
     pub fn item(&mut self, item: &Item) -> Result<(), SendError> {
-        self.room(0)?;
+        self.reserve(0)?;
         self.add(item)
     }
 
     /// Adds a whole file of `len` bytes.
     pub fn whole(&mut self, index: u32, source: &Source, len: usize) -> Result<blake3::Hash, SendError> {
-        self.room(len)?;
+        self.reserve(len)?;
         let (mut hasher, to) = (blake3::Hasher::new(), self.at());
         source.fill(0, len, &mut self.part, self.region, to, |bytes| {
             hasher.update(bytes);
         })?;
-        source.is_unchanged()?;
+        source.ensure_unchanged()?;
         let hash = hasher.finalize();
         self.data += len;
         self.add(&Item::Whole { index, hash: hash.into() })?;
@@ -70,17 +70,17 @@ impl<'a> WindowPacker<'a> {
     /// Adds a piece of a file.
     pub fn piece(&mut self, source: &Source, range: std::ops::Range<u64>) -> Result<Piece, SendError> {
         let len = (range.end - range.start) as usize;
-        self.room(len)?;
+        self.reserve(len)?;
         let (mut hash, to) = (PieceHash::new(range.start), self.at());
         source.fill(range.start, len, &mut self.part, self.region, to, |bytes| hash.update(bytes))?;
-        source.is_unchanged()?;
+        source.ensure_unchanged()?;
         self.data += len;
         let piece = Piece { offset: range.start, len: len as u32, hash: hash.finish() };
         self.add(&Item::Piece(piece))?;
         Ok(piece)
     }
 
-    /// Hands the last window on.
+    /// Passes the last window on.
     pub fn finish(mut self) -> Result<(), SendError> {
         self.flush()
     }
@@ -93,15 +93,17 @@ impl<'a> WindowPacker<'a> {
         encode(item, &mut self.table).map_err(|why| SendError::Failed(Failure::new(why)))
     }
 
-    /// Makes sure that the window has room for `len` bytes and an item, and is free.
-    fn room(&mut self, len: usize) -> Result<(), SendError> {
+    /// Waits until the window is free and has space for `len` bytes and an item.
+    ///
+    /// Passes the window on if it has no space.
+    fn reserve(&mut self, len: usize) -> Result<(), SendError> {
         let full = self.data + len > self.layout.data as usize
             || self.table.len() + ITEM > self.layout.table as usize;
         if full {
             self.flush()?;
         }
         if self.keep_alive.is_due() {
-            // With as much under way as there may be, the server hears enough.
+            // If the channel is full, the server gets enough messages anyway.
             let _ = self.filled.try_send(Filled::Working);
         }
         if self.table.is_empty() { self.channel.wait_until_free() } else { Ok(()) }
@@ -118,6 +120,6 @@ impl<'a> WindowPacker<'a> {
         (self.data, self.table) = (0, Vec::new());
         self.filled
             .send(Filled::Window(window))
-            .map_err(|_| SendError::Failed(Failure::new("the moving thread ended early")))
+            .map_err(|_| SendError::Failed(Failure::new("the thread that writes windows ended early")))
     }
 }

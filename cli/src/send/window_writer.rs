@@ -1,4 +1,4 @@
-//! Moves windows into the server's region by paged writes.
+//! Writes windows into the server's region with paged writes.
 
 use std::time::Duration;
 
@@ -7,39 +7,39 @@ use multirail::{Op, Pages, Peer, Region, RemoteRegion};
 
 use crate::failure::CommandResult;
 
-/// Longer than the fabric's deadline of an operation, which ends it first.
+/// The limit of a wait. The fabric's deadline of an operation is shorter.
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// A window that is ready to move.
+/// A filled window.
 #[derive(Debug, Clone, Copy)]
 pub struct Window {
-    /// Its number.
+    /// The sequence number.
     pub sequence: u64,
-    /// Bytes of its table.
+    /// The bytes of the table.
     pub table: u32,
-    /// Bytes of files.
+    /// The bytes of files.
     pub data: u32,
 }
 
-/// Moves windows of a local region to the same place in a remote one.
+/// Writes windows of a local region to the same offsets of a remote region.
 pub struct WindowWriter {
     peer: Peer,
     local: Region,
     remote: RemoteRegion,
     layout: Layout,
-    /// The pages of every full window.
+    /// The page lists of full windows.
     full: Vec<Pages>,
 }
 
 impl WindowWriter {
-    /// A mover between two regions of one layout.
+    /// A writer between two regions of the same layout.
     pub fn new(peer: &Peer, local: &Region, remote: RemoteRegion, layout: Layout) -> Self {
         let full = (0..layout.windows)
             .map(|slot| pages(layout, layout.data_at(u64::from(slot)), layout.data as usize));
         Self { peer: peer.clone(), local: local.clone(), remote, layout, full: full.collect() }
     }
 
-    /// Moves the bytes and the table of a window; they are delivered on return.
+    /// Writes the bytes and the table of a window, and waits until they are delivered.
     pub fn write_window(&self, window: Window) -> CommandResult {
         let Window { sequence, table, data } = window;
         let (page, offset, len) = (self.layout.page as usize, self.layout.data_at(sequence), data as usize);
@@ -69,7 +69,7 @@ impl WindowWriter {
     }
 }
 
-/// The whole pages among `len` bytes at `offset`.
+/// The whole pages of `len` bytes at `offset`.
 fn pages(layout: Layout, offset: usize, len: usize) -> Pages {
     let page = layout.page as usize;
     let (first, count) = ((offset / page) as u32, (len / page) as u32);

@@ -156,7 +156,7 @@ pub fn run(
         return output::json(&row);
     }
     table::print_text(&format!(
-        "{} senders, a completion queue of {}, {}: {} of {} imms arrived, {} overruns, the queue held {} at most; \
+        "{} senders, a completion queue of {}, {}: {} of {} imms arrived, {} overruns, at most {} in the queue; \
          shares context {:.1} %, {:.1} of {:.1} Gbps; a simulation, not a measurement",
         row.senders,
         row.cq_depth,

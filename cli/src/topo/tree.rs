@@ -149,7 +149,7 @@ fn cells(function: &Function, groups: &[RailGroup]) -> [String; 5] {
     let id = format!("{:04x}:{:04x}", function.vendor, function.device);
     let at = &function.address;
     let is_in = |group: &RailGroup| group.gpus.contains(at) || group.cards.contains(at);
-    // A GPU is in one group of each backend.
+    // A GPU is in one group per backend.
     let numbers =
         groups.iter().enumerate().filter(|(_, group)| is_in(group)).map(|(number, _)| number.to_string());
     let numbers = numbers.collect::<Vec<_>>().join(", ");
