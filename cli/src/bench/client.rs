@@ -17,18 +17,17 @@ use crate::failure::{CommandResult, Failure, printable};
 use crate::units::{Size, gbytes_per_s};
 use crate::wire::{MESSAGE_BYTES, MessageReceiver, MessageSender, RECEIVES, RESPONSE_LIMIT};
 
-/// How long the server may take to allocate, fill, overwrite or compare 4 GiB,
-/// on a slow machine and in a debug build.
+/// How long the server may take to allocate, fill, overwrite or compare 4 GiB, on a slow machine and in a debug build.
 const WORK: Duration = Duration::from_secs(600);
 
-/// Fewest rounds a median is taken of.
+/// The minimum number of rounds for a median.
 const ROUNDS: usize = 3;
 
-/// A round lasts about this long: far above the clock's grain, and short enough
-/// that the limit's rounds and the transfer's see the same weather.
+/// The duration of a round. It is far above the clock's resolution, and short enough that the rounds of the limit and of
+/// the transfer run under the same conditions.
 const ROUND: Duration = Duration::from_millis(10);
 
-/// A client that a server has greeted.
+/// A client in a session with a server.
 pub struct Client<'a> {
     fabric: &'a Fabric,
     peer: Peer,
@@ -38,7 +37,7 @@ pub struct Client<'a> {
 }
 
 impl<'a> Client<'a> {
-    /// Hears the server's greeting.
+    /// Waits for the server's greeting.
     pub fn connect(fabric: &'a Fabric, peer: &Peer) -> CommandResult<Self> {
         let mut incoming = MessageReceiver::new(fabric.recv_pool(RECEIVES, MESSAGE_BYTES)?, peer);
         let outgoing = MessageSender::new(fabric, peer)?;
@@ -46,28 +45,28 @@ impl<'a> Client<'a> {
             ToClient::Hello { protocol: PROTOCOL, version: VERSION } => {}
             ToClient::Hello { protocol: PROTOCOL, version } => {
                 return Err(Failure::new(format!(
-                    "the bench server speaks version {version}, this client {VERSION}; run the same multirail on both sides"
+                    "the bench server uses protocol version {version}, this client {VERSION}; run the same multirail version on both sides"
                 )));
             }
-            _ => return Err(Failure::new("that address is no `multirail bench server`")),
+            _ => return Err(Failure::new("no `multirail bench server` listens on that address")),
         }
         let mut names: Vec<_> = fabric.transports().iter().map(|t| t.backend.to_string()).collect();
         names.dedup();
         Ok(Self { fabric, peer: peer.clone(), outgoing, incoming, backend: names.join("+") })
     }
 
-    /// Bytes of the largest message.
+    /// The size of the largest message.
     pub fn max_message(&self) -> u64 {
         self.peer.max_message()
     }
 
-    /// Measures one load, and reports it: also what was measured of it before a failure or a signal.
+    /// Measures one load and reports it. After a failure or a signal, reports the rounds until then.
     pub fn measure(&mut self, load: &Load, asked: &Asked, report: &Report<Row>) -> CommandResult {
         let verify = !asked.no_verify;
         if load.kind == Kind::Send && load.size > self.max_message() {
             let (size, most) = (Size(load.size), Size(self.max_message()));
             return Err(Failure::new(format!(
-                "a message of {size} is over the largest of {most}; take a smaller --size"
+                "a message of {size} exceeds the maximum of {most}; use a smaller --size"
             )));
         }
         let local = load.local().alloc(self.fabric, load.total(), Access::LOCAL)?;
@@ -113,8 +112,8 @@ impl<'a> Client<'a> {
         ended
     }
 
-    /// Says goodbye.
-    pub fn leave(mut self) -> CommandResult {
+    /// Ends the session in good order.
+    pub fn finish(mut self) -> CommandResult {
         self.outgoing.send(&ToServer::Bye)?;
         match self.incoming.receive(RESPONSE_LIMIT)? {
             ToClient::Bye => {
@@ -135,8 +134,8 @@ impl<'a> Client<'a> {
 
     fn check(&mut self, local: &Region, load: &Load, operations: u64) -> CommandResult {
         let wrong = match load.kind {
-            Kind::Read => verification::first_wrong(local, load)?
-                .map(|offset| format!("what was read differs from the server's content near byte {offset}")),
+            Kind::Read => verification::first_mismatch(local, load)?
+                .map(|offset| format!("the bytes read differ from the server's content near byte {offset}")),
             _ => {
                 self.outgoing.send(&ToServer::Check { operations })?;
                 match self.incoming.receive(WORK)? {
@@ -152,17 +151,17 @@ impl<'a> Client<'a> {
     }
 }
 
-/// What the rounds of one load came to.
+/// The results of the rounds of one load.
 pub struct Measured {
-    /// Median of the transfer's rounds, decimal GB/s.
+    /// The median of the transfer's rounds, in decimal GB/s.
     pub speed: f64,
-    /// Latencies of the transfer's operations.
+    /// The latencies of the transfer's operations.
     pub latencies: Sampler,
-    /// The same of the limit, whose operation moves all pages; none if it was not asked for.
+    /// The same of the limit, whose operation copies all pages. `None` with `--no-limit`.
     pub limit: Option<(f64, Sampler)>,
 }
 
-/// Alternates rounds of the limit and of the transfer, until the time is over, a round fails, or a signal comes.
+/// Alternates rounds of the limit and of the transfer, until the time is over, a round fails, or a signal arrives.
 fn rounds(
     limit: Option<Limit>,
     load: &Load,
@@ -197,19 +196,19 @@ fn rounds(
     (Some(Measured { speed: median(transfer.speeds), latencies: transfer.latencies, limit }), ended)
 }
 
-/// What is run in rounds.
+/// The rounds of the limit or of the transfer.
 struct Rounds<R> {
     run: R,
     passes: u64,
-    /// Of all passes of a round.
+    /// The bytes of a round.
     bytes: u64,
-    /// Decimal GB/s of each round.
+    /// The throughput of each round, in decimal GB/s.
     speeds: Vec<f64>,
     latencies: Sampler,
 }
 
 impl<R: FnMut(u64, &mut Sampler) -> CommandResult> Rounds<R> {
-    /// `run` moves `bytes` in so many operations with every pass.
+    /// `run` moves `bytes` with this many operations per pass.
     fn new(bytes: u64, operations: usize, mut run: R) -> CommandResult<Self> {
         let mut ignored = Sampler::new(Duration::MAX);
         let passes = calibrate(|passes| run(passes, &mut ignored))?;
@@ -227,7 +226,7 @@ impl<R: FnMut(u64, &mut Sampler) -> CommandResult> Rounds<R> {
     }
 }
 
-/// How many passes make a round.
+/// The number of passes of a round.
 fn calibrate(mut run: impl FnMut(u64) -> CommandResult) -> CommandResult<u64> {
     let mut passes = 1;
     loop {
@@ -250,9 +249,10 @@ fn median(mut values: Vec<f64>) -> f64 {
 fn unexpected(answer: ToClient) -> Failure {
     match answer {
         ToClient::Refused(reason) => Failure::new(format!("the server refused: {}", printable(&reason))),
-        other => {
-            Failure::new(format!("the server answered out of turn: {}", printable(&format!("{other:?}"))))
-        }
+        other => Failure::new(format!(
+            "the server sent an unexpected message: {}",
+            printable(&format!("{other:?}"))
+        )),
     }
 }
 

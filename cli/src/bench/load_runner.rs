@@ -1,4 +1,4 @@
-//! The measured loop: posts operations, waits for them, allocates nothing of its own.
+//! The measured loop: posts operations and waits for them. It allocates no memory of its own.
 
 use std::time::{Duration, Instant};
 
@@ -12,19 +12,19 @@ use super::protocol::COMPARE;
 use super::sampler::Sampler;
 use crate::failure::{CommandResult, Failure};
 
-/// Longer than the fabric's deadline of an operation, which ends it first.
+/// The limit of a wait. The fabric's deadline of an operation is shorter.
 const LIMIT: Duration = Duration::from_secs(60);
 
 const NO_REGION: &str = "the server has no region for this operation";
 
-/// Everything the operations of one load need, prepared once.
+/// Everything that the operations of one load need, prepared once.
 pub struct LoadRunner<'a> {
     peer: &'a Peer,
     local: &'a Region,
     remote: Option<RemoteRegion>,
     kind: Kind,
     size: usize,
-    /// Offsets of the pages' sources and targets, in the order they are moved.
+    /// The source and target offsets of the pages, in the order of the transfer.
     offsets: Vec<(usize, usize)>,
     from: Pages,
     to: Pages,
@@ -32,14 +32,14 @@ pub struct LoadRunner<'a> {
     read: ReadOptions,
     compare: bool,
     per_pass: usize,
-    /// Waits without sleeping, as `cuStreamSynchronize` does in the limit's copies.
+    /// True to wait without sleeping, as `cuStreamSynchronize` does in the copies of the limit.
     spins: bool,
     window: Vec<Option<(Op, Option<Instant>)>>,
     operations: u64,
 }
 
 impl<'a> LoadRunner<'a> {
-    /// A mover of `load` between `local` and `remote` (none for messages).
+    /// A runner of `load` between `local` and `remote`, which is `None` for messages.
     pub fn new(
         peer: &'a Peer,
         local: &'a Region,
@@ -78,12 +78,12 @@ impl<'a> LoadRunner<'a> {
         }
     }
 
-    /// Operations done so far.
+    /// The number of completed operations.
     pub fn operations(&self) -> u64 {
         self.operations
     }
 
-    /// What the first operation would do now.
+    /// The explanation of the first operation.
     pub fn explain(&self) -> CommandResult<Explanation> {
         let (from, to) = self.offsets[0];
         let (source, target) = (from..from + self.size, to..to + self.size);
@@ -104,7 +104,7 @@ impl<'a> LoadRunner<'a> {
         Ok(explained?)
     }
 
-    /// Moves every page once, untimed; with `compare`, messages say so.
+    /// Moves every page once without timing. With `compare`, messages ask the server to compare them.
     pub fn pass(&mut self, compare: bool) -> CommandResult {
         self.compare = compare;
         let done = self.run(1, &mut Sampler::new(Duration::MAX));
@@ -124,9 +124,9 @@ impl<'a> LoadRunner<'a> {
 
     fn one_by_one(&self, passes: u64, sampler: &mut Sampler) -> CommandResult {
         for _ in 0..passes {
-            for place in 0..self.per_pass {
+            for index in 0..self.per_pass {
                 let begun = sampler.due().then(Instant::now);
-                end(self.post(place)?, self.spins)?;
+                end(self.post(index)?, self.spins)?;
                 if let Some(begun) = begun {
                     sampler.record(begun.elapsed());
                 }
@@ -138,10 +138,10 @@ impl<'a> LoadRunner<'a> {
     fn windowed(&mut self, passes: u64, sampler: &mut Sampler) -> CommandResult {
         let mut at = 0;
         for _ in 0..passes {
-            for place in 0..self.per_pass {
+            for index in 0..self.per_pass {
                 finish(&mut self.window[at], self.spins, sampler)?;
                 let begun = sampler.due().then(Instant::now);
-                self.window[at] = Some((self.post(place)?, begun));
+                self.window[at] = Some((self.post(index)?, begun));
                 at = if at + 1 == self.window.len() { 0 } else { at + 1 };
             }
         }
@@ -153,23 +153,23 @@ impl<'a> LoadRunner<'a> {
     }
 
     #[inline]
-    fn post(&self, place: usize) -> CommandResult<Op> {
+    fn post(&self, index: usize) -> CommandResult<Op> {
         let posted: Result<Op> = match (self.kind, &self.remote) {
             (Kind::WritePages, Some(remote)) => {
                 self.peer.write_pages_with(self.local, &self.from, remote, &self.to, self.size, &self.write)
             }
             (Kind::Read, Some(remote)) => {
-                let (from, to) = self.offsets[place];
+                let (from, to) = self.offsets[index];
                 self.peer.read_with(self.local, to..to + self.size, remote, from, &self.read)
             }
             (Kind::Send, _) => {
-                let (from, _) = self.offsets[place];
+                let (from, _) = self.offsets[index];
                 let flag = if self.compare { COMPARE } else { 0 };
-                let options = SendOptions::new().imm(place as u32 | flag);
+                let options = SendOptions::new().imm(index as u32 | flag);
                 self.peer.send_with(self.local, from..from + self.size, &options)
             }
             (Kind::Write | Kind::WriteImm, Some(remote)) => {
-                let (from, to) = self.offsets[place];
+                let (from, to) = self.offsets[index];
                 self.peer.write_with(self.local, from..from + self.size, remote, to, &self.write)
             }
             (_, None) => return Err(Failure::new(NO_REGION)),
@@ -178,7 +178,7 @@ impl<'a> LoadRunner<'a> {
     }
 }
 
-/// Waits for an operation; one that `looks` does not sleep.
+/// Waits for an operation, without sleeping if `spins`.
 #[inline]
 fn end(mut op: Op, spins: bool) -> CommandResult {
     let begun = Instant::now();

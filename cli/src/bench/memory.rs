@@ -1,4 +1,4 @@
-//! Where the bytes of one side lie.
+//! The memory of one side of a bench.
 #![allow(unsafe_code)]
 
 use std::fmt;
@@ -11,35 +11,35 @@ use serde::{Deserialize, Serialize};
 
 use crate::failure::CommandResult;
 
-/// A kind of memory.
+/// The memory of one side.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum BenchMemory {
-    /// The host's, as `Fabric::alloc` gives it: peers can map it.
+    /// Host memory from `Fabric::alloc`, which peers can map.
     Host,
-    /// The host's, as any program has it: no peer can map it, nothing keeps its pages in place.
+    /// Ordinary host memory: peers cannot map it, and it is not page-locked.
     HostPageable,
-    /// The host's, page-locked for GPUs; peers can map it.
+    /// Host memory that is page-locked for GPUs, and that peers can map.
     HostPinned,
-    /// That GPU's, by CUDA's number.
+    /// Memory of a GPU, by CUDA's number.
     Gpu(u32),
 }
 
 impl BenchMemory {
-    /// Whether it is a GPU's.
+    /// Returns true for GPU memory.
     pub fn is_gpu(self) -> bool {
         matches!(self, Self::Gpu(_))
     }
 
-    /// Zeroed memory there, registered with `fabric`.
+    /// Allocates zeroed memory and registers it with `fabric`.
     pub fn alloc(self, fabric: &Fabric, len: usize, access: Access) -> CommandResult<Region> {
         let memory: Arc<dyn Memory> = match self {
             Self::Host => return Ok(fabric.alloc(len, access)?),
             Self::HostPageable => Arc::new(HostBuffer::private(len)?),
-            // Locked for every GPU, whichever it is asked of.
+            // The memory is page-locked for every GPU, so any device can allocate it.
             Self::HostPinned => Arc::new(PinnedBuffer::new(&Device::open(0)?, len)?),
             Self::Gpu(number) => Arc::new(CudaMemory::new(&Device::open(number)?, len)?),
         };
-        // SAFETY: the memory is new, and only the region will know it.
+        // SAFETY: the memory was allocated just now, and only the region knows it.
         Ok(unsafe { fabric.register(memory, access) }?)
     }
 }
@@ -48,7 +48,7 @@ impl FromStr for BenchMemory {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let wrong = || format!("{text:?} is no memory: give host, host-pageable, host-pinned or gpu:N");
+        let wrong = || format!("unknown memory {text:?}; use host, host-pageable, host-pinned or gpu:N");
         match text {
             "host" => Ok(Self::Host),
             "host-pageable" => Ok(Self::HostPageable),
@@ -72,13 +72,13 @@ impl fmt::Display for BenchMemory {
     }
 }
 
-/// The variable by which loopback is told.
+/// The environment variable that loopback reads.
 const GPU_BLOCKS: &str = "MULTIRAIL_GPU_BLOCKS";
 
-/// Sets it, before any fabric is open.
+/// Sets the number of GPU blocks that copy, for this process and the server it starts. Call it before any fabric is open.
 pub fn set_gpu_blocks(blocks: u32) {
-    // SAFETY: no other thread reads the environment but through the standard library, which locks it: the
-    // libraries that would are loaded when backends are asked for their devices, after this.
+    // SAFETY: other threads read the environment only through the standard library, which locks it. Libraries that
+    // read it directly are loaded when backends are probed, which is after this.
     unsafe { std::env::set_var(GPU_BLOCKS, blocks.to_string()) };
 }
 
@@ -87,12 +87,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn places_are_read_as_they_are_written() {
+    fn names_round_trip() {
         for text in ["host", "host-pageable", "host-pinned", "gpu:0", "gpu:17"] {
             assert_eq!(text.parse::<BenchMemory>().unwrap().to_string(), text);
         }
         for wrong in ["", "gpu", "gpu:", "gpu:-1", "gpu:x", "HOST", "cuda:0", "gpu:4294967296"] {
-            assert!(wrong.parse::<BenchMemory>().unwrap_err().contains("give host"), "{wrong}");
+            assert!(wrong.parse::<BenchMemory>().unwrap_err().contains("use host"), "{wrong}");
         }
     }
 }

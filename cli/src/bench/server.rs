@@ -1,4 +1,4 @@
-//! The target of a bench: holds the region, compares what arrives.
+//! The server of a bench: holds the target region and compares the received bytes.
 
 use std::time::Duration;
 
@@ -13,10 +13,10 @@ use crate::units::{self, Size};
 use crate::wire::{self, MESSAGE_BYTES, MessageReceiver, MessageSender, RECEIVES, RESPONSE_LIMIT};
 use crate::{Common, output};
 
-/// How long a client that is alive may be silent: longer than the longest `--duration`.
+/// How long a live client may be silent, longer than the longest `--duration`.
 const MAX_CLIENT_SILENCE: Duration = Duration::from_secs(25 * 3600);
 
-/// Bytes of all receives together, where messages are measured.
+/// The total bytes of all receives, when messages are measured.
 const RECEIVE_BYTES: usize = 32 << 20;
 
 #[derive(clap::Args)]
@@ -25,7 +25,7 @@ pub struct ServerArguments {
     #[arg(long, default_value = "127.0.0.1:7410", value_name = "ADDRESS")]
     listen: String,
 
-    /// Give up if no client has come by then
+    /// Give up if no client has connected within this time
     #[arg(long, value_parser = units::duration, value_name = "TIME", hide = true)]
     wait: Option<Duration>,
 }
@@ -41,7 +41,7 @@ pub fn run(common: &Common, arguments: &ServerArguments) -> CommandResult {
     }
     let limit = arguments.wait.unwrap_or(Duration::MAX);
     let peer = wait(listener.accept(), limit)
-        .map_err(|_| Failure::new(format!("no client came within {} s", limit.as_secs())))??;
+        .map_err(|_| Failure::new(format!("no client connected within {} s", limit.as_secs())))??;
     serve_one(&fabric, &peer, |load| {
         let (kind, size, pages) = (load.kind.name(), Size(load.size), load.pages);
         match common.json {
@@ -50,10 +50,10 @@ pub fn run(common: &Common, arguments: &ServerArguments) -> CommandResult {
         }
     })
     .inspect_err(|_| common.dumps.after_failure(&fabric))
-    .map_err(|failure| failure.context("the bench client is gone before it was done"))
+    .map_err(|failure| failure.context("the bench client did not finish"))
 }
 
-/// Serves `peer` until it says goodbye. `announce` hears of every load that is ready.
+/// Serves `peer` until the end of its session. `announce` is called for every prepared load.
 pub fn serve_one(fabric: &Fabric, peer: &Peer, announce: impl Fn(&Load) -> CommandResult) -> CommandResult {
     let incoming = MessageReceiver::new(fabric.recv_pool(RECEIVES, MESSAGE_BYTES)?, peer);
     let mut target =
@@ -74,11 +74,11 @@ pub fn serve_one(fabric: &Fabric, peer: &Peer, announce: impl Fn(&Load) -> Comma
                     content::overwrite(&work.region)?;
                     ToClient::Ready
                 }
-                None => ToClient::Refused("nothing is prepared".to_owned()),
+                None => ToClient::Refused("no load is prepared".to_owned()),
             },
             ToServer::Check { operations } => ToClient::Checked(target.check(operations)?),
             ToServer::Bye => {
-                // The client may have read it and left before we see it taken.
+                // The client may have disconnected before the send completes here.
                 let _ = target.outgoing.send(&ToClient::Bye);
                 wait_until_closed(peer);
                 return Ok(());
@@ -99,9 +99,11 @@ struct Target<'a> {
 struct Work {
     load: Load,
     region: Region,
-    /// For messages: the order of pages, how many came, and what was wrong with one.
+    /// The page order, for messages.
     order: Vec<u32>,
+    /// The number of received messages.
     messages: u64,
+    /// The first mismatch of a message.
     wrong: Option<String>,
 }
 
@@ -129,7 +131,7 @@ impl Target<'_> {
         Ok(Work { load, region, order, messages: 0, wrong: None })
     }
 
-    /// The next message of the protocol; measured ones are counted on the way.
+    /// Waits for the next message of the protocol. Counts measured messages meanwhile.
     fn receive(&mut self) -> CommandResult<ToServer> {
         loop {
             let message = self.incoming.next(MAX_CLIENT_SILENCE)?;
@@ -141,25 +143,27 @@ impl Target<'_> {
     }
 
     fn count(&mut self, imm: u32, message: &multirail::Message) -> CommandResult {
-        let work =
-            self.work.as_mut().ok_or_else(|| Failure::new("a measured message before a measurement"))?;
+        let work = self
+            .work
+            .as_mut()
+            .ok_or_else(|| Failure::new("a measured message arrived before a measurement"))?;
         work.messages += 1;
         if imm & COMPARE != 0 && work.wrong.is_none() {
-            let place = imm & !COMPARE;
-            let right = match work.order.get(place as usize) {
+            let index = imm & !COMPARE;
+            let right = match work.order.get(index as usize) {
                 Some(&source) => content::is_page(&message.to_vec(), &work.load, source),
                 None => false,
             };
             if !right {
-                work.wrong = Some(format!("message {place} has other content than was sent"));
+                work.wrong = Some(format!("message {index} has wrong content"));
             }
         }
         Ok(())
     }
 
-    /// Compares everything; waits for what is still on its way.
+    /// Compares all received bytes. Waits for outstanding messages and imms.
     fn check(&mut self, operations: u64) -> CommandResult<Result<(), String>> {
-        let Some(work) = &self.work else { return Ok(Err("nothing is prepared".to_owned())) };
+        let Some(work) = &self.work else { return Ok(Err("no load is prepared".to_owned())) };
         match work.load.kind {
             Kind::Send => self.check_messages(operations),
             Kind::WriteImm => self.check_imms(operations),
@@ -175,34 +179,36 @@ impl Target<'_> {
             let message = self.incoming.next(RESPONSE_LIMIT)?;
             match message.imm() {
                 Some(imm) => self.count(imm, &message)?,
-                None => return Err(Failure::new("the client spoke before its answer")),
+                None => return Err(Failure::new("the client sent a message before the response")),
             }
         }
-        let Some(work) = &self.work else { return Ok(Err("nothing is prepared".to_owned())) };
+        let Some(work) = &self.work else { return Ok(Err("no load is prepared".to_owned())) };
         Ok(match &work.wrong {
             Some(wrong) => Err(wrong.clone()),
             None if work.messages == operations => Ok(()),
-            None => Err(format!("{} messages came, {operations} were sent", work.messages)),
+            None => Err(format!("{} messages arrived, {operations} were sent", work.messages)),
         })
     }
 
     fn check_imms(&self, operations: u64) -> CommandResult<Result<(), String>> {
-        let Some(work) = &self.work else { return Ok(Err("nothing is prepared".to_owned())) };
+        let Some(work) = &self.work else { return Ok(Err("no load is prepared".to_owned())) };
         let counter = self.peer.imm(work.load.imm);
         let arrived = wait(until_closed(self.peer, counter.expect(operations)), RESPONSE_LIMIT);
         match arrived {
             Ok(Err(error)) => return Err(error.into()),
             Ok(Ok(())) if counter.count() == operations => {}
-            _ => return Ok(Err(format!("{} imms came, {operations} were sent", counter.count()))),
+            _ => return Ok(Err(format!("{} imms arrived, {operations} were sent", counter.count()))),
         }
         Ok(bytes(work))
     }
 }
 
 fn bytes(work: &Work) -> Result<(), String> {
-    match verification::first_wrong(&work.region, &work.load) {
+    match verification::first_mismatch(&work.region, &work.load) {
         Ok(None) => Ok(()),
-        Ok(Some(offset)) => Err(format!("the server's region differs from what was sent near byte {offset}")),
-        Err(why) => Err(format!("the server's region could not be compared: {why}")),
+        Ok(Some(offset)) => {
+            Err(format!("the server's region differs from the sent bytes near byte {offset}"))
+        }
+        Err(why) => Err(format!("cannot compare the server's region: {why}")),
     }
 }

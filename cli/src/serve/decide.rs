@@ -1,4 +1,4 @@
-//! What to do with each entry that a sender offers.
+//! Decides what a sender does with each offered entry.
 
 use std::io;
 
@@ -12,11 +12,11 @@ use super::reservation::{self, Reservation};
 use crate::content;
 use crate::failure::{CommandResult, Failure};
 
-/// Most entries in a group.
+/// The maximum number of entries in a group.
 const MOST: usize = 1 << 13;
 
-/// Judges entries, and promises room for what may come. `wanted` says whether the
-/// sender still waits for it.
+/// Decides about the entries of a group, and reserves quota for the bytes that may come. `wanted` returns false if the
+/// sender no longer waits.
 pub fn decide<'a>(
     directory: &'a Directory,
     entries: Vec<Entry>,
@@ -32,7 +32,7 @@ pub fn decide<'a>(
             .map_err(|failure| failure.context(format!("{} was not stored", entry.path)))?;
         let (bytes, cost) = match action {
             EntryAction::Skip | EntryAction::Have | EntryAction::Compare { skip: true, .. } => (0, 0),
-            // What is stored counts already. If it is gone by then, room is taken as bytes come.
+            // The stored bytes count already. If they are removed before, quota is reserved as bytes come.
             EntryAction::Partial | EntryAction::Compare { .. } => {
                 let stored = directory.staging.bytes(&entry.path).unwrap_or(0);
                 (entry.data(), reservation::entry(entry).saturating_sub(stored))

@@ -1,4 +1,4 @@
-//! One group of entries on its way into the directory.
+//! Stores one group of entries in the directory.
 
 use std::fs::File;
 use std::io::Write;
@@ -13,45 +13,45 @@ use super::report::Stored;
 use super::reservation::{self, ENTRY, Reservation};
 use super::staged_file::StagedFile;
 use super::window_bytes::WindowBytes;
-use super::{failed, out_of_turn};
+use super::{failed, unexpected_item};
 use crate::entry_counts::EntryResult;
 use crate::failure::{CommandResult, Failure};
 
-/// A group whose entries have been judged.
+/// A group whose actions are decided.
 pub struct GroupWriter<'a> {
     directory: &'a Directory,
     entries: Vec<Entry>,
     actions: Vec<EntryAction>,
-    /// The sender goes on where another ended: the same content under a name is no clash.
+    /// True if the sender continues an earlier attempt: then an existing file with the same content is no clash.
     resume: bool,
-    /// Items come in ascending order; this is the first that may.
+    /// The first entry that may come next. Items come in ascending order.
     next: usize,
-    /// The file that comes in pieces.
+    /// The file that is arriving in pieces.
     open: Option<(usize, PartialFile<'a>)>,
-    /// The partial file that the sender asks about.
+    /// The partial file that the sender has asked about.
     found: Option<(usize, PartialFile<'a>)>,
-    /// What waits for the next sync, in order.
+    /// The steps after the next sync, in order.
     batch: Vec<Step<'a>>,
-    /// For what has not come.
+    /// The quota of the bytes that were not received yet.
     reservation: Reservation<'a>,
-    /// The entry that failed, if it is not the last that came.
+    /// The entry that failed, if it is not the current one.
     failed: Option<usize>,
     begun: Instant,
-    /// What became of each entry.
+    /// The outcome of each entry.
     outcomes: Vec<Outcome>,
 }
 
-/// What became of an entry so far.
+/// The outcome of an entry so far.
 #[derive(Clone, Default)]
 struct Outcome {
-    /// Known once its name is settled.
+    /// The result, once the entry has its final name.
     entry_result: Option<EntryResult>,
     received: u64,
     hash: Option<blake3::Hash>,
 }
 
 impl Outcome {
-    /// By the verdict alone.
+    /// The outcome that follows from the action alone.
     fn new(action: &EntryAction) -> Self {
         let entry_result = match action {
             EntryAction::Skip | EntryAction::Compare { skip: true, .. } => Some(EntryResult::Skipped),
@@ -62,14 +62,14 @@ impl Outcome {
     }
 }
 
-/// What happens once the bytes so far are durable.
+/// A step after the bytes so far are durable.
 enum Step<'a> {
     Publish { index: usize, staged: StagedFile<'a>, hash: Option<blake3::Hash> },
-    Leave { index: usize },
+    FinishDirectory { index: usize },
 }
 
 impl<'a> GroupWriter<'a> {
-    /// A group with a verdict on each entry, and room for it.
+    /// A group with an action for each entry, and its reservation.
     pub fn new(
         directory: &'a Directory,
         entries: Vec<Entry>,
@@ -95,27 +95,27 @@ impl<'a> GroupWriter<'a> {
         }
     }
 
-    /// What the sender is at, for the sentence if it ends here.
+    /// The path of the current or failed entry, for error messages.
     pub fn current(&self) -> String {
         let last = || self.open.as_ref().map_or(self.next.saturating_sub(1), |(index, _)| *index);
         let index = self.failed.unwrap_or_else(last);
         self.entries.get(index).map_or_else(|| "an empty group".to_owned(), |entry| entry.path.to_string())
     }
 
-    /// Whether something waits for [`Store::commit`].
+    /// Returns true if files wait for [`GroupWriter::commit`].
     pub fn is_pending(&self) -> bool {
         !self.batch.is_empty()
     }
 
-    /// Pieces of the partial file of an entry, from number `first`; whether these are
-    /// the last; and bytes of all its pieces.
+    /// The pieces of an entry's partial file from number `first` on, whether these are the last, and the bytes of all
+    /// pieces.
     pub fn have(&mut self, index: u32, first: u64) -> CommandResult<(Vec<Piece>, bool, u64)> {
         let index = index as usize;
         match self.actions.get(index) {
             Some(EntryAction::Partial | EntryAction::Compare { skip: false, .. }) if self.next == 0 => {}
-            _ => return Err(out_of_turn()),
+            _ => return Err(unexpected_item()),
         }
-        if let Err(failure) = self.wanted(index) {
+        if let Err(failure) = self.expected_size(index) {
             self.failed = Some(index);
             return Err(failure);
         }
@@ -141,7 +141,7 @@ impl<'a> GroupWriter<'a> {
             Item::Make { index }
             | Item::Whole { index, .. }
             | Item::Same { index }
-            | Item::Begin { index, .. } => self.turn(index)?,
+            | Item::Begin { index, .. } => self.accept_index(index)?,
         };
         match *item {
             Item::Whole { hash, .. } => self.whole(index, hash, bytes),
@@ -151,11 +151,11 @@ impl<'a> GroupWriter<'a> {
         }
     }
 
-    /// The index of an item, if it may come now.
-    fn turn(&mut self, index: u32) -> CommandResult<usize> {
+    /// Checks that the item of entry `index` may come now.
+    fn accept_index(&mut self, index: u32) -> CommandResult<usize> {
         let index = index as usize;
         if self.open.is_some() || index < self.next || index >= self.entries.len() {
-            return Err(out_of_turn());
+            return Err(unexpected_item());
         }
         self.next = index + 1;
         Ok(index)
@@ -164,7 +164,7 @@ impl<'a> GroupWriter<'a> {
     fn make(&mut self, index: usize) -> CommandResult {
         let (entry, staging) = (&self.entries[index], &self.directory.staging);
         match &entry.kind {
-            _ if self.actions[index] != EntryAction::Send => Err(out_of_turn()),
+            _ if self.actions[index] != EntryAction::Send => Err(unexpected_item()),
             Kind::Directory => {
                 let cost = if self.directory.stat(&entry.path)?.is_none() { ENTRY } else { 0 };
                 self.reservation.ensure(0, cost)?;
@@ -174,7 +174,7 @@ impl<'a> GroupWriter<'a> {
                 Ok(())
             }
             Kind::Leave => {
-                self.batch.push(Step::Leave { index });
+                self.batch.push(Step::FinishDirectory { index });
                 Ok(())
             }
             Kind::Link { target } => {
@@ -192,14 +192,14 @@ impl<'a> GroupWriter<'a> {
                 self.batch.push(Step::Publish { index, staged, hash: None });
                 Ok(())
             }
-            _ => Err(out_of_turn()),
+            _ => Err(unexpected_item()),
         }
     }
 
     fn whole(&mut self, index: usize, hash: [u8; 32], bytes: &mut WindowBytes<'_>) -> CommandResult {
-        let size = self.wanted(index)?;
+        let size = self.expected_size(index)?;
         if size > CHUNK || self.entries[index].data() != size {
-            return Err(out_of_turn());
+            return Err(unexpected_item());
         }
         let cost = ENTRY + reservation::whole(size);
         self.reservation.ensure(size, cost)?;
@@ -212,7 +212,7 @@ impl<'a> GroupWriter<'a> {
             file.write_all(part).map_err(|error| failed("write the file", error))
         })?;
         if hasher.finalize() != hash {
-            return Err(Failure::new("what arrived has another checksum than what was sent; send it again"));
+            return Err(Failure::new("the received bytes have a wrong checksum; send the file again"));
         }
         self.outcomes[index].received = size;
         self.ready(index, staged, &file, Some(hash.into()))
@@ -227,12 +227,12 @@ impl<'a> GroupWriter<'a> {
                 self.outcomes[index].entry_result = Some(EntryResult::Same);
                 Ok(())
             }
-            _ => Err(out_of_turn()),
+            _ => Err(unexpected_item()),
         }
     }
 
     fn begin(&mut self, index: usize, keep: u64) -> CommandResult {
-        let size = self.wanted(index)?;
+        let size = self.expected_size(index)?;
         let (path, staging) = (&self.entries[index].path, &self.directory.staging);
         let found = match self.found.take() {
             Some((found, partial)) if found == index => Some(partial),
@@ -247,7 +247,7 @@ impl<'a> GroupWriter<'a> {
                 partial
             }
             None if keep == 0 => PartialFile::begin(staging, path, &mut self.reservation)?,
-            None => return Err(Failure::new("its partial file is gone; send it again")),
+            None => return Err(Failure::new("its partial file no longer exists; send the file again")),
         };
         self.open = Some((index, partial));
         Ok(())
@@ -260,18 +260,18 @@ impl<'a> GroupWriter<'a> {
                 self.outcomes[*index].received += u64::from(piece.len);
                 Ok(())
             }
-            _ => Err(out_of_turn()),
+            _ => Err(unexpected_item()),
         }
     }
 
     fn end(&mut self) -> CommandResult {
-        let (index, partial) = self.open.take().ok_or_else(out_of_turn)?;
+        let (index, partial) = self.open.take().ok_or_else(unexpected_item)?;
         let (staged, file, hash) = partial.finish(self.entries[index].size())?;
         self.ready(index, staged, &file, hash)
     }
 
-    /// The size of a file that may come, by its verdict.
-    fn wanted(&self, index: usize) -> CommandResult<u64> {
+    /// The size of a file. Fails unless its action allows the sender to send it.
+    fn expected_size(&self, index: usize) -> CommandResult<u64> {
         match (&self.entries[index].kind, self.actions[index]) {
             (Kind::File { .. }, EntryAction::Compare { skip: false, .. })
                 if self.directory.on_clash == NameClash::Refuse =>
@@ -282,7 +282,7 @@ impl<'a> GroupWriter<'a> {
                 Kind::File { size, .. },
                 EntryAction::Send | EntryAction::Partial | EntryAction::Compare { skip: false, .. },
             ) => Ok(*size),
-            _ => Err(out_of_turn()),
+            _ => Err(unexpected_item()),
         }
     }
 
@@ -299,8 +299,8 @@ impl<'a> GroupWriter<'a> {
         Ok(())
     }
 
-    /// Makes what has come durable, and gives it its final names. A file that cannot get its
-    /// name keeps no other from it, but directories stay unfinished.
+    /// Makes the received files durable and gives them their final names. If a file cannot get its name, the other files
+    /// still get theirs, but directories stay unfinished.
     pub fn commit(&mut self) -> CommandResult {
         if self.batch.iter().any(|step| matches!(step, Step::Publish { .. })) {
             self.directory.sync()?;
@@ -311,9 +311,9 @@ impl<'a> GroupWriter<'a> {
                 Step::Publish { index, staged, hash } => {
                     (index, hash, self.directory.publish(staged, &self.entries[index], self.resume))
                 }
-                Step::Leave { .. } if all.is_err() => continue,
-                Step::Leave { index } => {
-                    (index, None, self.directory.leave(&self.entries[index]).map(|()| true))
+                Step::FinishDirectory { .. } if all.is_err() => continue,
+                Step::FinishDirectory { index } => {
+                    (index, None, self.directory.finish_directory(&self.entries[index]).map(|()| true))
                 }
             };
             let entry = &self.entries[index];
@@ -326,28 +326,28 @@ impl<'a> GroupWriter<'a> {
                 }
                 Err(failure) if all.is_ok() => (self.failed, all) = (Some(index), Err(failure)),
                 Err(also) => {
-                    tracing::warn!(path = %entry.path, reason = also.message(), "not stored either")
+                    tracing::warn!(path = %entry.path, reason = also.message(), "another entry was not stored")
                 }
             }
         }
         all
     }
 
-    /// The group is complete with its first `entries` entries: makes it and its names durable,
-    /// and says what it was. The next entry may have begun: what came of it stays partial.
+    /// Completes the group with its first `entries` entries: makes the files and their names durable, and returns them.
+    /// The next entry may have begun; its pieces stay in a partial file.
     pub fn finish(mut self, entries: u32) -> CommandResult<Vec<Stored>> {
         let entries = entries as usize;
         let begun = self.open.take().map(|(index, _)| index);
         let done = if begun.is_some() { self.next - 1 } else { self.next };
         if entries > self.entries.len() || entries < done || begun.is_some_and(|begun| begun != entries) {
-            return Err(out_of_turn());
+            return Err(unexpected_item());
         }
         self.commit()?;
         self.directory.sync()?;
         let done = self.entries.into_iter().zip(self.outcomes).take(entries);
         let begun = self.begun;
         let stored = done.map(|(entry, Outcome { entry_result, received, hash })| {
-            let entry_result = entry_result.ok_or_else(out_of_turn)?;
+            let entry_result = entry_result.ok_or_else(unexpected_item)?;
             Ok(Stored { entry, entry_result, received, hash, begun })
         });
         stored.collect()

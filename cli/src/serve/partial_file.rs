@@ -1,4 +1,4 @@
-//! A large file on its way: its bytes, and the journal of its pieces.
+//! A large file that arrives in pieces: its bytes, and the journal of its pieces.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -13,20 +13,20 @@ use super::staging_directory::StagingDirectory;
 use super::window_bytes::WindowBytes;
 use crate::failure::{CommandResult, Failure};
 
-/// A file that comes in pieces.
+/// A file that arrives in pieces.
 pub struct PartialFile<'a> {
     staged: StagedFile<'a>,
     file: File,
     journal: Journal,
     hash: FileHash,
-    /// Bytes of its pieces.
+    /// The bytes of its pieces.
     bytes: u64,
-    /// One past the last byte stored.
+    /// The offset after the last stored byte.
     end: u64,
 }
 
 impl<'a> PartialFile<'a> {
-    /// A new one.
+    /// Starts a new partial file.
     pub fn begin(
         staging: &'a StagingDirectory,
         path: &TreePath,
@@ -41,20 +41,19 @@ impl<'a> PartialFile<'a> {
         Ok(Self { staged, file, journal, hash: FileHash::default(), bytes: 0, end: 0 })
     }
 
-    /// What an earlier attempt left.
+    /// Finds the partial file of an earlier attempt.
     pub fn find(staging: &'a StagingDirectory, path: &TreePath) -> Option<Self> {
         let (staged, file, journal) = staging.find(path)?;
         let (bytes, _) = journal.bytes(reservation::piece).ok()?;
         Some(Self { staged, file, journal, hash: FileHash::default(), bytes, end: 0 })
     }
 
-    /// Bytes stored in it.
+    /// The stored bytes.
     pub fn bytes(&self) -> u64 {
         self.bytes
     }
 
-    /// Its pieces from number `first` on, up to the first that is not what the journal
-    /// says, and whether these are the last.
+    /// The pieces from number `first` on, up to the first that differs from the journal, and whether these are the last.
     pub fn have(&self, first: u64) -> CommandResult<(Vec<Piece>, bool)> {
         let unreadable = |error| failed("read a partial file", error);
         let until = first.saturating_add(MAX_HAVE_PIECES as u64).min(self.journal.count());
@@ -73,33 +72,35 @@ impl<'a> PartialFile<'a> {
         Ok((pieces, until == self.journal.count()))
     }
 
-    /// Forgets all but the first `count` pieces, for a file of `size` bytes. Bytes behind
-    /// them become a hole, and their room is promised again.
+    /// Keeps the first `count` pieces, for a file of `size` bytes. The bytes after them are removed, and their quota is
+    /// reserved again.
     pub fn keep(&mut self, count: u64, size: u64, reservation: &mut Reservation<'_>) -> CommandResult {
-        let broken = |error| failed("continue a partial file", error);
-        self.journal.keep(count).map_err(broken)?;
+        let io_failed = |error| failed("continue a partial file", error);
+        self.journal.keep(count).map_err(io_failed)?;
         if self.journal.count() < count {
-            return Err(Failure::new("the sender keeps more pieces than there are; send it again"));
+            return Err(Failure::new(
+                "the sender keeps more pieces than the server has; send the file again",
+            ));
         }
         let mut kept = self.staged.empty();
         self.bytes = 0;
         for index in 0..self.journal.count() {
-            let piece = self.journal.piece(index).map_err(broken)?;
+            let piece = self.journal.piece(index).map_err(io_failed)?;
             let Some(piece) = piece.filter(|piece| piece.is_valid(size) && piece.offset >= self.end) else {
-                return Err(Failure::new("a partial file is broken; send it without --resume"));
+                return Err(Failure::new("the partial file is invalid; send the file without --resume"));
             };
             self.hash.push(&piece);
             kept += reservation::piece(&piece);
             self.bytes += u64::from(piece.len);
             self.end = piece.end();
         }
-        self.file.set_len(self.end).map_err(broken)?;
+        self.file.set_len(self.end).map_err(io_failed)?;
         reservation.give_back(self.staged.shrink(kept));
         Ok(())
     }
 
-    /// Stores the next piece. Takes the room of the piece before it writes the first byte; gives
-    /// it back if the piece fails, once none of its bytes is left.
+    /// Stores the next piece. The quota of the piece is counted before its first byte is written. If the piece fails, the
+    /// quota is given back after its bytes are removed.
     pub fn push(
         &mut self,
         piece: &Piece,
@@ -107,7 +108,7 @@ impl<'a> PartialFile<'a> {
         reservation: &mut Reservation<'_>,
     ) -> CommandResult {
         if piece.offset < self.end {
-            return Err(Failure::new("the sender sent pieces out of turn"));
+            return Err(Failure::new("the sender sent pieces in the wrong order"));
         }
         let (len, cost) = (u64::from(piece.len), reservation::piece(piece));
         reservation.ensure(len, cost)?;
@@ -116,7 +117,9 @@ impl<'a> PartialFile<'a> {
         if let Err(failure) = self.write(piece, bytes) {
             match self.file.set_len(self.end) {
                 Ok(()) => reservation.give_back(self.staged.take(cost)),
-                Err(error) => tracing::warn!(%error, "bytes that failed stay, and count"),
+                Err(error) => {
+                    tracing::warn!(%error, "cannot remove the bytes of a failed piece; they still count")
+                }
             }
             return Err(failure);
         }
@@ -135,12 +138,12 @@ impl<'a> PartialFile<'a> {
             Ok(())
         })?;
         if hash.finish() != piece.hash {
-            return Err(Failure::new("what arrived has another checksum than what was sent; send it again"));
+            return Err(Failure::new("the received bytes have a wrong checksum; send the file again"));
         }
         self.journal.push(piece).map_err(|e| failed("write a journal", e))
     }
 
-    /// All pieces are there: a file of `size` bytes, ready for its name.
+    /// Completes a file of `size` bytes. It is ready for its final name.
     pub fn finish(self, size: u64) -> CommandResult<(StagedFile<'a>, File, Option<blake3::Hash>)> {
         self.file.set_len(size).map_err(|e| failed("write the file", e))?;
         Ok((self.staged, self.file, self.hash.finish(size)))

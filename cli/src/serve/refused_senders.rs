@@ -1,4 +1,4 @@
-//! Senders that come while enough are being served.
+//! Senders that connect while the server already serves the maximum number.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
@@ -12,28 +12,28 @@ use crate::failure::CommandResult;
 use crate::output;
 use crate::wire;
 
-/// Refused senders that are still connected; with more, the first of them is disconnected.
+/// The maximum number of refused senders that are still connected. Above it, the first is disconnected.
 const MOST: usize = 64;
 
-/// Refuses senders without a thread or memory of their own: all get the same message, and each
-/// has the same time to read it and leave.
+/// Refuses senders without a thread or memory for each: all get the same message, and the same time to read it and
+/// disconnect.
 pub struct RefusedSenders {
     /// The refusal as a message.
     refusal: Region,
     bytes: usize,
-    /// Senders that are still connected, the longest first.
+    /// The senders that are still connected, the oldest first.
     leaving: VecDeque<Leaving>,
 }
 
 struct Leaving {
     peer: Peer,
-    /// The refusal on its way. Dropped, it is not sent any more.
+    /// The send of the refusal. Dropping it would cancel the send.
     _refusal: Op,
     until: Instant,
 }
 
 impl RefusedSenders {
-    /// Has refused nobody yet.
+    /// No sender is refused yet.
     pub fn new(fabric: &Fabric) -> CommandResult<Self> {
         let message = wire::encode(&ToSender::Refused(reason()))?;
         let refusal = fabric.alloc(message.len(), Access::LOCAL)?;
@@ -56,8 +56,8 @@ impl RefusedSenders {
         }
     }
 
-    /// Disconnects senders that left or had time to; how long until the next must go.
-    pub fn tidy(&mut self) -> Option<Duration> {
+    /// Disconnects senders that have left or whose time is over. Returns the time until the next one.
+    pub fn disconnect_expired(&mut self) -> Option<Duration> {
         loop {
             let first = self.leaving.front()?;
             let left = first.until.saturating_duration_since(Instant::now());
@@ -76,5 +76,5 @@ impl RefusedSenders {
 }
 
 fn reason() -> String {
-    format!("{} senders are being served already; try again later", senders::MOST)
+    format!("the server already serves {} senders; try again later", senders::MOST)
 }

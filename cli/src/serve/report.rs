@@ -1,4 +1,4 @@
-//! What a server prints about what it stored: a line per file, or per whole tree.
+//! The output of a server: one line per file or tree.
 
 use std::time::Instant;
 
@@ -10,24 +10,24 @@ use crate::failure::CommandResult;
 use crate::output;
 use crate::units::gbytes_per_s;
 
-/// An entry that is done.
+/// A complete entry.
 pub struct Stored {
-    /// Which.
+    /// The entry.
     pub entry: Entry,
     /// Whether it was stored.
     pub entry_result: EntryResult,
-    /// Bytes of it that came over the wire.
+    /// The bytes received.
     pub received: u64,
-    /// Of files without holes.
+    /// The BLAKE3 of a file without holes.
     pub hash: Option<blake3::Hash>,
-    /// When the group began.
+    /// The start of the group.
     pub begun: Instant,
 }
 
-/// Counts what lies in a tree until the tree is complete.
+/// Counts the entries of a tree until the tree is complete.
 pub struct Report {
     json: bool,
-    /// Nobody reads what is printed.
+    /// True if the output cannot be printed any more.
     closed: bool,
     counts: EntryCounts,
     received: u64,
@@ -47,18 +47,19 @@ struct StoredRow {
 }
 
 impl Report {
-    /// Prints rows of JSON, or lines.
+    /// A report that prints rows of JSON, or lines.
     pub fn new(json: bool) -> Self {
         Self { json, closed: false, counts: EntryCounts::default(), received: 0, begun: None }
     }
 
-    /// Prints what is complete with this. A sender goes on if that fails, and we say so once.
+    /// Adds an entry, and prints a tree that is complete with it. If printing fails, the server reports it once and the
+    /// session goes on.
     pub fn add(&mut self, stored: &Stored) {
         if !self.closed
             && let Err(failure) = self.print(stored)
         {
             self.closed = true;
-            output::print_error(&format!("cannot print what is stored: {}", failure.message()));
+            output::print_error(&format!("cannot print the stored files: {}", failure.message()));
         }
     }
 
@@ -67,7 +68,7 @@ impl Report {
         let begun = *self.begun.get_or_insert(stored.begun);
         self.counts.add(entry, stored.entry_result);
         self.received += stored.received;
-        // A directory is complete with its end.
+        // A directory is complete at its end.
         if !entry.path.is_top() || entry.kind == Kind::Directory {
             return Ok(());
         }

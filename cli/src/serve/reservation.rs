@@ -1,4 +1,4 @@
-//! Room promised to one sender for a group, and what things take of it.
+//! The quota reserved for a sender's group, and the disk use of files.
 
 use crate::files::{CHUNK, Entry, Kind, Piece, TreePath};
 
@@ -6,30 +6,30 @@ use super::journal::{self, RECORD};
 use super::quota::Quota;
 use crate::failure::{CommandResult, Failure};
 
-/// Bytes that file systems allocate at once.
+/// The block size of file systems.
 const BLOCK: u64 = 4 << 10;
 
-/// What a file, link or directory takes, besides its bytes.
+/// The disk use of a file, link or directory, without its bytes.
 pub const ENTRY: u64 = BLOCK;
 
-/// What a small file's bytes take.
+/// The disk use of a small file's bytes.
 pub fn whole(len: u64) -> u64 {
     len.div_ceil(BLOCK).saturating_mul(BLOCK)
 }
 
-/// What a piece takes: the blocks it touches, and its record in the journal.
+/// The disk use of a piece: the blocks it touches, and its record in the journal.
 pub fn piece(piece: &Piece) -> u64 {
     let blocks = piece.end().div_ceil(BLOCK) - piece.offset / BLOCK;
     blocks.saturating_mul(BLOCK).saturating_add(RECORD)
 }
 
-/// What a file in pieces takes before its first piece: its name, and its journal's header.
+/// The disk use of a file in pieces before its first piece: its name, and its journal's header.
 pub fn partial(path: &TreePath) -> u64 {
     ENTRY + whole(journal::header_bytes(path))
 }
 
-/// What an entry takes that is stored anew. Holes make more pieces than are known here;
-/// their room is taken as they come. So is that of directories, which may be there.
+/// The disk use of a new entry. Holes make more pieces than are known here, whose quota is reserved as they come. So is
+/// the quota of directories, which may exist already.
 pub fn entry(entry: &Entry) -> u64 {
     match entry.kind {
         Kind::Directory | Kind::Leave => 0,
@@ -41,50 +41,50 @@ pub fn entry(entry: &Entry) -> u64 {
     }
 }
 
-/// Room of the server's quota that nothing is stored in yet. Dropped, it is free again.
+/// The part of the server's quota that is reserved for a group and not used yet. Dropping it releases the rest.
 pub struct Reservation<'a> {
     quota: &'a Quota,
-    /// Bytes of files that were offered and have not come.
+    /// The offered bytes of files that were not received yet.
     offered: u64,
-    /// Reserved for them.
-    promised: u64,
+    /// The quota reserved for them.
+    reserved: u64,
 }
 
 impl<'a> Reservation<'a> {
-    /// Promises room for files of `offered` bytes.
-    pub fn reserve(quota: &'a Quota, offered: u64, promised: u64) -> CommandResult<Self> {
-        quota.reserve(promised)?;
-        Ok(Self { quota, offered, promised })
+    /// Reserves quota for files of `offered` bytes.
+    pub fn reserve(quota: &'a Quota, offered: u64, reserved: u64) -> CommandResult<Self> {
+        quota.reserve(reserved)?;
+        Ok(Self { quota, offered, reserved })
     }
 
-    /// Makes sure of room for `bytes` of a file, which take `cost`.
+    /// Makes sure that `cost` is reserved for `bytes` of a file.
     pub fn ensure(&mut self, bytes: u64, cost: u64) -> CommandResult {
         if bytes > self.offered {
-            return Err(Failure::new("the sender sent more bytes than it offered; send it again"));
+            return Err(Failure::new("the sender sent more bytes than it offered; send the file again"));
         }
-        if let Some(more) = cost.checked_sub(self.promised) {
+        if let Some(more) = cost.checked_sub(self.reserved) {
             self.quota.reserve(more)?;
-            self.promised = cost;
+            self.reserved = cost;
         }
         Ok(())
     }
 
-    /// They are stored: who counts them from now on gives their room back. What was not
-    /// ensured is not taken.
+    /// Moves `cost` from the reservation to the caller, who has stored the bytes and counts them from now on. The caller
+    /// must have called [`Reservation::ensure`].
     pub fn spend(&mut self, bytes: u64, cost: u64) {
         self.offered = self.offered.saturating_sub(bytes);
-        self.promised = self.promised.saturating_sub(cost);
+        self.reserved = self.reserved.saturating_sub(cost);
     }
 
-    /// Something stored is no longer.
+    /// Takes the quota of removed bytes back into the reservation.
     pub fn give_back(&mut self, cost: u64) {
-        self.promised = self.promised.saturating_add(cost);
+        self.reserved = self.reserved.saturating_add(cost);
     }
 }
 
 impl Drop for Reservation<'_> {
     fn drop(&mut self) {
-        self.quota.release(self.promised);
+        self.quota.release(self.reserved);
     }
 }
 
@@ -94,12 +94,12 @@ mod tests {
     use crate::units::Size;
 
     #[test]
-    fn what_is_not_stored_takes_no_room() {
+    fn unused_reservations_are_released() {
         let quota = Quota::new(Some(Size(100)));
         let mut reservation = Reservation::reserve(&quota, 50, 40).unwrap();
         assert!(reservation.ensure(51, 0).is_err() && reservation.ensure(50, 101).is_err());
         reservation.ensure(50, 60).unwrap();
-        assert!(quota.check(40).is_ok() && quota.check(41).is_err(), "60 are promised");
+        assert!(quota.check(40).is_ok() && quota.check(41).is_err(), "60 are reserved");
         reservation.spend(10, 45);
         assert!(reservation.ensure(41, 0).is_err() && quota.check(41).is_err());
         drop(reservation);
@@ -107,7 +107,7 @@ mod tests {
     }
 
     #[test]
-    fn small_things_are_not_free() {
+    fn small_files_use_whole_blocks() {
         assert_eq!((whole(0), whole(1), whole(BLOCK)), (0, BLOCK, BLOCK));
         let cost = |offset, len| piece(&Piece { offset, len, hash: [0; 32] });
         assert_eq!((cost(0, 1), cost(BLOCK, 4096)), (BLOCK + RECORD, BLOCK + RECORD));

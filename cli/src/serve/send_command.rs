@@ -1,4 +1,4 @@
-//! The command line of a sender that meets this server.
+//! The command line with which a sender connects to this server.
 
 use std::net::SocketAddr;
 
@@ -7,18 +7,18 @@ use multirail::BackendChoice;
 use crate::Common;
 use crate::failure::CommandResult;
 
-/// Options whose value is each side's own, and what stands for it.
+/// Options that have another value on each side, and the placeholders of their values.
 const OWN: [(&str, &str); 3] =
     [("--node", "OWN-ADDRESS"), ("--tls-cert", "OWN-CERTIFICATE"), ("--tls-key", "OWN-KEY")];
 
-/// Variables that stand in for an option here, and may be missing where the sender runs.
+/// Environment variables that replace an option on this host, but may be missing on the sender's host.
 const VARIABLES: [(&str, &str); 3] = [
     ("--provider", "MULTIRAIL_EFA_PROVIDER"),
     ("--domains", "MULTIRAIL_EFA_DOMAINS"),
     ("--node", "MULTIRAIL_EFA_NODE"),
 ];
 
-/// `multirail send PATH --to ADDRESS`, with the options that both sides must share.
+/// `multirail send PATH --to ADDRESS`, with the options that must be the same on both sides.
 pub fn line(common: &Common, address: &str) -> CommandResult<String> {
     let security = common.security.arguments().into_iter();
     let given = common.provider.arguments().into_iter();
@@ -28,10 +28,10 @@ pub fn line(common: &Common, address: &str) -> CommandResult<String> {
         BackendChoice::Named(name) => Some(name),
         _ => None,
     };
-    Ok(words(backend, given.collect(), variable, address, &host()))
+    Ok(command_line(backend, given.collect(), variable, address, &host()))
 }
 
-fn words(
+fn command_line(
     backend: Option<String>,
     given: Vec<String>,
     variable: impl Fn(&str) -> Option<String>,
@@ -55,7 +55,7 @@ fn words(
     line
 }
 
-/// An address that can be connected to: this host's name where the server listens on all.
+/// An address that a sender can connect to: with this host's name if the server listens on all addresses.
 fn reachable(address: &str, host: &str) -> String {
     match address.parse::<SocketAddr>() {
         Ok(listening) if listening.ip().is_unspecified() => format!("{host}:{}", listening.port()),
@@ -67,7 +67,7 @@ fn host() -> String {
     rustix::system::uname().nodename().to_string_lossy().into_owned()
 }
 
-/// A word for a shell.
+/// Quotes a word for a shell.
 fn quoted(word: &str) -> String {
     let plain = |c: char| c.is_ascii_alphanumeric() || "_-./:,+@%=".contains(c);
     match !word.is_empty() && word.chars().all(plain) {
@@ -86,11 +86,11 @@ mod tests {
             found.map(|(_, value)| (*value).to_owned())
         };
         let given = given.iter().map(|word| (*word).to_owned()).collect();
-        words(backend.map(str::to_owned), given, variable, address, "here")
+        command_line(backend.map(str::to_owned), given, variable, address, "here")
     }
 
     #[test]
-    fn a_sender_is_given_what_the_server_was_given() {
+    fn a_sender_gets_the_options_of_the_server() {
         let address = "127.0.0.1:7411";
         assert_eq!(line(None, &[], &[], address), "multirail send PATH --to 127.0.0.1:7411");
         assert_eq!(

@@ -1,4 +1,4 @@
-//! One sender: its windows, its messages, its files.
+//! The session with one sender: its windows, its messages, and its files.
 
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::time::{Duration, Instant};
@@ -18,10 +18,10 @@ use crate::connection::wait_until_closed;
 use crate::failure::{CommandResult, Failure, printable};
 use crate::wire::{MessageSender, RESPONSE_LIMIT};
 
-/// How often a silent sender is looked after.
+/// How often the session checks whether a silent sender is alive.
 const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
-/// The conversation with one sender.
+/// The session with one sender.
 pub struct Session<'a> {
     server: &'a Server,
     peer: &'a Peer,
@@ -35,7 +35,7 @@ pub struct Session<'a> {
 }
 
 impl<'a> Session<'a> {
-    /// Serves a sender until it says goodbye, and has left or had time to.
+    /// Serves a sender until the end of its session. Then waits until it has disconnected, for a limited time.
     pub fn run(server: &'a Server, peer: &'a Peer, incoming: Receiver<Vec<u8>>) -> CommandResult {
         let region = server.fabric.alloc(Layout::OFFERED.total() as usize, Access::REMOTE_WRITE)?;
         let outgoing = MessageSender::new(&server.fabric, peer)?;
@@ -45,11 +45,10 @@ impl<'a> Session<'a> {
         if let Err(failure) = &served
             && peer.is_alive()
         {
-            // The sender may be gone by now; our own sentence is printed anyway.
+            // The sender may be gone. The failure is printed here anyway.
             let _ = session.outgoing.send(&ToSender::Refused(printable(failure.message())));
         }
-        // The windows outlive the conversation: a sender that is refused goes on
-        // writing until it has heard so.
+        // The windows outlive the session, because a refused sender writes until it has received the refusal.
         wait_until_closed(peer);
         served
     }
@@ -63,10 +62,10 @@ impl<'a> Session<'a> {
             silence_ms: self.server.silence.as_millis() as u64,
         })?;
         let unfinished = |failure: Failure| failure.context("a sender did not finish");
-        // A sender has nothing to do before it says hello.
+        // A sender has no work to do before its first message.
         let resume = match self.receive_within(self.server.silence.min(RESPONSE_LIMIT)).map_err(unfinished)? {
             ToServer::Hello { total, resume } => {
-                // With these, less may be needed: each group is asked for its room.
+                // With --resume or the rule skip, fewer bytes may be needed. Then each group is checked separately.
                 let directory = &self.server.directory;
                 if resume {
                     self.server.senders.wait_for_dead_sessions(self.peer);
@@ -76,7 +75,7 @@ impl<'a> Session<'a> {
                 }
                 resume
             }
-            other => return Err(out_of_turn(&other)),
+            other => return Err(unexpected_message(&other)),
         };
         self.outgoing.send(&ToSender::Ready)?;
         loop {
@@ -84,11 +83,11 @@ impl<'a> Session<'a> {
                 ToServer::Offer { sequence, table } => self.group(sequence, table, resume)?,
                 ToServer::Working => {}
                 ToServer::Bye => {
-                    // The sender may have read it and left before we see it taken.
+                    // The sender may have disconnected before the send completes here.
                     let _ = self.outgoing.send(&ToSender::Farewell);
                     return Ok(());
                 }
-                other => return Err(out_of_turn(&other)),
+                other => return Err(unexpected_message(&other)),
             }
         }
     }
@@ -110,9 +109,9 @@ impl<'a> Session<'a> {
             Ok(entries) => entries,
             Err(failure) => {
                 let failure = failure.context(format!("{} was not stored", store.current()));
-                // What is whole gets its name all the same.
+                // Complete files get their names all the same.
                 if let Err(also) = store.commit() {
-                    tracing::warn!(reason = also.message(), "whole files were not kept");
+                    tracing::warn!(reason = also.message(), "cannot keep complete files");
                 }
                 return Err(failure);
             }
@@ -123,12 +122,12 @@ impl<'a> Session<'a> {
         Ok(())
     }
 
-    /// Stores windows until the group is complete; how many of its entries are done.
+    /// Stores windows until the group is complete. Returns the number of complete entries.
     fn windows(&mut self, store: &mut GroupWriter<'_>) -> CommandResult<u32> {
         let layout = Layout::OFFERED;
-        // Which of the next windows are filled; a message may overtake another.
+        // The next windows that are filled. A message may overtake another.
         let mut filled = vec![None; layout.windows as usize];
-        // The first window that waits for the store to commit; the rest is free.
+        // The first window that is not free before the next commit.
         let mut first_held = self.next;
         let mut commit = None;
         loop {
@@ -146,7 +145,7 @@ impl<'a> Session<'a> {
             }
             let message = match self.incoming.try_recv() {
                 Ok(bytes) => ToServer::decode(&bytes).map_err(Failure::new)?,
-                // Nothing is under way: the time to sync, once for all that came.
+                // No message is outstanding, so this is the time to sync all received files at once.
                 Err(_) if store.is_pending() || first_held < self.next => {
                     store.commit()?;
                     self.free(&mut first_held)?;
@@ -171,12 +170,12 @@ impl<'a> Session<'a> {
                 ToServer::Commit { next, entries } if next >= self.next && commit.is_none() => {
                     commit = Some((next, entries));
                 }
-                other => return Err(out_of_turn(&other)),
+                other => return Err(unexpected_message(&other)),
             }
         }
     }
 
-    /// Frees all windows from `held` to the next.
+    /// Frees all windows from `first_held` to the next.
     fn free(&mut self, first_held: &mut u64) -> CommandResult {
         while *first_held < self.next {
             self.outgoing.send(&ToSender::Free { sequence: *first_held })?;
@@ -195,7 +194,7 @@ impl<'a> Session<'a> {
         items.iter().try_for_each(|item| store.item(item, &mut bytes))
     }
 
-    /// The table of a window: copied first, since the sender may write it meanwhile.
+    /// The table of a window. It is copied first, because the sender may still write it.
     fn table(&self, sequence: u64, len: u32) -> CommandResult<Vec<u8>> {
         if len > Layout::OFFERED.table {
             return Err(Failure::new("the sender's table is too long"));
@@ -205,16 +204,16 @@ impl<'a> Session<'a> {
         Ok(table)
     }
 
-    /// The next message, or why there will be none.
+    /// Waits for the next message. Fails if the sender is gone or silent.
     fn receive(&mut self) -> CommandResult<ToServer> {
         self.receive_within(self.server.silence)
     }
 
-    /// The same, from a sender that is silent for less than `limit`.
+    /// The same, with a limit of silence.
     fn receive_within(&mut self, limit: Duration) -> CommandResult<ToServer> {
         let until = Instant::now() + limit;
         loop {
-            // Asked before the wait: what a peer said before it died is heard first.
+            // Read before the wait, so that the last messages of a dead peer are received first.
             let alive = self.peer.is_alive();
             match self.incoming.recv_timeout(POLL_INTERVAL.min(limit)) {
                 Ok(bytes) => return ToServer::decode(&bytes).map_err(Failure::new),
@@ -222,12 +221,12 @@ impl<'a> Session<'a> {
                 Err(RecvTimeoutError::Timeout) if Instant::now() < until => {}
                 Err(RecvTimeoutError::Timeout) => {
                     return Err(Failure::new(format!(
-                        "the sender said nothing for {} s, see --silence of the server",
+                        "the sender sent no message for {} s (the server's --silence)",
                         limit.as_secs_f64()
                     )));
                 }
                 Err(RecvTimeoutError::Disconnected) => {
-                    return Err(Failure::new("the sender sent more messages than were agreed"));
+                    return Err(Failure::new("the sender sent too many messages at once"));
                 }
             }
         }
@@ -241,10 +240,12 @@ fn sender_gone(peer: &Peer) -> Failure {
     }
 }
 
-fn out_of_turn(message: &ToServer) -> Failure {
+fn unexpected_message(message: &ToServer) -> Failure {
     match message {
         ToServer::Abandon(reason) => Failure::new(format!("the sender gave up: {}", printable(reason))),
-        _ => Failure::new("the sender spoke out of turn; run the same multirail version on both sides"),
+        _ => Failure::new(
+            "the sender sent an unexpected message; run the same multirail version on both sides",
+        ),
     }
 }
 

@@ -5,27 +5,27 @@ use crate::files::TreePath;
 use super::reservation;
 use super::staging_directory::StagingDirectory;
 
-/// A file or link in the staging directory. Dropped without its final name, a
-/// temporary one is removed; a partial one stays if any piece of it is stored.
+/// A file or link in the staging directory. Dropping it without its final name removes a temporary file. A partial file
+/// stays if it has a piece.
 pub struct StagedFile<'a> {
     staging: &'a StagingDirectory,
     name: String,
     slot: bool,
-    /// Bytes counted against the quota.
+    /// The bytes counted against the quota.
     bytes: u64,
-    /// Bytes that it takes without any piece.
+    /// The bytes that the file needs without any piece.
     empty: u64,
-    named: bool,
+    is_named: bool,
     abandoned: bool,
 }
 
 impl<'a> StagedFile<'a> {
-    /// A whole one.
+    /// A complete file.
     pub(super) fn temporary(staging: &'a StagingDirectory, name: String) -> Self {
-        Self { staging, name, slot: false, bytes: 0, empty: 0, named: false, abandoned: false }
+        Self { staging, name, slot: false, bytes: 0, empty: 0, is_named: false, abandoned: false }
     }
 
-    /// A partial one, whose slot the caller has made busy.
+    /// A partial file, whose slot the caller has marked as busy.
     pub(super) fn slot(staging: &'a StagingDirectory, name: String, path: &TreePath, bytes: u64) -> Self {
         Self {
             staging,
@@ -33,45 +33,45 @@ impl<'a> StagedFile<'a> {
             slot: true,
             bytes,
             empty: reservation::partial(path),
-            named: false,
+            is_named: false,
             abandoned: false,
         }
     }
 
-    /// Its name in the staging directory.
+    /// The name in the staging directory.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// Counts bytes against the quota that its room was promised.
+    /// Adds bytes that were reserved before.
     pub fn add(&mut self, bytes: u64) {
         self.bytes += bytes;
     }
 
-    /// What a partial one takes without any piece.
+    /// The bytes that a partial file needs without any piece.
     pub fn empty(&self) -> u64 {
         self.empty
     }
 
-    /// Takes `bytes` of them back, which are the caller's again.
+    /// Removes `bytes` from the count. Returns the number of removed bytes.
     pub fn take(&mut self, bytes: u64) -> u64 {
         self.shrink(self.bytes.saturating_sub(bytes))
     }
 
-    /// Sets the bytes to fewer: the rest is the caller's again.
+    /// Lowers the count to `bytes`. Returns the number of removed bytes.
     pub fn shrink(&mut self, bytes: u64) -> u64 {
         let fewer = bytes.min(self.bytes);
         std::mem::replace(&mut self.bytes, fewer) - fewer
     }
 
-    /// It is not wanted, whatever is stored in it: removed, and no longer counted.
+    /// Removes the file, even if it has pieces, and releases its bytes.
     pub fn abandon(mut self) {
         self.abandoned = true;
     }
 
-    /// It has its final name: only its journal is left to remove.
-    pub fn named(mut self) {
-        self.named = true;
+    /// Marks the file as renamed to its final name, and removes its journal.
+    pub fn set_named(mut self) {
+        self.is_named = true;
         if self.slot {
             self.staging.remove(&format!("{}.journal", self.name));
         }
@@ -80,13 +80,13 @@ impl<'a> StagedFile<'a> {
 
 impl Drop for StagedFile<'_> {
     fn drop(&mut self) {
-        if self.slot && !self.named && !self.abandoned && self.bytes > self.empty {
+        if self.slot && !self.is_named && !self.abandoned && self.bytes > self.empty {
             if let Some(slot) = self.staging.lock().get_mut(&self.name) {
                 (slot.busy, slot.bytes) = (false, self.bytes);
             }
             return;
         }
-        if !self.named {
+        if !self.is_named {
             self.staging.remove(&self.name);
             self.staging.quota.release(self.bytes);
             if self.slot {

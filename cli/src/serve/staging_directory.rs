@@ -1,9 +1,9 @@
-//! The hidden directory of files that are not whole yet, in the directory served.
+//! The hidden directory of unfinished files in the served directory.
 //!
-//! One server at a time holds its lock. `temp-*` are whole small files and links that
-//! wait for their name; what a killed server left of them is removed by the next.
-//! `part-KEY-N` is a large file on its way, `part-KEY-N.journal` says which pieces of it
-//! are stored; with both, an attempt to send it may be continued. Other names are not ours.
+//! One server at a time has its lock. `temp-*` are complete small files and links that
+//! wait for their names. If a server is killed, the next server removes them.
+//! `part-KEY-N` is a large file that arrives in pieces, and `part-KEY-N.journal` lists its
+//! stored pieces. With both files an attempt can be continued. The server ignores other names.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -22,13 +22,13 @@ use super::reservation;
 use super::staged_file::StagedFile;
 use crate::failure::{CommandResult, Failure};
 
-/// Files of one path that may be on their way at once: one per sender, and left-overs.
+/// The maximum number of partial files of one path: one per sender, and those of earlier attempts.
 const SLOTS: usize = 16;
 
-/// Mode of a file until it is whole.
+/// The mode of a file until it is complete.
 const PRIVATE: Mode = Mode::RUSR.union(Mode::WUSR);
 
-/// Where files are until they are whole.
+/// The directory of unfinished files.
 pub struct StagingDirectory {
     root: OwnedFd,
     pub(super) fd: OwnedFd,
@@ -37,29 +37,29 @@ pub struct StagingDirectory {
     counter: AtomicU64,
 }
 
-/// A partial file.
+/// The state of a partial file.
 pub struct Slot {
-    /// A session is at it.
+    /// True if a session uses the file.
     pub busy: bool,
-    /// What it takes of the quota.
+    /// The bytes counted against the quota.
     pub bytes: u64,
 }
 
 impl StagingDirectory {
-    /// Takes the lock, removes what cannot be continued, and counts what can.
+    /// Locks the directory, removes files that cannot be continued, and counts the others.
     pub fn open(root: OwnedFd, quota: Quota) -> CommandResult<Self> {
         let fd = locked(&root)?;
         let slots = Mutex::default();
         let staging = Self { root, fd, quota, slots, counter: AtomicU64::new(0) };
-        staging.tidy()?;
+        staging.remove_leftovers()?;
         Ok(staging)
     }
 
-    fn tidy(&self) -> CommandResult {
+    fn remove_leftovers(&self) -> CommandResult {
         let unreadable = |error: Errno| failed("read its directory .multirail", error);
         for entry in Dir::read_from(&self.fd).map_err(unreadable)? {
             let entry = entry.map_err(unreadable)?;
-            // Ours are ASCII.
+            // The server's own names are ASCII.
             let Ok(name) = entry.file_name().to_str() else { continue };
             let data = name.strip_suffix(".journal").unwrap_or(name);
             if is_temporary(name) {
@@ -72,7 +72,7 @@ impl StagingDirectory {
                         let bytes = reservation::partial(&path).saturating_add(pieces);
                         self.cut(data, journal.end().map_err(unreadable)?)?;
                         let known = self.lock().insert(data.to_owned(), Slot { busy: false, bytes });
-                        // It has two names; it counts once.
+                        // A partial file has two names but counts once.
                         self.quota.count(if known.is_none() { bytes } else { 0 });
                     }
                     None => self.remove(name),
@@ -82,8 +82,7 @@ impl StagingDirectory {
         Ok(())
     }
 
-    /// Removes bytes behind `end` in a partial file: a server that was killed wrote them, and
-    /// no record counts them.
+    /// Removes bytes after `end` of a partial file. A killed server wrote them, and no record counts them.
     fn cut(&self, slot: &str, end: u64) -> CommandResult {
         let Some(file) = self.existing(slot) else { return Ok(()) };
         let cut = file.metadata().and_then(|metadata| match metadata.len() > end {
@@ -93,7 +92,7 @@ impl StagingDirectory {
         cut.map_err(|error| failed("cut a partial file", error))
     }
 
-    /// The journal of a slot whose file is there too, and the path both are about.
+    /// The journal of a slot and its path, if the slot's file exists too.
     fn journal(&self, slot: &str) -> Option<(TreePath, Journal)> {
         self.existing(slot)?;
         let file = self.existing(&format!("{slot}.journal"))?;
@@ -101,14 +100,14 @@ impl StagingDirectory {
         Journal::open(file, &path).ok().flatten().map(|journal| (path, journal))
     }
 
-    /// A new file that is removed unless it gets its name.
+    /// Creates a file that is removed unless it gets its final name.
     pub fn temporary(&self) -> CommandResult<(StagedFile<'_>, File)> {
         let name = self.temporary_name();
         let file = self.create(&name)?;
         Ok((StagedFile::temporary(self, name), file))
     }
 
-    /// A new symbolic link, likewise.
+    /// Creates a symbolic link that is removed unless it gets its final name.
     pub fn link(&self, target: &[u8]) -> CommandResult<StagedFile<'_>> {
         let name = self.temporary_name();
         rustix::fs::symlinkat(target, &self.fd, &name).map_err(|e| failed("create a symbolic link", e))?;
@@ -119,7 +118,7 @@ impl StagingDirectory {
         format!("temp-{:016x}", self.counter.fetch_add(1, Ordering::Relaxed))
     }
 
-    /// A new partial file of `path`.
+    /// Creates a partial file of `path`.
     pub fn begin(&self, path: &TreePath) -> CommandResult<(StagedFile<'_>, File, Journal)> {
         let name = self.free_slot(path)?;
         let staged = StagedFile::slot(self, name.clone(), path, 0);
@@ -131,12 +130,13 @@ impl StagingDirectory {
     fn free_slot(&self, path: &TreePath) -> CommandResult<String> {
         let (key, mut slots) = (key(path), self.lock());
         let name = (0..SLOTS).map(|n| format!("{key}{n}")).find(|name| !slots.contains_key(name));
-        let name = name.ok_or_else(|| Failure::new("too many senders send it at once; try again later"))?;
+        let name =
+            name.ok_or_else(|| Failure::new("too many senders send this file at once; try again later"))?;
         slots.insert(name.clone(), Slot { busy: true, bytes: 0 });
         Ok(name)
     }
 
-    /// The most complete partial file of `path` that no session is at.
+    /// The largest partial file of `path` that no session uses.
     pub fn find(&self, path: &TreePath) -> Option<(StagedFile<'_>, File, Journal)> {
         let (name, bytes) = {
             let (key, mut slots) = (key(path), self.lock());
@@ -151,19 +151,19 @@ impl StagingDirectory {
         Some((staged, file, journal))
     }
 
-    /// What [`Staging::find`] would give, as it counts for the quota.
+    /// The quota of the file that [`StagingDirectory::find`] would return.
     pub fn bytes(&self, path: &TreePath) -> Option<u64> {
         let (key, slots) = (key(path), self.lock());
-        let ours = slots.range(key.clone()..).take_while(|(name, _)| name.starts_with(&key));
-        ours.filter(|(_, slot)| !slot.busy).map(|(_, slot)| slot.bytes).max()
+        let of_path = slots.range(key.clone()..).take_while(|(name, _)| name.starts_with(&key));
+        of_path.filter(|(_, slot)| !slot.busy).map(|(_, slot)| slot.bytes).max()
     }
 
-    /// Removes partial files of `path` that no session is at.
+    /// Removes partial files of `path` that no session uses.
     pub fn discard(&self, path: &TreePath) {
         let key = key(path);
         let mut slots = self.lock();
-        let ours = slots.range(key.clone()..).take_while(|(name, _)| name.starts_with(&key));
-        let idle: Vec<_> = ours.filter(|(_, slot)| !slot.busy).map(|(name, _)| name.clone()).collect();
+        let of_path = slots.range(key.clone()..).take_while(|(name, _)| name.starts_with(&key));
+        let idle: Vec<_> = of_path.filter(|(_, slot)| !slot.busy).map(|(name, _)| name.clone()).collect();
         for name in idle {
             self.remove(&name);
             self.remove(&format!("{name}.journal"));
@@ -171,7 +171,7 @@ impl StagingDirectory {
         }
     }
 
-    /// How many partial files there are, of all paths.
+    /// The number of partial files of all paths.
     pub fn partials(&self) -> usize {
         self.lock().len()
     }
@@ -182,15 +182,15 @@ impl StagingDirectory {
         Ok(File::from(created.map_err(|e| failed("create a file", e))?))
     }
 
-    /// Opens a file for reading, whatever its mode is by now.
+    /// Opens a file for reading.
     pub fn read(&self, name: &str) -> CommandResult<File> {
         let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let opened = rustix::fs::openat(&self.fd, name, flags, Mode::empty());
-        Ok(File::from(opened.map_err(|e| failed("read a whole file", e))?))
+        Ok(File::from(opened.map_err(|e| failed("read a complete file", e))?))
     }
 
-    /// A file that is there. A whole one that did not get its name has its mode already,
-    /// which may keep us from writing.
+    /// Opens an existing file. A complete file without its final name has its final mode already, which may not allow
+    /// writing.
     fn existing(&self, name: &str) -> Option<File> {
         let flags = OFlags::RDWR | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let open = || rustix::fs::openat(&self.fd, name, flags, Mode::empty());
@@ -208,7 +208,7 @@ impl StagingDirectory {
 
     pub(super) fn remove(&self, name: &str) {
         if let Err(error) = rustix::fs::unlinkat(&self.fd, name, AtFlags::empty()) {
-            tracing::warn!(%error, name, "a temporary file stays behind");
+            tracing::warn!(%error, name, "cannot remove a temporary file");
         }
     }
 
@@ -218,13 +218,13 @@ impl StagingDirectory {
 }
 
 impl Drop for StagingDirectory {
-    /// The directory goes if it is empty, while its lock is held.
+    /// Removes the directory if it is empty, while it is still locked.
     fn drop(&mut self) {
         let _ = rustix::fs::unlinkat(&self.root, STAGING, AtFlags::REMOVEDIR);
     }
 }
 
-/// Opens or creates the directory, and locks it.
+/// Opens or creates the directory and locks it.
 fn locked(root: &OwnedFd) -> CommandResult<OwnedFd> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     loop {
@@ -234,7 +234,7 @@ fn locked(root: &OwnedFd) -> CommandResult<OwnedFd> {
         }
         let fd = match rustix::fs::openat(root, STAGING, flags, Mode::empty()) {
             Ok(fd) => fd,
-            // A server that ended removed it in between.
+            // Another server ended and removed the directory.
             Err(Errno::NOENT) => continue,
             Err(error) => return Err(failed("open .multirail in the directory", error)),
         };
@@ -242,7 +242,7 @@ fn locked(root: &OwnedFd) -> CommandResult<OwnedFd> {
             Ok(()) => {}
             Err(Errno::WOULDBLOCK) => {
                 return Err(Failure::new(
-                    "another multirail serve stores into that directory; stop it, or choose another directory",
+                    "another multirail serve uses this directory; stop it, or choose another directory",
                 ));
             }
             Err(error) => return Err(failed("lock .multirail in the directory", error)),
@@ -255,7 +255,7 @@ fn locked(root: &OwnedFd) -> CommandResult<OwnedFd> {
     }
 }
 
-/// The start of every slot's name of `path`.
+/// The start of the slot names of `path`.
 fn key(path: &TreePath) -> String {
     format!("part-{}-", &blake3::hash(path.as_bytes()).to_hex()[..32])
 }
@@ -281,7 +281,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_partial_file_that_has_its_mode_already_goes_on() {
+    fn a_partial_file_with_its_final_mode_can_be_continued() {
         let into = tempfile::TempDir::new().unwrap();
         let root = || OwnedFd::from(File::open(into.path()).unwrap());
         let path = TreePath::new(b"name").unwrap();
@@ -291,18 +291,18 @@ mod tests {
         journal.push(&piece).unwrap();
         staged.add(reservation::partial(&path) + reservation::piece(&piece));
         rustix::fs::fchmod(&file, Mode::RUSR).unwrap();
-        // As a server leaves it that is killed.
+        // The state that a killed server leaves.
         drop(staged);
         drop(staging);
-        let goes_on = || {
-            // Root would write all the same.
+        let continue_it = || {
+            // Root could write in any mode.
             let mut sets = capabilities(None).unwrap();
             sets.effective.remove(CapabilitySet::DAC_OVERRIDE);
             set_capabilities(None, sets).unwrap();
             let staging = StagingDirectory::open(root(), Quota::new(None)).unwrap();
-            let (_, file, journal) = staging.find(&path).expect("it is there, and not thrown away");
+            let (_, file, journal) = staging.find(&path).expect("the partial file still exists");
             assert_eq!((journal.count(), file.metadata().unwrap().len()), (1, 0));
         };
-        std::thread::scope(|scope| scope.spawn(goes_on).join().unwrap());
+        std::thread::scope(|scope| scope.spawn(continue_it).join().unwrap());
     }
 }

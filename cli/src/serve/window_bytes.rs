@@ -1,14 +1,13 @@
-//! The bytes in one window, taken from its start to its end.
+//! The bytes of one window, read from its start to its end.
 
 use multirail::Region;
 
 use crate::failure::{CommandResult, Failure};
 
-/// Bytes taken out of a window at a time: they stay in a core's cache while they
-/// are hashed and written.
+/// The number of bytes read from a window at a time. They stay in a core's cache while they are hashed and written.
 const PART: usize = 256 << 10;
 
-/// What is left of a window's bytes.
+/// The unread bytes of a window.
 pub struct WindowBytes<'a> {
     region: &'a Region,
     part: &'a mut Vec<u8>,
@@ -17,12 +16,12 @@ pub struct WindowBytes<'a> {
 }
 
 impl<'a> WindowBytes<'a> {
-    /// `len` bytes of the region at `at`; `part` is reused.
+    /// `len` bytes of the region at `at`. `part` is a reusable buffer.
     pub fn new(region: &'a Region, part: &'a mut Vec<u8>, at: usize, len: usize) -> Self {
         Self { region, part, at, left: len }
     }
 
-    /// Hands the next `len` bytes on, part by part.
+    /// Passes the next `len` bytes to `part`, in parts.
     pub fn take(&mut self, len: usize, mut part: impl FnMut(&[u8]) -> CommandResult) -> CommandResult {
         self.left = match self.left.checked_sub(len) {
             Some(left) => left,

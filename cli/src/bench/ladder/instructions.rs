@@ -1,6 +1,6 @@
-//! Instructions per work request, counted by valgrind on a second run of this program.
+//! Counts the instructions per work request with valgrind, in a second run of this program.
 //!
-//! The engine is driven by its caller there: threads that spin would be counted too.
+//! The caller drives the engine in that run, because valgrind would count polling threads too.
 
 use std::process::Command;
 
@@ -8,21 +8,21 @@ use super::ladder_run::{Devices, LadderRun};
 use super::rung::Rung;
 use crate::failure::{CommandResult, Failure};
 
-/// Operations of the two counted runs; what they have in common is not the engine's.
+/// The operations of the two counted runs. Their difference does not include the start of the program.
 const FEW: u64 = 4;
 const MANY: u64 = 24;
 
-/// Instructions per work request of rung `number` on null devices.
+/// The instructions per work request of rung `number` on null devices.
 pub fn instructions(number: usize, options: &[String]) -> CommandResult<f64> {
     let (few, many) = (run(number, FEW, options)?, run(number, MANY, options)?);
     let requests = many.0.saturating_sub(few.0).max(1);
     Ok(many.1.saturating_sub(few.1) as f64 / requests as f64)
 }
 
-/// Work requests and instructions of a run.
+/// The work requests and instructions of a run.
 fn run(number: usize, operations: u64, options: &[String]) -> CommandResult<(u64, u64)> {
     let program =
-        std::env::current_exe().map_err(|e| Failure::new(format!("this program is not found: {e}")))?;
+        std::env::current_exe().map_err(|e| Failure::new(format!("cannot find this program: {e}")))?;
     let run = Command::new("valgrind")
         .args(["--tool=callgrind", "--callgrind-out-file=/dev/null"])
         .arg(program)
@@ -30,19 +30,19 @@ fn run(number: usize, operations: u64, options: &[String]) -> CommandResult<(u64
         .args(options)
         .output()
         .map_err(|e| {
-            Failure::new(format!("valgrind cannot be run ({e}): install it, or leave out --instructions"))
+            Failure::new(format!("cannot run valgrind ({e}); install it, or remove --instructions"))
         })?;
-    let said = String::from_utf8_lossy(&run.stderr);
-    let collected = said.lines().find_map(|line| line.split("Collected :").nth(1));
+    let stderr = String::from_utf8_lossy(&run.stderr);
+    let collected = stderr.lines().find_map(|line| line.split("Collected :").nth(1));
     let instructions = collected.and_then(|number| number.trim().parse().ok());
     let requests = String::from_utf8_lossy(&run.stdout).trim().parse().ok();
     match (requests, instructions) {
         (Some(requests), Some(instructions)) if run.status.success() => Ok((requests, instructions)),
-        _ => Err(Failure::new(format!("valgrind gave no count: {}", said.lines().last().unwrap_or("")))),
+        _ => Err(Failure::new(format!("valgrind printed no count: {}", stderr.lines().last().unwrap_or("")))),
     }
 }
 
-/// The counted run itself: prints its work requests.
+/// Runs the counted operations and prints the number of work requests.
 pub fn counted(devices: &Devices, rung: &Rung, batch: usize, page: usize, operations: u64) -> CommandResult {
     let workers = rung.workers(batch, &[]);
     let ladder_run =
@@ -51,10 +51,10 @@ pub fn counted(devices: &Devices, rung: &Rung, batch: usize, page: usize, operat
     crate::output::line(&requests.to_string())
 }
 
-/// `NUMBER:OPERATIONS` of a counted run.
+/// Parses `NUMBER:OPERATIONS` of a counted run.
 pub fn parse(text: &str) -> Result<(usize, u64), String> {
     let parsed = text
         .split_once(':')
         .and_then(|(rung, operations)| Some((rung.parse().ok()?, operations.parse().ok()?)));
-    parsed.ok_or_else(|| "the number of a rung and of operations, like 0:24".to_owned())
+    parsed.ok_or_else(|| "give the number of a rung and of operations, such as 0:24".to_owned())
 }

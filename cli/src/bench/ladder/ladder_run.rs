@@ -1,4 +1,4 @@
-//! What every rung is measured by: paged writes between two fabrics of this process.
+//! The measurement of a rung: paged writes between two fabrics of this process.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -11,14 +11,14 @@ use super::rung::Rung;
 use crate::failure::{CommandResult, Failure};
 use crate::simulate::shuffled_pages;
 
-/// Pages of one operation.
+/// The number of pages of an operation.
 const PAGES: u32 = 1024;
-/// Operations kept under way for each rail group: an engine always has something to post.
+/// The number of outstanding operations per rail group, so that an engine always has requests to post.
 const INFLIGHT: usize = 4;
-/// Longer than any operation takes.
+/// The limit of an operation.
 const LIMIT: Duration = Duration::from_secs(30);
 
-/// Two connected fabrics, one of them with a rung's switches.
+/// Two connected fabrics with the settings of a rung.
 pub struct LadderRun {
     fabric: Fabric,
     _target: (Fabric, Region),
@@ -30,14 +30,14 @@ pub struct LadderRun {
     inflight: usize,
 }
 
-/// What to open it with.
+/// The devices of both fabrics.
 pub struct Devices {
     pub backend: Arc<dyn Backend>,
     pub devices: Vec<DeviceInfo>,
 }
 
 impl LadderRun {
-    /// Opens `devices` (the first of them, if the rung has one rail) on both sides.
+    /// Opens `devices` on both sides, or only the first of them if the rung has one rail.
     pub fn open(
         devices: &Devices,
         rung: &Rung,
@@ -70,19 +70,19 @@ impl LadderRun {
         Ok(self.peer.write_pages(&self.source, from, &self.landing, to, self.page)?)
     }
 
-    /// Moves all pages `times` times; returns the work requests that took.
+    /// Moves all pages `times` times. Returns the number of work requests.
     pub fn run(&self, times: u64) -> CommandResult<u64> {
         let mut left = 0..times;
         self.run_while(|| left.next().is_some())
     }
 
-    /// Runs for `span`, or until `ends` says so; returns the work requests and the time they took.
+    /// Runs for `span`, or until `ends` returns true. Returns the number of work requests and the time.
     pub fn run_for(&self, span: Duration, ends: impl Fn() -> bool) -> CommandResult<(u64, Duration)> {
         let begun = Instant::now();
         Ok((self.run_while(|| begun.elapsed() < span && !ends())?, begun.elapsed()))
     }
 
-    /// Posts operations while `more` says so, then waits for the rest.
+    /// Posts operations while `more` returns true, then waits for the rest.
     fn run_while(&self, mut more: impl FnMut() -> bool) -> CommandResult<u64> {
         let before = self.requests();
         let mut flight = VecDeque::with_capacity(self.inflight);
