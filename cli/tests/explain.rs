@@ -72,7 +72,7 @@ fn this_host_is_explained() {
 #[test]
 fn missing_gpus_and_nodes_are_errors() {
     for (arguments, says) in [
-        (["--from", "p5.48xlarge", "--gpu", "8"], "8 GPUs: GPUs are counted from 0"),
+        (["--from", "p5.48xlarge", "--gpu", "8"], "8 GPUs; GPU numbers start at 0"),
         (["--from", "p5.48xlarge", "--numa", "2"], "it has: 0, 1"),
         (["--from", "file:no/such", "--gpu", "0"], "no/such"),
     ] {

@@ -48,7 +48,7 @@ fn info_prints_a_table() {
 
 #[test]
 fn there_is_no_fallback_backend() {
-    for (name, says) in [("tcp", "no backend is called"), ("verbs", NO_LIBIBVERBS), ("", "empty")] {
+    for (name, says) in [("tcp", "unknown backend"), ("verbs", NO_LIBIBVERBS), ("", "empty")] {
         for arguments in [&["--backend", name, "bench", "--in-process"][..], &["bench", "--in-process"][..]] {
             let mut command = multirail(arguments);
             command.env("MULTIRAIL_LIBIBVERBS", NO_LIBIBVERBS);
@@ -77,7 +77,7 @@ fn an_unavailable_backend_is_an_error() {
     for (arguments, code, says) in [
         (&["info", "--token-file", "/nope"][..], 1, "/nope"),
         (&["info", "--backend", "efa"], 1, NO_LIBFABRIC),
-        (&["info", "--backend", "carrier"], 1, "no backend is called"),
+        (&["info", "--backend", "carrier"], 1, "unknown backend"),
         (&["info", "--provider", "tcp"], 1, NO_LIBFABRIC),
         (&["info", "--backend", "loopback", "--provider", "tcp"], 1, "options of the backend efa"),
         (&["explain", "--token-file", "/nope"], 1, "/nope"),

@@ -136,9 +136,11 @@ fn servers_and_senders_dump_and_go_on() {
 fn malformed_recordings_are_refused_in_one_sentence() {
     let directory = TempDir::new().expect("a directory");
     let file = path(&directory, "file");
-    for (content, why) in
-        [(&b"PK\x03\x04"[..], "no recording"), (b"mr-dump\x09", "version"), (b"mr-dump\x01\x09", "cut off")]
-    {
+    for (content, why) in [
+        (&b"PK\x03\x04"[..], "no recording"),
+        (b"mr-dump\x09", "version"),
+        (b"mr-dump\x01\x09", "ends in the middle"),
+    ] {
         std::fs::write(&file, content).expect("write");
         let (done, _, said) = run(&["trace", &file]);
         assert!(!done && said.lines().count() == 1 && said.contains(why), "{said}");

@@ -144,9 +144,9 @@ fn many_senders_overrun_no_receiver() {
 #[test]
 fn invalid_options_are_refused_in_a_sentence() {
     for (options, says) in [
-        (["--cores", "9"], "between 1 and the 8 rail groups"),
+        (["--cores", "9"], "between 1 and 8, the number of rail groups"),
         (["--cards", "0"], "between 1 and 64"),
-        (["--lost-cards", "4"], "below --cards"),
+        (["--lost-cards", "4"], "less than the 4 cards"),
         (["--size", "0"], "between 1 byte"),
         (["--card-gbps", "0"], "more than 0"),
         (["--post-cost-ns", "-1"], "0 or more"),

@@ -148,7 +148,7 @@ impl Soak {
 
     fn row(&mut self, elapsed: Duration) -> TestResult {
         let (here, there) = (ResourceUsage::of_this_process()?, self.helper.resource_usage()?);
-        let megabytes = |census: &ResourceUsage| census.resident as f64 / 1e6;
+        let megabytes = |usage: &ResourceUsage| usage.resident as f64 / 1e6;
         println!(
             "| {} | {} | {:.2} | {:.1}, {:.1} | {}, {} | {}, {} |",
             elapsed.as_secs(),

@@ -50,5 +50,5 @@ fn each_peer_over_its_transport() {
 }
 
 fn main() -> ExitCode {
-    conformance::run_or_skip(missing(), conformance::tests![each_peer_by_what_reaches_it])
+    conformance::run_or_skip(missing(), conformance::tests![each_peer_over_its_transport])
 }

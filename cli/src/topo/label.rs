@@ -93,7 +93,7 @@ mod tests {
     fn long_lists_are_cut_between_numbers() {
         let even: Cpus = (0..48).map(|n| n * 2).collect();
         let text = cpus(&even, 30);
-        assert_eq!(text, "0,2,4,6,8,10,12,… (48 CPUs)");
+        assert_eq!(text, "0,2,4,6,8,10,12,14,… (48 CPUs)");
         assert_eq!(text.chars().count(), 30);
         assert_eq!(cpus(&(0..96).collect(), 30), "0-95");
     }

@@ -51,10 +51,10 @@ fn nothing_left(context: &Context) -> TestResult {
         // separate thread releases memory that GPUs use, after it has waited for them.
         let mut limit = Limit::of(LIMIT);
         let after = loop {
-            let census = helper.resource_usage()?;
-            let is_as_before = (census.threads, census.files) == (before.threads, before.files);
+            let usage = helper.resource_usage()?;
+            let is_as_before = (usage.threads, usage.files) == (before.threads, before.files);
             if is_as_before || limit.is_over() {
-                break census;
+                break usage;
             }
         };
         let left = format!("round {round}: threads and descriptors of a helper that closed its fabric");

@@ -27,10 +27,10 @@ const LEN: usize = 5 << 20;
 #[track_caller]
 fn check_explanation(
     pair: &Pair,
-    said: Result<Explanation, Error>,
+    explanation: Result<Explanation, Error>,
     request: impl FnOnce() -> Result<Op, Error>,
 ) -> TestResult<Explanation> {
-    let (said, before) = (said?, pair.a.counters());
+    let (explanation, before) = (explanation?, pair.a.counters());
     let outcome = pair.sim.done(request()?)?;
     let rails = |of: &dyn Fn(&RailCounters) -> (u64, u64)| {
         let after = pair.a.counters();
@@ -39,16 +39,16 @@ fn check_explanation(
     };
     let (posted, direct) =
         (rails(&|rail| (rail.posts, rail.bytes)), rails(&|rail| (rail.direct, rail.direct_bytes)));
-    let plan: Vec<_> = said.rails.iter().map(|rail| (rail.requests, rail.bytes)).collect();
+    let plan: Vec<_> = explanation.rails.iter().map(|rail| (rail.requests, rail.bytes)).collect();
     let nothing = vec![(0, 0); plan.len()];
-    let at_once = said.queued.is_none();
+    let at_once = explanation.queued.is_none();
     let (moved, rest) = if at_once { (direct, posted) } else { (posted, direct) };
-    ensure_eq(&format!("requests and bytes of each rail of\n{said}\n"), moved, plan)?;
+    ensure_eq(&format!("requests and bytes of each rail of\n{explanation}\n"), moved, plan)?;
     ensure_eq("requests the other way", rest, nothing)?;
-    ensure_eq("bytes", said.bytes, outcome.bytes)?;
-    let requests = said.rails.iter().map(|rail| rail.requests).sum::<u64>();
+    ensure_eq("bytes", explanation.bytes, outcome.bytes)?;
+    let requests = explanation.rails.iter().map(|rail| rail.requests).sum::<u64>();
     ensure_eq("work requests", outcome.work_requests, if at_once { 0 } else { requests })?;
-    Ok(said)
+    Ok(explanation)
 }
 
 /// A pair with one rail group: an explanation does not say which of several groups takes the next request, nor which
@@ -69,20 +69,23 @@ fn of_every_request(context: &Context) -> TestResult {
         for options in
             [plain.clone(), plain.clone().imm(1), plain.clone().imm(2).per_wr(), plain.clone().cold()]
         {
-            let said = to.explain_write(src, 0..len, &remote, 0, &options);
-            let said = check_explanation(&pair, said, || to.write_with(src, 0..len, &remote, 0, &options))?;
-            at_once += u32::from(said.queued.is_none());
-            ensure_eq("an imm", said.imm.is_some(), options.imm.is_some())?;
-            ensure_eq("the path", said.path, Some(remote.path()))?;
+            let explanation = to.explain_write(src, 0..len, &remote, 0, &options);
+            let explanation =
+                check_explanation(&pair, explanation, || to.write_with(src, 0..len, &remote, 0, &options))?;
+            at_once += u32::from(explanation.queued.is_none());
+            ensure_eq("an imm", explanation.imm.is_some(), options.imm.is_some())?;
+            ensure_eq("the path", explanation.path, Some(remote.path()))?;
         }
-        let said = to.explain_read(src, 0..len, &remote, 0, &ReadOptions::new());
-        check_explanation(&pair, said, || to.read(src, 0..len, &remote, 0))?;
+        let explanation = to.explain_read(src, 0..len, &remote, 0, &ReadOptions::new());
+        check_explanation(&pair, explanation, || to.read(src, 0..len, &remote, 0))?;
     }
     let (from, onto) =
         (Pages::new((0..77).collect::<Vec<_>>()), Pages::new((1..78).rev().collect::<Vec<_>>()));
     for options in [plain.clone(), plain.clone().imm(3), plain.clone().imm(4).per_wr()] {
-        let said = to.explain_write_pages(src, &from, &remote, &onto, 4096, &options);
-        check_explanation(&pair, said, || to.write_pages_with(src, &from, &remote, &onto, 4096, &options))?;
+        let explanation = to.explain_write_pages(src, &from, &remote, &onto, 4096, &options);
+        check_explanation(&pair, explanation, || {
+            to.write_pages_with(src, &from, &remote, &onto, 4096, &options)
+        })?;
         let prepared = to.prepare_write_pages(src, &from, &remote, &onto, 4096, &options)?;
         for _ in 0..3 {
             check_explanation(&pair, prepared.explain(), || prepared.post())?;
@@ -91,10 +94,10 @@ fn of_every_request(context: &Context) -> TestResult {
     let inbox = CheckedRegion::new(&pair.b, 100, FULL_ACCESS, 1)?;
     for options in [SendOptions::new(), SendOptions::new().imm(9)] {
         pair.b.recv(&inbox.region, 0..100)?.detach();
-        let said = check_explanation(&pair, to.explain_send(src, 0..100, &options), || {
+        let explanation = check_explanation(&pair, to.explain_send(src, 0..100, &options), || {
             to.send_with(src, 0..100, &options)
         })?;
-        ensure_eq("the path of a message", said.path, None)?;
+        ensure_eq("the path of a message", explanation.path, None)?;
     }
     if context.variant != Variant::Plain {
         ensure_eq("what runs in this thread, past a link model", at_once, 0)?;
@@ -131,12 +134,12 @@ fn lost_rail(context: &Context) -> TestResult {
     for _ in 0..Variant::LOST_AFTER + 1 {
         let _ = pair.sim.result(&mut to.write(src, 0..LEN, &remote, 0)?)?;
     }
-    let said = explain()?;
-    for rail in &said.rails {
+    let explanation = explain()?;
+    for rail in &explanation.rails {
         ensure_eq("why", rail.unusable, Some("its device is lost"))?;
         ensure_eq("requests", rail.requests, 0)?;
     }
-    ensure(said.to_string().contains("its device is lost"), said.to_string())
+    ensure(explanation.to_string().contains("its device is lost"), explanation.to_string())
 }
 
 fn transports(context: &Context) -> TestResult {
@@ -147,10 +150,11 @@ fn transports(context: &Context) -> TestResult {
     let (near, far) =
         (CheckedRegion::new(&ours, 64, FULL_ACCESS, 1)?, CheckedRegion::new(&theirs, 64, FULL_ACCESS, 2)?);
     let remote = far.import(&to)?;
-    let said = to.explain_write(&near.region, 0..64, &remote, 0, &WriteOptions::new())?;
-    let taken: Vec<_> = said.transports.iter().map(|choice| (&*choice.transport, choice.taken)).collect();
+    let explanation = to.explain_write(&near.region, 0..64, &remote, 0, &WriteOptions::new())?;
+    let taken: Vec<_> =
+        explanation.transports.iter().map(|choice| (&*choice.transport, choice.taken)).collect();
     ensure_eq("transports", taken, vec![("first", false), (LABEL, true), ("third", false)])?;
-    let text = said.to_string();
+    let text = explanation.to_string();
     for words in
         ["no transport of this label", "later in order of preference", "the first that has the region"]
     {

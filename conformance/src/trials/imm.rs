@@ -188,10 +188,10 @@ fn more_than_any_queue(context: &Context) -> TestResult {
 fn called_and_streamed(context: &Context) -> TestResult {
     const IMMS: u64 = 100;
     let pair = Pair::new(context)?;
-    let (told, calls) = std::sync::mpsc::channel();
+    let (sender, calls) = std::sync::mpsc::channel();
     for n in [IMMS + 1, IMMS, 1, 0] {
-        let told = told.clone();
-        let tell = move |result: Result<(), _>| _ = told.send((n, result.is_ok()));
+        let sender = sender.clone();
+        let tell = move |result: Result<(), _>| _ = sender.send((n, result.is_ok()));
         pair.to_a.imm(6).on_reached(n, tell);
     }
     let ops: Result<Vec<_>, _> =

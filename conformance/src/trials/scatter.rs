@@ -123,7 +123,7 @@ fn evenly(context: &Context) -> TestResult {
     let (src, plain) = (&fixture.src.region, WriteOptions::new());
     let evenly =
         |range, dst: &[RemoteRegion]| fixture.group.scatter_evenly(src, range, dst, 0, &plain).map(drop);
-    ensure_err("no bytes for nobody", evenly(8..8, &fixture.remote), &wrong)?;
+    ensure_err("no bytes for any peer", evenly(8..8, &fixture.remote), &wrong)?;
     ensure_err("a region too few", evenly(0..9, &fixture.remote[1..]), &wrong)?;
     let mut mixed = fixture.remote.clone();
     mixed.swap(0, 1);
@@ -237,10 +237,10 @@ fn cancelled(context: &Context) -> TestResult {
         fixture.sim.step();
         if how == "cancel" {
             let mut cancel = pin!(op.cancel());
-            let mut nobody = task::Context::from_waker(task::Waker::noop());
+            let mut noop_context = task::Context::from_waker(task::Waker::noop());
             let mut over = None;
             fixture.sim.until("a cancel", || {
-                if let task::Poll::Ready(result) = cancel.as_mut().poll(&mut nobody) {
+                if let task::Poll::Ready(result) = cancel.as_mut().poll(&mut noop_context) {
                     over = Some(result);
                 }
                 over.is_some()
@@ -251,8 +251,8 @@ fn cancelled(context: &Context) -> TestResult {
             drop(op);
             for peer in fixture.group.peers() {
                 let mut drained = pin!(peer.drain()?);
-                let mut nobody = task::Context::from_waker(task::Waker::noop());
-                fixture.sim.until("a drain", || drained.as_mut().poll(&mut nobody).is_ready())?;
+                let mut noop_context = task::Context::from_waker(task::Waker::noop());
+                fixture.sim.until("a drain", || drained.as_mut().poll(&mut noop_context).is_ready())?;
             }
         }
         // From here on only the targets write their memory.
