@@ -1,4 +1,4 @@
-//! Where a file has bytes, and the digest of what it holds.
+//! The extents of a file, and the digest of its content.
 
 use std::fs::File;
 use std::io;
@@ -9,16 +9,16 @@ use crate::files::{CHUNK, next_piece};
 use rustix::fs::SeekFrom;
 use rustix::io::Errno;
 
-/// The pieces of a file, ascending: its extents, cut at chunks.
+/// The pieces of a file in ascending order: its extents, cut at chunks.
 pub struct Pieces<'a> {
     file: &'a File,
     size: u64,
-    /// What is left of the extent at hand.
+    /// The rest of the current extent.
     extent: Range<u64>,
 }
 
 impl<'a> Pieces<'a> {
-    /// Of the first `size` bytes; if not `sparse`, holes count as bytes.
+    /// The pieces of the first `size` bytes. Unless `sparse`, holes count as bytes.
     pub fn new(file: &'a File, size: u64, sparse: bool) -> Self {
         Self { file, size, extent: if sparse { 0..0 } else { 0..size } }
     }
@@ -36,18 +36,18 @@ impl<'a> Pieces<'a> {
         Ok(Some(piece))
     }
 
-    /// Passes over the first `count` pieces; whether they have `bytes` bytes and end at `end`.
-    pub fn pass(&mut self, count: u64, bytes: u64, end: u64) -> io::Result<bool> {
-        let (mut passed, mut at) = (0, 0);
+    /// Skips the first `count` pieces. Returns true if they have `bytes` bytes and end at `end`.
+    pub fn skip(&mut self, count: u64, bytes: u64, end: u64) -> io::Result<bool> {
+        let (mut skipped, mut at) = (0, 0);
         for _ in 0..count {
             let Some(piece) = self.next()? else { return Ok(false) };
-            (passed, at) = (passed + piece.end - piece.start, piece.end);
+            (skipped, at) = (skipped + piece.end - piece.start, piece.end);
         }
-        Ok((passed, at) == (bytes, end))
+        Ok((skipped, at) == (bytes, end))
     }
 }
 
-/// Bytes of a file of `size` bytes that are in no hole.
+/// Counts the bytes of a file of `size` bytes that are in no hole.
 pub fn data(file: &File, size: u64) -> io::Result<u64> {
     let (mut at, mut data) = (0, 0);
     while let Some(extent) = extent(file, at, size)? {
@@ -57,7 +57,7 @@ pub fn data(file: &File, size: u64) -> io::Result<u64> {
     Ok(data)
 }
 
-/// The first run of bytes at or behind `at` that is no hole.
+/// Returns the first extent at or after `at`.
 fn extent(file: &File, at: u64, size: u64) -> io::Result<Option<Range<u64>>> {
     if at >= size {
         return Ok(None);
@@ -65,7 +65,7 @@ fn extent(file: &File, at: u64, size: u64) -> io::Result<Option<Range<u64>>> {
     let start = match rustix::fs::seek(file, SeekFrom::Data(at)) {
         Ok(start) if start < size => start,
         Ok(_) | Err(Errno::NXIO) => return Ok(None),
-        // A file system that knows no holes.
+        // This file system does not report holes.
         Err(Errno::INVAL | Errno::NOTSUP) => return Ok(Some(at..size)),
         Err(error) => return Err(error.into()),
     };
@@ -73,10 +73,12 @@ fn extent(file: &File, at: u64, size: u64) -> io::Result<Option<Range<u64>>> {
     Ok((end > start).then(|| start..end.min(size)))
 }
 
-/// A digest of the first `size` bytes that does not depend on where holes are: BLAKE3
-/// over number and BLAKE3 of every chunk that is not all zeros, then the size.
-/// Stops with an error of kind `Interrupted` once `wanted` says no.
-pub fn digest(file: &File, size: u64, mut wanted: impl FnMut() -> bool) -> io::Result<[u8; 32]> {
+/// Computes a digest of the first `size` bytes that does not depend on holes: BLAKE3 over the number and the
+/// BLAKE3 of every chunk that has a byte other than zero, then over the size.
+///
+/// # Errors
+/// `Interrupted` once `go_on` returns false.
+pub fn digest(file: &File, size: u64, mut go_on: impl FnMut() -> bool) -> io::Result<[u8; 32]> {
     let mut digest = blake3::Hasher::new();
     let mut bytes = vec![0; CHUNK.min(size) as usize];
     let mut at = 0;
@@ -84,8 +86,8 @@ pub fn digest(file: &File, size: u64, mut wanted: impl FnMut() -> bool) -> io::R
         let start = extent.start / CHUNK * CHUNK;
         at = (start + CHUNK).min(size);
         let chunk = &mut bytes[..(at - start) as usize];
-        if !wanted() {
-            return Err(io::Error::new(io::ErrorKind::Interrupted, "no longer wanted"));
+        if !go_on() {
+            return Err(io::Error::new(io::ErrorKind::Interrupted, "the digest is no longer needed"));
         }
         file.read_exact_at(chunk, start)?;
         if chunk.iter().any(|&byte| byte != 0) {
@@ -128,16 +130,16 @@ mod tests {
         }
         assert_eq!(total, data(&sparse, size).unwrap());
 
-        // What is passed over must be what was there before.
+        // The skipped pieces must be those of before.
         let first = Pieces::new(&sparse, size, true).next().unwrap().unwrap();
-        let passes = || {
+        let skips = || {
             let (len, end) = (first.end - first.start, first.end);
-            Pieces::new(&sparse, size, true).pass(1, len, end).unwrap()
+            Pieces::new(&sparse, size, true).skip(1, len, end).unwrap()
         };
-        assert!(passes());
+        assert!(skips());
         sparse.write_all_at(&[1], 0).unwrap();
-        assert!(!passes(), "a hole was filled meanwhile");
+        assert!(!skips(), "a hole was filled");
         sparse.set_len(0).unwrap();
-        assert!(!passes(), "bytes became a hole");
+        assert!(!skips(), "bytes became a hole");
     }
 }

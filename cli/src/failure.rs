@@ -1,48 +1,48 @@
-//! Why a command ended early.
+//! The failure of a command.
 
 use std::io;
 use std::process::ExitCode;
 
-/// The result of anything a command does.
-pub type Done<T = ()> = Result<T, Failure>;
+/// The result of a command, or of a part of it.
+pub type CommandResult<T = ()> = Result<T, Failure>;
 
-/// What ends a command early.
+/// The reason why a command ended early.
 #[derive(Debug)]
 pub enum Failure {
-    /// What to tell the user, without a full stop.
-    Sentence(String),
-    /// A signal ended it, with its number and what to tell the user.
+    /// The text for the user, without a full stop.
+    Message(String),
+    /// A signal ended the command: its number, and the text for the user.
     Interrupted(u8, String),
-    /// Nobody reads our output any more: end quietly.
+    /// The reader of the output is gone. The command ends without a message.
     ClosedPipe,
 }
 
 impl Failure {
-    /// A failure in these words.
-    pub fn new(sentence: impl Into<String>) -> Self {
-        Self::Sentence(sentence.into())
+    /// A failure with this text.
+    pub fn new(message: impl Into<String>) -> Self {
+        Self::Message(message.into())
     }
 
-    /// The same failure told as part of something larger: `prefix: sentence`.
-    pub fn within(self, prefix: impl std::fmt::Display) -> Self {
+    /// The same failure with a context: `prefix: text`.
+    pub fn context(self, prefix: impl std::fmt::Display) -> Self {
         match self {
-            Self::Sentence(sentence) => Self::Sentence(format!("{prefix}: {sentence}")),
+            Self::Message(message) => Self::Message(format!("{prefix}: {message}")),
             other => other,
         }
     }
 
-    /// The words, for passing them on.
-    pub fn sentence(&self) -> &str {
+    /// The text of the failure.
+    pub fn message(&self) -> &str {
         match self {
-            Self::Sentence(sentence) | Self::Interrupted(_, sentence) => sentence,
-            Self::ClosedPipe => "the reader of our output went away",
+            Self::Message(message) | Self::Interrupted(_, message) => message,
+            Self::ClosedPipe => "the reader of the output is gone",
         }
     }
 
-    /// What the shell is told: of a signal as shells tell it, 128 and its number.
+    /// The exit code. After a signal it is 128 plus the signal's number, as in shells.
     pub fn exit_code(&self) -> ExitCode {
         match self {
-            Self::Sentence(_) => ExitCode::FAILURE,
+            Self::Message(_) => ExitCode::FAILURE,
             Self::Interrupted(signal, _) => ExitCode::from(128_u8.saturating_add(*signal)),
             Self::ClosedPipe => ExitCode::SUCCESS,
         }
@@ -51,21 +51,21 @@ impl Failure {
 
 impl From<multirail::Error> for Failure {
     fn from(error: multirail::Error) -> Self {
-        Self::Sentence(error.to_string())
+        Self::Message(error.to_string())
     }
 }
 
-/// Failures of our own output; errors of files get their own words where they happen.
+/// Failures of the command's own output. Errors of files get their text where they happen.
 impl From<io::Error> for Failure {
     fn from(error: io::Error) -> Self {
         match error.kind() {
             io::ErrorKind::BrokenPipe => Self::ClosedPipe,
-            _ => Self::Sentence(format!("cannot write the output: {error}")),
+            _ => Self::Message(format!("cannot write the output: {error}")),
         }
     }
 }
 
-/// Text from outside made safe to print as part of one line.
+/// Makes text from outside safe to print as part of one line.
 pub fn printable(text: &str) -> String {
     const LONGEST: usize = 500;
     text.chars().take(LONGEST).map(|c| if c.is_control() { ' ' } else { c }).collect()

@@ -1,4 +1,4 @@
-//! The parsers of bytes that are not trusted, for the fuzzer alone (`cfg(fuzzing)`).
+//! The parsers of untrusted bytes, for the fuzzer (`cfg(fuzzing)`).
 
 use std::fs::File;
 use std::io::Write;
@@ -11,38 +11,38 @@ use crate::serve::journal::Journal;
 use crate::trace::{chrome, timeline};
 use crate::wire::decode;
 
-/// Messages of `send` and `serve`.
+/// Parses messages of `send` and `serve`.
 pub fn files(bytes: &[u8]) {
     let _ = ToServer::decode(bytes);
     if let Ok(ToSender::Welcome { layout, .. }) = ToSender::decode(bytes) {
-        sound(&layout);
+        check_layout(&layout);
     }
 }
 
-/// Tables of entries and items, which lie in a window that a peer writes.
+/// Parses tables of entries and items, which a peer writes into a window.
 pub fn tables(bytes: &[u8]) {
     for entry in decode_entries(bytes).unwrap_or_default() {
-        inside(entry.path.as_bytes());
+        check_path(entry.path.as_bytes());
         assert!(entry.data() <= entry.size());
     }
     let _ = decode_items(bytes);
     if let Ok(path) = TreePath::new(bytes) {
-        inside(path.as_bytes());
+        check_path(path.as_bytes());
         assert_eq!(path.names().collect::<Vec<_>>().join(&b'/'), path.as_bytes());
-        // A target taken as sound leads no further up than its link lies deep.
+        // An accepted target goes up by fewer directories than its link is deep.
         if let Ok(link) = TreePath::new(b"a/b") {
             let _ = check_link(&link, bytes);
         }
     }
 }
 
-/// The journal of a partial file, as an earlier server left it, or somebody else.
+/// Parses the journal of a partial file, which an earlier server or another program wrote.
 pub fn journal(bytes: &[u8]) {
     let file = rustix::fs::memfd_create("journal", rustix::fs::MemfdFlags::CLOEXEC).expect("a memfd");
     let mut file = File::from(file);
     file.write_all(bytes).expect("a memfd takes bytes");
     let Some(path) = Journal::path(&file) else { return };
-    inside(path.as_bytes());
+    check_path(path.as_bytes());
     let journal = Journal::open(file, &path).expect("a memfd can be read");
     let journal = journal.expect("it has the path it says");
     for index in 0..journal.count() {
@@ -52,7 +52,7 @@ pub fn journal(bytes: &[u8]) {
     journal.end().expect("what is counted is there");
 }
 
-/// A recording, printed and converted.
+/// Parses, prints and converts a recording.
 pub fn trace(bytes: &[u8]) {
     if let Ok(recording) = Recording::from_bytes(bytes) {
         let _ = timeline(&recording);
@@ -61,7 +61,7 @@ pub fn trace(bytes: &[u8]) {
     }
 }
 
-/// What the two sides of a bench say to each other.
+/// Parses messages of the two sides of a bench.
 pub fn bench(bytes: &[u8]) {
     if let Ok(bench::ToServer::Prepare(load)) = decode::<bench::ToServer>(bytes) {
         let _ = load.check();
@@ -69,8 +69,8 @@ pub fn bench(bytes: &[u8]) {
     let _ = decode::<bench::ToClient>(bytes);
 }
 
-fn sound(layout: &Layout) {
-    if layout.is_sound() {
+fn check_layout(layout: &Layout) {
+    if layout.is_valid() {
         for sequence in [0, 1, u64::MAX] {
             assert!((layout.slot(sequence) as u64) < layout.total());
             assert!((layout.table_at(sequence) as u64) < layout.total());
@@ -78,7 +78,7 @@ fn sound(layout: &Layout) {
     }
 }
 
-fn inside(path: &[u8]) {
+fn check_path(path: &[u8]) {
     let names: Vec<_> = path.split(|byte| *byte == b'/').collect();
     assert!(!names.iter().any(|name| matches!(*name, b"" | b"." | b"..") || name.contains(&0)));
 }

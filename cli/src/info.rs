@@ -1,4 +1,4 @@
-//! `multirail info`: the backends by name, available or why not.
+//! `multirail info`: lists the backends, and why one is unavailable.
 
 use std::ops::Range;
 
@@ -7,7 +7,7 @@ use multirail::spi::{DeviceInfo, Operations};
 use multirail::{BackendChoice, Place, Registry, TransportInfo};
 use serde::Serialize;
 
-use crate::failure::{Done, Failure};
+use crate::failure::{CommandResult, Failure};
 use crate::table::Table;
 use crate::units::Size;
 use crate::{Common, output};
@@ -19,21 +19,21 @@ struct Row {
     devices: Vec<DeviceRow>,
     reason: Option<String>,
     remedy: Option<String>,
-    /// Requests and receives that a device takes at once.
+    /// The number of requests that a device can hold.
     send_depth: Option<u32>,
     recv_depth: Option<u32>,
     max_message: Option<u64>,
     max_write: Option<u64>,
-    /// Where something counts them.
+    /// The limit of regions, if the device has one.
     max_regions: Option<u32>,
     imm_bytes: Option<u8>,
     idle: Option<String>,
     groups: Vec<Group>,
-    /// `emulated` where the peers' processors do what the device cannot.
+    /// `emulated` if the peers' CPUs run the writes that the device cannot run.
     rdma_write: Option<&'static str>,
 }
 
-/// A rail group: its devices, and where its worker runs.
+/// A rail group: its devices, its GPUs, and the core of its worker.
 #[derive(Serialize)]
 struct Group {
     devices: Vec<String>,
@@ -71,27 +71,27 @@ impl Row {
     }
 
     /// The failure of a command that asked for this backend.
-    fn refusal(&self) -> Failure {
+    fn failure(&self) -> Failure {
         let words = |text: &Option<String>| text.clone().unwrap_or_default();
         let (reason, remedy) = (words(&self.reason), words(&self.remedy));
         Failure::new(format!("{} is unavailable: {reason}; {remedy}", self.backend))
     }
 }
 
-/// Prints one row per backend, and one of GPU memory; of a backend that is named, its own alone. Fails if a
-/// backend that was asked for is unavailable.
-pub fn run(common: &Common) -> Done {
+/// Prints one row per backend, and one for GPU memory. If a backend is named, prints its row only. Fails if a
+/// requested backend is unavailable.
+pub fn run(common: &Common) -> CommandResult {
     common.check_security()?;
     let (registry, choice) = (common.registry()?, common.choice()?);
     let rows = match &choice {
         BackendChoice::Auto => {
             let rows = registry.names().map(|name| row(&registry, name));
-            rows.chain([Ok(gpu_memory())]).collect::<Done<Vec<_>>>()?
+            rows.chain([Ok(gpu_memory())]).collect::<CommandResult<Vec<_>>>()?
         }
         BackendChoice::Named(name) => vec![row(&registry, registry.find(name)?.name())?],
     };
     let missing = rows.iter().find(|row| !row.available && common.asks_for(&choice, row.backend));
-    let missing = missing.map(Row::refusal);
+    let missing = missing.map(Row::failure);
     match common.json {
         true => rows.iter().try_for_each(output::json)?,
         false => print(rows)?,
@@ -99,26 +99,26 @@ pub fn run(common: &Common) -> Done {
     missing.map_or(Ok(()), Err)
 }
 
-fn print(rows: Vec<Row>) -> Done {
+fn print(rows: Vec<Row>) -> CommandResult {
     let table = Table::named_by(1).text("backend").text("available").text("devices").text("capabilities");
     let mut table = table.text("reason").text("fix");
     rows.into_iter().for_each(|row| table.row(cells(row)));
     table.print()
 }
 
-fn row(registry: &Registry, name: &'static str) -> Done<Row> {
+fn row(registry: &Registry, name: &'static str) -> CommandResult<Row> {
     let mut row = Row::new(name);
     match registry.find(name)?.probe() {
         Ok(devices) => {
             row.available = true;
             row.devices = devices.iter().map(device).collect();
-            // What a domain can do is only known once it is open.
+            // The capabilities of a device are known only once it is open.
             match capabilities(registry, name) {
                 Ok(Some(opened)) => {
                     let limits = &opened.capabilities;
                     (row.send_depth, row.recv_depth) = (Some(limits.send_depth), Some(limits.recv_depth));
                     (row.max_message, row.max_write) = (Some(limits.max_message), Some(limits.max_write));
-                    (row.max_regions, row.imm_bytes) = (counted(limits.max_regions), Some(limits.imm_bytes));
+                    (row.max_regions, row.imm_bytes) = (limited(limits.max_regions), Some(limits.imm_bytes));
                     row.idle = Some(idle(&opened));
                     row.groups = groups(&opened);
                     let is_emulated = limits.emulated.contains(Operations::WRITE);
@@ -127,8 +127,8 @@ fn row(registry: &Registry, name: &'static str) -> Done<Row> {
                 Ok(None) => {}
                 Err(error) => {
                     row.available = false;
-                    row.reason = Some(format!("found, but opening it failed: {}", error.sentence()));
-                    row.remedy = Some("mend what the reason names".to_owned());
+                    row.reason = Some(format!("found, but opening it failed: {}", error.message()));
+                    row.remedy = Some("fix what the reason names".to_owned());
                 }
             }
         }
@@ -140,19 +140,19 @@ fn row(registry: &Registry, name: &'static str) -> Done<Row> {
     Ok(row)
 }
 
-/// A limit, unless it is none.
-fn counted(most: u32) -> Option<u32> {
+/// Returns a limit, or `None` for no limit.
+fn limited(most: u32) -> Option<u32> {
     (most < u32::MAX).then_some(most)
 }
 
-fn capabilities(registry: &Registry, name: &str) -> Done<Option<TransportInfo>> {
+fn capabilities(registry: &Registry, name: &str) -> CommandResult<Option<TransportInfo>> {
     let fabric = registry.builder(&BackendChoice::Named(name.to_owned()))?.open()?;
     let first = fabric.transports().into_iter().next();
     fabric.close();
     Ok(first)
 }
 
-/// GPUs, which are no backend's: their memory is registered with one.
+/// The row of the GPUs. They belong to no backend, but their memory can be registered with one.
 fn gpu_memory() -> Row {
     let mut row = Row::new("GPU memory");
     match Device::all() {
@@ -162,7 +162,7 @@ fn gpu_memory() -> Row {
         }
         Err(why) => {
             row.reason = Some(why.context().to_owned());
-            row.remedy = Some("`multirail doctor` says what a GPU here lacks".to_owned());
+            row.remedy = Some("run `multirail doctor`, which checks the GPU setup".to_owned());
         }
     }
     row
@@ -178,12 +178,15 @@ fn gpu(gpu: &Device) -> DeviceRow {
     }
 }
 
-/// How a worker without work waits: woken if the device can, else by naps.
+/// How an idle worker waits: it sleeps if the device can wake it, or it polls with short sleeps.
 fn idle(transport: &TransportInfo) -> String {
     if transport.capabilities.supports_wakeup {
         return "sleeps until woken".to_owned();
     }
-    format!("naps of up to {} µs; the device cannot wake it", transport.capabilities.idle_backoff.as_micros())
+    format!(
+        "polls every {} µs or less; the device cannot wake it",
+        transport.capabilities.idle_backoff.as_micros()
+    )
 }
 
 fn groups(transport: &TransportInfo) -> Vec<Group> {
@@ -196,7 +199,7 @@ fn groups(transport: &TransportInfo) -> Vec<Group> {
     transport.groups.iter().zip(&transport.places).map(group).collect()
 }
 
-/// How many groups, and the CPUs of those whose workers keep to one.
+/// The number of groups, and the CPUs of pinned workers.
 fn summary(groups: &[Group]) -> Option<String> {
     let cores: Vec<String> = groups.iter().filter_map(|group| Some(group.core?.to_string())).collect();
     match (groups.len(), cores.is_empty()) {
@@ -229,7 +232,7 @@ fn cells(row: Row) -> Vec<String> {
     highlights.extend(row.imm_bytes.map(|bytes| format!("imm {bytes} bytes")));
     highlights.extend(summary(&row.groups));
     highlights.extend(row.idle.map(|idle| format!("idle: {idle}")));
-    highlights.extend(row.rdma_write.map(|how| format!("rdma_write: {how}, by the peers' processors")));
+    highlights.extend(row.rdma_write.map(|how| format!("rdma_write: {how}, by the peers' CPUs")));
     vec![
         row.backend.to_owned(),
         if row.available { "yes" } else { "no" }.to_owned(),

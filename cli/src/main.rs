@@ -1,4 +1,4 @@
-//! The command `multirail`: what is here, how fast it is, and files across.
+//! The command `multirail`.
 
 fn main() -> std::process::ExitCode {
     multirail_cli::run()

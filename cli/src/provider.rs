@@ -1,12 +1,12 @@
-//! Which of libfabric's providers the backend `efa` uses.
+//! The options of the backend `efa`: libfabric's provider, domains and local address.
 
 use std::sync::Arc;
 
 use multirail::{Efa, Registry};
 
-use crate::failure::Done;
+use crate::failure::CommandResult;
 
-/// What the command line says about libfabric; the environment says the rest.
+/// The libfabric options of the command line. Options that are not given come from the environment.
 #[derive(clap::Args, Clone, Default)]
 pub struct Provider {
     /// libfabric's provider for the backend efa: efa, efa-direct, tcp, shm, ...
@@ -24,8 +24,8 @@ pub struct Provider {
 }
 
 impl Provider {
-    /// All backends, `efa` as this says.
-    pub fn registry(&self) -> Done<Registry> {
+    /// All backends, with `efa` configured by these options.
+    pub fn registry(&self) -> CommandResult<Registry> {
         let registry = Registry::standard();
         if !self.is_given() {
             return Ok(registry);
@@ -43,12 +43,12 @@ impl Provider {
         Ok(registry.with(multirail::staged_if_asked(Arc::new(Efa::with(config)))))
     }
 
-    /// Whether an option asks for something of libfabric's.
+    /// Returns true if an option is given.
     pub fn is_given(&self) -> bool {
         !self.arguments().is_empty()
     }
 
-    /// The same for another process of this program.
+    /// The arguments that give another process of this program the same options.
     pub fn arguments(&self) -> Vec<String> {
         let domains = self.domains.map(|domains| domains.to_string());
         let all = [("--provider", &self.provider), ("--domains", &domains), ("--node", &self.node)];

@@ -1,28 +1,27 @@
-//! Who may connect: the options for tokens and TLS, the same for every command that
-//! opens a fabric.
+//! The options for tokens and TLS of every command that opens a fabric.
 
 use std::ffi::OsString;
 use std::path::PathBuf;
 
 use multirail::{FabricBuilder, Token};
 
-use crate::failure::Done;
+use crate::failure::CommandResult;
 #[cfg(feature = "tls")]
 use crate::failure::Failure;
 
-/// The environment variable that stands in for `--token-file`.
+/// The environment variable that replaces `--token-file`.
 const TOKEN_FILE: &str = "MULTIRAIL_TOKEN_FILE";
 
-/// Who may connect, and to whom.
+/// The options that decide which peers may connect.
 #[derive(clap::Args, Clone)]
 #[command(next_help_heading = "Security")]
 pub struct Security {
-    /// Meet only peers that have the token in this file, the same on both sides; make one by
-    /// `openssl rand -hex 32` [default: $MULTIRAIL_TOKEN_FILE, or anybody]
+    /// Connect only to peers that have the token in this file; make one with
+    /// `openssl rand -hex 32` [default: $MULTIRAIL_TOKEN_FILE, or any peer]
     #[arg(long, global = true, value_name = "FILE")]
     token_file: Option<PathBuf>,
 
-    /// Encrypt control connections by TLS: this side's certificate chain, PEM
+    /// Encrypt control connections with TLS: this side's certificate chain, PEM
     #[cfg(feature = "tls")]
     #[arg(long, global = true, value_name = "FILE", requires_all = ["tls_key", "tls_ca"])]
     tls_cert: Option<PathBuf>,
@@ -39,8 +38,8 @@ pub struct Security {
 }
 
 impl Security {
-    /// The builder with what was asked for.
-    pub fn apply(&self, mut builder: FabricBuilder) -> Done<FabricBuilder> {
+    /// Applies the options to a fabric builder.
+    pub fn apply(&self, mut builder: FabricBuilder) -> CommandResult<FabricBuilder> {
         if let Some(path) = self.token_file() {
             builder = builder.token(Token::from_file(path)?);
         }
@@ -51,13 +50,13 @@ impl Security {
                 let bootstrap = multirail::TlsBootstrap::from_files(certificate, key, roots)?;
                 builder = builder.bootstrap(std::sync::Arc::new(bootstrap));
             }
-            // Nothing goes unencrypted because of an option that was forgotten.
-            _ => return Err(Failure::new("--tls-cert, --tls-key and --tls-ca go together: give all three")),
+            // A forgotten option must not turn encryption off.
+            _ => return Err(Failure::new("--tls-cert, --tls-key and --tls-ca must be given together")),
         }
         Ok(builder)
     }
 
-    /// Whether an option is there; the environment does not count.
+    /// Returns true if an option is given. The environment does not count.
     pub fn is_given(&self) -> bool {
         #[cfg(feature = "tls")]
         if self.tls_cert.is_some() || self.tls_key.is_some() || self.tls_ca.is_some() {
@@ -66,7 +65,7 @@ impl Security {
         self.token_file.is_some()
     }
 
-    /// The arguments that make another process of this program ask for the same.
+    /// The arguments that give another process of this program the same options.
     pub fn arguments(&self) -> Vec<OsString> {
         let options = [
             ("--token-file", self.token_file()),

@@ -1,32 +1,32 @@
-//! Tables: rows under headings, laid out for the place where stdout goes.
+//! Tables: rows under headings, laid out for the destination of stdout.
 //!
-//! In a terminal a table has boxes and is never wider than the screen. Where it would be, its texts wrap between
-//! words, then its optional columns go; a table that still does not fit is printed one key per line. In a pipe
-//! it is plain aligned text, and no value is wrapped: a line stays whole for `grep`.
+//! In a terminal a table has boxes and is never wider than the screen. If it would be wider, its texts wrap between
+//! words, then optional columns are dropped. A table that still does not fit is printed as one key per line. In a pipe
+//! a table is plain aligned text and no value is wrapped, so that `grep` sees whole lines.
 
 use std::io::{self, IsTerminal};
 
 use comfy_table::{CellAlignment, ContentArrangement, presets};
 
-use crate::failure::Done;
+use crate::failure::CommandResult;
 use crate::output;
 
-/// The widest plain table; a wider one is printed one key per line.
+/// The maximum width of a plain table. A wider one is printed as one key per line.
 const PLAIN_WIDTH: usize = 160;
 
-/// The width of a terminal that does not tell it.
+/// The width of a terminal that does not report its width.
 const UNKNOWN_WIDTH: usize = 80;
 
-/// Characters that a wrapped text has at least in a line of a table.
-const NARROWEST_TEXT: usize = 24;
+/// The minimum width of a wrapped text, in characters.
+const MIN_TEXT_WIDTH: usize = 24;
 
-/// Characters that a value has at least beside its key; with fewer it stands below the key.
-const NARROWEST_VALUE: usize = 20;
+/// The minimum width of a value beside its key, in characters. A narrower value is printed below the key.
+const MIN_VALUE_WIDTH: usize = 20;
 
-/// Where a table is printed.
+/// The destination of a table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Surface {
-    /// A screen of so many columns.
+enum Destination {
+    /// A terminal with this many columns.
     Terminal(usize),
     /// A pipe or a file.
     Plain,
@@ -36,29 +36,29 @@ enum Surface {
 pub struct Table {
     columns: Vec<Column>,
     rows: Vec<Vec<String>>,
-    /// Columns that name a row; one key per line, they are its title.
+    /// The number of first columns that name a row. They are its title in the one-key-per-line form.
     named: usize,
 }
 
 struct Column {
     heading: String,
     is_number: bool,
-    /// The order in which columns are left out where the table is too wide: the highest first, 0 never.
+    /// The order in which columns are dropped if the table is too wide: the highest rank first, rank 0 never.
     optional: u8,
 }
 
 impl Table {
-    /// A table without columns, whose first `named` columns will name the row.
+    /// A table without columns yet. Its first `named` columns will name the row.
     pub fn named_by(named: usize) -> Self {
         Self { columns: Vec::new(), rows: Vec::new(), named }
     }
 
-    /// Adds a column of text: left aligned, wrapped between words.
+    /// Adds a column of text, left aligned and wrapped between words.
     pub fn text(self, heading: impl Into<String>) -> Self {
         self.column(heading.into(), false)
     }
 
-    /// Adds a column of numbers: right aligned, never wrapped.
+    /// Adds a column of numbers, right aligned and never wrapped.
     pub fn number(self, heading: impl Into<String>) -> Self {
         self.column(heading.into(), true)
     }
@@ -68,7 +68,7 @@ impl Table {
         self
     }
 
-    /// Lets a narrow terminal leave out the column added last; of several, the one of the highest `rank` first.
+    /// Makes the last column optional: a narrow terminal drops it. The column with the highest `rank` is dropped first.
     pub fn optional(mut self, rank: u8) -> Self {
         if let Some(column) = self.columns.last_mut() {
             column.optional = rank;
@@ -76,63 +76,63 @@ impl Table {
         self
     }
 
-    /// Adds a row: a cell per column. Lines of a cell end in `\n`.
+    /// Adds a row with one cell per column. `\n` separates the lines of a cell.
     pub fn row(&mut self, cells: Vec<String>) {
         debug_assert_eq!(cells.len(), self.columns.len());
         self.rows.push(cells);
     }
 
-    /// Prints it, as it fits stdout.
-    pub fn print(&self) -> Done {
-        output::text(&self.rendered(Surface::of_stdout()))
+    /// Prints the table, laid out for stdout.
+    pub fn print(&self) -> CommandResult {
+        output::text(&self.rendered(Destination::of_stdout()))
     }
 
-    fn rendered(&self, surface: Surface) -> String {
+    fn rendered(&self, destination: Destination) -> String {
         let mut shown: Vec<usize> =
             (0..self.columns.len()).filter(|column| !self.is_empty(*column)).collect();
         let all = shown.len();
         loop {
-            if let Some(widths) = self.widths(&shown, surface) {
-                let mut text = self.boxed(&shown, &widths, surface);
+            if let Some(widths) = self.widths(&shown, destination) {
+                let mut text = self.boxed(&shown, &widths, destination);
                 if shown.len() < all {
-                    text.push_str(&self.left_out(&shown, surface));
+                    text.push_str(&self.left_out(&shown, destination));
                 }
                 return text;
             }
-            // One row shows everything, one key per line, instead of a part of it.
+            // A single row is printed as one key per line instead of without some columns.
             let Some(least) = self.least_needed(&shown).filter(|_| self.rows.len() > 1) else { break };
             shown.remove(least);
         }
-        self.records(surface)
+        self.records(destination)
     }
 
-    /// Whether no row has anything in this column.
+    /// Returns true if this column is empty in all rows.
     fn is_empty(&self, column: usize) -> bool {
         self.rows.iter().all(|row| row[column].is_empty())
     }
 
-    /// The position in `shown` of the column to leave out next.
+    /// The position in `shown` of the next column to drop.
     fn least_needed(&self, shown: &[usize]) -> Option<usize> {
         let rank = |at: &usize| self.columns[shown[*at]].optional;
         (0..shown.len()).max_by_key(rank).filter(|at| rank(at) > 0)
     }
 
-    /// The widths of these columns where they fit.
-    fn widths(&self, shown: &[usize], surface: Surface) -> Option<Vec<usize>> {
-        let room = surface.room(shown.len())?;
+    /// The widths of these columns, or `None` if they do not fit.
+    fn widths(&self, shown: &[usize], destination: Destination) -> Option<Vec<usize>> {
+        let room = destination.room(shown.len())?;
         let full: Vec<usize> = shown.iter().map(|column| self.full_width(*column)).collect();
         if full.iter().sum::<usize>() <= room {
             return Some(full);
         }
-        if surface == Surface::Plain {
+        if destination == Destination::Plain {
             return None;
         }
         let mut widths: Vec<usize> = shown.iter().map(|column| self.least_width(*column)).collect();
         let mut left = room.checked_sub(widths.iter().sum())?;
-        // The most cramped column grows first, so that all need about as many lines.
+        // The column with the most lines grows first, so that all columns need about the same number of lines.
         while left > 0 {
-            let cramped = |at: &usize| full[*at] * 1000 / widths[*at].max(1);
-            let Some(at) = (0..widths.len()).filter(|at| widths[*at] < full[*at]).max_by_key(cramped) else {
+            let lines = |at: &usize| full[*at] * 1000 / widths[*at].max(1);
+            let Some(at) = (0..widths.len()).filter(|at| widths[*at] < full[*at]).max_by_key(lines) else {
                 break;
             };
             widths[at] += 1;
@@ -145,14 +145,14 @@ impl Table {
         self.rows.iter().map(move |row| row[column].as_str())
     }
 
-    /// The width at which nothing wraps.
+    /// The width at which no cell wraps.
     fn full_width(&self, column: usize) -> usize {
         let heading = self.columns[column].heading.as_str();
         let lines = self.cells(column).chain([heading]).flat_map(str::lines);
         lines.map(width).max().unwrap_or(0)
     }
 
-    /// The width below which a word would break, or a text be hard to read.
+    /// The minimum width, at which no word is cut and texts are still easy to read.
     fn least_width(&self, column: usize) -> usize {
         let Column { heading, is_number, .. } = &self.columns[column];
         let heading = longest_word(heading);
@@ -161,15 +161,15 @@ impl Table {
         }
         let words = self.cells(column).map(longest_word).max().unwrap_or(0);
         let text = self.cells(column).flat_map(str::lines).map(width).max().unwrap_or(0);
-        words.max(heading).max(text.min(NARROWEST_TEXT))
+        words.max(heading).max(text.min(MIN_TEXT_WIDTH))
     }
 
-    fn boxed(&self, shown: &[usize], widths: &[usize], surface: Surface) -> String {
+    fn boxed(&self, shown: &[usize], widths: &[usize], destination: Destination) -> String {
         let mut table = comfy_table::Table::new();
         table.set_content_arrangement(ContentArrangement::Disabled);
-        table.load_style(match surface {
-            Surface::Terminal(_) => presets::UTF8_FULL_CONDENSED,
-            Surface::Plain => presets::NOTHING,
+        table.load_style(match destination {
+            Destination::Terminal(_) => presets::UTF8_FULL_CONDENSED,
+            Destination::Plain => presets::NOTHING,
         });
         let wrapped = |cell: &str, at: usize| wrap(cell, widths[at]).join("\n");
         let headings = shown.iter().enumerate();
@@ -182,27 +182,27 @@ impl Table {
             if self.columns[*column].is_number {
                 drawn.set_cell_alignment(CellAlignment::Right);
             }
-            if surface == Surface::Plain {
+            if destination == Destination::Plain {
                 drawn.set_padding((0, 2));
             }
         }
         table.trim_fmt() + "\n"
     }
 
-    /// Names the columns that a table of `shown` lacks.
-    fn left_out(&self, shown: &[usize], surface: Surface) -> String {
+    /// The note that names the columns missing in a table of `shown`.
+    fn left_out(&self, shown: &[usize], destination: Destination) -> String {
         let missing =
             (0..self.columns.len()).filter(|column| !shown.contains(column) && !self.is_empty(*column));
         let names: Vec<&str> = missing.map(|column| self.columns[column].heading.as_str()).collect();
-        let note = format!("not shown, for want of columns: {} (--json has all)", names.join(", "));
-        wrap(&note, surface.width()).join("\n") + "\n"
+        let note = format!("hidden columns: {} (use a wider terminal or --json)", names.join(", "));
+        wrap(&note, destination.width()).join("\n") + "\n"
     }
 
-    /// One key per line.
-    fn records(&self, surface: Surface) -> String {
+    /// The table as one key per line.
+    fn records(&self, destination: Destination) -> String {
         let keys = self.columns[self.named..].iter().map(|column| width(&column.heading));
         let (indent, key) = (if self.named > 0 { 2 } else { 0 }, keys.max().unwrap_or(0) + 2);
-        let room = surface.width().saturating_sub(indent + key);
+        let room = destination.width().saturating_sub(indent + key);
         let mut text = String::new();
         for (number, row) in self.rows.iter().enumerate() {
             let (title, values) = row.split_at(self.named);
@@ -218,14 +218,14 @@ impl Table {
                 if value.is_empty() {
                     continue;
                 }
-                let is_below = room < NARROWEST_VALUE || longest_word(value) > room;
-                let (first, further, room) = match is_below && surface != Surface::Plain {
+                let is_below = room < MIN_VALUE_WIDTH || longest_word(value) > room;
+                let (first, further, room) = match is_below && destination != Destination::Plain {
                     true => (format!("\n{:indent$}", "", indent = indent + 2), indent + 2, room + key - 2),
                     false => (" ".repeat(key - width(&column.heading)), indent + key, room),
                 };
-                let lines = match surface {
-                    Surface::Plain => value.lines().map(str::to_owned).collect(),
-                    Surface::Terminal(_) => wrap(value, room),
+                let lines = match destination {
+                    Destination::Plain => value.lines().map(str::to_owned).collect(),
+                    Destination::Terminal(_) => wrap(value, room),
                 };
                 text.push_str(&format!("{:indent$}{}{first}", "", column.heading));
                 text.push_str(&lines.join(&format!("\n{:further$}", "")));
@@ -236,14 +236,14 @@ impl Table {
     }
 }
 
-impl Surface {
+impl Destination {
     fn of_stdout() -> Self {
         let out = io::stdout();
         if !out.is_terminal() {
             return Self::Plain;
         }
-        let told = rustix::termios::tcgetwinsize(&out).map_or(0, |size| usize::from(size.ws_col));
-        Self::Terminal(if told == 0 { UNKNOWN_WIDTH } else { told })
+        let columns = rustix::termios::tcgetwinsize(&out).map_or(0, |size| usize::from(size.ws_col));
+        Self::Terminal(if columns == 0 { UNKNOWN_WIDTH } else { columns })
     }
 
     fn width(self) -> usize {
@@ -253,21 +253,21 @@ impl Surface {
         }
     }
 
-    /// Characters for the cells of so many columns, beside what separates them; `None` if there are none left.
+    /// The width that is left for the cells of this many columns, without the separators. `None` if nothing is left.
     fn room(self, columns: usize) -> Option<usize> {
         match self {
-            // A line before each column and behind the last, and a space on both sides of a cell.
+            // One line before each column and after the last, and one space on both sides of each cell.
             Self::Terminal(width) => width.checked_sub(3 * columns + 1),
             Self::Plain => PLAIN_WIDTH.checked_sub(2 * columns),
         }
     }
 }
 
-/// Prints a sentence: wrapped between words where stdout is a terminal.
-pub fn sentence(text: &str) -> Done {
-    match Surface::of_stdout() {
-        Surface::Plain => output::line(text),
-        Surface::Terminal(width) => output::line(&wrap(text, width).join("\n")),
+/// Prints a sentence. If stdout is a terminal, it is wrapped between words.
+pub fn print_text(text: &str) -> CommandResult {
+    match Destination::of_stdout() {
+        Destination::Plain => output::line(text),
+        Destination::Terminal(width) => output::line(&wrap(text, width).join("\n")),
     }
 }
 
@@ -279,8 +279,7 @@ fn longest_word(text: &str) -> usize {
     text.split_whitespace().map(width).max().unwrap_or(0)
 }
 
-/// The lines of `text`, cut between words into lines of at most `room` characters. A word that is longer has a
-/// line of its own.
+/// Wraps `text` between words into lines of at most `room` characters. A longer word gets its own line.
 fn wrap(text: &str, room: usize) -> Vec<String> {
     let mut wrapped = Vec::new();
     for line in text.lines() {
@@ -311,7 +310,7 @@ mod tests {
             "memlock",
             "warning",
             "soft 64 KiB, hard 64 KiB",
-            "a card registers little memory: registered pages are pinned and count",
+            "a card can register only this much memory, because registered pages are pinned",
             "ulimit -l unlimited, or LimitMEMLOCK=infinity in the service",
         ]));
         table.row(row(["kernel", "ok", "Linux 6.18.5", "", ""]));
@@ -329,7 +328,7 @@ mod tests {
         table
     }
 
-    /// Every word of `table`, each in one line of `text`.
+    /// Checks that every word of `table` is in `text`, uncut.
     fn assert_whole(table: &Table, text: &str, width_of_lines: usize) {
         for line in text.lines() {
             assert!(width(line) <= width_of_lines, "{} columns in:\n{text}", width(line));
@@ -347,9 +346,9 @@ mod tests {
     #[test]
     fn no_line_is_too_long_and_no_word_is_broken() {
         for columns in 40..=220 {
-            let (findings, text) = (findings(), findings().rendered(Surface::Terminal(columns)));
+            let (findings, text) = (findings(), findings().rendered(Destination::Terminal(columns)));
             assert_whole(&findings, &text, columns);
-            let text = figures().rendered(Surface::Terminal(columns));
+            let text = figures().rendered(Destination::Terminal(columns));
             assert!(text.lines().all(|line| width(line) <= columns), "{text}");
             assert!(text.contains("1234567"), "{text}");
         }
@@ -357,38 +356,39 @@ mod tests {
 
     #[test]
     fn a_wide_terminal_has_boxes_and_a_narrow_one_a_key_per_line() {
-        let wide = findings().rendered(Surface::Terminal(200));
+        let wide = findings().rendered(Destination::Terminal(200));
         assert!(wide.starts_with('┌') && wide.contains("found"), "{wide}");
-        let narrow = findings().rendered(Surface::Terminal(80));
+        let narrow = findings().rendered(Destination::Terminal(80));
         assert!(narrow.starts_with("memlock: warning\n  found  soft 64 KiB"), "{narrow}");
         assert!(narrow.ends_with("kernel: ok\n  found  Linux 6.18.5\n"), "{narrow}");
     }
 
     #[test]
     fn optional_columns_go_by_their_rank_and_are_named() {
-        let full = figures().rendered(Surface::Terminal(80));
-        assert!(full.contains("p99.9 µs") && full.contains("Gbps") && !full.contains("not shown"), "{full}");
-        let less = figures().rendered(Surface::Terminal(59));
-        assert!(less.contains("Gbps") && less.contains("not shown, for want of columns: p99.9 µs"), "{less}");
-        let least = figures().rendered(Surface::Terminal(50));
+        let full = figures().rendered(Destination::Terminal(80));
+        assert!(
+            full.contains("p99.9 µs") && full.contains("Gbps") && !full.contains("hidden columns"),
+            "{full}"
+        );
+        let less = figures().rendered(Destination::Terminal(59));
+        assert!(less.contains("Gbps") && less.contains("hidden columns: p99.9 µs"), "{less}");
+        let least = figures().rendered(Destination::Terminal(50));
         assert!(least.contains("Gbps, p99.9 µs"), "{least}");
         let mut one = figures();
         one.rows.truncate(1);
-        let one = one.rendered(Surface::Terminal(50));
+        let one = one.rendered(Destination::Terminal(50));
         assert!(one.starts_with("size         8 B\nGB/s         12.34\nGbps         98.7\n"), "{one}");
     }
 
     #[test]
     fn a_pipe_has_plain_text_whose_values_are_whole() {
-        let plain = figures().rendered(Surface::Plain);
+        let plain = figures().rendered(Destination::Plain);
         assert_eq!(plain.lines().count(), 3, "{plain}");
         assert!(plain.lines().next().is_some_and(|line| line.contains("p99.9 µs")), "{plain}");
-        let records = findings().rendered(Surface::Plain);
-        assert!(
-            records.contains(
-                "\n  cost   a card registers little memory: registered pages are pinned and count\n"
-            )
-        );
+        let records = findings().rendered(Destination::Plain);
+        assert!(records.contains(
+            "\n  cost   a card can register only this much memory, because registered pages are pinned\n"
+        ));
         for text in [plain, records] {
             assert!(
                 !text.contains(['│', '┌', '─']) && text.lines().all(|line| line == line.trim_end()),
@@ -398,10 +398,10 @@ mod tests {
     }
 
     #[test]
-    fn columns_without_any_cell_are_not_there() {
+    fn empty_columns_are_not_shown() {
         let mut table = Table::named_by(1).text("backend").text("reason");
         table.row(vec!["loopback".into(), String::new()]);
-        assert_eq!(table.rendered(Surface::Plain), "backend\nloopback\n");
+        assert_eq!(table.rendered(Destination::Plain), "backend\nloopback\n");
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! Sizes and durations as people write them.
+//! Sizes and durations in options and output.
 
 use std::fmt;
 use std::str::FromStr;
@@ -22,10 +22,10 @@ impl FromStr for Size {
             "K" | "KiB" => KIB,
             "M" | "MiB" => MIB,
             "G" | "GiB" => GIB,
-            _ => return Err(format!("{unit:?} is no unit of size; use B, KiB, MiB or GiB")),
+            _ => return Err(format!("unknown size unit {unit:?}; use B, KiB, MiB or GiB")),
         };
         let number: u64 = digits.parse().map_err(|_| "write a size like 4096, 64KiB or 1MiB".to_owned())?;
-        number.checked_mul(factor).map(Self).ok_or_else(|| "that is more than 2^64 bytes".to_owned())
+        number.checked_mul(factor).map(Self).ok_or_else(|| "the size exceeds 2^64 bytes".to_owned())
     }
 }
 
@@ -43,24 +43,24 @@ impl fmt::Display for Size {
     }
 }
 
-/// Parses `500ms`, `0.5s`, `1m`, or a plain number of seconds; at most a day, to the millisecond.
+/// Parses `500ms`, `0.5s`, `1m`, or a plain number of seconds. The result is at most a day, in milliseconds.
 pub fn duration(text: &str) -> Result<Duration, String> {
     let (digits, unit) = split(text);
     let millis = match unit {
         "ms" => 1.0,
         "" | "s" => 1000.0,
         "m" | "min" => 60_000.0,
-        _ => return Err(format!("{unit:?} is no unit of time; use ms, s or min")),
+        _ => return Err(format!("unknown time unit {unit:?}; use ms, s or min")),
     };
     let number: f64 = digits.parse().map_err(|_| "write a duration like 500ms, 2s or 1min".to_owned())?;
     let total = (number * millis).round();
     if !(1.0..=24.0 * 3600.0 * 1000.0).contains(&total) {
-        return Err("a duration is between 1ms and a day".to_owned());
+        return Err("a duration must be between 1ms and a day".to_owned());
     }
     Ok(Duration::from_millis(total as u64))
 }
 
-/// The number that a text begins with, and the unit behind it.
+/// Splits a text into its number and its unit.
 fn split(text: &str) -> (&str, &str) {
     let text = text.trim();
     let digits = text.bytes().take_while(|byte| byte.is_ascii_digit() || *byte == b'.').count();
@@ -72,7 +72,7 @@ pub fn gbytes_per_s(bytes: u64, took: Duration) -> f64 {
     bytes as f64 / took.as_secs_f64().max(1e-9) / 1e9
 }
 
-/// To four decimals: more would be noise.
+/// Rounds to four decimals; more would be noise.
 pub fn round(value: f64) -> f64 {
     (value * 1e4).round() / 1e4
 }

@@ -1,4 +1,4 @@
-//! Small messages between two commands: postcard over SEND and pre-posted receives.
+//! Small messages between two commands: postcard over SEND, with pre-posted receives.
 
 use std::time::Duration;
 
@@ -6,92 +6,92 @@ use multirail::{Access, Fabric, Peer, RecvPool, Region, wait};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use crate::failure::{Done, Failure};
-use crate::wait::unless_gone;
+use crate::connection::until_closed;
+use crate::failure::{CommandResult, Failure};
 
-/// Largest message: a descriptor with many transports fits many times over.
+/// The largest message. It is many times larger than a descriptor with many transports.
 pub const MESSAGE_BYTES: usize = 16 << 10;
 
-/// Receives kept posted; no conversation has that many messages under way.
+/// The number of posted receives, which is more than the outstanding messages of any protocol.
 pub const RECEIVES: usize = 32;
 
-/// How long an answer may take that needs no work on the other side.
-pub const PROMPT: Duration = Duration::from_secs(20);
+/// The limit for a response that needs no work on the other side.
+pub const RESPONSE_LIMIT: Duration = Duration::from_secs(20);
 
-/// Says messages to one peer.
-pub struct Outbox {
+/// Sends messages to one peer.
+pub struct MessageSender {
     peer: Peer,
     buffer: Region,
 }
 
-impl Outbox {
-    /// An outbox to `peer`, with its own registered buffer.
-    pub fn new(fabric: &Fabric, peer: &Peer) -> Done<Self> {
+impl MessageSender {
+    /// A sender to `peer` with its own registered buffer.
+    pub fn new(fabric: &Fabric, peer: &Peer) -> CommandResult<Self> {
         Ok(Self { peer: peer.clone(), buffer: fabric.alloc(MESSAGE_BYTES, Access::LOCAL)? })
     }
 
-    /// Sends `message` and waits until it has been taken.
-    pub fn say(&mut self, message: &impl Serialize) -> Done {
+    /// Sends `message` and waits until the operation has completed.
+    pub fn send(&mut self, message: &impl Serialize) -> CommandResult {
         let bytes = encode(message)?;
         self.buffer.copy_in(0, &bytes)?;
-        self.peer.send(&self.buffer, 0..bytes.len())?.wait(PROMPT)?;
+        self.peer.send(&self.buffer, 0..bytes.len())?.wait(RESPONSE_LIMIT)?;
         Ok(())
     }
 }
 
-/// Hears messages on a fabric that has one peer.
-pub struct Inbox {
+/// Receives messages on a fabric that has one peer.
+pub struct MessageReceiver {
     peer: Peer,
     pool: RecvPool,
 }
 
-impl Inbox {
-    /// An inbox for `peer`, out of the fabric's receives.
+impl MessageReceiver {
+    /// A receiver of messages from `peer`, with the receives of `pool`.
     pub fn new(pool: RecvPool, peer: &Peer) -> Self {
         Self { peer: peer.clone(), pool }
     }
 
-    /// The next message, at most `limit` from now.
-    pub fn hear<T: DeserializeOwned>(&mut self, limit: Duration) -> Done<T> {
+    /// Waits for the next message for at most `limit`, and decodes it.
+    pub fn receive<T: DeserializeOwned>(&mut self, limit: Duration) -> CommandResult<T> {
         decode(&self.next(limit)?.to_vec())
     }
 
-    /// The next message as it came.
-    pub fn next(&mut self, limit: Duration) -> Done<multirail::Message> {
-        match wait(unless_gone(&self.peer, self.pool.next()), limit) {
+    /// Waits for the next message for at most `limit`.
+    pub fn next(&mut self, limit: Duration) -> CommandResult<multirail::Message> {
+        match wait(until_closed(&self.peer, self.pool.next()), limit) {
             Ok(message) => Ok(message?),
             Err(_) => Err(Failure::new(format!(
-                "the other side is connected but said nothing for {} s; restart it",
+                "the other side is connected but sent no message for {} s; restart it",
                 limit.as_secs()
             ))),
         }
     }
 
-    /// Replaces the receives, when nothing is under way.
+    /// Replaces the receives. No message may be outstanding.
     pub fn replace(&mut self, pool: RecvPool) {
         self.pool = pool;
     }
 }
 
-/// A message of ours as bytes.
-pub fn encode(message: &impl Serialize) -> Done<Vec<u8>> {
+/// Encodes a message.
+pub fn encode(message: &impl Serialize) -> CommandResult<Vec<u8>> {
     let bytes =
         postcard::to_stdvec(message).map_err(|e| Failure::new(format!("cannot encode a message: {e}")))?;
     match bytes.len() <= MESSAGE_BYTES {
         true => Ok(bytes),
         false => Err(Failure::new(format!(
-            "a message of {} bytes is over the limit of {MESSAGE_BYTES}",
+            "a message of {} bytes exceeds the limit of {MESSAGE_BYTES}",
             bytes.len()
         ))),
     }
 }
 
-/// Parses a message of ours; anything else, or anything after it, is refused.
-pub fn decode<T: DeserializeOwned>(bytes: &[u8]) -> Done<T> {
+/// Decodes a message. Other bytes, or bytes after the message, are an error.
+pub fn decode<T: DeserializeOwned>(bytes: &[u8]) -> CommandResult<T> {
     match postcard::take_from_bytes(bytes) {
         Ok((message, [])) => Ok(message),
         _ => Err(Failure::new(
-            "the other side speaks another protocol; run the same multirail version and command there",
+            "the other side uses another protocol; run the same multirail version and command there",
         )),
     }
 }

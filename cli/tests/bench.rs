@@ -1,4 +1,4 @@
-//! `multirail bench`: what it prints, and that every byte is verified.
+//! `multirail bench`: its output, and the verification of every byte.
 #![cfg(target_os = "linux")]
 
 mod process;
@@ -96,14 +96,14 @@ fn kinds_of_memory() {
         }
     }
     let (done, _, said) = run(&["bench", "--dst", "gpu"]);
-    assert!(!done && said.contains("give host, host-pageable, host-pinned or gpu:N"), "{said}");
+    assert!(!done && said.contains("use host, host-pageable, host-pinned or gpu:N"), "{said}");
     let (done, _, said) = run(&["bench", "--dst", "gpu:0", "--op", "send"]);
-    assert!(!done && said.contains("leave --dst out"), "{said}");
+    assert!(!done && said.contains("remove --dst"), "{said}");
     let (done, _, said) = run(&["bench", "--gpu-blocks", "0"]);
     assert!(!done && said.contains("--gpu-blocks"), "{said}");
 }
 
-/// With GPUs every pair of places is measured; without any, what is missing is said.
+/// With GPUs every pair of memories is measured. Without a GPU the error names what is missing.
 #[test]
 fn memory_of_gpus() {
     let missing = multirail::cuda::Device::all().err();
@@ -153,7 +153,7 @@ fn a_table_without_json() {
     }
 }
 
-/// Ends a client in its second size, by `end`: what it printed, and what it said, and its exit code.
+/// Ends a client during its second size with `end`. Returns its output, its errors and its exit code.
 fn cut_short(end: impl FnOnce(&mut Running, &Running)) -> (String, Vec<String>, Option<i32>) {
     let (mut server, address) = Running::server(&["bench", "server", "--backend", "loopback"]);
     let sweep = ["--backend", "loopback", "--sweep", "--duration", "300ms", "--pages", "4"];
@@ -171,7 +171,7 @@ fn cut_short(end: impl FnOnce(&mut Running, &Running)) -> (String, Vec<String>, 
 }
 
 #[test]
-fn a_signal_ends_it_with_what_was_measured() {
+fn after_a_signal_the_measured_rows_are_printed() {
     for (signal, name, code) in [(Signal::TERM, "SIGTERM", 143), (Signal::INT, "SIGINT", 130)] {
         let (table, said, ended) = cut_short(|_, client| client.signal(signal));
         assert!(table.lines().any(|line| line.trim_start().starts_with("8 B")), "{table}{said:?}");
@@ -186,7 +186,7 @@ fn a_signal_ends_it_with_what_was_measured() {
 }
 
 #[test]
-fn a_dead_server_ends_it_with_what_was_measured() {
+fn after_the_servers_death_the_measured_rows_are_printed() {
     let (table, said, ended) = cut_short(|server, _| server.signal(Signal::KILL));
     assert!(table.lines().any(|line| line.trim_start().starts_with("8 B")), "{table}{said:?}");
     assert!(said.last().is_some_and(|last| last.starts_with("multirail: ")), "{said:?}");

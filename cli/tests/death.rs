@@ -1,4 +1,4 @@
-//! Either side of a bench dies or stops: the other ends soon, with one sentence.
+//! One side of a bench dies or stops. The other side ends soon, with one sentence.
 #![cfg(target_os = "linux")]
 
 mod process;
@@ -6,8 +6,8 @@ mod process;
 use process::{LIMIT, Running, eventually};
 use rustix::process::{Pid, Signal, kill_process};
 
-/// In the sentence of a command that found its peer out by silence. A killed peer is found out by its
-/// closed connection, before its silence means anything.
+/// A text in the sentence of a command whose peer was silent. A killed peer is recognised by its closed connection, long
+/// before its silence counts.
 const SILENCE: &str = "no heartbeat for 5.0 s";
 
 fn pair(op: &str) -> (Running, Running) {
@@ -111,7 +111,7 @@ fn killed_parent_takes_its_child_along() {
     eventually(LIMIT, "the child is gone", || is_gone(server).then_some(()));
 }
 
-/// Gone, or dead and waiting for whoever inherited it.
+/// Returns true if the process is gone, or is dead and was not reaped yet.
 fn is_gone(process: Pid) -> bool {
     match std::fs::read_to_string(format!("/proc/{}/stat", process.as_raw_nonzero())) {
         Ok(stat) => stat.rsplit(')').next().is_some_and(|rest| rest.trim_start().starts_with('Z')),

@@ -1,5 +1,5 @@
-//! `multirail doctor`: one finding per line, the worst in the exit code, and what a poorer
-//! environment changes.
+//! `multirail doctor`: one finding per line, the worst level in the exit code, and the findings of a restricted
+//! environment.
 #![cfg(target_os = "linux")]
 
 mod process;
@@ -12,14 +12,14 @@ use std::process::{Command, Output};
 use process::multirail;
 use serde_json::Value;
 
-/// A command whose libraries are those of the system.
+/// A command that uses the system's libraries.
 fn doctor(arguments: &[&str]) -> Command {
     let mut command = multirail(&[&["doctor", "--json"], arguments].concat());
     command.env_remove("MULTIRAIL_LIBFABRIC").env_remove("MULTIRAIL_LIBIBVERBS");
     command
 }
 
-/// Its findings; the exit code is the worst one's.
+/// The findings of a run. Checks that the exit code is that of the worst level.
 fn findings(output: &Output) -> Vec<Value> {
     let said = String::from_utf8_lossy(&output.stderr);
     assert!(said.is_empty(), "{said}");
@@ -46,7 +46,7 @@ fn find<'a>(rows: &'a [Value], check: &str) -> &'a Value {
 }
 
 #[test]
-fn every_finding_says_what_and_the_bad_ones_how_to_mend_it() {
+fn every_finding_has_a_text_and_every_warning_a_fix() {
     let rows = run(&mut doctor(&[]));
     let checks: BTreeSet<_> = rows.iter().map(|row| row["check"].as_str().expect("a name")).collect();
     for check in ["kernel", "cores", "memlock", "open files", "rdma devices", "uverbs", "acs", "libraries"] {
@@ -70,7 +70,7 @@ fn the_table_has_the_same_exit_code_and_a_summary() {
 }
 
 #[test]
-fn help_says_what_the_exit_code_means() {
+fn help_lists_the_exit_codes() {
     let output = multirail(&["doctor", "--help"]).output().expect("start");
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
     assert!(text.contains("Exit code: 0") && text.contains("--peer"), "{text}");
@@ -83,7 +83,7 @@ fn little_locked_memory_and_one_core_are_found() {
     let inner = doctor(&[]);
     let mut command = Command::new(prlimit);
     command.arg("--memlock=65536:65536");
-    // A privileged process is not limited: it gives the privilege up.
+    // A privileged process has no limit, so it drops the privilege.
     if rustix::process::geteuid().is_root() {
         let Some(setpriv) = tool("setpriv") else { return };
         command.arg(setpriv).args(["--inh-caps=-ipc_lock", "--bounding-set=-ipc_lock"]);
@@ -101,7 +101,7 @@ fn little_locked_memory_and_one_core_are_found() {
 }
 
 #[test]
-fn libraries_that_are_not_there_are_named() {
+fn missing_libraries_are_named() {
     let mut command = doctor(&["--backend", "verbs"]);
     command.env("MULTIRAIL_LIBFABRIC", "/nowhere/libfabric.so.1");
     let rows = run(command.env("MULTIRAIL_LIBIBVERBS", "/nowhere/libibverbs.so.1"));
@@ -148,13 +148,13 @@ fn a_peer_is_reached_or_not() {
     let rows = run(&mut doctor(&["--peer", &peer]));
     let refused = find(&rows, "peer");
     assert_eq!(refused["level"], "problem");
-    assert!(refused["what"].as_str().is_some_and(|what| what.contains("nobody listens")), "{refused}");
+    assert!(refused["what"].as_str().is_some_and(|what| what.contains("no program listens")), "{refused}");
     let rows = run(&mut doctor(&["--peer", "no port"]));
     assert_eq!(find(&rows, "peer")["level"], "problem");
 }
 
 #[test]
-fn a_backend_of_no_such_name_is_a_problem() {
+fn an_unknown_backend_is_a_problem() {
     let rows = run(&mut doctor(&["--backend", "carrier"]));
     let unknown = find(&rows, "backends");
     assert_eq!(unknown["level"], "problem");
@@ -171,7 +171,7 @@ fn a_closed_pipe_keeps_the_exit_code() {
     assert!(output.stderr.is_empty(), "{}", String::from_utf8_lossy(&output.stderr));
 }
 
-/// A program of util-linux; says so where it is not there.
+/// The path of a program of util-linux. Prints that the test is skipped if the program is missing.
 fn tool(name: &str) -> Option<PathBuf> {
     let places = ["/usr/bin", "/bin", "/usr/sbin"].map(|directory| Path::new(directory).join(name));
     let found = places.into_iter().find(|path| path.exists());
@@ -181,7 +181,7 @@ fn tool(name: &str) -> Option<PathBuf> {
     found
 }
 
-/// A core that this process may run on.
+/// A core that this process may use.
 fn first_core() -> String {
     let allowed = rustix::thread::sched_getaffinity(None).expect("the cores allowed");
     let core = (0..rustix::thread::CpuSet::MAX_CPU).find(|core| allowed.is_set(*core));

@@ -1,4 +1,4 @@
-//! `multirail explain`, as the built program does it.
+//! `multirail explain`, run as a program.
 
 use std::process::{Command, Output};
 
@@ -38,7 +38,7 @@ fn a_gpu_of_a_p5_has_the_cards_of_its_switch() {
 }
 
 #[test]
-fn host_memory_goes_over_the_cards_of_its_node() {
+fn host_memory_uses_the_cards_of_its_node() {
     let choices = choices(&["--from", "p5.48xlarge", "--numa", "1", "--json"]);
     assert_eq!(taken(&choices, "rails").len(), 4);
     assert_eq!(taken(&choices, "registration"), ["by address"]);
@@ -70,9 +70,9 @@ fn this_host_is_explained() {
 }
 
 #[test]
-fn what_is_not_there_is_said() {
+fn missing_gpus_and_nodes_are_errors() {
     for (arguments, says) in [
-        (["--from", "p5.48xlarge", "--gpu", "8"], "8 GPUs: GPUs are counted from 0"),
+        (["--from", "p5.48xlarge", "--gpu", "8"], "8 GPUs; GPU numbers start at 0"),
         (["--from", "p5.48xlarge", "--numa", "2"], "it has: 0, 1"),
         (["--from", "file:no/such", "--gpu", "0"], "no/such"),
     ] {

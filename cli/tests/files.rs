@@ -24,16 +24,16 @@ fn random_file(directory: &Path, name: &str, bytes: usize) -> PathBuf {
     path
 }
 
-/// A file too long to be sent before a test has acted; a hole, so it costs no disk here.
+/// A file that is too long to be sent before the test acts. It is a hole, so it needs no disk space.
 fn endless_file(directory: &Path) -> PathBuf {
     let path = directory.join("endless");
-    // Another sender may be reading it: it is never shorter.
+    // Another sender may read the file, so it must not become shorter.
     let file = fs::OpenOptions::new().create(true).truncate(false).write(true).open(&path);
     file.and_then(|file| file.set_len(1 << 40)).expect("a sparse file");
     path
 }
 
-/// Sends it, the hole as zeros.
+/// Sends the endless file, with the hole as zeros.
 fn send_endless(from: &TempDir, address: &str) -> Running {
     Running::start(&["send", text(&endless_file(from.path())), "--to", address, "--no-sparse"])
 }
@@ -46,7 +46,7 @@ fn server(into: &TempDir, more: &[&str]) -> (Running, String) {
     Running::server(&[&["serve", "--into", text(into.path())], more].concat())
 }
 
-/// Final names in a server's directory.
+/// The final names in a server's directory.
 fn names(directory: &TempDir) -> Vec<String> {
     let entries = fs::read_dir(directory.path()).expect("list");
     let names = entries.map(|entry| entry.expect("entry").file_name().into_string().expect("UTF-8"));
@@ -87,12 +87,12 @@ fn several_senders_at_once() {
 }
 
 #[test]
-fn too_many_senders_are_told_to_wait() {
+fn too_many_senders_are_refused() {
     let (from, into) = (TempDir::new().unwrap(), TempDir::new().unwrap());
     let (server, address) = server(&into, &[]);
     let start = || send_endless(&from, &address);
     let busy: Vec<_> = (0..6).map(|_| start()).collect();
-    // One name from six at once: each has its own partial file.
+    // Six senders send the same name at once. Each has its own partial file.
     eventually(LIMIT, "six files arrive", || (tree::partials(into.path()).len() == 6).then_some(()));
     let sentence = start().fails_within(LIMIT);
     assert!(sentence.contains("try again later"), "{sentence}");
@@ -111,7 +111,7 @@ fn killed_sender_leaves_no_final_file() {
     server.await_error("endless was not stored");
     assert!(names(&into).is_empty(), "no final name");
 
-    // The server goes on.
+    // The server still works.
     let file = random_file(from.path(), "next", 1000);
     let (done, _, said) = run(&["send", text(&file), "--to", &address]);
     assert!(done, "{said}");
@@ -191,10 +191,10 @@ fn existing_names_are_kept_unless_told_otherwise() {
     assert_eq!(names(&into), ["name"]);
 }
 
-/// A server of one sender whose disk is soon full.
+/// A server for one sender, whose disk is soon full.
 fn limited_server(into: &TempDir) -> (Running, String) {
-    // A limit of the file size stands in for a full disk: writes fail the same way.
-    // It is above what the registered memory needs, which counts as a file too.
+    // A file size limit replaces a full disk, because writes fail in the same way. The limit is higher than the
+    // registered memory, which counts as a file too.
     let mut command = std::process::Command::new("sh");
     let serve =
         multirail(&["serve", "--into", text(into.path()), "--listen", "127.0.0.1:0", "--json", "--once"]);
@@ -208,7 +208,7 @@ fn limited_server(into: &TempDir) -> (Running, String) {
 }
 
 #[test]
-fn a_full_disk_is_told_to_both() {
+fn both_sides_report_a_full_disk() {
     let (from, into) = (TempDir::new().unwrap(), TempDir::new().unwrap());
     let (mut server, address) = limited_server(&into);
     let mut sender = send_endless(&from, &address);
@@ -236,7 +236,7 @@ fn a_full_disk_in_the_middle_of_a_directory() {
     assert!(!into.path().join("tree/b").exists() && !into.path().join("tree/c").exists());
 }
 
-/// Starts to send `more` behind an endless file, which is being read on return.
+/// Starts to send an endless file and then `more`. On return the sender reads the endless file.
 fn send_behind_endless(from: &TempDir, into: &TempDir, address: &str, more: &[&Path]) -> Running {
     let endless = endless_file(from.path());
     let paths: Vec<_> = [&*endless].iter().chain(more).map(|path| text(path)).collect();
@@ -252,27 +252,27 @@ fn write_at(path: &Path, offset: u64, bytes: &[u8]) {
 }
 
 #[test]
-fn a_file_that_changes_in_place_is_sent_as_it_is_then() {
+fn a_file_that_changes_is_sent_in_its_new_state() {
     let (from, into) = (TempDir::new().unwrap(), TempDir::new().unwrap());
     let (server, address) = server(&into, &[]);
     let (same, other) = (random_file(from.path(), "same", 5000), random_file(from.path(), "other", PAGE));
-    tree::dress(&other, 0o640, 1);
+    tree::set_mode_and_time(&other, 0o640, 1);
     let mut sender = send_behind_endless(&from, &into, &address, &[&same, &other]);
-    // Its start is read already: the size is as before.
+    // The sender has read its start already. The size does not change.
     let endless = from.path().join("endless");
     write_at(&endless, 0, b"changed");
-    sender.await_error("endless changed while it was sent; it is sent again");
-    // A file that is listed and not yet read changes too, and its mode and time.
+    sender.await_error("endless changed while it was sent, and is sent again");
+    // A listed file that was not read yet changes too, and so do its mode and time.
     write_at(&other, 100, b"changed");
-    tree::dress(&other, 0o600, 2);
-    // The endless one ends at last, twice changed.
+    tree::set_mode_and_time(&other, 0o600, 2);
+    // The endless file ends after two changes.
     fs::OpenOptions::new()
         .write(true)
         .open(&endless)
         .and_then(|file| file.set_len(3 << 20))
         .expect("truncate");
-    sender.await_error("endless changed while it was sent; it is sent again");
-    sender.await_error("other changed while it was sent; it is sent again");
+    sender.await_error("endless changed while it was sent, and is sent again");
+    sender.await_error("other changed while it was sent, and is sent again");
     sender.succeeds();
     tree::assert_identical(from.path(), into.path());
     eventually(LIMIT, "no partial file is left", || tree::partials(into.path()).is_empty().then_some(()));
@@ -286,7 +286,7 @@ fn a_file_that_never_stays_the_same_is_not_stored() {
     let mut sender = send_behind_endless(&from, &into, &address, &[]);
     let endless = from.path().join("endless");
     std::thread::scope(|scope| {
-        // Dropped at the end, and by a panic.
+        // The flag is dropped at the end, and by a panic.
         let (_writing, ended) = mpsc::channel::<()>();
         let pause = Duration::from_millis(5);
         scope.spawn(move || {
@@ -295,7 +295,7 @@ fn a_file_that_never_stays_the_same_is_not_stored() {
             }
         });
         for _ in 1..4 {
-            sender.await_error("endless changed while it was sent; it is sent again");
+            sender.await_error("endless changed while it was sent, and is sent again");
         }
         let sentence = sender.fails_within(LIMIT);
         assert!(sentence.contains("endless changed each of the 4 times it was sent"), "{sentence}");
@@ -305,7 +305,7 @@ fn a_file_that_never_stays_the_same_is_not_stored() {
     assert!(names(&into).is_empty());
 }
 
-/// Waits until a partial file has a journal of some pieces, and no final name.
+/// Waits until a partial file has a journal with some pieces, and no final name.
 fn growing(into: &TempDir) {
     eventually(LIMIT, "a partial file grows", || {
         assert!(names(into).is_empty(), "{:?}", names(into));

@@ -1,5 +1,4 @@
-//! A sender by hand that breaks the rules of `multirail serve`: refused, and the server
-//! goes on.
+//! A hand-written sender that breaks the protocol. `multirail serve` refuses it and goes on.
 #![cfg(target_os = "linux")]
 
 mod process;
@@ -15,10 +14,10 @@ use tempfile::TempDir;
 use wire::{Hostile, MTIME, file, is_untouched, on_disk, raw, server, text};
 
 #[test]
-fn messages_and_items_out_of_turn() {
+fn unexpected_messages_and_items() {
     let (root, from) = (TempDir::new().unwrap(), TempDir::new().unwrap());
     let (into, server, address) = server(&root);
-    // Nonsense, a message with a tail, an unknown word.
+    // Malformed bytes, a message with extra bytes, and an unknown message.
     let mut tail = postcard::to_stdvec(&ToServer::Bye).unwrap();
     tail.push(0);
     for bytes in [&[0xff; 40][..], &tail, &[77]] {
@@ -27,7 +26,7 @@ fn messages_and_items_out_of_turn() {
         hostile.ends_refused("protocol");
         server.await_error("protocol");
     }
-    // Windows that are not free, and tables that are too long or broken.
+    // Windows that are not free, and tables that are too long or malformed.
     for message in [
         ToServer::Offer { sequence: 1, table: 1 },
         ToServer::Offer { sequence: 0, table: u32::MAX },
@@ -57,36 +56,36 @@ fn messages_and_items_out_of_turn() {
         &[begin.clone(), piece(1, 1)],
         &[begin.clone(), piece(u64::MAX, 1)],
         &[begin.clone(), piece(0, 1)],
-        // The first of these is whole, and kept.
+        // The first of these files is complete and is kept.
         &[whole.clone(), whole.clone()],
     ] {
         let hostile = Hostile::ready(&address);
         hostile.offer(&raw(b"file", file(1)));
-        assert!(matches!(hostile.answer(), ToSender::Verdicts { .. }));
+        assert!(matches!(hostile.answer(), ToSender::Actions { .. }));
         hostile.fill(items, b"x");
         hostile.ends_refused("file was not stored");
         server.await_error("file was not stored");
     }
-    // More bytes than the window has.
+    // More bytes than a window has.
     let hostile = Hostile::ready(&address);
     hostile.offer(&raw(b"other", file(2)));
-    assert!(matches!(hostile.answer(), ToSender::Verdicts { .. }));
+    assert!(matches!(hostile.answer(), ToSender::Actions { .. }));
     hostile.fill(&[Item::Whole { index: 0, hash: [0; 32] }], b"x");
     hostile.ends_refused("other was not stored");
     server.await_error("more bytes");
-    // More or fewer entries than are done, and a file that is open behind them.
+    // More or fewer entries than are complete, and an open file after them.
     let (one, begun) = ([whole], [Item::Begin { index: 1, keep: 0 }]);
     for (items, entries) in [(&one, 0), (&one, 3), (&begun, 0), (&begun, 2)] {
         let hostile = Hostile::ready(&address);
         hostile.offer(&[raw(b"more", file(1)), raw(b"less", file(1))].concat());
-        assert!(matches!(hostile.answer(), ToSender::Verdicts { .. }));
+        assert!(matches!(hostile.answer(), ToSender::Actions { .. }));
         hostile.fill(items, b"x");
         hostile.say(&ToServer::Commit { next: 2, entries });
-        hostile.ends_refused("out of turn");
-        server.await_error("out of turn");
+        hostile.ends_refused("unexpected item");
+        server.await_error("unexpected item");
         let _ = std::fs::remove_file(into.join("more"));
     }
-    // A message too long for the server's receives.
+    // A message that is too long for the server's receives.
     let hostile = Hostile::connect(&address);
     hostile.say_bytes(&[0; 20 << 10]);
     drop(hostile);
@@ -103,7 +102,7 @@ fn messages_and_items_out_of_turn() {
 }
 
 #[test]
-fn what_was_not_stored_takes_nothing_of_the_quota() {
+fn bytes_that_were_not_stored_use_no_quota() {
     let (into, from) = (TempDir::new().unwrap(), TempDir::new().unwrap());
     let (server, address) = Running::server(&["serve", "--into", text(into.path()), "--max-bytes", "10MiB"]);
     let piece = |offset, len| Item::Piece(Piece { offset, len, hash: [0; 32] });
@@ -117,7 +116,7 @@ fn what_was_not_stored_takes_nothing_of_the_quota() {
         for _ in 0..2 {
             let hostile = Hostile::ready(&address);
             hostile.offer(&raw(b"file", file(9 << 20)));
-            assert!(matches!(hostile.answer(), ToSender::Verdicts { .. }));
+            assert!(matches!(hostile.answer(), ToSender::Actions { .. }));
             hostile.fill(items, b"x");
             hostile.ends_refused("file was not stored");
             server.await_error("file was not stored");
@@ -129,8 +128,8 @@ fn what_was_not_stored_takes_nothing_of_the_quota() {
     assert!(done, "{said}");
 }
 
-/// Sends `items` under one name after the other, whatever is stored of them, until the server
-/// has no room: what its directory takes on disk by then, with and without the server.
+/// Sends `items` under one name after the other until the server's quota is used up. Returns the disk use of its
+/// directory then, while the server runs and after it has ended.
 fn fill_the_disk(limit: u64, longest: bool, items: &[Item], bytes: &[u8]) -> [u64; 2] {
     let into = TempDir::new().unwrap();
     let most = format!("{}KiB", limit >> 10);
@@ -139,13 +138,13 @@ fn fill_the_disk(limit: u64, longest: bool, items: &[Item], bytes: &[u8]) -> [u6
     let data: u64 =
         items.iter().map(|item| if let Item::Piece(piece) = item { piece.len.into() } else { 0 }).sum();
     for n in 0.. {
-        // As many names as the limit has blocks are never stored.
+        // The server can never store as many names as the limit has blocks.
         assert!(n < limit / 4096, "the server never refuses");
         let name = if longest { vec![format!("{n:0203}"); 20].join("/") } else { n.to_string() };
         let hostile = Hostile::ready(&address);
         hostile.offer(&raw(name.as_bytes(), Kind::File { size: 1 << 40, data }));
         match hostile.answer() {
-            ToSender::Verdicts { .. } => {}
+            ToSender::Actions { .. } => {}
             ToSender::Refused(reason) => {
                 assert!(reason.contains("--max-bytes"), "{reason}");
                 break;
@@ -158,7 +157,7 @@ fn fill_the_disk(limit: u64, longest: bool, items: &[Item], bytes: &[u8]) -> [u6
         assert!(on_disk(into.path()) <= limit, "{n}: {} bytes on disk", on_disk(into.path()));
     }
     let with = on_disk(into.path());
-    // A server that is killed while it writes counts less than there is; the next one cuts that.
+    // A server that is killed while it writes has counted fewer bytes than it wrote. The next server removes the rest.
     server.signal(Signal::KILL);
     server.ends_within_any(LIMIT);
     for (partial, _) in tree::partials(into.path()).iter().take(2) {
@@ -176,11 +175,11 @@ fn the_quota_bounds_what_is_on_disk() {
     };
     let begin = Item::Begin { index: 0, keep: 0 };
     let limit = 5 << 18;
-    // A piece that is kept, and a large one that is none.
+    // A piece that is kept, and a large invalid piece.
     let large = Item::Piece(Piece { offset: 1, len: (1 << 20) - 1, hash: [7; 32] });
     let torn = [begin.clone(), good(0, b"x"), large];
     let bytes = vec![b'x'; 1 << 20];
-    // Pieces of two bytes in two blocks each; the last item ends the conversation.
+    // Pieces of two bytes in two blocks each. The last item ends the session.
     let two = |n: u64| good(n * 8192 + 4095, b"xx");
     let straddling: Vec<_> = [begin.clone()].into_iter().chain((0..200).map(two)).chain([begin]).collect();
     for (longest, items, bytes) in
@@ -194,12 +193,12 @@ fn the_quota_bounds_what_is_on_disk() {
 }
 
 #[test]
-fn a_name_taken_meanwhile_keeps_no_other_file_from_its_own() {
+fn a_name_clash_does_not_affect_other_files() {
     let root = TempDir::new().unwrap();
     let (into, server, address) = server(&root);
     let hostile = Hostile::ready(&address);
     hostile.offer(&[raw(b"a", file(1)), raw(b"b", file(1))].concat());
-    assert!(matches!(hostile.answer(), ToSender::Verdicts { .. }));
+    assert!(matches!(hostile.answer(), ToSender::Actions { .. }));
     std::fs::write(into.join("a"), "taken").unwrap();
     let whole = |index| Item::Whole { index, hash: blake3::hash(b"x").into() };
     hostile.fill(&[whole(0), whole(1)], b"xx");
@@ -210,7 +209,7 @@ fn a_name_taken_meanwhile_keeps_no_other_file_from_its_own() {
 }
 
 #[test]
-fn a_name_that_a_dead_sender_got_is_no_clash_when_it_is_sent_again() {
+fn a_file_of_a_dead_sender_is_no_clash_when_it_is_sent_again() {
     for rule in ["refuse", "rename", "skip"] {
         let into = TempDir::new().unwrap();
         let (server, address) = Running::server(&["serve", "--into", text(into.path()), "--on-clash", rule]);
@@ -225,11 +224,11 @@ fn a_name_that_a_dead_sender_got_is_no_clash_when_it_is_sent_again() {
         let piece = Item::Piece(Piece { offset: 0, len: 1, hash: PieceHash::of(0, b"x") });
         let small = |byte: &[u8]| Item::Whole { index: 3, hash: blake3::hash(byte).into() };
         let items = [make(0), Item::Begin { index: 1, keep: 0 }, piece, Item::End, make(2), small(b"x")];
-        // Both are judged before either has stored anything: the first is as good as dead.
+        // The server decides about both before either has stored bytes. The first is about to die.
         let (dead, again) = (Hostile::ready(&address), Hostile::resuming(&address));
         for sender in [&dead, &again] {
             sender.offer(&table);
-            assert!(matches!(sender.answer(), ToSender::Verdicts { .. }));
+            assert!(matches!(sender.answer(), ToSender::Actions { .. }));
         }
         dead.fill(&items, b"xx");
         dead.say(&ToServer::Commit { next: 2, entries: 4 });
@@ -242,11 +241,11 @@ fn a_name_that_a_dead_sender_got_is_no_clash_when_it_is_sent_again() {
         assert_eq!(names, ["tree", "tree/large", "tree/link", "tree/small"], "{rule}");
         assert!(tree::partials(into.path()).is_empty());
 
-        // Another content clashes as ever.
+        // Other content still clashes.
         let other = Hostile::resuming(&address);
         std::fs::remove_file(into.path().join("tree/small")).unwrap();
         other.offer(&raw(b"tree/small", file(1)));
-        assert!(matches!(other.answer(), ToSender::Verdicts { .. }));
+        assert!(matches!(other.answer(), ToSender::Actions { .. }));
         std::fs::write(into.path().join("tree/small"), "y").unwrap();
         other.fill(&[Item::Whole { index: 0, hash: blake3::hash(b"x").into() }], b"x");
         other.say(&ToServer::Commit { next: 2, entries: 1 });
@@ -263,7 +262,7 @@ fn a_name_that_a_dead_sender_got_is_no_clash_when_it_is_sent_again() {
 }
 
 #[test]
-fn a_decent_sender_by_hand() {
+fn a_correct_hand_written_sender() {
     let root = TempDir::new().unwrap();
     let (into, _server, address) = server(&root);
     let hostile = Hostile::ready(&address);
@@ -271,7 +270,7 @@ fn a_decent_sender_by_hand() {
     let mut table = Vec::new();
     Entry { path, kind: file(4), mode: 0o640, mtime: MTIME }.encode(&mut table).unwrap();
     hostile.offer(&table);
-    assert!(matches!(hostile.answer(), ToSender::Verdicts { .. }));
+    assert!(matches!(hostile.answer(), ToSender::Actions { .. }));
     hostile.fill(&[Item::Whole { index: 0, hash: blake3::hash(b"good").into() }], b"good");
     hostile.say(&ToServer::Commit { next: 2, entries: 1 });
     assert_eq!(hostile.answer(), ToSender::Stored);
@@ -279,7 +278,7 @@ fn a_decent_sender_by_hand() {
 }
 
 #[test]
-fn a_stranger_is_told_so() {
+fn another_protocol_is_refused() {
     let into = TempDir::new().unwrap();
     let (_server, address) = Running::server(&["serve", "--into", text(into.path())]);
     let (done, _, said) = run(&["bench", "client", &address]);

@@ -1,13 +1,13 @@
-//! `multirail info`, the choice of a backend, and the manners of the command.
+//! `multirail info`, the choice of a backend, and general behaviour of the command.
 #![cfg(unix)]
 
 mod process;
 
 use process::{Running, multirail, run};
 
-/// No libfabric is there.
+/// A missing libfabric.
 const NO_LIBFABRIC: &str = "/nowhere/libfabric.so.1";
-/// And no libibverbs.
+/// A missing libibverbs.
 const NO_LIBIBVERBS: &str = "/nowhere/libibverbs.so.1";
 
 #[test]
@@ -47,8 +47,8 @@ fn info_prints_a_table() {
 }
 
 #[test]
-fn backends_are_never_substituted() {
-    for (name, says) in [("tcp", "no backend is called"), ("verbs", NO_LIBIBVERBS), ("", "empty")] {
+fn there_is_no_fallback_backend() {
+    for (name, says) in [("tcp", "unknown backend"), ("verbs", NO_LIBIBVERBS), ("", "empty")] {
         for arguments in [&["--backend", name, "bench", "--in-process"][..], &["bench", "--in-process"][..]] {
             let mut command = multirail(arguments);
             command.env("MULTIRAIL_LIBIBVERBS", NO_LIBIBVERBS);
@@ -71,13 +71,13 @@ fn backends_are_never_substituted() {
     }
 }
 
-/// What was asked for and cannot be had is an error; what it was is told.
+/// A requested backend that is unavailable is an error, which names it.
 #[test]
-fn what_cannot_be_had_is_an_error() {
+fn an_unavailable_backend_is_an_error() {
     for (arguments, code, says) in [
         (&["info", "--token-file", "/nope"][..], 1, "/nope"),
         (&["info", "--backend", "efa"], 1, NO_LIBFABRIC),
-        (&["info", "--backend", "carrier"], 1, "no backend is called"),
+        (&["info", "--backend", "carrier"], 1, "unknown backend"),
         (&["info", "--provider", "tcp"], 1, NO_LIBFABRIC),
         (&["info", "--backend", "loopback", "--provider", "tcp"], 1, "options of the backend efa"),
         (&["explain", "--token-file", "/nope"], 1, "/nope"),
@@ -102,9 +102,9 @@ fn what_cannot_be_had_is_an_error() {
     }
 }
 
-/// Of `doctor` too, whose report goes on.
+/// The same for `doctor`, whose report still has all other findings.
 #[test]
-fn doctor_finds_that_a_provider_is_not_there() {
+fn doctor_reports_a_missing_provider() {
     let mut command = multirail(&["doctor", "--json", "--provider", "tcp"]);
     let output = command.env("MULTIRAIL_LIBFABRIC", NO_LIBFABRIC).output().expect("start");
     let rows = String::from_utf8_lossy(&output.stdout).into_owned();
@@ -113,9 +113,9 @@ fn doctor_finds_that_a_provider_is_not_there() {
     assert_eq!(output.status.code(), Some(2));
 }
 
-/// Two sides without a transport in common say what each offers, and how they would meet.
+/// Without a common transport, the error lists what each side offers, and options that would work.
 #[test]
-fn no_common_transport_names_what_each_offers_and_what_would_meet() {
+fn no_common_transport_lists_offers_and_options() {
     let (installed, _, said) = run(&["info", "--backend", "efa", "--provider", "tcp"]);
     if !installed {
         println!("skipped: {said}");
@@ -126,7 +126,7 @@ fn no_common_transport_names_what_each_offers_and_what_would_meet() {
     let (done, _, said) = run(&["bench", "client", &address, "--backend", "loopback"]);
     assert!(!done && said.contains("this side offers loopback; the peer offers efa"), "{said}");
     assert!(said.contains("start both with --backend efa --provider tcp"), "{said}");
-    // By these options they do meet.
+    // With these options they connect.
     let meet = ["--backend", "efa", "--provider", "tcp", "--node", "127.0.0.1"];
     let (mut server, address) = Running::server(&[&["bench", "server"], &meet[..]].concat());
     let (done, _, said) =
@@ -146,7 +146,7 @@ fn a_closed_pipe_is_no_failure() {
 }
 
 #[test]
-fn nonsense_is_refused_before_anything_runs() {
+fn invalid_arguments_are_refused_before_anything_runs() {
     for arguments in [
         &["bench", "--size", "64KB"][..],
         &["bench", "--size", "0"],
@@ -166,8 +166,8 @@ fn nonsense_is_refused_before_anything_runs() {
 }
 
 #[test]
-fn nobody_there_is_one_sentence() {
-    // Nothing listens on a port that was just given back.
+fn a_missing_server_is_one_sentence() {
+    // No program listens on a port that was just closed.
     let port =
         std::net::TcpListener::bind("127.0.0.1:0").and_then(|l| l.local_addr()).expect("a port").port();
     let (done, _, said) = run(&["bench", "client", &format!("127.0.0.1:{port}")]);

@@ -1,4 +1,4 @@
-//! `multirail bench ladder`: all rungs, and what batching and lazy posting gain.
+//! `multirail bench ladder`: all rungs, and the gain of batching and lazy posting.
 #![cfg(target_os = "linux")]
 
 mod process;
@@ -38,12 +38,12 @@ fn batching_and_lazy_posting_save_instructions() {
 }
 
 #[test]
-fn nonsense_is_refused_in_words() {
+fn invalid_options_are_refused() {
     for (options, words) in [
-        (&["--null", "--devices", "0"][..], "--devices is between"),
+        (&["--null", "--devices", "0"][..], "--devices must be between"),
         (&["--null", "--devices", "2", "--groups", "3"], "--groups between"),
-        (&["--null", "--size", "2MiB"], "--size is between"),
-        (&["--backend", "nonesuch"], "no backend is called"),
+        (&["--null", "--size", "2MiB"], "--size must be between"),
+        (&["--backend", "nonesuch"], "unknown backend"),
     ] {
         let (done, _, said) = run(&[&["bench", "ladder"], options].concat());
         assert!(!done && said.contains(words), "{options:?}: {said}");

@@ -1,4 +1,4 @@
-//! Dumps of a running command: on SIGUSR1, on a stall, and read back as a trace.
+//! Dumps of a running command, on SIGUSR1 and on a stall, and their trace.
 #![cfg(target_os = "linux")]
 
 mod process;
@@ -13,7 +13,7 @@ fn path(directory: &TempDir, name: &str) -> String {
     directory.path().join(name).to_str().expect("UTF-8").to_owned()
 }
 
-/// Reads the recording as a timeline and as Chrome JSON; gives the timeline.
+/// Reads the recording as a timeline and as Chrome JSON. Returns the timeline.
 fn traced(directory: &TempDir, recording: &str) -> String {
     let (done, timeline, said) = run(&["trace", recording]);
     assert!(done, "{said}");
@@ -38,7 +38,7 @@ fn traced(directory: &TempDir, recording: &str) -> String {
 }
 
 #[test]
-fn a_stopped_peer_is_told_by_what_waits_for_it() {
+fn a_stall_names_the_operations_that_wait_for_a_stopped_peer() {
     for op in ["write-imm", "send"] {
         let directory = TempDir::new().expect("a directory");
         let recording = path(&directory, "recording");
@@ -68,7 +68,7 @@ fn a_stopped_peer_is_told_by_what_waits_for_it() {
         let waits = if op == "send" {
             "; waits for a receive of the peer"
         } else {
-            "; waits for room in the peer's queue"
+            "; waits for room in the peer's lane"
         };
         assert!(told.contains(waits), "what it waits for: {told}");
         assert!(told.contains(&format!(", {address}, incarnation ")), "the peer: {told}");
@@ -101,7 +101,7 @@ fn a_signal_prints_a_dump_and_the_bench_goes_on() {
     let peer = bench.await_error("last heard ");
     assert!(peer.contains("127.0.0.1:"), "{peer}");
     assert!(bench.await_error("records of transport loopback").contains("last "));
-    // As often as it takes to meet an operation.
+    // Repeats until the dump has an operation.
     let begun = "started: write_pages of 2097152 bytes";
     eventually(LIMIT, "an operation is recorded", || {
         bench.signal(Signal::USR1);
@@ -127,18 +127,20 @@ fn servers_and_senders_dump_and_go_on() {
     let (done, _, said) = run(&["send", &file, "--to", &address, "--dump", &path(&from, "recording")]);
     assert!(done, "{said}");
     assert_eq!(std::fs::read(into.path().join("content")).expect("stored").len(), 1 << 20);
-    // Nothing stalled: the recording is its header.
+    // No operation stalled, so the recording has only its header.
     let (done, timeline, said) = run(&["trace", &path(&from, "recording")]);
     assert!(done && timeline.is_empty(), "{timeline}{said}");
 }
 
 #[test]
-fn what_is_no_recording_is_refused_in_one_sentence() {
+fn malformed_recordings_are_refused_in_one_sentence() {
     let directory = TempDir::new().expect("a directory");
     let file = path(&directory, "file");
-    for (content, why) in
-        [(&b"PK\x03\x04"[..], "no recording"), (b"mr-dump\x09", "version"), (b"mr-dump\x01\x09", "cut off")]
-    {
+    for (content, why) in [
+        (&b"PK\x03\x04"[..], "no recording"),
+        (b"mr-dump\x09", "version"),
+        (b"mr-dump\x01\x09", "ends in the middle"),
+    ] {
         std::fs::write(&file, content).expect("write");
         let (done, _, said) = run(&["trace", &file]);
         assert!(!done && said.lines().count() == 1 && said.contains(why), "{said}");

@@ -1,4 +1,4 @@
-//! Rail groups by the environment, as the built program takes them.
+//! Rail groups from environment variables, as the program uses them.
 #![cfg(unix)]
 
 mod process;
@@ -6,7 +6,7 @@ mod process;
 use process::multirail;
 use serde_json::Value;
 
-/// What `info` says of loopback with two devices, or its error.
+/// The output of `info` for loopback with two devices, or its error.
 fn loopback(variables: &[(&str, &str)]) -> Result<Value, String> {
     let mut info = multirail(&["info", "--backend", "loopback", "--json"]);
     info.env("MULTIRAIL_LOOPBACK_THREADS", "2").envs(variables.iter().copied());
@@ -35,7 +35,7 @@ fn listed_devices_are_driven_together() {
 }
 
 #[test]
-fn variables_that_make_no_sense_are_named() {
+fn invalid_variables_are_named() {
     for (variable, value, says) in [
         ("MULTIRAIL_RAIL_GROUPS", "lo0,,lo1", "a name is missing"),
         ("MULTIRAIL_RAIL_GROUPS", "lo7", "\\\"lo7\\\""),

@@ -1,4 +1,4 @@
-//! `multirail send --resume`: nothing that is stored goes over the wire again.
+//! `multirail send --resume`: stored bytes are not sent again.
 #![cfg(target_os = "linux")]
 
 mod process;
@@ -12,10 +12,10 @@ use process::{LIMIT, Running, eventually, run};
 use rustix::process::Signal;
 use tempfile::TempDir;
 
-/// Bytes that may be under way: the windows of one sender.
+/// The most outstanding bytes: the windows of one sender.
 const WINDOW: u64 = 8 << 20;
 
-/// Small files in a tree, and where it is interrupted: among them, and in the large file.
+/// The number of small files in a tree, and the points of interruption: among them, and in the large file.
 const MIDDLES: [(usize, u64); 2] = [(10_000, 10 << 20), (1000, 30 << 20)];
 
 fn text(path: &Path) -> &str {
@@ -26,14 +26,14 @@ fn server(into: &TempDir) -> (Running, String) {
     Running::server(&["serve", "--into", text(into.path())])
 }
 
-/// Starts to send, and waits until `bytes` are on their way.
+/// Starts to send, and waits until `bytes` are outstanding or sent.
 fn begin(path: &Path, address: &str, bytes: u64) -> Running {
     let sender = Running::start(&["send", text(path), "--to", address, "--json", "--progress"]);
     while sender.json()["progress_bytes"].as_u64().expect("progress") < bytes {}
     sender
 }
 
-/// The most that an ended sender can have sent, and the total: it says so before it moves bytes.
+/// The most bytes that an ended sender can have sent: it prints them before it sends them.
 fn most_sent(sender: &Running, least: u64) -> u64 {
     let mut most = least;
     while let Some(row) = sender.rest() {
@@ -42,7 +42,7 @@ fn most_sent(sender: &Running, least: u64) -> u64 {
     most
 }
 
-/// Sends again with --resume; the bytes sent.
+/// Sends again with --resume. Returns the bytes sent.
 fn resume(path: &Path, address: &str) -> u64 {
     let (done, rows, said) = run(&["send", text(path), "--to", address, "--json", "--resume"]);
     assert!(done, "{said}");
@@ -85,7 +85,7 @@ fn at_once_after_the_sender_is_killed() {
         let mut sender = begin(&tree, &address, middle);
         sender.signal(Signal::KILL);
         sender.ends_within_any(LIMIT);
-        // The server is not waited for: it may still store what it has of the dead sender.
+        // The test does not wait for the server, which may still store bytes of the dead sender.
         let sent = most_sent(&sender, middle) + resume(&tree, &address);
         tree::assert_identical(from.path(), into.path());
         let total = data(&tree);
@@ -115,7 +115,7 @@ fn after_the_server_is_killed() {
     }
 }
 
-/// A large file of which a good part is stored, and the server that has it.
+/// A large file that is partly stored, and its server.
 fn interrupted(from: &TempDir, into: &TempDir) -> (std::path::PathBuf, Running, String) {
     let path = from.path().join("large");
     tree::random(&path, 64 << 20);
@@ -129,7 +129,7 @@ fn interrupted(from: &TempDir, into: &TempDir) -> (std::path::PathBuf, Running, 
 }
 
 #[test]
-fn a_changed_source_goes_on_from_the_change() {
+fn a_changed_source_continues_at_the_change() {
     let (from, into) = (TempDir::new().unwrap(), TempDir::new().unwrap());
     let (path, server, address) = interrupted(&from, &into);
     let file = fs::OpenOptions::new().write(true).open(&path).unwrap();
@@ -144,19 +144,19 @@ fn a_changed_source_goes_on_from_the_change() {
     assert_eq!(server.json()["blake3"], hash);
     assert!(fs::read(into.path().join("large")).unwrap() == fs::read(&path).unwrap());
 
-    // What is there now is found by its content, and is not sent.
+    // The server's file has the same content, so no byte is sent.
     let before = fs::metadata(into.path().join("large")).unwrap().modified().unwrap();
     fs::File::open(into.path().join("large")).and_then(|f| f.set_modified(std::time::UNIX_EPOCH)).unwrap();
     assert_eq!(resume(&path, &address), 0);
     assert_eq!(fs::metadata(into.path().join("large")).unwrap().modified().unwrap(), before);
-    // With another content it clashes.
+    // With other content it clashes.
     file.write_all_at(b"changed again", 30 << 20).unwrap();
     let (done, _, said) = run(&["send", text(&path), "--to", &address, "--resume"]);
     assert!(!done && said.contains("exists"), "{said}");
 }
 
 #[test]
-fn a_file_that_replaces_one_of_its_size_goes_on() {
+fn a_file_that_replaces_one_of_its_size_is_continued() {
     let (from, into) = (TempDir::new().unwrap(), TempDir::new().unwrap());
     let path = from.path().join("large");
     tree::random(&path, 64 << 20);
@@ -188,7 +188,7 @@ fn a_damaged_partial_is_noticed() {
 }
 
 #[test]
-fn without_resume_it_begins_anew() {
+fn without_resume_the_file_is_sent_from_the_start() {
     let (from, into) = (TempDir::new().unwrap(), TempDir::new().unwrap());
     let (path, server, address) = interrupted(&from, &into);
     let (done, rows, said) = run(&["send", text(&path), "--to", &address, "--json"]);
@@ -200,7 +200,7 @@ fn without_resume_it_begins_anew() {
 }
 
 #[test]
-fn an_interrupted_server_keeps_what_has_a_journal() {
+fn an_interrupted_server_keeps_partial_files_with_a_journal() {
     let (from, into) = (TempDir::new().unwrap(), TempDir::new().unwrap());
     let path = from.path().join("large");
     tree::random(&path, 64 << 20);
@@ -218,7 +218,7 @@ fn an_interrupted_server_keeps_what_has_a_journal() {
 }
 
 #[test]
-fn one_server_per_directory_and_strange_files_stay() {
+fn one_server_per_directory_and_unknown_files_stay() {
     let into = TempDir::new().unwrap();
     let staging = into.path().join(".multirail");
     fs::create_dir(&staging).unwrap();

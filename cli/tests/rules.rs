@@ -1,4 +1,4 @@
-//! Rules of `multirail serve`: its quota, and names that are taken.
+//! The rules of `multirail serve`: its quota, and existing names.
 #![cfg(target_os = "linux")]
 
 mod process;
@@ -28,8 +28,8 @@ fn small(from: &TempDir) -> PathBuf {
     tree
 }
 
-/// Sends `small` to a server with `rule` where `tree/b` is taken; whether that succeeded,
-/// what was said, and what is in `tree/b` now.
+/// Sends `small` to a server with `rule` where `tree/b` exists. Returns whether that succeeded, the output, and the
+/// content of `tree/b`.
 fn clash(rule: &[&str], into: &TempDir) -> (bool, String, String) {
     let from = TempDir::new().unwrap();
     let tree = small(&from);
@@ -92,8 +92,8 @@ fn looks(path: &Path) -> (u32, i64) {
 fn a_directory_that_is_there_stays_as_it_is_unless_it_is_overwritten() {
     let from = TempDir::new().unwrap();
     let tree = small(&from);
-    tree::dress(&tree.join("sub"), 0o700, 1);
-    tree::dress(&tree, 0o711, 2);
+    tree::set_mode_and_time(&tree.join("sub"), 0o700, 1);
+    tree::set_mode_and_time(&tree, 0o711, 2);
     for rule in ["refuse", "overwrite", "rename", "skip"] {
         for resume in [&[][..], &["--resume"]] {
             let into = TempDir::new().unwrap();
@@ -103,12 +103,12 @@ fn a_directory_that_is_there_stays_as_it_is_unless_it_is_overwritten() {
                 Running::server(&["serve", "--into", text(into.path()), "--on-clash", rule]);
             let send = || run(&[&["send", text(&tree), "--to", &address], resume].concat());
             for (n, directory) in theirs.iter().enumerate() {
-                tree::dress(directory, 0o750, 77 + n as u64);
+                tree::set_mode_and_time(directory, 0o750, 77 + n as u64);
             }
             let (done, _, said) = send();
             assert!(done, "{said}");
             let files: Vec<_> = ["a", "b", "sub/c"].map(|name| into.path().join("tree").join(name)).into();
-            assert!(files.iter().all(|file| file.exists()), "what is sent lies in it");
+            assert!(files.iter().all(|file| file.exists()), "the sent files are in it");
             let ours = [looks(&tree.join("sub")), looks(&tree)];
             for (theirs, ours) in theirs.iter().zip(ours) {
                 match rule {
@@ -116,13 +116,13 @@ fn a_directory_that_is_there_stays_as_it_is_unless_it_is_overwritten() {
                     _ => assert!(looks(theirs).0 == 0o750 && looks(theirs).1 != ours.1, "{rule} {resume:?}"),
                 }
             }
-            // Where nothing new comes, its time stays too.
+            // If no file is added, the directory's time stays too.
             fs::remove_dir_all(into.path().join("tree")).unwrap();
             fs::create_dir(into.path().join("tree")).unwrap();
             let empty = TempDir::new().unwrap();
             fs::create_dir(empty.path().join("tree")).unwrap();
-            tree::dress(&empty.path().join("tree"), 0o700, 5);
-            tree::dress(&theirs[1], 0o750, 77);
+            tree::set_mode_and_time(&empty.path().join("tree"), 0o700, 5);
+            tree::set_mode_and_time(&theirs[1], 0o750, 77);
             let before = looks(&theirs[1]);
             let (done, _, said) =
                 run(&[&["send", text(&empty.path().join("tree")), "--to", &address], resume].concat());
@@ -138,8 +138,8 @@ fn a_directory_of_an_interrupted_sender_is_finished_by_the_next() {
     let (from, into) = (TempDir::new().unwrap(), TempDir::new().unwrap());
     let tree = small(&from);
     tree::random(&tree.join("sub/large"), 64 << 20);
-    tree::dress(&tree.join("sub"), 0o750, 1);
-    tree::dress(&tree, 0o711, 2);
+    tree::set_mode_and_time(&tree.join("sub"), 0o750, 1);
+    tree::set_mode_and_time(&tree, 0o711, 2);
     let (server, address) = Running::server(&["serve", "--into", text(into.path()), "--on-clash", "skip"]);
     let mut sender = Running::start(&["send", text(&tree), "--to", &address, "--json", "--progress"]);
     while sender.json()["progress_bytes"].as_u64().expect("progress") < 10 << 20 {}

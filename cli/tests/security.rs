@@ -43,7 +43,7 @@ impl Place {
         Running::start(&[&["send", &self.path("content"), "--to", to], options].concat())
     }
 
-    /// What arrived; it is taken away.
+    /// Takes the received file and returns its content.
     fn arrived(&self) -> Option<String> {
         let path = self.root.path().join("into/content");
         let content = fs::read_to_string(&path).ok()?;
@@ -53,7 +53,7 @@ impl Place {
 }
 
 #[test]
-fn files_go_between_those_with_one_token() {
+fn files_are_sent_with_the_same_token() {
     let place = Place::new();
     let (token, other) = (place.path("token"), place.path("other"));
     let (server, address) = place.serve(&["--token-file", &token]);
@@ -68,14 +68,14 @@ fn files_go_between_those_with_one_token() {
         "{sentence}"
     );
     assert_eq!(place.arrived(), None);
-    // By the environment, and a server that is none the worse.
+    // The token from the environment works, and the server still works.
     let mut by_environment = multirail(&["send", &place.path("content"), "--to", &address]);
     by_environment.env("MULTIRAIL_TOKEN_FILE", &token);
     Running::spawn(by_environment).succeeds();
     assert_eq!(place.arrived().as_deref(), Some("what is sent"));
     assert!(server.errors().iter().all(|line| !line.contains("panicked")));
 
-    // One server to a directory.
+    // Each directory has one server.
     drop(server);
     let (_open, address) = place.serve(&[]);
     let sentence = place.send(&address, &["--token-file", &token]).fails_within(LIMIT);
@@ -83,7 +83,7 @@ fn files_go_between_those_with_one_token() {
 }
 
 #[test]
-fn tokens_that_are_none_are_refused_before_anything_is_sent() {
+fn invalid_tokens_are_refused_before_anything_is_sent() {
     let place = Place::new();
     let short = place.file("short", "short\n");
     let sentence = place.send("127.0.0.1:1", &["--token-file", &short]).fails_within(LIMIT);
@@ -93,7 +93,7 @@ fn tokens_that_are_none_are_refused_before_anything_is_sent() {
 }
 
 #[test]
-fn a_bench_of_two_processes_hands_the_token_on() {
+fn a_bench_of_two_processes_passes_the_token_on() {
     let place = Place::new();
     let token = place.path("token");
     let bench = ["bench", "--duration", "50ms", "--pages", "4", "--token-file", &token];
@@ -102,7 +102,7 @@ fn a_bench_of_two_processes_hands_the_token_on() {
 
 #[cfg(feature = "tls")]
 #[test]
-fn files_go_over_tls_between_those_of_one_authority() {
+fn files_are_sent_over_tls_with_one_authority() {
     use certificates::Authority;
 
     let place = Place::new();

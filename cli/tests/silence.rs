@@ -1,4 +1,4 @@
-//! Senders that say nothing to `multirail serve`, and more senders than it serves.
+//! Silent senders of `multirail serve`, and more senders than it serves.
 #![cfg(target_os = "linux")]
 
 mod process;
@@ -9,17 +9,17 @@ use std::time::Duration;
 
 use multirail::{Access, Peer, RecvPool, Region};
 use multirail_cli::files::{
-    Item, Layout, PROTOCOL, ToSender, ToServer, VERSION, Verdict, decode_entries, decode_items,
+    EntryAction, Item, Layout, PROTOCOL, ToSender, ToServer, VERSION, decode_entries, decode_items,
 };
 use process::{LIMIT, Running, eventually, run};
 use tempfile::TempDir;
 use wire::{Hostile, Refused, file, raw, text};
 
 #[test]
-fn silent_senders_make_room_for_others() {
+fn silent_senders_are_dropped_for_others() {
     let (from, into) = (TempDir::new().unwrap(), TempDir::new().unwrap());
     let (server, address) = Running::server(&["serve", "--into", text(into.path()), "--silence", "5s"]);
-    // Some have not even said hello, some are in the middle.
+    // Some have sent no message yet, others are in the middle of a group.
     let silent: Vec<_> = (0..6)
         .map(|n| match n % 3 {
             0 => Hostile::connect(&address),
@@ -27,14 +27,14 @@ fn silent_senders_make_room_for_others() {
             _ => {
                 let sender = Hostile::ready(&address);
                 sender.offer(&raw(b"file", file(1)));
-                assert!(matches!(sender.answer(), ToSender::Verdicts { .. }));
+                assert!(matches!(sender.answer(), ToSender::Actions { .. }));
                 sender
             }
         })
         .collect();
     for sender in silent {
-        sender.ends_refused("said nothing for 5 s");
-        server.await_error("said nothing for 5 s");
+        sender.ends_refused("sent no message for 5 s");
+        server.await_error("sent no message for 5 s");
     }
     let good = from.path().join("good");
     fs::write(&good, "content").unwrap();
@@ -44,11 +44,11 @@ fn silent_senders_make_room_for_others() {
 }
 
 #[test]
-fn a_sender_at_work_is_not_silent() {
+fn a_working_sender_is_not_silent() {
     let into = TempDir::new().unwrap();
     let (server, address) = Running::server(&["serve", "--into", text(into.path()), "--silence", "4s"]);
     let sender = Hostile::ready(&address);
-    // Longer than the limit in all, before and in a group.
+    // The sender works for longer than the limit, before and in a group.
     let work = || {
         for _ in 0..20 {
             std::thread::sleep(Duration::from_millis(250));
@@ -57,7 +57,7 @@ fn a_sender_at_work_is_not_silent() {
     };
     work();
     sender.offer(&raw(b"name", file(4)));
-    assert!(matches!(sender.answer(), ToSender::Verdicts { .. }));
+    assert!(matches!(sender.answer(), ToSender::Actions { .. }));
     work();
     sender.fill(&[Item::Whole { index: 0, hash: blake3::hash(b"good").into() }], b"good");
     sender.say(&ToServer::Commit { next: 2, entries: 1 });
@@ -71,13 +71,13 @@ fn refused_senders_take_no_thread() {
     let (server, address) = Running::server(&["serve", "--into", text(into.path())]);
     let busy: Vec<_> = (0..6).map(|_| Hostile::ready(&address)).collect();
     let tasks = format!("/proc/{}/task", server.id());
-    // Threads of the command itself: those of the library have names of their own.
+    // Counts the command's own threads. The library's threads have other names.
     let threads = || {
         let names = fs::read_dir(&tasks).unwrap().map(|task| task.unwrap().path().join("comm"));
         names.filter(|name| fs::read_to_string(name).is_ok_and(|name| name == "multirail\n")).count()
     };
     let before = threads();
-    // None of them leaves.
+    // None of them disconnects.
     let refused: Vec<_> = (0..10)
         .map(|_| {
             let sender = Refused::connect(&address, "try again later");
@@ -86,7 +86,7 @@ fn refused_senders_take_no_thread() {
             sender
         })
         .collect();
-    // The server ends the connections itself.
+    // The server closes the connections.
     for sender in &refused {
         sender.is_disconnected();
     }
@@ -97,7 +97,7 @@ fn refused_senders_take_no_thread() {
     });
 }
 
-/// What a sender hears and says at the side of a server by hand.
+/// A hand-written server.
 struct Server {
     peer: Peer,
     pool: RecvPool,
@@ -116,7 +116,7 @@ impl Server {
         ToServer::decode(&self.pool.next().wait(LIMIT).expect("a message").to_vec()).expect("decoded")
     }
 
-    /// The next message but for `Working`, and how many of these came before it.
+    /// The next message that is not `Working`, and the number of `Working` before it.
     fn hear_work(&self) -> (usize, ToServer) {
         let mut working = 0;
         loop {
@@ -135,7 +135,7 @@ impl Server {
 }
 
 #[test]
-fn a_sender_says_that_it_is_at_work() {
+fn a_working_sender_sends_signs_of_life() {
     const MIB: usize = 1 << 20;
     let from = TempDir::new().unwrap();
     let path = from.path().join("large");
@@ -149,7 +149,7 @@ fn a_sender_says_that_it_is_at_work() {
     let peer = multirail::wait(listener.accept(), LIMIT).unwrap().unwrap();
     let buffer = fabric.alloc(16 << 10, Access::LOCAL).unwrap();
     let server = Server { peer, pool, buffer, windows };
-    // No silence at all is allowed: whenever the sender may say that it works, it does.
+    // No silence is allowed, so the sender sends a sign of life whenever it can.
     server.say(&ToSender::Welcome {
         protocol: PROTOCOL,
         version: VERSION,
@@ -162,9 +162,9 @@ fn a_sender_says_that_it_is_at_work() {
     let (_, ToServer::Offer { sequence: 0, table }) = server.hear_work() else { panic!("no offer") };
     assert_eq!(decode_entries(&server.table(0, table)).unwrap().len(), 1);
     server.say(&ToSender::Free { sequence: 0 });
-    // It reads the file in three chunks to compare it, and then to send it.
-    let digest = Verdict::Compare { digest: [0; 32], skip: false };
-    server.say(&ToSender::Verdicts { first: 0, verdicts: vec![digest] });
+    // It reads the file in three chunks, to compare it and then to send it.
+    let digest = EntryAction::Compare { digest: [0; 32], skip: false };
+    server.say(&ToSender::Actions { first: 0, actions: vec![digest] });
     let (working, ToServer::Resume { index: 0, first: 0 }) = server.hear_work() else {
         panic!("no question")
     };

@@ -1,4 +1,4 @@
-//! `multirail simulate`: virtual time and a given cost, so that every figure is exact.
+//! `multirail simulate`: virtual time and a given CPU cost, so that every result is exact.
 #![cfg(target_os = "linux")]
 
 mod process;
@@ -6,10 +6,10 @@ mod process;
 use process::run;
 use serde_json::Value;
 
-/// What a request costs in these tests: far more than measured (about 10 ns).
+/// The CPU cost of a request in these tests, far more than measured (about 10 ns).
 const COST: [&str; 2] = ["--post-cost-ns", "100"];
 
-/// The rows that `simulate` prints for these options.
+/// The rows of `simulate` with these options.
 fn simulate(options: &[&str]) -> Vec<Value> {
     let (done, rows, said) = run(&[&["simulate", "--json"], options].concat());
     assert!(done, "{said}");
@@ -76,8 +76,7 @@ fn a_slow_core_is_the_limit() {
 
 #[test]
 fn it_is_calibrated_by_published_figures() {
-    // fabric-lib over two EFA cards of 200 Gbps: 17 Gbps at 1 KiB, 274 at 16 KiB, where
-    // 470 ns a request were the limit.
+    // fabric-lib over two EFA cards of 200 Gbps: 17 Gbps at 1 KiB and 274 at 16 KiB, limited by 470 ns per request.
     for (size, gbps) in [("1KiB", 17.0), ("16KiB", 274.0)] {
         let row = simulate(&["--profile", "efa2x200", "--post-cost-ns", "470", "--size", size]).remove(0);
         assert!((number(&row, "gbps") / gbps - 1.0).abs() < 0.1, "{row}");
@@ -105,10 +104,10 @@ fn a_small_write_waits_for_no_large_one() {
     assert!(number(&row, "idle_p99_us") > 15.0, "{row}");
     assert!(
         number(&row, "beside_p99_us") > 1.2 * number(&row, "idle_p99_us"),
-        "nothing was beside it: {row}"
+        "the large write moved no bytes: {row}"
     );
     assert!(number(&row, "times_idle") < 3.0, "{row}");
-    // And the large one has the rest of the line.
+    // The large write gets the rest of the line rate.
     assert!(number(&row, "large_gbps") > 0.97 * number(&row, "ceiling_gbps"), "{row}");
 }
 
@@ -131,23 +130,23 @@ fn many_senders_overrun_no_receiver() {
         assert!(number(&row, "fullest") > 0.0 && number(&row, "fullest") <= depth, "{row}");
         assert!(number(&row, "spread_percent") <= 10.0, "{row}");
     }
-    // The model does lose what is too much.
+    // The model loses imms that the queue cannot hold.
     let row = simulate(&["--incast", "64", "--no-grants"]).remove(0);
     assert_eq!(row["fullest"], 1024, "{row}");
     assert!(number(&row, "overruns") > 1000.0, "{row}");
     assert_eq!(number(&row, "arrived") + number(&row, "overruns"), number(&row, "sent"), "{row}");
     assert!(
         (number(&row, "gbps") / number(&row, "ceiling_gbps") - 1.0).abs() < 0.02,
-        "the line is the limit: {row}"
+        "the line rate is the limit: {row}"
     );
 }
 
 #[test]
-fn nonsense_is_refused_in_a_sentence() {
+fn invalid_options_are_refused_in_a_sentence() {
     for (options, says) in [
-        (["--cores", "9"], "between 1 and the 8 rail groups"),
+        (["--cores", "9"], "between 1 and 8, the number of rail groups"),
         (["--cards", "0"], "between 1 and 64"),
-        (["--lost-cards", "4"], "below --cards"),
+        (["--lost-cards", "4"], "less than the 4 cards"),
         (["--size", "0"], "between 1 byte"),
         (["--card-gbps", "0"], "more than 0"),
         (["--post-cost-ns", "-1"], "0 or more"),

@@ -1,4 +1,4 @@
-//! What the commands print fits the terminal, breaks no word, and is plain text in a pipe.
+//! The output of commands fits the terminal, cuts no word, and is plain text in a pipe.
 #![cfg(target_os = "linux")]
 
 mod process;
@@ -7,7 +7,7 @@ use std::collections::HashSet;
 
 use process::{in_terminal, multirail};
 
-/// What the commands under test print depends on the machine alone.
+/// Commands whose output depends on the machine only.
 const STEADY: [&[&str]; 4] = [
     &["info"],
     &["doctor"],
@@ -15,7 +15,7 @@ const STEADY: [&[&str]; 4] = [
     &["explain", "--from", "p5.48xlarge", "--gpu", "3"],
 ];
 
-/// Prints figures that differ from run to run.
+/// A command whose numbers differ in each run.
 const MEASURING: [&[&str]; 5] = [
     &["bench", "--duration", "20ms", "--pages", "16"],
     &["bench", "--duration", "5ms", "--pages", "4", "--sweep"],
@@ -36,14 +36,14 @@ const MEASURING: [&[&str]; 5] = [
     &["simulate", "--post-cost-ns", "100", "--incast", "4"],
 ];
 
-/// What a table is drawn with.
+/// The characters of table borders.
 const BOXES: &str = "│┆┌┐└┘├┤┬┴┼╞╪╡─═╌";
 
 fn words(text: &str) -> HashSet<&str> {
     text.split(|c: char| c.is_whitespace() || BOXES.contains(c)).filter(|word| !word.is_empty()).collect()
 }
 
-/// Lines that are too long though they could be cut between words.
+/// Fails for lines that are too long although they could be wrapped between words.
 fn assert_fits(text: &str, columns: usize) {
     for line in text.lines() {
         let is_one_word = words(line).len() < 2;
@@ -78,17 +78,17 @@ fn no_word_is_broken_at_any_width() {
         for columns in [80, 120, 200] {
             let Some(text) = in_terminal(columns, arguments) else { return };
             assert_fits(&text, columns);
-            // One key per line, a name ends in a colon.
+            // With one key per line, a name ends with a colon.
             let shown: HashSet<_> = words(&text).into_iter().map(|word| word.trim_end_matches(':')).collect();
             let broken: Vec<_> = words(&pipe)
                 .into_iter()
                 .filter(|word| {
                     let word = word.trim_end_matches(':');
-                    // What the system lets this process have changes from one moment to the next.
+                    // The limits of this process change from moment to moment.
                     !word.contains(|c: char| c.is_ascii_digit()) && !shown.contains(word)
                 })
                 .collect();
-            // The headings of columns are there in tables alone, keys in the others.
+            // Tables have column headings, the other form has keys.
             let headings = [
                 "yes",
                 "no",
@@ -122,9 +122,9 @@ fn a_pipe_gets_plain_aligned_text() {
 }
 
 #[test]
-fn a_narrow_terminal_names_what_it_leaves_out_and_one_row_has_a_key_per_line() {
+fn a_narrow_terminal_names_hidden_columns_and_one_row_has_a_key_per_line() {
     let Some(sweep) = in_terminal(80, MEASURING[1]) else { return };
-    assert!(sweep.contains("not shown, for want of columns: ") && sweep.contains("p99.9"), "{sweep}");
+    assert!(sweep.contains("hidden columns: ") && sweep.contains("p99.9"), "{sweep}");
     let Some(one) = in_terminal(80, MEASURING[0]) else { return };
     for key in ["size", "GB/s", "p99.9 µs", "% of memcpy", "verified"] {
         assert!(one.lines().any(|line| line.starts_with(key)), "{key} in {one}");

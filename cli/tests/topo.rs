@@ -1,4 +1,4 @@
-//! `multirail topo`: machines from everywhere, and what cannot be read.
+//! `multirail topo`: machines from all sources, and sources that cannot be read.
 #![cfg(unix)]
 
 mod process;
@@ -13,7 +13,7 @@ fn text(path: &Path) -> &str {
     path.to_str().expect("UTF-8 path")
 }
 
-/// What a failure says, in one sentence.
+/// The one sentence of a failure.
 fn refused(arguments: &[&str]) -> String {
     let (done, shown, said) = run(arguments);
     assert!(!done && shown.is_empty(), "{shown}");
@@ -63,7 +63,7 @@ fn this_host_is_shown() {
     assert!(done, "{said}");
     let host = json(&[]);
     let cards = host["groups"].as_array().expect("groups").len();
-    assert_eq!(shown.contains("no RDMA card here"), cards == 0, "{shown}");
+    assert_eq!(shown.contains("no RDMA card on this host"), cards == 0, "{shown}");
     assert_eq!(shown.contains("worker"), cards > 0, "{shown}");
 }
 
@@ -82,7 +82,7 @@ fn two_kinds() -> String {
 }
 
 #[test]
-fn a_backend_has_its_own_cards_alone() {
+fn a_backend_has_only_its_own_cards() {
     let of = |arguments: &[&str]| {
         let machine = json(&[arguments, &["--from", &two_kinds()]].concat());
         let groups = machine["groups"].as_array().expect("groups").clone();
@@ -101,7 +101,7 @@ fn a_backend_has_its_own_cards_alone() {
         };
         groups.iter().map(row).collect::<Vec<_>>()
     };
-    // Each GPU has an EFA card of its own switch, whatever other cards are there.
+    // Each GPU has an EFA card of its own switch, next to any other cards.
     let efa = ["efa 14 <- 12", "efa 15 <- 13", "efa 26 <- 22", "efa 27 <- 23"];
     let verbs = ["verbs 14 26 <- 24", "verbs 15 27 <- 25"];
     assert_eq!(of(&["--backend", "efa"]), efa);
@@ -109,11 +109,11 @@ fn a_backend_has_its_own_cards_alone() {
     assert_eq!(of(&[]), [&efa[..], &verbs[..]].concat());
     assert!(of(&["--backend", "loopback"]).is_empty());
     let (done, shown, said) = run(&["topo", "--backend", "loopback", "--from", &two_kinds()]);
-    assert!(done && shown.contains("is one that loopback drives"), "{shown}{said}");
+    assert!(done && shown.contains("loopback supports no RDMA card"), "{shown}{said}");
 }
 
 #[test]
-fn a_description_without_cards_is_told_in_a_sentence() {
+fn a_description_without_cards_has_a_note() {
     let folder = TempDir::new().unwrap();
     let file = folder.path().join("laptop.toml");
     fs::write(&file, "name = \"laptop\"\n[[node]]\nnumber = 0\ncores = \"0-7\"\n").unwrap();

@@ -1,5 +1,5 @@
-//! A sender by hand that tries to leave the directory of `multirail serve`: by every
-//! kind of bad path, and through symbolic links that lie there.
+//! A hand-written sender that tries to leave the directory of `multirail serve`, with all kinds of bad paths and through
+//! existing symbolic links.
 #![cfg(target_os = "linux")]
 
 mod process;
@@ -10,7 +10,7 @@ use tempfile::TempDir;
 use wire::{Hostile, file, is_untouched, raw, server};
 
 #[test]
-fn paths_that_lead_away() {
+fn paths_out_of_the_directory() {
     let root = TempDir::new().unwrap();
     let (_, server, address) = server(&root);
     let (long, deep) = (vec![b'n'; 256], vec!["d"; 129].join("/").into_bytes());
@@ -68,10 +68,10 @@ fn symbolic_links_in_the_directory_are_not_followed() {
         hostile.ends_refused("was not stored");
         server.await_error("was not stored");
     }
-    // A link that appears once the entry was judged.
+    // A link that appears after the server has decided about the entry.
     let hostile = Hostile::ready(&address);
     hostile.offer(&raw(b"later/evil", file(1)));
-    assert!(matches!(hostile.answer(), ToSender::Verdicts { .. }));
+    assert!(matches!(hostile.answer(), ToSender::Actions { .. }));
     std::os::unix::fs::symlink("..", into.join("later")).unwrap();
     hostile.fill(&[Item::Whole { index: 0, hash: blake3::hash(b"x").into() }], b"x");
     hostile.ends_refused("symbolic link");

@@ -1,4 +1,4 @@
-//! Directories by `multirail send`: they arrive as they are.
+//! Directories sent by `multirail send` arrive unchanged.
 #![cfg(target_os = "linux")]
 
 mod process;
@@ -15,7 +15,7 @@ fn text(path: &Path) -> &str {
     path.to_str().expect("UTF-8 path")
 }
 
-/// Most memory a process had, in bytes.
+/// The peak memory of a process, in bytes.
 fn peak_memory(process: u32) -> u64 {
     let status = fs::read_to_string(format!("/proc/{process}/status")).expect("status");
     let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).expect("a peak");
@@ -30,7 +30,7 @@ fn a_tree_of_10_000_files_arrives_identical() {
     let (done, rows, said) = run(&["send", text(&tree), "--to", &address, "--json"]);
     assert!(done, "{said}");
     let row: serde_json::Value = serde_json::from_str(&rows).expect("one row");
-    // Besides the 10,000: the sparse and the oddly named file.
+    // Besides the 10,000, the sparse file and the file with the odd name.
     assert_eq!(
         (&row["files"], &row["directories"], &row["links"]),
         (&json!(10_000 + 2), &json!(113), &json!(3))
@@ -48,7 +48,7 @@ fn a_tree_of_10_000_files_arrives_identical() {
         false => println!("skipped: holes: the file system of {} has none", from.path().display()),
     }
 
-    // With holes as zeros it is the same content, and takes its whole length.
+    // With holes as zeros the content is the same, and uses its whole length on disk.
     fs::remove_file(&arrived).unwrap();
     let (done, rows, said) = run(&["send", text(&large), "--to", &address, "--json", "--no-sparse"]);
     assert!(done, "{said}");
@@ -60,9 +60,9 @@ fn a_tree_of_10_000_files_arrives_identical() {
 }
 
 #[test]
-fn both_stay_small() {
+fn both_sides_use_little_memory() {
     let (from, into) = (TempDir::new().unwrap(), TempDir::new().unwrap());
-    // A hole costs no disk here.
+    // A hole needs no disk space.
     let path = from.path().join("endless");
     fs::File::create(&path).and_then(|file| file.set_len(1 << 40)).unwrap();
     let (server, address) = Running::server(&["serve", "--into", text(into.path())]);
@@ -75,7 +75,7 @@ fn both_stay_small() {
 }
 
 #[test]
-fn what_cannot_be_sent_is_named() {
+fn files_that_cannot_be_sent_are_named() {
     let (from, into) = (TempDir::new().unwrap(), TempDir::new().unwrap());
     let tree = from.path().join("tree");
     fs::create_dir(&tree).unwrap();
@@ -110,7 +110,7 @@ fn what_cannot_be_sent_is_named() {
 
     std::os::unix::fs::symlink("/etc/passwd", tree.join("away")).unwrap();
     let (done, _, said) = run(&["send", text(&tree), "--to", &address, "--skip-special"]);
-    assert!(done && said.contains("left out") && said.contains("away"), "{said}");
+    assert!(done && said.contains("skipped") && said.contains("away"), "{said}");
     let names: Vec<_> = tree::facts(into.path()).into_keys().collect();
     assert_eq!(names, [&b"tree"[..], b"tree/good"]);
 }
@@ -120,7 +120,7 @@ fn special_bits_are_not_restored() {
     let (from, into) = (TempDir::new().unwrap(), TempDir::new().unwrap());
     let file = from.path().join("tool");
     fs::write(&file, "x").unwrap();
-    tree::dress(&file, 0o6755, 1);
+    tree::set_mode_and_time(&file, 0o6755, 1);
     let (_server, address) = Running::server(&["serve", "--into", text(into.path())]);
     let (done, _, said) = run(&["send", text(&file), "--to", &address]);
     assert!(done && said.contains("setuid"), "{said}");

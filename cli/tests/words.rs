@@ -1,4 +1,4 @@
-//! What `multirail serve` and `multirail send` print: the line to run, counts, the end.
+//! The output of `multirail serve` and `multirail send`: the command to run, counts, and the end.
 #![cfg(target_os = "linux")]
 
 mod process;
@@ -15,7 +15,7 @@ fn text(path: &Path) -> &str {
     path.to_str().expect("UTF-8 path")
 }
 
-/// A server that prints for people, and its first line.
+/// A server without --json, and its first line.
 fn server(into: &TempDir, more: &[&str]) -> (Running, String) {
     let serve = ["serve", "--into", text(into.path()), "--listen", "127.0.0.1:0"];
     let server = Running::start(&[&serve, more].concat());
@@ -45,7 +45,7 @@ fn the_line_that_serve_prints_sends() {
     let token = text(&token).replace('\'', r"'\''");
     let expected = format!("multirail send PATH --to {address} --backend loopback --token-file '{token}'");
     assert_eq!(command, expected);
-    // A shell runs it as it stands, but for the path.
+    // A shell can run it unchanged, except for the path.
     let program = multirail(&[]).get_program().to_owned();
     let mut shell = std::process::Command::new("sh");
     shell
@@ -57,7 +57,7 @@ fn the_line_that_serve_prints_sends() {
     Running::spawn(shell).succeeds();
     assert_eq!(fs::read(into.path().join("file")).unwrap(), b"content");
 
-    // What came by variables is said too: they may be missing where the sender runs.
+    // Values of variables are printed too, because the variables may be missing on the sender's host.
     let into = TempDir::new().unwrap();
     let mut serve = multirail(&["serve", "--into", text(into.path()), "--listen", "127.0.0.1:0", "--json"]);
     serve.env("MULTIRAIL_BACKEND", "loopback").env("MULTIRAIL_EFA_PROVIDER", "tcp");
@@ -93,7 +93,7 @@ fn both_sides_count_the_same() {
     fs::write(into.path().join("tree/sub"), "a file").unwrap();
     let barred = send(&[]);
     assert_eq!((&barred["skipped_files"], &barred["skipped_directories"]), (&2.into(), &1.into()));
-    // In groups of their own.
+    // In several groups.
     for n in 0..5000 {
         fs::write(tree.join(format!("{n}")), "x").unwrap();
     }
@@ -101,7 +101,7 @@ fn both_sides_count_the_same() {
 }
 
 #[test]
-fn counts_in_words() {
+fn counts_are_printed() {
     let (from, into) = (TempDir::new().unwrap(), TempDir::new().unwrap());
     let tree = small(&from);
     let (server, line) = server(&into, &["--overwrite"]);
@@ -122,7 +122,7 @@ fn counts_in_words() {
 }
 
 #[test]
-fn a_server_that_is_stopped_says_what_is_unfinished() {
+fn a_stopped_server_reports_unfinished_files() {
     for (signal, once) in [(Signal::INT, &[][..]), (Signal::TERM, &[]), (Signal::INT, &["--once"])] {
         let into = TempDir::new().unwrap();
         let (mut idle, _) = server(&into, once);
@@ -130,7 +130,7 @@ fn a_server_that_is_stopped_says_what_is_unfinished() {
         idle.succeeds_silently();
     }
 
-    // All that was sent is whole.
+    // All sent files are complete.
     let (from, into) = (TempDir::new().unwrap(), TempDir::new().unwrap());
     let tree = small(&from);
     let (mut done, address) = Running::server(&["serve", "--into", text(into.path())]);
@@ -138,7 +138,7 @@ fn a_server_that_is_stopped_says_what_is_unfinished() {
     done.signal(Signal::INT);
     done.succeeds_silently();
 
-    // A sender is cut off in the middle of a file.
+    // A sender is interrupted in the middle of a file.
     let large = from.path().join("large");
     fs::File::create(&large).and_then(|file| file.set_len(1 << 40)).unwrap();
     let send = |address: &str| {
@@ -151,17 +151,14 @@ fn a_server_that_is_stopped_says_what_is_unfinished() {
     let mut sender = send(&address);
     cut.signal(Signal::INT);
     cut.await_error(
-        "interrupted: one sender had not finished; one unfinished file waits in .multirail for `send --resume`",
+        "interrupted: one sender had not finished; one unfinished file is in .multirail for `send --resume`",
     );
     cut.ends_within(LIMIT);
     sender.fails_within(LIMIT);
 
-    // It waits still, and nobody is cut off.
+    // The unfinished file is still there, and no sender is interrupted.
     let (mut idle, _) = Running::server(&["serve", "--into", text(into.path())]);
     idle.signal(Signal::INT);
     let sentence = idle.fails_within(LIMIT);
-    assert_eq!(
-        sentence,
-        "multirail: interrupted; one unfinished file waits in .multirail for `send --resume`"
-    );
+    assert_eq!(sentence, "multirail: interrupted; one unfinished file is in .multirail for `send --resume`");
 }

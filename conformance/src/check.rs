@@ -1,4 +1,4 @@
-//! Assertions that become sentences.
+//! Assertions of trials: each failure is a sentence with its source line.
 
 use std::fmt;
 use std::future::Future;
@@ -11,7 +11,7 @@ use std::time::Duration;
 use limit::Limit;
 use transport_core::{Error, ErrorKind};
 
-/// Why a trial failed, and where.
+/// The reason why a trial failed, and the source line.
 #[derive(Debug, Clone)]
 pub struct Failure {
     what: String,
@@ -19,7 +19,7 @@ pub struct Failure {
 }
 
 impl Failure {
-    /// With the caller's place.
+    /// A failure at the caller's source line.
     #[track_caller]
     pub(crate) fn new(what: impl Into<String>) -> Self {
         Self { what: what.into(), at: Location::caller() }
@@ -46,40 +46,40 @@ impl From<std::io::Error> for Failure {
     }
 }
 
-/// What trials return.
-pub(crate) type Verdict<T = ()> = Result<T, Failure>;
+/// The result of a trial.
+pub(crate) type TestResult<T = ()> = Result<T, Failure>;
 
-/// `got` must be `want`.
+/// Fails unless `got` equals `want`.
 #[track_caller]
-pub(crate) fn same<T: PartialEq + fmt::Debug>(what: &str, got: T, want: T) -> Verdict {
+pub(crate) fn ensure_eq<T: PartialEq + fmt::Debug>(what: &str, got: T, want: T) -> TestResult {
     if got == want { Ok(()) } else { Err(Failure::new(format!("{what}: got {got:?}, want {want:?}"))) }
 }
 
-/// `holds` must be true.
+/// Fails unless `holds` is true.
 #[track_caller]
-pub(crate) fn ensure(holds: bool, what: impl Into<String>) -> Verdict {
+pub(crate) fn ensure(holds: bool, what: impl Into<String>) -> TestResult {
     if holds { Ok(()) } else { Err(Failure::new(what)) }
 }
 
-/// `result` must be an error of one of these kinds, whose context does not say the kind again.
+/// Fails unless `result` is an error of one of these kinds. The error's context must not repeat the kind.
 #[track_caller]
-pub(crate) fn refused<T>(what: &str, result: Result<T, Error>, kinds: &[ErrorKind]) -> Verdict<Error> {
+pub(crate) fn ensure_err<T>(what: &str, result: Result<T, Error>, kinds: &[ErrorKind]) -> TestResult<Error> {
     match result {
         Ok(_) => Err(Failure::new(format!("{what}: succeeded, want an error of {kinds:?}"))),
         Err(error) if error.context().starts_with(&error.kind().to_string()) => {
-            Err(Failure::new(format!("{what}: says its kind twice: {error}")))
+            Err(Failure::new(format!("{what}: the error names its kind twice: {error}")))
         }
         Err(error) if kinds.contains(&error.kind()) => Ok(error),
         Err(error) => Err(Failure::new(format!("{what}: got {error}, want one of {kinds:?}"))),
     }
 }
 
-/// Polls `future` from this thread, for at most `span` of an idle machine.
+/// Polls `future` from this thread. Fails after `span`, which is scaled to how busy the machine is.
 #[track_caller]
-pub(crate) fn within<F: Future>(span: Duration, what: &str, future: F) -> Verdict<F::Output> {
+pub(crate) fn within<F: Future>(span: Duration, what: &str, future: F) -> TestResult<F::Output> {
     let late = Failure::new(format!("{what}: still waiting after {span:?}"));
     let mut future = std::pin::pin!(future);
-    let waker = Waker::from(Arc::new(Unpark(std::thread::current())));
+    let waker = Waker::from(Arc::new(ThreadWaker(std::thread::current())));
     let mut limit = Limit::of(span);
     loop {
         if let Poll::Ready(output) = future.as_mut().poll(&mut Context::from_waker(&waker)) {
@@ -92,9 +92,9 @@ pub(crate) fn within<F: Future>(span: Duration, what: &str, future: F) -> Verdic
     }
 }
 
-struct Unpark(Thread);
+struct ThreadWaker(Thread);
 
-impl Wake for Unpark {
+impl Wake for ThreadWaker {
     fn wake(self: Arc<Self>) {
         self.0.unpark();
     }

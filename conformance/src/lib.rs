@@ -1,6 +1,6 @@
 //! One behaviour suite of named trials, run against every backend.
 //!
-//! A [`Subject`] says how to open the backend under test; [`main`] runs all trials
+//! A [`BackendUnderTest`] says how to open a backend. [`main`] runs all trials
 //! against it and is the whole of a test without harness:
 //!
 //! ```ignore
@@ -9,49 +9,45 @@
 //! }
 //! ```
 //!
-//! Read in this order: `subject` is what a backend states, `trial` what a
-//! trial states; `check` turns assertions into sentences, `end` is a fabric with the kind of
-//! memory that its end of a transfer has, `ground` is such memory
-//! that knows what it should contain, `lab` holds caller-driven fabrics and their
-//! clock. The trials are in `trials`, one file per noun; `process` has the helper
-//! processes. `run` runs one trial over its seeds, `replay` names the command that does so
-//! again, `tally` counts, `runner` runs it all. `soak` is another program: random work between two
-//! processes for hours, and what they hold meanwhile.
+//! Read the modules in this order: `backend_under_test` is what a backend states, and `trial` is
+//! what a trial states. `check` has the assertions. `trial_fabric` is a fabric with the kind of memory
+//! that its side of a transfer uses, `checked_region` is a region with its expected bytes, and
+//! `sim_harness` drives fabrics and moves their virtual clock. `trials` has the trials, one file per
+//! noun. `process` has the helper processes. `run` runs one trial over its seeds, `statistics` counts
+//! the runs, `runner` runs the whole suite, and `parallel_runner` runs several backends at once.
+//! `soak` is a separate program: random work between two processes for hours, and what both
+//! processes hold meanwhile.
 //!
-//! Trials are tagged: `virtual` ones run in one thread, on a clock that they move
-//! themselves, and do the same at every run of one seed; `process` ones take real
-//! time and real processes, and run alone.
+//! Trials are tagged. A `virtual` trial runs in one thread, on a clock that the trial moves itself, and
+//! does the same in every run of one seed. A `process` trial takes real time and real processes, and
+//! runs alone.
 //!
-//! `MULTIRAIL_SEED` chooses the seed, `MULTIRAIL_SEEDS` over how many from that one on
-//! virtual trials run; a failure prints the command that replays it. `MULTIRAIL_TIMES=1`
-//! says what each trial took.
-//! [`run_or_skip`] is the `main` of other tests that need what a machine may lack.
+//! `MULTIRAIL_SEED` chooses the first seed, and `MULTIRAIL_SEEDS` the number of seeds for
+//! each virtual trial. A failure prints the command that runs the failed seed again.
+//! `MULTIRAIL_TIMES=1` prints the time of each trial.
+//! [`run_or_skip`] is the `main` of other tests that need something a machine may lack.
 //!
-//! What a subject cannot do is skipped with the reason; what is known to fail is
-//! listed in [`Subject::known_failures`], and passing unexpectedly is a failure.
+//! The suite skips what a backend cannot do and prints the reason. Known failures are listed in
+//! [`BackendUnderTest::known_failures`]; a listed trial that passes fails the suite.
 
-mod apart;
+mod backend_under_test;
 mod check;
-mod end;
-mod ground;
-mod lab;
-mod needing;
+mod checked_region;
+mod parallel_runner;
 mod process;
-mod real;
-mod replay;
 mod run;
 mod runner;
+mod sim_harness;
 mod soak;
-mod subject;
-mod tally;
+mod statistics;
 mod trial;
+mod trial_fabric;
 mod trials;
 
+pub use backend_under_test::{BackendUnderTest, KnownFailure, Shape, Side, Tag, Variant};
 pub use check::Failure;
-pub use needing::run_or_skip;
 pub use process::is_helper;
-pub use runner::main;
-pub use soak::{Soaking, soak};
-pub use subject::{KnownFailure, Shape, Side, Subject, Tag, Variant};
+pub use runner::{main, run_or_skip};
+pub use soak::{SoakConfig, soak};
 pub use trial::{Context, Trial};
 pub use trials::trials;

@@ -1,59 +1,58 @@
-//! Runs the suite: what runs, over which seeds, and what is skipped and why.
+//! Runs the suite: chooses the trials and seeds, and prints what is skipped and why.
 
 use std::cell::LazyCell;
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Instant;
 
-use libtest_mimic::{Arguments, Completion};
+use libtest_mimic::{Arguments, Completion, Trial as Test};
 use transport_core::FabricBuilder;
 use transport_core::spi::Operations;
 
-use crate::apart;
+use crate::backend_under_test::{BackendUnderTest, Shape, Tag, Variant};
+use crate::parallel_runner;
 use crate::process;
 use crate::run::Run;
-use crate::subject::{Shape, Subject, Tag, Variant};
-use crate::tally;
+use crate::statistics;
 use crate::trial::{Context, Trial};
 use crate::trials::trials;
 
-/// The seed of a run that was given none: fixed, so that a failure in CI is the
-/// failure of every checkout.
+/// The default seed. It is fixed, so that a failure in CI also happens in every checkout.
 const SEED: u64 = 1;
-/// The environment variable that replays or explores another one.
+/// The environment variable with another seed.
 pub(crate) const SEED_VARIABLE: &str = "MULTIRAIL_SEED";
-/// The environment variable that says over how many seeds, from that one on, virtual trials run.
+/// The environment variable with the number of seeds, from that one on, of each virtual trial.
 pub(crate) const SEEDS_VARIABLE: &str = "MULTIRAIL_SEEDS";
 
-/// Runs all trials against all subjects; the `main` of a test without harness.
-pub fn main(subjects: Vec<Arc<dyn Subject>>) -> ExitCode {
-    if let Some(code) = process::role(&subjects) {
+/// Runs all trials against all backends. This is the `main` of a test without harness.
+pub fn main(backends: Vec<Arc<dyn BackendUnderTest>>) -> ExitCode {
+    if let Some(code) = process::run_if_helper(&backends) {
         return code;
     }
     let arguments = Arguments::from_args();
-    if subjects.len() > 1 && arguments.filter.is_none() && !arguments.list {
-        return apart::run(&subjects);
+    if backends.len() > 1 && arguments.filter.is_none() && !arguments.list {
+        return parallel_runner::run(&backends);
     }
     let (seed, seeds) = match (number(SEED_VARIABLE), number(SEEDS_VARIABLE)) {
         (Ok(seed), Ok(seeds)) => (seed.unwrap_or(SEED), seeds),
-        (Err(complaint), _) | (_, Err(complaint)) => {
-            eprintln!("{complaint}");
+        (Err(error), _) | (_, Err(error)) => {
+            eprintln!("{error}");
             return ExitCode::FAILURE;
         }
     };
-    let runs: Vec<_> = subjects.iter().flat_map(|subject| runs(subject, seed, seeds, &arguments)).collect();
-    if let Some(complaint) = subjects.iter().find_map(|subject| stale_entry(&**subject)) {
-        eprintln!("{complaint}");
+    let runs: Vec<_> = backends.iter().flat_map(|backend| runs(backend, seed, seeds, &arguments)).collect();
+    if let Some(error) = backends.iter().find_map(|backend| stale_entry(&**backend)) {
+        eprintln!("{error}");
         return ExitCode::FAILURE;
     }
     if !arguments.list {
-        print_plan(&subjects, &runs, seed);
+        print_plan(&backends, &runs, seed);
     }
     let begun = Instant::now();
     let conclusion = libtest_mimic::run(&arguments, runs.into_iter().map(Run::into_test).collect());
-    process::part();
+    process::drop_kept_pair();
     if !arguments.list {
-        tally::print(begun.elapsed());
+        statistics::print(begun.elapsed());
     }
     conclusion.exit_code()
 }
@@ -63,28 +62,34 @@ fn number(variable: &str) -> Result<Option<u64>, String> {
     text.parse().map(Some).map_err(|_| format!("{variable} must be a whole number"))
 }
 
-/// Those that were asked for. A subject of which none was is not opened: it may have 32 devices.
-fn runs(subject: &Arc<dyn Subject>, seed: u64, seeds: Option<u64>, arguments: &Arguments) -> Vec<Run> {
-    let offered = LazyCell::new(|| operations(&**subject));
+/// The runs of one backend that the command line asks for. A backend without such runs is not opened, because it
+/// may have 32 devices.
+fn runs(
+    backend: &Arc<dyn BackendUnderTest>,
+    seed: u64,
+    seeds: Option<u64>,
+    arguments: &Arguments,
+) -> Vec<Run> {
+    let supported = LazyCell::new(|| operations(&**backend));
     let mut runs = Vec::new();
-    for trial in trials().filter(|trial| subject.takes(trial.tag) && subject.wants(trial.name)) {
+    for trial in trials().filter(|trial| backend.runs_tag(trial.tag) && backend.runs_trial(trial.name)) {
         let count = match trial.tag {
-            Tag::Virtual => seeds.unwrap_or(subject.seeds()).max(1),
+            Tag::Virtual => seeds.unwrap_or(backend.seeds()).max(1),
             Tag::Process => 1,
         };
-        let variants = subject.variants(trial.variants);
+        let variants = backend.variants(trial.variants);
         for &variant in &variants {
             let short = short_name(trial, variant, variants.len());
-            let name = format!("{}::{short}", subject.name());
+            let name = format!("{}::{short}", backend.name());
             if arguments.is_filtered_out(&Run::named(&name, trial.tag, || Ok(Completion::Completed))) {
                 continue;
             }
             let known =
-                subject.known_failures().iter().find(|known| known.trial == short).map(|known| known.why);
-            let skipped = obstacle(trial, &**subject, variant, &offered);
+                backend.known_failures().iter().find(|known| known.trial == short).map(|known| known.why);
+            let skipped = why_skipped(trial, &**backend, variant, &supported);
             let context = Context {
-                swept: seeds.is_some() || subject.seeds() > 1,
-                ..Context::new(subject.clone(), variant, seed)
+                seed_sweep: seeds.is_some() || backend.seeds() > 1,
+                ..Context::new(backend.clone(), variant, seed)
             };
             let seeds = seed..seed.saturating_add(count);
             runs.push(Run { trial: *trial, context, seeds, name, skipped, known });
@@ -100,56 +105,58 @@ fn short_name(trial: &Trial, variant: Variant, of: usize) -> String {
     }
 }
 
-/// What the subject can do, or why it cannot be opened at all. One device tells: its likes do the same.
-fn operations(subject: &dyn Subject) -> Result<Operations, String> {
+/// The operations that the backend supports, or the reason why it cannot be opened. One device is enough: the
+/// others support the same operations.
+fn operations(backend: &dyn BackendUnderTest) -> Result<Operations, String> {
     let shape = Shape { rails: 1, variant: Variant::Plain, seed: SEED };
-    let transport = subject.transport("probe", shape)?;
+    let transport = backend.transport("probe", shape)?;
     let fabric = FabricBuilder::new().transport(transport).open().map_err(|error| error.to_string())?;
     Ok(fabric.transports().iter().fold(Operations::all(), |all, info| all & info.capabilities.operations))
 }
 
-/// Why a trial cannot run.
-fn obstacle(
+/// The reason why a trial cannot run, if there is one.
+fn why_skipped(
     trial: &Trial,
-    subject: &dyn Subject,
+    backend: &dyn BackendUnderTest,
     variant: Variant,
-    offered: &Result<Operations, String>,
+    supported: &Result<Operations, String>,
 ) -> Option<String> {
     if trial.tag == Tag::Process && !cfg!(target_os = "linux") {
-        return Some("process trials read /proc: they run on Linux".into());
+        return Some("process trials run on Linux only: they read /proc".into());
     }
-    if let Some(why) = subject.beside_the_point(trial.name) {
+    if let Some(why) = backend.skip_reason(trial.name) {
         return Some(why.to_owned());
     }
-    let rails = trial.rails.max(subject.rails());
-    if let Err(why) = subject.transport("probe", Shape { rails, variant, seed: SEED }) {
+    let rails = trial.rails.max(backend.rails());
+    if let Err(why) = backend.transport("probe", Shape { rails, variant, seed: SEED }) {
         return Some(why);
     }
-    match offered {
+    match supported {
         Err(why) => Some(why.clone()),
-        Ok(offered) if !offered.contains(trial.needs) => {
-            Some(format!("it does not offer {:?}", trial.needs - *offered))
+        Ok(supported) if !supported.contains(trial.needs) => {
+            Some(format!("the backend does not support {:?}", trial.needs - *supported))
         }
         Ok(_) => None,
     }
 }
 
-fn stale_entry(subject: &dyn Subject) -> Option<String> {
+/// An error if a known failure names no trial.
+fn stale_entry(backend: &dyn BackendUnderTest) -> Option<String> {
     let exists = |name: &str| {
         trials().any(|trial| {
-            let variants = subject.variants(trial.variants);
+            let variants = backend.variants(trial.variants);
             variants.iter().any(|variant| short_name(trial, *variant, variants.len()) == name)
         })
     };
-    let stale = subject.known_failures().iter().find(|known| !exists(known.trial))?;
-    Some(format!("{}: the known failure {:?} names no trial; remove it", subject.name(), stale.trial))
+    let stale = backend.known_failures().iter().find(|known| !exists(known.trial))?;
+    Some(format!("{}: the known failure {:?} names no trial; remove it", backend.name(), stale.trial))
 }
 
-fn print_plan(subjects: &[Arc<dyn Subject>], runs: &[Run], seed: u64) {
+fn print_plan(backends: &[Arc<dyn BackendUnderTest>], runs: &[Run], seed: u64) {
     let distinct = trials().count();
     println!("conformance: {distinct} trials, {SEED_VARIABLE}={seed}");
-    for subject in subjects {
-        let of_subject = || runs.iter().filter(|run| Arc::ptr_eq(&run.context.subject, subject));
+    for backend in backends {
+        let of_subject = || runs.iter().filter(|run| Arc::ptr_eq(&run.context.backend, backend));
         let tagged = |tag| of_subject().filter(|run| run.trial.tag == tag).count();
         let skipped = of_subject().filter(|run| run.skipped.is_some()).count();
         let (all, known) = (of_subject().count(), of_subject().filter(|run| run.known.is_some()).count());
@@ -159,7 +166,7 @@ fn print_plan(subjects: &[Arc<dyn Subject>], runs: &[Run], seed: u64) {
         let (virtual_, process) = (tagged(Tag::Virtual), tagged(Tag::Process));
         println!(
             "  {}: {all} runs ({virtual_} virtual, {process} process), {skipped} skipped, {known} known failures",
-            subject.name()
+            backend.name()
         );
     }
     for run in runs {
@@ -169,4 +176,28 @@ fn print_plan(subjects: &[Arc<dyn Subject>], runs: &[Run], seed: u64) {
             println!("  known to fail: {}: {why}", run.name);
         }
     }
+}
+
+/// The tests of [`run_or_skip`], each with its name: `tests![one, another]`.
+#[macro_export]
+macro_rules! tests {
+    ($($test:ident),+ $(,)?) => { &[$((stringify!($test), $test as fn())),+] };
+}
+
+/// Runs `tests`, each of which fails if it panics. This is the `main` of a test without harness.
+///
+/// If `missing` names something that the tests need and the machine lacks, no test runs: each prints
+/// `skipped: reason` and counts as ignored.
+pub fn run_or_skip(missing: Option<String>, tests: &[(&'static str, fn())]) -> ExitCode {
+    let test = |(name, run): &(&'static str, fn())| {
+        let (run, missing) = (*run, missing.clone());
+        Test::ignorable_test(*name, move || match missing {
+            Some(reason) => Ok(Completion::ignored_with(format!("skipped: {reason}"))),
+            None => {
+                run();
+                Ok(Completion::Completed)
+            }
+        })
+    };
+    libtest_mimic::run(&Arguments::from_args(), tests.iter().map(test).collect()).exit_code()
 }

@@ -6,89 +6,89 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use transport_core::spi::Operations;
 
+use crate::backend_under_test::{BackendUnderTest, Tag, Variant};
 use crate::check::Failure;
-use crate::subject::{Subject, Tag, Variant};
 
 /// A behaviour that every backend must show.
 #[derive(Clone, Copy)]
 pub struct Trial {
     /// `noun::behaviour`.
     pub name: &'static str,
-    /// What it runs in.
+    /// The kind of time and processes that the trial runs in.
     pub tag: Tag,
-    /// Operations it cannot do without.
+    /// The operations that the trial needs.
     pub needs: Operations,
-    /// Rails of a fabric that it opens beyond the subject's own, if any.
+    /// The largest number of rails that the trial asks for.
     pub rails: u32,
-    /// Devices it runs on: once per variant.
+    /// The device variants: the trial runs once per variant.
     pub variants: &'static [Variant],
     pub(crate) run: fn(&Context) -> Result<(), Failure>,
 }
 
-/// What one run of a trial is given.
+/// The input of one run of a trial.
 #[derive(Clone)]
 pub struct Context {
-    pub(crate) subject: Arc<dyn Subject>,
+    pub(crate) backend: Arc<dyn BackendUnderTest>,
     pub(crate) variant: Variant,
     pub(crate) seed: u64,
-    /// One of many seeds: what a trial would try by itself, the other seeds try.
-    pub(crate) swept: bool,
-    pub(crate) witness: Arc<Witness>,
+    /// True if the suite runs the trial with many seeds. Each run then does a part of what a single run does.
+    pub(crate) seed_sweep: bool,
+    pub(crate) event_digest: Arc<EventDigest>,
 }
 
-/// What a trial's fabrics did, as one number: equal for two runs that did the same.
+/// A digest of all events of a trial's fabrics: equal for two runs with the same events in the same order.
 #[derive(Default)]
-pub(crate) struct Witness(AtomicU64);
+pub(crate) struct EventDigest(AtomicU64);
 
-impl Witness {
-    /// A fabric is done with, after these events.
-    pub(crate) fn saw(&self, event_hash: u64) {
+impl EventDigest {
+    /// Adds the event hash of a fabric that the trial is done with.
+    pub(crate) fn add(&self, event_hash: u64) {
         let mix = |sum: u64| (sum.rotate_left(7) ^ event_hash).wrapping_mul(0x9e37_79b9_7f4a_7c15);
         self.0.update(Ordering::Relaxed, Ordering::Relaxed, mix);
     }
 
-    /// All of it, for a new start.
+    /// Returns the digest and starts a new one.
     pub(crate) fn take(&self) -> u64 {
         self.0.swap(0, Ordering::Relaxed)
     }
 }
 
 impl Context {
-    /// For one run on that device.
-    pub(crate) fn new(subject: Arc<dyn Subject>, variant: Variant, seed: u64) -> Self {
-        Self { subject, variant, seed, swept: false, witness: Arc::default() }
+    /// The context of one run on a device of this variant.
+    pub(crate) fn new(backend: Arc<dyn BackendUnderTest>, variant: Variant, seed: u64) -> Self {
+        Self { backend, variant, seed, seed_sweep: false, event_digest: Arc::default() }
     }
 
-    /// How much a trial does: less in each run of many.
-    pub(crate) fn amount<T>(&self, once: T, swept: T) -> T {
-        if self.swept { swept } else { once }
+    /// Chooses how much a trial does: `once` in a single run, `seed_sweep` in each of many runs.
+    pub(crate) fn amount<T>(&self, once: T, seed_sweep: T) -> T {
+        if self.seed_sweep { seed_sweep } else { once }
     }
 
-    /// Of a list that a trial goes through, what this run takes: one in four in each run of
-    /// many, so that four seeds in a row take all.
-    pub(crate) fn some<T>(&self, all: impl IntoIterator<Item = T>) -> impl Iterator<Item = T> {
+    /// Chooses the items of a list that this run tries: all in a single run, and one in four in each of many
+    /// runs, so that four seeds in a row cover the list.
+    pub(crate) fn sample<T>(&self, all: impl IntoIterator<Item = T>) -> impl Iterator<Item = T> {
         let step = self.amount(1, 4);
         all.into_iter().skip(self.seed as usize % step).step_by(step)
     }
 
-    /// The seeds that a trial goes through by itself.
+    /// The seeds that a trial tries within one run.
     pub(crate) fn seeds(&self, count: u64) -> Range<u64> {
         self.seed..self.seed + self.amount(count, 1)
     }
 
-    /// The numbers below `count` that a trial goes through by itself: moments, mostly.
-    pub(crate) fn tries(&self, count: u64) -> Range<u64> {
+    /// The numbers below `count` that a trial tries within one run, such as the turn at which something happens.
+    pub(crate) fn attempts(&self, count: u64) -> Range<u64> {
         let one = self.seed % count;
-        if self.swept { one..one + 1 } else { 0..count }
+        if self.seed_sweep { one..one + 1 } else { 0..count }
     }
 
-    /// The same with another seed.
+    /// The same context with another seed.
     pub(crate) fn with_seed(&self, seed: u64) -> Self {
         Self { seed, ..self.clone() }
     }
 }
 
-/// The data path in all its shapes.
+/// The variants that take different data paths.
 pub(crate) const ALL_PATHS: &[Variant] =
     &[Variant::Plain, Variant::Queued, Variant::SmallQueue, Variant::Partial, Variant::Reorder];
 
@@ -98,25 +98,25 @@ impl Trial {
         Self { name, tag: Tag::Virtual, needs: Operations::WRITE, rails: 1, variants: &[Variant::Plain], run }
     }
 
-    /// On these devices instead.
+    /// Runs the trial on these variants instead of `Plain`.
     pub(crate) const fn on(mut self, variants: &'static [Variant]) -> Self {
         self.variants = variants;
         self
     }
 
-    /// Needs these operations too.
+    /// Adds operations that the trial needs.
     pub(crate) const fn needs(mut self, operations: Operations) -> Self {
         self.needs = self.needs.union(operations);
         self
     }
 
-    /// Opens fabrics of that many rails.
+    /// Sets the number of rails that the trial asks for.
     pub(crate) const fn rails(mut self, rails: u32) -> Self {
         self.rails = rails;
         self
     }
 
-    /// In real time, with workers and other processes.
+    /// Runs the trial in real time, with workers and other processes.
     pub(crate) const fn process(mut self) -> Self {
         self.tag = Tag::Process;
         self

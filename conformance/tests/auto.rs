@@ -1,31 +1,31 @@
-//! Auto mode: fabrics of several backends, as users open them.
+//! Auto mode: fabrics with several backends, as users open them.
 //!
-//! `loopback-ahead-of-tcp` runs the whole suite between processes over tcp, on fabrics whose first transport is a
-//! loopback of two rail groups that reaches nobody, as it is between two hosts. The other subjects run the trials
-//! of several transports on each pair of backends, of which the second reaches the peer.
+//! `loopback-ahead-of-tcp` runs the whole suite between processes over tcp. The first transport of its fabrics is a
+//! loopback with two rail groups that reaches no peer, as between two hosts. The other pairs run the trials of several
+//! transports on two backends, of which the second reaches the peer.
 
 use std::process::ExitCode;
 use std::sync::Arc;
 
 use backend_efa::{Efa, EfaConfig};
 use backend_loopback::{LinkModel, Loopback, LoopbackConfig};
-use multirail_conformance::{Shape, Subject, Tag, Variant};
+use multirail_conformance::{BackendUnderTest, Shape, Tag, Variant};
 use transport_core::TransportConfig;
 use transport_core::spi::Backend;
 
 /// The label of the transport that the suite's peers share.
 const SHARED: &str = "under-test";
-/// The label by which the suite asks whether there are devices.
+/// The label with which the suite probes for devices.
 const PROBE: &str = "probe";
-/// The trials of several transports.
+/// The prefixes of trials with several transports.
 const SEVERAL: [&str; 2] = ["groups::", "routing::"];
 
 #[derive(Clone, Copy, PartialEq)]
 enum Kind {
     Loopback,
-    /// Loopback behind a link model.
+    /// Loopback with a link model.
     Modelled,
-    /// Libfabric over sockets.
+    /// Libfabric's tcp provider.
     Tcp,
 }
 
@@ -33,8 +33,8 @@ struct Auto {
     name: &'static str,
     first: Kind,
     shared: Kind,
-    /// The first transport is there in every fabric, and reaches nobody.
-    ahead: bool,
+    /// True if the first transport is in every fabric and reaches no peer.
+    first_is_unreachable: bool,
 }
 
 impl Kind {
@@ -56,7 +56,7 @@ impl Kind {
     }
 }
 
-impl Subject for Auto {
+impl BackendUnderTest for Auto {
     fn name(&self) -> &str {
         self.name
     }
@@ -65,45 +65,51 @@ impl Subject for Auto {
         2
     }
 
-    /// A clock that only the trial moves passes deadlines before a socket has carried a byte.
-    fn takes(&self, tag: Tag) -> bool {
+    /// A virtual clock would pass deadlines before a socket has carried a byte.
+    fn runs_tag(&self, tag: Tag) -> bool {
         tag == Tag::Process || (self.first != Kind::Tcp && self.shared != Kind::Tcp)
     }
 
-    fn wants(&self, trial: &str) -> bool {
-        self.ahead || SEVERAL.iter().any(|noun| trial.starts_with(noun))
+    fn runs_trial(&self, trial: &str) -> bool {
+        self.first_is_unreachable || SEVERAL.iter().any(|noun| trial.starts_with(noun))
     }
 
-    /// A pair is as it is.
+    /// A pair of backends cannot simulate variants.
     fn variants(&self, asked: &[Variant]) -> Vec<Variant> {
-        if self.ahead { asked.to_vec() } else { vec![Variant::Plain] }
+        if self.first_is_unreachable { asked.to_vec() } else { vec![Variant::Plain] }
     }
 
-    fn beside_the_point(&self, trial: &str) -> Option<&str> {
+    fn skip_reason(&self, trial: &str) -> Option<&str> {
         (self.shared == Kind::Tcp && trial == "forgery::amid_others")
-            .then_some("tcp closes the connection on a wrong key, and what is under way ends with it")
+            .then_some("tcp closes the connection on a wrong key, and all outstanding operations fail")
     }
 
     fn transport(&self, label: &str, shape: Shape) -> Result<TransportConfig, String> {
         if shape.variant != Variant::Plain {
-            return Err(format!("backends that are mixed impersonate no {} device", shape.variant.name()));
+            return Err(format!("a pair of backends cannot simulate {} devices", shape.variant.name()));
         }
         if label == PROBE {
-            // Both are needed, and either may be missing here.
+            // The trials need both backends, and either may be missing on this machine.
             self.first.transport(label, shape.rails)?;
         }
-        let kind = if [SHARED, PROBE].contains(&label) || self.ahead { self.shared } else { self.first };
+        let kind = if [SHARED, PROBE].contains(&label) || self.first_is_unreachable {
+            self.shared
+        } else {
+            self.first
+        };
         kind.transport(label, shape.rails)
     }
 
-    fn ahead(&self, label: &str) -> Vec<TransportConfig> {
-        // The suite asks for the transport under test as well, which says why it is not there.
-        self.ahead.then(|| self.first.transport(label, 2).ok()).flatten().into_iter().collect()
+    fn preceding_transports(&self, label: &str) -> Vec<TransportConfig> {
+        // The suite opens the transport under test too, which returns the reason if it is missing.
+        self.first_is_unreachable.then(|| self.first.transport(label, 2).ok()).flatten().into_iter().collect()
     }
 }
 
 fn main() -> ExitCode {
-    let pair = |name, first, shared, ahead| Arc::new(Auto { name, first, shared, ahead }) as Arc<dyn Subject>;
+    let pair = |name, first, shared, first_is_unreachable| {
+        Arc::new(Auto { name, first, shared, first_is_unreachable }) as Arc<dyn BackendUnderTest>
+    };
     multirail_conformance::main(vec![
         pair("loopback-ahead-of-tcp", Kind::Loopback, Kind::Tcp, true),
         pair("loopback-and-tcp", Kind::Loopback, Kind::Tcp, false),

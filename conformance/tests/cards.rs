@@ -1,63 +1,67 @@
-//! The suite against EFA cards, real ones or those of `ci/efa-sim/run`: with one, with four and
-//! with 32 rails, as far as there are so many.
+//! The suite against EFA devices, real ones or the simulated ones of `ci/efa-sim/run`: with 1, 4 and 32 rails, as far as
+//! the machine has so many devices.
 
 use std::process::ExitCode;
 use std::sync::{Arc, OnceLock};
 
 use backend_efa::{Efa, EfaConfig};
-use multirail_conformance::{Shape, Subject, Tag, Variant};
+use multirail_conformance::{BackendUnderTest, Shape, Tag, Variant};
 use transport_core::spi::{Backend, Operations};
 use transport_core::{FabricBuilder, TransportConfig, TransportInfo};
 
-/// Rails to run with.
+/// The numbers of rails to run with.
 const RAILS: [u32; 3] = [1, 4, 32];
 
 struct Cards {
     name: String,
     backend: Arc<Efa>,
     rails: u32,
-    /// Known once a trial depends on it, of all numbers of rails.
+    /// True if the provider emulates writes. The first trial that depends on it opens a device to find out; all numbers
+    /// of rails share the answer.
     emulates_writes: Arc<OnceLock<bool>>,
 }
 
-/// What the provider does not do, by trial.
+/// Skipped trials, with the reason.
 const NOT_ON_CARDS: [(&str, &str); 6] = [
     // `efa_domain.c`: the domains of a process take the device's one ibv_pd.
     ("tenant::a_stolen_descriptor_over_sockets", ONE_PD),
-    ("cleanup::any_executor_and_thread", ELSEWHERE),
-    ("grant::crosses_the_control_connection", ELSEWHERE),
-    ("tenant::one_listener_and_no_names_in_common", ELSEWHERE),
-    ("close::meanwhile_submitted_ends", ELSEWHERE),
-    ("again::left_unread", BY_ADDRESS),
+    ("cleanup::any_executor_and_thread", SAME_PROCESS),
+    ("grant::crosses_the_control_connection", SAME_PROCESS),
+    ("tenant::one_listener_and_no_names_in_common", SAME_PROCESS),
+    ("close::meanwhile_submitted_ends", SAME_PROCESS),
+    ("reconnect::left_unread", BY_ADDRESS),
 ];
-/// Of efa-direct's (2.1, `efa_base_ep.c`).
+/// The trial that efa-direct (2.1, `efa_base_ep.c`) cannot run.
 const NOT_ON_DIRECT: (&str, &str) = (
     "revoke::takes_a_receive_back",
-    "efa-direct gives no receive back, and a card has one registration for both sides",
+    "efa-direct cannot cancel a posted receive, and a device has one registration for both sides",
 );
-const BY_ADDRESS: &str =
-    "who sent something is known by its address, at which it is back; an unread message may crash 1.17";
-const ONE_PD: &str = "the provider has one protection domain per card: tenants of a process share its keys";
-/// What it does not where it emulates writes.
+const BY_ADDRESS: &str = "the provider knows a sender by its address, and a new connection has the same address; an unread message may crash 1.17";
+const ONE_PD: &str =
+    "the provider has one protection domain per device, so tenants of one process share its keys";
+/// Skipped trials on a provider that emulates writes, with the reason.
 const NOT_EMULATED: [(&str, &str); 6] = [
-    // Of 1.17 (`rxr_pkt_type_req.c`): the target drops what has a wrong key, answers nothing, and
-    // crashes when more of the same write comes.
-    ("crossing::revoked_under_fire", NO_REFUSAL),
+    // libfabric 1.17 (`rxr_pkt_type_req.c`): the target drops packets with a wrong key, sends no answer, and crashes
+    // when more packets of the same write arrive.
+    ("cross_process::revoked_under_fire", NO_REFUSAL),
     ("forgery::amid_others", NO_REFUSAL),
     (
-        "again::at_once",
-        "libfabric 1.17 crashes, or stands still, when an address goes while a write from there is half received",
+        "reconnect::at_once",
+        "libfabric 1.17 crashes or hangs if an address is removed while a write from it is half received",
     ),
-    ("cleanup::closing_drains", NO_LAST_WORD),
-    ("cleanup::dropping_drains", NO_LAST_WORD),
-    ("frozen::others_go_on", "libfabric 1.17 waits for a peer's answer to an emulated write, dead or alive"),
+    ("cleanup::closing_drains", NO_CLOSE),
+    ("cleanup::dropping_drains", NO_CLOSE),
+    (
+        "frozen::others_go_on",
+        "libfabric 1.17 waits for a peer's answer to an emulated write even if the peer is dead",
+    ),
 ];
-const NO_REFUSAL: &str = "libfabric 1.17 emulates writes, and cannot refuse a wrong key";
-const NO_LAST_WORD: &str = "libfabric 1.17 cannot close an endpoint whose emulated writes do not end: it is left open, and \
-                            what their target has received lands later";
-const ELSEWHERE: &str = "EFA cards do not reach themselves; peers of one process have loopback";
+const NO_REFUSAL: &str = "libfabric 1.17 emulates writes and cannot refuse a wrong key";
+const NO_CLOSE: &str = "libfabric 1.17 cannot close an endpoint whose emulated writes do not end: the endpoint stays open, \
+                            and bytes that the target has received land later";
+const SAME_PROCESS: &str = "EFA devices do not reach themselves; peers in one process use loopback";
 
-impl Subject for Cards {
+impl BackendUnderTest for Cards {
     fn name(&self) -> &str {
         &self.name
     }
@@ -66,17 +70,17 @@ impl Subject for Cards {
         self.rails
     }
 
-    /// A clock that only the trial moves passes deadlines before a card has done anything.
-    fn takes(&self, tag: Tag) -> bool {
+    /// A virtual clock would pass deadlines before a device has done any work.
+    fn runs_tag(&self, tag: Tag) -> bool {
         tag == Tag::Process
     }
 
-    /// Cards are as they are.
+    /// Devices cannot simulate variants.
     fn variants(&self, _: &[Variant]) -> Vec<Variant> {
         vec![Variant::Plain]
     }
 
-    fn beside_the_point(&self, trial: &str) -> Option<&str> {
+    fn skip_reason(&self, trial: &str) -> Option<&str> {
         if let Some((_, why)) = NOT_EMULATED.iter().find(|(name, _)| *name == trial)
             && *self.emulates_writes.get_or_init(|| emulates_writes(&self.backend))
         {
@@ -91,14 +95,18 @@ impl Subject for Cards {
     fn transport(&self, label: &str, shape: Shape) -> Result<TransportConfig, String> {
         let mut devices = self.backend.probe().map_err(|why| format!("{}; {}", why.reason, why.remedy))?;
         if devices.len() < shape.rails as usize {
-            return Err(format!("there are {} cards, and {} are needed", devices.len(), shape.rails));
+            return Err(format!(
+                "the machine has {} devices, and the trial needs {}",
+                devices.len(),
+                shape.rails
+            ));
         }
         devices.truncate(shape.rails as usize);
         Ok(TransportConfig::new(label, self.backend.clone()).devices(devices))
     }
 }
 
-/// What is known of a card once it is open.
+/// Opens a device to find out whether the provider emulates writes.
 fn emulates_writes(backend: &Arc<Efa>) -> bool {
     let devices: Vec<_> = backend.probe().into_iter().flatten().take(1).collect();
     let transport = TransportConfig::new("probe", backend.clone()).devices(devices);
@@ -108,21 +116,21 @@ fn emulates_writes(backend: &Arc<Efa>) -> bool {
 }
 
 fn main() -> ExitCode {
-    let mut subjects: Vec<Arc<dyn Subject>> = Vec::new();
+    let mut backends: Vec<Arc<dyn BackendUnderTest>> = Vec::new();
     for provider in ["efa", "efa-direct"] {
         let backend = Arc::new(Efa::with(EfaConfig::default().provider(provider)));
         match backend.probe() {
-            // Standard output is the helpers' way to answer.
+            // Standard output is for the helpers' responses.
             Err(why) => eprintln!("skipped: {provider}: {}", why.reason),
             Ok(devices) => {
                 let emulates_writes = Arc::<OnceLock<bool>>::default();
                 for rails in RAILS.into_iter().filter(|rails| *rails as usize <= devices.len()) {
                     let name = format!("{provider}-x{rails}");
                     let (backend, emulates_writes) = (backend.clone(), emulates_writes.clone());
-                    subjects.push(Arc::new(Cards { name, backend, rails, emulates_writes }));
+                    backends.push(Arc::new(Cards { name, backend, rails, emulates_writes }));
                 }
             }
         }
     }
-    multirail_conformance::main(subjects)
+    multirail_conformance::main(backends)
 }

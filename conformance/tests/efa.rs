@@ -1,11 +1,10 @@
-//! The suite against providers of libfabric that need no card, between processes, with one domain
-//! and with four.
+//! The suite against libfabric's providers that need no device, between processes, with one and with four domains.
 
 use std::process::ExitCode;
 use std::sync::Arc;
 
 use backend_efa::{Efa, EfaConfig};
-use multirail_conformance::{Shape, Subject, Tag, Variant};
+use multirail_conformance::{BackendUnderTest, Shape, Tag, Variant};
 use transport_core::TransportConfig;
 use transport_core::spi::Backend;
 
@@ -15,34 +14,35 @@ struct Provider {
     rails: u32,
 }
 
-/// What shm does not do, by trial.
+/// Trials that shm cannot run, with the reason.
 const NOT_ON_SHM: [(&str, &str); 8] = [
-    // Of 1.17 and of 2.1: the target's `smr_progress_cmd_rma` leaves without an answer when it
-    // does not know the key, and the initiator's later requests wait behind.
+    // libfabric 1.17 and 2.1: the target's `smr_progress_cmd_rma` returns without an answer if it does not know the
+    // key, and the initiator's later requests wait behind this one.
     ("tenant::a_stolen_descriptor_over_sockets", NO_ANSWER),
-    ("crossing::revoked_under_fire", NO_ANSWER),
+    ("cross_process::revoked_under_fire", NO_ANSWER),
     ("forgery::amid_others", NO_ANSWER),
-    // `smr_progress_resp`: the head of the queue of answers is waited for.
+    // `smr_progress_resp` waits for the head of the queue of answers.
     ("frozen::others_go_on", IN_ORDER),
-    // Libfabric would crash: the backend refuses it.
-    ("cleanup::any_executor_and_thread", ELSEWHERE),
-    ("grant::crosses_the_control_connection", ELSEWHERE),
-    ("tenant::one_listener_and_no_names_in_common", ELSEWHERE),
-    ("close::meanwhile_submitted_ends", ELSEWHERE),
+    // libfabric would crash, so the backend refuses this.
+    ("cleanup::any_executor_and_thread", SAME_PROCESS),
+    ("grant::crosses_the_control_connection", SAME_PROCESS),
+    ("tenant::one_listener_and_no_names_in_common", SAME_PROCESS),
+    ("close::meanwhile_submitted_ends", SAME_PROCESS),
 ];
-/// Of tcp's: `xnet_progress` and `rxm_conn_close` cancel what is under way.
+/// The trial that tcp cannot run: `xnet_progress` and `rxm_conn_close` cancel outstanding operations.
 const NOT_ON_TCP: (&str, &str) =
-    ("forgery::amid_others", "tcp closes the connection on a wrong key, and what is under way ends with it");
-/// Of rxm's.
+    ("forgery::amid_others", "tcp closes the connection on a wrong key, and all outstanding operations fail");
+/// The trial that rxm cannot run.
 const NOT_ON_RXM: (&str, &str) = (
-    "again::left_unread",
-    "2.1 crashes when it is told of another address once the sender of an unread message is gone",
+    "reconnect::left_unread",
+    "2.1 crashes if an address is added after the sender of an unread message is gone",
 );
 const NO_ANSWER: &str = "shm never completes a request with a wrong key";
-const IN_ORDER: &str = "shm tells completions in order: others wait behind a peer that stands still";
-const ELSEWHERE: &str = "shm reaches other processes only; those of one process have loopback";
+const IN_ORDER: &str =
+    "shm reports completions in order: other peers' completions wait behind those of a stopped peer";
+const SAME_PROCESS: &str = "shm reaches other processes only; peers in one process use loopback";
 
-impl Subject for Provider {
+impl BackendUnderTest for Provider {
     fn name(&self) -> &str {
         &self.name
     }
@@ -51,26 +51,26 @@ impl Subject for Provider {
         self.rails
     }
 
-    /// A clock that only the trial moves passes deadlines before a socket has carried a byte.
-    fn takes(&self, tag: Tag) -> bool {
+    /// A virtual clock would pass deadlines before a socket has carried a byte.
+    fn runs_tag(&self, tag: Tag) -> bool {
         tag == Tag::Process
     }
 
-    fn beside_the_point(&self, trial: &str) -> Option<&str> {
-        let not_here = match self.provider {
+    fn skip_reason(&self, trial: &str) -> Option<&str> {
+        let skipped = match self.provider {
             "shm" => &NOT_ON_SHM[..],
             "tcp" => &[NOT_ON_TCP],
             _ => &[NOT_ON_TCP, NOT_ON_RXM],
         };
-        not_here.iter().find(|(name, _)| *name == trial).map(|(_, why)| *why)
+        skipped.iter().find(|(name, _)| *name == trial).map(|(_, why)| *why)
     }
 
     fn transport(&self, label: &str, shape: Shape) -> Result<TransportConfig, String> {
         if shape.variant != Variant::Plain {
-            return Err(format!("libfabric impersonates no {} device", shape.variant.name()));
+            return Err(format!("libfabric cannot simulate {} devices", shape.variant.name()));
         }
         let config = EfaConfig::default().provider(self.provider).domains(shape.rails);
-        // Sockets stay on this host; shm has no addresses.
+        // Sockets stay on this host. shm takes no addresses.
         let config = if self.provider == "shm" { config } else { config.node("127.0.0.1") };
         let backend = Efa::with(config);
         let devices = backend.probe().map_err(|why| format!("{}; {}", why.reason, why.remedy))?;
@@ -79,12 +79,12 @@ impl Subject for Provider {
 }
 
 fn main() -> ExitCode {
-    let subject = |provider: &'static str, rails: u32| {
+    let under_test = |provider: &'static str, rails: u32| {
         let name = format!("{provider}-x{rails}");
-        Arc::new(Provider { name, provider, rails }) as Arc<dyn Subject>
+        Arc::new(Provider { name, provider, rails }) as Arc<dyn BackendUnderTest>
     };
-    let subjects = ["tcp", "tcp;ofi_rxm", "shm"]
+    let backends = ["tcp", "tcp;ofi_rxm", "shm"]
         .into_iter()
-        .flat_map(|provider| [subject(provider, 1), subject(provider, 4)]);
-    multirail_conformance::main(subjects.collect())
+        .flat_map(|provider| [under_test(provider, 1), under_test(provider, 4)]);
+    multirail_conformance::main(backends.collect())
 }

@@ -1,43 +1,51 @@
-//! The suite against loopback with memory of GPUs: at the source, at the target, at both; and at both, where all is
-//! staged through the host's memory. With two GPUs the source is on the first and the target on the second, with one
-//! both are on it; without any each subject is skipped, and says so.
+//! The suite against loopback with GPU memory: on the source side, on the target side, and on both sides. A fourth run has
+//! GPU memory on both sides and stages all bytes through host memory.
+//!
+//! With two GPUs the source is on the first and the target on the second. With one GPU both are on it. Without a GPU all
+//! runs are skipped.
 
 use std::process::ExitCode;
 use std::sync::Arc;
 
 use backend_loopback::{Loopback, LoopbackConfig};
 use cuda::{CudaMemory, Device};
-use multirail_conformance::{KnownFailure, Shape, Side, Subject, Variant};
+use multirail_conformance::{BackendUnderTest, KnownFailure, Shape, Side, Variant};
 use staging::{Staged, Staging};
 use transport_core::{Memory, TransportConfig};
 
-/// None; an entry whose trial passes fails the suite.
+/// No trial fails. An entry whose trial passes fails the suite.
 const KNOWN_FAILURES: &[KnownFailure] = &[];
 
-/// Which ends are on a GPU, by the subject's name.
-const SUBJECTS: [(&str, &[Side]); 4] = [
+/// The sides with GPU memory, by the name of the backend under test.
+const BACKENDS: [(&str, &[Side]); 4] = [
     ("gpu-source", &[Side::Source]),
     ("gpu-target", &[Side::Target]),
     ("gpu-both", &[Side::Source, Side::Target]),
     (STAGED, &[Side::Source, Side::Target]),
 ];
 
-/// The one whose memory is staged.
+/// The backend whose memory is staged.
 const STAGED: &str = "gpu-staged";
 
-/// What makes no sense here, by trial.
-const BESIDE_THE_POINT: [(&str, &str); 1] =
-    [("order::one_seed_one_hash", "when a GPU is done, no clock of a trial decides")];
+/// Skipped trials, with the reason.
+const SKIPPED: [(&str, &str); 1] =
+    [("order::one_seed_one_hash", "the virtual clock does not control when a GPU completes its work")];
 
-/// The same where memory is staged, whose own suite has the reasons (`staging.rs`).
+/// Skipped trials where memory is staged; `staging.rs` has the full list.
 const NOT_STAGED: [(&str, &str); 4] = [
-    ("futures::wait_drives", "the target's turns move staged bytes, and here nobody takes them"),
-    ("futures::any_wait_drives", "the target's turns move staged bytes, and here nobody takes them"),
+    ("futures::wait_drives", "the target has to run turns to move staged bytes, and this trial runs none"),
+    (
+        "futures::any_wait_drives",
+        "the target has to run turns to move staged bytes, and this trial runs none",
+    ),
     (
         "groups::another_transports_grant_is_not_used",
-        "the target's turns move staged bytes, and here nobody takes them",
+        "the target has to run turns to move staged bytes, and this trial runs none",
     ),
-    ("forgery::more_bytes", "an import asks nobody: the target checks what comes, against the true length"),
+    (
+        "forgery::more_bytes",
+        "an import does not ask the target: the target checks arriving bytes against the true length",
+    ),
 ];
 
 struct GpuMemory {
@@ -46,13 +54,13 @@ struct GpuMemory {
     gpus: Vec<Device>,
 }
 
-impl Subject for GpuMemory {
+impl BackendUnderTest for GpuMemory {
     fn name(&self) -> &str {
         self.name
     }
 
-    /// The link model is loopback's own suite's: what a GPU adds is the memory alone. A trial that is of
-    /// nothing else is shown as skipped.
+    /// Only `Plain`: a GPU changes only the memory, and the suite against loopback covers the link model. A trial without
+    /// `Plain` is shown as skipped.
     fn variants(&self, asked: &[Variant]) -> Vec<Variant> {
         if asked.contains(&Variant::Plain) { vec![Variant::Plain] } else { asked[..1].to_vec() }
     }
@@ -61,14 +69,14 @@ impl Subject for GpuMemory {
         KNOWN_FAILURES
     }
 
-    fn beside_the_point(&self, trial: &str) -> Option<&str> {
+    fn skip_reason(&self, trial: &str) -> Option<&str> {
         let not_staged = if self.name == STAGED { &NOT_STAGED[..] } else { &[] };
-        BESIDE_THE_POINT.iter().chain(not_staged).find(|(name, _)| *name == trial).map(|(_, why)| *why)
+        SKIPPED.iter().chain(not_staged).find(|(name, _)| *name == trial).map(|(_, why)| *why)
     }
 
     fn transport(&self, label: &str, shape: Shape) -> Result<TransportConfig, String> {
         if shape.variant != Variant::Plain {
-            return Err("the link model runs on memory of the host, in the suite against loopback".to_owned());
+            return Err("the link model needs host memory; the suite against loopback covers it".to_owned());
         }
         let backend = Arc::new(Loopback::with(LoopbackConfig::default().devices(shape.rails)));
         Ok(match self.name {
@@ -95,17 +103,18 @@ fn main() -> ExitCode {
     let gpus = match Device::all() {
         Ok(gpus) => gpus,
         Err(why) => {
-            let subjects = SUBJECTS.map(|(name, _)| (name, (|| ()) as fn()));
-            return multirail_conformance::run_or_skip(Some(why.to_string()), &subjects);
+            let backends = BACKENDS.map(|(name, _)| (name, (|| ()) as fn()));
+            return multirail_conformance::run_or_skip(Some(why.to_string()), &backends);
         }
     };
     for gpu in &gpus {
-        // CUDA opens descriptors at its first use, which trials that count them must not see.
+        // CUDA opens descriptors at its first use. They must be open before trials count descriptors.
         if let Err(why) = CudaMemory::new(gpu, 1).and_then(|memory| memory.copy_in(0, &[1])) {
             eprintln!("GPU {} cannot be used: {why}", gpu.ordinal());
             return ExitCode::FAILURE;
         }
     }
-    let subject = |(name, sides)| Arc::new(GpuMemory { name, sides, gpus: gpus.clone() }) as Arc<dyn Subject>;
-    multirail_conformance::main(SUBJECTS.map(subject).into())
+    let under_test =
+        |(name, sides)| Arc::new(GpuMemory { name, sides, gpus: gpus.clone() }) as Arc<dyn BackendUnderTest>;
+    multirail_conformance::main(BACKENDS.map(under_test).into())
 }

@@ -1,5 +1,4 @@
-//! The suite against loopback: one, two and four devices, and one whose peers' memory
-//! is staged, always.
+//! The suite against loopback: with one, two and four devices, and with one device that always stages peers' memory.
 
 mod link;
 
@@ -7,14 +6,14 @@ use std::process::ExitCode;
 use std::sync::Arc;
 
 use backend_loopback::{Loopback, LoopbackConfig, Staging};
-use multirail_conformance::{Shape, Subject, Tag, Variant};
+use multirail_conformance::{BackendUnderTest, Shape, Tag, Variant};
 use transport_core::TransportConfig;
 
-/// What makes no sense where all is staged, by trial.
+/// Trials that are skipped where all memory is staged.
 const NOT_STAGED: [&str; 3] =
     ["futures::wait_drives", "futures::any_wait_drives", "groups::another_transports_grant_is_not_used"];
 
-const NOBODY: &str = "the target's turns move staged bytes, and here nobody takes them";
+const TARGET_IDLE: &str = "the target has to run turns to move staged bytes, and this trial runs none";
 
 struct LoopbackDevices {
     rails: u32,
@@ -22,7 +21,7 @@ struct LoopbackDevices {
     name: String,
 }
 
-impl Subject for LoopbackDevices {
+impl BackendUnderTest for LoopbackDevices {
     fn name(&self) -> &str {
         &self.name
     }
@@ -31,13 +30,13 @@ impl Subject for LoopbackDevices {
         self.rails
     }
 
-    fn takes(&self, tag: Tag) -> bool {
-        // Between processes rails differ in nothing but their number: two stand for four.
+    fn runs_tag(&self, tag: Tag) -> bool {
+        // Between processes, four rails behave like two.
         tag == Tag::Virtual || self.rails <= 2
     }
 
-    fn beside_the_point(&self, trial: &str) -> Option<&str> {
-        (self.staging == Staging::Always && NOT_STAGED.contains(&trial)).then_some(NOBODY)
+    fn skip_reason(&self, trial: &str) -> Option<&str> {
+        (self.staging == Staging::Always && NOT_STAGED.contains(&trial)).then_some(TARGET_IDLE)
     }
 
     fn transport(&self, label: &str, shape: Shape) -> Result<TransportConfig, String> {
@@ -45,7 +44,7 @@ impl Subject for LoopbackDevices {
         let config = match shape.variant {
             Variant::Plain => config,
             Variant::Late if self.staging == Staging::Always => {
-                return Err("the target copies staged bytes: they are visible when their end is told".into());
+                return Err("the target copies staged bytes, so they are visible at their completion".into());
             }
             variant => config.link(link::of(variant)),
         };
@@ -54,13 +53,13 @@ impl Subject for LoopbackDevices {
 }
 
 fn main() -> ExitCode {
-    let subject = |rails, staging, name: &str| {
-        Arc::new(LoopbackDevices { rails, staging, name: name.into() }) as Arc<dyn Subject>
+    let under_test = |rails, staging, name: &str| {
+        Arc::new(LoopbackDevices { rails, staging, name: name.into() }) as Arc<dyn BackendUnderTest>
     };
     multirail_conformance::main(vec![
-        subject(1, Staging::Never, "loopback-x1"),
-        subject(2, Staging::Never, "loopback-x2"),
-        subject(4, Staging::Never, "loopback-x4"),
-        subject(1, Staging::Always, "loopback-staged"),
+        under_test(1, Staging::Never, "loopback-x1"),
+        under_test(2, Staging::Never, "loopback-x2"),
+        under_test(4, Staging::Never, "loopback-x4"),
+        under_test(1, Staging::Always, "loopback-staged"),
     ])
 }

@@ -1,39 +1,39 @@
-//! The virtual trials on an unruly p5: 32 modelled cards with small queues, batches taken in
-//! part, times when nothing is taken, and everything out of order, from seed to seed anew.
+//! The virtual trials on a simulated p5 under bad conditions: 32 devices with small queues that accept batches in part,
+//! accept nothing for a while, and complete in any order. Each seed has other conditions.
 
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
 
 use backend_loopback::{LinkModel, Loopback, LoopbackConfig};
-use multirail_conformance::{Shape, Subject, Tag, Variant};
+use multirail_conformance::{BackendUnderTest, Shape, Tag, Variant};
 use transport_core::TransportConfig;
 use transport_core::spi::{Backend, DeviceInfo};
 
-/// Cards of a p5.48xlarge.
-const CARDS: u32 = 32;
+/// The number of EFA devices of a p5.48xlarge.
+const DEVICES: u32 = 32;
 
 struct P5;
 
-impl Subject for P5 {
+impl BackendUnderTest for P5 {
     fn name(&self) -> &str {
         "p5"
     }
 
     fn rails(&self) -> u32 {
-        CARDS
+        DEVICES
     }
 
-    fn takes(&self, tag: Tag) -> bool {
+    fn runs_tag(&self, tag: Tag) -> bool {
         tag == Tag::Virtual
     }
 
-    /// A few of them here; `.ci/run` takes 500.
+    /// A few seeds by default; `ci/p5-seeds` runs many.
     fn seeds(&self) -> u64 {
         6
     }
 
-    /// All paths are one here, unless a trial needs queues that do not fill up.
+    /// One variant stands for all data paths, unless a trial needs queues that do not fill up.
     fn variants(&self, asked: &[Variant]) -> Vec<Variant> {
         let special = [Variant::Slow, Variant::Late, Variant::Doomed, Variant::Faulty];
         let mut variants: Vec<_> =
@@ -53,22 +53,22 @@ impl Subject for P5 {
             LoopbackConfig::default()
                 .devices(shape.rails)
                 .groups(if shape.rails == 32 && shape.seed.is_multiple_of(8) { 8 } else { 1 })
-                .link(card(shape)),
+                .link(link_model(shape)),
         );
         let devices = devices(&backend)?;
         Ok(TransportConfig::new(label, Arc::new(backend)).devices(devices))
     }
 }
 
-/// The cards that a fabric opens. A p5 has a rail group of four next to each of its eight GPUs.
+/// The devices that a fabric opens. A p5 has a rail group of four devices next to each of its eight GPUs.
 fn devices(backend: &Loopback) -> Result<Vec<DeviceInfo>, String> {
     backend.probe().map_err(|why| why.reason)
 }
 
-/// A card of a p5 on a bad day, which the seed chooses.
-fn card(shape: Shape) -> LinkModel {
+/// The link model of a device, with bad conditions that the seed chooses.
+fn link_model(shape: Shape) -> LinkModel {
     let mut random = fastrand::Rng::with_seed(shape.seed);
-    let card = LinkModel {
+    let link = LinkModel {
         send_depth: Some(random.u32(2..=32)),
         half_one_in: Some(random.u32(2..=6)),
         burst_one_in: Some(random.u32(4..=16)),
@@ -77,12 +77,12 @@ fn card(shape: Shape) -> LinkModel {
         ..LinkModel::p5()
     };
     match shape.variant {
-        Variant::Slow => LinkModel { latency: Variant::SLOW, ..card },
+        Variant::Slow => LinkModel { latency: Variant::SLOW, ..link },
         Variant::Late => LinkModel { visible_after: Variant::LATE, ..LinkModel::p5() },
-        Variant::Doomed => LinkModel { lose_device_after: Some(Variant::LOST_AFTER), ..card },
-        Variant::Faulty => LinkModel { fail_every: Some(Variant::FAULT_EVERY), ..card },
-        Variant::Reorder => LinkModel { jitter: card.jitter, ..LinkModel::p5() },
-        _ => card,
+        Variant::Doomed => LinkModel { lose_device_after: Some(Variant::LOST_AFTER), ..link },
+        Variant::Faulty => LinkModel { fail_every: Some(Variant::FAULT_EVERY), ..link },
+        Variant::Reorder => LinkModel { jitter: link.jitter, ..LinkModel::p5() },
+        _ => link,
     }
 }
 

@@ -1,11 +1,12 @@
-//! Random work between two processes for a long time: RSS and descriptors of both, and every byte checked.
+//! Soak test: random work between two processes for a long time. It checks every byte and prints RSS and descriptors of
+//! both processes.
 //!
 //! ```console
-//! $ cargo test --profile checked -p conformance --test soak -- --backend efa --provider tcp --minutes 10 --seed 1
+//! $ cargo test --profile checked -p multirail-conformance --test soak -- --backend efa --provider tcp --minutes 10 --seed 1
 //! $ cards=$(ci/test-program soak); ci/efa-sim/run "$cards" --backend efa --provider efa --minutes 10
 //! ```
 //!
-//! Without `--minutes` it does nothing, as in a run of all tests.
+//! Without `--minutes`, as in a run of all tests, the program does nothing.
 
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -14,19 +15,19 @@ use std::time::Duration;
 use backend_efa::{Efa, EfaConfig};
 use backend_loopback::{Loopback, LoopbackConfig};
 use backend_verbs::Verbs;
-use multirail_conformance::{Shape, Soaking, Subject, Tag, is_helper, soak};
+use multirail_conformance::{BackendUnderTest, Shape, SoakConfig, Tag, is_helper, soak};
 use transport_core::TransportConfig;
 use transport_core::spi::Backend;
 
-/// `loopback`, `verbs` or `efa/PROVIDER`: a helper process is told no more than this name.
+/// `loopback`, `verbs` or `efa/PROVIDER`. A helper process gets this name only.
 struct Any(String);
 
-impl Subject for Any {
+impl BackendUnderTest for Any {
     fn name(&self) -> &str {
         &self.0
     }
 
-    fn takes(&self, tag: Tag) -> bool {
+    fn runs_tag(&self, tag: Tag) -> bool {
         tag == Tag::Process
     }
 
@@ -34,13 +35,13 @@ impl Subject for Any {
         let backend: Arc<dyn Backend> = match self.0.split_once('/') {
             Some(("efa", provider)) => {
                 let config = EfaConfig::default().provider(provider);
-                let is_of_sockets =
+                let uses_sockets =
                     ["tcp", "udp", "sockets", "net"].iter().any(|kind| provider.starts_with(kind));
-                Arc::new(Efa::with(if is_of_sockets { config.node("127.0.0.1") } else { config }))
+                Arc::new(Efa::with(if uses_sockets { config.node("127.0.0.1") } else { config }))
             }
             None if self.0 == "loopback" => Arc::new(Loopback::with(LoopbackConfig::default())),
             None if self.0 == "verbs" => Arc::new(Verbs::new()),
-            _ => return Err(format!("{} is no backend: say loopback, verbs or efa", self.0)),
+            _ => return Err(format!("unknown backend {}: use loopback, verbs or efa", self.0)),
         };
         let devices = backend.probe().map_err(|why| format!("{}; {}", why.reason, why.remedy))?;
         Ok(TransportConfig::new(label, backend).devices(devices))
@@ -52,17 +53,17 @@ fn main() -> ExitCode {
     let value = |name: &str| words.windows(2).find(|pair| pair[0] == name).map(|pair| pair[1].clone());
     let number = |name: &str, or: f64| value(name).map_or(Some(or), |text| text.parse().ok());
     if is_helper() {
-        // Its parent's subject, whatever that is called.
-        let name = std::env::var("MULTIRAIL_HELPER_SUBJECT").unwrap_or_default();
-        return soak(Arc::new(Any(name)), &Soaking { span: Duration::ZERO, seed: 0, without: Vec::new() });
+        // The helper uses the backend of its parent.
+        let name = std::env::var("MULTIRAIL_HELPER_BACKEND").unwrap_or_default();
+        return soak(Arc::new(Any(name)), &SoakConfig { span: Duration::ZERO, seed: 0, without: Vec::new() });
     }
     let (Some(minutes), Some(seed)) = (number("--minutes", 0.0), number("--seed", 1.0)) else {
-        eprintln!("soak: --minutes and --seed take numbers");
+        eprintln!("soak: --minutes and --seed need a number");
         return ExitCode::from(2);
     };
     if minutes <= 0.0 {
         println!(
-            "skipped: soak: say how long: --minutes 10 [--backend efa --provider tcp] [--seed 1] [--without revoke,...]"
+            "skipped: soak: no duration given; use --minutes 10 [--backend efa --provider tcp] [--seed 1] [--without revoke,...]"
         );
         return ExitCode::SUCCESS;
     }
@@ -72,6 +73,6 @@ fn main() -> ExitCode {
         _ => backend,
     };
     let without = value("--without").unwrap_or_default().split(',').map(String::from).collect();
-    let soaking = Soaking { span: Duration::from_secs_f64(minutes * 60.0), seed: seed as u64, without };
-    soak(Arc::new(Any(name)), &soaking)
+    let config = SoakConfig { span: Duration::from_secs_f64(minutes * 60.0), seed: seed as u64, without };
+    soak(Arc::new(Any(name)), &config)
 }

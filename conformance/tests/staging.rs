@@ -1,5 +1,5 @@
-//! The suite against devices whose memory is staged, always: loopback's by the trials' own clock, where the link
-//! model makes them unruly, and between processes, where nothing but a knock wakes a worker; and libfabric's tcp.
+//! The suite against devices that always stage memory: loopback on the virtual clock, with a link model, loopback between
+//! processes, where only a wakeup imm wakes a worker, and libfabric's tcp.
 
 mod link;
 
@@ -8,38 +8,41 @@ use std::sync::Arc;
 
 use backend_efa::{Efa, EfaConfig};
 use backend_loopback::{Loopback, LoopbackConfig};
-use multirail_conformance::{Shape, Subject, Tag, Variant};
+use multirail_conformance::{BackendUnderTest, Shape, Tag, Variant};
 use staging::{Staged, Staging};
 use transport_core::TransportConfig;
 use transport_core::spi::Backend;
 
-/// What makes no sense here, by trial.
-const BESIDE_THE_POINT: [(&str, &str); 12] = [
-    ("futures::wait_drives", NOBODY),
-    ("futures::any_wait_drives", NOBODY),
-    ("groups::another_transports_grant_is_not_used", NOBODY),
-    ("cancel::returns_only_when_quiet", THRICE),
-    ("drain::returns_only_when_quiet", THRICE),
-    ("drain::spares_later_operations", THRICE),
-    ("drain::gives_up_and_may_be_repeated", THRICE),
-    ("deadline::the_fabrics_default", THRICE),
-    ("deadline::of_what_waits_behind", "what is staged is queued here, not at the device"),
-    ("window::bounds_the_bytes_under_way", THRICE),
-    ("fault::device_lost_before_the_imm", "a staged page is more than one request of the device's"),
-    ("forgery::more_bytes", "an import asks nobody: the target checks what comes, against the true length"),
+/// Skipped trials, with the reason.
+const SKIPPED: [(&str, &str); 12] = [
+    ("futures::wait_drives", TARGET_IDLE),
+    ("futures::any_wait_drives", TARGET_IDLE),
+    ("groups::another_transports_grant_is_not_used", TARGET_IDLE),
+    ("cancel::returns_only_when_quiet", THREE_MESSAGES),
+    ("drain::returns_only_when_quiet", THREE_MESSAGES),
+    ("drain::spares_later_operations", THREE_MESSAGES),
+    ("drain::gives_up_and_may_be_repeated", THREE_MESSAGES),
+    ("deadline::the_fabrics_default", THREE_MESSAGES),
+    ("deadline::of_what_waits_behind", "the staging layer queues staged requests, not the device"),
+    ("window::bounds_the_bytes_under_way", THREE_MESSAGES),
+    ("fault::device_lost_before_the_imm", "a staged page needs more than one device request"),
+    (
+        "forgery::more_bytes",
+        "an import does not ask the target: the target checks arriving bytes against the true length",
+    ),
 ];
 
-const NOBODY: &str = "the target's turns move staged bytes, and here nobody takes them";
-const THRICE: &str = "a staged write crosses the line three times: bytes, ask, answer";
+const TARGET_IDLE: &str = "the target has to run turns to move staged bytes, and this trial runs none";
+const THREE_MESSAGES: &str = "a staged write sends three messages: bytes, request, response";
 
 struct Devices {
     name: &'static str,
-    /// libfabric's; else they are loopback's.
+    /// The provider of libfabric, or `None` for loopback.
     provider: Option<&'static str>,
     rails: u32,
 }
 
-impl Subject for Devices {
+impl BackendUnderTest for Devices {
     fn name(&self) -> &str {
         self.name
     }
@@ -48,15 +51,15 @@ impl Subject for Devices {
         self.rails
     }
 
-    fn takes(&self, tag: Tag) -> bool {
+    fn runs_tag(&self, tag: Tag) -> bool {
         match tag {
             Tag::Virtual => self.provider.is_none(),
             _ => self.rails == 1,
         }
     }
 
-    fn beside_the_point(&self, trial: &str) -> Option<&str> {
-        BESIDE_THE_POINT.iter().find(|(name, _)| *name == trial).map(|(_, why)| *why)
+    fn skip_reason(&self, trial: &str) -> Option<&str> {
+        SKIPPED.iter().find(|(name, _)| *name == trial).map(|(_, why)| *why)
     }
 
     fn transport(&self, label: &str, shape: Shape) -> Result<TransportConfig, String> {
@@ -67,7 +70,7 @@ impl Subject for Devices {
             Some(provider) if shape.variant == Variant::Plain => Arc::new(Efa::with(
                 EfaConfig::default().provider(provider).domains(shape.rails).node("127.0.0.1"),
             )),
-            Some(_) => return Err(format!("libfabric impersonates no {} device", shape.variant.name())),
+            Some(_) => return Err(format!("libfabric cannot simulate {} devices", shape.variant.name())),
         };
         let devices = inner.probe().map_err(|why| format!("{}; {}", why.reason, why.remedy))?;
         let backend = Staged::new(inner, Staging::Always);
@@ -76,10 +79,11 @@ impl Subject for Devices {
 }
 
 fn main() -> ExitCode {
-    let subject = |name, provider, rails| Arc::new(Devices { name, provider, rails }) as Arc<dyn Subject>;
+    let under_test =
+        |name, provider, rails| Arc::new(Devices { name, provider, rails }) as Arc<dyn BackendUnderTest>;
     multirail_conformance::main(vec![
-        subject("staged-x1", None, 1),
-        subject("staged-x2", None, 2),
-        subject("staged-tcp", Some("tcp"), 1),
+        under_test("staged-x1", None, 1),
+        under_test("staged-x2", None, 2),
+        under_test("staged-tcp", Some("tcp"), 1),
     ])
 }

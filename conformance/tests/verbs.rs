@@ -1,12 +1,13 @@
-//! The suite against RDMA cards, real ones or those of `ci/rdma-vm/run`: between two cards (or of one
-//! with itself) with one queue pair per peer and with four, and with two cards as two rails, where one side
-//! has three queue pairs and the other two. And once more with all memory staged.
+//! The suite against RDMA devices, real ones or the emulated ones of `ci/rdma-vm/run`.
+//!
+//! It runs between two devices, or one device and itself, with one and with four queue pairs per peer. It runs with two
+//! devices as two rails, with three queue pairs on one side and two on the other. And it runs with all memory staged.
 
 use std::process::ExitCode;
 use std::sync::Arc;
 
 use backend_verbs::{Verbs, VerbsConfig};
-use multirail_conformance::{Shape, Subject, Tag, Variant};
+use multirail_conformance::{BackendUnderTest, Shape, Tag, Variant};
 use staging::{Staged, Staging};
 use transport_core::TransportConfig;
 use transport_core::spi::Backend;
@@ -17,10 +18,10 @@ struct Cards {
     rails: u32,
 }
 
-/// Where every instruction is emulated, the time of a processor says nothing.
-const EMULATED: &str = "in ci/rdma-vm the processor is emulated: its time means nothing";
+/// CPU time means nothing where every instruction is emulated.
+const EMULATED: &str = "ci/rdma-vm emulates the CPU, so CPU time means nothing";
 
-impl Subject for Cards {
+impl BackendUnderTest for Cards {
     fn name(&self) -> &str {
         self.name
     }
@@ -29,17 +30,17 @@ impl Subject for Cards {
         self.rails
     }
 
-    /// A clock that only the trial moves passes deadlines before a card has done anything.
-    fn takes(&self, tag: Tag) -> bool {
+    /// A virtual clock would pass deadlines before a device has done any work.
+    fn runs_tag(&self, tag: Tag) -> bool {
         tag == Tag::Process
     }
 
-    /// Cards are as they are.
+    /// Devices cannot simulate variants.
     fn variants(&self, _: &[Variant]) -> Vec<Variant> {
         vec![Variant::Plain]
     }
 
-    fn beside_the_point(&self, trial: &str) -> Option<&str> {
+    fn skip_reason(&self, trial: &str) -> Option<&str> {
         let is_emulated = std::env::var_os("RDMA_VM").is_some();
         (is_emulated && trial == "cleanup::idle_costs_nothing").then_some(EMULATED)
     }
@@ -47,9 +48,13 @@ impl Subject for Cards {
     fn transport(&self, label: &str, shape: Shape) -> Result<TransportConfig, String> {
         let mut devices = self.backend.probe().map_err(|why| format!("{}; {}", why.reason, why.remedy))?;
         if devices.len() < shape.rails as usize {
-            return Err(format!("there are {} cards, and {} are needed", devices.len(), shape.rails));
+            return Err(format!(
+                "the machine has {} devices, and the trial needs {}",
+                devices.len(),
+                shape.rails
+            ));
         }
-        // A helper takes what this process does not.
+        // A helper takes the devices that this process leaves.
         if multirail_conformance::is_helper() {
             devices.reverse();
         }
@@ -63,22 +68,23 @@ fn main() -> ExitCode {
         let queue_pairs = if multirail_conformance::is_helper() { there } else { here };
         Arc::new(Verbs::with(VerbsConfig::default().queue_pairs(queue_pairs)))
     };
-    let subject =
-        |name, backend: Arc<dyn Backend>, rails| Arc::new(Cards { name, backend, rails }) as Arc<dyn Subject>;
-    let subjects = match Verbs::new().probe() {
+    let under_test = |name, backend: Arc<dyn Backend>, rails| {
+        Arc::new(Cards { name, backend, rails }) as Arc<dyn BackendUnderTest>
+    };
+    let backends = match Verbs::new().probe() {
         Ok(_) => {
             vec![
-                subject("verbs-q1", cards(1, 1), 1),
-                subject("verbs-q4", cards(4, 4), 1),
-                subject("verbs-x2", cards(3, 2), 2),
-                subject("verbs-staged", Arc::new(Staged::new(cards(4, 4), Staging::Always)), 1),
+                under_test("verbs-q1", cards(1, 1), 1),
+                under_test("verbs-q4", cards(4, 4), 1),
+                under_test("verbs-x2", cards(3, 2), 2),
+                under_test("verbs-staged", Arc::new(Staged::new(cards(4, 4), Staging::Always)), 1),
             ]
         }
-        // Standard output is the helpers' way to answer.
+        // Standard output is for the helpers' responses.
         Err(why) => {
             eprintln!("skipped: verbs: {}; {}", why.reason, why.remedy);
             Vec::new()
         }
     };
-    multirail_conformance::main(subjects)
+    multirail_conformance::main(backends)
 }

@@ -1,8 +1,8 @@
-//! Scattered pages in one operation, and how the target learns that they are there.
+//! Scattered pages in one operation, and how the target knows that they have arrived.
 //!
 //! A paged write moves page `from[i]` of one region to page `to[i]` of another. Its
-//! 32-bit *immediate data* reaches the target either once, after the last byte, or
-//! with every page; counters at the target add up what arrives, whoever waits when.
+//! 32-bit *immediate data* (imm) reaches the target either once, after the last byte, or
+//! with every page. Counters at the target count the arrivals, even if no task waits yet.
 //!
 //! ```console
 //! $ cargo run --example 02_pages_with_imm
@@ -27,7 +27,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let (from, to) = (Pages::new([5, 0, 3]), Pages::new([11, 2, 7]));
 
     pollster::block_on(async {
-        // One imm for the whole operation: when it is there, all pages are.
+        // One imm for the whole operation: when it arrives, all pages have arrived.
         let announced = WriteOptions::new().imm(42);
         let write = to_target.write_pages_with(&ours, &from, &remote, &to, PAGE, &announced)?;
         from_source.imm(42).expect(1).await?;
@@ -42,12 +42,12 @@ fn main() -> Result<(), Box<dyn Error>> {
         }
         let arrivals = from_source.imm(7);
         arrivals.expect(9).await?;
-        // Taking them makes the counter ready for the next round.
+        // Taking them from the counter prepares it for the next round.
         assert!(arrivals.try_take(9));
         assert_eq!(arrivals.count(), 0);
 
-        // Pages need not lie side by side: rows of 1 KiB out of a matrix of 4 KiB rows,
-        // behind a header of 256 bytes, packed together at the target.
+        // Pages need not be adjacent: rows of 1 KiB from a matrix with 4 KiB rows, after a header
+        // of 256 bytes, are packed together at the target.
         let rows = Pages::new([1, 2, 3]).stride(4096).offset(256);
         let packed = Pages::new([0, 1, 2]);
         to_target.write_pages(&ours, &rows, &remote, &packed, 1024)?.await
@@ -56,7 +56,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// What a page is filled with, if all of its bytes are the same.
+/// The value of a page's bytes, if all are the same.
 fn page_of(region: &Region, page: usize) -> Option<u8> {
     let mut bytes = [0; PAGE];
     region.copy_out(page * PAGE, &mut bytes).ok()?;

@@ -1,8 +1,8 @@
 //! Messages: sent without knowing the receiver's memory, received into a pool.
 //!
-//! A *pool* keeps buffers posted for whatever peers send; a message that is dropped
-//! gives its buffer back. Here two workers ask one server to add numbers, and the
-//! server answers each through its own connection.
+//! A *pool* keeps buffers posted for the messages of all peers. Dropping a message frees its
+//! buffer. Here two workers ask one server to add numbers, and the server answers each through
+//! its own connection.
 //!
 //! ```console
 //! $ cargo run --example 03_send_recv_pools
@@ -45,9 +45,9 @@ fn main() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// Answers every question, through the peer that asked it.
+/// Answers every question through the peer that asked.
 async fn serve(fabric: &Fabric, peers: &HashMap<multirail::PeerId, Peer>) -> multirail::Result<()> {
-    // Four buffers serve any number of messages: senders wait while none is free.
+    // Four buffers are enough for any number of messages: senders wait until one is free.
     let questions = fabric.recv_pool(4, 8)?;
     let answer = fabric.alloc(4, Access::LOCAL)?;
     for _ in 0..WORKERS * QUESTIONS {
@@ -57,20 +57,20 @@ async fn serve(fabric: &Fabric, peers: &HashMap<multirail::PeerId, Peer>) -> mul
         let [a, b] =
             [[0, 1, 2, 3], [4, 5, 6, 7]].map(|at| u32::from_le_bytes(at.map(|at: usize| numbers[at])));
         answer.copy_in(0, &(a + b).to_le_bytes())?;
-        // The imm says which question this answers.
+        // The imm is the number of the question.
         let options = SendOptions::new().imm(question.imm().unwrap_or_default());
         peers[&question.peer()].send_with(&answer, 0..4, &options)?.await?;
     }
     Ok(())
 }
 
-/// Asks for n + n², for many n, and gives the sum of the answers.
+/// Asks for n + n² for many n, and returns the sum of the answers.
 async fn ask(fabric: &Fabric, server: &Peer) -> multirail::Result<u32> {
     let question = fabric.alloc(8, Access::LOCAL)?;
     let answer = fabric.alloc(4, Access::LOCAL)?;
     let mut sum = 0;
     for n in 0..QUESTIONS {
-        // One receive, posted before the question: an alternative to a pool.
+        // A single receive, posted before the question, is an alternative to a pool.
         let answered = fabric.recv(&answer, 0..4)?;
         question.copy_in(0, &n.to_le_bytes())?;
         question.copy_in(4, &(n * n).to_le_bytes())?;

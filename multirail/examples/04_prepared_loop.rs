@@ -1,9 +1,8 @@
-//! The same transfer again and again: checked and planned once, posted many times.
+//! The same transfer many times: checked and planned once, posted many times.
 //!
 //! A decode step moves the same pages between the same regions for every layer and every
-//! token. `prepare_write_pages` makes all checks of lists, bounds and rights once; a post
-//! asks only what can change since (the peer lives, the region was not revoked), and
-//! allocates nothing.
+//! token. `prepare_write_pages` checks lists, bounds and rights once. A post checks only what
+//! can change (that the peer is alive and the region was not revoked), and allocates no memory.
 //!
 //! ```console
 //! $ cargo run --example 04_prepared_loop
@@ -18,7 +17,7 @@ use multirail::{Access, ErrorKind, Op, Pages, WriteOptions};
 const PAGE: usize = 16 << 10;
 const PAGES: usize = 64;
 const STEPS: u32 = 500;
-/// Posts under way at once.
+/// The number of outstanding posts.
 const AHEAD: usize = 4;
 const LIMIT: Duration = Duration::from_secs(10);
 
@@ -30,7 +29,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let remote = to_decode.import(&theirs.descriptor())?;
     cache.copy_in(0, &vec![7; PAGES * PAGE])?;
 
-    // Every page, in another order over there. The imm of each post is given with it.
+    // Writes every page to another position at the target. Each post has its own imm.
     let from = Pages::new((0..PAGES as u32).collect::<Vec<_>>());
     let to = Pages::new((0..PAGES as u32).rev().collect::<Vec<_>>());
     let options = WriteOptions::new().imm(0);
@@ -49,7 +48,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     for mut op in under_way {
         op.wait(LIMIT)?;
     }
-    // The target was told of each step by its number.
+    // The imm of each step tells the target the step's number.
     for number in 0..STEPS {
         from_prefill.imm(number).expect(1).wait(LIMIT)?;
     }
@@ -57,7 +56,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     theirs.copy_out((PAGES - 1) * PAGE, &mut page)?;
     assert!(page.iter().all(|byte| *byte == 7));
 
-    // Taking the region back ends it: a prepared write is no way around a revocation.
+    // After a revocation, a prepared write fails too.
     theirs.revoke()?.wait(LIMIT)?;
     let refused = step.post().and_then(|mut op| op.wait(LIMIT));
     let kind = refused.expect_err("the region was revoked").kind();

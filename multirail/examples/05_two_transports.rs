@@ -1,9 +1,9 @@
-//! A fabric with two transports: which one reaches a peer is found out per peer.
+//! A fabric with two transports: each peer is reached over the first that both sides have.
 //!
-//! In a cluster these are, say, shared memory for peers of this host and network cards
-//! for the others. Here both are loopback, under the labels `near` and `far`. A peer
-//! that has both is reached by the one that comes first; a peer that has only `far` is
-//! reached by that; one that has neither is an error that says so.
+//! In a cluster these are, for example, shared memory for peers on this host and network cards
+//! for other peers. Here both are loopback, with the labels `near` and `far`. A peer with both is
+//! reached over the first one, and a peer with `far` only over `far`. Connecting to a peer with
+//! neither is an error that lists both sides' transports.
 //!
 //! ```console
 //! $ cargo run --example 05_two_transports
@@ -25,7 +25,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let (to_distant, _) = here.connect_local(&distant)?;
     println!("{}\n{}", to_neighbour.explain(), to_distant.explain());
 
-    // One registration serves both ways.
+    // One registration works for both transports.
     let source = here.alloc(1 << 20, Access::LOCAL)?;
     source.copy_in(0, &[7; 1 << 20])?;
     for (peer, fabric) in [(&to_neighbour, &neighbour), (&to_distant, &distant)] {
@@ -37,15 +37,15 @@ fn main() -> Result<(), Box<dyn Error>> {
         assert_eq!(last, [7]);
     }
 
-    // The counters say who carried what.
+    // The counters show which transport moved which bytes.
     assert_eq!(bytes_over(&here, "near"), 1 << 20);
     assert_eq!(bytes_over(&here, "far"), 1 << 20);
 
-    // Nothing is put in place of a transport that is not there.
-    let stranger = open(&["elsewhere"])?;
-    let refused = here.connect_local(&stranger).err().ok_or("connected without a common transport")?;
+    // There is no fallback for a missing transport.
+    let unrelated = open(&["elsewhere"])?;
+    let refused = here.connect_local(&unrelated).err().ok_or("connected without a common transport")?;
     assert_eq!(refused.kind(), ErrorKind::Unreachable);
-    println!("a stranger: {refused}");
+    println!("a peer without a common transport: {refused}");
     Ok(())
 }
 
@@ -56,7 +56,7 @@ fn open(labels: &[&str]) -> multirail::Result<Fabric> {
     labels.iter().map(transport).fold(FabricBuilder::new(), FabricBuilder::transport).open()
 }
 
-/// Bytes that the rails of one transport have moved, in workers or in this thread.
+/// The bytes that the rails of one transport have moved, in workers or in this thread.
 fn bytes_over(fabric: &Fabric, label: &str) -> u64 {
     let of_transport = fabric.counters().into_iter().filter(|rail| rail.transport == label);
     of_transport.map(|rail| rail.bytes + rail.direct_bytes).sum()

@@ -1,15 +1,16 @@
-//! Disaggregated inference: one process computes a prompt's KV cache (*prefill*), another
-//! goes on from it (*decode*). The pages cross as they are computed, layer by layer.
+//! Disaggregated inference: one process computes a prompt's KV cache (*prefill*), and another
+//! process continues from it (*decode*). The pages are written layer by layer, as they are
+//! computed.
 //!
-//! The decode process owns the cache. For each request it picks free pages, wherever they
-//! are, and tells the prefill process which. That writes its pages straight into them,
-//! one operation per layer, each with the request's number as immediate data: as many
-//! imms as layers, and the request can be decoded. Its pages then serve another request.
+//! The decode process owns the cache. For each request it picks free pages and sends their
+//! numbers to the prefill process. The prefill process writes into these pages directly, with one
+//! operation per layer and the request's number as immediate data. After one imm per layer the
+//! request can be decoded. Then its pages are free for another request.
 //!
 //! ```console
 //! $ cargo run --example 06_kv_cache_handover
 //! ```
-//! It starts itself a second time, as the prefill process.
+//! The program starts itself a second time, as the prefill process.
 
 use std::error::Error;
 use std::process::Command;
@@ -18,9 +19,9 @@ use multirail::{Access, Pages, Region, Result, WriteOptions};
 
 const LAYERS: usize = 4;
 const PAGE: usize = 16 << 10;
-/// Pages that the decode process has per layer.
+/// The number of pages per layer in the decode process.
 const SLOTS: usize = 12;
-/// Pages per layer of every request; three requests do not fit at once.
+/// The number of pages per layer of a request. Three requests do not fit at once.
 const PROMPT: usize = 5;
 const REQUESTS: u32 = 8;
 
@@ -41,14 +42,14 @@ async fn decode() -> std::result::Result<(), Box<dyn Error>> {
         Command::new(std::env::current_exe()?).args(["prefill", &listener.local_addr()]).spawn()?;
     let prefill = listener.accept().await?;
 
-    // Pages in no order at all, as they are after some hours of serving.
+    // Free pages in random order, as after some hours of serving.
     let mut free: Vec<u32> = (0..SLOTS as u32).collect();
     fastrand::shuffle(&mut free);
     let message = fabric.alloc(4 * PROMPT, Access::LOCAL)?;
     let mut asked = Vec::new();
     for request in 0..REQUESTS {
         if free.len() < PROMPT {
-            // Full: the oldest request is decoded first, and its pages are used again.
+            // The cache is full: the oldest request is decoded first, and its pages are reused.
             free.extend(finish(&cache, &prefill, asked.remove(0)).await?);
         }
         let pages = free.split_off(free.len() - PROMPT);
@@ -68,7 +69,7 @@ async fn decode() -> std::result::Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// Waits until all layers of a request are here, verifies them, and gives its pages back.
+/// Waits until all layers of a request have arrived, verifies them, and returns its pages.
 async fn finish(cache: &Region, prefill: &multirail::Peer, request: (u32, Vec<u32>)) -> Result<Vec<u32>> {
     let (request, pages) = request;
     prefill.imm(request).expect(LAYERS as u64).await?;
@@ -98,7 +99,7 @@ async fn prefill(address: &str) -> Result<()> {
             for at in 0..PROMPT {
                 computing.copy_in((layer * PROMPT + at) * PAGE, &computed(request, layer, at))?;
             }
-            // This layer is on its way while the next one is computed.
+            // The transfer of this layer overlaps with the computation of the next one.
             let from = Pages::new(ours.clone()).offset(layer * PROMPT * PAGE);
             let to = Pages::new(pages.clone()).offset(layer * SLOTS * PAGE);
             let options = WriteOptions::new().imm(request);
@@ -112,7 +113,7 @@ async fn prefill(address: &str) -> Result<()> {
     Ok(())
 }
 
-/// What stands for the keys and values of one page.
+/// Stands for the computed keys and values of one page.
 fn computed(request: u32, layer: usize, page: usize) -> Vec<u8> {
     (0..PAGE).map(|byte| (byte ^ (byte >> 8) ^ layer << 3 ^ page << 5) as u8 ^ request as u8).collect()
 }

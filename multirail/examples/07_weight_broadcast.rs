@@ -1,8 +1,8 @@
-//! One trainer, several inference servers: new weights go to all of them at once.
+//! One trainer sends new weights to several inference servers at once.
 //!
-//! Every server registers the memory of its model and waits for an imm, the version's
-//! number. The trainer scatters to all servers in one operation. Who has switched says so
-//! at a barrier of that version; only then is the memory overwritten again.
+//! Every server registers the memory of its model and waits for an imm, the version's number. The
+//! trainer scatters to all servers in one operation. A server that uses the new version enters
+//! the version's barrier. The trainer overwrites the memory again only after the barrier.
 //!
 //! ```console
 //! $ cargo run --example 07_weight_broadcast
@@ -33,9 +33,9 @@ fn main() -> std::result::Result<(), Box<dyn Error>> {
     let (mut peers, mut models) = (Vec::new(), Vec::new());
     for _ in 0..SERVERS {
         let peer = wait(listener.accept(), LIMIT)??;
-        // The server has published its memory before it connected.
+        // The server published its memory before it connected.
         models.push(wait(peer.region("model"), LIMIT)??);
-        // The first version shall take no longer than the others.
+        // Warming up makes the first version as fast as the others.
         peer.warm_up()?.wait(LIMIT)?;
         peers.push(peer);
     }
@@ -60,7 +60,7 @@ fn main() -> std::result::Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// Takes every version as it comes; gives the number of versions it has verified.
+/// Waits for every version and verifies it. Returns the number of verified versions.
 async fn serve(address: &str) -> Result<u32> {
     let fabric = multirail::open()?;
     let model = fabric.alloc(WEIGHTS, Access::REMOTE_WRITE)?;
@@ -71,14 +71,14 @@ async fn serve(address: &str) -> Result<u32> {
     for version in 1..=VERSIONS {
         trainer.imm(version).expect(1).await?;
         model.copy_out(0, &mut weights)?;
-        assert!(weights == trained(version), "version {version} is not what was sent");
+        assert!(weights == trained(version), "version {version} has wrong weights");
         everyone_else.barrier(version, LIMIT)?.await?;
     }
     trainer.closed().await;
     Ok(VERSIONS)
 }
 
-/// What stands for the weights of a version.
+/// Stands for the weights of a version.
 fn trained(version: u32) -> Vec<u8> {
     (0..WEIGHTS).map(|byte| (byte ^ (byte >> 11)) as u8 ^ version as u8).collect()
 }

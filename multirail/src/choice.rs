@@ -1,4 +1,4 @@
-//! Which backend carries the bytes: the user's choice, and a fabric made of it.
+//! The user's choice of backends, and a fabric with them.
 
 use std::fmt;
 use std::str::FromStr;
@@ -13,11 +13,11 @@ const VARIABLE: &str = "MULTIRAIL_BACKEND";
 /// Which backends a fabric opens.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub enum BackendChoice {
-    /// Every backend that is available here, in this order of preference:
-    /// `loopback` (reaches this host only), `efa`, `verbs`.
+    /// All available backends, in this order of preference: `loopback` (which reaches this host
+    /// only), `efa`, `verbs`.
     #[default]
     Auto,
-    /// This one, or an error that says why it is not there.
+    /// One backend by name. If it is unavailable you get an error, not a fallback.
     Named(String),
 }
 
@@ -25,7 +25,7 @@ impl BackendChoice {
     /// The choice in `MULTIRAIL_BACKEND`; [`Auto`](Self::Auto) if it is unset or empty.
     ///
     /// # Errors
-    /// `InvalidRequest` if the variable does not hold a name.
+    /// `InvalidRequest` if the variable is not a name.
     pub fn from_env() -> Result<Self> {
         match std::env::var(VARIABLE) {
             Ok(name) if name.is_empty() => Ok(Self::Auto),
@@ -43,13 +43,13 @@ impl BackendChoice {
 impl FromStr for BackendChoice {
     type Err = Error;
 
-    /// `auto`, or a name. Whether a backend has that name is found out when it is opened.
+    /// Parses `auto` or a name. The name is checked only when the backend is opened.
     fn from_str(text: &str) -> Result<Self> {
         match text.trim() {
             "" => Err(Error::new(
                 ErrorKind::InvalidRequest,
                 "choose backend",
-                "the name is empty; give `auto` or a backend's name",
+                "the name is empty; use `auto` or a backend's name",
             )),
             "auto" => Ok(Self::Auto),
             name => Ok(Self::Named(name.to_owned())),
@@ -66,18 +66,16 @@ impl fmt::Display for BackendChoice {
     }
 }
 
-/// A builder with the transports of `choice`, out of [`Registry::standard`].
+/// A builder with the transports of `choice` in [`Registry::standard`].
 ///
 /// # Errors
-/// `NotFound` for a name no backend has, `Unsupported` for a backend that is not
-/// available: with the reason, what would mend it, and the names there are.
-/// Nothing else is ever opened in its place.
+/// `NotFound` for an unknown name. `Unsupported` for an unavailable backend, with the reason, the
+/// fix, and the known names. Another backend is never used as a fallback.
 pub fn builder(choice: &BackendChoice) -> Result<FabricBuilder> {
     Registry::standard().builder(choice)
 }
 
-/// A fabric with the backends that `MULTIRAIL_BACKEND` asks for, or all that are
-/// available.
+/// Opens a fabric with the backend of `MULTIRAIL_BACKEND`, or with all available backends.
 ///
 /// # Errors
 /// As [`builder`] and [`FabricBuilder::open`].

@@ -1,32 +1,126 @@
-//! Variables of the environment, as settings.
+//! Settings from environment variables.
 
 use std::fmt::Display;
 use std::ops::RangeInclusive;
 use std::str::FromStr;
+use std::sync::Arc;
 
-use transport_core::{Error, ErrorKind, Result};
+use ::staging::Staged;
+use topology::{Address, Machine};
+use transport_core::spi::Backend;
+use transport_core::{Error, ErrorKind, RailGroups, Result, Staging};
 
-/// The most rails a transport has, and so the most threads or domains one can ask for.
-const MOST: u32 = 64;
+use crate::MachineSource;
+use crate::registry::UnavailableBackend;
 
-/// What a variable says; `None` if it is not there, or says nothing.
+/// The variable with the source of this host's machine, see [`MachineSource`].
+pub(crate) const TOPOLOGY: &str = "MULTIRAIL_TOPOLOGY";
+/// The variable with rail groups, see [`RailGroups`].
+pub(crate) const RAIL_GROUPS: &str = "MULTIRAIL_RAIL_GROUPS";
+/// The variable with PCI addresses of the GPUs to serve, separated by commas.
+pub(crate) const GPUS: &str = "MULTIRAIL_GPUS";
+
+/// The maximum number of rails of a transport, and so of loopback's threads or libfabric's domains.
+const MAX_RAILS: u32 = 64;
+
+/// The value of a variable, or `None` if it is unset or empty.
 pub(crate) fn given(name: &str) -> Option<String> {
     let text = std::env::var_os(name)?.to_string_lossy().trim().to_owned();
     (!text.is_empty()).then_some(text)
 }
 
-/// How many rails `text`, the value of `name`, asks for.
+/// Parses `text`, the value of variable `name`, as a number of rails.
 pub(crate) fn rails(name: &str, text: &str) -> Result<u32> {
-    number(name, text, 1..=MOST)
+    number(name, text, 1..=MAX_RAILS)
 }
 
-/// The number that `text`, the value of `name`, is.
+/// Parses `text`, the value of variable `name`, as a number within `allowed`.
 pub(crate) fn number<T>(name: &str, text: &str, allowed: RangeInclusive<T>) -> Result<T>
 where
     T: FromStr + PartialOrd + Display,
 {
     text.parse().ok().filter(|number| allowed.contains(number)).ok_or_else(|| {
-        let context = format!("{name} is {text:?}: give {} to {}", allowed.start(), allowed.end());
+        let context = format!("{name} is {text:?}; use {} to {}", allowed.start(), allowed.end());
         Error::new(ErrorKind::InvalidRequest, "read the environment", context)
     })
+}
+
+/// The environment's settings of the machine and of rail groups.
+pub(crate) struct MachineSettings {
+    pub groups: Option<RailGroups>,
+    pub gpus: Option<Vec<Address>>,
+    /// The machine, without the CPUs that this process may not use.
+    pub machine: Option<Machine>,
+}
+
+impl MachineSettings {
+    pub fn from_environment() -> Result<Self> {
+        Ok(Self { groups: Self::groups()?, gpus: Self::gpus()?, machine: Self::machine()? })
+    }
+
+    fn groups() -> Result<Option<RailGroups>> {
+        let groups = given(RAIL_GROUPS).map(|text| text.parse::<RailGroups>()).transpose();
+        groups.map_err(|why| invalid_variable(RAIL_GROUPS, why.context()))
+    }
+
+    /// The GPUs to serve. `None` means all.
+    pub fn gpus() -> Result<Option<Vec<Address>>> {
+        let address = |text: &str| text.trim().parse::<Address>();
+        let gpus =
+            given(GPUS).map(|text| text.split(',').map(address).collect::<std::result::Result<_, _>>());
+        gpus.transpose().map_err(|why| invalid_variable(GPUS, why))
+    }
+
+    fn machine() -> Result<Option<Machine>> {
+        let Some(source) = given(TOPOLOGY) else { return Ok(None) };
+        let named = |why: Error| {
+            Error::new(why.kind(), "read the environment", format!("{TOPOLOGY}: {}", why.context()))
+        };
+        let (_, mut machine) =
+            source.parse::<MachineSource>().and_then(|source| source.read()).map_err(named)?;
+        if let Some(cpus) = topology::Cpus::of_this_thread() {
+            machine.allowed = machine.allowed.and(&cpus);
+        }
+        Ok(Some(machine))
+    }
+}
+
+/// The error for a variable with an invalid value.
+pub(crate) fn invalid_variable(variable: &str, why: impl std::fmt::Display) -> Error {
+    Error::new(ErrorKind::InvalidRequest, "read the environment", format!("{variable}: {why}"))
+}
+
+/// The variable that enables staging of memory that a card cannot register.
+const STAGING: &str = "MULTIRAIL_STAGING";
+
+/// Adds staging to a backend with cards as `MULTIRAIL_STAGING` says, see [`Staged`]. The values are `0` (never, the
+/// default), `1` (stage memory that the cards cannot register) and `always`. With any other value the backend is
+/// unavailable, with this reason.
+pub fn staged_if_asked(backend: Arc<dyn Backend>) -> Arc<dyn Backend> {
+    staged_as(backend, &given(STAGING).unwrap_or_default())
+}
+
+fn staged_as(backend: Arc<dyn Backend>, text: &str) -> Arc<dyn Backend> {
+    match text.parse() {
+        Ok(Staging::Never) => backend,
+        Ok(staging) => Arc::new(Staged::new(backend, staging)),
+        Err(error) => UnavailableBackend::invalid_setting(backend.name(), STAGING, &error),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use backend_loopback::Loopback;
+
+    use super::*;
+
+    #[test]
+    fn an_invalid_value_makes_the_backend_unavailable() {
+        let of = |text| staged_as(Arc::new(Loopback::new()), text).probe();
+        let why = of("perhaps").expect_err("unavailable");
+        assert!(why.reason.contains(STAGING) && why.remedy.contains("0, 1 or always"), "{why:?}");
+        let about = |text| of(text).expect("devices")[0].about.clone();
+        assert_eq!(about("0"), about(""));
+        assert!(about("1").ends_with(", staged where refused") && about("always").ends_with(", all staged"));
+    }
 }

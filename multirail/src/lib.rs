@@ -1,16 +1,16 @@
-//! Moves memory between processes and machines at the speed of what connects
-//! them: whole buffers or thousands of scattered pages, from any peer to any peer.
+//! Moves memory between processes and machines at link speed: whole buffers or thousands of
+//! scattered pages, from any peer to any peer.
 //!
-//! This crate is the one to depend on. It re-exports the types and the engine of
-//! `transport-core` and adds what only it knows, the backends by name:
+//! Depend on this crate. It re-exports the types and the engine of `transport-core` and adds the
+//! backends by name:
 //!
-//! 1. [`BackendChoice`]: which backend, from a string, from `MULTIRAIL_BACKEND`,
-//!    or automatic; [`builder`] and [`open`] make a [`Fabric`] of it.
-//! 2. [`Registry`]: every backend by name, available or why not.
+//! 1. [`BackendChoice`]: which backend to use, from a string, from `MULTIRAIL_BACKEND`, or
+//!    automatic. [`builder`] and [`open`] make a [`Fabric`] with it.
+//! 2. [`Registry`]: every backend by name, with its devices or the reason why it is unavailable.
 //!
 //! # Example
-//! Two fabrics in one process; three pages cross in one operation, and an imm
-//! tells the target that all of them are there.
+//! Two fabrics in one process. One operation writes three pages, and an imm tells the target that
+//! all of them have arrived.
 //!
 //! ```
 //! use multirail::{Access, Pages, WriteOptions};
@@ -38,17 +38,16 @@
 //! ```
 //!
 //! # Threads
-//! A [`Fabric`] and everything it hands out may be used from any thread. Futures
-//! need no particular executor, and [`wait`] blocks on any where there is none. A
-//! fabric owns its worker threads and one control thread; without work they sleep.
-//! [`FabricBuilder::caller_driven`] and [`FabricBuilder::control_on`] do without them.
+//! A [`Fabric`] and all its objects may be used from any thread. Futures run on any executor, and
+//! [`wait`] blocks on a future without an executor. A fabric owns its worker threads and one
+//! control thread, which sleep without work. [`FabricBuilder::caller_driven`] and
+//! [`FabricBuilder::control_on`] make fabrics without these threads.
 //!
 //! # Cleanup
-//! Dropping the last handle of a fabric, or [`Fabric::close`], ends its sessions
-//! and joins its threads. Regions stay valid memory until their own last handle
-//! is gone. Dropping an unfinished operation cancels it; [`Op::cancel`],
-//! [`Peer::drain`] and, at the target, [`Region::revoke`] say when no byte of it can
-//! land any more.
+//! Dropping the last handle of a fabric, or [`Fabric::close`], closes its
+//! connections and joins its threads. The memory of a region stays valid until its last handle is
+//! dropped. Dropping an unfinished operation cancels it. [`Op::cancel`], [`Peer::drain`] and, on
+//! the target's side, [`Region::revoke`] complete when no byte can land any more.
 #![deny(unsafe_code)]
 
 mod choice;
@@ -59,18 +58,17 @@ mod loopback;
 mod machine;
 mod rails;
 mod registry;
-mod staging;
 
 pub use ::staging::Staged;
 pub use backend_efa::{Efa, EfaConfig};
 pub use backend_verbs::{Verbs, VerbsConfig};
 pub use choice::{BackendChoice, builder, open};
 pub use cuda;
+pub use environment::staged_if_asked;
 pub use libfabric::efa_config;
 pub use libibverbs::verbs_config;
 pub use machine::MachineSource;
 pub use rails::BackendGroups;
 pub use registry::{BackendRow, Registry};
-pub use staging::staged_if_asked;
 pub use topology;
 pub use transport_core::*;

@@ -1,4 +1,4 @@
-//! The backend `efa` as the environment wants it.
+//! The backend `efa`, configured by environment variables.
 
 use std::sync::Arc;
 
@@ -7,21 +7,23 @@ use transport_core::Result;
 use transport_core::spi::Backend;
 
 use crate::environment::{given, rails};
-use crate::registry::Absent;
+use crate::registry::UnavailableBackend;
 
-/// The environment variable that names libfabric's provider.
+/// The variable with the name of libfabric's provider.
 const PROVIDER: &str = "MULTIRAIL_EFA_PROVIDER";
-/// The one that names the local address, for providers on sockets.
+/// The variable with the local address, for providers on sockets.
 const NODE: &str = "MULTIRAIL_EFA_NODE";
-/// The one that says how many domains of a provider without cards act as rails.
+/// The variable with the number of domains of a provider without cards. Each domain is a rail.
 const DOMAINS: &str = "MULTIRAIL_EFA_DOMAINS";
 
-/// What `MULTIRAIL_EFA_PROVIDER` (libfabric's name of the provider, `efa` without it),
-/// `MULTIRAIL_EFA_NODE` (a local address or host name, for providers on sockets) and
-/// `MULTIRAIL_EFA_DOMAINS` (rails of a provider without cards, 1 to 64) ask for.
+/// The configuration in these variables:
+///
+/// - `MULTIRAIL_EFA_PROVIDER`: libfabric's name of the provider, `efa` by default
+/// - `MULTIRAIL_EFA_NODE`: a local address or host name, for providers on sockets
+/// - `MULTIRAIL_EFA_DOMAINS`: the number of rails of a provider without cards, 1 to 64
 ///
 /// # Errors
-/// `InvalidRequest` where one is not understood, with what would be.
+/// `InvalidRequest` if a value is invalid, with the valid values.
 pub fn efa_config() -> Result<EfaConfig> {
     configured(given(PROVIDER), given(NODE), given(DOMAINS))
 }
@@ -40,11 +42,11 @@ fn configured(provider: Option<String>, node: Option<String>, domains: Option<St
     Ok(config)
 }
 
-/// By the variables of this process; unavailable where one is not understood.
+/// The backend with this process's settings. It is unavailable if a value is invalid.
 pub(crate) fn from_environment() -> Arc<dyn Backend> {
     match efa_config() {
         Ok(config) => Arc::new(Efa::with(config)),
-        Err(error) => Absent::misunderstood("efa", "its environment", &error),
+        Err(error) => UnavailableBackend::invalid_setting("efa", "its environment", &error),
     }
 }
 
@@ -53,7 +55,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_not_understood_is_said() {
+    fn invalid_values_are_named() {
         for wrong in ["0", "65", "few"] {
             let error = configured(None, None, Some(wrong.to_owned())).unwrap_err();
             assert!(error.context().contains(DOMAINS) && error.context().contains("1 to 64"), "{error}");

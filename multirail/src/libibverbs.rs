@@ -1,4 +1,4 @@
-//! The backend `verbs` as the environment wants it.
+//! The backend `verbs`, configured by environment variables.
 
 use std::sync::Arc;
 
@@ -7,50 +7,53 @@ use transport_core::Result;
 use transport_core::spi::Backend;
 
 use crate::environment::{given, number};
-use crate::registry::Absent;
+use crate::registry::UnavailableBackend;
 
-/// The environment variables, the least and the most that each may say.
+/// The variables, each with its smallest and largest value.
 const QUEUE_PAIRS: (&str, u8, u8) = ("MULTIRAIL_VERBS_QUEUE_PAIRS", 1, 16);
 const GID: (&str, u8, u8) = ("MULTIRAIL_VERBS_GID", 0, u8::MAX);
 const TRAFFIC_CLASS: (&str, u8, u8) = ("MULTIRAIL_VERBS_TRAFFIC_CLASS", 0, u8::MAX);
 const SERVICE_LEVEL: (&str, u8, u8) = ("MULTIRAIL_VERBS_SERVICE_LEVEL", 0, 7);
 
-/// What `MULTIRAIL_VERBS_QUEUE_PAIRS` (per peer, 1 to 16), `MULTIRAIL_VERBS_GID` (its index, 0 to
-/// 255), `MULTIRAIL_VERBS_TRAFFIC_CLASS` (0 to 255) and `MULTIRAIL_VERBS_SERVICE_LEVEL` (0 to 7) ask
-/// for.
+/// The configuration in these variables:
+///
+/// - `MULTIRAIL_VERBS_QUEUE_PAIRS`: queue pairs per peer, 1 to 16
+/// - `MULTIRAIL_VERBS_GID`: the GID index, 0 to 255
+/// - `MULTIRAIL_VERBS_TRAFFIC_CLASS`: 0 to 255
+/// - `MULTIRAIL_VERBS_SERVICE_LEVEL`: 0 to 7
 ///
 /// # Errors
-/// `InvalidRequest` where one is not understood, with what would be.
+/// `InvalidRequest` if a value is invalid, with the valid values.
 pub fn verbs_config() -> Result<VerbsConfig> {
     configured(|(name, ..)| given(name))
 }
 
 fn configured(given: impl Fn((&str, u8, u8)) -> Option<String>) -> Result<VerbsConfig> {
-    let asked = |variable: (&str, u8, u8)| {
+    let number_of = |variable: (&str, u8, u8)| {
         let (name, least, most) = variable;
         given(variable).map(|text| number(name, &text, least..=most)).transpose()
     };
     let mut config = VerbsConfig::default();
-    if let Some(pairs) = asked(QUEUE_PAIRS)? {
+    if let Some(pairs) = number_of(QUEUE_PAIRS)? {
         config = config.queue_pairs(pairs);
     }
-    if let Some(index) = asked(GID)? {
+    if let Some(index) = number_of(GID)? {
         config = config.gid_index(index);
     }
-    if let Some(class) = asked(TRAFFIC_CLASS)? {
+    if let Some(class) = number_of(TRAFFIC_CLASS)? {
         config = config.traffic_class(class);
     }
-    if let Some(level) = asked(SERVICE_LEVEL)? {
+    if let Some(level) = number_of(SERVICE_LEVEL)? {
         config = config.service_level(level);
     }
     Ok(config)
 }
 
-/// By the variables of this process; unavailable where one is not understood.
+/// The backend with this process's settings. It is unavailable if a value is invalid.
 pub(crate) fn from_environment() -> Arc<dyn Backend> {
     match verbs_config() {
         Ok(config) => Arc::new(Verbs::with(config)),
-        Err(error) => Absent::misunderstood("verbs", "its environment", &error),
+        Err(error) => UnavailableBackend::invalid_setting("verbs", "its environment", &error),
     }
 }
 
@@ -59,11 +62,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_not_understood_is_said() {
+    fn invalid_values_are_named() {
         for (variable, wrong) in [(QUEUE_PAIRS, "0"), (QUEUE_PAIRS, "17"), (GID, "256"), (SERVICE_LEVEL, "8")]
         {
             let error = configured(|asked| (asked == variable).then(|| wrong.to_owned())).unwrap_err();
-            assert!(error.context().contains(variable.0) && error.context().contains("give "), "{error}");
+            assert!(error.context().contains(variable.0) && error.context().contains("use "), "{error}");
         }
         let all = configured(|(_, _, most)| Some(most.min(7).to_string())).unwrap();
         assert_eq!(

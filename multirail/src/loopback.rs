@@ -1,4 +1,4 @@
-//! Loopback as the environment and this machine want it.
+//! The backend `loopback`, configured by environment variables and this machine.
 
 use std::sync::Arc;
 
@@ -7,26 +7,25 @@ use transport_core::spi::Backend;
 use transport_core::{Error, ErrorKind, Result};
 
 use crate::environment::{given, rails};
-use crate::registry::Absent;
+use crate::registry::UnavailableBackend;
 
-/// The environment variable that says when loopback may stage.
+/// The variable that enables loopback's staging.
 const STAGING: &str = "MULTIRAIL_LOOPBACK_STAGING";
 
-/// The environment variable that says how many threads copy.
+/// The variable with the number of copying threads.
 const THREADS: &str = "MULTIRAIL_LOOPBACK_THREADS";
 
-/// The environment variable that says how many processors of a GPU copy pages at once.
+/// The variable with the number of GPU blocks that copy pages at once.
 const GPU_BLOCKS: &str = "MULTIRAIL_GPU_BLOCKS";
 
-/// The environment variable that says which GPU copies what goes from one to another.
+/// The variable that chooses which GPU copies between two GPUs.
 const GPU_SIDE: &str = "MULTIRAIL_GPU_SIDE";
 
-/// Threads that copy where nobody said how many: a second one moves a quarter more of
-/// 64 KiB pages, and half again as many of 4 KiB, before memory is what is slow
-/// (benches/README.md, Zen 4).
-const USUAL_THREADS: usize = 2;
+/// The default number of copying threads. A second thread moves a quarter more pages of 64 KiB, and half again as many
+/// of 4 KiB, before memory is the limit (benches/README.md, Zen 4).
+const DEFAULT_THREADS: usize = 2;
 
-/// Loopback by the variables of this process; unavailable where one is not understood.
+/// The backend with this process's settings. It is unavailable if a value is invalid.
 pub(crate) fn from_environment() -> Arc<dyn Backend> {
     configured(|name| given(name).unwrap_or_default())
 }
@@ -34,13 +33,13 @@ pub(crate) fn from_environment() -> Arc<dyn Backend> {
 fn configured(given: impl Fn(&str) -> String) -> Arc<dyn Backend> {
     match config(given) {
         Ok(config) => Arc::new(Loopback::with(config)),
-        Err((variable, error)) => Absent::misunderstood("loopback", variable, &error),
+        Err((variable, error)) => UnavailableBackend::invalid_setting("loopback", variable, &error),
     }
 }
 
 fn config(given: impl Fn(&str) -> String) -> Result<LoopbackConfig, (&'static str, Error)> {
     let of = |variable: &'static str| move |error| (variable, error);
-    let threads = how_many(&given(THREADS)).map_err(of(THREADS))?;
+    let threads = thread_count(&given(THREADS)).map_err(of(THREADS))?;
     let mut config = LoopbackConfig::default().devices(threads).groups(threads);
     config = config.staging(given(STAGING).parse().map_err(of(STAGING))?);
     config = config.gpu_side(given(GPU_SIDE).parse().map_err(of(GPU_SIDE))?);
@@ -51,18 +50,18 @@ fn config(given: impl Fn(&str) -> String) -> Result<LoopbackConfig, (&'static st
 }
 
 fn gpu_blocks(blocks: &str) -> Result<u32> {
-    // No GPU has more processors.
+    // No GPU has more multiprocessors.
     blocks.parse().ok().filter(|blocks| (1..=1024).contains(blocks)).ok_or_else(|| {
-        let context = format!("{blocks:?} is no number of blocks: give 1 to 1024");
+        let context = format!("invalid number of blocks {blocks:?}; use 1 to 1024");
         Error::new(ErrorKind::InvalidRequest, "read the environment", context)
     })
 }
 
-fn how_many(threads: &str) -> Result<u32> {
+fn thread_count(threads: &str) -> Result<u32> {
     match threads.trim() {
         "" => {
             let cores = std::thread::available_parallelism().map_or(1, usize::from);
-            Ok(cores.min(USUAL_THREADS) as u32)
+            Ok(cores.min(DEFAULT_THREADS) as u32)
         }
         number => rails(THREADS, number),
     }
@@ -77,18 +76,18 @@ mod tests {
     }
 
     #[test]
-    fn gpus_are_used_as_the_environment_says() {
+    fn gpu_settings_come_from_the_environment() {
         assert!(given(GPU_BLOCKS, "8").probe().is_ok() && given(GPU_SIDE, "sender").probe().is_ok());
         for wrong in ["0", "-1", "many", "1025"] {
             let why = given(GPU_BLOCKS, wrong).probe().unwrap_err();
-            assert!(why.reason.contains(GPU_BLOCKS) && why.remedy.contains("give 1 to 1024"), "{why:?}");
+            assert!(why.reason.contains(GPU_BLOCKS) && why.remedy.contains("use 1 to 1024"), "{why:?}");
         }
         let why = given(GPU_SIDE, "both").probe().unwrap_err();
         assert!(why.reason.contains(GPU_SIDE) && why.remedy.contains("receiver or sender"), "{why:?}");
     }
 
     #[test]
-    fn staging_is_for_the_environment_to_allow() {
+    fn staging_comes_from_the_environment() {
         let about = |text: &str| given(STAGING, text).probe().map(|devices| devices[0].about.clone());
         assert_eq!(about("").unwrap(), "memory copies on this host");
         assert!(about("1").unwrap().contains("staged where the kernel refuses"));
@@ -97,7 +96,7 @@ mod tests {
     }
 
     #[test]
-    fn a_device_and_a_group_for_every_thread() {
+    fn every_thread_has_a_device_and_a_group() {
         let groups = |threads: &str| {
             given(THREADS, threads)
                 .probe()
@@ -108,7 +107,7 @@ mod tests {
         assert!((1..=2).contains(&groups("").unwrap().len()));
         for wrong in ["0", "65", "-1", "many"] {
             let why = groups(wrong).unwrap_err();
-            assert!(why.reason.contains(THREADS) && why.remedy.contains("give 1 to 64"), "{why:?}");
+            assert!(why.reason.contains(THREADS) && why.remedy.contains("use 1 to 64"), "{why:?}");
         }
     }
 }

@@ -1,33 +1,26 @@
-//! Where the machine is read from: its cards, GPUs, NUMA nodes and cores.
+//! The sources of a machine: its cards, GPUs, NUMA nodes and cores.
 
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
-use topology::{Address, Description, Machine, sysfs};
-use transport_core::{Error, ErrorKind, RailGroups, Result};
+use topology::{Description, Machine, sysfs};
+use transport_core::{Error, ErrorKind, Result};
 
-use crate::environment::given;
+use crate::environment::{TOPOLOGY, given, invalid_variable};
 
-/// The source of this host's machine, as [`MachineSource`] reads it.
-pub(crate) const TOPOLOGY: &str = "MULTIRAIL_TOPOLOGY";
-/// Rail groups, as [`RailGroups`] reads them.
-pub(crate) const RAIL_GROUPS: &str = "MULTIRAIL_RAIL_GROUPS";
-/// PCI addresses of the GPUs to be served, with commas.
-pub(crate) const GPUS: &str = "MULTIRAIL_GPUS";
-
-/// A machine, by where it is described: what `multirail topo --from` and `MULTIRAIL_TOPOLOGY` name.
+/// The source of a machine, as `multirail topo --from` and `MULTIRAIL_TOPOLOGY` name it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum MachineSource {
-    /// This host, by its `/sys`: `sysfs`.
+    /// This host's `/sys`: `sysfs`.
     ThisHost,
-    /// A copy of a `/sys`: `sysfs:DIR`.
+    /// A copy of a host's `/sys`: `sysfs:DIR`.
     Sysfs(PathBuf),
-    /// XML of lstopo's, `hwloc:FILE`, or this host through libhwloc, `hwloc`.
+    /// XML of lstopo: `hwloc:FILE`. Or this host through libhwloc: `hwloc`.
     Hwloc(Option<PathBuf>),
     /// A [`Description`] in TOML: `file:FILE`.
     File(PathBuf),
-    /// The description that is built in: `p5.48xlarge`.
+    /// The built-in description: `p5.48xlarge`.
     P5,
 }
 
@@ -45,7 +38,8 @@ impl FromStr for MachineSource {
             (_, Some(("hwloc", file))) if !file.is_empty() => Ok(Self::Hwloc(Some(file.into()))),
             (_, Some(("file", file))) if !file.is_empty() => Ok(Self::File(file.into())),
             _ => {
-                let context = format!("{text:?}: write sysfs:DIR, hwloc:FILE, hwloc, file:FILE or {P5}");
+                let context =
+                    format!("unknown source {text:?}; use sysfs:DIR, hwloc:FILE, hwloc, file:FILE or {P5}");
                 Err(Error::new(ErrorKind::InvalidRequest, "choose a machine", context))
             }
         }
@@ -53,40 +47,40 @@ impl FromStr for MachineSource {
 }
 
 impl MachineSource {
-    /// Where this host's machine is read from: as `MULTIRAIL_TOPOLOGY` says, else from `/sys`.
+    /// The source of this host's machine: the value of `MULTIRAIL_TOPOLOGY`, or `/sys`.
     ///
     /// # Errors
-    /// `InvalidRequest` where the variable makes no sense.
+    /// `InvalidRequest` if the variable's value is invalid.
     pub fn of_this_host() -> Result<Self> {
         let source = given(TOPOLOGY).map_or(Ok(Self::ThisHost), |text| text.parse());
-        source.map_err(|why| unclear(TOPOLOGY, why.context()))
+        source.map_err(|why| invalid_variable(TOPOLOGY, why.context()))
     }
 
-    /// The machine, and what it is called.
+    /// Reads the machine and its name.
     ///
     /// # Errors
-    /// `Io` with the file that cannot be read or understood; `Unsupported` where hwloc is asked for
-    /// and this build lacks its feature.
+    /// `Io` if a file cannot be read or parsed, with its name. `Unsupported` for hwloc if this build lacks the feature.
     pub fn read(&self) -> Result<(String, Machine)> {
         let (name, machine) = match self {
             Self::ThisHost => (host_name(), sysfs::this_host().map_err(failure)?),
-            Self::Sysfs(folder) => (called(folder), sysfs::read(folder).map_err(failure)?),
+            Self::Sysfs(folder) => (display_name(folder), sysfs::read(folder).map_err(failure)?),
             Self::Hwloc(file) => hwloc(file.as_deref())?,
             Self::File(file) => {
                 let description = Description::read(file).map_err(failure)?;
                 let machine = description.machine();
                 (
                     description.name,
-                    machine.map_err(|why| unreadable(format!("{}: {}", called(file), words(&why))))?,
+                    machine
+                        .map_err(|why| unreadable(format!("{}: {}", display_name(file), one_line(&why))))?,
                 )
             }
             Self::P5 => (P5.to_owned(), Description::p5().machine().map_err(failure)?),
         };
         if machine.functions.is_empty() && machine.cores.is_empty() {
-            let from = if let Self::File(file) = self { called(file) } else { name };
+            let from = if let Self::File(file) = self { display_name(file) } else { name };
             return Err(unreadable(format!(
-                "{from} has neither a PCI function nor a core: a copy of /sys has bus/pci/devices and \
-                 devices/system/cpu, a description has [[function]] and [[node]]"
+                "{from} has neither a PCI function nor a core; a copy of /sys needs bus/pci/devices and \
+                 devices/system/cpu, a description needs [[function]] and [[node]]"
             )));
         }
         Ok((name, machine))
@@ -96,83 +90,38 @@ impl MachineSource {
 #[cfg(feature = "hwloc")]
 fn hwloc(file: Option<&Path>) -> Result<(String, Machine)> {
     match file {
-        Some(file) => Ok((called(file), topology::hwloc::read(file).map_err(failure)?)),
+        Some(file) => Ok((display_name(file), topology::hwloc::read(file).map_err(failure)?)),
         None => Ok((host_name(), topology::hwloc::this_host().map_err(failure)?)),
     }
 }
 
 #[cfg(not(feature = "hwloc"))]
 fn hwloc(_: Option<&Path>) -> Result<(String, Machine)> {
-    let context = "this multirail is built without hwloc: build it with `cargo build --features hwloc`, which needs \
-                   libhwloc (Debian: libhwloc-dev), or take sysfs:DIR";
+    let context = "this multirail is built without hwloc; build it with `cargo build --features hwloc`, which needs \
+                   libhwloc (Debian: libhwloc-dev), or use sysfs:DIR";
     Err(Error::new(ErrorKind::Unsupported, "read the machine", context))
-}
-
-/// What the environment says of the machine and of rail groups.
-pub(crate) struct Wishes {
-    pub groups: Option<RailGroups>,
-    pub gpus: Option<Vec<Address>>,
-    /// Without the CPUs that this process may not use.
-    pub machine: Option<Machine>,
-}
-
-impl Wishes {
-    pub fn from_environment() -> Result<Self> {
-        Ok(Self { groups: Self::groups()?, gpus: Self::gpus()?, machine: Self::machine()? })
-    }
-
-    fn groups() -> Result<Option<RailGroups>> {
-        let groups = given(RAIL_GROUPS).map(|text| text.parse::<RailGroups>()).transpose();
-        groups.map_err(|why| unclear(RAIL_GROUPS, why.context()))
-    }
-
-    /// The GPUs to be served; all without.
-    pub fn gpus() -> Result<Option<Vec<Address>>> {
-        let address = |text: &str| text.trim().parse::<Address>();
-        let gpus =
-            given(GPUS).map(|text| text.split(',').map(address).collect::<std::result::Result<_, _>>());
-        gpus.transpose().map_err(|why| unclear(GPUS, why))
-    }
-
-    fn machine() -> Result<Option<Machine>> {
-        let Some(source) = given(TOPOLOGY) else { return Ok(None) };
-        let named = |why: Error| {
-            Error::new(why.kind(), "read the environment", format!("{TOPOLOGY}: {}", why.context()))
-        };
-        let (_, mut machine) =
-            source.parse::<MachineSource>().and_then(|source| source.read()).map_err(named)?;
-        if let Some(cpus) = topology::Cpus::of_this_thread() {
-            machine.allowed = machine.allowed.and(&cpus);
-        }
-        Ok(Some(machine))
-    }
-}
-
-/// The error for a variable that makes no sense.
-fn unclear(variable: &str, why: impl std::fmt::Display) -> Error {
-    Error::new(ErrorKind::InvalidRequest, "read the environment", format!("{variable}: {why}"))
 }
 
 fn host_name() -> String {
     rustix::system::uname().nodename().to_string_lossy().into_owned()
 }
 
-fn called(path: &Path) -> String {
+fn display_name(path: &Path) -> String {
     path.display().to_string()
 }
 
 fn failure(error: topology::Error) -> Error {
-    unreadable(words(&error))
+    unreadable(one_line(&error))
 }
 
 fn unreadable(context: String) -> Error {
     Error::new(ErrorKind::Io, "read the machine", context)
 }
 
-/// In one line: a parser's words come with a drawing of the place.
-fn words(error: &topology::Error) -> String {
-    let said = error.to_string();
-    let mut lines = said.lines();
+/// The text of an error in one line. A parser's error has several lines that show the position.
+fn one_line(error: &topology::Error) -> String {
+    let text = error.to_string();
+    let mut lines = text.lines();
     let first = lines.next().unwrap_or_default();
     match lines.rfind(|line| !line.trim().is_empty()) {
         Some(last) => format!("{first}: {}", last.trim()),
@@ -185,7 +134,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_read_has_a_name() {
+    fn machines_have_names() {
         let (name, machine) = MachineSource::P5.read().unwrap();
         assert_eq!((name.as_str(), machine.functions.len() > 40), (P5, true));
         let missing = MachineSource::File("no/such.toml".into()).read().unwrap_err();
@@ -193,7 +142,7 @@ mod tests {
     }
 
     #[test]
-    fn sources_are_told_apart() {
+    fn sources_parse() {
         for (text, source) in [
             ("sysfs", MachineSource::ThisHost),
             ("sysfs:/a:b", MachineSource::Sysfs("/a:b".into())),

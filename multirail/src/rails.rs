@@ -1,43 +1,43 @@
-//! The rail groups of a machine, as fabrics make them: those of each backend's cards apart.
+//! The rail groups of a machine, as fabrics make them, separately for each backend's cards.
 
 use topology::{Address, Kind, Machine, RailGroup, rail_groups_for, rail_groups_of};
 use transport_core::spi::{Backend, Unavailable};
 use transport_core::{Error, ErrorKind, Result};
 
-use crate::machine::Wishes;
+use crate::environment::MachineSettings;
 use crate::{BackendChoice, Registry};
 
-/// The rail groups of the cards of one backend.
+/// The rail groups of one backend's cards.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct BackendGroups {
     /// The backend's name.
     pub backend: &'static str,
-    /// At least one.
+    /// The rail groups, at least one.
     pub groups: Vec<RailGroup>,
-    /// Why the backend cannot be opened on this host: these are the groups it would make.
+    /// The reason why the backend cannot be opened on this host, if it cannot. The groups are those that it would make.
     pub unavailable: Option<Unavailable>,
 }
 
 impl Registry {
-    /// The rail groups on `machine` of each backend of `choice` that has cards there, in order of
-    /// preference. A card is in the groups of its own backend alone, and a GPU in one group of each.
+    /// The rail groups on `machine` of each backend of `choice` with cards there, in order of preference. A card is in
+    /// the groups of one backend only. A GPU is in one group of each backend.
     ///
-    /// Where `is_here` says that `machine` is this host, a backend's cards are the devices that it
-    /// finds, and `MULTIRAIL_GPUS` is obeyed: the groups are those of
-    /// [`FabricBuilder::open`](crate::FabricBuilder::open), unless `MULTIRAIL_RAIL_GROUPS` lists others.
-    /// Elsewhere, and where it finds none, they are the cards of its kind ([`Backend::drives`]).
+    /// If `is_here` is true, `machine` is this host. Then a backend's cards are its probed devices, and
+    /// `MULTIRAIL_GPUS` applies. The groups are those of [`FabricBuilder::open`](crate::FabricBuilder::open), unless
+    /// `MULTIRAIL_RAIL_GROUPS` lists others. On other machines, and if the backend finds no device, its cards are those
+    /// that it can drive ([`Backend::drives`]).
     ///
     /// # Errors
-    /// `NotFound` for an unknown name; `Unsupported` where the backend of that name is not available on
-    /// this host; `InvalidRequest` where `MULTIRAIL_GPUS` makes no sense.
+    /// `NotFound` for an unknown name. `Unsupported` if the named backend is unavailable on this host. `InvalidRequest`
+    /// if `MULTIRAIL_GPUS` is invalid.
     pub fn rail_groups(
         &self,
         choice: &BackendChoice,
         machine: &Machine,
         is_here: bool,
     ) -> Result<Vec<BackendGroups>> {
-        let gpus = if is_here { Wishes::gpus()? } else { None };
+        let gpus = if is_here { MachineSettings::gpus()? } else { None };
         let chosen: Vec<_> = match choice {
             BackendChoice::Named(name) => vec![self.find(name)?],
             BackendChoice::Auto => self.backends().collect(),
@@ -60,13 +60,13 @@ impl Registry {
     }
 }
 
-/// The cards of `backend` on this host; why it cannot open them.
+/// The cards of `backend` on this host, and the reason if it cannot open them.
 fn cards_here(
     backend: &dyn Backend,
     choice: &BackendChoice,
     machine: &Machine,
 ) -> Result<(Vec<Address>, Option<Unavailable>)> {
-    // To probe loads libraries: not for nothing.
+    // Probing loads libraries, so it is skipped if the machine has no card.
     if *choice == BackendChoice::Auto && machine.of_kind(Kind::Nic).next().is_none() {
         return Ok((Vec::new(), None));
     }
@@ -96,7 +96,7 @@ mod tests {
 
     use super::*;
 
-    /// Devices that copy, in the places of the machine's EFA cards.
+    /// Loopback devices with the addresses of the machine's EFA cards.
     struct Cards(Machine);
 
     impl Backend for Cards {

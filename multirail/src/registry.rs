@@ -1,4 +1,4 @@
-//! Every backend by name.
+//! The backends by name.
 
 use std::sync::Arc;
 
@@ -7,43 +7,47 @@ use transport_core::{Error, ErrorKind, FabricBuilder, Result, TransportConfig};
 
 #[cfg(doc)]
 use crate::MachineSource;
-use crate::machine::{RAIL_GROUPS, Wishes};
+use crate::environment::{MachineSettings, RAIL_GROUPS};
 use crate::{BackendChoice, RailGroups, libfabric, libibverbs, loopback, staged_if_asked};
 
-/// The backends a program knows, in order of preference.
+/// The backends of a program, in order of preference.
 #[derive(Clone)]
 pub struct Registry {
     backends: Vec<Arc<dyn Backend>>,
 }
 
-/// What [`Registry::rows`] says about one backend.
+/// One backend in [`Registry::rows`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct BackendRow {
     /// The name users type.
     pub name: &'static str,
-    /// The devices that can be opened now, or why there are none.
+    /// The devices that can be opened now, or the reason why the backend is unavailable.
     pub probe: Probe,
 }
 
 impl Registry {
-    /// No backends; add some with [`Registry::with`].
+    /// A registry without backends. Add some with [`Registry::with`].
     pub fn empty() -> Self {
         Self { backends: Vec::new() }
     }
 
     /// All of multirail's backends: `loopback`, `efa`, `verbs`.
     ///
-    /// `MULTIRAIL_LOOPBACK_STAGING` says when loopback may stage memory of other
-    /// processes: `1` where the kernel refuses the way to it, `always`, or `0`, which is
-    /// the default. `MULTIRAIL_LOOPBACK_THREADS` says how many threads copy what is large
-    /// or many, 1 to 64: a device, a rail group and a worker each. Without it two, or one
-    /// where this process has one core. `MULTIRAIL_GPU_BLOCKS` says how many processors of a GPU
-    /// copy pages at once, 1 to 1024, else 32; `MULTIRAIL_GPU_SIDE` which GPU copies what goes from
-    /// one to another, `receiver` or `sender`. With anything else in one of them loopback is
-    /// unavailable, and says so. `efa` is as [`efa_config`](crate::efa_config) says, `verbs` as
-    /// [`verbs_config`](crate::verbs_config); `MULTIRAIL_STAGING` says when these two stage memory that
-    /// their cards refuse, as that of GPUs without a DMA-BUF: `1` then, `always`, or `0`, which is the default.
+    /// These variables configure `loopback`:
+    ///
+    /// - `MULTIRAIL_LOOPBACK_STAGING`: whether it stages memory of other processes: `0` (never, the default), `1` (if
+    ///   the kernel refuses direct access) or `always`
+    /// - `MULTIRAIL_LOOPBACK_THREADS`: the number of threads that copy large or many buffers, 1 to 64. Each has a
+    ///   device, a rail group and a worker. The default is two, or one if this process has one core
+    /// - `MULTIRAIL_GPU_BLOCKS`: the number of GPU blocks that copy pages at once, 1 to 1024, 32 by default
+    /// - `MULTIRAIL_GPU_SIDE`: which GPU copies between two GPUs, `receiver` or `sender`
+    ///
+    /// [`efa_config`](crate::efa_config) configures `efa`, and [`verbs_config`](crate::verbs_config) configures `verbs`.
+    /// For both, `MULTIRAIL_STAGING` enables staging of memory that a card cannot register, such as GPU memory without
+    /// a DMA-BUF: `0` (never, the default), `1` (if needed) or `always`.
+    ///
+    /// A backend with an invalid setting is unavailable, with this reason.
     pub fn standard() -> Self {
         Self::empty()
             .with(loopback::from_environment())
@@ -51,7 +55,7 @@ impl Registry {
             .with(staged_if_asked(libibverbs::from_environment()))
     }
 
-    /// Adds a backend behind those that are there. One of the same name is replaced.
+    /// Adds a backend after the others. A backend with the same name is replaced.
     pub fn with(mut self, backend: Arc<dyn Backend>) -> Self {
         match self.backends.iter_mut().find(|known| known.name() == backend.name()) {
             Some(known) => *known = backend,
@@ -70,13 +74,13 @@ impl Registry {
         self.backends.iter()
     }
 
-    /// The backend of that name.
+    /// The backend with this name.
     ///
     /// # Errors
-    /// `NotFound`, with the names there are.
+    /// `NotFound`, with the known names.
     pub fn find(&self, name: &str) -> Result<&Arc<dyn Backend>> {
         self.backends.iter().find(|backend| backend.name() == name).ok_or_else(|| {
-            let context = format!("no backend is called {name:?}; choose auto or one of: {}", self.list());
+            let context = format!("unknown backend {name:?}; use auto or one of: {}", self.list());
             Error::new(ErrorKind::NotFound, "choose backend", context)
         })
     }
@@ -91,20 +95,21 @@ impl Registry {
 
     /// A builder with the transports of `choice`.
     ///
-    /// `MULTIRAIL_RAIL_GROUPS` says which devices make a rail group, as [`RailGroups`] reads it;
-    /// without it these follow from the machine. Devices of backends that are not chosen may be
-    /// named too. `MULTIRAIL_GPUS` lists the GPUs to be served by their PCI addresses, with commas;
-    /// `MULTIRAIL_TOPOLOGY` names another source of the machine than `/sys`, as [`MachineSource`]
-    /// reads it.
+    /// These variables configure rail groups:
+    ///
+    /// - `MULTIRAIL_RAIL_GROUPS`: the devices of each rail group, see [`RailGroups`]. By default they follow from the
+    ///   machine. It may also list devices of backends that are not chosen
+    /// - `MULTIRAIL_GPUS`: the PCI addresses of the GPUs to serve, separated by commas
+    /// - `MULTIRAIL_TOPOLOGY`: a source of the machine other than `/sys`, see [`MachineSource`]
     ///
     /// # Errors
-    /// As [`Registry::transports`]; `InvalidRequest` and `Io` where these variables make no sense.
+    /// As [`Registry::transports`]. `InvalidRequest` or `Io` if one of these variables is invalid.
     pub fn builder(&self, choice: &BackendChoice) -> Result<FabricBuilder> {
         let transports = self.transports(choice)?;
-        let Wishes { groups, gpus, machine } = Wishes::from_environment()?;
+        let MachineSettings { groups, gpus, machine } = MachineSettings::from_environment()?;
         let mut builder = FabricBuilder::new();
         if let Some(groups) = groups {
-            builder = builder.rail_groups(self.of_devices(groups, &transports)?);
+            builder = builder.rail_groups(self.restrict_groups(groups, &transports)?);
         }
         if let Some(gpus) = gpus {
             builder = builder.gpus(gpus);
@@ -115,27 +120,26 @@ impl Registry {
         Ok(transports.into_iter().fold(builder, FabricBuilder::transport))
     }
 
-    /// The groups without devices of other backends' than these transports'. Others are refused.
-    fn of_devices(&self, groups: RailGroups, transports: &[TransportConfig]) -> Result<RailGroups> {
+    /// Removes devices of other backends from the groups. Fails for a device that does not exist.
+    fn restrict_groups(&self, groups: RailGroups, transports: &[TransportConfig]) -> Result<RailGroups> {
         let chosen: Vec<&str> = transports.iter().flat_map(TransportConfig::device_names).collect();
         if groups.listed().any(|name| !chosen.contains(&name)) {
             let found: Vec<_> =
                 self.backends.iter().filter_map(|backend| backend.probe().ok()).flatten().collect();
-            let is_there = |name: &&str| found.iter().any(|device| device.name == **name);
-            if let Some(name) = groups.listed().find(|name| !is_there(name)) {
-                let there: Vec<&str> = found.iter().map(|device| device.name.as_str()).collect();
-                let context = format!("{RAIL_GROUPS} names {name:?}; the devices are: {}", there.join(", "));
+            let exists = |name: &&str| found.iter().any(|device| device.name == **name);
+            if let Some(name) = groups.listed().find(|name| !exists(name)) {
+                let known: Vec<&str> = found.iter().map(|device| device.name.as_str()).collect();
+                let context = format!("{RAIL_GROUPS} names {name:?}; the devices are: {}", known.join(", "));
                 return Err(Error::new(ErrorKind::InvalidRequest, "read the environment", context));
             }
         }
         Ok(groups.only(&chosen))
     }
 
-    /// The transports that `choice` means, labelled with their backend's name.
+    /// The transports of `choice`, labelled with their backend's name.
     ///
     /// # Errors
-    /// `NotFound` for an unknown name; `Unsupported` where the chosen backend, or
-    /// with `Auto` every backend, is unavailable.
+    /// `NotFound` for an unknown name. `Unsupported` if the chosen backend is unavailable, or with `Auto` if all are.
     pub fn transports(&self, choice: &BackendChoice) -> Result<Vec<TransportConfig>> {
         match choice {
             BackendChoice::Named(name) => Ok(vec![self.named(name)?]),
@@ -166,20 +170,18 @@ impl Registry {
         for backend in &self.backends {
             match backend.probe() {
                 Ok(devices) => {
-                    tracing::info!(backend = backend.name(), devices = devices.len(), "auto: taken");
+                    tracing::info!(backend = backend.name(), devices = devices.len(), "auto: used");
                     chosen.push(transport(backend, devices));
                 }
                 Err(why) => {
-                    tracing::info!(backend = backend.name(), reason = %why.reason, "auto: not available");
+                    tracing::info!(backend = backend.name(), reason = %why.reason, "auto: unavailable");
                     reasons.push(format!("{}: {}", backend.name(), why.reason));
                 }
             }
         }
         if chosen.is_empty() {
-            let context = format!(
-                "no backend is available ({}); `multirail info` says what would mend it",
-                reasons.join("; ")
-            );
+            let context =
+                format!("no backend is available ({}); `multirail info` shows the fixes", reasons.join("; "));
             return Err(Error::new(ErrorKind::Unsupported, "choose backend", context));
         }
         Ok(chosen)
@@ -194,17 +196,17 @@ fn transport(backend: &Arc<dyn Backend>, devices: Vec<DeviceInfo>) -> TransportC
     TransportConfig::new(backend.name(), Arc::clone(backend)).devices(devices)
 }
 
-/// A backend whose name is taken but which cannot be had.
-pub(crate) struct Absent {
+/// A backend that is unavailable because of its settings.
+pub(crate) struct UnavailableBackend {
     pub name: &'static str,
     pub reason: String,
     pub remedy: String,
 }
 
-impl Absent {
-    /// One whose settings, `what`, say something else than they may.
-    pub(crate) fn misunderstood(name: &'static str, what: &str, why: &Error) -> Arc<Self> {
-        let reason = format!("{what} is not understood");
+impl UnavailableBackend {
+    /// A backend whose setting `what` is invalid.
+    pub(crate) fn invalid_setting(name: &'static str, what: &str, why: &Error) -> Arc<Self> {
+        let reason = format!("{what} is invalid");
         Arc::new(Self { name, reason, remedy: why.context().to_owned() })
     }
 
@@ -213,7 +215,7 @@ impl Absent {
     }
 }
 
-impl Backend for Absent {
+impl Backend for UnavailableBackend {
     fn name(&self) -> &'static str {
         self.name
     }
@@ -233,7 +235,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn three_names_and_no_substitute() {
+    fn three_names_and_no_fallback() {
         let registry = Registry::standard();
         assert_eq!(registry.names().collect::<Vec<_>>(), ["loopback", "efa", "verbs"]);
         let refused =
@@ -242,12 +244,12 @@ mod tests {
         assert!(refused("tcp").context().contains("loopback, efa, verbs"));
     }
 
-    fn absent(name: &'static str) -> Arc<Absent> {
-        Arc::new(Absent { name, reason: "not here".into(), remedy: "none".into() })
+    fn absent(name: &'static str) -> Arc<UnavailableBackend> {
+        Arc::new(UnavailableBackend { name, reason: "not here".into(), remedy: "none".into() })
     }
 
     #[test]
-    fn auto_without_any_says_why() {
+    fn auto_without_backends_lists_the_reasons() {
         let registry = Registry::empty().with(absent("verbs"));
         let refused = registry.transports(&BackendChoice::Auto).err().expect("refused");
         assert!(refused.context().contains("verbs: not here"));
@@ -256,7 +258,7 @@ mod tests {
     }
 
     #[test]
-    fn a_second_of_the_same_name_replaces() {
+    fn a_second_backend_with_the_same_name_replaces_the_first() {
         let registry = Registry::standard().with(absent("loopback"));
         assert_eq!(registry.names().count(), 3);
         assert!(registry.find("loopback").unwrap().probe().is_err());

@@ -1,4 +1,4 @@
-//! Counters through the `metrics` facade: `--features metrics`.
+//! Counters through the `metrics` facade, with `--features metrics`.
 
 use std::collections::HashMap;
 use std::time::Duration;

@@ -1,4 +1,4 @@
-//! One fabric, one region: a peer by loopback, another by libfabric; skipped, and says so, where that is missing.
+//! One fabric and one region with a peer over loopback and a peer over libfabric. Skipped without libfabric.
 
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -20,12 +20,12 @@ fn libfabric() -> Efa {
     Efa::with(EfaConfig::default().provider("tcp").node("127.0.0.1").domains(2))
 }
 
-/// Why libfabric cannot be had; `None` where it can.
+/// The reason why libfabric is missing, or `None`.
 fn missing() -> Option<String> {
     libfabric().probe().err().map(|why| format!("{}; {}", why.reason, why.remedy))
 }
 
-fn each_peer_by_what_reaches_it() {
+fn each_peer_over_its_transport() {
     let efa = libfabric();
     let devices = efa.probe().unwrap();
     let libfabric = TransportConfig::new("libfabric", Arc::new(efa)).devices(devices);
@@ -45,10 +45,10 @@ fn each_peer_by_what_reaches_it() {
         peer.write(&region, 0..LEN, &remote, 0).unwrap().wait(LIMIT).unwrap();
         let mut arrived = vec![0; LEN];
         there.copy_out(0, &mut arrived).unwrap();
-        assert!(arrived == content, "not what was written, by {label}");
+        assert!(arrived == content, "wrong bytes over {label}");
     }
 }
 
 fn main() -> ExitCode {
-    conformance::run_or_skip(missing(), conformance::tests![each_peer_by_what_reaches_it])
+    conformance::run_or_skip(missing(), conformance::tests![each_peer_over_its_transport])
 }

@@ -1,4 +1,4 @@
-//! What `docs/operations.md` shows is what `explain` says.
+//! Checks that `docs/operations.md` shows the output of `explain`.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -16,7 +16,7 @@ fn open(labels: &[&str]) -> Result<Fabric> {
     transports.fold(FabricBuilder::new().caller_driven(), FabricBuilder::transport).open()
 }
 
-/// The explanations of the page, by their names there.
+/// The explanations of the page, by their names on it.
 fn explanations() -> Result<Vec<(&'static str, Explanation)>> {
     let (here, there) = (open(&["cards", "loopback"])?, open(&["loopback"])?);
     let (peer, _) = here.connect_local(&there)?;
@@ -33,7 +33,7 @@ fn explanations() -> Result<Vec<(&'static str, Explanation)>> {
     ])
 }
 
-/// As printed, with the peer as the page names it.
+/// The printed explanation, with the peer's name of the page.
 fn printed(explanation: &Explanation) -> String {
     explanation.to_string().replacen(&explanation.peer, "peer 1 (node-b)", 1)
 }
@@ -42,12 +42,12 @@ fn page() -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../docs/operations.md")
 }
 
-/// The page with these outputs in it.
+/// The page with the current outputs.
 fn filled(page: &str) -> String {
     let mut page = page.to_owned();
     for (name, explanation) in explanations().unwrap() {
         let head = format!("<!-- explain: {name} -->\n```text\n");
-        let start = page.find(&head).unwrap_or_else(|| panic!("the page has no {head}")) + head.len();
+        let start = page.find(&head).unwrap_or_else(|| panic!("the page lacks {head}")) + head.len();
         let end = start + page[start..].find("```\n").unwrap();
         page.replace_range(start..end, &(printed(&explanation) + "\n"));
     }
@@ -55,7 +55,7 @@ fn filled(page: &str) -> String {
 }
 
 #[test]
-fn the_page_is_true() {
+fn the_page_is_current() {
     let shown = std::fs::read_to_string(page()).unwrap();
     let true_page = filled(&shown);
     let differs = shown.lines().zip(true_page.lines()).find(|(shown, says)| shown != says);
@@ -69,7 +69,7 @@ fn write() {
     std::fs::write(page(), filled(&shown)).unwrap();
 }
 
-/// What a program reads of it.
+/// The explanation as JSON.
 #[test]
 fn it_serializes() {
     let all = explanations().unwrap();

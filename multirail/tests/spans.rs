@@ -1,4 +1,4 @@
-//! What a `tracing` subscriber sees of an operation.
+//! The spans and events of an operation in a `tracing` subscriber.
 
 use std::io::Write;
 use std::sync::{Arc, Mutex};
@@ -22,7 +22,7 @@ impl Write for Log {
     }
 }
 
-/// The lines of a run with an operation that is done and one that fails; their ids.
+/// The log lines of a run with one operation that succeeds and one that fails, and their ids.
 fn logged(level: LevelFilter) -> (Vec<String>, [String; 2]) {
     let log = Log::default();
     let writer = log.clone();
@@ -42,7 +42,7 @@ fn logged(level: LevelFilter) -> (Vec<String>, [String; 2]) {
         let mut write = mine.in_scope(|| peer.write(&source, 0..4 << 20, &remote, 0)).expect("submit");
         let done = write.id().expect("posted").to_string();
         write.wait(limit::HANG).expect("write");
-        // Nobody receives: it waits once the lane is full.
+        // No receive is posted, so a send waits once the message ring is full.
         let options = SendOptions::new().deadline(Duration::from_millis(1));
         let mut stuck = loop {
             let send = peer.send_with(&source, 0..64, &options).expect("submit");
@@ -86,7 +86,7 @@ fn an_operation_is_a_span_with_its_id_inside_the_callers() {
 }
 
 #[test]
-fn without_interest_there_is_nothing() {
+fn without_a_subscriber_level_there_are_no_lines() {
     let (lines, _) = logged(LevelFilter::INFO);
     assert!(!lines.iter().any(|line| line.contains("operation{")), "{lines:#?}");
 }

@@ -1,4 +1,4 @@
-//! A fabric without a thread: callers drive its engines, and serve its connections.
+//! A fabric without threads: callers drive its engines and serve its connections.
 #![cfg(target_os = "linux")]
 
 use std::sync::Arc;
@@ -17,7 +17,7 @@ fn open(runtime: &Runtime) -> Fabric {
     builder.control_on(runtime.handle().clone()).open().unwrap()
 }
 
-/// This process's threads.
+/// The number of this process's threads.
 fn threads() -> usize {
     std::fs::read_dir("/proc/self/task").unwrap().count()
 }
@@ -41,7 +41,7 @@ fn connects_and_writes_without_a_thread() {
         let mut page = [0; 4096];
         dst.copy_out(0, &mut page).unwrap();
         assert_eq!(page, [7; 4096]);
-        // Loopback has a thread for each of them, by which other processes find it; nothing else has one.
+        // Loopback has one thread per fabric, through which other processes find it. There is no other thread.
         assert_eq!(threads(), before + 2);
         a.close_and_wait().await;
         assert_eq!(
@@ -51,7 +51,7 @@ fn connects_and_writes_without_a_thread() {
     });
 }
 
-/// Awaits `future` while it drives both.
+/// Awaits `future` while driving both fabrics.
 async fn driven<T>(fabrics: [&Fabric; 2], future: impl Future<Output = T>) -> T {
     let drive = async {
         loop {

@@ -6,104 +6,103 @@ use multirail::{Access, Fabric, Peer, Region, wait};
 
 use super::limit::Limit;
 use super::load::{Kind, Load};
-use super::mover::Mover;
+use super::load_runner::LoadRunner;
 use super::protocol::{PROTOCOL, REGION, ToClient, ToServer, VERSION};
 use super::rails::Rails;
 use super::report::Report;
 use super::row::Row;
 use super::sampler::Sampler;
 use super::{Measured as Asked, content, verification};
-use crate::failure::{Done, Failure, printable};
+use crate::failure::{CommandResult, Failure, printable};
 use crate::units::{Size, gbytes_per_s};
-use crate::wire::{Inbox, MESSAGE_BYTES, Outbox, PROMPT, RECEIVES};
+use crate::wire::{MESSAGE_BYTES, MessageReceiver, MessageSender, RECEIVES, RESPONSE_LIMIT};
 
-/// How long the server may take to allocate, fill, overwrite or compare 4 GiB,
-/// on a slow machine and in a debug build.
+/// How long the server may take to allocate, fill, overwrite or compare 4 GiB, on a slow machine and in a debug build.
 const WORK: Duration = Duration::from_secs(600);
 
-/// Fewest rounds a median is taken of.
+/// The minimum number of rounds for a median.
 const ROUNDS: usize = 3;
 
-/// A round lasts about this long: far above the clock's grain, and short enough
-/// that the limit's rounds and the transfer's see the same weather.
+/// The duration of a round. It is far above the clock's resolution, and short enough that the rounds of the limit and of
+/// the transfer run under the same conditions.
 const ROUND: Duration = Duration::from_millis(10);
 
-/// A client that a server has greeted.
+/// A client in a session with a server.
 pub struct Client<'a> {
     fabric: &'a Fabric,
     peer: Peer,
-    outbox: Outbox,
-    inbox: Inbox,
+    outgoing: MessageSender,
+    incoming: MessageReceiver,
     backend: String,
 }
 
 impl<'a> Client<'a> {
-    /// Hears the server's greeting.
-    pub fn greet(fabric: &'a Fabric, peer: &Peer) -> Done<Self> {
-        let mut inbox = Inbox::new(fabric.recv_pool(RECEIVES, MESSAGE_BYTES)?, peer);
-        let outbox = Outbox::new(fabric, peer)?;
-        match inbox.hear(PROMPT)? {
+    /// Waits for the server's greeting.
+    pub fn connect(fabric: &'a Fabric, peer: &Peer) -> CommandResult<Self> {
+        let mut incoming = MessageReceiver::new(fabric.recv_pool(RECEIVES, MESSAGE_BYTES)?, peer);
+        let outgoing = MessageSender::new(fabric, peer)?;
+        match incoming.receive(RESPONSE_LIMIT)? {
             ToClient::Hello { protocol: PROTOCOL, version: VERSION } => {}
             ToClient::Hello { protocol: PROTOCOL, version } => {
                 return Err(Failure::new(format!(
-                    "the bench server speaks version {version}, this client {VERSION}; run the same multirail on both sides"
+                    "the bench server uses protocol version {version}, this client {VERSION}; run the same multirail version on both sides"
                 )));
             }
-            _ => return Err(Failure::new("that address is no `multirail bench server`")),
+            _ => return Err(Failure::new("no `multirail bench server` listens on that address")),
         }
         let mut names: Vec<_> = fabric.transports().iter().map(|t| t.backend.to_string()).collect();
         names.dedup();
-        Ok(Self { fabric, peer: peer.clone(), outbox, inbox, backend: names.join("+") })
+        Ok(Self { fabric, peer: peer.clone(), outgoing, incoming, backend: names.join("+") })
     }
 
-    /// Bytes of the largest message.
+    /// The size of the largest message.
     pub fn max_message(&self) -> u64 {
         self.peer.max_message()
     }
 
-    /// Measures one load, and reports it: also what was measured of it before a failure or a signal.
-    pub fn measure(&mut self, load: &Load, asked: &Asked, report: &Report<Row>) -> Done {
+    /// Measures one load and reports it. After a failure or a signal, reports the rounds until then.
+    pub fn measure(&mut self, load: &Load, asked: &Asked, report: &Report<Row>) -> CommandResult {
         let verify = !asked.no_verify;
         if load.kind == Kind::Send && load.size > self.max_message() {
             let (size, most) = (Size(load.size), Size(self.max_message()));
             return Err(Failure::new(format!(
-                "a message of {size} is over the largest of {most}; take a smaller --size"
+                "a message of {size} exceeds the maximum of {most}; use a smaller --size"
             )));
         }
         let local = load.local().alloc(self.fabric, load.total(), Access::LOCAL)?;
         self.ask(&ToServer::Prepare(load.clone()))?;
         match load.kind {
-            Kind::Read => content::scrub(&local)?,
+            Kind::Read => content::overwrite(&local)?,
             _ => content::fill(&local, load)?,
         }
         let remote = match load.kind {
             Kind::Send => None,
-            _ => Some(wait(self.peer.region(REGION), PROMPT).map_err(|_| no_answer())??),
+            _ => Some(wait(self.peer.region(REGION), RESPONSE_LIMIT).map_err(|_| no_answer())??),
         };
         let peer = self.peer.clone();
-        let mut mover = Mover::new(&peer, &local, remote, load, asked.cold);
+        let mut runner = LoadRunner::new(&peer, &local, remote, load, asked.cold);
         tracing::info!(op = load.kind.name(), size = load.size, pages = load.pages, "measuring");
 
-        let (before, explained) = (Rails::of(self.fabric), mover.explain()?);
-        mover.pass(verify)?;
+        let (before, explained) = (Rails::of(self.fabric), runner.explain()?);
+        runner.pass(verify)?;
         if verify {
-            self.check(&local, load, mover.operations())?;
+            self.check(&local, load, runner.operations())?;
             match load.kind {
-                Kind::Read => content::scrub(&local)?,
-                _ => self.ask(&ToServer::Scrub)?,
+                Kind::Read => content::overwrite(&local)?,
+                _ => self.ask(&ToServer::Overwrite)?,
             }
         }
         let limit = match asked.no_limit {
             true => None,
             false => Some(Limit::new(self.fabric, &local, load)?),
         };
-        let (measured, ended) = rounds(limit, load, &mut mover, asked.duration, report);
+        let (measured, ended) = rounds(limit, load, &mut runner, asked.duration, report);
         let is_cut_short = ended.is_err() || report.is_interrupted();
         if verify && !is_cut_short {
             if load.kind == Kind::Send {
-                mover.pass(true)?;
+                runner.pass(true)?;
             }
-            self.check(&local, load, mover.operations())?;
+            self.check(&local, load, runner.operations())?;
         }
         if let Some(measured) = measured {
             let rails = Rails::of(self.fabric).since(&before).used_by(&explained);
@@ -113,10 +112,10 @@ impl<'a> Client<'a> {
         ended
     }
 
-    /// Says goodbye.
-    pub fn leave(mut self) -> Done {
-        self.outbox.say(&ToServer::Bye)?;
-        match self.inbox.hear(PROMPT)? {
+    /// Ends the session in good order.
+    pub fn finish(mut self) -> CommandResult {
+        self.outgoing.send(&ToServer::Bye)?;
+        match self.incoming.receive(RESPONSE_LIMIT)? {
             ToClient::Bye => {
                 self.peer.disconnect();
                 Ok(())
@@ -125,21 +124,21 @@ impl<'a> Client<'a> {
         }
     }
 
-    fn ask(&mut self, request: &ToServer) -> Done {
-        self.outbox.say(request)?;
-        match self.inbox.hear(WORK)? {
+    fn ask(&mut self, request: &ToServer) -> CommandResult {
+        self.outgoing.send(request)?;
+        match self.incoming.receive(WORK)? {
             ToClient::Ready => Ok(()),
             other => Err(unexpected(other)),
         }
     }
 
-    fn check(&mut self, local: &Region, load: &Load, operations: u64) -> Done {
+    fn check(&mut self, local: &Region, load: &Load, operations: u64) -> CommandResult {
         let wrong = match load.kind {
-            Kind::Read => verification::first_wrong(local, load)?
-                .map(|offset| format!("what was read differs from the server's content near byte {offset}")),
+            Kind::Read => verification::first_mismatch(local, load)?
+                .map(|offset| format!("the bytes read differ from the server's content near byte {offset}")),
             _ => {
-                self.outbox.say(&ToServer::Check { operations })?;
-                match self.inbox.hear(WORK)? {
+                self.outgoing.send(&ToServer::Check { operations })?;
+                match self.incoming.receive(WORK)? {
                     ToClient::Checked(checked) => checked.err(),
                     other => return Err(unexpected(other)),
                 }
@@ -152,33 +151,33 @@ impl<'a> Client<'a> {
     }
 }
 
-/// What the rounds of one load came to.
+/// The results of the rounds of one load.
 pub struct Measured {
-    /// Median of the transfer's rounds, decimal GB/s.
+    /// The median of the transfer's rounds, in decimal GB/s.
     pub speed: f64,
-    /// Latencies of the transfer's operations.
+    /// The latencies of the transfer's operations.
     pub latencies: Sampler,
-    /// The same of the limit, whose operation moves all pages; none if it was not asked for.
+    /// The same of the limit, whose operation copies all pages. `None` with `--no-limit`.
     pub limit: Option<(f64, Sampler)>,
 }
 
-/// Alternates rounds of the limit and of the transfer, until the time is over, a round fails, or a signal comes.
+/// Alternates rounds of the limit and of the transfer, until the time is over, a round fails, or a signal arrives.
 fn rounds(
     limit: Option<Limit>,
     load: &Load,
-    mover: &mut Mover<'_>,
+    runner: &mut LoadRunner<'_>,
     duration: Duration,
     report: &Report<Row>,
-) -> (Option<Measured>, Done) {
+) -> (Option<Measured>, CommandResult) {
     let bytes = load.total() as u64;
     let calibrated =
-        limit.map(|limit| Course::new(bytes, 1, move |passes, sampler| limit.run(passes, sampler)));
+        limit.map(|limit| Rounds::new(bytes, 1, move |passes, sampler| limit.run(passes, sampler)));
     let mut limit = match calibrated.transpose() {
         Ok(limit) => limit,
         Err(failure) => return (None, Err(failure)),
     };
-    let run = |passes, sampler: &mut Sampler| mover.run(passes, sampler);
-    let mut transfer = match Course::new(bytes, load.operations(), run) {
+    let run = |passes, sampler: &mut Sampler| runner.run(passes, sampler);
+    let mut transfer = match Rounds::new(bytes, load.operations(), run) {
         Ok(transfer) => transfer,
         Err(failure) => return (None, Err(failure)),
     };
@@ -188,7 +187,7 @@ fn rounds(
         && !report.is_interrupted()
         && (begun.elapsed() < duration || transfer.speeds.len() < ROUNDS)
     {
-        ended = limit.as_mut().map_or(Ok(()), Course::round).and_then(|()| transfer.round());
+        ended = limit.as_mut().map_or(Ok(()), Rounds::round).and_then(|()| transfer.round());
     }
     if transfer.speeds.is_empty() {
         return (None, ended);
@@ -197,20 +196,20 @@ fn rounds(
     (Some(Measured { speed: median(transfer.speeds), latencies: transfer.latencies, limit }), ended)
 }
 
-/// What is run in rounds.
-struct Course<R> {
+/// The rounds of the limit or of the transfer.
+struct Rounds<R> {
     run: R,
     passes: u64,
-    /// Of all passes of a round.
+    /// The bytes of a round.
     bytes: u64,
-    /// Decimal GB/s of each round.
+    /// The throughput of each round, in decimal GB/s.
     speeds: Vec<f64>,
     latencies: Sampler,
 }
 
-impl<R: FnMut(u64, &mut Sampler) -> Done> Course<R> {
-    /// `run` moves `bytes` in so many operations with every pass.
-    fn new(bytes: u64, operations: usize, mut run: R) -> Done<Self> {
+impl<R: FnMut(u64, &mut Sampler) -> CommandResult> Rounds<R> {
+    /// `run` moves `bytes` with this many operations per pass.
+    fn new(bytes: u64, operations: usize, mut run: R) -> CommandResult<Self> {
         let mut ignored = Sampler::new(Duration::MAX);
         let passes = calibrate(|passes| run(passes, &mut ignored))?;
         let begun = Instant::now();
@@ -219,7 +218,7 @@ impl<R: FnMut(u64, &mut Sampler) -> Done> Course<R> {
         Ok(Self { run, passes, bytes: bytes * passes, speeds: Vec::new(), latencies: Sampler::new(each) })
     }
 
-    fn round(&mut self) -> Done {
+    fn round(&mut self) -> CommandResult {
         let begun = Instant::now();
         (self.run)(self.passes, &mut self.latencies)?;
         self.speeds.push(gbytes_per_s(self.bytes, begun.elapsed()));
@@ -227,8 +226,8 @@ impl<R: FnMut(u64, &mut Sampler) -> Done> Course<R> {
     }
 }
 
-/// How many passes make a round.
-fn calibrate(mut run: impl FnMut(u64) -> Done) -> Done<u64> {
+/// The number of passes of a round.
+fn calibrate(mut run: impl FnMut(u64) -> CommandResult) -> CommandResult<u64> {
     let mut passes = 1;
     loop {
         let begun = Instant::now();
@@ -250,13 +249,14 @@ fn median(mut values: Vec<f64>) -> f64 {
 fn unexpected(answer: ToClient) -> Failure {
     match answer {
         ToClient::Refused(reason) => Failure::new(format!("the server refused: {}", printable(&reason))),
-        other => {
-            Failure::new(format!("the server answered out of turn: {}", printable(&format!("{other:?}"))))
-        }
+        other => Failure::new(format!(
+            "the server sent an unexpected message: {}",
+            printable(&format!("{other:?}"))
+        )),
     }
 }
 
 fn no_answer() -> multirail::Error {
-    let context = format!("the server did not describe its region within {} s", PROMPT.as_secs());
+    let context = format!("the server did not describe its region within {} s", RESPONSE_LIMIT.as_secs());
     multirail::Error::new(multirail::ErrorKind::DeadlineExceeded, "region", context)
 }

@@ -1,4 +1,4 @@
-//! The limit: what the machine does with as many bytes without us, in the same run.
+//! The limit: a plain copy of the same bytes on this machine, in the same run.
 #![allow(unsafe_code)]
 
 use std::sync::Arc;
@@ -9,21 +9,21 @@ use multirail::{Access, Fabric, Region};
 
 use super::content;
 use super::load::Load;
-use super::place::Place;
+use super::memory::BenchMemory;
 use super::sampler::Sampler;
-use crate::failure::Done;
+use crate::failure::CommandResult;
 
-/// Copies between memory of the kinds that the transfer's sides have, all in this process.
+/// A copy within this process, between the same kinds of memory as in the transfer.
 pub enum Limit {
-    /// memcpy of the same pages in the same order, by one thread.
+    /// memcpy of the same pages in the same order, in one thread.
     Pages(Pages),
-    /// One contiguous copy by CUDA, where a side is a GPU's; a host's side is page-locked then.
+    /// One contiguous CUDA copy, if a side is on a GPU. A host side is page-locked then.
     Plain(PlainCopy),
 }
 
 impl Limit {
-    /// The limit of `load`, whose own local region is `local`.
-    pub fn new(fabric: &Fabric, local: &Region, load: &Load) -> Done<Self> {
+    /// The limit of `load`, whose local region is `local`.
+    pub fn new(fabric: &Fabric, local: &Region, load: &Load) -> CommandResult<Self> {
         if !load.is_on_gpu() {
             return Pages::new(fabric, local, load).map(Self::Pages);
         }
@@ -32,7 +32,7 @@ impl Limit {
     }
 
     /// Copies every page `passes` times.
-    pub fn run(&self, passes: u64, sampler: &mut Sampler) -> Done {
+    pub fn run(&self, passes: u64, sampler: &mut Sampler) -> CommandResult {
         for _ in 0..passes {
             let begun = sampler.due().then(Instant::now);
             match self {
@@ -47,16 +47,16 @@ impl Limit {
     }
 }
 
-/// New memory at `place`; a host's is locked for the GPU at `other`.
-fn end(place: Place, other: Place, len: usize) -> Done<CopyEnd> {
-    Ok(match (place, other) {
-        (Place::Gpu(number), _) => Arc::new(CudaMemory::new(&Device::open(number)?, len)?).into(),
-        (_, Place::Gpu(number)) => Arc::new(PinnedBuffer::new(&Device::open(number)?, len)?).into(),
+/// Allocates memory of kind `memory`. Host memory is page-locked for the GPU of `other`.
+fn end(memory: BenchMemory, other: BenchMemory, len: usize) -> CommandResult<CopyEnd> {
+    Ok(match (memory, other) {
+        (BenchMemory::Gpu(number), _) => Arc::new(CudaMemory::new(&Device::open(number)?, len)?).into(),
+        (_, BenchMemory::Gpu(number)) => Arc::new(PinnedBuffer::new(&Device::open(number)?, len)?).into(),
         _ => Arc::new(PinnedBuffer::new(&Device::open(0)?, len)?).into(),
     })
 }
 
-/// Two local regions of the host's, and where their pages lie.
+/// Two local host regions, and the offsets of their pages.
 pub struct Pages {
     from: Region,
     to: Region,
@@ -65,13 +65,13 @@ pub struct Pages {
 }
 
 impl Pages {
-    fn new(fabric: &Fabric, from: &Region, load: &Load) -> Done<Self> {
+    fn new(fabric: &Fabric, from: &Region, load: &Load) -> CommandResult<Self> {
         let size = load.size as usize;
         let to = load.remote().alloc(fabric, load.total(), Access::LOCAL)?;
         let offset = |page: u32| page as usize * size;
         let pages = content::sources(load).into_iter().zip(content::targets(load));
         let offsets: Vec<_> = pages.map(|(source, target)| (offset(source), offset(target))).collect();
-        // What makes the copies below sound, checked against what the regions are.
+        // The copies below depend on these checks.
         assert!(!load.is_on_gpu());
         assert!(offsets.iter().all(|(s, t)| s + size <= from.len() && t + size <= to.len()));
         Ok(Self { from: from.clone(), to, size, offsets })

@@ -1,13 +1,12 @@
-//! `multirail bench`: a transfer measured against the memcpy limit of the same run.
+//! `multirail bench`: measures a transfer and compares it with memcpy in the same run.
 
-mod blocks;
 mod client;
 mod content;
 mod ladder;
 mod limit;
 mod load;
-mod mover;
-mod place;
+mod load_runner;
+mod memory;
 pub(super) mod protocol;
 mod rails;
 mod report;
@@ -23,47 +22,48 @@ use std::time::Duration;
 use multirail::Fabric;
 
 use super::Common;
-use super::failure::{Done, Failure};
+use super::failure::{CommandResult, Failure};
 use super::units::{self, Size};
 use client::Client;
 use load::{Kind, Load};
-use place::Place;
+use memory::BenchMemory;
 use report::Report;
 use row::Row;
 
-/// Sizes of `--sweep`.
+/// The sizes of `--sweep`.
 const SWEEP: [u64; 11] =
     [8, 64, 512, 4 << 10, 16 << 10, 64 << 10, 128 << 10, 256 << 10, 1 << 20, 2 << 20, 4 << 20];
 
-/// Pages where none are asked for, and the bytes they may add up to then.
+/// The default number of pages, and the most bytes of the default.
 const DEFAULT_PAGES: u32 = 1024;
 const DEFAULT_TOTAL: u64 = 64 << 20;
 
-/// How the figures come about, told by `--help`.
+/// The method of measurement, for `--help`.
 const METHOD: &str = "\
-Without a command, a second process is started and measured against.
+Without a subcommand, bench starts a second process and measures against it.
 
-An op is one page moved by write, write-imm, read or send; for write-pages it is one whole batch of \
---pages pages. Latency runs from post to done; of ops shorter than 2 µs one in many is timed. The limit \
-is one thread's memcpy between two local regions, with the same sizes, total and order of pages, in \
-rounds that alternate with the transfer's; both speeds are medians of rounds. Where a side is a GPU's, \
-the limit is one contiguous copy by CUDA (cuMemcpyAsync, and the wait for it) of as many bytes between \
-two other memories of these kinds; the host's is page-locked then. Verification compares every byte at \
-the target, by the GPU where it is a GPU's, once before the rounds and, after overwriting it, once after them.
+One op is one page for write, write-imm, read and send, and one batch of --pages pages for write-pages. \
+Latency is the time from post to completion; of ops shorter than 2 µs, bench times only a sample. The limit \
+is one thread's memcpy between two local regions, with the same sizes, total and order of pages. Its \
+rounds alternate with the transfer's rounds, and both speeds are medians of rounds. If a side is on a GPU, \
+the limit is one contiguous CUDA copy (cuMemcpyAsync and the wait for it) of the same number of bytes between \
+two buffers of the same kinds; host memory is page-locked then. Verification compares every byte of the \
+target, on the GPU if it is there: once before the rounds and, after overwriting the target, once after them.
 
-Over 100 % of the limit, the backend copied by more than that one thread. INT, TERM or a failure end a bench early: it prints what it measured until then.
+A result over 100 % of the limit means that the backend copied with more than one thread. INT, TERM or a \
+failure end a bench early; it prints what it measured until then.
 
-The client has one side's memory, the server the other's; --src is where the bytes come from: the \
-client's side, except of reads.
+The client has the memory of one side, and the server that of the other. --src is the source of the bytes: \
+the client's side, except for reads.
 
-Exit code: 0 if everything was measured, and verified unless --no-verify; 1 if not (stderr says why); 2 if the \
-arguments make no sense; 128 and the signal's number (130, 143) if a signal ended it.";
+Exit code: 0 if everything was measured, and verified unless --no-verify; 1 if not (stderr has the reason); 2 if \
+the arguments are invalid; 128 plus the signal's number (130, 143) if a signal ended it.";
 
-/// What the exit codes of a measurement mean.
-const EXIT: &str = "Exit code: 0 if everything was measured, 1 if not (stderr says why), 2 if the arguments make no \
-    sense, 128 and the signal's number (130, 143) if a signal ended it.";
+/// The exit codes of a measurement.
+const EXIT: &str = "Exit code: 0 if everything was measured, 1 if not (stderr has the reason), 2 if the arguments are \
+    invalid, 128 plus the signal's number (130, 143) if a signal ended it.";
 
-/// What to measure, and as which side.
+/// The arguments of `multirail bench`.
 #[derive(clap::Args)]
 #[command(args_conflicts_with_subcommands = true, after_help = EXIT, after_long_help = METHOD)]
 pub struct BenchArguments {
@@ -80,55 +80,55 @@ pub struct BenchArguments {
 
 #[derive(clap::Subcommand)]
 enum Role {
-    /// Be the target of one client, then exit
+    /// Serve one client, then exit
     #[command(
-        after_help = "Exit code: 0 if its client measured all it wanted, 1 if not (stderr says why), 2 if the \
-        arguments make no sense."
+        after_help = "Exit code: 0 if the client finished, 1 if not (stderr has the reason), 2 if the \
+        arguments are invalid."
     )]
     Server(server::ServerArguments),
-    /// Measure what each step from one rail to lazy posting gains, one after another
+    /// Measure the gain of each step from one rail to lazy posting
     #[command(after_help = EXIT)]
     Ladder(ladder::LadderArguments),
     /// Measure against a server
     #[command(after_help = EXIT)]
     Client {
-        /// The address the server printed
+        /// The address that the server printed
         address: String,
         #[command(flatten)]
         measured: Measured,
     },
 }
 
-/// What to measure.
+/// The options of a measurement.
 #[derive(clap::Args, Clone)]
 struct Measured {
     /// The operation
     #[arg(long, value_enum, default_value = "write-pages")]
     op: Kind,
 
-    /// Bytes of a page
+    /// Size of a page
     #[arg(long, default_value = "64KiB", value_name = "SIZE", conflicts_with = "sweep")]
     size: Size,
 
-    /// Pages, moved in shuffled order; 1 keeps the same bytes hot
+    /// Number of pages, moved in random order; with 1 the same bytes stay in the cache
     /// [default: 1024, fewer if they exceed 64 MiB]
     #[arg(long, value_name = "COUNT")]
     pages: Option<u32>,
 
-    /// Where the bytes come from: host, host-pageable (no peer can map it), host-pinned
-    /// (page-locked for GPUs) or gpu:N
-    #[arg(long, default_value_t = Place::Host, value_name = "MEMORY")]
-    src: Place,
+    /// Source memory: host, host-pageable (no peer can map it), host-pinned (page-locked for GPUs)
+    /// or gpu:N
+    #[arg(long, default_value_t = BenchMemory::Host, value_name = "MEMORY")]
+    src: BenchMemory,
 
-    /// Where they go: the same
-    #[arg(long, default_value_t = Place::Host, value_name = "MEMORY")]
-    dst: Place,
+    /// Destination memory: the same kinds
+    #[arg(long, default_value_t = BenchMemory::Host, value_name = "MEMORY")]
+    dst: BenchMemory,
 
-    /// Blocks of a GPU that copy, in loopback [default: $MULTIRAIL_GPU_BLOCKS, or loopback's own]
+    /// Number of GPU blocks that copy, in loopback [default: $MULTIRAIL_GPU_BLOCKS, or loopback's own]
     #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u32).range(1..=1024))]
     gpu_blocks: Option<u32>,
 
-    /// Operations under way at once
+    /// Number of outstanding operations
     #[arg(long, default_value_t = 1, value_name = "COUNT")]
     inflight: u32,
 
@@ -144,38 +144,38 @@ struct Measured {
     #[arg(long)]
     no_verify: bool,
 
-    /// Do not measure the limit: the transfer alone runs all the time
+    /// Do not measure the limit; only the transfer runs
     #[arg(long)]
     no_limit: bool,
 
-    /// Tell the transport that neither side is in a cache
+    /// Tell the transport that neither side is in a CPU cache
     #[arg(long)]
     cold: bool,
 }
 
 impl BenchArguments {
-    /// Whether the ladder is asked for, which opens devices of its own.
+    /// Returns true for the ladder, which opens its own devices.
     pub fn is_ladder(&self) -> bool {
         matches!(self.role, Some(Role::Ladder(_)))
     }
 }
 
 impl Measured {
-    /// Hands settings on to what is opened after this.
-    fn settle(&self) {
+    /// Applies settings that fabrics read when they are opened.
+    fn apply_settings(&self) {
         if let Some(blocks) = self.gpu_blocks {
-            blocks::set(blocks);
+            memory::set_gpu_blocks(blocks);
         }
     }
 
-    fn loads(&self) -> Done<Vec<Load>> {
+    fn loads(&self) -> CommandResult<Vec<Load>> {
         let sizes = if self.sweep { SWEEP.to_vec() } else { vec![self.size.0] };
         let loads = sizes.into_iter().enumerate().map(|(at, size)| {
-            let affordable = (DEFAULT_TOTAL / size.max(1)).clamp(1, u64::from(DEFAULT_PAGES)) as u32;
+            let default_pages = (DEFAULT_TOTAL / size.max(1)).clamp(1, u64::from(DEFAULT_PAGES)) as u32;
             let load = Load {
                 kind: self.op,
                 size,
-                pages: self.pages.unwrap_or(affordable),
+                pages: self.pages.unwrap_or(default_pages),
                 inflight: self.inflight,
                 seed: fastrand::u64(..),
                 imm: at as u32,
@@ -189,12 +189,12 @@ impl Measured {
     }
 }
 
-/// Runs the role asked for, or both.
-pub fn run(common: &Common, arguments: BenchArguments) -> Done {
+/// Runs the given side, or both.
+pub fn run(common: &Common, arguments: BenchArguments) -> CommandResult {
     match arguments.role {
         Some(Role::Server(server)) => server::run(common, &server),
         Some(Role::Client { address, measured }) => {
-            measured.settle();
+            measured.apply_settings();
             let loads = measured.loads()?;
             let fabric = common.open()?;
             let report = report(common, &loads, &[&fabric])?;
@@ -206,8 +206,8 @@ pub fn run(common: &Common, arguments: BenchArguments) -> Done {
     }
 }
 
-fn two_processes(common: &Common, measured: &Measured) -> Done {
-    measured.settle();
+fn two_processes(common: &Common, measured: &Measured) -> CommandResult {
+    measured.apply_settings();
     let loads = measured.loads()?;
     let fabric = common.open()?;
     let report = report(common, &loads, &[&fabric])?;
@@ -221,25 +221,25 @@ fn two_processes(common: &Common, measured: &Measured) -> Done {
     report.end(done)
 }
 
-fn in_process(common: &Common, measured: &Measured) -> Done {
-    measured.settle();
+fn in_process(common: &Common, measured: &Measured) -> CommandResult {
+    measured.apply_settings();
     let loads = measured.loads()?;
     let (here, there) = (common.open()?, common.open()?);
     let report = report(common, &loads, &[&here, &there])?;
     let (peer, origin) = here.connect_local(&there)?;
     let ours = origin.clone();
     let target = std::thread::spawn(move || server::serve_one(&there, &ours, |_| Ok(())));
-    let done = Client::greet(&here, &peer).and_then(|client| measure(client, measured, &loads, &report));
+    let done = Client::connect(&here, &peer).and_then(|client| measure(client, measured, &loads, &report));
     if done.is_err() {
-        // Nobody says goodbye to the server now: it must not wait for that.
+        // The client sends no end message now, so the server must not wait for one.
         origin.disconnect();
     }
     let served = target.join().unwrap_or_else(|_| Err(Failure::new("the server's thread panicked")));
     report.end(done.and(served))
 }
 
-/// A report that signals to this process end early.
-fn report(common: &Common, loads: &[Load], fabrics: &[&Fabric]) -> Done<Arc<Report<Row>>> {
+/// A report that ends early after a signal to this process.
+fn report(common: &Common, loads: &[Load], fabrics: &[&Fabric]) -> CommandResult<Arc<Report<Row>>> {
     let report = Report::new(common.json, loads.len(), "sizes", Row::print);
     report.take_signals(fabrics.iter().map(|fabric| fabric.downgrade()).collect())?;
     Ok(report)
@@ -252,9 +252,9 @@ fn measure_at(
     measured: &Measured,
     loads: &[Load],
     report: &Report<Row>,
-) -> Done {
-    let peer = super::wait::connect(fabric, address)?;
-    let done = Client::greet(fabric, &peer).and_then(|client| measure(client, measured, loads, report));
+) -> CommandResult {
+    let peer = super::connection::connect(fabric, address)?;
+    let done = Client::connect(fabric, &peer).and_then(|client| measure(client, measured, loads, report));
     done.inspect_err(|_| {
         if !report.is_interrupted() {
             common.dumps.after_failure(fabric);
@@ -262,20 +262,25 @@ fn measure_at(
     })
 }
 
-/// Measures every load, until a signal comes.
-fn measure(mut client: Client<'_>, measured: &Measured, loads: &[Load], report: &Report<Row>) -> Done {
+/// Measures every load until a signal arrives.
+fn measure(
+    mut client: Client<'_>,
+    measured: &Measured,
+    loads: &[Load],
+    report: &Report<Row>,
+) -> CommandResult {
     for load in loads {
         if report.is_interrupted() {
             break;
         }
         if load.kind == Kind::Send && measured.sweep && load.size > client.max_message() {
-            super::output::complain(&format!(
-                "{} and above: over the largest message, left out",
+            super::output::print_error(&format!(
+                "{} and larger: skipped, they exceed the largest message",
                 Size(load.size)
             ));
             break;
         }
         client.measure(load, measured, report)?;
     }
-    client.leave()
+    client.finish()
 }

@@ -1,54 +1,54 @@
-//! What the two sides of a bench say to each other.
+//! The messages between the two sides of a bench.
 
 use serde::{Deserialize, Serialize};
 
 use super::load::Load;
 
-/// First words of a server, so that a client knows whom it reached.
+/// The start of a server's first message, by which a client recognises a bench server.
 pub const PROTOCOL: [u8; 8] = *b"mr-bench";
 
-/// Raised with every change of messages or content.
+/// The protocol version. Every change of messages or content increases it.
 pub const VERSION: u16 = 3;
 
-/// Name of the region the server publishes.
+/// The name of the server's published region.
 pub const REGION: &str = "bench";
 
-/// In the imm of a measured message: compare its bytes. The bits below are the
-/// place in the order of pages. Messages of the protocol carry no imm.
+/// The flag in the imm of a measured message that asks the server to compare its bytes. The other bits are the index in
+/// the page order. Messages of the protocol have no imm.
 pub const COMPARE: u32 = 1 << 31;
 
-/// From the client.
+/// A message from the client.
 #[derive(Debug, Serialize, Deserialize)]
 pub enum ToServer {
-    /// Make a region ready for this.
+    /// Prepare a region for this load.
     Prepare(Load),
-    /// Compare what arrived; `operations` were done since `Prepare`.
+    /// Compare the received bytes.
     Check {
-        /// Operations done since `Prepare`.
+        /// The number of operations since `Prepare`.
         operations: u64,
     },
     /// Overwrite the region.
-    Scrub,
-    /// That was all.
+    Overwrite,
+    /// The client has finished.
     Bye,
 }
 
-/// From the server.
+/// A message from the server.
 #[derive(Debug, Serialize, Deserialize)]
 pub enum ToClient {
-    /// First message.
+    /// The first message.
     Hello {
         /// [`PROTOCOL`].
         protocol: [u8; 8],
         /// [`VERSION`].
         version: u16,
     },
-    /// Prepared, or scrubbed.
+    /// The region is prepared or overwritten.
     Ready,
-    /// Compared: what was wrong, if anything.
+    /// The result of the comparison.
     Checked(Result<(), String>),
-    /// It cannot be done.
+    /// The server refuses for this reason.
     Refused(String),
-    /// Goodbye.
+    /// The response to the client's `Bye`.
     Bye,
 }

@@ -1,19 +1,19 @@
-//! What each rail carried.
+//! The bytes that each rail carried.
 
 use multirail::{Explanation, Fabric};
 use serde::Serialize;
 
-use crate::failure::Done;
+use crate::failure::CommandResult;
 use crate::output;
 use crate::table::{self, Table};
 use crate::units::{Size, round};
 
-/// Bytes by rail, of the rails that may carry them.
+/// The bytes of each rail that can be used.
 #[derive(Debug, Serialize)]
 pub struct Rails {
     rails: Vec<Rail>,
-    /// How much more the busiest carried than the least busy one, in percent of the mean; none where all bytes
-    /// went over one rail, as those of small operations do.
+    /// The difference between the busiest and the least busy rail, in percent of the mean. `None` if all bytes used one
+    /// rail, as small operations do.
     imbalance_percent: Option<f64>,
 }
 
@@ -21,7 +21,7 @@ pub struct Rails {
 struct Rail {
     #[serde(skip)]
     transport: String,
-    /// Its number in the transport.
+    /// The number in the transport.
     #[serde(skip)]
     rail: u32,
     device: String,
@@ -29,7 +29,7 @@ struct Rail {
 }
 
 impl Rails {
-    /// What `fabric` moved so far, over each of its rails.
+    /// The bytes that each rail of `fabric` has moved so far.
     pub fn of(fabric: &Fabric) -> Self {
         let rail = |counters: multirail::RailCounters| Rail {
             transport: counters.transport,
@@ -49,14 +49,14 @@ impl Rails {
         Self { rails, imbalance_percent }
     }
 
-    /// What came since `before`.
+    /// The bytes since `before`.
     pub fn since(self, before: &Self) -> Self {
         let left = |(now, before): (Rail, &Rail)| Rail { bytes: now.bytes - before.bytes, ..now };
         Self::new(self.rails.into_iter().zip(&before.rails).map(left).collect())
     }
 
-    /// Only the rails that the explained operation can use. The others carry nothing, and are no imbalance:
-    /// those of other transports than the one it takes, and those that the peer has no rail for.
+    /// Keeps the rails that the explained operation can use. Rails of other transports, and rails without a rail of the
+    /// peer, carry no bytes and are no imbalance.
     pub fn used_by(mut self, explained: &Explanation) -> Self {
         let taken = explained.transports.iter().find(|choice| choice.taken);
         let is_used = |rail: &Rail| {
@@ -67,28 +67,28 @@ impl Rails {
         Self::new(self.rails)
     }
 
-    /// Prints a table of the rails, where there is more than one.
-    pub fn print(&self) -> Done {
+    /// Prints a table of the rails, if there are several.
+    pub fn print(&self) -> CommandResult {
         if self.rails.len() < 2 {
             return Ok(());
         }
         let total = self.bytes() as f64;
-        let mut table = Table::named_by(0).text("rail").number("GB").number("% of all");
+        let mut table = Table::named_by(0).text("rail").number("GB").number("% of total");
         for rail in &self.rails {
             let share = if total > 0.0 { rail.bytes as f64 / total * 100.0 } else { 0.0 };
             table.row(vec![rail.device.clone(), gigabytes(rail.bytes), format!("{share:.2}")]);
         }
         output::line("")?;
         table.print()?;
-        table::sentence(&format!("{:.2} GB in all, {}", total / 1e9, self.imbalance()))
+        table::print_text(&format!("{:.2} GB in total, {}", total / 1e9, self.imbalance()))
     }
 
-    /// Prints a table of several measurements' rails, a row for each size of pages.
-    pub fn print_sizes<'a>(of_sizes: impl Iterator<Item = (Size, &'a Self)>) -> Done {
+    /// Prints a table of the rails of several measurements, with one row per page size.
+    pub fn print_sizes<'a>(of_sizes: impl Iterator<Item = (Size, &'a Self)>) -> CommandResult {
         let table =
             Table::named_by(0).number("size").number("rails").optional(1).text("busiest rail").number("GB");
         let mut table =
-            table.text("least busy rail").number("GB").number("GB in all").optional(2).text("spread");
+            table.text("least busy rail").number("GB").number("GB in total").optional(2).text("spread");
         let mut is_one = true;
         for (size, of_size) in of_sizes {
             let bytes = |rail: &&Rail| rail.bytes;
@@ -149,14 +149,14 @@ mod tests {
     }
 
     #[test]
-    fn bytes_that_are_not_spread_have_no_imbalance() {
+    fn bytes_on_one_rail_have_no_imbalance() {
         for one in [&[8, 0][..], &[0, 0], &[7], &[]] {
             assert_eq!(rails(one).imbalance_percent, None, "{one:?}");
             assert_eq!(rails(one).imbalance(), "all on one rail");
         }
     }
 
-    /// Two transports of two rails, of which the peer has the second.
+    /// Two transports of two rails each. The peer has the second transport only.
     #[test]
     fn rails_that_the_peer_cannot_use_do_not_count() {
         const LEN: usize = 4 << 20;

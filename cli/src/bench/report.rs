@@ -1,4 +1,4 @@
-//! The rows of a bench: printed when it ends, also when a signal or a failure ends it early.
+//! The rows of a bench. They are printed at the end, also after a signal or a failure.
 
 use std::sync::atomic::{AtomicI32, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -8,45 +8,46 @@ use std::time::Duration;
 use multirail::WeakFabric;
 use serde::Serialize;
 
-use crate::failure::{Done, Failure};
+use crate::failure::{CommandResult, Failure};
 use crate::output;
 
-/// How long a measurement may take to notice a signal, before its fabrics are closed.
+/// How long a measurement may take to notice a signal before its fabrics are closed.
 #[cfg(unix)]
 const NOTICE: Duration = Duration::from_millis(300);
-/// How long it may take to end then, before the process exits under it.
+/// How long a measurement may then take to end before the process exits.
 #[cfg(unix)]
 const END: Duration = Duration::from_millis(400);
 
-/// Prints rows.
-type Print<R> = dyn Fn(&[R]) -> Done + Send + Sync;
+/// The function that prints rows.
+type Print<R> = dyn Fn(&[R]) -> CommandResult + Send + Sync;
 
-/// What is measured so far.
+/// The rows measured so far.
 pub struct Report<R> {
     json: bool,
-    /// Rows of a bench that runs to its end, and what each of them is of.
+    /// The number of rows of a complete bench, and the noun for a row.
     planned: (usize, &'static str),
     print: Box<Print<R>>,
     rows: Mutex<Rows<R>>,
-    /// The signal that came; 0 before.
+    /// The received signal, or 0.
     signal: AtomicI32,
 }
 
 struct Rows<R> {
-    /// Those that are not printed.
+    /// The rows that are not printed yet.
     kept: Vec<R>,
-    /// How many were measured to their end, and whether one was cut short.
+    /// The number of complete rows.
     whole: usize,
+    /// True if a row was cut short.
     is_cut_short: bool,
 }
 
 impl<R: Serialize + Send + 'static> Report<R> {
-    /// A report of `planned` rows, each of one of `what`: as JSON row by row, or printed by `print` at the end.
+    /// A report of `planned` rows, with the noun `what`. Rows are printed as JSON one by one, or with `print` at the end.
     pub fn new(
         json: bool,
         planned: usize,
         what: &'static str,
-        print: impl Fn(&[R]) -> Done + Send + Sync + 'static,
+        print: impl Fn(&[R]) -> CommandResult + Send + Sync + 'static,
     ) -> Arc<Self> {
         Arc::new(Self {
             json,
@@ -57,47 +58,45 @@ impl<R: Serialize + Send + 'static> Report<R> {
         })
     }
 
-    /// Takes INT, TERM and HUP from now on: the measurement sees them by [`Self::is_interrupted`]. If it does not
-    /// end, `fabrics` are closed; if it still does not, the report is printed and the process exits.
+    /// Handles INT, TERM and HUP from now on: the measurement sees them with [`Self::is_interrupted`]. If it does not end,
+    /// `fabrics` are closed. If it still does not end, the report is printed and the process exits.
     #[cfg(unix)]
-    pub fn take_signals(self: &Arc<Self>, fabrics: Vec<WeakFabric>) -> Done {
+    pub fn take_signals(self: &Arc<Self>, fabrics: Vec<WeakFabric>) -> CommandResult {
         use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
         let mut signals = signal_hook::iterator::Signals::new([SIGINT, SIGTERM, SIGHUP])
-            .map_err(|error| Failure::new(format!("cannot take signals: {error}")))?;
+            .map_err(|error| Failure::new(format!("cannot handle signals: {error}")))?;
         let report = Arc::clone(self);
         let end = move || {
             let Some(signal) = signals.forever().next() else { return };
             report.signal.store(signal, Ordering::Release);
             std::thread::sleep(NOTICE);
-            // Closing may wait for a device: not in this thread, which ends the process.
+            // Closing may wait for a device, so it runs in another thread. This thread ends the process.
             std::thread::spawn(move || {
                 fabrics.iter().filter_map(WeakFabric::upgrade).for_each(|f| f.close())
             });
             std::thread::sleep(END);
             if let Err(failure) = report.end(Ok(())) {
-                output::complain(failure.sentence());
+                output::print_error(failure.message());
             }
             signal_hook::low_level::exit(128 + signal);
         };
         let thread = std::thread::Builder::new().name("mr-signals".into()).spawn(end);
-        thread
-            .map(drop)
-            .map_err(|error| Failure::new(format!("cannot start the thread that takes signals: {error}")))
+        thread.map(drop).map_err(|error| Failure::new(format!("cannot start the signal thread: {error}")))
     }
 
-    /// Signals are left alone.
+    /// Signals are not handled.
     #[cfg(not(unix))]
-    pub fn take_signals(self: &Arc<Self>, _: Vec<WeakFabric>) -> Done {
+    pub fn take_signals(self: &Arc<Self>, _: Vec<WeakFabric>) -> CommandResult {
         Ok(())
     }
 
-    /// Whether a signal asks the measurement to end.
+    /// Returns true after a signal to end.
     pub fn is_interrupted(&self) -> bool {
         self.signal.load(Ordering::Acquire) != 0
     }
 
-    /// Adds a row, whose measurement may have been cut short.
-    pub fn add(&self, row: R, is_cut_short: bool) -> Done {
+    /// Adds a row. Its measurement may have been cut short.
+    pub fn add(&self, row: R, is_cut_short: bool) -> CommandResult {
         let mut rows = self.rows.lock().unwrap_or_else(PoisonError::into_inner);
         rows.whole += usize::from(!is_cut_short);
         rows.is_cut_short |= is_cut_short;
@@ -108,8 +107,8 @@ impl<R: Serialize + Send + 'static> Report<R> {
         Ok(())
     }
 
-    /// Prints what is not printed, and says how the bench ended: as `done`, unless a signal ended it.
-    pub fn end(&self, done: Done) -> Done {
+    /// Prints the remaining rows. Returns `done`, or the failure of a signal that ended the bench.
+    pub fn end(&self, done: CommandResult) -> CommandResult {
         let mut rows = self.rows.lock().unwrap_or_else(PoisonError::into_inner);
         let kept = std::mem::take(&mut rows.kept);
         let printed = if kept.is_empty() { Ok(()) } else { (self.print)(&kept) };

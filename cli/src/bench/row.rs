@@ -1,15 +1,15 @@
-//! One measurement as it is printed.
+//! The printed row of one measurement.
 
 use serde::Serialize;
 
 use super::client::Measured;
 use super::load::Load;
 use super::rails::Rails;
-use crate::failure::Done;
+use crate::failure::CommandResult;
 use crate::table::{self, Table};
 use crate::units::{Size, round};
 
-/// One measurement; the fields are the keys of the JSON.
+/// The result of one measurement. The fields are the keys of the JSON.
 #[derive(Debug, Serialize)]
 pub struct Row {
     backend: String,
@@ -28,10 +28,10 @@ pub struct Row {
     max_us: f64,
     verified: bool,
     limit_gbytes_per_s: Option<f64>,
-    /// Of one pass of the limit, which moves all pages.
+    /// The latency of one pass of the limit, which copies all pages.
     limit_p50_us: Option<f64>,
     percent_of_limit: Option<f64>,
-    /// A signal or a failure ended it before its time.
+    /// True if a signal or a failure ended the measurement early.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     cut_short: bool,
     #[serde(skip)]
@@ -70,16 +70,16 @@ impl Row {
         }
     }
 
-    /// The same row, of a measurement that may have ended before its time.
+    /// Sets whether the measurement ended early.
     pub fn cut_short(self, cut_short: bool) -> Self {
         Self { cut_short, ..self }
     }
 
-    /// Prints a table of the measurements of one bench, and one of their rails.
-    pub fn print(rows: &[Self]) -> Done {
+    /// Prints a table of the measurements of one bench, and a table of their rails.
+    pub fn print(rows: &[Self]) -> CommandResult {
         let Some(first) = rows.first() else { return Ok(()) };
         let Self { backend, op, src, dst, inflight, .. } = first;
-        table::sentence(&format!("{op} over {backend}, from {src} to {dst}, in flight: {inflight}"))?;
+        table::print_text(&format!("{op} over {backend}, from {src} to {dst}, in flight: {inflight}"))?;
         let limit = if first.is_on_gpu { "one copy" } else { "memcpy" };
         let table = Table::named_by(0).number("size").number("pages").optional(2);
         let table = table.number("GB/s").number("Gbps").optional(5).number("ops/s").optional(1);
@@ -90,8 +90,8 @@ impl Row {
         table.print()?;
         if rows.iter().any(|row| row.percent_of_limit > Some(100.0)) {
             let one = if first.is_on_gpu { "one contiguous copy" } else { "one thread's memcpy" };
-            table::sentence(&format!(
-                "over 100 %: the limit is {one}; the backend may copy by several threads"
+            table::print_text(&format!(
+                "over 100 %: the limit is {one}, but the backend may copy with several threads"
             ))?;
         }
         match rows {

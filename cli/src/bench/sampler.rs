@@ -1,25 +1,25 @@
-//! Latencies, without letting the clock become part of what is measured.
+//! Latencies, measured so that reading the clock changes the result little.
 
 use std::time::{Duration, Instant};
 
 use hdrhistogram::Histogram;
 
-/// Highest latency that is told apart: above every deadline.
+/// The highest latency of the histogram, above every deadline.
 const HIGHEST_NS: u64 = 120_000_000_000;
 
-/// Times one operation in `every` and keeps a histogram of them.
+/// Times one of `every` operations and keeps a histogram of the latencies.
 pub struct Sampler {
     every: u32,
     left: u32,
-    /// What two readings of the clock take by themselves.
+    /// The time of two readings of the clock.
     clock: Duration,
     histogram: Histogram<u64>,
 }
 
 impl Sampler {
-    /// A sampler for operations that take about `each`; `Duration::MAX` samples none.
+    /// A sampler for operations that take about `each`. `Duration::MAX` samples none.
     pub fn new(each: Duration) -> Self {
-        // Two readings take about 50 ns: keep them to a few percent of the loop.
+        // Two readings take about 50 ns. They must be a few percent of the loop at most.
         let every = match each {
             Duration::MAX => u32::MAX,
             each if each < Duration::from_nanos(500) => 64,
@@ -30,7 +30,7 @@ impl Sampler {
         Self { every, left: every, clock: clock(), histogram }
     }
 
-    /// Whether to time the next operation.
+    /// Returns true if the next operation should be timed.
     #[inline]
     pub fn due(&mut self) -> bool {
         self.left -= 1;
@@ -41,7 +41,7 @@ impl Sampler {
         false
     }
 
-    /// Keeps one latency.
+    /// Records one latency.
     #[inline]
     pub fn record(&mut self, took: Duration) {
         self.histogram.saturating_record(took.saturating_sub(self.clock).as_nanos() as u64);
@@ -52,7 +52,7 @@ impl Sampler {
         self.histogram.value_at_quantile(share) as f64 / 1e3
     }
 
-    /// The highest latency seen, in µs.
+    /// The highest latency in µs.
     pub fn max_us(&self) -> f64 {
         self.histogram.max() as f64 / 1e3
     }
@@ -69,7 +69,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn samples_as_often_as_said() {
+    fn sampling_follows_the_duration() {
         let mut all = Sampler::new(Duration::from_micros(10));
         assert!((0..10).all(|_| all.due()));
         let mut few = Sampler::new(Duration::from_nanos(100));

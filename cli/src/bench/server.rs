@@ -1,4 +1,4 @@
-//! The target of a bench: holds the region, compares what arrives.
+//! The server of a bench: holds the target region and compares the received bytes.
 
 use std::time::Duration;
 
@@ -7,16 +7,16 @@ use multirail::{Access, Fabric, Peer, Region, wait};
 use super::load::{Kind, Load};
 use super::protocol::{COMPARE, PROTOCOL, REGION, ToClient, ToServer, VERSION};
 use super::{content, verification};
-use crate::failure::{Done, Failure};
+use crate::connection::{until_closed, wait_until_closed};
+use crate::failure::{CommandResult, Failure};
 use crate::units::{self, Size};
-use crate::wait::{let_go, unless_gone};
-use crate::wire::{self, Inbox, MESSAGE_BYTES, Outbox, PROMPT, RECEIVES};
+use crate::wire::{self, MESSAGE_BYTES, MessageReceiver, MessageSender, RECEIVES, RESPONSE_LIMIT};
 use crate::{Common, output};
 
-/// How long a client that is alive may be silent: longer than the longest `--duration`.
-const PATIENCE: Duration = Duration::from_secs(25 * 3600);
+/// How long a live client may be silent, longer than the longest `--duration`.
+const MAX_CLIENT_SILENCE: Duration = Duration::from_secs(25 * 3600);
 
-/// Bytes of all receives together, where messages are measured.
+/// The total bytes of all receives, when messages are measured.
 const RECEIVE_BYTES: usize = 32 << 20;
 
 #[derive(clap::Args)]
@@ -25,15 +25,15 @@ pub struct ServerArguments {
     #[arg(long, default_value = "127.0.0.1:7410", value_name = "ADDRESS")]
     listen: String,
 
-    /// Give up if no client has come by then
+    /// Give up if no client has connected within this time
     #[arg(long, value_parser = units::duration, value_name = "TIME", hide = true)]
     wait: Option<Duration>,
 }
 
 /// Serves one client.
-pub fn run(common: &Common, arguments: &ServerArguments) -> Done {
+pub fn run(common: &Common, arguments: &ServerArguments) -> CommandResult {
     let fabric = common.open()?;
-    let listener = crate::wait::listen(&fabric, &arguments.listen)?;
+    let listener = crate::connection::listen(&fabric, &arguments.listen)?;
     let address = listener.local_addr();
     match common.json {
         true => output::json(&serde_json::json!({ "listening": address }))?,
@@ -41,7 +41,7 @@ pub fn run(common: &Common, arguments: &ServerArguments) -> Done {
     }
     let limit = arguments.wait.unwrap_or(Duration::MAX);
     let peer = wait(listener.accept(), limit)
-        .map_err(|_| Failure::new(format!("no client came within {} s", limit.as_secs())))??;
+        .map_err(|_| Failure::new(format!("no client connected within {} s", limit.as_secs())))??;
     serve_one(&fabric, &peer, |load| {
         let (kind, size, pages) = (load.kind.name(), Size(load.size), load.pages);
         match common.json {
@@ -50,88 +50,91 @@ pub fn run(common: &Common, arguments: &ServerArguments) -> Done {
         }
     })
     .inspect_err(|_| common.dumps.after_failure(&fabric))
-    .map_err(|failure| failure.within("the bench client is gone before it was done"))
+    .map_err(|failure| failure.context("the bench client did not finish"))
 }
 
-/// Serves `peer` until it says goodbye. `announce` hears of every load that is ready.
-pub fn serve_one(fabric: &Fabric, peer: &Peer, announce: impl Fn(&Load) -> Done) -> Done {
-    let inbox = Inbox::new(fabric.recv_pool(RECEIVES, MESSAGE_BYTES)?, peer);
-    let mut target = Target { fabric, peer, inbox, outbox: Outbox::new(fabric, peer)?, work: None };
-    target.outbox.say(&ToClient::Hello { protocol: PROTOCOL, version: VERSION })?;
+/// Serves `peer` until the end of its session. `announce` is called for every prepared load.
+pub fn serve_one(fabric: &Fabric, peer: &Peer, announce: impl Fn(&Load) -> CommandResult) -> CommandResult {
+    let incoming = MessageReceiver::new(fabric.recv_pool(RECEIVES, MESSAGE_BYTES)?, peer);
+    let mut target =
+        Target { fabric, peer, incoming, outgoing: MessageSender::new(fabric, peer)?, work: None };
+    target.outgoing.send(&ToClient::Hello { protocol: PROTOCOL, version: VERSION })?;
     loop {
-        let answer = match target.hear()? {
+        let answer = match target.receive()? {
             ToServer::Prepare(load) => match target.prepare(load) {
                 Ok(work) => {
                     let ready = announce(&work.load);
                     target.work = Some(work);
                     ready.map(|()| ToClient::Ready)?
                 }
-                Err(refusal) => ToClient::Refused(refusal.sentence().to_owned()),
+                Err(refusal) => ToClient::Refused(refusal.message().to_owned()),
             },
-            ToServer::Scrub => match &target.work {
+            ToServer::Overwrite => match &target.work {
                 Some(work) => {
-                    content::scrub(&work.region)?;
+                    content::overwrite(&work.region)?;
                     ToClient::Ready
                 }
-                None => ToClient::Refused("nothing is prepared".to_owned()),
+                None => ToClient::Refused("no load is prepared".to_owned()),
             },
             ToServer::Check { operations } => ToClient::Checked(target.check(operations)?),
             ToServer::Bye => {
-                // The client may have read it and left before we see it taken.
-                let _ = target.outbox.say(&ToClient::Bye);
-                let_go(peer);
+                // The client may have disconnected before the send completes here.
+                let _ = target.outgoing.send(&ToClient::Bye);
+                wait_until_closed(peer);
                 return Ok(());
             }
         };
-        target.outbox.say(&answer)?;
+        target.outgoing.send(&answer)?;
     }
 }
 
 struct Target<'a> {
     fabric: &'a Fabric,
     peer: &'a Peer,
-    inbox: Inbox,
-    outbox: Outbox,
+    incoming: MessageReceiver,
+    outgoing: MessageSender,
     work: Option<Work>,
 }
 
 struct Work {
     load: Load,
     region: Region,
-    /// For messages: the order of pages, how many came, and what was wrong with one.
+    /// The page order, for messages.
     order: Vec<u32>,
+    /// The number of received messages.
     messages: u64,
+    /// The first mismatch of a message.
     wrong: Option<String>,
 }
 
 impl Target<'_> {
-    fn prepare(&mut self, load: Load) -> Done<Work> {
+    fn prepare(&mut self, load: Load) -> CommandResult<Work> {
         load.check().map_err(Failure::new)?;
         if self.work.take().is_some() {
             self.fabric.unpublish(REGION);
         }
         let measured = load.kind == Kind::Send;
         let bytes = if measured { 1 } else { load.total() };
-        let place = load.remote();
-        let region = place.alloc(self.fabric, bytes, Access::REMOTE_WRITE | Access::REMOTE_READ)?;
+        let memory = load.remote();
+        let region = memory.alloc(self.fabric, bytes, Access::REMOTE_WRITE | Access::REMOTE_READ)?;
         match load.kind {
             Kind::Read => content::fill(&region, &load)?,
-            _ => content::scrub(&region)?,
+            _ => content::overwrite(&region)?,
         }
         self.fabric.publish(REGION, &region)?;
         if measured {
             let each = (load.size as usize).max(MESSAGE_BYTES);
             let count = (RECEIVE_BYTES / each).clamp(2, 1024);
-            self.inbox.replace(self.fabric.recv_pool(count, each)?);
+            self.incoming.replace(self.fabric.recv_pool(count, each)?);
         }
         let order = if measured { content::sources(&load) } else { Vec::new() };
         Ok(Work { load, region, order, messages: 0, wrong: None })
     }
 
-    /// The next message of the protocol; measured ones are counted on the way.
-    fn hear(&mut self) -> Done<ToServer> {
+    /// Waits for the next message of the protocol. Counts measured messages meanwhile.
+    fn receive(&mut self) -> CommandResult<ToServer> {
         loop {
-            let message = self.inbox.next(PATIENCE)?;
+            let message = self.incoming.next(MAX_CLIENT_SILENCE)?;
             match message.imm() {
                 None => return wire::decode(&message.to_vec()),
                 Some(imm) => self.count(imm, &message)?,
@@ -139,26 +142,28 @@ impl Target<'_> {
         }
     }
 
-    fn count(&mut self, imm: u32, message: &multirail::Message) -> Done {
-        let work =
-            self.work.as_mut().ok_or_else(|| Failure::new("a measured message before a measurement"))?;
+    fn count(&mut self, imm: u32, message: &multirail::Message) -> CommandResult {
+        let work = self
+            .work
+            .as_mut()
+            .ok_or_else(|| Failure::new("a measured message arrived before a measurement"))?;
         work.messages += 1;
         if imm & COMPARE != 0 && work.wrong.is_none() {
-            let place = imm & !COMPARE;
-            let right = match work.order.get(place as usize) {
+            let index = imm & !COMPARE;
+            let right = match work.order.get(index as usize) {
                 Some(&source) => content::is_page(&message.to_vec(), &work.load, source),
                 None => false,
             };
             if !right {
-                work.wrong = Some(format!("message {place} has other content than was sent"));
+                work.wrong = Some(format!("message {index} has wrong content"));
             }
         }
         Ok(())
     }
 
-    /// Compares everything; waits for what is still on its way.
-    fn check(&mut self, operations: u64) -> Done<Result<(), String>> {
-        let Some(work) = &self.work else { return Ok(Err("nothing is prepared".to_owned())) };
+    /// Compares all received bytes. Waits for outstanding messages and imms.
+    fn check(&mut self, operations: u64) -> CommandResult<Result<(), String>> {
+        let Some(work) = &self.work else { return Ok(Err("no load is prepared".to_owned())) };
         match work.load.kind {
             Kind::Send => self.check_messages(operations),
             Kind::WriteImm => self.check_imms(operations),
@@ -167,41 +172,43 @@ impl Target<'_> {
         }
     }
 
-    fn check_messages(&mut self, operations: u64) -> Done<Result<(), String>> {
+    fn check_messages(&mut self, operations: u64) -> CommandResult<Result<(), String>> {
         while let Some(work) = &self.work
             && work.messages < operations
         {
-            let message = self.inbox.next(PROMPT)?;
+            let message = self.incoming.next(RESPONSE_LIMIT)?;
             match message.imm() {
                 Some(imm) => self.count(imm, &message)?,
-                None => return Err(Failure::new("the client spoke before its answer")),
+                None => return Err(Failure::new("the client sent a message before the response")),
             }
         }
-        let Some(work) = &self.work else { return Ok(Err("nothing is prepared".to_owned())) };
+        let Some(work) = &self.work else { return Ok(Err("no load is prepared".to_owned())) };
         Ok(match &work.wrong {
             Some(wrong) => Err(wrong.clone()),
             None if work.messages == operations => Ok(()),
-            None => Err(format!("{} messages came, {operations} were sent", work.messages)),
+            None => Err(format!("{} messages arrived, {operations} were sent", work.messages)),
         })
     }
 
-    fn check_imms(&self, operations: u64) -> Done<Result<(), String>> {
-        let Some(work) = &self.work else { return Ok(Err("nothing is prepared".to_owned())) };
+    fn check_imms(&self, operations: u64) -> CommandResult<Result<(), String>> {
+        let Some(work) = &self.work else { return Ok(Err("no load is prepared".to_owned())) };
         let counter = self.peer.imm(work.load.imm);
-        let arrived = wait(unless_gone(self.peer, counter.expect(operations)), PROMPT);
+        let arrived = wait(until_closed(self.peer, counter.expect(operations)), RESPONSE_LIMIT);
         match arrived {
             Ok(Err(error)) => return Err(error.into()),
             Ok(Ok(())) if counter.count() == operations => {}
-            _ => return Ok(Err(format!("{} imms came, {operations} were sent", counter.count()))),
+            _ => return Ok(Err(format!("{} imms arrived, {operations} were sent", counter.count()))),
         }
         Ok(bytes(work))
     }
 }
 
 fn bytes(work: &Work) -> Result<(), String> {
-    match verification::first_wrong(&work.region, &work.load) {
+    match verification::first_mismatch(&work.region, &work.load) {
         Ok(None) => Ok(()),
-        Ok(Some(offset)) => Err(format!("the server's region differs from what was sent near byte {offset}")),
-        Err(why) => Err(format!("the server's region could not be compared: {why}")),
+        Ok(Some(offset)) => {
+            Err(format!("the server's region differs from the sent bytes near byte {offset}"))
+        }
+        Err(why) => Err(format!("cannot compare the server's region: {why}")),
     }
 }

@@ -6,14 +6,15 @@ use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
 use crate::Common;
-use crate::failure::{Done, Failure};
+use crate::failure::{CommandResult, Failure};
 
-/// How long the server may take to print its address, or to exit after goodbye.
+/// How long the server may take to print its address.
 const START: Duration = Duration::from_secs(20);
+/// How long the server may take to exit after the session.
 const EXIT: Duration = Duration::from_secs(10);
 
-/// How long to look for a server's death once its connection broke.
-const AUTOPSY: Duration = Duration::from_millis(300);
+/// How long to wait for the server's exit status after its connection broke.
+const REASON_LIMIT: Duration = Duration::from_millis(300);
 
 /// A server process. Dropping it kills and reaps it.
 pub struct Server {
@@ -28,7 +29,7 @@ struct Listening {
 
 impl Server {
     /// Starts the process and reads its address.
-    pub fn start(common: &Common) -> Done<Self> {
+    pub fn start(common: &Common) -> CommandResult<Self> {
         let program = std::env::current_exe()
             .map_err(|e| Failure::new(format!("cannot find this program to start it again: {e}")))?;
         let mut command = Command::new(program);
@@ -36,7 +37,7 @@ impl Server {
         command.args(["--backend", &common.choice()?.to_string()]).args(common.security.arguments());
         command.args(common.provider.arguments());
         command.stdin(Stdio::null()).stdout(Stdio::piped());
-        // Out of the terminal's foreground: ^C is for this process, which ends the server.
+        // In its own process group, so that ^C reaches this process only, which then ends the server.
         #[cfg(unix)]
         std::os::unix::process::CommandExt::process_group(&mut command, 0);
         let child =
@@ -49,13 +50,13 @@ impl Server {
         Ok(server)
     }
 
-    /// Where it listens.
+    /// The address of the server.
     pub fn address(&self) -> &str {
         &self.address
     }
 
-    /// Reads the first line, and later ones until the end so that the server can write them.
-    fn read_address(&mut self) -> Done<String> {
+    /// Reads the address from the first line. Another thread reads later lines, so that the server can write them.
+    fn read_address(&mut self) -> CommandResult<String> {
         let Some(stdout) = self.child.stdout.take() else {
             return Err(Failure::new("the server process has no output"));
         };
@@ -70,26 +71,26 @@ impl Server {
         let parsed: Result<Listening, _> = serde_json::from_str(&line);
         parsed
             .map(|l| l.listening)
-            .map_err(|_| Failure::new("the server process printed something else than its address"))
+            .map_err(|_| Failure::new("the server process printed another line than its address"))
     }
 
-    /// `failure`, or rather the server's death if that is what caused it.
+    /// Adds the server's exit status to `failure`, if the server has ended.
     pub fn explain(&mut self, failure: Failure) -> Failure {
-        match (self.wait(AUTOPSY), failure) {
-            (Some(status), Failure::Sentence(sentence)) => Failure::new(format!(
-                "the bench server (process {}) ended with {status}: {sentence}",
+        match (self.wait(REASON_LIMIT), failure) {
+            (Some(status), Failure::Message(message)) => Failure::new(format!(
+                "the bench server (process {}) ended with {status}: {message}",
                 self.child.id()
             )),
             (_, failure) => failure,
         }
     }
 
-    /// Waits for its exit after goodbye.
-    pub fn finish(mut self) -> Done {
+    /// Waits for the exit of the server after the session.
+    pub fn finish(mut self) -> CommandResult {
         match self.wait(EXIT) {
             Some(status) if status.success() => Ok(()),
             Some(status) => Err(Failure::new(format!("the bench server ended with {status}"))),
-            None => Err(Failure::new("the bench server did not exit after goodbye")),
+            None => Err(Failure::new("the bench server did not exit after the session")),
         }
     }
 
@@ -107,7 +108,7 @@ impl Server {
 
 impl Drop for Server {
     fn drop(&mut self) {
-        // Fails only where it has ended already; then there is only the reaping.
+        // Killing fails only if the process has ended already.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }

@@ -1,4 +1,4 @@
-//! Whether what arrived is what was sent, byte for byte.
+//! Compares received bytes with sent bytes.
 #![allow(unsafe_code)]
 
 use std::sync::Arc;
@@ -9,12 +9,13 @@ use multirail::{Region, Result};
 use super::content;
 use super::load::Load;
 
-/// Compares every byte of a target region with what belongs there; the offset of the first that differs. A
-/// GPU's is compared by the GPU, which then sees the bytes as the kernels after a transfer do.
-pub fn first_wrong(region: &Region, load: &Load) -> Result<Option<u64>> {
+/// Compares every byte of a target region. Returns the offset of the first wrong byte.
+///
+/// The GPU compares its own memory, so that it sees the bytes as kernels after a transfer see them.
+pub fn first_mismatch(region: &Region, load: &Load) -> Result<Option<u64>> {
     match load.dst.is_gpu() {
         true => on_gpu(region, load),
-        false => content::first_wrong(region, load),
+        false => content::first_mismatch(region, load),
     }
 }
 
@@ -23,7 +24,7 @@ fn on_gpu(region: &Region, load: &Load) -> Result<Option<u64>> {
     // SAFETY: the region keeps its memory.
     let memory = unsafe { CudaMemory::of_pointer(address, region.len(), owner) }?;
     let streams: Vec<u64> =
-        content::arrived(load).into_iter().map(|page| content::stream(load, page)).collect();
+        content::source_of_target(load).into_iter().map(|page| content::stream(load, page)).collect();
     memory.first_mismatch(load.size, &streams)
 }
 
@@ -32,14 +33,14 @@ mod tests {
     use multirail::{Access, ErrorKind, Fabric, FabricBuilder, TransportConfig};
 
     use super::super::load::Kind;
-    use super::super::place::Place;
+    use super::super::memory::BenchMemory;
     use super::*;
 
-    /// What arrived right is right; of two bytes that are wrong the first one is named.
-    fn compares_at(dst: Place) {
+    /// Correct bytes have no mismatch. With several wrong bytes, the first is reported.
+    fn compares_at(dst: BenchMemory) {
         let loopback = TransportConfig::new("loopback", Arc::new(backend_loopback::Loopback::new()));
         let fabric = FabricBuilder::new().transport(loopback).open().unwrap();
-        // The last one is more than a GPU's threads take in one turn.
+        // The last load has more bytes than a GPU's threads compare in one pass.
         let loads =
             [(1, 1), (1, 700), (13, 9), (4096, 33), ((64 << 10) + 5, 40), (1 << 20, 3), ((4 << 20) + 5, 5)];
         for (size, pages) in loads {
@@ -47,16 +48,16 @@ mod tests {
             let bytes = right(&fabric, &load);
             let region = dst.alloc(&fabric, load.total(), Access::LOCAL).unwrap();
             region.copy_in(0, &bytes).unwrap();
-            assert_eq!(first_wrong(&region, &load).unwrap(), None, "{load:?}");
+            assert_eq!(first_mismatch(&region, &load).unwrap(), None, "{load:?}");
             let last = load.total() - 1;
             for wrong in [last, last / 2, last / 3, 0] {
                 region.copy_in(wrong, &[!bytes[wrong]]).unwrap();
-                assert_eq!(first_wrong(&region, &load).unwrap(), Some(wrong as u64), "{load:?}");
+                assert_eq!(first_mismatch(&region, &load).unwrap(), Some(wrong as u64), "{load:?}");
             }
         }
     }
 
-    /// What should arrive: the pages of the source, each where it belongs.
+    /// The expected bytes: the source pages in the target's order.
     fn right(fabric: &Fabric, load: &Load) -> Vec<u8> {
         let source = fabric.alloc(load.total(), Access::LOCAL).unwrap();
         content::fill(&source, load).unwrap();
@@ -70,14 +71,14 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_is_found_on_the_host() {
-        compares_at(Place::Host);
+    fn mismatches_are_found_on_the_host() {
+        compares_at(BenchMemory::Host);
     }
 
     #[test]
-    fn what_is_wrong_is_found_by_the_gpu() {
+    fn mismatches_are_found_by_the_gpu() {
         match multirail::cuda::Device::open(0) {
-            Ok(_) => compares_at(Place::Gpu(0)),
+            Ok(_) => compares_at(BenchMemory::Gpu(0)),
             Err(why) => {
                 assert!(matches!(why.kind(), ErrorKind::Unsupported | ErrorKind::NotFound), "{why}");
                 println!("skipped: {why}");

@@ -1,4 +1,4 @@
-//! Control groups: how much time, memory and threads this process may have.
+//! Control groups: the CPU time, memory and threads that this process may use.
 
 use crate::units::Size;
 
@@ -8,41 +8,41 @@ use super::host::{Host, Unreadable};
 
 const MEMBERSHIP: &str = "/proc/self/cgroup";
 const MOUNT: &str = "/sys/fs/cgroup";
-/// Version 1 says no limit by a number of this size.
+/// In version 1 a number of this size means no limit.
 const NO_LIMIT: u64 = 1 << 60;
-/// Threads of a fabric: a worker per rail, of 64 at most, one for control, and the program's own.
+/// The threads of a fabric: one worker per rail, with at most 64 rails, one control thread, and the program's own.
 const THREADS: u64 = 128;
 
-/// The directories of this process' group, from its own up to the mount.
+/// The directories of this process's group, from its own directory up to the mount.
 struct Group {
-    /// Whether they are of version 1.
-    is_first: bool,
+    /// True for control groups of version 1.
+    is_v1: bool,
     directories: Vec<String>,
 }
 
 impl Group {
-    /// The group that `controller` looks at; `None` where no such is mounted.
+    /// The group of this process for `controller`, or `None` if the controller is not mounted.
     fn of(host: &Host, controller: &str) -> Result<Option<Self>, Unreadable> {
         let text = host.text(MEMBERSHIP)?.unwrap_or_default();
-        let (mut first, mut second) = (None, None);
+        let (mut v1, mut v2) = (None, None);
         for line in text.lines() {
             let mut fields = line.splitn(3, ':').skip(1);
             let (Some(controllers), Some(path)) = (fields.next(), fields.next()) else {
                 return Err(Unreadable::malformed(MEMBERSHIP, line));
             };
             match controllers {
-                "" => second = Some(path),
-                list if list.split(',').any(|name| name == controller) => first = Some(path),
+                "" => v2 = Some(path),
+                list if list.split(',').any(|name| name == controller) => v1 = Some(path),
                 _ => {}
             }
         }
         let own = format!("{MOUNT}/{controller}");
-        let (is_first, base, path) = match (first, second) {
+        let (is_v1, base, path) = match (v1, v2) {
             (Some(path), _) if host.has(&own) => (true, own.as_str(), path),
             (None, Some(path)) if host.has(&format!("{MOUNT}/cgroup.controllers")) => (false, MOUNT, path),
             _ => return Ok(None),
         };
-        // Seen from another namespace, the path is not below the mount.
+        // In another namespace the path is not below the mount.
         let mut path = if path.contains("/..") { "" } else { path.trim_end_matches('/') };
         let mut directories = Vec::new();
         loop {
@@ -51,16 +51,16 @@ impl Group {
             path = parent;
         }
         directories.retain(|directory| host.has(directory));
-        Ok(Some(Self { is_first, directories }))
+        Ok(Some(Self { is_v1, directories }))
     }
 }
 
-/// The least time that a group on the way up allows.
+/// Checks the smallest CPU limit of the group and its parents.
 pub fn time(check: Check, host: &Host) -> Checked {
     let Some(group) = Group::of(host, "cpu")? else { return Ok(vec![absent(check, "cpu")]) };
     let mut least = None::<(f64, &str)>;
     for directory in &group.directories {
-        let share = match group.is_first {
+        let share = match group.is_v1 {
             true => {
                 let quota =
                     host.parsed(&format!("{directory}/cpu.cfs_quota_us"), |text| text.parse::<i64>().ok())?;
@@ -78,17 +78,17 @@ pub fn time(check: Check, host: &Host) -> Checked {
         }
     }
     let Some((share, directory)) = least else { return Ok(vec![check.ok("no limit")]) };
-    let reading = format!("the time of {share:.2} cores ({directory})");
+    let value = format!("CPU time of {share:.2} cores ({directory})");
     if allowed(host)?.is_some_and(|allowed| share >= allowed.0.len() as f64) {
-        return Ok(vec![check.ok(reading)]);
+        return Ok(vec![check.ok(value)]);
     }
-    let cost = "workers spin while busy and use it up; then all threads stand still until the next period";
-    let remedy = "docker run --cpuset-cpus in place of --cpus, whole cores in Kubernetes (static CPU policy), or a \
+    let cost = "busy workers poll and use up the CPU time; then all threads stop until the next period";
+    let remedy = "use docker run --cpuset-cpus instead of --cpus, whole cores in Kubernetes (static CPU policy), or a \
                   higher cpu.max";
-    Ok(vec![check.warning(reading, cost, remedy)])
+    Ok(vec![check.warning(value, cost, remedy)])
 }
 
-/// `cpu.max`: microseconds or `max`, of so many.
+/// Parses `cpu.max`: microseconds or `max`, and the period in microseconds.
 fn share(text: &str) -> Option<Option<f64>> {
     let (quota, period) = text.split_once(' ')?;
     if quota == "max" {
@@ -98,10 +98,10 @@ fn share(text: &str) -> Option<Option<f64>> {
     (period > 0).then(|| Some(quota as f64 / period as f64))
 }
 
-/// How near the group is to its limit of memory.
+/// Checks how close the group is to its memory limit.
 pub fn memory(check: Check, host: &Host) -> Checked {
     let Some(group) = Group::of(host, "memory")? else { return Ok(vec![absent(check, "memory")]) };
-    let (limit, used, idle) = match group.is_first {
+    let (limit, used, idle) = match group.is_v1 {
         true => ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
         false => ("memory.max", "memory.current", "inactive_file"),
     };
@@ -109,7 +109,7 @@ pub fn memory(check: Check, host: &Host) -> Checked {
     for directory in &group.directories {
         let Some(limit) = host.parsed(&format!("{directory}/{limit}"), most)?.flatten() else { continue };
         let used = host.number(&format!("{directory}/{used}"))?.unwrap_or(0);
-        // Cached files that nobody uses give way.
+        // The kernel frees unused cached files first.
         let stat = host.text(&format!("{directory}/memory.stat"))?.unwrap_or_default();
         let of = |line: &str| line.strip_prefix(idle)?.trim().parse::<u64>().ok();
         let used = used.saturating_sub(stat.lines().find_map(of).unwrap_or(0));
@@ -118,20 +118,20 @@ pub fn memory(check: Check, host: &Host) -> Checked {
         }
     }
     let Some((limit, used, directory)) = nearest else { return Ok(vec![check.ok("no limit")]) };
-    let reading = format!("{} used of {} ({directory})", Size(used), Size(limit));
+    let value = format!("{} used of {} ({directory})", Size(used), Size(limit));
     if used < limit / 10 * 9 {
-        return Ok(vec![check.ok(reading)]);
+        return Ok(vec![check.ok(value)]);
     }
     let cost =
-        "regions and what libfabric shares count: the kernel ends a process of the group when it is full";
+        "regions and libfabric's shared memory count: the kernel kills a process of the group at the limit";
     Ok(vec![check.warning(
-        reading,
+        value,
         cost,
-        "a higher limit (docker run --memory, memory.max), or smaller regions",
+        "raise the limit (docker run --memory, memory.max), or use smaller regions",
     )])
 }
 
-/// How many threads there may still be.
+/// Checks how many more threads the group may start.
 pub fn threads(check: Check, host: &Host) -> Checked {
     let Some(group) = Group::of(host, "pids")? else { return Ok(vec![absent(check, "pids")]) };
     let mut nearest = None::<(u64, u64, &str)>;
@@ -143,20 +143,19 @@ pub fn threads(check: Check, host: &Host) -> Checked {
         }
     }
     let Some((limit, used, directory)) = nearest else { return Ok(vec![check.ok("no limit")]) };
-    let reading = format!("{used} threads of {limit} ({directory})");
+    let value = format!("{used} threads of {limit} ({directory})");
     if limit.saturating_sub(used) >= THREADS {
-        return Ok(vec![check.ok(reading)]);
+        return Ok(vec![check.ok(value)]);
     }
-    let cost =
-        "a fabric takes a thread per rail and one more: opening it is refused when there are none left";
+    let cost = "a fabric needs one thread per rail and one more: opening it fails if the limit is reached";
     Ok(vec![check.warning(
-        reading,
+        value,
         cost,
-        "a higher limit (docker run --pids-limit, TasksMax in a systemd unit)",
+        "raise the limit (docker run --pids-limit, TasksMax in a systemd unit)",
     )])
 }
 
-/// A limit; `Some(None)` is none.
+/// Parses a limit; `Some(None)` means no limit.
 fn most(text: &str) -> Option<Option<u64>> {
     match text {
         "max" => Some(None),
@@ -165,7 +164,7 @@ fn most(text: &str) -> Option<Option<u64>> {
 }
 
 fn absent(check: Check, controller: &str) -> super::finding::Finding {
-    check.skipped(format!("no control group with {controller} is mounted at {MOUNT}"))
+    check.skipped(format!("no control group with the controller {controller} is mounted at {MOUNT}"))
 }
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! Cores: those this process may run on, and those next to the cards.
+//! Cores: the cores that this process may use, and the cores next to the cards.
 
 use topology::Cpus;
 
@@ -7,7 +7,8 @@ use super::host::{Host, Unreadable};
 
 const ONLINE: &str = "/sys/devices/system/cpu/online";
 const CARDS: &str = "/sys/class/infiniband";
-/// The CPUs this process may run on; `None` where no file tells.
+
+/// The CPUs that this process may use, or `None` if no file lists them.
 pub fn allowed(host: &Host) -> Result<Option<Cpus>, Unreadable> {
     let Some(text) = host.status("Cpus_allowed_list")? else { return Ok(None) };
     let malformed = || Unreadable::malformed("/proc/self/status", &format!("Cpus_allowed_list: {text}"));
@@ -18,18 +19,18 @@ fn parse(list: &str) -> Option<Cpus> {
     list.parse().ok()
 }
 
-/// How many cores there are for workers and callers, and whether the cards' own are among them.
+/// Checks the number of cores, and whether the cores next to the cards are allowed.
 pub fn cores(check: Check, host: &Host) -> Checked {
     let (Some(allowed), Some(online)) = (allowed(host)?, host.parsed(ONLINE, parse)?) else {
-        return Ok(vec![check.skipped(format!("there is no /proc/self/status or no {ONLINE}"))]);
+        return Ok(vec![check.skipped(format!("/proc/self/status or {ONLINE} is missing"))]);
     };
-    let reading = format!("{} allowed of {} online", allowed.0.len(), online.0.len());
+    let value = format!("{} allowed of {} online", allowed.0.len(), online.0.len());
     let mut found = vec![match allowed.0.len() > 1 {
-        true => check.ok(reading),
+        true => check.ok(value),
         false => check.warning(
-            reading,
+            value,
             "workers and callers share the core: each waits for the other's time slice",
-            "give the process more: taskset, docker run --cpuset-cpus, cpuset.cpus of its control group",
+            "give the process more cores: taskset, docker run --cpuset-cpus, cpuset.cpus of its control group",
         ),
     }];
     for card in host.names(CARDS)? {
@@ -37,8 +38,8 @@ pub fn cores(check: Check, host: &Host) -> Checked {
         if near.is_some_and(|near| !near.0.is_empty() && near.and(&allowed).0.is_empty()) {
             found.push(check.warning(
                 format!("no core next to {card} is allowed"),
-                "its worker runs on another socket: every access crosses over",
-                format!("allow cores of {CARDS}/{card}/device/local_cpulist, or name other devices"),
+                "its worker runs on another socket, and each access crosses the sockets",
+                format!("allow cores of {CARDS}/{card}/device/local_cpulist, or use other devices"),
             ));
         }
     }
@@ -57,7 +58,7 @@ mod tests {
     }
 
     #[test]
-    fn one_core_is_few() {
+    fn one_core_is_a_warning() {
         for (allowed, level) in [("0-7", Level::Ok), ("0,2", Level::Ok), ("5", Level::Warning)] {
             let found = cores(Check("it"), &fake(allowed, "0-7\n")).unwrap();
             assert_eq!(found[0].level, level, "{allowed}");
@@ -66,7 +67,7 @@ mod tests {
     }
 
     #[test]
-    fn cores_of_another_socket_are_far() {
+    fn cores_of_another_socket_are_a_warning() {
         let near = |list: &[u8]| {
             fake("0-3", "0-7\n")
                 .card("mlx5_0")
@@ -79,7 +80,7 @@ mod tests {
     }
 
     #[test]
-    fn lists_that_are_none() {
+    fn malformed_lists_name_their_file() {
         for nonsense in ["all", "3-1", "0-99999999", "1-2-3", "-1"] {
             let said = cores(Check("it"), &fake("0", nonsense)).unwrap_err().to_string();
             assert!(said.contains(ONLINE), "{said}");

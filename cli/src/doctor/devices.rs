@@ -1,19 +1,19 @@
-//! RDMA devices: the cards, their ports, and the files a program opens them by.
+//! RDMA devices: the cards, their ports, and their device files.
 
 use std::fs::OpenOptions;
 
-use super::finding::{Check, Checked, Finding, some};
+use super::finding::{Check, Checked, Finding, abbreviated};
 use super::host::{Host, Unreadable};
 use super::pci::Function;
 
 const CLASS: &str = "/sys/class/infiniband";
 const FILES: &str = "/dev/infiniband";
 
-/// The cards that the kernel drives, and EFA cards that it does not.
+/// Lists the cards with a kernel driver, and EFA cards without one.
 pub fn cards(check: Check, host: &Host) -> Checked {
     let names = host.names(CLASS)?;
     if !names.is_empty() {
-        return Ok(vec![check.ok(format!("{}: {}", names.len(), some(&names)))]);
+        return Ok(vec![check.ok(format!("{}: {}", names.len(), abbreviated(&names)))]);
     }
     let is_efa = |function: &Function| {
         let numbers = u16::try_from(function.vendor).ok().zip(u16::try_from(function.device).ok());
@@ -22,88 +22,96 @@ pub fn cards(check: Check, host: &Host) -> Checked {
     let idle: Vec<_> =
         Function::all(host)?.into_iter().filter(is_efa).map(|function| function.address).collect();
     if idle.is_empty() {
-        let why = format!("there is no RDMA device: {CLASS} is empty or absent");
+        let why = format!("no RDMA device: {CLASS} is empty or missing");
         return Ok(vec![check.skipped(why)]);
     }
-    let reading = format!("{} EFA cards without a driver: {}", idle.len(), some(&idle));
-    let cost = "the backend efa has no card";
-    Ok(vec![check.problem(reading, cost, "modprobe efa; AWS's EFA installer brings the module")])
+    let value = format!("{} EFA cards without a driver: {}", idle.len(), abbreviated(&idle));
+    let cost = "the backend efa has no device";
+    Ok(vec![check.problem(value, cost, "run modprobe efa; AWS's EFA installer has the module")])
 }
 
-/// Which ports are up.
+/// Lists the ports that are up.
 pub fn ports(check: Check, host: &Host) -> Checked {
     let (mut active, mut others) = (Vec::new(), Vec::new());
     let names = host.names(CLASS)?;
     for card in &names {
         for number in host.names(&format!("{CLASS}/{card}/ports"))? {
             match port(host, card, &number) {
-                Ok((true, reading)) => active.push(reading),
-                Ok((false, reading)) => others.push(down(check, reading)),
+                Ok((true, value)) => active.push(value),
+                Ok((false, value)) => others.push(down(check, value)),
                 Err(file) => others.push(check.unreadable(&file)),
             }
         }
     }
     let mut found = Vec::new();
     match (active.is_empty(), names.is_empty()) {
-        (_, true) => found.push(check.skipped("there is no RDMA device")),
-        (false, _) => found.push(check.ok(format!("{} active: {}", active.len(), some(&active)))),
+        (_, true) => found.push(check.skipped("no RDMA device")),
+        (false, _) => found.push(check.ok(format!("{} active: {}", active.len(), abbreviated(&active)))),
         (true, _) => found.push(check.problem(
             "no port is active",
             "no card can be used",
-            "bring a link up: the cable, the switch, `ip link set DEV up`, a subnet manager on InfiniBand",
+            "bring a link up: check the cable, the switch, `ip link set DEV up`, a subnet manager on InfiniBand",
         )),
     }
     found.extend(others);
     Ok(found)
 }
 
-/// Whether a port is active, and what to say of it.
+/// Returns whether a port is active, and its description.
 fn port(host: &Host, card: &str, number: &str) -> Result<(bool, String), Unreadable> {
     let of = |file: &str| format!("{CLASS}/{card}/ports/{number}/{file}");
     let word = |text: &str| Some(text.split_once(':')?.1.trim().to_owned());
-    let state = host.parsed(&of("state"), word)?.unwrap_or_else(|| "of unknown state".to_owned());
+    let state = host.parsed(&of("state"), word)?.unwrap_or_else(|| "in an unknown state".to_owned());
     let layer = host.text(&of("link_layer"))?.unwrap_or_default();
     Ok((state == "ACTIVE", format!("{card}/{number} {state} {}", layer.trim()).trim_end().to_owned()))
 }
 
-fn down(check: Check, reading: String) -> Finding {
-    let remedy = "the cable, the switch, `ip link set DEV up` on Ethernet, a subnet manager on InfiniBand";
-    check.warning(reading, "this port carries nothing", remedy)
+fn down(check: Check, value: String) -> Finding {
+    let remedy =
+        "check the cable, the switch, `ip link set DEV up` on Ethernet, a subnet manager on InfiniBand";
+    check.warning(value, "this port carries nothing", remedy)
 }
 
-/// Whether this user may open the cards.
+/// Checks whether this user may open the cards.
 pub fn uverbs(check: Check, host: &Host) -> Checked {
     let cards = host.names(CLASS)?.len();
     let files: Vec<_> = host.names(FILES)?.into_iter().filter(|name| name.starts_with("uverbs")).collect();
     if files.is_empty() && cards == 0 {
-        return Ok(vec![check.skipped(format!("there is no RDMA device, and no {FILES}/uverbs*"))]);
+        return Ok(vec![check.skipped(format!("no RDMA device, and no {FILES}/uverbs*"))]);
     }
     let (cost, container) =
-        ("no program here can open the cards", "give the container --device=/dev/infiniband");
+        ("no program on this host can open the cards", "start the container with --device=/dev/infiniband");
     if files.is_empty() {
-        let reading = format!("{cards} cards, and no {FILES}/uverbs*");
-        return Ok(vec![check.problem(reading, cost, format!("{container}; else modprobe ib_uverbs"))]);
+        let value = format!("{cards} cards, and no {FILES}/uverbs*");
+        return Ok(vec![check.problem(
+            value,
+            cost,
+            format!("{container}; on a host run modprobe ib_uverbs"),
+        )]);
     }
     let mut found = Vec::new();
     let mut opened = 0;
     for name in &files {
         let path = format!("{FILES}/{name}");
-        // Opening is the only way to know: a container's control group refuses beyond the mode.
+        // Only opening the file shows it, because a container's control group may refuse what the mode allows.
         match OpenOptions::new().read(true).write(true).open(host.path(&path)) {
             Ok(_) => opened += 1,
             Err(error) => found.push(check.problem(
-                format!("{path} does not open: {error}"),
+                format!("cannot open {path}: {error}"),
                 "this card cannot be used",
-                "a group of yours must own it (chgrp rdma; chmod 660), or 0666 by a udev rule; in a \
-                 container start it with --device=/dev/infiniband",
+                "give it a group of this user (chgrp rdma; chmod 660), or mode 0666 by a udev rule; start \
+                 a container with --device=/dev/infiniband",
             )),
         }
     }
     if opened > 0 && files.len() < cards {
-        let reading = format!("{} of {cards} cards have a file in {FILES}", files.len());
-        found.push(check.warning(reading, "the others cannot be used here", container));
+        let value = format!("{} of {cards} cards have a file in {FILES}", files.len());
+        found.push(check.warning(value, "the other cards cannot be used", container));
     } else if opened > 0 {
-        found.insert(0, check.ok(format!("{opened} of {} open for reading and writing", files.len())));
+        found.insert(
+            0,
+            check.ok(format!("{opened} of {} files can be opened for reading and writing", files.len())),
+        );
     }
     Ok(found)
 }
@@ -156,7 +164,7 @@ mod tests {
         assert_eq!(levels(&uverbs(Check("it"), &one)), [Level::Warning]);
         let both = one.with("/dev/infiniband/uverbs1", b"");
         assert_eq!(levels(&uverbs(Check("it"), &both)), [Level::Ok]);
-        // A directory does not open for writing, whoever asks.
+        // No user can open a directory for writing.
         let odd = both.with("/dev/infiniband/uverbs2/x", b"");
         let found = uverbs(Check("it"), &odd).unwrap();
         assert_eq!(

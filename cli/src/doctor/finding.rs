@@ -1,4 +1,4 @@
-//! What a check found: how bad it is, what it costs, how to mend it.
+//! The finding of a check: its level, its cost, and its fix.
 
 use std::process::ExitCode;
 
@@ -6,25 +6,25 @@ use serde::Serialize;
 
 use super::host::Unreadable;
 
-/// What a check gives: what it found, or the file that kept it from telling.
+/// The result of a check: its findings, or the file that it could not read.
 pub type Checked = Result<Vec<Finding>, Unreadable>;
 
-/// How bad it is; the worst of all decides the exit code.
+/// The level of a finding. The worst level decides the exit code.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Level {
-    /// There is nothing here to check, or no way to.
+    /// There is nothing to check, or no way to check it.
     Skipped,
-    /// As it should be.
+    /// Nothing needs to be fixed.
     Ok,
-    /// It works, slower or with less than there could be.
+    /// It works, but slower or with less than possible.
     Warning,
-    /// Something will be refused.
+    /// Some operation will fail.
     Problem,
 }
 
 impl Level {
-    /// As `--json` has it.
+    /// The level in `--json`.
     pub fn word(self) -> &'static str {
         match self {
             Self::Skipped => "skipped",
@@ -48,33 +48,33 @@ impl From<Level> for ExitCode {
 /// One row of the report.
 #[derive(Debug, Serialize)]
 pub struct Finding {
-    /// Which check; one check may have several findings.
+    /// The name of the check. One check may have several findings.
     pub check: &'static str,
     pub level: Level,
-    /// What was read; where skipped, why.
+    /// What the check found, or the reason why it was skipped.
     pub what: String,
-    /// What it costs the user.
+    /// The cost for the user.
     pub cost: Option<String>,
-    /// How to mend it.
+    /// The fix.
     pub remedy: Option<String>,
 }
 
-/// The name of a check, from which its findings are made.
+/// The name of a check. Its methods make the findings of the check.
 #[derive(Clone, Copy)]
 pub struct Check(pub &'static str);
 
 impl Check {
-    /// Nothing to mend.
+    /// Nothing needs to be fixed.
     pub fn ok(self, what: impl Into<String>) -> Finding {
         self.plain(Level::Ok, what)
     }
 
-    /// Nothing to check, and why.
+    /// The check was skipped for this reason.
     pub fn skipped(self, why: impl Into<String>) -> Finding {
         self.plain(Level::Skipped, why)
     }
 
-    /// It could be better.
+    /// Something works, but could be better.
     pub fn warning(
         self,
         what: impl Into<String>,
@@ -84,7 +84,7 @@ impl Check {
         self.found(Level::Warning, what, cost, remedy)
     }
 
-    /// It stops something.
+    /// Some operation will fail.
     pub fn problem(
         self,
         what: impl Into<String>,
@@ -94,7 +94,7 @@ impl Check {
         self.found(Level::Problem, what, cost, remedy)
     }
 
-    /// Something to mend, as bad as `level`.
+    /// Something to fix, with this level.
     pub fn found(
         self,
         level: Level,
@@ -106,10 +106,11 @@ impl Check {
         Finding { cost, remedy, ..self.plain(level, what) }
     }
 
-    /// A file that kept the check from telling.
+    /// A file that the check could not read.
     pub fn unreadable(self, file: &Unreadable) -> Finding {
-        let remedy = "run as root, or give the container /proc and /sys; a strange content is worth a report";
-        self.warning(file.to_string(), "this check cannot tell", remedy)
+        let remedy =
+            "run as root, or give the container /proc and /sys; if the content looks valid, please report it";
+        self.warning(file.to_string(), "this check has no result", remedy)
     }
 
     fn plain(self, level: Level, what: impl Into<String>) -> Finding {
@@ -117,13 +118,13 @@ impl Check {
     }
 }
 
-/// The worst of them; `Ok` if there are none.
+/// The worst level of all findings, or `Ok` if there are none.
 pub fn worst(findings: &[Finding]) -> Level {
     findings.iter().map(|finding| finding.level).fold(Level::Ok, Ord::max)
 }
 
-/// The first of many names, and how many more there are.
-pub fn some(names: &[String]) -> String {
+/// The first names, and the number of further ones.
+pub fn abbreviated(names: &[String]) -> String {
     const SHOWN: usize = 4;
     let shown = names.iter().take(SHOWN).map(String::as_str).collect::<Vec<_>>().join(", ");
     match names.len().saturating_sub(SHOWN) {
@@ -163,7 +164,7 @@ mod tests {
     #[test]
     fn many_names_are_cut() {
         let names: Vec<String> = (0..6).map(|number| format!("mlx5_{number}")).collect();
-        assert_eq!(some(&names), "mlx5_0, mlx5_1, mlx5_2, mlx5_3 and 2 more");
-        assert_eq!(some(&names[..1]), "mlx5_0");
+        assert_eq!(abbreviated(&names), "mlx5_0, mlx5_1, mlx5_2, mlx5_3 and 2 more");
+        assert_eq!(abbreviated(&names[..1]), "mlx5_0");
     }
 }

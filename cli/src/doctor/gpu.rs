@@ -1,6 +1,6 @@
-//! GPUs: their driver, libcuda, and the two ways in which a card reaches their memory.
+//! GPUs: their driver, libcuda, and the two ways to register their memory with a card.
 
-use super::finding::{Check, Checked, Finding, some};
+use super::finding::{Check, Checked, Finding, abbreviated};
 use super::host::{Host, Unreadable};
 use super::kernel;
 use super::pci::Function;
@@ -8,17 +8,17 @@ use super::pci::Function;
 const VERSION: &str = "/proc/driver/nvidia/version";
 const CUDA: &str = "libcuda.so.1";
 const CACHE: &str = "/etc/ld.so.cache";
-/// Where libraries lie that no cache lists.
+/// The directories of libraries that the linker's cache does not list.
 const DIRECTORIES: [&str; 4] =
     ["/usr/lib/x86_64-linux-gnu", "/usr/lib/aarch64-linux-gnu", "/usr/lib64", "/usr/lib"];
 
 const NVIDIA: u32 = 0x10de;
-/// Base class of displays.
+/// The PCI base class of displays.
 const DISPLAY: u32 = 0x03;
-/// The first open modules, and with them DMA-BUF (NVIDIA's documentation of GPUDirect RDMA).
+/// The first driver with open kernel modules, which support DMA-BUF (NVIDIA's documentation of GPUDirect RDMA).
 const OPEN_SINCE: u32 = 515;
 
-const NO_GPU: &str = "there is no NVIDIA GPU here";
+const NO_GPU: &str = "no NVIDIA GPU";
 
 /// NVIDIA's kernel modules.
 struct Driver {
@@ -39,43 +39,43 @@ impl Driver {
         })
     }
 
-    fn words(&self) -> String {
+    fn description(&self) -> String {
         format!("{}, {} kernel modules", self.version, if self.is_open { "open" } else { "closed" })
     }
 }
 
-/// Whether a GPU has its driver.
+/// Checks whether the GPUs have their driver.
 pub fn driver(check: Check, host: &Host) -> Checked {
     if let Some(driver) = Driver::read(host)? {
-        return Ok(vec![check.ok(driver.words())]);
+        return Ok(vec![check.ok(driver.description())]);
     }
     let is_gpu = |function: &Function| function.vendor == NVIDIA && function.class >> 16 == DISPLAY;
     let idle: Vec<_> = Function::all(host)?.into_iter().filter(is_gpu).map(|gpu| gpu.address).collect();
     match (idle.is_empty(), host.has_gpu()) {
         (true, false) => Ok(vec![check.skipped(NO_GPU)]),
         (true, true) => Ok(vec![check.warning(
-            format!("there is a GPU, and no {VERSION}"),
-            "which ways there are to register its memory is not known",
+            format!("a GPU is present, but {VERSION} is missing"),
+            "it is unknown how its memory can be registered",
             "give the container the host's /proc/driver/nvidia",
         )]),
         (false, _) => Ok(vec![check.problem(
-            format!("{} GPUs without NVIDIA's driver: {}", idle.len(), some(&idle)),
+            format!("{} GPUs without NVIDIA's driver: {}", idle.len(), abbreviated(&idle)),
             "no GPU memory can be used",
             "install the driver, its open kernel modules, and modprobe nvidia",
         )]),
     }
 }
 
-/// Whether CUDA's library is there. It is looked for, not opened.
+/// Checks whether CUDA's library is present. The check does not open it.
 pub fn libcuda(check: Check, host: &Host) -> Checked {
     let found = find_cuda(host)?;
     Ok(vec![match (found, host.has_gpu()) {
         (Some(path), true) => check.ok(path),
-        (Some(path), false) => check.skipped(format!("{NO_GPU}; {path} is there")),
+        (Some(path), false) => check.skipped(format!("{NO_GPU}; {path} is present")),
         (None, false) => check.skipped(format!("{NO_GPU}, and no {CUDA}")),
         (None, true) => check.warning(
-            format!("{CUDA} is not where the dynamic linker looks"),
-            "no program here can use the GPU",
+            format!("the dynamic linker does not find {CUDA}"),
+            "no program on this host can use the GPU",
             "install the driver's user part, or run the container with NVIDIA's runtime (--gpus all)",
         ),
     }])
@@ -88,7 +88,7 @@ fn find_cuda(host: &Host) -> Result<Option<String>, Unreadable> {
     if let Some(path) = beside.find(|path| host.has(path)) {
         return Ok(Some(path));
     }
-    // The cache ends in strings that end in zeros; paths are among them (ldconfig(8)).
+    // The end of the cache has zero-terminated strings, with the paths among them (ldconfig(8)).
     let cache = host.bytes(CACHE)?.unwrap_or_default();
     let ending = format!("/{CUDA}");
     let path = cache.split(|byte| *byte == 0).find(|string| string.ends_with(ending.as_bytes()));
@@ -96,21 +96,21 @@ fn find_cuda(host: &Host) -> Result<Option<String>, Unreadable> {
     Ok(path.filter(|path| path.starts_with('/') && host.has(path)))
 }
 
-/// Whether GPU memory can be registered by its DMA-BUF.
+/// Checks whether GPU memory can be registered as a DMA-BUF.
 pub fn dma_buf(check: Check, host: &Host) -> Checked {
     Ok(vec![match DmaBuf::of(host)? {
         DmaBuf::NoGpu => check.skipped(NO_GPU),
-        DmaBuf::Possible(words) => check.ok(words),
+        DmaBuf::Possible(description) => check.ok(description),
         DmaBuf::Impossible(why) if !host.has_cards() => without_card(check, &why),
         DmaBuf::Impossible(why) => check.warning(
             why,
-            "GPU memory is registered by nvidia_peermem, or not at all",
-            "Linux 5.12 or later, and the open kernel modules of driver 515 or later",
+            "GPU memory can be registered with nvidia_peermem only",
+            "use Linux 5.12 or later, and the open kernel modules of driver 515 or later",
         ),
     }])
 }
 
-/// Whether GPU memory can be registered by its address.
+/// Checks whether GPU memory can be registered by its address.
 pub fn peermem(check: Check, host: &Host) -> Checked {
     let other = match DmaBuf::of(host)? {
         DmaBuf::NoGpu => return Ok(vec![check.skipped(NO_GPU)]),
@@ -120,21 +120,21 @@ pub fn peermem(check: Check, host: &Host) -> Checked {
         return Ok(vec![check.ok("nvidia_peermem is loaded")]);
     }
     Ok(vec![match other {
-        DmaBuf::Possible(_) => check.ok("nvidia_peermem is not loaded, and not needed: DMA-BUF is possible"),
+        DmaBuf::Possible(_) => check.ok("nvidia_peermem is not loaded and not needed: DMA-BUF works"),
         _ if !host.has_cards() => without_card(check, "nvidia_peermem is not loaded"),
         _ => check.problem(
-            "nvidia_peermem is not loaded, and DMA-BUF is not possible",
-            "no card can be given GPU memory: registering it is refused",
-            "modprobe nvidia_peermem, or make DMA-BUF possible",
+            "nvidia_peermem is not loaded, and DMA-BUF does not work",
+            "GPU memory cannot be registered with a card",
+            "run modprobe nvidia_peermem, or fix the finding of dma-buf",
         ),
     }])
 }
 
 fn without_card(check: Check, why: &str) -> Finding {
-    check.skipped(format!("{why}; there is no card to register GPU memory with"))
+    check.skipped(format!("{why}; no card to register GPU memory with"))
 }
 
-/// Registration by file descriptor.
+/// Whether GPU memory can be registered by a DMA-BUF file descriptor.
 enum DmaBuf {
     NoGpu,
     Possible(String),
@@ -152,36 +152,38 @@ impl DmaBuf {
         let kernel = kernel::version(host)?;
         let mut lacking = Vec::new();
         if !driver.is_open || driver.major < OPEN_SINCE {
-            lacking.push(format!("driver {}", driver.words()));
+            lacking.push(format!("driver {}", driver.description()));
         }
         if kernel.is_none_or(|version| version < kernel::DMA_BUF) {
-            lacking.push(kernel::words(kernel));
+            lacking.push(kernel::description(kernel));
         }
         Ok(match lacking.is_empty() {
-            true => Self::Possible(format!("{}, driver {}", kernel::words(kernel), driver.words())),
+            true => {
+                Self::Possible(format!("{}, driver {}", kernel::description(kernel), driver.description()))
+            }
             false => Self::Impossible(lacking.join(", ")),
         })
     }
 }
 
-/// The ways to register GPU memory: what speaks for each, or why there is none.
-pub struct Ways {
+/// The ways to register GPU memory: the reason why each works, or why it does not.
+pub struct GpuRegistration {
     pub dma_buf: Result<String, String>,
     pub peermem: Result<String, String>,
 }
 
-impl Ways {
-    /// Of a host.
+impl GpuRegistration {
+    /// The ways of a host.
     pub fn of(host: &Host) -> Self {
         let dma_buf = match DmaBuf::of(host) {
-            Ok(DmaBuf::Possible(words)) => Ok(words),
+            Ok(DmaBuf::Possible(description)) => Ok(description),
             Ok(DmaBuf::Impossible(why)) => Err(why),
             Ok(DmaBuf::NoGpu) => Err(NO_GPU.to_owned()),
             Err(file) => Err(file.to_string()),
         };
         let peermem = match host.has("/sys/module/nvidia_peermem") {
             true => Ok("the module is loaded".to_owned()),
-            false => Err("the module is not loaded: modprobe nvidia_peermem".to_owned()),
+            false => Err("the module is not loaded; run modprobe nvidia_peermem".to_owned()),
         };
         Self { dma_buf, peermem }
     }
@@ -214,7 +216,7 @@ mod tests {
     }
 
     #[test]
-    fn dma_buf_wants_open_modules_and_a_kernel() {
+    fn dma_buf_needs_open_modules_and_a_new_kernel() {
         for (modules, release, possible) in [
             (OPEN, "6.1.0-18-amd64\n", true),
             (OPEN, "5.12.0\n", true),
@@ -233,7 +235,7 @@ mod tests {
     }
 
     #[test]
-    fn drivers_that_lack_or_say_nonsense() {
+    fn missing_and_malformed_drivers() {
         let of = |file: &str| format!("/sys/bus/pci/devices/0000:04:00.0/{file}");
         let idle =
             Fake::new(&[(&of("vendor"), "0x10de"), (&of("device"), "0x2335"), (&of("class"), "0x030200")]);
@@ -251,7 +253,7 @@ mod tests {
         assert_eq!(level(libcuda, &gpu().with("/usr/lib64/libcuda.so.1", b"")), Level::Ok);
         let cached =
             gpu().with(CACHE, b"glibc-ld.so.cache1.1\0\x02\0libcuda.so.1\0/opt/gpu/libcuda.so.1\0rest");
-        assert_eq!(level(libcuda, &cached), Level::Warning, "listed, and gone");
+        assert_eq!(level(libcuda, &cached), Level::Warning, "in the cache, but missing");
         assert_eq!(level(libcuda, &cached.with("/opt/gpu/libcuda.so.1", b"")), Level::Ok);
     }
 }

@@ -1,4 +1,4 @@
-//! The host as its files tell of it, all of them read below one root.
+//! The files that describe the host, all of them read below one root directory.
 
 use std::fmt;
 use std::fs::File;
@@ -9,23 +9,23 @@ use crate::failure::printable;
 
 use super::limits::Limits;
 
-/// More than any file of `/proc` and `/sys` that is read here has.
-const LONGEST: u64 = 16 << 20;
+/// The most bytes read of a file, more than any file of `/proc` and `/sys` that the checks read.
+const MAX_BYTES: u64 = 16 << 20;
 
 /// Bit numbers of capabilities (linux/capability.h).
 pub const CAP_IPC_LOCK: u32 = 14;
 pub const CAP_SYS_PTRACE: u32 = 19;
 
-/// AWS' number as a vendor of PCI devices.
+/// The PCI vendor id of AWS.
 pub const AMAZON: u32 = 0x1d0f;
 
-/// What the checks look at.
+/// The host that the checks examine.
 pub struct Host {
     root: PathBuf,
     pub limits: Limits,
 }
 
-/// A file that is there and does not tell.
+/// A file that exists, but cannot be read or parsed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Unreadable {
     path: String,
@@ -33,11 +33,11 @@ pub struct Unreadable {
 }
 
 impl Unreadable {
-    /// One whose content is not what it should be.
+    /// A file with malformed content.
     pub fn malformed(path: &str, content: &str) -> Self {
         const SHOWN: usize = 60;
         let content: String = printable(content.trim()).chars().take(SHOWN).collect();
-        Self { path: path.to_owned(), why: format!("{content:?} is not understood") }
+        Self { path: path.to_owned(), why: format!("cannot parse {content:?}") }
     }
 
     fn failed(path: &str, error: &io::Error) -> Self {
@@ -52,27 +52,27 @@ impl fmt::Display for Unreadable {
 }
 
 impl Host {
-    /// This one.
+    /// This host.
     pub fn here() -> Self {
         Self { root: PathBuf::from("/"), limits: Limits::of_this_process() }
     }
 
-    /// Where `path` of the host lies.
+    /// The path of the host's file `path`.
     pub fn path(&self, path: &str) -> PathBuf {
         self.root.join(path.trim_start_matches('/'))
     }
 
-    /// Whether there is something at `path`.
+    /// Returns true if `path` exists.
     pub fn has(&self, path: &str) -> bool {
         self.path(path).exists()
     }
 
-    /// A whole file, cut after 16 MiB; `None` if it is not there.
+    /// Reads a file, at most 16 MiB. Returns `None` if it does not exist.
     pub fn bytes(&self, path: &str) -> Result<Option<Vec<u8>>, Unreadable> {
         read(&self.path(path)).map_err(|error| Unreadable::failed(path, &error))
     }
 
-    /// A file of text.
+    /// Reads a text file.
     pub fn text(&self, path: &str) -> Result<Option<String>, Unreadable> {
         let Some(bytes) = self.bytes(path)? else { return Ok(None) };
         match String::from_utf8(bytes) {
@@ -81,7 +81,7 @@ impl Host {
         }
     }
 
-    /// A file that `parse` understands.
+    /// Reads and parses a file.
     pub fn parsed<T>(
         &self,
         path: &str,
@@ -91,12 +91,12 @@ impl Host {
         parse(text.trim()).map(Some).ok_or_else(|| Unreadable::malformed(path, &text))
     }
 
-    /// A file with one number.
+    /// Reads a file with one number.
     pub fn number(&self, path: &str) -> Result<Option<u64>, Unreadable> {
         self.parsed(path, |text| text.parse().ok())
     }
 
-    /// The names in a directory, sorted; none if it is not there.
+    /// The sorted names in a directory, or none if it does not exist.
     pub fn names(&self, directory: &str) -> Result<Vec<String>, Unreadable> {
         let entries = match std::fs::read_dir(self.path(directory)) {
             Ok(entries) => entries,
@@ -110,17 +110,17 @@ impl Host {
         Ok(names)
     }
 
-    /// Whether the kernel knows an RDMA device, in hardware or software.
+    /// Returns true if the kernel has an RDMA device, in hardware or software.
     pub fn has_cards(&self) -> bool {
         !self.vendors().is_empty()
     }
 
-    /// Whether one of them is on the bus.
+    /// Returns true if an RDMA device is on a bus.
     pub fn has_hardware(&self) -> bool {
         self.vendors().iter().any(Option::is_some)
     }
 
-    /// Whether one of them is for `backend`: EFA cards are libfabric's, all others libibverbs'.
+    /// Returns true if `backend` can use an RDMA device: `efa` uses EFA cards, `verbs` uses all others.
     pub fn has_cards_for(&self, backend: &str) -> bool {
         self.vendors().iter().any(|vendor| match backend {
             "efa" => *vendor == Some(AMAZON),
@@ -129,19 +129,19 @@ impl Host {
         })
     }
 
-    /// Of each RDMA device who made it, if it is on a bus.
+    /// The vendor of each RDMA device, or `None` for a device that is not on a bus.
     fn vendors(&self) -> Vec<Option<u32>> {
         let cards = self.names("/sys/class/infiniband").unwrap_or_default().into_iter();
         let vendor = |card| self.parsed(&format!("/sys/class/infiniband/{card}/device/vendor"), hex).ok()?;
         cards.map(|card: String| vendor(card)).collect()
     }
 
-    /// Whether NVIDIA's driver is there.
+    /// Returns true if NVIDIA's driver is loaded.
     pub fn has_gpu(&self) -> bool {
         self.has("/proc/driver/nvidia/version") || self.has("/dev/nvidiactl")
     }
 
-    /// A line of `/proc/self/status`, without its name; `None` if there is none.
+    /// The value of a line of `/proc/self/status`, or `None` if there is no such line.
     pub fn status(&self, name: &str) -> Result<Option<String>, Unreadable> {
         let text = self.text("/proc/self/status")?.unwrap_or_default();
         let mut lines = text.lines();
@@ -150,29 +150,29 @@ impl Host {
             .map(|rest| rest.trim().to_owned()))
     }
 
-    /// Whether this process holds a capability.
-    pub fn holds(&self, capability: u32) -> Result<bool, Unreadable> {
-        let Some(held) = self.status("CapEff")? else { return Ok(false) };
-        let held = u64::from_str_radix(&held, 16)
-            .map_err(|_| Unreadable::malformed("/proc/self/status", &format!("CapEff: {held}")))?;
-        Ok(held >> capability & 1 == 1)
+    /// Returns true if this process has a capability.
+    pub fn has_capability(&self, capability: u32) -> Result<bool, Unreadable> {
+        let Some(mask) = self.status("CapEff")? else { return Ok(false) };
+        let mask = u64::from_str_radix(&mask, 16)
+            .map_err(|_| Unreadable::malformed("/proc/self/status", &format!("CapEff: {mask}")))?;
+        Ok(mask >> capability & 1 == 1)
     }
 
-    /// Whether capabilities count in the whole system: the user namespace is the first one.
+    /// Returns true if this process is in the initial user namespace, where capabilities count for the whole system.
     pub fn is_first_namespace(&self) -> Result<bool, Unreadable> {
         let map = self.text("/proc/self/uid_map")?.unwrap_or_default();
         Ok(map.split_whitespace().eq(["0", "0", "4294967295"]))
     }
 }
 
-/// A number as sysfs writes those of PCI: `0x1d0f`.
+/// Parses a number as sysfs writes PCI ids: `0x1d0f`.
 pub fn hex(text: &str) -> Option<u32> {
     u32::from_str_radix(text.strip_prefix("0x")?, 16).ok()
 }
 
 fn read(path: &Path) -> io::Result<Option<Vec<u8>>> {
     let mut bytes = Vec::new();
-    match File::open(path).and_then(|file| file.take(LONGEST).read_to_end(&mut bytes)) {
+    match File::open(path).and_then(|file| file.take(MAX_BYTES).read_to_end(&mut bytes)) {
         Ok(_) => Ok(Some(bytes)),
         Err(error) if is_absence(&error) => Ok(None),
         Err(error) => Err(error),
@@ -183,14 +183,14 @@ fn is_absence(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory)
 }
 
-/// Hosts made of a directory.
+/// Hosts for tests, made of a directory.
 #[cfg(test)]
 pub mod fake {
     use std::ops::{Deref, DerefMut};
 
     use super::*;
 
-    /// A host of a few files, gone with this value.
+    /// A host with a few files. Dropping it removes them.
     pub struct Fake {
         host: Host,
         root: tempfile::TempDir,
@@ -211,7 +211,7 @@ pub mod fake {
     }
 
     impl Fake {
-        /// Of these files.
+        /// A host with these files.
         pub fn new(files: &[(&str, &str)]) -> Self {
             let root = tempfile::tempdir().expect("a directory");
             let host = Host { root: root.path().to_owned(), limits: Limits::default() };
@@ -220,7 +220,7 @@ pub mod fake {
                 .fold(Self { host, root }, |fake, (path, content)| fake.with(path, content.as_bytes()))
         }
 
-        /// One more.
+        /// Adds a file.
         pub fn with(self, path: &str, content: &[u8]) -> Self {
             let path = self.root.path().join(path.trim_start_matches('/'));
             std::fs::create_dir_all(path.parent().expect("a directory")).expect("make it");
@@ -228,17 +228,17 @@ pub mod fake {
             self
         }
 
-        /// An RDMA card of Mellanox' whose port is active.
+        /// Adds a Mellanox card with an active port.
         pub fn card(self, name: &str) -> Self {
             self.soft(name).with(&format!("/sys/class/infiniband/{name}/device/vendor"), b"0x15b3\n")
         }
 
-        /// An EFA card.
+        /// Adds an EFA card.
         pub fn efa(self, name: &str) -> Self {
             self.soft(name).with(&format!("/sys/class/infiniband/{name}/device/vendor"), b"0x1d0f\n")
         }
 
-        /// An RDMA device in software.
+        /// Adds a software RDMA device.
         pub fn soft(self, name: &str) -> Self {
             let port = format!("/sys/class/infiniband/{name}/ports/1");
             self.with(&format!("{port}/state"), b"4: ACTIVE\n")
@@ -253,7 +253,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn absent_is_no_error_and_nonsense_names_its_file() {
+    fn missing_files_are_no_error_and_malformed_ones_are_named() {
         let fake = Fake::new(&[("/proc/n", "12\n"), ("/proc/word", "twelve\u{1b}[1m"), ("/proc/d/x", "")]);
         let host = fake.with("/proc/bytes", &[0xff, 0xfe]);
         assert_eq!(host.number("/proc/n"), Ok(Some(12)));
@@ -267,7 +267,7 @@ mod tests {
     }
 
     #[test]
-    fn cards_are_of_backends() {
+    fn cards_belong_to_backends() {
         let of = |fake: Fake| {
             let host = fake;
             [host.has_cards(), host.has_hardware(), host.has_cards_for("efa"), host.has_cards_for("verbs")]
@@ -282,8 +282,11 @@ mod tests {
     fn capabilities_are_bits() {
         let status = |mask: &str| format!("Name:\tx\nCapEff:\t{mask}\n");
         let host = Fake::new(&[("/proc/self/status", &status("0000000000004000"))]);
-        assert_eq!((host.holds(CAP_IPC_LOCK), host.holds(CAP_SYS_PTRACE)), (Ok(true), Ok(false)));
-        assert!(Fake::new(&[("/proc/self/status", &status("all"))]).holds(14).is_err());
-        assert_eq!(Fake::new(&[]).holds(14), Ok(false));
+        assert_eq!(
+            (host.has_capability(CAP_IPC_LOCK), host.has_capability(CAP_SYS_PTRACE)),
+            (Ok(true), Ok(false))
+        );
+        assert!(Fake::new(&[("/proc/self/status", &status("all"))]).has_capability(14).is_err());
+        assert_eq!(Fake::new(&[]).has_capability(14), Ok(false));
     }
 }

@@ -1,36 +1,36 @@
-//! The IOMMU: whether it translates what cards and GPUs access.
+//! The IOMMU: whether it translates the addresses of cards and GPUs.
 
 use super::finding::{Check, Checked};
 use super::host::Host;
 
 const GROUPS: &str = "/sys/kernel/iommu_groups";
 
-/// How the IOMMU works.
+/// Checks the mode of the IOMMU.
 pub fn mode(check: Check, host: &Host) -> Checked {
     let groups = host.names(GROUPS)?;
     let command = host.text("/proc/cmdline")?.unwrap_or_default();
     let passes = command.split_whitespace().any(|word| word == "iommu=pt" || word == "iommu.passthrough=1");
     if groups.is_empty() {
-        let reading = match host.names("/sys/class/iommu")?.is_empty() {
-            true => "off, or not shown to this machine",
-            false => "there, without a group: it translates nothing",
+        let value = match host.names("/sys/class/iommu")?.is_empty() {
+            true => "off, or hidden from this machine",
+            false => "present without a group: it translates nothing",
         };
-        return Ok(vec![check.ok(reading)]);
+        return Ok(vec![check.ok(value)]);
     }
     let mut translated = 0;
     for group in &groups {
-        // Kernels before 5.11 do not tell by group.
+        // Kernels before 5.11 have no type per group.
         let kind = host.text(&format!("{GROUPS}/{group}/type"))?;
         translated += usize::from(kind.map_or(!passes, |kind| kind.trim() != "identity"));
     }
-    let reading = format!("translates for {translated} of {} groups", groups.len());
+    let value = format!("the IOMMU translates for {translated} of {} groups", groups.len());
     if translated == 0 || !(host.has_hardware() || host.has_gpu()) {
-        return Ok(vec![check.ok(reading)]);
+        return Ok(vec![check.ok(value)]);
     }
-    let cost = "each access of a card or GPU is looked up, peer to peer goes by the root complex, and registering \
-                takes longer";
+    let cost = "each access of a card or GPU is translated, peer-to-peer traffic goes through the root complex, and \
+                registering takes longer";
     let remedy = "boot with iommu=pt (Intel: intel_iommu=on iommu=pt; ARM: iommu.passthrough=1)";
-    Ok(vec![check.warning(reading, cost, remedy)])
+    Ok(vec![check.warning(value, cost, remedy)])
 }
 
 #[cfg(test)]

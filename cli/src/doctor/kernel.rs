@@ -1,19 +1,19 @@
-//! The kernel: its version, and whom it lets into a process' memory.
+//! The kernel: its version, and whether processes may access each other's memory.
 
 use super::finding::{Check, Checked};
 use super::host::{CAP_SYS_PTRACE, Host, Unreadable};
 
-/// From here on a card takes memory by its DMA-BUF (`ibv_reg_dmabuf_mr`).
+/// The first kernel with DMA-BUF registration (`ibv_reg_dmabuf_mr`).
 pub const DMA_BUF: (u32, u32) = (5, 12);
-/// From here on memory of 2 MiB and more comes in huge pages (`MADV_COLLAPSE`).
+/// The first kernel that makes huge pages on request (`MADV_COLLAPSE`).
 const COLLAPSE: (u32, u32) = (6, 1);
-/// From here on memory of a device can be allocated through sysfs (`p2pmem/allocate`).
+/// The first kernel where sysfs can allocate device memory (`p2pmem/allocate`).
 const P2PMEM: (u32, u32) = (6, 2);
 
 const RELEASE: &str = "/proc/sys/kernel/osrelease";
 const YAMA: &str = "/proc/sys/kernel/yama/ptrace_scope";
 
-/// Major and minor; `None` where there is no such file.
+/// The major and minor version, or `None` if the file does not exist.
 pub fn version(host: &Host) -> Result<Option<(u32, u32)>, Unreadable> {
     host.parsed(RELEASE, |text| {
         let mut numbers = text.split(|c: char| !c.is_ascii_digit());
@@ -21,15 +21,15 @@ pub fn version(host: &Host) -> Result<Option<(u32, u32)>, Unreadable> {
     })
 }
 
-/// A version as people say it.
-pub fn words(version: Option<(u32, u32)>) -> String {
-    version.map_or("Linux of unknown version".to_owned(), |(major, minor)| format!("Linux {major}.{minor}"))
+/// The text of a version.
+pub fn description(version: Option<(u32, u32)>) -> String {
+    version.map_or("Linux, unknown version".to_owned(), |(major, minor)| format!("Linux {major}.{minor}"))
 }
 
-/// What the kernel is too old for.
+/// Checks for features that need a newer kernel.
 pub fn age(check: Check, host: &Host) -> Checked {
     let Some(version) = version(host)? else {
-        return Ok(vec![check.skipped(format!("there is no {RELEASE}"))]);
+        return Ok(vec![check.skipped(format!("{RELEASE} is missing"))]);
     };
     let features = [(DMA_BUF, "DMA-BUF"), (COLLAPSE, "huge pages on request"), (P2PMEM, "p2pmem")];
     let lacking: Vec<_> = features
@@ -37,36 +37,40 @@ pub fn age(check: Check, host: &Host) -> Checked {
         .filter(|(since, _)| version < *since)
         .map(|((major, minor), what)| format!("{what} ({major}.{minor})"))
         .collect();
-    let mut reading = words(Some(version));
+    let mut value = description(Some(version));
     if !lacking.is_empty() {
-        reading.push_str(&format!("; too old for {}", lacking.join(", ")));
+        value.push_str(&format!("; too old for {}", lacking.join(", ")));
     }
     if version >= DMA_BUF {
-        return Ok(vec![check.ok(reading)]);
+        return Ok(vec![check.ok(value)]);
     }
-    let cost = "GPU memory is registered by nvidia_peermem, or not at all; large buffers lie in small pages";
-    Ok(vec![check.warning(reading, cost, "boot 6.2 or later; 5.12 is enough for DMA-BUF")])
+    let cost = "GPU memory can be registered with nvidia_peermem only; large buffers use small pages";
+    Ok(vec![check.warning(value, cost, "boot Linux 6.2 or later; 5.12 is enough for DMA-BUF")])
 }
 
-/// Whether Yama keeps processes out of each other's memory.
+/// Checks whether Yama keeps processes from accessing each other's memory.
 pub fn yama(check: Check, host: &Host) -> Checked {
     let Some(scope) = host.number(YAMA)? else {
         return Ok(vec![check.ok("this kernel has no Yama")]);
     };
-    let reading = format!("kernel.yama.ptrace_scope is {scope}");
-    let cost = "loopback cannot write to memory of another process that Fabric::alloc did not make \
-                (process_vm_writev): importing it is refused";
-    let staging = "MULTIRAIL_LOOPBACK_STAGING=1 in both processes";
+    let value = format!("kernel.yama.ptrace_scope is {scope}");
+    let cost = "loopback cannot write to memory of another process that Fabric::alloc did not allocate \
+                (process_vm_writev): importing it fails";
+    let staging = "set MULTIRAIL_LOOPBACK_STAGING=1 in both processes";
     Ok(vec![match scope {
-        0 => check.ok(reading),
-        1 => check.ok(format!("{reading}: loopback's targets permit their peers")),
-        2 if host.holds(CAP_SYS_PTRACE)? => check.ok(format!("{reading}; this process holds CAP_SYS_PTRACE")),
+        0 => check.ok(value),
+        1 => check.ok(format!("{value}: loopback's targets allow their peers")),
+        2 if host.has_capability(CAP_SYS_PTRACE)? => {
+            check.ok(format!("{value}; this process has CAP_SYS_PTRACE"))
+        }
         2 => check.warning(
-            reading,
+            value,
             cost,
-            format!("sysctl -w kernel.yama.ptrace_scope=1, CAP_SYS_PTRACE, or {staging}"),
+            format!(
+                "run sysctl -w kernel.yama.ptrace_scope=1, give the process CAP_SYS_PTRACE, or {staging}"
+            ),
         ),
-        _ => check.warning(reading, cost, format!("boot with kernel.yama.ptrace_scope=1, or {staging}")),
+        _ => check.warning(value, cost, format!("boot with kernel.yama.ptrace_scope=1, or {staging}")),
     }])
 }
 

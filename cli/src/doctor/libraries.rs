@@ -1,4 +1,4 @@
-//! The backends, and the libraries they open at run time.
+//! The backends, and the libraries that they open at run time.
 
 use std::collections::BTreeMap;
 
@@ -8,46 +8,50 @@ use multirail::{BackendChoice, Registry};
 use super::finding::{Check, Checked, Finding, Level};
 use super::host::Host;
 
-/// Which backends there are: the one that was asked for must be.
+/// Checks the backends. A requested backend must be available.
 pub fn backends(check: Check, host: &Host, registry: &Registry, choice: &BackendChoice) -> Vec<Finding> {
     let asked = match choice {
         BackendChoice::Named(name) => Some(name.as_str()),
         BackendChoice::Auto => None,
     };
     if let Some(Err(error)) = asked.map(|name| registry.find(name)) {
-        return vec![check.problem(error.to_string(), "nothing opens", "choose another by --backend")];
+        return vec![check.problem(
+            error.to_string(),
+            "no fabric can be opened",
+            "choose another backend with --backend",
+        )];
     }
     let rows = registry.rows().into_iter().filter(|row| asked.is_none_or(|name| name == row.name));
     let probes: Vec<_> = rows.map(|row| (row.name, row.probe)).collect();
-    judge(check, host, asked.is_some(), &probes)
+    probe_findings(check, host, asked.is_some(), &probes)
 }
 
-fn judge(check: Check, host: &Host, is_asked: bool, probes: &[(&str, Probe)]) -> Vec<Finding> {
+fn probe_findings(check: Check, host: &Host, is_asked: bool, probes: &[(&str, Probe)]) -> Vec<Finding> {
     let found = probes.iter().map(|(name, probe)| match probe {
         Ok(devices) => check.ok(format!("{name}: {} devices", devices.len())),
         Err(why) => {
-            let reading = format!("{name}: {}", why.reason);
+            let value = format!("{name}: {}", why.reason);
             match is_asked || host.has_cards_for(name) {
-                true => check.problem(reading, "it cannot be opened", &why.remedy),
-                false => Finding { remedy: Some(why.remedy.clone()), ..check.skipped(reading) },
+                true => check.problem(value, "the backend cannot be opened", &why.remedy),
+                false => Finding { remedy: Some(why.remedy.clone()), ..check.skipped(value) },
             }
         }
     });
     found.collect()
 }
 
-/// A library: found, of a version that it may tell, or why not.
+/// A library: opened with a version that may be unknown, or the reason why it cannot be opened.
 pub struct Library {
-    /// How its files' names begin.
+    /// The start of its file names.
     pub stem: &'static str,
-    /// The backend that needs it.
+    /// The backend that needs the library.
     pub backend: &'static str,
     pub opened: Result<Option<String>, String>,
     pub remedy: &'static str,
 }
 
 impl Library {
-    /// Those of this process, opened now if they were not before.
+    /// The libraries of this process. They are opened now if they were not open before.
     pub fn all() -> [Self; 2] {
         let fabric = backend_efa::libfabric_version().map(|(major, minor)| Some(format!("{major}.{minor}")));
         let verbs = backend_verbs::libibverbs_opens().map(|()| None);
@@ -56,19 +60,19 @@ impl Library {
                 stem: "libfabric.so",
                 backend: "efa",
                 opened: fabric.map_err(|why| why.context().to_owned()),
-                remedy: "install libfabric (Debian: libfabric1), or name it by MULTIRAIL_LIBFABRIC",
+                remedy: "install libfabric (Debian: libfabric1), or set MULTIRAIL_LIBFABRIC to its file",
             },
             Self {
                 stem: "libibverbs.so",
                 backend: "verbs",
                 opened: verbs.map_err(|why| why.context().to_owned()),
-                remedy: "install libibverbs (Debian: libibverbs1), or name it by MULTIRAIL_LIBIBVERBS",
+                remedy: "install libibverbs (Debian: libibverbs1), or set MULTIRAIL_LIBIBVERBS to its file",
             },
         ]
     }
 }
 
-/// Whether the libraries open, which file they are, and that there is one of each.
+/// Checks that each library opens, and that the process has only one file of each.
 pub fn libraries(check: Check, host: &Host, choice: &BackendChoice, libraries: &[Library]) -> Checked {
     let maps = host.text("/proc/self/maps")?.unwrap_or_default();
     let mut found = Vec::new();
@@ -78,7 +82,7 @@ pub fn libraries(check: Check, host: &Host, choice: &BackendChoice, libraries: &
         match &library.opened {
             Ok(version) => {
                 let version = version.clone().or_else(|| numbered(files.first()?, library.stem));
-                let version = version.unwrap_or_else(|| "of unknown version".to_owned());
+                let version = version.unwrap_or_else(|| "unknown version".to_owned());
                 let file = files.first().map_or(String::new(), |file| format!(", {file}"));
                 found.push(check.ok(format!("{name}: {version}{file}")));
             }
@@ -86,32 +90,32 @@ pub fn libraries(check: Check, host: &Host, choice: &BackendChoice, libraries: &
         }
         if files.len() > 1 {
             found.push(check.problem(
-                format!("{name} is here {} times: {}", files.len(), files.join(", ")),
-                "each has its own state: a card opened by one is unknown to the other, and processes crash",
-                "have one: the same file in MULTIRAIL_LIBFABRIC, MULTIRAIL_LIBIBVERBS, LD_LIBRARY_PATH and the \
-                 dynamic linker's cache",
+                format!("the process has {name} {} times: {}", files.len(), files.join(", ")),
+                "each has its own state: a device opened by one is unknown to the other, and processes crash",
+                "use one file in MULTIRAIL_LIBFABRIC, MULTIRAIL_LIBIBVERBS, LD_LIBRARY_PATH and the dynamic linker's \
+                 cache",
             ));
         }
     }
     Ok(found)
 }
 
-/// One that does not open is the worse, the more it is needed.
+/// The finding for a library that does not open. Its level depends on how much the library is needed.
 fn missing(check: Check, host: &Host, choice: &BackendChoice, library: &Library, why: &str) -> Finding {
     let level = match choice {
         BackendChoice::Named(name) if name == library.backend => Level::Problem,
-        BackendChoice::Named(_) => return check.skipped(format!("{why}; another backend was asked for")),
+        BackendChoice::Named(_) => return check.skipped(format!("{why}; another backend is requested")),
         BackendChoice::Auto if host.has_cards_for(library.backend) => Level::Problem,
         BackendChoice::Auto => Level::Warning,
     };
-    check.found(level, why, format!("the backend {} is not there", library.backend), library.remedy)
+    check.found(level, why, format!("the backend {} is unavailable", library.backend), library.remedy)
 }
 
-/// The files of a library in this process, each once.
+/// The distinct files of a library in this process.
 fn mapped(maps: &str, stem: &str) -> Vec<String> {
     let mut files = BTreeMap::new();
     for line in maps.lines() {
-        // Addresses, rights, offset, device, inode, path (proc_pid_maps(5)).
+        // The fields are addresses, permissions, offset, device, inode, path (proc_pid_maps(5)).
         let Some(start) = line.find('/') else { continue };
         let (fields, path) = line.split_at(start);
         let mut fields = fields.split_whitespace().skip(3);
@@ -179,11 +183,11 @@ mod tests {
     }
 
     #[test]
-    fn what_was_asked_for_must_be_there() {
+    fn a_requested_backend_must_be_available() {
         let absent = || Err(Unavailable { reason: "not here".into(), remedy: "get one".into() });
         let probes = [("loopback", Ok(vec![])), ("verbs", absent())];
         let levels = |fake: Fake, is_asked| {
-            let found = judge(Check("it"), &fake, is_asked, &probes);
+            let found = probe_findings(Check("it"), &fake, is_asked, &probes);
             found.iter().map(|finding| finding.level).collect::<Vec<_>>()
         };
         assert_eq!(levels(Fake::new(&[]), false), [Level::Ok, Level::Skipped]);

@@ -1,4 +1,4 @@
-//! Limits of this process: locked memory, open files, and the space in /dev/shm.
+//! Limits of this process: locked memory, open files, and space in /dev/shm.
 
 use rustix::process::{Resource, getrlimit};
 
@@ -7,34 +7,34 @@ use crate::units::Size;
 use super::finding::{Check, Checked, Level};
 use super::host::{CAP_IPC_LOCK, Host};
 
-/// Less locked memory than the queues of some cards and one buffer of use take.
+/// Below this limit of locked memory, the queues of some cards and one useful buffer do not fit.
 const LITTLE: u64 = 64 << 20;
-/// What docker gives /dev/shm if nobody asks for more.
+/// Docker's default size of /dev/shm.
 const SMALL: u64 = 64 << 20;
-/// Fewer files than most systems allow.
+/// The number of open files that most systems allow.
 const FEW: u64 = 1024;
-/// The same beside cards: each takes some, and so does every peer.
+/// The same on a host with cards: each card and each peer needs some files.
 const FEW_BESIDE_CARDS: u64 = 4096;
 
-/// What the kernel allows this process.
+/// The kernel's limits of this process.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Limits {
     /// RLIMIT_MEMLOCK, in bytes.
     pub memlock: Limit,
     /// RLIMIT_NOFILE.
     pub files: Limit,
-    /// /dev/shm, if it is there.
+    /// /dev/shm, if it exists.
     pub shm: Option<Space>,
 }
 
-/// A limit; `None` is none.
+/// A limit; `None` means no limit.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Limit {
     pub soft: Option<u64>,
     pub hard: Option<u64>,
 }
 
-/// A file system, in bytes.
+/// The size and free space of a file system, in bytes.
 #[derive(Debug, Clone, Copy)]
 pub struct Space {
     pub size: u64,
@@ -42,7 +42,7 @@ pub struct Space {
 }
 
 impl Limits {
-    /// As they are now.
+    /// Reads the limits of this process.
     pub fn of_this_process() -> Self {
         let limit = |resource| {
             let limit = getrlimit(resource);
@@ -56,72 +56,73 @@ impl Limits {
     }
 }
 
-/// How much memory may be registered with a card.
+/// Checks how much memory can be registered with a card.
 pub fn memlock(check: Check, host: &Host) -> Checked {
     let Limit { soft, hard } = host.limits.memlock;
     let Some(soft) = soft else { return Ok(vec![check.ok("unlimited")]) };
     let hard_words = hard.map_or("unlimited".to_owned(), |bytes| Size(bytes).to_string());
-    let reading = format!("soft {}, hard {hard_words}", Size(soft));
-    // The kernel asks for it in the first user namespace (ib_umem_get).
-    if host.holds(CAP_IPC_LOCK)? && host.is_first_namespace()? {
-        return Ok(vec![check.ok(format!("{reading}; this process holds CAP_IPC_LOCK, which lifts it"))]);
+    let value = format!("soft {}, hard {hard_words}", Size(soft));
+    // The kernel checks the capability in the initial user namespace (ib_umem_get).
+    if host.has_capability(CAP_IPC_LOCK)? && host.is_first_namespace()? {
+        return Ok(vec![check.ok(format!("{value}; this process has CAP_IPC_LOCK, which lifts the limit"))]);
     }
     let (level, cost) = match (host.has_cards(), soft < LITTLE) {
-        (true, true) => (Level::Problem, "a card pins what is registered with it: more than this is refused"),
+        (true, true) => {
+            (Level::Problem, "registered memory is pinned: a card cannot register more than this")
+        }
         (true, false) => {
-            (Level::Warning, "a card pins what is registered with it: more than this is refused")
+            (Level::Warning, "registered memory is pinned: a card cannot register more than this")
         }
         (false, true) => {
-            (Level::Warning, "none over loopback; beside a card more than this is not registered")
+            (Level::Warning, "loopback is not affected; a card could not register more than this")
         }
-        (false, false) => return Ok(vec![check.ok(reading)]),
+        (false, false) => return Ok(vec![check.ok(value)]),
     };
     let remedy = match hard {
-        None => "ulimit -l unlimited, in the shell that starts the program",
+        None => "run ulimit -l unlimited in the shell that starts the program",
         Some(_) => {
-            "memlock in /etc/security/limits.conf, LimitMEMLOCK=infinity in a systemd unit, docker run --ulimit \
-             memlock=-1:-1"
+            "set memlock in /etc/security/limits.conf, LimitMEMLOCK=infinity in a systemd unit, or docker run \
+             --ulimit memlock=-1:-1"
         }
     };
-    Ok(vec![check.found(level, reading, cost, remedy)])
+    Ok(vec![check.found(level, value, cost, remedy)])
 }
 
-/// How many files may be open.
+/// Checks how many files may be open.
 pub fn files(check: Check, host: &Host) -> Checked {
     let Limit { soft, hard } = host.limits.files;
     let Some(soft) = soft else { return Ok(vec![check.ok("unlimited")]) };
     let hard_words = hard.map_or("unlimited".to_owned(), |files| files.to_string());
-    let reading = format!("soft {soft}, hard {hard_words}");
+    let value = format!("soft {soft}, hard {hard_words}");
     let enough = if host.has_cards() { FEW_BESIDE_CARDS } else { FEW };
     if soft >= enough {
-        return Ok(vec![check.ok(reading)]);
+        return Ok(vec![check.ok(value)]);
     }
-    let cost = "a peer takes a socket, a card and a worker some files, a region shared on this host one: then \
+    let cost = "a peer takes a socket, a card and a worker abbreviated files, a region shared on this host one: then \
                 connecting or registering is refused";
     let remedy = match hard {
         Some(hard) if hard < enough => {
-            "nofile in /etc/security/limits.conf, LimitNOFILE in a systemd unit, docker run --ulimit nofile"
+            "set nofile in /etc/security/limits.conf, LimitNOFILE in a systemd unit, or docker run --ulimit nofile"
                 .to_owned()
         }
-        _ => format!("ulimit -n {}, in the shell that starts the program", hard.unwrap_or(65536).min(65536)),
+        _ => format!("run ulimit -n {} in the shell that starts the program", hard.unwrap_or(65536).min(65536)),
     };
-    Ok(vec![check.warning(reading, cost, remedy)])
+    Ok(vec![check.warning(value, cost, remedy)])
 }
 
-/// How much /dev/shm holds.
+/// Checks the free space of /dev/shm.
 pub fn shm(check: Check, host: &Host) -> Checked {
-    let cost =
-        "libfabric keeps what processes of one host share there: its provider shm fails; loopback needs none";
+    let cost = "libfabric shares memory between processes there, so its provider shm fails; loopback does not need it";
     let Some(space) = host.limits.shm else {
-        return Ok(vec![check.warning("/dev/shm is not there", cost, "mount a tmpfs there")]);
+        return Ok(vec![check.warning("/dev/shm is missing", cost, "mount a tmpfs there")]);
     };
-    let reading = format!("{} free of {}", Size(space.free), Size(space.size));
+    let value = format!("{} free of {}", Size(space.free), Size(space.size));
     if space.free > SMALL {
-        return Ok(vec![check.ok(reading)]);
+        return Ok(vec![check.ok(value)]);
     }
-    let remedy = "docker run --shm-size 8g, an emptyDir of medium Memory in Kubernetes, mount -o remount,size=8g \
-                  /dev/shm; or delete what lies there";
-    Ok(vec![check.warning(reading, cost, remedy)])
+    let remedy = "use docker run --shm-size 8g, an emptyDir of medium Memory in Kubernetes, or mount -o remount,size=8g \
+                  /dev/shm; or delete files there";
+    Ok(vec![check.warning(value, cost, remedy)])
 }
 
 #[cfg(test)]

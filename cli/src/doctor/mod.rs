@@ -1,4 +1,4 @@
-//! `multirail doctor`: what of this host slows transfers down or stops them.
+//! `multirail doctor`: checks this host for settings that slow or stop transfers.
 
 mod cgroup;
 mod cores;
@@ -18,32 +18,32 @@ use std::process::ExitCode;
 
 use multirail::{BackendChoice, Registry};
 
-use super::failure::{Done, Failure};
+use super::failure::{CommandResult, Failure};
 use super::table::Table;
 use super::{Common, output};
 use finding::{Check, Checked, Finding, Level, worst};
 use host::Host;
 
-pub use gpu::Ways;
+pub use gpu::GpuRegistration;
 use libraries::Library;
 
-/// What the exit code means, for `--help`.
-const EXIT: &str = "Exit code: 0 if nothing is to be mended, 1 if the worst finding is a warning, 2 if it is a \
-    problem or the command could not tell.";
+/// The exit codes, for `--help`.
+const EXIT: &str = "Exit code: 0 if nothing needs to be fixed, 1 if the worst finding is a warning, 2 if it is a \
+    problem or the command failed.";
 
 #[derive(clap::Args)]
 #[command(after_help = EXIT)]
 pub struct DoctorArguments {
-    /// Also try to reach this peer's control port over TCP, for 3 s at most per address
+    /// Also connect to this peer's control port over TCP, for at most 3 s per address
     #[arg(long, value_name = "HOST:PORT")]
     peer: Option<String>,
 }
 
 /// A check of files and limits.
-type Look = fn(Check, &Host) -> Checked;
+type CheckFn = fn(Check, &Host) -> Checked;
 
-/// In the order of the report; backends, libraries and the peer come behind them.
-const CHECKS: [(&str, Look); 20] = [
+/// The checks in the order of the report. Backends, libraries and the peer come after them.
+const CHECKS: [(&str, CheckFn); 20] = [
     ("kernel", kernel::age),
     ("cores", cores::cores),
     ("cgroup cpu", cgroup::time),
@@ -66,59 +66,60 @@ const CHECKS: [(&str, Look); 20] = [
     ("libcuda", gpu::libcuda),
 ];
 
-/// How a card is given GPU memory on this host.
-pub fn ways_of_gpu_memory() -> Ways {
-    Ways::of(&Host::here())
+/// The ways to register GPU memory with a card on this host.
+pub fn gpu_registration() -> GpuRegistration {
+    GpuRegistration::of(&Host::here())
 }
 
-/// Prints what it finds; the worst of it is the exit code.
+/// Runs the checks and prints the findings. The worst level is the exit code.
 pub fn run(common: &Common, arguments: &DoctorArguments) -> ExitCode {
     let done = examine(common, arguments).and_then(|findings| match print(common, &findings) {
-        // Who stops reading may still look at the exit code.
+        // The user may still need the exit code after the reader of the output is gone.
         Ok(()) | Err(Failure::ClosedPipe) => Ok(worst(&findings)),
         Err(failure) => Err(failure),
     });
     match done {
         Ok(worst) => worst.into(),
         Err(failure) => {
-            output::complain(failure.sentence());
+            output::print_error(failure.message());
             Level::Problem.into()
         }
     }
 }
 
-fn examine(common: &Common, arguments: &DoctorArguments) -> Done<Vec<Finding>> {
+fn examine(common: &Common, arguments: &DoctorArguments) -> CommandResult<Vec<Finding>> {
     common.check_security()?;
     let (registry, choice) = (common.registry()?, common.choice()?);
     let mut found = match cfg!(target_os = "linux") {
         true => of_host(&Host::here(), &registry, &choice),
-        false => vec![Check("host").skipped("the checks read /proc and /sys, which only Linux has")],
+        false => vec![Check("host").skipped("the checks read /proc and /sys, which exist on Linux only")],
     };
-    if let (BackendChoice::Auto, Err(failure)) = (&choice, common.demand(&registry)) {
+    if let (BackendChoice::Auto, Err(failure)) = (&choice, common.require_requested(&registry)) {
         let cost = "commands with these options fail";
-        let fix = "mend what it names, or leave out --provider, --domains and --node";
-        found.push(Check("backends").problem(failure.sentence(), cost, fix));
+        let fix = "fix what the finding names, or remove --provider, --domains and --node";
+        found.push(Check("backends").problem(failure.message(), cost, fix));
     }
     found.extend(arguments.peer.iter().map(|peer| peer::reach(Check("peer"), peer)));
     Ok(found)
 }
 
 fn of_host(host: &Host, registry: &Registry, choice: &BackendChoice) -> Vec<Finding> {
-    let looks = CHECKS.into_iter().map(|(name, look)| (Check(name), look));
-    let mut found: Vec<_> = looks.flat_map(|(check, look)| settle(check, look(check, host))).collect();
-    // Probing opens the libraries and what these open: the map of this process is read after it.
+    let checks = CHECKS.into_iter().map(|(name, run)| (Check(name), run));
+    let mut found: Vec<_> =
+        checks.flat_map(|(check, run)| with_unreadable(check, run(check, host))).collect();
+    // Probing opens the libraries and their dependencies, so the process's maps are read after it.
     found.extend(libraries::backends(Check("backends"), host, registry, choice));
     let check = Check("libraries");
-    found.extend(settle(check, libraries::libraries(check, host, choice, &Library::all())));
+    found.extend(with_unreadable(check, libraries::libraries(check, host, choice, &Library::all())));
     found
 }
 
-/// A file that does not tell is a finding too.
-fn settle(check: Check, checked: Checked) -> Vec<Finding> {
+/// Turns a file that could not be read into a finding.
+fn with_unreadable(check: Check, checked: Checked) -> Vec<Finding> {
     checked.unwrap_or_else(|file| vec![check.unreadable(&file)])
 }
 
-fn print(common: &Common, findings: &[Finding]) -> Done {
+fn print(common: &Common, findings: &[Finding]) -> CommandResult {
     if common.json {
         return findings.iter().try_for_each(output::json);
     }
@@ -151,7 +152,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_empty_host_has_an_answer_to_everything() {
+    fn every_check_has_a_finding_on_an_empty_host() {
         let choice = BackendChoice::Named("loopback".into());
         let found = of_host(&Fake::new(&[]), &Registry::standard(), &choice);
         for (name, _) in CHECKS {
@@ -161,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_to_be_mended_says_how() {
+    fn every_warning_has_a_cost_and_a_fix() {
         let choice = BackendChoice::Named("carrier".into());
         let found = of_host(&Fake::new(&[]).card("mlx5_0"), &Registry::standard(), &choice);
         for finding in found.iter().filter(|finding| finding.level >= Level::Warning) {
@@ -182,8 +183,8 @@ mod tests {
             ("/proc/cmdline", "iommu"),
         ] {
             let fake = Fake::new(&[]).with(&format!("{path}/below"), b"");
-            let (_, look) = CHECKS.into_iter().find(|(known, _)| *known == name).expect("a check");
-            let found = settle(Check(name), look(Check(name), &fake));
+            let (_, run) = CHECKS.into_iter().find(|(known, _)| *known == name).expect("a check");
+            let found = with_unreadable(Check(name), run(Check(name), &fake));
             assert!(found[0].level == Level::Warning && found[0].what.contains(path), "{found:?}");
         }
     }

@@ -1,4 +1,4 @@
-//! Huge pages: those set aside, and those that come by themselves.
+//! Huge pages: reserved ones, and transparent ones.
 
 use super::finding::{Check, Checked};
 use super::host::Host;
@@ -6,46 +6,46 @@ use super::host::Host;
 const HUGE: &str = "/sys/kernel/mm/hugepages";
 const TRANSPARENT: &str = "/sys/kernel/mm/transparent_hugepage/enabled";
 
-/// Huge pages set aside.
+/// Checks the reserved huge pages.
 pub fn huge(check: Check, host: &Host) -> Checked {
-    let (mut readings, mut free_of_any, mut set_aside) = (Vec::new(), false, false);
+    let (mut values, mut any_free, mut reserved) = (Vec::new(), false, false);
     for name in host.names(HUGE)? {
         let Some(size) = name.strip_prefix("hugepages-") else { continue };
         let total = host.number(&format!("{HUGE}/{name}/nr_hugepages"))?.unwrap_or(0);
         let free = host.number(&format!("{HUGE}/{name}/free_hugepages"))?.unwrap_or(0);
         if total > 0 || size == "2048kB" {
-            readings.push(format!("{free} free of {total} of {size}"));
+            values.push(format!("{free} free of {total} of {size}"));
         }
-        free_of_any |= free > 0;
-        set_aside |= total > 0;
+        any_free |= free > 0;
+        reserved |= total > 0;
     }
-    if readings.is_empty() {
-        return Ok(vec![check.skipped("this kernel has none")]);
+    if values.is_empty() {
+        return Ok(vec![check.skipped("this kernel has no huge pages")]);
     }
-    let reading = readings.join(", ");
-    if free_of_any || !host.has_cards_for("efa") {
-        return Ok(vec![check.ok(reading)]);
+    let value = values.join(", ");
+    if any_free || !host.has_cards_for("efa") {
+        return Ok(vec![check.ok(value)]);
     }
-    let cost = "libfabric's provider takes plain pages for its buffers: a card translates more addresses";
-    let remedy = match set_aside {
-        true => "end what holds them, or set more aside: sysctl vm.nr_hugepages",
-        false => "sysctl -w vm.nr_hugepages=5128, which is what AWS sets on hosts with 32 cards",
+    let cost = "libfabric's provider uses small pages for its buffers, so a card translates more addresses";
+    let remedy = match reserved {
+        true => "end the programs that use them, or reserve more: sysctl vm.nr_hugepages",
+        false => "run sysctl -w vm.nr_hugepages=5128, AWS's setting for hosts with 32 cards",
     };
-    Ok(vec![check.warning(reading, cost, remedy)])
+    Ok(vec![check.warning(value, cost, remedy)])
 }
 
-/// Huge pages under ordinary memory.
+/// Checks transparent huge pages.
 pub fn transparent(check: Check, host: &Host) -> Checked {
     let chosen = |text: &str| Some(text.split_once('[')?.1.split_once(']')?.0.to_owned());
     let Some(chosen) = host.parsed(TRANSPARENT, chosen)? else {
-        return Ok(vec![check.skipped("this kernel has none")]);
+        return Ok(vec![check.skipped("this kernel has no huge pages")]);
     };
     if chosen != "never" || !host.has_hardware() {
         return Ok(vec![check.ok(chosen)]);
     }
-    let cost = "memory of your own lies in small pages: registering it takes longer, and a card translates more \
-                addresses; memory by Fabric::alloc is not concerned from Linux 6.1 on";
-    Ok(vec![check.warning(chosen, cost, format!("echo madvise > {TRANSPARENT}"))])
+    let cost = "your own buffers use small pages: registering them takes longer, and a card translates more \
+                addresses; Fabric::alloc uses huge pages anyway from Linux 6.1 on";
+    Ok(vec![check.warning(chosen, cost, format!("run echo madvise > {TRANSPARENT}"))])
 }
 
 #[cfg(test)]
@@ -60,7 +60,7 @@ mod tests {
     }
 
     #[test]
-    fn efa_cards_want_huge_pages() {
+    fn efa_cards_need_huge_pages() {
         for (total, free, without, with) in [
             ("0\n", "0\n", Level::Ok, Level::Warning),
             ("8\n", "0\n", Level::Ok, Level::Warning),

@@ -1,15 +1,15 @@
-//! PCI functions: who they are, and whether bridges send peers' traffic a long way round.
+//! PCI functions, and whether bridges redirect peer-to-peer traffic to the root complex.
 
 use topology::acs::redirects;
 
-use super::finding::{Check, Checked, some};
+use super::finding::{Check, Checked, abbreviated};
 use super::host::{Host, Unreadable, hex};
 
 const DEVICES: &str = "/sys/bus/pci/devices";
 
-/// A function of a device on the bus.
+/// A PCI function.
 pub struct Function {
-    /// As `0000:00:1e.0`.
+    /// The address, such as `0000:00:1e.0`.
     pub address: String,
     pub vendor: u32,
     pub device: u32,
@@ -18,7 +18,7 @@ pub struct Function {
 }
 
 impl Function {
-    /// All that there are.
+    /// All functions of the host.
     pub fn all(host: &Host) -> Result<Vec<Self>, Unreadable> {
         let of = |address: String| {
             let field = |name| host.parsed(&format!("{DEVICES}/{address}/{name}"), hex);
@@ -29,13 +29,13 @@ impl Function {
         host.names(DEVICES)?.into_iter().map(of).collect()
     }
 
-    /// Whether it joins two buses of PCI.
+    /// Returns true if the function is a PCI-to-PCI bridge.
     fn is_bridge(&self) -> bool {
         self.class >> 8 == 0x0604
     }
 }
 
-/// Whether bridges redirect what their devices send each other.
+/// Checks whether bridges redirect peer-to-peer traffic of their devices.
 pub fn acs(check: Check, host: &Host) -> Checked {
     let (mut redirecting, mut hidden, mut bridges) = (Vec::new(), 0, 0);
     for bridge in Function::all(host)?.into_iter().filter(Function::is_bridge) {
@@ -49,26 +49,31 @@ pub fn acs(check: Check, host: &Host) -> Checked {
         }
     }
     if bridges == 0 {
-        return Ok(vec![check.skipped("there is no PCI bridge here")]);
+        return Ok(vec![check.skipped("no PCI bridge")]);
     }
     if redirecting.is_empty() && hidden > 0 {
-        let why = format!("{hidden} of {bridges} bridges hide it: needs root to tell (CAP_SYS_ADMIN)");
+        let why =
+            format!("reading the ACS state of {hidden} of {bridges} bridges needs root (CAP_SYS_ADMIN)");
         return Ok(vec![check.skipped(why)]);
     }
     if redirecting.is_empty() {
-        return Ok(vec![check.ok(format!("none of {bridges} bridges redirects"))]);
+        return Ok(vec![check.ok(format!("none of {bridges} bridges redirects peer-to-peer traffic"))]);
     }
-    let reading = format!("{} of {bridges} bridges redirect: {}", redirecting.len(), some(&redirecting));
+    let value = format!(
+        "{} of {bridges} bridges redirect peer-to-peer traffic: {}",
+        redirecting.len(),
+        abbreviated(&redirecting)
+    );
     if !host.has_hardware() && !host.has_gpu() {
-        return Ok(vec![check.ok(format!("{reading}; there is no card or GPU behind them"))]);
+        return Ok(vec![check.ok(format!("{value}; no card or GPU is behind them"))]);
     }
-    let cost = "what GPUs and cards send each other goes up to the root complex and back: slower, or refused";
+    let cost = "traffic between GPUs and cards goes through the root complex: it is slower or fails";
     let remedy = format!(
-        "turn ACS off in the firmware, or until the next boot, for each bridge: setpci -s {} ECAP_ACS+6.w=0; not \
-         where virtual machines rely on it",
+        "turn ACS off in the firmware, or until the next boot for each bridge: setpci -s {} ECAP_ACS+6.w=0; keep \
+         it if virtual machines need it",
         redirecting[0]
     );
-    Ok(vec![check.warning(reading, cost, remedy)])
+    Ok(vec![check.warning(value, cost, remedy)])
 }
 
 #[cfg(test)]
@@ -104,7 +109,7 @@ mod tests {
     #[test]
     fn short_and_strange_configurations() {
         let found = acs(Check("it"), &bridge(&[0; 64]).card("mlx5_0")).unwrap();
-        assert!(found[0].level == Level::Skipped && found[0].what.contains("needs root to tell"));
+        assert!(found[0].level == Level::Skipped && found[0].what.contains("needs root"));
         let mut circle = vec![0; 4096];
         circle[0x100..0x104].copy_from_slice(&0x1001_0001_u32.to_le_bytes());
         let said = acs(Check("it"), &bridge(&circle)).unwrap_err().to_string();

@@ -1,4 +1,4 @@
-//! A peer: whether its name resolves and its port answers.
+//! A peer: whether its name resolves and its port accepts connections.
 
 use std::io::{self, ErrorKind};
 use std::net::{SocketAddr, TcpStream, ToSocketAddrs};
@@ -10,29 +10,29 @@ use crate::failure::printable;
 
 use super::finding::{Check, Finding};
 
-/// How long the name may take, and each address.
+/// The limit of resolving the name, and of connecting to each address.
 const LIMIT: Duration = Duration::from_secs(3);
-/// Addresses that are tried of one name.
-const TRIED: usize = 4;
+/// The number of addresses that are tried.
+const MAX_ADDRESSES: usize = 4;
 
-/// Whether `peer`, a `HOST:PORT`, takes a connection.
+/// Checks whether `peer`, a `HOST:PORT`, accepts a connection.
 pub fn reach(check: Check, peer: &str) -> Finding {
-    let cost = "nothing can be moved to or from this peer";
+    let cost = "no transfer to or from this peer is possible";
     let name = printable(peer);
     let addresses = match resolve(peer) {
         Ok(addresses) => addresses,
         Err(error) => {
-            let remedy = "give HOST:PORT, with a name that DNS or /etc/hosts knows";
+            let remedy = "give HOST:PORT, with a name in DNS or /etc/hosts";
             return check.problem(format!("{name} does not resolve: {error}"), cost, remedy);
         }
     };
     let mut last = None;
-    for address in addresses.into_iter().take(TRIED) {
+    for address in addresses.into_iter().take(MAX_ADDRESSES) {
         match TcpStream::connect_timeout(&address, LIMIT) {
             Ok(stream) => {
                 let from =
                     stream.local_addr().map_or(String::new(), |local| format!(", from {}", local.ip()));
-                return check.ok(format!("{name} takes TCP connections at {address}{from}"));
+                return check.ok(format!("{name} accepts TCP connections at {address}{from}"));
             }
             Err(error) => last = Some((address, error.kind(), error)),
         }
@@ -40,13 +40,14 @@ pub fn reach(check: Check, peer: &str) -> Finding {
     match last {
         Some((address, kind, error)) => {
             let place = if address.to_string() == name { name } else { format!("{name} at {address}") };
-            check.problem(format!("{place}: {}", reading(kind, &error)), cost, remedy(kind))
+            check.problem(format!("{place}: {}", value(kind, &error)), cost, remedy(kind))
         }
-        None => check.problem(format!("{name} has no address"), cost, "mend its entry in DNS or /etc/hosts"),
+        None => check.problem(format!("{name} has no address"), cost, "fix its entry in DNS or /etc/hosts"),
     }
 }
 
-/// The resolver has limits of its own, which may be long: it is left behind after ours.
+/// Resolves a name in another thread. The resolver's own limits may be long, so the thread is left behind after
+/// [`LIMIT`].
 fn resolve(peer: &str) -> io::Result<Vec<SocketAddr>> {
     let (sender, receiver) = mpsc::channel();
     let peer = peer.to_owned();
@@ -57,9 +58,9 @@ fn resolve(peer: &str) -> io::Result<Vec<SocketAddr>> {
     receiver.recv_timeout(LIMIT).map_err(|_| late())?
 }
 
-fn reading(kind: ErrorKind, error: &io::Error) -> String {
+fn value(kind: ErrorKind, error: &io::Error) -> String {
     match kind {
-        ErrorKind::ConnectionRefused => "refused: nobody listens there".to_owned(),
+        ErrorKind::ConnectionRefused => "connection refused: no program listens on this port".to_owned(),
         ErrorKind::TimedOut | ErrorKind::WouldBlock => format!("no answer within {} s", LIMIT.as_secs()),
         _ => error.to_string(),
     }
@@ -68,12 +69,12 @@ fn reading(kind: ErrorKind, error: &io::Error) -> String {
 fn remedy(kind: ErrorKind) -> &'static str {
     match kind {
         ErrorKind::ConnectionRefused => {
-            "start it there, on an address that is not only 127.0.0.1: multirail serve --listen 0.0.0.0:PORT"
+            "start the server on an address other than 127.0.0.1: multirail serve --listen 0.0.0.0:PORT"
         }
         ErrorKind::TimedOut | ErrorKind::WouldBlock => {
-            "let TCP to this port through: the firewall, the security group (AWS: all traffic within the group)"
+            "allow TCP to this port in the firewall and the security group (AWS: all traffic within the group)"
         }
-        _ => "mend the route to that network",
+        _ => "fix the route to that network",
     }
 }
 
@@ -91,11 +92,14 @@ mod tests {
         assert_eq!(reach(Check("peer"), &peer).level, Level::Ok);
         drop(listener);
         let refused = reach(Check("peer"), &peer);
-        assert!(refused.level == Level::Problem && refused.what.contains("nobody listens"), "{refused:?}");
+        assert!(
+            refused.level == Level::Problem && refused.what.contains("no program listens"),
+            "{refused:?}"
+        );
     }
 
     #[test]
-    fn what_is_no_address_says_so() {
+    fn malformed_addresses_are_problems() {
         for nonsense in ["", "nobody", "127.0.0.1", "127.0.0.1:port", "127.0.0.1:99999", "\u{1b}[2J:1x"] {
             let found = reach(Check("peer"), nonsense);
             assert!(found.level == Level::Problem && found.what.contains("does not resolve"), "{found:?}");
@@ -106,7 +110,7 @@ mod tests {
     #[test]
     fn each_failure_has_its_remedy() {
         let error = || io::Error::from(ErrorKind::TimedOut);
-        assert_eq!(reading(ErrorKind::TimedOut, &error()), "no answer within 3 s");
+        assert_eq!(value(ErrorKind::TimedOut, &error()), "no answer within 3 s");
         assert!(remedy(ErrorKind::TimedOut).contains("firewall"));
         assert!(remedy(ErrorKind::HostUnreachable).contains("route"));
     }

@@ -1,39 +1,39 @@
-//! Which backend carries it, and as how many requests.
+//! The backend that carries a write, and the number of its requests.
 
 use std::ops::Range;
 
 use multirail::{BackendChoice, Place, TransportInfo};
 
 use super::super::Common;
-use super::super::failure::Done;
+use super::super::failure::CommandResult;
 use super::super::units::Size;
 use super::{Choice, Group};
 
 const BACKEND: &str = "backend";
 const REQUESTS: &str = "requests";
 
-/// What this host has.
+/// The backends of this host.
 #[derive(Default)]
 pub struct Found {
-    /// Each backend, and why it would be used, or would not.
+    /// Each backend, and the reason why it would be used or not.
     rows: Vec<(String, Result<String, String>)>,
-    /// The rail groups of the first that has cards, as it opened them.
+    /// The rail groups of the first backend with cards, after it was opened.
     pub groups: Vec<Group>,
-    /// The backend of the cards, the bytes of a piece there, and the most of one request.
+    /// The backend with cards, its bytes of a piece, and its largest request.
     pieces: Option<(String, u64, u64)>,
 }
 
-/// Asks every backend, and opens those with cards.
-pub fn found(common: &Common) -> Done<Found> {
+/// Probes every backend, and opens the first one with cards.
+pub fn found(common: &Common) -> CommandResult<Found> {
     let (registry, choice) = (common.registry()?, common.choice()?);
-    common.demand(&registry)?;
+    common.require_requested(&registry)?;
     let mut found = Found::default();
     for row in registry.rows() {
         let name = row.name.to_owned();
         if let BackendChoice::Named(asked) = &choice
             && *asked != name
         {
-            found.rows.push((name, Err(format!("--backend asks for {asked}"))));
+            found.rows.push((name, Err(format!("--backend is {asked}"))));
             continue;
         }
         match row.probe {
@@ -75,10 +75,10 @@ fn groups(transport: &TransportInfo) -> Vec<Group> {
     transport.groups.iter().zip(&transport.places).map(group).collect()
 }
 
-/// The backends, and how a write of `size` goes over so many rails.
+/// The decisions about backends, and how a write of `size` uses this many rails.
 pub fn choices(found: &Found, is_here: bool, size: Size, rails: usize) -> Vec<Choice> {
     if !is_here {
-        let why = "which libraries and devices are there is not in a description: ask there";
+        let why = "a description does not list libraries and devices: run the command on that machine";
         return vec![Choice::left(BACKEND, "any", why)];
     }
     let backend = |(name, why): &(String, Result<String, String>)| match why {
@@ -95,12 +95,18 @@ pub fn choices(found: &Found, is_here: bool, size: Size, rails: usize) -> Vec<Ch
 fn requests(backend: &str, size: u64, chunk: u64, most: u64, rails: u64) -> Choice {
     if size <= chunk || rails <= 1 {
         let requests = size.div_ceil(most).max(1);
-        let why = format!("a write of at most {} goes over one rail, the next over the next", Size(chunk));
+        let why = format!(
+            "a write of at most {} uses one rail, and the next write uses the next rail",
+            Size(chunk)
+        );
         return Choice::taken(REQUESTS, format!("{requests} over one rail of {backend}"), why);
     }
     let pieces = size.div_ceil(chunk).max(1);
     let used = pieces.min(rails);
-    let why = format!("cut into pieces of at most {}, dealt out over the {rails} rails", Size(chunk));
+    let why = format!(
+        "the write is cut into pieces of at most {}, which are striped over the {rails} rails",
+        Size(chunk)
+    );
     Choice::taken(REQUESTS, format!("{pieces} over {used} rails of {backend}"), why)
 }
 

@@ -1,14 +1,14 @@
-//! `multirail explain`: what would carry some memory's bytes, and why nothing else.
+//! `multirail explain`: which cards, core and registration a buffer would use, and why.
 
 mod backends;
 mod rails;
-mod registration;
 
 use multirail::MachineSource;
 use serde::Serialize;
 use topology::{Address, Distance, Function, Kind, Machine, RailGroup};
 
-use super::failure::{Done, Failure, printable};
+use super::doctor::{GpuRegistration, gpu_registration};
+use super::failure::{CommandResult, Failure, printable};
 use super::table::{self, Table};
 use super::topo::label;
 use super::units::Size;
@@ -16,25 +16,25 @@ use super::{Common, output};
 
 #[derive(clap::Args)]
 pub struct ExplainArguments {
-    /// Memory of this GPU, counted in the order of PCI addresses, as `multirail topo` lists them
+    /// The buffer is on this GPU, counted in the order of PCI addresses, as in `multirail topo`
     #[arg(long, value_name = "NUMBER", conflicts_with = "numa")]
     gpu: Option<usize>,
 
-    /// Memory of the host that is registered near this NUMA node
+    /// The buffer is host memory registered near this NUMA node
     #[arg(long, value_name = "NUMBER")]
     numa: Option<u32>,
 
-    /// Bytes of one write, or of one page
+    /// Size of one write, or of one page
     #[arg(long, value_name = "SIZE", default_value = "64KiB")]
     size: Size,
 
-    /// The machine, as for `multirail topo`: of another than this host, what depends on its drivers
-    /// is not known [default: $MULTIRAIL_TOPOLOGY, or this host]
+    /// The machine, as for `multirail topo`. For a machine other than this host, decisions that depend on
+    /// its drivers are unknown [default: $MULTIRAIL_TOPOLOGY, or this host]
     #[arg(long, value_name = "SOURCE")]
     from: Option<MachineSource>,
 }
 
-/// A choice: what was taken, or was not, and why.
+/// An option of a decision: whether it is chosen, and why.
 #[derive(Serialize)]
 struct Choice {
     question: &'static str,
@@ -53,14 +53,14 @@ impl Choice {
     }
 }
 
-/// The memory in question.
+/// The memory of the buffer.
 enum Memory<'a> {
     Gpu(usize, &'a Function),
     Host(Option<u32>),
 }
 
 impl Memory<'_> {
-    fn words(&self) -> String {
+    fn description(&self) -> String {
         match self {
             Self::Gpu(number, gpu) => format!("GPU {number} at {}", gpu.address),
             Self::Host(Some(node)) => format!("host memory of NUMA node {node}"),
@@ -68,7 +68,7 @@ impl Memory<'_> {
         }
     }
 
-    /// Whether a group is the one for it.
+    /// Returns true if a rail group serves this memory.
     fn is_served_by(&self, group: &Group) -> bool {
         match self {
             Self::Gpu(_, gpu) => group.gpus.contains(&gpu.address),
@@ -77,9 +77,9 @@ impl Memory<'_> {
     }
 }
 
-/// A rail group: of an open fabric, or what would be one.
+/// A rail group of an open fabric, or of a described machine.
 struct Group {
-    /// Devices, else cards.
+    /// Names of devices, or of cards on a described machine.
     rails: Vec<String>,
     gpus: Vec<Address>,
     cards: Vec<Address>,
@@ -97,8 +97,8 @@ impl Group {
     }
 }
 
-/// Prints what would be chosen, and what would not.
-pub fn run(common: &Common, arguments: &ExplainArguments) -> Done {
+/// Prints each decision with its options.
+pub fn run(common: &Common, arguments: &ExplainArguments) -> CommandResult {
     let source = arguments.from.clone().map_or_else(MachineSource::of_this_host, Ok)?;
     let is_here = arguments.from.is_none() || source == MachineSource::ThisHost;
     let (name, machine) = source.read()?;
@@ -110,7 +110,7 @@ pub fn run(common: &Common, arguments: &ExplainArguments) -> Done {
         false => backends::Found::default(),
     };
     let mut backends = common.registry()?.rail_groups(&common.choice()?, &machine, is_here)?;
-    // Of several backends the first carries what both sides can; the others' cards are named.
+    // The first backend that both sides have is used. The other backends' cards are listed as not chosen.
     let others = backends.split_off(backends.len().min(1));
     let groups = match found.groups.is_empty() {
         true => {
@@ -121,15 +121,15 @@ pub fn run(common: &Common, arguments: &ExplainArguments) -> Done {
     };
     let mut choices = rails::choices(&machine, &groups, &memory, is_here);
     if let Some(first) = backends.first() {
-        choices.extend(others.iter().map(|other| rails::behind(&machine, first.backend, other)));
+        choices.extend(others.iter().map(|other| rails::not_preferred(&machine, first.backend, other)));
     }
-    choices.extend(registration::choices(&memory, is_here));
+    choices.extend(registration_choices(&memory, is_here));
     let rails = groups.iter().filter(|group| memory.is_served_by(group)).map(|group| group.rails.len()).sum();
     choices.extend(backends::choices(&found, is_here, arguments.size, rails));
     if common.json {
         return choices.iter().try_for_each(output::json);
     }
-    table::sentence(&format!("{} of {name}, {} at a time", memory.words(), arguments.size))?;
+    table::print_text(&format!("{} of {name}, {} at a time", memory.description(), arguments.size))?;
     let mut table = Table::named_by(2).text("decision").text("option").text("chosen").text("reason");
     for choice in choices {
         let chosen = if choice.taken { "yes" } else { "no" };
@@ -138,13 +138,13 @@ pub fn run(common: &Common, arguments: &ExplainArguments) -> Done {
     table.print()
 }
 
-fn memory<'a>(name: &str, machine: &'a Machine, arguments: &ExplainArguments) -> Done<Memory<'a>> {
+fn memory<'a>(name: &str, machine: &'a Machine, arguments: &ExplainArguments) -> CommandResult<Memory<'a>> {
     if let Some(number) = arguments.gpu {
         let gpus: Vec<&Function> = machine.of_kind(Kind::Gpu).collect();
         return match gpus.get(number) {
             Some(gpu) => Ok(Memory::Gpu(number, gpu)),
             None => Err(Failure::new(format!(
-                "{name} has {}: GPUs are counted from 0; without --gpu it is about host memory",
+                "{name} has {}; GPU numbers start at 0; without --gpu the buffer is host memory",
                 label::count(gpus.len(), "GPU")
             ))),
         };
@@ -156,4 +156,35 @@ fn memory<'a>(name: &str, machine: &'a Machine, arguments: &ExplainArguments) ->
         }
         node => Ok(Memory::Host(node)),
     }
+}
+
+const REGISTRATION: &str = "registration";
+const DMA_BUF: &str = "DMA-BUF";
+const PEERMEM: &str = "nvidia_peermem";
+
+/// The ways to register the memory, in order of preference.
+fn registration_choices(memory: &Memory<'_>, is_here: bool) -> Vec<Choice> {
+    let Memory::Gpu(..) = memory else {
+        let why = "the card's driver pins host memory";
+        return vec![Choice::taken(REGISTRATION, "by address", why)];
+    };
+    if !is_here {
+        let why = "depends on the machine's kernel and GPU driver: run the command there";
+        return [DMA_BUF, PEERMEM].map(|way| Choice::left(REGISTRATION, way, why)).into();
+    }
+    let GpuRegistration { dma_buf, peermem } = gpu_registration();
+    let mut choices = Vec::new();
+    let is_dma_buf = dma_buf.is_ok();
+    choices.push(match dma_buf {
+        Ok(description) => Choice::taken(REGISTRATION, DMA_BUF, description),
+        Err(why) => Choice::left(REGISTRATION, DMA_BUF, why),
+    });
+    choices.push(match peermem {
+        Ok(_) if is_dma_buf => Choice::left(REGISTRATION, PEERMEM, "DMA-BUF is preferred"),
+        Ok(description) => Choice::taken(REGISTRATION, PEERMEM, description),
+        Err(why) => Choice::left(REGISTRATION, PEERMEM, why),
+    });
+    let why = "never automatic: if registration fails, you get an error, not staging";
+    choices.push(Choice::left(REGISTRATION, "staging in host memory", why));
+    choices
 }

@@ -1,35 +1,35 @@
-//! How the server's region is divided.
+//! The layout of the server's region.
 
 use serde::{Deserialize, Serialize};
 
 use super::CHUNK;
 
-/// How a region is divided into windows, and a window into bytes and a table.
+/// The layout of a region: it has windows, and each window has bytes of files and a table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Layout {
-    /// Bytes of a page.
+    /// The size of a page.
     pub page: u32,
-    /// Bytes of files in a window, a multiple of the page.
+    /// The bytes of files in a window, a multiple of the page.
     pub data: u32,
-    /// Bytes behind them for a table, a multiple of the page.
+    /// The bytes of a window's table, a multiple of the page. The table comes after the bytes of files.
     pub table: u32,
-    /// Windows of the region.
+    /// The number of windows.
     pub windows: u32,
 }
 
 impl Layout {
-    /// What a server offers: 8 MiB under way per sender, which is also what an
-    /// interruption may cost. The server reads windows out of the cache.
+    /// The layout that a server offers: 8 MiB outstanding per sender, which is also the most that an interruption may
+    /// lose. Windows are small enough that the server reads them from the cache.
     pub const OFFERED: Self = Self { page: 64 << 10, data: 2 << 20, table: 256 << 10, windows: 4 };
 
-    /// Most bytes a sender lets a server make it allocate.
+    /// The most bytes that a sender allocates for a server's layout.
     const MOST_BYTES: u64 = 128 << 20;
 
-    /// Smallest table: the longest entry fits several times.
+    /// The smallest table. It holds several of the longest entries.
     const LEAST_TABLE: u32 = 32 << 10;
 
-    /// Whether a layout from the wire is sound and bounded.
-    pub fn is_sound(&self) -> bool {
+    /// Returns true if a layout from the wire is consistent and within its limits.
+    pub fn is_valid(&self) -> bool {
         self.page > 0
             && u64::from(self.data) >= CHUNK
             && self.data.is_multiple_of(self.page)
@@ -39,27 +39,27 @@ impl Layout {
             && self.total() <= Self::MOST_BYTES
     }
 
-    /// Bytes from one window to the next.
+    /// The bytes from one window to the next.
     pub fn stride(&self) -> u64 {
         u64::from(self.data) + u64::from(self.table)
     }
 
-    /// Bytes of the region.
+    /// The bytes of the region.
     pub fn total(&self) -> u64 {
         self.stride() * u64::from(self.windows)
     }
 
-    /// Which window of the region `sequence` is.
+    /// The index in the region of window `sequence`.
     pub fn slot(&self, sequence: u64) -> usize {
         (sequence % u64::from(self.windows)) as usize
     }
 
-    /// Where the bytes of window `sequence` lie in the region.
+    /// The offset of the bytes of window `sequence`.
     pub fn data_at(&self, sequence: u64) -> usize {
         self.slot(sequence) * self.stride() as usize
     }
 
-    /// Where the table of window `sequence` lies in the region.
+    /// The offset of the table of window `sequence`.
     pub fn table_at(&self, sequence: u64) -> usize {
         self.data_at(sequence) + self.data as usize
     }
@@ -72,7 +72,7 @@ mod tests {
     #[test]
     fn layouts_are_checked() {
         let sound = Layout::OFFERED;
-        assert!(sound.is_sound());
+        assert!(sound.is_valid());
         for broken in [
             Layout { page: 0, ..sound },
             Layout { page: 4097, ..sound },
@@ -84,7 +84,7 @@ mod tests {
             Layout { windows: 64, ..sound },
             Layout { windows: u32::MAX, ..sound },
         ] {
-            assert!(!broken.is_sound(), "{broken:?}");
+            assert!(!broken.is_valid(), "{broken:?}");
         }
         assert_eq!(sound.data_at(5), sound.stride() as usize);
         assert_eq!(sound.table_at(4), sound.data as usize);

@@ -1,139 +1,138 @@
-//! What sender and server say to each other.
+//! The messages between sender and server.
 
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
 use super::{Layout, Piece};
 
-/// First words of a server, so that a sender knows whom it reached.
+/// The start of a server's first message, by which a sender recognises a server.
 pub const PROTOCOL: [u8; 8] = *b"mr-files";
 
-/// Raised with every change of messages, tables or hashes.
+/// The protocol version. Every change of messages, tables or hashes increases it.
 pub const VERSION: u16 = 3;
 
-/// Longest message: a descriptor with many transports fits many times over.
+/// The longest message. It is many times larger than a descriptor with many transports.
 pub const MESSAGE_BYTES: usize = 16 << 10;
 
-/// Most verdicts in a message.
-pub const VERDICTS: usize = 128;
+/// The maximum number of actions in a message.
+pub const MAX_ACTIONS: usize = 128;
 
-/// Most pieces in a [`ToSender::Have`].
-pub const HAVE_PIECES: usize = 64;
+/// The maximum number of pieces in a [`ToSender::Have`].
+pub const MAX_HAVE_PIECES: usize = 64;
 
-/// From the sender.
+/// A message from the sender.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum ToServer {
-    /// First message.
+    /// The first message.
     Hello {
-        /// Bytes of all files that are no hole.
+        /// The bytes of all files, without holes.
         total: u64,
-        /// Whether what an earlier attempt stored is to be used.
+        /// True if the server uses what an earlier attempt stored.
         resume: bool,
     },
-    /// A window's table holds the entries of the next group.
+    /// The table of a window has the entries of the next group.
     Offer {
-        /// The window, counted from 0 in the conversation.
+        /// The window, counted from 0 in the session.
         sequence: u64,
-        /// Bytes of the table.
+        /// The bytes of the table.
         table: u32,
     },
-    /// Which pieces of a partial file are there? Answered by [`ToSender::Have`].
+    /// Asks which pieces of a partial file the server has. The response is [`ToSender::Have`].
     Resume {
-        /// Of the group's entries.
+        /// The index in the group's entries.
         index: u32,
-        /// The first piece that is wanted.
+        /// The first requested piece.
         first: u64,
     },
-    /// A window holds items and their bytes.
+    /// A window has items and their bytes.
     Filled {
         /// The window.
         sequence: u64,
-        /// Bytes of the table.
+        /// The bytes of the table.
         table: u32,
-        /// Bytes of files.
+        /// The bytes of files.
         data: u32,
     },
-    /// The group is complete. Answered by [`ToSender::Stored`].
+    /// The group is complete. The response is [`ToSender::Stored`].
     Commit {
-        /// The next window: all before it belong to the group.
+        /// The next window. All windows before it belong to the group.
         next: u64,
-        /// So many of the group's entries are done. The others are offered again, since the
-        /// first of them changed; it may have begun.
+        /// The number of complete entries of the group. The sender offers the others again, because the first of them
+        /// changed. That one may have begun.
         entries: u32,
     },
-    /// The rest will not come, because of this.
+    /// The sender gives up for this reason.
     Abandon(String),
     /// No more groups.
     Bye,
-    /// The sender reads or compares files, and has nothing else to say for now.
+    /// The sender is alive: it reads or compares files.
     Working,
 }
 
-/// What the server wants with an entry.
+/// What the sender has to do with an entry.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Verdict {
-    /// Send it.
+pub enum EntryAction {
+    /// Send the entry.
     Send,
-    /// Do not: something of that name exists and stays.
+    /// Do not send the entry: the server keeps another file with its name.
     Skip,
-    /// Do not: it is here already.
+    /// Do not send the entry: the server has it already.
     Have,
-    /// A file of that size is here. If it has another content, skip or send yours; of that,
-    /// a part may be here too: ask for it by [`ToServer::Resume`].
+    /// The server has a file of the same size. If its content differs, skip the entry or send it. The server may have a
+    /// part of it: ask with [`ToServer::Resume`].
     Compare {
-        /// Its content digest.
+        /// The digest of the server's file.
         digest: [u8; 32],
-        /// What to do if it differs.
+        /// True to skip the entry if the digests differ.
         skip: bool,
     },
-    /// A part is here: ask for it by [`ToServer::Resume`].
+    /// The server has a part of the file: ask with [`ToServer::Resume`].
     Partial,
 }
 
-/// From the server.
+/// A message from the server.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum ToSender {
-    /// First message.
+    /// The first message.
     Welcome {
         /// [`PROTOCOL`].
         protocol: [u8; 8],
         /// [`VERSION`].
         version: u16,
-        /// How the region is divided.
+        /// The layout of the region.
         layout: Layout,
         /// The region's descriptor.
         region: Vec<u8>,
-        /// The server drops a sender that it waits for and that says nothing for so long, in
-        /// milliseconds.
+        /// The silence in milliseconds after which the server drops a sender that it waits for.
         silence_ms: u64,
     },
-    /// The answer to `Hello`: begin.
+    /// The response to `Hello`: the sender may begin.
     Ready,
-    /// The answer to `Offer`, in several messages.
-    Verdicts {
-        /// Which entry the first is about.
+    /// The response to `Offer`, in several messages.
+    Actions {
+        /// The entry of the first action.
         first: u32,
-        /// At most [`VERDICTS`].
-        verdicts: Vec<Verdict>,
+        /// At most [`MAX_ACTIONS`].
+        actions: Vec<EntryAction>,
     },
-    /// The answer to `Resume`.
+    /// The response to `Resume`.
     Have {
-        /// At most [`HAVE_PIECES`], ascending.
+        /// At most [`MAX_HAVE_PIECES`], in ascending order.
         pieces: Vec<Piece>,
-        /// Whether these are the last.
+        /// True if these are the last pieces.
         last: bool,
-        /// Bytes of all pieces, also of those that are not listed.
+        /// The bytes of all pieces, including those not listed.
         bytes: u64,
     },
-    /// This window may be written again.
+    /// The sender may write this window again.
     Free {
-        /// The `Filled` or `Offer` it answers.
+        /// The sequence number of the `Filled` or `Offer`.
         sequence: u64,
     },
     /// The group is durable under its final names.
     Stored,
-    /// It cannot be done, and the conversation ends.
+    /// The server refuses for this reason, and the session ends.
     Refused(String),
-    /// The answer to `Bye`.
+    /// The response to `Bye`.
     Farewell,
 }
 
@@ -148,8 +147,8 @@ impl ToSender {
     /// Parses a message from the wire.
     pub fn decode(bytes: &[u8]) -> Result<Self, String> {
         match decode(bytes)? {
-            Self::Verdicts { verdicts, .. } if verdicts.len() > VERDICTS => Err(other_protocol()),
-            Self::Have { pieces, .. } if pieces.len() > HAVE_PIECES => Err(other_protocol()),
+            Self::Actions { actions, .. } if actions.len() > MAX_ACTIONS => Err(other_protocol()),
+            Self::Have { pieces, .. } if pieces.len() > MAX_HAVE_PIECES => Err(other_protocol()),
             message => Ok(message),
         }
     }
@@ -163,7 +162,7 @@ fn decode<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, String> {
 }
 
 fn other_protocol() -> String {
-    "the other side speaks another protocol; run the same multirail version and command there".to_owned()
+    "the other side uses another protocol; run the same multirail version and command there".to_owned()
 }
 
 #[cfg(test)]
@@ -179,15 +178,15 @@ mod tests {
         assert!(ToServer::decode(&[&bytes[..], &[0]].concat()).is_err());
         assert!(ToServer::decode(&[77]).is_err());
         let most = |count| {
-            let message = ToSender::Verdicts { first: 0, verdicts: vec![Verdict::Send; count] };
+            let message = ToSender::Actions { first: 0, actions: vec![EntryAction::Send; count] };
             ToSender::decode(&postcard::to_stdvec(&message).unwrap())
         };
-        assert!(most(VERDICTS).is_ok() && most(VERDICTS + 1).is_err());
-        let digest = Verdict::Compare { digest: [255; 32], skip: true };
-        let full = ToSender::Verdicts { first: u32::MAX, verdicts: vec![digest; VERDICTS] };
+        assert!(most(MAX_ACTIONS).is_ok() && most(MAX_ACTIONS + 1).is_err());
+        let digest = EntryAction::Compare { digest: [255; 32], skip: true };
+        let full = ToSender::Actions { first: u32::MAX, actions: vec![digest; MAX_ACTIONS] };
         assert!(postcard::to_stdvec(&full).unwrap().len() <= MESSAGE_BYTES);
         let piece = Piece { offset: u64::MAX, len: u32::MAX, hash: [255; 32] };
-        let full = ToSender::Have { pieces: vec![piece; HAVE_PIECES], last: true, bytes: u64::MAX };
+        let full = ToSender::Have { pieces: vec![piece; MAX_HAVE_PIECES], last: true, bytes: u64::MAX };
         assert!(postcard::to_stdvec(&full).unwrap().len() <= MESSAGE_BYTES);
     }
 }

@@ -1,29 +1,29 @@
-//! Names that lead nowhere else.
+//! Paths and links that stay inside the server's directory.
 
 use std::ffi::OsStr;
 use std::fmt;
 #[cfg(unix)]
 use std::os::unix::ffi::OsStrExt;
 
-/// The server's own directory at the top of what it serves: no file may lie there.
+/// The server's own directory at the top of the served directory. No sent file may be in it.
 pub const STAGING: &str = ".multirail";
 
-/// Characters of a path that sentences show: the last ones, and any single name whole.
+/// The number of characters of a path in messages. The last characters are shown, so any single name is whole.
 const SHOWN: usize = 300;
 
-/// Where an entry lies below the server's directory: names with slashes between.
+/// The path of an entry below the server's directory: names separated by slashes.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct TreePath(Vec<u8>);
 
 impl TreePath {
-    /// Longest name of the file systems at hand (`NAME_MAX`).
+    /// The longest name (`NAME_MAX`).
     pub const LONGEST_NAME: usize = 255;
-    /// Longest path (`PATH_MAX` without the NUL).
+    /// The longest path (`PATH_MAX` without the NUL).
     pub const LONGEST: usize = 4095;
-    /// Most names in a path.
+    /// The maximum number of names in a path.
     pub const DEEPEST: usize = 128;
 
-    /// Checks a path, wherever it comes from.
+    /// Checks an untrusted path.
     pub fn new(bytes: &[u8]) -> Result<Self, String> {
         let names = || bytes.split(|&byte| byte == b'/');
         let why = match bytes {
@@ -37,7 +37,7 @@ impl TreePath {
             _ if names().count() > Self::DEEPEST => "is over 128 directories deep",
             // Some file systems ignore case.
             _ if names().next().is_some_and(|top| top.eq_ignore_ascii_case(STAGING.as_bytes())) => {
-                "is the server's own"
+                "is reserved for the server"
             }
             _ => return Ok(Self(bytes.to_vec())),
         };
@@ -49,27 +49,27 @@ impl TreePath {
         &self.0
     }
 
-    /// Its names, outermost first.
+    /// The names, outermost first.
     pub fn names(&self) -> impl Iterator<Item = &[u8]> {
         self.0.split(|&byte| byte == b'/')
     }
 
-    /// The directory it lies in, empty at the top.
+    /// The parent directory, which is empty at the top.
     pub fn parent(&self) -> &[u8] {
         self.0.iter().rposition(|&byte| byte == b'/').map_or(&[], |at| &self.0[..at])
     }
 
-    /// Its last name.
+    /// The last name.
     pub fn name(&self) -> &[u8] {
         self.0.iter().rposition(|&byte| byte == b'/').map_or(&self.0, |at| &self.0[at + 1..])
     }
 
-    /// Whether it lies directly in the server's directory.
+    /// Returns true if the entry is directly in the server's directory.
     pub fn is_top(&self) -> bool {
         !self.0.contains(&b'/')
     }
 
-    /// The last name for the system.
+    /// The last name as an `OsStr`.
     #[cfg(unix)]
     pub fn name_os(&self) -> &OsStr {
         OsStr::from_bytes(self.name())
@@ -88,11 +88,11 @@ impl fmt::Display for TreePath {
     }
 }
 
-/// Checks that a symbolic link at `path` that points to `target` stays inside the
-/// tree that `path` is part of, which is its outermost directory.
+/// Checks that a symbolic link at `path` with this `target` stays inside its tree, which is the outermost directory of
+/// `path`.
 ///
-/// `..` may only lead: behind a name it would go up from wherever another link leads.
-/// Leading ones go up real directories, so that links that pass stay inside together.
+/// `..` is allowed only at the start of a target. After a name, it would go up from the target of another link. At the
+/// start it goes up real directories, so all links that pass this check stay inside the tree.
 pub fn check_link(path: &TreePath, target: &[u8]) -> Result<(), String> {
     let depth = path.names().count() - 1;
     let ups = target.split(|&byte| byte == b'/').take_while(|&name| name == b"..").count();
@@ -102,7 +102,7 @@ pub fn check_link(path: &TreePath, target: &[u8]) -> Result<(), String> {
         _ if target.starts_with(b"/") => "points to an absolute path",
         _ if target.contains(&0) => "has a NUL in its target",
         _ if target.len() > TreePath::LONGEST => "has a target over 4095 bytes long",
-        _ if depth == 0 => "stands alone, without a tree to stay in",
+        _ if depth == 0 => "is not inside a directory that is sent",
         _ if ups >= depth => "points out of the tree",
         _ if rest().any(|name| name == b"..") => "has .. behind a name in its target",
         _ => return Ok(()),
@@ -115,7 +115,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn paths_lead_nowhere_else() {
+    fn paths_stay_inside() {
         let deep = vec!["d"; TreePath::DEEPEST + 1].join("/");
         let (long, longest) = ("n".repeat(256), vec!["n".repeat(200); 21].join("/"));
         for path in [

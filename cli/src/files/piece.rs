@@ -1,52 +1,52 @@
-//! Bytes of large files and their checksums.
+//! Pieces of large files and their checksums.
 
 use std::ops::Range;
 
 use blake3::hazmat::{HasherExt, Mode, merge_subtrees_non_root, merge_subtrees_root};
 use serde::{Deserialize, Serialize};
 
-/// Files are cut at multiples of this: a journal has one entry per piece. Files up to
-/// this long go whole.
+/// Files are cut at multiples of this length, and a journal has one record per piece. Files up to this length are sent
+/// whole.
 pub const CHUNK: u64 = 1 << 20;
 
-/// Some bytes of a large file, within one chunk.
+/// A piece of a large file, within one chunk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Piece {
-    /// Where they lie in the file.
+    /// The offset in the file.
     pub offset: u64,
-    /// How many they are, at least one.
+    /// The length, at least one byte.
     pub len: u32,
-    /// Their [`PieceHash`].
+    /// The [`PieceHash`].
     pub hash: [u8; 32],
 }
 
 impl Piece {
-    /// One past the last byte.
+    /// The offset after the last byte.
     pub fn end(&self) -> u64 {
         self.offset.saturating_add(u64::from(self.len))
     }
 
-    /// Whether it has bytes, lies within one chunk and in a file of `size` bytes.
-    pub fn is_sound(&self, size: u64) -> bool {
+    /// Returns true if the piece has bytes, is within one chunk, and fits a file of `size` bytes.
+    pub fn is_valid(&self, size: u64) -> bool {
         let end = self.offset.checked_add(u64::from(self.len)).filter(|&end| end <= size);
         self.len > 0 && end.is_some_and(|end| end - self.offset / CHUNK * CHUNK <= CHUNK)
     }
 }
 
-/// The first piece of an extent: up to the next multiple of [`CHUNK`].
+/// The first piece of an extent, up to the next multiple of [`CHUNK`].
 pub fn next_piece(extent: &Range<u64>) -> Range<u64> {
     extent.start..extent.end.min((extent.start / CHUNK + 1).saturating_mul(CHUNK))
 }
 
-/// The checksum of a piece. At a multiple of [`CHUNK`] it is the chaining value of
-/// that subtree of the file's BLAKE3, elsewhere the BLAKE3 of the bytes alone.
+/// The checksum of a piece. At a multiple of [`CHUNK`] it is the chaining value of this subtree of the file's BLAKE3.
+/// At other offsets it is the BLAKE3 of the bytes.
 pub struct PieceHash {
     hasher: blake3::Hasher,
     subtree: bool,
 }
 
 impl PieceHash {
-    /// Of a piece that starts at `offset` and is within one chunk.
+    /// The checksum of a piece that starts at `offset` and is within one chunk.
     pub fn new(offset: u64) -> Self {
         let (mut hasher, subtree) = (blake3::Hasher::new(), offset.is_multiple_of(CHUNK));
         if subtree {
@@ -55,14 +55,14 @@ impl PieceHash {
         Self { hasher, subtree }
     }
 
-    /// Of all the piece's bytes.
+    /// The checksum of these bytes of a piece.
     pub fn of(offset: u64, bytes: &[u8]) -> [u8; 32] {
         let mut hash = Self::new(offset);
         hash.update(bytes);
         hash.finish()
     }
 
-    /// Takes the next bytes.
+    /// Adds the next bytes.
     pub fn update(&mut self, bytes: &[u8]) {
         self.hasher.update(bytes);
     }
@@ -76,10 +76,10 @@ impl PieceHash {
     }
 }
 
-/// The BLAKE3 of a file out of its pieces, as long as they leave no hole.
+/// Computes the BLAKE3 of a file from its pieces, if the file has no hole.
 #[derive(Default)]
 pub struct FileHash {
-    /// Complete subtrees, largest first, and the latest piece.
+    /// The complete subtrees, largest first. The latest piece is separate.
     stack: Vec<[u8; 32]>,
     latest: Option<[u8; 32]>,
     chunks: u64,
@@ -88,11 +88,11 @@ pub struct FileHash {
 }
 
 impl FileHash {
-    /// Takes the next piece, in ascending order.
+    /// Adds the next piece. Pieces come in ascending order.
     pub fn push(&mut self, piece: &Piece) {
         self.holes |= piece.offset != self.end || !piece.offset.is_multiple_of(CHUNK);
         self.end = piece.end();
-        // A subtree is joined only when more follows: the last join makes the root.
+        // A subtree is merged only when another piece follows, because the last merge makes the root.
         if let Some(mut subtree) = self.latest.replace(piece.hash) {
             self.chunks += 1;
             for _ in 0..self.chunks.trailing_zeros() {
@@ -104,7 +104,7 @@ impl FileHash {
         }
     }
 
-    /// The BLAKE3 of the file's `size` bytes; `None` if it has holes, or is one piece.
+    /// The BLAKE3 of the file's `size` bytes, or `None` if the file has holes or is one piece.
     pub fn finish(mut self, size: u64) -> Option<blake3::Hash> {
         if self.holes || self.end != size {
             return None;
@@ -131,7 +131,7 @@ mod tests {
                 let range = next_piece(&(at..len));
                 let content = &bytes[range.start as usize..range.end as usize];
                 let piece = Piece { offset: at, len: content.len() as u32, hash: PieceHash::of(at, content) };
-                assert!(piece.is_sound(len) && !piece.is_sound(range.end - 1));
+                assert!(piece.is_valid(len) && !piece.is_valid(range.end - 1));
                 whole.push(&piece);
                 at = range.end;
             }
@@ -142,9 +142,9 @@ mod tests {
     #[test]
     fn holes_and_odd_pieces() {
         let piece = |offset, len| Piece { offset, len, hash: [0; 32] };
-        assert!(piece(CHUNK - 1, 1).is_sound(CHUNK) && piece(CHUNK, 1 << 20).is_sound(2 * CHUNK));
+        assert!(piece(CHUNK - 1, 1).is_valid(CHUNK) && piece(CHUNK, 1 << 20).is_valid(2 * CHUNK));
         for odd in [piece(0, 0), piece(1, 1 << 20), piece(u64::MAX, 1), piece(u64::MAX - 1, 9)] {
-            assert!(!odd.is_sound(u64::MAX), "{odd:?}");
+            assert!(!odd.is_valid(u64::MAX), "{odd:?}");
         }
         let mut hash = FileHash::default();
         hash.push(&piece(0, 4096));

@@ -1,89 +1,89 @@
-//! The tables in windows: entries that are offered, and items that are stored.
+//! The tables in windows: offered entries, and items to store.
 
 use serde::{Deserialize, Serialize};
 
 use super::{Piece, TreePath, check_link};
 
-/// A time of modification.
+/// A modification time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Mtime {
     /// Seconds since 1970.
     pub seconds: i64,
-    /// And below a billion of these.
+    /// Nanoseconds, below one billion.
     pub nanoseconds: u32,
 }
 
-/// What an entry is.
+/// The kind of an entry.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Kind {
-    /// A directory; what lies in it follows, then its [`Kind::Leave`].
+    /// A directory. Its entries follow, then its [`Kind::Leave`].
     Directory,
     /// A regular file.
     File {
-        /// Its length.
+        /// The length in bytes.
         size: u64,
-        /// Bytes of it that are no hole.
+        /// The bytes that are not in a hole.
         data: u64,
     },
     /// A symbolic link.
     Link {
-        /// Where it points, see [`check_link`].
+        /// The target, see [`check_link`].
         target: Vec<u8>,
     },
-    /// A directory is complete: its mode and time can be set.
+    /// The end of a directory: its mode and time can be set.
     Leave,
 }
 
-/// Something a sender offers; checked when it comes from [`decode_entries`].
+/// An entry that a sender offers. [`decode_entries`] checks it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Entry {
-    /// Where it goes.
+    /// The path below the server's directory.
     pub path: TreePath,
-    /// What it is.
+    /// The kind.
     pub kind: Kind,
-    /// Permissions, of 0o777.
+    /// The permissions, within 0o777.
     pub mode: u16,
-    /// When it was modified.
+    /// The modification time.
     pub mtime: Mtime,
 }
 
-/// What happens to entries of a group, in ascending order of their index.
+/// What the server does with entries of a group, in ascending order of their index.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Item {
     /// A directory, a link, or the end of a directory.
     Make {
-        /// Of the group's entries.
+        /// The index in the group's entries.
         index: u32,
     },
-    /// A whole file without holes; its bytes are the window's next.
+    /// A whole file without holes. Its bytes are the next in the window.
     Whole {
-        /// Of the group's entries.
+        /// The index in the group's entries.
         index: u32,
-        /// Its BLAKE3.
+        /// The BLAKE3 of the file.
         hash: [u8; 32],
     },
     /// The server's file has this content already.
     Same {
-        /// Of the group's entries.
+        /// The index in the group's entries.
         index: u32,
     },
-    /// A file in pieces begins.
+    /// The start of a file in pieces.
     Begin {
-        /// Of the group's entries.
+        /// The index in the group's entries.
         index: u32,
-        /// So many pieces, which the server has, stay.
+        /// The number of the server's pieces to keep.
         keep: u64,
     },
-    /// A piece of it; its bytes are the window's next.
+    /// A piece of the file. Its bytes are the next in the window.
     Piece(Piece),
-    /// All its pieces have come.
+    /// The end of a file in pieces.
     End,
 }
 
 type Fields = (Vec<u8>, Kind, u16, Mtime);
 
 impl Entry {
-    /// Appends it to a table.
+    /// Appends the entry to a table.
     pub fn encode(&self, table: &mut Vec<u8>) -> Result<(), String> {
         encode(&(self.path.as_bytes(), &self.kind, self.mode, self.mtime), table)
     }
@@ -93,17 +93,17 @@ impl Entry {
         match &kind {
             Kind::Link { target } => check_link(&path, target)?,
             Kind::File { size, data } if data > size || *size > i64::MAX as u64 => {
-                return Err(format!("the size of {path} makes no sense"));
+                return Err(format!("the size of {path} is invalid"));
             }
             _ => {}
         }
         if mode > 0o777 || mtime.nanoseconds >= 1_000_000_000 {
-            return Err(format!("mode or time of {path} makes no sense"));
+            return Err(format!("the mode or time of {path} is invalid"));
         }
         Ok(Self { path, kind, mode, mtime })
     }
 
-    /// Its length, if it is a file.
+    /// The length of a file, or 0.
     pub fn size(&self) -> u64 {
         match self.kind {
             Kind::File { size, .. } => size,
@@ -111,7 +111,7 @@ impl Entry {
         }
     }
 
-    /// Bytes that storing it takes at most.
+    /// The bytes of a file without holes, or 0.
     pub fn data(&self) -> u64 {
         match self.kind {
             Kind::File { data, .. } => data,
@@ -127,12 +127,12 @@ pub fn encode(value: &impl Serialize, table: &mut Vec<u8>) -> Result<(), String>
     Ok(())
 }
 
-/// The entries of a table from the wire: all of them are checked, and nothing is left over.
+/// Decodes and checks the entries of an untrusted table. Bytes after the last entry are an error.
 pub fn decode_entries(table: &[u8]) -> Result<Vec<Entry>, String> {
     decode(table)?.into_iter().map(Entry::check).collect()
 }
 
-/// The items of a table from the wire; what they refer to is the receiver's to check.
+/// Decodes the items of an untrusted table. The caller must check their indices and pieces.
 pub fn decode_items(table: &[u8]) -> Result<Vec<Item>, String> {
     decode(table)
 }
@@ -141,7 +141,7 @@ fn decode<'a, T: Deserialize<'a>>(mut table: &'a [u8]) -> Result<Vec<T>, String>
     let mut values = Vec::new();
     while !table.is_empty() {
         let (value, rest) = postcard::take_from_bytes(table)
-            .map_err(|_| "a table is broken; run the same multirail version on both sides")?;
+            .map_err(|_| "a table is malformed; run the same multirail version on both sides")?;
         values.push(value);
         table = rest;
     }
@@ -161,7 +161,7 @@ mod tests {
     }
 
     #[test]
-    fn entries_go_round_and_are_checked() {
+    fn entries_round_trip_and_are_checked() {
         let mut bytes = Vec::new();
         let entries = [(&b"a"[..], Kind::Directory), (b"a/\xff", Kind::File { size: 9, data: 3 })].map(
             |(path, kind)| Entry { path: TreePath::new(path).unwrap(), kind, mode: 0o640, mtime: MTIME },
@@ -183,7 +183,7 @@ mod tests {
     }
 
     #[test]
-    fn items_go_round() {
+    fn items_round_trip() {
         let piece = Piece { offset: 1, len: 2, hash: [3; 32] };
         let items =
             [Item::Make { index: 0 }, Item::Begin { index: 1, keep: 2 }, Item::Piece(piece), Item::End];

@@ -1,4 +1,4 @@
-//! Everything under the paths that are to be sent, in one order.
+//! The list of all entries under the paths to send, in the order of sending.
 
 use std::collections::HashSet;
 use std::ffi::OsStr;
@@ -11,52 +11,52 @@ use crate::files::{Entry, Kind, Mtime, TreePath, check_link};
 use walkdir::WalkDir;
 
 use crate::content;
-use crate::failure::{Done, Failure};
+use crate::failure::{CommandResult, Failure};
 
-/// How to list.
+/// The rules of listing.
 #[derive(Debug, Default, Clone, Copy)]
-pub struct Rules {
-    /// Leave out what cannot be sent instead of refusing it.
+pub struct ListRules {
+    /// Skip files that cannot be sent, instead of failing.
     pub skip_special: bool,
-    /// Holes are not bytes.
+    /// Do not count holes as bytes.
     pub sparse: bool,
 }
 
-/// One path that was asked for.
+/// One path of the command line.
 pub struct Root {
     path: PathBuf,
-    /// The name it is sent under.
+    /// The name under which the path is sent.
     pub name: TreePath,
-    /// One past its last entry.
+    /// The index after its last entry.
     pub end: usize,
 }
 
-/// All entries: directories before what lies in them, and left after it; names of a
-/// directory in the order of their bytes. About 150 bytes of memory each.
+/// All entries. A directory comes before its content, and its end comes after it. Names of a directory are in the order
+/// of their bytes. An entry needs about 150 bytes of memory.
 #[derive(Default)]
 pub struct List {
-    /// What to send.
+    /// The entries to send.
     pub entries: Vec<Entry>,
-    /// What it belongs to, in the same order.
+    /// The paths of the command line, in the same order.
     pub roots: Vec<Root>,
-    /// Bytes of all files that are no hole.
+    /// The bytes of all files, without holes.
     pub total: u64,
-    /// How many have setuid, setgid or sticky bits, which are not sent.
+    /// The number of files with setuid, setgid or sticky bits, which are not sent.
     pub special_bits: u64,
-    /// What is left out, and why.
+    /// The skipped files, with the reason.
     pub skipped: Vec<String>,
-    rules: Rules,
+    rules: ListRules,
 }
 
 impl List {
     /// Lists everything under `paths`.
-    pub fn new(paths: &[PathBuf], rules: Rules) -> Done<Self> {
+    pub fn new(paths: &[PathBuf], rules: ListRules) -> CommandResult<Self> {
         let (mut list, mut names) = (Self { rules, ..Self::default() }, HashSet::new());
         for path in paths {
             let name = root_name(path)?;
             if !names.insert(name.clone()) {
                 return Err(Failure::new(format!(
-                    "two of the paths would be stored as {name}; send them one after the other to different directories"
+                    "two of the paths would be stored as {name}; send them separately to different directories"
                 )));
             }
             list.root(path, &name)?;
@@ -65,7 +65,7 @@ impl List {
         Ok(list)
     }
 
-    /// Where the entry of number `index` lies here.
+    /// The local path of entry `index`.
     pub fn path(&self, index: usize) -> PathBuf {
         let root = &self.roots[self.root_of(index)];
         let below = &self.entries[index].path.as_bytes()[root.name.as_bytes().len()..];
@@ -75,13 +75,13 @@ impl List {
         }
     }
 
-    /// The root that an entry belongs to.
+    /// The root of entry `index`.
     pub fn root_of(&self, index: usize) -> usize {
         self.roots.partition_point(|root| root.end <= index)
     }
 
-    /// Lists the file of number `index` anew, as it is by now.
-    pub fn renew(&mut self, index: usize) -> Done {
+    /// Lists the file of entry `index` again, with its current state.
+    pub fn refresh(&mut self, index: usize) -> CommandResult {
         let (local, entry) = (self.path(index), &self.entries[index]);
         let metadata = match entry.path.is_top() {
             true => std::fs::metadata(&local),
@@ -103,11 +103,11 @@ impl List {
         Ok(())
     }
 
-    fn root(&mut self, path: &Path, name: &TreePath) -> Done {
+    fn root(&mut self, path: &Path, name: &TreePath) -> CommandResult {
         let rules = self.rules;
-        // Directories that are not complete, with what they are.
+        // The directories that are not complete.
         let mut open: Vec<Entry> = Vec::new();
-        // A link is followed if it was asked for itself.
+        // A link on the command line is followed.
         let walk = WalkDir::new(path).follow_root_links(true).sort_by_file_name();
         for found in walk.max_depth(TreePath::DEEPEST) {
             let found = found.map_err(|error| unreadable(&error))?;
@@ -148,18 +148,18 @@ impl List {
     }
 }
 
-/// When a file was modified.
+/// The modification time of a file.
 pub fn mtime(metadata: &Metadata) -> Mtime {
     Mtime { seconds: metadata.mtime(), nanoseconds: metadata.mtime_nsec() as u32 }
 }
 
-/// The permissions of a file that are sent.
+/// The permissions of a file, as they are sent.
 pub fn permissions(metadata: &Metadata) -> u16 {
     (metadata.mode() & 0o777) as u16
 }
 
-/// What an entry is sent as, or why it cannot be sent.
-fn kind(local: &Path, metadata: &Metadata, path: &TreePath, rules: Rules) -> Result<Kind, String> {
+/// The kind of an entry, or the reason why it cannot be sent.
+fn kind(local: &Path, metadata: &Metadata, path: &TreePath, rules: ListRules) -> Result<Kind, String> {
     let sort = metadata.file_type();
     if sort.is_dir() {
         return Ok(Kind::Directory);
@@ -171,13 +171,18 @@ fn kind(local: &Path, metadata: &Metadata, path: &TreePath, rules: Rules) -> Res
             true => File::open(local).and_then(|file| content::data(&file, size)),
             false => Ok(size),
         };
-        return Ok(Kind::File { size, data: data.map_err(|error| format!("cannot read it: {error}"))? });
+        return Ok(Kind::File {
+            size,
+            data: data.map_err(|error| format!("cannot read the file: {error}"))?,
+        });
     }
     if sort.is_symlink() {
-        let target = std::fs::read_link(local).map_err(|error| format!("cannot read it: {error}"))?;
+        let target = std::fs::read_link(local).map_err(|error| format!("cannot read the file: {error}"))?;
         let target = target.into_os_string().into_encoded_bytes();
         return check_link(path, &target).map(|()| Kind::Link { target }).map_err(|why| {
-            format!("{why}; only relative links within the tree are sent, --skip-special leaves others out")
+            format!(
+                "{why}; only relative links within the tree are sent; use --skip-special to skip other links"
+            )
         });
     }
     let what = match sort {
@@ -185,22 +190,21 @@ fn kind(local: &Path, metadata: &Metadata, path: &TreePath, rules: Rules) -> Res
         sort if sort.is_socket() => "a socket",
         _ => "a device",
     };
-    Err(format!("it is {what}; only files, directories and links are sent, --skip-special leaves others out"))
+    Err(format!(
+        "the path is {what}; only files, directories and links are sent; use --skip-special to skip other files"
+    ))
 }
 
-fn root_name(path: &Path) -> Done<TreePath> {
+fn root_name(path: &Path) -> CommandResult<TreePath> {
     let named = |name: &OsStr| TreePath::new(name.as_bytes()).map_err(Failure::new);
     if let Some(name) = path.file_name() {
         return named(name);
     }
-    // `.` and `..` have a name where they are.
+    // `.` and `..` get the name of the directory.
     let real = std::fs::canonicalize(path).map_err(|error| missing(path, &error))?;
     match real.file_name() {
         Some(name) => named(name),
-        None => Err(Failure::new(format!(
-            "{} has no name to be stored under; send what lies in it",
-            path.display()
-        ))),
+        None => Err(Failure::new(format!("{} has no name; send its content instead", path.display()))),
     }
 }
 
@@ -209,14 +213,11 @@ fn missing(path: &Path, error: &std::io::Error) -> Failure {
     match error.kind() {
         std::io::ErrorKind::NotFound => {
             let from = std::env::current_dir().unwrap_or_default();
-            Failure::new(format!(
-                "there is no {shown}; check the spelling: relative paths start in {}",
-                from.display()
-            ))
+            Failure::new(format!("{shown} does not exist; relative paths start in {}", from.display()))
         }
-        std::io::ErrorKind::PermissionDenied => {
-            Failure::new(format!("cannot read {shown}: {error}; run as a user who may, or change its mode"))
-        }
+        std::io::ErrorKind::PermissionDenied => Failure::new(format!(
+            "cannot read {shown}: {error}; run as a user with permission, or change its mode"
+        )),
         _ => Failure::new(format!("cannot read {shown}: {error}")),
     }
 }
@@ -224,6 +225,6 @@ fn missing(path: &Path, error: &std::io::Error) -> Failure {
 fn unreadable(error: &walkdir::Error) -> Failure {
     match (error.path(), error.io_error()) {
         (Some(path), Some(error)) => missing(path, error),
-        _ => Failure::new(format!("cannot list what to send: {error}")),
+        _ => Failure::new(format!("cannot list the files to send: {error}")),
     }
 }

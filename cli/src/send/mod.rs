@@ -1,14 +1,14 @@
 //! `multirail send`: sends files and directories to a `multirail serve`.
 
 mod list;
-mod mover;
-mod packer;
-mod plan;
+mod window_packer;
+mod window_writer;
+
 mod progress;
-mod pulse;
+
 mod sender;
+mod server_channel;
 mod source;
-mod talk;
 
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
@@ -16,30 +16,30 @@ use std::time::{Duration, Instant};
 use crate::files::Entry;
 use serde::Serialize;
 
-use super::failure::Done;
-use super::tally::Tally;
+use super::entry_counts::EntryCounts;
+use super::failure::CommandResult;
 use super::units::gbytes_per_s;
-use super::{Common, output, wait};
-use list::{List, Root, Rules};
+use super::{Common, connection, output};
+use list::{List, ListRules, Root};
 use progress::Progress;
 use sender::{Outcome, Sender};
 
 #[derive(clap::Args)]
 pub struct SendArguments {
-    /// Files, and directories with all that is in them
+    /// Files, and directories with their content
     #[arg(required = true, value_name = "PATH")]
     paths: Vec<PathBuf>,
 
-    /// The address the server printed
+    /// The address that the server printed
     #[arg(long, value_name = "ADDRESS")]
     to: String,
 
-    /// Go on where an interrupted attempt ended: files that the server has with the same
-    /// content are not sent again, partial ones from where they end or differ
+    /// Continue an interrupted attempt: files that the server has with the same content are not
+    /// sent again, and partial files are continued where they end or differ
     #[arg(long)]
     resume: bool,
 
-    /// Leave out pipes, sockets, devices, and links that lead out of the tree, and name them
+    /// Skip pipes, sockets, devices, and links out of the tree, and print their names
     #[arg(long)]
     skip_special: bool,
 
@@ -47,17 +47,17 @@ pub struct SendArguments {
     #[arg(long)]
     no_sparse: bool,
 
-    /// Print a JSON row with the bytes so far before every window that moves
+    /// Print a JSON row with the bytes sent so far, before each window
     #[arg(long)]
     progress: bool,
 }
 
-/// What was sent of one path.
+/// The output row of one path.
 #[derive(Serialize)]
 struct SentRow {
     sent: String,
     #[serde(flatten)]
-    tally: Tally,
+    counts: EntryCounts,
     sent_bytes: u64,
     resent_bytes: u64,
     seconds: f64,
@@ -66,38 +66,38 @@ struct SentRow {
     blake3: Option<String>,
 }
 
-/// Sends every path; the first entry that fails ends it.
-pub fn run(common: &Common, arguments: SendArguments) -> Done {
-    let rules = Rules { skip_special: arguments.skip_special, sparse: !arguments.no_sparse };
+/// Sends every path. The first entry that fails ends the command.
+pub fn run(common: &Common, arguments: SendArguments) -> CommandResult {
+    let rules = ListRules { skip_special: arguments.skip_special, sparse: !arguments.no_sparse };
     let mut list = List::new(&arguments.paths, rules)?;
-    list.skipped.iter().for_each(|why| output::complain(&format!("left out: {why}")));
+    list.skipped.iter().for_each(|why| output::print_error(&format!("skipped: {why}")));
     if list.special_bits > 0 {
-        output::complain(&format!(
-            "setuid, setgid and sticky bits are not sent; {} files have some",
+        output::print_error(&format!(
+            "setuid, setgid and sticky bits are not sent; {} files have such bits",
             list.special_bits
         ));
     }
     let fabric = common.open()?;
-    let peer = wait::connect(&fabric, &arguments.to)?;
-    let mut sender = Sender::greet(&fabric, &peer, &list, arguments.resume, rules.sparse)?;
+    let peer = connection::connect(&fabric, &arguments.to)?;
+    let mut sender = Sender::connect(&fabric, &peer, &list, arguments.resume, rules.sparse)?;
     let mut progress = Progress::new(list.total, common.json, arguments.progress);
     let sent = all(common, &mut list, &mut sender, &mut progress);
     progress.end();
     sent?;
-    sender.leave()
+    sender.finish()
 }
 
-fn all(common: &Common, list: &mut List, sender: &mut Sender, progress: &mut Progress) -> Done {
+fn all(common: &Common, list: &mut List, sender: &mut Sender, progress: &mut Progress) -> CommandResult {
     let (mut next, mut root, mut row) = (0, 0, Row::new());
     while root < list.roots.len() {
         let outcomes =
             if next < list.entries.len() { sender.group(list, next, progress)? } else { Vec::new() };
         for outcome in &outcomes {
-            // Paths of which everything is left out are done at once.
+            // A path whose entries are all skipped is complete at once.
             root = print_done(common, list, (root, next), &mut row, progress)?;
             let entry = &list.entries[next];
             row.add(entry, outcome);
-            progress.spared(entry.data().saturating_sub(outcome.sent));
+            progress.skip(entry.data().saturating_sub(outcome.sent));
             next += 1;
         }
         root = print_done(common, list, (root, next), &mut row, progress)?;
@@ -105,48 +105,49 @@ fn all(common: &Common, list: &mut List, sender: &mut Sender, progress: &mut Pro
     Ok(())
 }
 
-/// Prints the paths from number `root` on that end at the entry `next`; the first that does not.
+/// Prints the complete paths from `root` on: those that end at or before entry `next`. Returns the first incomplete
+/// path.
 fn print_done(
     common: &Common,
     list: &List,
     (mut root, next): (usize, usize),
     row: &mut Row,
     progress: &Progress,
-) -> Done<usize> {
+) -> CommandResult<usize> {
     while let Some(done) = list.roots.get(root).filter(|root| root.end <= next) {
-        progress.aside(|| std::mem::replace(row, Row::new()).print(common, done))?;
+        progress.print_without_bar(|| std::mem::replace(row, Row::new()).print(common, done))?;
         root += 1;
     }
     Ok(root)
 }
 
-/// Counts what becomes of one path.
+/// Counts the results of one path's entries.
 struct Row {
-    tally: Tally,
+    counts: EntryCounts,
     total: Outcome,
     begun: Instant,
 }
 
 impl Row {
     fn new() -> Self {
-        Self { tally: Tally::default(), total: Outcome::default(), begun: Instant::now() }
+        Self { counts: EntryCounts::default(), total: Outcome::default(), begun: Instant::now() }
     }
 
     fn add(&mut self, entry: &Entry, outcome: &Outcome) {
-        self.tally.add(entry, outcome.became);
+        self.counts.add(entry, outcome.entry_result);
         self.total.sent += outcome.sent;
         self.total.again += outcome.again.min(outcome.sent);
         self.total.hash = outcome.hash;
     }
 
-    fn print(self, common: &Common, root: &Root) -> Done {
+    fn print(self, common: &Common, root: &Root) -> CommandResult {
         let took: Duration = self.begun.elapsed();
         let (name, total, speed) = (root.name.to_string(), self.total, gbytes_per_s(self.total.sent, took));
-        let is_one_file = self.tally.is_one_file();
+        let is_one_file = self.counts.is_one_file();
         if common.json {
             return output::json(&SentRow {
                 sent: name,
-                tally: self.tally,
+                counts: self.counts,
                 sent_bytes: total.sent,
                 resent_bytes: total.again,
                 seconds: took.as_secs_f64(),
@@ -154,6 +155,6 @@ impl Row {
                 blake3: total.hash.filter(|_| is_one_file).map(|hash| hash.to_string()),
             });
         }
-        output::line(&self.tally.line("sent", &name, total.sent, took))
+        output::line(&self.counts.line("sent", &name, total.sent, took))
     }
 }

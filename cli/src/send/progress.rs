@@ -1,12 +1,12 @@
-//! How far the sending is: a bar on a terminal, or rows of JSON.
+//! The progress of sending: a bar on a terminal, or rows of JSON.
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use serde::Serialize;
 
-use crate::failure::Done;
+use crate::failure::CommandResult;
 use crate::output;
 
-/// Bytes on their way.
+/// Counts and shows the sent bytes.
 pub struct Progress {
     bar: ProgressBar,
     rows: bool,
@@ -21,7 +21,7 @@ struct ProgressRow {
 }
 
 impl Progress {
-    /// Of `total` bytes; `rows` prints JSON instead.
+    /// The progress of `total` bytes. With `rows` it prints JSON.
     pub fn new(total: u64, json: bool, rows: bool) -> Self {
         let target = if json || rows { ProgressDrawTarget::hidden() } else { ProgressDrawTarget::stderr() };
         let bar = ProgressBar::with_draw_target(Some(total), target);
@@ -33,8 +33,8 @@ impl Progress {
         Self { bar, rows, sent: 0, total }
     }
 
-    /// Says that `bytes` are about to move.
-    pub fn moving(&mut self, bytes: u64) -> Done {
+    /// Adds bytes that are about to be sent.
+    pub fn add_sent(&mut self, bytes: u64) -> CommandResult {
         self.sent += bytes;
         self.bar.inc(bytes);
         match self.rows && bytes > 0 {
@@ -43,25 +43,25 @@ impl Progress {
         }
     }
 
-    /// Says that it is of `total` bytes after all.
+    /// Changes the total.
     pub fn resize(&mut self, total: u64) {
         self.total = total;
         self.bar.set_length(total);
     }
 
-    /// Says that `bytes` need not move.
-    pub fn spared(&self, bytes: u64) {
+    /// Adds bytes that need not be sent.
+    pub fn skip(&self, bytes: u64) {
         self.bar.inc(bytes);
     }
 
-    /// Says what is being done.
-    pub fn now(&self, what: &str) {
+    /// Shows what the command is doing.
+    pub fn set_message(&self, what: &str) {
         self.bar.set_message(what.to_owned());
         self.bar.tick();
     }
 
-    /// Removes the bar while `print` prints.
-    pub fn aside(&self, print: impl FnOnce() -> Done) -> Done {
+    /// Hides the bar while `print` prints.
+    pub fn print_without_bar(&self, print: impl FnOnce() -> CommandResult) -> CommandResult {
         self.bar.suspend(print)
     }
 

@@ -1,144 +1,187 @@
-//! The conversation with a server, group by group.
+//! The sender's side of a session, group by group.
 
 use std::ops::Range;
 use std::sync::mpsc;
 use std::time::Duration;
 
-use crate::files::{Item, Kind, PROTOCOL, ToSender, ToServer, VERSION, Verdict};
+use crate::files::{
+    CHUNK, Entry, EntryAction, FileHash, Item, Kind, PROTOCOL, PieceHash, ToSender, ToServer, VERSION,
+};
 use multirail::{Access, Descriptor, Fabric, Peer, Region};
 
 use super::list::List;
-use super::mover::{Mover, Window};
-use super::packer::{Filled, Packer};
-use super::plan::Plan;
 use super::progress::Progress;
-use super::pulse::Pulse;
+use super::server_channel::KeepAliveTimer;
+use super::server_channel::{SendError, ServerChannel, refused, unexpected};
 use super::source::Source;
-use super::talk::{Stop, Talk, refused, unexpected};
-use crate::failure::{Done, Failure, printable};
+use super::window_packer::{Filled, WindowPacker};
+use super::window_writer::{Window, WindowWriter};
+use crate::entry_counts::EntryResult;
+use crate::failure::{CommandResult, Failure, printable};
 use crate::output;
-use crate::tally::Became;
-use crate::wire::{Inbox, MESSAGE_BYTES, Outbox, PROMPT, RECEIVES};
+use crate::wire::{MESSAGE_BYTES, MessageReceiver, MessageSender, RECEIVES, RESPONSE_LIMIT};
 
-/// How long to look for the server's reason once something broke.
-const AUTOPSY: Duration = Duration::from_millis(300);
+/// How long to wait for the server's reason after a failure.
+const REASON_LIMIT: Duration = Duration::from_millis(300);
 
-/// How long the server may take to answer that we give up.
-const FAREWELL: Duration = Duration::from_secs(2);
+/// How long the server may take to respond when the sender gives up.
+const GIVE_UP_LIMIT: Duration = Duration::from_secs(2);
 
-/// How often an entry is offered that changes each time while it is sent.
-const OFFERS: u32 = 4;
+/// How often an entry is offered that changes while it is sent.
+const MAX_OFFERS: u32 = 4;
 
-/// Most entries in a group, and bytes of files unless one file has more.
+/// The maximum number of entries in a group, and of bytes of files, unless one file has more.
 const GROUP: (usize, u64) = (4096, 256 << 20);
 
-/// A sender that a server has welcomed.
+/// A sender in a session with a server.
 pub struct Sender {
     peer: Peer,
-    pub(super) outbox: Outbox,
-    pulse: Pulse,
-    pub(super) talk: Talk,
+    pub(super) outgoing: MessageSender,
+    keep_alive: KeepAliveTimer,
+    pub(super) channel: ServerChannel,
     region: Region,
-    mover: Mover,
-    /// Holes are not sent.
+    window_writer: WindowWriter,
+    /// True if holes are not sent.
     pub(super) sparse: bool,
-    /// The entry at hand, for the sentence if it ends there.
+    /// The current entry, for error messages.
     at: usize,
-    /// The entry that changed last.
-    changed: Changed,
-    /// Bytes of entries that changed, which went over the wire for nothing.
+    /// The last entry that changed.
+    changed: ChangedEntry,
+    /// The bytes of changed entries that were sent in vain.
     wasted: u64,
 }
 
 /// An entry that changed while it was sent.
 #[derive(Default)]
-struct Changed {
-    /// Its number in the list.
+struct ChangedEntry {
+    /// The index in the list.
     index: usize,
-    /// How often in a row.
+    /// How often it changed in a row.
     times: u32,
-    /// Bytes of it that went over the wire for nothing.
+    /// Its bytes that were sent in vain.
     sent: u64,
 }
 
-/// What was sent of a group.
+/// The result of sending a group.
 #[derive(Default)]
 struct Packed {
-    /// Of the entries that are done, from the first on.
+    /// The outcomes of the complete entries, from the first on.
     outcomes: Vec<Outcome>,
-    /// Bytes of the next entry, if that has changed.
+    /// The sent bytes of the next entry, if it has changed.
     changed: Option<u64>,
 }
 
-/// What became of an entry.
+/// The outcome of sending an entry.
 #[derive(Debug, Default, Clone, Copy)]
 pub struct Outcome {
-    /// Bytes that went over the wire.
+    /// The bytes sent.
     pub sent: u64,
-    /// Of these, bytes that the server had stored from an earlier attempt.
+    /// The sent bytes that the server had already stored in an earlier attempt.
     pub again: u64,
-    /// Whether it was stored.
-    pub became: Became,
-    /// Of a file without holes.
+    /// Whether the entry was stored.
+    pub entry_result: EntryResult,
+    /// The BLAKE3 of a file without holes.
     pub hash: Option<blake3::Hash>,
 }
 
+/// The plan for an entry.
+pub enum Plan {
+    /// The server keeps another file with its name.
+    Skip,
+    /// The server has the entry already.
+    Have,
+    /// The server has the same content, but needs mode and time.
+    Same,
+    /// The server creates the entry, which is not a file.
+    Make,
+    /// A file that is sent as one item.
+    Whole,
+    /// A file that is sent in pieces.
+    Pieces(Pieces),
+}
+
+/// The continuation of a file in pieces.
+#[derive(Default)]
+pub struct Pieces {
+    /// The number of pieces that the server keeps.
+    pub keep: u64,
+    /// The bytes of these pieces.
+    pub kept: u64,
+    /// The end of these pieces.
+    pub end: u64,
+    /// The bytes that the server stored before but that are sent again.
+    pub again: u64,
+    /// The hash of the kept pieces.
+    pub hash: FileHash,
+}
+
 impl Sender {
-    /// Hears the server's welcome, and says what will come.
-    pub fn greet(fabric: &Fabric, peer: &Peer, list: &List, resume: bool, sparse: bool) -> Done<Self> {
-        let inbox = Inbox::new(fabric.recv_pool(RECEIVES, MESSAGE_BYTES)?, peer);
-        let mut outbox = Outbox::new(fabric, peer)?;
-        let mut talk = Talk::new(inbox, crate::files::Layout::OFFERED);
-        let (layout, descriptor, pulse) = match talk.hear_within(PROMPT)? {
+    /// Waits for the server's welcome, and announces what will be sent.
+    pub fn connect(
+        fabric: &Fabric,
+        peer: &Peer,
+        list: &List,
+        resume: bool,
+        sparse: bool,
+    ) -> CommandResult<Self> {
+        let incoming = MessageReceiver::new(fabric.recv_pool(RECEIVES, MESSAGE_BYTES)?, peer);
+        let mut outgoing = MessageSender::new(fabric, peer)?;
+        let mut channel = ServerChannel::new(incoming, crate::files::Layout::OFFERED);
+        let (layout, descriptor, keep_alive) = match channel.receive_within(RESPONSE_LIMIT)? {
             ToSender::Welcome { protocol: PROTOCOL, version: VERSION, layout, region, silence_ms } => {
                 (layout, region, Duration::from_millis(silence_ms) / 4)
             }
             ToSender::Welcome { protocol: PROTOCOL, version, .. } => {
                 return Err(Failure::new(format!(
-                    "the server speaks version {version}, this sender {VERSION}; run the same multirail on both sides"
+                    "the server uses protocol version {version}, this sender {VERSION}; run the same multirail version on both sides"
                 )));
             }
             ToSender::Refused(reason) => return Err(refused(&reason)),
-            _ => return Err(Failure::new("that address is no `multirail serve`")),
+            _ => return Err(Failure::new("no `multirail serve` listens on that address")),
         };
         let remote = peer.import(&Descriptor::from_bytes(&descriptor)?)?;
-        if !layout.is_sound() || (remote.len() as u64) < layout.total() {
+        if !layout.is_valid() || (remote.len() as u64) < layout.total() {
             return Err(Failure::new(
-                "the server's windows make no sense; run the same multirail on both sides",
+                "the server's layout is invalid; run the same multirail version on both sides",
             ));
         }
-        talk.divide(layout);
-        outbox.say(&ToServer::Hello { total: list.total, resume })?;
-        match talk.hear()? {
+        channel.set_layout(layout);
+        outgoing.send(&ToServer::Hello { total: list.total, resume })?;
+        match channel.receive()? {
             ToSender::Ready => {}
             other => return Err(unexpected(other)),
         }
         let region = fabric.alloc(layout.total() as usize, Access::LOCAL)?;
-        let mover = Mover::new(peer, &region, remote, layout);
+        let window_writer = WindowWriter::new(peer, &region, remote, layout);
         Ok(Self {
             peer: peer.clone(),
-            outbox,
-            pulse: Pulse::new(pulse),
-            talk,
+            outgoing,
+            keep_alive: KeepAliveTimer::new(keep_alive),
+            channel,
             region,
-            mover,
+            window_writer,
             sparse,
             at: 0,
-            changed: Changed::default(),
+            changed: ChangedEntry::default(),
             wasted: 0,
         })
     }
 
-    /// Sends the next group of `list`, from entry `first` on, as far as no entry changes
-    /// meanwhile: that one is listed anew. What was sent is durable at the server on return.
-    pub fn group(&mut self, list: &mut List, first: usize, progress: &mut Progress) -> Done<Vec<Outcome>> {
+    /// Sends the next group of `list` from entry `first` on, up to an entry that changes. A changed entry is listed
+    /// again. On return the server has made the sent entries durable.
+    pub fn group(
+        &mut self,
+        list: &mut List,
+        first: usize,
+        progress: &mut Progress,
+    ) -> CommandResult<Vec<Outcome>> {
         self.at = first;
         let sent = self.whole_group(list, first, progress).and_then(|packed| {
             let mut outcomes = packed.outcomes;
             if let Some(resent) = self.changed.index.checked_sub(first).and_then(|at| outcomes.get_mut(at)) {
                 resent.sent += self.changed.sent;
                 resent.again += self.changed.sent;
-                self.changed = Changed::default();
+                self.changed = ChangedEntry::default();
             }
             if let Some(sent) = packed.changed {
                 self.at = first + outcomes.len();
@@ -148,42 +191,47 @@ impl Sender {
         });
         sent.map_err(|stop| {
             let failure = self.give_up(stop);
-            failure.within(format!("{} was not sent", list.entries[self.at].path))
+            failure.context(format!("{} was not sent", list.entries[self.at].path))
         })
     }
 
-    /// Lists the entry at hand anew, which changed when `sent` bytes of it were sent.
-    fn offer_again(&mut self, list: &mut List, sent: u64, progress: &mut Progress) -> Done {
+    /// Lists the current entry again, which changed after `sent` bytes of it were sent.
+    fn offer_again(&mut self, list: &mut List, sent: u64, progress: &mut Progress) -> CommandResult {
         if self.changed.index != self.at || self.changed.times == 0 {
-            self.changed = Changed { index: self.at, ..Changed::default() };
+            self.changed = ChangedEntry { index: self.at, ..ChangedEntry::default() };
         }
         self.changed.times += 1;
         self.changed.sent += sent;
         self.wasted += sent;
         let path = list.path(self.at);
-        if self.changed.times == OFFERS {
+        if self.changed.times == MAX_OFFERS {
             return Err(Failure::new(format!(
-                "{} changed each of the {OFFERS} times it was sent; send it when nothing writes to it",
+                "{} changed each of the {MAX_OFFERS} times it was sent; send it when no program writes to it",
                 path.display()
             )));
         }
-        list.renew(self.at)?;
+        list.refresh(self.at)?;
         progress.resize(list.total + self.wasted);
-        progress.aside(|| {
-            output::complain(&format!("{} changed while it was sent; it is sent again", path.display()));
+        progress.print_without_bar(|| {
+            output::print_error(&format!("{} changed while it was sent, and is sent again", path.display()));
             Ok(())
         })
     }
 
-    fn whole_group(&mut self, list: &List, first: usize, progress: &mut Progress) -> Result<Packed, Stop> {
-        let (range, verdicts) = self.offer(list, first)?;
+    fn whole_group(
+        &mut self,
+        list: &List,
+        first: usize,
+        progress: &mut Progress,
+    ) -> Result<Packed, SendError> {
+        let (range, actions) = self.offer(list, first)?;
         let mut plans = Vec::with_capacity(range.len());
-        for ((index, at), verdict) in (0..).zip(range.clone()).zip(verdicts) {
+        for ((index, at), action) in (0..).zip(range.clone()).zip(actions) {
             self.at = at;
             let entry = &list.entries[at];
             self.working()?;
-            match self.plan(index, entry, verdict, || open(list, at)) {
-                Err(Stop::Changed) => break,
+            match self.plan(index, entry, action, || open(list, at)) {
+                Err(SendError::FileChanged) => break,
                 plan => plans.push(plan?),
             }
         }
@@ -193,125 +241,210 @@ impl Sender {
         if planned < all && packed.changed.is_none() {
             packed.changed = Some(0);
         }
-        progress.now("the server syncs it to disk");
+        progress.set_message("the server syncs the files to disk");
         let entries = packed.outcomes.len() as u32;
-        self.outbox.say(&ToServer::Commit { next: self.talk.next, entries })?;
-        match self.talk.hear()? {
+        self.outgoing.send(&ToServer::Commit { next: self.channel.next, entries })?;
+        match self.channel.receive()? {
             ToSender::Stored => Ok(packed),
-            other => Err(Stop::Answered(unexpected(other))),
+            other => Err(SendError::ServerRefused(unexpected(other))),
         }
     }
 
-    /// Tells the server from time to time that we are at work.
-    pub(super) fn working(&mut self) -> Done {
-        if self.pulse.is_due() { self.outbox.say(&ToServer::Working) } else { Ok(()) }
+    /// Plans one entry, by comparing it with what the server has.
+    pub fn plan(
+        &mut self,
+        index: u32,
+        entry: &Entry,
+        action: EntryAction,
+        source: impl Fn() -> Result<Source, SendError>,
+    ) -> Result<Plan, SendError> {
+        let Kind::File { size, data } = entry.kind else {
+            return Ok(match action {
+                EntryAction::Skip => Plan::Skip,
+                EntryAction::Have => Plan::Have,
+                _ => Plan::Make,
+            });
+        };
+        match action {
+            EntryAction::Skip => return Ok(Plan::Skip),
+            EntryAction::Have => return Ok(Plan::Have),
+            EntryAction::Compare { digest, skip } => {
+                let source = source()?;
+                let same = source.digest(|| self.working())? == digest;
+                source.ensure_unchanged()?;
+                if same {
+                    return Ok(Plan::Same);
+                }
+                if skip {
+                    return Ok(Plan::Skip);
+                }
+                let found = self.continue_partial(index, &source)?;
+                if found.keep > 0 || found.again > 0 {
+                    return Ok(Plan::Pieces(found));
+                }
+            }
+            EntryAction::Partial => return self.continue_partial(index, &source()?).map(Plan::Pieces),
+            EntryAction::Send => {}
+        }
+        let whole = size <= CHUNK && data == size;
+        Ok(if whole { Plan::Whole } else { Plan::Pieces(Pieces::default()) })
     }
 
-    /// Offers as many entries as make a group; the server's verdict on each.
-    fn offer(&mut self, list: &List, first: usize) -> Result<(Range<usize>, Vec<Verdict>), Stop> {
+    /// Finds the pieces of the server's partial file that are equal to the source.
+    fn continue_partial(&mut self, index: u32, source: &Source) -> Result<Pieces, SendError> {
+        let (mut found, mut ours, mut part) = (Pieces::default(), source.pieces(self.sparse), Vec::new());
+        loop {
+            self.outgoing.send(&ToServer::Resume { index, first: found.keep })?;
+            let (pieces, last, bytes) = match self.channel.receive()? {
+                ToSender::Have { pieces, last, bytes } => (pieces, last, bytes),
+                other => return Err(SendError::ServerRefused(unexpected(other))),
+            };
+            let done = last || pieces.is_empty();
+            for piece in pieces {
+                let range = ours.next().map_err(|error| source.unreadable(&error))?;
+                found.again = bytes.saturating_sub(found.kept);
+                if range != Some(piece.offset..piece.end()) {
+                    return Ok(found);
+                }
+                self.working()?;
+                let mut hash = PieceHash::new(piece.offset);
+                source.read(piece.offset, piece.len as usize, &mut part, |bytes| {
+                    hash.update(bytes);
+                    Ok(())
+                })?;
+                if hash.finish() != piece.hash {
+                    return Ok(found);
+                }
+                found.hash.push(&piece);
+                found.keep += 1;
+                found.kept += u64::from(piece.len);
+                found.end = piece.end();
+            }
+            found.again = bytes.saturating_sub(found.kept);
+            if done {
+                return Ok(found);
+            }
+        }
+    }
+
+    /// Tells the server from time to time that the sender is alive.
+    pub(super) fn working(&mut self) -> CommandResult {
+        if self.keep_alive.is_due() { self.outgoing.send(&ToServer::Working) } else { Ok(()) }
+    }
+
+    /// Offers the entries of a group. Returns the server's action for each.
+    fn offer(&mut self, list: &List, first: usize) -> Result<(Range<usize>, Vec<EntryAction>), SendError> {
         let (mut table, mut end, mut bytes) = (Vec::new(), first, 0_u64);
         for entry in &list.entries[first..] {
             let len = table.len();
             entry.encode(&mut table).map_err(Failure::new)?;
             bytes = bytes.saturating_add(entry.data());
-            let full = table.len() > self.talk.layout.table as usize || end - first == GROUP.0;
+            let full = table.len() > self.channel.layout.table as usize || end - first == GROUP.0;
             if end > first && (full || bytes > GROUP.1) {
                 table.truncate(len);
                 break;
             }
             end += 1;
         }
-        self.talk.await_free()?;
-        let (sequence, len) = (self.talk.next, table.len() as u32);
-        self.region.copy_in(self.talk.layout.table_at(sequence), &table).map_err(Failure::from)?;
-        self.talk.take_window();
-        self.mover.move_window(Window { sequence, table: len, data: 0 })?;
-        self.outbox.say(&ToServer::Offer { sequence, table: len })?;
-        let mut verdicts = vec![None; end - first];
-        let mut missing = verdicts.len();
+        self.channel.wait_until_free()?;
+        let (sequence, len) = (self.channel.next, table.len() as u32);
+        self.region.copy_in(self.channel.layout.table_at(sequence), &table).map_err(Failure::from)?;
+        self.channel.take_window();
+        self.window_writer.write_window(Window { sequence, table: len, data: 0 })?;
+        self.outgoing.send(&ToServer::Offer { sequence, table: len })?;
+        let mut actions = vec![None; end - first];
+        let mut missing = actions.len();
         while missing > 0 {
-            match self.talk.hear()? {
-                ToSender::Verdicts { first, verdicts: some } => {
-                    for (at, verdict) in (first as usize..).zip(some) {
-                        let place = verdicts.get_mut(at).filter(|place| place.is_none());
-                        let place = place.ok_or_else(|| Failure::new("the server judged something else"))?;
-                        *place = Some(verdict);
+            match self.channel.receive()? {
+                ToSender::Actions { first, actions: some } => {
+                    for (at, action) in (first as usize..).zip(some) {
+                        let slot = actions.get_mut(at).filter(|slot| slot.is_none());
+                        let slot =
+                            slot.ok_or_else(|| Failure::new("the server sent actions for other entries"))?;
+                        *slot = Some(action);
                         missing -= 1;
                     }
                 }
-                other => return Err(Stop::Answered(unexpected(other))),
+                other => return Err(SendError::ServerRefused(unexpected(other))),
             }
         }
-        Ok((first..end, verdicts.into_iter().flatten().collect()))
+        Ok((first..end, actions.into_iter().flatten().collect()))
     }
 
-    /// Reads and hashes windows here while a thread moves those before.
+    /// Fills windows in this thread while another thread writes the earlier windows.
     fn windows(
         &mut self,
         list: &List,
         range: Range<usize>,
         plans: Vec<Plan>,
         progress: &mut Progress,
-    ) -> Result<Packed, Stop> {
+    ) -> Result<Packed, SendError> {
         let (region, sparse, at) = (&self.region, self.sparse, &mut self.at);
-        let pulse = &mut self.pulse;
-        let (talk, outbox, mover, peer) = (&mut self.talk, &mut self.outbox, &self.mover, &self.peer);
+        let keep_alive = &mut self.keep_alive;
+        let (channel, outgoing, window_writer, peer) =
+            (&mut self.channel, &mut self.outgoing, &self.window_writer, &self.peer);
         std::thread::scope(|scope| {
-            let (filled, to_move) = mpsc::sync_channel::<Filled>(talk.layout.windows as usize);
-            let moving = scope.spawn(move || {
-                let moved = to_move.iter().try_for_each(|filled| {
+            let (filled, to_write) = mpsc::sync_channel::<Filled>(channel.layout.windows as usize);
+            let writing = scope.spawn(move || {
+                let written = to_write.iter().try_for_each(|filled| {
                     let Filled::Window(window) = filled else {
-                        return outbox.say(&ToServer::Working);
+                        return outgoing.send(&ToServer::Working);
                     };
                     let Window { sequence, table, data } = window;
-                    progress.moving(data.into())?;
-                    mover.move_window(window)?;
-                    outbox.say(&ToServer::Filled { sequence, table, data })
+                    progress.add_sent(data.into())?;
+                    window_writer.write_window(window)?;
+                    outgoing.send(&ToServer::Filled { sequence, table, data })
                 });
-                if moved.is_err() {
-                    // The reader may wait for a window that will never be free again.
-                    // First it may hear the server's reason, if there is one.
-                    let _ = multirail::wait(peer.closed(), AUTOPSY);
+                if written.is_err() {
+                    // The filling thread may wait for a window that will never be free again, so the connection is
+                    // closed. Before that, it may still receive the server's reason.
+                    let _ = multirail::wait(peer.closed(), REASON_LIMIT);
                     peer.disconnect();
                 }
-                moved
+                written
             });
-            let read = pack(list, range, plans, Packer::new(talk, region, filled, pulse), sparse, at);
-            let moved = moving.join().unwrap_or_else(|_| Err(Failure::new("the moving thread panicked")));
-            match (read, moved) {
-                (Err(Stop::Answered(failure)), _) => Err(Stop::Answered(failure)),
-                (_, Err(failure)) => Err(Stop::Broken(failure)),
+            let read =
+                pack(list, range, plans, WindowPacker::new(channel, region, filled, keep_alive), sparse, at);
+            let written = writing
+                .join()
+                .unwrap_or_else(|_| Err(Failure::new("the thread that writes windows panicked")));
+            match (read, written) {
+                (Err(SendError::ServerRefused(failure)), _) => Err(SendError::ServerRefused(failure)),
+                (_, Err(failure)) => Err(SendError::Failed(failure)),
                 (read, Ok(())) => read,
             }
         })
     }
 
-    /// Ends the conversation, or rather gives the server's reason if it gave one: that
-    /// says more than the broken connection that follows it.
-    fn give_up(&mut self, stop: Stop) -> Failure {
+    /// Ends the session after a failure. Returns the server's reason if there is one, because it explains the failure
+    /// better than the closed connection.
+    fn give_up(&mut self, stop: SendError) -> Failure {
         let failure = match stop {
-            Stop::Answered(failure) => return failure,
-            Stop::Broken(failure) => failure,
-            Stop::Changed => stop.into(),
+            SendError::ServerRefused(failure) => return failure,
+            SendError::Failed(failure) => failure,
+            SendError::FileChanged => stop.into(),
         };
-        if let Some(reason) = self.talk.refusal(AUTOPSY) {
+        if let Some(reason) = self.channel.refusal(REASON_LIMIT) {
             return refused(&reason);
         }
         if !self.peer.is_alive() {
-            return Failure::new(format!("{}; once it is back, go on with --resume", failure.sentence()));
+            return Failure::new(format!(
+                "{}; restart the server, then send again with --resume",
+                failure.message()
+            ));
         }
-        // If this is not taken, the server sees us leave instead.
-        if self.outbox.say(&ToServer::Abandon(printable(failure.sentence()))).is_ok() {
-            // It answers with a refusal; leaving earlier might drop our word unread.
-            self.talk.refusal(FAREWELL);
+        // If the server does not take this message, it sees the disconnect.
+        if self.outgoing.send(&ToServer::Abandon(printable(failure.message()))).is_ok() {
+            // The server responds with a refusal. Disconnecting earlier could drop the message unread.
+            self.channel.refusal(GIVE_UP_LIMIT);
         }
         failure
     }
 
-    /// Says goodbye.
-    pub fn leave(mut self) -> Done {
-        self.outbox.say(&ToServer::Bye)?;
-        match self.talk.hear_within(PROMPT)? {
+    /// Ends the session in good order.
+    pub fn finish(mut self) -> CommandResult {
+        self.outgoing.send(&ToServer::Bye)?;
+        match self.channel.receive_within(RESPONSE_LIMIT)? {
             ToSender::Farewell => {
                 self.peer.disconnect();
                 Ok(())
@@ -321,27 +454,26 @@ impl Sender {
     }
 }
 
-fn open(list: &List, at: usize) -> Result<Source, Stop> {
+fn open(list: &List, at: usize) -> Result<Source, SendError> {
     Source::open(list.path(at), &list.entries[at])
 }
 
-/// Packs the entries of a group as planned, up to the first that changed; `at` is the one at
-/// hand.
+/// Packs the entries of a group as planned, up to the first that changed. `at` is the current entry.
 fn pack(
     list: &List,
     range: Range<usize>,
     plans: Vec<Plan>,
-    mut packer: Packer<'_>,
+    mut packer: WindowPacker<'_>,
     sparse: bool,
     at: &mut usize,
-) -> Result<Packed, Stop> {
+) -> Result<Packed, SendError> {
     let mut packed = Packed::default();
     for ((index, number), plan) in (0..).zip(range).zip(plans) {
         *at = number;
         let mut outcome = Outcome::default();
         match pack_one(list, (index, number), plan, &mut packer, sparse, &mut outcome) {
             Ok(()) => packed.outcomes.push(outcome),
-            Err(Stop::Changed) => {
+            Err(SendError::FileChanged) => {
                 packed.changed = Some(outcome.sent);
                 break;
             }
@@ -352,21 +484,21 @@ fn pack(
     Ok(packed)
 }
 
-/// Packs the entry `number` of the list, which is the `index`th of its group.
+/// Packs entry `number` of the list, which is entry `index` of its group.
 fn pack_one(
     list: &List,
     (index, number): (u32, usize),
     plan: Plan,
-    packer: &mut Packer<'_>,
+    packer: &mut WindowPacker<'_>,
     sparse: bool,
     outcome: &mut Outcome,
-) -> Result<(), Stop> {
+) -> Result<(), SendError> {
     let entry = &list.entries[number];
     match plan {
-        Plan::Skip => outcome.became = Became::Skipped,
-        Plan::Have => outcome.became = Became::Same,
+        Plan::Skip => outcome.entry_result = EntryResult::Skipped,
+        Plan::Have => outcome.entry_result = EntryResult::Same,
         Plan::Same => {
-            outcome.became = Became::Same;
+            outcome.entry_result = EntryResult::Same;
             packer.item(&Item::Same { index })?;
         }
         Plan::Make => packer.item(&Item::Make { index })?,
@@ -379,15 +511,15 @@ fn pack_one(
             let source = open(list, number)?;
             let mut pieces = source.pieces(sparse);
             let unreadable = |error| source.unreadable(&error);
-            if !pieces.pass(plan.keep, plan.kept, plan.end).map_err(unreadable)? {
-                return Err(Stop::Changed);
+            if !pieces.skip(plan.keep, plan.kept, plan.end).map_err(unreadable)? {
+                return Err(SendError::FileChanged);
             }
             packer.item(&Item::Begin { index, keep: plan.keep })?;
             while let Some(range) = pieces.next().map_err(unreadable)? {
                 outcome.sent += range.end - range.start;
                 plan.hash.push(&packer.piece(&source, range)?);
             }
-            source.is_unchanged()?;
+            source.ensure_unchanged()?;
             packer.item(&Item::End)?;
             outcome.again = plan.again;
             outcome.hash = plan.hash.finish(entry.size());

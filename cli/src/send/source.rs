@@ -9,25 +9,24 @@ use multirail::Region;
 use rustix::fs::{CWD, Mode, OFlags};
 
 use super::list::{mtime, permissions};
-use super::talk::Stop;
+use super::server_channel::SendError;
 use crate::content::{self, Pieces};
-use crate::failure::{Done, Failure};
+use crate::failure::{CommandResult, Failure};
 
-/// Bytes read at a time: they stay in a core's cache while they are hashed and
-/// copied into the window.
-const PART: usize = 256 << 10;
+/// The number of bytes read at a time. They stay in a core's cache while they are hashed and copied into the window.
+const READ_BYTES: usize = 256 << 10;
 
-/// An open file, which is sent as it was offered or not at all.
+/// An open file. It is sent as it was offered, or not at all.
 pub struct Source {
     path: PathBuf,
     file: File,
     size: u64,
-    /// What the file system said of its content before any of it was read.
+    /// The file's stamp before any byte was read.
     stamp: Stamp,
 }
 
-/// What the file system changes with the content of a file: size, time of modification, and
-/// time of any change, which no program can set back.
+/// The metadata that changes with the content of a file: size, modification time, and change time, which no program can
+/// set back.
 #[derive(PartialEq, Eq)]
 struct Stamp {
     size: u64,
@@ -43,57 +42,57 @@ impl Stamp {
 }
 
 impl Source {
-    /// Opens a regular file that was listed as `entry`, if it is still as it was listed.
-    pub fn open(path: PathBuf, entry: &Entry) -> Result<Self, Stop> {
+    /// Opens a regular file that was listed as `entry`. Fails if it has changed since.
+    pub fn open(path: PathBuf, entry: &Entry) -> Result<Self, SendError> {
         let mut flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK;
-        // A path that was asked for itself may be a link.
+        // A path of the command line may be a link.
         flags.set(OFlags::NOFOLLOW, !entry.path.is_top());
         let failed = |e: std::io::Error| Failure::new(format!("cannot open {}: {e}", path.display()));
-        // A pipe that took its place would block, without NONBLOCK.
+        // Without NONBLOCK, opening a pipe with this name would block.
         let file = rustix::fs::openat(CWD, &path, flags, Mode::empty()).map_err(|e| failed(e.into()))?;
         let file = File::from(file);
         let metadata = file.metadata().map_err(failed)?;
         let kept =
             metadata.is_file() && (permissions(&metadata), mtime(&metadata)) == (entry.mode, entry.mtime);
         if !kept || metadata.len() != entry.size() {
-            return Err(Stop::Changed);
+            return Err(SendError::FileChanged);
         }
         Ok(Self { path, file, size: entry.size(), stamp: Stamp::new(&metadata) })
     }
 
-    /// Its pieces.
+    /// The pieces of the file.
     pub fn pieces(&self, sparse: bool) -> Pieces<'_> {
         Pieces::new(&self.file, self.size, sparse)
     }
 
-    /// The digest of its content.
-    pub fn digest(&self, mut working: impl FnMut() -> Done) -> Result<[u8; 32], Stop> {
+    /// The digest of the file's content.
+    pub fn digest(&self, mut working: impl FnMut() -> CommandResult) -> Result<[u8; 32], SendError> {
         let mut failure = None;
-        let wanted = || match working() {
+        let go_on = || match working() {
             Ok(()) => true,
             Err(why) => {
                 failure = Some(why);
                 false
             }
         };
-        let digest = content::digest(&self.file, self.size, wanted);
+        let digest = content::digest(&self.file, self.size, go_on);
         match failure {
             Some(failure) => Err(failure.into()),
             None => digest.map_err(|error| self.unreadable(&error)),
         }
     }
 
-    /// Reads `len` bytes at `at`, part by part.
+    /// Reads `len` bytes at `at` in parts.
     pub fn read(
         &self,
         mut at: u64,
         len: usize,
         part: &mut Vec<u8>,
-        mut take: impl FnMut(&[u8]) -> Done,
-    ) -> Result<(), Stop> {
-        part.resize(PART, 0);
-        for done in (0..len).step_by(PART) {
-            let bytes = &mut part[..PART.min(len - done)];
+        mut take: impl FnMut(&[u8]) -> CommandResult,
+    ) -> Result<(), SendError> {
+        part.resize(READ_BYTES, 0);
+        for done in (0..len).step_by(READ_BYTES) {
+            let bytes = &mut part[..READ_BYTES.min(len - done)];
             self.file.read_exact_at(bytes, at).map_err(|e| self.unreadable(&e))?;
             at += bytes.len() as u64;
             take(bytes)?;
@@ -110,7 +109,7 @@ impl Source {
         region: &Region,
         mut to: usize,
         mut hash: impl FnMut(&[u8]),
-    ) -> Result<(), Stop> {
+    ) -> Result<(), SendError> {
         self.read(at, len, part, |bytes| {
             hash(bytes);
             region.copy_in(to, bytes)?;
@@ -119,18 +118,17 @@ impl Source {
         })
     }
 
-    /// Makes sure that all that was read so far is of one content: nothing changed the file
-    /// since it was opened.
-    pub fn is_unchanged(&self) -> Result<(), Stop> {
+    /// Fails if the file has changed since it was opened, so that all bytes read are of one state.
+    pub fn ensure_unchanged(&self) -> Result<(), SendError> {
         let now = self.file.metadata().map_err(|e| self.unreadable(&e))?;
-        if Stamp::new(&now) == self.stamp { Ok(()) } else { Err(Stop::Changed) }
+        if Stamp::new(&now) == self.stamp { Ok(()) } else { Err(SendError::FileChanged) }
     }
 
-    /// Why it cannot be read. A file that ends too early became shorter.
-    pub fn unreadable(&self, error: &std::io::Error) -> Stop {
+    /// The error of a failed read. A file that ends too early became shorter.
+    pub fn unreadable(&self, error: &std::io::Error) -> SendError {
         match error.kind() {
-            std::io::ErrorKind::UnexpectedEof => Stop::Changed,
-            _ => Stop::Broken(Failure::new(format!("cannot read {}: {error}", self.path.display()))),
+            std::io::ErrorKind::UnexpectedEof => SendError::FileChanged,
+            _ => SendError::Failed(Failure::new(format!("cannot read {}: {error}", self.path.display()))),
         }
     }
 }

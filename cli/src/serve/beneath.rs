@@ -1,4 +1,4 @@
-//! Opening what lies below a directory, and never anything beside it.
+//! Opens directories beneath a root directory, and never outside it.
 
 use std::ffi::OsStr;
 use std::os::fd::{AsFd, OwnedFd};
@@ -7,12 +7,13 @@ use std::os::unix::ffi::OsStrExt;
 use rustix::fs::{Mode, OFlags};
 use rustix::io::{Errno, Result};
 
-/// Opens the directory `path` (names with slashes between, none of them `..`) below
-/// `root`, through real directories of the same file system only. Empty is `root` itself.
+/// Opens the directory `path` beneath `root`, through real directories of the same file system only.
+///
+/// `path` has names separated by slashes, none of them `..`. An empty path is `root` itself.
 pub fn open(root: &OwnedFd, path: &[u8]) -> Result<OwnedFd> {
     #[cfg(target_os = "linux")]
     match at_once(root, path) {
-        // Kernels before 5.6, and sandboxes that do not know the call.
+        // Kernels before 5.6 and some sandboxes do not have this call.
         Err(Errno::NOSYS | Errno::PERM) => {}
         opened => return opened,
     }
@@ -28,14 +29,14 @@ fn at_once(root: &OwnedFd, path: &[u8]) -> Result<OwnedFd> {
     let path = if path.is_empty() { b"." } else { path };
     loop {
         match rustix::fs::openat2(root, OsStr::from_bytes(path), DIRECTORY, Mode::empty(), resolve) {
-            // A rename elsewhere in the system raced with the walk.
+            // A rename elsewhere in the system raced with the call.
             Err(Errno::AGAIN) => {}
             opened => return opened,
         }
     }
 }
 
-/// The same, name by name.
+/// Opens the directories one by one.
 fn by_name(root: &OwnedFd, path: &[u8]) -> Result<OwnedFd> {
     let device = rustix::fs::fstat(root)?.st_dev;
     let flags = DIRECTORY | OFlags::NOFOLLOW;
@@ -57,7 +58,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn nothing_beside_is_opened() {
+    fn nothing_outside_is_opened() {
         let outside = tempfile::TempDir::new().unwrap();
         let root = outside.path().join("root");
         std::fs::create_dir_all(root.join("a/b")).unwrap();

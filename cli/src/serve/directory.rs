@@ -1,4 +1,4 @@
-//! The directory that files are stored in.
+//! The directory where the server stores files.
 
 use std::fs::File;
 use std::os::fd::OwnedFd;
@@ -10,49 +10,47 @@ use rustix::io::Errno;
 
 use super::beneath;
 use super::durable::Durable;
+use super::failed;
 use super::quota::Quota;
-use super::reason::failed;
-use super::staged::Staged;
-use super::staging::Staging;
+use super::staged_file::StagedFile;
+use super::staging_directory::StagingDirectory;
 use crate::content;
-use crate::failure::{Done, Failure};
+use crate::failure::{CommandResult, Failure};
 
-/// Mode of a directory that a server made, until all is stored that lies in it. By the sticky
-/// bit, which means nothing where only the owner may write and no sender can set, any later
-/// server knows that mode and time are the sender's to set.
+/// The mode of a directory that a server made, until its content is stored. A later server recognises by the sticky bit
+/// that mode and time are still to be set. The bit has no effect where only the owner may write, and no sender can set it.
 const UNFINISHED: Mode = Mode::RWXU.union(Mode::SVTX);
 
-/// Numbers tried behind a name that is taken.
+/// The number of suffixes that are tried if a name exists.
 const RENAMES: usize = 10_000;
 
-/// What happens to a file whose name is taken. A directory that is there takes what is sent
-/// into it under every rule.
+/// What to do if a file's name exists. An existing directory receives the files sent into it under every rule.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
-pub enum Clash {
-    /// Refuse it, and end the conversation
+pub enum NameClash {
+    /// Refuse the file and end the session
     Refuse,
-    /// Replace a file or link that is there, and set mode and time of a directory that is there
+    /// Replace an existing file or link, and set mode and time of an existing directory
     Overwrite,
-    /// Store it as NAME.1, NAME.2, ...
+    /// Store the file as NAME.1, NAME.2, ...
     Rename,
-    /// Keep what is there, and go on; of a directory too whose name a file has, with all in it
+    /// Keep the existing file and go on; skip a directory whose name is an existing file
     Skip,
 }
 
-/// Where files are stored.
+/// The directory where files are stored.
 pub struct Directory {
     fd: OwnedFd,
-    /// Files that are not whole yet.
-    pub staging: Staging,
-    /// The rule for names that are taken.
-    pub clash: Clash,
-    /// What is below it.
+    /// The directory of unfinished files.
+    pub staging: StagingDirectory,
+    /// The rule for existing names.
+    pub on_clash: NameClash,
+    /// Syncs the file system.
     pub durable: Durable,
 }
 
 impl Directory {
-    /// Opens a directory, and locks it for this server.
-    pub fn open(path: PathBuf, clash: Clash, quota: Quota) -> Done<Self> {
+    /// Opens a directory and locks it for this server.
+    pub fn open(path: PathBuf, on_clash: NameClash, quota: Quota) -> CommandResult<Self> {
         let unusable = |error: Errno, advice| {
             let reason = std::io::Error::from(error);
             Failure::new(format!("cannot open the directory {}: {reason}; {advice}", path.display()))
@@ -61,107 +59,107 @@ impl Directory {
         let fd = rustix::fs::openat(CWD, &path, flags, Mode::empty())
             .map_err(|error| unusable(error, "create it first"))?;
         let again = fd.try_clone().map_err(|error| failed("open the directory twice", error))?;
-        Ok(Self { staging: Staging::open(again, quota)?, fd, clash, durable: Durable::new() })
+        Ok(Self { staging: StagingDirectory::open(again, quota)?, fd, on_clash, durable: Durable::new() })
     }
 
-    /// The directory that `path` lies in.
-    pub fn parent(&self, path: &TreePath) -> Done<OwnedFd> {
-        beneath::open(&self.fd, path.parent()).map_err(misplaced)
+    /// Opens the parent directory of `path`.
+    pub fn parent(&self, path: &TreePath) -> CommandResult<OwnedFd> {
+        beneath::open(&self.fd, path.parent()).map_err(parent_failure)
     }
 
-    /// What is there under the name of `path`, if anything.
-    pub fn look(&self, path: &TreePath) -> Done<Option<Stat>> {
+    /// The metadata of the existing file at `path`, if there is one.
+    pub fn stat(&self, path: &TreePath) -> CommandResult<Option<Stat>> {
         let parent = match beneath::open(&self.fd, path.parent()) {
             Err(Errno::NOENT) => return Ok(None),
-            opened => opened.map_err(misplaced)?,
+            opened => opened.map_err(parent_failure)?,
         };
         match rustix::fs::statat(&parent, path.name_os(), AtFlags::SYMLINK_NOFOLLOW) {
             Err(Errno::NOENT) => Ok(None),
-            found => found.map(Some).map_err(|error| failed("look for the name in the directory", error)),
+            found => found.map(Some).map_err(|error| failed("check whether the name exists", error)),
         }
     }
 
-    /// Whether something that is no directory has the name of a directory that `path` lies in.
-    pub fn is_barred(&self, path: &TreePath) -> bool {
+    /// Returns true if a parent of `path` is an existing file or link.
+    pub fn has_file_as_parent(&self, path: &TreePath) -> bool {
         matches!(beneath::open(&self.fd, path.parent()), Err(Errno::NOTDIR | Errno::LOOP))
     }
 
-    /// Opens a regular file that is there.
-    pub fn file(&self, path: &TreePath) -> Done<File> {
+    /// Opens an existing regular file.
+    pub fn file(&self, path: &TreePath) -> CommandResult<File> {
         let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
         let opened = rustix::fs::openat(self.parent(path)?, path.name_os(), flags, Mode::empty());
-        Ok(File::from(opened.map_err(|error| failed("read the file that is there", error))?))
+        Ok(File::from(opened.map_err(|error| failed("read the existing file", error))?))
     }
 
-    /// Makes a directory, or uses the one that is there.
-    pub fn make(&self, path: &TreePath) -> Done {
+    /// Creates a directory, or uses the existing one.
+    pub fn make(&self, path: &TreePath) -> CommandResult {
         match rustix::fs::mkdirat(self.parent(path)?, path.name_os(), UNFINISHED) {
             Err(Errno::EXIST) => {
-                let fd = beneath::open(&self.fd, path.as_bytes()).map_err(misplaced)?;
+                let fd = beneath::open(&self.fd, path.as_bytes()).map_err(parent_failure)?;
                 let mode = rustix::fs::fstat(&fd).map(|stat| Mode::from_raw_mode(stat.st_mode));
-                // It gets the sender's mode with the last of what lies in it.
+                // It gets the sender's mode after the last of its entries.
                 match mode {
-                    Ok(mode) if self.clash == Clash::Overwrite && !mode.contains(Mode::RWXU) => {
+                    Ok(mode) if self.on_clash == NameClash::Overwrite && !mode.contains(Mode::RWXU) => {
                         rustix::fs::fchmod(&fd, mode | Mode::RWXU)
                     }
                     mode => mode.map(drop),
                 }
-                .map_err(|error| failed("use the directory that is there", error))
+                .map_err(|error| failed("use the existing directory", error))
             }
-            // Elsewhere a new directory may not get that bit.
+            // On other systems mkdir may not set this bit.
             #[cfg(not(target_os = "linux"))]
             Ok(()) => beneath::open(&self.fd, path.as_bytes())
                 .and_then(|fd| rustix::fs::fchmod(fd, UNFINISHED))
-                .map_err(misplaced),
+                .map_err(parent_failure),
             made => made.map_err(|error| failed("create a directory", error)),
         }
     }
 
-    /// Sets mode and time of a directory once all that lies in it is stored, unless the directory
-    /// was there before and the rule leaves it as it is.
-    pub fn leave(&self, entry: &Entry) -> Done {
-        let fd = beneath::open(&self.fd, entry.path.as_bytes()).map_err(misplaced)?;
+    /// Sets mode and time of a directory whose entries are stored, unless the directory existed before and the rule keeps
+    /// it.
+    pub fn finish_directory(&self, entry: &Entry) -> CommandResult {
+        let fd = beneath::open(&self.fd, entry.path.as_bytes()).map_err(parent_failure)?;
         let mode = rustix::fs::fstat(&fd).map(|stat| Mode::from_raw_mode(stat.st_mode));
-        match mode.map_err(|error| failed("look at the directory that is there", error))? {
+        match mode.map_err(|error| failed("read the mode of the existing directory", error))? {
             // A directory inherits the set-group-ID bit.
-            mode if mode - Mode::SGID == UNFINISHED || self.clash == Clash::Overwrite => {
-                dress(&File::from(fd), entry)
+            mode if mode - Mode::SGID == UNFINISHED || self.on_clash == NameClash::Overwrite => {
+                set_mode_and_time(&File::from(fd), entry)
             }
             _ => Ok(()),
         }
     }
 
-    /// Makes everything durable that was written so far.
-    pub fn sync(&self) -> Done {
+    /// Makes all bytes durable that were written so far.
+    pub fn sync(&self) -> CommandResult {
         self.durable.all(|| {
             #[cfg(target_os = "linux")]
             let synced = rustix::fs::syncfs(&self.fd);
-            // Elsewhere every file is synced when it is whole, see `Durable::one`.
+            // On other systems every file is synced when it is complete, see `Durable::one`.
             #[cfg(not(target_os = "linux"))]
             let synced = rustix::fs::fsync(&self.fd);
             synced
         })
     }
 
-    /// Gives a staged file its final name, by the rule for names that are taken; whether it
-    /// got one, or something else had it first and stays.
+    /// Gives a staged file its final name, by the rule for existing names. Returns false if another file has the name
+    /// and stays.
     ///
-    /// With `resume` a file or link of the same content is no clash: a sender that died had sent
-    /// it, and the server gave it its name after it had judged this entry.
-    pub fn publish(&self, staged: Staged<'_>, entry: &Entry, resume: bool) -> Done<bool> {
+    /// With `resume`, an existing file or link with the same content is no clash: an interrupted sender has sent it, and
+    /// the server gave it its name after it had decided about this entry.
+    pub fn publish(&self, staged: StagedFile<'_>, entry: &Entry, resume: bool) -> CommandResult<bool> {
         let path = &entry.path;
         let (parent, from) = (self.parent(path)?, &self.staging.fd);
         let name = path.name_os();
         let exclusively = |to: &std::ffi::OsStr| rename_exclusively(from, staged.name(), &parent, to);
-        let renamed = match self.clash {
-            Clash::Overwrite => rustix::fs::renameat(from, staged.name(), &parent, name),
-            Clash::Refuse | Clash::Skip | Clash::Rename => match exclusively(name) {
-                Err(Errno::EXIST) if resume && self.has(&staged, entry)? => {
+        let renamed = match self.on_clash {
+            NameClash::Overwrite => rustix::fs::renameat(from, staged.name(), &parent, name),
+            NameClash::Refuse | NameClash::Skip | NameClash::Rename => match exclusively(name) {
+                Err(Errno::EXIST) if resume && self.has_same_content(&staged, entry)? => {
                     staged.abandon();
                     self.staging.discard(path);
                     return Ok(true);
                 }
-                Err(Errno::EXIST) if self.clash == Clash::Rename => (1..RENAMES)
+                Err(Errno::EXIST) if self.on_clash == NameClash::Rename => (1..RENAMES)
                     .map(|n| exclusively(&numbered(path.name(), n)))
                     .find(|renamed| *renamed != Err(Errno::EXIST))
                     .unwrap_or(Err(Errno::EXIST)),
@@ -169,14 +167,14 @@ impl Directory {
             },
         };
         match renamed {
-            Ok(()) => staged.named(),
-            Err(Errno::EXIST) if self.clash == Clash::Skip => {
+            Ok(()) => staged.set_named(),
+            Err(Errno::EXIST) if self.on_clash == NameClash::Skip => {
                 staged.abandon();
                 return Ok(false);
             }
             Err(Errno::EXIST) => return Err(exists()),
             Err(Errno::ISDIR | Errno::NOTEMPTY) => return Err(is_directory()),
-            Err(error) => return Err(failed("rename the whole file", error)),
+            Err(error) => return Err(failed("rename the complete file", error)),
         }
         self.staging.discard(path);
         #[cfg(not(target_os = "linux"))]
@@ -184,24 +182,24 @@ impl Directory {
         Ok(true)
     }
 
-    /// Whether a file or link has the name of `entry` and the content that is staged for it. If
-    /// so, sets the mode and time of the file.
-    fn has(&self, staged: &Staged<'_>, entry: &Entry) -> Done<bool> {
-        let found = self.look(&entry.path)?.map(|found| FileType::from_raw_mode(found.st_mode));
+    /// Returns true if an existing file or link has the name of `entry` and the content of the staged file. In that case
+    /// it also sets the file's mode and time.
+    fn has_same_content(&self, staged: &StagedFile<'_>, entry: &Entry) -> CommandResult<bool> {
+        let found = self.stat(&entry.path)?.map(|found| FileType::from_raw_mode(found.st_mode));
         match (&entry.kind, found) {
             (Kind::Link { target }, Some(FileType::Symlink)) => self.is_link(&entry.path, target),
             (Kind::File { size, .. }, Some(FileType::RegularFile)) => {
                 let (Ok(there), Ok(ours)) = (self.file(&entry.path), self.staging.read(staged.name())) else {
                     return Ok(false);
                 };
-                let unreadable = |error| failed("compare with the file that is there", error);
+                let unreadable = |error| failed("compare with the existing file", error);
                 if there.metadata().map_err(unreadable)?.len() != *size {
                     return Ok(false);
                 }
                 let digest = |file| content::digest(file, *size, || true).map_err(unreadable);
                 let same = digest(&there)? == digest(&ours)?;
                 if same {
-                    dress(&there, entry)?;
+                    set_mode_and_time(&there, entry)?;
                 }
                 Ok(same)
             }
@@ -209,21 +207,21 @@ impl Directory {
         }
     }
 
-    /// Whether a symbolic link that is there points to `target`.
-    pub fn is_link(&self, path: &TreePath, target: &[u8]) -> Done<bool> {
+    /// Returns true if an existing symbolic link points to `target`.
+    pub fn is_link(&self, path: &TreePath, target: &[u8]) -> CommandResult<bool> {
         let there = rustix::fs::readlinkat(self.parent(path)?, path.name_os(), Vec::new());
         Ok(there.is_ok_and(|there| there.as_bytes() == target))
     }
 }
 
 /// Sets mode and time of a file or directory.
-pub fn dress(file: &File, entry: &Entry) -> Done {
+pub fn set_mode_and_time(file: &File, entry: &Entry) -> CommandResult {
     rustix::fs::fchmod(file, Mode::from_raw_mode(entry.mode.into()))
         .and_then(|()| rustix::fs::futimens(file, &times(entry.mtime)))
         .map_err(|error| failed("set mode and time", error))
 }
 
-/// A time of modification for the system.
+/// A modification time as the system's type.
 pub fn times(mtime: Mtime) -> Timestamps {
     Timestamps {
         last_access: Timespec { tv_sec: 0, tv_nsec: UTIME_OMIT as _ },
@@ -231,12 +229,12 @@ pub fn times(mtime: Mtime) -> Timestamps {
     }
 }
 
-/// Why a file is refused whose name is taken.
+/// The failure for a file whose name exists.
 pub fn exists() -> Failure {
     Failure::new("a file of that name exists; rename it, or start the server with --on-clash overwrite")
 }
 
-/// Why a file is refused that would replace a directory.
+/// The failure for a file that would replace a directory.
 pub fn is_directory() -> Failure {
     Failure::new("a directory of that name exists; remove or rename it")
 }
@@ -248,7 +246,7 @@ fn rename_exclusively(
     new: &std::ffi::OsStr,
 ) -> rustix::io::Result<()> {
     match rustix::fs::renameat_with(from, name, to, new, RenameFlags::NOREPLACE) {
-        // File systems without that flag: a link refuses an existing name as well.
+        // On file systems without this flag, a hard link fails for an existing name as well.
         Err(Errno::INVAL | Errno::NOSYS | Errno::NOTSUP) => {
             rustix::fs::linkat(from, name, to, new, AtFlags::empty())
                 .and_then(|()| rustix::fs::unlinkat(from, name, AtFlags::empty()))
@@ -257,7 +255,7 @@ fn rename_exclusively(
     }
 }
 
-/// `NAME.n`, with the name cut where that would be too long.
+/// `NAME.n`, with the name cut if it would be too long.
 fn numbered(name: &[u8], n: usize) -> std::ffi::OsString {
     use std::os::unix::ffi::OsStringExt;
     let suffix = format!(".{n}");
@@ -265,11 +263,13 @@ fn numbered(name: &[u8], n: usize) -> std::ffi::OsString {
     std::ffi::OsString::from_vec([&name[..kept], suffix.as_bytes()].concat())
 }
 
-fn misplaced(error: Errno) -> Failure {
+fn parent_failure(error: Errno) -> Failure {
     Failure::new(match error {
-        Errno::LOOP => "a symbolic link is in its way; the server follows none",
-        Errno::NOTDIR => "something that is no directory is in its way; remove or rename it",
-        Errno::XDEV => "another file system is mounted in its way; serve that directory itself",
+        Errno::LOOP => "one of its parents is a symbolic link, which the server does not follow",
+        Errno::NOTDIR => "one of its parents is not a directory; remove or rename that file",
+        Errno::XDEV => {
+            "one of its parents is a mount point of another file system; serve that directory itself"
+        }
         Errno::NOENT => "its directory does not exist",
         error => return failed("open its directory", error),
     })
@@ -278,14 +278,14 @@ fn misplaced(error: Errno) -> Failure {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::serve::room::ENTRY;
+    use crate::serve::reservation::ENTRY;
     use crate::units::Size;
 
     #[test]
-    fn the_loser_of_a_race_for_a_name_leaves_nothing_behind() {
+    fn the_loser_of_a_race_for_a_name_leaves_no_file() {
         let into = tempfile::TempDir::new().unwrap();
         let quota = Quota::new(Some(Size(100 * ENTRY)));
-        let directory = Directory::open(into.path().to_owned(), Clash::Skip, quota).unwrap();
+        let directory = Directory::open(into.path().to_owned(), NameClash::Skip, quota).unwrap();
         let staging = &directory.staging;
         let path = TreePath::new(b"name").unwrap();
         let (kind, mtime) = (Kind::File { size: 1, data: 1 }, Mtime { seconds: 0, nanoseconds: 0 });
@@ -297,7 +297,7 @@ mod tests {
             staged
         };
         drop(partial());
-        assert_eq!(staging.bytes(&path), Some(90 * ENTRY), "one that is interrupted stays");
+        assert_eq!(staging.bytes(&path), Some(90 * ENTRY), "an interrupted file stays");
         staging.discard(&path);
 
         let loser = partial();
@@ -310,6 +310,6 @@ mod tests {
 
         std::fs::remove_file(into.path().join("name")).unwrap();
         assert!(directory.publish(partial(), &entry, false).unwrap());
-        assert!(staging.quota.check(11 * ENTRY).is_err(), "it counts under its name too");
+        assert!(staging.quota.check(11 * ENTRY).is_err(), "the bytes count under the final name too");
     }
 }

@@ -1,34 +1,32 @@
-//! Making bytes durable, and remembering that it failed.
+//! Syncs files to disk, and remembers a failed sync.
 
 use std::fs::File;
 use std::io;
 use std::sync::{Mutex, PoisonError};
 
-use super::reason::failed;
-use crate::failure::{Done, Failure};
+use super::failed;
+use crate::failure::{CommandResult, Failure};
 
-/// The disk below the directory, as far as it is to be trusted.
+/// Syncs files to disk. After a failed sync, all later syncs fail.
 pub struct Durable {
-    /// A sync failed: which bytes are lost is not known, and the next sync would not say so.
+    /// True after a failed sync: it is unknown which bytes are lost, and the next sync would not report it.
     broken: Mutex<bool>,
-    /// Whether every file is synced by itself.
+    /// True if every file is synced separately.
     each: bool,
 }
 
 impl Durable {
-    /// Nothing has failed yet.
+    /// No sync has failed yet.
     pub fn new() -> Self {
-        Self { broken: Mutex::new(false), each: !tells_failures() }
+        Self { broken: Mutex::new(false), each: !syncfs_reports_errors() }
     }
 
-    /// Syncs all files by `sync`. The system tells of a failure once and to one caller, so
-    /// callers take turns, and after the first failure all of them fail.
-    pub fn all(&self, sync: impl FnOnce() -> rustix::io::Result<()>) -> Done {
+    /// Syncs all files with `sync`. The system reports a failure once, to one caller. So callers take turns, and after the
+    /// first failure all of them fail.
+    pub fn all(&self, sync: impl FnOnce() -> rustix::io::Result<()>) -> CommandResult {
         let mut broken = self.broken.lock().unwrap_or_else(PoisonError::into_inner);
         if *broken {
-            return Err(Failure::new(
-                "the disk failed to take what was written; check it and restart the server",
-            ));
+            return Err(Failure::new("the disk lost written bytes; check the disk and restart the server"));
         }
         sync().map_err(|error| {
             *broken = true;
@@ -39,20 +37,20 @@ impl Durable {
         })
     }
 
-    /// Syncs a whole file, where [`Durable::all`] would not tell that its bytes were lost.
-    pub fn one(&self, file: &File) -> Done {
+    /// Syncs one complete file, where [`Durable::all`] would not report lost bytes.
+    pub fn one(&self, file: &File) -> CommandResult {
         if self.each { file.sync_all().map_err(|error| failed("sync the file", error)) } else { Ok(()) }
     }
 }
 
-/// Whether `syncfs` is there and tells that bytes were lost: Linux from 5.8 on.
-fn tells_failures() -> bool {
-    let tells = |release: &str| {
+/// Returns true if `syncfs` exists and reports lost bytes: on Linux from 5.8 on.
+fn syncfs_reports_errors() -> bool {
+    let is_new = |release: &str| {
         let mut numbers = release.split(|c: char| !c.is_ascii_digit()).map_while(|n| n.parse::<u32>().ok());
         Some((numbers.next()?, numbers.next()?) >= (5, 8))
     };
     cfg!(target_os = "linux")
-        && rustix::system::uname().release().to_str().ok().and_then(tells).unwrap_or(false)
+        && rustix::system::uname().release().to_str().ok().and_then(is_new).unwrap_or(false)
 }
 
 #[cfg(test)]
@@ -66,8 +64,8 @@ mod tests {
         let durable = Durable::new();
         durable.all(|| Ok(())).unwrap();
         let first = durable.all(|| Err(Errno::IO)).unwrap_err();
-        assert!(first.sentence().contains("check the disk"), "{}", first.sentence());
-        let next = durable.all(|| panic!("it would say that all is well")).unwrap_err();
-        assert!(next.sentence().contains("restart the server"), "{}", next.sentence());
+        assert!(first.message().contains("check the disk"), "{}", first.message());
+        let next = durable.all(|| panic!("the sync would report success")).unwrap_err();
+        assert!(next.message().contains("restart the server"), "{}", next.message());
     }
 }

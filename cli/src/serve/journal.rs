@@ -1,8 +1,8 @@
-//! Which pieces of a partial file are stored.
+//! The journal of the stored pieces of a partial file.
 //!
-//! A header with the file's path, then one record of 44 bytes per piece, written after
-//! the piece itself. A record that was cut off is none. Bytes that a power failure took
-//! after all are found by the piece's checksum when the file is continued.
+//! It has a header with the file's path, then one record of 44 bytes per piece, written after
+//! the piece. An incomplete record does not count. If a power failure lost bytes of a piece,
+//! the piece's checksum shows it when the file is continued.
 
 use std::fs::File;
 use std::io;
@@ -11,7 +11,7 @@ use std::os::unix::fs::FileExt;
 use crate::files::{Piece, TreePath};
 
 const MAGIC: [u8; 8] = *b"mrjrnl01";
-/// Bytes of a record.
+/// The bytes of a record.
 pub const RECORD: u64 = 44;
 
 /// The journal of one partial file.
@@ -22,14 +22,14 @@ pub struct Journal {
 }
 
 impl Journal {
-    /// Starts one in an empty file.
+    /// Creates a journal in an empty file.
     pub fn create(file: File, path: &TreePath) -> io::Result<Self> {
         let header = header(path);
         file.write_all_at(&header, 0)?;
         Ok(Self { file, header: header.len() as u64, count: 0 })
     }
 
-    /// Reads one; `None` if it is of another file, or no journal.
+    /// Opens a journal. Returns `None` if it belongs to another path or is no journal.
     pub fn open(file: File, path: &TreePath) -> io::Result<Option<Self>> {
         let wanted = header(path);
         let mut found = vec![0; wanted.len()];
@@ -42,7 +42,7 @@ impl Journal {
         Ok((found == wanted).then_some(Self { file, header, count: (len - header) / RECORD }))
     }
 
-    /// The path that a journal is about, if it is one.
+    /// The path in a journal, or `None` if the file is no journal.
     pub fn path(file: &File) -> Option<TreePath> {
         let mut start = [0; 10];
         file.read_exact_at(&mut start, 0).ok()?;
@@ -52,7 +52,7 @@ impl Journal {
         (magic == MAGIC).then(|| TreePath::new(&path).ok())?
     }
 
-    /// Pieces in it.
+    /// The number of pieces.
     pub fn count(&self) -> u64 {
         self.count
     }
@@ -68,7 +68,7 @@ impl Journal {
         Ok(())
     }
 
-    /// Piece `index` of those in it; `None` if the record makes no sense.
+    /// Piece `index`, or `None` if its record is invalid.
     pub fn piece(&self, index: u64) -> io::Result<Option<Piece>> {
         let mut record = [0; RECORD as usize];
         self.file.read_exact_at(&mut record, self.header + index * RECORD)?;
@@ -80,10 +80,10 @@ impl Journal {
             }
             _ => return Ok(None),
         };
-        Ok(piece.is_sound(i64::MAX as u64).then_some(piece))
+        Ok(piece.is_valid(i64::MAX as u64).then_some(piece))
     }
 
-    /// Bytes of all pieces, and what they take by `cost`.
+    /// The bytes of all pieces, and their sum by `cost`.
     pub fn bytes(&self, cost: impl Fn(&Piece) -> u64) -> io::Result<(u64, u64)> {
         (0..self.count).try_fold((0, 0), |(bytes, taken): (u64, u64), index| {
             let piece = self.piece(index)?;
@@ -92,20 +92,20 @@ impl Journal {
         })
     }
 
-    /// One past the last byte of all pieces.
+    /// The end of the last piece.
     pub fn end(&self) -> io::Result<u64> {
         (0..self.count)
             .try_fold(0, |end, index| Ok(end.max(self.piece(index)?.map_or(0, |piece| piece.end()))))
     }
 
-    /// Forgets all pieces but the first `count`.
+    /// Keeps the first `count` pieces and removes the others.
     pub fn keep(&mut self, count: u64) -> io::Result<()> {
         self.count = count.min(self.count);
         self.file.set_len(self.header + self.count * RECORD)
     }
 }
 
-/// Bytes of the header of a journal about `path`.
+/// The bytes of the header of a journal for `path`.
 pub fn header_bytes(path: &TreePath) -> u64 {
     header(path).len() as u64
 }
@@ -120,7 +120,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn pieces_are_found_again_and_torn_records_are_not() {
+    fn complete_records_are_read_and_incomplete_ones_are_not() {
         let file = tempfile::tempfile().unwrap();
         let path = TreePath::new(b"a/b").unwrap();
         let mut journal = Journal::create(file.try_clone().unwrap(), &path).unwrap();

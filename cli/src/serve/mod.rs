@@ -1,23 +1,22 @@
 //! `multirail serve`: receives files into a directory, from several senders at once.
 
 mod beneath;
+mod decide;
 mod directory;
 mod durable;
-mod invitation;
+mod group_writer;
 pub(super) mod journal;
-mod judge;
-mod partial;
+mod partial_file;
 mod quota;
-mod reason;
+mod refused_senders;
 mod report;
-mod room;
+mod reservation;
+mod send_command;
 mod senders;
 mod session;
-mod staged;
-mod staging;
-mod store;
-mod turned_away;
-mod window;
+mod staged_file;
+mod staging_directory;
+mod window_bytes;
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -28,22 +27,22 @@ use std::time::Duration;
 
 use multirail::{ErrorKind, Fabric, Peer, RecvPool};
 
-use super::failure::{Done, Failure};
+use super::failure::{CommandResult, Failure};
 use super::units::{self, Size};
 use super::wire::MESSAGE_BYTES;
-use super::{Common, output, wait};
-use directory::{Clash, Directory};
+use super::{Common, connection, output};
+use directory::{Directory, NameClash};
 use quota::Quota;
+use refused_senders::RefusedSenders;
 use senders::Senders;
 use session::Session;
-use turned_away::TurnedAway;
 
-/// Pause after a connection attempt that failed, so that a stream of them stays cheap.
-const BREATH: Duration = Duration::from_millis(20);
+/// The pause after a failed connection attempt, so that many of them cost little CPU time.
+const RETRY_PAUSE: Duration = Duration::from_millis(20);
 
 #[derive(clap::Args)]
 pub struct ServeArguments {
-    /// The directory that files are stored in; unfinished ones wait in its .multirail
+    /// The directory to store files in; unfinished files are in its .multirail
     #[arg(long, value_name = "DIR")]
     into: PathBuf,
 
@@ -55,23 +54,22 @@ pub struct ServeArguments {
     #[arg(long)]
     once: bool,
 
-    /// What to do with a file or link whose name is taken. A directory that is there takes what
-    /// is sent into it; its own mode stays, and no time is set, but by the rule overwrite
-    #[arg(long, value_enum, default_value_t = Clash::Refuse, value_name = "RULE")]
-    on_clash: Clash,
+    /// What to do with a file or link whose name exists. An existing directory receives the files sent
+    /// into it; only the rule overwrite changes its mode and time
+    #[arg(long, value_enum, default_value_t = NameClash::Refuse, value_name = "RULE")]
+    on_clash: NameClash,
 
-    /// Replace files that exist already: the same as --on-clash overwrite
+    /// Replace existing files: the same as --on-clash overwrite
     #[arg(long, conflicts_with = "on_clash")]
     overwrite: bool,
 
-    /// Store at most so many bytes in all, as in 500MiB or 2GiB: of unfinished files too, in
-    /// blocks of 4 KiB, a block for each file, link or directory, and the journals of files
-    /// in pieces
+    /// Limit of the disk use, such as 500MiB or 2GiB. It counts blocks of 4 KiB, one block for each file,
+    /// link and directory, unfinished files, and journals
     #[arg(long, value_name = "SIZE")]
     max_bytes: Option<Size>,
 
-    /// Drop a sender that the server waits for and that says nothing for so long, as in 30s or
-    /// 5min; a sender says so while it reads or compares files
+    /// Drop a sender that is silent for this time, such as 30s or 5min, while the server waits for it. A
+    /// sender that reads or compares files sends signs of life
     #[arg(long, default_value = "1min", value_name = "TIME", value_parser = silence)]
     silence: Duration,
 }
@@ -83,40 +81,38 @@ struct Server {
     /// How long a sender may be silent.
     silence: Duration,
     json: bool,
-    /// A signal asked for the end.
+    /// True after a signal to stop.
     interrupted: Arc<AtomicBool>,
-    /// Senders that could not finish because of it.
-    cut_off: AtomicUsize,
+    /// The number of senders that could not finish because of the signal.
+    unfinished_senders: AtomicUsize,
 }
 
-/// Serves until it is stopped, or one sender with `--once`.
-pub fn run(common: &Common, arguments: ServeArguments) -> Done {
-    let clash = if arguments.overwrite { Clash::Overwrite } else { arguments.on_clash };
-    let directory = Directory::open(arguments.into, clash, Quota::new(arguments.max_bytes))?;
+/// Serves until a signal, or one sender with `--once`.
+pub fn run(common: &Common, arguments: ServeArguments) -> CommandResult {
+    let on_clash = if arguments.overwrite { NameClash::Overwrite } else { arguments.on_clash };
+    let directory = Directory::open(arguments.into, on_clash, Quota::new(arguments.max_bytes))?;
     let fabric = common.open()?;
-    // Closing ends every session; one that ends keeps whole files, and partial ones with
-    // a journal.
+    // Closing the fabric ends every session. Complete files stay, and so do partial files with their journals.
     let interrupted = Arc::<AtomicBool>::default();
     let (closing, flag) = (fabric.clone(), Arc::clone(&interrupted));
     let interrupt = move || {
         flag.store(true, Ordering::SeqCst);
         closing.close();
     };
-    ctrlc::set_handler(interrupt)
-        .map_err(|error| Failure::new(format!("cannot take interrupts: {error}")))?;
-    // Senders speak once a session has welcomed them, never before there are receives.
-    let opened = || -> Done<_> {
+    ctrlc::set_handler(interrupt).map_err(|error| Failure::new(format!("cannot handle signals: {error}")))?;
+    // A sender waits for the welcome of its session, so receives are posted before its first message.
+    let opened = || -> CommandResult<_> {
         let pool = fabric.recv_pool(senders::MOST * senders::BACKLOG, MESSAGE_BYTES)?;
-        let listener = wait::listen(&fabric, &arguments.listen)?;
-        Ok((pool, listener, TurnedAway::new(&fabric)?))
+        let listener = connection::listen(&fabric, &arguments.listen)?;
+        Ok((pool, listener, RefusedSenders::new(&fabric)?))
     };
-    let (pool, listener, mut turned_away) = match opened() {
-        // A signal has closed the fabric meanwhile.
+    let (pool, listener, mut refused_senders) = match opened() {
+        // A signal has closed the fabric.
         Err(_) if interrupted.load(Ordering::SeqCst) => return ended_by_signal(&directory, 0),
         opened => opened?,
     };
     let address = listener.local_addr();
-    let send = invitation::line(common, &address)?;
+    let send = send_command::line(common, &address)?;
     match common.json {
         true => output::json(&serde_json::json!({ "listening": address, "send": send }))?,
         false => output::line(&format!("listening on {address}; run: {send}"))?,
@@ -129,7 +125,7 @@ pub fn run(common: &Common, arguments: ServeArguments) -> Done {
         silence,
         json,
         interrupted,
-        cut_off: AtomicUsize::new(0),
+        unfinished_senders: AtomicUsize::new(0),
     });
     let served = Arc::clone(&senders);
     std::thread::spawn(move || dispatch(pool, &served));
@@ -140,31 +136,31 @@ pub fn run(common: &Common, arguments: ServeArguments) -> Done {
         };
         drop(listener);
         return match senders.add(&peer) {
-            Some(inbox) => server.serve(&peer, inbox),
+            Some(incoming) => server.serve(&peer, incoming),
             None => Ok(()),
         };
     }
     let mut sessions: Vec<JoinHandle<()>> = Vec::new();
     loop {
-        let accepted = match turned_away.tidy() {
+        let accepted = match refused_senders.disconnect_expired() {
             None => pollster::block_on(listener.accept()),
             Some(limit) => match multirail::wait(listener.accept(), limit) {
                 Ok(accepted) => accepted,
-                // No sender came: time is up for one that was refused.
+                // No sender has connected, but the time of a refused sender is over.
                 Err(_) => continue,
             },
         };
         match accepted {
             Ok(peer) => {
-                let Some(inbox) = senders.add(&peer) else {
-                    turned_away.add(peer);
+                let Some(incoming) = senders.add(&peer) else {
+                    refused_senders.add(peer);
                     continue;
                 };
                 let server = Arc::clone(&server);
                 sessions.retain(|session| !session.is_finished());
                 sessions.push(std::thread::spawn(move || {
-                    if let Err(failure) = server.serve(&peer, inbox) {
-                        output::complain(failure.sentence());
+                    if let Err(failure) = server.serve(&peer, incoming) {
+                        output::print_error(failure.message());
                     }
                 }));
             }
@@ -173,62 +169,80 @@ pub fn run(common: &Common, arguments: ServeArguments) -> Done {
                 return server.interrupted();
             }
             Err(error) => {
-                output::complain(&format!("a sender could not connect: {error}"));
-                std::thread::sleep(BREATH);
+                output::print_error(&format!("a sender could not connect: {error}"));
+                std::thread::sleep(RETRY_PAUSE);
             }
         }
     }
 }
 
-/// Parses a limit of silence: senders speak four times as often.
+/// Parses the limit of silence. Senders send signs of life four times as often.
 fn silence(text: &str) -> Result<Duration, String> {
     match units::duration(text)? {
-        limit if limit < Duration::from_secs(1) => Err("a sender may be silent for a second at least".into()),
+        limit if limit < Duration::from_secs(1) => Err("the silence must be at least 1 s".into()),
         limit => Ok(limit),
     }
 }
 
-/// Hands every message to its peer's session until the fabric closes.
+/// Passes every message to its peer's session until the fabric closes.
 fn dispatch(pool: RecvPool, senders: &Senders) {
     loop {
         match pollster::block_on(pool.next()) {
             Ok(message) => senders.deliver(message.peer(), message.to_vec()),
             Err(error) if matches!(error.kind(), ErrorKind::Closed | ErrorKind::DeviceLost) => return,
-            // A message nobody should have sent; its sender's session times out or ends.
+            // The message breaks the protocol. Its sender's session times out or ends.
             Err(error) => tracing::warn!(%error, "a message was dropped"),
         }
     }
 }
 
 impl Server {
-    fn serve(&self, peer: &Peer, inbox: Receiver<Vec<u8>>) -> Done {
-        let served = Session::run(self, peer, inbox);
+    fn serve(&self, peer: &Peer, incoming: Receiver<Vec<u8>>) -> CommandResult {
+        let served = Session::run(self, peer, incoming);
         if served.is_err() && self.interrupted.load(Ordering::SeqCst) {
-            self.cut_off.fetch_add(1, Ordering::SeqCst);
+            self.unfinished_senders.fetch_add(1, Ordering::SeqCst);
         }
         self.senders.remove(peer.id());
         peer.disconnect();
         served
     }
 
-    /// Ends after a signal, once every session has ended: with success if nothing is unfinished.
-    fn interrupted(&self) -> Done {
-        ended_by_signal(&self.directory, self.cut_off.load(Ordering::SeqCst))
+    /// The result after a signal and the end of all sessions: success if nothing is unfinished.
+    fn interrupted(&self) -> CommandResult {
+        ended_by_signal(&self.directory, self.unfinished_senders.load(Ordering::SeqCst))
     }
 }
 
-/// The end after a signal which cut so many senders off.
-fn ended_by_signal(directory: &Directory, senders: usize) -> Done {
-    let cut_off = match senders {
+/// The result after a signal that interrupted this many senders.
+fn ended_by_signal(directory: &Directory, senders: usize) -> CommandResult {
+    let unfinished_senders = match senders {
         0 => String::new(),
         1 => ": one sender had not finished".to_owned(),
         many => format!(": {many} senders had not finished"),
     };
     let waiting = match directory.staging.partials() {
         0 if senders == 0 => return Ok(()),
-        0 => "send the same again with --resume".to_owned(),
-        1 => "one unfinished file waits in .multirail for `send --resume`".to_owned(),
-        many => format!("{many} unfinished files wait in .multirail for `send --resume`"),
+        0 => "send again with --resume".to_owned(),
+        1 => "one unfinished file is in .multirail for `send --resume`".to_owned(),
+        many => format!("{many} unfinished files are in .multirail for `send --resume`"),
     };
-    Err(Failure::new(format!("interrupted{cut_off}; {waiting}")))
+    Err(Failure::new(format!("interrupted{unfinished_senders}; {waiting}")))
+}
+
+/// The failure of an operation of the server. The sender gets this text too, so it has no local path.
+pub fn failed(what: &str, error: impl Into<std::io::Error>) -> Failure {
+    let error = error.into();
+    let remedy = match error.kind() {
+        std::io::ErrorKind::StorageFull | std::io::ErrorKind::QuotaExceeded => {
+            "; free disk space on the server, then run `send --resume`"
+        }
+        std::io::ErrorKind::PermissionDenied => "; check the directory's permissions",
+        _ => "",
+    };
+    Failure::new(format!("the server cannot {what}: {error}{remedy}"))
+}
+
+/// The failure for a sender that breaks the protocol.
+pub fn unexpected_item() -> Failure {
+    Failure::new("the sender sent an unexpected item; run the same multirail version on both sides")
 }

@@ -1,39 +1,39 @@
-//! How many bytes one run of a server stores.
+//! The limit of bytes that a server stores.
 
 use std::sync::{Mutex, PoisonError};
 
-use crate::failure::{Done, Failure};
+use crate::failure::{CommandResult, Failure};
 use crate::units::Size;
 
-/// Bytes that are stored or promised, of finished and of partial files.
+/// The stored and reserved bytes of complete and partial files.
 pub struct Quota {
     most: u64,
     used: Mutex<u64>,
 }
 
 impl Quota {
-    /// At most `most` bytes; without it, any number.
+    /// A quota of `most` bytes, or without limit.
     pub fn new(most: Option<Size>) -> Self {
         Self { most: most.map_or(u64::MAX, |size| size.0), used: Mutex::new(0) }
     }
 
-    /// Promises room for `bytes`, or says why not.
-    pub fn reserve(&self, bytes: u64) -> Done {
+    /// Reserves `bytes`, or fails if they exceed the limit.
+    pub fn reserve(&self, bytes: u64) -> CommandResult {
         let mut used = self.lock();
         *used = self.with(*used, bytes)?;
         Ok(())
     }
 
-    /// Whether there would be room for `bytes`.
-    pub fn check(&self, bytes: u64) -> Done {
+    /// Fails if `bytes` would exceed the limit.
+    pub fn check(&self, bytes: u64) -> CommandResult {
         self.with(*self.lock(), bytes).map(drop)
     }
 
-    fn with(&self, used: u64, bytes: u64) -> Done<u64> {
+    fn with(&self, used: u64, bytes: u64) -> CommandResult<u64> {
         match used.checked_add(bytes).filter(|&sum| sum <= self.most) {
             Some(sum) => Ok(sum),
             None => Err(Failure::new(format!(
-                "{} more are over the server's limit: {} of {} are taken; send less, or start the server with a larger --max-bytes",
+                "{} more exceed the server's limit: {} of {} are used; send less, or start the server with a larger --max-bytes",
                 Size(bytes),
                 Size(used),
                 Size(self.most)
@@ -41,13 +41,13 @@ impl Quota {
         }
     }
 
-    /// Counts bytes that are there already, limit or not.
+    /// Counts bytes that exist already, even beyond the limit.
     pub fn count(&self, bytes: u64) {
         let mut used = self.lock();
         *used = used.saturating_add(bytes);
     }
 
-    /// Takes back a promise, or bytes that are removed.
+    /// Releases reserved or removed bytes.
     pub fn release(&self, bytes: u64) {
         let mut used = self.lock();
         *used = used.saturating_sub(bytes);
@@ -63,11 +63,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn promises_end_at_the_limit() {
+    fn reservations_end_at_the_limit() {
         let quota = Quota::new(Some(Size(100)));
         quota.reserve(60).unwrap();
         assert!(quota.check(41).is_err() && quota.check(40).is_ok());
-        assert!(quota.reserve(41).unwrap_err().sentence().contains("--max-bytes"));
+        assert!(quota.reserve(41).unwrap_err().message().contains("--max-bytes"));
         quota.release(30);
         quota.reserve(70).unwrap();
         quota.count(10);

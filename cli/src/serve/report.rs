@@ -1,35 +1,35 @@
-//! What a server prints about what it stored: a line per file, or per whole tree.
+//! The output of a server: one line per file or tree.
 
 use std::time::Instant;
 
 use crate::files::{Entry, Kind};
 use serde::Serialize;
 
-use crate::failure::Done;
+use crate::entry_counts::{EntryCounts, EntryResult};
+use crate::failure::CommandResult;
 use crate::output;
-use crate::tally::{Became, Tally};
 use crate::units::gbytes_per_s;
 
-/// An entry that is done.
+/// A complete entry.
 pub struct Stored {
-    /// Which.
+    /// The entry.
     pub entry: Entry,
     /// Whether it was stored.
-    pub became: Became,
-    /// Bytes of it that came over the wire.
+    pub entry_result: EntryResult,
+    /// The bytes received.
     pub received: u64,
-    /// Of files without holes.
+    /// The BLAKE3 of a file without holes.
     pub hash: Option<blake3::Hash>,
-    /// When the group began.
+    /// The start of the group.
     pub begun: Instant,
 }
 
-/// Counts what lies in a tree until the tree is complete.
+/// Counts the entries of a tree until the tree is complete.
 pub struct Report {
     json: bool,
-    /// Nobody reads what is printed.
+    /// True if the output cannot be printed any more.
     closed: bool,
-    tally: Tally,
+    counts: EntryCounts,
     received: u64,
     begun: Option<Instant>,
 }
@@ -38,7 +38,7 @@ pub struct Report {
 struct StoredRow {
     stored: String,
     #[serde(flatten)]
-    tally: Tally,
+    counts: EntryCounts,
     received_bytes: u64,
     seconds: f64,
     gbytes_per_s: f64,
@@ -47,43 +47,44 @@ struct StoredRow {
 }
 
 impl Report {
-    /// Prints rows of JSON, or lines.
+    /// A report that prints rows of JSON, or lines.
     pub fn new(json: bool) -> Self {
-        Self { json, closed: false, tally: Tally::default(), received: 0, begun: None }
+        Self { json, closed: false, counts: EntryCounts::default(), received: 0, begun: None }
     }
 
-    /// Prints what is complete with this. A sender goes on if that fails, and we say so once.
+    /// Adds an entry, and prints a tree that is complete with it. If printing fails, the server reports it once and the
+    /// session goes on.
     pub fn add(&mut self, stored: &Stored) {
         if !self.closed
             && let Err(failure) = self.print(stored)
         {
             self.closed = true;
-            output::complain(&format!("cannot print what is stored: {}", failure.sentence()));
+            output::print_error(&format!("cannot print the stored files: {}", failure.message()));
         }
     }
 
-    fn print(&mut self, stored: &Stored) -> Done {
+    fn print(&mut self, stored: &Stored) -> CommandResult {
         let entry = &stored.entry;
         let begun = *self.begun.get_or_insert(stored.begun);
-        self.tally.add(entry, stored.became);
+        self.counts.add(entry, stored.entry_result);
         self.received += stored.received;
-        // A directory is complete with its end.
+        // A directory is complete at its end.
         if !entry.path.is_top() || entry.kind == Kind::Directory {
             return Ok(());
         }
-        let (tally, received, took) = (self.tally, self.received, begun.elapsed());
-        (self.tally, self.received, self.begun) = (Tally::default(), 0, None);
+        let (counts, received, took) = (self.counts, self.received, begun.elapsed());
+        (self.counts, self.received, self.begun) = (EntryCounts::default(), 0, None);
         let name = entry.path.to_string();
         if self.json {
             return output::json(&StoredRow {
                 stored: name,
-                tally,
+                counts,
                 received_bytes: received,
                 seconds: took.as_secs_f64(),
                 gbytes_per_s: gbytes_per_s(received, took),
                 blake3: stored.hash.map(|hash| hash.to_string()),
             });
         }
-        output::line(&tally.line("stored", &name, received, took))
+        output::line(&counts.line("stored", &name, received, took))
     }
 }

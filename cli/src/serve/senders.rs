@@ -1,4 +1,4 @@
-//! The senders that are being served, and which of them a message is from.
+//! The senders with a session, and the delivery of messages to their sessions.
 
 use std::collections::HashMap;
 use std::sync::mpsc::{self, Receiver, SyncSender};
@@ -8,66 +8,65 @@ use std::time::Duration;
 use crate::files::Layout;
 use multirail::{Peer, PeerId};
 
-/// Senders served at once; each has a region of `Layout::OFFERED.total()` bytes.
+/// The maximum number of senders served at once. Each has a region of `Layout::OFFERED.total()` bytes.
 pub const MOST: usize = 6;
 
-/// Messages a sender may have under way: every window, and one word more.
+/// The number of messages that a sender may have outstanding: one per window, and a few more.
 pub const BACKLOG: usize = Layout::OFFERED.windows as usize + 4;
 
-/// How often a waiting session looks whether its own sender is alive.
-const LOOK: Duration = Duration::from_millis(50);
+/// How often a waiting session checks whether its own sender is alive.
+const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
 /// The senders that have a session.
 #[derive(Default)]
 pub struct Senders {
     served: Mutex<HashMap<PeerId, Served>>,
-    /// A session ended.
+    /// Notified when a session ends.
     left: Condvar,
 }
 
 struct Served {
     peer: Peer,
-    /// To its session; `None` once it sent more than was agreed.
-    inbox: Option<SyncSender<Vec<u8>>>,
+    /// The channel to its session, or `None` after it sent too many messages.
+    incoming: Option<SyncSender<Vec<u8>>>,
 }
 
 impl Senders {
-    /// A way for this peer's messages to a new session; `None` if there are enough senders.
+    /// Adds a sender. Returns the receiver of its messages, or `None` if too many senders are served.
     pub fn add(&self, peer: &Peer) -> Option<Receiver<Vec<u8>>> {
         let mut served = self.lock();
         if served.len() >= MOST {
             return None;
         }
         let (sender, receiver) = mpsc::sync_channel(BACKLOG);
-        served.insert(peer.id(), Served { peer: peer.clone(), inbox: Some(sender) });
+        served.insert(peer.id(), Served { peer: peer.clone(), incoming: Some(sender) });
         Some(receiver)
     }
 
-    /// Forgets a sender whose session has ended.
+    /// Removes a sender whose session has ended.
     pub fn remove(&self, peer: PeerId) {
         self.lock().remove(&peer);
         self.left.notify_all();
     }
 
-    /// Hands a message to the session of its peer. The server stops listening to a peer with more
-    /// messages under way than agreed, which ends the session, and to none without a session.
+    /// Passes a message to its sender's session. Messages without a session are dropped. A sender with too many outstanding
+    /// messages gets no more delivered, which ends its session.
     pub fn deliver(&self, peer: PeerId, message: Vec<u8>) {
         if let Some(served) = self.lock().get_mut(&peer)
-            && served.inbox.as_ref().is_some_and(|inbox| inbox.try_send(message).is_err())
+            && served.incoming.as_ref().is_some_and(|incoming| incoming.try_send(message).is_err())
         {
-            served.inbox = None;
+            served.incoming = None;
         }
     }
 
-    /// Waits until the sessions of senders that are dead by now have ended: the whole files
-    /// of these have their names, and their partial files can be continued. Returns early
-    /// once the sender `own`, for which the caller waits, is dead too.
-    pub fn await_dead(&self, own: &Peer) {
+    /// Waits until the sessions of dead senders have ended. Then their complete files have their names, and their partial
+    /// files can be continued. Returns early if the caller's own sender is dead too.
+    pub fn wait_for_dead_sessions(&self, own: &Peer) {
         let mut served = self.lock();
         let dead = served.values().filter(|served| !served.peer.is_alive());
         let dead: Vec<PeerId> = dead.map(|served| served.peer.id()).collect();
         while own.is_alive() && dead.iter().any(|peer| served.contains_key(peer)) {
-            let waited = self.left.wait_timeout(served, LOOK);
+            let waited = self.left.wait_timeout(served, POLL_INTERVAL);
             (served, _) = waited.unwrap_or_else(PoisonError::into_inner);
         }
     }

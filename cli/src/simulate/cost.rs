@@ -1,4 +1,4 @@
-//! What a request costs this machine's processor: the engine on devices that move nothing.
+//! The CPU cost of a request on this machine, measured with the engine on null devices.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -7,15 +7,15 @@ use multirail::VirtualClock;
 
 use super::group::Group;
 use super::profile::{Name, Profile};
-use crate::failure::Done;
+use crate::failure::CommandResult;
 
-/// How long each round is measured.
+/// The duration of a round.
 const ROUND: Duration = Duration::from_millis(50);
-/// Rounds; the cheapest counts, as the others were disturbed.
+/// The number of rounds. The cheapest counts, because the others were disturbed.
 const ROUNDS: usize = 5;
 
-/// Nanoseconds of one request from submission to completion, on `cards` null devices.
-pub fn measured(cards: u32) -> Done<f64> {
+/// Measures the nanoseconds of one request, from submission to completion, on `cards` null devices.
+pub fn measured(cards: u32) -> CommandResult<f64> {
     let mut profile = Profile::named(Name::P5);
     (profile.cards, profile.card) = (cards, Default::default());
     let mut group = Group::open(&profile, 0, 64 << 10, Arc::new(VirtualClock::default()))?;
@@ -24,7 +24,7 @@ pub fn measured(cards: u32) -> Done<f64> {
         let (begun, mut posted) = (Instant::now(), 0);
         while begun.elapsed() < ROUND {
             for _ in 0..64 {
-                posted += group.turn()?.0;
+                posted += group.step()?.0;
             }
         }
         best = best.min(begun.elapsed().as_nanos() as f64 / posted.max(1) as f64);
@@ -32,25 +32,25 @@ pub fn measured(cards: u32) -> Done<f64> {
     Ok(best)
 }
 
-/// Charges processor time for requests, in whole nanoseconds.
-pub struct Meter {
-    /// Of one request, in nanoseconds.
+/// Charges CPU time for requests, in whole nanoseconds.
+pub struct CpuMeter {
+    /// The cost of one request, in nanoseconds.
     cost: f64,
-    /// Of which less than a nanosecond is still to be charged.
-    owed: f64,
+    /// The part of a nanosecond that was not charged yet.
+    remainder: f64,
 }
 
-impl Meter {
-    /// At `cost` nanoseconds a request.
+impl CpuMeter {
+    /// A meter with `cost` nanoseconds per request.
     pub fn new(cost: f64) -> Self {
-        Self { cost, owed: 0.0 }
+        Self { cost, remainder: 0.0 }
     }
 
-    /// What `requests` more take.
+    /// The CPU time of `requests` more requests.
     pub fn charge(&mut self, requests: usize) -> Duration {
-        self.owed += requests as f64 * self.cost;
-        let spent = Duration::from_nanos(self.owed as u64);
-        self.owed -= spent.as_nanos() as f64;
+        self.remainder += requests as f64 * self.cost;
+        let spent = Duration::from_nanos(self.remainder as u64);
+        self.remainder -= spent.as_nanos() as f64;
         spent
     }
 }

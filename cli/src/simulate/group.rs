@@ -1,24 +1,23 @@
-//! A rail group: an engine with its cards, and the same group of the other host.
+//! A rail group: an engine with its cards, and the same group on the other host.
 
 use std::sync::Arc;
 
 use backend_loopback::{Null, Switch};
 use multirail::{
-    Access, Clock, Fabric, FabricBuilder, Op, Pages, Peer, Region, RemoteRegion, Time, TransportConfig,
+    Access, Clock, Fabric, FabricBuilder, HostBuffer, Op, Pages, Peer, Region, RemoteRegion, Time,
+    TransportConfig,
 };
 
-use super::memory::untouched;
 use super::profile::Profile;
-use crate::failure::Done;
-use crate::pages::shuffled;
+use crate::failure::CommandResult;
 
-/// Pages of one operation, and of the regions: untouched, so that they cost nothing.
+/// The number of pages of an operation and of the regions. No page is touched, so they need no memory.
 const PAGES: u32 = 1024;
 
-/// Operations kept under way: the engine always has something to post.
+/// The number of outstanding operations, so that the engine always has requests to post.
 const INFLIGHT: usize = 4;
 
-/// One group, always busy.
+/// One rail group that is always busy.
 pub struct Group {
     fabric: Fabric,
     _target: Fabric,
@@ -28,16 +27,16 @@ pub struct Group {
     from: Pages,
     to: Pages,
     page: usize,
-    flight: Vec<Op>,
+    inflight: Vec<Op>,
 }
 
 impl Group {
-    /// Group `number` of `profile`, writing scattered pages of `page` bytes.
-    pub fn open(profile: &Profile, number: u32, page: u64, clock: Arc<dyn Clock>) -> Done<Self> {
+    /// Opens group `number` of `profile`. It writes scattered pages of `page` bytes.
+    pub fn open(profile: &Profile, number: u32, page: u64, clock: Arc<dyn Clock>) -> CommandResult<Self> {
         let switch = Switch::default();
         let open = |side: u64, cards: u32| {
             let mut cards = Null::new(cards).link(profile.card.clone());
-            // Where the other side's lines are the narrow ones they are modelled too.
+            // If the other side has fewer cards, its line rate is modelled too.
             if profile.remote_cards_of(number) < profile.cards_of(number) {
                 cards = cards.switch(&switch);
             }
@@ -56,16 +55,16 @@ impl Group {
         let landing = untouched(&target, bytes, Access::REMOTE_WRITE)?;
         let landing = peer.import(&landing.descriptor())?;
         let mut random = fastrand::Rng::with_seed(profile.seed);
-        let (from, to) = (shuffled(PAGES, &mut random), shuffled(PAGES, &mut random));
-        let flight = Vec::with_capacity(INFLIGHT);
-        Ok(Self { fabric, _target: target, peer, source, landing, from, to, page: page as usize, flight })
+        let (from, to) = (shuffled_pages(PAGES, &mut random), shuffled_pages(PAGES, &mut random));
+        let inflight = Vec::with_capacity(INFLIGHT);
+        Ok(Self { fabric, _target: target, peer, source, landing, from, to, page: page as usize, inflight })
     }
 
-    /// One turn of the engine, with enough to do. Returns the requests it posted, and
-    /// whether anything happened.
-    pub fn turn(&mut self) -> Done<(usize, bool)> {
+    /// Runs one turn of the engine, with enough operations. Returns the number of posted requests, and whether there
+    /// was an event.
+    pub fn step(&mut self) -> CommandResult<(usize, bool)> {
         let mut ended = Ok(());
-        self.flight.retain_mut(|op| match op.try_result() {
+        self.inflight.retain_mut(|op| match op.try_result() {
             None => true,
             Some(result) => {
                 ended = std::mem::replace(&mut ended, Ok(())).and(result.map(drop));
@@ -73,8 +72,8 @@ impl Group {
             }
         });
         ended?;
-        while self.flight.len() < INFLIGHT {
-            self.flight.push(self.peer.write_pages(
+        while self.inflight.len() < INFLIGHT {
+            self.inflight.push(self.peer.write_pages(
                 &self.source,
                 &self.from,
                 &self.landing,
@@ -82,17 +81,32 @@ impl Group {
                 self.page,
             )?);
         }
-        let turn = self.fabric.step();
-        Ok((turn.posted, turn.events > 0))
+        let step = self.fabric.step();
+        Ok((step.posted, step.events > 0))
     }
 
-    /// When the cards have news.
+    /// The time of the cards' next event.
     pub fn due(&self) -> Time {
         self.fabric.due()
     }
 
-    /// Requests completed so far, by card.
+    /// The number of completed requests of each card.
     pub fn completed(&self) -> Vec<u64> {
         self.fabric.counters().iter().map(|rail| rail.completions).collect()
     }
+}
+
+/// A region of `len` bytes without memory: simulated cards move no bytes, so no page is touched.
+#[allow(unsafe_code)]
+pub fn untouched(fabric: &Fabric, len: usize, access: Access) -> CommandResult<Region> {
+    let buffer = Arc::new(HostBuffer::sparse(len)?);
+    // SAFETY: the buffer was allocated just now, and only the region knows it.
+    Ok(unsafe { fabric.register(buffer, access)? })
+}
+
+/// The pages below `count` in random order, which no cache or prefetcher expects.
+pub fn shuffled_pages(count: u32, random: &mut fastrand::Rng) -> Pages {
+    let mut pages: Vec<u32> = (0..count).collect();
+    random.shuffle(&mut pages);
+    Pages::new(pages)
 }

@@ -1,17 +1,16 @@
-//! A host in virtual time: cores, and the rail groups each of them drives.
+//! A host in virtual time: its cores, and the rail groups that each core drives.
 //!
-//! Groups share nothing but the core that drives them, so cores are simulated one
-//! after another, each on a clock of its own.
+//! Groups share only the core that drives them. So cores are simulated one after another, each with its own clock.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use multirail::{Clock, Time, VirtualClock};
 
-use super::cost::Meter;
+use super::cost::CpuMeter;
 use super::group::Group;
 use super::profile::Profile;
-use crate::failure::{Done, Failure};
+use crate::failure::{CommandResult, Failure};
 
 /// The cores of a host.
 pub struct Host {
@@ -23,37 +22,37 @@ pub struct Host {
 struct Core {
     clock: VirtualClock,
     groups: Vec<Group>,
-    meter: Meter,
+    meter: CpuMeter,
     busy: Duration,
 }
 
-/// What a host moved.
+/// The result of a simulated host.
 pub struct Measured {
-    /// Payload of all cards, in Gbps.
+    /// The payload of all cards, in Gbps.
     pub gbps: f64,
-    /// Bytes by card.
+    /// The bytes of each card.
     pub bytes: Vec<u64>,
-    /// Cores' worth of processor time.
+    /// The CPU time, as a number of busy cores.
     pub busy_cores: f64,
 }
 
 impl Host {
-    /// `profile`'s groups dealt out to `cores` cores.
-    pub fn new(profile: &Profile, cores: u32, cost: f64, page: u64) -> Done<Self> {
+    /// A host whose groups are distributed over `cores` cores.
+    pub fn new(profile: &Profile, cores: u32, cost: f64, page: u64) -> CommandResult<Self> {
         let mut host = Self { cores: Vec::new(), page };
         for core in 0..cores {
             let clock = VirtualClock::default();
             let groups = (core..profile.groups).step_by(cores as usize);
             let groups = groups
                 .map(|number| Group::open(profile, number, page, Arc::new(clock.clone())))
-                .collect::<Done<Vec<_>>>()?;
-            host.cores.push(Core { clock, groups, meter: Meter::new(cost), busy: Duration::ZERO });
+                .collect::<CommandResult<Vec<_>>>()?;
+            host.cores.push(Core { clock, groups, meter: CpuMeter::new(cost), busy: Duration::ZERO });
         }
         Ok(host)
     }
 
     /// Runs for a tenth of `span` to fill the queues, then measures `span`.
-    pub fn run(&mut self, span: Duration) -> Done<Measured> {
+    pub fn run(&mut self, span: Duration) -> CommandResult<Measured> {
         let warm = Time::ZERO.after(span / 10);
         let (mut bytes, mut busy) = (Vec::new(), 0.0);
         for core in &mut self.cores {
@@ -71,23 +70,25 @@ impl Host {
 
 impl Core {
     /// Drives the groups in turn until `end`.
-    fn run(&mut self, end: Time) -> Done {
+    fn run(&mut self, end: Time) -> CommandResult {
         while self.clock.now() < end {
-            let mut anything = false;
+            let mut any_event = false;
             for group in &mut self.groups {
-                let (posted, happened) = group.turn()?;
-                anything |= happened;
+                let (posted, had_event) = group.step()?;
+                any_event |= had_event;
                 let spent = self.meter.charge(posted);
                 self.busy += spent;
                 self.clock.advance(spent);
             }
-            if anything {
+            if any_event {
                 continue;
             }
-            // Nothing to do before a card has news.
+            // No card has an event before this time.
             let due = self.groups.iter().map(Group::due).fold(Time::NEVER, Time::min);
             if due == Time::NEVER {
-                return Err(Failure::new("the simulated host stands still: this is a bug, please report it"));
+                return Err(Failure::new(
+                    "the simulation makes no progress; this is a bug, please report it",
+                ));
             }
             self.clock.advance(due.since(self.clock.now()).max(Duration::from_nanos(1)));
         }

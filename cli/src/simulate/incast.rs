@@ -1,6 +1,6 @@
-//! Many senders to one receiver: what its line and its completion queue make of them.
+//! Incast: many senders to one receiver, limited by its line rate and its completion queue.
 //!
-//! Grants reach their senders at once: the control connection is not modelled.
+//! Grants reach their senders at once, because the control connection is not modelled.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,23 +12,23 @@ use multirail::{
 };
 use serde::Serialize;
 
-use super::memory::untouched;
+use super::group::untouched;
 use super::profile::{Name, Profile};
 use crate::Common;
-use crate::failure::{Done, Failure};
+use crate::failure::{CommandResult, Failure};
 use crate::output;
 use crate::table;
 use crate::units::round;
 
-/// Most senders that are simulated.
-const MOST: u32 = 4096;
-/// Bytes of a page, each with an imm.
+/// The maximum number of senders.
+const MAX: u32 = 4096;
+/// The size of a page. Each page has an imm.
 const PAGE: usize = 4 << 10;
-/// Pages of each sender.
+/// The number of pages of each sender.
 const PAGES: u32 = 1024;
-/// How often the receiver looks at its completion queue: it is held up, as by a thread
-/// that does something else too. Meanwhile its line carries 1500 pages.
-const LOOK: Duration = Duration::from_micros(500);
+/// The time between two polls of the receiver's completion queue, as of a thread that also does other work. In this time
+/// its line carries 1500 pages.
+const POLL_INTERVAL: Duration = Duration::from_micros(500);
 /// The imm of all pages.
 const IMM: u32 = 1;
 
@@ -39,23 +39,22 @@ struct Row {
     senders: u32,
     cq_depth: u32,
     grants: bool,
-    /// Imms sent, and counted by the receiver.
+    /// The imms sent, and the imms counted by the receiver.
     sent: u64,
     arrived: u64,
-    /// Imms lost to a full completion queue, and the most that one held.
+    /// The imms lost to a full completion queue, and the largest number that the queue held.
     overruns: u64,
     fullest: usize,
-    /// By how much the luckiest sender was ahead of the unluckiest when the first was done, in
-    /// percent of what they had on average.
+    /// The difference between the fastest and the slowest sender when the first was done, in percent of the average.
     spread_percent: f64,
     gbps: f64,
     ceiling_gbps: f64,
 }
 
-/// Whoever trusts that there is room.
-struct NoGrants;
+/// Grants without limit.
+struct UnlimitedGrants;
 
-impl GrantPolicy for NoGrants {
+impl GrantPolicy for UnlimitedGrants {
     fn grant(&self, _: &GrantRequest<'_>) -> Grant {
         Grant::UNLIMITED
     }
@@ -65,11 +64,11 @@ struct Sender {
     fabric: Fabric,
     op: Op,
     done: bool,
-    /// As the receiver knows it.
+    /// The receiver's peer.
     peer: Peer,
 }
 
-/// `senders` hosts write pages with imms to one, a card each.
+/// Simulates `senders` hosts that write pages with imms to one host. Each host has one card.
 pub fn run(
     common: &Common,
     name: Name,
@@ -77,20 +76,20 @@ pub fn run(
     senders: u32,
     cq_depth: u32,
     grants: bool,
-) -> Done {
-    if senders == 0 || senders > MOST || cq_depth == 0 {
-        return Err(Failure::new(format!("--incast is between 1 and {MOST}, --cq-depth 1 or more")));
+) -> CommandResult {
+    if senders == 0 || senders > MAX || cq_depth == 0 {
+        return Err(Failure::new(format!("--incast must be between 1 and {MAX}, and --cq-depth at least 1")));
     }
     let (clock, switch) = (VirtualClock::default(), Switch::default());
     let mut card = profile.card.clone();
     card.cq_depth = Some(cq_depth);
-    let open = |host: u32| -> Done<Fabric> {
+    let open = |host: u32| -> CommandResult<Fabric> {
         let card = Null::new(1).link(card.clone()).switch(&switch);
         Ok(FabricBuilder::new()
             .transport(TransportConfig::new("cards", Arc::new(card)))
             .clock(Arc::new(clock.clone()))
             .seed(profile.seed.wrapping_mul(10_000).wrapping_add(host.into()))
-            .grant_policy(if grants { Arc::new(EvenShares) } else { Arc::new(NoGrants) })
+            .grant_policy(if grants { Arc::new(EvenShares) } else { Arc::new(UnlimitedGrants) })
             .max_operations(16)
             .flight_recorder(0)
             .caller_driven()
@@ -110,7 +109,7 @@ pub fn run(
         all.push(Sender { fabric, op, done: false, peer });
     }
     let mut spread = None;
-    let mut look = Time::ZERO;
+    let mut next_poll = Time::ZERO;
     while all.iter().any(|sender| !sender.done) {
         let mut events = 0;
         for sender in &mut all {
@@ -125,14 +124,14 @@ pub fn run(
         if spread.is_none() && all.iter().any(|sender| sender.done) {
             spread = Some(spread_percent(&all));
         }
-        if clock.now() >= look {
-            look = clock.now().after(LOOK);
+        if clock.now() >= next_poll {
+            next_poll = clock.now().after(POLL_INTERVAL);
             while receiver.step().events > 0 {
                 events += 1;
             }
         }
         if events == 0 {
-            let due = all.iter().map(|sender| sender.fabric.due()).fold(look, Time::min);
+            let due = all.iter().map(|sender| sender.fabric.due()).fold(next_poll, Time::min);
             clock.advance(due.since(clock.now()).max(Duration::from_nanos(1)));
         }
     }
@@ -156,9 +155,9 @@ pub fn run(
     if common.json {
         return output::json(&row);
     }
-    table::sentence(&format!(
-        "{} senders, a completion queue of {}, {}: {} of {} imms arrived, {} overruns, the queue held {} at most; \
-         shares within {:.1} %, {:.1} of {:.1} Gbps; a simulation, not a measurement",
+    table::print_text(&format!(
+        "{} senders, a completion queue of {}, {}: {} of {} imms arrived, {} overruns, at most {} in the queue; \
+         shares context {:.1} %, {:.1} of {:.1} Gbps; a simulation, not a measurement",
         row.senders,
         row.cq_depth,
         if grants { "grants" } else { "no grants" },

@@ -1,41 +1,40 @@
-//! `multirail simulate`: the engine, unmodified, in virtual time against modelled cards.
+//! `multirail simulate`: the unmodified engine in virtual time against simulated cards.
 //!
-//! It is a model: cards are a line rate, a rate of requests and a latency; what a
-//! request costs the processor is measured in the same run, or given. It says what the
-//! engine would feed, not what a network would carry.
+//! A card is modelled by a line rate, a request rate and a latency. The CPU cost of a request is measured in the same
+//! run, or given. The result is what the engine could send, not what a network would carry.
 
 mod cost;
-mod crowd;
 mod fairness;
 mod group;
 mod host;
 mod incast;
-mod memory;
+mod peer_memory;
 mod profile;
 mod row;
 
 use std::time::Duration;
 
 use super::Common;
-use super::failure::{Done, Failure};
+use super::failure::{CommandResult, Failure};
 use super::units::Size;
+pub use group::shuffled_pages;
 use host::Host;
 use profile::{Name, Profile};
 use row::Row;
 
-/// Page sizes where none is asked for.
+/// The default page sizes.
 const SIZES: [u64; 6] = [1 << 10, 4 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20];
 
-/// Virtual time that is measured, after a tenth of it to fill the queues.
+/// The measured virtual time. A tenth of it runs before, to fill the queues.
 const SPAN: Duration = Duration::from_millis(50);
 
 #[derive(clap::Args)]
 pub struct SimulateArguments {
-    /// The host to impersonate, at both ends
+    /// The host to simulate, on both sides
     #[arg(long, value_enum, default_value_t = Name::P5)]
     profile: Name,
 
-    /// Bytes of a page; several may be given [default: 1KiB to 1MiB]
+    /// Size of a page; several may be given [default: 1KiB to 1MiB]
     #[arg(long, value_name = "SIZE")]
     size: Vec<Size>,
 
@@ -51,7 +50,7 @@ pub struct SimulateArguments {
     #[arg(long, value_name = "N")]
     cards: Option<u32>,
 
-    /// Cards that the first group has lost
+    /// Lost cards of the first group
     #[arg(long, value_name = "N", default_value_t = 0)]
     lost_cards: u32,
 
@@ -63,52 +62,52 @@ pub struct SimulateArguments {
     #[arg(long, value_name = "GBPS")]
     card_gbps: Option<f64>,
 
-    /// Requests per second one card takes, whatever their size; 0 for no limit
+    /// Requests per second of one card, for any size; 0 for no limit
     #[arg(long, value_name = "N")]
     op_rate: Option<u64>,
 
-    /// Processor time per request [default: measured on this machine, on null devices]
+    /// CPU time per request [default: measured on this machine with null devices]
     #[arg(long, value_name = "NS")]
     post_cost_ns: Option<f64>,
 
-    /// Also find the fewest cores that reach 99 % of what all of them reach
+    /// Also find the smallest number of cores that reaches 99 % of the throughput of all
     #[arg(long)]
     fewest_cores: bool,
 
-    /// Connect so many peers instead, write to each once, and print the memory each takes
+    /// Instead, connect this many peers, write to each once, and print the memory per peer
     #[arg(long, value_name = "N")]
     peers: Option<u32>,
 
-    /// Time small writes to one host beside a large one to another instead
+    /// Instead, measure small writes to one host during a large write to another
     #[arg(long, conflicts_with = "peers")]
     fairness: bool,
 
-    /// Bytes of the large write of --fairness
+    /// Size of the large write of --fairness
     #[arg(long, value_name = "SIZE", default_value = "1GiB", requires = "fairness")]
     large: Size,
 
-    /// Let so many hosts write to one instead, pages of 4 KiB with an imm each
+    /// Instead, let this many hosts write to one, in pages of 4 KiB with an imm each
     #[arg(long, value_name = "N", conflicts_with_all = ["peers", "fairness"])]
     incast: Option<u32>,
 
-    /// Imms that a card's completion queue holds, with --incast
+    /// Depth of a card's completion queue, in imms, with --incast
     #[arg(long, value_name = "N", default_value_t = 1024, requires = "incast")]
     cq_depth: u32,
 
-    /// Let the receiver of --incast grant without limit, and lose what it cannot hold
+    /// With --incast, grant without limit: the receiver loses imms that its queue cannot hold
     #[arg(long, requires = "incast")]
     no_grants: bool,
 
-    /// Seed of the devices' dice
+    /// Seed of the devices' random choices
     #[arg(long, value_name = "N", default_value_t = 1)]
     seed: u64,
 }
 
-/// Simulates, and prints a row per page size.
-pub fn run(common: &Common, arguments: SimulateArguments) -> Done {
+/// Runs the simulation and prints one row per page size.
+pub fn run(common: &Common, arguments: SimulateArguments) -> CommandResult {
     let profile = arguments.profile()?;
     if let Some(peers) = arguments.peers {
-        return crowd::run(common, &profile, peers);
+        return peer_memory::run(common, &profile, peers);
     }
     if let Some(senders) = arguments.incast {
         let (depth, grants) = (arguments.cq_depth, !arguments.no_grants);
@@ -116,7 +115,7 @@ pub fn run(common: &Common, arguments: SimulateArguments) -> Done {
     }
     let cost = match arguments.post_cost_ns {
         Some(nanos) if nanos.is_finite() && nanos >= 0.0 => nanos,
-        Some(_) => return Err(Failure::new("--post-cost-ns is a number of nanoseconds, 0 or more")),
+        Some(_) => return Err(Failure::new("--post-cost-ns must be a number of nanoseconds, 0 or more")),
         None => cost::measured(profile.cards)?,
     };
     if arguments.fairness {
@@ -130,11 +129,11 @@ pub fn run(common: &Common, arguments: SimulateArguments) -> Done {
     let mut rows = Vec::new();
     for size in sizes {
         if size == 0 || size > 1 << 30 {
-            return Err(Failure::new("--size is between 1 byte and 1 GiB"));
+            return Err(Failure::new("--size must be between 1 byte and 1 GiB"));
         }
         let row = |cores| {
             let measured = Host::new(&profile, cores, cost, size)?.run(SPAN)?;
-            Done::Ok(Row::new(arguments.profile, &profile, cores, cost, size, &measured))
+            CommandResult::Ok(Row::new(arguments.profile, &profile, cores, cost, size, &measured))
         };
         let mut full = row(cores)?;
         if arguments.fewest_cores {
@@ -146,7 +145,7 @@ pub fn run(common: &Common, arguments: SimulateArguments) -> Done {
 }
 
 /// The fewest cores that reach 99 % of `gbps`.
-fn fewest(most: u32, gbps: f64, row: impl Fn(u32) -> Done<Row>) -> Done<u32> {
+fn fewest(most: u32, gbps: f64, row: impl Fn(u32) -> CommandResult<Row>) -> CommandResult<u32> {
     for cores in 1..most {
         if row(cores)?.gbps >= 0.99 * gbps {
             return Ok(cores);
@@ -156,8 +155,8 @@ fn fewest(most: u32, gbps: f64, row: impl Fn(u32) -> Done<Row>) -> Done<u32> {
 }
 
 impl SimulateArguments {
-    /// The named profile with what the options change.
-    fn profile(&self) -> Done<Profile> {
+    /// The named profile, changed by the options.
+    fn profile(&self) -> CommandResult<Profile> {
         let mut profile = Profile::named(self.profile);
         profile.groups = self.groups.unwrap_or(profile.groups);
         profile.cards = self.cards.unwrap_or(profile.cards);
@@ -175,7 +174,7 @@ impl SimulateArguments {
         profile.check()?;
         if self.cores.is_some_and(|cores| cores == 0 || cores > profile.groups) {
             return Err(Failure::new(format!(
-                "--cores is between 1 and the {} rail groups: a group is driven by one core",
+                "--cores must be between 1 and {}, the number of rail groups: one core drives a group",
                 profile.groups
             )));
         }

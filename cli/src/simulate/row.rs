@@ -1,16 +1,16 @@
-//! One simulated page size as it is printed.
+//! The printed row of one simulated page size.
 
 use serde::Serialize;
 
 use super::host::Measured;
 use super::profile::{Name, Profile};
 use crate::Common;
-use crate::failure::Done;
+use crate::failure::CommandResult;
 use crate::output;
 use crate::table::{self, Table};
 use crate::units::{Size, round};
 
-/// One page size; the fields are the keys of the JSON.
+/// The result of one page size. The fields are the keys of the JSON.
 #[derive(Debug, Serialize)]
 pub struct Row {
     model: &'static str,
@@ -23,7 +23,7 @@ pub struct Row {
     ceiling_gbps: f64,
     percent_of_ceiling: f64,
     busy_cores: f64,
-    /// By how much the busiest card differs from the idlest, in percent.
+    /// The difference between the busiest and the least busy card, in percent.
     imbalance_percent: f64,
     rail_bytes: Vec<u64>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -52,8 +52,8 @@ impl Row {
         }
     }
 
-    /// Prints a table, or JSON, and says that it is a model.
-    pub fn print(common: &Common, rows: &[Self]) -> Done {
+    /// Prints a table with a note that it is a simulation, or JSON.
+    pub fn print(common: &Common, rows: &[Self]) -> CommandResult {
         if common.json {
             return rows.iter().try_for_each(output::json);
         }
@@ -64,11 +64,13 @@ impl Row {
         rows.iter().for_each(|row| table.row(row.cells()));
         table.print()?;
         if rows.iter().any(|row| row.percent_of_ceiling > 100.0) {
-            table::sentence(
-                "over 100 %: requests that began before the measured span were complete within it",
+            table::print_text(
+                "over 100 %: some requests began before the measured time and completed within it",
             )?;
         }
-        table::sentence("a simulation: this engine in virtual time against modelled cards, not a measurement")
+        table::print_text(
+            "a simulation of this engine in virtual time against simulated cards, not a measurement",
+        )
     }
 
     fn cells(&self) -> Vec<String> {

@@ -1,10 +1,10 @@
-//! What things are called on the screen and in the picture.
+//! Names of devices, distances and nodes for the text output and the picture.
 
 use topology::{Address, Cpus, Distance, Function, Machine};
 
 use super::super::failure::printable;
 
-/// A card by its RDMA devices, else by its address.
+/// The name of a card: its RDMA devices, or its address.
 pub fn card(machine: &Machine, address: Address) -> String {
     match machine.function(address).map(devices) {
         Some(devices) if !devices.is_empty() => devices,
@@ -12,12 +12,12 @@ pub fn card(machine: &Machine, address: Address) -> String {
     }
 }
 
-/// The RDMA devices of a function; empty if it has none.
+/// The names of a function's RDMA devices, or an empty text.
 pub fn devices(function: &Function) -> String {
     printable(&function.rdma.join(", "))
 }
 
-/// Who made it, if that is one of the usual.
+/// The vendor, if it is a known one.
 pub fn maker(function: &Function) -> Option<&'static str> {
     match function.vendor {
         0x1002 => Some("AMD"),
@@ -30,7 +30,7 @@ pub fn maker(function: &Function) -> Option<&'static str> {
     }
 }
 
-/// A distance in the few words that fit a column or a box.
+/// A short name of a distance, which fits a column or a box.
 pub fn distance(distance: Distance) -> &'static str {
     match distance {
         Distance::Card => "same card",
@@ -41,7 +41,7 @@ pub fn distance(distance: Distance) -> &'static str {
     }
 }
 
-/// A NUMA node; that it is not told; or that the machine has none.
+/// The name of a NUMA node, which may be unknown or missing.
 pub fn node(machine: &Machine, node: Option<u32>) -> String {
     match node {
         Some(number) => format!("NUMA node {number}"),
@@ -50,15 +50,15 @@ pub fn node(machine: &Machine, node: Option<u32>) -> String {
     }
 }
 
-/// CPUs as a list of at most so many characters: some hosts' alternate between the nodes.
+/// A list of CPUs in at most `most` characters. The list is long on hosts whose CPU numbers alternate between nodes.
 pub fn cpus(cpus: &Cpus, most: usize) -> String {
     let list = cpus.to_string();
     if list.len() <= most {
         return list;
     }
-    let end = format!(",… ({} of them)", cpus.0.len());
+    let end = format!(",… ({} CPUs)", cpus.0.len());
     let room = most.saturating_sub(end.chars().count());
-    // The list is ASCII; a number is not cut in two.
+    // The list is ASCII. It is cut between numbers.
     let cut = list.as_bytes().iter().take(room + 1).rposition(|byte| *byte == b',').unwrap_or_default();
     format!("{}{end}", &list[..cut])
 }
@@ -72,7 +72,7 @@ pub fn count(number: usize, noun: &str) -> String {
     }
 }
 
-/// What a machine has, in a line.
+/// The summary of a machine in one line.
 pub fn summary(machine: &Machine, groups: usize) -> String {
     use topology::Kind::{Gpu, Nic};
     [
@@ -93,7 +93,7 @@ mod tests {
     fn long_lists_are_cut_between_numbers() {
         let even: Cpus = (0..48).map(|n| n * 2).collect();
         let text = cpus(&even, 30);
-        assert_eq!(text, "0,2,4,6,8,10,12,… (48 of them)");
+        assert_eq!(text, "0,2,4,6,8,10,12,14,… (48 CPUs)");
         assert_eq!(text.chars().count(), 30);
         assert_eq!(cpus(&(0..96).collect(), 30), "0-95");
     }

@@ -1,35 +1,34 @@
-//! `multirail topo`: the GPUs and cards of a machine, and the rail groups that follow.
+//! `multirail topo`: the GPUs and cards of a machine, and its rail groups.
 
 pub mod label;
 mod picture;
 #[cfg(test)]
 mod samples;
-mod table;
 mod tree;
 
 use std::path::PathBuf;
 
 use serde::Serialize;
-use topology::{Kind, Machine, RailGroup};
+use topology::{Cpus, Kind, Machine, RailGroup};
 
 use multirail::{BackendChoice, BackendGroups, MachineSource};
 
-use super::failure::{Done, Failure, printable};
+use super::failure::{CommandResult, Failure, printable};
+use super::table::Table;
 use super::{Common, output};
 
 #[derive(clap::Args)]
 pub struct TopoArguments {
-    /// The machine to show: hwloc (this host through libhwloc), hwloc:FILE (XML of lstopo's),
-    /// sysfs:DIR (a copy of a /sys), file:FILE (a description in TOML) or p5.48xlarge (one that
-    /// is built in) [default: $MULTIRAIL_TOPOLOGY, or this host, from /sys]
+    /// The machine to show: hwloc (this host through libhwloc), hwloc:FILE (XML of lstopo),
+    /// sysfs:DIR (a copy of a /sys), file:FILE (a description in TOML) or p5.48xlarge (built in) [default: $MULTIRAIL_TOPOLOGY, or this host, from /sys]
     #[arg(long, value_name = "SOURCE")]
     from: Option<MachineSource>,
 
-    /// Show disks in the tree too
+    /// Also show disks in the tree
     #[arg(long)]
     disks: bool,
 
-    /// Write a picture of the rail groups to this file too
+    /// Also write a picture of the rail groups to this file
     #[arg(long, value_name = "FILE")]
     svg: Option<PathBuf>,
 }
@@ -48,14 +47,14 @@ struct GroupRow<'a> {
     group: &'a RailGroup,
 }
 
-/// Draws the picture, if one is asked for, and prints the tree and the rail groups.
-pub fn run(common: &Common, arguments: &TopoArguments) -> Done {
+/// Prints the tree and the rail groups, and writes the picture if `--svg` is given.
+pub fn run(common: &Common, arguments: &TopoArguments) -> CommandResult {
     let source = arguments.from.clone().map_or_else(MachineSource::of_this_host, Ok)?;
     let is_here = arguments.from.is_none() || source == MachineSource::ThisHost;
     let (name, machine) = source.read()?;
     let name = printable(&name);
     let backends = common.registry()?.rail_groups(&common.choice()?, &machine, is_here)?;
-    // Numbered through all backends, as in the tree and the picture.
+    // Groups have one numbering over all backends, as in the tree and the picture.
     let groups: Vec<RailGroup> = backends.iter().flat_map(|backend| backend.groups.clone()).collect();
     if let Some(file) = &arguments.svg {
         std::fs::write(file, picture::svg(&name, &machine, &groups))
@@ -68,15 +67,15 @@ pub fn run(common: &Common, arguments: &TopoArguments) -> Done {
     }
     output::text(&tree::text(&name, &machine, &groups, arguments.disks))?;
     if groups.is_empty() {
-        let here = if is_here { "here".to_owned() } else { format!("on {name}") };
+        let here = if is_here { "on this host".to_owned() } else { format!("on {name}") };
         let none = match (machine.of_kind(Kind::Nic).next(), common.choice()?) {
             (None, _) => format!("no RDMA card {here}"),
-            (_, BackendChoice::Named(name)) => format!("no RDMA card {here} is one that {name} drives"),
-            (_, BackendChoice::Auto) => format!("no backend drives the RDMA cards {here}"),
+            (_, BackendChoice::Named(name)) => format!("{name} supports no RDMA card {here}"),
+            (_, BackendChoice::Auto) => format!("no backend supports the RDMA cards {here}"),
         };
         return output::line(&format!(
             "{none}: transfers use the loopback backend, which copies memory on one host\n\
-             (`multirail info` lists the backends, and what they lack)"
+             (`multirail info` lists the backends, and why one is unavailable)"
         ));
     }
     let mut first = 0;
@@ -84,12 +83,42 @@ pub fn run(common: &Common, arguments: &TopoArguments) -> Done {
         if backends.len() > 1 {
             output::line(&format!("rail groups of {backend}:"))?;
         }
-        table::of(&machine, first, groups).print()?;
+        group_table(&machine, first, groups).print()?;
         if let Some(why) = unavailable {
             let (reason, remedy) = (&why.reason, &why.remedy);
-            super::table::sentence(&format!("{backend} cannot be opened here now: {reason}; {remedy}"))?;
+            super::table::print_text(&format!(
+                "{backend} cannot be opened on this host: {reason}; {remedy}"
+            ))?;
         }
         first += groups.len();
     }
     Ok(())
+}
+
+/// The number of card names per line.
+const CARDS_PER_LINE: usize = 2;
+
+/// The rail groups as a table with one row per group, numbered from `first`. The table of a p5 has at most 100 columns.
+fn group_table(machine: &Machine, first: usize, groups: &[RailGroup]) -> Table {
+    let table = Table::named_by(0).text("group").text("GPUs").text("cards").text("distance");
+    let mut table = table.text("NUMA node").text("cores").text("worker core");
+    (first..).zip(groups).for_each(|(number, group)| table.row(group_row(machine, number, group)));
+    table
+}
+
+fn group_row(machine: &Machine, number: usize, group: &RailGroup) -> Vec<String> {
+    let gpus: Vec<String> = group.gpus.iter().map(|gpu| gpu.to_string()).collect();
+    let cards: Vec<String> = group.cards.iter().map(|card| label::card(machine, *card)).collect();
+    let cards: Vec<String> = cards.chunks(CARDS_PER_LINE).map(|cards| cards.join(" ")).collect();
+    let cores: Cpus = group.cores.iter().copied().collect();
+    let known = |number: Option<u32>| number.map_or("unknown".to_owned(), |number| number.to_string());
+    vec![
+        number.to_string(),
+        if gpus.is_empty() { "host memory".to_owned() } else { gpus.join("\n") },
+        cards.join("\n"),
+        group.distance.map(label::distance).unwrap_or_default().to_owned(),
+        known(group.node),
+        label::cpus(&cores, 24),
+        known(group.core),
+    ]
 }

@@ -10,7 +10,7 @@ pub fn p5() -> Machine {
     Description::p5().machine().unwrap()
 }
 
-/// Eight GPUs below four switches on two NUMA nodes, a ConnectX beside each second one.
+/// Eight GPUs below four switches on two NUMA nodes, with one ConnectX per switch.
 pub fn eight_gpus_four_cards() -> Machine {
     let mut text = String::from(TWO_NODES);
     for switch in 0..4 {
@@ -31,7 +31,7 @@ pub fn eight_gpus_four_cards() -> Machine {
     parse(&text)
 }
 
-/// Two cards per NUMA node, and nobody's but the host's.
+/// Two cards per NUMA node, and no GPU.
 pub fn no_gpu() -> Machine {
     let mut text = String::from(TWO_NODES);
     for card in 0..4 {
@@ -47,7 +47,7 @@ pub fn no_gpu() -> Machine {
     parse(&text)
 }
 
-/// A workstation whose firmware tells no NUMA node: a GPU and a card on other root ports.
+/// A workstation whose firmware reports no NUMA node, with a GPU and a card on different root ports.
 pub fn one_gpu() -> Machine {
     let mut text =
         String::from("name = \"workstation\"\n[[node]]\nnumber = 0\ncores = \"0-15\"\nsibling = 16\n");
@@ -58,7 +58,7 @@ pub fn one_gpu() -> Machine {
     parse(&text)
 }
 
-/// A desk with a GPU and no card.
+/// A desktop with a GPU and no card.
 pub fn no_card() -> Machine {
     let mut text = String::from("name = \"desk\"\n[[node]]\nnumber = 0\ncores = \"0-7\"\n");
     function(&mut text, "0000:00/00:01.0/01:00.0", "0300", "10de:2684", Some(0));

@@ -1,4 +1,4 @@
-//! The machine as a tree: NUMA nodes, host bridges, switches, and what is behind them.
+//! The machine as a tree: NUMA nodes, host bridges, switches, and the devices behind them.
 
 use std::collections::BTreeMap;
 
@@ -6,23 +6,23 @@ use topology::{Address, Cpus, Function, Kind, Machine, RailGroup, Root};
 
 use super::label;
 
-/// A line of counts, then the tree of GPUs and cards, and of disks if asked.
+/// A summary line, then the tree of GPUs and cards, and of disks if `disks` is true.
 ///
-/// Bridges with a single one below them stand in one line; what leads to nothing is left out.
+/// A chain of bridges without branches is one line. Bridges without a shown device are left out.
 pub fn text(name: &str, machine: &Machine, groups: &[RailGroup], disks: bool) -> String {
     let mut text = format!("{name}: {}\n", label::summary(machine, groups.len()));
     if let Some(line) = restriction(machine) {
         text.push_str(&line);
     }
     let nodes = nodes(machine, disks);
-    let is_all_placed = nodes.iter().all(|(node, _)| node.is_some());
+    let all_nodes_known = nodes.iter().all(|(node, _)| node.is_some());
     for (node, roots) in nodes {
         text.push_str(&format!("\n{}", label::node(machine, node)));
         let known = machine.nodes.iter().find(|known| Some(known.number) == node);
         if let Some(cpus) = known.map(|known| &known.cpus).filter(|cpus| !cpus.0.is_empty()) {
             text.push_str(&format!(", CPUs {}", label::cpus(cpus, 60)));
         }
-        text.push_str(if roots.is_empty() && is_all_placed { ": no GPU and no card\n" } else { "\n" });
+        text.push_str(if roots.is_empty() && all_nodes_known { ": no GPU and no card\n" } else { "\n" });
         let mut branches: Vec<Branch<'_>> =
             roots.into_iter().map(|(root, below)| host(root, &below)).collect();
         print(&mut text, groups, "", &mut branches);
@@ -31,7 +31,7 @@ pub fn text(name: &str, machine: &Machine, groups: &[RailGroup], disks: bool) ->
     text
 }
 
-/// That this process may not use every core.
+/// A line that lists the allowed CPUs, if this process may not use all.
 fn restriction(machine: &Machine) -> Option<String> {
     let all: Cpus = machine.cores.iter().flat_map(|core| core.cpus.0.iter().copied()).collect();
     let allowed = all.and(&machine.allowed);
@@ -40,10 +40,10 @@ fn restriction(machine: &Machine) -> Option<String> {
     })
 }
 
-/// What is to be seen, by host bridge.
+/// The shown devices by host bridge.
 type Roots<'a> = BTreeMap<Root, Vec<&'a Function>>;
 
-/// NUMA nodes by number, and last what is on none that is known. Those of memory alone are left out.
+/// NUMA nodes by number, and last the devices on an unknown node. Nodes without CPUs are left out.
 fn nodes(machine: &Machine, disks: bool) -> Vec<(Option<u32>, Roots<'_>)> {
     let with_cpus = machine.nodes.iter().filter(|node| !node.cpus.0.is_empty());
     let mut nodes: BTreeMap<Option<u32>, Roots<'_>> =
@@ -61,15 +61,15 @@ fn nodes(machine: &Machine, disks: bool) -> Vec<(Option<u32>, Roots<'_>)> {
     nodes.into_iter().chain(unplaced.map(|roots| (None, roots))).collect()
 }
 
-/// A line of the tree, and those below it.
+/// A line of the tree, and the lines below it.
 struct Branch<'a> {
-    /// Bridges, from the root.
+    /// The bridges of the line, from the root.
     chain: Vec<String>,
     leaf: Option<&'a Function>,
     below: Vec<Branch<'a>>,
 }
 
-/// A host bridge, with the bridges that all below it share.
+/// A host bridge, with the bridges that all devices below it share.
 fn host<'a>(root: Root, functions: &[&'a Function]) -> Branch<'a> {
     let mut below = branches(root, 0, functions);
     let mut chain = vec![format!("host bridge {root}")];
@@ -82,7 +82,7 @@ fn host<'a>(root: Root, functions: &[&'a Function]) -> Branch<'a> {
     Branch { chain, leaf: None, below }
 }
 
-/// What lies `depth` bridges below `root`.
+/// The branches that are `depth` bridges below `root`.
 fn branches<'a>(root: Root, depth: usize, functions: &[&'a Function]) -> Vec<Branch<'a>> {
     let mut bridges: BTreeMap<Address, Vec<&'a Function>> = BTreeMap::new();
     let mut found = Vec::new();
@@ -107,7 +107,7 @@ fn branches<'a>(root: Root, depth: usize, functions: &[&'a Function]) -> Vec<Bra
     found
 }
 
-/// Without the domain where that is the host bridge's.
+/// The address of a bridge, without the domain if the host bridge has the same domain.
 fn short(root: Root, bridge: Address) -> String {
     let text = bridge.to_string();
     match text.split_once(':') {
@@ -116,19 +116,19 @@ fn short(root: Root, bridge: Address) -> String {
     }
 }
 
-/// Columns of a function behind the tree: what it is, address, devices, who made it, group.
+/// The widths of a device's columns: kind, address, RDMA devices, vendor. The last column is the rail group.
 const WIDTHS: [usize; 4] = [4, 12, 10, 16];
 
 fn print(text: &mut String, groups: &[RailGroup], indent: &str, branches: &mut [Branch<'_>]) {
-    let ways: Vec<String> = branches.iter().map(|branch| branch.chain.join(" ─ ")).collect();
-    let leaves = branches.iter().zip(&ways).filter(|(branch, _)| branch.leaf.is_some());
-    let width = leaves.map(|(_, way)| way.chars().count()).max().unwrap_or(0);
+    let chains: Vec<String> = branches.iter().map(|branch| branch.chain.join(" ─ ")).collect();
+    let leaves = branches.iter().zip(&chains).filter(|(branch, _)| branch.leaf.is_some());
+    let width = leaves.map(|(_, chain)| chain.chars().count()).max().unwrap_or(0);
     let count = branches.len();
-    for (number, (branch, way)) in branches.iter_mut().zip(&ways).enumerate() {
-        let (knee, rule) = if number + 1 == count { ("└─ ", "   ") } else { ("├─ ", "│  ") };
-        let mut line = format!("{indent}{knee}{way}");
+    for (number, (branch, chain)) in branches.iter_mut().zip(&chains).enumerate() {
+        let (corner, rule) = if number + 1 == count { ("└─ ", "   ") } else { ("├─ ", "│  ") };
+        let mut line = format!("{indent}{corner}{chain}");
         if let Some(function) = branch.leaf {
-            line = format!("{indent}{knee}{way:<width$}{}", if width > 0 { "   " } else { "" });
+            line = format!("{indent}{corner}{chain:<width$}{}", if width > 0 { "   " } else { "" });
             for (cell, width) in cells(function, groups).iter().zip(WIDTHS.iter().chain([&0])) {
                 line.push_str(&format!("{cell:<width$}  "));
             }
@@ -149,7 +149,7 @@ fn cells(function: &Function, groups: &[RailGroup]) -> [String; 5] {
     let id = format!("{:04x}:{:04x}", function.vendor, function.device);
     let at = &function.address;
     let is_in = |group: &RailGroup| group.gpus.contains(at) || group.cards.contains(at);
-    // A GPU is in one group of each backend.
+    // A GPU is in one group per backend.
     let numbers =
         groups.iter().enumerate().filter(|(_, group)| is_in(group)).map(|(number, _)| number.to_string());
     let numbers = numbers.collect::<Vec<_>>().join(", ");

@@ -10,10 +10,10 @@ use serde_json::{Value, json};
 
 use super::track::{Track, tracks};
 
-/// The worker's track of a process; rails come after it.
+/// The thread number of the worker. Rails have the numbers after it.
 const WORKER: u32 = 0;
 
-/// The whole recording.
+/// Converts a recording.
 pub fn trace(recording: &Recording) -> Value {
     let mut events = Vec::new();
     for (number, track) in (1..).zip(&tracks(recording)) {
@@ -24,14 +24,14 @@ pub fn trace(recording: &Recording) -> Value {
     json!({ "traceEvents": events, "displayTimeUnit": "ns" })
 }
 
-/// The events of one track; a "process" of the format.
+/// The events of one track, which is a "process" of the format.
 struct Events<'a> {
     number: u32,
     track: &'a Track<'a>,
-    /// The time of its earliest record.
+    /// The time of the track's earliest record.
     first: Time,
     events: &'a mut Vec<Value>,
-    /// Names of the spans that have begun and not ended.
+    /// The names of open spans.
     open: BTreeMap<String, String>,
     parked: Option<Time>,
 }
@@ -96,7 +96,7 @@ impl Events<'_> {
             .push(json!({ "ph": "i", "s": "t", "name": name, "pid": self.number, "tid": thread, "ts": ts }));
     }
 
-    /// The worker slept until `time`.
+    /// Ends the worker's sleep at `time`.
     fn wake(&mut self, time: Time) {
         let Some(since) = self.parked.take() else { return };
         let (ts, dur) = (micros(since), time.since(since).as_secs_f64() * 1e6);
@@ -118,7 +118,7 @@ impl Events<'_> {
         }
     }
 
-    /// A moment of an operation, which may have begun before the first record.
+    /// Adds an event of an operation, which may have begun before the first record.
     fn note(&mut self, op: OpId, what: &TraceEvent, time: Time) {
         let key = self.key(op);
         if !self.open.contains_key(&key) {
@@ -134,7 +134,7 @@ impl Events<'_> {
         }));
     }
 
-    /// Ids are unique in the whole file.
+    /// The id of an operation, which is unique in the file.
     fn key(&self, op: OpId) -> String {
         format!("{}:{op}", self.number)
     }

@@ -1,4 +1,4 @@
-//! `multirail trace`: a recording of dumps as a timeline, or for a trace viewer.
+//! `multirail trace`: prints a recording of dumps as a timeline, or converts it for a trace viewer.
 
 pub(super) mod chrome;
 mod track;
@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use multirail::observe::{MAX_RECORDING, Record};
 use multirail::{Recording, Time};
 
-use super::failure::{Done, Failure};
+use super::failure::{CommandResult, Failure};
 use track::{Track, tracks};
 
 #[derive(clap::Args)]
@@ -25,27 +25,27 @@ pub struct TraceArguments {
 }
 
 /// Prints or converts a recording.
-pub fn run(arguments: &TraceArguments) -> Done {
+pub fn run(arguments: &TraceArguments) -> CommandResult {
     let bytes = read(&arguments.file)?;
     let recording = Recording::from_bytes(&bytes).map_err(|error| {
         Failure::new(format!("{}: {}: {}", arguments.file.display(), error.kind(), error.context()))
     })?;
     if recording.cut_off {
-        let what = format!("{} is cut off in its last dump", arguments.file.display());
+        let what = format!("{} ends in the middle of its last dump", arguments.file.display());
         match recording.dumps.len() {
-            0 => return Err(Failure::new(format!("{what}, and there is none before it"))),
-            _ => super::output::complain(&format!("{what}; here is what comes before it")),
+            0 => return Err(Failure::new(format!("{what}, and it has no other dump"))),
+            _ => super::output::print_error(&format!("{what}; the dumps before it are shown")),
         }
     }
     let Some(out) = &arguments.chrome else { return super::output::text(&timeline(&recording)) };
-    let refuse = |error| Failure::new(format!("cannot write {}: {error}", out.display()));
-    let mut file = BufWriter::new(File::create(out).map_err(refuse)?);
-    serde_json::to_writer(&mut file, &chrome::trace(&recording)).map_err(|error| refuse(error.into()))?;
-    file.flush().map_err(refuse)
+    let failed = |error| Failure::new(format!("cannot write {}: {error}", out.display()));
+    let mut file = BufWriter::new(File::create(out).map_err(failed)?);
+    serde_json::to_writer(&mut file, &chrome::trace(&recording)).map_err(|error| failed(error.into()))?;
+    file.flush().map_err(failed)
 }
 
-/// As much of a file as a recording may have, and a byte more.
-fn read(path: &Path) -> Done<Vec<u8>> {
+/// Reads a file, up to one byte more than the maximum of a recording.
+fn read(path: &Path) -> CommandResult<Vec<u8>> {
     let mut bytes = Vec::new();
     File::open(path)
         .and_then(|file| file.take(MAX_RECORDING as u64 + 1).read_to_end(&mut bytes))
@@ -53,10 +53,10 @@ fn read(path: &Path) -> Done<Vec<u8>> {
     Ok(bytes)
 }
 
-/// One moment of one fabric: a record of a transport, or a dump that was taken.
-type Moment = (Time, u64, String);
+/// One event of a fabric: a record of a transport, or a dump. It has time, sequence number and text.
+type Event = (Time, u64, String);
 
-/// Every fabric's records and dumps, each fabric in the order of its time.
+/// The records and dumps of every fabric, in the order of time.
 pub fn timeline(recording: &Recording) -> String {
     let mut text = String::new();
     let all = tracks(recording);
@@ -64,17 +64,17 @@ pub fn timeline(recording: &Recording) -> String {
     fabrics.dedup();
     for fabric in fabrics {
         let of_fabric: Vec<_> = all.iter().filter(|track| track.fabric() == fabric).collect();
-        let mut moments: Vec<Moment> = of_fabric.iter().flat_map(|track| records(track)).collect();
-        moments.extend(dumps(recording, fabric));
-        moments.sort_by_key(|(time, sequence, _)| (*time, *sequence));
+        let mut events: Vec<Event> = of_fabric.iter().flat_map(|track| records(track)).collect();
+        events.extend(dumps(recording, fabric));
+        events.sort_by_key(|(time, sequence, _)| (*time, *sequence));
         let (process, incarnation) = fabric;
         text.push_str(&format!("process {process}, incarnation {incarnation:016x}\n"));
-        moments.iter().for_each(|(.., line)| text.push_str(line));
+        events.iter().for_each(|(.., line)| text.push_str(line));
     }
     text
 }
 
-fn records<'a>(track: &'a Track<'_>) -> impl Iterator<Item = Moment> + 'a {
+fn records<'a>(track: &'a Track<'_>) -> impl Iterator<Item = Event> + 'a {
     let line = |record: &Record| {
         let label = super::failure::printable(track.label);
         (record.time, record.sequence, format!("{:>14.9} {label}: {}\n", seconds(record.time), record.event))
@@ -82,7 +82,7 @@ fn records<'a>(track: &'a Track<'_>) -> impl Iterator<Item = Moment> + 'a {
     track.records.values().map(line)
 }
 
-fn dumps(recording: &Recording, fabric: (u32, u64)) -> impl Iterator<Item = Moment> + '_ {
+fn dumps(recording: &Recording, fabric: (u32, u64)) -> impl Iterator<Item = Event> + '_ {
     recording.dumps.iter().filter(move |dump| (dump.process, dump.incarnation) == fabric).map(|dump| {
         let mut lines = format!("{:>14.9} dump taken\n", seconds(dump.time));
         for transport in &dump.transports {

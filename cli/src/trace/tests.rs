@@ -1,4 +1,4 @@
-//! Recordings of fabrics of this process, and bytes that are none.
+//! Recordings of this process's fabrics, and malformed recordings.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -11,7 +11,7 @@ use serde_json::Value;
 
 use super::*;
 
-/// A fabric that has written `len` bytes to itself, with what it wrote from.
+/// A fabric that has written `len` bytes to itself, with its peer and its source.
 fn written(loopback: Loopback, len: usize) -> (Fabric, Peer, Region) {
     let loopback = TransportConfig::new("loopback", Arc::new(loopback));
     let fabric = FabricBuilder::new().transport(loopback).open().unwrap();
@@ -23,12 +23,12 @@ fn written(loopback: Loopback, len: usize) -> (Fabric, Peer, Region) {
     (fabric, peer, source)
 }
 
-/// A recording with an operation that is done and one that waits.
+/// A recording with a completed operation and a waiting one.
 fn recorded() -> Vec<u8> {
     let (fabric, peer, source) = written(Loopback::new(), 4 << 20);
     let mut bytes = Recording::header().to_vec();
     bytes.extend(fabric.dump().to_bytes().unwrap());
-    // More than a lane holds: nobody receives them.
+    // More messages than a ring holds, and no receive is posted.
     let sends: Vec<_> = (0..200).map(|_| peer.send(&source, 0..1000).unwrap()).collect();
     let until = Instant::now() + Duration::from_secs(60);
     let dump = loop {
@@ -79,7 +79,7 @@ fn a_recording_becomes_a_timeline_and_balanced_spans() {
     let timeline = timeline(&recording);
     let count = |word: &str| timeline.lines().filter(|line| line.contains(word)).count();
     assert_eq!((count("process "), count("dump taken")), (1, 2));
-    // Dumps overlap, and every record is there once.
+    // Dumps overlap, but every record is shown once.
     assert_eq!(count("started: write of 4194304 bytes"), 1, "{timeline}");
     assert!(count("rail 0: posted") > 0 && count("waits for") > 0, "{timeline}");
 }
@@ -103,10 +103,10 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 64, failure_persistence: None, ..Default::default() })]
 
     #[test]
-    fn bent_recordings_are_refused_or_converted(bends in prop::collection::vec((any::<u32>(), any::<u8>()), 1..8)) {
+    fn changed_recordings_are_refused_or_converted(changes in prop::collection::vec((any::<u32>(), any::<u8>()), 1..8)) {
         static RECORDED: std::sync::OnceLock<Vec<u8>> = std::sync::OnceLock::new();
         let mut bytes = RECORDED.get_or_init(recorded).clone();
-        for (at, value) in bends {
+        for (at, value) in changes {
             let at = at as usize % bytes.len();
             bytes[at] = value;
         }

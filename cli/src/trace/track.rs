@@ -1,26 +1,26 @@
-//! The records of one transport, put together from all dumps of its fabric.
+//! The records of one transport, merged from all dumps of its fabric.
 
 use std::collections::BTreeMap;
 
 use multirail::observe::Record;
 use multirail::{Recording, Time};
 
-/// A transport and what is known of it.
+/// A transport and its records.
 pub struct Track<'a> {
     pub host: &'a str,
     pub process: u32,
     pub incarnation: u64,
     pub label: &'a str,
-    /// The rails' numbers and their devices' names.
+    /// The rail numbers and device names.
     pub devices: Vec<(u32, &'a str)>,
-    /// By their sequence numbers: dumps overlap.
+    /// The records by sequence number, because dumps overlap.
     pub records: BTreeMap<u64, Record>,
-    /// When the last dump was taken.
+    /// The time of the last dump.
     pub end: Time,
 }
 
 impl Track<'_> {
-    /// What tells its fabric from others.
+    /// The identity of the fabric.
     pub fn fabric(&self) -> (u32, u64) {
         (self.process, self.incarnation)
     }

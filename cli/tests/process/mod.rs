@@ -1,4 +1,4 @@
-//! Processes of the command under test, watched with limits and never left behind.
+//! Processes of the command under test. Every wait has a limit, and no process is left behind.
 #![allow(dead_code)]
 
 use std::io::{BufRead, BufReader, Read};
@@ -9,7 +9,7 @@ use std::time::Duration;
 use limit::Limit;
 use rustix::process::{Pid, Signal, kill_process};
 
-/// Long enough for anything that must happen at all, in time of an idle machine.
+/// The limit of waits, on an idle machine.
 pub const LIMIT: Duration = limit::HANG;
 
 /// A running `multirail`. Dropping it kills it.
@@ -19,7 +19,7 @@ pub struct Running {
     stderr: Receiver<String>,
 }
 
-/// A command line of `multirail` that no environment variable changes.
+/// A command line of `multirail` without environment variables that change it.
 pub fn multirail(arguments: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_multirail"));
     command.args(arguments).stdin(Stdio::null());
@@ -27,14 +27,14 @@ pub fn multirail(arguments: &[&str]) -> Command {
     command
 }
 
-/// Runs to the end: whether it succeeded, stdout, stderr.
+/// Runs a command to its end. Returns whether it succeeded, its stdout and its stderr.
 pub fn run(arguments: &[&str]) -> (bool, String, String) {
     let output = multirail(arguments).output().expect("start multirail");
     let text = |bytes: Vec<u8>| String::from_utf8(bytes).expect("UTF-8 output");
     (output.status.success(), text(output.stdout), text(output.stderr))
 }
 
-/// Asserts that a row of `send` and one of `serve` count the same.
+/// Asserts that a row of `send` and a row of `serve` have the same counts.
 pub fn assert_agree(sent: &serde_json::Value, stored: &serde_json::Value) {
     let counts = [
         "files",
@@ -54,9 +54,10 @@ pub fn assert_agree(sent: &serde_json::Value, stored: &serde_json::Value) {
     assert_eq!(sent["sent_bytes"], stored["received_bytes"], "{sent} {stored}");
 }
 
-/// What `multirail` prints to a terminal of so many columns; `None`, said loudly, where there is no `script`.
+/// The output of `multirail` in a terminal with this many columns. Without the program `script`, prints that the test is
+/// skipped and returns `None`.
 pub fn in_terminal(columns: usize, arguments: &[&str]) -> Option<String> {
-    // Of bsdutils and coreutils, which every Debian has.
+    // `script` is in bsdutils, which every Debian has.
     let inside = format!("stty cols {columns} rows 50 && exec \"$MULTIRAIL\" {}", arguments.join(" "));
     let mut command = Command::new("script");
     command.args(["--quiet", "--return", "--command", &inside, "/dev/null"]).stdin(Stdio::null());
@@ -100,7 +101,7 @@ impl Running {
             .unwrap_or_else(|_| panic!("no line; stderr: {:?}", self.errors()))
     }
 
-    /// The next line of stdout of a process that ended; `None` at its end.
+    /// The next line of stdout of a process that has ended, or `None`.
     pub fn next_line(&self) -> Option<String> {
         self.stdout.recv_timeout(LIMIT).ok()
     }
@@ -110,7 +111,7 @@ impl Running {
         serde_json::from_str(&self.line()).expect("a JSON line")
     }
 
-    /// The next line of stdout of a process that ended, as JSON; `None` at its end.
+    /// The next line of stdout of a process that has ended as JSON, or `None`.
     pub fn rest(&self) -> Option<serde_json::Value> {
         let line = Limit::of(LIMIT).receive(&self.stdout).ok()?;
         Some(serde_json::from_str(&line).expect("a JSON line"))
@@ -143,10 +144,10 @@ impl Running {
         kill_process(Pid::from_child(&self.child), signal).expect("signal");
     }
 
-    /// Waits for the end, at most `limit`: exit status and what is left on stderr.
+    /// Waits for the end for at most `limit`. Returns the exit status and the rest of stderr.
     pub fn end_within(&mut self, limit: Duration) -> (ExitStatus, Vec<String>) {
         let status = eventually(limit, "the process ends", || self.child.try_wait().expect("wait"));
-        // Until the pipe's end; a child of it may hold the pipe open, and what it said itself comes soon.
+        // Reads until the end of the pipe. A child process may keep the pipe open, but the process's own lines come soon.
         let mut said = Vec::new();
         while let Ok(line) = Limit::of(Duration::from_millis(300)).receive(&self.stderr) {
             said.push(line);
@@ -154,7 +155,7 @@ impl Running {
         (status, said)
     }
 
-    /// Waits for a failure told in one sentence, at most `limit`.
+    /// Waits for a failure with one sentence, for at most `limit`.
     pub fn fails_within(&mut self, limit: Duration) -> String {
         let (status, said) = self.end_within(limit);
         assert!(status.code().is_some_and(|code| code != 0), "{status}: {said:?}");
@@ -163,13 +164,13 @@ impl Running {
         said[0].clone()
     }
 
-    /// Waits for any failure, at most `limit`.
+    /// Waits for any failure, for at most `limit`.
     pub fn ends_within(&mut self, limit: Duration) {
         let (status, said) = self.end_within(limit);
         assert!(status.code().is_some_and(|code| code != 0), "{status}: {said:?}");
     }
 
-    /// Waits for the end, by a signal or otherwise.
+    /// Waits for the end, by a signal or not.
     pub fn ends_within_any(&mut self, limit: Duration) {
         let (status, said) = self.end_within(limit);
         assert!(!status.success(), "{said:?}");
@@ -181,7 +182,7 @@ impl Running {
         assert!(status.success(), "{status}: {said:?}");
     }
 
-    /// Waits for success without a word.
+    /// Waits for success without output.
     pub fn succeeds_silently(&mut self) {
         let (status, said) = self.end_within(LIMIT);
         assert!(status.success() && said.is_empty(), "{status}: {said:?}");
@@ -195,7 +196,7 @@ impl Drop for Running {
     }
 }
 
-/// Asks until there is an answer, at most `limit`.
+/// Polls `ask` until it returns a value, for at most `limit`.
 pub fn eventually<T>(limit: Duration, what: &str, ask: impl FnMut() -> Option<T>) -> T {
     Limit::of(limit).ask(ask).unwrap_or_else(|| panic!("within {limit:?} of an idle machine: {what}"))
 }

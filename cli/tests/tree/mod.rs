@@ -1,4 +1,4 @@
-//! Trees of files for tests, and whether two are identical.
+//! Trees of files for tests, and their comparison.
 #![allow(dead_code)]
 
 use std::collections::BTreeMap;
@@ -8,10 +8,10 @@ use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
-/// All about one entry: kind and mode, time, content or target.
+/// The facts of one entry: kind and mode, time, content or target.
 type Facts = (u32, (i64, i64), Vec<u8>);
 
-/// Every entry below `root` by its relative name, but for a server's own.
+/// Every entry below `root` by its relative name, without a server's own files.
 pub fn facts(root: &Path) -> BTreeMap<Vec<u8>, Facts> {
     let mut facts = BTreeMap::new();
     for entry in walkdir::WalkDir::new(root).min_depth(1) {
@@ -44,8 +44,8 @@ pub fn assert_identical(one: &Path, other: &Path) {
     assert_eq!(one.len(), other.len(), "nothing more is there");
 }
 
-/// Sets mode and time of a file, by a number.
-pub fn dress(path: &Path, mode: u32, seed: u64) {
+/// Sets mode and time of a file. The time follows from `seed`.
+pub fn set_mode_and_time(path: &Path, mode: u32, seed: u64) {
     fs::set_permissions(path, fs::Permissions::from_mode(mode)).expect("mode");
     let time = SystemTime::UNIX_EPOCH + Duration::new(1_000_000_000 + seed * 1000, 123_456_789);
     fs::File::open(path).and_then(|file| file.set_modified(time)).expect("time");
@@ -58,8 +58,8 @@ pub fn random(path: &Path, bytes: usize) {
     fs::write(path, content).expect("write");
 }
 
-/// A directory `tree` of `files` small files in directories, links, an empty
-/// directory, names that are no UTF-8; and a file `large` with `data` bytes in it.
+/// Makes a directory `tree` with `files` small files in directories, links, an empty directory, names that are not UTF-8,
+/// and a file `large` with `data` bytes.
 pub fn build(root: &Path, files: usize, data: usize) -> PathBuf {
     let tree = root.join("tree");
     let mut rng = fastrand::Rng::with_seed(7);
@@ -71,7 +71,7 @@ pub fn build(root: &Path, files: usize, data: usize) -> PathBuf {
         let mut content = vec![0; rng.usize(0..8192)];
         rng.fill(&mut content);
         fs::write(&path, content).unwrap();
-        dress(&path, [0o644, 0o600, 0o755, 0o400][n % 4], n as u64);
+        set_mode_and_time(&path, [0o644, 0o600, 0o755, 0o400][n % 4], n as u64);
     }
     fs::create_dir_all(tree.join("empty/inside")).unwrap();
     fs::write(tree.join(std::ffi::OsStr::from_bytes(b"not \xff UTF-8")), "x").unwrap();
@@ -79,14 +79,14 @@ pub fn build(root: &Path, files: usize, data: usize) -> PathBuf {
     std::os::unix::fs::symlink("../link", tree.join("empty/up")).unwrap();
     std::os::unix::fs::symlink("nowhere", tree.join("dangling")).unwrap();
     sparse(&tree.join("large"), data);
-    dress(&tree.join("large"), 0o640, 5);
+    set_mode_and_time(&tree.join("large"), 0o640, 5);
     for (n, directory) in ["empty/inside", "empty", "d0/s0", "d0", ""].iter().enumerate() {
-        dress(&tree.join(directory), [0o755, 0o500, 0o711][n % 3], n as u64);
+        set_mode_and_time(&tree.join(directory), [0o755, 0o500, 0o711][n % 3], n as u64);
     }
     tree
 }
 
-/// A file of `data` random bytes with a hole of the same length before, in and after them.
+/// Writes a file of `data` random bytes with holes of the same length before, in and after them.
 pub fn sparse(path: &Path, data: usize) {
     let mut content = vec![0; data / 2];
     fastrand::Rng::with_seed(9).fill(&mut content);
@@ -96,12 +96,12 @@ pub fn sparse(path: &Path, data: usize) {
     file.write_all_at(&content, 2 * data as u64 + data as u64 / 2).unwrap();
 }
 
-/// Bytes that a file takes on its file system.
+/// The disk use of a file in bytes.
 pub fn allocated(path: &Path) -> u64 {
     fs::metadata(path).expect("metadata").blocks() * 512
 }
 
-/// The partial files in a server's directory, with their journals' length.
+/// The partial files in a server's directory, with the lengths of their journals.
 pub fn partials(into: &Path) -> Vec<(PathBuf, u64)> {
     let Ok(entries) = fs::read_dir(into.join(".multirail")) else { return Vec::new() };
     let paths = entries.map(|entry| entry.expect("entry").path());

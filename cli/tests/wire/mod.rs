@@ -1,4 +1,4 @@
-//! The file protocol spoken by hand.
+//! A hand-written client of the file protocol.
 #![allow(dead_code)]
 
 use std::path::Path;
@@ -12,7 +12,7 @@ use crate::process::Running;
 
 const LIMIT: Duration = limit::HANG;
 
-/// A sender that says what it wants.
+/// A sender that can break the protocol.
 pub struct Hostile {
     fabric: Fabric,
     peer: Peer,
@@ -22,12 +22,12 @@ pub struct Hostile {
 }
 
 impl Hostile {
-    /// Connects, and is welcomed.
+    /// Connects and waits for the welcome.
     pub fn connect(address: &str) -> Self {
         Self::meet(address).unwrap_or_else(|reason| panic!("no welcome: {reason}"))
     }
 
-    /// Connects, and is welcomed or told why not.
+    /// Connects and waits for the welcome or the refusal.
     fn meet(address: &str) -> Result<Self, String> {
         let (fabric, peer, pool) = Self::reach(address);
         let buffer = fabric.alloc(Layout::OFFERED.data as usize, Access::LOCAL).expect("memory");
@@ -50,12 +50,12 @@ impl Hostile {
         (fabric, peer, pool)
     }
 
-    /// Connects, and says hello.
+    /// Connects and sends the first message.
     pub fn ready(address: &str) -> Self {
         Self::greet(address, false)
     }
 
-    /// Connects, and goes on where an earlier sender ended.
+    /// Connects and continues an earlier attempt.
     pub fn resuming(address: &str) -> Self {
         Self::greet(address, true)
     }
@@ -74,13 +74,13 @@ impl Hostile {
         hostile
     }
 
-    /// Says anything; whether it was taken.
+    /// Sends any bytes. Returns true if the server took them.
     pub fn say_bytes(&self, bytes: &[u8]) -> bool {
         self.buffer.copy_in(0, bytes).expect("copy");
         self.peer.send(&self.buffer, 0..bytes.len()).and_then(|mut op| op.wait(LIMIT)).is_ok()
     }
 
-    /// Says a message.
+    /// Sends a message.
     pub fn say(&self, message: &ToServer) {
         assert!(self.say_bytes(&postcard::to_stdvec(message).expect("encoded")), "sent");
     }
@@ -89,7 +89,7 @@ impl Hostile {
         heard(&self.pool)
     }
 
-    /// The next answer that is not about windows.
+    /// The next response that is not about windows.
     pub fn answer(&self) -> ToSender {
         loop {
             match self.hear() {
@@ -120,7 +120,7 @@ impl Hostile {
         self.say(&ToServer::Filled { sequence: 1, table: table.len() as u32, data: bytes.len() as u32 });
     }
 
-    /// The server refuses, and says why.
+    /// Waits for a refusal with a reason that contains `why`.
     pub fn ends_refused(self, why: &str) {
         match self.answer() {
             ToSender::Refused(reason) => assert!(reason.contains(why), "{reason}"),
@@ -139,14 +139,14 @@ fn heard(pool: &RecvPool) -> ToSender {
     ToSender::decode(&pool.next().wait(LIMIT).expect("an answer").to_vec()).expect("a message")
 }
 
-/// A sender that the server does not serve, and that stays all the same.
+/// A sender that the server refuses, and that stays connected.
 pub struct Refused {
     fabric: Fabric,
     peer: Peer,
 }
 
 impl Refused {
-    /// Connects, and is refused for a reason that contains `why`.
+    /// Connects and waits for a refusal with a reason that contains `why`.
     pub fn connect(address: &str, why: &str) -> Self {
         let (fabric, peer, pool) = Hostile::reach(address);
         match heard(&pool) {
@@ -156,7 +156,7 @@ impl Refused {
         Self { fabric, peer }
     }
 
-    /// Waits until the server ends the connection.
+    /// Waits until the server closes the connection.
     pub fn is_disconnected(&self) {
         multirail::wait(self.peer.closed(), LIMIT).expect("disconnected");
     }
@@ -168,17 +168,17 @@ impl Drop for Refused {
     }
 }
 
-/// Some time.
+/// The limit of waits.
 pub const MTIME: Mtime = Mtime { seconds: 0, nanoseconds: 0 };
 
-/// An entry as no decent sender would make it.
+/// An entry that may be invalid.
 pub fn raw(path: &[u8], kind: Kind) -> Vec<u8> {
     let mut table = Vec::new();
     encode(&(path, kind, 0o644_u16, MTIME), &mut table).expect("encoded");
     table
 }
 
-/// A file of so many bytes.
+/// A file of this size.
 pub fn file(size: u64) -> Kind {
     Kind::File { size, data: size }
 }
@@ -188,7 +188,7 @@ pub fn text(path: &Path) -> &str {
     path.to_str().expect("UTF-8 path")
 }
 
-/// A server in `root/into`, beside a file that is none of its business.
+/// A server in `root/into`, next to a file that it must not change.
 pub fn server(root: &TempDir) -> (std::path::PathBuf, Running, String) {
     let into = root.path().join("into");
     std::fs::create_dir(&into).unwrap();
@@ -197,7 +197,7 @@ pub fn server(root: &TempDir) -> (std::path::PathBuf, Running, String) {
     (into, server, address)
 }
 
-/// Bytes that a server's directory takes on its disk.
+/// The disk use of a server's directory in bytes.
 pub fn on_disk(into: &Path) -> u64 {
     use std::os::unix::fs::MetadataExt;
     let files = walkdir::WalkDir::new(into).into_iter().map(|entry| entry.expect("walk"));
@@ -205,7 +205,7 @@ pub fn on_disk(into: &Path) -> u64 {
     files.filter(|entry| !entry.file_type().is_dir()).map(blocks).sum::<u64>() * 512
 }
 
-/// Nothing was written beside the server's directory.
+/// Asserts that nothing was written outside the server's directory.
 pub fn is_untouched(root: &TempDir) {
     assert_eq!(std::fs::read_dir(root.path()).unwrap().count(), 2, "nothing beside the directory");
     assert_eq!(std::fs::read_to_string(root.path().join("secret")).unwrap(), "untouched");

@@ -1,7 +1,7 @@
 //! Limits of waits in tests: how long a test waits for an event before it calls the wait a hang.
 //!
-//! A test passes by the event alone and never by a time. A limit only turns a hang into a
-//! failure, so a limit may be generous: it costs time only where a test fails. Two kinds exist:
+//! An event makes a test pass, never a time. A limit only turns a hang into a failure, so it may be
+//! generous: it costs time only if a test fails. Two kinds exist:
 //!
 //! - [`HANG`] is for waits of the library under test (`op.wait(HANG)`), which count wall time.
 //! - [`stretched`] and [`Limit`] are for waits of the tests themselves. They count the time that
@@ -16,16 +16,16 @@ use std::time::{Duration, Instant};
 /// for each core are allowed for.
 pub const HANG: Duration = Duration::from_secs(120);
 
-/// The longest time between two looks at how busy the machine is.
-const LOOK: Duration = Duration::from_millis(100);
+/// The longest time between two reads of how busy the machine is.
+const LOAD_INTERVAL: Duration = Duration::from_millis(100);
 
-/// Between two questions of [`Limit::ask`], for what tells no event.
-const NAP: Duration = Duration::from_millis(2);
+/// The time between two polls of [`Limit::ask`].
+const POLL_INTERVAL: Duration = Duration::from_millis(2);
 
-/// Threads that want to run for each core, 1 at least: so much slower everything is.
+/// The number of runnable threads per core, at least 1. Everything is slower by this factor.
 ///
-/// Reads `/proc/loadavg`, whose fourth field counts the threads that run or want to at this
-/// moment. Returns 1 where the system does not say.
+/// Reads `/proc/loadavg`, whose fourth field counts the threads that run or want to run at this moment. Returns 1 if
+/// the system has no such file.
 pub fn crowding() -> f64 {
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     let runnable = std::fs::read_to_string("/proc/loadavg").ok().and_then(|text| runnable(&text));
@@ -39,7 +39,7 @@ fn runnable(loadavg: &str) -> Option<usize> {
 
 /// `span` of an idle machine, as wall time on this machine at this moment.
 ///
-/// For what takes one number: the settings of a fabric under test, such as its peer timeout.
+/// For settings that take one number, such as the peer timeout of a fabric under test.
 pub fn stretched(span: Duration) -> Duration {
     span.mul_f64(crowding())
 }
@@ -61,39 +61,39 @@ impl Limit {
 
     /// How long to wait for the event before asking again, or `None` once the limit is used up.
     ///
-    /// Charges the time since the last call: at most the slice that was given then, because a
-    /// wake-up that comes late says that other threads ran; and divided by [`crowding`].
+    /// Charges the time since the last call, divided by [`crowding`]. It charges at most the slice of the last call,
+    /// because other threads ran if the wakeup came later.
     pub fn slice(&mut self) -> Option<Duration> {
         let now = Instant::now();
         let passed = now.duration_since(self.looked).min(self.slice);
         self.used += passed.div_f64(crowding());
         self.looked = now;
         let left = self.span.checked_sub(self.used).filter(|left| !left.is_zero())?;
-        // A rest of less than a millisecond would be waited for many times over.
-        self.slice = left.clamp(Duration::from_millis(1), LOOK);
+        // Slices shorter than a millisecond would make the caller wait many times.
+        self.slice = left.clamp(Duration::from_millis(1), LOAD_INTERVAL);
         Some(self.slice)
     }
 
-    /// Whether the limit is used up: for loops that poll, which ask at every turn.
+    /// Returns true if the limit is used up. For loops that poll at every turn.
     pub fn is_over(&mut self) -> bool {
         self.looked.elapsed() >= self.slice && self.slice().is_none()
     }
 
-    /// Asks until there is an answer, or `None` once the limit is used up; asks once at least.
+    /// Calls `answer` until it returns a value. Returns `None` once the limit is used up. Calls `answer` at least once.
     pub fn ask<T>(mut self, mut answer: impl FnMut() -> Option<T>) -> Option<T> {
         loop {
             let answer = answer();
             if answer.is_some() || self.is_over() {
                 return answer;
             }
-            std::thread::sleep(NAP);
+            std::thread::sleep(POLL_INTERVAL);
         }
     }
 
     /// Waits for `receiver`'s next value.
     ///
     /// # Errors
-    /// `Timeout` once the limit is used up, `Disconnected` once nothing can come any more.
+    /// `Timeout` once the limit is used up, `Disconnected` once all senders are dropped.
     pub fn receive<T>(
         &mut self,
         receiver: &std::sync::mpsc::Receiver<T>,
@@ -114,14 +114,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_kernel_says_how_many_want_to_run() {
+    fn loadavg_has_the_runnable_threads() {
         assert_eq!(runnable("0.35 0.31 0.30 3/457 12345\n"), Some(3));
         assert_eq!(runnable("nonsense"), None);
         assert!(crowding() >= 1.0);
     }
 
     #[test]
-    fn a_limit_is_used_up_by_waiting_alone() {
+    fn only_waiting_uses_up_a_limit() {
         let mut limit = Limit::of(Duration::from_millis(30));
         let first = limit.slice().unwrap();
         assert!(first <= Duration::from_millis(30));
@@ -134,7 +134,7 @@ mod tests {
     }
 
     #[test]
-    fn an_answer_ends_the_asking() {
+    fn an_answer_ends_the_polling() {
         let mut asked = 0;
         let answer = Limit::of(HANG).ask(|| {
             asked += 1;
@@ -142,8 +142,8 @@ mod tests {
         });
         assert_eq!((answer, asked), (Some(7), 3));
         assert_eq!(Limit::of(Duration::ZERO).ask(|| None::<u8>), None);
-        let (tell, told) = std::sync::mpsc::channel();
-        tell.send(5).unwrap();
-        assert_eq!(Limit::of(HANG).receive(&told), Ok(5));
+        let (sender, receiver) = std::sync::mpsc::channel();
+        sender.send(5).unwrap();
+        assert_eq!(Limit::of(HANG).receive(&receiver), Ok(5));
     }
 }

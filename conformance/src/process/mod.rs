@@ -1,14 +1,14 @@
-//! Helper processes: the test's own program, started again with a part to play.
+//! Helper processes: the test's own program, started again to run commands of the trial.
 //!
-//! [`child`] is the parent's handle, [`role`] is what the helper does, both over
-//! lines on standard input and output. [`proxy`] stands between two fabrics'
-//! control connections, and [`census`] counts what a process holds.
+//! [`helper_process`] is the parent's handle, and [`helper_commands`] is the helper's side. They exchange
+//! lines over the helper's standard input and output. [`proxy`] forwards the control connection of two
+//! fabrics, and [`resource_usage`] counts what a process holds.
 
-mod census;
-mod child;
-mod meeting;
+mod connected_pair;
+mod helper_commands;
+mod helper_process;
 mod proxy;
-mod role;
+mod resource_usage;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,63 +16,67 @@ use std::time::Duration;
 use limit::stretched;
 use transport_core::{Fabric, FabricBuilder, Grant, GrantPolicy, GrantRequest, Token};
 
-pub(crate) use census::Census;
-pub(crate) use child::Child;
-pub(crate) use meeting::{Meeting, part};
+pub(crate) use connected_pair::{ConnectedPair, drop_kept_pair};
+pub use helper_commands::is_helper;
+pub(crate) use helper_commands::{permutation, run_if_helper};
+pub(crate) use helper_process::HelperProcess;
 pub(crate) use proxy::Proxy;
-pub use role::is_helper;
-pub(crate) use role::{permutation, role};
+pub(crate) use resource_usage::ResourceUsage;
 
-use crate::check::Verdict;
-use crate::end::End;
-use crate::lab::{Options, builder};
-use crate::subject::Side;
+use crate::backend_under_test::Side;
+use crate::check::TestResult;
+use crate::sim_harness::{Options, builder};
 use crate::trial::Context;
+use crate::trial_fabric::TrialFabric;
 
-/// How often fabrics of process trials show that they live.
+/// The heartbeat interval of fabrics in process trials.
 pub(crate) const HEARTBEAT: Duration = Duration::from_millis(100);
-/// Silence after which an [`impatient`] one gives a peer up.
+/// The peer timeout of a [`short_timeout_fabric`].
 const PEER_TIMEOUT: Duration = Duration::from_millis(600);
-/// What any single step of a process trial may take: a longer one hangs.
+/// The limit of any single step of a process trial. A longer step counts as a hang.
 pub(crate) const LIMIT: Duration = limit::HANG;
-/// The deadline of operations, and a peer's silence: so long that nothing in a trial ends by it.
+/// The deadline of operations, and the peer timeout: so long that it passes in no trial.
 const DEADLINE: Duration = Duration::from_secs(600);
 
-/// A fabric with workers, in real time, that never gives a silent peer up: a peer's end is told by an
-/// event, however busy the machine is.
+/// A fabric with workers, in real time, whose peer timeout never passes: the close of a peer is an event,
+/// even on a busy machine.
 #[track_caller]
-pub(crate) fn live(context: &Context) -> Verdict<End> {
-    Ok(at_our_end(context, workers(context)?.heartbeat(HEARTBEAT).peer_timeout(DEADLINE).open()?))
+pub(crate) fn worker_fabric(context: &Context) -> TestResult<TrialFabric> {
+    Ok(on_own_side(context, workers(context)?.heartbeat(HEARTBEAT).peer_timeout(DEADLINE).open()?))
 }
 
-/// A fabric with workers, in real time, that gives a silent peer up after [`PEER_TIMEOUT`] of an idle
-/// machine: on a busy one a healthy peer says nothing for longer.
+/// A fabric with workers, in real time, with a peer timeout of [`PEER_TIMEOUT`]. The timeout is scaled to how
+/// busy the machine is, because a healthy peer is silent for longer on a busy machine.
 #[track_caller]
-pub(crate) fn impatient(context: &Context) -> Verdict<End> {
+pub(crate) fn short_timeout_fabric(context: &Context) -> TestResult<TrialFabric> {
     let timeout = stretched(PEER_TIMEOUT);
-    Ok(at_our_end(context, workers(context)?.heartbeat(HEARTBEAT).peer_timeout(timeout).open()?))
+    Ok(on_own_side(context, workers(context)?.heartbeat(HEARTBEAT).peer_timeout(timeout).open()?))
 }
 
-/// A fabric with workers, in real time, otherwise as users get it.
+/// A fabric with workers, in real time, with the library's default heartbeat and peer timeout.
 #[track_caller]
-pub(crate) fn patient(context: &Context) -> Verdict<End> {
-    Ok(at_our_end(context, workers(context)?.open()?))
+pub(crate) fn default_fabric(context: &Context) -> TestResult<TrialFabric> {
+    Ok(on_own_side(context, workers(context)?.open()?))
 }
 
-/// As [`patient`], with two rail groups on each of these transports, which grants its peers `windows`.
+/// Like [`default_fabric`], with two rail groups on each of these transports. The fabric grants each peer `windows`.
 #[track_caller]
-pub(crate) fn several(context: &Context, labels: &[&str], windows: Grant) -> Verdict<End> {
+pub(crate) fn multi_transport_fabric(
+    context: &Context,
+    labels: &[&str],
+    windows: Grant,
+) -> TestResult<TrialFabric> {
     let options = Options {
         labels,
         rails: Some(2),
-        apart: true,
+        group_per_rail: true,
         admission: Some(Arc::new(Fixed(windows))),
         ..Options::default()
     };
-    Ok(at_our_end(context, workers_of(context, options)?.open()?))
+    Ok(on_own_side(context, workers_of(context, options)?.open()?))
 }
 
-/// Grants every peer the same.
+/// Grants every peer the same windows.
 struct Fixed(Grant);
 
 impl GrantPolicy for Fixed {
@@ -81,27 +85,27 @@ impl GrantPolicy for Fixed {
     }
 }
 
-/// As [`patient`], for peers with that token only.
+/// Like [`default_fabric`], for peers with this token only.
 #[track_caller]
-pub(crate) fn guarded(context: &Context, token: Token) -> Verdict<End> {
-    Ok(at_our_end(context, workers(context)?.token(token).open()?))
+pub(crate) fn token_fabric(context: &Context, token: Token) -> TestResult<TrialFabric> {
+    Ok(on_own_side(context, workers(context)?.token(token).open()?))
 }
 
-/// The trial's own process is at the source, its helpers are at the target.
-fn at_our_end(context: &Context, fabric: Fabric) -> End {
-    End::new(fabric, context, if is_helper() { Side::Target } else { Side::Source })
+/// The trial's own process is on the source side, and its helpers are on the target side.
+fn on_own_side(context: &Context, fabric: Fabric) -> TrialFabric {
+    TrialFabric::new(fabric, context, if is_helper() { Side::Target } else { Side::Source })
 }
 
 #[track_caller]
-fn workers(context: &Context) -> Verdict<FabricBuilder> {
+fn workers(context: &Context) -> TestResult<FabricBuilder> {
     workers_of(context, Options::default())
 }
 
 #[track_caller]
-fn workers_of(context: &Context, options: Options<'_>) -> Verdict<FabricBuilder> {
-    // Nobody else's pair runs beside a trial.
-    part();
+fn workers_of(context: &Context, options: Options<'_>) -> TestResult<FabricBuilder> {
+    // No pair of an earlier trial runs beside this trial.
+    drop_kept_pair();
     let options = Options { deadline: DEADLINE, max_operations: 4096, ..options };
-    // 32 cards that software plays take long to pair, with other trials beside them.
+    // To connect 32 simulated devices takes long while other trials run.
     Ok(builder(context, &options)?.seed(context.seed).handshake_limit(LIMIT))
 }

@@ -1,13 +1,13 @@
-//! A TCP connection that can be cut, or go silent.
+//! A TCP proxy that can cut a connection or stop forwarding.
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
-use crate::check::Verdict;
+use crate::check::TestResult;
 
-/// Forwards connections until it is told not to.
+/// Forwards a TCP connection until [`Proxy::cut`] or [`Proxy::stop_forwarding`].
 pub(crate) struct Proxy {
     address: String,
     streams: Arc<Mutex<Vec<TcpStream>>>,
@@ -15,43 +15,43 @@ pub(crate) struct Proxy {
 }
 
 impl Proxy {
-    /// Forwards the first connection to `target`.
+    /// Starts a proxy that forwards its first connection to `target`.
     #[track_caller]
-    pub(crate) fn to(target: &str) -> Verdict<Self> {
+    pub(crate) fn to(target: &str) -> TestResult<Self> {
         let listener = TcpListener::bind("127.0.0.1:0")?;
         let address = listener.local_addr()?.to_string();
         let streams = Arc::<Mutex<Vec<TcpStream>>>::default();
         let silent = Arc::new(AtomicBool::new(false));
-        let (target, kept, quiet) = (target.to_owned(), Arc::clone(&streams), Arc::clone(&silent));
+        let (target, all_streams, is_silent) = (target.to_owned(), Arc::clone(&streams), Arc::clone(&silent));
         std::thread::spawn(move || -> std::io::Result<()> {
             let (near, _) = listener.accept()?;
             let far = TcpStream::connect(target)?;
-            if let Ok(mut kept) = kept.lock() {
-                kept.extend([near.try_clone()?, far.try_clone()?]);
+            if let Ok(mut streams) = all_streams.lock() {
+                streams.extend([near.try_clone()?, far.try_clone()?]);
             }
             for (from, to) in [(near.try_clone()?, far.try_clone()?), (far, near)] {
-                let quiet = Arc::clone(&quiet);
-                std::thread::spawn(move || forward(from, to, &quiet));
+                let is_silent = Arc::clone(&is_silent);
+                std::thread::spawn(move || forward(from, to, &is_silent));
             }
             Ok(())
         });
         Ok(Self { address, streams, silent })
     }
 
-    /// Where to connect.
+    /// The address of the proxy.
     pub(crate) fn address(&self) -> &str {
         &self.address
     }
 
-    /// Closes both connections.
+    /// Closes the connections on both sides.
     pub(crate) fn cut(&self) {
         for stream in self.streams.lock().iter().flat_map(|streams| streams.iter()) {
             let _ = stream.shutdown(Shutdown::Both);
         }
     }
 
-    /// Forwards nothing any more, and closes nothing.
-    pub(crate) fn fall_silent(&self) {
+    /// Stops forwarding, and leaves both connections open.
+    pub(crate) fn stop_forwarding(&self) {
         self.silent.store(true, Ordering::Relaxed);
     }
 }

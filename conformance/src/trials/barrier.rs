@@ -1,4 +1,4 @@
-//! Waiting for each other, in virtual time and between processes.
+//! Barriers: peers wait for each other, in virtual time and between processes.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -8,11 +8,11 @@ use std::time::Duration;
 use rustix::process::Signal;
 use transport_core::{Barrier, Error, ErrorKind, Peer, PeerGroup};
 
-use crate::check::{Verdict, ensure, refused, same, within};
-use crate::end::End;
-use crate::lab::{Lab, Options, Pair};
-use crate::process::{Child, LIMIT, impatient, live};
+use crate::check::{TestResult, ensure, ensure_eq, ensure_err, within};
+use crate::process::{HelperProcess, LIMIT, short_timeout_fabric, worker_fabric};
+use crate::sim_harness::{Options, Pair, SimHarness};
 use crate::trial::{Context, Trial};
+use crate::trial_fabric::TrialFabric;
 
 pub(super) const TRIALS: &[Trial] = &[
     Trial::new("barrier::whoever_comes_first", order),
@@ -27,8 +27,8 @@ pub(super) const TRIALS: &[Trial] = &[
 
 const LONG: Duration = Duration::from_secs(60);
 
-/// The result, if it is there.
-fn look(barrier: &mut Barrier) -> Option<Result<(), Error>> {
+/// Returns the barrier's result if it has one.
+fn try_result(barrier: &mut Barrier) -> Option<Result<(), Error>> {
     match Pin::new(barrier).poll(&mut Task::from_waker(Waker::noop())) {
         Poll::Ready(result) => Some(result),
         Poll::Pending => None,
@@ -36,31 +36,34 @@ fn look(barrier: &mut Barrier) -> Option<Result<(), Error>> {
 }
 
 #[track_caller]
-fn passes(mut barrier: Barrier) -> Verdict {
-    ensure(look(&mut barrier).is_some_and(|result| result.is_ok()), "everyone has come, and one still waits")
+fn passes(mut barrier: Barrier) -> TestResult {
+    ensure(
+        try_result(&mut barrier).is_some_and(|result| result.is_ok()),
+        "all peers have arrived, but this one still waits",
+    )
 }
 
 #[track_caller]
-fn waits(barrier: &mut Barrier) -> Verdict {
-    ensure(look(barrier).is_none(), "passed, though not everyone has come")
+fn waits(barrier: &mut Barrier) -> TestResult {
+    ensure(try_result(barrier).is_none(), "the barrier passed before all peers arrived")
 }
 
-fn group(peer: &Peer) -> Verdict<PeerGroup> {
+fn group(peer: &Peer) -> TestResult<PeerGroup> {
     Ok(PeerGroup::new([peer.clone()])?)
 }
 
-fn order(context: &Context) -> Verdict {
+fn order(context: &Context) -> TestResult {
     let pair = Pair::new(context)?;
     let groups = [group(&pair.to_b)?, group(&pair.to_a)?];
     for round in 0..100 {
         let first = round % 2;
         let mut early = groups[first].barrier("round", LONG)?;
         waits(&mut early)?;
-        pair.lab.settle()?;
+        pair.sim.settle()?;
         waits(&mut early)?;
         let late = groups[1 - first].barrier("round", LONG)?;
         if round % 3 == 0 {
-            // Who was last is first at the next, before the other has looked.
+            // The side that arrived last is the first at the next barrier, before the other side has polled.
             passes(late)?;
             let mut next = groups[1 - first].barrier("round", LONG)?;
             waits(&mut next)?;
@@ -72,15 +75,15 @@ fn order(context: &Context) -> Verdict {
             passes(late)?;
         }
     }
-    // It is no traffic of the user's.
-    same("imms", (0..256).map(|imm| pair.to_a.imm(imm).count()).sum::<u64>(), 0)?;
-    same("requests", pair.a.counters().iter().map(|rail| rail.posts + rail.direct).sum::<u64>(), 0)
+    // A barrier is no user traffic: it sends no imms and posts no requests.
+    ensure_eq("imms", (0..256).map(|imm| pair.to_a.imm(imm).count()).sum::<u64>(), 0)?;
+    ensure_eq("requests", pair.a.counters().iter().map(|rail| rail.posts + rail.direct).sum::<u64>(), 0)
 }
 
-/// Three fabrics, each connected with both others: each one's group.
-fn triangle(context: &Context) -> Verdict<(Lab, Vec<End>, Vec<PeerGroup>)> {
-    let lab = Lab::new(context);
-    let fabrics: Vec<_> = (0..3).map(|_| lab.open(&Options::default())).collect::<Verdict<_>>()?;
+/// Opens three fabrics and connects each with both others. Returns the fabrics and their groups.
+fn triangle(context: &Context) -> TestResult<(SimHarness, Vec<TrialFabric>, Vec<PeerGroup>)> {
+    let sim = SimHarness::new(context);
+    let fabrics: Vec<_> = (0..3).map(|_| sim.open(&Options::default())).collect::<TestResult<_>>()?;
     let mut peers: Vec<Vec<Peer>> = vec![vec![]; 3];
     for (one, other) in [(0, 1), (1, 2), (2, 0)] {
         let (to, from) = fabrics[one].connect_local(&fabrics[other])?;
@@ -88,10 +91,10 @@ fn triangle(context: &Context) -> Verdict<(Lab, Vec<End>, Vec<PeerGroup>)> {
         peers[other].push(from);
     }
     let groups = peers.into_iter().map(PeerGroup::new).collect::<Result<_, _>>()?;
-    Ok((lab, fabrics, groups))
+    Ok((sim, fabrics, groups))
 }
 
-fn three(context: &Context) -> Verdict {
+fn three(context: &Context) -> TestResult {
     let (_lab, _fabrics, groups) = triangle(context)?;
     for last in [0, 1, 2, 0] {
         let others = (0..3).filter(|at| *at != last);
@@ -103,11 +106,11 @@ fn three(context: &Context) -> Verdict {
     Ok(())
 }
 
-fn names(context: &Context) -> Verdict {
+fn names(context: &Context) -> TestResult {
     let pair = Pair::new(context)?;
     let (ours, theirs) = (group(&pair.to_b)?, group(&pair.to_a)?);
     let (mut one, two) = (ours.barrier("one", LONG)?, ours.barrier(2, LONG)?);
-    refused("the same again", ours.barrier("one", LONG).map(drop), &[ErrorKind::Busy])?;
+    ensure_err("the same again", ours.barrier("one", LONG).map(drop), &[ErrorKind::Busy])?;
     passes(theirs.barrier("2", LONG)?)?;
     waits(&mut one)?;
     passes(two)?;
@@ -117,15 +120,15 @@ fn names(context: &Context) -> Verdict {
     passes(theirs.barrier("one", LONG)?)?;
     passes(one)?;
     for name in ["", &"x".repeat(256)] {
-        refused("a name", ours.barrier(name, LONG).map(drop), &[ErrorKind::InvalidRequest])?;
+        ensure_err("a name", ours.barrier(name, LONG).map(drop), &[ErrorKind::InvalidRequest])?;
     }
     Ok(())
 }
 
-/// The deadline is one of the fabric's own clock, and needs no other traffic.
-fn late(context: &Context) -> Verdict {
-    let (lab, fabrics, groups) = triangle(context)?;
-    let begun = lab.clock.clone();
+/// The barrier ends at its deadline by the fabric's own clock, without other traffic.
+fn late(context: &Context) -> TestResult {
+    let (sim, fabrics, groups) = triangle(context)?;
+    let begun = sim.clock.clone();
     let now = || transport_core::Clock::now(&begun);
     for limit in [Duration::from_millis(1), Duration::from_secs(20)] {
         let start = now();
@@ -133,25 +136,28 @@ fn late(context: &Context) -> Verdict {
         drop(groups[1].barrier("never", limit)?);
         waits(&mut barrier)?;
         fabrics[0].step();
-        ensure(fabrics[0].due() <= start.after(limit), "nothing is due at the deadline")?;
+        ensure(fabrics[0].due() <= start.after(limit), "the fabric is not due at the deadline")?;
         let mut result = None;
-        lab.until("a deadline", || {
-            result = look(&mut barrier);
+        sim.until("a deadline", || {
+            result = try_result(&mut barrier);
             result.is_some()
         })?;
-        let error = refused("a barrier", result.unwrap_or(Ok(())), &[ErrorKind::DeadlineExceeded])?;
-        ensure(error.context().contains("1 of 2 peers"), format!("{error}: who is missing?"))?;
-        ensure(now() >= start.after(limit), "before its time")?;
-        refused("its second result", look(&mut barrier).unwrap_or(Ok(())), &[ErrorKind::Closed])?;
+        let error = ensure_err("a barrier", result.unwrap_or(Ok(())), &[ErrorKind::DeadlineExceeded])?;
+        ensure(
+            error.context().contains("1 of 2 peers"),
+            format!("the error does not count the missing peers: {error}"),
+        )?;
+        ensure(now() >= start.after(limit), "the barrier ended before its deadline")?;
+        ensure_err("its second result", try_result(&mut barrier).unwrap_or(Ok(())), &[ErrorKind::Closed])?;
     }
     Ok(())
 }
 
-fn taken_up(context: &Context) -> Verdict {
+fn taken_up(context: &Context) -> TestResult {
     let pair = Pair::new(context)?;
     let (ours, theirs) = (group(&pair.to_b)?, group(&pair.to_a)?);
     for _ in 0..3 {
-        // Given up before and after a look; arrived once.
+        // The barrier is dropped before and after a poll; it arrived once.
         drop(ours.barrier("a", LONG)?);
         waits(&mut ours.barrier("a", LONG)?)?;
         passes(theirs.barrier("a", LONG)?)?;
@@ -165,68 +171,73 @@ fn taken_up(context: &Context) -> Verdict {
     Ok(())
 }
 
-fn goes(context: &Context) -> Verdict {
+fn goes(context: &Context) -> TestResult {
     let gone = &[ErrorKind::PeerDied, ErrorKind::Closed];
     let (_lab, fabrics, groups) = triangle(context)?;
     let mut barrier = groups[0].barrier("a", LONG)?;
-    // Who has come may go.
+    // A peer may leave after it has arrived.
     drop(groups[1].barrier("a", LONG)?);
     waits(&mut barrier)?;
     fabrics[1].close();
     waits(&mut barrier)?;
     fabrics[2].close();
-    refused("a barrier", look(&mut barrier).unwrap_or(Ok(())), gone)?;
-    refused("the next", groups[0].barrier("b", LONG).map(drop), gone)?;
+    ensure_err("a barrier", try_result(&mut barrier).unwrap_or(Ok(())), gone)?;
+    ensure_err("the next", groups[0].barrier("b", LONG).map(drop), gone)?;
     let (_lab, fabrics, groups) = triangle(context)?;
     let mut barrier = groups[0].barrier("a", LONG)?;
     fabrics[0].close();
-    refused("a barrier of a closed fabric", look(&mut barrier).unwrap_or(Ok(())), gone).map(drop)
+    ensure_err("a barrier of a closed fabric", try_result(&mut barrier).unwrap_or(Ok(())), gone).map(drop)
 }
 
-/// Helpers, and a group of them.
-fn crowd(context: &Context, fabric: End, count: usize) -> Verdict<(End, Vec<Child>, PeerGroup)> {
+/// Starts helpers and makes a group of them.
+fn helper_group(
+    context: &Context,
+    fabric: TrialFabric,
+    count: usize,
+) -> TestResult<(TrialFabric, Vec<HelperProcess>, PeerGroup)> {
     let mut children = Vec::new();
     let mut peers = Vec::new();
     for _ in 0..count {
-        let (child, peer) = Child::met(context, &fabric)?;
+        let (helper, peer) = HelperProcess::spawn_connected(context, &fabric)?;
         peers.push(peer);
-        children.push(child);
+        children.push(helper);
     }
     Ok((fabric, children, PeerGroup::new(peers)?))
 }
 
-fn processes(context: &Context) -> Verdict {
-    let (_fabric, mut children, group) = crowd(context, live(context)?, 3)?;
+fn processes(context: &Context) -> TestResult {
+    let (_fabric, mut children, group) = helper_group(context, worker_fabric(context)?, 3)?;
     for round in 0..20 {
         let (before, after) = children.split_at_mut(round % 4);
-        before.iter_mut().try_for_each(|child| child.tell("barrier round"))?;
+        before.iter_mut().try_for_each(|helper| helper.start("barrier round"))?;
         let barrier = group.barrier("round", LIMIT)?;
-        after.iter_mut().try_for_each(|child| child.tell("barrier round"))?;
+        after.iter_mut().try_for_each(|helper| helper.start("barrier round"))?;
         match round % 2 {
             0 => within(LIMIT, "a barrier", barrier)??,
             _ => barrier.wait()?,
         }
-        children.iter_mut().try_for_each(|child| child.answer("barrier round").map(drop))?;
+        children.iter_mut().try_for_each(|helper| helper.finish("barrier round").map(drop))?;
     }
-    children[0].tell("barrier last")?;
+    children[0].start("barrier last")?;
     let early = group.barrier("last", Duration::from_millis(50))?.wait();
-    refused("two are missing", early, &[ErrorKind::DeadlineExceeded])?;
-    children[1..].iter_mut().try_for_each(|child| child.tell("barrier last"))?;
+    ensure_err("two are missing", early, &[ErrorKind::DeadlineExceeded])?;
+    children[1..].iter_mut().try_for_each(|helper| helper.start("barrier last"))?;
     group.barrier("last", LIMIT)?.wait()?;
-    children.iter_mut().try_for_each(|child| child.answer("barrier last").map(drop))
+    children.iter_mut().try_for_each(|helper| helper.finish("barrier last").map(drop))
 }
 
-fn dies(context: &Context) -> Verdict {
+fn dies(context: &Context) -> TestResult {
     for signal in [Signal::KILL, Signal::STOP] {
-        // A kill is told by the closed connection, a stop by silence alone.
-        let fabric = if signal == Signal::KILL { live(context)? } else { impatient(context)? };
-        let (_fabric, mut children, group) = crowd(context, fabric, 2)?;
-        children[0].tell("barrier a")?;
+        // A kill closes the connection. A stop shows by silence alone.
+        let fabric =
+            if signal == Signal::KILL { worker_fabric(context)? } else { short_timeout_fabric(context)? };
+        let (_fabric, mut children, group) = helper_group(context, fabric, 2)?;
+        children[0].start("barrier a")?;
         let barrier = group.barrier("a", LIMIT)?;
         children[1].signal(signal)?;
-        refused("a barrier", barrier.wait(), &[ErrorKind::PeerDied])?;
-        // It waits for us alone, and we have come.
-        children[0].answer("barrier a")?;
+        ensure_err("a barrier", barrier.wait(), &[ErrorKind::PeerDied])?;
+        // The helper waits for this process alone, which has arrived.
+        children[0].finish("barrier a")?;
     }
     Ok(())
 }

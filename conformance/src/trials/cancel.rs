@@ -1,12 +1,12 @@
-//! Cancelling and dropping: nothing moves afterwards, everything comes back.
+//! Cancelling and dropping operations: afterwards no byte moves, and all slots and memory are free again.
 
 use transport_core::spi::Operations;
 use transport_core::{Access, Cancel, ErrorKind, Fabric, Op, Pages, WriteOptions};
 
-use crate::check::{Verdict, ensure, refused, same};
-use crate::ground::{Ground, OPEN};
-use crate::lab::{Lab, Options, Pair};
-use crate::subject::Variant;
+use crate::backend_under_test::Variant;
+use crate::check::{TestResult, ensure, ensure_eq, ensure_err};
+use crate::checked_region::{CheckedRegion, FULL_ACCESS};
+use crate::sim_harness::{Options, Pair, SimHarness};
 use crate::trial::{ALL_PATHS, Context, Trial};
 
 const QUEUED: &[Variant] =
@@ -26,7 +26,7 @@ pub(super) const TRIALS: &[Trial] = &[
 
 const LEN: usize = 1 << 20;
 
-/// The outcome of a cancel if it is there.
+/// Returns the outcome of a cancel if it has one.
 fn poll(cancel: &mut Cancel) -> Option<Result<transport_core::Outcome, transport_core::Error>> {
     use std::future::Future;
     let mut task = std::task::Context::from_waker(std::task::Waker::noop());
@@ -38,51 +38,51 @@ fn poll(cancel: &mut Cancel) -> Option<Result<transport_core::Outcome, transport
 
 #[track_caller]
 fn cancelled(
-    lab: &Lab,
+    sim: &SimHarness,
     mut cancel: Cancel,
-) -> Verdict<Result<transport_core::Outcome, transport_core::Error>> {
+) -> TestResult<Result<transport_core::Outcome, transport_core::Error>> {
     let mut result = None;
-    lab.until("a cancel", || {
+    sim.until("a cancel", || {
         result = poll(&mut cancel);
         result.is_some()
     })?;
     result.ok_or_else(|| crate::check::Failure::new("no result"))
 }
 
-fn before_posting(context: &Context) -> Verdict {
+fn before_posting(context: &Context) -> TestResult {
     let pair = Pair::new(context)?;
-    let src = Ground::new(&pair.a, LEN, Access::LOCAL, context.seed)?;
-    let dst = Ground::new(&pair.b, LEN, OPEN, context.seed + 1)?;
+    let src = CheckedRegion::new(&pair.a, LEN, Access::LOCAL, context.seed)?;
+    let dst = CheckedRegion::new(&pair.b, LEN, FULL_ACCESS, context.seed + 1)?;
     let remote = dst.import(&pair.to_b)?;
     let op = pair.to_b.write(&src.region, 0..LEN, &remote, 0)?;
-    let result = cancelled(&pair.lab, op.cancel())?;
-    refused("never posted", result, &[ErrorKind::Cancelled])?;
-    pair.lab.settle()?;
+    let result = cancelled(&pair.sim, op.cancel())?;
+    ensure_err("never posted", result, &[ErrorKind::Cancelled])?;
+    pair.sim.settle()?;
     dst.check("a write that was never posted")
 }
 
-fn at_any_turn(context: &Context) -> Verdict {
+fn at_any_turn(context: &Context) -> TestResult {
     const COUNT: u32 = 400;
-    for turns in context.tries(20) {
+    for turns in context.attempts(20) {
         let pair = Pair::new(&context.with_seed(context.seed + turns))?;
-        let mut src = Ground::new(&pair.a, 512 * COUNT as usize, Access::LOCAL, context.seed)?;
-        let mut dst = Ground::new(&pair.b, 512 * COUNT as usize, OPEN, context.seed + 1)?;
+        let mut src = CheckedRegion::new(&pair.a, 512 * COUNT as usize, Access::LOCAL, context.seed)?;
+        let mut dst = CheckedRegion::new(&pair.b, 512 * COUNT as usize, FULL_ACCESS, context.seed + 1)?;
         let remote = dst.import(&pair.to_b)?;
         let pages = Pages::new((0..COUNT).collect::<Vec<_>>());
         let op = pair.to_b.write_pages(&src.region, &pages, &remote, &pages, 512)?;
         for _ in 0..turns {
-            pair.lab.tick();
+            pair.sim.tick();
         }
-        let result = cancelled(&pair.lab, op.cancel())?;
+        let result = cancelled(&pair.sim, op.cancel())?;
         let mut whole = Vec::new();
         match result {
             Ok(outcome) => {
-                same("bytes", outcome.bytes, u64::from(COUNT) * 512)?;
+                ensure_eq("bytes", outcome.bytes, u64::from(COUNT) * 512)?;
                 dst.expect_from(0, &src, 0..src.len());
             }
             Err(error) => {
-                refused::<()>("the cancelled write", Err(error), &[ErrorKind::Cancelled])?;
-                // Each page is there whole or not at all: posted work is awaited.
+                ensure_err::<()>("the cancelled write", Err(error), &[ErrorKind::Cancelled])?;
+                // Each page arrived whole or not at all: a cancel waits for posted work.
                 whole = (0..COUNT as usize).map(|page| page * 512..(page + 1) * 512).collect();
             }
         }
@@ -98,80 +98,81 @@ fn at_any_turn(context: &Context) -> Verdict {
                 dst.expect_from(page.start, &src, page);
             }
         }
-        // Both memories are their owners' again.
+        // Now only their owners write both regions.
         dst.check("when the cancel returned")?;
         src.fill(context.seed + 9)?;
-        pair.lab.settle()?;
+        pair.sim.settle()?;
         dst.check("later")?;
     }
     Ok(())
 }
 
-fn returns_only_when_quiet(context: &Context) -> Verdict {
+fn returns_only_when_quiet(context: &Context) -> TestResult {
     let pair = Pair::new(context)?;
-    let src = Ground::new(&pair.a, 4096, Access::LOCAL, context.seed)?;
-    let mut dst = Ground::new(&pair.b, 4096, OPEN, context.seed + 1)?;
+    let src = CheckedRegion::new(&pair.a, 4096, Access::LOCAL, context.seed)?;
+    let mut dst = CheckedRegion::new(&pair.b, 4096, FULL_ACCESS, context.seed + 1)?;
     let remote = dst.import(&pair.to_b)?;
     let op = pair.to_b.write(&src.region, 0..4096, &remote, 0)?;
     pair.post(1)?;
     let mut cancel = op.cancel();
-    pair.lab.clock.advance(Variant::SLOW / 2);
+    pair.sim.clock.advance(Variant::SLOW / 2);
     for _ in 0..20 {
-        pair.lab.turn();
-        ensure(poll(&mut cancel).is_none(), "returned while the write was posted")?;
+        pair.sim.step();
+        ensure(poll(&mut cancel).is_none(), "the cancel returned while the write was posted")?;
     }
     dst.check("while it is posted")?;
-    pair.lab.clock.advance(Variant::SLOW);
-    // A target that has to help needs a few turns.
+    pair.sim.clock.advance(Variant::SLOW);
+    // Where the target takes part in the write, it needs a few turns.
     for _ in 0..8 {
-        pair.lab.turn();
+        pair.sim.step();
     }
-    ensure(poll(&mut cancel).is_some(), "did not return when the write was over")?;
+    ensure(poll(&mut cancel).is_some(), "the cancel did not return after the write had ended")?;
     dst.expect_from(0, &src, 0..4096);
     dst.check("posted work is awaited")
 }
 
-fn tears_down_at_the_deadline(context: &Context) -> Verdict {
+fn tears_down_at_the_deadline(context: &Context) -> TestResult {
     let pair = Pair::new(context)?;
-    let src = Ground::new(&pair.a, LEN, Access::LOCAL, context.seed)?;
-    let dst = Ground::new(&pair.b, LEN, OPEN, context.seed + 1)?;
+    let src = CheckedRegion::new(&pair.a, LEN, Access::LOCAL, context.seed)?;
+    let dst = CheckedRegion::new(&pair.b, LEN, FULL_ACCESS, context.seed + 1)?;
     let remote = dst.import(&pair.to_b)?;
     let options = WriteOptions::new().deadline(Variant::SLOW / 10);
     let op = pair.to_b.write_with(&src.region, 0..LEN, &remote, 0, &options)?;
     pair.post(1)?;
     let mut cancel = op.cancel();
-    pair.lab.turn();
-    ensure(poll(&mut cancel).is_none(), "returned while the write was posted")?;
-    pair.lab.clock.advance(Variant::SLOW / 10);
+    pair.sim.step();
+    ensure(poll(&mut cancel).is_none(), "the cancel returned while the write was posted")?;
+    pair.sim.clock.advance(Variant::SLOW / 10);
     for _ in 0..10 {
-        pair.lab.turn();
+        pair.sim.step();
     }
-    let result = poll(&mut cancel).ok_or_else(|| crate::check::Failure::new("not over at its deadline"))?;
-    refused("the write", result, &[ErrorKind::Cancelled])?;
-    pair.lab.settle()?;
+    let result = poll(&mut cancel)
+        .ok_or_else(|| crate::check::Failure::new("the cancel did not end at its deadline"))?;
+    ensure_err("the write", result, &[ErrorKind::Cancelled])?;
+    pair.sim.settle()?;
     dst.check("torn down before it arrived")
 }
 
-fn after_the_end(context: &Context) -> Verdict {
+fn after_the_end(context: &Context) -> TestResult {
     let pair = Pair::new(context)?;
-    let src = Ground::new(&pair.a, LEN, Access::LOCAL, context.seed)?;
-    let mut dst = Ground::new(&pair.b, LEN, OPEN, context.seed + 1)?;
+    let src = CheckedRegion::new(&pair.a, LEN, Access::LOCAL, context.seed)?;
+    let mut dst = CheckedRegion::new(&pair.b, LEN, FULL_ACCESS, context.seed + 1)?;
     let remote = dst.import(&pair.to_b)?;
     for len in [8, LEN] {
         let op = pair.to_b.write(&src.region, 0..len, &remote, 0)?;
-        pair.lab.settle()?;
-        same("bytes", cancelled(&pair.lab, op.cancel())??.bytes, len as u64)?;
+        pair.sim.settle()?;
+        ensure_eq("bytes", cancelled(&pair.sim, op.cancel())??.bytes, len as u64)?;
         dst.expect_from(0, &src, 0..len);
         dst.check("a cancel that came too late")?;
     }
     Ok(())
 }
 
-fn spares_other_operations(context: &Context) -> Verdict {
+fn spares_other_operations(context: &Context) -> TestResult {
     const PART: usize = 3000;
     let pair = Pair::new(context)?;
-    let src = Ground::new(&pair.a, PART * 60, Access::LOCAL, context.seed)?;
-    let mut dst = Ground::new(&pair.b, PART * 60, OPEN, context.seed + 1)?;
+    let src = CheckedRegion::new(&pair.a, PART * 60, Access::LOCAL, context.seed)?;
+    let mut dst = CheckedRegion::new(&pair.b, PART * 60, FULL_ACCESS, context.seed + 1)?;
     let remote = dst.import(&pair.to_b)?;
     let part = |number: usize| number * PART..(number + 1) * PART;
     let mut kept = Vec::new();
@@ -184,43 +185,43 @@ fn spares_other_operations(context: &Context) -> Verdict {
         }
     }
     for (number, cancel) in cancels {
-        if cancelled(&pair.lab, cancel)?.is_ok() {
+        if cancelled(&pair.sim, cancel)?.is_ok() {
             dst.expect_from(number * PART, &src, part(number));
         }
     }
-    pair.lab.all_done(kept)?;
+    pair.sim.all_done(kept)?;
     (0..60)
         .filter(|number| number % 3 != 0)
         .for_each(|number| dst.expect_from(number * PART, &src, part(number)));
-    pair.lab.settle()?;
+    pair.sim.settle()?;
     dst.check("what was not cancelled")
 }
 
-/// Operation and source are dropped while posted; the device reads the source later.
-fn dropped_then_complete(context: &Context) -> Verdict {
+/// The trial drops the operation and its source while the write is posted. The device reads the source later.
+fn dropped_then_complete(context: &Context) -> TestResult {
     let pair = Pair::new(context)?;
-    let src = Ground::new(&pair.a, 4096, Access::LOCAL, context.seed)?;
-    let mut dst = Ground::new(&pair.b, 4096, OPEN, context.seed + 1)?;
+    let src = CheckedRegion::new(&pair.a, 4096, Access::LOCAL, context.seed)?;
+    let mut dst = CheckedRegion::new(&pair.b, 4096, FULL_ACCESS, context.seed + 1)?;
     let remote = dst.import(&pair.to_b)?;
     let op = pair.to_b.write(&src.region, 0..4096, &remote, 0)?;
     pair.post(1)?;
     dst.expect_from(0, &src, 0..4096);
     drop((op, src, remote));
-    pair.lab.turn();
-    same("under way", pair.a.step().outstanding, 1)?;
-    let other = Ground::new(&pair.a, 4096, Access::LOCAL, context.seed + 5)?;
-    pair.lab.clock.advance(Variant::SLOW);
-    pair.lab.settle()?;
+    pair.sim.step();
+    ensure_eq("under way", pair.a.step().outstanding, 1)?;
+    let other = CheckedRegion::new(&pair.a, 4096, Access::LOCAL, context.seed + 5)?;
+    pair.sim.clock.advance(Variant::SLOW);
+    pair.sim.settle()?;
     dst.check("posted before it was dropped")?;
     other.check("memory taken meanwhile")
 }
 
-fn slots_come_back(context: &Context) -> Verdict {
+fn slots_come_back(context: &Context) -> TestResult {
     const SLOTS: usize = 16;
     let options = Options { max_operations: SLOTS, ..Options::default() };
-    let pair = Lab::new(context).pair_of(&options, &options)?;
-    let src = Ground::new(&pair.a, 4096, Access::LOCAL, context.seed)?;
-    let dst = Ground::new(&pair.b, 4096, OPEN, context.seed + 1)?;
+    let pair = SimHarness::new(context).pair_of(&options, &options)?;
+    let src = CheckedRegion::new(&pair.a, 4096, Access::LOCAL, context.seed)?;
+    let dst = CheckedRegion::new(&pair.b, 4096, FULL_ACCESS, context.seed + 1)?;
     let remote = dst.import(&pair.to_b)?;
     let write = || pair.to_b.write(&src.region, 0..4096, &remote, 0);
     for round in 0..8 {
@@ -233,7 +234,7 @@ fn slots_come_back(context: &Context) -> Verdict {
                 _ => drop(op),
             }
         }
-        pair.lab.settle()?;
+        pair.sim.settle()?;
     }
     Ok(())
 }
@@ -244,26 +245,26 @@ fn step(fabric: &Fabric, turns: usize) {
     }
 }
 
-fn no_imm(context: &Context) -> Verdict {
+fn no_imm(context: &Context) -> TestResult {
     let pair = Pair::new(context)?;
-    let src = Ground::new(&pair.a, LEN, Access::LOCAL, context.seed)?;
-    let dst = Ground::new(&pair.b, LEN, OPEN, context.seed + 1)?;
+    let src = CheckedRegion::new(&pair.a, LEN, Access::LOCAL, context.seed)?;
+    let dst = CheckedRegion::new(&pair.b, LEN, FULL_ACCESS, context.seed + 1)?;
     let remote = dst.import(&pair.to_b)?;
-    for turns in context.tries(10) {
+    for turns in context.attempts(10) {
         let imm = turns as u32;
         let op = pair.to_b.write_with(&src.region, 0..LEN, &remote, 0, &WriteOptions::new().imm(imm))?;
         step(&pair.a, turns as usize);
-        let done = cancelled(&pair.lab, op.cancel())?.is_ok();
-        pair.lab.settle()?;
+        let done = cancelled(&pair.sim, op.cancel())?.is_ok();
+        pair.sim.settle()?;
         let arrived = pair.to_a.imm(imm).count();
-        // An imm already posted may still arrive, but only behind all bytes.
+        // An imm that was posted already may still arrive, but only after all bytes.
         let complete = || {
             let mut actual = vec![0; LEN];
             dst.region.copy_out(0, &mut actual).is_ok() && actual == src.bytes(0..LEN)
         };
-        ensure(!done || arrived == 1, "done, and no imm")?;
-        ensure(arrived == 0 || complete(), "an imm before its bytes")?;
-        ensure(arrived <= 1, "more than one imm")?;
+        ensure(!done || arrived == 1, "the write succeeded, but no imm arrived")?;
+        ensure(arrived == 0 || complete(), "an imm arrived before its bytes")?;
+        ensure(arrived <= 1, "more than one imm arrived")?;
     }
     Ok(())
 }

@@ -1,4 +1,4 @@
-//! What is left behind: no thread, no descriptor, no late byte, no use of the processor.
+//! Cleanup: fabrics and peers leave no thread, no descriptor and no late byte, and idle fabrics use no CPU time.
 
 use std::mem::ManuallyDrop;
 use std::sync::Arc;
@@ -11,12 +11,12 @@ use rustix::process::Signal;
 use transport_core::spi::Operations;
 use transport_core::{ErrorKind, HostBuffer, Memory, Op};
 
-use crate::check::{Failure, Verdict, ensure, refused, same, within};
-use crate::end::End;
-use crate::ground::{Ground, OPEN};
-use crate::process::{Child, LIMIT, Meeting, live, patient};
-use crate::subject::{Side, Variant};
+use crate::backend_under_test::{Side, Variant};
+use crate::check::{Failure, TestResult, ensure, ensure_eq, ensure_err, within};
+use crate::checked_region::{CheckedRegion, FULL_ACCESS};
+use crate::process::{ConnectedPair, HelperProcess, LIMIT, default_fabric, worker_fabric};
 use crate::trial::{Context, Trial};
+use crate::trial_fabric::TrialFabric;
 
 const PATHS: &[Variant] = &[Variant::Plain, Variant::Queued, Variant::Slow];
 
@@ -33,75 +33,75 @@ pub(super) const TRIALS: &[Trial] = &[
         .process(),
 ];
 
-/// Two fabrics meet, work and close in one helper; then it holds what it held before.
-fn nothing_left(context: &Context) -> Verdict {
-    let fabric = live(context)?;
-    let near = Ground::new(&fabric, 1 << 20, OPEN, 1)?;
+/// Two fabrics connect, work and close in one helper. Afterwards the helper holds the same resources as before.
+fn nothing_left(context: &Context) -> TestResult {
+    let fabric = worker_fabric(context)?;
+    let near = CheckedRegion::new(&fabric, 1 << 20, FULL_ACCESS, 1)?;
     fabric.publish("near", &near.region)?;
     let listener = within(LIMIT, "listen", fabric.listen("127.0.0.1:0"))??;
-    let mut child = Child::spawn_idle(context)?;
-    let before = child.census()?;
+    let mut helper = HelperProcess::spawn_idle(context)?;
+    let before = helper.resource_usage()?;
     for round in 0..4 {
-        child.ask("open")?;
-        child.ask(&format!("alloc far {} 2", 1 << 20))?;
-        child.ask("listen")?;
-        child.ask(&format!("connect {}", listener.local_addr()))?;
-        child.ask("write far 0 1000000 near 0 7")?;
-        child.ask("read far 0 1000000 near 0")?;
-        child.ask("receive far 0 100")?;
-        child.ask("close")?;
-        // A thread that was joined may stay in /proc for a moment: the kernel wakes who joins it first. And memory that
-        // GPUs use goes back on a thread that waits for them.
+        helper.command("open")?;
+        helper.command(&format!("alloc far {} 2", 1 << 20))?;
+        helper.command("listen")?;
+        helper.command(&format!("connect {}", listener.local_addr()))?;
+        helper.command("write far 0 1000000 near 0 7")?;
+        helper.command("read far 0 1000000 near 0")?;
+        helper.command("receive far 0 100")?;
+        helper.command("close")?;
+        // A joined thread may stay in /proc for a moment, because the kernel wakes the joining thread first. And a
+        // separate thread releases memory that GPUs use, after it has waited for them.
         let mut limit = Limit::of(LIMIT);
         let after = loop {
-            let census = child.census()?;
-            let is_as_before = (census.threads, census.files) == (before.threads, before.files);
+            let usage = helper.resource_usage()?;
+            let is_as_before = (usage.threads, usage.files) == (before.threads, before.files);
             if is_as_before || limit.is_over() {
-                break census;
+                break usage;
             }
         };
         let left = format!("round {round}: threads and descriptors of a helper that closed its fabric");
-        same(&left, (after.threads, after.files), (before.threads, before.files))?;
+        ensure_eq(&left, (after.threads, after.files), (before.threads, before.files))?;
     }
     Ok(())
 }
 
-/// Peers that come and go leave nothing in a fabric that stays.
-fn peers_leave_nothing(context: &Context) -> Verdict {
-    // Each is a fabric, and of 32 cards that is much to open.
-    let peers = if context.subject.rails() < 32 { 50 } else { 30 };
-    // What the first connection starts stays (per rail, a server and its sockets), and
-    // so do idle helper threads, for some seconds: few, however many peers came.
+/// Peers that connect and disconnect leave no resources in a fabric that stays open.
+fn peers_leave_nothing(context: &Context) -> TestResult {
+    // Each peer is a fabric, and to open a fabric of 32 devices takes long.
+    let peers = if context.backend.rails() < 32 { 50 } else { 30 };
+    // What the first connection starts stays: per rail, a server and its sockets. Idle helper threads stay for
+    // some seconds too, but only a few, for any number of peers.
     const KEPT: usize = 25;
-    ensure(peers > KEPT, "one of each peer's would not be found")?;
-    let mut child = Child::spawn(context)?;
-    let address = child.ask("listen")?;
-    let before = child.census()?;
+    ensure(peers > KEPT, "too few peers: a leak of one resource per peer would not show")?;
+    let mut helper = HelperProcess::spawn(context)?;
+    let address = helper.command("listen")?;
+    let before = helper.resource_usage()?;
     for _ in 0..peers {
-        let fabric = live(context)?;
-        let near = Ground::new(&fabric, 1 << 16, OPEN, 1)?;
+        let fabric = worker_fabric(context)?;
+        let near = CheckedRegion::new(&fabric, 1 << 16, FULL_ACCESS, 1)?;
         fabric.publish("near", &near.region)?;
-        let peer = child.meets(&fabric, &address)?;
-        child.ask("alloc far 65536 2")?;
-        child.ask("write far 0 65536 near 0 7")?;
+        let peer = helper.connect(&fabric, &address)?;
+        helper.command("alloc far 65536 2")?;
+        helper.command("write far 0 65536 near 0 7")?;
         peer.imm(7).expect(1).wait(LIMIT)?;
         fabric.close();
-        child.ask("ended")?;
-        child.ask("free far")?;
+        helper.command("wait-closed")?;
+        helper.command("free far")?;
     }
-    // The last of a peer goes once the backend has said goodbye: soon, not at once.
+    // The backend releases the last resources of a peer soon after it has reported the close, not at once.
     let mut limit = Limit::of(LIMIT);
     loop {
-        let now = child.census()?;
+        let now = helper.resource_usage()?;
         if now.threads <= before.threads + KEPT && now.files <= before.files + KEPT {
             return Ok(());
         }
-        ensure(!limit.is_over(), format!("after {peers} peers {now:?}, before them {before:?}"))?;
+        ensure(!limit.is_over(), format!("{now:?} after {peers} peers, {before:?} before them"))?;
         std::thread::yield_now();
     }
 }
 
-/// Memory whose owner hears when it is released, and can look at it even then.
+/// Memory that reports its release, and that stays mapped for good.
 struct Owned {
     buffer: ManuallyDrop<HostBuffer>,
     released: Sender<()>,
@@ -124,31 +124,31 @@ impl Drop for Owned {
     }
 }
 
-/// The last byte of each page that is not zero any more.
+/// Counts the pages whose last byte is not zero any more.
 fn landed(start: *mut u8, len: usize) -> usize {
     let last = (4095..len).step_by(4096);
     // SAFETY: within memory that is never unmapped; peers may write to it at the same time.
     last.filter(|at| unsafe { AtomicU8::from_ptr(start.add(*at)) }.load(Ordering::Relaxed) != 0).count()
 }
 
-/// A region is dropped while a peer that stands still writes to it. Its memory goes back to its owner, and from then on
-/// no byte lands there, though the peer goes on.
-fn dropped_memory(context: &Context) -> Verdict {
+/// This side drops a region while a stopped peer is in the middle of a write to it. Once the owner has the memory back,
+/// no further byte lands there, though the peer continues.
+fn dropped_memory(context: &Context) -> TestResult {
     const LEN: usize = 64 << 20;
-    let Meeting { fabric, peer, mut child } = Meeting::new(context)?;
+    let ConnectedPair { fabric, peer, mut helper } = ConnectedPair::new(context)?;
     let (released, release) = channel();
     let memory = Arc::new(Owned { buffer: ManuallyDrop::new(HostBuffer::new(LEN)?), released });
     let start = memory.as_ptr();
     // SAFETY: nobody else uses the memory, which is never unmapped.
-    let region = unsafe { fabric.register(memory, OPEN) }?;
+    let region = unsafe { fabric.register(memory, FULL_ACCESS) }?;
     fabric.publish("near", &region)?;
-    child.ask(&format!("alloc far {LEN} 2"))?;
-    child.tell(&format!("write far 0 {LEN} near 0 -"))?;
+    helper.command(&format!("alloc far {LEN} 2"))?;
+    helper.start(&format!("write far 0 {LEN} near 0 -"))?;
     let mut limit = Limit::of(LIMIT);
     while landed(start, LEN) == 0 {
         ensure(!limit.is_over(), "nothing of the write lands")?;
     }
-    child.signal(Signal::STOP)?;
+    helper.signal(Signal::STOP)?;
     fabric.unpublish("near");
     drop(region);
     let mut before = None;
@@ -160,9 +160,9 @@ fn dropped_memory(context: &Context) -> Verdict {
             }
         }
     };
-    // What is in sockets is still taken in; then the peer goes on. An absence can only be waited for.
+    // This side still receives what is in sockets; then the peer continues. That no byte comes can only be waited for.
     look_on(Duration::from_millis(50));
-    child.signal(Signal::CONT)?;
+    helper.signal(Signal::CONT)?;
     look_on(Duration::from_millis(200));
     drop(peer);
     fabric.close();
@@ -171,81 +171,83 @@ fn dropped_memory(context: &Context) -> Verdict {
         ensure(release.recv_timeout(LIMIT).is_ok(), "the memory is never released")?;
         before = Some(landed(start, LEN));
     }
-    drop(child);
-    same("pages with bytes, now and when the memory was released", Some(landed(start, LEN)), before)
+    drop(helper);
+    ensure_eq("pages with bytes, now and when the memory was released", Some(landed(start, LEN)), before)
 }
 
-/// Work under way when its fabric ends; afterwards no byte moves.
-fn drains(context: &Context, end: impl FnOnce(End)) -> Verdict {
-    let Meeting { fabric, peer, mut child } = Meeting::new(context)?;
-    child.ask(&format!("alloc far {} 1", 8 << 20))?;
+/// Ends a fabric with outstanding operations. Afterwards no byte moves.
+fn drains(context: &Context, end: impl FnOnce(TrialFabric)) -> TestResult {
+    let ConnectedPair { fabric, peer, mut helper } = ConnectedPair::new(context)?;
+    helper.command(&format!("alloc far {} 1", 8 << 20))?;
     let remote = within(LIMIT, "a lookup", peer.region("far"))??;
-    let src = Ground::new(&fabric, 8 << 20, OPEN, 2)?;
+    let src = CheckedRegion::new(&fabric, 8 << 20, FULL_ACCESS, 2)?;
     let ops: Result<Vec<Op>, _> = (0..20).map(|_| peer.write(&src.region, 0..8 << 20, &remote, 0)).collect();
     drop((src, peer, remote));
-    // The limit of the whole trial says that this ends: no deadline of an operation comes before.
+    // No deadline of an operation comes before the limit of the whole trial.
     end(fabric);
     for mut op in ops? {
-        let result = op.try_result().ok_or_else(|| Failure::new("an operation outlives its fabric"))?;
+        let result = op
+            .try_result()
+            .ok_or_else(|| Failure::new("an operation has no result although its fabric is closed"))?;
         if let Err(error) = result {
-            // Our goodbye may have ended the peer's side first.
-            refused::<()>("an operation", Err(error), &[ErrorKind::Closed, ErrorKind::PeerDied])?;
+            // The close of this side may have ended the peer's side first.
+            ensure_err::<()>("an operation", Err(error), &[ErrorKind::Closed, ErrorKind::PeerDied])?;
         }
     }
-    child.ask("fill far 3")?;
-    child.ask("ended")?;
-    // An absence can only be waited for.
+    helper.command("fill far 3")?;
+    helper.command("wait-closed")?;
+    // Late bytes would show only after a wait.
     std::thread::sleep(Duration::from_millis(100));
-    child.ask("holds far").map(drop)
+    helper.command("check-all far").map(drop)
 }
 
-fn closing_drains(context: &Context) -> Verdict {
+fn closing_drains(context: &Context) -> TestResult {
     drains(context, |fabric| fabric.close())
 }
 
-fn dropping_drains(context: &Context) -> Verdict {
+fn dropping_drains(context: &Context) -> TestResult {
     drains(context, drop)
 }
 
-/// Under one percent of a core, with a peer connected.
-fn idle(context: &Context) -> Verdict {
+/// An idle fabric with a connected peer uses less than one percent of a core.
+fn idle(context: &Context) -> TestResult {
     const SPAN: Duration = Duration::from_secs(1);
-    let fabric = patient(context)?;
-    let mut child = Child::spawn_idle(context)?;
-    child.ask("open-patient")?;
-    let address = child.ask("listen")?;
-    let peer = child.meets(&fabric, &address)?;
-    child.ask("alloc far 4096 1")?;
-    let src = Ground::new(&fabric, 4096, OPEN, 2)?;
+    let fabric = default_fabric(context)?;
+    let mut helper = HelperProcess::spawn_idle(context)?;
+    helper.command("open-default")?;
+    let address = helper.command("listen")?;
+    let peer = helper.connect(&fabric, &address)?;
+    helper.command("alloc far 4096 1")?;
+    let src = CheckedRegion::new(&fabric, 4096, FULL_ACCESS, 2)?;
     let remote = within(LIMIT, "a lookup", peer.region("far"))??;
-    // Not fresh: something was done before.
+    // The fabric has worked before, so that its workers have gone from polling to sleeping.
     peer.write(&src.region, 0..4096, &remote, 0)?.wait(LIMIT)?;
     std::thread::sleep(Duration::from_millis(200));
-    // What else the machine does can only add to it: cold caches, mostly. So one span within the limit shows it.
+    // Other work on the machine can only add CPU time, such as by cold caches. So one span within the limit is enough.
     let mut least = SPAN;
     for _ in 0..3 {
-        let before = child.census()?;
+        let before = helper.resource_usage()?;
         std::thread::sleep(SPAN);
-        least = least.min(child.census()?.busy - before.busy);
+        least = least.min(helper.resource_usage()?.cpu_time - before.cpu_time);
         if least < SPAN / 100 {
             return Ok(());
         }
     }
-    Err(Failure::new(format!("an idle fabric used {least:?} of the processor in {SPAN:?}")))
+    Err(Failure::new(format!("an idle fabric used {least:?} of CPU time in {SPAN:?}")))
 }
 
-/// Operations are awaited by a foreign executor and by several threads at once.
-fn any_executor(context: &Context) -> Verdict {
-    let (a, b) = (live(context)?, live(context)?.at(Side::Target));
+/// A foreign executor and several threads wait for operations at the same time.
+fn any_executor(context: &Context) -> TestResult {
+    let (a, b) = (worker_fabric(context)?, worker_fabric(context)?.on_side(Side::Target));
     let (to_b, to_a) = a.connect_local(&b)?;
-    let src = Ground::new(&a, 1 << 20, OPEN, 1)?;
-    let mut dst = Ground::new(&b, 8 << 20, OPEN, 2)?;
+    let src = CheckedRegion::new(&a, 1 << 20, FULL_ACCESS, 1)?;
+    let mut dst = CheckedRegion::new(&b, 8 << 20, FULL_ACCESS, 2)?;
     let remote = dst.import(&to_b)?;
-    let results: Vec<Verdict> = std::thread::scope(|scope| {
+    let results: Vec<TestResult> = std::thread::scope(|scope| {
         let threads: Vec<_> = (0..8)
             .map(|part: usize| {
                 let (to_b, src, remote) = (&to_b, &src, &remote);
-                scope.spawn(move || -> Verdict {
+                scope.spawn(move || -> TestResult {
                     for turn in 0..40 {
                         let (at, len) = (part << 20, [17, 4096, 100_000, 1 << 20][turn % 4]);
                         let op = to_b.write(&src.region, 0..len, remote, at)?;
@@ -256,12 +258,12 @@ fn any_executor(context: &Context) -> Verdict {
                 })
             })
             .collect();
-        let join = |thread: std::thread::ScopedJoinHandle<'_, Verdict>| {
+        let join = |thread: std::thread::ScopedJoinHandle<'_, TestResult>| {
             thread.join().unwrap_or_else(|_| Err(Failure::new("a thread panicked")))
         };
         threads.into_iter().map(join).collect()
     });
-    results.into_iter().collect::<Verdict>()?;
+    results.into_iter().collect::<TestResult>()?;
     for part in 0..8 {
         dst.expect_from(part << 20, &src, 0..1 << 20);
         to_a.imm(part as u32).expect(40).wait(LIMIT)?;

@@ -1,13 +1,13 @@
-//! Closing a fabric: whatever was asked of it ends, before, meanwhile and after.
+//! Closing a fabric: operations submitted before, during and after the close all end.
 
 use transport_core::spi::Operations;
 use transport_core::{Access, ErrorKind, Op, Pages};
 
-use crate::check::{Failure, Verdict, ensure, refused, same, within};
-use crate::ground::{Ground, OPEN};
-use crate::lab::Pair;
-use crate::process::{LIMIT, live};
-use crate::subject::{Side, Variant};
+use crate::backend_under_test::{Side, Variant};
+use crate::check::{Failure, TestResult, ensure, ensure_eq, ensure_err, within};
+use crate::checked_region::{CheckedRegion, FULL_ACCESS};
+use crate::process::{LIMIT, worker_fabric};
+use crate::sim_harness::Pair;
 use crate::trial::{Context, Trial};
 
 const CLOSED: &[ErrorKind] = &[ErrorKind::Closed];
@@ -24,11 +24,11 @@ pub(super) const TRIALS: &[Trial] = &[
     Trial::new("close::meanwhile_submitted_ends", meanwhile_submitted_ends).process(),
 ];
 
-/// More operations than an engine takes in a turn, none of them begun.
-fn everything_queued_ends(context: &Context) -> Verdict {
+/// More operations than an engine takes in a turn. None of them has begun.
+fn everything_queued_ends(context: &Context) -> TestResult {
     let pair = Pair::new(context)?;
-    let src = Ground::new(&pair.a, 8192, Access::LOCAL, context.seed)?;
-    let dst = Ground::new(&pair.b, 8192, OPEN, context.seed + 1)?;
+    let src = CheckedRegion::new(&pair.a, 8192, Access::LOCAL, context.seed)?;
+    let dst = CheckedRegion::new(&pair.b, 8192, FULL_ACCESS, context.seed + 1)?;
     let remote = dst.import(&pair.to_b)?;
     let pages = Pages::new([0, 1]);
     let mut ops = Vec::new();
@@ -38,65 +38,69 @@ fn everything_queued_ends(context: &Context) -> Verdict {
     let cancelled = ops.pop().map(Op::cancel);
     pair.a.close();
     for mut op in ops {
-        let result = op.try_result().ok_or_else(|| Failure::new("an operation outlives its fabric"))?;
-        refused("a queued operation", result, CLOSED)?;
+        let result = op
+            .try_result()
+            .ok_or_else(|| Failure::new("an operation has no result although its fabric is closed"))?;
+        ensure_err("a queued operation", result, CLOSED)?;
     }
     let mut cancelled = cancelled.ok_or_else(|| Failure::new("no operation"))?;
-    refused("a cancel", cancelled.wait(LIMIT), &[ErrorKind::Closed, ErrorKind::Cancelled])?;
-    dst.check("a target that nothing was written to")
+    ensure_err("a cancel", cancelled.wait(LIMIT), &[ErrorKind::Closed, ErrorKind::Cancelled])?;
+    dst.check("the target, to which no write went")
 }
 
-/// Every buffer is in the user's hands, none is posted: the end is told all the same.
-fn a_pool_in_use_says_so(context: &Context) -> Verdict {
+/// The user holds every buffer of the pool, and none is posted. The pool reports the close all the same.
+fn a_pool_in_use_says_so(context: &Context) -> TestResult {
     let pair = Pair::new(context)?;
     let pool = pair.b.recv_pool(2, 64)?;
-    let src = Ground::new(&pair.a, 64, Access::LOCAL, context.seed)?;
+    let src = CheckedRegion::new(&pair.a, 64, Access::LOCAL, context.seed)?;
     let sent = [pair.to_b.send(&src.region, 0..64)?, pair.to_b.send(&src.region, 0..64)?];
     let mut messages = Vec::new();
-    pair.lab.until("both messages", || {
+    pair.sim.until("both messages", || {
         messages.extend(pool.try_next());
         messages.len() == 2
     })?;
-    pair.lab.all_done(sent.into())?;
+    pair.sim.all_done(sent.into())?;
     pair.b.close();
     let next = within(LIMIT, "the end of a pool", pool.next())?;
-    refused("next", next.map(drop), CLOSED)?;
+    ensure_err("next", next.map(drop), CLOSED)?;
     for message in messages {
-        ensure(message?.to_vec() == src.bytes(0..64), "a message changed as its fabric closed")?;
+        ensure(message?.to_vec() == src.bytes(0..64), "a message changed when its fabric closed")?;
     }
     drop(pool);
     Ok(())
 }
 
-/// What closing takes back was closed, not cancelled.
-fn a_posted_receive_says_so(context: &Context) -> Verdict {
+/// A receive that the close takes back ends as `Closed`, not as `Cancelled`.
+fn a_posted_receive_says_so(context: &Context) -> TestResult {
     let pair = Pair::new(context)?;
-    let landing = Ground::new(&pair.b, 64, Access::LOCAL, context.seed)?;
+    let landing = CheckedRegion::new(&pair.b, 64, Access::LOCAL, context.seed)?;
     let mut op = pair.b.recv(&landing.region, 0..64)?;
-    pair.lab.settle()?;
+    pair.sim.settle()?;
     pair.b.close();
-    let result = op.try_result().ok_or_else(|| Failure::new("a receive outlives its fabric"))?;
-    refused("a posted receive", result, CLOSED)?;
-    landing.check("a buffer that nothing came to")
+    let result = op
+        .try_result()
+        .ok_or_else(|| Failure::new("a receive has no result although its fabric is closed"))?;
+    ensure_err("a posted receive", result, CLOSED)?;
+    landing.check("the buffer, which received nothing")
 }
 
-fn late_revoke_ends(context: &Context) -> Verdict {
-    let fabric = live(context)?;
-    let ground = Ground::new(&fabric, 4096, OPEN, context.seed)?;
+fn late_revoke_ends(context: &Context) -> TestResult {
+    let fabric = worker_fabric(context)?;
+    let checked = CheckedRegion::new(&fabric, 4096, FULL_ACCESS, context.seed)?;
     fabric.close();
-    match ground.region.revoke() {
-        // Nobody is inside: there is nothing to wait for.
-        Ok(mut op) => same("a late revoke", op.wait(LIMIT)?.bytes, 0),
-        Err(error) => refused::<()>("a late revoke", Err(error), CLOSED).map(drop),
+    match checked.region.revoke() {
+        // No peer can reach the region, so there is no operation to wait for.
+        Ok(mut op) => ensure_eq("a late revoke", op.wait(LIMIT)?.bytes, 0),
+        Err(error) => ensure_err::<()>("a late revoke", Err(error), CLOSED).map(drop),
     }
 }
 
-/// Threads that submit while the fabric closes: each operation ends.
-fn meanwhile_submitted_ends(context: &Context) -> Verdict {
+/// A thread submits operations while the fabric closes. Each operation ends.
+fn meanwhile_submitted_ends(context: &Context) -> TestResult {
     for round in 0..20 {
-        let (a, b) = (live(context)?, live(context)?.at(Side::Target));
-        let src = Ground::new(&a, 8192, Access::LOCAL, context.seed + round)?;
-        let dst = Ground::new(&b, 8192, OPEN, context.seed)?;
+        let (a, b) = (worker_fabric(context)?, worker_fabric(context)?.on_side(Side::Target));
+        let src = CheckedRegion::new(&a, 8192, Access::LOCAL, context.seed + round)?;
+        let dst = CheckedRegion::new(&b, 8192, FULL_ACCESS, context.seed)?;
         let (to_b, _) = a.connect_local(&b)?;
         let remote = dst.import(&to_b)?;
         let submitter = {
@@ -111,7 +115,7 @@ fn meanwhile_submitted_ends(context: &Context) -> Verdict {
         a.close();
         let errors = submitter.join().map_err(|_| Failure::new("the submitter panicked"))?;
         for error in errors {
-            refused::<()>("an operation", Err(error), CLOSED)?;
+            ensure_err::<()>("an operation", Err(error), CLOSED)?;
         }
     }
     Ok(())

@@ -1,11 +1,11 @@
-//! Draining a peer: dropped operations, whose future is gone, are waited for all the same.
+//! Draining a peer: a drain waits for dropped operations too.
 
 use transport_core::{Access, Drain, ErrorKind, Op, Pages, WriteOptions};
 
-use crate::check::{Failure, Verdict, ensure, refused, same};
-use crate::ground::{Ground, OPEN};
-use crate::lab::{Lab, Options, Pair};
-use crate::subject::Variant;
+use crate::backend_under_test::Variant;
+use crate::check::{Failure, TestResult, ensure, ensure_eq, ensure_err};
+use crate::checked_region::{CheckedRegion, FULL_ACCESS};
+use crate::sim_harness::{Options, Pair, SimHarness};
 use crate::trial::{ALL_PATHS, Context, Trial};
 
 const PATHS: &[Variant] =
@@ -21,7 +21,7 @@ pub(super) const TRIALS: &[Trial] = &[
     Trial::new("drain::dropped_leaves_nothing_behind", dropped).on(&[Variant::Slow]),
 ];
 
-/// The outcome of a drain if it is there.
+/// Returns the outcome of a drain if it has one.
 fn poll(drain: &mut Drain) -> Option<Result<(), transport_core::Error>> {
     use std::future::Future;
     let mut task = std::task::Context::from_waker(std::task::Waker::noop());
@@ -32,40 +32,44 @@ fn poll(drain: &mut Drain) -> Option<Result<(), transport_core::Error>> {
 }
 
 #[track_caller]
-fn drained(lab: &Lab, mut drain: Drain) -> Verdict {
+fn drained(sim: &SimHarness, mut drain: Drain) -> TestResult {
     let mut result = None;
-    lab.until("a drain", || {
+    sim.until("a drain", || {
         result = poll(&mut drain);
         result.is_some()
     })?;
     Ok(result.ok_or_else(|| Failure::new("no result"))??)
 }
 
-/// One write of 4 KiB, and where it comes from and goes.
-fn one_write(context: &Context, pair: &Pair, options: &WriteOptions) -> Verdict<(Op, Ground, Ground)> {
-    let src = Ground::new(&pair.a, 4096, Access::LOCAL, context.seed)?;
-    let dst = Ground::new(&pair.b, 4096, OPEN, context.seed + 1)?;
+/// Submits one write of 4 KiB. Returns the operation, its source and its destination.
+fn one_write(
+    context: &Context,
+    pair: &Pair,
+    options: &WriteOptions,
+) -> TestResult<(Op, CheckedRegion, CheckedRegion)> {
+    let src = CheckedRegion::new(&pair.a, 4096, Access::LOCAL, context.seed)?;
+    let dst = CheckedRegion::new(&pair.b, 4096, FULL_ACCESS, context.seed + 1)?;
     let remote = dst.import(&pair.to_b)?;
     let op = pair.to_b.write_with(&src.region, 0..4096, &remote, 0, options)?;
     pair.post(1)?;
     Ok((op, src, dst))
 }
 
-/// Enough for what is due now, also where the target has a part in it; no time passes.
+/// Runs enough turns for all work that is due now, even if the target takes part in it. The clock does not move.
 fn a_few_turns(pair: &Pair) {
     for _ in 0..8 {
-        pair.lab.turn();
+        pair.sim.step();
     }
 }
 
-fn nothing_moves_afterwards(context: &Context) -> Verdict {
+fn nothing_moves_afterwards(context: &Context) -> TestResult {
     const PAGE: usize = 512;
     const COUNT: u32 = 64;
     for seed in context.seeds(12) {
         let mut random = fastrand::Rng::with_seed(seed);
         let pair = Pair::new(&context.with_seed(seed))?;
-        let mut src = Ground::new(&pair.a, PAGE * COUNT as usize, Access::LOCAL, seed)?;
-        let mut dst = Ground::new(&pair.b, PAGE * COUNT as usize, OPEN, seed + 1)?;
+        let mut src = CheckedRegion::new(&pair.a, PAGE * COUNT as usize, Access::LOCAL, seed)?;
+        let mut dst = CheckedRegion::new(&pair.b, PAGE * COUNT as usize, FULL_ACCESS, seed + 1)?;
         let remote = dst.import(&pair.to_b)?;
         for round in 0..4 {
             for _ in 0..random.u32(1..20) {
@@ -79,144 +83,149 @@ fn nothing_moves_afterwards(context: &Context) -> Verdict {
                     _ => drop(op),
                 }
                 for _ in 0..random.u8(..3) {
-                    pair.lab.tick();
+                    pair.sim.tick();
                 }
             }
-            drained(&pair.lab, pair.to_b.drain()?)?;
-            // Both memories are their owners' again.
+            drained(&pair.sim, pair.to_b.drain()?)?;
+            // Now only their owners write both regions.
             src.fill(seed + 100 + round)?;
             dst.fill(seed + 200 + round)?;
             for _ in 0..random.u8(..30) {
-                pair.lab.tick();
+                pair.sim.tick();
             }
             dst.check("after the drain")?;
             src.check("after the drain")?;
         }
-        pair.lab.settle()?;
+        pair.sim.settle()?;
         dst.check("in the end")?;
     }
     Ok(())
 }
 
-fn returns_only_when_quiet(context: &Context) -> Verdict {
+fn returns_only_when_quiet(context: &Context) -> TestResult {
     let pair = Pair::new(context)?;
     let (op, src, mut dst) = one_write(context, &pair, &WriteOptions::new())?;
     drop(op);
     let mut drain = pair.to_b.drain()?;
-    pair.lab.clock.advance(Variant::SLOW / 2);
+    pair.sim.clock.advance(Variant::SLOW / 2);
     for _ in 0..20 {
-        pair.lab.turn();
-        ensure(poll(&mut drain).is_none(), "returned while the write was posted")?;
+        pair.sim.step();
+        ensure(poll(&mut drain).is_none(), "the drain returned while the write was posted")?;
     }
     dst.check("while it is posted")?;
-    pair.lab.clock.advance(Variant::SLOW);
+    pair.sim.clock.advance(Variant::SLOW);
     a_few_turns(&pair);
-    ensure(poll(&mut drain).is_some(), "did not return when the write was over")?;
+    ensure(poll(&mut drain).is_some(), "the drain did not return after the write had ended")?;
     dst.expect_from(0, &src, 0..4096);
     dst.check("posted work is awaited")
 }
 
-fn tears_down_at_the_deadline(context: &Context) -> Verdict {
+fn tears_down_at_the_deadline(context: &Context) -> TestResult {
     let pair = Pair::new(context)?;
     let options = WriteOptions::new().deadline(Variant::SLOW / 10);
     let (op, _src, dst) = one_write(context, &pair, &options)?;
     drop(op);
     let mut drain = pair.to_b.drain()?;
-    pair.lab.turn();
-    ensure(poll(&mut drain).is_none(), "returned while the write was posted")?;
-    pair.lab.clock.advance(Variant::SLOW / 10);
+    pair.sim.step();
+    ensure(poll(&mut drain).is_none(), "the drain returned while the write was posted")?;
+    pair.sim.clock.advance(Variant::SLOW / 10);
     for _ in 0..10 {
-        pair.lab.turn();
+        pair.sim.step();
     }
-    poll(&mut drain).ok_or_else(|| Failure::new("not over at the write's deadline"))??;
-    pair.lab.settle()?;
+    poll(&mut drain).ok_or_else(|| Failure::new("the drain did not end at the write's deadline"))??;
+    pair.sim.settle()?;
     dst.check("torn down before it arrived")
 }
 
-fn spares_later_operations(context: &Context) -> Verdict {
+fn spares_later_operations(context: &Context) -> TestResult {
     let pair = Pair::new(context)?;
     let (op, src, dst) = one_write(context, &pair, &WriteOptions::new())?;
     drop(op);
     let mut drain = pair.to_b.drain()?;
-    pair.lab.clock.advance(Variant::SLOW / 2);
-    pair.lab.turn();
+    pair.sim.clock.advance(Variant::SLOW / 2);
+    pair.sim.step();
     let remote = dst.import(&pair.to_b)?;
     let mut later = pair.to_b.write(&src.region, 0..4096, &remote, 0)?;
     pair.post(1)?;
-    pair.lab.clock.advance(Variant::SLOW * 3 / 4);
+    pair.sim.clock.advance(Variant::SLOW * 3 / 4);
     a_few_turns(&pair);
-    ensure(poll(&mut drain).is_some(), "waits for an operation that came after it")?;
-    ensure(later.try_result().is_none(), "the later write is over: this shows nothing")?;
-    pair.lab.done(later).map(drop)
+    ensure(poll(&mut drain).is_some(), "the drain waits for a later operation")?;
+    ensure(later.try_result().is_none(), "the later write has ended, so the trial shows nothing")?;
+    pair.sim.done(later).map(drop)
 }
 
-fn gives_up(context: &Context) -> Verdict {
+fn gives_up(context: &Context) -> TestResult {
     let options = Options { deadline: Variant::SLOW / 4, ..Options::default() };
-    let pair = Lab::new(context).pair_of(&options, &options)?;
+    let pair = SimHarness::new(context).pair_of(&options, &options)?;
     let (mut op, src, mut dst) =
         one_write(context, &pair, &WriteOptions::new().deadline(Variant::SLOW * 10))?;
     let mut drain = pair.to_b.drain()?;
-    pair.lab.turn();
-    pair.lab.clock.advance(Variant::SLOW / 4);
-    pair.lab.turn();
-    let result = poll(&mut drain).ok_or_else(|| Failure::new("not over at its deadline"))?;
-    refused("the drain", result, &[ErrorKind::DeadlineExceeded])?;
+    pair.sim.step();
+    pair.sim.clock.advance(Variant::SLOW / 4);
+    pair.sim.step();
+    let result = poll(&mut drain).ok_or_else(|| Failure::new("the drain did not end at its deadline"))?;
+    ensure_err("the drain", result, &[ErrorKind::DeadlineExceeded])?;
     ensure(op.try_result().is_none(), "the write ended with the drain")?;
     dst.check("while it is posted")?;
     let again = pair.to_b.drain()?;
-    pair.lab.turn();
-    pair.lab.clock.advance(Variant::SLOW / 5);
-    pair.lab.turn();
+    pair.sim.step();
+    pair.sim.clock.advance(Variant::SLOW / 5);
+    pair.sim.step();
     drop(again);
-    pair.lab.clock.advance(Variant::SLOW);
-    drained(&pair.lab, pair.to_b.drain()?)?;
-    same("bytes", pair.lab.done(op)?.bytes, 4096)?;
+    pair.sim.clock.advance(Variant::SLOW);
+    drained(&pair.sim, pair.to_b.drain()?)?;
+    ensure_eq("bytes", pair.sim.done(op)?.bytes, 4096)?;
     dst.expect_from(0, &src, 0..4096);
     dst.check("the write that was waited for")
 }
 
-fn idle_and_gone(context: &Context) -> Verdict {
+fn idle_and_gone(context: &Context) -> TestResult {
     let pair = Pair::new(context)?;
-    ensure(matches!(poll(&mut pair.to_b.drain()?), Some(Ok(()))), "waits although nothing is under way")?;
-    let src = Ground::new(&pair.a, 1 << 20, Access::LOCAL, context.seed)?;
-    let mut dst = Ground::new(&pair.b, 1 << 20, OPEN, context.seed + 1)?;
+    ensure(
+        matches!(poll(&mut pair.to_b.drain()?), Some(Ok(()))),
+        "the drain waits although no operation is outstanding",
+    )?;
+    let src = CheckedRegion::new(&pair.a, 1 << 20, Access::LOCAL, context.seed)?;
+    let mut dst = CheckedRegion::new(&pair.b, 1 << 20, FULL_ACCESS, context.seed + 1)?;
     let remote = dst.import(&pair.to_b)?;
     drop(pair.to_b.write(&src.region, 0..1 << 20, &remote, 0)?);
-    pair.lab.turn();
+    pair.sim.step();
     pair.to_b.disconnect();
-    drained(&pair.lab, pair.to_b.drain()?)?;
+    drained(&pair.sim, pair.to_b.drain()?)?;
     dst.fill(context.seed + 2)?;
-    pair.lab.settle()?;
+    pair.sim.settle()?;
     dst.check("after the drain of a peer that is gone")?;
     pair.a.close();
-    refused("of a closed fabric", pair.to_b.drain().map(drop), &[ErrorKind::Closed]).map(drop)
+    ensure_err("of a closed fabric", pair.to_b.drain().map(drop), &[ErrorKind::Closed]).map(drop)
 }
 
-fn dropped(context: &Context) -> Verdict {
+fn dropped(context: &Context) -> TestResult {
     let options = Options { max_operations: 4, rails: Some(16), ..Options::default() };
-    let pair = Lab::new(context).pair_of(&options, &options)?;
+    let pair = SimHarness::new(context).pair_of(&options, &options)?;
     let (op, _src, _dst) = one_write(context, &pair, &WriteOptions::new())?;
     for _ in 0..20 {
         drop(pair.to_b.drain()?);
-        pair.lab.turn();
+        pair.sim.step();
     }
-    same("under way", pair.a.step().outstanding, 1)?;
+    ensure_eq("under way", pair.a.step().outstanding, 1)?;
     drop(op);
-    // As many operations as there may be, all dropped, and more drains than that.
-    let (src, dst) =
-        (Ground::new(&pair.a, 64, Access::LOCAL, 1)?, Ground::new(&pair.b, 64, OPEN, context.seed)?);
+    // The trial drops the maximum number of operations, and a larger number of drains.
+    let (src, dst) = (
+        CheckedRegion::new(&pair.a, 64, Access::LOCAL, 1)?,
+        CheckedRegion::new(&pair.b, 64, FULL_ACCESS, context.seed)?,
+    );
     let remote = dst.import(&pair.to_b)?;
     let write = || pair.to_b.write(&src.region, 0..64, &remote, 0);
     for op in (0..3).map(|_| write()).collect::<Result<Vec<_>, _>>()? {
-        // A write that is not posted ends, and gives its place back, when it is dropped.
+        // A write that is not posted ends when it is dropped, and frees its slot.
         pair.post(4)?;
         drop(op);
     }
-    refused("one write too many", write().map(drop), &[ErrorKind::Busy])?;
+    ensure_err("one write too many", write().map(drop), &[ErrorKind::Busy])?;
     let drains = (0..9).map(|_| pair.to_b.drain()).collect::<Result<Vec<_>, _>>()?;
-    pair.lab.turn();
-    pair.lab.clock.advance(Variant::SLOW * 2);
-    drains.into_iter().try_for_each(|drain| drained(&pair.lab, drain))?;
+    pair.sim.step();
+    pair.sim.clock.advance(Variant::SLOW * 2);
+    drains.into_iter().try_for_each(|drain| drained(&pair.sim, drain))?;
     drop(write()?);
     Ok(())
 }

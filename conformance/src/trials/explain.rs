@@ -1,14 +1,14 @@
-//! Explanations: what they say of a request is what the request then does.
+//! Explanations: a request does what its explanation says.
 
 use transport_core::spi::Operations;
 use transport_core::{
     Access, Error, ErrorKind, Explanation, Op, Pages, RailCounters, ReadOptions, SendOptions, WriteOptions,
 };
 
-use crate::check::{Verdict, ensure, refused, same};
-use crate::ground::{Ground, OPEN};
-use crate::lab::{LABEL, Lab, Options, Pair};
-use crate::subject::Variant;
+use crate::backend_under_test::Variant;
+use crate::check::{TestResult, ensure, ensure_eq, ensure_err};
+use crate::checked_region::{CheckedRegion, FULL_ACCESS};
+use crate::sim_harness::{LABEL, Options, Pair, SimHarness};
 use crate::trial::{ALL_PATHS, Context, Trial};
 
 const ALL: Operations = Operations::all();
@@ -23,15 +23,15 @@ pub(super) const TRIALS: &[Trial] = &[
 
 const LEN: usize = 5 << 20;
 
-/// Makes the request; each rail must do what was said, and nothing else.
+/// Submits the request. Each rail must do exactly what the explanation says.
 #[track_caller]
-fn comes_true(
+fn check_explanation(
     pair: &Pair,
-    said: Result<Explanation, Error>,
+    explanation: Result<Explanation, Error>,
     request: impl FnOnce() -> Result<Op, Error>,
-) -> Verdict<Explanation> {
-    let (said, before) = (said?, pair.a.counters());
-    let outcome = pair.lab.done(request()?)?;
+) -> TestResult<Explanation> {
+    let (explanation, before) = (explanation?, pair.a.counters());
+    let outcome = pair.sim.done(request()?)?;
     let rails = |of: &dyn Fn(&RailCounters) -> (u64, u64)| {
         let after = pair.a.counters();
         let each = before.iter().zip(&after).map(|(before, after)| (of(before), of(after)));
@@ -39,28 +39,29 @@ fn comes_true(
     };
     let (posted, direct) =
         (rails(&|rail| (rail.posts, rail.bytes)), rails(&|rail| (rail.direct, rail.direct_bytes)));
-    let plan: Vec<_> = said.rails.iter().map(|rail| (rail.requests, rail.bytes)).collect();
+    let plan: Vec<_> = explanation.rails.iter().map(|rail| (rail.requests, rail.bytes)).collect();
     let nothing = vec![(0, 0); plan.len()];
-    let at_once = said.queued.is_none();
+    let at_once = explanation.queued.is_none();
     let (moved, rest) = if at_once { (direct, posted) } else { (posted, direct) };
-    same(&format!("requests and bytes of each rail of\n{said}\n"), moved, plan)?;
-    same("requests the other way", rest, nothing)?;
-    same("bytes", said.bytes, outcome.bytes)?;
-    let requests = said.rails.iter().map(|rail| rail.requests).sum::<u64>();
-    same("work requests", outcome.work_requests, if at_once { 0 } else { requests })?;
-    Ok(said)
+    ensure_eq(&format!("requests and bytes of each rail of\n{explanation}\n"), moved, plan)?;
+    ensure_eq("requests the other way", rest, nothing)?;
+    ensure_eq("bytes", explanation.bytes, outcome.bytes)?;
+    let requests = explanation.rails.iter().map(|rail| rail.requests).sum::<u64>();
+    ensure_eq("work requests", outcome.work_requests, if at_once { 0 } else { requests })?;
+    Ok(explanation)
 }
 
-/// Which of several rail groups takes a request next is not told, nor which is done last.
-fn one_group(context: &Context) -> Verdict<Pair> {
+/// A pair with one rail group: an explanation does not say which of several groups takes the next request, nor which
+/// completes last.
+fn one_group(context: &Context) -> TestResult<Pair> {
     let options = Options { rails: Some(4), ..Options::default() };
-    Lab::new(context).pair_of(&options, &options)
+    SimHarness::new(context).pair_of(&options, &options)
 }
 
-fn of_every_request(context: &Context) -> Verdict {
+fn of_every_request(context: &Context) -> TestResult {
     let pair = one_group(context)?;
-    let near = Ground::new(&pair.a, LEN, OPEN, context.seed)?;
-    let far = Ground::new(&pair.b, LEN, OPEN, context.seed + 1)?;
+    let near = CheckedRegion::new(&pair.a, LEN, FULL_ACCESS, context.seed)?;
+    let far = CheckedRegion::new(&pair.b, LEN, FULL_ACCESS, context.seed + 1)?;
     let (to, src, remote) = (&pair.to_b, &near.region, far.import(&pair.to_b)?);
     let plain = WriteOptions::new();
     let mut at_once = 0;
@@ -68,107 +69,115 @@ fn of_every_request(context: &Context) -> Verdict {
         for options in
             [plain.clone(), plain.clone().imm(1), plain.clone().imm(2).per_wr(), plain.clone().cold()]
         {
-            let said = to.explain_write(src, 0..len, &remote, 0, &options);
-            let said = comes_true(&pair, said, || to.write_with(src, 0..len, &remote, 0, &options))?;
-            at_once += u32::from(said.queued.is_none());
-            same("an imm", said.imm.is_some(), options.imm.is_some())?;
-            same("the path", said.path, Some(remote.path()))?;
+            let explanation = to.explain_write(src, 0..len, &remote, 0, &options);
+            let explanation =
+                check_explanation(&pair, explanation, || to.write_with(src, 0..len, &remote, 0, &options))?;
+            at_once += u32::from(explanation.queued.is_none());
+            ensure_eq("an imm", explanation.imm.is_some(), options.imm.is_some())?;
+            ensure_eq("the path", explanation.path, Some(remote.path()))?;
         }
-        let said = to.explain_read(src, 0..len, &remote, 0, &ReadOptions::new());
-        comes_true(&pair, said, || to.read(src, 0..len, &remote, 0))?;
+        let explanation = to.explain_read(src, 0..len, &remote, 0, &ReadOptions::new());
+        check_explanation(&pair, explanation, || to.read(src, 0..len, &remote, 0))?;
     }
     let (from, onto) =
         (Pages::new((0..77).collect::<Vec<_>>()), Pages::new((1..78).rev().collect::<Vec<_>>()));
     for options in [plain.clone(), plain.clone().imm(3), plain.clone().imm(4).per_wr()] {
-        let said = to.explain_write_pages(src, &from, &remote, &onto, 4096, &options);
-        comes_true(&pair, said, || to.write_pages_with(src, &from, &remote, &onto, 4096, &options))?;
+        let explanation = to.explain_write_pages(src, &from, &remote, &onto, 4096, &options);
+        check_explanation(&pair, explanation, || {
+            to.write_pages_with(src, &from, &remote, &onto, 4096, &options)
+        })?;
         let prepared = to.prepare_write_pages(src, &from, &remote, &onto, 4096, &options)?;
         for _ in 0..3 {
-            comes_true(&pair, prepared.explain(), || prepared.post())?;
+            check_explanation(&pair, prepared.explain(), || prepared.post())?;
         }
     }
-    let inbox = Ground::new(&pair.b, 100, OPEN, 1)?;
+    let inbox = CheckedRegion::new(&pair.b, 100, FULL_ACCESS, 1)?;
     for options in [SendOptions::new(), SendOptions::new().imm(9)] {
         pair.b.recv(&inbox.region, 0..100)?.detach();
-        let said = comes_true(&pair, to.explain_send(src, 0..100, &options), || {
+        let explanation = check_explanation(&pair, to.explain_send(src, 0..100, &options), || {
             to.send_with(src, 0..100, &options)
         })?;
-        same("the path of a message", said.path, None)?;
+        ensure_eq("the path of a message", explanation.path, None)?;
     }
     if context.variant != Variant::Plain {
-        same("what runs in this thread, past a link model", at_once, 0)?;
+        ensure_eq("what runs in this thread, past a link model", at_once, 0)?;
     }
     Ok(())
 }
 
-/// A small write that would run at once waits for those before it, and says so.
-fn queued(context: &Context) -> Verdict {
+/// A small write that would run at once waits for earlier operations, and its explanation says so.
+fn queued(context: &Context) -> TestResult {
     let pair = Pair::new(context)?;
-    let near = Ground::new(&pair.a, LEN, OPEN, context.seed)?;
-    let far = Ground::new(&pair.b, LEN, OPEN, context.seed + 1)?;
+    let near = CheckedRegion::new(&pair.a, LEN, FULL_ACCESS, context.seed)?;
+    let far = CheckedRegion::new(&pair.b, LEN, FULL_ACCESS, context.seed + 1)?;
     let (to, src, remote) = (&pair.to_b, &near.region, far.import(&pair.to_b)?);
     let page = Pages::new([0]);
     let before = to.write_pages(src, &page, &remote, &page, 4096)?;
     let small = to.explain_write(src, 0..10, &remote, 0, &WriteOptions::new())?;
     let why = small.queued.unwrap_or_default();
     let way = to.explain_write(src, 0..LEN, &remote, 0, &WriteOptions::new())?.queued.unwrap_or_default();
-    // Staged memory has no way past the worker at all.
+    // Writes of staged memory always go through the worker.
     ensure(why.starts_with("1 operations") || way == why, format!("{why:?}, of a large one {way:?}"))?;
-    pair.lab.done(before).map(drop)
+    pair.sim.done(before).map(drop)
 }
 
-fn lost_rail(context: &Context) -> Verdict {
+fn lost_rail(context: &Context) -> TestResult {
     let pair = one_group(context)?;
-    let near = Ground::new(&pair.a, LEN, OPEN, context.seed)?;
-    let far = Ground::new(&pair.b, LEN, OPEN, context.seed + 1)?;
+    let near = CheckedRegion::new(&pair.a, LEN, FULL_ACCESS, context.seed)?;
+    let far = CheckedRegion::new(&pair.b, LEN, FULL_ACCESS, context.seed + 1)?;
     let (to, src, remote) = (&pair.to_b, &near.region, far.import(&pair.to_b)?);
     let explain = || to.explain_write(src, 0..LEN, &remote, 0, &WriteOptions::new());
-    ensure(explain()?.rails.iter().all(|rail| rail.unusable.is_none()), "lost before it was")?;
+    ensure(
+        explain()?.rails.iter().all(|rail| rail.unusable.is_none()),
+        "the explanation calls a rail lost before the device was lost",
+    )?;
     for _ in 0..Variant::LOST_AFTER + 1 {
-        let _ = pair.lab.result(&mut to.write(src, 0..LEN, &remote, 0)?)?;
+        let _ = pair.sim.result(&mut to.write(src, 0..LEN, &remote, 0)?)?;
     }
-    let said = explain()?;
-    for rail in &said.rails {
-        same("why", rail.unusable, Some("its device is lost"))?;
-        same("requests", rail.requests, 0)?;
+    let explanation = explain()?;
+    for rail in &explanation.rails {
+        ensure_eq("why", rail.unusable, Some("its device is lost"))?;
+        ensure_eq("requests", rail.requests, 0)?;
     }
-    ensure(said.to_string().contains("its device is lost"), said.to_string())
+    ensure(explanation.to_string().contains("its device is lost"), explanation.to_string())
 }
 
-fn transports(context: &Context) -> Verdict {
-    let lab = Lab::new(context);
-    let ours = lab.open(&Options { labels: &["first", LABEL, "third"], ..Options::default() })?;
-    let theirs = lab.open(&Options { labels: &[LABEL, "third"], ..Options::default() })?;
+fn transports(context: &Context) -> TestResult {
+    let sim = SimHarness::new(context);
+    let ours = sim.open(&Options { labels: &["first", LABEL, "third"], ..Options::default() })?;
+    let theirs = sim.open(&Options { labels: &[LABEL, "third"], ..Options::default() })?;
     let (to, _) = ours.connect_local(&theirs)?;
-    let (near, far) = (Ground::new(&ours, 64, OPEN, 1)?, Ground::new(&theirs, 64, OPEN, 2)?);
+    let (near, far) =
+        (CheckedRegion::new(&ours, 64, FULL_ACCESS, 1)?, CheckedRegion::new(&theirs, 64, FULL_ACCESS, 2)?);
     let remote = far.import(&to)?;
-    let said = to.explain_write(&near.region, 0..64, &remote, 0, &WriteOptions::new())?;
-    let taken: Vec<_> = said.transports.iter().map(|choice| (&*choice.transport, choice.taken)).collect();
-    same("transports", taken, vec![("first", false), (LABEL, true), ("third", false)])?;
-    let text = said.to_string();
+    let explanation = to.explain_write(&near.region, 0..64, &remote, 0, &WriteOptions::new())?;
+    let taken: Vec<_> =
+        explanation.transports.iter().map(|choice| (&*choice.transport, choice.taken)).collect();
+    ensure_eq("transports", taken, vec![("first", false), (LABEL, true), ("third", false)])?;
+    let text = explanation.to_string();
     for words in
         ["no transport of this label", "later in order of preference", "the first that has the region"]
     {
-        ensure(text.contains(words), format!("{words:?} is not in\n{text}"))?;
+        ensure(text.contains(words), format!("the explanation lacks {words:?}:\n{text}"))?;
     }
     Ok(())
 }
 
-fn refusals(context: &Context) -> Verdict {
+fn refusals(context: &Context) -> TestResult {
     let pair = Pair::new(context)?;
-    let near = Ground::new(&pair.a, 64, Access::LOCAL, 1)?;
-    let far = Ground::new(&pair.b, 64, Access::REMOTE_WRITE, 2)?;
+    let near = CheckedRegion::new(&pair.a, 64, Access::LOCAL, 1)?;
+    let far = CheckedRegion::new(&pair.b, 64, Access::REMOTE_WRITE, 2)?;
     let (to, src, remote) = (&pair.to_b, &near.region, far.import(&pair.to_b)?);
     let plain = WriteOptions::new();
     let explain = |range| to.explain_write(src, range, &remote, 0, &plain).map(drop);
-    refused("beyond", explain(0..65), &[ErrorKind::OutOfBounds])?;
-    refused("nothing", explain(5..5), &[ErrorKind::InvalidRequest])?;
+    ensure_err("beyond", explain(0..65), &[ErrorKind::OutOfBounds])?;
+    ensure_err("nothing", explain(5..5), &[ErrorKind::InvalidRequest])?;
     let read = to.explain_read(src, 0..8, &remote, 0, &ReadOptions::new()).map(drop);
-    refused("no right", read, &[ErrorKind::RemoteAccess, ErrorKind::Unsupported])?;
+    ensure_err("no right", read, &[ErrorKind::RemoteAccess, ErrorKind::Unsupported])?;
     let page = Pages::new([0]);
     let prepared = to.prepare_write_pages(src, &page, &remote, &page, 64, &plain)?;
     to.disconnect();
     let gone = &[ErrorKind::Closed, ErrorKind::PeerDied];
-    refused("a peer that is gone", explain(0..8), gone)?;
-    refused("a prepared write to it", prepared.explain().map(drop), gone).map(drop)
+    ensure_err("a peer that is gone", explain(0..8), gone)?;
+    ensure_err("a prepared write to it", prepared.explain().map(drop), gone).map(drop)
 }

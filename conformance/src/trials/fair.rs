@@ -1,18 +1,18 @@
-//! Fairness: a large transfer starves nobody.
+//! Fairness: a large transfer does not starve other operations.
 
 use transport_core::{Access, Op, Pages};
 
-use crate::check::{Verdict, ensure};
-use crate::ground::{Ground, OPEN};
-use crate::lab::{Lab, Options, Pair};
-use crate::subject::Variant;
+use crate::backend_under_test::Variant;
+use crate::check::{TestResult, ensure};
+use crate::checked_region::{CheckedRegion, FULL_ACCESS};
+use crate::sim_harness::{Options, Pair, SimHarness};
 use crate::trial::{Context, Trial};
 
-/// Requests per rail of a large transfer that a small write may have to let go first: what
-/// is in the queue, some turns, and what is posted while it is on its way.
-const SOON: u64 = 1000;
+/// The number of requests per rail of a large transfer that may be posted before a small write completes: the requests
+/// in the queue, those of some turns, and those posted while the small write is outstanding.
+const MAX_REQUESTS_BEFORE: u64 = 1000;
 const PAGE: usize = 64;
-/// Rails in each run of many: queues apart, so that a few show what many do.
+/// The number of rails in each of many runs. Rails have separate queues, so a few show the behaviour of many.
 const RAILS: u32 = 4;
 
 const PATHS: &[Variant] = &[Variant::SmallQueue, Variant::Partial];
@@ -24,108 +24,114 @@ pub(super) const TRIALS: &[Trial] = &[
     Trial::new("fair::equal_transfers_end_together", equal_transfers).on(PATHS),
 ];
 
-fn large(pair: &Pair, src: &Ground, context: &Context) -> Verdict<(Ground, Op)> {
-    let dst = Ground::new(&pair.b, pages(context) as usize * PAGE, OPEN, context.seed + 1)?;
+fn large(pair: &Pair, src: &CheckedRegion, context: &Context) -> TestResult<(CheckedRegion, Op)> {
+    let dst = CheckedRegion::new(&pair.b, pages(context) as usize * PAGE, FULL_ACCESS, context.seed + 1)?;
     let remote = dst.import(&pair.to_b)?;
     let pages = Pages::new((0..pages(context)).collect::<Vec<_>>());
     let op = pair.to_b.write_pages(&src.region, &pages, &remote, &pages, PAGE)?;
     Ok((dst, op))
 }
 
-/// Pages of a large transfer.
+/// The number of pages of a large transfer.
 fn pages(context: &Context) -> u32 {
     context.amount(20_000, 5_000)
 }
 
-/// Waits for `op`, while `large` runs and is not done.
+/// Waits for `op`, and fails unless it completes early, before `large`.
 #[track_caller]
-fn soon(pair: &Pair, op: Op, large: &mut Op) -> Verdict {
+fn finishes_early(pair: &Pair, op: Op, large: &mut Op) -> TestResult {
     let before = pair.posts();
-    pair.lab.done(op)?;
+    pair.sim.done(op)?;
     let posts = (pair.posts() - before) / pair.a.counters().len() as u64;
-    ensure(posts < SOON, format!("{posts} requests per rail went before a small write"))?;
-    ensure(large.try_result().is_none(), "the large transfer was over first")
+    ensure(
+        posts < MAX_REQUESTS_BEFORE,
+        format!("{posts} requests per rail were posted before a small write completed"),
+    )?;
+    ensure(large.try_result().is_none(), "the large transfer completed first")
 }
 
 fn options(context: &Context) -> Options<'static> {
-    Options { rails: context.swept.then_some(RAILS), ..Options::default() }
+    Options { rails: context.seed_sweep.then_some(RAILS), ..Options::default() }
 }
 
-fn pair(context: &Context) -> Verdict<Pair> {
-    Lab::new(context).pair_of(&options(context), &options(context))
+fn pair(context: &Context) -> TestResult<Pair> {
+    SimHarness::new(context).pair_of(&options(context), &options(context))
 }
 
-fn to_another_peer(context: &Context) -> Verdict {
+fn to_another_peer(context: &Context) -> TestResult {
     let pair = pair(context)?;
-    let other = pair.lab.open(&options(context))?;
+    let other = pair.sim.open(&options(context))?;
     let (to_other, _) = pair.a.connect_local(&other)?;
-    let src = Ground::new(&pair.a, pages(context) as usize * PAGE, Access::LOCAL, context.seed)?;
+    let src = CheckedRegion::new(&pair.a, pages(context) as usize * PAGE, Access::LOCAL, context.seed)?;
     let (mut dst, mut op) = large(&pair, &src, context)?;
-    let mut small = Ground::new(&other, 4096, OPEN, context.seed + 2)?;
+    let mut small = CheckedRegion::new(&other, 4096, FULL_ACCESS, context.seed + 2)?;
     let remote = small.import(&to_other)?;
     for number in 0..context.amount(10, 2) {
         let write = to_other.write(&src.region, number..number + 100, &remote, number * 200)?;
-        soon(&pair, write, &mut op)?;
+        finishes_early(&pair, write, &mut op)?;
         small.expect_from(number * 200, &src, number..number + 100);
         small.check("the small write")?;
     }
-    pair.lab.result(&mut op)??;
+    pair.sim.result(&mut op)??;
     dst.expect_from(0, &src, 0..pages(context) as usize * PAGE);
     dst.check("the large transfer")
 }
 
-fn to_one_peer(context: &Context) -> Verdict {
+fn to_one_peer(context: &Context) -> TestResult {
     let pair = pair(context)?;
-    let src = Ground::new(&pair.a, pages(context) as usize * PAGE, Access::LOCAL, context.seed)?;
+    let src = CheckedRegion::new(&pair.a, pages(context) as usize * PAGE, Access::LOCAL, context.seed)?;
     let (_dst, mut op) = large(&pair, &src, context)?;
-    let small = Ground::new(&pair.b, 4096, OPEN, context.seed + 2)?;
+    let small = CheckedRegion::new(&pair.b, 4096, FULL_ACCESS, context.seed + 2)?;
     let remote = small.import(&pair.to_b)?;
     for _ in 0..context.amount(10, 2) {
         let write = pair.to_b.write(&src.region, 0..100, &remote, 0)?;
-        soon(&pair, write, &mut op)?;
+        finishes_early(&pair, write, &mut op)?;
     }
-    pair.lab.result(&mut op)?.map(drop).map_err(Into::into)
+    pair.sim.result(&mut op)?.map(drop).map_err(Into::into)
 }
 
-/// A peer with 100 large operations gets no more turns than one with a single one.
-fn many_operations(context: &Context) -> Verdict {
+/// A peer with 100 large operations gets no more turns than a peer with one.
+fn many_operations(context: &Context) -> TestResult {
     let pair = pair(context)?;
-    let other = pair.lab.open(&options(context))?;
+    let other = pair.sim.open(&options(context))?;
     let (to_other, _) = pair.a.connect_local(&other)?;
-    let src = Ground::new(&pair.a, PAGE, Access::LOCAL, context.seed)?;
-    let busy = Ground::new(&pair.b, 500 * PAGE, OPEN, context.seed + 1)?;
-    let lone = Ground::new(&other, 500 * PAGE, OPEN, context.seed + 1)?;
+    let src = CheckedRegion::new(&pair.a, PAGE, Access::LOCAL, context.seed)?;
+    let busy = CheckedRegion::new(&pair.b, 500 * PAGE, FULL_ACCESS, context.seed + 1)?;
+    let lone = CheckedRegion::new(&other, 500 * PAGE, FULL_ACCESS, context.seed + 1)?;
     let (to_busy, to_lone) = (busy.import(&pair.to_b)?, lone.import(&to_other)?);
     let (from, to) = (Pages::new(vec![0; 500]), Pages::new((0..500).collect::<Vec<_>>()));
     let mut ops = Vec::new();
     for _ in 0..context.amount(100, 10) {
         ops.push(pair.to_b.write_pages(&src.region, &from, &to_busy, &to, PAGE)?);
     }
-    pair.lab.done(to_other.write_pages(&src.region, &from, &to_lone, &to, PAGE)?)?;
+    pair.sim.done(to_other.write_pages(&src.region, &from, &to_lone, &to, PAGE)?)?;
     let posts: u64 = pair.a.counters().iter().map(|rail| rail.posts).sum();
-    // 500 of its own, as many of the other peer's, and what quanta and queues add.
-    ensure(posts < 2000, format!("{posts} requests were posted before 500 of the second peer were done"))?;
-    pair.lab.all_done(ops)
+    // 500 requests of the second peer, as many of the first, and the requests that quanta and queues add.
+    ensure(
+        posts < 2000,
+        format!("{posts} requests were posted before 500 requests of the second peer completed"),
+    )?;
+    pair.sim.all_done(ops)
 }
 
-fn equal_transfers(context: &Context) -> Verdict {
-    let lab = Lab::new(context);
-    let hub = lab.open(&options(context))?;
-    let src = Ground::new(&hub, PAGE, Access::LOCAL, context.seed)?;
+fn equal_transfers(context: &Context) -> TestResult {
+    let sim = SimHarness::new(context);
+    let hub = sim.open(&options(context))?;
+    let src = CheckedRegion::new(&hub, PAGE, Access::LOCAL, context.seed)?;
     let (from, to) = (Pages::new(vec![0; 600]), Pages::new((0..600).collect::<Vec<_>>()));
     let mut ops = Vec::new();
     let mut kept = Vec::new();
     for _ in 0..5 {
-        let spoke = lab.open(&options(context))?;
+        let spoke = sim.open(&options(context))?;
         let (to_spoke, _) = hub.connect_local(&spoke)?;
-        let dst = Ground::new(&spoke, 600 * PAGE, OPEN, context.seed + 1)?;
+        let dst = CheckedRegion::new(&spoke, 600 * PAGE, FULL_ACCESS, context.seed + 1)?;
         let remote = dst.import(&to_spoke)?;
         ops.push(Some(to_spoke.write_pages(&src.region, &from, &remote, &to, PAGE)?));
         kept.push(dst);
     }
     let posts = || hub.counters().iter().map(|rail| rail.posts).sum::<u64>();
     let mut first = None;
-    lab.until("five transfers", || {
+    sim.until("five transfers", || {
         for op in &mut ops {
             if op.as_mut().and_then(Op::try_result).is_some() {
                 *op = None;

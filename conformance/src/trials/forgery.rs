@@ -1,13 +1,13 @@
-//! Descriptors that nobody gave out: refused, and touching nothing.
+//! Forged descriptors: they are refused and change no memory.
 
 use serde::{Deserialize, Serialize};
 use transport_core::spi::Operations;
 use transport_core::{Access, Descriptor, ErrorKind, MemoryKind, RemoteRegion};
 
-use crate::check::{Failure, Verdict, ensure, refused, within};
-use crate::ground::{Ground, OPEN};
-use crate::lab::Pair;
-use crate::process::{LIMIT, Meeting};
+use crate::check::{Failure, TestResult, ensure, ensure_err, within};
+use crate::checked_region::{CheckedRegion, FULL_ACCESS};
+use crate::process::{ConnectedPair, LIMIT};
+use crate::sim_harness::Pair;
 use crate::trial::{Context, Trial};
 
 pub(super) const TRIALS: &[Trial] = &[
@@ -19,20 +19,20 @@ pub(super) const TRIALS: &[Trial] = &[
     Trial::new("forgery::amid_others", amid_others).process(),
 ];
 
-/// A descriptor as it travels, behind its four bytes of magic.
+/// The encoded fields of a descriptor, after its four magic bytes.
 #[derive(Clone, Serialize, Deserialize)]
-pub(super) struct Wire {
+pub(super) struct WireDescriptor {
     incarnation: u64,
     region: u64,
     len: u64,
     access: u32,
     kind: MemoryKind,
-    pub(super) entries: Vec<Entry>,
+    pub(super) entries: Vec<WireEntry>,
 }
 
-/// One of its entries.
+/// The entry of one transport in a descriptor.
 #[derive(Clone, Serialize, Deserialize)]
-pub(super) struct Entry {
+pub(super) struct WireEntry {
     pub(super) transport: String,
     domain: u64,
     rail: u16,
@@ -46,27 +46,27 @@ struct Key {
     len: u64,
 }
 
-impl Wire {
+impl WireDescriptor {
     #[track_caller]
-    pub(super) fn of(ground: &Ground) -> Verdict<Self> {
-        Self::read(&ground.region.descriptor().to_bytes())
+    pub(super) fn of(checked: &CheckedRegion) -> TestResult<Self> {
+        Self::read(&checked.region.descriptor().to_bytes())
     }
 
     #[track_caller]
-    fn read(bytes: &[u8]) -> Verdict<Self> {
+    fn read(bytes: &[u8]) -> TestResult<Self> {
         postcard::from_bytes(&bytes[4..])
-            .map_err(|error| Failure::new(format!("the format has changed: {error}")))
+            .map_err(|error| Failure::new(format!("the format of descriptors has changed: {error}")))
     }
 
     #[track_caller]
-    pub(super) fn forge(&self) -> Verdict<Descriptor> {
+    pub(super) fn to_descriptor(&self) -> TestResult<Descriptor> {
         let bytes = postcard::to_extend(self, b"mrD\x01".to_vec())
             .map_err(|error| Failure::new(error.to_string()))?;
         Ok(Descriptor::from_bytes(&bytes)?)
     }
 
-    /// As if it were of the fabric with that incarnation, with every key flipped so.
-    pub(super) fn claim(&mut self, incarnation: u64, flip: u64) {
+    /// Sets the incarnation of the owner, and XORs every key with `flip`.
+    pub(super) fn set_owner_and_keys(&mut self, incarnation: u64, flip: u64) {
         self.incarnation = incarnation;
         self.keys().for_each(|key| key.key ^= flip);
     }
@@ -76,9 +76,9 @@ impl Wire {
     }
 }
 
-fn damaged_bytes(context: &Context) -> Verdict {
+fn damaged_bytes(context: &Context) -> TestResult {
     let pair = Pair::new(context)?;
-    let dst = Ground::new(&pair.b, 4096, OPEN, context.seed)?;
+    let dst = CheckedRegion::new(&pair.b, 4096, FULL_ACCESS, context.seed)?;
     let good = dst.region.descriptor().to_bytes();
     let mut bad: Vec<Vec<u8>> = (0..good.len()).map(|len| good[..len].to_vec()).collect();
     bad.push([&good[..], b"x"].concat());
@@ -86,129 +86,138 @@ fn damaged_bytes(context: &Context) -> Verdict {
     bad.push(vec![0xff; 1 << 20]);
     for bytes in bad {
         let what = format!("{} of {} bytes", bytes.len(), good.len());
-        refused(&what, Descriptor::from_bytes(&bytes), &[ErrorKind::Protocol])?;
+        ensure_err(&what, Descriptor::from_bytes(&bytes), &[ErrorKind::Protocol])?;
     }
     let later = [b"mrD\x02", &good[4..]].concat();
-    refused("a later version", Descriptor::from_bytes(&later), &[ErrorKind::Version]).map(drop)
+    ensure_err("a later version", Descriptor::from_bytes(&later), &[ErrorKind::Version]).map(drop)
 }
 
-/// Whatever a forged descriptor is refused with, at import or at the operation.
+/// The error kinds of a forged descriptor, at its import or at the operation.
 const REFUSALS: &[ErrorKind] = &[ErrorKind::RemoteAccess, ErrorKind::Revoked];
 
 /// Tries to write and read through a forged descriptor, small and large.
 #[track_caller]
-fn try_all(pair: &Pair, src: &Ground, what: &str, forged: &Descriptor, at: usize) -> Verdict {
+fn try_all(pair: &Pair, src: &CheckedRegion, what: &str, forged: &Descriptor, at: usize) -> TestResult {
     let remote: RemoteRegion = match pair.to_b.import(forged) {
         Ok(remote) => remote,
-        Err(error) => return refused::<()>(what, Err(error), REFUSALS).map(drop),
+        Err(error) => return ensure_err::<()>(what, Err(error), REFUSALS).map(drop),
     };
     for len in [8, 4000] {
         if remote.access().contains(Access::REMOTE_WRITE) {
-            pair.lab.fails(what, pair.to_b.write(&src.region, 0..len, &remote, at), REFUSALS)?;
+            pair.sim.fails(what, pair.to_b.write(&src.region, 0..len, &remote, at), REFUSALS)?;
         }
         if remote.access().contains(Access::REMOTE_READ)
             && pair.capabilities().operations.contains(Operations::READ)
         {
-            pair.lab.fails(what, pair.to_b.read(&src.region, 0..len, &remote, at), REFUSALS)?;
+            pair.sim.fails(what, pair.to_b.read(&src.region, 0..len, &remote, at), REFUSALS)?;
         }
     }
     Ok(())
 }
 
-fn another_key(context: &Context) -> Verdict {
+fn another_key(context: &Context) -> TestResult {
     let pair = Pair::new(context)?;
-    let src = Ground::new(&pair.a, 4096, Access::LOCAL, context.seed)?;
-    let dst = Ground::new(&pair.b, 4096, OPEN, context.seed + 1)?;
-    // A neighbour that nobody may touch: its key is not hard to guess.
-    let neighbour = Ground::new(&pair.b, 4096, Access::LOCAL, context.seed + 2)?;
-    let good = Wire::of(&dst)?;
+    let src = CheckedRegion::new(&pair.a, 4096, Access::LOCAL, context.seed)?;
+    let dst = CheckedRegion::new(&pair.b, 4096, FULL_ACCESS, context.seed + 1)?;
+    // A local region with a similar key, which peers must not change.
+    let neighbour = CheckedRegion::new(&pair.b, 4096, Access::LOCAL, context.seed + 2)?;
+    let good = WireDescriptor::of(&dst)?;
     let mut random = fastrand::Rng::with_seed(context.seed);
     let forgeries = (0..64).map(|bit| 1 << bit).chain((0..64).map(|_| random.u64(1..)));
     for flip in forgeries {
         let mut wire = good.clone();
         wire.keys().for_each(|key| key.key ^= flip);
-        try_all(&pair, &src, &format!("key with {flip:#x} flipped"), &wire.forge()?, 0)?;
+        try_all(&pair, &src, &format!("key with {flip:#x} flipped"), &wire.to_descriptor()?, 0)?;
     }
-    pair.lab.settle()?;
+    pair.sim.settle()?;
     src.check("the source")?;
     dst.check("the region")?;
     neighbour.check("its neighbour")
 }
 
-fn more_rights(context: &Context) -> Verdict {
+fn more_rights(context: &Context) -> TestResult {
     let pair = Pair::new(context)?;
-    let src = Ground::new(&pair.a, 4096, Access::LOCAL, context.seed)?;
+    let src = CheckedRegion::new(&pair.a, 4096, Access::LOCAL, context.seed)?;
     for (access, forged) in [
         (Access::REMOTE_READ, Access::REMOTE_WRITE),
         (Access::REMOTE_WRITE, Access::REMOTE_READ),
         (Access::LOCAL, Access::REMOTE_WRITE),
         (Access::LOCAL, Access::REMOTE_READ),
     ] {
-        let dst = Ground::new(&pair.b, 4096, access, context.seed + 1)?;
-        let mut wire = Wire::of(&dst)?;
+        let dst = CheckedRegion::new(&pair.b, 4096, access, context.seed + 1)?;
+        let mut wire = WireDescriptor::of(&dst)?;
         wire.access = forged.bits();
-        try_all(&pair, &src, &format!("{access:?} forged to {forged:?}"), &wire.forge()?, 0)?;
-        pair.lab.settle()?;
+        try_all(&pair, &src, &format!("{access:?} forged to {forged:?}"), &wire.to_descriptor()?, 0)?;
+        pair.sim.settle()?;
         src.check("the source")?;
         dst.check("the region")?;
     }
     Ok(())
 }
 
-fn more_bytes(context: &Context) -> Verdict {
+fn more_bytes(context: &Context) -> TestResult {
     let pair = Pair::new(context)?;
-    let src = Ground::new(&pair.a, 4096, Access::LOCAL, context.seed)?;
-    let dst = Ground::new(&pair.b, 4096, OPEN, context.seed + 1)?;
+    let src = CheckedRegion::new(&pair.a, 4096, Access::LOCAL, context.seed)?;
+    let dst = CheckedRegion::new(&pair.b, 4096, FULL_ACCESS, context.seed + 1)?;
     for len in [4097, 1 << 20, u64::MAX / 2] {
-        let mut wire = Wire::of(&dst)?;
+        let mut wire = WireDescriptor::of(&dst)?;
         wire.len = len;
         wire.keys().for_each(|key| key.len = len);
         for at in [4096, 4095, len as usize - 4000] {
-            try_all(&pair, &src, &format!("4096 bytes forged to {len}, at {at}"), &wire.forge()?, at)?;
+            try_all(
+                &pair,
+                &src,
+                &format!("4096 bytes forged to {len}, at {at}"),
+                &wire.to_descriptor()?,
+                at,
+            )?;
         }
     }
-    pair.lab.settle()?;
+    pair.sim.settle()?;
     src.check("the source")?;
     dst.check("the region")
 }
 
-fn unknown_transports(context: &Context) -> Verdict {
+fn unknown_transports(context: &Context) -> TestResult {
     let pair = Pair::new(context)?;
-    let src = Ground::new(&pair.a, 4096, Access::LOCAL, context.seed)?;
-    let mut dst = Ground::new(&pair.b, 4096, OPEN, context.seed + 1)?;
-    let good = Wire::of(&dst)?;
-    let strange = good.entries.iter().map(|entry| Entry { transport: "strange".into(), ..entry.clone() });
-    let both =
-        Wire { entries: strange.clone().chain(good.entries.iter().cloned()).collect(), ..good.clone() };
-    let remote = pair.to_b.import(&both.forge()?)?;
-    pair.lab.done(pair.to_b.write(&src.region, 0..4096, &remote, 0)?)?;
+    let src = CheckedRegion::new(&pair.a, 4096, Access::LOCAL, context.seed)?;
+    let mut dst = CheckedRegion::new(&pair.b, 4096, FULL_ACCESS, context.seed + 1)?;
+    let good = WireDescriptor::of(&dst)?;
+    let strange = good.entries.iter().map(|entry| WireEntry { transport: "strange".into(), ..entry.clone() });
+    let both = WireDescriptor {
+        entries: strange.clone().chain(good.entries.iter().cloned()).collect(),
+        ..good.clone()
+    };
+    let remote = pair.to_b.import(&both.to_descriptor()?)?;
+    pair.sim.done(pair.to_b.write(&src.region, 0..4096, &remote, 0)?)?;
     dst.expect_from(0, &src, 0..4096);
     dst.check("past an unknown entry")?;
-    let only = Wire { entries: strange.collect(), ..good.clone() };
-    let error = refused(
+    let only = WireDescriptor { entries: strange.collect(), ..good.clone() };
+    let error = ensure_err(
         "only unknown entries",
-        pair.to_b.import(&only.forge()?).map(drop),
+        pair.to_b.import(&only.to_descriptor()?).map(drop),
         &[ErrorKind::Unreachable],
     )?;
-    ensure(!error.context().is_empty(), "no reason given")?;
-    let none = Wire { entries: Vec::new(), ..good };
-    refused("no entry", pair.to_b.import(&none.forge()?).map(drop), &[ErrorKind::Unreachable]).map(drop)
+    ensure(!error.context().is_empty(), "the error gives no reason")?;
+    let none = WireDescriptor { entries: Vec::new(), ..good };
+    ensure_err("no entry", pair.to_b.import(&none.to_descriptor()?).map(drop), &[ErrorKind::Unreachable])
+        .map(drop)
 }
 
-/// A wrong key among many right ones fails alone, whatever the device must do to go on.
-fn amid_others(context: &Context) -> Verdict {
+/// An operation with a wrong key fails alone, among many with right keys, even if the device must recover from it.
+fn amid_others(context: &Context) -> TestResult {
     const PIECES: usize = 64;
     const PIECE: usize = 64 << 10;
     const WRONG: usize = 20;
-    let Meeting { fabric, peer, mut child } = Meeting::new(context)?;
-    let mut src = Ground::new(&fabric, PIECES * PIECE, OPEN, 1)?;
-    child.ask(&format!("alloc far {} 2", PIECES * PIECE))?;
+    let ConnectedPair { fabric, peer, mut helper } = ConnectedPair::new(context)?;
+    let mut src = CheckedRegion::new(&fabric, PIECES * PIECE, FULL_ACCESS, 1)?;
+    helper.command(&format!("alloc far {} 2", PIECES * PIECE))?;
     let good = within(LIMIT, "a lookup", peer.region("far"))??;
-    let mut wire = Wire::read(&child.descriptor("far")?)?;
+    let mut wire = WireDescriptor::read(&helper.descriptor("far")?)?;
     wire.keys().for_each(|key| key.key ^= 1 << 20);
-    let bad = match peer.import(&wire.forge()?) {
+    let bad = match peer.import(&wire.to_descriptor()?) {
         Ok(bad) => bad,
-        Err(error) => return refused::<()>("the wrong key", Err(error), REFUSALS).map(drop),
+        Err(error) => return ensure_err::<()>("the wrong key", Err(error), REFUSALS).map(drop),
     };
     for seed in 3..8 {
         src.fill(seed)?;
@@ -219,11 +228,11 @@ fn amid_others(context: &Context) -> Verdict {
         let before: Vec<_> = (0..WRONG).map(|piece| write(piece, &good)).collect();
         let wrong = write(WRONG, &bad);
         let behind: Vec<_> = (WRONG..PIECES).map(|piece| write(piece, &good)).collect();
-        refused("the wrong key", wrong.and_then(|mut op| op.wait(LIMIT)), REFUSALS)?;
+        ensure_err("the wrong key", wrong.and_then(|mut op| op.wait(LIMIT)), REFUSALS)?;
         for op in before.into_iter().chain(behind) {
             op?.wait(LIMIT)?;
         }
-        child.ask(&format!("check far 0 {} {seed}", PIECES * PIECE))?;
+        helper.command(&format!("check far 0 {} {seed}", PIECES * PIECE))?;
     }
     src.check("the source")
 }

@@ -1,4 +1,4 @@
-//! Operations as futures: any executor, exact wakes, blocking waits.
+//! Operations as futures: any executor can run them, the last waker is woken, and blocking waits drive them.
 
 use std::future::Future;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -11,10 +11,10 @@ use std::time::Duration;
 use transport_core::spi::Operations;
 use transport_core::{Access, ErrorKind, Op, WriteOptions, wait};
 
-use crate::check::{Failure, Verdict, ensure, refused, same};
-use crate::ground::{Ground, OPEN};
-use crate::lab::{Lab, Options, Pair};
-use crate::subject::Variant;
+use crate::backend_under_test::Variant;
+use crate::check::{Failure, TestResult, ensure, ensure_eq, ensure_err};
+use crate::checked_region::{CheckedRegion, FULL_ACCESS};
+use crate::sim_harness::{Options, Pair, SimHarness};
 use crate::trial::{ALL_PATHS, Context, Trial};
 
 pub(super) const TRIALS: &[Trial] = &[
@@ -36,26 +36,26 @@ pub(super) const TRIALS: &[Trial] = &[
     Trial::new("futures::wakers_that_panic_in_a_revocation", panics_in_a_revocation).on(ALL_PATHS),
 ];
 
-/// A waker of the user's that panics.
-pub(super) struct Panics;
+/// A user's waker that panics.
+pub(super) struct PanickingWaker;
 
-impl Wake for Panics {
+impl Wake for PanickingWaker {
     fn wake(self: Arc<Self>) {
-        std::panic::resume_unwind(Box::new("a waker of the user's"));
+        std::panic::resume_unwind(Box::new("the user's waker"));
     }
 }
 
-/// Watches an operation by a waker that panics.
-fn watch_by_panic(op: &mut Op) -> Verdict {
-    let waker = Waker::from(Arc::new(Panics));
+/// Polls an operation with a waker that panics.
+fn poll_with_panicking_waker(op: &mut Op) -> TestResult {
+    let waker = Waker::from(Arc::new(PanickingWaker));
     ensure(Pin::new(op).poll(&mut Task::from_waker(&waker)).is_pending(), "ready at once")
 }
 
-/// Ticks until `count` panics of wakers have come out, or nothing more happens for long.
-fn tick_past_panics(lab: &Lab, count: u32) -> Verdict {
+/// Ticks until `count` wakers have panicked. Fails after many ticks.
+fn tick_past_panics(sim: &SimHarness, count: u32) -> TestResult {
     let mut panics = 0;
     for _ in 0..100_000 {
-        panics += u32::from(catch_unwind(AssertUnwindSafe(|| lab.tick())).is_err());
+        panics += u32::from(catch_unwind(AssertUnwindSafe(|| sim.tick())).is_err());
         if panics == count {
             return Ok(());
         }
@@ -63,178 +63,179 @@ fn tick_past_panics(lab: &Lab, count: u32) -> Verdict {
     Err(Failure::new(format!("{panics} panics of wakers, want {count}")))
 }
 
-/// Counts how often it was woken.
+/// A waker that counts its wakeups.
 #[derive(Default)]
-pub(super) struct Wakes(AtomicUsize);
+pub(super) struct WakeCounter(AtomicUsize);
 
-impl Wakes {
+impl WakeCounter {
     pub(super) fn count(&self) -> usize {
         self.0.load(Ordering::Relaxed)
     }
 }
 
-impl Wake for Wakes {
+impl Wake for WakeCounter {
     fn wake(self: Arc<Self>) {
         self.0.fetch_add(1, Ordering::Relaxed);
     }
 }
 
-pub(super) fn counting_waker() -> (Arc<Wakes>, Waker) {
-    let wakes = Arc::new(Wakes::default());
+pub(super) fn counting_waker() -> (Arc<WakeCounter>, Waker) {
+    let wakes = Arc::new(WakeCounter::default());
     (wakes.clone(), Waker::from(wakes))
 }
 
-/// Two fabrics for whose devices time passes while somebody waits.
-fn ticking(context: &Context) -> Verdict<Pair> {
+/// Two connected fabrics whose clock moves at each read, so that a blocking wait ends.
+fn ticking(context: &Context) -> TestResult<Pair> {
     let options = Options { ticking: true, ..Options::default() };
-    Lab::new(context).pair_of(&options, &options)
+    SimHarness::new(context).pair_of(&options, &options)
 }
 
-/// A blocking wait on a caller-driven fabric needs nobody else.
-fn wait_drives(context: &Context) -> Verdict {
+/// A blocking wait on a caller-driven fabric drives the fabric itself.
+fn wait_drives(context: &Context) -> TestResult {
     const fn sendable<T: Send + 'static>() {}
     sendable::<Op>();
     let pair = ticking(context)?;
-    let src = Ground::new(&pair.a, 2_000_000, Access::LOCAL, context.seed)?;
-    let mut dst = Ground::new(&pair.b, 2_000_000, OPEN, context.seed + 1)?;
+    let src = CheckedRegion::new(&pair.a, 2_000_000, Access::LOCAL, context.seed)?;
+    let mut dst = CheckedRegion::new(&pair.b, 2_000_000, FULL_ACCESS, context.seed + 1)?;
     let remote = dst.import(&pair.to_b)?;
     for size in [10, 10_000, 1_900_000] {
         let outcome = pair.to_b.write(&src.region, 0..size, &remote, 1)?.wait(limit::HANG)?;
-        same("bytes", outcome.bytes, size as u64)?;
+        ensure_eq("bytes", outcome.bytes, size as u64)?;
         dst.expect_from(1, &src, 0..size);
-        dst.check("waited for")?;
+        dst.check("after the wait")?;
     }
     Ok(())
 }
 
-/// So does the one that takes any future, for every fabric that the future looks to.
-fn any_wait_drives(context: &Context) -> Verdict {
+/// The blocking wait on any future drives every fabric that the future uses.
+fn any_wait_drives(context: &Context) -> TestResult {
     const LIMIT: Duration = limit::HANG;
     let pair = ticking(context)?;
-    let src = Ground::new(&pair.a, 300_000, Access::LOCAL, context.seed)?;
-    let mut dst = Ground::new(&pair.b, 300_000, OPEN, context.seed + 1)?;
+    let src = CheckedRegion::new(&pair.a, 300_000, Access::LOCAL, context.seed)?;
+    let mut dst = CheckedRegion::new(&pair.b, 300_000, FULL_ACCESS, context.seed + 1)?;
     let remote = dst.import(&pair.to_b)?;
     let never = wait(pair.to_a.imm(9).expect(1), Duration::from_millis(1));
-    refused("an imm that nobody sends", never, &[ErrorKind::DeadlineExceeded])?;
+    ensure_err("an imm that no peer sends", never, &[ErrorKind::DeadlineExceeded])?;
     (0..3).try_for_each(|imm| {
         let options = WriteOptions::new().imm(imm);
         let arrives = pair.to_a.imm(imm).expect(1);
         let write = pair.to_b.write_with(&src.region, 0..300_000, &remote, 0, &options)?;
         let both = async { Ok::<_, transport_core::Error>((write.await?, arrives.await?)) };
-        same("bytes", wait(both, LIMIT)??.0.bytes, 300_000)
+        ensure_eq("bytes", wait(both, LIMIT)??.0.bytes, 300_000)
     })?;
     dst.expect_from(0, &src, 0..300_000);
-    dst.check("waited for")
+    dst.check("after the wait")
 }
 
-fn wait_gives_up(context: &Context) -> Verdict {
+fn wait_gives_up(context: &Context) -> TestResult {
     let pair = Pair::new(context)?;
-    let src = Ground::new(&pair.a, 4096, Access::LOCAL, context.seed)?;
-    let mut dst = Ground::new(&pair.b, 4096, OPEN, context.seed + 1)?;
+    let src = CheckedRegion::new(&pair.a, 4096, Access::LOCAL, context.seed)?;
+    let mut dst = CheckedRegion::new(&pair.b, 4096, FULL_ACCESS, context.seed + 1)?;
     let remote = dst.import(&pair.to_b)?;
     let mut op = pair.to_b.write(&src.region, 0..4096, &remote, 0)?;
-    refused("a short wait", op.wait(Duration::from_millis(1)), &[ErrorKind::DeadlineExceeded])?;
+    ensure_err("a short wait", op.wait(Duration::from_millis(1)), &[ErrorKind::DeadlineExceeded])?;
     dst.check("before the latency is over")?;
-    pair.lab.result(&mut op)??;
+    pair.sim.result(&mut op)??;
     dst.expect_from(0, &src, 0..4096);
     dst.check("after it")
 }
 
-fn wakes_the_last_waker(context: &Context) -> Verdict {
+fn wakes_the_last_waker(context: &Context) -> TestResult {
     let pair = Pair::new(context)?;
-    let src = Ground::new(&pair.a, 4096, Access::LOCAL, context.seed)?;
-    let dst = Ground::new(&pair.b, 4096, OPEN, context.seed + 1)?;
+    let src = CheckedRegion::new(&pair.a, 4096, Access::LOCAL, context.seed)?;
+    let dst = CheckedRegion::new(&pair.b, 4096, FULL_ACCESS, context.seed + 1)?;
     let remote = dst.import(&pair.to_b)?;
     let mut op = std::pin::pin!(pair.to_b.write(&src.region, 0..4096, &remote, 0)?);
     let ((early, first), (late, second)) = (counting_waker(), counting_waker());
     ensure(op.as_mut().poll(&mut Task::from_waker(&first)).is_pending(), "ready at once")?;
     ensure(op.as_mut().poll(&mut Task::from_waker(&second)).is_pending(), "ready at once")?;
-    pair.lab.settle()?;
-    same("wakes of the task that left", early.count(), 0)?;
+    pair.sim.settle()?;
+    ensure_eq("wakes of the task that left", early.count(), 0)?;
     ensure(late.count() > 0, "the waiting task was not woken")?;
     match op.as_mut().poll(&mut Task::from_waker(&second)) {
-        Poll::Ready(outcome) => same("bytes", outcome?.bytes, 4096),
-        Poll::Pending => Err(Failure::new("pending after it was woken")),
+        Poll::Ready(outcome) => ensure_eq("bytes", outcome?.bytes, 4096),
+        Poll::Pending => Err(Failure::new("the operation is pending after its wakeup")),
     }
 }
 
-fn handed_out_once(context: &Context) -> Verdict {
+fn handed_out_once(context: &Context) -> TestResult {
     let pair = Pair::new(context)?;
-    let src = Ground::new(&pair.a, 4096, Access::LOCAL, context.seed)?;
-    let dst = Ground::new(&pair.b, 4096, OPEN, context.seed + 1)?;
+    let src = CheckedRegion::new(&pair.a, 4096, Access::LOCAL, context.seed)?;
+    let dst = CheckedRegion::new(&pair.b, 4096, FULL_ACCESS, context.seed + 1)?;
     let remote = dst.import(&pair.to_b)?;
     let mut op = pair.to_b.write(&src.region, 0..4096, &remote, 0)?;
-    pair.lab.result(&mut op)??;
-    ensure(op.try_result().is_none(), "a second result")?;
-    refused("a second wait", op.wait(Duration::from_millis(5)), &[ErrorKind::Closed])?;
-    refused("a second poll", pollster::block_on(op), &[ErrorKind::Closed]).map(drop)
+    pair.sim.result(&mut op)??;
+    ensure(op.try_result().is_none(), "the operation returned a second result")?;
+    ensure_err("a second wait", op.wait(Duration::from_millis(5)), &[ErrorKind::Closed])?;
+    ensure_err("a second poll", pollster::block_on(op), &[ErrorKind::Closed]).map(drop)
 }
 
-fn detached_goes_on(context: &Context) -> Verdict {
+fn detached_goes_on(context: &Context) -> TestResult {
     let pair = Pair::new(context)?;
-    let src = Ground::new(&pair.a, 700_000, Access::LOCAL, context.seed)?;
-    let mut dst = Ground::new(&pair.b, 700_000, OPEN, context.seed + 1)?;
+    let src = CheckedRegion::new(&pair.a, 700_000, Access::LOCAL, context.seed)?;
+    let mut dst = CheckedRegion::new(&pair.b, 700_000, FULL_ACCESS, context.seed + 1)?;
     let remote = dst.import(&pair.to_b)?;
     pair.to_b.write(&src.region, 0..600_000, &remote, 50_000)?.detach();
     dst.expect_from(50_000, &src, 0..600_000);
-    // Neither region nor operation has an owner here any more.
+    // The trial holds neither region nor operation any more.
     drop((src, remote));
-    pair.lab.settle()?;
+    pair.sim.settle()?;
     dst.check("a detached write")
 }
 
-/// Many operations end in one poll, and the wakers of some panic: all end, the memory is let go, and as much as before can
-/// be posted.
-fn wakers_that_panic(context: &Context) -> Verdict {
+/// Many operations complete in one poll, and the wakers of some panic. All complete, their memory is released, and as
+/// many new operations as before can be posted.
+fn wakers_that_panic(context: &Context) -> TestResult {
     const COUNT: usize = 200;
     let pair = Pair::new(context)?;
-    let src = Ground::new(&pair.a, COUNT * 64, Access::LOCAL, context.seed)?;
-    let mut dst = Ground::new(&pair.b, COUNT * 64, OPEN, context.seed + 1)?;
+    let src = CheckedRegion::new(&pair.a, COUNT * 64, Access::LOCAL, context.seed)?;
+    let mut dst = CheckedRegion::new(&pair.b, COUNT * 64, FULL_ACCESS, context.seed + 1)?;
     let remote = dst.import(&pair.to_b)?;
     for _ in 0..3 {
         let ops: Result<Vec<Op>, _> = (0..COUNT)
             .map(|at| pair.to_b.write(&src.region, at * 64..at * 64 + 64, &remote, at * 64))
             .collect();
         let mut ops = ops?;
-        // One per run of requests, and one in the middle of such.
+        // One waker per run of requests panics, and one in the middle of a run.
         let watched = [0, 32, 64, 77];
         for at in watched {
-            watch_by_panic(&mut ops[at])?;
+            poll_with_panicking_waker(&mut ops[at])?;
         }
-        tick_past_panics(&pair.lab, watched.len() as u32)?;
-        pair.lab.all_done(ops)?;
-        pair.lab.settle()?;
+        tick_past_panics(&pair.sim, watched.len() as u32)?;
+        pair.sim.all_done(ops)?;
+        pair.sim.settle()?;
     }
     dst.expect_from(0, &src, 0..COUNT * 64);
     dst.check("three times")?;
-    pair.lab.done(src.region.revoke()?).map(drop)
+    pair.sim.done(src.region.revoke()?).map(drop)
 }
 
-/// A revocation ends operations whose wakers panic: it ends all the same, and so does all that uses the region.
-fn panics_in_a_revocation(context: &Context) -> Verdict {
+/// A revocation ends operations whose wakers panic. The revocation completes all the same, and so do all operations on
+/// the region.
+fn panics_in_a_revocation(context: &Context) -> TestResult {
     let pair = Pair::new(context)?;
-    let own = Ground::new(&pair.a, 8192, OPEN, context.seed)?;
+    let own = CheckedRegion::new(&pair.a, 8192, FULL_ACCESS, context.seed)?;
     let mut receives = Vec::new();
     for at in 0..4 {
         let mut receive = pair.a.recv(&own.region, at * 64..at * 64 + 64)?;
-        watch_by_panic(&mut receive)?;
+        poll_with_panicking_waker(&mut receive)?;
         receives.push(receive);
     }
     let waits = || WriteOptions::new().when(Arc::new(AtomicU32::new(0)), 1);
-    let far = Ground::new(&pair.b, 8192, OPEN, context.seed + 1)?;
+    let far = CheckedRegion::new(&pair.b, 8192, FULL_ACCESS, context.seed + 1)?;
     let remote = far.import(&pair.to_b)?;
     let mut triggered = Vec::new();
     for _ in 0..4 {
         let mut op = pair.to_b.write_with(&own.region, 0..64, &remote, 0, &waits())?;
-        watch_by_panic(&mut op)?;
+        poll_with_panicking_waker(&mut op)?;
         triggered.push(op);
     }
-    pair.lab.turn();
+    pair.sim.step();
     let revoked = own.region.revoke()?;
-    tick_past_panics(&pair.lab, 8)?;
-    pair.lab.done(revoked)?;
+    tick_past_panics(&pair.sim, 8)?;
+    pair.sim.done(revoked)?;
     for op in receives.iter_mut().chain(&mut triggered) {
-        refused("what used the region", pair.lab.result(op)?, &[ErrorKind::Revoked])?;
+        ensure_err("what used the region", pair.sim.result(op)?, &[ErrorKind::Revoked])?;
     }
-    pair.lab.settle()
+    pair.sim.settle()
 }

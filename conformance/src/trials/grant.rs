@@ -1,4 +1,4 @@
-//! Grants: a receiver bounds what its peers send, and nobody waits for another's.
+//! Grants: a receiver limits what its peers send, and no peer waits for another peer's grant.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -10,11 +10,11 @@ use transport_core::{
     Access, ErrorKind, Fabric, Grant, GrantPolicy, GrantRequest, Op, Pages, SendOptions, WriteOptions,
 };
 
-use crate::check::{Verdict, ensure, refused, same, within};
-use crate::ground::{Ground, OPEN};
-use crate::lab::{Lab, Options, Pair, builder};
+use crate::backend_under_test::Variant;
+use crate::check::{TestResult, ensure, ensure_eq, ensure_err, within};
+use crate::checked_region::{CheckedRegion, FULL_ACCESS};
 use crate::process::LIMIT;
-use crate::subject::Variant;
+use crate::sim_harness::{Options, Pair, SimHarness, builder};
 use crate::trial::{ALL_PATHS, Context, Trial};
 
 const IMM_AND_SEND: Operations = Operations::WRITE_IMM.union(Operations::SEND);
@@ -35,20 +35,20 @@ pub(super) const TRIALS: &[Trial] = &[
     Trial::new("grant::crosses_the_control_connection", over_sockets).process().needs(Operations::WRITE_IMM),
 ];
 
-/// Windows that the trial turns: bytes, imms, messages.
-pub(super) struct Dial([AtomicU64; 3]);
+/// A grant policy whose windows the trial changes: bytes, imms, messages.
+pub(super) struct AdjustableGrant([AtomicU64; 3]);
 
-impl Dial {
-    pub(super) fn at(windows: [u64; 3]) -> Arc<Self> {
+impl AdjustableGrant {
+    pub(super) fn new(windows: [u64; 3]) -> Arc<Self> {
         Arc::new(Self(windows.map(AtomicU64::new)))
     }
 
-    pub(super) fn turn(&self, windows: [u64; 3]) {
+    pub(super) fn set(&self, windows: [u64; 3]) {
         self.0.iter().zip(windows).for_each(|(at, to)| at.store(to, Ordering::SeqCst));
     }
 }
 
-impl GrantPolicy for Dial {
+impl GrantPolicy for AdjustableGrant {
     fn grant(&self, _: &GrantRequest<'_>) -> Grant {
         let [bytes, imms, messages] = self.0.each_ref().map(|at| at.load(Ordering::SeqCst));
         Grant { bytes, imms, messages }
@@ -57,22 +57,22 @@ impl GrantPolicy for Dial {
 
 pub(super) const ALL: u64 = u64::MAX;
 
-/// A pair whose target grants what `dial` says.
+/// A pair whose target grants the windows of `grant`.
 #[track_caller]
-pub(super) fn pair_of(context: &Context, dial: &Arc<Dial>) -> Verdict<Pair> {
-    let theirs = Options { admission: Some(dial.clone()), ..Options::default() };
-    Lab::new(context).pair_of(&Options::default(), &theirs)
+pub(super) fn pair_of(context: &Context, grant: &Arc<AdjustableGrant>) -> TestResult<Pair> {
+    let theirs = Options { admission: Some(grant.clone()), ..Options::default() };
+    SimHarness::new(context).pair_of(&Options::default(), &theirs)
 }
 
-/// Turns of `a` alone: the target looks at nothing.
-fn without_the_target(pair: &Pair) {
+/// Runs turns of `a` alone: the target polls nothing.
+fn step_initiator_only(pair: &Pair) {
     for _ in 0..50 {
         pair.a.step();
-        pair.lab.clock.advance(Duration::from_micros(50));
+        pair.sim.clock.advance(Duration::from_micros(50));
     }
 }
 
-fn done(ops: &mut Vec<Op>) -> Verdict<usize> {
+fn take_completed(ops: &mut Vec<Op>) -> TestResult<usize> {
     let before = ops.len();
     let mut failed = Ok(());
     ops.retain_mut(|op| match op.try_result() {
@@ -86,16 +86,16 @@ fn done(ops: &mut Vec<Op>) -> Verdict<usize> {
     Ok(before - ops.len())
 }
 
-fn waits(fabric: &Fabric) -> u64 {
+fn grant_waits(fabric: &Fabric) -> u64 {
     fabric.counters().iter().map(|rail| rail.grant_waits).sum()
 }
 
-fn ends_at_deadline(context: &Context) -> Verdict {
-    let pair = pair_of(context, &Dial::at([ALL, 0, 0]))?;
-    let other = pair.lab.open(&Options::default())?;
+fn ends_at_deadline(context: &Context) -> TestResult {
+    let pair = pair_of(context, &AdjustableGrant::new([ALL, 0, 0]))?;
+    let other = pair.sim.open(&Options::default())?;
     let (to_other, from_other) = pair.a.connect_local(&other)?;
-    let src = Ground::new(&pair.a, 4096, Access::LOCAL, context.seed)?;
-    let mut dst = Ground::new(&pair.b, 8192, OPEN, context.seed + 1)?;
+    let src = CheckedRegion::new(&pair.a, 4096, Access::LOCAL, context.seed)?;
+    let mut dst = CheckedRegion::new(&pair.b, 8192, FULL_ACCESS, context.seed + 1)?;
     let remote = dst.import(&pair.to_b)?;
     let (from, to) = (Pages::new([0, 1]), Pages::new([3, 2]));
     let limit = Duration::from_secs(5);
@@ -105,13 +105,13 @@ fn ends_at_deadline(context: &Context) -> Verdict {
         pair.to_b.write_pages_with(&src.region, &from, &remote, &to, 64, &options.clone().per_wr())?,
         pair.to_b.send_with(&src.region, 0..64, &SendOptions::new().deadline(limit))?,
     ];
-    // Neither other peers nor what takes nothing of it wait.
-    pair.lab.done(to_other.write_imm(9)?)?;
-    pair.lab.until("the imm", || from_other.imm(9).count() == 1)?;
-    pair.lab.done(pair.to_b.write(&src.region, 64..4096, &remote, 4096)?)?;
+    // Operations to other peers do not wait, nor do operations that need no imms or messages.
+    pair.sim.done(to_other.write_imm(9)?)?;
+    pair.sim.until("the imm", || from_other.imm(9).count() == 1)?;
+    pair.sim.done(pair.to_b.write(&src.region, 64..4096, &remote, 4096)?)?;
     dst.expect_from(4096, &src, 64..4096);
     for op in &mut late {
-        ensure(op.try_result().is_none(), "done without a grant")?;
+        ensure(op.try_result().is_none(), "the operation completed without a grant")?;
     }
     let dump = pair.a.dump();
     for (kind, of) in [("write", GrantOf::Imms), ("write_pages", GrantOf::Imms), ("send", GrantOf::Messages)]
@@ -122,119 +122,122 @@ fn ends_at_deadline(context: &Context) -> Verdict {
         });
         ensure(named, format!("the dump does not say that {kind} waits for a grant of {of:?}: {dump}"))?;
     }
-    ensure(dump.to_string().contains("the peer's grant of more imms"), "the dump does not say so in words")?;
-    ensure(waits(&pair.a) >= 3, "no rail counts the waits")?;
-    pair.lab.clock.advance(limit);
-    pair.lab.turn();
+    ensure(
+        dump.to_string().contains("the peer's grant of more imms"),
+        "the text of the dump does not name the grant",
+    )?;
+    ensure(grant_waits(&pair.a) >= 3, "no rail counts the waits for a grant")?;
+    pair.sim.clock.advance(limit);
+    pair.sim.step();
     for op in &mut late {
-        refused("an operation", pair.lab.result(op)?, &[ErrorKind::DeadlineExceeded])?;
+        ensure_err("an operation", pair.sim.result(op)?, &[ErrorKind::DeadlineExceeded])?;
     }
-    pair.lab.settle()?;
-    same("imms", pair.to_a.imm(7).count(), 0)?;
+    pair.sim.settle()?;
+    ensure_eq("imms", pair.to_a.imm(7).count(), 0)?;
     dst.check("after the deadlines")
 }
 
-fn imms_renew(context: &Context) -> Verdict {
+fn imms_renew(context: &Context) -> TestResult {
     const WINDOW: usize = 3;
     const PAGES: u32 = 100;
-    let pair = pair_of(context, &Dial::at([ALL, WINDOW as u64, 0]))?;
-    let src = Ground::new(&pair.a, 64, Access::LOCAL, context.seed)?;
-    let dst = Ground::new(&pair.b, PAGES as usize * 64, OPEN, context.seed + 1)?;
+    let pair = pair_of(context, &AdjustableGrant::new([ALL, WINDOW as u64, 0]))?;
+    let src = CheckedRegion::new(&pair.a, 64, Access::LOCAL, context.seed)?;
+    let dst = CheckedRegion::new(&pair.b, PAGES as usize * 64, FULL_ACCESS, context.seed + 1)?;
     let remote = dst.import(&pair.to_b)?;
     let mut ops = Vec::new();
     for _ in 0..50 {
         ops.push(pair.to_b.write_imm(1)?);
     }
-    without_the_target(&pair);
-    same("imms that a target took that looks at none", done(&mut ops)?, WINDOW)?;
+    step_initiator_only(&pair);
+    ensure_eq("imms that a target took that looks at none", take_completed(&mut ops)?, WINDOW)?;
     let (from, to) = (Pages::new(vec![0; PAGES as usize]), Pages::new((0..PAGES).collect::<Vec<_>>()));
     for options in [WriteOptions::new().imm(1).per_wr(), WriteOptions::new().imm(1)] {
         ops.push(pair.to_b.write_pages_with(&src.region, &from, &remote, &to, 64, &options)?);
         ops.push(pair.to_b.write_with(&src.region, 0..64, &remote, 0, &options)?);
     }
-    pair.lab.all_done(ops)?;
-    pair.lab.settle()?;
-    same("imms", pair.to_a.imm(1).count(), 50 + u64::from(PAGES) + 3)
+    pair.sim.all_done(ops)?;
+    pair.sim.settle()?;
+    ensure_eq("imms", pair.to_a.imm(1).count(), 50 + u64::from(PAGES) + 3)
 }
 
-fn messages_renew(context: &Context) -> Verdict {
+fn messages_renew(context: &Context) -> TestResult {
     const WINDOW: usize = 2;
-    let pair = pair_of(context, &Dial::at([ALL, 0, WINDOW as u64]))?;
-    let src = Ground::new(&pair.a, 64, Access::LOCAL, context.seed)?;
+    let pair = pair_of(context, &AdjustableGrant::new([ALL, 0, WINDOW as u64]))?;
+    let src = CheckedRegion::new(&pair.a, 64, Access::LOCAL, context.seed)?;
     let pool = pair.b.recv_pool(64, 64)?;
-    pair.lab.settle()?;
+    pair.sim.settle()?;
     let mut ops = Vec::new();
     for number in 0..30 {
-        // An imm of a message is the message's.
+        // The imm of a message belongs to the message and uses no credit for imms.
         ops.push(pair.to_b.send_with(&src.region, 0..64, &SendOptions::new().imm(number))?);
     }
-    without_the_target(&pair);
-    same("messages that a target took that looks at none", done(&mut ops)?, WINDOW)?;
-    pair.lab.all_done(ops)?;
-    pair.lab.settle()?;
-    same("messages", std::iter::from_fn(|| pool.try_next()).filter(Result::is_ok).count(), 30)
+    step_initiator_only(&pair);
+    ensure_eq("messages that a target took that looks at none", take_completed(&mut ops)?, WINDOW)?;
+    pair.sim.all_done(ops)?;
+    pair.sim.settle()?;
+    ensure_eq("messages", std::iter::from_fn(|| pool.try_next()).filter(Result::is_ok).count(), 30)
 }
 
-fn given_up(context: &Context) -> Verdict {
-    let dial = Dial::at([ALL, 0, ALL]);
-    let pair = pair_of(context, &dial)?;
+fn given_up(context: &Context) -> TestResult {
+    let grant = AdjustableGrant::new([ALL, 0, ALL]);
+    let pair = pair_of(context, &grant)?;
     let mut ops = Vec::new();
     for imm in 0..5 {
         ops.push(pair.to_b.write_imm(imm)?);
     }
-    without_the_target(&pair);
+    step_initiator_only(&pair);
     let last = ops.pop();
     for op in ops {
         let mut cancel = op.cancel();
-        refused("a cancelled operation", cancel.wait(limit::HANG), &[ErrorKind::Cancelled])?;
+        ensure_err("a cancelled operation", cancel.wait(limit::HANG), &[ErrorKind::Cancelled])?;
     }
-    dial.turn([ALL, 1, ALL]);
+    grant.set([ALL, 1, ALL]);
     pair.to_a.regrant();
-    pair.lab.all_done(last.into_iter().collect())?;
-    pair.lab.settle()?;
+    pair.sim.all_done(last.into_iter().collect())?;
+    pair.sim.settle()?;
     for (imm, count) in [(0, 0), (3, 0), (4, 1)] {
-        same(&format!("imm {imm}"), pair.to_a.imm(imm).count(), count)?;
+        ensure_eq(&format!("imm {imm}"), pair.to_a.imm(imm).count(), count)?;
     }
     Ok(())
 }
 
-fn failures_give_back(context: &Context) -> Verdict {
-    let pair = pair_of(context, &Dial::at([ALL, 2, ALL]))?;
+fn failures_give_back(context: &Context) -> TestResult {
+    let pair = pair_of(context, &AdjustableGrant::new([ALL, 2, ALL]))?;
     let (mut failed, all) = (0, 20 * Variant::FAULT_EVERY);
     for _ in 0..all {
         let mut op = pair.to_b.write_imm(1)?;
-        failed += u64::from(pair.lab.result(&mut op)?.is_err());
+        failed += u64::from(pair.sim.result(&mut op)?.is_err());
     }
-    pair.lab.settle()?;
-    ensure(failed > 2, "too few failed to show anything")?;
-    same("imms", pair.to_a.imm(1).count(), all - failed)
+    pair.sim.settle()?;
+    ensure(failed > 2, "too few operations failed, so the trial shows nothing")?;
+    ensure_eq("imms", pair.to_a.imm(1).count(), all - failed)
 }
 
-fn ends_with_the_peer(context: &Context) -> Verdict {
+fn ends_with_the_peer(context: &Context) -> TestResult {
     for ours in [true, false] {
-        let pair = pair_of(context, &Dial::at([ALL, 0, 0]))?;
+        let pair = pair_of(context, &AdjustableGrant::new([ALL, 0, 0]))?;
         let mut op = pair.to_b.write_imm(1)?;
-        without_the_target(&pair);
-        ensure(op.try_result().is_none(), "done without a grant")?;
+        step_initiator_only(&pair);
+        ensure(op.try_result().is_none(), "the operation completed without a grant")?;
         if ours {
             pair.to_b.disconnect()
         } else {
             pair.to_a.disconnect()
         }
-        refused("an operation", pair.lab.result(&mut op)?, &[ErrorKind::PeerDied, ErrorKind::Closed])?;
-        pair.lab.settle()?;
-        // Its place is free: the next connection has a whole share.
+        ensure_err("an operation", pair.sim.result(&mut op)?, &[ErrorKind::PeerDied, ErrorKind::Closed])?;
+        pair.sim.settle()?;
+        // The closed peer's share is free: the next connection gets a whole share.
         let (to_b, _) = pair.a.connect_local(&pair.b)?;
-        ensure(to_b.is_alive(), "the next connection is dead")?;
+        ensure(to_b.is_alive(), "the next connection is closed")?;
     }
     Ok(())
 }
 
-/// Thousands of imms through a window of eight: each grant is a frame between two threads.
-fn over_sockets(context: &Context) -> Verdict {
+/// Thousands of imms go through a window of eight. Each new grant is a frame between two threads.
+fn over_sockets(context: &Context) -> TestResult {
     const IMMS: usize = 4000;
-    let dial = Dial::at([ALL, 8, ALL]);
-    let target = builder(context, &Options::default())?.grant_policy(dial).open()?;
+    let grant = AdjustableGrant::new([ALL, 8, ALL]);
+    let target = builder(context, &Options::default())?.grant_policy(grant).open()?;
     let fabric = builder(context, &Options { max_operations: IMMS, ..Options::default() })?.open()?;
     let listener = within(LIMIT, "listening", target.listen("0"))??;
     let to_target = within(LIMIT, "connecting", fabric.connect(&listener.local_addr()))??;
@@ -247,5 +250,5 @@ fn over_sockets(context: &Context) -> Verdict {
     for mut op in ops {
         op.wait(LIMIT)?;
     }
-    ensure(waits(&fabric) > 0, "nothing waited for a grant")
+    ensure(grant_waits(&fabric) > 0, "no operation waited for a grant")
 }

@@ -1,5 +1,5 @@
-//! Several transports of several rail groups each, as every fabric of more than one backend has them:
-//! each link is metered by its own peer's grant, whatever transports come before it.
+//! Several transports with several rail groups each, as every fabric with more than one backend has them. The grant of
+//! each link limits that link alone, whatever transports come before it.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -8,15 +8,15 @@ use transport_core::observe::{GrantOf, WaitReason};
 use transport_core::spi::Operations;
 use transport_core::{Access, Grant, GrantPolicy, GrantRequest, Op, Pages, Peer, SendOptions, WriteOptions};
 
-use super::forgery::Wire;
-use super::grant::{ALL, Dial};
-use crate::check::{Verdict, ensure, same};
-use crate::end::End;
-use crate::ground::{Ground, OPEN};
-use crate::lab::{LABEL, Lab, Options, Pair};
-use crate::process::{Child, LIMIT, several};
-use crate::subject::Variant;
+use super::forgery::WireDescriptor;
+use super::grant::{ALL, AdjustableGrant};
+use crate::backend_under_test::Variant;
+use crate::check::{TestResult, ensure, ensure_eq};
+use crate::checked_region::{CheckedRegion, FULL_ACCESS};
+use crate::process::{HelperProcess, LIMIT, multi_transport_fabric};
+use crate::sim_harness::{LABEL, Options, Pair, SimHarness};
 use crate::trial::{ALL_PATHS, Context, Trial};
+use crate::trial_fabric::TrialFabric;
 
 const METERED: Operations = Operations::WRITE_IMM.union(Operations::SEND);
 
@@ -44,34 +44,38 @@ pub(super) const TRIALS: &[Trial] = &[
         .needs(METERED.union(Operations::READ)),
 ];
 
-/// What `a` opens: two transports that `b` does not have come first.
+/// The transports of `a`: the first two are not in `b`.
 const OURS: &[&str] = &["one", "two", LABEL];
-/// What `b` opens.
+/// The transports of `b`.
 const THEIRS: &[&str] = &["three", LABEL];
 
-fn open(lab: &Lab, labels: &[&str], admission: Option<Arc<dyn GrantPolicy>>) -> Verdict<End> {
-    lab.open(&Options { labels, rails: Some(2), apart: true, admission, ..Options::default() })
+fn open(
+    sim: &SimHarness,
+    labels: &[&str],
+    admission: Option<Arc<dyn GrantPolicy>>,
+) -> TestResult<TrialFabric> {
+    sim.open(&Options { labels, rails: Some(2), group_per_rail: true, admission, ..Options::default() })
 }
 
-/// A pair that shares the last transport of each side alone; both sides grant what `dial` says.
-fn pair(context: &Context, dial: &Arc<Dial>) -> Verdict<Pair> {
-    let lab = Lab::new(context);
-    let (a, b) = (open(&lab, OURS, Some(dial.clone()))?, open(&lab, THEIRS, Some(dial.clone()))?);
+/// A pair that shares the last transport of each side only. Both sides grant the windows of `grant`.
+fn pair(context: &Context, grant: &Arc<AdjustableGrant>) -> TestResult<Pair> {
+    let sim = SimHarness::new(context);
+    let (a, b) = (open(&sim, OURS, Some(grant.clone()))?, open(&sim, THEIRS, Some(grant.clone()))?);
     let (to_b, to_a) = a.connect_local(&b)?;
-    Ok(Pair { lab, a, b, to_b, to_a })
+    Ok(Pair { sim, a, b, to_b, to_a })
 }
 
-/// Both directions of a pair: who begins, their view of the other, the other, the other's view of them.
-fn ways(pair: &Pair) -> [(&End, &Peer, &End, &Peer); 2] {
+/// Both directions of a pair: the initiator, its peer, the target, and the target's peer.
+fn directions(pair: &Pair) -> [(&TrialFabric, &Peer, &TrialFabric, &Peer); 2] {
     [(&pair.a, &pair.to_b, &pair.b, &pair.to_a), (&pair.b, &pair.to_a, &pair.a, &pair.to_b)]
 }
 
-fn imms(context: &Context) -> Verdict {
+fn imms(context: &Context) -> TestResult {
     const PAGES: u32 = 40;
-    let pair = pair(context, &Dial::at([ALL, 3, 0]))?;
-    for (from, to, other, back) in ways(&pair) {
-        let src = Ground::new(from, 4096, Access::LOCAL, context.seed)?;
-        let mut dst = Ground::new(other, PAGES as usize * 64, OPEN, context.seed + 1)?;
+    let pair = pair(context, &AdjustableGrant::new([ALL, 3, 0]))?;
+    for (from, to, other, back) in directions(&pair) {
+        let src = CheckedRegion::new(from, 4096, Access::LOCAL, context.seed)?;
+        let mut dst = CheckedRegion::new(other, PAGES as usize * 64, FULL_ACCESS, context.seed + 1)?;
         let remote = dst.import(to)?;
         let pages = (Pages::new(vec![1; PAGES as usize]), Pages::new((0..PAGES).collect::<Vec<_>>()));
         let mut ops = Vec::new();
@@ -82,169 +86,169 @@ fn imms(context: &Context) -> Verdict {
             ops.push(to.write_pages_with(&src.region, &pages.0, &remote, &pages.1, 64, &options)?);
             ops.push(to.write_with(&src.region, 64..128, &remote, 0, &options)?);
         }
-        pair.lab.all_done(ops)?;
-        pair.lab.until("the imms", || back.imm(1).count() == 50 + u64::from(PAGES) + 3)?;
+        pair.sim.all_done(ops)?;
+        pair.sim.until("the imms", || back.imm(1).count() == 50 + u64::from(PAGES) + 3)?;
         (0..PAGES as usize).for_each(|page| dst.expect_from(page * 64, &src, 64..128));
         dst.check("pages with imms")?;
     }
-    pair.lab.settle()
+    pair.sim.settle()
 }
 
-fn messages(context: &Context) -> Verdict {
-    let pair = pair(context, &Dial::at([ALL, 0, 2]))?;
-    for (from, to, other, _) in ways(&pair) {
-        let src = Ground::new(from, 64, Access::LOCAL, context.seed)?;
+fn messages(context: &Context) -> TestResult {
+    let pair = pair(context, &AdjustableGrant::new([ALL, 0, 2]))?;
+    for (from, to, other, _) in directions(&pair) {
+        let src = CheckedRegion::new(from, 64, Access::LOCAL, context.seed)?;
         let pool = other.recv_pool(64, 64)?;
         let mut ops = Vec::new();
         for number in 0..30 {
             ops.push(to.send_with(&src.region, 0..64, &SendOptions::new().imm(number))?);
         }
-        pair.lab.all_done(ops)?;
-        pair.lab.settle()?;
+        pair.sim.all_done(ops)?;
+        pair.sim.settle()?;
         let mut imms = Vec::new();
         while let Some(message) = pool.try_next() {
             let message = message?;
-            ensure(message.to_vec() == src.bytes(0..64), "a message has other bytes than were sent")?;
+            ensure(message.to_vec() == src.bytes(0..64), "a message has wrong bytes")?;
             imms.push(message.imm());
         }
         imms.sort_unstable();
-        same("imms of the messages", imms, (0..30).map(Some).collect())?;
+        ensure_eq("imms of the messages", imms, (0..30).map(Some).collect())?;
     }
     Ok(())
 }
 
-/// Single receives: the first transport of the receiver reaches nobody.
-fn receives(context: &Context) -> Verdict {
-    let pair = pair(context, &Dial::at([ALL, ALL, ALL]))?;
-    for (from, to, other, back) in ways(&pair) {
-        let src = Ground::new(from, 256, Access::LOCAL, context.seed)?;
-        let mut dst = Ground::new(other, 256, OPEN, context.seed + 1)?;
+/// Single receives. The receiver's first transport reaches no peer.
+fn receives(context: &Context) -> TestResult {
+    let pair = pair(context, &AdjustableGrant::new([ALL, ALL, ALL]))?;
+    for (from, to, other, back) in directions(&pair) {
+        let src = CheckedRegion::new(from, 256, Access::LOCAL, context.seed)?;
+        let mut dst = CheckedRegion::new(other, 256, FULL_ACCESS, context.seed + 1)?;
         let mut receive = other.recv(&dst.region, 0..256)?;
-        pair.lab.done(to.send(&src.region, 0..256)?)?;
-        let got = pair.lab.result(&mut receive)??;
-        same("bytes and sender", (got.bytes, got.peer), (256, Some(back.id())))?;
+        pair.sim.done(to.send(&src.region, 0..256)?)?;
+        let got = pair.sim.result(&mut receive)??;
+        ensure_eq("bytes and sender", (got.bytes, got.peer), (256, Some(back.id())))?;
         dst.expect_from(0, &src, 0..256);
         dst.check("a message")?;
     }
-    pair.lab.settle()
+    pair.sim.settle()
 }
 
-/// A window of bytes that the groups of a transport share, and reads, which take nothing of it.
-fn bytes(context: &Context) -> Verdict {
+/// The rail groups of a transport share one window of bytes. Reads use no credit of it.
+fn bytes(context: &Context) -> TestResult {
     const LEN: usize = 5 << 20;
-    let pair = pair(context, &Dial::at([1 << 20, 0, 0]))?;
-    for (from, to, other, _) in ways(&pair) {
-        let mut src = Ground::new(from, LEN, OPEN, context.seed)?;
-        let mut dst = Ground::new(other, LEN, OPEN, context.seed + 1)?;
+    let pair = pair(context, &AdjustableGrant::new([1 << 20, 0, 0]))?;
+    for (from, to, other, _) in directions(&pair) {
+        let mut src = CheckedRegion::new(from, LEN, FULL_ACCESS, context.seed)?;
+        let mut dst = CheckedRegion::new(other, LEN, FULL_ACCESS, context.seed + 1)?;
         let remote = dst.import(to)?;
-        pair.lab.done(to.write(&src.region, 0..LEN, &remote, 0)?)?;
+        pair.sim.done(to.write(&src.region, 0..LEN, &remote, 0)?)?;
         dst.expect_from(0, &src, 0..LEN);
         dst.check("written through a window")?;
         dst.fill(context.seed + 2)?;
-        pair.lab.done(to.read(&src.region, 0..LEN, &remote, 0)?)?;
+        pair.sim.done(to.read(&src.region, 0..LEN, &remote, 0)?)?;
         src.expect_from(0, &dst, 0..LEN);
         src.check("read")?;
     }
-    pair.lab.settle()
+    pair.sim.settle()
 }
 
-/// A few imms and messages over the last transport, no limit over the others.
-struct LastIsScarce;
+/// Grants a few imms and messages over the last transport, and grants the other transports without limit.
+struct LimitedLastTransport;
 
-const SCARCE: Grant = Grant { bytes: ALL, imms: 3, messages: 2 };
+const LIMITED: Grant = Grant { bytes: ALL, imms: 3, messages: 2 };
 
-impl GrantPolicy for LastIsScarce {
-    fn grant(&self, request: &GrantRequest<'_>) -> Grant {
-        if request.transport == LABEL { SCARCE } else { Grant::UNLIMITED }
+impl GrantPolicy for LimitedLastTransport {
+    fn grant(&self, applicant: &GrantRequest<'_>) -> Grant {
+        if applicant.transport == LABEL { LIMITED } else { Grant::UNLIMITED }
     }
 }
 
-/// Both transports reach the peer. The bytes go over the second, whose grant is small; what the first one
-/// allows is no concern of theirs, and a sender that took it would be ended by the receiver.
-fn not_anothers(context: &Context) -> Verdict {
+/// Both transports reach the peer. The bytes go over the second transport, whose grant is small. They must not use the
+/// first transport's grant: the receiver would close the connection to such a sender.
+fn not_anothers(context: &Context) -> TestResult {
     const WRITES: usize = 300;
-    let lab = Lab::new(context);
+    let sim = SimHarness::new(context);
     let labels = &["one", LABEL];
-    let (a, b) = (open(&lab, labels, None)?, open(&lab, labels, Some(Arc::new(LastIsScarce)))?);
+    let (a, b) = (open(&sim, labels, None)?, open(&sim, labels, Some(Arc::new(LimitedLastTransport)))?);
     let (to_b, to_a) = a.connect_local(&b)?;
-    let src = Ground::new(&a, 64, Access::LOCAL, context.seed)?;
-    let mut dst = Ground::new(&b, WRITES * 64, OPEN, context.seed + 1)?;
-    let mut wire = Wire::of(&dst)?;
+    let src = CheckedRegion::new(&a, 64, Access::LOCAL, context.seed)?;
+    let mut dst = CheckedRegion::new(&b, WRITES * 64, FULL_ACCESS, context.seed + 1)?;
+    let mut wire = WireDescriptor::of(&dst)?;
     wire.entries.retain(|entry| entry.transport == LABEL);
-    let remote = to_b.import(&wire.forge()?)?;
+    let remote = to_b.import(&wire.to_descriptor()?)?;
     let mut ops = Vec::new();
     for number in 0..WRITES {
         let options = WriteOptions::new().imm(5);
         ops.push(to_b.write_with(&src.region, 0..64, &remote, number * 64, &options)?);
         dst.expect_from(number * 64, &src, 0..64);
     }
-    // The target looks at nothing, and grants nothing more.
+    // The target polls nothing and grants nothing more.
     for _ in 0..200 {
         a.step();
-        lab.clock.advance(Duration::from_micros(50));
+        sim.clock.advance(Duration::from_micros(50));
     }
     let done = ops.iter_mut().map(Op::try_result).filter(Option::is_some).count();
-    same("writes with an imm that a target took that looks at none", done as u64, SCARCE.imms)?;
+    ensure_eq("completed writes with an imm, while the target does not poll", done as u64, LIMITED.imms)?;
     let dump = a.dump();
     let waits_for_imms = |wait: &WaitReason| matches!(wait, WaitReason::Grant { of: GrantOf::Imms, .. });
     let named = dump.operations().filter(|operation| operation.waits.iter().any(waits_for_imms)).count();
-    same("operations that wait for imms, as the dump has them", named, WRITES - done)?;
-    lab.until("the imms", || to_a.imm(5).count() == WRITES as u64 || !to_a.is_alive())?;
-    ensure(to_a.is_alive(), "the target ended a sender that keeps to its grant")?;
-    lab.settle()?;
+    ensure_eq("operations that wait for imms in the dump", named, WRITES - done)?;
+    sim.until("the imms", || to_a.imm(5).count() == WRITES as u64 || !to_a.is_alive())?;
+    ensure(to_a.is_alive(), "the target closed a sender that keeps to its grant")?;
+    sim.settle()?;
     ops.retain_mut(|op| op.try_result().is_none());
     dst.check("what was written")
 }
 
-/// The same in real time between two processes, which share the last transport of each alone, as two hosts do.
-fn between_processes(context: &Context) -> Verdict {
+/// The same in real time between two processes, which share the last transport of each only, as two hosts do.
+fn between_processes(context: &Context) -> TestResult {
     const IMMS: usize = 500;
     const PAGES: u32 = 64;
     let windows = Grant { bytes: 1 << 20, imms: 8, messages: 4 };
-    let fabric = several(context, OURS, windows)?;
-    let mut child = Child::spawn_idle(context)?;
-    child.ask(&format!("open-several {} 1048576 8 4", THEIRS.join(",")))?;
-    let address = child.ask("listen")?;
-    let to_child = child.meets(&fabric, &address)?;
-    child.ask("alloc there 4194304 7")?;
+    let fabric = multi_transport_fabric(context, OURS, windows)?;
+    let mut helper = HelperProcess::spawn_idle(context)?;
+    helper.command(&format!("open-multi {} 1048576 8 4", THEIRS.join(",")))?;
+    let address = helper.command("listen")?;
+    let to_child = helper.connect(&fabric, &address)?;
+    helper.command("alloc there 4194304 7")?;
     let remote = crate::check::within(LIMIT, "a lookup", to_child.region("there"))??;
-    let src = Ground::new(&fabric, 4 << 20, OPEN, context.seed)?;
-    child.tell(&format!("expect 1 {IMMS}"))?;
+    let src = CheckedRegion::new(&fabric, 4 << 20, FULL_ACCESS, context.seed)?;
+    helper.start(&format!("expect 1 {IMMS}"))?;
     let ops: Result<Vec<Op>, _> = (0..IMMS).map(|_| to_child.write_imm(1)).collect();
     finish(ops?)?;
-    child.answer("expect 1")?;
+    helper.finish("expect 1")?;
     let (from, to): (Vec<u32>, Vec<u32>) = ((0..PAGES).collect(), (0..PAGES).rev().collect());
     let options = WriteOptions::new().imm(2).per_wr();
     let (from, to) = (Pages::new(from), Pages::new(to));
     finish(vec![to_child.write_pages_with(&src.region, &from, &remote, &to, 64 << 10, &options)?])?;
-    child.ask(&format!("expect 2 {PAGES}"))?;
-    let back = Ground::new(&fabric, 4 << 20, OPEN, context.seed + 1)?;
+    helper.command(&format!("expect 2 {PAGES}"))?;
+    let back = CheckedRegion::new(&fabric, 4 << 20, FULL_ACCESS, context.seed + 1)?;
     finish(vec![to_child.read(&back.region, 0..4 << 20, &remote, 0)?])?;
     let mut page = vec![0; 64 << 10];
     for number in 0..PAGES as usize {
         back.region.copy_out(number << 16, &mut page)?;
         let other = (PAGES as usize - 1 - number) << 16;
-        ensure(page == src.bytes(other..other + (64 << 10)), format!("page {number} has other bytes"))?;
+        ensure(page == src.bytes(other..other + (64 << 10)), format!("page {number} has wrong bytes"))?;
     }
-    // The other way, and messages both ways.
-    child.tell(&format!("imms 3 {IMMS}"))?;
+    // The other direction, and messages in both directions.
+    helper.start(&format!("imms 3 {IMMS}"))?;
     let counter = to_child.imm(3);
     crate::check::within(LIMIT, "the helper's imms", counter.expect(IMMS as u64))??;
-    child.answer("imms 3")?;
-    child.ask("pool 16 64")?;
+    helper.finish("imms 3")?;
+    helper.command("pool 16 64")?;
     let ops: Result<Vec<Op>, _> = (0..100).map(|_| to_child.send(&src.region, 0..64)).collect();
-    child.ask("pooled 100 64")?;
+    helper.command("wait-pool 100 64")?;
     finish(ops?)?;
     let pool = fabric.recv_pool(16, 64)?;
-    child.tell("sends there 0 64 100")?;
+    helper.start("sends there 0 64 100")?;
     for _ in 0..100 {
-        same("bytes of a message", pool.next().wait(LIMIT)?.len(), 64)?;
+        ensure_eq("bytes of a message", pool.next().wait(LIMIT)?.len(), 64)?;
     }
-    child.answer("sends")?;
-    ensure(to_child.is_alive(), "the peer is gone")
+    helper.finish("sends")?;
+    ensure(to_child.is_alive(), "the peer is closed")
 }
 
-fn finish(ops: Vec<Op>) -> Verdict {
+fn finish(ops: Vec<Op>) -> TestResult {
     for mut op in ops {
         op.wait(LIMIT)?;
     }

@@ -1,11 +1,10 @@
 //! The trials, one file per noun.
 
-mod again;
 mod barrier;
 mod cancel;
 mod cleanup;
 mod close;
-mod crossing;
+mod cross_process;
 mod deadline;
 mod death;
 mod drain;
@@ -28,6 +27,7 @@ mod prepared;
 mod queue;
 mod rails;
 mod read;
+mod reconnect;
 mod refusal;
 mod revoke;
 mod routing;
@@ -74,8 +74,8 @@ pub fn trials() -> impl Iterator<Item = &'static Trial> {
         rails::TRIALS,
         fault::TRIALS,
         peers::TRIALS,
-        crossing::TRIALS,
-        again::TRIALS,
+        cross_process::TRIALS,
+        reconnect::TRIALS,
         death::TRIALS,
         frozen::TRIALS,
         cleanup::TRIALS,

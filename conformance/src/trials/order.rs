@@ -1,14 +1,14 @@
-//! Completions in any order, and runs that repeat themselves.
+//! Completions in any order, and runs that are the same for the same seed.
 
 use std::time::Duration;
 
 use transport_core::spi::Operations;
 use transport_core::{Access, Pages, WriteOptions};
 
-use crate::check::{Verdict, ensure, same};
-use crate::ground::{Ground, OPEN};
-use crate::lab::Pair;
-use crate::subject::Variant;
+use crate::backend_under_test::Variant;
+use crate::check::{TestResult, ensure, ensure_eq};
+use crate::checked_region::{CheckedRegion, FULL_ACCESS};
+use crate::sim_harness::Pair;
 use crate::trial::{ALL_PATHS, Context, Trial};
 
 pub(super) const TRIALS: &[Trial] = &[
@@ -22,14 +22,14 @@ pub(super) const TRIALS: &[Trial] = &[
         .needs(Operations::WRITE_IMM.union(Operations::READ)),
 ];
 
-/// A mixed load; returns both event hashes.
-fn load(context: &Context) -> Verdict<(u64, u64)> {
+/// Runs a mixed load and returns the event hashes of both fabrics.
+fn load(context: &Context) -> TestResult<(u64, u64)> {
     let pair = Pair::new(context)?;
     let mut random = fastrand::Rng::with_seed(77);
     let parts = context.amount(16, 6);
-    let src = Ground::new(&pair.a, parts << 16, Access::LOCAL, 1)?;
-    let mut dst = Ground::new(&pair.b, parts << 16, OPEN, 2)?;
-    let back = Ground::new(&pair.a, parts << 16, Access::LOCAL, 3)?;
+    let src = CheckedRegion::new(&pair.a, parts << 16, Access::LOCAL, 1)?;
+    let mut dst = CheckedRegion::new(&pair.b, parts << 16, FULL_ACCESS, 2)?;
+    let back = CheckedRegion::new(&pair.a, parts << 16, Access::LOCAL, 3)?;
     let remote = dst.import(&pair.to_b)?;
     let mut ops = Vec::new();
     for part in 0..parts {
@@ -46,55 +46,55 @@ fn load(context: &Context) -> Verdict<(u64, u64)> {
         ops.push(pair.to_b.write(&src.region, start + 40_000..start + 60_000, &remote, start + 40_000)?);
         dst.expect_from(start + 40_000, &src, start + 40_000..start + 60_000);
         ops.push(pair.to_b.write_imm(100)?);
-        // Reads of what nobody writes: from the end of each part.
+        // Reads from the end of each part, to which no operation writes.
         ops.push(pair.to_b.read(&back.region, start..start + 5000, &remote, start + 60_000)?);
     }
-    pair.lab.all_done(ops)?;
-    pair.lab.settle()?;
+    pair.sim.all_done(ops)?;
+    pair.sim.settle()?;
     dst.check("a mixed load")?;
-    (0..parts).try_for_each(|part| same("imms of a part", pair.to_a.imm(part as u32).count(), 1))?;
-    same("imms alone", pair.to_a.imm(100).count(), parts as u64)?;
+    (0..parts).try_for_each(|part| ensure_eq("imms of a part", pair.to_a.imm(part as u32).count(), 1))?;
+    ensure_eq("imms alone", pair.to_a.imm(100).count(), parts as u64)?;
     Ok((pair.a.event_hash(), pair.b.event_hash()))
 }
 
-fn any_order(context: &Context) -> Verdict {
+fn any_order(context: &Context) -> TestResult {
     context.seeds(12).try_for_each(|seed| load(&context.with_seed(seed)).map(drop))
 }
 
-/// Otherwise the variant would prove nothing.
-fn completions_do_overtake(context: &Context) -> Verdict {
+/// Without overtaking completions the variant would show nothing.
+fn completions_do_overtake(context: &Context) -> TestResult {
     let pair = Pair::new(context)?;
-    let src = Ground::new(&pair.a, 64, Access::LOCAL, context.seed)?;
-    let dst = Ground::new(&pair.b, 64, OPEN, context.seed + 1)?;
+    let src = CheckedRegion::new(&pair.a, 64, Access::LOCAL, context.seed)?;
+    let dst = CheckedRegion::new(&pair.b, 64, FULL_ACCESS, context.seed + 1)?;
     let remote = dst.import(&pair.to_b)?;
     let mut ops = Vec::new();
     for number in 0..64 {
         ops.push((number, pair.to_b.write(&src.region, number..number + 1, &remote, number)?));
     }
     let mut order = Vec::new();
-    pair.lab.until("64 writes", || {
+    pair.sim.until("64 writes", || {
         ops.retain_mut(|(number, op)| op.try_result().is_none() || (order.push(*number), false).1);
-        // Whose ends come with one leap of the clock cannot be told apart.
-        pair.lab.clock.advance(Duration::from_nanos(100));
+        // Completions of the same clock step have no visible order.
+        pair.sim.clock.advance(Duration::from_nanos(100));
         ops.is_empty()
     })?;
     ensure(!order.is_sorted(), "64 writes completed in the order of posting")
 }
 
-fn one_seed(context: &Context) -> Verdict {
+fn one_seed(context: &Context) -> TestResult {
     for seed in context.seeds(3) {
         let context = context.with_seed(seed);
-        same("the hashes of two runs of one seed", load(&context)?, load(&context)?)?;
+        ensure_eq("the hashes of two runs of one seed", load(&context)?, load(&context)?)?;
     }
     Ok(())
 }
 
-fn another_seed(context: &Context) -> Verdict {
+fn another_seed(context: &Context) -> TestResult {
     let seeds = context.amount(4, 2);
-    let hashes: Verdict<Vec<_>> =
+    let hashes: TestResult<Vec<_>> =
         (context.seed..context.seed + seeds).map(|seed| load(&context.with_seed(seed))).collect();
     let mut hashes = hashes?;
     hashes.sort_unstable();
     hashes.dedup();
-    same("different hashes, one per seed", hashes.len() as u64, seeds)
+    ensure_eq("different hashes, one per seed", hashes.len() as u64, seeds)
 }

@@ -2,9 +2,9 @@
 
 use transport_core::{Access, Pages};
 
-use crate::check::{Verdict, same};
-use crate::ground::{Ground, OPEN};
-use crate::lab::Pair;
+use crate::check::{TestResult, ensure_eq};
+use crate::checked_region::{CheckedRegion, FULL_ACCESS};
+use crate::sim_harness::Pair;
 use crate::trial::{ALL_PATHS, Context, Trial};
 
 pub(super) const TRIALS: &[Trial] = &[
@@ -22,7 +22,7 @@ fn shuffled(count: u32, random: &mut fastrand::Rng) -> Vec<u32> {
     list
 }
 
-/// Where the pages of one side lie.
+/// The offsets of the pages of one side.
 #[derive(Clone)]
 struct Layout {
     indices: Vec<u32>,
@@ -44,8 +44,8 @@ impl Layout {
     }
 }
 
-/// Tells `dst` what a paged write will leave there.
-fn expect(dst: &mut Ground, to: &Layout, src: &Ground, from: &Layout, page: usize) {
+/// Expects in `dst` the bytes of a paged write.
+fn expect(dst: &mut CheckedRegion, to: &Layout, src: &CheckedRegion, from: &Layout, page: usize) {
     for item in 0..to.indices.len() {
         dst.expect_from(to.at(item), src, from.at(item)..from.at(item) + page);
     }
@@ -58,23 +58,23 @@ fn transfer(
     page: usize,
     rooms: (usize, usize),
     seed: u64,
-) -> Verdict {
-    let src = Ground::new(&pair.a, rooms.0, Access::LOCAL, seed)?;
-    let mut dst = Ground::new(&pair.b, rooms.1, OPEN, seed + 1)?;
+) -> TestResult {
+    let src = CheckedRegion::new(&pair.a, rooms.0, Access::LOCAL, seed)?;
+    let mut dst = CheckedRegion::new(&pair.b, rooms.1, FULL_ACCESS, seed + 1)?;
     let remote = dst.import(&pair.to_b)?;
     let outcome =
-        pair.lab.done(pair.to_b.write_pages(&src.region, from.pages(), &remote, to.pages(), page)?)?;
+        pair.sim.done(pair.to_b.write_pages(&src.region, from.pages(), &remote, to.pages(), page)?)?;
     let count = to.indices.len();
-    same("bytes", outcome.bytes, (count * page) as u64)?;
+    ensure_eq("bytes", outcome.bytes, (count * page) as u64)?;
     expect(&mut dst, to, &src, from, page);
     dst.check(&format!("{count} pages of {page} bytes"))?;
     src.check("the source")
 }
 
-fn permuted(context: &Context) -> Verdict {
+fn permuted(context: &Context) -> TestResult {
     let pair = Pair::new(context)?;
     let mut random = fastrand::Rng::with_seed(context.seed);
-    for count in context.some([1, 2, 3, 15, 16, 17, 63, 64, 65, 200]) {
+    for count in context.sample([1, 2, 3, 15, 16, 17, 63, 64, 65, 200]) {
         let (from, to) = (shuffled(count, &mut random), shuffled(count, &mut random));
         let (from, to) = (Layout::dense(from, 4096), Layout::dense(to, 4096));
         let room = (count as usize + 1) * 4096;
@@ -83,7 +83,7 @@ fn permuted(context: &Context) -> Verdict {
     Ok(())
 }
 
-fn strides_and_offsets(context: &Context) -> Verdict {
+fn strides_and_offsets(context: &Context) -> TestResult {
     let pair = Pair::new(context)?;
     let mut random = fastrand::Rng::with_seed(context.seed);
     for (page, strides, offsets) in [
@@ -95,20 +95,20 @@ fn strides_and_offsets(context: &Context) -> Verdict {
         let (from, to) = (shuffled(90, &mut random), shuffled(90, &mut random));
         let from = Layout { indices: from, stride: strides.0, offset: offsets.0 };
         let to = Layout { indices: to, stride: strides.1, offset: offsets.1 };
-        // Both end exactly where the last page does.
+        // Both regions end exactly at the end of the last page.
         let rooms = (offsets.0 + 89 * strides.0 + page, offsets.1 + 89 * strides.1 + page);
         transfer(&pair, &from, &to, page, rooms, context.seed)?;
     }
     Ok(())
 }
 
-fn repeated_sources(context: &Context) -> Verdict {
+fn repeated_sources(context: &Context) -> TestResult {
     let pair = Pair::new(context)?;
     let mut random = fastrand::Rng::with_seed(context.seed);
     let from = Layout::dense((0..150).map(|_| random.u32(0..4)).collect(), 2048);
     let to = Layout::dense(shuffled(150, &mut random), 2048);
     transfer(&pair, &from, &to, 2048, (4 * 2048, 150 * 2048), context.seed)?;
-    // A source stride below the page: the pages overlap, which reading may.
+    // The source stride is smaller than the page. Source pages may overlap, because they are only read.
     let from = Layout { indices: (0..100).collect(), stride: 10, offset: 1 };
     transfer(
         &pair,
@@ -120,11 +120,11 @@ fn repeated_sources(context: &Context) -> Verdict {
     )
 }
 
-fn every_page_size(context: &Context) -> Verdict {
+fn every_page_size(context: &Context) -> TestResult {
     let pair = Pair::new(context)?;
     let mut random = fastrand::Rng::with_seed(context.seed);
     let chunk = pair.capabilities().chunk.min(1 << 20) as usize;
-    for page in context.some([1, 2, 63, 64, 4095, 4097, 65_536, chunk, chunk + 1]) {
+    for page in context.sample([1, 2, 63, 64, 4095, 4097, 65_536, chunk, chunk + 1]) {
         let (from, to) = (shuffled(9, &mut random), shuffled(9, &mut random));
         let (from, to) = (Layout::dense(from, page), Layout::dense(to, page));
         transfer(&pair, &from, &to, page, (9 * page, 9 * page + 50), context.seed)?;
@@ -132,13 +132,13 @@ fn every_page_size(context: &Context) -> Verdict {
     Ok(())
 }
 
-/// Operations that are under way together, over one shared list.
-fn several_operations(context: &Context) -> Verdict {
+/// Several outstanding operations that share one page list.
+fn several_operations(context: &Context) -> TestResult {
     const PAGE: usize = 1024;
     let pair = Pair::new(context)?;
     let mut random = fastrand::Rng::with_seed(context.seed);
-    let src = Ground::new(&pair.a, 100 * PAGE, Access::LOCAL, context.seed)?;
-    let mut dst = Ground::new(&pair.b, 8 * 100 * PAGE, OPEN, context.seed + 1)?;
+    let src = CheckedRegion::new(&pair.a, 100 * PAGE, Access::LOCAL, context.seed)?;
+    let mut dst = CheckedRegion::new(&pair.b, 8 * 100 * PAGE, FULL_ACCESS, context.seed + 1)?;
     let remote = dst.import(&pair.to_b)?;
     let from = Layout::dense(shuffled(100, &mut random), PAGE);
     let list = from.pages();
@@ -148,12 +148,12 @@ fn several_operations(context: &Context) -> Verdict {
         ops.push(pair.to_b.write_pages(&src.region, &list, &remote, to.pages(), PAGE)?);
         expect(&mut dst, &to, &src, &from, PAGE);
     }
-    pair.lab.all_done(ops)?;
+    pair.sim.all_done(ops)?;
     dst.check("eight paged writes")
 }
 
 /// More pages than any queue holds.
-fn many(context: &Context) -> Verdict {
+fn many(context: &Context) -> TestResult {
     let pair = Pair::new(context)?;
     let mut random = fastrand::Rng::with_seed(context.seed);
     let count = context.amount(10_000, 2_500);

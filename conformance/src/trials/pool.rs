@@ -1,13 +1,13 @@
-//! Pools of receives that repost themselves.
+//! Receive pools, which post their buffers again.
 
 use std::time::Duration;
 
 use transport_core::spi::Operations;
 use transport_core::{Access, ErrorKind, Message, Op, RecvPool, SendOptions};
 
-use crate::check::{Failure, Verdict, ensure, refused, same};
-use crate::ground::{Ground, OPEN};
-use crate::lab::{Lab, Pair};
+use crate::check::{Failure, TestResult, ensure, ensure_eq, ensure_err};
+use crate::checked_region::{CheckedRegion, FULL_ACCESS};
+use crate::sim_harness::{Pair, SimHarness};
 use crate::trial::{ALL_PATHS, Context, Trial};
 
 pub(super) const TRIALS: &[Trial] = &[
@@ -23,9 +23,9 @@ pub(super) const TRIALS: &[Trial] = &[
 ];
 
 #[track_caller]
-fn next(lab: &Lab, pool: &RecvPool) -> Verdict<Result<Message, transport_core::Error>> {
+fn next(sim: &SimHarness, pool: &RecvPool) -> TestResult<Result<Message, transport_core::Error>> {
     let mut message = None;
-    lab.until("a message", || {
+    sim.until("a message", || {
         message = pool.try_next();
         message.is_some()
     })?;
@@ -33,10 +33,10 @@ fn next(lab: &Lab, pool: &RecvPool) -> Verdict<Result<Message, transport_core::E
 }
 
 /// Ten times as many messages as buffers.
-fn reposts_itself(context: &Context) -> Verdict {
+fn reposts_itself(context: &Context) -> TestResult {
     let pair = Pair::new(context)?;
     let pool = pair.b.recv_pool(4, 300)?;
-    let src = Ground::new(&pair.a, 12_000, Access::LOCAL, context.seed)?;
+    let src = CheckedRegion::new(&pair.a, 12_000, Access::LOCAL, context.seed)?;
     let size = |number: usize| 1 + number * 37 % 300;
     let ops: Result<Vec<Op>, _> = (0..40)
         .map(|number| {
@@ -46,128 +46,131 @@ fn reposts_itself(context: &Context) -> Verdict {
         .collect();
     let mut seen = [false; 40];
     for _ in 0..40 {
-        let message = next(&pair.lab, &pool)??;
+        let message = next(&pair.sim, &pool)??;
         let number = message.imm().unwrap_or(u32::MAX) as usize;
-        ensure(seen.get(number) == Some(&false), format!("message {number} came twice, or never was"))?;
+        ensure(
+            seen.get(number) == Some(&false),
+            format!("message {number} arrived twice, or was never sent"),
+        )?;
         seen[number] = true;
-        same("sender", message.peer(), pair.to_a.id())?;
+        ensure_eq("sender", message.peer(), pair.to_a.id())?;
         ensure(
             message.to_vec() == src.bytes(number * 300..number * 300 + size(number)),
-            "a damaged message",
+            "a message has wrong bytes",
         )?;
     }
-    pair.lab.all_done(ops?)?;
-    ensure(pool.try_next().is_none(), "a 41st message")
+    pair.sim.all_done(ops?)?;
+    ensure(pool.try_next().is_none(), "the pool has a 41st message")
 }
 
-fn kept_messages(context: &Context) -> Verdict {
+fn kept_messages(context: &Context) -> TestResult {
     let pair = Pair::new(context)?;
     let pool = pair.b.recv_pool(3, 64)?;
-    let src = Ground::new(&pair.a, 640, Access::LOCAL, context.seed)?;
+    let src = CheckedRegion::new(&pair.a, 640, Access::LOCAL, context.seed)?;
     let mut ops = Vec::new();
     for number in 0..10 {
         ops.push(pair.to_b.send(&src.region, number * 64..(number + 1) * 64)?);
     }
-    let kept = [next(&pair.lab, &pool)??, next(&pair.lab, &pool)??];
+    let kept = [next(&pair.sim, &pool)??, next(&pair.sim, &pool)??];
     let before = kept.each_ref().map(Message::to_vec);
-    // All others go through the one buffer that is left.
+    // All other messages use the one free buffer.
     for _ in 2..10 {
-        next(&pair.lab, &pool)??;
+        next(&pair.sim, &pool)??;
     }
-    pair.lab.all_done(ops)?;
-    same("kept messages", kept.each_ref().map(Message::to_vec), before)?;
+    pair.sim.all_done(ops)?;
+    ensure_eq("kept messages", kept.each_ref().map(Message::to_vec), before)?;
     let mut short = [0; 10];
-    same("a short copy", kept[0].copy_out(&mut short), 10)?;
-    same("its bytes", &short[..], &kept[0].to_vec()[..10])
+    ensure_eq("a short copy", kept[0].copy_out(&mut short), 10)?;
+    ensure_eq("its bytes", &short[..], &kept[0].to_vec()[..10])
 }
 
-fn goes_on_after_too_large(context: &Context) -> Verdict {
+fn goes_on_after_too_large(context: &Context) -> TestResult {
     let pair = Pair::new(context)?;
     let pool = pair.b.recv_pool(2, 100)?;
-    let src = Ground::new(&pair.a, 200, Access::LOCAL, context.seed)?;
+    let src = CheckedRegion::new(&pair.a, 200, Access::LOCAL, context.seed)?;
     for _ in 0..5 {
-        // More failures than buffers: each gives its buffer back.
+        // More failures than buffers: each failure must free its buffer.
         let mut op = pair.to_b.send(&src.region, 0..101)?;
-        refused("101 bytes", next(&pair.lab, &pool)?.map(drop), &[ErrorKind::TooLarge])?;
-        let _ = pair.lab.result(&mut op)?;
+        ensure_err("101 bytes", next(&pair.sim, &pool)?.map(drop), &[ErrorKind::TooLarge])?;
+        let _ = pair.sim.result(&mut op)?;
     }
-    pair.lab.done(pair.to_b.send(&src.region, 0..100)?)?;
-    let message = next(&pair.lab, &pool)??;
-    ensure(message.to_vec() == src.bytes(0..100), "a damaged message")
+    pair.sim.done(pair.to_b.send(&src.region, 0..100)?)?;
+    let message = next(&pair.sim, &pool)??;
+    ensure(message.to_vec() == src.bytes(0..100), "a message has wrong bytes")
 }
 
-fn from_many_peers(context: &Context) -> Verdict {
-    let lab = Lab::new(context);
-    let hub = lab.open(&Default::default())?;
+fn from_many_peers(context: &Context) -> TestResult {
+    let sim = SimHarness::new(context);
+    let hub = sim.open(&Default::default())?;
     let pool = hub.recv_pool(2, 64)?;
-    let mut spokes = Vec::new();
+    let mut senders = Vec::new();
     let mut ops = Vec::new();
     let peers = context.amount(6, 3);
     for number in 0..peers {
-        let spoke = lab.open(&Default::default())?;
-        let (to_hub, from_spoke) = spoke.connect_local(&hub)?;
-        let src = Ground::new(&spoke, 64, Access::LOCAL, context.seed + number)?;
+        let sender = sim.open(&Default::default())?;
+        let (to_hub, from_sender) = sender.connect_local(&hub)?;
+        let src = CheckedRegion::new(&sender, 64, Access::LOCAL, context.seed + number)?;
         for _ in 0..20 {
             ops.push(to_hub.send(&src.region, 0..64)?);
         }
-        spokes.push((from_spoke.id(), src, 0));
+        senders.push((from_sender.id(), src, 0));
     }
     for _ in 0..20 * peers {
-        let message = next(&lab, &pool)??;
-        let spoke = spokes.iter_mut().find(|(id, ..)| *id == message.peer());
-        let (_, src, count) = spoke.ok_or_else(|| Failure::new("a message from nobody"))?;
+        let message = next(&sim, &pool)??;
+        let sender = senders.iter_mut().find(|(id, ..)| *id == message.peer());
+        let (_, src, count) = sender.ok_or_else(|| Failure::new("a message has an unknown sender"))?;
         *count += 1;
-        ensure(message.to_vec() == src.bytes(0..64), "a message of another sender's bytes")?;
+        ensure(message.to_vec() == src.bytes(0..64), "a message has another sender's bytes")?;
     }
-    ensure(spokes.iter().all(|(.., count)| *count == 20), "a sender's messages are missing")?;
-    lab.all_done(ops)
+    ensure(senders.iter().all(|(.., count)| *count == 20), "a sender's messages are missing")?;
+    sim.all_done(ops)
 }
 
-fn dropped_with_messages(context: &Context) -> Verdict {
+fn dropped_with_messages(context: &Context) -> TestResult {
     let pair = Pair::new(context)?;
     let pool = pair.b.recv_pool(4, 64)?;
-    let src = Ground::new(&pair.a, 64, Access::LOCAL, context.seed)?;
+    let src = CheckedRegion::new(&pair.a, 64, Access::LOCAL, context.seed)?;
     let mut ops = Vec::new();
     for _ in 0..3 {
         ops.push(pair.to_b.send(&src.region, 0..64)?);
     }
-    let held = next(&pair.lab, &pool)??;
-    pair.lab.all_done(ops)?;
+    let held = next(&pair.sim, &pool)??;
+    pair.sim.all_done(ops)?;
     drop(pool);
-    pair.lab.settle()?;
-    // The message outlives its pool; later messages go to whoever receives next.
-    ensure(held.to_vec() == src.bytes(0..64), "a damaged message")?;
+    pair.sim.settle()?;
+    // A message stays valid after its pool is dropped. Later messages go to the next receive.
+    ensure(held.to_vec() == src.bytes(0..64), "a message has wrong bytes")?;
     drop(held);
-    let mut dst = Ground::new(&pair.b, 64, OPEN, context.seed + 1)?;
+    let mut dst = CheckedRegion::new(&pair.b, 64, FULL_ACCESS, context.seed + 1)?;
     let mut receive = pair.b.recv(&dst.region, 0..64)?;
     pair.b.step();
-    pair.lab.done(pair.to_b.send(&src.region, 0..64)?)?;
-    pair.lab.result(&mut receive)??;
+    pair.sim.done(pair.to_b.send(&src.region, 0..64)?)?;
+    pair.sim.result(&mut receive)??;
     dst.expect_from(0, &src, 0..64);
     dst.check("a receive after the pool")
 }
 
-fn refuses_nonsense(context: &Context) -> Verdict {
+fn refuses_nonsense(context: &Context) -> TestResult {
     let pair = Pair::new(context)?;
     for (count, size) in [(0, 64), (4, 0), (usize::MAX, 2)] {
         let pool = pair.b.recv_pool(count, size);
-        refused(&format!("{count} buffers of {size}"), pool.map(drop), &[ErrorKind::InvalidRequest])?;
+        ensure_err(&format!("{count} buffers of {size}"), pool.map(drop), &[ErrorKind::InvalidRequest])?;
     }
     Ok(())
 }
 
-fn ends_with_its_fabric(context: &Context) -> Verdict {
+fn ends_with_its_fabric(context: &Context) -> TestResult {
     let pair = Pair::new(context)?;
     let pool = pair.b.recv_pool(4, 64)?;
-    let dst = Ground::new(&pair.b, 64, OPEN, context.seed)?;
+    let dst = CheckedRegion::new(&pair.b, 64, FULL_ACCESS, context.seed)?;
     let mut receive = pair.b.recv(&dst.region, 0..64)?;
-    pair.lab.settle()?;
-    refused(
+    pair.sim.settle()?;
+    ensure_err(
         "no message",
         pool.next().wait(Duration::from_millis(5)).map(drop),
         &[ErrorKind::DeadlineExceeded],
     )?;
     pair.b.close();
-    refused("the pool", pool.next().wait(limit::HANG).map(drop), &[ErrorKind::Closed])?;
-    refused("a receive", receive.wait(limit::HANG), &[ErrorKind::Closed, ErrorKind::Cancelled]).map(drop)
+    ensure_err("the pool", pool.next().wait(limit::HANG).map(drop), &[ErrorKind::Closed])?;
+    ensure_err("a receive", receive.wait(limit::HANG), &[ErrorKind::Closed, ErrorKind::Cancelled]).map(drop)
 }

@@ -1,10 +1,10 @@
-//! Prepared writes: checked once, posted many times, and still refused when they must be.
+//! Prepared writes: they are checked once and posted many times, and a post still fails when it must.
 
 use transport_core::{Access, ErrorKind, Pages, PreparedWrite, WriteOptions};
 
-use crate::check::{Verdict, ensure, refused, same};
-use crate::ground::{Ground, OPEN};
-use crate::lab::Pair;
+use crate::check::{TestResult, ensure, ensure_eq, ensure_err};
+use crate::checked_region::{CheckedRegion, FULL_ACCESS};
+use crate::sim_harness::Pair;
 use crate::trial::{ALL_PATHS, Context, Trial};
 
 pub(super) const TRIALS: &[Trial] = &[
@@ -26,80 +26,85 @@ fn lists() -> (Pages, Pages) {
     )
 }
 
-fn grounds(context: &Context, pair: &Pair) -> Verdict<(Ground, Ground)> {
-    let src = Ground::new(&pair.a, COUNT * PAGE, Access::LOCAL, context.seed)?;
-    Ok((src, Ground::new(&pair.b, COUNT * PAGE, OPEN, context.seed + 1)?))
+fn regions(context: &Context, pair: &Pair) -> TestResult<(CheckedRegion, CheckedRegion)> {
+    let src = CheckedRegion::new(&pair.a, COUNT * PAGE, Access::LOCAL, context.seed)?;
+    Ok((src, CheckedRegion::new(&pair.b, COUNT * PAGE, FULL_ACCESS, context.seed + 1)?))
 }
 
-/// All pages of `src` to those of `dst`, reversed.
-fn prepare(pair: &Pair, src: &Ground, dst: &Ground, options: &WriteOptions) -> Verdict<PreparedWrite> {
+/// Prepares a write of all pages of `src` to those of `dst`, in reverse order.
+fn prepare(
+    pair: &Pair,
+    src: &CheckedRegion,
+    dst: &CheckedRegion,
+    options: &WriteOptions,
+) -> TestResult<PreparedWrite> {
     let ((from, to), remote) = (lists(), dst.import(&pair.to_b)?);
     Ok(pair.to_b.prepare_write_pages(&src.region, &from, &remote, &to, PAGE, options)?)
 }
 
-/// Tells `dst` what the reversed pages of `src` leave there.
-fn expect(dst: &mut Ground, src: &Ground) {
+/// Expects in `dst` the reversed pages of `src`.
+fn expect(dst: &mut CheckedRegion, src: &CheckedRegion) {
     for page in 0..COUNT {
         dst.expect_from((COUNT - 1 - page) * PAGE, src, page * PAGE..(page + 1) * PAGE);
     }
 }
 
-fn posted_many_times(context: &Context) -> Verdict {
+fn posted_many_times(context: &Context) -> TestResult {
     let pair = Pair::new(context)?;
-    let (mut src, mut dst) = grounds(context, &pair)?;
+    let (mut src, mut dst) = regions(context, &pair)?;
     let prepared = prepare(&pair, &src, &dst, &WriteOptions::new())?;
-    same("bytes", prepared.bytes(), (COUNT * PAGE) as u64)?;
+    ensure_eq("bytes", prepared.bytes(), (COUNT * PAGE) as u64)?;
     for round in 0..20 {
         src.fill(context.seed + 10 + round)?;
-        let outcome = pair.lab.done(prepared.post()?)?;
-        same("bytes", outcome.bytes, prepared.bytes())?;
+        let outcome = pair.sim.done(prepared.post()?)?;
+        ensure_eq("bytes", outcome.bytes, prepared.bytes())?;
         expect(&mut dst, &src);
         dst.check(&format!("round {round}"))?;
     }
     Ok(())
 }
 
-fn several_under_way(context: &Context) -> Verdict {
+fn several_under_way(context: &Context) -> TestResult {
     let pair = Pair::new(context)?;
-    let (src, mut dst) = grounds(context, &pair)?;
+    let (src, mut dst) = regions(context, &pair)?;
     let prepared = prepare(&pair, &src, &dst, &WriteOptions::new())?;
     let ops = (0..16).map(|_| prepared.post()).collect::<Result<_, _>>()?;
-    pair.lab.all_done(ops)?;
+    pair.sim.all_done(ops)?;
     expect(&mut dst, &src);
     dst.check("sixteen at once")
 }
 
-fn its_imm_and_others(context: &Context) -> Verdict {
+fn its_imm_and_others(context: &Context) -> TestResult {
     let pair = Pair::new(context)?;
-    let (src, dst) = grounds(context, &pair)?;
+    let (src, dst) = regions(context, &pair)?;
     let prepare = |options: &WriteOptions| prepare(&pair, &src, &dst, options);
     let last = prepare(&WriteOptions::new().imm(7))?;
     let each = prepare(&WriteOptions::new().imm(8).per_wr())?;
-    pair.lab.all_done(vec![last.post()?, last.post_with_imm(9)?, each.post()?, last.post()?])?;
+    pair.sim.all_done(vec![last.post()?, last.post_with_imm(9)?, each.post()?, last.post()?])?;
     let count = |imm| pair.to_a.imm(imm).count();
-    pair.lab.until("the imms", || count(7) == 2 && count(9) == 1 && count(8) == COUNT as u64)?;
+    pair.sim.until("the imms", || count(7) == 2 && count(9) == 1 && count(8) == COUNT as u64)?;
     let without = prepare(&WriteOptions::new())?;
-    refused("an imm it was not prepared for", without.post_with_imm(1), &[ErrorKind::InvalidRequest])?;
-    ensure(format!("{last:?}").contains("40"), "Debug names the pages")
+    ensure_err("an imm it was not prepared for", without.post_with_imm(1), &[ErrorKind::InvalidRequest])?;
+    ensure(format!("{last:?}").contains("40"), "the Debug text lacks the number of pages")
 }
 
-fn refused_once_revoked(context: &Context) -> Verdict {
+fn refused_once_revoked(context: &Context) -> TestResult {
     let pair = Pair::new(context)?;
-    let (src, mut dst) = grounds(context, &pair)?;
+    let (src, mut dst) = regions(context, &pair)?;
     let prepared = prepare(&pair, &src, &dst, &WriteOptions::new())?;
-    pair.lab.done(prepared.post()?)?;
+    pair.sim.done(prepared.post()?)?;
     expect(&mut dst, &src);
-    pair.lab.done(dst.region.revoke()?)?;
+    pair.sim.done(dst.region.revoke()?)?;
     dst.fill(context.seed + 5)?;
-    pair.lab.fails("a post after revoke", prepared.post(), &[ErrorKind::Revoked, ErrorKind::RemoteAccess])?;
+    pair.sim.fails("a post after revoke", prepared.post(), &[ErrorKind::Revoked, ErrorKind::RemoteAccess])?;
     dst.check("after revoke")
 }
 
-fn refused_once_gone(context: &Context) -> Verdict {
+fn refused_once_gone(context: &Context) -> TestResult {
     let pair = Pair::new(context)?;
-    let (src, dst) = grounds(context, &pair)?;
+    let (src, dst) = regions(context, &pair)?;
     let prepared = prepare(&pair, &src, &dst, &WriteOptions::new())?;
     pair.to_b.disconnect();
     let gone = [ErrorKind::Closed, ErrorKind::PeerDied];
-    pair.lab.fails("a post to a gone peer", prepared.post(), &gone).map(drop)
+    pair.sim.fails("a post to a gone peer", prepared.post(), &gone).map(drop)
 }

@@ -1,12 +1,12 @@
-//! Rails: all are used, also where sides have unequal numbers of them.
+//! Rails: the engine uses all rails, also if the sides have different numbers of rails.
 
 use transport_core::spi::Operations;
 use transport_core::{Access, Fabric, Pages, WriteOptions};
 
-use crate::check::{Verdict, ensure, same};
-use crate::ground::{Ground, OPEN};
-use crate::lab::{Lab, Options, Pair};
-use crate::subject::Variant;
+use crate::backend_under_test::Variant;
+use crate::check::{TestResult, ensure, ensure_eq};
+use crate::checked_region::{CheckedRegion, FULL_ACCESS};
+use crate::sim_harness::{Options, Pair, SimHarness};
 use crate::trial::{ALL_PATHS, Context, Trial};
 
 const PATHS: &[Variant] = &[Variant::Queued, Variant::SmallQueue, Variant::Partial, Variant::Reorder];
@@ -17,43 +17,43 @@ pub(super) const TRIALS: &[Trial] = &[
     Trial::new("rails::single_writes_take_turns", single_writes_take_turns).on(&[Variant::Queued]).rails(4),
 ];
 
-fn unequal(context: &Context, ours: u32, theirs: u32) -> Verdict<Pair> {
+fn unequal(context: &Context, ours: u32, theirs: u32) -> TestResult<Pair> {
     let options = |rails| Options { rails: Some(rails), ..Options::default() };
-    Lab::new(context).pair_of(&options(ours), &options(theirs))
+    SimHarness::new(context).pair_of(&options(ours), &options(theirs))
 }
 
 fn posts(fabric: &Fabric) -> Vec<u64> {
     fabric.counters().iter().map(|rail| rail.posts).collect()
 }
 
-fn all_share_large_work(context: &Context) -> Verdict {
+fn all_share_large_work(context: &Context) -> TestResult {
     let pair = unequal(context, 4, 4)?;
-    let src = Ground::new(&pair.a, 400 * 4096, Access::LOCAL, context.seed)?;
-    let mut dst = Ground::new(&pair.b, 400 * 4096, OPEN, context.seed + 1)?;
+    let src = CheckedRegion::new(&pair.a, 400 * 4096, Access::LOCAL, context.seed)?;
+    let mut dst = CheckedRegion::new(&pair.b, 400 * 4096, FULL_ACCESS, context.seed + 1)?;
     let remote = dst.import(&pair.to_b)?;
     let pages = Pages::new((0..400).rev().collect::<Vec<_>>());
-    pair.lab.done(pair.to_b.write_pages(&src.region, &pages, &remote, &pages, 4096)?)?;
+    pair.sim.done(pair.to_b.write_pages(&src.region, &pages, &remote, &pages, 4096)?)?;
     dst.expect_from(0, &src, 0..400 * 4096);
     dst.check("400 pages over four rails")?;
-    same("pages per rail", posts(&pair.a), vec![100; 4])
+    ensure_eq("pages per rail", posts(&pair.a), vec![100; 4])
 }
 
-fn unequal_numbers(context: &Context) -> Verdict {
-    for (ours, theirs) in context.some([(4, 2), (2, 4), (1, 4), (4, 1), (3, 2)]) {
+fn unequal_numbers(context: &Context) -> TestResult {
+    for (ours, theirs) in context.sample([(4, 2), (2, 4), (1, 4), (4, 1), (3, 2)]) {
         let pair = unequal(context, ours, theirs)?;
-        let mut src = Ground::new(&pair.a, 2 << 20, OPEN, context.seed)?;
-        let mut dst = Ground::new(&pair.b, 2 << 20, OPEN, context.seed + 1)?;
+        let mut src = CheckedRegion::new(&pair.a, 2 << 20, FULL_ACCESS, context.seed)?;
+        let mut dst = CheckedRegion::new(&pair.b, 2 << 20, FULL_ACCESS, context.seed + 1)?;
         let (remote, back) = (dst.import(&pair.to_b)?, src.import(&pair.to_a)?);
         let options = WriteOptions::new().imm(9);
-        pair.lab.done(pair.to_b.write_with(&src.region, 0..1 << 20, &remote, 0, &options)?)?;
+        pair.sim.done(pair.to_b.write_with(&src.region, 0..1 << 20, &remote, 0, &options)?)?;
         dst.expect_from(0, &src, 0..1 << 20);
         let pages = Pages::new((0..100).collect::<Vec<_>>()).offset(1 << 20);
-        pair.lab.done(pair.to_a.write_pages_with(&dst.region, &pages, &back, &pages, 4096, &options)?)?;
+        pair.sim.done(pair.to_a.write_pages_with(&dst.region, &pages, &back, &pages, 4096, &options)?)?;
         src.expect_from(1 << 20, &dst, 1 << 20..(1 << 20) + 100 * 4096);
         dst.check(&format!("{ours} rails to {theirs}"))?;
         src.check(&format!("{theirs} rails to {ours}"))?;
-        pair.lab.settle()?;
-        same("imms", (pair.to_a.imm(9).count(), pair.to_b.imm(9).count()), (1, 1))?;
+        pair.sim.settle()?;
+        ensure_eq("imms", (pair.to_a.imm(9).count(), pair.to_b.imm(9).count()), (1, 1))?;
         let posts = posts(&pair.b);
         ensure(
             posts.iter().all(|posts| *posts >= 100 / u64::from(theirs) / 2),
@@ -63,14 +63,14 @@ fn unequal_numbers(context: &Context) -> Verdict {
     Ok(())
 }
 
-/// Many writes of one request each must not all go over the first rail.
-fn single_writes_take_turns(context: &Context) -> Verdict {
+/// Many writes of one request each must not all use the first rail.
+fn single_writes_take_turns(context: &Context) -> TestResult {
     let pair = unequal(context, 4, 4)?;
-    let src = Ground::new(&pair.a, 4096, Access::LOCAL, context.seed)?;
-    let dst = Ground::new(&pair.b, 4096, OPEN, context.seed + 1)?;
+    let src = CheckedRegion::new(&pair.a, 4096, Access::LOCAL, context.seed)?;
+    let dst = CheckedRegion::new(&pair.b, 4096, FULL_ACCESS, context.seed + 1)?;
     let remote = dst.import(&pair.to_b)?;
     let ops: Result<Vec<_>, _> = (0..80).map(|_| pair.to_b.write(&src.region, 0..4096, &remote, 0)).collect();
-    pair.lab.all_done(ops?)?;
+    pair.sim.all_done(ops?)?;
     let posts = posts(&pair.a);
     ensure(
         posts.iter().all(|posts| *posts == 20),

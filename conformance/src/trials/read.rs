@@ -1,12 +1,12 @@
-//! Reads, where the backend has them.
+//! Reads, for backends that support them.
 
 use transport_core::Access;
 use transport_core::spi::Operations;
 
 use super::write::sizes;
-use crate::check::{Verdict, same};
-use crate::ground::{Ground, OPEN};
-use crate::lab::Pair;
+use crate::check::{TestResult, ensure_eq};
+use crate::checked_region::{CheckedRegion, FULL_ACCESS};
+use crate::sim_harness::Pair;
 use crate::trial::{ALL_PATHS, Context, Trial};
 
 pub(super) const TRIALS: &[Trial] = &[
@@ -15,17 +15,17 @@ pub(super) const TRIALS: &[Trial] = &[
     Trial::new("read::sees_an_earlier_write", sees_an_earlier_write).on(ALL_PATHS).needs(Operations::READ),
 ];
 
-fn every_size(context: &Context) -> Verdict {
+fn every_size(context: &Context) -> TestResult {
     let pair = Pair::new(context)?;
-    let sizes: Vec<_> = context.some(sizes(&pair)).collect();
+    let sizes: Vec<_> = context.sample(sizes(&pair)).collect();
     let room = sizes.iter().max().copied().unwrap_or(0) + 100;
-    let mut dst = Ground::new(&pair.a, room, Access::LOCAL, context.seed)?;
-    let src = Ground::new(&pair.b, room, Access::REMOTE_READ, context.seed + 1)?;
+    let mut dst = CheckedRegion::new(&pair.a, room, Access::LOCAL, context.seed)?;
+    let src = CheckedRegion::new(&pair.b, room, Access::REMOTE_READ, context.seed + 1)?;
     let remote = src.import(&pair.to_b)?;
     for (number, size) in sizes.into_iter().enumerate() {
         let (from, to) = (11 + number, 3 + 2 * number);
-        let outcome = pair.lab.done(pair.to_b.read(&dst.region, to..to + size, &remote, from)?)?;
-        same("bytes", outcome.bytes, size as u64)?;
+        let outcome = pair.sim.done(pair.to_b.read(&dst.region, to..to + size, &remote, from)?)?;
+        ensure_eq("bytes", outcome.bytes, size as u64)?;
         dst.expect_from(to, &src, from..from + size);
         dst.check(&format!("{size} bytes"))?;
         dst.fill(context.seed + 2 + number as u64)?;
@@ -33,12 +33,12 @@ fn every_size(context: &Context) -> Verdict {
     src.check("the source")
 }
 
-fn many_at_once(context: &Context) -> Verdict {
+fn many_at_once(context: &Context) -> TestResult {
     const SLOT: usize = 5000;
     let pair = Pair::new(context)?;
     let mut random = fastrand::Rng::with_seed(context.seed);
-    let mut dst = Ground::new(&pair.a, 200 * SLOT, Access::LOCAL, context.seed)?;
-    let src = Ground::new(&pair.b, 100_000, Access::REMOTE_READ, context.seed + 1)?;
+    let mut dst = CheckedRegion::new(&pair.a, 200 * SLOT, Access::LOCAL, context.seed)?;
+    let src = CheckedRegion::new(&pair.b, 100_000, Access::REMOTE_READ, context.seed + 1)?;
     let remote = src.import(&pair.to_b)?;
     let mut ops = Vec::new();
     for slot in 0..200 {
@@ -48,20 +48,20 @@ fn many_at_once(context: &Context) -> Verdict {
         ops.push(pair.to_b.read(&dst.region, to..to + size, &remote, from)?);
         dst.expect_from(to, &src, from..from + size);
     }
-    pair.lab.all_done(ops)?;
+    pair.sim.all_done(ops)?;
     dst.check("200 reads")
 }
 
-fn sees_an_earlier_write(context: &Context) -> Verdict {
+fn sees_an_earlier_write(context: &Context) -> TestResult {
     let pair = Pair::new(context)?;
-    let src = Ground::new(&pair.a, 300_000, Access::LOCAL, context.seed)?;
-    let mut back = Ground::new(&pair.a, 300_000, Access::LOCAL, context.seed + 1)?;
-    let mut there = Ground::new(&pair.b, 300_000, OPEN, context.seed + 2)?;
+    let src = CheckedRegion::new(&pair.a, 300_000, Access::LOCAL, context.seed)?;
+    let mut back = CheckedRegion::new(&pair.a, 300_000, Access::LOCAL, context.seed + 1)?;
+    let mut there = CheckedRegion::new(&pair.b, 300_000, FULL_ACCESS, context.seed + 2)?;
     let remote = there.import(&pair.to_b)?;
-    // A write that is done is visible to everyone, however it went.
+    // A completed write is visible to all readers, on any data path.
     for size in [100, 4096, 290_000] {
-        pair.lab.done(pair.to_b.write(&src.region, 0..size, &remote, 9)?)?;
-        pair.lab.done(pair.to_b.read(&back.region, 17..17 + size, &remote, 9)?)?;
+        pair.sim.done(pair.to_b.write(&src.region, 0..size, &remote, 9)?)?;
+        pair.sim.done(pair.to_b.read(&back.region, 17..17 + size, &remote, 9)?)?;
         there.expect_from(9, &src, 0..size);
         back.expect_from(17, &src, 0..size);
         there.check("there")?;

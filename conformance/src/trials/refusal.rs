@@ -1,11 +1,11 @@
-//! Requests that can never succeed: refused with the right kind, and nothing moves.
+//! Requests that can never succeed: they fail with the right error kind, and no byte moves.
 
 use transport_core::spi::Operations;
 use transport_core::{Access, Descriptor, ErrorKind, Op, Pages, WriteOptions};
 
-use crate::check::{Verdict, ensure, refused, same};
-use crate::ground::{Ground, OPEN};
-use crate::lab::{Lab, Pair};
+use crate::check::{TestResult, ensure, ensure_eq, ensure_err};
+use crate::checked_region::{CheckedRegion, FULL_ACCESS};
+use crate::sim_harness::{Pair, SimHarness};
 use crate::trial::{Context, Trial};
 
 pub(super) const TRIALS: &[Trial] = &[
@@ -24,49 +24,54 @@ pub(super) const TRIALS: &[Trial] = &[
 
 const LEN: usize = 10_000;
 
-/// A source, a destination and whether anything moved.
-struct Bench {
+/// A pair with a source and a destination.
+struct Fixture {
     pair: Pair,
-    src: Ground,
-    dst: Ground,
+    src: CheckedRegion,
+    dst: CheckedRegion,
     remote: transport_core::RemoteRegion,
 }
 
-impl Bench {
-    fn new(context: &Context, access: Access) -> Verdict<Self> {
+impl Fixture {
+    fn new(context: &Context, access: Access) -> TestResult<Self> {
         let pair = Pair::new(context)?;
-        let src = Ground::new(&pair.a, LEN, OPEN, context.seed)?;
-        let dst = Ground::new(&pair.b, LEN, access, context.seed + 1)?;
+        let src = CheckedRegion::new(&pair.a, LEN, FULL_ACCESS, context.seed)?;
+        let dst = CheckedRegion::new(&pair.b, LEN, access, context.seed + 1)?;
         let remote = dst.import(&pair.to_b)?;
         Ok(Self { pair, src, dst, remote })
     }
 
     #[track_caller]
-    fn refuses(&self, what: &str, op: Result<Op, transport_core::Error>, kind: ErrorKind) -> Verdict {
-        self.pair.lab.fails(what, op, &[kind]).map(drop)
+    fn ensure_refused(
+        &self,
+        what: &str,
+        op: Result<Op, transport_core::Error>,
+        kind: ErrorKind,
+    ) -> TestResult {
+        self.pair.sim.fails(what, op, &[kind]).map(drop)
     }
 
-    /// After all that was refused: not a byte differs, and the next good write works.
+    /// Fails unless both regions are unchanged and a valid write works.
     #[track_caller]
-    fn unharmed(self) -> Verdict {
+    fn check_unchanged(self) -> TestResult {
         let Self { pair, src, mut dst, remote } = self;
-        pair.lab.settle()?;
+        pair.sim.settle()?;
         src.check("the source")?;
         dst.check("the destination")?;
         if remote.access().contains(Access::REMOTE_WRITE) {
-            pair.lab.done(pair.to_b.write(&src.region, 0..LEN, &remote, 0)?)?;
+            pair.sim.done(pair.to_b.write(&src.region, 0..LEN, &remote, 0)?)?;
             dst.expect_from(0, &src, 0..LEN);
-            dst.check("a good write after it")?;
+            dst.check("after a valid write")?;
         }
         Ok(())
     }
 }
 
-#[allow(clippy::reversed_empty_ranges, reason = "refusing those is the point")]
-fn out_of_bounds(context: &Context) -> Verdict {
-    let bench = Bench::new(context, OPEN)?;
+#[allow(clippy::reversed_empty_ranges, reason = "the trial submits such ranges")]
+fn out_of_bounds(context: &Context) -> TestResult {
+    let fixture = Fixture::new(context, FULL_ACCESS)?;
     let imm = WriteOptions::new().imm(1);
-    let write = |range, at| bench.pair.to_b.write(&bench.src.region, range, &bench.remote, at);
+    let write = |range, at| fixture.pair.to_b.write(&fixture.src.region, range, &fixture.remote, at);
     for (range, at) in [
         (0..LEN + 1, 0),
         (LEN..LEN + 1, 0),
@@ -78,62 +83,62 @@ fn out_of_bounds(context: &Context) -> Verdict {
         (0..1, usize::MAX),
         (0..2, usize::MAX - 1),
     ] {
-        bench.refuses(&format!("{range:?} to {at}"), write(range, at), ErrorKind::OutOfBounds)?;
+        fixture.ensure_refused(&format!("{range:?} to {at}"), write(range, at), ErrorKind::OutOfBounds)?;
     }
-    let beyond = bench.pair.to_b.write_with(&bench.src.region, 0..0, &bench.remote, LEN + 1, &imm);
-    bench.refuses("an imm beyond the end", beyond, ErrorKind::OutOfBounds)?;
-    bench.refuses("an empty range", write(4..4, 0), ErrorKind::InvalidRequest)?;
-    same("imms", bench.pair.to_a.imm(1).count(), 0)?;
-    bench.unharmed()
+    let beyond = fixture.pair.to_b.write_with(&fixture.src.region, 0..0, &fixture.remote, LEN + 1, &imm);
+    fixture.ensure_refused("an imm beyond the end", beyond, ErrorKind::OutOfBounds)?;
+    fixture.ensure_refused("an empty range", write(4..4, 0), ErrorKind::InvalidRequest)?;
+    ensure_eq("imms", fixture.pair.to_a.imm(1).count(), 0)?;
+    fixture.check_unchanged()
 }
 
-fn out_of_bounds_reads(context: &Context) -> Verdict {
-    let bench = Bench::new(context, OPEN)?;
-    let read = |range, at| bench.pair.to_b.read(&bench.src.region, range, &bench.remote, at);
+fn out_of_bounds_reads(context: &Context) -> TestResult {
+    let fixture = Fixture::new(context, FULL_ACCESS)?;
+    let read = |range, at| fixture.pair.to_b.read(&fixture.src.region, range, &fixture.remote, at);
     for (range, at) in [(0..LEN + 1, 0), (LEN..LEN + 1, 0), (0..LEN, 1), (0..1, LEN), (0..2, usize::MAX - 1)]
     {
-        bench.refuses(&format!("{range:?} from {at}"), read(range, at), ErrorKind::OutOfBounds)?;
+        fixture.ensure_refused(&format!("{range:?} from {at}"), read(range, at), ErrorKind::OutOfBounds)?;
     }
-    bench.refuses("an empty range", read(4..4, 0), ErrorKind::InvalidRequest)?;
-    bench.unharmed()
+    fixture.ensure_refused("an empty range", read(4..4, 0), ErrorKind::InvalidRequest)?;
+    fixture.check_unchanged()
 }
 
-fn out_of_bounds_messages(context: &Context) -> Verdict {
-    let bench = Bench::new(context, OPEN)?;
-    bench.refuses(
+fn out_of_bounds_messages(context: &Context) -> TestResult {
+    let fixture = Fixture::new(context, FULL_ACCESS)?;
+    fixture.ensure_refused(
         "a message",
-        bench.pair.to_b.send(&bench.src.region, LEN - 1..LEN + 1),
+        fixture.pair.to_b.send(&fixture.src.region, LEN - 1..LEN + 1),
         ErrorKind::OutOfBounds,
     )?;
-    bench.refuses(
+    fixture.ensure_refused(
         "a receive",
-        bench.pair.b.recv(&bench.dst.region, LEN - 1..LEN + 1),
+        fixture.pair.b.recv(&fixture.dst.region, LEN - 1..LEN + 1),
         ErrorKind::OutOfBounds,
     )?;
-    bench.refuses(
+    fixture.ensure_refused(
         "an empty receive",
-        bench.pair.b.recv(&bench.dst.region, 3..3),
+        fixture.pair.b.recv(&fixture.dst.region, 3..3),
         ErrorKind::InvalidRequest,
     )?;
-    let foreign = bench.pair.b.recv(&bench.src.region, 0..10);
-    bench.refuses("a receive into another fabric's region", foreign, ErrorKind::InvalidRequest)?;
-    bench.unharmed()
+    let foreign = fixture.pair.b.recv(&fixture.src.region, 0..10);
+    fixture.ensure_refused("a receive into another fabric's region", foreign, ErrorKind::InvalidRequest)?;
+    fixture.check_unchanged()
 }
 
-fn page_lists(context: &Context) -> Verdict {
-    let bench = Bench::new(context, OPEN)?;
+fn page_lists(context: &Context) -> TestResult {
+    let fixture = Fixture::new(context, FULL_ACCESS)?;
     let lists: [(&[u32], &[u32], usize); 5] =
         [(&[], &[], 64), (&[0], &[], 64), (&[], &[0], 64), (&[0, 1], &[0], 64), (&[0], &[0], 0)];
     for (from, to, page) in lists {
         let (from, to) = (Pages::new(from), Pages::new(to));
-        let op = bench.pair.to_b.write_pages(&bench.src.region, &from, &bench.remote, &to, page);
-        bench.refuses(&format!("{from:?} to {to:?} of {page}"), op, ErrorKind::InvalidRequest)?;
+        let op = fixture.pair.to_b.write_pages(&fixture.src.region, &from, &fixture.remote, &to, page);
+        fixture.ensure_refused(&format!("{from:?} to {to:?} of {page}"), op, ErrorKind::InvalidRequest)?;
     }
-    bench.unharmed()
+    fixture.check_unchanged()
 }
 
-fn pages_out_of_bounds(context: &Context) -> Verdict {
-    let bench = Bench::new(context, OPEN)?;
+fn pages_out_of_bounds(context: &Context) -> TestResult {
+    let fixture = Fixture::new(context, FULL_ACCESS)?;
     let good = Pages::new([0, 1]);
     let bad = [
         Pages::new([0, 100]),
@@ -145,103 +150,103 @@ fn pages_out_of_bounds(context: &Context) -> Verdict {
         Pages::new([0, 1]).stride(usize::MAX),
         Pages::new([0, 1]).stride(usize::MAX).offset(usize::MAX),
         Pages::new([0, u32::MAX]).stride(usize::MAX / 2),
-        // Wraps to a small number if multiplied in 64 bits.
+        // The offset would wrap to a small number in a 64-bit multiplication.
         Pages::new([0, 1 << 31]).stride(1 << 33),
     ];
     for bad in &bad {
-        let source = bench.pair.to_b.write_pages(&bench.src.region, bad, &bench.remote, &good, 100);
-        bench.refuses(&format!("from {bad:?}"), source, ErrorKind::OutOfBounds)?;
-        let target = bench.pair.to_b.write_pages(&bench.src.region, &good, &bench.remote, bad, 100);
-        bench.refuses(&format!("to {bad:?}"), target, ErrorKind::OutOfBounds)?;
+        let source = fixture.pair.to_b.write_pages(&fixture.src.region, bad, &fixture.remote, &good, 100);
+        fixture.ensure_refused(&format!("from {bad:?}"), source, ErrorKind::OutOfBounds)?;
+        let target = fixture.pair.to_b.write_pages(&fixture.src.region, &good, &fixture.remote, bad, 100);
+        fixture.ensure_refused(&format!("to {bad:?}"), target, ErrorKind::OutOfBounds)?;
     }
-    let whole = bench.pair.to_b.write_pages(&bench.src.region, &good, &bench.remote, &good, usize::MAX);
-    bench.refuses("a page of all there is", whole, ErrorKind::OutOfBounds)?;
-    bench.unharmed()
+    let whole = fixture.pair.to_b.write_pages(&fixture.src.region, &good, &fixture.remote, &good, usize::MAX);
+    fixture.ensure_refused("a page of all there is", whole, ErrorKind::OutOfBounds)?;
+    fixture.check_unchanged()
 }
 
-fn no_right_to_write(context: &Context) -> Verdict {
+fn no_right_to_write(context: &Context) -> TestResult {
     nothing_allowed(context)?;
-    let bench = Bench::new(context, Access::REMOTE_READ)?;
-    let to_b = &bench.pair.to_b;
+    let fixture = Fixture::new(context, Access::REMOTE_READ)?;
+    let to_b = &fixture.pair.to_b;
     let pages = Pages::new([0, 2]);
-    bench.refuses(
+    fixture.ensure_refused(
         "a write",
-        to_b.write(&bench.src.region, 0..LEN, &bench.remote, 0),
+        to_b.write(&fixture.src.region, 0..LEN, &fixture.remote, 0),
         ErrorKind::RemoteAccess,
     )?;
-    let imm = to_b.write_with(&bench.src.region, 0..8, &bench.remote, 0, &WriteOptions::new().imm(3));
-    bench.refuses("a write with imm", imm, ErrorKind::RemoteAccess)?;
-    let paged = to_b.write_pages(&bench.src.region, &pages, &bench.remote, &pages, 64);
-    bench.refuses("a paged write", paged, ErrorKind::RemoteAccess)?;
-    same("imms", bench.pair.to_a.imm(3).count(), 0)?;
-    bench.unharmed()
+    let imm = to_b.write_with(&fixture.src.region, 0..8, &fixture.remote, 0, &WriteOptions::new().imm(3));
+    fixture.ensure_refused("a write with imm", imm, ErrorKind::RemoteAccess)?;
+    let paged = to_b.write_pages(&fixture.src.region, &pages, &fixture.remote, &pages, 64);
+    fixture.ensure_refused("a paged write", paged, ErrorKind::RemoteAccess)?;
+    ensure_eq("imms", fixture.pair.to_a.imm(3).count(), 0)?;
+    fixture.check_unchanged()
 }
 
-fn no_right_to_read(context: &Context) -> Verdict {
-    let bench = Bench::new(context, Access::REMOTE_WRITE)?;
+fn no_right_to_read(context: &Context) -> TestResult {
+    let fixture = Fixture::new(context, Access::REMOTE_WRITE)?;
     for len in [8, LEN] {
-        let read = bench.pair.to_b.read(&bench.src.region, 0..len, &bench.remote, 0);
-        bench.refuses("a read", read, ErrorKind::RemoteAccess)?;
+        let read = fixture.pair.to_b.read(&fixture.src.region, 0..len, &fixture.remote, 0);
+        fixture.ensure_refused("a read", read, ErrorKind::RemoteAccess)?;
     }
-    bench.unharmed()
+    fixture.check_unchanged()
 }
 
-/// A local region is refused at its import, or later.
-fn nothing_allowed(context: &Context) -> Verdict {
+/// A peer's import of a local region fails, or later operations on it.
+fn nothing_allowed(context: &Context) -> TestResult {
     let pair = Pair::new(context)?;
-    let src = Ground::new(&pair.a, LEN, Access::LOCAL, context.seed)?;
-    let dst = Ground::new(&pair.b, LEN, Access::LOCAL, context.seed + 1)?;
+    let src = CheckedRegion::new(&pair.a, LEN, Access::LOCAL, context.seed)?;
+    let dst = CheckedRegion::new(&pair.b, LEN, Access::LOCAL, context.seed + 1)?;
     match pair.to_b.import(&dst.region.descriptor()) {
-        Err(error) => drop(refused::<()>("a local region", Err(error), &[ErrorKind::RemoteAccess])?),
+        Err(error) => drop(ensure_err::<()>("a local region", Err(error), &[ErrorKind::RemoteAccess])?),
         Ok(remote) => {
             let write = pair.to_b.write(&src.region, 0..LEN, &remote, 0);
-            pair.lab.fails("a write", write, &[ErrorKind::RemoteAccess])?;
+            pair.sim.fails("a write", write, &[ErrorKind::RemoteAccess])?;
         }
     }
-    pair.lab.settle()?;
+    pair.sim.settle()?;
     dst.check("a local region")
 }
 
-fn another_peers_region(context: &Context) -> Verdict {
-    let bench = Bench::new(context, OPEN)?;
-    let third = bench.pair.lab.open(&Default::default())?;
-    let (to_third, _) = bench.pair.a.connect_local(&third)?;
-    let theirs = Ground::new(&third, LEN, OPEN, context.seed + 7)?;
+fn another_peers_region(context: &Context) -> TestResult {
+    let fixture = Fixture::new(context, FULL_ACCESS)?;
+    let third = fixture.pair.sim.open(&Default::default())?;
+    let (to_third, _) = fixture.pair.a.connect_local(&third)?;
+    let theirs = CheckedRegion::new(&third, LEN, FULL_ACCESS, context.seed + 7)?;
     let remote = theirs.import(&to_third)?;
-    let wrong = bench.pair.to_b.write(&bench.src.region, 0..LEN, &remote, 0);
-    bench.refuses("one peer's region through another", wrong, ErrorKind::InvalidRequest)?;
-    let import = bench.pair.to_b.import(&theirs.region.descriptor());
-    refused("one peer's descriptor through another", import.map(drop), &[ErrorKind::Revoked])?;
+    let wrong = fixture.pair.to_b.write(&fixture.src.region, 0..LEN, &remote, 0);
+    fixture.ensure_refused("one peer's region through another", wrong, ErrorKind::InvalidRequest)?;
+    let import = fixture.pair.to_b.import(&theirs.region.descriptor());
+    ensure_err("one peer's descriptor through another", import.map(drop), &[ErrorKind::Revoked])?;
     theirs.check("the third fabric's region")?;
-    bench.unharmed()
+    fixture.check_unchanged()
 }
 
-fn another_fabrics_region(context: &Context) -> Verdict {
-    let bench = Bench::new(context, OPEN)?;
-    let to_b = &bench.pair.to_b;
-    let foreign = to_b.write(&bench.dst.region, 0..8, &bench.remote, 0);
-    bench.refuses("a source of another fabric", foreign, ErrorKind::InvalidRequest)?;
+fn another_fabrics_region(context: &Context) -> TestResult {
+    let fixture = Fixture::new(context, FULL_ACCESS)?;
+    let to_b = &fixture.pair.to_b;
+    let foreign = to_b.write(&fixture.dst.region, 0..8, &fixture.remote, 0);
+    fixture.ensure_refused("a source of another fabric", foreign, ErrorKind::InvalidRequest)?;
     let pages = Pages::new([0, 2]);
-    let paged = to_b.write_pages(&bench.dst.region, &pages, &bench.remote, &pages, 64);
-    bench.refuses("pages of another fabric", paged, ErrorKind::InvalidRequest)?;
-    if bench.pair.capabilities().operations.contains(Operations::READ) {
-        let read = to_b.read(&bench.dst.region, 0..8, &bench.remote, 0);
-        bench.refuses("a read into another fabric", read, ErrorKind::InvalidRequest)?;
+    let paged = to_b.write_pages(&fixture.dst.region, &pages, &fixture.remote, &pages, 64);
+    fixture.ensure_refused("pages of another fabric", paged, ErrorKind::InvalidRequest)?;
+    if fixture.pair.capabilities().operations.contains(Operations::READ) {
+        let read = to_b.read(&fixture.dst.region, 0..8, &fixture.remote, 0);
+        fixture.ensure_refused("a read into another fabric", read, ErrorKind::InvalidRequest)?;
     }
-    bench.unharmed()
+    fixture.check_unchanged()
 }
 
-fn an_earlier_incarnation(context: &Context) -> Verdict {
-    let lab = Lab::new(context);
-    let a = lab.open(&Default::default())?;
-    let before = lab.open(&Default::default())?;
-    let old = Ground::new(&before, 4096, OPEN, context.seed)?.region.descriptor().to_bytes();
+fn an_earlier_incarnation(context: &Context) -> TestResult {
+    let sim = SimHarness::new(context);
+    let a = sim.open(&Default::default())?;
+    let before = sim.open(&Default::default())?;
+    let old = CheckedRegion::new(&before, 4096, FULL_ACCESS, context.seed)?.region.descriptor().to_bytes();
     before.close();
-    let after = lab.open(&Default::default())?;
-    let new = Ground::new(&after, 4096, OPEN, context.seed)?;
+    let after = sim.open(&Default::default())?;
+    let new = CheckedRegion::new(&after, 4096, FULL_ACCESS, context.seed)?;
     let (to_b, _) = a.connect_local(&after)?;
-    ensure(before.incarnation() != after.incarnation(), "two openings have one incarnation")?;
-    refused(
+    ensure(before.incarnation() != after.incarnation(), "two openings of a fabric have one incarnation")?;
+    ensure_err(
         "an old descriptor",
         to_b.import(&Descriptor::from_bytes(&old)?).map(drop),
         &[ErrorKind::Revoked],
@@ -250,15 +255,15 @@ fn an_earlier_incarnation(context: &Context) -> Verdict {
     new.check("the new region")
 }
 
-/// The owner's own copies are bounded as well.
-fn own_memory(context: &Context) -> Verdict {
+/// The owner's own copies are checked against the bounds too.
+fn own_memory(context: &Context) -> TestResult {
     let pair = Pair::new(context)?;
-    let ground = Ground::new(&pair.a, 100, OPEN, context.seed)?;
+    let checked = CheckedRegion::new(&pair.a, 100, FULL_ACCESS, context.seed)?;
     let mut bytes = [0; 8];
     for at in [93, 100, usize::MAX, usize::MAX - 7] {
-        refused("copy_in", ground.region.copy_in(at, &bytes), &[ErrorKind::OutOfBounds])?;
-        refused("copy_out", ground.region.copy_out(at, &mut bytes), &[ErrorKind::OutOfBounds])?;
+        ensure_err("copy_in", checked.region.copy_in(at, &bytes), &[ErrorKind::OutOfBounds])?;
+        ensure_err("copy_out", checked.region.copy_out(at, &mut bytes), &[ErrorKind::OutOfBounds])?;
     }
-    refused("an empty region", pair.a.alloc(0, OPEN).map(drop), &[ErrorKind::InvalidRequest])?;
-    ground.check("the region")
+    ensure_err("an empty region", pair.a.alloc(0, FULL_ACCESS).map(drop), &[ErrorKind::InvalidRequest])?;
+    checked.check("the region")
 }

@@ -1,4 +1,4 @@
-//! Taking regions back: once a revocation resolves, no late byte lands.
+//! Revoking regions: once a revocation has completed, no late byte lands.
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicU32;
@@ -9,17 +9,17 @@ use transport_core::{
     WriteOptions,
 };
 
-use crate::check::{Verdict, ensure, refused, same, within};
-use crate::end::End;
-use crate::ground::{Ground, OPEN};
-use crate::lab::Pair;
-use crate::process::{LIMIT, Meeting};
-use crate::subject::Variant;
+use crate::backend_under_test::Variant;
+use crate::check::{TestResult, ensure, ensure_eq, ensure_err, within};
+use crate::checked_region::{CheckedRegion, FULL_ACCESS};
+use crate::process::{ConnectedPair, LIMIT};
+use crate::sim_harness::Pair;
 use crate::trial::{ALL_PATHS, Context, Trial};
+use crate::trial_fabric::TrialFabric;
 
 const ALL: Operations = Operations::all();
 const REFUSALS: &[ErrorKind] = &[ErrorKind::Revoked, ErrorKind::RemoteAccess];
-/// The data path, and work that is posted for long.
+/// The data paths, and operations that stay posted for long.
 const PATHS: &[Variant] = &[
     Variant::Plain,
     Variant::Queued,
@@ -48,102 +48,102 @@ pub(super) const TRIALS: &[Trial] = &[
     Trial::new("revoke::takes_a_receive_back", takes_a_receive_back).needs(ALL).process(),
 ];
 
-fn operations_after_it(context: &Context) -> Verdict {
+fn operations_after_it(context: &Context) -> TestResult {
     let pair = Pair::new(context)?;
-    let src = Ground::new(&pair.a, 300_000, Access::LOCAL, context.seed)?;
-    let dst = Ground::new(&pair.b, 300_000, OPEN, context.seed + 1)?;
+    let src = CheckedRegion::new(&pair.a, 300_000, Access::LOCAL, context.seed)?;
+    let dst = CheckedRegion::new(&pair.b, 300_000, FULL_ACCESS, context.seed + 1)?;
     let remote = dst.import(&pair.to_b)?;
-    pair.lab.done(dst.region.revoke()?)?;
+    pair.sim.done(dst.region.revoke()?)?;
     for len in [1, 4096, 300_000] {
-        pair.lab.fails("a write", pair.to_b.write(&src.region, 0..len, &remote, 0), REFUSALS)?;
+        pair.sim.fails("a write", pair.to_b.write(&src.region, 0..len, &remote, 0), REFUSALS)?;
     }
     let pages = Pages::new([0, 1]);
-    pair.lab.fails("pages", pair.to_b.write_pages(&src.region, &pages, &remote, &pages, 4096), REFUSALS)?;
-    pair.lab.settle()?;
+    pair.sim.fails("pages", pair.to_b.write_pages(&src.region, &pages, &remote, &pages, 4096), REFUSALS)?;
+    pair.sim.settle()?;
     dst.check("the region")
 }
 
-fn reads_after_it(context: &Context) -> Verdict {
+fn reads_after_it(context: &Context) -> TestResult {
     let pair = Pair::new(context)?;
-    let dst = Ground::new(&pair.a, 300_000, Access::LOCAL, context.seed)?;
-    let src = Ground::new(&pair.b, 300_000, OPEN, context.seed + 1)?;
+    let dst = CheckedRegion::new(&pair.a, 300_000, Access::LOCAL, context.seed)?;
+    let src = CheckedRegion::new(&pair.b, 300_000, FULL_ACCESS, context.seed + 1)?;
     let remote = src.import(&pair.to_b)?;
-    pair.lab.done(src.region.revoke()?)?;
+    pair.sim.done(src.region.revoke()?)?;
     for len in [1, 300_000] {
-        pair.lab.fails("a read", pair.to_b.read(&dst.region, 0..len, &remote, 0), REFUSALS)?;
+        pair.sim.fails("a read", pair.to_b.read(&dst.region, 0..len, &remote, 0), REFUSALS)?;
     }
     dst.check("the reader's memory")
 }
 
-fn import_after_it(context: &Context) -> Verdict {
+fn import_after_it(context: &Context) -> TestResult {
     let pair = Pair::new(context)?;
-    let src = Ground::new(&pair.a, 4096, Access::LOCAL, context.seed)?;
-    let dst = Ground::new(&pair.b, 4096, OPEN, context.seed + 1)?;
+    let src = CheckedRegion::new(&pair.a, 4096, Access::LOCAL, context.seed)?;
+    let dst = CheckedRegion::new(&pair.b, 4096, FULL_ACCESS, context.seed + 1)?;
     let descriptor = dst.region.descriptor();
-    pair.lab.done(dst.region.revoke()?)?;
+    pair.sim.done(dst.region.revoke()?)?;
     match pair.to_b.import(&descriptor) {
-        Err(error) => drop(refused::<()>("the import", Err(error), REFUSALS)?),
+        Err(error) => drop(ensure_err::<()>("the import", Err(error), REFUSALS)?),
         Ok(remote) => {
-            pair.lab.fails("a write", pair.to_b.write(&src.region, 0..4096, &remote, 0), REFUSALS)?;
+            pair.sim.fails("a write", pair.to_b.write(&src.region, 0..4096, &remote, 0), REFUSALS)?;
         }
     }
     dst.check("the region")
 }
 
-fn in_flight(context: &Context) -> Verdict {
+fn in_flight(context: &Context) -> TestResult {
     let len = context.amount(3 << 20, 1 << 20);
-    // Revoked after one turn more each time.
-    for turns in context.tries(8) {
+    // Each round revokes after one more turn.
+    for turns in context.attempts(8) {
         let pair = Pair::new(&context.with_seed(context.seed + turns))?;
-        let src = Ground::new(&pair.a, len, Access::LOCAL, context.seed)?;
-        let mut dst = Ground::new(&pair.b, len, OPEN, context.seed + 1)?;
+        let src = CheckedRegion::new(&pair.a, len, Access::LOCAL, context.seed)?;
+        let mut dst = CheckedRegion::new(&pair.b, len, FULL_ACCESS, context.seed + 1)?;
         let remote = dst.import(&pair.to_b)?;
         let mut op = pair.to_b.write(&src.region, 0..len, &remote, 0)?;
         for _ in 0..turns {
-            pair.lab.turn();
+            pair.sim.step();
         }
-        pair.lab.done(dst.region.revoke()?)?;
-        // The memory is ours alone again.
+        pair.sim.done(dst.region.revoke()?)?;
+        // Now only the owner writes the memory.
         dst.fill(context.seed + 2)?;
-        if let Err(error) = pair.lab.result(&mut op)? {
-            refused::<()>("the write", Err(error), REFUSALS)?;
+        if let Err(error) = pair.sim.result(&mut op)? {
+            ensure_err::<()>("the write", Err(error), REFUSALS)?;
         }
-        pair.lab.settle()?;
+        pair.sim.settle()?;
         dst.check(&format!("revoked after {turns} turns"))?;
     }
     Ok(())
 }
 
-fn pages_in_flight(context: &Context) -> Verdict {
+fn pages_in_flight(context: &Context) -> TestResult {
     const COUNT: u32 = 600;
-    for turns in context.tries(12) {
+    for turns in context.attempts(12) {
         let pair = Pair::new(&context.with_seed(context.seed + turns))?;
-        let src = Ground::new(&pair.a, 512 * COUNT as usize, Access::LOCAL, context.seed)?;
-        let mut dst = Ground::new(&pair.b, 512 * COUNT as usize, OPEN, context.seed + 1)?;
+        let src = CheckedRegion::new(&pair.a, 512 * COUNT as usize, Access::LOCAL, context.seed)?;
+        let mut dst = CheckedRegion::new(&pair.b, 512 * COUNT as usize, FULL_ACCESS, context.seed + 1)?;
         let remote = dst.import(&pair.to_b)?;
         let pages = Pages::new((0..COUNT).collect::<Vec<_>>());
         let mut op = pair.to_b.write_pages(&src.region, &pages, &remote, &pages, 512)?;
         for _ in 0..turns {
-            pair.lab.tick();
+            pair.sim.tick();
         }
-        pair.lab.done(dst.region.revoke()?)?;
+        pair.sim.done(dst.region.revoke()?)?;
         dst.fill(context.seed + 2)?;
-        if let Err(error) = pair.lab.result(&mut op)? {
-            refused::<()>("the pages", Err(error), REFUSALS)?;
+        if let Err(error) = pair.sim.result(&mut op)? {
+            ensure_err::<()>("the pages", Err(error), REFUSALS)?;
         }
-        pair.lab.settle()?;
+        pair.sim.settle()?;
         dst.check(&format!("revoked after {turns} turns"))?;
     }
     Ok(())
 }
 
-/// The initiator goes on writing and drops operations as it likes.
-fn under_a_flood(context: &Context) -> Verdict {
+/// The initiator keeps writing and drops operations at random.
+fn under_a_flood(context: &Context) -> TestResult {
     for seed in context.seeds(12) {
         let mut random = fastrand::Rng::with_seed(seed);
         let pair = Pair::new(&context.with_seed(seed))?;
-        let src = Ground::new(&pair.a, 64 << 10, Access::LOCAL, seed)?;
-        let mut dst = Ground::new(&pair.b, 64 << 10, OPEN, seed + 1)?;
+        let src = CheckedRegion::new(&pair.a, 64 << 10, Access::LOCAL, seed)?;
+        let mut dst = CheckedRegion::new(&pair.b, 64 << 10, FULL_ACCESS, seed + 1)?;
         let remote = dst.import(&pair.to_b)?;
         let (mut held, mut revoke) = (Vec::new(), None);
         for round in 0..60 {
@@ -155,135 +155,135 @@ fn under_a_flood(context: &Context) -> Verdict {
             match pair.to_b.write(&src.region, range, &remote, 0) {
                 Ok(op) if random.bool() => held.push(op),
                 Ok(op) => drop(op),
-                Err(error) => drop(refused::<()>("a write", Err(error), REFUSALS)?),
+                Err(error) => drop(ensure_err::<()>("a write", Err(error), REFUSALS)?),
             }
             if random.bool() && !held.is_empty() {
                 drop(held.swap_remove(random.usize(..held.len())));
             }
             for _ in 0..random.u8(..3) {
-                pair.lab.tick();
+                pair.sim.tick();
             }
             if let Some(mut revoking) = revoke.take() {
                 match revoking.try_result() {
                     None => revoke = Some(revoking),
                     Some(result) => {
                         result?;
-                        // The memory is ours alone again, whatever is still on its way.
+                        // Now only the owner writes the memory, whatever requests are still outstanding.
                         dst.fill(seed + 2)?;
                     }
                 }
             }
         }
         if let Some(revoking) = revoke {
-            pair.lab.done(revoking)?;
+            pair.sim.done(revoking)?;
             dst.fill(seed + 2)?;
         }
         dst.check("revoked under a flood")?;
         drop(held);
-        pair.lab.settle()?;
+        pair.sim.settle()?;
         dst.check("after the flood")?;
     }
     Ok(())
 }
 
-fn spares_other_regions(context: &Context) -> Verdict {
+fn spares_other_regions(context: &Context) -> TestResult {
     let pair = Pair::new(context)?;
-    let src = Ground::new(&pair.a, 400_000, Access::LOCAL, context.seed)?;
-    let gone = Ground::new(&pair.b, 400_000, OPEN, context.seed + 1)?;
-    let mut stays = Ground::new(&pair.b, 400_000, OPEN, context.seed + 2)?;
+    let src = CheckedRegion::new(&pair.a, 400_000, Access::LOCAL, context.seed)?;
+    let gone = CheckedRegion::new(&pair.b, 400_000, FULL_ACCESS, context.seed + 1)?;
+    let mut stays = CheckedRegion::new(&pair.b, 400_000, FULL_ACCESS, context.seed + 2)?;
     let (remote_gone, remote) = (gone.import(&pair.to_b)?, stays.import(&pair.to_b)?);
     let under_way = pair.to_b.write(&src.region, 0..400_000, &remote, 0)?;
-    pair.lab.turn();
-    pair.lab.done(gone.region.revoke()?)?;
-    pair.lab.done(under_way)?;
-    pair.lab.fails("the revoked one", pair.to_b.write(&src.region, 0..8, &remote_gone, 0), REFUSALS)?;
+    pair.sim.step();
+    pair.sim.done(gone.region.revoke()?)?;
+    pair.sim.done(under_way)?;
+    pair.sim.fails("the revoked one", pair.to_b.write(&src.region, 0..8, &remote_gone, 0), REFUSALS)?;
     stays.expect_from(0, &src, 0..400_000);
-    pair.lab.done(pair.to_b.write(&src.region, 500..600, &remote, 50)?)?;
+    pair.sim.done(pair.to_b.write(&src.region, 500..600, &remote, 50)?)?;
     stays.expect_from(50, &src, 500..600);
     stays.check("the region that stays")?;
     gone.check("the revoked region")
 }
 
-fn may_be_repeated(context: &Context) -> Verdict {
+fn may_be_repeated(context: &Context) -> TestResult {
     let pair = Pair::new(context)?;
-    let mut ground = Ground::new(&pair.b, 4096, OPEN, context.seed)?;
-    let both = [ground.region.revoke()?, ground.region.revoke()?];
-    pair.lab.all_done(both.into())?;
-    pair.lab.done(ground.region.clone().revoke()?)?;
-    ground.fill(context.seed + 1)?;
-    ground.check("still the owner's")
+    let mut checked = CheckedRegion::new(&pair.b, 4096, FULL_ACCESS, context.seed)?;
+    let both = [checked.region.revoke()?, checked.region.revoke()?];
+    pair.sim.all_done(both.into())?;
+    pair.sim.done(checked.region.clone().revoke()?)?;
+    checked.fill(context.seed + 1)?;
+    checked.check("still the owner's")
 }
 
-/// Regions that come after get keys that an old descriptor does not open.
-fn a_key_is_not_reused(context: &Context) -> Verdict {
+/// Later regions get keys that an old descriptor does not match.
+fn a_key_is_not_reused(context: &Context) -> TestResult {
     let pair = Pair::new(context)?;
-    let src = Ground::new(&pair.a, 4096, Access::LOCAL, context.seed)?;
+    let src = CheckedRegion::new(&pair.a, 4096, Access::LOCAL, context.seed)?;
     for round in 0..50 {
-        let old = Ground::new(&pair.b, 4096, OPEN, context.seed)?;
+        let old = CheckedRegion::new(&pair.b, 4096, FULL_ACCESS, context.seed)?;
         let (descriptor, remote) = (old.region.descriptor(), old.import(&pair.to_b)?);
         if round % 2 == 0 {
-            pair.lab.done(old.region.revoke()?)?;
+            pair.sim.done(old.region.revoke()?)?;
         }
         drop(old);
-        pair.lab.turn();
-        let new = Ground::new(&pair.b, 4096, OPEN, context.seed + round)?;
-        pair.lab.fails("an old import", pair.to_b.write(&src.region, 0..4096, &remote, 0), REFUSALS)?;
+        pair.sim.step();
+        let new = CheckedRegion::new(&pair.b, 4096, FULL_ACCESS, context.seed + round)?;
+        pair.sim.fails("an old import", pair.to_b.write(&src.region, 0..4096, &remote, 0), REFUSALS)?;
         if let Ok(again) = pair.to_b.import(&descriptor) {
-            pair.lab.fails("an old key", pair.to_b.write(&src.region, 0..4096, &again, 0), REFUSALS)?;
+            pair.sim.fails("an old key", pair.to_b.write(&src.region, 0..4096, &again, 0), REFUSALS)?;
         }
         new.check("the new region")?;
     }
     Ok(())
 }
 
-fn target_dropped(context: &Context) -> Verdict {
-    for turns in context.tries(6) {
+fn target_dropped(context: &Context) -> TestResult {
+    for turns in context.attempts(6) {
         let pair = Pair::new(&context.with_seed(context.seed + turns))?;
-        let src = Ground::new(&pair.a, 1 << 20, Access::LOCAL, context.seed)?;
-        let dst = Ground::new(&pair.b, 1 << 20, OPEN, context.seed + 1)?;
+        let src = CheckedRegion::new(&pair.a, 1 << 20, Access::LOCAL, context.seed)?;
+        let dst = CheckedRegion::new(&pair.b, 1 << 20, FULL_ACCESS, context.seed + 1)?;
         let remote = dst.import(&pair.to_b)?;
         let mut op = pair.to_b.write(&src.region, 0..1 << 20, &remote, 0)?;
         for _ in 0..turns {
-            pair.lab.turn();
+            pair.sim.step();
         }
         drop(dst);
-        if let Err(error) = pair.lab.result(&mut op)? {
-            refused::<()>("the write", Err(error), REFUSALS)?;
+        if let Err(error) = pair.sim.result(&mut op)? {
+            ensure_err::<()>("the write", Err(error), REFUSALS)?;
         }
-        pair.lab.settle()?;
-        // The peer itself is well.
-        let mut next = Ground::new(&pair.b, 1 << 20, OPEN, context.seed + 2)?;
+        pair.sim.settle()?;
+        // The peer itself still works.
+        let mut next = CheckedRegion::new(&pair.b, 1 << 20, FULL_ACCESS, context.seed + 2)?;
         let remote = next.import(&pair.to_b)?;
-        pair.lab.done(pair.to_b.write(&src.region, 0..1 << 20, &remote, 0)?)?;
+        pair.sim.done(pair.to_b.write(&src.region, 0..1 << 20, &remote, 0)?)?;
         next.expect_from(0, &src, 0..1 << 20);
         next.check("the next region")?;
     }
     Ok(())
 }
 
-fn source_dropped(context: &Context) -> Verdict {
+fn source_dropped(context: &Context) -> TestResult {
     let pair = Pair::new(context)?;
-    let mut dst = Ground::new(&pair.b, 1 << 20, OPEN, context.seed + 1)?;
+    let mut dst = CheckedRegion::new(&pair.b, 1 << 20, FULL_ACCESS, context.seed + 1)?;
     let remote = dst.import(&pair.to_b)?;
-    let src = Ground::new(&pair.a, 1 << 20, Access::LOCAL, context.seed)?;
+    let src = CheckedRegion::new(&pair.a, 1 << 20, Access::LOCAL, context.seed)?;
     let op = pair.to_b.write(&src.region, 0..1 << 20, &remote, 0)?;
     dst.expect_from(0, &src, 0..1 << 20);
     drop((src, remote));
-    // Whoever takes the freed memory must not be read from.
-    let other = Ground::new(&pair.a, 1 << 20, Access::LOCAL, context.seed + 5)?;
-    pair.lab.done(op)?;
+    // The device must not read from a later owner of the freed memory.
+    let other = CheckedRegion::new(&pair.a, 1 << 20, Access::LOCAL, context.seed + 5)?;
+    pair.sim.done(op)?;
     dst.check("from a region its owner let go")?;
-    ensure(other.is_right(), "the next region was changed")
+    ensure(other.matches(), "the next region was changed")
 }
 
-/// What an owner may still try with a region of its own that it has revoked, with what each came to.
+/// Tries each operation of an owner on its own revoked region, and returns the results.
 fn uses(
-    fabric: &End,
+    fabric: &TrialFabric,
     peer: &Peer,
     own: &Region,
     remote: &RemoteRegion,
     prepared: &PreparedWrite,
-) -> Verdict<Vec<(&'static str, Result<Op, Error>)>> {
+) -> TestResult<Vec<(&'static str, Result<Op, Error>)>> {
     let (len, pages) = (own.len(), Pages::new([0, 1]));
     let with_imm = WriteOptions::new().imm(5);
     let when_due = WriteOptions::new().when(Arc::new(AtomicU32::new(1)), 1);
@@ -308,27 +308,31 @@ fn uses(
     ])
 }
 
-/// All of them are refused at the call.
-fn are_refused(uses: Vec<(&'static str, Result<Op, Error>)>) -> Verdict {
+/// Fails unless each operation fails at the call.
+fn are_refused(uses: Vec<(&'static str, Result<Op, Error>)>) -> TestResult {
     for (what, result) in uses {
-        refused(what, result.map(drop), &[ErrorKind::Revoked])?;
+        ensure_err(what, result.map(drop), &[ErrorKind::Revoked])?;
     }
     Ok(())
 }
 
-/// An owner may copy into and out of what it revoked, and nothing else.
-fn refuses_the_owner(context: &Context) -> Verdict {
+/// An owner may copy into and out of its revoked region, and nothing else.
+fn refuses_the_owner(context: &Context) -> TestResult {
     let pair = Pair::new(context)?;
-    let mut own = Ground::new(&pair.a, 300_000, OPEN, context.seed)?;
-    let far = Ground::new(&pair.b, 300_000, OPEN, context.seed + 1)?;
+    let mut own = CheckedRegion::new(&pair.a, 300_000, FULL_ACCESS, context.seed)?;
+    let far = CheckedRegion::new(&pair.b, 300_000, FULL_ACCESS, context.seed + 1)?;
     let (remote, pages) = (far.import(&pair.to_b)?, Pages::new([0, 1]));
     let options = WriteOptions::new().imm(7);
     let prepared = pair.to_b.prepare_write_pages(&own.region, &pages, &remote, &pages, 4096, &options)?;
-    pair.lab.done(own.region.revoke()?)?;
+    pair.sim.done(own.region.revoke()?)?;
     are_refused(uses(&pair.a, &pair.to_b, &own.region, &remote, &prepared)?)?;
-    refused("an explanation", prepared_explanation(&pair.to_b, &own.region, &remote), &[ErrorKind::Revoked])?;
-    pair.lab.settle()?;
-    same("imms", (0..10).map(|imm| pair.to_a.imm(imm).count()).sum::<u64>(), 0)?;
+    ensure_err(
+        "an explanation",
+        prepared_explanation(&pair.to_b, &own.region, &remote),
+        &[ErrorKind::Revoked],
+    )?;
+    pair.sim.settle()?;
+    ensure_eq("imms", (0..10).map(|imm| pair.to_a.imm(imm).count()).sum::<u64>(), 0)?;
     far.check("the other side")?;
     own.fill(context.seed + 2)?;
     own.check("the owner's own copies")
@@ -338,14 +342,14 @@ fn prepared_explanation(peer: &Peer, own: &Region, remote: &RemoteRegion) -> Res
     peer.explain_write(own, 0..8, remote, 0, &WriteOptions::new()).map(drop)
 }
 
-/// Writes, reads, a triggered write and a receive are under way when their region is revoked, after one turn more
-/// each time.
-fn ends_what_the_owner_does(context: &Context) -> Verdict {
+/// Writes, reads, a triggered write and a receive are outstanding when their region is revoked. Each round revokes after
+/// one more turn.
+fn ends_what_the_owner_does(context: &Context) -> TestResult {
     let len = context.amount(2 << 20, 1 << 20);
-    for turns in context.tries(8) {
+    for turns in context.attempts(8) {
         let pair = Pair::new(&context.with_seed(context.seed + turns))?;
-        let mut own = Ground::new(&pair.a, len, OPEN, context.seed)?;
-        let mut far = Ground::new(&pair.b, len, OPEN, context.seed + 1)?;
+        let mut own = CheckedRegion::new(&pair.a, len, FULL_ACCESS, context.seed)?;
+        let mut far = CheckedRegion::new(&pair.b, len, FULL_ACCESS, context.seed + 1)?;
         let remote = far.import(&pair.to_b)?;
         let waits = WriteOptions::new().when(Arc::new(AtomicU32::new(0)), 1);
         let mut triggered = pair.to_b.write_with(&own.region, 0..len, &remote, 0, &waits)?;
@@ -355,99 +359,99 @@ fn ends_what_the_owner_does(context: &Context) -> Verdict {
             pair.to_b.read(&own.region, len / 2..len, &remote, len / 2)?,
         ];
         for _ in 0..turns {
-            pair.lab.turn();
+            pair.sim.step();
         }
-        pair.lab.done(own.region.revoke()?)?;
+        pair.sim.done(own.region.revoke()?)?;
         own.fill(context.seed + 2)?;
         for op in &mut ops {
-            if let Err(error) = pair.lab.result(op)? {
-                refused::<()>("what was under way", Err(error), &[ErrorKind::Revoked])?;
+            if let Err(error) = pair.sim.result(op)? {
+                ensure_err::<()>("an outstanding operation", Err(error), &[ErrorKind::Revoked])?;
             }
         }
-        refused("the triggered write", pair.lab.result(&mut triggered)?, &[ErrorKind::Revoked])?;
-        refused("the receive", pair.lab.result(&mut receive)?, &[ErrorKind::Revoked])?;
-        pair.lab.settle()?;
+        ensure_err("the triggered write", pair.sim.result(&mut triggered)?, &[ErrorKind::Revoked])?;
+        ensure_err("the receive", pair.sim.result(&mut receive)?, &[ErrorKind::Revoked])?;
+        pair.sim.settle()?;
         own.check(&format!("revoked after {turns} turns"))?;
-        // Both sides go on.
+        // Both sides still work.
         drop(own);
         far.accept()?;
-        let next = Ground::new(&pair.a, 100_000, OPEN, context.seed + 3)?;
-        pair.lab.done(pair.to_b.write(&next.region, 0..100_000, &remote, 7)?)?;
+        let next = CheckedRegion::new(&pair.a, 100_000, FULL_ACCESS, context.seed + 3)?;
+        pair.sim.done(pair.to_b.write(&next.region, 0..100_000, &remote, 7)?)?;
         far.expect_from(7, &next, 0..100_000);
         far.check("from the next region")?;
     }
     Ok(())
 }
 
-fn refuses_in_real_time(context: &Context) -> Verdict {
-    let mut pair = Meeting::left(context)?;
-    let Meeting { fabric, peer, child } = &mut pair;
-    child.ask("alloc far 300000 2")?;
+fn refuses_in_real_time(context: &Context) -> TestResult {
+    let mut pair = ConnectedPair::kept_or_new(context)?;
+    let ConnectedPair { fabric, peer, helper } = &mut pair;
+    helper.command("alloc far 300000 2")?;
     let remote = within(LIMIT, "a lookup", peer.region("far"))??;
-    let mut own = Ground::new(fabric, 300_000, OPEN, 1)?;
+    let mut own = CheckedRegion::new(fabric, 300_000, FULL_ACCESS, 1)?;
     let (pages, options) = (Pages::new([0, 1]), WriteOptions::new().imm(7));
     let prepared = peer.prepare_write_pages(&own.region, &pages, &remote, &pages, 4096, &options)?;
-    own.take_back(fabric)?;
+    own.revoke_and_wait(fabric)?;
     are_refused(uses(fabric, peer, &own.region, &remote, &prepared)?)?;
     own.fill(3)?;
     own.check("the owner's own copies")?;
-    child.ask("holds far")?;
-    pair.leave(context);
+    helper.command("check-all far")?;
+    pair.keep(context);
     Ok(())
 }
 
-/// The owner writes from its region and reads into it when it revokes it, and the device has most of that posted:
-/// what the device holds of the region lasts until it has let go, and nothing lands after the revocation.
-fn amid_own_traffic(context: &Context) -> Verdict {
+/// The owner revokes its region while it writes from the region and reads into it, and most of these requests are posted.
+/// The library keeps the memory until the device is done with it, and no byte lands after the revocation.
+fn amid_own_traffic(context: &Context) -> TestResult {
     const LEN: usize = 2 << 20;
-    let mut pair = Meeting::left(context)?;
-    let Meeting { fabric, peer, child } = &mut pair;
-    child.ask(&format!("alloc far {LEN} 2"))?;
+    let mut pair = ConnectedPair::kept_or_new(context)?;
+    let ConnectedPair { fabric, peer, helper } = &mut pair;
+    helper.command(&format!("alloc far {LEN} 2"))?;
     let remote = within(LIMIT, "a lookup", peer.region("far"))??;
     let pages = Pages::new((0..(LEN / 8192) as u32).collect::<Vec<_>>());
     for round in 0..10 {
-        let mut own = Ground::new(fabric, LEN, OPEN, round)?;
+        let mut own = CheckedRegion::new(fabric, LEN, FULL_ACCESS, round)?;
         let mut ops = Vec::new();
         for _ in 0..4 {
             ops.push(peer.write_pages(&own.region, &pages, &remote, &pages, 8192)?);
             ops.push(peer.read(&own.region, 0..LEN / 2, &remote, LEN / 2)?);
             ops.push(peer.write(&own.region, 0..LEN, &remote, 0)?);
         }
-        own.take_back(fabric)?;
+        own.revoke_and_wait(fabric)?;
         own.fill(100 + round)?;
         for mut op in ops {
             if let Err(error) = op.wait(LIMIT) {
-                refused::<()>("what was under way", Err(error), &[ErrorKind::Revoked])?;
+                ensure_err::<()>("an outstanding operation", Err(error), &[ErrorKind::Revoked])?;
             }
         }
         own.check("after the revocation")?;
-        // The next one mostly gets its place, and its keys.
+        // The next region usually gets the same memory and keys.
         drop(own);
-        let next = Ground::new(fabric, LEN, OPEN, 50 + round)?;
+        let next = CheckedRegion::new(fabric, LEN, FULL_ACCESS, 50 + round)?;
         peer.write(&next.region, 0..LEN, &remote, 0)?.wait(LIMIT)?;
-        child.ask(&format!("check far 0 {LEN} {}", 50 + round))?;
+        helper.command(&format!("check far 0 {LEN} {}", 50 + round))?;
     }
-    pair.leave(context);
+    pair.keep(context);
     Ok(())
 }
 
-/// A receive is posted into the region.
-fn takes_a_receive_back(context: &Context) -> Verdict {
-    let mut pair = Meeting::left(context)?;
-    let Meeting { fabric, peer, child } = &mut pair;
-    child.ask("alloc far 4096 2")?;
-    let own = Ground::new(fabric, 4096, OPEN, 1)?;
+/// Revokes a region with a posted receive.
+fn takes_a_receive_back(context: &Context) -> TestResult {
+    let mut pair = ConnectedPair::kept_or_new(context)?;
+    let ConnectedPair { fabric, peer, helper } = &mut pair;
+    helper.command("alloc far 4096 2")?;
+    let own = CheckedRegion::new(fabric, 4096, FULL_ACCESS, 1)?;
     let mut receive = fabric.recv(&own.region, 0..4096)?;
-    // The engine has taken it by the end of what was asked for after it.
-    let next = Ground::new(fabric, 4096, OPEN, 3)?;
+    // The engine has posted the receive once a later operation has completed.
+    let next = CheckedRegion::new(fabric, 4096, FULL_ACCESS, 3)?;
     let remote = within(LIMIT, "a lookup", peer.region("far"))??;
     peer.write(&next.region, 0..4096, &remote, 0)?.wait(LIMIT)?;
-    own.take_back(fabric)?;
-    refused("the receive", receive.wait(LIMIT), &[ErrorKind::Revoked])?;
+    own.revoke_and_wait(fabric)?;
+    ensure_err("the receive", receive.wait(LIMIT), &[ErrorKind::Revoked])?;
     let mut receive = fabric.recv(&next.region, 0..4096)?;
-    child.ask("send far 0 64 -")?;
-    same("bytes", receive.wait(LIMIT)?.bytes, 64)?;
+    helper.command("send far 0 64 -")?;
+    ensure_eq("bytes", receive.wait(LIMIT)?.bytes, 64)?;
     own.check("the revoked region")?;
-    pair.leave(context);
+    pair.keep(context);
     Ok(())
 }

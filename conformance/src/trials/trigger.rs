@@ -1,4 +1,4 @@
-//! Operations that begin when a word reaches a value: not before, soon after, or never.
+//! Triggered operations: they begin when a word reaches a value, not earlier, or end without beginning.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -9,10 +9,10 @@ use transport_core::observe::WaitReason;
 use transport_core::spi::Operations;
 use transport_core::{Access, AtEnd, ErrorKind, Op, Pages, WriteOptions};
 
-use crate::check::{Failure, Verdict, ensure, refused, same, within};
-use crate::ground::{Ground, OPEN};
-use crate::lab::Pair;
-use crate::process::{LIMIT, Meeting};
+use crate::check::{Failure, TestResult, ensure, ensure_eq, ensure_err, within};
+use crate::checked_region::{CheckedRegion, FULL_ACCESS};
+use crate::process::{ConnectedPair, LIMIT};
+use crate::sim_harness::Pair;
 use crate::trial::{ALL_PATHS, Context, Trial};
 
 pub(super) const TRIALS: &[Trial] = &[
@@ -29,27 +29,27 @@ pub(super) const TRIALS: &[Trial] = &[
     Trial::new("trigger::the_peer_is_killed_before", killed_before).process(),
 ];
 
-/// Several chunks, and more than runs in the calling thread.
+/// Several chunks, and more bytes than run in the calling thread.
 const LEN: usize = 700_000;
 
-/// A source, a target, and the word.
-struct Stage {
+/// A pair with a source, a target, and the word of the trigger.
+struct Fixture {
     pair: Pair,
-    src: Ground,
-    dst: Ground,
+    src: CheckedRegion,
+    dst: CheckedRegion,
     word: Arc<AtomicU32>,
 }
 
-impl Stage {
-    fn new(context: &Context) -> Verdict<Self> {
+impl Fixture {
+    fn new(context: &Context) -> TestResult<Self> {
         let pair = Pair::new(context)?;
-        let src = Ground::new(&pair.a, LEN, Access::LOCAL, context.seed)?;
-        let dst = Ground::new(&pair.b, LEN, OPEN, context.seed + 1)?;
+        let src = CheckedRegion::new(&pair.a, LEN, Access::LOCAL, context.seed)?;
+        let dst = CheckedRegion::new(&pair.b, LEN, FULL_ACCESS, context.seed + 1)?;
         Ok(Self { pair, src, dst, word: Arc::default() })
     }
 
-    /// All of the source, once the word is at `value`.
-    fn write_when(&self, value: u32, options: WriteOptions) -> Verdict<Op> {
+    /// Writes the whole source once the word has reached `value`.
+    fn write_when(&self, value: u32, options: WriteOptions) -> TestResult<Op> {
         let (remote, options) = (self.dst.import(&self.pair.to_b)?, options.when(self.word.clone(), value));
         Ok(self.pair.to_b.write_with(&self.src.region, 0..LEN, &remote, 0, &options)?)
     }
@@ -58,216 +58,219 @@ impl Stage {
         self.word.store(value, Ordering::Release);
     }
 
-    /// Some time in which nothing may happen.
-    fn wait_in_vain(&self) -> Verdict {
+    /// Ticks for some time, and fails if a request is posted or a byte moves.
+    fn ensure_not_begun(&self) -> TestResult {
         let posts = self.pair.posts();
-        (0..100).for_each(|_| _ = self.pair.lab.tick());
-        same("requests posted before the trigger", self.pair.posts(), posts)?;
+        (0..100).for_each(|_| _ = self.pair.sim.tick());
+        ensure_eq("requests posted before the trigger", self.pair.posts(), posts)?;
         self.dst.check("before the trigger")
     }
 }
 
-fn begins(context: &Context) -> Verdict {
-    let mut stage = Stage::new(context)?;
-    let mut op = stage.write_when(3, WriteOptions::new().imm(9))?;
-    stage.wait_in_vain()?;
-    let dump = stage.pair.a.dump();
+fn begins(context: &Context) -> TestResult {
+    let mut fixture = Fixture::new(context)?;
+    let mut op = fixture.write_when(3, WriteOptions::new().imm(9))?;
+    fixture.ensure_not_begun()?;
+    let dump = fixture.pair.a.dump();
     let waits: Vec<_> = dump.operations().flat_map(|operation| operation.waits.clone()).collect();
-    same("what it waits for", waits, vec![WaitReason::Trigger { value: 3, now: 0 }])?;
-    stage.set(2);
-    stage.wait_in_vain()?;
-    // Others of the same peer need not go behind it.
-    let other = Ground::new(&stage.pair.b, 4096, OPEN, context.seed + 2)?;
-    let remote = other.import(&stage.pair.to_b)?;
+    ensure_eq("the wait in the dump", waits, vec![WaitReason::Trigger { value: 3, now: 0 }])?;
+    fixture.set(2);
+    fixture.ensure_not_begun()?;
+    // Other operations to the same peer do not wait behind it.
+    let other = CheckedRegion::new(&fixture.pair.b, 4096, FULL_ACCESS, context.seed + 2)?;
+    let remote = other.import(&fixture.pair.to_b)?;
     for _ in 0..10 {
-        stage.pair.lab.done(stage.pair.to_b.write(&stage.src.region, 0..4096, &remote, 0)?)?;
+        fixture.pair.sim.done(fixture.pair.to_b.write(&fixture.src.region, 0..4096, &remote, 0)?)?;
     }
-    ensure(op.try_result().is_none(), "over before its trigger")?;
-    stage.set(3);
-    stage.dst.expect_from(0, &stage.src, 0..LEN);
-    let counter = stage.pair.to_a.imm(9);
-    stage.pair.lab.until("the imm", || counter.count() > 0)?;
-    stage.dst.check("the bytes that the imm announced")?;
-    same("bytes", stage.pair.lab.result(&mut op)??.bytes, LEN as u64)?;
-    same("who holds the word", Arc::strong_count(&stage.word), 1)
+    ensure(op.try_result().is_none(), "the operation ended before its trigger")?;
+    fixture.set(3);
+    fixture.dst.expect_from(0, &fixture.src, 0..LEN);
+    let counter = fixture.pair.to_a.imm(9);
+    fixture.pair.sim.until("the imm", || counter.count() > 0)?;
+    fixture.dst.check("the bytes that the imm announced")?;
+    ensure_eq("bytes", fixture.pair.sim.result(&mut op)??.bytes, LEN as u64)?;
+    ensure_eq("references to the word", Arc::strong_count(&fixture.word), 1)
 }
 
-fn already_there(context: &Context) -> Verdict {
-    let mut stage = Stage::new(context)?;
-    stage.set(8);
+fn already_there(context: &Context) -> TestResult {
+    let mut fixture = Fixture::new(context)?;
+    fixture.set(8);
     for value in [8, 1, 0] {
-        stage.dst.fill(context.seed + u64::from(value))?;
-        // Also where a small one would run in this thread.
-        let remote = stage.dst.import(&stage.pair.to_b)?;
-        let options = WriteOptions::new().when(stage.word.clone(), value);
-        let op = stage.pair.to_b.write_with(&stage.src.region, 0..64, &remote, 0, &options)?;
-        ensure(op.id().is_some(), "it ran in the calling thread")?;
-        stage.pair.lab.done(op)?;
-        stage.dst.expect_from(0, &stage.src, 0..64);
-        stage.dst.check("after a trigger that was due")?;
+        fixture.dst.fill(context.seed + u64::from(value))?;
+        // A small write without a trigger would run in this thread.
+        let remote = fixture.dst.import(&fixture.pair.to_b)?;
+        let options = WriteOptions::new().when(fixture.word.clone(), value);
+        let op = fixture.pair.to_b.write_with(&fixture.src.region, 0..64, &remote, 0, &options)?;
+        ensure(op.id().is_some(), "the write ran in the calling thread")?;
+        fixture.pair.sim.done(op)?;
+        fixture.dst.expect_from(0, &fixture.src, 0..64);
+        fixture.dst.check("after a trigger whose value was reached before")?;
     }
     Ok(())
 }
 
-/// Posted ahead of the steps they belong to, of which each begins one.
-fn steps(context: &Context) -> Verdict {
+/// Several writes wait for consecutive values. Each step of the word begins one write.
+fn steps(context: &Context) -> TestResult {
     const PAGE: usize = 4096;
     const FIRST: u32 = u32::MAX - 3;
-    let mut stage = Stage::new(context)?;
+    let mut fixture = Fixture::new(context)?;
     let (from, to) = (Pages::new([3, 1, 2]), Pages::new([0, 1, 2]));
-    let remote = stage.dst.import(&stage.pair.to_b)?;
+    let remote = fixture.dst.import(&fixture.pair.to_b)?;
     let options = WriteOptions::new();
     let prepared =
-        stage.pair.to_b.prepare_write_pages(&stage.src.region, &from, &remote, &to, PAGE, &options)?;
-    stage.set(FIRST);
-    let ops = (1..=8).map(|step| prepared.post_when(stage.word.clone(), FIRST.wrapping_add(step)));
+        fixture.pair.to_b.prepare_write_pages(&fixture.src.region, &from, &remote, &to, PAGE, &options)?;
+    fixture.set(FIRST);
+    let ops = (1..=8).map(|step| prepared.post_when(fixture.word.clone(), FIRST.wrapping_add(step)));
     let mut ops: Vec<_> = ops.collect::<Result<_, _>>()?;
     for step in 1..=8_u32 {
-        stage.wait_in_vain()?;
-        stage.src.fill(context.seed + 10 + u64::from(step))?;
+        fixture.ensure_not_begun()?;
+        fixture.src.fill(context.seed + 10 + u64::from(step))?;
         for (to, from) in [3, 1, 2].into_iter().enumerate() {
-            stage.dst.expect_from(to * PAGE, &stage.src, from * PAGE..(from + 1) * PAGE);
+            fixture.dst.expect_from(to * PAGE, &fixture.src, from * PAGE..(from + 1) * PAGE);
         }
-        stage.set(FIRST.wrapping_add(step));
-        stage.pair.lab.done(ops.remove(0))?;
-        stage.dst.check("after a step")?;
+        fixture.set(FIRST.wrapping_add(step));
+        fixture.pair.sim.done(ops.remove(0))?;
+        fixture.dst.check("after a step")?;
         let early = ops.iter_mut().filter_map(Op::try_result).count();
-        same("operations of later steps that are over", early, 0)?;
+        ensure_eq("operations of later steps that are over", early, 0)?;
     }
     Ok(())
 }
 
-fn cancelled(context: &Context) -> Verdict {
-    let stage = Stage::new(context)?;
+fn cancelled(context: &Context) -> TestResult {
+    let fixture = Fixture::new(context)?;
     let (asked, dropped) =
-        (stage.write_when(1, WriteOptions::new())?, stage.write_when(1, WriteOptions::new())?);
-    let unseen = stage.write_when(1, WriteOptions::new())?;
-    // Before the worker knows of one, and after.
+        (fixture.write_when(1, WriteOptions::new())?, fixture.write_when(1, WriteOptions::new())?);
+    let unseen = fixture.write_when(1, WriteOptions::new())?;
+    // The trial cancels before and after the worker knows of the operation.
     drop(unseen);
-    stage.wait_in_vain()?;
+    fixture.ensure_not_begun()?;
     drop(dropped);
     let mut cancel = asked.cancel();
     let mut result = None;
-    stage.pair.lab.until("a cancel", || {
+    fixture.pair.sim.until("a cancel", || {
         result = Some(cancel.wait(Duration::ZERO));
         !matches!(&result, Some(Err(error)) if error.kind() == ErrorKind::DeadlineExceeded)
     })?;
-    refused("a cancelled operation", result.unwrap_or(Ok(Default::default())), &[ErrorKind::Cancelled])?;
-    stage.set(1);
-    stage.pair.lab.settle()?;
-    stage.dst.check("after a trigger of nothing")?;
-    same("who holds the word", Arc::strong_count(&stage.word), 1)
+    ensure_err("a cancelled operation", result.unwrap_or(Ok(Default::default())), &[ErrorKind::Cancelled])?;
+    fixture.set(1);
+    fixture.pair.sim.settle()?;
+    fixture.dst.check("after a trigger of nothing")?;
+    ensure_eq("references to the word", Arc::strong_count(&fixture.word), 1)
 }
 
-fn by_its_deadline(context: &Context) -> Verdict {
-    let mut stage = Stage::new(context)?;
+fn by_its_deadline(context: &Context) -> TestResult {
+    let mut fixture = Fixture::new(context)?;
     let limit = Duration::from_secs(5);
-    let mut op = stage.write_when(1, WriteOptions::new().deadline(limit))?;
-    let patient = stage.write_when(1, WriteOptions::new().deadline(Duration::MAX))?;
-    stage.pair.lab.turn();
-    stage.pair.lab.clock.advance(limit - Duration::from_nanos(1));
-    stage.pair.lab.turn();
-    ensure(op.try_result().is_none(), "over before its deadline")?;
-    stage.pair.lab.clock.advance(Duration::from_nanos(1));
-    stage.pair.lab.turn();
-    let result = op.try_result().ok_or_else(|| Failure::new("not answered at its deadline"))?;
-    refused("an operation without its trigger", result, &[ErrorKind::DeadlineExceeded])?;
-    stage.dst.check("after the deadline")?;
-    stage.set(1);
-    stage.pair.lab.done(patient)?;
-    stage.dst.expect_from(0, &stage.src, 0..LEN);
-    stage.dst.check("after the trigger")
+    let mut op = fixture.write_when(1, WriteOptions::new().deadline(limit))?;
+    let default_fabric = fixture.write_when(1, WriteOptions::new().deadline(Duration::MAX))?;
+    fixture.pair.sim.step();
+    fixture.pair.sim.clock.advance(limit - Duration::from_nanos(1));
+    fixture.pair.sim.step();
+    ensure(op.try_result().is_none(), "the operation ended before its deadline")?;
+    fixture.pair.sim.clock.advance(Duration::from_nanos(1));
+    fixture.pair.sim.step();
+    let result =
+        op.try_result().ok_or_else(|| Failure::new("the operation has no result at its deadline"))?;
+    ensure_err("an operation without its trigger", result, &[ErrorKind::DeadlineExceeded])?;
+    fixture.dst.check("after the deadline")?;
+    fixture.set(1);
+    fixture.pair.sim.done(default_fabric)?;
+    fixture.dst.expect_from(0, &fixture.src, 0..LEN);
+    fixture.dst.check("after the trigger")
 }
 
-fn with_its_peer(context: &Context) -> Verdict {
-    let stage = Stage::new(context)?;
-    let op = stage.write_when(1, WriteOptions::new())?;
-    stage.wait_in_vain()?;
-    stage.pair.to_a.disconnect();
+fn with_its_peer(context: &Context) -> TestResult {
+    let fixture = Fixture::new(context)?;
+    let op = fixture.write_when(1, WriteOptions::new())?;
+    fixture.ensure_not_begun()?;
+    fixture.pair.to_a.disconnect();
     let gone = [ErrorKind::Closed, ErrorKind::PeerDied];
-    stage.pair.lab.fails("an operation to a peer that left", Ok(op), &gone)?;
-    stage.set(1);
-    stage.pair.lab.settle()?;
-    stage.dst.check("after the end")?;
-    same("who holds the word", Arc::strong_count(&stage.word), 1)
+    fixture.pair.sim.fails("an operation to a peer that left", Ok(op), &gone)?;
+    fixture.set(1);
+    fixture.pair.sim.settle()?;
+    fixture.dst.check("after the end")?;
+    ensure_eq("references to the word", Arc::strong_count(&fixture.word), 1)
 }
 
-fn with_the_fabric(context: &Context) -> Verdict {
-    let stage = Stage::new(context)?;
-    let (mut known, mut queued) = (stage.write_when(1, WriteOptions::new())?, None);
-    stage.wait_in_vain()?;
-    queued.get_or_insert(stage.write_when(1, WriteOptions::new())?);
-    stage.pair.a.close();
+fn with_the_fabric(context: &Context) -> TestResult {
+    let fixture = Fixture::new(context)?;
+    let (mut known, mut queued) = (fixture.write_when(1, WriteOptions::new())?, None);
+    fixture.ensure_not_begun()?;
+    queued.get_or_insert(fixture.write_when(1, WriteOptions::new())?);
+    fixture.pair.a.close();
     for op in [Some(&mut known), queued.as_mut()].into_iter().flatten() {
-        let result = op.try_result().ok_or_else(|| Failure::new("not over although the fabric is"))?;
-        refused("an operation of a closed fabric", result, &[ErrorKind::Closed])?;
+        let result = op
+            .try_result()
+            .ok_or_else(|| Failure::new("the operation has no result although its fabric is closed"))?;
+        ensure_err("an operation of a closed fabric", result, &[ErrorKind::Closed])?;
     }
-    same("who holds the word", Arc::strong_count(&stage.word), 1)
+    ensure_eq("references to the word", Arc::strong_count(&fixture.word), 1)
 }
 
-fn once_revoked(context: &Context) -> Verdict {
-    let mut stage = Stage::new(context)?;
-    let op = stage.write_when(1, WriteOptions::new())?;
-    stage.wait_in_vain()?;
-    stage.pair.lab.done(stage.dst.region.revoke()?)?;
-    stage.dst.fill(context.seed + 5)?;
-    stage.set(1);
+fn once_revoked(context: &Context) -> TestResult {
+    let mut fixture = Fixture::new(context)?;
+    let op = fixture.write_when(1, WriteOptions::new())?;
+    fixture.ensure_not_begun()?;
+    fixture.pair.sim.done(fixture.dst.region.revoke()?)?;
+    fixture.dst.fill(context.seed + 5)?;
+    fixture.set(1);
     let kinds = [ErrorKind::Revoked, ErrorKind::RemoteAccess];
-    stage.pair.lab.fails("a trigger after the revocation", Ok(op), &kinds)?;
-    stage.pair.lab.settle()?;
-    stage.dst.check("after the revocation")
+    fixture.pair.sim.fails("a trigger after the revocation", Ok(op), &kinds)?;
+    fixture.pair.sim.settle()?;
+    fixture.dst.check("after the revocation")
 }
 
-/// There and back, and nobody in between: the answer begins when what it answers has landed.
-fn by_a_mirror(context: &Context) -> Verdict {
-    let stage = Stage::new(context)?;
-    let mut back = Ground::new(&stage.pair.a, LEN, OPEN, context.seed + 3)?;
-    let landed = stage.pair.to_a.imm(1).mirror(stage.word.clone(), AtEnd::Keep);
-    let options = WriteOptions::new().imm(2).when(stage.word.clone(), 1);
-    let theirs = back.import(&stage.pair.to_a)?;
-    let answer = stage.pair.to_a.write_with(&stage.dst.region, 0..LEN, &theirs, 0, &options)?;
-    stage.wait_in_vain()?;
-    let remote = stage.dst.import(&stage.pair.to_b)?;
+/// A write triggers a write back without the caller: the second begins when the first has landed.
+fn by_a_mirror(context: &Context) -> TestResult {
+    let fixture = Fixture::new(context)?;
+    let mut back = CheckedRegion::new(&fixture.pair.a, LEN, FULL_ACCESS, context.seed + 3)?;
+    let landed = fixture.pair.to_a.imm(1).mirror(fixture.word.clone(), AtEnd::Keep);
+    let options = WriteOptions::new().imm(2).when(fixture.word.clone(), 1);
+    let theirs = back.import(&fixture.pair.to_a)?;
+    let answer = fixture.pair.to_a.write_with(&fixture.dst.region, 0..LEN, &theirs, 0, &options)?;
+    fixture.ensure_not_begun()?;
+    let remote = fixture.dst.import(&fixture.pair.to_b)?;
     let options = WriteOptions::new().imm(1);
-    let question = stage.pair.to_b.write_with(&stage.src.region, 0..LEN, &remote, 0, &options)?;
-    back.expect_from(0, &stage.src, 0..LEN);
-    let counter = stage.pair.to_b.imm(2);
-    stage.pair.lab.until("the answer", || counter.count() == 1)?;
+    let question = fixture.pair.to_b.write_with(&fixture.src.region, 0..LEN, &remote, 0, &options)?;
+    back.expect_from(0, &fixture.src, 0..LEN);
+    let counter = fixture.pair.to_b.imm(2);
+    fixture.pair.sim.until("the answer", || counter.count() == 1)?;
     back.check("what came back")?;
-    same("arrivals", landed.total(), 1)?;
-    stage.pair.lab.all_done(vec![question, answer])
+    ensure_eq("arrivals", landed.total(), 1)?;
+    fixture.pair.sim.all_done(vec![question, answer])
 }
 
-/// Nothing wakes it: it has to look by itself.
-fn found_by_a_worker(context: &Context) -> Verdict {
-    let Meeting { fabric, peer, mut child } = Meeting::new(context)?;
-    child.ask(&format!("alloc far {LEN} 1"))?;
-    let (mut src, word) = (Ground::new(&fabric, LEN, OPEN, 2)?, Arc::new(AtomicU32::new(0)));
+/// No event wakes the worker, so it has to poll the word.
+fn found_by_a_worker(context: &Context) -> TestResult {
+    let ConnectedPair { fabric, peer, mut helper } = ConnectedPair::new(context)?;
+    helper.command(&format!("alloc far {LEN} 1"))?;
+    let (mut src, word) = (CheckedRegion::new(&fabric, LEN, FULL_ACCESS, 2)?, Arc::new(AtomicU32::new(0)));
     let remote = within(LIMIT, "a lookup", peer.region("far"))??;
     for step in 1..=3_u32 {
         src.fill(u64::from(step) + 1)?;
         let options = WriteOptions::new().when(word.clone(), step);
         let mut op = peer.write_with(&src.region, 0..LEN, &remote, 0, &options)?;
-        // Longer than it looks without a pause. A worker that still does is found by less.
+        // Longer than a worker polls without a pause, so that the worker sleeps.
         std::thread::sleep(Duration::from_millis(5));
-        child.ask(&format!("check far 0 {LEN} {step}"))?;
+        helper.command(&format!("check far 0 {LEN} {step}"))?;
         word.store(step, Ordering::Release);
         op.wait(LIMIT)?;
-        child.ask(&format!("check far 0 {LEN} {}", step + 1))?;
+        helper.command(&format!("check far 0 {LEN} {}", step + 1))?;
     }
     Ok(())
 }
 
-fn killed_before(context: &Context) -> Verdict {
-    let Meeting { fabric, peer, mut child } = Meeting::new(context)?;
-    child.ask(&format!("alloc far {LEN} 1"))?;
-    let (src, word) = (Ground::new(&fabric, LEN, OPEN, 2)?, Arc::new(AtomicU32::new(0)));
+fn killed_before(context: &Context) -> TestResult {
+    let ConnectedPair { fabric, peer, mut helper } = ConnectedPair::new(context)?;
+    helper.command(&format!("alloc far {LEN} 1"))?;
+    let (src, word) = (CheckedRegion::new(&fabric, LEN, FULL_ACCESS, 2)?, Arc::new(AtomicU32::new(0)));
     let remote = within(LIMIT, "a lookup", peer.region("far"))??;
     let options = WriteOptions::new().when(word.clone(), 1);
     let mut op = peer.write_with(&src.region, 0..LEN, &remote, 0, &options)?;
-    child.signal(Signal::KILL)?;
-    refused("an operation to a killed peer", op.wait(LIMIT), &[ErrorKind::PeerDied])?;
+    helper.signal(Signal::KILL)?;
+    ensure_err("an operation to a killed peer", op.wait(LIMIT), &[ErrorKind::PeerDied])?;
     word.store(1, Ordering::Release);
     let again = peer.write_with(&src.region, 0..LEN, &remote, 0, &options);
-    refused("a later one", again.map(drop), &[ErrorKind::PeerDied]).map(drop)
+    ensure_err("a later one", again.map(drop), &[ErrorKind::PeerDied]).map(drop)
 }

@@ -1,15 +1,15 @@
-//! Warming up: every rail answers, nothing is delivered, nothing hangs.
+//! Warming up: every rail answers, nothing is delivered, and no operation hangs.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use transport_core::{Access, ErrorKind, Workers};
 
-use crate::check::{Failure, Verdict, refused, same};
-use crate::ground::{Ground, OPEN};
-use crate::lab::{Lab, Options, Pair, builder};
-use crate::process::{LIMIT, Meeting};
-use crate::subject::Variant;
+use crate::backend_under_test::Variant;
+use crate::check::{Failure, TestResult, ensure_eq, ensure_err};
+use crate::checked_region::{CheckedRegion, FULL_ACCESS};
+use crate::process::{ConnectedPair, LIMIT};
+use crate::sim_harness::{Options, Pair, SimHarness, builder};
 use crate::trial::{ALL_PATHS, Context, Trial};
 
 pub(super) const TRIALS: &[Trial] = &[
@@ -20,68 +20,72 @@ pub(super) const TRIALS: &[Trial] = &[
     Trial::new("warm_up::of_eager_workers", eager).rails(2),
 ];
 
-fn every_rail(context: &Context) -> Verdict {
+fn every_rail(context: &Context) -> TestResult {
     let pair = Pair::new(context)?;
-    let src = Ground::new(&pair.a, 100_000, Access::LOCAL, context.seed)?;
-    let mut dst = Ground::new(&pair.b, 100_000, OPEN, context.seed + 1)?;
+    let src = CheckedRegion::new(&pair.a, 100_000, Access::LOCAL, context.seed)?;
+    let mut dst = CheckedRegion::new(&pair.b, 100_000, FULL_ACCESS, context.seed + 1)?;
     let remote = dst.import(&pair.to_b)?;
     let rails = pair.a.transports()[0].devices.len() as u64;
     for round in 1..4 {
-        let outcome = pair.lab.done(pair.to_b.warm_up()?)?;
-        same("bytes and requests", (outcome.bytes, outcome.work_requests), (0, rails))?;
+        let outcome = pair.sim.done(pair.to_b.warm_up()?)?;
+        ensure_eq("bytes and requests", (outcome.bytes, outcome.work_requests), (0, rails))?;
         let posts: Vec<_> = pair.a.counters().iter().map(|rail| rail.posts).collect();
-        same("posts of each rail", posts, vec![round; rails as usize])?;
-        pair.lab.done(pair.to_a.warm_up()?)?;
+        ensure_eq("posts of each rail", posts, vec![round; rails as usize])?;
+        pair.sim.done(pair.to_a.warm_up()?)?;
     }
-    pair.lab.settle()?;
-    same("imms", (0..64).map(|imm| pair.to_a.imm(imm).count() + pair.to_b.imm(imm).count()).sum::<u64>(), 0)?;
+    pair.sim.settle()?;
+    ensure_eq(
+        "imms",
+        (0..64).map(|imm| pair.to_a.imm(imm).count() + pair.to_b.imm(imm).count()).sum::<u64>(),
+        0,
+    )?;
     dst.check("warmed up")?;
     src.check("warmed up")?;
-    pair.lab.done(pair.to_b.write(&src.region, 0..90_000, &remote, 5)?)?;
+    pair.sim.done(pair.to_b.write(&src.region, 0..90_000, &remote, 5)?)?;
     dst.expect_from(5, &src, 0..90_000);
     dst.check("a write after it")
 }
 
-fn deadline(context: &Context) -> Verdict {
+fn deadline(context: &Context) -> TestResult {
     let ours = Options { deadline: Duration::from_secs(1), ..Options::default() };
-    let pair = Lab::new(context).pair_of(&ours, &Options::default())?;
-    pair.lab.fails("a warm-up", pair.to_b.warm_up(), &[ErrorKind::DeadlineExceeded])?;
-    pair.lab.settle()
+    let pair = SimHarness::new(context).pair_of(&ours, &Options::default())?;
+    pair.sim.fails("a warm-up", pair.to_b.warm_up(), &[ErrorKind::DeadlineExceeded])?;
+    pair.sim.settle()
 }
 
-fn goes(context: &Context) -> Verdict {
+fn goes(context: &Context) -> TestResult {
     let gone = &[ErrorKind::PeerDied, ErrorKind::Closed];
     let pair = Pair::new(context)?;
     let mut op = pair.to_b.warm_up()?;
     pair.to_a.disconnect();
-    refused("a warm-up", pair.lab.result(&mut op)?, gone)?;
-    refused("the next", pair.to_b.warm_up().map(drop), gone)?;
-    pair.lab.settle()
+    ensure_err("a warm-up", pair.sim.result(&mut op)?, gone)?;
+    ensure_err("the next", pair.to_b.warm_up().map(drop), gone)?;
+    pair.sim.settle()
 }
 
 /// Workers that write every request at once, over two rails.
-fn eager(context: &Context) -> Verdict {
-    let lab = Lab::new(context);
+fn eager(context: &Context) -> TestResult {
+    let sim = SimHarness::new(context);
     let options = Options { rails: Some(2), ..Options::default() };
     let open = |number| {
         let builder = builder(context, &options)?.workers(Workers::per_group().eager()).caller_driven();
-        let fabric = builder.clock(Arc::new(lab.clock.clone())).seed(number).incarnation(number).open()?;
-        lab.drive(&fabric);
+        let fabric = builder.clock(Arc::new(sim.clock.clone())).seed(number).incarnation(number).open()?;
+        sim.drive(&fabric);
         Ok::<_, Failure>(fabric)
     };
     let (a, b) = (open(1)?, open(2)?);
     let (to_b, _to_a) = a.connect_local(&b)?;
-    let outcome = lab.done(to_b.warm_up()?)?;
-    same("bytes and requests", (outcome.bytes, outcome.work_requests), (0, 2))
+    let outcome = sim.done(to_b.warm_up()?)?;
+    ensure_eq("bytes and requests", (outcome.bytes, outcome.work_requests), (0, 2))
 }
 
-fn processes(context: &Context) -> Verdict {
-    let Meeting { fabric, peer, mut child } = Meeting::new(context)?;
-    child.ask("alloc far 3000000 1")?;
-    let src = Ground::new(&fabric, 3_000_000, Access::LOCAL, 2)?;
+fn processes(context: &Context) -> TestResult {
+    let ConnectedPair { fabric, peer, mut helper } = ConnectedPair::new(context)?;
+    helper.command("alloc far 3000000 1")?;
+    let src = CheckedRegion::new(&fabric, 3_000_000, Access::LOCAL, 2)?;
     let remote = crate::check::within(LIMIT, "a lookup", peer.region("far"))??;
     peer.warm_up()?.wait(LIMIT)?;
-    child.ask("holds far")?;
+    helper.command("check-all far")?;
     peer.write(&src.region, 0..3_000_000, &remote, 0)?.wait(LIMIT)?;
-    child.ask("check far 0 3000000 2").map(drop)
+    helper.command("check far 0 3000000 2").map(drop)
 }

@@ -1,4 +1,4 @@
-//! How loopback's devices behave in each variant.
+//! The link models of loopback's devices in each variant.
 
 use std::time::Duration;
 

@@ -1,39 +1,39 @@
-//! A runtime that stands still for half a minute loses no peer.
+//! A runtime that is blocked for half a minute loses no peer.
 #![cfg(target_os = "linux")]
 
 use std::time::Duration;
 
 use multirail::{Access, WriteOptions};
 
-use crate::child::{self, Other};
+use crate::child::{self, PeerProcess};
 use crate::device::Device;
 use crate::page::{PAGE, Page};
 
-/// Ten times the silence after which a peer counts as dead by default.
+/// Ten times the default peer timeout.
 const BLOCKED: Duration = Duration::from_secs(30);
 
 #[test]
 fn for_thirty_seconds() {
-    let mut other = Other::start(1);
+    let mut other = PeerProcess::start(1);
     let fabric = Device::Late.open(2).unwrap();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     runtime.block_on(async {
         let peer = fabric.connect(&other.address).await.unwrap();
         let mut end = tokio::spawn(peer.closed());
-        other.ask("fill 5");
+        other.request("fill 5");
         let remote = peer.region(child::PAGE).await.unwrap();
         let src = Page::new(&fabric, Access::LOCAL, 7).unwrap();
-        other.tell("expect 1 7");
+        other.send("expect 1 7");
 
-        // The blocking is what is tested: nothing of this runtime is polled meanwhile.
+        // The test blocks the runtime, so that none of its tasks is polled.
         std::thread::sleep(BLOCKED);
 
         assert!(peer.is_alive());
         let options = WriteOptions::new().imm(1);
         let written = peer.write_with(&src.region, 0..PAGE, &remote, 0, &options).unwrap().await.unwrap();
         assert_eq!(written.bytes as usize, PAGE);
-        assert_eq!(other.hear(), "done");
-        // The task that watches the peer had its turns since, and is still waiting.
+        assert_eq!(other.receive(), "done");
+        // The task that watches the peer was polled since, and still waits.
         assert!(tokio::time::timeout(Duration::ZERO, &mut end).await.is_err());
         peer.disconnect();
         assert_eq!(end.await.unwrap().kind(), multirail::ErrorKind::Closed);

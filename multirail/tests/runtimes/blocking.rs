@@ -1,4 +1,4 @@
-//! Callers without async: every wait has a limit, and giving up is typed.
+//! Callers without async: every wait has a limit, and a timeout is a typed error.
 
 use std::time::Duration;
 
@@ -78,7 +78,7 @@ fn without_workers_too() {
     drop(write());
     to_b.drain().unwrap().wait(LIMIT).unwrap();
     assert!(wait(write().cancel(), LIMIT).is_ok());
-    // One wait may lie inside another's future, here on its one thread.
+    // A wait may be inside the future of another wait, here on one thread.
     let inner = async { wait(write(), LIMIT).unwrap().unwrap().bytes };
     let (inner, outer) = wait(futures::future::join(inner, write()), LIMIT).unwrap();
     assert_eq!((inner as usize, outer.unwrap().bytes as usize), (PAGE, PAGE));

@@ -1,12 +1,12 @@
-//! The other process: this test executable, started again as the peer. It obeys one
-//! order per line and answers with one.
+//! The other process: this test executable, started again as the peer. It runs one command per
+//! line and responds with one line.
 //!
-//! | order | what it does |
+//! | command | effect |
 //! |---|---|
 //! | `fill SEED` | gives its page new content |
-//! | `strays` | says how many bytes of its page differ from that |
+//! | `wrong-bytes` | responds with the number of bytes of its page that differ from that |
 //! | `expect IMM SEED` | waits for an imm; then its page has the content of SEED |
-//! | `flood NAME SEED` | floods our region NAME until it is revoked and nothing is under way |
+//! | `flood NAME SEED` | floods the region NAME of the test until it is revoked and no operation is outstanding |
 #![cfg(target_os = "linux")]
 
 use std::io::{BufRead, BufReader, Lines, Write};
@@ -18,56 +18,56 @@ use crate::device::{Device, LIMIT, limited};
 use crate::flood::flood;
 use crate::page::{Page, differing};
 
-/// Tells this test executable that it is the peer, and its seed.
+/// The environment variable that makes this executable the peer. Its value is the seed.
 const CHILD: &str = "MULTIRAIL_RUNTIMES_CHILD";
 
 /// The regions that the peer publishes.
 pub const PAGE: &str = "page";
 pub const PROBE: &str = "probe";
 
-/// The other process; killed when dropped.
-pub struct Other {
+/// The other process. Dropping it kills the process.
+pub struct PeerProcess {
     child: Child,
-    orders: ChildStdin,
-    answers: Lines<BufReader<ChildStdout>>,
-    /// Where it listens.
+    commands: ChildStdin,
+    responses: Lines<BufReader<ChildStdout>>,
+    /// The address of its listener.
     pub address: String,
 }
 
-impl Other {
-    /// Starts one.
+impl PeerProcess {
+    /// Starts the process.
     pub fn start(seed: u64) -> Self {
         let mut command = Command::new(std::env::current_exe().unwrap());
         command.args(["--ignored", "--exact", "child::peer", "--nocapture"]).env(CHILD, seed.to_string());
         let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
-        let (orders, answers) = (child.stdin.take().unwrap(), child.stdout.take().unwrap());
+        let (commands, responses) = (child.stdin.take().unwrap(), child.stdout.take().unwrap());
         let mut other =
-            Self { child, orders, answers: BufReader::new(answers).lines(), address: String::new() };
-        other.address = other.hear();
+            Self { child, commands, responses: BufReader::new(responses).lines(), address: String::new() };
+        other.address = other.receive();
         other
     }
 
-    /// Gives an order.
-    pub fn tell(&mut self, order: &str) {
-        writeln!(self.orders, "{order}").unwrap();
+    /// Sends a command.
+    pub fn send(&mut self, command: &str) {
+        writeln!(self.commands, "{command}").unwrap();
     }
 
-    /// The answer to the oldest order without one.
-    pub fn hear(&mut self) -> String {
-        let mut said = self.answers.by_ref().map(Result::unwrap);
-        // Libtest writes to the same pipe.
+    /// The next response.
+    pub fn receive(&mut self) -> String {
+        let mut said = self.responses.by_ref().map(Result::unwrap);
+        // libtest writes to the same pipe.
         let said = said.find_map(|line| line.strip_prefix('@').map(str::to_owned));
-        said.expect("the peer said nothing; see its panic above")
+        said.expect("the peer sent no response; see its panic above")
     }
 
-    /// Gives an order and waits for the answer.
-    pub fn ask(&mut self, order: &str) -> String {
-        self.tell(order);
-        self.hear()
+    /// Sends a command and waits for its response.
+    pub fn request(&mut self, command: &str) -> String {
+        self.send(command);
+        self.receive()
     }
 }
 
-impl Drop for Other {
+impl Drop for PeerProcess {
     fn drop(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();
@@ -81,24 +81,24 @@ fn peer() {
     let seed = seed.parse().unwrap();
     let fabric = Device::Late.open(seed).unwrap();
     let listener = wait(fabric.listen("127.0.0.1:0"), LIMIT).unwrap().unwrap();
-    // On a line of its own: libtest has begun one.
+    // libtest has begun a line, so the address needs a new one.
     println!("\n@{}", listener.local_addr());
     let peer = wait(listener.accept(), LIMIT).unwrap().unwrap();
     let mut page = Page::new(&fabric, Access::all(), seed).unwrap();
     let probe = fabric.alloc(64, Access::all()).unwrap();
     fabric.publish(PAGE, &page.region).unwrap();
     fabric.publish(PROBE, &probe).unwrap();
-    for order in std::io::stdin().lock().lines().map_while(Result::ok) {
-        println!("@{}", obey(&fabric, &peer, &mut page, &order));
+    for command in std::io::stdin().lock().lines().map_while(Result::ok) {
+        println!("@{}", run_command(&fabric, &peer, &mut page, &command));
     }
 }
 
-fn obey(fabric: &Fabric, peer: &Peer, page: &mut Page, order: &str) -> String {
-    let words: Vec<_> = order.split(' ').collect();
+fn run_command(fabric: &Fabric, peer: &Peer, page: &mut Page, command: &str) -> String {
+    let words: Vec<_> = command.split(' ').collect();
     let number = |at: usize| words[at].parse::<u64>().unwrap();
     match words[0] {
         "fill" => page.fill(number(1)).unwrap(),
-        "strays" => return page.strays().to_string(),
+        "wrong-bytes" => return page.wrong_bytes().to_string(),
         "expect" => {
             let imm = u32::try_from(number(1)).unwrap();
             peer.imm(imm).expect(1).wait(LIMIT).unwrap();
@@ -112,7 +112,7 @@ fn obey(fabric: &Fabric, peer: &Peer, page: &mut Page, order: &str) -> String {
             let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
             runtime.block_on(limited(flooding)).unwrap();
         }
-        _ => panic!("{order:?} is no order"),
+        _ => panic!("unknown command {command:?}"),
     }
     "done".into()
 }

@@ -1,4 +1,4 @@
-//! The scenario under every kind of executor.
+//! The scenario on every kind of executor.
 
 use std::future::Future;
 use std::sync::Arc;
@@ -9,7 +9,7 @@ use crate::device::{Device, LIMIT, limited};
 use crate::scenario::scenario;
 use crate::strict;
 
-/// Tasks at once where an executor has threads.
+/// The number of concurrent tasks on executors with threads.
 const TASKS: u64 = 6;
 
 fn of(device: Device, seed: u64) -> impl Future<Output = Result<()>> + Send + 'static {
@@ -36,7 +36,7 @@ fn futures_executor() {
 #[test]
 fn smol() {
     Device::ALL.into_iter().for_each(|device| smol::block_on(of(device, 4)).unwrap());
-    // On the global executor's thread, and on threads of our own.
+    // On the global executor's thread, and on the test's own threads.
     smol::block_on(smol::spawn(of(Device::Late, 5))).unwrap();
     let executor = Arc::new(smol::Executor::new());
     let tasks: Vec<_> = (0..TASKS).map(|seed| executor.spawn(of(Device::Late, seed))).collect();
@@ -87,7 +87,7 @@ fn no_executor() {
     Device::ALL.into_iter().for_each(|device| multirail::wait(of(device, 9), LIMIT).unwrap().unwrap());
 }
 
-/// Nobody calls `step`: the wait drives both fabrics.
+/// The test does not call `step`: the wait drives both fabrics.
 #[test]
 fn no_executor_and_no_workers() {
     for device in Device::ALL {

@@ -1,17 +1,17 @@
-//! A target takes its page back from under writes that go on and are dropped at random.
+//! A target revokes its page while an initiator writes to it and drops operations at random.
 
 use multirail::{Access, ErrorKind, Op, Peer, Region, RemoteRegion, Result};
 
 use crate::device::{Device, LIMIT, limited, outlast};
 use crate::page::{PAGE, Page};
 
-/// Writes after which a flood says that it has begun, by this imm.
+/// The number of writes after which a flood reports its start with an imm.
 const BEGUN: u32 = 1;
-/// Refusals in a row after which it ends: the region is revoked.
+/// The number of refusals in a row after which a flood ends, because the region is revoked.
 const REFUSALS: u32 = 200;
 
-/// Writes random ranges and drops operations as it likes, until the page is revoked and
-/// for long after. Then nothing of it is under way.
+/// Writes random ranges and drops operations at random, until the page is revoked and for long after. On return no
+/// operation is outstanding.
 pub async fn flood(peer: &Peer, from: &Region, to: &RemoteRegion, seed: u64) -> Result<()> {
     let mut random = fastrand::Rng::with_seed(seed);
     let (mut held, mut refused, mut written, mut silent) = (Vec::<Op>::new(), 0, 0_u64, true);
@@ -41,12 +41,12 @@ pub async fn flood(peer: &Peer, from: &Region, to: &RemoteRegion, seed: u64) -> 
             0..4 => drop(held.pop()),
             4 if !held.is_empty() => drop(held.swap_remove(random.usize(..held.len()))),
             5 if !held.is_empty() => {
-                // As a `select!` does: awaited for a while, then dropped.
+                // Awaits the operation for a while and drops it, as a `select!` does.
                 let op = held.swap_remove(random.usize(..held.len()));
                 smol::future::or(async { drop(op.await) }, smol::future::yield_now()).await;
             }
             6 => held.truncate(16),
-            // The target may be another task of this thread.
+            // The target may be another task on this thread.
             7 => smol::future::yield_now().await,
             _ => {}
         }
@@ -55,8 +55,8 @@ pub async fn flood(peer: &Peer, from: &Region, to: &RemoteRegion, seed: u64) -> 
     peer.drain()?.await
 }
 
-/// The target's side: lets the flood rise, revokes the page and uses it for something
-/// else. Gives it back, to be looked at again when the flood is over.
+/// The target's side: waits for the flood, revokes the page and reuses it. Returns the page, to be checked again after the
+/// flood.
 pub async fn reclaim(initiator: &Peer, mut page: Page, seed: u64) -> Result<Page> {
     initiator.imm(BEGUN).expect(1).await?;
     initiator.imm(BEGUN).try_take(1);
@@ -65,7 +65,7 @@ pub async fn reclaim(initiator: &Peer, mut page: Page, seed: u64) -> Result<Page
     }
     page.region.revoke()?.await?;
     page.fill(seed + 1000)?;
-    assert_eq!(page.strays(), 0, "right after the revoke");
+    assert_eq!(page.wrong_bytes(), 0, "right after the revoke");
     Ok(page)
 }
 
@@ -85,7 +85,7 @@ async fn rounds(device: Device, seed: u64) -> Result<()> {
         let flooding = flood(&to_b, &src.region, &remote, round);
         let (page, ()) = futures::future::try_join(reclaim(&to_a, page, round), flooding).await?;
         outlast(&to_b, &src.region, &probe).await?;
-        assert_eq!(page.strays(), 0, "late bytes in round {round}");
+        assert_eq!(page.wrong_bytes(), 0, "late bytes in round {round}");
     }
     Ok(())
 }

@@ -1,12 +1,11 @@
-//! Every public future under every kind of executor, and without one.
+//! Every public future on every kind of executor, and without one.
 //!
-//! `scenario` awaits each future of the library once; `executors` has it run by many,
-//! among them the one in `strict`, which loses what a future would lose; `blocking`
-//! does without, and `lossless` drops waits half way. `sendable` is checked by the
-//! compiler. `select` and `flood` show that a dropped operation lets no late byte land,
-//! `between` that it holds between two processes, and `blocked` that a runtime which
-//! stands still loses no peer. `device` opens fabrics, `page` is memory that knows what
-//! it should contain, `child` is the other process.
+//! `scenario` awaits each future of the library once. `executors` runs it on many executors,
+//! among them the one in `strict`, which shows lost wakeups. `blocking` uses no executor, and
+//! `lossless` drops waits before they complete. The compiler checks `sendable`. `select` and
+//! `flood` show that no late byte of a dropped operation lands, and `between` shows it between
+//! two processes. `blocked` shows that a blocked runtime loses no peer. `device` opens fabrics,
+//! `page` is a region with its expected content, and `child` is the other process.
 
 mod between;
 mod blocked;

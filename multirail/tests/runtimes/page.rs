@@ -1,11 +1,11 @@
-//! Memory that knows what it should contain.
+//! A region with its expected content.
 
 use multirail::{Access, Fabric, Region, Result};
 
-/// Bytes of a page.
+/// The size of a page in bytes.
 pub const PAGE: usize = 64 << 10;
 
-/// A region that its owner fills and looks at as a whole.
+/// A region that its owner fills and checks as a whole.
 pub struct Page {
     pub region: Region,
     seed: u64,
@@ -20,19 +20,19 @@ impl Page {
         Ok(page)
     }
 
-    /// Gives it the content of `seed`, as its owner.
+    /// Fills the page with the content of `seed`, as its owner.
     pub fn fill(&mut self, seed: u64) -> Result<()> {
         self.seed = seed;
         self.region.copy_in(0, &content(seed))
     }
 
-    /// How many bytes differ from the content it was given.
-    pub fn strays(&self) -> usize {
+    /// The number of bytes that differ from the expected content.
+    pub fn wrong_bytes(&self) -> usize {
         differing(&self.region, self.seed)
     }
 }
 
-/// How many bytes of `region` differ from the content of `seed`.
+/// The number of bytes of `region` that differ from the content of `seed`.
 pub fn differing(region: &Region, seed: u64) -> usize {
     let mut actual = vec![0; PAGE];
     region.copy_out(0, &mut actual).expect("a page");

@@ -1,4 +1,4 @@
-//! One scenario in which every future of the library is awaited.
+//! One scenario that awaits every future of the library.
 
 use std::time::Duration;
 
@@ -12,8 +12,8 @@ use crate::device::LIMIT;
 
 use crate::page::{PAGE, Page, differing};
 
-/// Two connected fabrics: `a` begins, `b` is the target.
-struct Scene {
+/// Two connected fabrics: `a` is the initiator, `b` is the target.
+struct Fixture {
     a: Fabric,
     b: Fabric,
     to_b: Peer,
@@ -24,9 +24,9 @@ struct Scene {
     remote: RemoteRegion,
 }
 
-/// Awaits everything that can be awaited, between two fabrics of these settings.
+/// Awaits every future of the library, between two fabrics with these settings.
 pub async fn scenario(ours: FabricBuilder, theirs: FabricBuilder) -> Result<()> {
-    let scene = Scene::set(ours.open()?, theirs.open()?).await?;
+    let scene = Fixture::set(ours.open()?, theirs.open()?).await?;
     scene.write().await?;
     scene.count().await?;
     scene.gather().await?;
@@ -35,11 +35,11 @@ pub async fn scenario(ours: FabricBuilder, theirs: FabricBuilder) -> Result<()> 
     scene.end().await
 }
 
-impl Scene {
+impl Fixture {
     async fn set(a: Fabric, b: Fabric) -> Result<Self> {
         let listener = b.listen("127.0.0.1:0").await?;
         let address = listener.local_addr();
-        // Accepting comes first: it must be woken.
+        // Accepting is polled first, so it must be woken.
         let (to_a, to_b) = try_join(listener.accept(), a.connect(&address)).await?;
         let src = Page::new(&a, Access::all(), 1)?;
         let dst = Page::new(&b, Access::all(), 2)?;
@@ -75,7 +75,7 @@ impl Scene {
         Ok(())
     }
 
-    /// What goes to many peers, here to one that is there twice, and what comes from them.
+    /// Operations to many peers, here to one peer twice, and arrivals from them.
     async fn gather(&self) -> Result<()> {
         let Self { a, b, to_b, to_a, src, dst, remote, .. } = self;
         to_b.warm_up()?.await?;
@@ -98,10 +98,10 @@ impl Scene {
         let (first, all) = try_join(arrivals.next(), ours.write_imm(21)?).await?;
         assert_eq!((first, all.bytes), (1, 0));
         ours.peers()[0].write_imm(21)?.await?;
-        let taken = futures::StreamExt::next(&mut arrivals).await.expect("the peer lives")?;
+        let taken = futures::StreamExt::next(&mut arrivals).await.expect("the peer is alive")?;
         assert_eq!((taken, to_a.imm(21).count()), (1, 0));
 
-        // Two ways: whoever comes last is the one who waits least.
+        // Two barriers: the last side to arrive waits least.
         for round in 0..3 {
             let there = async { theirs.barrier(round, LIMIT)?.await };
             try_join(ours.barrier(round, LIMIT)?, there).await?;

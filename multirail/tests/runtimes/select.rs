@@ -1,4 +1,4 @@
-//! A `select!` drops a write: once the cancel or the drain is over, no late byte lands.
+//! A `select!` drops a write. After the cancel or the drain no late byte lands.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -12,13 +12,13 @@ use crate::page::{PAGE, Page, differing};
 use crate::strict;
 
 const SEEDS: std::ops::Range<u64> = 0..4;
-/// Rounds of each seed.
+/// The number of rounds of each seed.
 const ROUNDS: u64 = 12;
 
-/// Ready after so many polls, each of which it asks for itself.
-struct Turns(u32);
+/// A future that is ready after this many polls. It wakes itself for each.
+struct Polls(u32);
 
-impl Future for Turns {
+impl Future for Polls {
     type Output = ();
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<()> {
@@ -31,7 +31,7 @@ impl Future for Turns {
     }
 }
 
-/// An initiator, its target, and the page of each.
+/// An initiator and a target with a page each.
 struct Pair {
     fabric: Fabric,
     _target: (Fabric, Region),
@@ -41,7 +41,7 @@ struct Pair {
     remote: RemoteRegion,
     probe: RemoteRegion,
     random: fastrand::Rng,
-    /// Writes that lost.
+    /// The number of dropped writes.
     dropped: u64,
 }
 
@@ -61,31 +61,31 @@ impl Pair {
         self.peer.write(&self.src.region, 0..PAGE, &self.remote, 0)
     }
 
-    /// As many as the write may lose against, or win.
-    fn turns(&mut self) -> Turns {
-        Turns(self.random.u32(0..3000))
+    /// A random number of polls, against which the write may win or lose.
+    fn polls(&mut self) -> Polls {
+        Polls(self.random.u32(0..3000))
     }
 
-    /// Both memories get new content. What is still under way shows.
+    /// Fills both pages with new content and checks it: outstanding bytes would show.
     async fn reuse(&mut self, round: u64) -> Result<()> {
         self.src.fill(100 + round)?;
         self.dst.fill(200 + round)?;
         outlast(&self.peer, &self.src.region, &self.probe).await?;
-        assert_eq!((self.dst.strays(), self.src.strays()), (0, 0), "late bytes in round {round}");
+        assert_eq!((self.dst.wrong_bytes(), self.src.wrong_bytes()), (0, 0), "late bytes in round {round}");
         Ok(())
     }
 }
 
-/// Runs `race` in every round, then asks `quiet` for the moment when all is over.
+/// Runs `race` in every round, then waits with `quiet` until all operations are over.
 async fn rounds<O>(
     seed: u64,
-    race: impl AsyncFn(Op, Turns) -> Option<O>,
+    race: impl AsyncFn(Op, Polls) -> Option<O>,
     quiet: impl AsyncFn(&Peer, O) -> Result<()>,
 ) -> Result<()> {
     let mut pair = Pair::new(seed)?;
     for round in 0..ROUNDS {
-        // One that certainly loses now and then, whatever the machine is busy with.
-        let turns = if round % 4 == 0 { Turns(0) } else { pair.turns() };
+        // A race that the write sometimes loses, on any machine.
+        let turns = if round % 4 == 0 { Polls(0) } else { pair.polls() };
         let op = pair.write()?;
         if let Some(lost) = race(op, turns).await {
             pair.dropped += 1;
@@ -109,7 +109,7 @@ async fn cancelled(_: &Peer, op: Op) -> Result<()> {
 #[test]
 fn tokio_select_drops_it() {
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).build().unwrap();
-    let race = async |op: Op, turns: Turns| {
+    let race = async |op: Op, turns: Polls| {
         tokio::select! {
             biased;
             () = turns => Some(()),
@@ -122,7 +122,7 @@ fn tokio_select_drops_it() {
 #[test]
 fn tokio_select_keeps_it_for_a_cancel() {
     let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
-    let race = async |mut op: Op, turns: Turns| {
+    let race = async |mut op: Op, turns: Polls| {
         tokio::select! {
             biased;
             () = turns => Some(op),
@@ -134,7 +134,7 @@ fn tokio_select_keeps_it_for_a_cancel() {
 
 #[test]
 fn futures_select_drops_it() {
-    let race = async |op: Op, turns: Turns| {
+    let race = async |op: Op, turns: Polls| {
         let (mut op, mut turns) = (op.fuse(), turns.fuse());
         futures::select_biased! {
             () = turns => Some(()),
@@ -146,7 +146,7 @@ fn futures_select_drops_it() {
 
 #[test]
 fn smol_or_drops_it() {
-    let race = async |op: Op, turns: Turns| {
+    let race = async |op: Op, turns: Polls| {
         let late = async { (turns.await, Some(())).1 };
         let written = async { op.await.map_or_else(|error| panic!("{error}"), |_| None) };
         smol::future::or(late, written).await
@@ -154,11 +154,11 @@ fn smol_or_drops_it() {
     SEEDS.for_each(|seed| smol::block_on(limited(rounds(seed, race, drained))).unwrap());
 }
 
-/// A task is aborted while it awaits its write; nobody else has the operation.
+/// A task is aborted while it awaits its write. No other task has the operation.
 #[test]
 fn an_aborted_task_drops_it() {
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).build().unwrap();
-    let race = async |op: Op, turns: Turns| {
+    let race = async |op: Op, turns: Polls| {
         let task = tokio::spawn(op);
         turns.await;
         task.abort();
@@ -167,8 +167,8 @@ fn an_aborted_task_drops_it() {
     SEEDS.for_each(|seed| runtime.block_on(limited(rounds(seed, race, drained))).unwrap());
 }
 
-/// That the rounds above show anything: on this link, what is posted lands after the
-/// drop, on whatever the page holds by then, until the drain is over.
+/// Checks that the rounds above show something: on this link, posted bytes land after the drop until the drain is over,
+/// over any content of the page.
 #[test]
 fn without_waiting_late_bytes_land() {
     let posts = |fabric: &Fabric| fabric.counters().iter().map(|rail| rail.posts).sum::<u64>();
@@ -179,14 +179,14 @@ fn without_waiting_late_bytes_land() {
             let before = posts(&pair.fabric);
             let op = pair.write()?;
             while posts(&pair.fabric) == before {
-                Turns(1).await;
+                Polls(1).await;
             }
             drop(op);
             pair.dst.fill(5)?;
             pair.peer.drain()?.await?;
-            hit += u32::from(pair.dst.strays() > 0);
+            hit += u32::from(pair.dst.wrong_bytes() > 0);
             assert!(
-                pair.dst.strays() == 0 || differing(&pair.dst.region, 1) == 0,
+                pair.dst.wrong_bytes() == 0 || differing(&pair.dst.region, 1) == 0,
                 "a part of what is posted"
             );
         }

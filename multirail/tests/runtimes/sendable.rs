@@ -1,4 +1,4 @@
-//! What may be spawned: checked by the compiler, never run.
+//! Futures that can be spawned. The compiler checks them; they never run.
 
 use multirail::{
     Arrivals, Barrier, Cancel, Drain, Expect, Fabric, ImmCounter, Listener, Message, NextArrivals,
@@ -30,7 +30,7 @@ const _: () = {
     shared::<RemoteRegion>();
 };
 
-#[expect(dead_code, reason = "that it compiles is the check")]
+#[expect(dead_code, reason = "compiling it is the check")]
 fn futures_of_calls(fabric: &Fabric, peer: &Peer, listener: &'static Listener, other: Listener) {
     const fn spawns<T: Send + 'static>(_: &T) {}
     spawns(&fabric.listen(""));
@@ -40,7 +40,7 @@ fn futures_of_calls(fabric: &Fabric, peer: &Peer, listener: &'static Listener, o
     spawns(&other.close());
 }
 
-/// Listeners and pools are lent to their futures; shared, they serve many tasks.
+/// Futures borrow listeners and pools. Many tasks can share these.
 #[test]
 fn shared_among_tasks() {
     use std::sync::Arc;

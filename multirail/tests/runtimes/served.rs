@@ -1,4 +1,4 @@
-//! The scenario on a runtime that serves the connections, too.
+//! The scenario on a runtime that also serves the connections.
 
 use tokio::runtime::{Builder, Runtime};
 

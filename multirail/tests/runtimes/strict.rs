@@ -1,4 +1,4 @@
-//! An executor that does no more than it must: whatever relies on more hangs here.
+//! An executor that does only what an executor must do. Futures that rely on more hang on it.
 
 use std::future::Future;
 use std::pin::pin;
@@ -8,31 +8,31 @@ use std::task::{Context, Poll, Wake, Waker};
 
 use crate::device::LIMIT;
 
-/// The waker of one poll.
-struct OfOnePoll(Mutex<Sender<()>>);
+/// The waker of a single poll.
+struct SinglePollWaker(Mutex<Sender<()>>);
 
-impl Wake for OfOnePoll {
+impl Wake for SinglePollWaker {
     fn wake(self: Arc<Self>) {
-        // Nobody listens to the waker of an earlier poll.
+        // The executor ignores the waker of an earlier poll.
         let _ = self.0.lock().expect("no holder panics").send(());
     }
 }
 
-/// Runs `future`. Each poll has its own waker and its own thread, and comes only after
-/// the waker of the poll before was woken: a wake of an older one counts for nothing.
+/// Runs `future`. Each poll has its own waker and its own thread. The next poll starts only after the waker of the
+/// previous poll was woken; waking an older waker has no effect.
 ///
 /// # Panics
-/// If that waker is dropped unwoken, or not woken within the limit: a lost wake-up.
+/// If the last waker is dropped without being woken, or not woken within the limit: a wakeup was lost.
 pub fn run<T: Send>(future: impl Future<Output = T> + Send) -> T {
     let mut future = pin!(future);
     loop {
         let (tell, woken) = mpsc::channel();
-        let waker = Waker::from(Arc::new(OfOnePoll(Mutex::new(tell))));
+        let waker = Waker::from(Arc::new(SinglePollWaker(Mutex::new(tell))));
         let polled = std::thread::scope(|scope| {
             let poll = scope.spawn(|| future.as_mut().poll(&mut Context::from_waker(&waker)));
             poll.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
         });
-        // From here on only the future has it.
+        // From here on only the future has the waker.
         drop(waker);
         match (polled, woken.recv_timeout(LIMIT)) {
             (Poll::Ready(output), _) => return output,
@@ -49,7 +49,7 @@ pub fn run<T: Send>(future: impl Future<Output = T> + Send) -> T {
 
 #[test]
 #[should_panic = "dropped unwoken"]
-fn a_future_that_forgets_its_waker_is_found() {
+fn a_future_that_drops_its_waker_is_found() {
     run(std::future::pending::<()>());
 }
 
@@ -58,7 +58,7 @@ fn a_future_that_forgets_its_waker_is_found() {
 fn a_future_that_keeps_its_first_waker_is_found() {
     let mut first = None::<Waker>;
     run(std::future::poll_fn(move |context| {
-        // As if the task had not moved since.
+        // Behaves as if the task always had the same waker.
         first.get_or_insert_with(|| context.waker().clone()).wake_by_ref();
         Poll::<()>::Pending
     }));

@@ -1,7 +1,7 @@
-//! `multirail bench ladder`: what each step of Perplexity's climb gains here.
+//! `multirail bench ladder`: the gain of each of Perplexity's steps on this machine.
 
-mod count;
-mod course;
+mod instructions;
+mod ladder_run;
 mod row;
 mod rung;
 
@@ -14,36 +14,36 @@ use multirail::spi::Backend;
 
 use super::report::Report;
 use crate::Common;
-use crate::failure::{Done, Failure};
+use crate::failure::{CommandResult, Failure};
 use crate::units::{self, Size};
-use course::{Course, Devices};
+use ladder_run::{Devices, LadderRun};
 use row::Row;
 use rung::{RUNGS, Rung};
 
-/// What to climb on.
+/// The arguments of `multirail bench ladder`.
 #[derive(clap::Args)]
 pub struct LadderArguments {
-    /// Devices that move nothing: what is left is what the software costs
+    /// Use devices that move no bytes, which leaves the cost of the software
     #[arg(long)]
     null: bool,
 
-    /// Devices, of null and loopback [default: 32 null ones, 4 of loopback]
+    /// Number of null or loopback devices [default: 32 null ones, 4 of loopback]
     #[arg(long, value_name = "N")]
     devices: Option<u32>,
 
-    /// Rail groups they are in [default: one per core, at most 8]
+    /// Number of their rail groups [default: one per core, at most 8]
     #[arg(long, value_name = "N")]
     groups: Option<u32>,
 
-    /// Bytes of a page
+    /// Size of a page
     #[arg(long, default_value = "64KiB", value_name = "SIZE")]
     size: Size,
 
-    /// Requests under one doorbell, from the rung that batches on
+    /// Requests per doorbell, on rungs with batched posting
     #[arg(long, default_value_t = 64, value_name = "N")]
     batch: usize,
 
-    /// How long each rung runs
+    /// Duration of each rung
     #[arg(long, default_value = "1s", value_parser = units::duration, value_name = "TIME")]
     duration: Duration,
 
@@ -51,47 +51,47 @@ pub struct LadderArguments {
     #[arg(long, requires = "null")]
     instructions: bool,
 
-    /// Run one rung so often, driven by the caller, and print its work requests
-    #[arg(long, hide = true, value_parser = count::parse)]
+    /// Run one rung with this many operations, driven by the caller, and print its work requests
+    #[arg(long, hide = true, value_parser = instructions::parse)]
     counted: Option<(usize, u64)>,
 }
 
-/// Climbs, and prints a row per rung.
-pub fn run(common: &Common, arguments: &LadderArguments) -> Done {
+/// Measures the rungs and prints one row per rung.
+pub fn run(common: &Common, arguments: &LadderArguments) -> CommandResult {
     let page = usize::try_from(arguments.size.0).unwrap_or(usize::MAX);
     if page == 0 || page > 1 << 20 || arguments.batch == 0 {
-        return Err(Failure::new("--size is between 1 byte and 1 MiB, --batch 1 or more"));
+        return Err(Failure::new("--size must be between 1 byte and 1 MiB, and --batch at least 1"));
     }
     let devices = arguments.open(common)?;
     if let Some((number, operations)) = arguments.counted {
-        let rung = RUNGS.get(number).ok_or_else(|| Failure::new("there is no such rung"))?;
-        return count::counted(&devices, rung, arguments.batch, page, operations);
+        let rung = RUNGS.get(number).ok_or_else(|| Failure::new("the rung does not exist"))?;
+        return instructions::counted(&devices, rung, arguments.batch, page, operations);
     }
     let cores: Vec<usize> = (0..cores()).collect();
     let null = arguments.null;
     let report = Report::new(common.json, RUNGS.len(), "rungs", move |rows: &[Row]| Row::print(rows, null));
     report.take_signals(Vec::new())?;
-    report.end(climb(arguments, &devices, page, &cores, &report))
+    report.end(measure_rungs(arguments, &devices, page, &cores, &report))
 }
 
-/// Measures every rung, until a signal comes.
-fn climb(
+/// Measures every rung until a signal arrives.
+fn measure_rungs(
     arguments: &LadderArguments,
     devices: &Devices,
     page: usize,
     cores: &[usize],
     report: &Report<Row>,
-) -> Done {
+) -> CommandResult {
     for (number, rung) in RUNGS.iter().enumerate() {
         let workers = rung.workers(arguments.batch, cores);
-        let course = Course::open(devices, rung, page, |builder| builder.workers(workers.clone()))?;
-        let measured = course.run_for(arguments.duration, || report.is_interrupted())?;
-        drop(course);
+        let ladder_run = LadderRun::open(devices, rung, page, |builder| builder.workers(workers.clone()))?;
+        let measured = ladder_run.run_for(arguments.duration, || report.is_interrupted())?;
+        drop(ladder_run);
         if report.is_interrupted() {
             break;
         }
         let instructions = match arguments.instructions {
-            true => Some(count::instructions(number, &arguments.counted_options())?),
+            true => Some(instructions::instructions(number, &arguments.counted_options())?),
             false => None,
         };
         let busy_cores = arguments.busy_cores(rung, devices);
@@ -113,13 +113,15 @@ impl LadderArguments {
         self.groups.unwrap_or_else(|| cores().min(8) as u32)
     }
 
-    fn open(&self, common: &Common) -> Done<Devices> {
+    fn open(&self, common: &Common) -> CommandResult<Devices> {
         let (count, groups) = (self.count(), self.groups());
         if count == 0 || count > 64 || groups == 0 || groups > count {
-            return Err(Failure::new("--devices is between 1 and 64, --groups between 1 and those"));
+            return Err(Failure::new(
+                "--devices must be between 1 and 64, and --groups between 1 and --devices",
+            ));
         }
         if self.null && (common.backend.is_some() || common.provider.is_given()) {
-            return Err(Failure::new("--null is no backend's: leave out the options of backends, or --null"));
+            return Err(Failure::new("--null uses no backend; remove the backend options, or --null"));
         }
         let backend: Arc<dyn Backend> = match (self.null, common.choice()?) {
             (true, _) => Arc::new(Null::new(count).groups(groups)),
@@ -137,7 +139,7 @@ impl LadderArguments {
         }
     }
 
-    /// What a counted run has to be given to be the same.
+    /// The options that give a counted run the same settings.
     fn counted_options(&self) -> Vec<String> {
         let devices = self.count().to_string();
         let (groups, size, batch) =
@@ -147,7 +149,7 @@ impl LadderArguments {
         options.map(str::to_owned).to_vec()
     }
 
-    /// Cores that a rung's workers keep busy here.
+    /// The number of cores that a rung's workers keep busy.
     fn busy_cores(&self, rung: &Rung, devices: &Devices) -> usize {
         let mut groups: Vec<_> = devices.devices.iter().map(|device| device.group).collect();
         groups.dedup();

@@ -1,33 +1,33 @@
-//! One rung as it is printed.
+//! The printed row of one rung.
 
 use std::time::Duration;
 
 use serde::Serialize;
 
 use super::rung::Rung;
-use crate::failure::Done;
+use crate::failure::CommandResult;
 use crate::table::Table;
 use crate::units::round;
 
-/// One rung; the fields are the keys of the JSON.
+/// The result of one rung. The fields are the keys of the JSON.
 #[derive(Debug, Serialize)]
 pub struct Row {
     rung: usize,
     technique: &'static str,
     work_requests: u64,
-    /// Payload, in decimal GB/s; on null devices what one would have carried.
+    /// The payload in decimal GB/s. Null devices move no bytes, so it is the payload of the requests.
     gbytes_per_s: f64,
-    /// Of one busy core.
+    /// The CPU time of one busy core.
     ns_per_wr: f64,
     busy_cores: usize,
-    /// The line rate that one core could feed with pages of this size.
+    /// The line rate that one core could reach with pages of this size.
     gbps_per_core: f64,
     #[serde(skip_serializing_if = "Option::is_none")]
     instructions_per_wr: Option<f64>,
 }
 
 impl Row {
-    /// The row of a rung that took so many requests and so long.
+    /// The row of a rung with this many requests in this time.
     pub fn new(
         number: usize,
         rung: &Rung,
@@ -49,8 +49,8 @@ impl Row {
         }
     }
 
-    /// Prints a table: of costs on null devices, else of speeds.
-    pub fn print(rows: &[Self], null: bool) -> Done {
+    /// Prints a table: with costs on null devices, or with throughput.
+    pub fn print(rows: &[Self], null: bool) -> CommandResult {
         let table = Table::named_by(0).number("rung").text("technique").number("cores").number("ns per WR");
         let mut table = match null {
             true => table.number("instructions per WR").number("Gbps per core"),

@@ -1,23 +1,23 @@
-//! The rungs: what each of them adds to the one before.
+//! The rungs: each adds one technique to the rung before.
 
 use multirail::{Pinning, Workers};
 
-/// One rung, with the switches of the engine that it has on.
+/// A rung and its engine settings.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Rung {
     pub name: &'static str,
-    /// One rail, or all of them.
+    /// All rails instead of one.
     pub all_rails: bool,
-    /// Every rail has carried something before the clock runs.
+    /// Every rail has moved bytes before the measurement.
     pub warm: bool,
-    /// A thread per rail group, not one for all.
+    /// One thread per rail group instead of one for all.
     pub thread_per_group: bool,
     pub pinned: bool,
     /// Threads share no lock.
     pub sharded: bool,
-    /// Requests under one doorbell are more than one.
+    /// Several requests per doorbell.
     pub batched: bool,
-    /// Requests are written when they are posted.
+    /// Requests are written when they are posted, not earlier.
     pub lazy: bool,
 }
 
@@ -39,11 +39,11 @@ const SHARDED: Rung = Rung { name: "state sharded", sharded: true, ..PINNED };
 const BATCHED: Rung = Rung { name: "batched posting", batched: true, ..SHARDED };
 const LAZY: Rung = Rung { name: "lazy posting", lazy: true, ..BATCHED };
 
-/// Perplexity's climb to 3108 of 3200 Gbps, in their order.
+/// Perplexity's steps to 3108 of 3200 Gbps, in their order.
 pub const RUNGS: [Rung; 8] = [FIRST, ALL, WARM, THREADS, PINNED, SHARDED, BATCHED, LAZY];
 
 impl Rung {
-    /// The engine's switches; threads are bound to `cores` in turn.
+    /// The engine's worker settings. Threads are pinned to `cores` in turn.
     pub fn workers(&self, batch: usize, cores: &[usize]) -> Workers {
         let mut workers = if self.thread_per_group { Workers::per_group() } else { Workers::at_most(1) };
         workers = workers.pinning(if self.pinned { Pinning::Cores(cores.to_vec()) } else { Pinning::Off });
@@ -60,7 +60,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_rung_adds_one_switch() {
+    fn each_rung_adds_one_setting() {
         let switches = |rung: &Rung| {
             let Rung { all_rails, warm, thread_per_group, pinned, sharded, batched, lazy, .. } = *rung;
             [all_rails, warm, thread_per_group, pinned, sharded, batched, lazy]

@@ -1,11 +1,11 @@
-//! Limits of both versions, on the way up, and files that say nonsense.
+//! Limits of both versions, limits of parent groups, and malformed files.
 
 use super::super::finding::Level;
 use super::super::host::fake::Fake;
 use super::*;
 
 /// A group `/a/b` of version 2 on eight cores.
-fn second(files: &[(&str, &str)]) -> Fake {
+fn v2(files: &[(&str, &str)]) -> Fake {
     let base = Fake::new(&[
         (MEMBERSHIP, "0::/a/b\n"),
         ("/sys/fs/cgroup/cgroup.controllers", "cpu memory pids\n"),
@@ -20,34 +20,34 @@ fn level(check: fn(Check, &Host) -> Checked, fake: &Fake) -> Level {
 }
 
 #[test]
-fn time_is_the_least_on_the_way_up() {
-    assert_eq!(level(time, &second(&[])), Level::Ok);
-    assert_eq!(level(time, &second(&[("a/b/cpu.max", "max 100000\n")])), Level::Ok);
-    assert_eq!(level(time, &second(&[("a/b/cpu.max", "800000 100000\n")])), Level::Ok);
-    let above = second(&[("a/b/cpu.max", "max 100000\n"), ("a/cpu.max", "150000 100000\n")]);
+fn the_smallest_limit_of_the_parents_counts() {
+    assert_eq!(level(time, &v2(&[])), Level::Ok);
+    assert_eq!(level(time, &v2(&[("a/b/cpu.max", "max 100000\n")])), Level::Ok);
+    assert_eq!(level(time, &v2(&[("a/b/cpu.max", "800000 100000\n")])), Level::Ok);
+    let above = v2(&[("a/b/cpu.max", "max 100000\n"), ("a/cpu.max", "150000 100000\n")]);
     let found = time(Check("it"), &above).unwrap();
     assert_eq!(found[0].level, Level::Warning);
-    assert_eq!(found[0].what, "the time of 1.50 cores (/sys/fs/cgroup/a)");
+    assert_eq!(found[0].what, "CPU time of 1.50 cores (/sys/fs/cgroup/a)");
 }
 
 #[test]
 fn memory_counts_without_idle_files() {
     let used = |current, stat| {
-        second(&[("a/b/memory.max", "1000000\n"), ("a/b/memory.current", current), ("a/b/memory.stat", stat)])
+        v2(&[("a/b/memory.max", "1000000\n"), ("a/b/memory.current", current), ("a/b/memory.stat", stat)])
     };
-    assert_eq!(level(memory, &second(&[("a/b/memory.max", "max\n")])), Level::Ok);
+    assert_eq!(level(memory, &v2(&[("a/b/memory.max", "max\n")])), Level::Ok);
     assert_eq!(level(memory, &used("500000\n", "")), Level::Ok);
     assert_eq!(level(memory, &used("950000\n", "")), Level::Warning);
     assert_eq!(level(memory, &used("950000\n", "anon 1\ninactive_file 400000\n")), Level::Ok);
 }
 
 #[test]
-fn threads_need_room() {
-    let of = |most| second(&[("a/b/pids.max", most), ("a/b/pids.current", "30\n")]);
+fn threads_need_a_high_enough_limit() {
+    let of = |most| v2(&[("a/b/pids.max", most), ("a/b/pids.current", "30\n")]);
     assert_eq!(level(threads, &of("max\n")), Level::Ok);
     assert_eq!(level(threads, &of("1024\n")), Level::Ok);
     assert_eq!(level(threads, &of("100\n")), Level::Warning);
-    assert_eq!(level(threads, &of("10\n")), Level::Warning, "lowered under what runs");
+    assert_eq!(level(threads, &of("10\n")), Level::Warning, "a limit below the running threads");
 }
 
 #[test]
@@ -78,7 +78,7 @@ fn nothing_mounted_is_skipped_and_nonsense_is_named() {
         [(time as fn(Check, &Host) -> Checked, "cpu.max"), (memory, "memory.max"), (threads, "pids.max")]
     {
         for nonsense in ["lots", "", "10 0", "-3"] {
-            let fake = second(&[(&format!("a/b/{file}"), nonsense)]);
+            let fake = v2(&[(&format!("a/b/{file}"), nonsense)]);
             let said = check(Check("it"), &fake).unwrap_err().to_string();
             assert!(said.contains(&format!("/sys/fs/cgroup/a/b/{file}")), "{said}");
         }

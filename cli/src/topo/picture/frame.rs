@@ -1,46 +1,46 @@
-//! Rectangles, and how many go abreast.
+//! Rectangles, and the number of columns of a grid.
 
-/// A rectangle; units are pixels at 100 %.
+/// A rectangle, in pixels at 100 % zoom.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct Frame {
-    /// Its left edge.
+    /// The left edge.
     pub x: f64,
-    /// Its upper edge.
+    /// The upper edge.
     pub y: f64,
-    /// To the right.
+    /// The width.
     pub width: f64,
-    /// Downwards.
+    /// The height.
     pub height: f64,
 }
 
 impl Frame {
-    /// A rectangle with these edges.
+    /// A rectangle with this corner and size.
     pub fn new(x: f64, y: f64, width: f64, height: f64) -> Self {
         Self { x, y, width, height }
     }
 
-    /// Its right edge.
+    /// The right edge.
     pub fn right(&self) -> f64 {
         self.x + self.width
     }
 
-    /// Its lower edge.
+    /// The lower edge.
     pub fn bottom(&self) -> f64 {
         self.y + self.height
     }
 
-    /// Halfway down.
+    /// The vertical center.
     pub fn middle(&self) -> f64 {
         self.y + self.height / 2.0
     }
 
-    /// Halfway across.
+    /// The horizontal center.
     pub fn center(&self) -> f64 {
         self.x + self.width / 2.0
     }
 }
 
-/// How many of `count` go abreast in a grid of about `aspect` times as many columns as rows.
+/// The number of columns of a grid with `count` cells and about `aspect` times as many columns as rows.
 pub fn columns(count: usize, aspect: f64) -> usize {
     let rows = (count as f64 / aspect).sqrt().round().max(1.0) as usize;
     count.div_ceil(rows).max(1)

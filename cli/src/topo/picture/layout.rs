@@ -1,64 +1,64 @@
-//! Where everything is: NUMA nodes in a grid, their groups in grids of their own, a legend.
+//! The layout of a picture: NUMA nodes in a grid, the groups of each node in a grid, and a legend.
 
 use topology::{Address, Kind, Machine, RailGroup};
 
 use super::super::label;
 use super::frame::{Frame, columns};
-use super::panel::{self, Content, Panel, What};
+use super::panel::{self, Content, Panel, TileKind};
 use super::svg;
 
-/// A machine, laid out.
+/// The picture of a machine: every element with its position.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Picture {
     /// The page.
     pub frame: Frame,
     /// The machine's name.
     pub title: String,
-    /// What it has.
+    /// The machine's summary.
     pub subtitle: String,
-    /// By number, last what is on none.
+    /// The NUMA nodes by number, and last the groups without a node.
     pub nodes: Vec<NodeBox>,
-    /// What the signs mean: only those that are there.
-    pub legend: Vec<Entry>,
+    /// The legend, with the symbols of this picture only.
+    pub legend: Vec<LegendEntry>,
 }
 
 /// A NUMA node.
 #[derive(Debug, Clone, PartialEq)]
 pub struct NodeBox {
-    /// Its place.
+    /// The position.
     pub frame: Frame,
-    /// Its number.
+    /// The node's name.
     pub title: String,
-    /// Its CPUs.
+    /// The node's CPUs.
     pub subtitle: String,
-    /// Its groups.
+    /// The node's rail groups.
     pub panels: Vec<Panel>,
-    /// Said where it has none.
+    /// The text of a node without rail groups.
     pub note: Option<&'static str>,
 }
 
-/// A sign and its meaning.
+/// A symbol and its meaning.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Entry {
-    /// The sign's place; the words are to the right of it.
-    pub sign: Frame,
-    /// Which sign.
-    pub what: Sign,
-    /// The words.
+pub struct LegendEntry {
+    /// The symbol's position. The label is to the right of it.
+    pub symbol: Frame,
+    /// The symbol.
+    pub kind: Symbol,
+    /// The label.
     pub label: &'static str,
 }
 
-/// What a legend explains.
+/// A symbol of the legend.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Sign {
+pub enum Symbol {
     /// A tile.
-    Tile(What),
-    /// A bar that stays below one host bridge, or not.
+    Tile(TileKind),
+    /// The bar between the served memory and the cards.
     Bar {
-        /// Whether it does.
-        is_near: bool,
+        /// True if transfers stay below one host bridge.
+        is_local: bool,
     },
-    /// The cell of a worker.
+    /// The cell of a worker's core.
     Worker,
 }
 
@@ -68,8 +68,8 @@ const NODE_TITLE: f64 = 44.0;
 const PADDING: f64 = 16.0;
 const GAP: f64 = 14.0;
 const LEGEND_LINE: f64 = 26.0;
-/// Room for a title on the smallest machine.
-const NARROWEST: f64 = 760.0;
+/// The minimum width, for the title of the smallest machine.
+const MIN_WIDTH: f64 = 760.0;
 /// Text sizes.
 pub const HEADLINE: f64 = 24.0;
 pub const BODY: f64 = 13.0;
@@ -78,9 +78,9 @@ impl Picture {
     /// The picture of a machine called `name`.
     pub fn new(name: &str, machine: &Machine, groups: &[RailGroup]) -> Self {
         let card = panel::card_width(machine, groups);
-        let lonely = lonely(machine, groups);
+        let gpus_without_card = gpus_without_card(machine, groups);
         let mut nodes: Vec<NodeBox> = Vec::new();
-        let numbers = numbers(machine, groups, &lonely);
+        let numbers = numbers(machine, groups, &gpus_without_card);
         for number in &numbers {
             let mut contents: Vec<Content<'_>> = groups
                 .iter()
@@ -88,14 +88,14 @@ impl Picture {
                 .filter(|(_, group)| group.node == *number)
                 .map(|group| Content { group: Some(group), gpus: &group.1.gpus })
                 .collect();
-            let gpus = lonely.iter().find(|(node, _)| node == number);
+            let gpus = gpus_without_card.iter().find(|(node, _)| node == number);
             contents.extend(gpus.map(|(_, gpus)| Content { group: None, gpus }));
             let across = columns(contents.len(), if numbers.len() > 1 { 1.0 } else { 2.0 });
             nodes.push(NodeBox::new(machine, *number, &contents, card, across));
         }
         let (width, bottom) = place(&mut nodes);
-        let mut legend = signs(&nodes);
-        let bottom = spread(&mut legend, bottom, width);
+        let mut legend = symbols(&nodes);
+        let bottom = place_legend(&mut legend, bottom, width);
         Self {
             frame: Frame::new(0.0, 0.0, width, bottom),
             title: svg::fitted(name, HEADLINE, true, width - 2.0 * MARGIN),
@@ -106,32 +106,32 @@ impl Picture {
     }
 }
 
-/// GPUs of a machine without a card, by node: of one with a card, each is in a group.
-fn lonely(machine: &Machine, groups: &[RailGroup]) -> Vec<(Option<u32>, Vec<Address>)> {
-    let mut lonely: Vec<(Option<u32>, Vec<Address>)> = Vec::new();
+/// The GPUs that are in no group, by node. Only machines without a card have such GPUs.
+fn gpus_without_card(machine: &Machine, groups: &[RailGroup]) -> Vec<(Option<u32>, Vec<Address>)> {
+    let mut gpus_without_card: Vec<(Option<u32>, Vec<Address>)> = Vec::new();
     for gpu in machine.of_kind(Kind::Gpu) {
         if groups.iter().any(|group| group.gpus.contains(&gpu.address)) {
             continue;
         }
         let node = machine.node_of(gpu);
-        match lonely.iter_mut().find(|(known, _)| *known == node) {
+        match gpus_without_card.iter_mut().find(|(known, _)| *known == node) {
             Some((_, gpus)) => gpus.push(gpu.address),
-            None => lonely.push((node, vec![gpu.address])),
+            None => gpus_without_card.push((node, vec![gpu.address])),
         }
     }
-    lonely
+    gpus_without_card
 }
 
-/// The nodes to draw: those with a panel, last the one without a number; and if there is no such,
-/// those with CPUs alone.
+/// The nodes to draw: those with a panel, and last the unknown node. Nodes with CPUs only are added if no node is
+/// unknown.
 fn numbers(
     machine: &Machine,
     groups: &[RailGroup],
-    lonely: &[(Option<u32>, Vec<Address>)],
+    gpus_without_card: &[(Option<u32>, Vec<Address>)],
 ) -> Vec<Option<u32>> {
     let with_cpus = machine.nodes.iter().filter(|node| !node.cpus.0.is_empty());
     let mut numbers: Vec<Option<u32>> = groups.iter().map(|group| group.node).collect();
-    numbers.extend(lonely.iter().map(|(node, _)| *node));
+    numbers.extend(gpus_without_card.iter().map(|(node, _)| *node));
     if !numbers.contains(&None) {
         numbers.extend(with_cpus.map(|node| Some(node.number)));
     }
@@ -174,7 +174,7 @@ impl NodeBox {
         }
     }
 
-    /// Moves it and all in it.
+    /// Moves the node and its panels.
     fn shift(&mut self, right: f64, down: f64) {
         let panels = self.panels.iter_mut().flat_map(Panel::frames);
         for frame in panels.chain([&mut self.frame]) {
@@ -184,11 +184,11 @@ impl NodeBox {
     }
 }
 
-/// Puts the nodes on the page: its width, and where they end.
+/// Places the nodes on the page. Returns the page's width and the lower edge of the nodes.
 fn place(nodes: &mut [NodeBox]) -> (f64, f64) {
     let across = columns(nodes.len(), 1.0);
     let row_width = |row: &[NodeBox]| row.iter().map(|node| node.frame.width + GAP).sum::<f64>() - GAP;
-    let widest = nodes.chunks(across).map(row_width).fold(NARROWEST - 2.0 * MARGIN, f64::max);
+    let widest = nodes.chunks(across).map(row_width).fold(MIN_WIDTH - 2.0 * MARGIN, f64::max);
     let mut y = TITLE;
     for row in nodes.chunks_mut(across) {
         let height = row.iter().map(|node| node.frame.height).fold(0.0, f64::max);
@@ -205,36 +205,36 @@ fn place(nodes: &mut [NodeBox]) -> (f64, f64) {
     (widest + 2.0 * MARGIN, y)
 }
 
-/// The signs that the picture uses.
-fn signs(nodes: &[NodeBox]) -> Vec<Entry> {
+/// The symbols that the picture uses.
+fn symbols(nodes: &[NodeBox]) -> Vec<LegendEntry> {
     let panels = || nodes.iter().flat_map(|node| &node.panels);
     let tile =
-        |what| panels().flat_map(|panel| panel.served.iter().chain(&panel.cards)).any(|t| t.what == what);
-    let bar = |is_near| panels().flat_map(|panel| &panel.bar).any(|bar| bar.is_near == is_near);
+        |kind| panels().flat_map(|panel| panel.served.iter().chain(&panel.cards)).any(|t| t.kind == kind);
+    let bar = |is_local| panels().flat_map(|panel| &panel.bar).any(|bar| bar.is_local == is_local);
     let worker = panels().any(|panel| panel.cores.as_ref().is_some_and(|cores| cores.worker.is_some()));
     [
-        (tile(What::Gpu), Sign::Tile(What::Gpu), "GPU"),
-        (tile(What::Memory), Sign::Tile(What::Memory), "memory of the host"),
-        (tile(What::Card), Sign::Tile(What::Card), "RDMA card, in its group's colour"),
-        (bar(true), Sign::Bar { is_near: true }, "below one host bridge"),
-        (bar(false), Sign::Bar { is_near: false }, "through the processor"),
-        (worker, Sign::Worker, "the core of the group's worker, among its cores"),
+        (tile(TileKind::Gpu), Symbol::Tile(TileKind::Gpu), "GPU"),
+        (tile(TileKind::Memory), Symbol::Tile(TileKind::Memory), "host memory"),
+        (tile(TileKind::Card), Symbol::Tile(TileKind::Card), "RDMA card, in its group's colour"),
+        (bar(true), Symbol::Bar { is_local: true }, "below one PCIe switch or host bridge"),
+        (bar(false), Symbol::Bar { is_local: false }, "through the CPU"),
+        (worker, Symbol::Worker, "the worker's core among the group's cores"),
     ]
     .into_iter()
     .filter(|(is_used, ..)| *is_used)
-    .map(|(_, what, label)| Entry { sign: Frame::default(), what, label })
+    .map(|(_, kind, label)| LegendEntry { symbol: Frame::default(), kind, label })
     .collect()
 }
 
-/// Puts the legend in lines from `top` on: where it ends.
-fn spread(legend: &mut [Entry], top: f64, width: f64) -> f64 {
+/// Places the legend below `top`. Returns its lower edge.
+fn place_legend(legend: &mut [LegendEntry], top: f64, width: f64) -> f64 {
     let (mut x, mut y) = (MARGIN, top + 8.0);
     for entry in legend.iter_mut() {
         let room = 30.0 + svg::width(entry.label, BODY, false);
         if x > MARGIN && x + room > width - MARGIN {
             (x, y) = (MARGIN, y + LEGEND_LINE);
         }
-        entry.sign = Frame::new(x, y, 22.0, 16.0);
+        entry.symbol = Frame::new(x, y, 22.0, 16.0);
         x += room + 20.0;
     }
     y + if legend.is_empty() { 0.0 } else { LEGEND_LINE } + MARGIN / 2.0

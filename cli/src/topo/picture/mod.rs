@@ -1,12 +1,11 @@
-//! The rail groups as a picture: SVG that needs nothing beside it.
+//! The rail groups as an SVG picture without external files.
 //!
-//! [`Picture`](layout::Picture) says where everything is, made of [`Panel`](panel::Panel)s, one per
-//! group; `draw` puts that into [`svg`] elements.
+//! [`Picture`](layout::Picture) is the layout. It has one [`Panel`](panel::Panel) per group. `draw` turns the layout
+//! into [`svg`] elements.
 
 mod draw;
 mod frame;
 mod layout;
-mod palette;
 mod panel;
 mod svg;
 

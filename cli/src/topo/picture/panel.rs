@@ -1,4 +1,4 @@
-//! One rail group: whom it serves, its cards, what is between them, its cores.
+//! The panel of one rail group: the memory it serves, its cards, the path between them, and its cores.
 
 use topology::{Address, Cpus, Distance, Machine, RailGroup};
 
@@ -6,12 +6,12 @@ use super::super::label;
 use super::frame::Frame;
 use super::svg;
 
-/// A box with the group's parts.
+/// The box of a rail group.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Panel {
-    /// Its place.
+    /// The position.
     pub frame: Frame,
-    /// The group's; none for GPUs without a card.
+    /// The group's number, or `None` for GPUs without a card.
     pub number: Option<usize>,
     /// `group 3`.
     pub title: String,
@@ -19,7 +19,7 @@ pub struct Panel {
     pub subtitle: String,
     /// GPUs, or host memory.
     pub served: Vec<Tile>,
-    /// What is between them and the cards.
+    /// The bar between the served memory and the cards.
     pub bar: Option<Bar>,
     /// The cards.
     pub cards: Vec<Tile>,
@@ -30,56 +30,56 @@ pub struct Panel {
 /// A GPU, a card, or host memory.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Tile {
-    /// Its place.
+    /// The position.
     pub frame: Frame,
-    /// Which of them.
-    pub what: What,
+    /// The kind of the tile.
+    pub kind: TileKind,
     /// The upper line.
     pub name: String,
     /// The lower line; may be empty.
     pub detail: String,
 }
 
-/// What a tile stands for.
+/// The kind of a tile.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum What {
+pub enum TileKind {
     /// A GPU.
     Gpu,
     /// A card.
     Card,
-    /// Memory of the host.
+    /// Host memory.
     Memory,
 }
 
-/// What lies between the served and the cards.
+/// The bar between the served memory and the cards.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Bar {
-    /// Its place.
+    /// The position.
     pub frame: Frame,
-    /// In words.
+    /// The label.
     pub label: &'static str,
-    /// Whether transfers stay below one host bridge.
-    pub is_near: bool,
+    /// True if transfers stay below one host bridge.
+    pub is_local: bool,
 }
 
-/// The group's share of the cores.
+/// The group's cores.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Cores {
     /// The strip of cells.
     pub strip: Frame,
-    /// How many.
+    /// The number of cores.
     pub count: usize,
-    /// Which of them is the worker's, if one is.
+    /// The position of the worker's core, if it is known.
     pub worker: Option<usize>,
-    /// In words, above the strip.
+    /// The label above the strip.
     pub label: String,
 }
 
-/// What a panel shows, before it has a place.
+/// The content of a panel before its layout.
 pub struct Content<'a> {
-    /// The group's number, and it; none for GPUs without a card.
+    /// The group and its number, or `None` for GPUs without a card.
     pub group: Option<(usize, &'a RailGroup)>,
-    /// GPUs.
+    /// The GPUs.
     pub gpus: &'a [Address],
 }
 
@@ -91,9 +91,9 @@ const STEP: f64 = 42.0;
 const SERVED: f64 = 110.0;
 const LINK: f64 = 22.0;
 const BAR: f64 = 24.0;
-/// Room for the longest label of a bar.
+/// The minimum height, for the longest label of a bar.
 const BODY: f64 = 132.0;
-/// Text sizes of a tile's lines.
+/// The text sizes of a tile's lines.
 pub const NAME: f64 = 12.0;
 pub const DETAIL: f64 = 11.0;
 
@@ -102,7 +102,7 @@ impl Content<'_> {
         self.group.map_or(&[], |(_, group)| &group.cards)
     }
 
-    /// The height that it needs.
+    /// The height of the panel.
     pub fn height(&self) -> f64 {
         let tiles = self.gpus.len().max(self.cards().len()).max(1) as f64;
         let body = (tiles * STEP - (STEP - TILE)).max(if self.group.is_some() { BODY } else { 0.0 });
@@ -110,20 +110,20 @@ impl Content<'_> {
     }
 }
 
-/// The room for cards so that the machine's longest name fits, within reason.
+/// The width of card tiles, in which the machine's longest card name fits, up to a maximum.
 pub fn card_width(machine: &Machine, groups: &[RailGroup]) -> f64 {
     let cards = groups.iter().flat_map(|group| &group.cards);
     let widths = cards.map(|card| svg::width(&label::card(machine, *card), NAME, true) + 18.0);
     widths.fold(106.0, f64::max).min(240.0).ceil()
 }
 
-/// The width of a panel with such cards.
+/// The width of a panel with card tiles of this width.
 pub fn width(card: f64) -> f64 {
     EDGE + SERVED + LINK + BAR + LINK + card + EDGE
 }
 
 impl Panel {
-    /// The content laid out in `frame`.
+    /// Lays out the content in `frame`.
     pub fn new(machine: &Machine, content: &Content<'_>, frame: Frame, card: f64) -> Self {
         let footer = if content.group.is_some() { FOOTER } else { EDGE };
         let body = Frame::new(
@@ -134,15 +134,19 @@ impl Panel {
         );
         let mut served: Vec<Tile> = content.gpus.iter().map(|gpu| gpu_tile(machine, content, *gpu)).collect();
         if let (true, Some((_, group))) = (served.is_empty(), content.group) {
-            served.push(Tile::new(What::Memory, "host memory".to_owned(), label::node(machine, group.node)));
+            served.push(Tile::new(
+                TileKind::Memory,
+                "host memory".to_owned(),
+                label::node(machine, group.node),
+            ));
         }
         let mut cards: Vec<Tile> = content.cards().iter().map(|at| card_tile(machine, *at)).collect();
         stack(&mut served, body.x, SERVED, &body);
         stack(&mut cards, body.right() - card, card, &body);
         let bar = content.group.map(|(_, group)| Bar {
             frame: Frame::new(body.x + SERVED + LINK, body.y, BAR, body.height),
-            label: group.distance.map_or("processor", label::distance),
-            is_near: group.distance.is_some_and(|distance| distance <= Distance::Root),
+            label: group.distance.map_or("CPU", label::distance),
+            is_local: group.distance.is_some_and(|distance| distance <= Distance::Root),
         });
         let strip = Frame::new(body.x, frame.bottom() - EDGE - 12.0, body.width, 12.0);
         Self {
@@ -160,7 +164,7 @@ impl Panel {
         }
     }
 
-    /// Its frame and those of its parts.
+    /// The frames of the panel and its parts.
     pub fn frames(&mut self) -> impl Iterator<Item = &mut Frame> {
         let tiles = self.served.iter_mut().chain(&mut self.cards).map(|tile| &mut tile.frame);
         let bar = self.bar.as_mut().map(|bar| &mut bar.frame);
@@ -170,8 +174,8 @@ impl Panel {
 }
 
 impl Tile {
-    fn new(what: What, name: String, detail: String) -> Self {
-        Self { frame: Frame::default(), what, name, detail }
+    fn new(kind: TileKind, name: String, detail: String) -> Self {
+        Self { frame: Frame::default(), kind, name, detail }
     }
 }
 
@@ -183,18 +187,18 @@ fn gpu_tile(machine: &Machine, content: &Content<'_>, at: Address) -> Tile {
         (_, Some(maker)) => format!("{maker} GPU"),
         _ => "GPU".to_owned(),
     };
-    Tile::new(What::Gpu, name, at.to_string())
+    Tile::new(TileKind::Gpu, name, at.to_string())
 }
 
 fn card_tile(machine: &Machine, at: Address) -> Tile {
     let devices = machine.function(at).map(label::devices).unwrap_or_default();
     match devices.is_empty() {
-        true => Tile::new(What::Card, at.to_string(), String::new()),
-        false => Tile::new(What::Card, devices, at.to_string()),
+        true => Tile::new(TileKind::Card, at.to_string(), String::new()),
+        false => Tile::new(TileKind::Card, devices, at.to_string()),
     }
 }
 
-/// Puts tiles below each other, in the middle of `body`'s height.
+/// Places tiles below each other, vertically centered in `body`.
 fn stack(tiles: &mut [Tile], x: f64, width: f64, body: &Frame) {
     let height = tiles.len() as f64 * STEP - (STEP - TILE);
     let top = body.middle() - height / 2.0;
@@ -210,7 +214,7 @@ impl Cores {
         let list: Cpus = group.cores.iter().copied().collect();
         let label = match group.core {
             Some(core) => format!("cores {}, worker on {core}", label::cpus(&list, 26)),
-            None => "no core known".to_owned(),
+            None => "unknown cores".to_owned(),
         };
         Self {
             strip,

@@ -1,33 +1,33 @@
-//! SVG elements as text: every attribute and word is escaped here.
+//! SVG elements as text. This module escapes every attribute and text.
 
 use std::fmt::Write as _;
 
 use super::frame::Frame;
 
-/// Elements, one after another.
+/// A list of SVG elements.
 #[derive(Default)]
 pub struct Svg {
     body: String,
 }
 
-/// How a text stands.
+/// The style of a text.
 #[derive(Debug, Clone, Copy)]
 pub struct Style {
-    /// Pixels.
+    /// The size in pixels.
     pub size: f64,
-    /// Bold or not.
+    /// True for bold text.
     pub is_bold: bool,
     /// `start`, `middle` or `end`.
     pub anchor: &'static str,
-    /// Colour.
+    /// The colour.
     pub fill: &'static str,
 }
 
-/// Attributes of one element.
+/// The attributes of one element.
 type Attributes<'a> = &'a [(&'a str, &'a str)];
 
 impl Svg {
-    /// A rectangle with round corners, and more attributes.
+    /// Adds a rectangle with round corners.
     pub fn rectangle(&mut self, frame: &Frame, radius: f64, attributes: Attributes<'_>) {
         let Frame { x, y, width, height } = frame;
         let _ = write!(
@@ -37,27 +37,27 @@ impl Svg {
         self.close(attributes);
     }
 
-    /// A line between two points.
+    /// Adds a line between two points.
     pub fn line(&mut self, from: (f64, f64), to: (f64, f64), attributes: Attributes<'_>) {
         let ((x1, y1), (x2, y2)) = (from, to);
         let _ = write!(self.body, r#"<line x1="{x1:.1}" y1="{y1:.1}" x2="{x2:.1}" y2="{y2:.1}""#);
         self.close(attributes);
     }
 
-    /// Text whose middle line is at `y`.
+    /// Adds text that is vertically centered at `y`.
     pub fn text(&mut self, x: f64, y: f64, style: Style, text: &str) {
-        self.turned(x, y, style, text, "");
+        self.rotated(x, y, style, text, "");
     }
 
-    /// Text that reads upwards.
+    /// Adds text that reads upwards.
     pub fn upwards(&mut self, x: f64, y: f64, style: Style, text: &str) {
-        self.turned(x, y, style, text, &format!(r#" transform="rotate(-90 {x:.1} {y:.1})""#));
+        self.rotated(x, y, style, text, &format!(r#" transform="rotate(-90 {x:.1} {y:.1})""#));
     }
 
-    fn turned(&mut self, x: f64, y: f64, style: Style, text: &str, transform: &str) {
+    fn rotated(&mut self, x: f64, y: f64, style: Style, text: &str, transform: &str) {
         let Style { size, is_bold, anchor, fill } = style;
         let weight = if is_bold { r#" font-weight="bold""# } else { "" };
-        // Not every program knows dominant-baseline: a third of the size is half a capital's height.
+        // Not every program supports dominant-baseline. About a third of the size is half the height of a capital.
         let _ = writeln!(
             self.body,
             r#"<text x="{x:.1}" y="{y:.1}" dy="{:.1}" font-size="{size}"{weight} text-anchor="{anchor}" fill="{fill}"{transform}>{}</text>"#,
@@ -73,7 +73,7 @@ impl Svg {
         self.body.push_str("/>\n");
     }
 
-    /// The document, so large, with a title for those who cannot see it.
+    /// The document with this size, and a title for screen readers.
     pub fn document(self, width: f64, height: f64, title: &str) -> String {
         format!(
             "<?xml version=\"1.0\" encoding=\"UTF-8\"?>\n\
@@ -86,7 +86,7 @@ impl Svg {
     }
 }
 
-/// Text as XML's character data or attribute; what XML 1.0 forbids (section 2.2) becomes U+FFFD.
+/// Escapes text for XML. Characters that XML 1.0 forbids (section 2.2) become U+FFFD.
 fn escaped(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     for c in text.chars() {
@@ -103,8 +103,10 @@ fn escaped(text: &str) -> String {
     out
 }
 
-/// The room that text takes, in pixels: at least that of DejaVu Sans, one of the wider faces, by the
-/// widest of each class of letters in its `hmtx` table. Bold is an eighth wider.
+/// An upper bound of the width of a text, in pixels.
+///
+/// It is based on DejaVu Sans, one of the wider fonts: the widest letter of each class in its `hmtx` table. Bold is an
+/// eighth wider.
 pub fn width(text: &str, size: f64, is_bold: bool) -> f64 {
     let one = |c: char| match c {
         'i' | 'j' | 'l' | 'f' | 't' | 'r' | 'I' | 'J' | ' ' | '.' | ',' | ':' | '/' | '-' | '(' | ')' => 0.42,
@@ -116,7 +118,7 @@ pub fn width(text: &str, size: f64, is_bold: bool) -> f64 {
     text.chars().map(one).sum::<f64>() * size * if is_bold { 1.125 } else { 1.0 }
 }
 
-/// As much of the text as there is room for, with an ellipsis if that is not all.
+/// Cuts a text so that it fits `room`, with an ellipsis if it was cut.
 pub fn fitted(text: &str, size: f64, is_bold: bool, room: f64) -> String {
     if width(text, size, is_bold) <= room {
         return text.to_owned();
@@ -138,7 +140,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn whatever_a_name_has_is_escaped() {
+    fn all_special_characters_are_escaped() {
         let text = escaped("<a href=\"x\">&'\u{0}\u{1b}");
         assert_eq!(text, "&lt;a href=&quot;x&quot;&gt;&amp;&apos;\u{fffd}\u{fffd}");
     }

@@ -27,11 +27,11 @@ fn holds(outer: &Frame, inner: &Frame) -> bool {
         && inner.bottom() <= outer.bottom() + 0.01
 }
 
-fn are_apart(what: &str, outer: &Frame, frames: &[Frame]) {
+fn assert_disjoint(kind: &str, outer: &Frame, frames: &[Frame]) {
     for (number, frame) in frames.iter().enumerate() {
-        assert!(holds(outer, frame), "{what}: {frame:?} is not within {outer:?}");
+        assert!(holds(outer, frame), "{kind}: {frame:?} is not within {outer:?}");
         for other in &frames[..number] {
-            assert!(!overlap(frame, other), "{what}: {frame:?} and {other:?}");
+            assert!(!overlap(frame, other), "{kind}: {frame:?} and {other:?}");
         }
     }
 }
@@ -42,23 +42,27 @@ fn nothing_overlaps() {
         let groups = rail_groups(&machine);
         let picture = Picture::new(name, &machine, &groups);
         let nodes = picture.nodes.iter().map(|node| node.frame);
-        let signs = picture.legend.iter().map(|entry| entry.sign);
-        are_apart(name, &picture.frame, &nodes.chain(signs).collect::<Vec<_>>());
+        let symbols = picture.legend.iter().map(|entry| entry.symbol);
+        assert_disjoint(name, &picture.frame, &nodes.chain(symbols).collect::<Vec<_>>());
         let panels = picture.nodes.iter().flat_map(|node| &node.panels);
         assert_eq!(panels.filter(|panel| panel.number.is_some()).count(), groups.len(), "{name}");
         for node in &picture.nodes {
-            are_apart(name, &node.frame, &node.panels.iter().map(|panel| panel.frame).collect::<Vec<_>>());
+            assert_disjoint(
+                name,
+                &node.frame,
+                &node.panels.iter().map(|panel| panel.frame).collect::<Vec<_>>(),
+            );
             for panel in &node.panels {
                 let tiles = panel.served.iter().chain(&panel.cards).map(|tile| tile.frame);
                 let bar = panel.bar.iter().map(|bar| bar.frame);
                 let strip = panel.cores.iter().map(|cores| cores.strip);
-                are_apart(name, &panel.frame, &tiles.chain(bar).chain(strip).collect::<Vec<_>>());
+                assert_disjoint(name, &panel.frame, &tiles.chain(bar).chain(strip).collect::<Vec<_>>());
             }
         }
     }
 }
 
-/// The words of a picture.
+/// The texts of a picture.
 fn words(svg: &str) -> Vec<String> {
     let document = Document::parse(svg).unwrap();
     assert_eq!(document.root_element().tag_name().name(), "svg");
@@ -68,7 +72,7 @@ fn words(svg: &str) -> Vec<String> {
 }
 
 #[test]
-fn every_group_and_card_is_there_once() {
+fn every_group_and_card_is_shown_once() {
     for (name, machine) in machines() {
         let groups = rail_groups(&machine);
         let words = words(&svg(name, &machine, &groups));
@@ -85,10 +89,10 @@ fn every_group_and_card_is_there_once() {
 }
 
 #[test]
-fn the_label_says_how_far() {
+fn the_label_shows_the_distance() {
     let labels = |machine: Machine| {
         let words = words(&svg("sample", &machine, &rail_groups(&machine)));
-        ["same PCIe switch", "same host bridge", "processor"]
+        ["same PCIe switch", "same host bridge", "CPU"]
             .map(|label| words.iter().filter(|word| *word == label).count())
     };
     assert_eq!(labels(samples::p5()), [8, 0, 0]);
@@ -98,7 +102,7 @@ fn the_label_says_how_far() {
 }
 
 #[test]
-fn hostile_names_stay_words() {
+fn hostile_names_stay_text() {
     let name = "</text><script>\u{1b}&\"'";
     let mut machine = samples::p5();
     machine.functions.iter_mut().for_each(|function| function.rdma = vec![name.to_owned(); 40]);

@@ -7,7 +7,7 @@ fn shown(machine: &Machine, disks: bool) -> String {
     text("sample", machine, &rail_groups(machine), disks)
 }
 
-/// Whether these lines come one after another.
+/// Fails unless these lines follow each other in `text`.
 fn has_lines(text: &str, lines: &[&str]) {
     let all: Vec<&str> = text.lines().collect();
     assert!(all.windows(lines.len()).any(|window| window == lines), "{lines:#?} in\n{text}");
@@ -40,7 +40,7 @@ fn p5() {
 }
 
 #[test]
-fn chains_end_where_ways_part() {
+fn chains_end_at_branches() {
     let text = shown(&samples::one_gpu(), false);
     has_lines(
         &text,
@@ -58,14 +58,14 @@ fn chains_end_where_ways_part() {
 }
 
 #[test]
-fn a_process_on_a_few_cores_is_told() {
+fn a_restricted_process_is_shown() {
     let mut machine = samples::one_gpu();
     machine.allowed = (2..4).collect();
     has_lines(&shown(&machine, false), &["this process may use CPUs 2-3 of 0-31"]);
 }
 
 #[test]
-fn names_cannot_steer_the_terminal() {
+fn names_cannot_control_the_terminal() {
     let mut machine = samples::one_gpu();
     machine.functions.iter_mut().for_each(|function| function.rdma = vec!["\u{1b}[2J\n".to_owned()]);
     let text = shown(&machine, true);

@@ -1,12 +1,12 @@
-//! The files that rounds send, and the comparison of what has arrived.
+//! The files that rounds send, and their comparison with the received files.
 
 use std::io::Result;
 use std::path::{Path, PathBuf};
 
-/// Sizes of the files: none, one byte, parts of a page and of a piece, and some that take a while.
+/// Sizes of the files: empty, one byte, parts of a page and of a piece, and some that take a while to send.
 const SIZES: [usize; 8] = [0, 1, 4096, 70_001, 1 << 20, (3 << 20) + 5, 9 << 20, 24 << 20];
 
-/// Makes a tree of files of random bytes in `tree`, some in a folder of their own, one with a hole.
+/// Makes a tree of files with random bytes in `tree`. Some are in a subfolder, and one has a hole.
 pub fn make(tree: &Path, seed: u64) -> Result<PathBuf> {
     let mut random = fastrand::Rng::with_seed(seed);
     std::fs::create_dir_all(tree.join("folder"))?;
@@ -22,7 +22,7 @@ pub fn make(tree: &Path, seed: u64) -> Result<PathBuf> {
     Ok(tree.to_owned())
 }
 
-/// All regular files below `folder`, none of `.multirail`, where unfinished ones wait.
+/// All regular files below `folder`, without those in `.multirail`, which has unfinished files.
 pub fn below(folder: &Path) -> Vec<PathBuf> {
     let mut all = Vec::new();
     let mut folders = vec![folder.to_owned()];
@@ -38,7 +38,7 @@ pub fn below(folder: &Path) -> Vec<PathBuf> {
     all
 }
 
-/// Everything in `folder` that is not a folder, unfinished files too.
+/// All files below `folder`, also unfinished ones.
 pub fn left_in(folder: &Path) -> Vec<PathBuf> {
     let mut all = below(folder);
     for entry in std::fs::read_dir(folder).into_iter().flatten().filter_map(Result::ok) {
@@ -49,12 +49,12 @@ pub fn left_in(folder: &Path) -> Vec<PathBuf> {
     all
 }
 
-/// The first file below `got` that differs from the one at the same place below `want`, or, if `is_all` there, the
-/// first that is missing.
-pub fn difference(got: &Path, want: &Path, is_all: bool) -> Option<String> {
-    let place = |path: &Path, root: &Path| path.strip_prefix(root).map(Path::to_owned).unwrap_or_default();
+/// Returns the first file below `got` that differs from the file with the same name below `want`. If `is_complete`, it
+/// also returns the first missing file.
+pub fn difference(got: &Path, want: &Path, is_complete: bool) -> Option<String> {
+    let relative = |path: &Path, root: &Path| path.strip_prefix(root).map(Path::to_owned).unwrap_or_default();
     for path in below(got) {
-        let name = place(&path, got);
+        let name = relative(&path, got);
         match (std::fs::read(&path), std::fs::read(want.join(&name))) {
             (Ok(got), Ok(want)) if got == want => {}
             (Ok(got), Ok(want)) => {
@@ -65,9 +65,9 @@ pub fn difference(got: &Path, want: &Path, is_all: bool) -> Option<String> {
             (Err(why), _) | (_, Err(why)) => return Some(format!("{}: {why}", name.display())),
         }
     }
-    let missing = |path: &PathBuf| !got.join(place(path, want)).exists();
+    let missing = |path: &PathBuf| !got.join(relative(path, want)).exists();
     below(want)
         .into_iter()
-        .find(|path| is_all && missing(path))
-        .map(|path| format!("{} is missing", place(&path, want).display()))
+        .find(|path| is_complete && missing(path))
+        .map(|path| format!("{} is missing", relative(&path, want).display()))
 }

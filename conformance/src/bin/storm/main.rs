@@ -1,15 +1,14 @@
-//! A storm: rounds of KILL, TERM, STOP and STOP-CONT at random moments on either side of `multirail bench`
-//! and of `multirail send` to `multirail serve`.
+//! Fault injection: rounds that send KILL, TERM, STOP or STOP-CONT at a random moment to one side of `multirail bench`, or
+//! of `multirail send` and `multirail serve`.
 //!
 //! ```console
 //! $ ci/storm --rounds 200          # or: --seconds 60
-//! $ ci/storm --seed 7 --round 31   # one round again
+//! $ ci/storm --seed 7 --round 31   # repeats one round
 //! ```
 //!
-//! In every round both sides must end, without a panic and by no signal but the round's own. A row of bench that was
-//! told must be verified, a file that has its final name must have the sender's bytes, and `send --resume` must store
-//! the rest. After the last round nothing of all that is left: no process, no file in the temporary directory, none
-//! in `/dev/shm`.
+//! In every round both sides must end, without a panic and by no signal except the round's own. Each printed row of
+//! bench must be verified. Each file with its final name must have the sender's bytes, and `send --resume` must store the
+//! rest. After the last round no process, no temporary file and no file in `/dev/shm` may be left.
 
 mod files;
 mod round;
@@ -25,7 +24,7 @@ use std::time::{Duration, Instant};
 use limit::Limit;
 use round::{Round, Setting};
 
-/// What the command line asks for.
+/// The options of the command line.
 struct Arguments {
     seed: u64,
     rounds: u64,
@@ -47,7 +46,7 @@ fn arguments() -> Result<Arguments, String> {
     let mut words = std::env::args().skip(1);
     while let Some(word) = words.next() {
         let value = words.next().ok_or(USAGE)?;
-        let number = || value.parse::<u64>().map_err(|_| format!("{word} takes a number, not {value:?}"));
+        let number = || value.parse::<u64>().map_err(|_| format!("{word} needs a number, not {value:?}"));
         match word.as_str() {
             "--seed" => arguments.seed = number()?,
             "--rounds" => arguments.rounds = number()?,
@@ -72,7 +71,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// Runs the rounds; returns whether all is well.
+/// Runs the rounds. Returns true if none failed and nothing is left.
 fn storm(arguments: &Arguments) -> Result<bool, String> {
     let multirail = std::env::var_os("MULTIRAIL").unwrap_or_else(|| "target/release/multirail".into());
     let multirail =
@@ -85,12 +84,12 @@ fn storm(arguments: &Arguments) -> Result<bool, String> {
         }
     }
     if settings.is_empty() {
-        return Err("nothing is left to run over".into());
+        return Err("all settings were skipped: nothing can run".into());
     }
     let work = std::env::temp_dir().join(format!("multirail-storm-{}", std::process::id()));
     std::fs::create_dir(&work).map_err(|why| format!("{}: {why}", work.display()))?;
     let source = files::make(&work.join("source"), arguments.seed)
-        .map_err(|why| format!("the files to send: {why}"))?;
+        .map_err(|why| format!("cannot make the files to send: {why}"))?;
     let shared = shared_memory();
     println!("storm: seed {}, over {}", arguments.seed, arguments.over.join(", "));
 
@@ -103,9 +102,9 @@ fn storm(arguments: &Arguments) -> Result<bool, String> {
                 loop {
                     let taken = next.fetch_add(1, Ordering::Relaxed);
                     let number = arguments.only.unwrap_or(taken);
-                    let is_time =
+                    let has_time =
                         arguments.seconds.is_none_or(|most| begun.elapsed() < Duration::from_secs(most));
-                    if taken >= arguments.rounds || !is_time || (arguments.only.is_some() && taken > 0) {
+                    if taken >= arguments.rounds || !has_time || (arguments.only.is_some() && taken > 0) {
                         return;
                     }
                     let place = work.join(format!("round-{number}"));
@@ -113,8 +112,11 @@ fn storm(arguments: &Arguments) -> Result<bool, String> {
                     let result = round.run(&multirail, &source, &place);
                     push(&done, round.kind());
                     if let Err(why) = result {
-                        let again = format!("ci/storm --seed {} --round {number}", arguments.seed);
-                        println!("round {number} FAILED: {}: {why}\n  again: {again}", round.describe());
+                        let command = format!("ci/storm --seed {} --round {number}", arguments.seed);
+                        println!(
+                            "round {number} FAILED: {}: {why}\n  repeat it: {command}",
+                            round.describe()
+                        );
                         push(&failed, number);
                     }
                 }
@@ -124,13 +126,13 @@ fn storm(arguments: &Arguments) -> Result<bool, String> {
     if arguments.over.iter().any(|name| name == "shm") {
         sweep(&multirail)?;
     }
-    // The simulator's, no transport's: its next process would sweep it.
+    // The folder belongs to the simulator, not to a transport: the simulator's next process would remove it.
     let _ = std::fs::remove_dir_all(round::simulation());
     let mut left = leftovers(&work, &shared);
     if failed.lock().is_ok_and(|failed| failed.is_empty()) {
         std::fs::remove_dir_all(&work).map_err(|why| format!("{}: {why}", work.display()))?;
     } else {
-        println!("what the failed rounds wrote is in {}", work.display());
+        println!("the files of the failed rounds are in {}", work.display());
     }
     left.iter_mut().for_each(|what| println!("left behind: {what}"));
     let (done, failed) = (done.into_inner().unwrap_or_default(), failed.into_inner().unwrap_or_default());
@@ -156,18 +158,18 @@ fn shared_memory() -> BTreeSet<PathBuf> {
     entries.map(|entry| entry.path()).collect()
 }
 
-/// Opens shm once more: that removes the shared memory of processes that were killed, which nobody else can do for them.
+/// Opens shm once more, which removes the shared memory of killed processes. No other process would remove it.
 fn sweep(multirail: &Path) -> Result<(), String> {
     let output = Command::new(multirail).args(["info", "--backend", "efa", "--provider", "shm"]).output();
     let output = output.map_err(|why| format!("{}: {why}", multirail.display()))?;
     match output.status.success() {
         true => Ok(()),
-        false => Err(format!("shm does not open any more: {}", String::from_utf8_lossy(&output.stderr))),
+        false => Err(format!("shm cannot be opened any more: {}", String::from_utf8_lossy(&output.stderr))),
     }
 }
 
-/// What the rounds have left behind, by then or after a while: the kernel buries the dead, and shared memory goes with
-/// them.
+/// Returns what the rounds have left behind. Waits for a while, because the kernel removes dead processes and their
+/// shared memory with a delay.
 fn leftovers(work: &Path, before: &BTreeSet<PathBuf>) -> Vec<String> {
     let mut left = Vec::new();
     Limit::of(Duration::from_secs(10)).ask(|| {

@@ -1,4 +1,4 @@
-//! One round: two sides, a signal at a moment, and what must hold afterwards.
+//! One round: two sides, a signal at a random moment, and the checks afterwards.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -10,20 +10,20 @@ use rustix::process::{Pid, Signal};
 use crate::files;
 use crate::side::{LIMIT, Side, children, processes_of, signal};
 
-/// What the bytes travel over.
+/// The transport of a round.
 #[derive(Debug, Clone)]
 pub struct Setting {
     name: &'static str,
     arguments: &'static [&'static str],
-    /// The program that starts `multirail`, and the first of its arguments.
+    /// The program that starts `multirail`, if there is one.
     runner: Option<PathBuf>,
 }
 
 impl Setting {
-    /// Names of all of them.
+    /// The names of all settings.
     pub const ALL: [&'static str; 5] = ["loopback", "tcp", "shm", "auto-tcp", "cards"];
 
-    /// The setting of that name, or why it cannot be had here.
+    /// The setting with this name, or the reason why it cannot run on this machine.
     pub fn of(name: &str) -> Result<Result<Self, String>, String> {
         let plain = |name, arguments| Ok(Ok(Self { name, arguments, runner: None }));
         match name {
@@ -32,12 +32,12 @@ impl Setting {
             "shm" => plain("shm", &["--backend", "efa", "--provider", "shm"]),
             "auto-tcp" => plain("auto-tcp", &["--provider", "tcp", "--node", "127.0.0.1"]),
             "cards" => Ok(Self::cards()),
-            _ => Err(format!("{name:?} is none of {}", Self::ALL.join(", "))),
+            _ => Err(format!("unknown setting {name:?}; use one of {}", Self::ALL.join(", "))),
         }
     }
 
-    /// Simulated cards: the library that plays them must have been built. With libfabric 2.1: 1.17 emulates writes, in
-    /// many steps of which each may wait for a nap of the other side's.
+    /// Simulated EFA devices, whose library must be built before. They run with libfabric 2.1, because 1.17 emulates
+    /// writes in many steps, each of which may wait until the other side's thread wakes up.
     fn cards() -> Result<Self, String> {
         let runner =
             std::fs::canonicalize("ci/efa-sim/run").map_err(|why| format!("ci/efa-sim/run: {why}"))?;
@@ -79,92 +79,99 @@ pub fn simulation() -> PathBuf {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq)]
-enum Work {
+enum Workload {
     /// `bench client` and `bench server`.
     Bench(&'static str),
     /// `bench`, which starts its server itself.
-    Own(&'static str),
+    SelfServedBench(&'static str),
     /// `send` and `serve`.
     Files,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq)]
-enum Act {
+enum Fault {
     Kill,
     Term,
-    /// Stopped until the other side has ended.
+    /// Stop the target until the other side has ended.
     Stop,
-    /// Stopped for so long.
+    /// Stop the target for this time.
     Pause(Duration),
 }
 
 #[derive(Debug, Clone, Copy, PartialEq)]
-enum Victim {
-    /// What begins: `bench client`, `bench`, `send`.
+enum Target {
+    /// The side that connects: `bench client`, `bench`, `send`.
     Client,
-    /// What waits: the others.
+    /// The side that listens: `bench server`, `serve`.
     Server,
 }
 
-/// A round, by its seed and number.
+/// A round, chosen by its seed and number.
 #[derive(Debug)]
 pub struct Round {
     setting: Setting,
-    work: Work,
-    act: Act,
-    victim: Victim,
+    workload: Workload,
+    fault: Fault,
+    target: Target,
     after: Duration,
 }
 
 impl Round {
-    /// The round of that number: the same for every run of one seed over the same settings.
+    /// The round with this number. It is the same in every run of one seed with the same settings.
     pub fn new(seed: u64, number: u64, settings: &[Setting]) -> Self {
         const OPS: [&str; 5] = ["write", "write-pages", "write-imm", "read", "send"];
         let mut random = fastrand::Rng::with_seed(seed.wrapping_mul(1_000_003).wrapping_add(number));
-        // All settings come in turn: a short storm has some of each.
+        // All settings come in turn, so that a short run has some rounds of each.
         let setting = settings[(number % settings.len() as u64) as usize].clone();
         let op = OPS[random.usize(..OPS.len())];
-        let work =
-            [Work::Files, Work::Files, Work::Bench(op), Work::Bench(op), Work::Own(op)][random.usize(..5)];
+        let workload = [
+            Workload::Files,
+            Workload::Files,
+            Workload::Bench(op),
+            Workload::Bench(op),
+            Workload::SelfServedBench(op),
+        ][random.usize(..5)];
         let pause = Duration::from_millis(random.u64(1..5000));
-        let act = [Act::Kill, Act::Term, Act::Stop, Act::Pause(pause)][random.usize(..4)];
-        let victim = if random.bool() { Victim::Client } else { Victim::Server };
-        // Start and connection take most of a short life, the transfer the rest: a moment of any of them.
+        let fault = [Fault::Kill, Fault::Term, Fault::Stop, Fault::Pause(pause)][random.usize(..4)];
+        let target = if random.bool() { Target::Client } else { Target::Server };
+        // A round spends most of its short time on start and connection, and the rest on the transfer. The moment may be
+        // in any of these.
         let after = Duration::from_micros((10_f64.powf(random.f64() * 3.2 + 3.0)) as u64);
-        Self { setting, work, act, victim, after }
+        Self { setting, workload, fault, target, after }
     }
 
-    /// What kind of round it is, without its moment.
+    /// The kind of the round, without its moment.
     pub fn kind(&self) -> String {
-        let act = match self.act {
-            Act::Pause(_) => "STOP-CONT",
-            Act::Kill => "KILL",
-            Act::Term => "TERM",
-            Act::Stop => "STOP",
+        let fault = match self.fault {
+            Fault::Pause(_) => "STOP-CONT",
+            Fault::Kill => "KILL",
+            Fault::Term => "TERM",
+            Fault::Stop => "STOP",
         };
-        format!("{}, {:?}, {act} to the {:?}", self.setting.name, self.work, self.victim)
+        format!("{}, {:?}, {fault} to the {:?}", self.setting.name, self.workload, self.target)
     }
 
-    /// All of it, for a reader.
+    /// A description for a reader.
     pub fn describe(&self) -> String {
-        let pause = if let Act::Pause(pause) = self.act { format!(" for {pause:?}") } else { String::new() };
+        let pause =
+            if let Fault::Pause(pause) = self.fault { format!(" for {pause:?}") } else { String::new() };
         format!("{}{pause} after {:?}", self.kind(), self.after)
     }
 
-    /// Runs it in `place`, a folder of its own.
+    /// Runs the round in `place`, a folder of its own.
     ///
     /// # Errors
-    /// What did not hold.
+    /// The check that failed.
     pub fn run(&self, multirail: &Path, source: &Path, place: &Path) -> Result<(), String> {
         let folders = [place.join("into"), place.join("tmp")];
         folders
             .iter()
             .try_for_each(std::fs::create_dir_all)
             .map_err(|why| format!("{}: {why}", place.display()))?;
-        match self.work {
-            Work::Files => self.files(multirail, source, place)?,
-            Work::Bench(op) => self.bench(multirail, op, place)?,
-            Work::Own(op) => self.own(multirail, op, place)?,
+        match self.workload {
+            Workload::Files => self.files(multirail, source, place)?,
+            Workload::Bench(op) => self.bench(multirail, op, place)?,
+            Workload::SelfServedBench(op) => self.self_served_bench(multirail, op, place)?,
         }
         let mut left = Vec::new();
         Limit::of(LIMIT).ask(|| {
@@ -195,34 +202,36 @@ impl Round {
         let words = ["bench", "client", &address, "--op", op, "--duration", "700ms", "--json"];
         let mut client = self.start("bench client", multirail, &words, place)?;
         std::thread::sleep(self.after);
-        self.strike(&mut client, &mut server)?;
-        // A client that never came leaves the server waiting for another one.
-        let status = client.ends(self.death(Victim::Client))?;
+        self.inject_fault(&mut client, &mut server)?;
+        // If the client never connected, the server waits for another client.
+        let status = client.wait_end(self.allowed_signal(Target::Client))?;
         if !status.success() {
-            self.lets_go(&mut server)?;
+            self.end_waiting_server(&mut server)?;
         }
-        server.ends(self.death(Victim::Server).or((!status.success()).then_some(Signal::TERM)))?;
+        server
+            .wait_end(self.allowed_signal(Target::Server).or((!status.success()).then_some(Signal::TERM)))?;
         verified(&mut client, status.success())
     }
 
     /// A `bench` that starts its server itself: its child is the server.
-    fn own(&self, multirail: &Path, op: &str, place: &Path) -> Result<(), String> {
+    fn self_served_bench(&self, multirail: &Path, op: &str, place: &Path) -> Result<(), String> {
         let words = ["bench", "--op", op, "--duration", "700ms", "--json"];
         let mut bench = self.start("bench", multirail, &words, place)?;
         std::thread::sleep(self.after);
         let parent = bench.pid();
-        let child = children(parent).first().copied().filter(|_| self.victim == Victim::Server);
-        let victim = child.unwrap_or(parent);
-        let by = if child.is_some() { None } else { self.death(self.victim) };
-        match self.act {
-            Act::Kill => signal(victim, Signal::KILL),
-            Act::Term => signal(victim, Signal::TERM),
-            // A bench whose child is stopped gives it up; one that is stopped itself has nobody to end before it.
-            Act::Stop if child.is_some() => signal(victim, Signal::STOP),
-            Act::Stop => pause(victim, Duration::from_secs(5)),
-            Act::Pause(span) => pause(victim, span),
+        let child = children(parent).first().copied().filter(|_| self.target == Target::Server);
+        let target = child.unwrap_or(parent);
+        let by = if child.is_some() { None } else { self.allowed_signal(self.target) };
+        match self.fault {
+            Fault::Kill => signal(target, Signal::KILL),
+            Fault::Term => signal(target, Signal::TERM),
+            // If the child is stopped, bench ends the connection to it. If bench itself is stopped, no other process ends
+            // before it does.
+            Fault::Stop if child.is_some() => signal(target, Signal::STOP),
+            Fault::Stop => pause(target, Duration::from_secs(5)),
+            Fault::Pause(span) => pause(target, span),
         }
-        let status = bench.ends(by)?;
+        let status = bench.wait_end(by)?;
         verified(&mut bench, status.success())
     }
 
@@ -234,82 +243,82 @@ impl Round {
         let address = server.address()?;
         let mut sender = self.start("send", multirail, &["send", &source_words, "--to", &address], place)?;
         std::thread::sleep(self.after);
-        self.strike(&mut sender, &mut server)?;
-        let sent = sender.ends(self.death(Victim::Client))?.success();
+        self.inject_fault(&mut sender, &mut server)?;
+        let sent = sender.wait_end(self.allowed_signal(Target::Client))?.success();
         let stored = into.join(source.file_name().unwrap_or_default());
         if let Some(what) = files::difference(&stored, source, sent) {
             return Err(format!(
                 "after {}: {what}; {}",
                 if sent { "a success" } else { "a failure" },
-                sender.words()
+                sender.output_text()
             ));
         }
         if sent {
             signal(server.pid(), Signal::TERM);
-            server.ends(self.death(Victim::Server).or(Some(Signal::TERM)))?;
+            server.wait_end(self.allowed_signal(Target::Server).or(Some(Signal::TERM)))?;
             return unfinished(&into);
         }
-        // The rest goes to the same server, if that is still there, or to a new one.
-        let was_hit = self.victim == Victim::Server && matches!(self.act, Act::Kill | Act::Term);
-        if was_hit || server.is_over() {
-            server.ends(self.death(Victim::Server))?;
+        // The rest of the files goes to the same server if it still runs, or to a new one.
+        let server_ended = self.target == Target::Server && matches!(self.fault, Fault::Kill | Fault::Term);
+        if server_ended || server.is_over() {
+            server.wait_end(self.allowed_signal(Target::Server))?;
             server = self.start("serve", multirail, &serve, place)?;
         }
-        let address = if was_hit { server.address()? } else { address };
+        let address = if server_ended { server.address()? } else { address };
         let words = ["send", &source_words, "--to", &address, "--resume"];
-        let mut again = self.start("send --resume", multirail, &words, place)?;
-        let resumed = again.ends(None)?;
+        let mut resumed_sender = self.start("send --resume", multirail, &words, place)?;
+        let resumed = resumed_sender.wait_end(None)?;
         if !resumed.success() {
             return Err(format!(
                 "send --resume fails ({resumed}): {}; serve: {}",
-                again.words(),
-                server.words()
+                resumed_sender.output_text(),
+                server.output_text()
             ));
         }
         if let Some(what) = files::difference(&stored, source, true) {
             return Err(format!("after send --resume: {what}"));
         }
         signal(server.pid(), Signal::TERM);
-        server.ends(Some(Signal::TERM))?;
+        server.wait_end(Some(Signal::TERM))?;
         unfinished(&into)
     }
 
-    /// Does to one side what the round is about. A stopped side goes on once the other has ended.
-    fn strike(&self, client: &mut Side, server: &mut Side) -> Result<(), String> {
-        let (victim, other) = match self.victim {
-            Victim::Client => (client, server),
-            Victim::Server => (server, client),
+    /// Sends the round's signal to its target. A stopped target continues once the other side has ended.
+    fn inject_fault(&self, client: &mut Side, server: &mut Side) -> Result<(), String> {
+        let (target, other) = match self.target {
+            Target::Client => (client, server),
+            Target::Server => (server, client),
         };
-        match self.act {
-            Act::Kill => signal(victim.pid(), Signal::KILL),
-            Act::Term => signal(victim.pid(), Signal::TERM),
-            Act::Pause(span) => pause(victim.pid(), span),
-            Act::Stop => {
-                signal(victim.pid(), Signal::STOP);
-                // `serve` goes on without its sender, so it is not waited for.
-                if !(self.work == Work::Files && self.victim == Victim::Client) {
-                    // A bench server that nobody has met yet waits for a client: it is let go below.
+        match self.fault {
+            Fault::Kill => signal(target.pid(), Signal::KILL),
+            Fault::Term => signal(target.pid(), Signal::TERM),
+            Fault::Pause(span) => pause(target.pid(), span),
+            Fault::Stop => {
+                signal(target.pid(), Signal::STOP);
+                // `serve` runs on without its sender, so the round does not wait for it.
+                if !(self.workload == Workload::Files && self.target == Target::Client) {
+                    // A bench server without a client waits for one; `end_waiting_server` ends it later.
                     Limit::of(Duration::from_secs(6)).ask(|| other.is_over().then_some(()));
                 } else {
                     std::thread::sleep(Duration::from_secs(4));
                 }
-                signal(victim.pid(), Signal::CONT);
+                signal(target.pid(), Signal::CONT);
             }
         }
         Ok(())
     }
 
-    /// The signal that a side may have died of.
-    fn death(&self, side: Victim) -> Option<Signal> {
-        match self.act {
-            Act::Kill if self.victim == side => Some(Signal::KILL),
-            Act::Term if self.victim == side => Some(Signal::TERM),
+    /// The signal by which a side may end.
+    fn allowed_signal(&self, side: Target) -> Option<Signal> {
+        match self.fault {
+            Fault::Kill if self.target == side => Some(Signal::KILL),
+            Fault::Term if self.target == side => Some(Signal::TERM),
             _ => None,
         }
     }
 
-    /// Ends a bench server that its client may never have reached, if it does not end by itself.
-    fn lets_go(&self, server: &mut Side) -> Result<(), String> {
+    /// Ends a bench server whose client may never have connected, unless the server ends by itself.
+    fn end_waiting_server(&self, server: &mut Side) -> Result<(), String> {
         if Limit::of(Duration::from_secs(10)).ask(|| server.is_over().then_some(())).is_none() {
             signal(server.pid(), Signal::TERM);
         }
@@ -323,8 +332,8 @@ fn pause(process: Pid, span: Duration) {
     signal(process, Signal::CONT);
 }
 
-/// Every row that a bench has told is of verified bytes, but that of a measurement that was cut short; a bench that
-/// succeeded has told one.
+/// Checks that every printed row of a bench has verified bytes, except rows of measurements that were cut short. A bench
+/// that succeeded must have printed a row.
 fn verified(bench: &mut Side, succeeded: bool) -> Result<(), String> {
     let rows = bench.output();
     let is_bad = |row: &&String| row.contains("\"verified\":false") && !row.contains("\"cut_short\":true");
@@ -332,13 +341,13 @@ fn verified(bench: &mut Side, succeeded: bool) -> Result<(), String> {
     match bad {
         Some(row) => Err(format!("wrong bytes: {row}")),
         None if succeeded && !rows.iter().any(|row| row.contains("\"verified\":true")) => {
-            Err(format!("a bench succeeded without a row: {}", bench.words()))
+            Err(format!("the bench succeeded without a verified row: {}", bench.output_text()))
         }
         None => Ok(()),
     }
 }
 
-/// No unfinished file waits in `into` once all has arrived.
+/// Checks that `into` has no unfinished file once all files have arrived.
 fn unfinished(into: &Path) -> Result<(), String> {
     let left = files::below(&into.join(".multirail"));
     match left.first() {

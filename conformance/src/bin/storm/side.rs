@@ -1,4 +1,4 @@
-//! A process of a round.
+//! One process of a round.
 
 use std::io::{BufRead, BufReader};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
@@ -10,107 +10,107 @@ use std::time::Duration;
 use limit::Limit;
 use rustix::process::{Pid, Signal, kill_process, test_kill_process};
 
-/// The time of an idle machine in which a process must end once its peer has: the peer timeout of 5 s, a cancel, a
+/// The time on an idle machine within which a process must end once its peer has: the peer timeout of 5 s, a cancel, a
 /// close, and a margin.
 pub const LIMIT: Duration = Duration::from_secs(30);
 
-/// The environment variable by which all processes of a storm are found again.
+/// The environment variable that marks all processes of a run.
 const MARK: &str = "MULTIRAIL_STORM";
 
-/// A running `multirail`, and all it says. Dropping it kills it.
+/// A running `multirail` and its output. Dropping it kills the process.
 pub struct Side {
     name: &'static str,
     child: Child,
     lines: Receiver<String>,
     errors: Receiver<String>,
-    said: Vec<String>,
-    complained: Vec<String>,
+    stdout: Vec<String>,
+    stderr: Vec<String>,
 }
 
 impl Side {
-    /// Starts `command`, with temporary files and a home in `work` alone.
+    /// Starts `command` with its temporary files in `work`.
     pub fn start(name: &'static str, mut command: Command, work: &Path) -> Result<Self, String> {
         command.env(MARK, work).env("TMPDIR", work.join("tmp"));
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).process_group(0);
-        let mut child = command.spawn().map_err(|why| format!("{name} does not start: {why}"))?;
+        let mut child = command.spawn().map_err(|why| format!("{name} did not start: {why}"))?;
         let lines = read(child.stdout.take());
         let errors = read(child.stderr.take());
-        Ok(Self { name, child, lines, errors, said: Vec::new(), complained: Vec::new() })
+        Ok(Self { name, child, lines, errors, stdout: Vec::new(), stderr: Vec::new() })
     }
 
     /// The address that a server listens on.
     pub fn address(&mut self) -> Result<String, String> {
         let Ok(line) = Limit::of(LIMIT).receive(&self.lines) else {
-            let words = self.words();
-            return Err(format!("{} says no address: {words}", self.name));
+            let output = self.output_text();
+            return Err(format!("{} printed no address: {output}", self.name));
         };
         let after = line.split("\"listening\":\"").nth(1).and_then(|rest| rest.split('"').next());
-        after.map(String::from).ok_or_else(|| format!("{} says {line:?}, want its address", self.name))
+        after.map(String::from).ok_or_else(|| format!("{} printed {line:?}, want its address", self.name))
     }
 
-    /// Its process.
+    /// The id of the process.
     pub fn pid(&self) -> Pid {
         Pid::from_child(&self.child)
     }
 
-    /// Whether it has ended.
+    /// Returns true if the process has ended.
     pub fn is_over(&mut self) -> bool {
         self.child.try_wait().is_ok_and(|status| status.is_some())
     }
 
-    /// Waits for its end, and looks at how it ended. `by` is the signal that it may have died of.
+    /// Waits for the end of the process. `by` is the signal by which it may end.
     ///
     /// # Errors
-    /// It does not end, panicked, or died of another signal.
-    pub fn ends(&mut self, by: Option<Signal>) -> Result<ExitStatus, String> {
+    /// The process does not end, panicked, or ended by another signal.
+    pub fn wait_end(&mut self, by: Option<Signal>) -> Result<ExitStatus, String> {
         let ended = Limit::of(LIMIT).ask(|| self.child.try_wait().ok().flatten());
         let Some(status) = ended else {
-            let (stacks, words) = (stacks(self.pid()), self.words());
+            let (stacks, output) = (stacks(self.pid()), self.output_text());
             return Err(format!(
-                "{} hangs: not over after {LIMIT:?} of an idle machine; {stacks}; {words}",
+                "{} hangs: it did not end within {LIMIT:?}, counted as on an idle machine; {stacks}; {output}",
                 self.name
             ));
         };
-        let died_of = status.signal();
-        let words = self.words();
-        if died_of.is_some() && died_of != by.map(Signal::as_raw) {
-            return Err(format!("{} died: {status}; {words}", self.name));
+        let signal = status.signal();
+        let output = self.output_text();
+        if signal.is_some() && signal != by.map(Signal::as_raw) {
+            return Err(format!("{} ended by a signal: {status}; {output}", self.name));
         }
-        match words.contains("panicked") {
-            true => Err(format!("{} panicked: {words}", self.name)),
+        match output.contains("panicked") {
+            true => Err(format!("{} panicked: {output}", self.name)),
             false => Ok(status),
         }
     }
 
-    /// All that it said on standard output, once it has ended.
+    /// All lines of standard output, once the process has ended.
     pub fn output(&mut self) -> &[String] {
-        self.words();
-        &self.said
+        self.output_text();
+        &self.stdout
     }
 
-    /// The output of the side so far.
-    pub fn words(&mut self) -> String {
+    /// The output of the process so far, as text.
+    pub fn output_text(&mut self) -> String {
         let ended = self.is_over();
         let wait = || if ended { Duration::from_millis(300) } else { Duration::ZERO };
         while let Ok(line) = Limit::of(wait()).receive(&self.lines) {
-            self.said.push(line);
+            self.stdout.push(line);
         }
         while let Ok(line) = Limit::of(wait()).receive(&self.errors) {
-            self.complained.push(line);
+            self.stderr.push(line);
         }
-        format!("it said {:?} and {:?}", self.said, self.complained)
+        format!("stdout: {:?}, stderr: {:?}", self.stdout, self.stderr)
     }
 }
 
 impl Drop for Side {
     fn drop(&mut self) {
-        // Its group: a child of a bench that was killed goes too, after the search for what is left.
+        // Kills the process group: this ends the child of a killed bench too, after the search for leftovers.
         let _ = rustix::process::kill_process_group(self.pid(), Signal::KILL);
         let _ = self.child.wait();
     }
 }
 
-/// Sends `signal` to a process that may be gone.
+/// Sends `signal` to a process, which may have ended.
 pub fn signal(process: Pid, signal: Signal) {
     let _ = kill_process(process, signal);
 }
@@ -122,7 +122,7 @@ pub fn children(process: Pid) -> Vec<Pid> {
     text.split_whitespace().filter_map(|word| word.parse().ok().and_then(Pid::from_raw)).collect()
 }
 
-/// Processes of the storm in `work` that still run.
+/// The processes of the run in `work` that still run.
 pub fn processes_of(work: &Path) -> Vec<String> {
     let mark = [MARK.as_bytes(), b"=", work.as_os_str().as_encoded_bytes()].concat();
     let mut all = Vec::new();
@@ -147,7 +147,7 @@ pub fn processes_of(work: &Path) -> Vec<String> {
     all
 }
 
-/// What the threads of a process wait for in the kernel.
+/// The kernel functions in which the threads of a process wait.
 fn stacks(process: Pid) -> String {
     let tasks = std::fs::read_dir(format!("/proc/{}/task", process.as_raw_nonzero())).into_iter().flatten();
     let thread = |task: std::fs::DirEntry| {
@@ -158,10 +158,10 @@ fn stacks(process: Pid) -> String {
 }
 
 fn read(pipe: Option<impl std::io::Read + Send + 'static>) -> Receiver<String> {
-    let (tell, told) = channel();
+    let (sender, receiver) = channel();
     std::thread::spawn(move || {
         let lines = pipe.into_iter().flat_map(|pipe| BufReader::new(pipe).lines()).map_while(Result::ok);
-        let _ = lines.map(|line| tell.send(line)).take_while(Result::is_ok).count();
+        let _ = lines.map(|line| sender.send(line)).take_while(Result::is_ok).count();
     });
-    told
+    receiver
 }

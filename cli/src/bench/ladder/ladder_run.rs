@@ -1,0 +1,106 @@
+//! The measurement of a rung: paged writes between two fabrics of this process.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use multirail::spi::{Backend, DeviceInfo};
+use multirail::{Access, Fabric, FabricBuilder, Op, Pages, Peer, Region, RemoteRegion, TransportConfig};
+
+use super::rung::Rung;
+use crate::failure::{CommandResult, Failure};
+use crate::simulate::shuffled_pages;
+
+/// The number of pages of an operation.
+const PAGES: u32 = 1024;
+/// The number of outstanding operations per rail group, so that an engine always has requests to post.
+const INFLIGHT: usize = 4;
+/// The limit of an operation.
+const LIMIT: Duration = Duration::from_secs(30);
+
+/// Two connected fabrics with the settings of a rung.
+pub struct LadderRun {
+    fabric: Fabric,
+    _target: (Fabric, Region),
+    peer: Peer,
+    source: Region,
+    landing: RemoteRegion,
+    pages: [Pages; 2],
+    page: usize,
+    inflight: usize,
+}
+
+/// The devices of both fabrics.
+pub struct Devices {
+    pub backend: Arc<dyn Backend>,
+    pub devices: Vec<DeviceInfo>,
+}
+
+impl LadderRun {
+    /// Opens `devices` on both sides, or only the first of them if the rung has one rail.
+    pub fn open(
+        devices: &Devices,
+        rung: &Rung,
+        page: usize,
+        open: impl Fn(FabricBuilder) -> FabricBuilder,
+    ) -> CommandResult<Self> {
+        let used = if rung.all_rails { &devices.devices[..] } else { &devices.devices[..1] };
+        let transport = TransportConfig::new("ladder", Arc::clone(&devices.backend)).devices(used.to_vec());
+        let builder = || FabricBuilder::new().transport(transport.clone()).flight_recorder(0);
+        let (fabric, target) = (open(builder()).open()?, open(builder()).open()?);
+        let (peer, _) = fabric.connect_local(&target)?;
+        let bytes = PAGES as usize * page;
+        let source = fabric.alloc(bytes, Access::LOCAL)?;
+        let target_region = target.alloc(bytes, Access::REMOTE_WRITE)?;
+        let landing = peer.import(&target_region.descriptor())?;
+        let mut random = fastrand::Rng::with_seed(1);
+        let pages = [shuffled_pages(PAGES, &mut random), shuffled_pages(PAGES, &mut random)];
+        let groups: usize = fabric.transports().iter().map(|transport| transport.groups.len()).sum();
+        let inflight = INFLIGHT * groups;
+        let ladder_run =
+            Self { fabric, _target: (target, target_region), peer, source, landing, pages, page, inflight };
+        if rung.warm {
+            (0..groups).try_for_each(|_| ladder_run.run(1).map(drop))?;
+        }
+        Ok(ladder_run)
+    }
+
+    fn post(&self) -> CommandResult<Op> {
+        let [from, to] = &self.pages;
+        Ok(self.peer.write_pages(&self.source, from, &self.landing, to, self.page)?)
+    }
+
+    /// Moves all pages `times` times. Returns the number of work requests.
+    pub fn run(&self, times: u64) -> CommandResult<u64> {
+        let mut left = 0..times;
+        self.run_while(|| left.next().is_some())
+    }
+
+    /// Runs for `span`, or until `ends` returns true. Returns the number of work requests and the time.
+    pub fn run_for(&self, span: Duration, ends: impl Fn() -> bool) -> CommandResult<(u64, Duration)> {
+        let begun = Instant::now();
+        Ok((self.run_while(|| begun.elapsed() < span && !ends())?, begun.elapsed()))
+    }
+
+    /// Posts operations while `more` returns true, then waits for the rest.
+    fn run_while(&self, mut more: impl FnMut() -> bool) -> CommandResult<u64> {
+        let before = self.requests();
+        let mut flight = VecDeque::with_capacity(self.inflight);
+        while more() {
+            if flight.len() == self.inflight {
+                flight.pop_front().map_or(Ok(()), finish)?;
+            }
+            flight.push_back(self.post()?);
+        }
+        flight.into_iter().try_for_each(finish)?;
+        Ok(self.requests() - before)
+    }
+
+    fn requests(&self) -> u64 {
+        self.fabric.counters().iter().map(|rail| rail.completions).sum()
+    }
+}
+
+fn finish(mut op: Op) -> CommandResult {
+    op.wait(LIMIT).map(drop).map_err(Failure::from)
+}

@@ -1,0 +1,99 @@
+//! The options that every command shares, and the fabric that they open.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use clap::ArgAction;
+use multirail::{BackendChoice, Fabric, FabricBuilder, Registry};
+
+use crate::dump::Dumps;
+use crate::failure::{CommandResult, Failure};
+use crate::provider::Provider;
+use crate::security::Security;
+
+/// The backend that the options of [`Provider`] belong to.
+pub const LIBFABRIC: &str = "efa";
+
+/// The options of every command.
+#[derive(clap::Args, Clone)]
+pub struct Common {
+    /// The backend to use: auto, loopback, efa or verbs [default: $MULTIRAIL_BACKEND, or auto]
+    #[arg(long, global = true, value_name = "NAME")]
+    pub backend: Option<BackendChoice>,
+
+    /// Print one JSON object per row instead of a table
+    #[arg(long, global = true)]
+    pub json: bool,
+
+    /// Log to stderr; twice for debug, three times for everything
+    #[arg(short, long, global = true, action = ArgAction::Count)]
+    pub verbose: u8,
+
+    #[command(flatten)]
+    pub provider: Provider,
+
+    #[command(flatten)]
+    pub security: Security,
+
+    /// Record the state of the transports to this file on SIGUSR1, on a stall and
+    /// when a peer dies; read it with `multirail trace`
+    #[arg(long, global = true, value_name = "FILE")]
+    pub dump: Option<PathBuf>,
+
+    /// The dumps of the opened fabrics.
+    #[arg(skip)]
+    pub dumps: Arc<Dumps>,
+}
+
+impl Common {
+    /// The backend of the option, or of the environment.
+    pub fn choice(&self) -> CommandResult<BackendChoice> {
+        match &self.backend {
+            Some(choice) => Ok(choice.clone()),
+            None => Ok(BackendChoice::from_env()?),
+        }
+    }
+
+    /// Returns true if `backend` was requested by its name or by its own options.
+    pub fn asks_for(&self, choice: &BackendChoice, backend: &str) -> bool {
+        match choice {
+            BackendChoice::Named(name) => name == backend,
+            BackendChoice::Auto => backend == LIBFABRIC && self.provider.is_given(),
+        }
+    }
+
+    /// All backends, configured by the options.
+    pub fn registry(&self) -> CommandResult<Registry> {
+        match self.choice()? {
+            BackendChoice::Named(name) if name != LIBFABRIC && self.provider.is_given() => {
+                Err(Failure::new(format!(
+                    "--provider, --domains and --node are options of the backend {LIBFABRIC}, but --backend is {name}"
+                )))
+            }
+            _ => self.provider.registry(),
+        }
+    }
+
+    /// Fails if a requested backend is unavailable.
+    pub fn require_requested(&self, registry: &Registry) -> CommandResult {
+        let asked = match self.choice()? {
+            BackendChoice::Auto if self.provider.is_given() => BackendChoice::Named(LIBFABRIC.to_owned()),
+            BackendChoice::Auto => return Ok(()),
+            named => named,
+        };
+        registry.transports(&asked)?;
+        Ok(())
+    }
+
+    /// Fails if a given token or certificate cannot be read.
+    pub fn check_security(&self) -> CommandResult {
+        self.security.apply(FabricBuilder::new()).map(drop)
+    }
+
+    /// Opens a fabric with the chosen backends.
+    pub fn open(&self) -> CommandResult<Fabric> {
+        let registry = self.registry()?;
+        self.require_requested(&registry)?;
+        self.dumps.open(self.security.apply(registry.builder(&self.choice()?)?)?)
+    }
+}
