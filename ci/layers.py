@@ -36,6 +36,8 @@ ALLOWED = {
 }
 # What these crates are built from at most, and what must be no part of them.
 MOST = {"multirail-spi": 34}
+# Circles between folders that are still to be cut: they may shrink, and no other may come.
+KNOWN_CIRCLES = {"multirail-core": {"engine", "fabric", "imm", "observe", "op", "peer"}}
 WITHOUT = {
     "multirail-spi": {"tokio", "rustls"},
     "multirail-engine": {"rustls"},
@@ -123,10 +125,14 @@ def check():
         source = Path(package["manifest_path"]).parent / "src"
         files = {str(path.relative_to(source)): path.read_text() for path in source.rglob("*.rs")}
         graphs[package["name"]] = graph = imports(files)
+        known = KNOWN_CIRCLES.get(package["name"], set())
         for circle in circles(graph):
+            if set(circle) <= known:
+                print(f"{package['name']}: still a circle of folders: {', '.join(circle)}")
+                continue
             faults.append(f"{package['name']}: folders import each other in a circle: {', '.join(circle)}")
     if not faults:
-        print("layers: kept, and no circle between folders of a crate")
+        print("layers: kept, and no new circle between folders of a crate")
         return 0
     print("crates:")
     for crate, uses in sorted(edges.items()):
