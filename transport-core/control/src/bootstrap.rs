@@ -16,7 +16,7 @@ pub const MAX_FRAME: usize = 1 << 20;
 /// Finds peers and opens channels to them.
 ///
 /// All calls come from the fabric's control thread, inside its tokio runtime, or from that of
-/// [`FabricBuilder::control_on`](crate::FabricBuilder::control_on); an implementation must not block it. [`TcpBootstrap`](crate::TcpBootstrap) is the
+/// `FabricBuilder::control_on`; an implementation must not block it. [`TcpBootstrap`](crate::TcpBootstrap) is the
 /// default. A bootstrap need not authenticate anyone: a [`Token`](crate::Token) does
 /// that above it, on any channel.
 #[async_trait]

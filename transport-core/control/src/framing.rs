@@ -56,7 +56,7 @@ pub struct StreamReceiver<R> {
 }
 
 impl<R> StreamReceiver<R> {
-    /// Reads from `stream`, and takes frames of at most [`MAX_FRAME`](crate::MAX_FRAME) bytes.
+    /// Reads from `stream`, and takes frames of at most [`MAX_FRAME`] bytes.
     pub fn new(stream: R) -> Self {
         Self { stream, chunk: vec![0; CHUNK].into(), kept: Vec::new(), limit: MAX_FRAME, describe: lost }
     }

@@ -23,7 +23,7 @@ const CONNECT_LIMIT: Duration = Duration::from_secs(5);
 ///
 /// Nothing here is encrypted. Without a token every client is admitted, and may use
 /// the regions it finds: listen only where all of them are trusted.
-/// [`FabricBuilder::token`](crate::FabricBuilder::token) keeps strangers out, who
+/// `FabricBuilder::token` keeps strangers out, who
 /// then learn nothing but that somebody listens; whoever can change packets on the
 /// way can still take over an admitted connection. `TlsBootstrap` (feature `tls`)
 /// protects the frames themselves. `docs/trust.md` says who can do what.

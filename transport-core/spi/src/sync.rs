@@ -18,6 +18,12 @@ pub struct WakerCell(atomic_waker::AtomicWaker);
 #[cfg(multirail_loom)]
 pub struct WakerCell(loom::future::AtomicWaker);
 
+impl Default for WakerCell {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
 impl WakerCell {
     pub fn new() -> Self {
         #[cfg(not(multirail_loom))]

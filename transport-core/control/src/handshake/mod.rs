@@ -1,8 +1,8 @@
 //! From a fresh channel to a peer that both sides have admitted.
 //!
-//! 1. Both say [`Hello`](super::hello::Hello) at once: which versions they speak.
+//! 1. Both say [`Hello`](hello::Hello) at once: which versions they speak.
 //! 2. With tokens, the side that connected proves that it has it, then the other.
-//!    This far it goes in [`super::authentication`]; strangers never get further.
+//!    This far it goes in `authenticate.rs`; unauthenticated clients get no further.
 //! 3. The side that connected reserves slots and offers them, with its name; then
 //!    the other does.
 //! 4. The side that connected brings its links up with the other's offers and reports

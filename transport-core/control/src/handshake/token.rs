@@ -17,7 +17,7 @@ const LONGEST: usize = 4096;
 /// A shared secret: only fabrics that have the same one meet.
 ///
 /// It never travels: each side proves that it has it (see
-/// [`FabricBuilder::token`](crate::FabricBuilder::token)). A recorded proof can be
+/// `FabricBuilder::token`). A recorded proof can be
 /// tried against guesses offline, so it must be random, not a word: make one by
 /// `openssl rand -hex 32`. Clones share the bytes, which are wiped with the last.
 #[derive(Clone)]

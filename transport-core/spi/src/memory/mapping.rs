@@ -90,7 +90,7 @@ impl Mapping {
         self.len = len;
     }
 
-    /// Replaces the small pages of each whole multiple of [`HUGE`] by a huge page, whatever the system's defaults are.
+    /// Replaces the small pages of each whole multiple of 2 MiB by a huge page, whatever the system's defaults are.
     /// The bytes stay the same.
     #[cfg(target_os = "linux")]
     pub fn make_huge(&self) -> io::Result<()> {
