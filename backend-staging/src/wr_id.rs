@@ -82,7 +82,7 @@ pub(crate) fn describe_staging_status(status: Status) -> Option<String> {
         ErrorKind::Revoked => "the peer revoked the region: ask it for a new descriptor",
         ErrorKind::PeerDied => "the connection ended",
         ErrorKind::Protocol => "the peer sent an invalid response",
-        ErrorKind::Cancelled => "cancelled before it was complete",
+        ErrorKind::Cancelled => "before it was complete",
         _ => "a staged copy failed",
     };
     Some(text.to_owned())

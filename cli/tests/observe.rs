@@ -68,7 +68,7 @@ fn a_stall_names_the_operations_that_wait_for_a_stopped_peer() {
         let waits = if op == "send" {
             "; waits for a receive of the peer"
         } else {
-            "; waits for room in the peer's lane"
+            "; waits for room in the peer's queue"
         };
         assert!(told.contains(waits), "what it waits for: {told}");
         assert!(told.contains(&format!(", {address}, incarnation ")), "the peer: {told}");

@@ -1,6 +1,7 @@
 //! Cleanup: fabrics and peers leave no thread, no descriptor and no late byte, and idle fabrics use no CPU time.
 
 use std::mem::ManuallyDrop;
+use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::mpsc::{Sender, channel};
@@ -115,6 +116,10 @@ unsafe impl Memory for Owned {
 
     fn len(&self) -> usize {
         self.buffer.len()
+    }
+
+    fn shared_file(&self) -> Option<BorrowedFd<'_>> {
+        self.buffer.shared_file()
     }
 }
 

@@ -123,7 +123,7 @@ fn ends_at_deadline(context: &Context) -> TestResult {
         ensure(named, format!("the dump does not say that {kind} waits for a grant of {of:?}: {dump}"))?;
     }
     ensure(
-        dump.to_string().contains("the peer's grant of more imms"),
+        dump.to_string().contains("a grant of more imms by the peer"),
         "the text of the dump does not name the grant",
     )?;
     ensure(grant_waits(&pair.a) >= 3, "no rail counts the waits for a grant")?;

@@ -486,7 +486,7 @@ fn interrupted(kind: ErrorKind, work: &Work) -> Error {
         ErrorKind::DeadlineExceeded => {
             "not complete in time; its memory stays in use until the device has released it"
         }
-        _ => "cancelled before it was complete",
+        _ => "before it was complete",
     };
     Error::new(kind, work.operation_name(), why)
 }

@@ -15,7 +15,7 @@ impl Peer {
     /// it), and every region that is imported from the peer is made ready, in the calling thread.
     /// By backend:
     ///
-    /// - `loopback`: the shared memory of lanes and stages, both ways, is faulted in by the worker.
+    /// - `loopback`: the worker touches the shared memory of message rings and staging buffers, both ways.
     ///   What is imported from another process is mapped page by page by the kernel, before
     ///   this returns: some milliseconds per GiB. In one process there is nothing to map.
     /// - `null` devices: a request like any other.
