@@ -60,7 +60,7 @@ impl Liveness {
         self.timeout
     }
 
-    /// What is due now.
+    /// Computes what is due at `now`.
     ///
     /// This call may come late because this process was stopped or its thread got no CPU time. The
     /// delay does not count as the peer's silence, because this side could not receive meanwhile. After

@@ -45,7 +45,10 @@ impl Credentials {
         let roots = Arc::new(store);
         let builder = ClientConfig::builder_with_provider(provider()?)
             .with_protocol_versions(&[&TLS13])
-            .map_err(|e| Error::new(ErrorKind::Unsupported, "set up TLS", "no TLS 1.3").with_source(e))?
+            .map_err(|e| {
+                Error::new(ErrorKind::Unsupported, "set up TLS", "the TLS provider does not support TLS 1.3")
+                    .with_source(e)
+            })?
             .with_root_certificates(Arc::clone(&roots));
         let mut client = match &identity {
             Some((chain, key)) => {
@@ -70,7 +73,10 @@ impl Credentials {
         let provider = provider()?;
         let builder = ServerConfig::builder_with_provider(Arc::clone(&provider))
             .with_protocol_versions(&[&TLS13])
-            .map_err(|e| Error::new(ErrorKind::Unsupported, "set up TLS", "no TLS 1.3").with_source(e))?;
+            .map_err(|e| {
+                Error::new(ErrorKind::Unsupported, "set up TLS", "the TLS provider does not support TLS 1.3")
+                    .with_source(e)
+            })?;
         let builder = if self.anonymous_clients {
             builder.with_no_client_auth()
         } else {
