@@ -1,4 +1,4 @@
-//! How two fabrics find each other: the seam at which users plug in their own way.
+//! The traits through which two fabrics connect. Users implement them to replace TCP.
 
 use std::future::{Future, ready};
 use std::pin::Pin;
@@ -9,51 +9,52 @@ use multirail_spi::Result;
 
 /// The longest frame that a channel must carry, and may accept: 1 MiB.
 ///
-/// The offers of 64 transports with all their rails stay well below it; a peer
-/// that announces more is not one of ours.
+/// The offers of 64 transports with all their rails stay well below this limit. A sender
+/// that announces a longer frame is not a multirail fabric.
 pub const MAX_FRAME: usize = 1 << 20;
 
 /// Finds peers and opens channels to them.
 ///
-/// All calls come from the fabric's control thread, inside its tokio runtime, or from that of
-/// `FabricBuilder::control_on`; an implementation must not block it. [`TcpBootstrap`](crate::TcpBootstrap) is the
-/// default. A bootstrap need not authenticate anyone: a [`Token`](crate::Token) does
-/// that above it, on any channel.
+/// The fabric calls a bootstrap from its control thread, inside that thread's tokio runtime, or from the runtime of
+/// `FabricBuilder::control_on`. An implementation must not block that thread.
+/// [`TcpBootstrap`](crate::TcpBootstrap) is the default. A bootstrap need not authenticate peers: a
+/// [`Token`](crate::Token) authenticates them above it, on any channel.
 #[async_trait]
 pub trait Bootstrap: Send + Sync {
-    /// Starts to take channels at `address`, in whatever form this bootstrap knows.
+    /// Starts to accept channels at `address`. The bootstrap defines the format of addresses.
     async fn listen(&self, address: &str) -> Result<Box<dyn Acceptor>>;
 
     /// Opens a channel to the fabric that listens at `address`.
     ///
-    /// Dropping the future gives up. An error says what to check.
+    /// Dropping the future cancels the attempt. The message of an error says what to check.
     async fn connect(&self, address: &str) -> Result<Channel>;
 }
 
-/// Takes incoming channels until it is dropped.
+/// Accepts incoming channels until it is dropped.
 #[async_trait]
 pub trait Acceptor: Send {
-    /// The address a peer connects to, with what the system chose filled in.
+    /// The address that a peer connects to. If the system chose a port, the address contains it.
     fn local_address(&self) -> String;
 
-    /// The next client. Cancel-safe. An error of kind `Closed` ends the
-    /// listener; after any other it is called again a moment later.
+    /// Waits for the next client. Cancel-safe. An error of kind `Closed` ends the
+    /// listener. After any other error the listener waits 100 ms and calls `accept` again.
     ///
-    /// This waits for the client to arrive and for nothing it says: a handshake of
-    /// the channel itself, such as TLS, belongs into the [`Incoming`], or a silent
-    /// client would keep all others out. Without one, return `Ok(channel.into())`.
+    /// An implementation waits only until the client has connected, and reads nothing from it.
+    /// A handshake of the channel itself, such as TLS, belongs in the [`Incoming`]: otherwise a
+    /// silent client would block all others. Without such a handshake, return `Ok(channel.into())`.
     async fn accept(&mut self) -> Result<Incoming>;
 }
 
-/// A client that has arrived; its channel may take a handshake yet.
+/// A client that has connected. Its channel may still need a handshake of its own, such as TLS.
 pub struct Incoming {
     peer_address: String,
     opening: Pin<Box<dyn Future<Output = Result<Channel>> + Send>>,
 }
 
 impl Incoming {
-    /// A client whose channel `opening` gives. That future is awaited beside those of
-    /// other clients, within the handshake limit, and dropped when room is needed.
+    /// A client whose channel is the output of `opening`. The listener awaits the futures of all
+    /// clients concurrently, each within the handshake limit. It drops the oldest future when
+    /// too many clients wait.
     pub fn new(
         peer_address: impl Into<String>,
         opening: impl Future<Output = Result<Channel>> + Send + 'static,
@@ -61,12 +62,12 @@ impl Incoming {
         Self { peer_address: peer_address.into(), opening: Box::pin(opening) }
     }
 
-    /// Who has arrived, for messages.
+    /// The client's address, for messages.
     pub fn peer_address(&self) -> &str {
         &self.peer_address
     }
 
-    /// The channel, once it is open.
+    /// Waits until the channel is open and returns it.
     pub async fn open(self) -> Result<Channel> {
         self.opening.await
     }
@@ -83,31 +84,36 @@ impl From<Channel> for Incoming {
 pub trait SendHalf: Send {
     /// Sends one frame of at most [`MAX_FRAME`] bytes, whole and in order.
     ///
-    /// Called again only after the last call ended; a call that was dropped half
-    /// way is the last one. Dropping the half tells the peer that no more comes.
+    /// The caller starts a call only after the previous call has returned. After the caller has
+    /// dropped an unfinished call, it makes no further call. Dropping the half tells the peer that
+    /// no more frames follow.
     async fn send(&mut self, frame: &[u8]) -> Result<()>;
 }
 
 /// The receiving half of a channel.
 #[async_trait]
 pub trait RecvHalf: Send {
-    /// The next frame.
+    /// Receives the next frame.
     ///
-    /// Cancel-safe: dropping the future loses no byte. Errors are final: `PeerDied`
-    /// for an end or a reset of the connection, `Protocol` for bytes that are no frame.
+    /// Cancel-safe: dropping the future loses no byte.
+    ///
+    /// # Errors
+    /// `PeerDied` if the connection was closed or reset, `Protocol` for bytes that are no frame.
+    /// After an error the half receives nothing more.
     async fn recv(&mut self) -> Result<Vec<u8>>;
 
-    /// From now on frames of more than `bytes` should be refused as `Protocol`, when
-    /// they are announced: strangers are held to little. At first it is [`MAX_FRAME`].
+    /// Sets the longest frame to accept, in bytes. The half should refuse a longer frame with
+    /// `Protocol` as soon as the peer announces it. The limit is small for unauthenticated clients.
+    /// The initial limit is [`MAX_FRAME`].
     fn limit(&mut self, bytes: usize) {
         let _ = bytes;
     }
 }
 
-/// A reliable, ordered way to exchange frames with one peer.
+/// A reliable, ordered, bidirectional channel for frames, to one peer.
 ///
-/// The two halves are apart because both are busy at once: a side that is stuck
-/// sending must still read, or two of them would wait for each other.
+/// The channel has two halves so that a side can send and receive at once. A side whose send is
+/// blocked must still read, or two such sides would deadlock.
 pub struct Channel {
     peer_address: String,
     binding: Vec<u8>,
@@ -116,7 +122,7 @@ pub struct Channel {
 }
 
 impl Channel {
-    /// A channel of two halves; `peer_address` is for people to read.
+    /// A channel of two halves. `peer_address` appears only in messages.
     pub fn new(
         peer_address: impl Into<String>,
         sender: impl SendHalf + 'static,
@@ -130,20 +136,20 @@ impl Channel {
         }
     }
 
-    /// Bytes that both ends of this channel know and that no other channel has, such
-    /// as keying material exported from TLS. The proof of a token covers them, so
-    /// that nobody between the two can pass it on.
+    /// Sets the channel binding: bytes that both ends of this channel know and that no other
+    /// channel has, such as keying material exported from TLS. The proof of a token covers the
+    /// binding, so an attacker between the two sides cannot relay the proof.
     pub fn bound_to(mut self, binding: impl Into<Vec<u8>>) -> Self {
         self.binding = binding.into();
         self
     }
 
-    /// What it is bound to; empty if to nothing.
+    /// The channel binding; empty if there is none.
     pub fn binding(&self) -> &[u8] {
         &self.binding
     }
 
-    /// Who is at the other end, for messages.
+    /// The peer's address, for messages.
     pub fn peer_address(&self) -> &str {
         &self.peer_address
     }
@@ -158,7 +164,7 @@ impl Channel {
         self.receiver.recv().await
     }
 
-    /// The two halves, to be used at once.
+    /// Splits the channel into its halves, so that both can be used at once.
     pub fn split(self) -> (Box<dyn SendHalf>, Box<dyn RecvHalf>) {
         (self.sender, self.receiver)
     }

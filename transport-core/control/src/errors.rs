@@ -1,19 +1,19 @@
-//! The errors that several parts of the control plane end with.
+//! Errors that several modules of the control plane return.
 
 use multirail_spi::{Error, ErrorKind};
 
 use crate::frame::Cause;
 
-/// What served connections has ended before the fabric did.
-pub(crate) const GONE: &str = "nothing serves this fabric's connections any more: what did panicked, or it was given a runtime that was \
-     shut down, or has no I/O or timers (build it with enable_all)";
+/// The message for a fabric whose control thread or runtime ended before the fabric was closed.
+pub(crate) const SERVICE_ENDED: &str = "nothing serves this fabric's connections any more: its control thread \
+     panicked, or the runtime that it was given was shut down or has no I/O or timers (build it with enable_all)";
 
-/// An orderly end.
+/// An error of kind `Closed`: the connection ended in order.
 pub(crate) fn closed(why: &str) -> Error {
     Error::new(ErrorKind::Closed, "control", why)
 }
 
-/// The peer's refusal as our error.
+/// Converts a `Refuse` frame of the peer to an error.
 pub(crate) fn refused(cause: Cause, reason: &str) -> Error {
     let kind = match cause {
         Cause::Protocol => ErrorKind::Protocol,

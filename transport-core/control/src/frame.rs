@@ -1,105 +1,104 @@
-//! What two fabrics say to each other after their hellos, in postcard.
+//! The frames that two fabrics exchange after their hellos, encoded with postcard.
 
 use serde::{Deserialize, Serialize};
 
-use multirail_spi::Allowance;
-use multirail_spi::{Error, ErrorKind, Result};
+use multirail_spi::{Allowance, Error, ErrorKind, Result};
 
-/// A proof.
+/// The authentication code of a proof.
 pub type Code = [u8; 32];
-/// Bytes of a name: of a region, a transport, a backend, a host.
+/// The most bytes of a name: of a region, a transport, a backend or a host.
 pub const MAX_NAME: usize = 255;
-/// Transports of one fabric.
+/// The most transports of one fabric.
 pub const MAX_OFFERS: usize = 64;
-/// Rails of one transport: a p5 host has 32 cards.
+/// The most rails of one transport. An AWS p5 host has 32 cards.
 const MAX_RAILS: usize = 64;
-/// Bytes of one rail's offer: addresses and numbers, never more than a page.
+/// The most bytes of one rail's offer. An offer holds addresses and numbers and fits in a page.
 const MAX_RAIL: usize = 4 << 10;
-/// Bytes of a descriptor; `Descriptor::from_bytes` takes no longer one.
+/// The most bytes of a descriptor; `Descriptor::from_bytes` has the same limit.
 pub const MAX_DESCRIPTOR: usize = 256 << 10;
-/// Bytes of a sentence for people.
+/// The most bytes of a reason.
 const MAX_REASON: usize = 1 << 10;
 
-/// What a transport of one side offers the other: bytes per rail that only the
-/// backend of the same name understands.
+/// What a transport of one side offers to the other side. Only the backend of the same name
+/// understands the bytes of each rail.
 #[derive(Serialize, Deserialize, Clone, Debug, PartialEq)]
 pub struct TransportOffer {
-    /// The name the user gave it; transports of one label are connected.
+    /// The name that the user gave the transport. Transports with the same label are connected.
     pub label: String,
     /// The backend's name.
     pub backend: String,
-    /// One per device: its rate in Mbit/s, 0 where that is unknown.
+    /// The rate of each device in Mbit/s; 0 if it is unknown.
     pub rates: Vec<u32>,
-    /// From the side that connects, one offer per device. From the other, which knows
-    /// how many devices both have, one per pair of rails, in the order of the pairs.
+    /// The side that connects sends one offer per device. The side that accepts knows how many
+    /// devices both sides have, and sends one offer per pair of rails, in the order of the pairs.
     pub rails: Vec<Vec<u8>>,
 }
 
-/// What one side made of the offer of one transport.
+/// How one side reports on the offer of one transport.
 #[derive(Serialize, Deserialize, Clone, Debug, PartialEq)]
 pub struct LinkReport {
-    /// The transport.
+    /// The transport's label.
     pub label: String,
-    /// Why it does not reach the peer; `None` if it does.
+    /// Why the transport does not reach the peer; `None` if it does.
     pub refused: Option<String>,
-    /// From the side that connected, where the other has more devices: its offers for the
-    /// pairs that it had none for, in the order of the pairs.
+    /// If the side that accepted has more devices, the side that connected sends here its offers for
+    /// the pairs that `rails` did not cover, in the order of the pairs.
     pub more: Vec<Vec<u8>>,
 }
 
-/// Who a fabric is.
+/// The identity of a fabric.
 #[derive(Serialize, Deserialize, Clone, Debug, PartialEq)]
 pub struct Identity {
-    /// A number for this opening of the fabric.
+    /// A number that is unique to this opening of the fabric.
     pub incarnation: u64,
-    /// The host's name, for people to read.
+    /// The host's name, for messages.
     pub host: String,
 }
 
-/// Why a side ends the conversation.
+/// Why a side ends the connection.
 #[derive(Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Cause {
-    /// The receiver of this frame broke the protocol.
+    /// The receiver of this frame violated the protocol.
     Protocol,
-    /// No transport in common.
+    /// The two sides have no working transport in common.
     Unreachable,
-    /// It went silent, or the sender failed.
+    /// The receiver was silent for too long, or the sender failed.
     Failed,
-    /// Its token is missing or another one.
+    /// The receiver's token is missing or is another one.
     Permission,
 }
 
 /// One frame.
 #[derive(Serialize, Deserialize, Clone, Debug, PartialEq)]
 pub enum Frame {
-    /// After the hellos, where both sides have a token: the sender has it. The side that connected proves first, and the
-    /// other side proves only to a peer that has proved.
+    /// Sent after the hellos if both sides have a token: proves that the sender has the token. The side that connected
+    /// proves first; the side that accepted sends its proof only after it has verified the other one.
     Proof {
         /// The code over the transcript of the hellos.
         mac: Code,
     },
-    /// After the hellos and proofs: who the sender is, and what it offers. The side that connected offers first; the other
-    /// side reserves nothing before that.
+    /// Sent after the hellos and proofs: the sender's identity and offers. The side that connected offers first; the
+    /// side that accepted reserves nothing before that.
     Offers {
-        /// Who the sender is.
+        /// The sender's identity.
         identity: Identity,
         /// The silence in milliseconds after which the sender takes the receiver for dead.
         peer_timeout_ms: u32,
         /// The sender's transports.
         transports: Vec<TransportOffer>,
     },
-    /// After the offers: which of them the sender brought up. The side that connected reports first.
+    /// Sent after the offers: which links the sender has brought up. The side that connected reports first.
     Report {
         /// One report per transport.
         links: Vec<LinkReport>,
     },
-    /// After the reports: the sender has admitted the peer; traffic may come.
+    /// Sent after the reports: the sender has admitted the peer and accepts traffic.
     Ready,
-    /// The sender ends the conversation.
+    /// The sender ends the connection because of an error.
     Refuse {
         /// The kind of the reason.
         cause: Cause,
-        /// The reason, for people.
+        /// The reason, for messages.
         reason: String,
     },
     /// The sender is alive.
@@ -109,7 +108,7 @@ pub enum Frame {
     },
     /// Asks for the descriptor that is published under a name.
     Lookup {
-        /// The number that the answer carries.
+        /// The number of the lookup; the answer carries the same number.
         id: u64,
         /// The name.
         name: String,
@@ -118,23 +117,23 @@ pub enum Frame {
     Found {
         /// The number of the lookup.
         id: u64,
-        /// The descriptor; `None` if nothing of that name is published.
+        /// The descriptor; `None` if no region is published under the name.
         descriptor: Option<Vec<u8>>,
     },
     /// The sender has revoked a region.
     Revoked {
-        /// The opening of the sender's fabric that the region belongs to.
+        /// The incarnation of the sender's fabric that the region belongs to.
         incarnation: u64,
         /// The number of the region.
         region: u64,
     },
     /// The sender closes the connection in order.
     Goodbye,
-    /// Before `Ready`, and later on: what the receiver may send over one transport.
+    /// Sent before `Ready` and at any later time: what the receiver may send over one transport.
     Grant {
         /// The transport's label.
         transport: String,
-        /// Imms and messages are counted from the beginning, and only rise.
+        /// The grant. Its counts include all earlier grants, so they never decrease.
         allowance: Allowance,
     },
     /// The sender has reached a barrier.
@@ -142,13 +141,13 @@ pub enum Frame {
         /// The barrier's name.
         name: String,
     },
-    /// The sender's end of one pair of rails has a new address.
+    /// The sender's endpoint of one pair of rails has a new address.
     Moved {
         /// The transport's label.
         transport: String,
         /// The number of the pair.
         pair: u16,
-        /// What the sender offers now.
+        /// The sender's offer with the new address.
         offer: Vec<u8>,
     },
     /// The sender uses the receiver's last offer for a pair of rails from now on.
@@ -163,7 +162,7 @@ pub enum Frame {
 }
 
 impl Frame {
-    /// The refusal that tells a peer about `error`.
+    /// The `Refuse` frame that tells a peer about `error`.
     pub fn refusal(error: &Error) -> Self {
         let cause = match error.kind() {
             ErrorKind::Protocol | ErrorKind::Version => Cause::Protocol,
@@ -173,34 +172,35 @@ impl Frame {
         };
         let mut reason =
             if error.context().is_empty() { error.to_string() } else { error.context().to_owned() };
-        clip(&mut reason);
+        truncate_reason(&mut reason);
         Self::Refuse { cause, reason }
     }
 
-    /// The report of `links`, with reasons no longer than the peer takes.
+    /// The `Report` frame of `links`. Truncates reasons to the length that the peer accepts.
     pub fn report(links: &[LinkReport]) -> Self {
         let mut links = links.to_vec();
-        links.iter_mut().filter_map(|link| link.refused.as_mut()).for_each(clip);
+        links.iter_mut().filter_map(|link| link.refused.as_mut()).for_each(truncate_reason);
         Self::Report { links }
     }
 
-    /// The frame as bytes; an error if the peer would refuse them.
+    /// Encodes the frame. Returns an error if the peer would refuse the frame as too large.
     pub fn encode(&self) -> Result<Vec<u8>> {
         let refuse = |why: String| Error::new(ErrorKind::TooLarge, "send a control frame", why);
         self.check().map_err(refuse)?;
-        postcard::to_stdvec(self).map_err(|e| refuse("not encodable".into()).with_source(e))
+        postcard::to_stdvec(self).map_err(|e| refuse("the frame cannot be encoded".into()).with_source(e))
     }
 
-    /// Parses bytes that are not trusted.
+    /// Parses untrusted bytes.
     pub fn decode(bytes: &[u8]) -> Result<Self> {
         let refuse = |why: String| Error::new(ErrorKind::Protocol, "read a control frame", why);
         let (mut frame, rest) = postcard::take_from_bytes::<Self>(bytes)
-            .map_err(|e| refuse("damaged, or unknown to this version".into()).with_source(e))?;
+            .map_err(|e| refuse("the frame is damaged, or unknown to this version".into()).with_source(e))?;
         if !rest.is_empty() {
-            return Err(refuse(format!("{} bytes too many", rest.len())));
+            return Err(refuse(format!("the frame has {} bytes too many", rest.len())));
         }
         frame.check().map_err(refuse)?;
-        // What goes into messages and logs; labels and names are compared as they are.
+        // Texts that go into messages and logs are made printable. Labels and names stay as they are, because they
+        // are compared.
         match &mut frame {
             Self::Refuse { reason, .. } => *reason = printable(reason),
             Self::Offers { identity, .. } => identity.host = printable(&identity.host),
@@ -213,7 +213,7 @@ impl Frame {
         Ok(frame)
     }
 
-    /// Its name, for messages.
+    /// The frame's name, for messages.
     pub fn name(&self) -> &'static str {
         match self {
             Self::Proof { .. } => "Proof",
@@ -233,37 +233,45 @@ impl Frame {
         }
     }
 
-    /// The bounds of every field; the same for what is sent and what is received.
+    /// Checks the limits of every field, the same for sent and received frames.
     fn check(&self) -> Result<(), String> {
         match self {
             Self::Offers { identity, transports, .. } => {
-                within("bytes of a host name", identity.host.len(), MAX_NAME)?;
-                within("transports", transports.len(), MAX_OFFERS)?;
+                check_limit("bytes of a host name", identity.host.len(), MAX_NAME)?;
+                check_limit("transports", transports.len(), MAX_OFFERS)?;
                 for offer in transports {
-                    within("bytes of a label", offer.label.len(), MAX_NAME)?;
-                    within("bytes of a backend's name", offer.backend.len(), MAX_NAME)?;
-                    within("devices of a transport", offer.rates.len(), MAX_RAILS)?;
+                    check_limit("bytes of a label", offer.label.len(), MAX_NAME)?;
+                    check_limit("bytes of a backend's name", offer.backend.len(), MAX_NAME)?;
+                    check_limit("devices of a transport", offer.rates.len(), MAX_RAILS)?;
                     check_rails(&offer.rails)?;
                 }
             }
             Self::Report { links } => {
-                within("links", links.len(), MAX_OFFERS)?;
+                check_limit("links", links.len(), MAX_OFFERS)?;
                 for link in links {
-                    within("bytes of a label", link.label.len(), MAX_NAME)?;
-                    within("bytes of a reason", link.refused.as_ref().map_or(0, String::len), MAX_REASON)?;
+                    check_limit("bytes of a label", link.label.len(), MAX_NAME)?;
+                    check_limit(
+                        "bytes of a reason",
+                        link.refused.as_ref().map_or(0, String::len),
+                        MAX_REASON,
+                    )?;
                     check_rails(&link.more)?;
                 }
             }
-            Self::Refuse { reason, .. } => within("bytes of a reason", reason.len(), MAX_REASON)?,
-            Self::Grant { transport, .. } => within("bytes of a label", transport.len(), MAX_NAME)?,
-            Self::Lookup { name, .. } => within("bytes of a region's name", name.len(), MAX_NAME)?,
-            Self::Barrier { name } => within("bytes of a barrier's name", name.len(), MAX_NAME)?,
+            Self::Refuse { reason, .. } => check_limit("bytes of a reason", reason.len(), MAX_REASON)?,
+            Self::Grant { transport, .. } => check_limit("bytes of a label", transport.len(), MAX_NAME)?,
+            Self::Lookup { name, .. } => check_limit("bytes of a region's name", name.len(), MAX_NAME)?,
+            Self::Barrier { name } => check_limit("bytes of a barrier's name", name.len(), MAX_NAME)?,
             Self::Moved { transport, offer, .. } | Self::Followed { transport, answer: offer, .. } => {
-                within("bytes of a label", transport.len(), MAX_NAME)?;
-                within("bytes of a rail's offer", offer.len(), MAX_RAIL)?;
+                check_limit("bytes of a label", transport.len(), MAX_NAME)?;
+                check_limit("bytes of a rail's offer", offer.len(), MAX_RAIL)?;
             }
             Self::Found { descriptor, .. } => {
-                within("bytes of a descriptor", descriptor.as_ref().map_or(0, Vec::len), MAX_DESCRIPTOR)?;
+                check_limit(
+                    "bytes of a descriptor",
+                    descriptor.as_ref().map_or(0, Vec::len),
+                    MAX_DESCRIPTOR,
+                )?;
             }
             Self::Proof { .. }
             | Self::Ready
@@ -276,21 +284,21 @@ impl Frame {
 }
 
 fn check_rails(rails: &[Vec<u8>]) -> Result<(), String> {
-    within("rails of a transport", rails.len(), MAX_RAILS)?;
-    rails.iter().try_for_each(|rail| within("bytes of a rail's offer", rail.len(), MAX_RAIL))
+    check_limit("rails of a transport", rails.len(), MAX_RAILS)?;
+    rails.iter().try_for_each(|rail| check_limit("bytes of a rail's offer", rail.len(), MAX_RAIL))
 }
 
-fn within(what: &str, count: usize, limit: usize) -> Result<(), String> {
+fn check_limit(what: &str, count: usize, limit: usize) -> Result<(), String> {
     if count > limit { Err(format!("{count} {what}; the limit is {limit}")) } else { Ok(()) }
 }
 
-/// Shortens a sentence to what the peer takes, at the border of a character.
-fn clip(reason: &mut String) {
+/// Truncates a reason to the length that the peer accepts, at a character boundary.
+fn truncate_reason(reason: &mut String) {
     let end = (0..=MAX_REASON.min(reason.len())).rev().find(|&at| reason.is_char_boundary(at));
     reason.truncate(end.unwrap_or(0));
 }
 
-/// A peer's words, safe to print on a terminal.
+/// Replaces control characters in a peer's text, so that it is safe to print on a terminal.
 pub(crate) fn printable(text: &str) -> String {
     text.chars().map(|c| if c.is_control() { ' ' } else { c }).collect()
 }

@@ -1,4 +1,4 @@
-//! A channel in use: frames in both directions at once.
+//! Sends and receives frames on a channel, in both directions at once.
 
 use std::time::Duration;
 
@@ -9,10 +9,10 @@ use crate::frame::Frame;
 use crate::send_queue::SendQueue;
 use multirail_spi::Result;
 
-/// How long a side that ends the conversation tries to say so.
+/// How long a side that closes the connection tries to send its final frame, and then waits for the peer to close.
 pub(crate) const CLOSE_LIMIT: Duration = Duration::from_millis(200);
 
-/// Sends and receives frames; receiving also moves what is to be sent.
+/// A channel that sends and receives frames. A call that receives also sends queued frames meanwhile.
 pub(crate) struct FramedChannel {
     send_queue: SendQueue,
     receiver: Box<dyn RecvHalf>,
@@ -24,7 +24,7 @@ impl FramedChannel {
         Self { send_queue: SendQueue::new(sender), receiver }
     }
 
-    /// Queues a frame; an error if it is larger than the peer takes.
+    /// Queues a frame. Returns an error if the frame is larger than the peer accepts.
     pub fn push(&mut self, frame: &Frame) -> Result<()> {
         self.send_queue.push(frame.encode()?);
         Ok(())
@@ -35,9 +35,9 @@ impl FramedChannel {
         self.send_queue.push(frame);
     }
 
-    /// The next frame as bytes. Cancel-safe.
+    /// Receives the next frame as bytes. Cancel-safe.
     pub async fn recv_bytes(&mut self) -> Result<Vec<u8>> {
-        // Receiving first: a connection that takes nothing more may still hold the reason.
+        // Receiving is polled first: a connection that accepts no more frames may still hold the peer's close reason.
         tokio::select! {
             biased;
             frame = self.receiver.recv() => frame,
@@ -45,32 +45,32 @@ impl FramedChannel {
         }
     }
 
-    /// The next frame. Cancel-safe.
+    /// Receives the next frame. Cancel-safe.
     pub async fn recv(&mut self) -> Result<Frame> {
         Frame::decode(&self.recv_bytes().await?)
     }
 
-    /// Holds the peer to frames of at most `bytes`.
-    pub fn limit(&mut self, bytes: usize) {
+    /// Limits the peer's frames to at most `bytes` bytes.
+    pub fn set_frame_limit(&mut self, bytes: usize) {
         self.receiver.limit(bytes);
     }
 
-    /// What is on its way out.
+    /// The queue of outgoing frames.
     pub fn send_queue(&self) -> &SendQueue {
         &self.send_queue
     }
 
-    /// Hands what is queued to the network, for at most `limit`.
+    /// Sends the queued frames, for at most `limit`.
     pub async fn flush(&mut self, limit: Duration) {
         let _ = timeout(limit, self.send_queue.flush()).await;
     }
 
-    /// Ends the connection so that the peer can read what was said last.
+    /// Closes the connection in such a way that the peer can read the final frame.
     pub async fn close(mut self) {
         self.flush(CLOSE_LIMIT).await;
         drop(self.send_queue);
-        // A socket closed with unread bytes is reset, and a reset may overtake the
-        // final_frame: read until the peer ends its side too.
+        // Closing a socket with unread bytes resets the connection, and the reset may overtake the
+        // final frame. Therefore this side reads until the peer closes its side too.
         let _ = timeout(CLOSE_LIMIT, async { while self.receiver.recv().await.is_ok() {} }).await;
     }
 }
@@ -82,25 +82,27 @@ mod tests {
     use super::*;
     use crate::framing::{StreamReceiver, StreamSender};
 
-    fn wires(room: usize) -> (FramedChannel, FramedChannel) {
-        let (a, b) = duplex(room);
-        let wire = |stream| {
+    fn connected(buffer: usize) -> (FramedChannel, FramedChannel) {
+        let (a, b) = duplex(buffer);
+        let framed = |stream| {
             let (read, write) = split(stream);
             FramedChannel::new(Channel::new("memory", StreamSender::new(write), StreamReceiver::new(read)))
         };
-        (wire(a), wire(b))
+        (framed(a), framed(b))
     }
 
     #[tokio::test]
-    async fn both_may_speak_at_length_at_once() {
-        let (mut a, mut b) = wires(64);
+    async fn both_sides_may_send_large_frames_at_once() {
+        let (mut a, mut b) = connected(64);
         let long = Frame::Found { id: 1, descriptor: Some(vec![7; 100 << 10]) };
-        for wire in [&mut a, &mut b] {
-            wire.push(&long).unwrap();
-            wire.push(&Frame::Ready).unwrap();
+        for channel in [&mut a, &mut b] {
+            channel.push(&long).unwrap();
+            channel.push(&Frame::Ready).unwrap();
         }
-        let read = async |wire: &mut FramedChannel| (wire.recv().await.unwrap(), wire.recv().await.unwrap());
-        // Cancelled again and again, by a timer in place of the session's other branches.
+        let read = async |channel: &mut FramedChannel| {
+            (channel.recv().await.unwrap(), channel.recv().await.unwrap())
+        };
+        // A timer cancels every receive, in place of the other branches of a session.
         let mut got = Vec::new();
         let patient = async {
             while got.len() < 2 {
@@ -116,16 +118,16 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_farewell_is_read_before_the_end() {
-        let (mut a, mut b) = wires(1 << 10);
+    async fn the_final_frame_is_read_before_the_close() {
+        let (mut a, mut b) = connected(1 << 10);
         b.push(&Frame::Ready).unwrap();
         a.push(&Frame::Goodbye).unwrap();
-        let ((), told) = tokio::join!(a.close(), async {
-            let told = b.recv().await.unwrap();
+        let ((), received) = tokio::join!(a.close(), async {
+            let frame = b.recv().await.unwrap();
             let end = b.recv().await.unwrap_err();
             b.close().await;
-            (told, end.kind())
+            (frame, end.kind())
         });
-        assert_eq!(told, (Frame::Goodbye, multirail_spi::ErrorKind::PeerDied));
+        assert_eq!(received, (Frame::Goodbye, multirail_spi::ErrorKind::PeerDied));
     }
 }

@@ -1,4 +1,4 @@
-//! Frames on a byte stream: a length of four bytes, little-endian, then the frame.
+//! Frames on a byte stream. Each frame follows its length, four bytes in little-endian order.
 
 use async_trait::async_trait;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
@@ -6,11 +6,11 @@ use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use crate::bootstrap::{MAX_FRAME, RecvHalf, SendHalf};
 use multirail_spi::{Error, ErrorKind, Result};
 
-/// Bytes read at once; most frames are far smaller.
+/// Bytes that one read takes at most; most frames are far smaller.
 const CHUNK: usize = 8 << 10;
 const PREFIX: usize = size_of::<u32>();
 
-/// Turns a failure of the stream into our error.
+/// Converts an error of the stream to ours.
 pub(crate) type DescribeError = fn(std::io::Error) -> Error;
 
 /// Writes frames to a byte stream.
@@ -21,7 +21,7 @@ impl<W> StreamSender<W> {
         Self(stream)
     }
 
-    /// The stream.
+    /// Returns the stream.
     #[cfg(feature = "tls")]
     pub fn into_inner(self) -> W {
         self.0
@@ -33,48 +33,55 @@ impl<W: AsyncWrite + Send + Unpin> SendHalf for StreamSender<W> {
     async fn send(&mut self, frame: &[u8]) -> Result<()> {
         let length =
             u32::try_from(frame.len()).ok().filter(|_| frame.len() <= MAX_FRAME).ok_or_else(|| {
-                let why = format!("a frame of {} bytes; the limit is {MAX_FRAME}", frame.len());
+                let why = format!("the frame has {} bytes; the limit is {MAX_FRAME}", frame.len());
                 Error::new(ErrorKind::TooLarge, "send a control frame", why)
             })?;
-        // One write, so that a small frame is one packet although nodelay is set.
+        // One write sends length and frame, so that a small frame is one packet although TCP_NODELAY is set.
         let mut bytes = Vec::with_capacity(PREFIX + frame.len());
         bytes.extend_from_slice(&length.to_le_bytes());
         bytes.extend_from_slice(frame);
-        self.0.write_all(&bytes).await.map_err(lost)?;
-        self.0.flush().await.map_err(lost)
+        self.0.write_all(&bytes).await.map_err(connection_lost)?;
+        self.0.flush().await.map_err(connection_lost)
     }
 }
 
-/// Reads frames from a byte stream, and keeps the beginning of a frame between calls.
+/// Reads frames from a byte stream. It keeps the bytes of a partly read frame between calls.
 pub struct StreamReceiver<R> {
     stream: R,
     chunk: Box<[u8]>,
-    /// What was read and not returned. Grows with what arrives, not with what is announced.
-    kept: Vec<u8>,
+    /// Bytes that were read and not returned yet. The buffer grows with the bytes that arrive, not with the announced
+    /// length.
+    buffered: Vec<u8>,
     limit: usize,
     describe: DescribeError,
 }
 
 impl<R> StreamReceiver<R> {
-    /// Reads from `stream`, and takes frames of at most [`MAX_FRAME`] bytes.
+    /// Reads from `stream`, and accepts frames of at most [`MAX_FRAME`] bytes.
     pub fn new(stream: R) -> Self {
-        Self { stream, chunk: vec![0; CHUNK].into(), kept: Vec::new(), limit: MAX_FRAME, describe: lost }
+        Self {
+            stream,
+            chunk: vec![0; CHUNK].into(),
+            buffered: Vec::new(),
+            limit: MAX_FRAME,
+            describe: connection_lost,
+        }
     }
 
-    /// With errors of the stream explained by `describe`.
+    /// Converts errors of the stream with `describe`.
     #[cfg(feature = "tls")]
-    pub(crate) fn explained(mut self, describe: DescribeError) -> Self {
+    pub(crate) fn with_describe_error(mut self, describe: DescribeError) -> Self {
         self.describe = describe;
         self
     }
 
-    /// The first whole frame of what is kept.
+    /// Takes the first whole frame out of the buffer; `None` if no frame is complete.
     fn take_frame(&mut self) -> Result<Option<Vec<u8>>> {
-        let Some((prefix, rest)) = self.kept.split_first_chunk::<PREFIX>() else { return Ok(None) };
+        let Some((prefix, rest)) = self.buffered.split_first_chunk::<PREFIX>() else { return Ok(None) };
         let length = u32::from_le_bytes(*prefix) as usize;
         if length > self.limit {
             let why = match prefix {
-                // The head of a TLS record: type and version (RFC 8446, 5.1).
+                // These bytes begin a TLS record: type and version (RFC 8446, 5.1).
                 [20..=23, 3, 0..=4, _] => "the other side speaks TLS and this side does not: \
                      FabricBuilder::bootstrap with a TlsBootstrap, or --tls-ca"
                     .into(),
@@ -90,7 +97,7 @@ impl<R> StreamReceiver<R> {
             return Ok(None);
         }
         let frame = rest[..length].to_vec();
-        self.kept.drain(..PREFIX + length);
+        self.buffered.drain(..PREFIX + length);
         Ok(Some(frame))
     }
 }
@@ -102,12 +109,12 @@ impl<R: AsyncRead + Send + Unpin> RecvHalf for StreamReceiver<R> {
             if let Some(frame) = self.take_frame()? {
                 return Ok(frame);
             }
-            // `read` is cancel-safe, and what it gave is kept before the next await.
+            // `read` is cancel-safe, and its bytes are in the buffer before the next await.
             let count = self.stream.read(&mut self.chunk).await.map_err(self.describe)?;
             if count == 0 {
                 return Err((self.describe)(std::io::ErrorKind::UnexpectedEof.into()));
             }
-            self.kept.extend_from_slice(&self.chunk[..count]);
+            self.buffered.extend_from_slice(&self.chunk[..count]);
         }
     }
 
@@ -116,8 +123,8 @@ impl<R: AsyncRead + Send + Unpin> RecvHalf for StreamReceiver<R> {
     }
 }
 
-/// The connection broke: its peer may be dead, or has just closed it.
-pub(crate) fn lost(source: std::io::Error) -> Error {
+/// The error for a broken connection: the peer is dead, or it has closed the connection.
+pub(crate) fn connection_lost(source: std::io::Error) -> Error {
     let why = "control connection lost: the peer's process, its host or the network is gone";
     Error::new(ErrorKind::PeerDied, "control", why).with_source(source)
 }
@@ -137,8 +144,8 @@ mod tests {
     #[test]
     fn cancelled_recv_loses_nothing() {
         run(async {
-            let (mut far, near) = duplex(64);
-            let mut receiver = StreamReceiver::new(near);
+            let (mut remote, local) = duplex(64);
+            let mut receiver = StreamReceiver::new(local);
             let mut bytes = Vec::new();
             for frame in [&b"first"[..], b"", b"third"] {
                 bytes.extend((frame.len() as u32).to_le_bytes());
@@ -146,8 +153,8 @@ mod tests {
             }
             let mut got = Vec::new();
             for byte in bytes {
-                far.write_all(&[byte]).await.unwrap();
-                // Every call is cancelled as soon as it would wait.
+                remote.write_all(&[byte]).await.unwrap();
+                // Every call is cancelled when it would wait.
                 while let Ok(frame) = tokio::time::timeout(Duration::ZERO, receiver.recv()).await {
                     got.push(frame.unwrap());
                 }
@@ -159,8 +166,8 @@ mod tests {
     #[test]
     fn large_frames_pass_a_narrow_stream() {
         run(async {
-            let (far, near) = duplex(100);
-            let (mut sender, mut receiver) = (StreamSender::new(far), StreamReceiver::new(near));
+            let (remote, local) = duplex(100);
+            let (mut sender, mut receiver) = (StreamSender::new(remote), StreamReceiver::new(local));
             let frame: Vec<u8> = (0..MAX_FRAME).map(|i| i as u8).collect();
             let (sent, got) = tokio::join!(sender.send(&frame), receiver.recv());
             sent.unwrap();
@@ -171,24 +178,24 @@ mod tests {
     #[test]
     fn oversized_frames_are_refused_by_both_sides() {
         run(async {
-            let (mut far, near) = duplex(64);
-            far.write_all(&(MAX_FRAME as u32 + 1).to_le_bytes()).await.unwrap();
-            let error = StreamReceiver::new(near).recv().await.unwrap_err();
+            let (mut remote, local) = duplex(64);
+            remote.write_all(&(MAX_FRAME as u32 + 1).to_le_bytes()).await.unwrap();
+            let error = StreamReceiver::new(local).recv().await.unwrap_err();
             assert_eq!(error.kind(), ErrorKind::Protocol);
             assert!(error.context().contains("1048577") && error.context().contains("1048576"), "{error}");
-            let error = StreamSender::new(far).send(&vec![0; MAX_FRAME + 1]).await.unwrap_err();
+            let error = StreamSender::new(remote).send(&vec![0; MAX_FRAME + 1]).await.unwrap_err();
             assert_eq!(error.kind(), ErrorKind::TooLarge);
         });
     }
 
     #[test]
-    fn strangers_are_held_to_little_and_tls_is_told_by_name() {
+    fn a_lower_limit_is_enforced_and_tls_is_recognized() {
         run(async {
             for (bytes, why) in [([0, 8, 0, 0], "a frame of 2048 bytes"), ([0x15, 3, 3, 0], "speaks TLS")] {
-                let (mut far, near) = duplex(64);
-                let mut receiver = StreamReceiver::new(near);
+                let (mut remote, local) = duplex(64);
+                let mut receiver = StreamReceiver::new(local);
                 receiver.limit(1024);
-                far.write_all(&bytes).await.unwrap();
+                remote.write_all(&bytes).await.unwrap();
                 let error = receiver.recv().await.unwrap_err();
                 assert_eq!(error.kind(), ErrorKind::Protocol);
                 assert!(error.context().contains(why), "{error}");
@@ -197,12 +204,12 @@ mod tests {
     }
 
     #[test]
-    fn an_end_in_the_middle_is_a_lost_connection() {
+    fn a_stream_that_ends_inside_a_frame_is_a_lost_connection() {
         run(async {
-            let (mut far, near) = duplex(64);
-            far.write_all(&[9, 0, 0, 0, 1]).await.unwrap();
-            drop(far);
-            let error = StreamReceiver::new(near).recv().await.unwrap_err();
+            let (mut remote, local) = duplex(64);
+            remote.write_all(&[9, 0, 0, 0, 1]).await.unwrap();
+            drop(remote);
+            let error = StreamReceiver::new(local).recv().await.unwrap_err();
             assert_eq!(error.kind(), ErrorKind::PeerDied);
         });
     }

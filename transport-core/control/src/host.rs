@@ -1,6 +1,6 @@
-//! What the control plane asks of the fabric that it serves.
+//! The traits through which the control plane calls the fabric that it serves.
 //!
-//! The core implements these traits; nothing here knows its types.
+//! The core implements these traits; this crate does not know the core's types.
 
 use std::future::Future;
 use std::sync::Arc;
@@ -26,106 +26,107 @@ pub trait SessionHost: Send + Sync + 'static {
     /// The limits of handshakes and sessions.
     fn control_settings(&self) -> ControlSettings;
 
-    /// Opens the channels to peers.
+    /// The bootstrap that opens channels to peers.
     fn bootstrap(&self) -> Arc<dyn Bootstrap>;
 
     /// The number of rails of all transports.
     fn rails(&self) -> usize;
 
-    /// The identity that peers are told.
+    /// The identity that this fabric sends to peers.
     fn identity(&self) -> &Identity;
 
-    /// The token that peers have to prove, if one is asked for.
+    /// The token that peers must prove; `None` if this fabric requires no token.
     fn token(&self) -> Option<&Token>;
 
-    /// The fabrics behind this one's listener, each with the token that leads to it.
+    /// The fabrics that peers can reach through this fabric's listener, each with its token.
     fn admitting(self: &Arc<Self>) -> Vec<(Arc<Self>, Token)>;
 
-    /// Bounds the handshakes of peers that come to this fabric.
+    /// Limits the handshakes of peers that connect to this fabric.
     fn handshakes(&self) -> &HandshakeLimiter;
 
-    /// Starts tasks on this fabric's control thread.
+    /// A spawner for tasks on this fabric's control thread.
     ///
     /// # Errors
     /// `Closed` once the fabric is closed.
     fn spawner(&self) -> Result<Spawner>;
 
-    /// Reserves slots on the rails of every transport: one per rail where `theirs` is none, as for the side that
-    /// connects, else one per pair of rails. May block.
+    /// Reserves slots on the rails of every transport. The side that connects passes `None` for `theirs` and gets one
+    /// slot per rail. The side that accepts passes the peer's offers and gets one slot per pair of rails. May block.
     ///
     /// # Errors
     /// `Closed`, `Exhausted`, and the errors of the backends.
     fn reserve(self: &Arc<Self>, theirs: Option<&[TransportOffer]>) -> Result<Self::Reservation>;
 
-    /// The descriptor that is published under that name, as bytes.
+    /// The descriptor that is published under `name`, as bytes.
     fn published(&self, name: &str) -> Option<Vec<u8>>;
 }
 
-/// Slots that are reserved for a peer. Dropping it gives them back.
+/// Slots that are reserved for a peer. Dropping the reservation frees them.
 pub trait PeerReservation: Send + 'static {
     /// The peer that is admitted.
     type Peer;
 
-    /// The offers that the peer is sent, one per transport.
+    /// The offers to send to the peer, one per transport.
     fn offers(&self) -> Vec<TransportOffer>;
 
-    /// Brings links up with the peer's offers; reports on each transport. May block while a backend talks to the peer's
-    /// process.
+    /// Brings links up with the peer's offers and returns one report per transport. May block while a backend talks to
+    /// the peer's process.
     ///
-    /// `reports` are the peer's reports where the peer connected, else empty.
+    /// `reports` holds the peer's reports if the peer connected; otherwise it is empty.
     fn complete(&mut self, theirs: &[TransportOffer], reports: &[LinkReport]) -> Vec<LinkReport>;
 
-    /// Admits the peer, with the links that both sides have brought up.
+    /// Admits the peer with the links that both sides have brought up.
     ///
     /// # Errors
     /// `Closed` once the fabric is closed, `Unreachable` where no link is up.
     fn admit(self, theirs: &[LinkReport], identity: Identity, session: SessionHandle) -> Result<Self::Peer>;
 }
 
-/// A peer, as its session sees it. Clones are the same peer.
+/// A peer as its session uses it. All clones are handles of the same peer.
 pub trait SessionPeer: Clone + Send + Sync + 'static {
-    /// The session begins; `address` is where the connection leads to, for messages.
+    /// Notes that the session begins. `address` is the peer's address, for messages.
     fn connected(&self, address: String);
 
-    /// A frame of the peer arrived.
+    /// Notes that a frame of the peer has arrived.
     fn heard(&self, now: Instant);
 
-    /// What this side lets the peer send, by the transport's label.
+    /// The grants of this side to the peer, each with the transport's label.
     fn grants(&self) -> Vec<(String, Allowance)>;
 
-    /// The peer lets this side send more over the transport of that label.
+    /// Notes that the peer has granted this side `allowance` over the transport `label`.
     ///
     /// # Errors
-    /// `Protocol` where there is no such transport, or the grant takes something back.
+    /// `Protocol` if no transport has this label, or if the grant is smaller than an earlier one.
     fn note_grant(&self, label: &str, allowance: &Allowance) -> Result<()>;
 
-    /// The peer has revoked a region, if the peer's fabric is still the one of that incarnation.
+    /// Notes that the peer has revoked `region`. Has no effect if the peer's fabric has another incarnation.
     fn note_revoked(&self, incarnation: u64, region: u64);
 
-    /// The peer has reached the barrier of that name.
+    /// Notes that the peer has reached the barrier `name`.
     ///
     /// # Errors
-    /// How the peer broke the protocol.
+    /// A description of the peer's protocol violation.
     fn note_barrier(&self, name: &str) -> Result<(), String>;
 
-    /// The peer's end of a pair of rails has a new address: returns the answer to its `offer`. May block.
+    /// Connects to the new address of the peer's endpoint of a pair of rails, and returns the answer to the peer's
+    /// `offer`. May block.
     ///
     /// # Errors
     /// `Protocol`, and the errors of the backend.
     fn note_relocation(&self, label: &str, pair: u16, offer: &[u8]) -> Result<Vec<u8>>;
 
-    /// The peer has taken our new address of a pair of rails, and answers. May block.
+    /// Notes that the peer uses the new address of our endpoint of a pair of rails; `answer` is its answer. May block.
     ///
     /// # Errors
     /// `Protocol`, and the errors of the backend.
     fn note_followed(&self, label: &str, pair: u16, answer: &[u8]) -> Result<()>;
 
-    /// Resolves when the peer is gone, to the reason.
+    /// Resolves to the close reason when the peer is closed.
     fn closed(&self) -> impl Future<Output = Error> + Send + Unpin;
 
-    /// Marks the peer as gone for that reason; the first reason stays.
+    /// Marks the peer as closed because of `error`. Only the first call has an effect.
     fn fail(&self, error: Error);
 
-    /// Ends the connection in order.
+    /// Closes the connection in order.
     fn disconnect(&self);
 }

@@ -1,26 +1,29 @@
-//! The control plane of multirail: finding a peer, agreeing on links, lookups, revocations, liveness.
+//! The control plane of multirail: it connects two fabrics, agrees on their links, carries lookups and revocations, and
+//! detects dead peers.
 //!
-//! Users depend on `multirail`; this crate is a layer of it. It knows no fabric: the core implements the traits of
-//! [`host`] for its own.
+//! Users depend on `multirail`; this crate is a layer of it. This crate does not know the type of a fabric: the core
+//! implements the traits of [`host`] for its own types.
 //!
-//! Everything here runs on one thread per fabric, `multirail-control`, so that a blocked runtime of the user's never looks
-//! like a dead peer; or on the user's runtime, if that was asked for. What users await are plain channels, which any
-//! executor can poll. In reading order:
+//! The control plane of a fabric runs on a thread of its own, `multirail-control`. A blocked runtime of the user's
+//! therefore never looks like a dead peer. If the user asks for it, the control plane runs on the user's runtime
+//! instead. The futures that users await wait on plain channels, so any executor can poll them. The modules in reading
+//! order:
 //!
-//! - `bootstrap`: the traits by which two fabrics exchange bounded frames. `tcp` is the built-in one, on the framing of
-//!   [`framing`]; `tls` (feature `tls`) is the same below TLS.
-//! - [`frame`]: the frames, and what they say; nothing in them is trusted. `framed_channel` sends and receives them in
-//!   both directions at once; `send_queue` is its sending half.
-//! - [`handshake`]: from a fresh channel to an admitted peer. `authenticate` is its first part, which
-//!   `unauthenticated` clients do not get past, with [`handshake::hello`], [`handshake::token`] and [`handshake::proof`];
-//!   [`handshake::limiter`] bounds the handshakes of a fabric, `time_limit` each one's time.
-//! - [`session`]: one task per peer from then on, with its `liveness`, its `lookups`, its `relocations` and its `close`.
-//! - [`runtime`], `listener`, `connect`: where it all runs, and the ways in. `task_tracker` counts the tasks of a part
-//!   that ends by itself.
+//! - `bootstrap`: the traits through which two fabrics exchange bounded frames. `tcp` is the built-in implementation
+//!   and uses [`framing`]; `tls` (feature `tls`) adds TLS to it.
+//! - [`frame`]: the frames and their fields; the receiver trusts none of them. `framed_channel` sends and receives
+//!   frames in both directions at once; `send_queue` is its sending half.
+//! - [`handshake`]: the steps from a new channel to an admitted peer. `authenticate` is the first part, with
+//!   [`handshake::hello`], [`handshake::token`] and [`handshake::proof`]; `unauthenticated` holds the clients that have
+//!   not passed it. [`handshake::limiter`] limits the number of handshakes of a fabric, `time_limit` the time of each.
+//! - [`session`]: the task that serves an admitted peer, with its `liveness`, `lookups`, `relocations` and `close`.
+//! - [`runtime`]: the thread or runtime that runs all tasks. `listener` and `connect` are the two entry points.
+//!   `task_tracker` counts the tasks of a branch, so that a caller can wait for their end.
 //!
 //! # Threads and cleanup
 //!
-//! Every handle may be used from any thread. Dropping a [`ControlThread`] says goodbye to all peers and joins the thread.
+//! Every handle may be used from any thread. Dropping a [`ControlThread`] sends `Goodbye` to all peers and joins the
+//! thread.
 
 #![deny(unsafe_code)]
 

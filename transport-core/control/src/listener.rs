@@ -1,4 +1,4 @@
-//! The way in for the side that listens.
+//! Listening for peers.
 
 use std::fmt;
 use std::future::Future;
@@ -10,7 +10,7 @@ use tokio::task::JoinSet;
 use tokio::time::sleep;
 
 use crate::bootstrap::{Acceptor, Incoming};
-use crate::connect::{bootstrap_limit, bounded, on_thread};
+use crate::connect::{bootstrap_limit, on_thread, with_limit};
 use crate::errors::closed;
 use crate::handshake::authenticate::{AuthenticatedPeer, authenticate};
 use crate::handshake::limiter::{HANDSHAKES, Permit};
@@ -21,17 +21,17 @@ use crate::host::{SessionHost, SessionPeer};
 use crate::runtime::{ControlThread, Spawner};
 use multirail_spi::{Error, ErrorKind, Result};
 
-/// Peers that wait for [`Listener::accept`]; further ones wait in their handshake.
+/// The most peers that wait for [`Listener::accept`]. Further peers wait at the end of their handshake.
 const BACKLOG: usize = 64;
-/// After a failed accept, such as for lack of descriptors, before the next.
-const BACK_OFF: Duration = Duration::from_millis(100);
+/// The pause after a failed accept, for example when no file descriptor is left.
+const RETRY_DELAY: Duration = Duration::from_millis(100);
 
-/// Waits for peers. Dropping it stops listening; accepted peers stay connected.
+/// Waits for peers. Dropping the listener stops listening; accepted peers stay connected.
 ///
 /// Handshakes run on the fabric's control thread (or the runtime it was given), whether or not
-/// anyone waits in [`Listener::accept`]. A client that fails its handshake is logged and dropped. Up
-/// to 256 clients that have said nothing yet, or nothing that lets them in, are borne
-/// at once, for 5 s each; the oldest makes way for a newer one and is told nothing.
+/// a caller waits in [`Listener::accept`]. The listener logs and drops a client that fails its handshake.
+/// The listener holds up to 256 unauthenticated clients at once, for 5 s each. When one more
+/// client connects, the listener drops the oldest without a reply.
 pub struct Listener<P: SessionPeer> {
     address: String,
     peers: Mutex<mpsc::Receiver<Result<UnacceptedPeer<P>>>>,
@@ -40,12 +40,12 @@ pub struct Listener<P: SessionPeer> {
 }
 
 impl<P: SessionPeer> Listener<P> {
-    /// The address to connect to, with the port that was chosen if 0 was asked for.
+    /// The address to connect to. If the listener was opened with port 0, the address contains the chosen port.
     pub fn local_addr(&self) -> String {
         self.address.clone()
     }
 
-    /// The next peer. Cancel-safe; needs no particular runtime.
+    /// Waits for the next peer. Cancel-safe; needs no particular runtime.
     ///
     /// # Errors
     /// `Closed` once the fabric is closed, or the listener's bootstrap has ended.
@@ -54,8 +54,8 @@ impl<P: SessionPeer> Listener<P> {
         next.unwrap_or_else(|| Err(closed("this listener has ended, or its fabric was closed")))?.claim()
     }
 
-    /// Stops listening; the address is free again when this returns. Peers that
-    /// nobody accepted are disconnected.
+    /// Stops listening. The address is free again when this returns. The listener disconnects
+    /// the peers that were not accepted.
     pub async fn close(self) {
         let Self { peers, stopped, .. } = self;
         drop(peers);
@@ -69,7 +69,7 @@ impl<P: SessionPeer> fmt::Debug for Listener<P> {
     }
 }
 
-/// Listens at `address`. The future may be polled by any executor.
+/// Listens at `address`. Any executor may poll the future.
 pub fn listen<H: SessionHost>(
     host: Arc<H>,
     thread: &ControlThread,
@@ -80,8 +80,9 @@ pub fn listen<H: SessionHost>(
     let handshake_limit = host.control_settings().handshake_limit;
     let host = Arc::downgrade(&host);
     async move {
-        let wanted = async move { bounded("listen", &address, limit, bootstrap.listen(&address)).await };
-        let acceptor = on_thread(&spawner, wanted).await?;
+        let listening =
+            async move { with_limit("listen", &address, limit, bootstrap.listen(&address)).await };
+        let acceptor = on_thread(&spawner, listening).await?;
         let (ready, peers) = mpsc::channel(BACKLOG);
         let (stop, stopped) = oneshot::channel();
         let address = acceptor.local_address();
@@ -94,7 +95,7 @@ pub fn listen<H: SessionHost>(
     }
 }
 
-/// What becomes of a client.
+/// Accepts clients and runs their handshakes.
 struct AcceptLoop<H: SessionHost> {
     host: Weak<H>,
     spawner: Spawner,
@@ -102,7 +103,7 @@ struct AcceptLoop<H: SessionHost> {
     limit: Duration,
 }
 
-// A derive would ask for a host that can be cloned.
+// `derive(Clone)` would require `H: Clone`.
 impl<H: SessionHost> Clone for AcceptLoop<H> {
     fn clone(&self) -> Self {
         Self {
@@ -115,73 +116,73 @@ impl<H: SessionHost> Clone for AcceptLoop<H> {
 }
 
 impl<H: SessionHost> AcceptLoop<H> {
-    /// Accepts until the listener is dropped or the thread shuts down; then ends
-    /// the handshakes under way and closes the socket.
+    /// Accepts clients until the listener is dropped or the thread shuts down. Then cancels
+    /// the handshakes in progress and closes the socket.
     async fn serve(self, mut acceptor: Box<dyn Acceptor>) {
-        let (mut strangers, mut handshakes) = (UnauthenticatedClients::new(), JoinSet::new());
+        let (mut unauthenticated, mut handshakes) = (UnauthenticatedClients::new(), JoinSet::new());
         loop {
             tokio::select! {
                 () = self.ready.closed() => return,
                 () = self.spawner.closing() => return,
                 Some(_) = handshakes.join_next() => {}
-                Some(authenticated) = strangers.next() => if let Some(authenticated) = authenticated.flatten() {
+                Some(authenticated) = unauthenticated.next() => if let Some(authenticated) = authenticated.flatten() {
                     match permit_for(&authenticated) {
-                        Ok(permit) => drop(handshakes.spawn(self.clone().welcome(authenticated, permit))),
+                        Ok(permit) => drop(handshakes.spawn(self.clone().complete_handshake(authenticated, permit))),
                         Err(error) => self.spawner.spawn(authenticated.refuse(&error)),
                     }
                 },
                 accepted = acceptor.accept() => match accepted {
-                    Ok(incoming) => strangers.add(self.clone().authenticate(incoming)),
+                    Ok(incoming) => unauthenticated.add(self.clone().authenticate(incoming)),
                     Err(error) if error.kind() == ErrorKind::Closed => {
                         let _ = self.ready.send(Err(error)).await;
                         return;
                     }
                     Err(error) => {
-                        tracing::warn!(%error, "cannot accept; trying again");
-                        // If descriptors ran out, one of these gives its own back.
-                        strangers.drop_oldest();
-                        sleep(BACK_OFF).await;
+                        tracing::warn!(%error, "cannot accept a client; retrying");
+                        // If no descriptor is left, dropping a client frees one.
+                        unauthenticated.drop_oldest();
+                        sleep(RETRY_DELAY).await;
                     }
                 },
             }
         }
     }
 
-    /// The stranger's part. Whoever does not get through is logged and gone.
+    /// Authenticates a client. Logs and drops a client that fails.
     async fn authenticate(self, incoming: Incoming) -> Option<AuthenticatedPeer<H>> {
         let address = incoming.peer_address().to_owned();
         let authenticated = async {
-            let channel = bounded("accept", &address, self.limit, incoming.open()).await?;
+            let channel = with_limit("accept", &address, self.limit, incoming.open()).await?;
             authenticate(self.host, &self.spawner, channel, Role::Accepting, self.limit).await
         };
-        authenticated.await.inspect_err(|error| turned_away(&address, error)).ok()
+        authenticated.await.inspect_err(|error| log_rejected(&address, error)).ok()
     }
 
-    /// The part of a peer that may come in: the handshake, when it is its turn.
-    async fn welcome(self, authenticated: AuthenticatedPeer<H>, permit: Permit) {
+    /// Completes the handshake of an authenticated peer, once the limiter lets it start.
+    async fn complete_handshake(self, authenticated: AuthenticatedPeer<H>, permit: Permit) {
         let address = authenticated.address.clone();
-        let Some(_turn) = permit.turn(self.limit).await else {
-            turned_away(&address, &busy());
+        let Some(_running) = permit.start(self.limit).await else {
+            log_rejected(&address, &busy());
             return authenticated.refuse(&busy()).await;
         };
         match establish(authenticated).await {
-            // If nobody takes the peer any more it is dropped, which disconnects it.
+            // If the listener was dropped, the send fails and drops the peer, which disconnects it.
             Ok(peer) => drop(self.ready.send(Ok(peer)).await),
-            Err(error) => turned_away(&address, &error),
+            Err(error) => log_rejected(&address, &error),
         }
     }
 }
 
-/// In the room of the fabric that it may come to.
+/// Takes a permit of the fabric that the peer has authenticated to.
 fn permit_for<H: SessionHost>(authenticated: &AuthenticatedPeer<H>) -> Result<Permit> {
-    upgrade(&authenticated.host)?.handshakes().enter().ok_or_else(busy)
+    upgrade(&authenticated.host)?.handshakes().try_acquire().ok_or_else(busy)
 }
 
-fn turned_away(address: &str, error: &Error) {
-    tracing::warn!(%address, %error, "a client was turned away");
+fn log_rejected(address: &str, error: &Error) {
+    tracing::warn!(%address, %error, "rejected a client");
 }
 
 fn busy() -> Error {
-    let why = format!("{HANDSHAKES} handshakes are under way already: try again, and accept peers faster");
+    let why = format!("{HANDSHAKES} handshakes are in progress already: try again, and accept peers faster");
     Error::new(ErrorKind::Busy, "accept", why)
 }

@@ -1,4 +1,4 @@
-//! Where the whole control plane runs: a thread of the fabric's own, or the caller's runtime.
+//! Runs the control plane's tasks, on a thread of the fabric's own or on the caller's runtime.
 
 use std::cell::Cell;
 use std::future::Future;
@@ -14,146 +14,148 @@ use tokio::sync::{mpsc, watch};
 use tokio::task::{JoinError, JoinSet, spawn_blocking};
 use tokio::time::{sleep, timeout};
 
-use crate::errors::{GONE, closed};
+use crate::errors::{SERVICE_ENDED, closed};
 use crate::framed_channel::CLOSE_LIMIT;
 use crate::task_tracker::{TaskGuard, TaskTracker};
 use multirail_spi::{Error, Result};
 
-/// How long bringing up links may still block a helper thread at shutdown. A name
-/// server that hangs is left behind after it.
+/// How long shutdown waits for helper threads that still block, for example while they bring up links. After this
+/// time, shutdown leaves such a thread behind; a hanging name server can cause that.
 const BLOCKING_LIMIT: Duration = Duration::from_secs(3);
 
 type Task = Pin<Box<dyn Future<Output = ()> + Send>>;
 
 thread_local! {
-    /// The control thread this thread is or helps; 0 for all others.
-    static BELONGS_TO: Cell<u64> = const { Cell::new(0) };
+    /// The id of the control thread that this thread is, or is a helper of; 0 for all other threads.
+    static CONTROL_THREAD_ID: Cell<u64> = const { Cell::new(0) };
 }
 
-/// Owns the thread `multirail-control`, or what stands for it on a caller's runtime, or a branch of
-/// either. Dropping it shuts it down.
+/// Owns the thread `multirail-control`, or the control tasks on a caller's runtime, or a branch of
+/// either. Dropping it shuts its tasks down.
 pub struct ControlThread {
     runs_on: RunsOn,
     spawner: Spawner,
     closing: watch::Sender<State>,
-    end: Mutex<Option<Running>>,
+    running: Mutex<Option<Running>>,
 }
 
-/// Where its tasks run. Who is there cannot wait for their end.
+/// Where the tasks of a [`ControlThread`] run. Code that runs there cannot wait for their end.
 #[derive(Clone, Copy)]
 enum RunsOn {
-    /// On the thread of that number.
+    /// On the control thread with this id.
     Thread(u64),
     Runtime(runtime::Id),
 }
 
 impl RunsOn {
-    /// Whether the caller's thread is, or helps, what runs the tasks.
-    fn is_here(self) -> bool {
+    /// Whether the caller runs on the control thread, on one of its helpers, or on this runtime.
+    fn includes_caller(self) -> bool {
         match self {
-            Self::Thread(id) => BELONGS_TO.get() == id,
+            Self::Thread(id) => CONTROL_THREAD_ID.get() == id,
             Self::Runtime(id) => Handle::try_current().is_ok_and(|here| here.id() == id),
         }
     }
 }
 
-/// What is awaited at the end.
+/// What shutdown waits for.
 enum Running {
     Thread(JoinHandle<()>),
     Tasks(Arc<TaskTracker>),
 }
 
-/// How far the end has come.
+/// The stages of a shutdown.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum State {
     Open,
-    /// TaskTracker say goodbye.
+    /// Tasks send their last frames and end.
     Closing,
-    /// TaskTracker of a branch are dropped where they are.
-    Over,
+    /// The tasks of a branch that have not ended are dropped.
+    Aborted,
 }
 
 /// Starts tasks on a control thread, from any thread.
 ///
-/// It holds no part of the runtime: no descriptor outlives the thread through it.
+/// A spawner holds no part of the runtime, so it keeps no descriptor open after the thread has ended.
 #[derive(Clone)]
 pub struct Spawner {
     tasks: mpsc::UnboundedSender<Task>,
     closing: watch::Receiver<State>,
     branch: Option<Arc<TaskTracker>>,
-    /// Neither the fabric nor the caller's runtime has another thread, and gets none for a helper.
+    /// The fabric and the caller's runtime have one thread only, so blocking work runs on that thread, without a
+    /// helper.
     is_single: bool,
 }
 
 impl ControlThread {
-    /// Starts the thread; none if there is a `runtime` for it. If the fabric is `caller_driven`, and that
-    /// runtime has one thread, there will be no helpers either.
+    /// Starts the thread, or uses `runtime` instead of a thread if there is one. If the fabric is `caller_driven` and
+    /// `runtime` has one thread, blocking work gets no helper threads either.
     pub fn start(runtime: Option<&Handle>, caller_driven: bool) -> Result<Self> {
         let (tasks, queue) = mpsc::unbounded_channel();
         let (closing, closed) = watch::channel(State::Open);
-        let has_one = |runtime: &Handle| runtime.runtime_flavor() == RuntimeFlavor::CurrentThread;
-        let is_single = caller_driven && runtime.is_some_and(has_one);
+        let has_one_thread = |runtime: &Handle| runtime.runtime_flavor() == RuntimeFlavor::CurrentThread;
+        let is_single = caller_driven && runtime.is_some_and(has_one_thread);
         let spawner = Spawner { tasks, closing: closed.clone(), branch: None, is_single };
-        let (runs_on, end) = match runtime {
+        let (runs_on, running) = match runtime {
             Some(runtime) => {
                 let all = Arc::new(TaskTracker::default());
-                let held = TaskGuard::new(&all);
+                let guard = TaskGuard::new(&all);
                 runtime.spawn(async move {
-                    let _held = held;
+                    let _guard = guard;
                     serve(queue, closed).await;
                 });
                 (RunsOn::Runtime(runtime.id()), Running::Tasks(all))
             }
             None => own_thread(queue, closed)?,
         };
-        Ok(Self { runs_on, spawner, closing, end: Mutex::new(Some(end)) })
+        Ok(Self { runs_on, spawner, closing, running: Mutex::new(Some(running)) })
     }
 
-    /// A part of this thread that ends by itself: its tasks end before the rest's.
-    /// Whoever ends the thread ends its branches first.
+    /// Creates a branch: tasks of this thread that can be shut down without the others. The
+    /// caller must shut down all branches before the thread itself.
     pub fn branch(&self) -> Self {
         let (closing, closed) = watch::channel(State::Open);
         let tasks = Arc::new(TaskTracker::default());
         let branch = Some(Arc::clone(&tasks));
         let spawner = Spawner { closing: closed, branch, ..self.spawner.clone() };
-        Self { runs_on: self.runs_on, spawner, closing, end: Mutex::new(Some(Running::Tasks(tasks))) }
+        Self { runs_on: self.runs_on, spawner, closing, running: Mutex::new(Some(Running::Tasks(tasks))) }
     }
 
-    /// Something to start tasks with.
+    /// A spawner that starts tasks here.
     pub fn spawner(&self) -> Spawner {
         self.spawner.clone()
     }
 
-    /// The tasks whose end a [`shutdown`](Self::shutdown) in their runs_on does not await.
+    /// The tasks of a branch or of a caller's runtime. A [`shutdown`](Self::shutdown) that is called on their own
+    /// thread or runtime does not wait for them.
     pub fn tasks(&self) -> Option<Arc<TaskTracker>> {
-        match &*self.end.lock().unwrap_or_else(PoisonError::into_inner) {
+        match &*self.running.lock().unwrap_or_else(PoisonError::into_inner) {
             Some(Running::Tasks(tasks)) => Some(Arc::clone(tasks)),
             _ => None,
         }
     }
 
-    /// Has all sessions say goodbye, and nothing begin any more.
+    /// Makes all sessions send `Goodbye`, and cancels connects and accepts.
     pub fn begin_shutdown(&self) {
         self.closing.send_replace(State::Closing);
     }
 
-    /// Ends all sessions, saying goodbye, then all tasks and the thread. Blocks
-    /// until they are gone, usually for some milliseconds.
+    /// Ends all sessions with a `Goodbye`, then all tasks and the thread. Blocks
+    /// until they have ended, usually for some milliseconds.
     ///
-    /// Called on the control thread itself (the last handle of a fabric may be
-    /// dropped anywhere) it cannot wait: the thread then ends by itself right after.
+    /// On the control thread itself this cannot wait, and returns at once: the thread then ends
+    /// soon after. This happens when the last handle of a fabric is dropped on that thread.
     pub fn shutdown(&self) {
         self.begin_shutdown();
-        if self.runs_on.is_here() {
+        if self.runs_on.includes_caller() {
             return;
         }
-        // TaskGuard while joining, so that a second caller waits as well.
-        let mut end = self.end.lock().unwrap_or_else(PoisonError::into_inner);
-        match end.take() {
+        // The lock is held while joining, so that a second caller waits as well.
+        let mut running = self.running.lock().unwrap_or_else(PoisonError::into_inner);
+        match running.take() {
             Some(Running::Thread(thread)) => join(thread),
             Some(Running::Tasks(tasks)) => {
                 tasks.await_none(3 * CLOSE_LIMIT);
-                self.closing.send_replace(State::Over);
+                self.closing.send_replace(State::Aborted);
             }
             None => {}
         }
@@ -167,56 +169,56 @@ impl Drop for ControlThread {
 }
 
 impl Spawner {
-    /// Starts a task; after shutdown the task is dropped instead.
+    /// Starts a task. After shutdown, drops the task instead.
     pub fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) {
-        let Some(held) = self.branch.as_ref().map(TaskGuard::new) else {
+        let Some(guard) = self.branch.as_ref().map(TaskGuard::new) else {
             let _ = self.tasks.send(Box::pin(task));
             return;
         };
         let mut closing = self.closing.clone();
         let _ = self.tasks.send(Box::pin(async move {
-            let _held = held;
-            let over = async {
-                // Ended on the control thread itself, which cannot wait, a branch says
-                // nothing more: its tasks get as long as elsewhere.
-                if closing.wait_for(|state| *state == State::Over).await.is_err() {
+            let _guard = guard;
+            let aborted = async {
+                // A branch that is dropped on the control thread itself cannot wait, and never sets
+                // `Aborted`. Its tasks get the same time as in any other shutdown.
+                if closing.wait_for(|state| *state == State::Aborted).await.is_err() {
                     sleep(3 * CLOSE_LIMIT).await;
                 }
             };
             tokio::select! {
-                // What is started last gets a turn too, enough to speak.
+                // The task is polled first, so that even a task started last can send a frame.
                 biased;
                 () = task => {}
-                () = over => {}
+                () = aborted => {}
             }
         }));
     }
 
-    /// Runs what may block, on a helper thread: meanwhile other sessions go on.
+    /// Runs `work`, which may block, on a helper thread, so that other sessions go on meanwhile.
     pub async fn blocking<T: Send + 'static>(&self, work: impl FnOnce() -> T + Send + 'static) -> Result<T> {
         let ended = || closed("a backend panicked, or this fabric was closed");
         if self.is_single {
-            // What was half done is dropped, as the panic of a helper drops it.
+            // Unwinding drops the captured state, as it does when a helper thread panics.
             return catch_unwind(AssertUnwindSafe(work)).map_err(|_| ended());
         }
         spawn_blocking(work).await.map_err(|e| ended().with_source(e))
     }
 
-    /// Why nothing is done here any more.
+    /// The error for work that the thread no longer runs.
     pub fn ended(&self) -> Error {
         closed(match *self.closing.borrow() {
-            State::Open => GONE,
+            State::Open => SERVICE_ENDED,
             _ => "this fabric was closed",
         })
     }
 
-    /// Ends when the thread is being shut down.
+    /// Resolves when the thread or branch begins to shut down.
     pub async fn closing(&self) {
         let _ = self.closing.clone().wait_for(|state| *state >= State::Closing).await;
     }
 }
 
-/// A thread for them alone.
+/// Starts a control thread that runs the tasks of `queue`.
 fn own_thread(
     queue: mpsc::UnboundedReceiver<Task>,
     closing: watch::Receiver<State>,
@@ -227,42 +229,42 @@ fn own_thread(
     let runtime = Builder::new_current_thread()
         .enable_all()
         .thread_name("multirail-control-blocking")
-        .on_thread_start(move || BELONGS_TO.set(id))
+        .on_thread_start(move || CONTROL_THREAD_ID.set(id))
         .build()
         .map_err(refuse)?;
     let body = move || {
-        BELONGS_TO.set(id);
-        live(runtime, serve(queue, closing));
+        CONTROL_THREAD_ID.set(id);
+        run_until_shutdown(runtime, serve(queue, closing));
     };
     let thread = std::thread::Builder::new().name("multirail-control".into()).spawn(body).map_err(refuse)?;
     Ok((RunsOn::Thread(id), Running::Thread(thread)))
 }
 
-/// That thread's life.
-fn live(runtime: Runtime, tasks: impl Future<Output = ()>) {
+/// Runs `tasks` on the control thread's runtime, then shuts the runtime down.
+fn run_until_shutdown(runtime: Runtime, tasks: impl Future<Output = ()>) {
     runtime.block_on(tasks);
     runtime.shutdown_timeout(BLOCKING_LIMIT);
 }
 
-/// Runs what comes through the queue, until the end.
+/// Runs the tasks that arrive on `queue`, until shutdown.
 async fn serve(mut queue: mpsc::UnboundedReceiver<Task>, mut closing: watch::Receiver<State>) {
     let mut running = JoinSet::new();
     loop {
         tokio::select! {
             _ = closing.wait_for(|state| *state >= State::Closing) => break,
             Some(task) = queue.recv() => { running.spawn(task); }
-            Some(ended) = running.join_next() => report(ended),
+            Some(ended) = running.join_next() => log_panic(ended),
         }
     }
-    // All tasks watch `closing`, and may still start one to say goodbye. A
-    // session takes two farewells: to speak, and to listen.
+    // All tasks watch `closing`, and may still start a task that sends a final frame. A session
+    // needs up to two times `CLOSE_LIMIT`: one to send its final frame, one to read until the peer closes.
     let ended = async {
         loop {
             tokio::select! {
                 biased;
                 Some(task) = queue.recv() => { running.spawn(task); }
                 ended = running.join_next() => match ended {
-                    Some(ended) => report(ended),
+                    Some(ended) => log_panic(ended),
                     None => break,
                 },
             }
@@ -279,7 +281,7 @@ fn join(thread: JoinHandle<()>) {
     }
 }
 
-fn report(ended: Result<(), JoinError>) {
+fn log_panic(ended: Result<(), JoinError>) {
     if let Err(error) = ended.as_ref()
         && error.is_panic()
     {

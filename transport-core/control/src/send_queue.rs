@@ -1,4 +1,4 @@
-//! Frames on their way out, sent one after another while the task does other things.
+//! A queue of outgoing frames. The frames are sent one after another while the task does other work.
 
 use std::collections::VecDeque;
 use std::future::{Future, pending};
@@ -7,12 +7,12 @@ use std::pin::Pin;
 use crate::bootstrap::SendHalf;
 use multirail_spi::Result;
 
-/// A send under way: it owns the half, and gives it back.
+/// A send in progress. The future owns the sending half and returns it.
 type Sending = Pin<Box<dyn Future<Output = (Box<dyn SendHalf>, Result<()>)> + Send>>;
 
-/// A queue of frames before a sending half.
+/// A queue of frames in front of a sending half.
 ///
-/// The send under way is kept here, not in whoever waits, so waiting may be cancelled.
+/// The queue owns the send in progress, so a caller that waits for it may cancel its wait.
 pub(crate) struct SendQueue {
     idle: Option<Box<dyn SendHalf>>,
     sending: Option<Sending>,
@@ -28,7 +28,7 @@ impl SendQueue {
 
     /// Queues a frame. [`SendQueue::progress`] sends it.
     pub fn push(&mut self, frame: Vec<u8>) {
-        // With neither half nor send left, the connection is broken: the reader reports it.
+        // If neither the half nor a send is left, the connection is broken. The receiving half reports that.
         if self.idle.is_some() || self.sending.is_some() {
             self.queued_bytes += frame.len();
             self.queue.push_back(frame);
@@ -36,7 +36,7 @@ impl SendQueue {
         }
     }
 
-    /// Sends until the queue is empty, then waits for ever. Cancel-safe.
+    /// Sends until the queue is empty, then never returns. Cancel-safe.
     pub async fn progress(&mut self) {
         while !self.is_empty() {
             self.step().await;
@@ -51,17 +51,17 @@ impl SendQueue {
         }
     }
 
-    /// Whether all frames were handed to the network.
+    /// Whether the network has taken all frames.
     pub fn is_empty(&self) -> bool {
         self.sending.is_none()
     }
 
-    /// Bytes that wait behind the send under way.
+    /// Bytes of the frames that wait behind the send in progress.
     pub fn queued_bytes(&self) -> usize {
         self.queued_bytes
     }
 
-    /// Frames handed to the network so far.
+    /// Number of frames that the network has taken so far.
     pub fn sent(&self) -> u64 {
         self.sent
     }
@@ -71,7 +71,7 @@ impl SendQueue {
         let (half, result) = sending.as_mut().await;
         self.sending = None;
         if let Err(error) = result {
-            tracing::debug!(%error, "the control connection takes no more");
+            tracing::debug!(%error, "the control connection accepts no more frames");
             self.queue.clear();
             self.queued_bytes = 0;
             return;

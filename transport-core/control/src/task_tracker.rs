@@ -1,34 +1,35 @@
-//! Counts tasks, so that the end of a branch can be awaited, or of all there are on a caller's runtime.
+//! Counts tasks, so that a caller can wait until all tasks of a branch, or all tasks on a caller's runtime, have ended.
 
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use tokio::sync::Notify;
 
-/// The tasks that have not ended.
+/// Counts the tasks that have not ended.
 #[derive(Default)]
 pub struct TaskTracker {
     count: Mutex<usize>,
-    none: Condvar,
-    /// The same for who does not block.
-    told: Notify,
+    /// Wakes blocking waiters when a task ends.
+    task_ended: Condvar,
+    /// Wakes async waiters when a task ends.
+    task_ended_async: Notify,
 }
 
 impl TaskTracker {
-    /// Waits until there are none, for at most `limit`.
+    /// Blocks until no task is left, for at most `limit`.
     pub fn await_none(&self, limit: Duration) {
-        let _ = self.none.wait_timeout_while(self.lock(), limit, |count| *count > 0);
+        let _ = self.task_ended.wait_timeout_while(self.lock(), limit, |count| *count > 0);
     }
 
-    /// Resolves when there are none.
+    /// Resolves when no task is left.
     pub async fn none(&self) {
         loop {
-            // Counts what is told from here on, before it is polled.
-            let told = self.told.notified();
+            // `notified()` sees `notify_waiters` from its creation on, even before its first poll.
+            let task_ended = self.task_ended_async.notified();
             if *self.lock() == 0 {
                 return;
             }
-            told.await;
+            task_ended.await;
         }
     }
 
@@ -37,8 +38,8 @@ impl TaskTracker {
     }
 }
 
-/// One of them, until it is dropped. A task that starts another holds its own
-/// meanwhile, so the count is not zero in between.
+/// Counts as one task until it is dropped. A task that starts another task still holds its own
+/// guard, so the count does not drop to zero in between.
 pub(crate) struct TaskGuard(Arc<TaskTracker>);
 
 impl TaskGuard {
@@ -51,7 +52,7 @@ impl TaskGuard {
 impl Drop for TaskGuard {
     fn drop(&mut self) {
         *self.0.lock() -= 1;
-        self.0.none.notify_all();
-        self.0.told.notify_waiters();
+        self.0.task_ended.notify_all();
+        self.0.task_ended_async.notify_waiters();
     }
 }

@@ -1,4 +1,4 @@
-//! The built-in bootstrap: an address is `host:port`, a channel is a TCP connection.
+//! The default bootstrap: an address is `host:port`, a channel is a TCP connection.
 
 use std::io;
 use std::net::SocketAddr;
@@ -12,21 +12,21 @@ use crate::bootstrap::{Acceptor, Bootstrap, Channel, Incoming};
 use crate::framing::{StreamReceiver, StreamSender};
 use multirail_spi::{Error, ErrorKind, Result};
 
-/// Time to resolve a name and connect.
+/// The default limit for resolving a name and connecting.
 const CONNECT_LIMIT: Duration = Duration::from_secs(5);
 
-/// Finds peers by `host:port` over TCP.
+/// Connects fabrics over TCP, by `host:port`.
 ///
-/// An address without a host (`:7000` or `7000`) means this host, 127.0.0.1, for
-/// listening too: to be reached from elsewhere, name an interface's address or
+/// An address without a host (`:7000` or `7000`) means this host, 127.0.0.1. This is also true
+/// for listening: to accept peers from other hosts, give an interface's address or
 /// `0.0.0.0`. Port 0 listens on any free port.
 ///
-/// Nothing here is encrypted. Without a token every client is admitted, and may use
-/// the regions it finds: listen only where all of them are trusted.
-/// `FabricBuilder::token` keeps strangers out, who
-/// then learn nothing but that somebody listens; whoever can change packets on the
-/// way can still take over an admitted connection. `TlsBootstrap` (feature `tls`)
-/// protects the frames themselves. `docs/trust.md` says who can do what.
+/// TCP does not encrypt the frames. Without a token, the fabric admits every client, and each may
+/// use the regions it finds: listen only where you trust all clients.
+/// `FabricBuilder::token` keeps unauthenticated clients out; such a client learns only that a fabric
+/// listens and asks for a token. An attacker who can change packets in the network can still take over an
+/// admitted connection. `TlsBootstrap` (feature `tls`) protects the frames themselves.
+/// `docs/trust.md` lists what each kind of attacker can do.
 #[derive(Debug, Clone)]
 pub struct TcpBootstrap {
     connect_limit: Duration,
@@ -39,7 +39,7 @@ impl Default for TcpBootstrap {
 }
 
 impl TcpBootstrap {
-    /// Gives up connecting after `limit` instead of 5 s.
+    /// Sets the limit for connecting; the default is 5 s.
     pub fn connect_limit(mut self, limit: Duration) -> Self {
         self.connect_limit = limit;
         self
@@ -53,26 +53,26 @@ impl Bootstrap for TcpBootstrap {
     }
 
     async fn connect(&self, address: &str) -> Result<Channel> {
-        let (stream, address) = self.dial(address).await?;
+        let (stream, address) = self.connect_stream(address).await?;
         Ok(channel(stream, address))
     }
 }
 
 impl TcpBootstrap {
-    /// A connection to `address`, and that address with its host.
-    pub(super) async fn dial(&self, address: &str) -> Result<(TcpStream, String)> {
+    /// Connects to `address`. Returns the connection, and the address with its host filled in.
+    pub(super) async fn connect_stream(&self, address: &str) -> Result<(TcpStream, String)> {
         let address = with_host("connect", address)?;
-        let stream = timeout(self.connect_limit, reach(&address)).await.unwrap_or_else(|_| {
+        let stream = timeout(self.connect_limit, connect_first(&address)).await.unwrap_or_else(|_| {
             let limit = self.connect_limit.as_secs_f64();
             let why = format!(
                 "no answer from {address} within {limit:.1} s: check the address, the route and the firewall"
             );
             Err(Error::new(ErrorKind::DeadlineExceeded, "connect", why))
         })?;
-        Ok((prepared(stream), address))
+        Ok((with_nodelay(stream), address))
     }
 
-    /// Takes connections at `address`.
+    /// Listens at `address`.
     pub(super) async fn bind(&self, address: &str) -> Result<TcpAcceptor> {
         let address = with_host("listen", address)?;
         let listener = TcpListener::bind(&*address).await.map_err(|e| listen_error(&address, e))?;
@@ -93,31 +93,31 @@ impl Acceptor for TcpAcceptor {
     }
 
     async fn accept(&mut self) -> Result<Incoming> {
-        let (stream, address) = self.take().await?;
+        let (stream, address) = self.accept_stream().await?;
         Ok(channel(stream, address).into())
     }
 }
 
 impl TcpAcceptor {
-    /// The next connection and where it is from. Cancel-safe.
-    pub(super) async fn take(&mut self) -> Result<(TcpStream, String)> {
+    /// Accepts the next connection and returns it with the client's address. Cancel-safe.
+    pub(super) async fn accept_stream(&mut self) -> Result<(TcpStream, String)> {
         let (stream, peer) = self.listener.accept().await.map_err(|e| {
             let why = match e.raw_os_error() {
                 // EMFILE and ENFILE: accept(2).
                 Some(23 | 24) => "no file descriptor left: raise `ulimit -n`",
-                _ => "the system gave no connection",
+                _ => "the system returned no connection",
             };
             Error::os("accept", why, e)
         })?;
-        Ok((prepared(stream), peer.to_string()))
+        Ok((with_nodelay(stream), peer.to_string()))
     }
 }
 
-fn prepared(stream: TcpStream) -> TcpStream {
-    // Control frames are small and someone waits for each of them. Where it is refused,
-    // the connection is about to fail with a better reason, or is slower and no worse.
+fn with_nodelay(stream: TcpStream) -> TcpStream {
+    // Control frames are small, and a caller waits for each of them. If the system refuses
+    // TCP_NODELAY, the connection either fails soon with a better message, or is slower but works.
     if let Err(error) = stream.set_nodelay(true) {
-        tracing::debug!(%error, "no TCP_NODELAY");
+        tracing::debug!(%error, "cannot set TCP_NODELAY");
     }
     stream
 }
@@ -127,8 +127,8 @@ fn channel(stream: TcpStream, address: String) -> Channel {
     Channel::new(address, StreamSender::new(write), StreamReceiver::new(read))
 }
 
-/// Connects to the first address of a name that answers.
-async fn reach(address: &str) -> Result<TcpStream> {
+/// Resolves `address` and connects to the first resolved address that accepts.
+async fn connect_first(address: &str) -> Result<TcpStream> {
     let mut failed = None;
     let found = lookup_host(address).await.map_err(|e| {
         Error::new(ErrorKind::NotFound, "connect", format!("{address}: no such host; check the name"))
@@ -153,19 +153,20 @@ fn listen_error(address: &str, source: io::Error) -> Error {
         io::ErrorKind::AddrInUse => "the port is in use: choose another, or port 0 for any free one",
         io::ErrorKind::AddrNotAvailable => "this host has no such address: see `ip address`, or use 0.0.0.0",
         io::ErrorKind::PermissionDenied => "ports below 1024 need privilege: choose a higher one",
-        _ => "cannot listen there",
+        _ => "cannot listen at this address",
     };
     Error::os("listen", format!("{address}: {advice}"), source)
 }
 
-/// `host:port`, with this host where none is given.
+/// Checks `address` and returns it as `host:port`, with 127.0.0.1 if it has no host.
 fn with_host(operation: &'static str, address: &str) -> Result<String> {
     let address = address.trim();
     let (host, port) = address.rsplit_once(':').unwrap_or(("", address));
-    // An IPv6 address holds colons itself, so it needs its brackets.
+    // An IPv6 address contains colons itself, so it must be in brackets.
     let bare_v6 = host.contains(':') && !(host.starts_with('[') && host.ends_with(']'));
     if port.parse::<u16>().is_err() || bare_v6 {
-        let why = format!("{address:?} is no address: write host:port, such as 127.0.0.1:7000 or [::1]:7000");
+        let why =
+            format!("{address:?} is not an address: write host:port, such as 127.0.0.1:7000 or [::1]:7000");
         return Err(Error::new(ErrorKind::InvalidRequest, operation, why));
     }
     Ok(if host.is_empty() { format!("127.0.0.1:{port}") } else { format!("{host}:{port}") })

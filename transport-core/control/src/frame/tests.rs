@@ -1,4 +1,4 @@
-//! Frames survive the wire, and no bytes do harm.
+//! Frames survive encoding and decoding, and no bytes cause a panic.
 
 use proptest::prelude::*;
 
@@ -68,7 +68,7 @@ proptest! {
     #[test]
     fn garbage_never_panics(bytes in prop::collection::vec(any::<u8>(), 0..400)) {
         if let Ok(frame) = Frame::decode(&bytes) {
-            // What is accepted is within the bounds, so it can be said as well.
+            // A frame that is accepted is within the limits, so it can be encoded as well.
             prop_assert!(frame.encode().is_ok());
         }
     }
@@ -94,7 +94,7 @@ proptest! {
 }
 
 #[test]
-fn bounds_hold_for_both_directions() {
+fn limits_hold_for_both_directions() {
     let offer = |rails: Vec<Vec<u8>>| TransportOffer {
         label: "a".into(),
         backend: "b".into(),
@@ -133,7 +133,7 @@ fn bounds_hold_for_both_directions() {
         let bytes = postcard::to_stdvec(&frame).unwrap();
         assert_eq!(Frame::decode(&bytes).unwrap_err().kind(), ErrorKind::Protocol, "{}", frame.name());
     }
-    // A count that no memory holds is found out from the bytes that are not there.
+    // The decoder rejects a huge count because the bytes of its elements are missing.
     let mut huge = offers(0, vec![]).encode().unwrap();
     huge.pop();
     huge.extend([0xff, 0xff, 0xff, 0xff, 0x0f]);
@@ -141,7 +141,7 @@ fn bounds_hold_for_both_directions() {
 }
 
 #[test]
-fn our_own_long_reasons_are_cut_and_theirs_are_printable() {
+fn our_long_reasons_are_truncated_and_the_peers_are_made_printable() {
     let long = Error::new(ErrorKind::Protocol, "test", "é".repeat(MAX_REASON));
     let Frame::Refuse { reason, .. } = Frame::refusal(&long) else { panic!("no refusal") };
     assert_eq!(reason.len(), MAX_REASON);
@@ -151,22 +151,22 @@ fn our_own_long_reasons_are_cut_and_theirs_are_printable() {
         more: Vec::new(),
     }]);
     assert!(report.encode().is_ok());
-    let rude = Frame::Refuse { cause: Cause::Failed, reason: "\x1b[2J\nbye".into() };
-    let Ok(Frame::Refuse { reason, .. }) = Frame::decode(&rude.encode().unwrap()) else {
+    let unprintable = Frame::Refuse { cause: Cause::Failed, reason: "\x1b[2J\nbye".into() };
+    let Ok(Frame::Refuse { reason, .. }) = Frame::decode(&unprintable.encode().unwrap()) else {
         panic!("no refusal")
     };
     assert_eq!(reason, " [2J bye");
-    let rude = Frame::Offers {
+    let unprintable = Frame::Offers {
         identity: Identity { incarnation: 1, host: "\x1b[2J\nhost".into() },
         peer_timeout_ms: 1,
         transports: vec![],
     };
-    let Ok(Frame::Offers { identity, .. }) = Frame::decode(&rude.encode().unwrap()) else {
+    let Ok(Frame::Offers { identity, .. }) = Frame::decode(&unprintable.encode().unwrap()) else {
         panic!("no offers")
     };
     assert_eq!(identity.host, " [2J host");
-    let rude = LinkReport { label: "a".into(), refused: Some("\rno\u{9b}".into()), more: Vec::new() };
-    let Ok(Frame::Report { links }) = Frame::decode(&Frame::report(&[rude]).encode().unwrap()) else {
+    let unprintable = LinkReport { label: "a".into(), refused: Some("\rno\u{9b}".into()), more: Vec::new() };
+    let Ok(Frame::Report { links }) = Frame::decode(&Frame::report(&[unprintable]).encode().unwrap()) else {
         panic!("no report")
     };
     assert_eq!(links[0].refused.as_deref(), Some(" no "));

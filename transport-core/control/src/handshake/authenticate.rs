@@ -1,42 +1,42 @@
-//! From a fresh channel to a peer that may come in: hellos and proofs.
+//! Authenticates a peer on a new channel: hellos and proofs.
 //!
-//! Whoever is not past this is a stranger: nothing is reserved for it, its frames
-//! are held to a few bytes, and it learns that somebody listens and nothing else.
-//! A stranger that is given up is told nothing; one that is refused is told why.
+//! Until this is done, the peer is an unauthenticated client. This side reserves nothing for such
+//! a client, limits its frames to 2 KiB, and sends it only a hello: that a fabric listens, its versions,
+//! and whether it has a token. This side sends a refused client the reason, and a dropped client
+//! nothing.
 
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use crate::bootstrap::{Channel, MAX_FRAME};
-use crate::frame::Code;
-use crate::frame::Frame;
+use crate::frame::{Code, Frame};
 use crate::framed_channel::FramedChannel;
 use crate::handshake::hello::Hello;
 use crate::handshake::proof::{Role, Transcript};
-use crate::handshake::time_limit::Limit;
+use crate::handshake::time_limit::TimeLimit;
 use crate::handshake::{Offers, unexpected, upgrade};
 use crate::host::SessionHost;
 use crate::runtime::Spawner;
 use crate::session::close::CloseReason;
 use multirail_spi::{Error, ErrorKind, Result};
 
-/// The longest frame of a stranger: a hello, a proof or a refusal, and some room for
-/// the hellos of later versions.
+/// The longest frame of an unauthenticated client in bytes. A hello, a proof and a refusal fit, and so
+/// should the hellos of later versions.
 const UNAUTHENTICATED_FRAME: usize = 2 << 10;
 
-/// A peer that may come in, and to which fabric.
+/// An authenticated peer, and the fabric that it has authenticated to.
 pub(crate) struct AuthenticatedPeer<H> {
-    pub wire: FramedChannel,
+    pub channel: FramedChannel,
     pub address: String,
     pub role: Role,
-    /// The fabric that was called, or the tenant of it whose token the peer has.
+    /// The fabric that listens or connects, or the tenant of it whose token the peer has.
     pub host: Weak<H>,
-    /// Of a peer that needs no token: its offers are all that tells it from a
-    /// stranger that has nothing to say.
+    /// The offers of a peer that connected and needs no token. Without a token, only a client that has
+    /// sent its offers counts as authenticated.
     pub offers: Option<Offers>,
 }
 
-/// Greets the peer, for at most `limit`. Runs on the control thread.
+/// Exchanges hellos and proofs with the peer, for at most `limit`. Runs on the control thread.
 pub(crate) async fn authenticate<H: SessionHost>(
     host: Weak<H>,
     spawner: &Spawner,
@@ -46,32 +46,32 @@ pub(crate) async fn authenticate<H: SessionHost>(
 ) -> Result<AuthenticatedPeer<H>> {
     let address = channel.peer_address().to_owned();
     let binding = channel.binding().to_vec();
-    let limit = Limit::new(limit);
+    let limit = TimeLimit::new(limit);
     let mut authentication = Authentication {
-        wire: FramedChannel::new(channel),
+        channel: FramedChannel::new(channel),
         role,
         binding,
-        stage: "say hello",
+        stage: "send its hello",
         limit: &limit,
     };
-    let outcome = limit.hold(authentication.run(&host)).await.unwrap_or_else(|| {
+    let outcome = limit.enforce(authentication.run(&host)).await.unwrap_or_else(|| {
         let (limit, stage) = (limit.span().as_secs_f64(), authentication.stage);
         let why = format!(
             "{address} did not {stage} within {limit:.1} s: is it a multirail fabric, and is it running?"
         );
         Err(Error::new(ErrorKind::DeadlineExceeded, "connect", why))
     });
-    let mut wire = authentication.wire;
+    let mut channel = authentication.channel;
     match outcome {
-        Ok((host, offers)) => Ok(AuthenticatedPeer { wire, address, role, host, offers }),
+        Ok((host, offers)) => Ok(AuthenticatedPeer { channel, address, role, host, offers }),
         Err(error) => {
             if let Some(final_frame) = CloseReason::by_us(error.clone()).final_frame {
-                let _ = wire.push(&final_frame);
+                let _ = channel.push(&final_frame);
             }
             match role {
-                Role::Connecting => spawner.spawn(wire.close()),
-                // A stranger until the end: it takes no more room than one.
-                Role::Accepting => wire.close().await,
+                Role::Connecting => spawner.spawn(channel.close()),
+                // The close is awaited here, so that it counts as part of the unauthenticated client.
+                Role::Accepting => channel.close().await,
             }
             Err(error)
         }
@@ -79,38 +79,38 @@ pub(crate) async fn authenticate<H: SessionHost>(
 }
 
 impl<H: SessionHost> AuthenticatedPeer<H> {
-    /// Ends the conversation and says why.
+    /// Sends the peer a refusal with the reason and closes the connection.
     pub fn refuse(mut self, error: &Error) -> impl Future<Output = ()> + Send + use<H> {
-        let _ = self.wire.push(&Frame::refusal(error));
-        self.wire.close()
+        let _ = self.channel.push(&Frame::refusal(error));
+        self.channel.close()
     }
 }
 
 struct Authentication<'a> {
-    wire: FramedChannel,
+    channel: FramedChannel,
     role: Role,
     binding: Vec<u8>,
-    /// What the peer is to do next, for messages.
+    /// What this side expects the peer to do next, for messages.
     stage: &'static str,
-    limit: &'a Limit,
+    limit: &'a TimeLimit,
 }
 
 impl Authentication<'_> {
-    async fn run<H: SessionHost>(&mut self, called: &Weak<H>) -> Result<(Weak<H>, Option<Offers>)> {
-        self.wire.limit(UNAUTHENTICATED_FRAME);
-        let ours = Hello::new(upgrade(called)?.token().is_some())?;
+    async fn run<H: SessionHost>(&mut self, host: &Weak<H>) -> Result<(Weak<H>, Option<Offers>)> {
+        self.channel.set_frame_limit(UNAUTHENTICATED_FRAME);
+        let ours = Hello::new(upgrade(host)?.token().is_some())?;
         let our_hello = ours.encode()?;
-        self.wire.push_bytes(our_hello.clone());
-        let their_hello = self.wire.recv_bytes().await?;
+        self.channel.push_bytes(our_hello.clone());
+        let their_hello = self.channel.recv_bytes().await?;
         let theirs = Hello::decode(&their_hello)?;
         let (connecting, accepting) = match self.role {
             Role::Connecting => (our_hello, their_hello),
             Role::Accepting => (their_hello, our_hello),
         };
         let transcript = Transcript { connecting, accepting, binding: std::mem::take(&mut self.binding) };
-        let host = match (ours.token, theirs.token) {
-            (true, true) => self.prove(called, &transcript).await?,
-            (false, false) => called.clone(),
+        let authenticated_to = match (ours.token, theirs.token) {
+            (true, true) => self.prove(host, &transcript).await?,
+            (false, false) => host.clone(),
             (false, true) => {
                 return Err(denied("the peer asks for a token: FabricBuilder::token, or --token-file"));
             }
@@ -121,36 +121,38 @@ impl Authentication<'_> {
                 ));
             }
         };
-        self.wire.limit(MAX_FRAME);
+        self.channel.set_frame_limit(MAX_FRAME);
         let mut offers = None;
         if !ours.token && self.role == Role::Accepting {
             self.stage = "send its offers";
-            // It reserves a slot on each of its rails first; they are taken to be as many as ours.
-            let inner = upgrade(called)?;
-            self.limit.raise(inner.control_settings().limit_for(inner.rails()));
-            drop(inner);
-            offers = Some(Offers::from_frame(self.wire.recv().await?)?);
+            // The peer first reserves a slot on each of its rails. This side assumes that the peer has as many rails
+            // as this side.
+            let fabric = upgrade(host)?;
+            self.limit.raise(fabric.control_settings().limit_for(fabric.rails()));
+            drop(fabric);
+            offers = Some(Offers::from_frame(self.channel.recv().await?)?);
         }
-        Ok((host, offers))
+        Ok((authenticated_to, offers))
     }
 
-    /// Shows that we have the token, and sees that the peer has it.
-    async fn prove<H: SessionHost>(&mut self, called: &Weak<H>, transcript: &Transcript) -> Result<Weak<H>> {
+    /// Proves to the peer that this side has the token, and verifies the peer's proof.
+    async fn prove<H: SessionHost>(&mut self, host: &Weak<H>, transcript: &Transcript) -> Result<Weak<H>> {
         self.stage = "prove that it has the token";
         match self.role {
             Role::Connecting => {
-                let token = upgrade(called)?.token().cloned().ok_or_else(|| denied("no token"))?;
-                self.wire.push(&Frame::Proof { mac: transcript.prove(&token, Role::Connecting) })?;
+                let token =
+                    upgrade(host)?.token().cloned().ok_or_else(|| denied("this side has no token"))?;
+                self.channel.push(&Frame::Proof { mac: transcript.prove(&token, Role::Connecting) })?;
                 let proof = self.proof().await?;
                 match transcript.verify(&token, Role::Accepting, &proof) {
-                    true => Ok(called.clone()),
+                    true => Ok(host.clone()),
                     false => Err(denied("the peer does not have this side's token: is it the right peer?")),
                 }
             }
             Role::Accepting => {
                 let proof = self.proof().await?;
-                let admitting = upgrade(called)?.admitting();
-                // All are tried, so that the time tells nothing about which it was.
+                let admitting = upgrade(host)?.admitting();
+                // All tokens are tried, so that the time does not reveal which one matched.
                 let mut matching = admitting
                     .iter()
                     .map(|(fabric, token)| {
@@ -162,14 +164,14 @@ impl Authentication<'_> {
                 let (fabric, token) = matching.next().ok_or_else(|| {
                     denied("the peer's token is another one: give both sides the same (FabricBuilder::token, or --token-file)")
                 })?;
-                self.wire.push(&Frame::Proof { mac: transcript.prove(token, Role::Accepting) })?;
+                self.channel.push(&Frame::Proof { mac: transcript.prove(token, Role::Accepting) })?;
                 Ok(Arc::downgrade(fabric))
             }
         }
     }
 
     async fn proof(&mut self) -> Result<Code> {
-        match self.wire.recv().await? {
+        match self.channel.recv().await? {
             Frame::Proof { mac } => Ok(mac),
             other => Err(unexpected(&other, "Proof")),
         }

@@ -1,47 +1,47 @@
-//! What shows that a side has the token, without showing the token.
+//! The proof that a side has the token. The proof does not reveal the token.
 //!
-//! HMAC-SHA256, keyed by the token, over a label, the role of the prover, both
-//! hellos as they were on the wire (that of the side that connected first) and the
-//! channel's binding, each behind its length. The nonces in the hellos make every
-//! proof new, so a recorded one is worth nothing; the role keeps one side's proof
-//! from being sent back as the other's; the binding keeps a proof made on one TLS
-//! connection from being used on another.
+//! The proof is an HMAC-SHA256, keyed by the token, over a label, the prover's role, both hellos
+//! as sent (the hello of the side that connected comes first) and the channel binding. The length
+//! of each part precedes it. The nonces in the hellos make every proof new, so an attacker cannot
+//! replay a recorded proof. The role prevents an attacker from sending one side's proof back as the
+//! other's. The binding prevents the use of a proof of one TLS connection on another connection.
 
-use crate::frame::Code;
 use hmac::{Hmac, KeyInit, Mac};
 use sha2::Sha256;
 
+use crate::frame::Code;
 use crate::handshake::token::Token;
 
-/// Says what is authenticated. Another use of the token has another label.
+/// Identifies the purpose of the code. Any other use of the token must have another label.
 const LABEL: &[u8] = b"multirail control 1 proof";
 
-/// A side of the conversation.
+/// A side of the connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Role {
-    /// It connected. It says hello, proves and offers first.
+    /// The side that connected. This side proves, offers and reports first.
     Connecting,
-    /// It listened and accepted.
+    /// The side that listened and accepted.
     Accepting,
 }
 
-/// What both sides have seen.
+/// The bytes that both sides have seen, which a proof covers.
 pub struct Transcript {
     /// The hello of the side that connected.
     pub connecting: Vec<u8>,
     /// The hello of the side that accepted.
     pub accepting: Vec<u8>,
-    /// Of the channel below; empty without TLS.
+    /// The binding of the channel; empty without TLS.
     pub binding: Vec<u8>,
 }
 
 impl Transcript {
-    /// The proof that `role` gives.
+    /// The proof of the side with `role`.
     pub fn prove(&self, token: &Token, role: Role) -> Code {
         self.mac(token, role).finalize().into_bytes().into()
     }
 
-    /// Whether `code` is that proof. Takes as long wherever it differs.
+    /// Whether `code` is the proof of the side with `role`. The time is constant: it does not depend on which bytes
+    /// differ.
     pub fn verify(&self, token: &Token, role: Role, code: &Code) -> bool {
         self.mac(token, role).verify_slice(code).is_ok()
     }
@@ -75,7 +75,7 @@ mod tests {
     }
 
     #[test]
-    fn depends_on_everything() {
+    fn depends_on_every_input() {
         let token = Token::new("a token of many bytes").unwrap();
         let good = transcript(b"client", b"server", b"tls");
         let code = good.prove(&token, Role::Connecting);
@@ -87,7 +87,7 @@ mod tests {
             transcript(b"Client", b"server", b"tls"),
             transcript(b"client", b"Server", b"tls"),
             transcript(b"client", b"server", b""),
-            // The borders count: no part can lend bytes to its neighbour.
+            // The lengths of the parts count: bytes cannot move from one part to the next.
             transcript(b"clients", b"erver", b"tls"),
             transcript(b"client", b"servert", b"ls"),
         ] {
@@ -98,10 +98,10 @@ mod tests {
         assert!(!good.verify(&token, Role::Connecting, &flipped));
     }
 
-    /// As computed by another implementation over the same bytes:
+    /// The code, as computed by another implementation over the same bytes:
     /// `openssl dgst -sha256 -mac HMAC -macopt hexkey:...`.
     #[test]
-    fn is_the_one_written_down() {
+    fn matches_the_code_computed_by_openssl() {
         let token = Token::new("0123456789abcdef").unwrap();
         let code = transcript(b"hello C", b"hello A", b"").prove(&token, Role::Accepting);
         let hex: String = code.iter().map(|byte| format!("{byte:02x}")).collect();

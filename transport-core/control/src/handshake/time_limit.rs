@@ -1,4 +1,4 @@
-//! How long a peer may take, where that grows once more is known of it.
+//! A time limit for a peer. The limit may grow when this side learns more about the peer.
 
 use std::future::Future;
 use std::pin::pin;
@@ -9,32 +9,32 @@ use tokio::time::timeout;
 
 use multirail_spi::Time;
 
-/// A limit that may grow while somebody is held to it.
-pub(super) struct Limit(AtomicU64);
+/// A time limit, in nanoseconds, that may grow while a future runs under it.
+pub(super) struct TimeLimit(AtomicU64);
 
-impl Limit {
+impl TimeLimit {
     pub fn new(span: Duration) -> Self {
         Self(AtomicU64::new(nanos(span)))
     }
 
-    /// Makes it at least so long.
+    /// Raises the limit to `span`, if it is shorter.
     pub fn raise(&self, span: Duration) {
         self.0.fetch_max(nanos(span), Ordering::Relaxed);
     }
 
-    /// As it is now.
+    /// The current limit.
     pub fn span(&self) -> Duration {
         Duration::from_nanos(self.0.load(Ordering::Relaxed))
     }
 
-    /// Awaits `work` until the limit has passed; then gives `None`.
-    pub async fn hold<T>(&self, work: impl Future<Output = T>) -> Option<T> {
+    /// Awaits `work` for at most the limit. Returns `None` once the limit has passed.
+    pub async fn enforce<T>(&self, work: impl Future<Output = T>) -> Option<T> {
         let (begun, mut work) = (Instant::now(), pin!(work));
         loop {
             let span = self.span();
             match timeout(span.saturating_sub(begun.elapsed()), &mut work).await {
                 Ok(output) => return Some(output),
-                // It has grown meanwhile.
+                // The limit has grown meanwhile.
                 Err(_) if self.span() > span => {}
                 Err(_) => return None,
             }
@@ -42,7 +42,7 @@ impl Limit {
     }
 }
 
-/// So many at most, which is 584 years.
+/// Converts to nanoseconds. A longer span becomes the largest `u64`, 584 years.
 fn nanos(span: Duration) -> u64 {
     Time::ZERO.after(span).as_nanos()
 }

@@ -1,4 +1,4 @@
-//! The secret that two fabrics share, and that proves one to the other.
+//! The token: the secret that two fabrics share and authenticate each other with.
 
 use std::fmt;
 use std::io::Read;
@@ -9,45 +9,45 @@ use zeroize::Zeroizing;
 
 use multirail_spi::{Error, ErrorKind, Result};
 
-/// Bytes of the shortest token: 128 bits, if they are random.
-const SHORTEST: usize = 16;
-/// Bytes of the longest; a longer file is something else.
-const LONGEST: usize = 4096;
+/// The fewest bytes of a token: 128 bits, if they are random.
+const MIN_BYTES: usize = 16;
+/// The most bytes of a token. A longer file is probably not a token file.
+const MAX_BYTES: usize = 4096;
 
-/// A shared secret: only fabrics that have the same one meet.
+/// A shared secret: only fabrics with the same token connect.
 ///
-/// It never travels: each side proves that it has it (see
-/// `FabricBuilder::token`). A recorded proof can be
-/// tried against guesses offline, so it must be random, not a word: make one by
-/// `openssl rand -hex 32`. Clones share the bytes, which are wiped with the last.
+/// The token is never sent: each side proves that it has the token (see
+/// `FabricBuilder::token`). An attacker can test guesses against a recorded proof offline, so the
+/// token must be random, not a word: make one by `openssl rand -hex 32`. Clones share the bytes;
+/// dropping the last clone wipes them.
 #[derive(Clone)]
 pub struct Token(Arc<Zeroizing<Vec<u8>>>);
 
 impl Token {
-    /// A token of these bytes.
+    /// Creates a token from `bytes`.
     ///
     /// # Errors
     /// `InvalidRequest` for fewer than 16 bytes, or more than 4096.
     pub fn new(bytes: impl AsRef<[u8]>) -> Result<Self> {
         let bytes = bytes.as_ref();
         let why = match bytes.len() {
-            SHORTEST..=LONGEST => return Ok(Self(Arc::new(Zeroizing::new(bytes.to_vec())))),
-            len if len < SHORTEST => {
+            MIN_BYTES..=MAX_BYTES => return Ok(Self(Arc::new(Zeroizing::new(bytes.to_vec())))),
+            len if len < MIN_BYTES => {
                 format!(
-                    "{len} bytes can be guessed, at least {SHORTEST} are needed: make one by `openssl rand -hex 32`"
+                    "the token has {len} bytes and can be guessed; it needs at least {MIN_BYTES}: make one by `openssl rand -hex 32`"
                 )
             }
-            _ => format!("more than {LONGEST} bytes: is this the right file?"),
+            _ => format!("the token has more than {MAX_BYTES} bytes: is this the right file?"),
         };
         Err(Error::new(ErrorKind::InvalidRequest, "read a token", why))
     }
 
-    /// The token in a file; line ends behind it do not count.
+    /// Reads the token from a file and removes line ends after it.
     ///
-    /// A file that other users may read is taken, with a warning in the log.
+    /// If other users may read the file, this logs a warning and reads it all the same.
     ///
     /// # Errors
-    /// As the system says, and as [`Token::new`].
+    /// The error of the system if it cannot read the file, and the errors of [`Token::new`].
     pub fn from_file(path: impl AsRef<Path>) -> Result<Self> {
         let path = path.as_ref();
         let fail = |e| {
@@ -58,8 +58,8 @@ impl Token {
         if others_may_read(&file.metadata().map_err(fail)?) {
             tracing::warn!(path = %path.display(), "other users may read this token: chmod 600 it");
         }
-        let mut bytes = Zeroizing::new(Vec::with_capacity(LONGEST + 3));
-        file.take(LONGEST as u64 + 3).read_to_end(&mut bytes).map_err(fail)?;
+        let mut bytes = Zeroizing::new(Vec::with_capacity(MAX_BYTES + 3));
+        file.take(MAX_BYTES as u64 + 3).read_to_end(&mut bytes).map_err(fail)?;
         let end = bytes.iter().rposition(|byte| !matches!(byte, b'\n' | b'\r')).map_or(0, |last| last + 1);
         Self::new(&bytes[..end])
     }
@@ -68,8 +68,8 @@ impl Token {
         &self.0
     }
 
-    /// Whether both are one secret. For our own settings only: it takes as long as
-    /// the bytes agree.
+    /// Whether both tokens have the same bytes. The time depends on how many leading bytes are equal, so use
+    /// this only to compare tokens of our own settings.
     pub fn is(&self, other: &Self) -> bool {
         self.bytes() == other.bytes()
     }
@@ -97,11 +97,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn short_ones_are_refused_with_advice_and_none_is_printed() {
+    fn short_tokens_are_refused_with_advice_and_no_token_is_printed() {
         let error = Token::new("fifteen letters").unwrap_err();
         assert_eq!(error.kind(), ErrorKind::InvalidRequest);
         assert!(error.context().contains("openssl rand -hex 32"), "{error}");
-        assert!(Token::new([7; LONGEST + 1]).is_err());
+        assert!(Token::new([7; MAX_BYTES + 1]).is_err());
         let token = Token::new("sixteen letters!").unwrap();
         assert_eq!(format!("{token:?}"), "Token(secret)");
         assert!(token.is(&token.clone()) && !token.is(&Token::new([0; 16]).unwrap()));

@@ -1,42 +1,42 @@
-//! Clients that have not shown yet that they may come in: cheap, many, and the
-//! oldest makes way for a newer one.
+//! The unauthenticated clients of a listener. Each is cheap; when there are too many, the oldest is
+//! dropped for the newest.
 
 use std::collections::VecDeque;
 use std::future::Future;
 
 use tokio::task::{AbortHandle, JoinSet};
 
-/// UnauthenticatedClients at once. A good client is through in some round trips, so it is never
-/// the oldest unless so many come within that time.
-const UNAUTHENTICATED: usize = 256;
-/// The part of the process's descriptors that strangers may hold: a quarter.
-const SHARE: u64 = 4;
+/// The most unauthenticated clients at once. A client with a valid token authenticates within a few round
+/// trips, so it is the oldest only if this many further clients connect within that time.
+const MAX_CLIENTS: usize = 256;
+/// Unauthenticated clients may hold one part in this many of the process's descriptors.
+const DESCRIPTOR_SHARE: u64 = 4;
 
-/// TaskTracker with strangers. Dropping it ends them all.
+/// The tasks that authenticate clients. Dropping this aborts all of them.
 pub(crate) struct UnauthenticatedClients<T> {
     tasks: JoinSet<T>,
-    /// Those that have not ended, the oldest first.
+    /// The tasks that have not ended, the oldest first.
     waiting: VecDeque<AbortHandle>,
-    room: usize,
+    capacity: usize,
 }
 
 impl<T: Send + 'static> UnauthenticatedClients<T> {
     pub fn new() -> Self {
-        let room = descriptors().map_or(UNAUTHENTICATED, |limit| {
-            usize::try_from(limit / SHARE).unwrap_or(UNAUTHENTICATED).clamp(1, UNAUTHENTICATED)
+        let capacity = descriptors().map_or(MAX_CLIENTS, |limit| {
+            usize::try_from(limit / DESCRIPTOR_SHARE).unwrap_or(MAX_CLIENTS).clamp(1, MAX_CLIENTS)
         });
-        Self { tasks: JoinSet::new(), waiting: VecDeque::new(), room }
+        Self { tasks: JoinSet::new(), waiting: VecDeque::new(), capacity }
     }
 
-    /// Adds one, at the cost of the oldest if there are enough.
-    pub fn add(&mut self, stranger: impl Future<Output = T> + Send + 'static) {
-        while self.waiting.len() >= self.room {
+    /// Adds a client. Drops the oldest clients if there are too many.
+    pub fn add(&mut self, client: impl Future<Output = T> + Send + 'static) {
+        while self.waiting.len() >= self.capacity {
             self.drop_oldest();
         }
-        self.waiting.push_back(self.tasks.spawn(stranger));
+        self.waiting.push_back(self.tasks.spawn(client));
     }
 
-    /// Drops the one that has waited longest; `false` if there is none.
+    /// Drops the oldest client. Returns `false` if there is none.
     pub fn drop_oldest(&mut self) -> bool {
         let oldest = self.waiting.pop_front();
         if let Some(oldest) = &oldest {
@@ -45,8 +45,8 @@ impl<T: Send + 'static> UnauthenticatedClients<T> {
         oldest.is_some()
     }
 
-    /// What came of the next one that ended; `None` at once if there are none, inside
-    /// it if that one was dropped. Cancel-safe.
+    /// Waits for the next task to end and returns its output: `Some(None)` if that client was
+    /// dropped. Returns `None` at once if there are no clients. Cancel-safe.
     pub async fn next(&mut self) -> Option<Option<T>> {
         let ended = self.tasks.join_next_with_id().await?;
         let (id, outcome) = match ended {
@@ -58,7 +58,7 @@ impl<T: Send + 'static> UnauthenticatedClients<T> {
     }
 }
 
-/// Descriptors this process may have open.
+/// The most descriptors that this process may have open.
 #[cfg(unix)]
 fn descriptors() -> Option<u64> {
     rustix::process::getrlimit(rustix::process::Resource::Nofile).current
@@ -76,13 +76,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_oldest_make_way_and_the_ended_are_told() {
+    fn the_oldest_are_dropped_and_ended_tasks_are_returned() {
         tokio::runtime::Builder::new_current_thread().build().unwrap().block_on(async {
-            let mut strangers = UnauthenticatedClients { room: 3, ..UnauthenticatedClients::new() };
+            let mut clients = UnauthenticatedClients { capacity: 3, ..UnauthenticatedClients::new() };
             let alive = Arc::new(());
             for number in 0..5 {
                 let kept = Arc::clone(&alive);
-                strangers.add(async move {
+                clients.add(async move {
                     if number == 3 {
                         return (number, kept);
                     }
@@ -91,21 +91,21 @@ mod tests {
             }
             let mut dropped = 0;
             let done = loop {
-                match strangers.next().await {
+                match clients.next().await {
                     Some(Some((number, _))) => break number,
                     Some(None) => dropped += 1,
-                    None => panic!("nobody ended"),
+                    None => panic!("no task ended"),
                 }
             };
             while dropped < 2 {
-                assert!(strangers.next().await.unwrap().is_none());
+                assert!(clients.next().await.unwrap().is_none());
                 dropped += 1;
             }
             assert_eq!(done, 3);
-            assert_eq!(strangers.waiting.len(), 2);
+            assert_eq!(clients.waiting.len(), 2);
             assert_eq!(Arc::strong_count(&alive), 1 + 2);
-            assert!(strangers.drop_oldest() && strangers.drop_oldest() && !strangers.drop_oldest());
-            while strangers.next().await.is_some() {}
+            assert!(clients.drop_oldest() && clients.drop_oldest() && !clients.drop_oldest());
+            while clients.next().await.is_some() {}
             assert_eq!(Arc::strong_count(&alive), 1);
         });
     }

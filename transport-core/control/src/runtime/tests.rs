@@ -1,21 +1,21 @@
-//! The control thread, its branches, and their ends.
+//! The control thread, its branches, and their shutdown.
 
 use super::*;
 
 #[test]
 fn tasks_run_elsewhere_and_all_are_gone_after_shutdown() {
     let thread = ControlThread::start(None, false).unwrap();
-    let (tell, told) = std::sync::mpsc::channel();
+    let (sender, receiver) = std::sync::mpsc::channel();
     let alive = Arc::new(());
     let (kept, spawner) = (Arc::clone(&alive), thread.spawner());
     thread.spawner().spawn(async move {
-        tell.send(std::thread::current().name().map(str::to_owned)).unwrap();
-        // Even a task that does not watch for the end is ended.
+        sender.send(std::thread::current().name().map(str::to_owned)).unwrap();
+        // Shutdown ends even a task that does not wait for `closing`.
         std::future::pending::<()>().await;
         drop(kept);
     });
-    assert_eq!(told.recv().unwrap().as_deref(), Some("multirail-control"));
-    spawner.spawn(async { panic!("one task's panic is no other's") });
+    assert_eq!(receiver.recv().unwrap().as_deref(), Some("multirail-control"));
+    spawner.spawn(async { panic!("a panic of one task does not affect the others") });
     thread.shutdown();
     thread.shutdown();
     assert_eq!(Arc::strong_count(&alive), 1);
@@ -25,15 +25,15 @@ fn tasks_run_elsewhere_and_all_are_gone_after_shutdown() {
 }
 
 #[test]
-fn a_branch_ends_alone_and_its_tasks_get_to_speak() {
+fn a_branch_ends_alone_and_its_tasks_may_send_first() {
     let thread = ControlThread::start(None, false).unwrap();
     let branch = thread.branch();
-    let (tell, told) = std::sync::mpsc::channel();
+    let (sender, receiver) = std::sync::mpsc::channel();
     let (spawner, other) = (branch.spawner(), thread.spawner());
-    let later = tell.clone();
+    let later = sender.clone();
     branch.spawner().spawn(async move {
         spawner.closing().await;
-        // What is started on the way out is awaited too.
+        // Shutdown also waits for a task that starts after it began.
         spawner.spawn(async move { later.send("goodbye").unwrap() });
     });
     let stuck = Arc::new(());
@@ -43,24 +43,24 @@ fn a_branch_ends_alone_and_its_tasks_get_to_speak() {
         drop(kept);
     });
     branch.shutdown();
-    assert_eq!(told.try_recv(), Ok("goodbye"));
-    other.spawn(async move { tell.send("still here").unwrap() });
-    assert_eq!(told.recv(), Ok("still here"));
+    assert_eq!(receiver.try_recv(), Ok("goodbye"));
+    other.spawn(async move { sender.send("still here").unwrap() });
+    assert_eq!(receiver.recv(), Ok("still here"));
     drop(branch);
     thread.shutdown();
     assert_eq!(Arc::strong_count(&stuck), 1);
 }
 
 #[test]
-fn tasks_of_a_branch_get_to_speak_when_it_is_dropped_on_the_thread_itself() {
+fn tasks_of_a_branch_may_send_first_when_it_is_dropped_on_the_thread_itself() {
     let thread = ControlThread::start(None, false).unwrap();
     let branch = thread.branch();
-    let (tell, told) = std::sync::mpsc::channel();
-    let (spawner, waiting) = (branch.spawner(), tell.clone());
+    let (sender, receiver) = std::sync::mpsc::channel();
+    let (spawner, waiting) = (branch.spawner(), sender.clone());
     branch.spawner().spawn(async move {
         waiting.send("waiting").unwrap();
         spawner.closing().await;
-        // As long as a peer may take to read it.
+        // A peer may take this long to read the final frame.
         sleep(CLOSE_LIMIT).await;
         waiting.send("goodbye").unwrap();
     });
@@ -69,11 +69,11 @@ fn tasks_of_a_branch_get_to_speak_when_it_is_dropped_on_the_thread_itself() {
         std::future::pending::<()>().await;
         drop(stuck);
     });
-    assert_eq!(told.recv(), Ok("waiting"));
+    assert_eq!(receiver.recv(), Ok("waiting"));
     thread.spawner().spawn(async move { drop(branch) });
-    drop(tell);
-    assert_eq!(told.recv(), Ok("goodbye"));
-    // Whoever has nothing to say is ended all the same, while the thread goes on.
+    drop(sender);
+    assert_eq!(receiver.recv(), Ok("goodbye"));
+    // The task that waits for ever is ended as well, while the thread goes on.
     assert!(gone.blocking_recv().is_err());
     thread.shutdown();
 }
@@ -82,10 +82,10 @@ fn tasks_of_a_branch_get_to_speak_when_it_is_dropped_on_the_thread_itself() {
 fn may_be_dropped_on_itself_and_its_helpers() {
     for helper in [false, true] {
         let thread = ControlThread::start(None, false).unwrap();
-        let (tell, told) = std::sync::mpsc::channel();
+        let (sender, receiver) = std::sync::mpsc::channel();
         thread.spawner().spawn(async move {
             // The thread is moved in only after it started this task.
-            let thread: ControlThread = told.recv().unwrap();
+            let thread: ControlThread = receiver.recv().unwrap();
             if helper {
                 tokio::task::spawn_blocking(move || drop(thread)).await.unwrap();
             } else {
@@ -93,7 +93,7 @@ fn may_be_dropped_on_itself_and_its_helpers() {
             }
         });
         let gone = thread.spawner();
-        tell.send(thread).unwrap();
+        sender.send(thread).unwrap();
         while !gone.tasks.is_closed() {
             std::thread::sleep(Duration::from_millis(1));
         }

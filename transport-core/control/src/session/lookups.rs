@@ -1,4 +1,4 @@
-//! Questions to the peer: which descriptor is published under a name?
+//! Lookups: requests for the descriptor that the peer publishes under a name.
 
 use std::any::Any;
 use std::collections::{HashMap, VecDeque};
@@ -9,34 +9,34 @@ use tokio::sync::oneshot;
 use crate::frame::{Frame, printable};
 use multirail_spi::{Error, ErrorKind, Result};
 
-/// Lookups that may wait for the peer's answer at once; others wait for their turn.
-pub(crate) const OUTSTANDING: usize = 64;
+/// The most lookups that wait for the peer's answer at once; further lookups wait in a queue.
+pub(crate) const MAX_OUTSTANDING: usize = 64;
 
-/// Where the answer goes.
-pub(crate) type Answer = oneshot::Sender<Result<Vec<u8>>>;
+/// Receives the answer to a lookup by name.
+pub(crate) type AnswerSender = oneshot::Sender<Result<Vec<u8>>>;
 
-/// Dropped when a probe is over: the peer has answered, or the session has ended.
+/// A value that the session drops when a probe is over: the peer has answered, or the session has ended.
 pub type ProbeGuard = Box<dyn Any + Send>;
 
-/// Receives the answer to a lookup.
-pub(crate) enum Asker {
-    /// A caller that wants the descriptor of that name.
-    Name(Answer),
-    /// A probe, for which any answer shows that the peer lives.
+/// The requester of a lookup.
+pub(crate) enum Requester {
+    /// A caller that waits for the descriptor.
+    Caller(AnswerSender),
+    /// A probe: any answer shows that the peer is alive.
     Probe(ProbeGuard),
 }
 
-impl Asker {
-    fn has_left(&self) -> bool {
+impl Requester {
+    fn is_cancelled(&self) -> bool {
         match self {
-            Self::Name(answer) => answer.is_closed(),
+            Self::Caller(answer) => answer.is_closed(),
             Self::Probe(_) => false,
         }
     }
 
-    fn tell(self, outcome: Result<Vec<u8>>) {
+    fn complete(self, outcome: Result<Vec<u8>>) {
         match self {
-            Self::Name(answer) => drop(answer.send(outcome)),
+            Self::Caller(answer) => drop(answer.send(outcome)),
             Self::Probe(guard) => drop(guard),
         }
     }
@@ -46,49 +46,53 @@ impl Asker {
 pub(crate) struct Lookups {
     limit: Duration,
     next_id: u64,
-    asked: HashMap<u64, Lookup>,
+    outstanding: HashMap<u64, Lookup>,
     queue: VecDeque<Lookup>,
 }
 
 struct Lookup {
     name: String,
-    /// `None` where the limit ends beyond all clocks.
+    /// `None` if the deadline is beyond the range of `Instant`.
     deadline: Option<Instant>,
-    /// `None` once it has ended; an asked lookup keeps its place until the peer
-    /// answers, so that the peer never holds more than it agreed to.
-    asker: Option<Asker>,
+    /// `None` once the lookup has ended for its requester. A lookup that was sent stays in `outstanding`
+    /// until the peer answers, so that the peer never has more than `MAX_OUTSTANDING` lookups to answer.
+    requester: Option<Requester>,
 }
 
 impl Lookups {
     /// Each lookup ends within about `limit`.
     pub fn new(limit: Duration) -> Self {
-        Self { limit, next_id: 0, asked: HashMap::new(), queue: VecDeque::new() }
+        Self { limit, next_id: 0, outstanding: HashMap::new(), queue: VecDeque::new() }
     }
 
-    /// A new question.
-    pub fn add(&mut self, name: String, asker: Asker, now: Instant) {
-        self.queue.push_back(Lookup { name, deadline: now.checked_add(self.limit), asker: Some(asker) });
+    /// Queues a lookup.
+    pub fn add(&mut self, name: String, requester: Requester, now: Instant) {
+        self.queue.push_back(Lookup {
+            name,
+            deadline: now.checked_add(self.limit),
+            requester: Some(requester),
+        });
     }
 
-    /// The next question to send, if the peer has room for it.
-    pub fn next_question(&mut self) -> Option<Frame> {
-        while self.asked.len() < OUTSTANDING {
+    /// The next lookup to send; `None` if the queue is empty or too many lookups are outstanding.
+    pub fn next_request(&mut self) -> Option<Frame> {
+        while self.outstanding.len() < MAX_OUTSTANDING {
             let lookup = self.queue.pop_front()?;
-            if lookup.asker.as_ref().is_none_or(Asker::has_left) {
+            if lookup.requester.as_ref().is_none_or(Requester::is_cancelled) {
                 continue;
             }
             let (id, name) = (self.next_id, lookup.name.clone());
             self.next_id += 1;
-            self.asked.insert(id, lookup);
+            self.outstanding.insert(id, lookup);
             return Some(Frame::Lookup { id, name });
         }
         None
     }
 
-    /// The peer answered; an error if it was not asked.
+    /// Completes the lookup `id` with the peer's answer. Returns an error if no such lookup is outstanding.
     pub fn found(&mut self, id: u64, descriptor: Option<Vec<u8>>) -> Result<()> {
-        let Some(lookup) = self.asked.remove(&id) else {
-            let why = format!("an answer to lookup {id}, which was not asked");
+        let Some(lookup) = self.outstanding.remove(&id) else {
+            let why = format!("the peer answered lookup {id}, which is not outstanding");
             return Err(Error::new(ErrorKind::Protocol, "control", why));
         };
         let missing = || {
@@ -98,37 +102,40 @@ impl Lookups {
             );
             Error::new(ErrorKind::NotFound, "region", why)
         };
-        if let Some(asker) = lookup.asker {
-            asker.tell(descriptor.ok_or_else(missing));
+        if let Some(requester) = lookup.requester {
+            requester.complete(descriptor.ok_or_else(missing));
         }
         Ok(())
     }
 
-    /// Ends what waited too long.
+    /// Ends the lookups whose deadline has passed.
     pub fn expire(&mut self, now: Instant) {
         let limit = self.limit.as_secs_f64();
         let is_late = |lookup: &&mut Lookup| lookup.deadline.is_some_and(|deadline| deadline <= now);
-        for lookup in self.asked.values_mut().chain(&mut self.queue).filter(is_late) {
-            if let Some(asker) = lookup.asker.take() {
-                let why = format!("no answer about region {:?} within {limit:.1} s; try again", lookup.name);
-                asker.tell(Err(Error::new(ErrorKind::DeadlineExceeded, "region", why)));
+        for lookup in self.outstanding.values_mut().chain(&mut self.queue).filter(is_late) {
+            if let Some(requester) = lookup.requester.take() {
+                let why = format!(
+                    "the peer did not answer about region {:?} within {limit:.1} s; try again",
+                    lookup.name
+                );
+                requester.complete(Err(Error::new(ErrorKind::DeadlineExceeded, "region", why)));
             }
         }
-        // What the peer was not asked needs no place.
-        self.queue.retain(|lookup| lookup.asker.is_some());
+        // Expired lookups that were not sent are removed: the peer will not answer them.
+        self.queue.retain(|lookup| lookup.requester.is_some());
     }
 
-    /// When the first lookup expires.
+    /// The earliest deadline of a lookup.
     pub fn next_deadline(&self) -> Option<Instant> {
-        let open = |lookup: &&Lookup| lookup.asker.is_some();
-        self.asked.values().chain(&self.queue).filter(open).filter_map(|lookup| lookup.deadline).min()
+        let open = |lookup: &&Lookup| lookup.requester.is_some();
+        self.outstanding.values().chain(&self.queue).filter(open).filter_map(|lookup| lookup.deadline).min()
     }
 
-    /// Ends all with `error`.
+    /// Ends all lookups with `error`.
     pub fn fail(&mut self, error: &Error) {
-        let asked = self.asked.drain().map(|(_, lookup)| lookup);
-        for asker in asked.chain(self.queue.drain(..)).filter_map(|lookup| lookup.asker) {
-            asker.tell(Err(error.clone()));
+        let outstanding = self.outstanding.drain().map(|(_, lookup)| lookup);
+        for requester in outstanding.chain(self.queue.drain(..)).filter_map(|lookup| lookup.requester) {
+            requester.complete(Err(error.clone()));
         }
     }
 }
@@ -138,47 +145,47 @@ mod tests {
     use super::*;
 
     #[test]
-    fn at_most_64_are_asked_and_the_rest_follow() {
+    fn at_most_64_lookups_are_outstanding_and_the_rest_follow() {
         let (mut lookups, now) = (Lookups::new(Duration::from_secs(5)), Instant::now());
         let mut answers = Vec::new();
         for i in 0..70 {
             let (answer, outcome) = oneshot::channel();
-            lookups.add(format!("region {i}"), Asker::Name(answer), now);
+            lookups.add(format!("region {i}"), Requester::Caller(answer), now);
             answers.push(outcome);
         }
-        // Who stopped waiting is not asked for.
+        // A lookup whose caller stopped waiting is not sent.
         drop(answers.remove(66));
-        let asked = std::iter::from_fn(|| lookups.next_question()).count();
-        assert_eq!(asked, OUTSTANDING);
+        let outstanding = std::iter::from_fn(|| lookups.next_request()).count();
+        assert_eq!(outstanding, MAX_OUTSTANDING);
         lookups.found(0, Some(vec![7])).unwrap();
         lookups.found(1, None).unwrap();
         assert_eq!(answers[0].try_recv().unwrap().unwrap(), [7]);
         let error = answers[1].try_recv().unwrap().unwrap_err();
         assert_eq!(error.kind(), ErrorKind::NotFound);
         assert!(error.context().contains("\"region 1\""), "{error}");
-        assert_eq!(std::iter::from_fn(|| lookups.next_question()).count(), 2);
+        assert_eq!(std::iter::from_fn(|| lookups.next_request()).count(), 2);
         assert_eq!(lookups.found(1, None).unwrap_err().kind(), ErrorKind::Protocol);
-        // A peer that answers nothing more gathers none that nobody waits for.
+        // If the peer answers no more, expired lookups do not pile up in the queue.
         assert_eq!(lookups.queue.len(), 4);
         lookups.expire(now + Duration::from_secs(5));
-        assert_eq!((lookups.queue.len(), lookups.asked.len()), (0, OUTSTANDING));
+        assert_eq!((lookups.queue.len(), lookups.outstanding.len()), (0, MAX_OUTSTANDING));
         assert_eq!(answers[68].try_recv().unwrap().unwrap_err().kind(), ErrorKind::DeadlineExceeded);
     }
 
     #[test]
-    fn all_end() {
+    fn every_lookup_ends() {
         let (mut lookups, now) = (Lookups::new(Duration::from_secs(5)), Instant::now());
         let (answer, mut late) = oneshot::channel();
-        lookups.add("late".into(), Asker::Name(answer), now);
-        assert!(lookups.next_question().is_some());
+        lookups.add("late".into(), Requester::Caller(answer), now);
+        assert!(lookups.next_request().is_some());
         assert_eq!(lookups.next_deadline(), Some(now + Duration::from_secs(5)));
         lookups.expire(now + Duration::from_secs(5));
         assert_eq!(late.try_recv().unwrap().unwrap_err().kind(), ErrorKind::DeadlineExceeded);
         assert_eq!(lookups.next_deadline(), None);
-        // The answer may still come, and is no breach.
+        // A late answer is not a protocol violation.
         lookups.found(0, None).unwrap();
         let (answer, mut failed) = oneshot::channel();
-        lookups.add("failed".into(), Asker::Name(answer), now);
+        lookups.add("failed".into(), Requester::Caller(answer), now);
         lookups.fail(&Error::new(ErrorKind::PeerDied, "control", ""));
         assert_eq!(failed.try_recv().unwrap().unwrap_err().kind(), ErrorKind::PeerDied);
     }

@@ -1,4 +1,4 @@
-//! One task per admitted peer: heartbeats, lookups, revocations, moves, the end.
+//! The task of an admitted peer: heartbeats, lookups, revocations, relocations and the close.
 
 pub(crate) mod close;
 pub(crate) mod liveness;
@@ -19,33 +19,33 @@ use crate::host::{SessionHost, SessionPeer};
 use crate::runtime::Spawner;
 use crate::session::close::CloseReason;
 use crate::session::liveness::Liveness;
-use crate::session::lookups::{Answer, Asker, Lookups, OUTSTANDING, ProbeGuard};
+use crate::session::lookups::{AnswerSender, Lookups, MAX_OUTSTANDING, ProbeGuard, Requester};
 use crate::session::relocations::Relocations;
-use multirail_spi::Allowance;
-use multirail_spi::{Error, ErrorKind, Result};
+use multirail_spi::{Allowance, Error, ErrorKind, Result};
 
-/// Answers that may wait while the peer does not read: all it may ask for, twice.
-const MAX_QUEUED: usize = 2 * OUTSTANDING * MAX_DESCRIPTOR;
-/// After the limit of silence, time for what has arrived to be read.
-const LAST_CHANCE: Duration = Duration::from_millis(10);
+/// The most bytes of answers that wait while the peer does not read: twice the answers to all lookups that it may have
+/// outstanding.
+const MAX_QUEUED_BYTES: usize = 2 * MAX_OUTSTANDING * MAX_DESCRIPTOR;
+/// After the timeout of a silent peer, the time to read a frame that has already arrived.
+const FINAL_RECEIVE: Duration = Duration::from_millis(10);
 
-/// What the rest of the fabric asks of a session.
+/// A command of the fabric to a session.
 pub(crate) enum Command {
-    Lookup { name: String, answer: Answer },
+    Lookup { name: String, answer: AnswerSender },
     Probe(ProbeGuard),
     Revoked { region: u64 },
     Grant { transport: String, allowance: Allowance },
-    Reached { barrier: String },
-    Moved { transport: String, pair: u16, offer: Vec<u8> },
+    BarrierReached { barrier: String },
+    Relocated { transport: String, pair: u16, offer: Vec<u8> },
     Goodbye,
 }
 
-/// Speaks to a session from any thread; never blocks.
+/// Sends commands to a session, from any thread. Never blocks.
 #[derive(Clone)]
 pub struct SessionHandle(Option<mpsc::UnboundedSender<Command>>);
 
 impl SessionHandle {
-    /// A handle, and what its session receives.
+    /// Creates a handle and the receiver of its commands.
     pub(crate) fn new() -> (Self, mpsc::UnboundedReceiver<Command>) {
         let (commands, received) = mpsc::unbounded_channel();
         (Self(Some(commands)), received)
@@ -56,11 +56,11 @@ impl SessionHandle {
         Self(None)
     }
 
-    /// Asks the peer for the descriptor published as `name`. Ends within the
-    /// handshake limit; needs no runtime.
+    /// Asks the peer for the descriptor published as `name`. The future ends within the
+    /// handshake limit; it needs no runtime.
     pub fn lookup(&self, name: &str) -> impl Future<Output = Result<Vec<u8>>> + Send + use<> {
         let fail = |kind, why: &str| Error::new(kind, "region", why);
-        let over = move || fail(ErrorKind::Closed, "the connection to the peer has ended");
+        let ended = move || fail(ErrorKind::Closed, "the connection to the peer has ended");
         let (answer, outcome) = oneshot::channel();
         let asked = match &self.0 {
             None => Err(fail(
@@ -69,47 +69,47 @@ impl SessionHandle {
             )),
             Some(_) if name.len() > MAX_NAME => Err(fail(
                 ErrorKind::InvalidRequest,
-                &format!("a name of {} bytes; the limit is {MAX_NAME}", name.len()),
+                &format!("the name has {} bytes; the limit is {MAX_NAME}", name.len()),
             )),
             Some(commands) => {
-                commands.send(Command::Lookup { name: name.to_owned(), answer }).map_err(|_| over())
+                commands.send(Command::Lookup { name: name.to_owned(), answer }).map_err(|_| ended())
             }
         };
         async move {
             asked?;
-            outcome.await.unwrap_or_else(|_| Err(over()))
+            outcome.await.unwrap_or_else(|_| Err(ended()))
         }
     }
 
-    /// Asks the peer whether it lives. Drops `guard` once the peer has answered, after the limit of a lookup, or when
-    /// the session ends.
+    /// Asks the peer whether it is alive. The session drops `guard` when the peer has answered, when the limit of a
+    /// lookup has passed, or when the session ends.
     pub fn probe(&self, guard: ProbeGuard) {
         self.command(Command::Probe(guard));
     }
 
-    /// Tells the peer that a region of ours was taken back.
+    /// Tells the peer that this side has revoked a region.
     pub fn revoked(&self, region: u64) {
         self.command(Command::Revoked { region });
     }
 
-    /// Tells the peer what it may send.
+    /// Grants the peer `allowance` over `transport`.
     pub fn grant(&self, transport: &str, allowance: Allowance) {
         self.command(Command::Grant { transport: transport.to_owned(), allowance });
     }
 
-    /// Tells the peer that we have reached a barrier.
+    /// Tells the peer that this side has reached a barrier.
     pub fn reached(&self, barrier: &str) {
         if self.0.is_some() {
-            self.command(Command::Reached { barrier: barrier.to_owned() });
+            self.command(Command::BarrierReached { barrier: barrier.to_owned() });
         }
     }
 
-    /// Tells the peer that our end of a pair of rails has moved.
+    /// Tells the peer that our endpoint of a pair of rails has a new address, described by `offer`.
     pub fn moved(&self, transport: &str, pair: u16, offer: Vec<u8>) {
-        self.command(Command::Moved { transport: transport.to_owned(), pair, offer });
+        self.command(Command::Relocated { transport: transport.to_owned(), pair, offer });
     }
 
-    /// Ends the session in order.
+    /// Ends the session with a `Goodbye`.
     pub fn goodbye(&self) {
         self.command(Command::Goodbye);
     }
@@ -123,17 +123,17 @@ impl SessionHandle {
 
 /// The state of a session; [`Session::run`] is its task.
 pub(crate) struct Session<H: SessionHost> {
-    pub wire: FramedChannel,
+    pub channel: FramedChannel,
     pub peer: H::Peer,
-    /// Weak, so that a connection keeps no fabric open.
+    /// Weak, so that a connection does not keep the fabric open.
     pub host: Weak<H>,
     pub spawner: Spawner,
     pub commands: mpsc::UnboundedReceiver<Command>,
-    /// Our own, which revocations carry.
+    /// The incarnation of this side's fabric; `Revoked` frames carry it.
     pub incarnation: u64,
     pub liveness: Liveness,
     pub lookups: Lookups,
-    pub moves: Relocations,
+    pub relocations: Relocations,
 }
 
 impl<H: SessionHost> Session<H> {
@@ -144,13 +144,14 @@ impl<H: SessionHost> Session<H> {
             self.flush_commands(&error);
         }
         if let Some(final_frame) = &final_frame
-            && let Err(error) = self.wire.push(final_frame)
+            && let Err(error) = self.channel.push(final_frame)
         {
-            tracing::debug!(%error, "no final_frame");
+            tracing::debug!(%error, "cannot send the final frame");
         }
         if final_frame == Some(Frame::Goodbye) {
-            // Said before the links go down, or the peer might take their end for our death.
-            self.wire.flush(CLOSE_LIMIT).await;
+            // The session sends the `Goodbye` before the links go down. Otherwise the peer could see the links fail
+            // first and take this side for dead.
+            self.channel.flush(CLOSE_LIMIT).await;
         }
         self.peer.fail(error.clone());
         self.lookups.fail(&error);
@@ -160,11 +161,11 @@ impl<H: SessionHost> Session<H> {
                 let _ = answer.send(Err(error.clone()));
             }
         }
-        self.wire.close().await;
+        self.channel.close().await;
     }
 
-    /// What was asked before the end is said before it: a barrier that we have passed, others
-    /// may still wait at.
+    /// Sends the commands that were given before the close, ahead of the final frame. For example, peers may
+    /// still wait at a barrier that this side has reached.
     fn flush_commands(&mut self, error: &Error) {
         while let Ok(command) = self.commands.try_recv() {
             match command {
@@ -180,29 +181,30 @@ impl<H: SessionHost> Session<H> {
 
     async fn serve(&mut self) -> CloseReason {
         let (peer, spawner) = (self.peer.clone(), self.spawner.clone());
-        let mut failed = peer.closed();
-        // A frame under way stays in the wire's buffers and a send in its send_queue:
-        // every branch may be dropped.
+        let mut peer_closed = peer.closed();
+        // The channel keeps a partly received frame in its buffer and a send in its queue, so
+        // `select!` may drop every branch.
         loop {
-            let wake = self.lookups.next_deadline().into_iter().fold(self.liveness.wake(), Instant::min);
-            let turn = tokio::select! {
-                frame = self.wire.recv() => self.receive(frame),
+            let next_tick =
+                self.lookups.next_deadline().into_iter().fold(self.liveness.next_tick(), Instant::min);
+            let handled = tokio::select! {
+                frame = self.channel.recv() => self.receive(frame),
                 Some(command) = self.commands.recv() => self.handle_command(command),
                 () = spawner.closing() => Err(CloseReason::by_us(closed("this fabric was closed"))),
-                error = &mut failed => Err(CloseReason::by_us(error)),
-                followed = self.moves.act(&peer, &spawner) => self.follows(followed),
-                () = sleep_until(wake.into()) => self.tick().await,
+                error = &mut peer_closed => Err(CloseReason::by_us(error)),
+                handled = self.relocations.next_frame(&peer, &spawner) => self.answer_relocation(handled),
+                () = sleep_until(next_tick.into()) => self.tick().await,
             };
-            if let Err(end) = turn.and_then(|()| self.ask()) {
-                return end;
+            if let Err(reason) = handled.and_then(|()| self.send_lookups()) {
+                return reason;
             }
         }
     }
 
     fn receive(&mut self, frame: Result<Frame>) -> Result<(), CloseReason> {
-        let frame = frame.map_err(CloseReason::unreadable)?;
+        let frame = frame.map_err(CloseReason::receive_failed)?;
         let now = Instant::now();
-        self.liveness.heard(now);
+        self.liveness.note_heard(now);
         self.peer.heard(now);
         match frame {
             Frame::Heartbeat { seq } => tracing::trace!(seq, "heartbeat"),
@@ -217,13 +219,17 @@ impl<H: SessionHost> Session<H> {
             Frame::Grant { transport, allowance } => {
                 self.peer.note_grant(&transport, &allowance).map_err(CloseReason::by_us)?;
             }
-            Frame::Barrier { name } => self.peer.note_barrier(&name).map_err(CloseReason::breach)?,
-            Frame::Moved { transport, pair, offer } => self.moves.moved(transport, pair, offer)?,
-            Frame::Followed { transport, pair, answer } => self.moves.followed(transport, pair, answer)?,
+            Frame::Barrier { name } => {
+                self.peer.note_barrier(&name).map_err(CloseReason::protocol_violation)?
+            }
+            Frame::Moved { transport, pair, offer } => self.relocations.push_offer(transport, pair, offer)?,
+            Frame::Followed { transport, pair, answer } => {
+                self.relocations.push_answer(transport, pair, answer)?
+            }
             Frame::Goodbye => return Err(CloseReason::by_peer(closed("peer closed the connection"))),
             Frame::Refuse { cause, reason } => return Err(CloseReason::by_peer(refused(cause, &reason))),
             Frame::Proof { .. } | Frame::Offers { .. } | Frame::Report { .. } | Frame::Ready => {
-                return Err(CloseReason::breach(format!("{} after the handshake", frame.name())));
+                return Err(CloseReason::protocol_violation(format!("{} after the handshake", frame.name())));
             }
         }
         Ok(())
@@ -237,7 +243,7 @@ impl<H: SessionHost> Session<H> {
                 name,
                 bytes = descriptor.len(),
                 MAX_DESCRIPTOR,
-                "a descriptor too large to be looked up"
+                "the descriptor is too large for a lookup"
             );
         }
         fits.then_some(descriptor)
@@ -245,16 +251,18 @@ impl<H: SessionHost> Session<H> {
 
     fn handle_command(&mut self, command: Command) -> Result<(), CloseReason> {
         match command {
-            Command::Lookup { name, answer } => self.lookups.add(name, Asker::Name(answer), Instant::now()),
-            // Any lookup will do, and every version answers one.
-            Command::Probe(guard) => self.lookups.add(String::new(), Asker::Probe(guard), Instant::now()),
+            Command::Lookup { name, answer } => {
+                self.lookups.add(name, Requester::Caller(answer), Instant::now())
+            }
+            // A lookup serves as the probe, because every protocol version answers lookups.
+            Command::Probe(guard) => self.lookups.add(String::new(), Requester::Probe(guard), Instant::now()),
             Command::Revoked { region } => {
                 self.send(&Frame::Revoked { incarnation: self.incarnation, region })?
             }
             Command::Grant { transport, allowance } => self.send(&Frame::Grant { transport, allowance })?,
-            Command::Reached { barrier } => self.send(&Frame::Barrier { name: barrier })?,
-            Command::Moved { transport, pair, offer } => {
-                self.moves.told();
+            Command::BarrierReached { barrier } => self.send(&Frame::Barrier { name: barrier })?,
+            Command::Relocated { transport, pair, offer } => {
+                self.relocations.note_offer_sent();
                 self.send(&Frame::Moved { transport, pair, offer })?
             }
             Command::Goodbye => return Err(CloseReason::by_us(closed("this side ended the connection"))),
@@ -267,18 +275,18 @@ impl<H: SessionHost> Session<H> {
         self.lookups.expire(now);
         let due = self.liveness.tick(now);
         if due.dead {
-            // The timer may be served before the socket: what has come still counts.
-            match timeout(LAST_CHANCE, self.wire.recv()).await {
+            // The timer may fire before the socket is read: a frame that has already arrived still counts.
+            match timeout(FINAL_RECEIVE, self.channel.recv()).await {
                 Ok(frame) => self.receive(frame)?,
-                Err(_) => return Err(CloseReason::dead("no heartbeat for", self.liveness.timeout())),
+                Err(_) => return Err(CloseReason::peer_dead("no heartbeat for", self.liveness.timeout())),
             }
         }
-        if due.beat {
-            let send_queue = self.wire.send_queue();
-            if self.liveness.stuck((!send_queue.is_empty()).then_some(send_queue.sent())) {
-                return Err(CloseReason::dead("the peer reads nothing for", self.liveness.timeout()));
+        if due.heartbeat {
+            let send_queue = self.channel.send_queue();
+            if self.liveness.is_send_stuck((!send_queue.is_empty()).then_some(send_queue.sent())) {
+                return Err(CloseReason::peer_dead("the peer reads nothing for", self.liveness.timeout()));
             }
-            // What waits to be sent is as good as a heartbeat.
+            // Any queued frame shows the peer that this side is alive, so no heartbeat is needed.
             if send_queue.is_empty() {
                 self.send(&Frame::Heartbeat { seq: send_queue.sent() })?;
             }
@@ -286,29 +294,31 @@ impl<H: SessionHost> Session<H> {
         Ok(())
     }
 
-    /// Sends the questions that the peer has room for.
-    fn ask(&mut self) -> Result<(), CloseReason> {
-        while let Some(question) = self.lookups.next_question() {
-            self.send(&question)?;
+    /// Sends queued lookups, up to the limit of outstanding ones.
+    fn send_lookups(&mut self) -> Result<(), CloseReason> {
+        while let Some(lookup) = self.lookups.next_request() {
+            self.send(&lookup)?;
         }
         Ok(())
     }
 
-    /// News of a moved rail was acted on: the peer may have to be answered.
-    fn follows(&mut self, acted: Result<Option<Frame>>) -> Result<(), CloseReason> {
-        acted.map_err(CloseReason::by_us)?.map_or(Ok(()), |answer| self.answer(&answer))
+    /// A relocation message was handled. Sends the answer, if there is one.
+    fn answer_relocation(&mut self, handled: Result<Option<Frame>>) -> Result<(), CloseReason> {
+        handled.map_err(CloseReason::by_us)?.map_or(Ok(()), |answer| self.answer(&answer))
     }
 
-    /// Sends what the peer has asked for, as long as it reads.
+    /// Sends an answer to the peer. Fails if the peer does not read its answers.
     fn answer(&mut self, frame: &Frame) -> Result<(), CloseReason> {
         self.send(frame)?;
-        if self.wire.send_queue().queued_bytes() > MAX_QUEUED {
-            return Err(CloseReason::breach("it asks for more than agreed, and reads no answers"));
+        if self.channel.send_queue().queued_bytes() > MAX_QUEUED_BYTES {
+            return Err(CloseReason::protocol_violation(
+                "the peer sends more requests than agreed, and reads no answers",
+            ));
         }
         Ok(())
     }
 
     fn send(&mut self, frame: &Frame) -> Result<(), CloseReason> {
-        self.wire.push(frame).map_err(CloseReason::by_us)
+        self.channel.push(frame).map_err(CloseReason::by_us)
     }
 }

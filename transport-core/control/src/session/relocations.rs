@@ -1,9 +1,9 @@
-//! Moved rails: what the peer says of its own, and its answers about ours.
+//! Relocations: endpoints that have a new address. The peer announces relocations of its endpoints and answers ours.
 //!
-//! A backend may have to make queue pairs for each: the session hands them to a helper thread, one after
-//! another, and goes on. They are acted on in the order in which they came, as one may supersede another. A
-//! caller-driven fabric whose `control_on` has a runtime of one thread has no helper (`Spawner::blocking`): its other
-//! sessions wait meanwhile.
+//! A backend may have to create queue pairs for each relocation. The session therefore handles relocations on a helper
+//! thread, one after another, and goes on meanwhile. It handles them in the order of arrival, because a later
+//! relocation may supersede an earlier one. A caller-driven fabric whose `control_on` runtime has one thread has no
+//! helper (`Spawner::blocking`): its other sessions wait meanwhile.
 
 use std::collections::VecDeque;
 use std::future::{Future, pending};
@@ -18,103 +18,108 @@ use crate::runtime::Spawner;
 use crate::session::close::CloseReason;
 use multirail_spi::Result;
 
-/// News that may wait. A peer has two offers per pair of rails on their way at most, where its backend
-/// offers anew only what was answered; others offer anew whenever their endpoint is another one.
-const MOST_WAITING: usize = 1024;
-/// A peer may have a helper thread for this long at once,
-const AT_ONCE: Duration = Duration::from_secs(1);
-/// and for one part of so many of the time after that.
-const SHARE: u32 = 4;
-/// For so long a peer is not heard at most.
-const SILENCE: Duration = Duration::from_secs(60);
+/// The most relocation messages that may wait. A peer whose backend waits for each answer has at most two offers per
+/// pair of rails in flight. Other backends send a new offer each time their endpoint is replaced.
+const MAX_WAITING: usize = 1024;
+/// The helper thread time that a peer may use in one burst.
+const BURST: Duration = Duration::from_secs(1);
+/// After the burst, a peer may use one part in this many of a helper thread's time.
+const TIME_SHARE: u32 = 4;
+/// The longest time for which a peer's relocations are delayed.
+const MAX_PAUSE: Duration = Duration::from_secs(60);
 
-/// What a peer says of moved rails.
-enum News {
-    /// The peer's end of a pair has moved: its new offer.
-    Moved { transport: String, pair: u16, offer: Vec<u8> },
-    /// The peer has followed ours: its answer.
+/// A relocation message of the peer.
+enum Message {
+    /// The peer's endpoint of a pair has a new address, described by `offer`.
+    Relocated { transport: String, pair: u16, offer: Vec<u8> },
+    /// The peer uses the new address of our endpoint, and answers.
     Followed { transport: String, pair: u16, answer: Vec<u8> },
 }
 
-/// What is to be sent, if anything, and how long the helper thread was taken.
-type Acted = (Result<Option<Frame>>, Duration);
+/// The frame to send, if any, and how long the helper thread worked.
+type Handled = (Result<Option<Frame>>, Duration);
 
-/// The news of one session.
+/// The relocation messages of one session.
 pub(crate) struct Relocations {
-    waiting: VecDeque<News>,
-    /// Kept here, not by whoever waits, so that waiting may be cancelled.
-    running: Option<Pin<Box<dyn Future<Output = Result<Acted>> + Send>>>,
-    /// Offers of ours that the peer has not answered.
+    waiting: VecDeque<Message>,
+    /// The message that is handled now. The session owns this future, so a caller may cancel its wait.
+    running: Option<Pin<Box<dyn Future<Output = Result<Handled>> + Send>>>,
+    /// The number of our offers that the peer has not answered.
     unanswered: u32,
-    allowance: Allowance,
+    budget: TimeBudget,
 }
 
 impl Relocations {
     pub fn new(now: Instant) -> Self {
-        Self { waiting: VecDeque::new(), running: None, unanswered: 0, allowance: Allowance::new(now) }
+        Self { waiting: VecDeque::new(), running: None, unanswered: 0, budget: TimeBudget::new(now) }
     }
 
-    /// The peer was told of a rail of ours that has moved: it is to answer.
-    pub fn told(&mut self) {
+    /// Notes that this side has sent an offer, which the peer must answer.
+    pub fn note_offer_sent(&mut self) {
         self.unanswered += 1;
     }
 
-    /// The peer says that its end of a pair has moved.
-    pub fn moved(
+    /// Queues the peer's offer for its relocated endpoint.
+    pub fn push_offer(
         &mut self,
         transport: String,
         pair: u16,
         offer: Vec<u8>,
     ) -> std::result::Result<(), CloseReason> {
-        if self.waiting.len() >= MOST_WAITING {
-            return Err(CloseReason::breach("its rails move faster than anyone can follow"));
+        if self.waiting.len() >= MAX_WAITING {
+            return Err(CloseReason::protocol_violation(
+                "the peer's rails move faster than this side can follow",
+            ));
         }
-        self.waiting.push_back(News::Moved { transport, pair, offer });
+        self.waiting.push_back(Message::Relocated { transport, pair, offer });
         Ok(())
     }
 
-    /// The peer answers an offer of ours.
-    pub fn followed(
+    /// Queues the peer's answer to an offer of ours.
+    pub fn push_answer(
         &mut self,
         transport: String,
         pair: u16,
         answer: Vec<u8>,
     ) -> std::result::Result<(), CloseReason> {
-        let unasked = || CloseReason::breach("it follows a move that it was not told of");
-        self.unanswered = self.unanswered.checked_sub(1).ok_or_else(unasked)?;
-        self.waiting.push_back(News::Followed { transport, pair, answer });
+        let unannounced = || {
+            CloseReason::protocol_violation("the peer answers a relocation that this side did not announce")
+        };
+        self.unanswered = self.unanswered.checked_sub(1).ok_or_else(unannounced)?;
+        self.waiting.push_back(Message::Followed { transport, pair, answer });
         Ok(())
     }
 
-    /// Acts on the next news, once the peer's allowance has room: what is to be sent then. Waits for ever
-    /// where there are none. Cancel-safe.
-    pub async fn act<P: SessionPeer>(&mut self, peer: &P, spawner: &Spawner) -> Result<Option<Frame>> {
+    /// Handles the next message and returns the frame to send, if any. An offer first waits until the peer's time
+    /// budget allows it; an answer does not. Never returns while no message waits. Cancel-safe.
+    pub async fn next_frame<P: SessionPeer>(&mut self, peer: &P, spawner: &Spawner) -> Result<Option<Frame>> {
         loop {
             if let Some(running) = &mut self.running {
                 let ended = running.as_mut().await;
                 self.running = None;
                 let (result, took) = ended?;
-                self.allowance.spend(took, Instant::now());
+                self.budget.spend(took, Instant::now());
                 return result;
             }
-            if let Some(News::Moved { .. }) = self.waiting.front()
-                && let Some(later) = self.allowance.room_at(Instant::now())
+            if let Some(Message::Relocated { .. }) = self.waiting.front()
+                && let Some(later) = self.budget.available_at(Instant::now())
             {
                 sleep_until(later.into()).await;
                 continue;
             }
-            let Some(news) = self.waiting.pop_front() else { return pending().await };
+            let Some(message) = self.waiting.pop_front() else { return pending().await };
             let (peer, spawner) = (peer.clone(), spawner.clone());
-            self.running = Some(Box::pin(async move { spawner.blocking(move || news.act(&peer)).await }));
+            self.running =
+                Some(Box::pin(async move { spawner.blocking(move || message.handle(&peer)).await }));
         }
     }
 }
 
-impl News {
-    fn act<P: SessionPeer>(self, peer: &P) -> Acted {
+impl Message {
+    fn handle<P: SessionPeer>(self, peer: &P) -> Handled {
         let begun = Instant::now();
         let result = match self {
-            Self::Moved { transport, pair, offer } => peer
+            Self::Relocated { transport, pair, offer } => peer
                 .note_relocation(&transport, pair, &offer)
                 .map(|answer| Some(Frame::Followed { transport, pair, answer })),
             Self::Followed { transport, pair, answer } => {
@@ -125,35 +130,35 @@ impl News {
     }
 }
 
-/// How much of a helper thread's time a peer may still take.
-struct Allowance {
-    /// What it has taken and not earned back.
-    taken: Duration,
-    /// As of then.
-    at: Instant,
+/// Limits the helper thread time that a peer uses.
+struct TimeBudget {
+    /// The time that was used and is not refilled yet.
+    used: Duration,
+    /// The moment at which `used` was computed.
+    as_of: Instant,
 }
 
-impl Allowance {
+impl TimeBudget {
     fn new(now: Instant) -> Self {
-        Self { taken: Duration::ZERO, at: now }
+        Self { used: Duration::ZERO, as_of: now }
     }
 
-    fn earn(&mut self, now: Instant) {
-        let passed = now.saturating_duration_since(self.at);
-        (self.taken, self.at) = (self.taken.saturating_sub(passed / SHARE), now);
+    fn refill(&mut self, now: Instant) {
+        let passed = now.saturating_duration_since(self.as_of);
+        (self.used, self.as_of) = (self.used.saturating_sub(passed / TIME_SHARE), now);
     }
 
     fn spend(&mut self, time: Duration, now: Instant) {
-        self.earn(now);
-        // However long one took, the peer is heard again within a minute.
-        self.taken = self.taken.saturating_add(time).min(AT_ONCE + SILENCE / SHARE);
+        self.refill(now);
+        // However long one message took, the next one is handled after at most `MAX_PAUSE`.
+        self.used = self.used.saturating_add(time).min(BURST + MAX_PAUSE / TIME_SHARE);
     }
 
-    /// When there is room again; `None` if there is now.
-    fn room_at(&mut self, now: Instant) -> Option<Instant> {
-        self.earn(now);
-        let over = self.taken.saturating_sub(AT_ONCE);
-        (!over.is_zero()).then(|| now + over.saturating_mul(SHARE))
+    /// When the budget allows the next message; `None` if it does now.
+    fn available_at(&mut self, now: Instant) -> Option<Instant> {
+        self.refill(now);
+        let over = self.used.saturating_sub(BURST);
+        (!over.is_zero()).then(|| now + over.saturating_mul(TIME_SHARE))
     }
 }
 
@@ -166,14 +171,14 @@ mod tests {
     #[test]
     fn a_peer_gets_a_quarter_of_a_thread_after_the_first_second() {
         let start = Instant::now();
-        let (mut allowance, mut now, mut count) = (Allowance::new(start), start, 0);
-        // Each takes 20 ms, and the next one is there at once.
+        let (mut budget, mut now, mut count) = (TimeBudget::new(start), start, 0);
+        // Each message takes 20 ms, and the next one arrives at once.
         while now < start + 20_000 * MS {
-            match allowance.room_at(now) {
+            match budget.available_at(now) {
                 Some(later) => now = later,
                 None => {
                     now += 20 * MS;
-                    allowance.spend(20 * MS, now);
+                    budget.spend(20 * MS, now);
                     count += 1;
                 }
             }
@@ -183,14 +188,14 @@ mod tests {
     }
 
     #[test]
-    fn a_long_one_does_not_end_the_rest() {
+    fn a_long_message_delays_the_next_by_a_minute_at_most() {
         let now = Instant::now();
-        let mut allowance = Allowance::new(now);
-        allowance.spend(Duration::MAX, now);
-        assert_eq!(allowance.room_at(now), Some(now + 60_000 * MS));
-        assert_eq!(allowance.room_at(now + 60_000 * MS), None, "asked again");
-        allowance = Allowance::new(now);
-        allowance.spend(900 * MS, now);
-        assert_eq!(allowance.room_at(now), None);
+        let mut budget = TimeBudget::new(now);
+        budget.spend(Duration::MAX, now);
+        assert_eq!(budget.available_at(now), Some(now + 60_000 * MS));
+        assert_eq!(budget.available_at(now + 60_000 * MS), None, "asked again");
+        budget = TimeBudget::new(now);
+        budget.spend(900 * MS, now);
+        assert_eq!(budget.available_at(now), None);
     }
 }

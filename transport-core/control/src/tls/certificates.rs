@@ -1,4 +1,4 @@
-//! Certificates, keys and roots: out of PEM, into the configurations of rustls.
+//! Certificates, keys and roots: reads them from PEM and builds the configurations of rustls.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -13,16 +13,16 @@ use rustls::{ClientConfig, RootCertStore, ServerConfig};
 
 use multirail_spi::{Error, ErrorKind, Result};
 
-/// What a side shows, and what it believes.
+/// The certificate that a side presents, and the roots that it trusts.
 #[derive(Clone)]
-pub(super) struct Material {
+pub(super) struct Credentials {
     identity: Option<(Vec<CertificateDer<'static>>, Arc<PrivateKeyDer<'static>>)>,
     roots: Arc<RootCertStore>,
     client: Arc<ClientConfig>,
     pub anonymous_clients: bool,
 }
 
-impl Material {
+impl Credentials {
     pub fn new(certificates: &[u8], key: &[u8], roots: &[u8]) -> Result<Self> {
         let chain = parse_certificates("certificate chain", certificates)?;
         let key = PrivateKeyDer::from_pem_slice(key)
@@ -40,12 +40,15 @@ impl Material {
     ) -> Result<Self> {
         let mut store = RootCertStore::empty();
         for root in parse_certificates("roots", roots)? {
-            store.add(root).map_err(|e| invalid("a root is no CA certificate".into()).with_source(e))?;
+            store.add(root).map_err(|e| invalid("a root is not a CA certificate".into()).with_source(e))?;
         }
         let roots = Arc::new(store);
         let builder = ClientConfig::builder_with_provider(provider()?)
             .with_protocol_versions(&[&TLS13])
-            .map_err(|e| Error::new(ErrorKind::Unsupported, "set up TLS", "no TLS 1.3").with_source(e))?
+            .map_err(|e| {
+                Error::new(ErrorKind::Unsupported, "set up TLS", "the TLS provider does not support TLS 1.3")
+                    .with_source(e)
+            })?
             .with_root_certificates(Arc::clone(&roots));
         let mut client = match &identity {
             Some((chain, key)) => {
@@ -64,19 +67,22 @@ impl Material {
     pub fn server(&self) -> Result<Arc<ServerConfig>> {
         let Some((chain, key)) = &self.identity else {
             let why =
-                "to listen takes a certificate and its key: TlsBootstrap::new, or --tls-cert and --tls-key";
+                "listening needs a certificate and its key: TlsBootstrap::new, or --tls-cert and --tls-key";
             return Err(Error::new(ErrorKind::InvalidRequest, "listen", why));
         };
         let provider = provider()?;
         let builder = ServerConfig::builder_with_provider(Arc::clone(&provider))
             .with_protocol_versions(&[&TLS13])
-            .map_err(|e| Error::new(ErrorKind::Unsupported, "set up TLS", "no TLS 1.3").with_source(e))?;
+            .map_err(|e| {
+                Error::new(ErrorKind::Unsupported, "set up TLS", "the TLS provider does not support TLS 1.3")
+                    .with_source(e)
+            })?;
         let builder = if self.anonymous_clients {
             builder.with_no_client_auth()
         } else {
             let verifier = WebPkiClientVerifier::builder_with_provider(Arc::clone(&self.roots), provider)
                 .build()
-                .map_err(|e| invalid("the roots verify no client".into()).with_source(e))?;
+                .map_err(|e| invalid("the roots cannot verify clients".into()).with_source(e))?;
             builder.with_client_cert_verifier(verifier)
         };
         let mut server = builder.with_single_cert(chain.clone(), key.clone_key()).map_err(mismatch)?;
@@ -86,8 +92,8 @@ impl Material {
     }
 }
 
-/// The bytes of a PEM file.
-pub(super) fn read(path: &Path) -> Result<Vec<u8>> {
+/// Reads a PEM file.
+pub(super) fn read_pem(path: &Path) -> Result<Vec<u8>> {
     std::fs::read(path).map_err(|e| Error::os("set up TLS", format!("{}", path.display()), e))
 }
 
@@ -108,12 +114,12 @@ fn invalid(why: String) -> Error {
     Error::new(ErrorKind::InvalidRequest, "set up TLS", why)
 }
 
-/// The cryptography. It stops the process on a processor it is not written for, so
-/// that is looked at first.
+/// The cryptography provider. It aborts the process on a processor that lacks an instruction it
+/// needs, so this function checks the processor first.
 #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 fn provider() -> Result<Arc<CryptoProvider>> {
     #[cfg(target_arch = "x86_64")]
-    let missing = [
+    let features = [
         ("aes", std::is_x86_feature_detected!("aes")),
         ("pclmulqdq", std::is_x86_feature_detected!("pclmulqdq")),
         ("bmi1", std::is_x86_feature_detected!("bmi1")),
@@ -123,17 +129,17 @@ fn provider() -> Result<Arc<CryptoProvider>> {
         ("avx2", std::is_x86_feature_detected!("avx2")),
     ];
     #[cfg(target_arch = "aarch64")]
-    let missing = [
+    let features = [
         ("neon", std::arch::is_aarch64_feature_detected!("neon")),
         ("aes", std::arch::is_aarch64_feature_detected!("aes")),
         ("pmull", std::arch::is_aarch64_feature_detected!("pmull")),
         ("sha2", std::arch::is_aarch64_feature_detected!("sha2")),
     ];
-    match missing.iter().find(|(_, there)| !there) {
+    match features.iter().find(|(_, present)| !present) {
         None => Ok(Arc::new(rustls_graviola::default_provider())),
         Some((feature, _)) => {
             let why = format!(
-                "this processor has no {feature}, which TLS needs here: use a token over an encrypted network"
+                "this processor has no {feature}, which multirail's TLS needs: use a token over an encrypted network"
             );
             Err(Error::new(ErrorKind::Unsupported, "set up TLS", why))
         }
@@ -142,6 +148,6 @@ fn provider() -> Result<Arc<CryptoProvider>> {
 
 #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
 fn provider() -> Result<Arc<CryptoProvider>> {
-    let why = "TLS is written for x86_64 and aarch64: use a token over an encrypted network";
+    let why = "TLS is available on x86_64 and aarch64 only: use a token over an encrypted network";
     Err(Error::new(ErrorKind::Unsupported, "set up TLS", why))
 }

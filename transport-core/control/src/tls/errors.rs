@@ -1,14 +1,14 @@
-//! What failed in TLS, as our error: the only place that reads rustls's.
+//! Converts TLS failures to our errors. No other module reads the errors of rustls.
 
 use std::io;
 
 use rustls::{AlertDescription as Alert, CertificateError as Certificate, Error as Tls};
 
-use crate::framing::lost;
+use crate::framing::connection_lost;
 use multirail_spi::{Error, ErrorKind};
 
-/// A failed handshake with the peer at `address`.
-pub(super) fn diagnose(error: io::Error, address: &str) -> Error {
+/// The error for a failed TLS handshake with the peer at `address`.
+pub(super) fn handshake_error(error: io::Error, address: &str) -> Error {
     let (kind, why) = match tls(&error) {
         Some(tls) => explain(tls),
         None => (
@@ -21,12 +21,12 @@ pub(super) fn diagnose(error: io::Error, address: &str) -> Error {
     Error::new(kind, "connect", format!("{address}: {why}")).with_source(error)
 }
 
-/// A failed receive. In TLS 1.3 that is how a client learns what the server thinks of
-/// its certificate.
-pub(super) fn refused(error: io::Error) -> Error {
+/// The error for a failed receive. In TLS 1.3 a client learns only here that the server rejects its
+/// certificate.
+pub(super) fn receive_error(error: io::Error) -> Error {
     match tls(&error).map(explain) {
         Some((kind, why)) => Error::new(kind, "control", why).with_source(error),
-        None => lost(error),
+        None => connection_lost(error),
     }
 }
 
@@ -37,9 +37,10 @@ fn tls(error: &io::Error) -> Option<&Tls> {
 fn explain(error: &Tls) -> (ErrorKind, String) {
     use ErrorKind::{Permission, Protocol};
     let (kind, why) = match error {
-        Tls::NoCertificatesPresented => {
-            (Permission, "the client showed no certificate: give it one (TlsBootstrap::new, or --tls-cert)")
-        }
+        Tls::NoCertificatesPresented => (
+            Permission,
+            "the client presented no certificate: give it one (TlsBootstrap::new, or --tls-cert)",
+        ),
         Tls::InvalidCertificate(certificate) => match certificate {
             Certificate::Expired | Certificate::ExpiredContext { .. } => {
                 (Permission, "the peer's certificate has expired: renew it there, or check the clocks")
@@ -53,7 +54,7 @@ fn explain(error: &Tls) -> (ErrorKind, String) {
             ),
             Certificate::NotValidForName | Certificate::NotValidForNameContext { .. } => (
                 Permission,
-                "the peer's certificate is for another name: call it by that name, set \
+                "the peer's certificate is for another name: connect to it by that name, set \
                  TlsBootstrap::server_name, or certify the address",
             ),
             _ => (Permission, "the peer's certificate is not accepted: make a new one"),
@@ -79,7 +80,7 @@ fn explain(error: &Tls) -> (ErrorKind, String) {
             Alert::ProtocolVersion => {
                 (Protocol, "the peer does not speak TLS 1.3: use one release on both sides")
             }
-            _ => (Protocol, "the peer ended TLS: see its log"),
+            _ => (Protocol, "the peer ended the TLS connection: see its log"),
         },
         Tls::InvalidMessage(_) | Tls::InappropriateMessage { .. } | Tls::PeerSentOversizedRecord => (
             Protocol,
@@ -87,9 +88,9 @@ fn explain(error: &Tls) -> (ErrorKind, String) {
              --tls-cert, --tls-key and --tls-ca)",
         ),
         Tls::PeerIncompatible(_) => {
-            (Protocol, "the peer's TLS has nothing in common with ours: TLS 1.3 is needed")
+            (Protocol, "the peer's TLS settings have nothing in common with ours: both sides need TLS 1.3")
         }
-        _ => (Protocol, "TLS failed"),
+        _ => (Protocol, "the TLS connection failed"),
     };
     (kind, why.to_owned())
 }
