@@ -1,4 +1,4 @@
-//! The places of devices in the machine determine rail groups, and the rails of a GPU's memory.
+//! The locations of devices in the machine determine rail groups, and the rails of a GPU's memory.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -53,28 +53,28 @@ fn groups_are_those_of_the_machine() {
     let fabric = builder().open().unwrap();
     let transport = &fabric.transports()[0];
     assert_eq!(transport.groups, [0..2, 2..3]);
-    let gpus: Vec<_> = transport.places.iter().map(|place| place.gpus.len()).collect();
+    let gpus: Vec<_> = transport.locations.iter().map(|location| location.gpus.len()).collect();
     assert_eq!(gpus, [4, 4]);
-    for (place, node) in transport.places.iter().zip([0, 1]) {
-        assert_eq!((place.node, place.cores.len()), (Some(node), 48));
-        assert!(place.core.is_some_and(|core| core != 0 && place.cores.contains(&core)));
+    for (location, node) in transport.locations.iter().zip([0, 1]) {
+        assert_eq!((location.node, location.cores.len()), (Some(node), 48));
+        assert!(location.core.is_some_and(|core| core != 0 && location.cores.contains(&core)));
     }
 }
 
 #[test]
 fn workers_of_other_fabrics_keep_to_other_cores() {
     let fabrics: Vec<_> = (0..3).map(|_| builder().open().unwrap()).collect();
-    let places = fabrics.iter().flat_map(|fabric| fabric.transports().remove(0).places);
-    let mut cores: Vec<u32> = places.map(|place| place.core.unwrap()).collect();
+    let locations = fabrics.iter().flat_map(|fabric| fabric.transports().remove(0).locations);
+    let mut cores: Vec<u32> = locations.map(|location| location.core.unwrap()).collect();
     cores.sort_unstable();
     cores.dedup();
     assert_eq!(cores.len(), 6, "{cores:?}");
     // Without worker threads no core is reserved. With one worker, both groups have its core.
     let driven = builder().caller_driven().open().unwrap();
-    assert!(driven.transports()[0].places.iter().all(|place| place.core.is_none()));
+    assert!(driven.transports()[0].locations.iter().all(|location| location.core.is_none()));
     let single = builder().workers(Workers::at_most(1)).open().unwrap();
-    let places = &single.transports()[0].places;
-    assert_eq!(places[0].core, places[1].core);
+    let locations = &single.transports()[0].locations;
+    assert_eq!(locations[0].core, locations[1].core);
 }
 
 /// The groups of two GPUs are not paired. The error says how to register.
@@ -131,7 +131,7 @@ fn groups_can_be_listed() {
     let fabric = builder().rail_groups(text.parse().unwrap()).open().unwrap();
     let transport = &fabric.transports()[0];
     assert_eq!(transport.groups, [0..2, 2..3]);
-    assert_eq!(transport.places[0].core, Some(0));
+    assert_eq!(transport.locations[0].core, Some(0));
     let unknown: RailGroups = "no such card".parse().unwrap();
     let refused = builder().rail_groups(unknown).open().err().unwrap();
     assert_eq!(refused.kind(), ErrorKind::InvalidRequest);

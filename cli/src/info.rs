@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use multirail::cuda::Device;
 use multirail::spi::{DeviceInfo, Operations};
-use multirail::{BackendChoice, Place, Registry, TransportInfo};
+use multirail::{BackendChoice, GroupLocation, Registry, TransportInfo};
 use serde::Serialize;
 
 use crate::failure::{CommandResult, Failure};
@@ -190,13 +190,13 @@ fn idle(transport: &TransportInfo) -> String {
 }
 
 fn groups(transport: &TransportInfo) -> Vec<Group> {
-    let group = |(rails, place): (&Range<usize>, &Place)| Group {
+    let group = |(rails, location): (&Range<usize>, &GroupLocation)| Group {
         devices: transport.devices[rails.clone()].iter().map(|device| device.name.clone()).collect(),
-        gpus: place.gpus.iter().map(ToString::to_string).collect(),
-        node: place.node,
-        core: place.core,
+        gpus: location.gpus.iter().map(ToString::to_string).collect(),
+        node: location.node,
+        core: location.core,
     };
-    transport.groups.iter().zip(&transport.places).map(group).collect()
+    transport.groups.iter().zip(&transport.locations).map(group).collect()
 }
 
 /// The number of groups, and the CPUs of pinned workers.

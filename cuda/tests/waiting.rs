@@ -15,7 +15,8 @@ use cudarc::driver::sys;
 use multirail_cuda::{CudaSignal, Device, RawStream};
 use multirail_spi::{Access, Signal};
 use transport_core::{
-    AtEnd, Fabric, FabricBuilder, Mirror, Op, Peer, Region, RemoteRegion, TransportConfig, WriteOptions,
+    Fabric, FabricBuilder, Mirror, OnPeerClosed, Op, Peer, Region, RemoteRegion, TransportConfig,
+    WriteOptions,
 };
 
 const LEN: usize = 64 << 10;
@@ -186,7 +187,7 @@ fn a_stream_waits_for_arrivals() {
     }
     stream.synchronise();
     [&ready, &done].into_iter().for_each(|word| word.atomic().store(0, Ordering::Release));
-    let mirror = setup.to_here.imm(IMM).mirror(landed.clone(), AtEnd::Pass);
+    let mirror = setup.to_here.imm(IMM).mirror(landed.clone(), OnPeerClosed::Pass);
     for round in 1..=ROUNDS {
         let has_landed = setup.mark(round);
         enqueue(round);
@@ -254,8 +255,8 @@ fn there_and_back_by_the_stream_alone() {
     let (stream, setup) = (Stream::new(), Setup::new(|builder| builder));
     let [(step, _step), (there, _there), (back, _back), (done, _done)] = [0; 4].map(|_| word(&device));
     let _mirrors = [
-        setup.to_here.imm(IMM).mirror(there.clone(), AtEnd::Pass),
-        setup.to_there.imm(IMM).mirror(back.clone(), AtEnd::Pass),
+        setup.to_here.imm(IMM).mirror(there.clone(), OnPeerClosed::Pass),
+        setup.to_there.imm(IMM).mirror(back.clone(), OnPeerClosed::Pass),
     ];
     let answer = setup.here.alloc(LEN, Access::REMOTE_WRITE).unwrap();
     let answered = setup.to_here.import(&answer.descriptor()).unwrap();

@@ -141,11 +141,11 @@ mod tests {
             .open()
             .unwrap();
         let opened = fabric.transports().remove(0);
-        let rails = opened.groups.iter().zip(&opened.places);
+        let rails = opened.groups.iter().zip(&opened.locations);
         let opened: Vec<(Vec<Address>, Vec<Address>, Vec<u32>)> = rails
-            .map(|(rails, place)| {
+            .map(|(rails, location)| {
                 let cards = opened.devices[rails.clone()].iter().filter_map(|device| device.address);
-                (place.gpus.clone(), cards.collect(), place.cores.clone())
+                (location.gpus.clone(), cards.collect(), location.cores.clone())
             })
             .collect();
         assert_eq!(opened.len(), 4);

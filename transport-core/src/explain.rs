@@ -1,8 +1,7 @@
 //! What a request would do if it were made now, and why: the transport, the thread, the
 //! rails, how bytes are copied. Computed by what the request itself goes through.
 
-mod text;
-
+use std::fmt;
 use std::ops::Range;
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -16,7 +15,7 @@ use crate::peer::PeerInner;
 use crate::plan::split;
 use crate::request::{cut_read, cut_write, message};
 use crate::spi::WorkKind;
-use crate::spread::Shares;
+use crate::striping::Shares;
 use crate::{
     Pages, Peer, PreparedWrite, ReadOptions, Region, RemoteRegion, Result, SendOptions, WriteOptions,
 };
@@ -186,7 +185,7 @@ fn closed(link: &Link, max: Option<u64>, len: u64) -> String {
     match max {
         None => format!("transport {} has no direct path", link.label),
         Some(max) if len > max => {
-            format!("{} is more than the {} that run at once", text::size(len), text::size(max))
+            format!("{} is more than the {} that run at once", size(len), size(max))
         }
         Some(_) => {
             let before = link.backlog.operations();
@@ -203,7 +202,7 @@ fn explain(
     queued: Option<String>,
 ) -> Result<Explanation> {
     let taken = link.engine.transport;
-    let transports = peer.leads().map(|other| TransportChoice {
+    let transports = peer.first_links().map(|other| TransportChoice {
         transport: other.label.clone(),
         taken: other.engine.transport == taken,
         why: match &other.refused {
@@ -242,7 +241,7 @@ fn explain(
 
 /// Each rail's share, by the split that the workers would make now.
 fn rails(peer: &PeerInner, link: &Link, work: &Work, at_once: bool) -> Result<Vec<RailPlan>> {
-    let groups = peer.route(link.engine.transport);
+    let groups = peer.links_of(link.engine.transport);
     let mut plans: Vec<_> = groups.iter().flat_map(|link| blank(link, work)).collect();
     if at_once || work.is_whole() {
         if let Some(first) = plans.iter_mut().find(|plan| plan.unusable.is_none()) {
@@ -250,12 +249,12 @@ fn rails(peer: &PeerInner, link: &Link, work: &Work, at_once: bool) -> Result<Ve
         }
         return Ok(plans);
     }
-    let shares = match peer.shares(link, work, "explain")? {
+    let shares = match Shares::new(peer, link, work, "explain")? {
         Shares::One(link) => vec![(link, work.pieces)],
         Shares::Many(shares) => shares,
     };
     let mut ranges = Vec::new();
-    for (place, (link, pieces)) in shares.into_iter().enumerate() {
+    for (index, (link, pieces)) in shares.into_iter().enumerate() {
         let engine = &link.engine;
         let plans = &mut plans[engine.first_rail..][..link.rails.len()];
         let weight = |(plan, paired): (&RailPlan, &Option<PairedRail>)| match (plan.unusable, paired) {
@@ -270,7 +269,7 @@ fn rails(peer: &PeerInner, link: &Link, work: &Work, at_once: bool) -> Result<Ve
         }
         // Whichever group is done last sends it, on the first rail it has.
         let first = plans.iter_mut().find(|plan| plan.unusable.is_none());
-        if let Some(first) = first.filter(|_| place == 0 && work.imm_comes_last()) {
+        if let Some(first) = first.filter(|_| index == 0 && work.imm_comes_last()) {
             first.requests += 1;
         }
     }
@@ -280,20 +279,63 @@ fn rails(peer: &PeerInner, link: &Link, work: &Work, at_once: bool) -> Result<Ve
 /// The rails of a link, without shares.
 fn blank<'a>(link: &'a Link, work: &'a Work) -> impl Iterator<Item = RailPlan> + 'a {
     let (engine, transport) = (&link.engine, link.engine.transport);
-    link.rails.iter().enumerate().map(move |(place, paired)| {
-        let rail = engine.first_rail + place;
+    link.rails.iter().enumerate().map(move |(index, paired)| {
+        let rail = engine.first_rail + index;
         RailPlan {
             rail: rail as u32,
-            device: engine.devices[place].clone(),
+            device: engine.devices[index].clone(),
             requests: 0,
             bytes: 0,
             unusable: match paired {
                 None => Some("the peer has no rail for it"),
-                Some(_) if engine.counts[place].is_lost() => Some("its device is lost"),
+                Some(_) if engine.counts[index].is_lost() => Some("its device is lost"),
                 Some(_) if !work.is_local_on(transport, rail) => Some("the local region is not on it"),
                 Some(_) if !work.is_remote_on(rail) => Some("the region is not on it"),
                 Some(_) => None,
             },
         }
     })
+}
+
+impl fmt::Display for Explanation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(f, "{} of {} to {}", self.operation.name(), size(self.bytes), self.peer)?;
+        for (at, choice) in self.transports.iter().enumerate() {
+            let head = if at == 0 { "transport" } else { "" };
+            let verdict = if choice.taken { "taken" } else { "not taken" };
+            writeln!(f, "  {head:<10} {}: {verdict}: {}", choice.transport, choice.why)?;
+        }
+        if let Some(path) = self.path {
+            writeln!(f, "  {:<10} {path}", "region by")?;
+        }
+        if let Some(reason) = &self.staging_reason {
+            writeln!(f, "  {:<10} {reason}", "local by")?;
+        }
+        match &self.queued {
+            None => writeln!(f, "  {:<10} the calling thread, at once", "runs in")?,
+            Some(why) => writeln!(f, "  {:<10} the transport's worker: {why}", "runs in")?,
+        }
+        let way = if self.streams { "past the caches" } else { "through the caches" };
+        writeln!(f, "  {:<10} {way}, where the processor copies", "bytes go")?;
+        writeln!(f, "  {:<10} {}", "imm", self.imm.unwrap_or("none"))?;
+        let width = self.rails.iter().map(|rail| rail.device.len()).max().unwrap_or(0).max("device".len());
+        write!(f, "  {:>4}  {:<width$}  {:>8}  {:>9}", "rail", "device", "requests", "bytes")?;
+        for rail in &self.rails {
+            let bytes = size(rail.bytes);
+            write!(f, "\n  {:>4}  {:<width$}  {:>8}  {bytes:>9}", rail.rail, rail.device, rail.requests)?;
+            if let Some(why) = rail.unusable {
+                write!(f, "  {why}")?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Bytes, in the largest unit that leaves nothing over.
+fn size(bytes: u64) -> String {
+    match bytes {
+        1.. if bytes.is_multiple_of(1 << 20) => format!("{} MiB", bytes >> 20),
+        1.. if bytes.is_multiple_of(1 << 10) => format!("{} KiB", bytes >> 10),
+        _ => format!("{bytes} B"),
+    }
 }

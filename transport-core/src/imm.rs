@@ -16,11 +16,11 @@ use std::time::Duration;
 
 pub use arrivals::{Arrivals, NextArrivals};
 use mirror::Mirrors;
-pub use mirror::{AtEnd, Mirror};
-use values::{MOST, Values};
+pub use mirror::{Mirror, OnPeerClosed};
+use values::{MAX_VALUES, Values};
 
 use crate::engine::waker_set::WakerSet;
-use crate::op::{block_on, needs_turns};
+use crate::op::{block_on, needs_steps};
 use crate::peer::PeerInner;
 use crate::{Error, ErrorKind, Result};
 
@@ -47,7 +47,7 @@ impl ImmCounts {
             if counts.lost == 0 {
                 tracing::error!(
                     imm,
-                    "over {MOST} distinct imm values are untaken; new values are dropped: try_take() what has arrived"
+                    "over {MAX_VALUES} distinct imm values are untaken; new values are dropped: try_take() what has arrived"
                 );
             }
             counts.lost += 1;
@@ -117,7 +117,7 @@ impl ImmCounter {
         let output = if counts.values.count(*imm) >= n {
             Some(Ok(found(&mut counts.values)))
         } else {
-            peer.death().map(Err)
+            peer.close_reason().map(Err)
         };
         let waiting = &mut counts.waiting;
         let old = match output {
@@ -127,7 +127,7 @@ impl ImmCounter {
         drop(counts);
         drop(old);
         if output.is_none() {
-            peer.links.iter().for_each(|link| needs_turns(&link.engine));
+            peer.links.iter().for_each(|link| needs_steps(&link.engine));
         }
         output.map_or(Poll::Pending, Poll::Ready)
     }

@@ -19,33 +19,33 @@ pub(crate) struct GroupIndex(usize);
 
 /// A number that an [`IndexVec`] is indexed by.
 pub(crate) trait Number: Copy {
-    /// The number at that place of a list.
-    fn new(place: usize) -> Self;
+    /// The number at that position of a list.
+    fn new(position: usize) -> Self;
 
-    /// The place in a list.
-    fn place(self) -> usize;
+    /// The position in a list.
+    fn position(self) -> usize;
 }
 
 impl Number for TransportIndex {
     #[inline]
-    fn new(place: usize) -> Self {
-        Self(place)
+    fn new(position: usize) -> Self {
+        Self(position)
     }
 
     #[inline]
-    fn place(self) -> usize {
+    fn position(self) -> usize {
         self.0
     }
 }
 
 impl Number for GroupIndex {
     #[inline]
-    fn new(place: usize) -> Self {
-        Self(place)
+    fn new(position: usize) -> Self {
+        Self(position)
     }
 
     #[inline]
-    fn place(self) -> usize {
+    fn position(self) -> usize {
         self.0
     }
 }
@@ -103,7 +103,7 @@ impl<I: Number, T> Index<I> for IndexVec<I, T> {
 
     #[inline]
     fn index(&self, number: I) -> &T {
-        &self.0[number.place()]
+        &self.0[number.position()]
     }
 }
 
@@ -112,7 +112,7 @@ impl<I: Number, T> Index<Range<I>> for IndexVec<I, T> {
 
     #[inline]
     fn index(&self, numbers: Range<I>) -> &[T] {
-        &self.0[numbers.start.place()..numbers.end.place()]
+        &self.0[numbers.start.position()..numbers.end.position()]
     }
 }
 

@@ -77,7 +77,7 @@ mod region;
 mod remote;
 mod request;
 mod retained;
-mod spread;
+mod striping;
 mod submit;
 #[cfg(test)]
 mod tests;
@@ -93,11 +93,11 @@ pub use engine::flow_control::{EvenShares, Grant, GrantPolicy, GrantRequest};
 pub use engine::{RailCounters, StepReport};
 pub use explain::{Explanation, RailPlan, TransportChoice};
 pub use fabric::{
-    Fabric, FabricBuilder, ListedGroup, Listener, Pinning, Place, RailGroups, TransportConfig, TransportInfo,
-    WeakFabric, Workers,
+    Fabric, FabricBuilder, GroupLocation, ListedGroup, Listener, Pinning, RailGroups, TransportConfig,
+    TransportInfo, WeakFabric, Workers,
 };
 pub use group::{Barrier, PeerGroup, ScatterPart};
-pub use imm::{Arrivals, AtEnd, Expect, ImmCounter, Mirror, NextArrivals};
+pub use imm::{Arrivals, Expect, ImmCounter, Mirror, NextArrivals, OnPeerClosed};
 use multirail_control as control;
 pub use multirail_spi as spi;
 pub use no_transport::{NoCommonTransport, OfferedTransport};

@@ -1,12 +1,14 @@
 //! The operations of a peer: checked once here, then run at once or submitted.
 
 use std::ops::Range;
+use std::sync::Arc;
 
 use crate::engine::Work;
 use crate::engine::peer::{CheckedRange, Link};
 use crate::options::{ReadOptions, SendOptions, WriteOptions};
 use crate::pages::Pages;
 use crate::plan::Shape;
+use crate::prepared::PreparedWrite;
 use crate::request::{cut_read, cut_write, imm_alone, message};
 use crate::spi::{Operations, WorkKind};
 use crate::{Access, Error, ErrorKind, Op, Peer, Region, RemoteRegion, Result};
@@ -105,6 +107,38 @@ impl Peer {
         self.0.submit_when(link, work, options.trigger.as_ref(), options.deadline, "write_pages")
     }
 
+    /// Prepares [`Peer::write_pages_with`] of these arguments.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # use multirail_core::{Peer, Region, RemoteRegion, Pages, WriteOptions, Result};
+    /// # fn hand_over(peer: &Peer, cache: &Region, theirs: &RemoteRegion) -> Result<()> {
+    /// let (from, to) = (Pages::new([7, 1, 3]), Pages::new([0, 1, 2]));
+    /// let options = WriteOptions::new().imm(1);
+    /// let pages = peer.prepare_write_pages(cache, &from, theirs, &to, 64 << 10, &options)?;
+    /// for _ in 0..1000 {
+    ///     pages.post()?.wait(Duration::from_secs(1))?;
+    /// }
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// As [`Peer::write_pages_with`]'s, before submission.
+    pub fn prepare_write_pages(
+        &self,
+        src: &Region,
+        from: impl Into<Pages>,
+        dst: &RemoteRegion,
+        to: impl Into<Pages>,
+        page: usize,
+        options: &WriteOptions,
+    ) -> Result<PreparedWrite> {
+        let (_, work) = self.plan_write_pages(src, from.into(), dst, to.into(), page, options)?;
+        let (trigger, deadline) = (options.trigger.clone(), options.deadline);
+        Ok(PreparedWrite { peer: Arc::clone(&self.0), transport: dst.0.transport, work, trigger, deadline })
+    }
+
     /// Checks a paged write and says what is to be submitted, and over which link.
     pub(crate) fn plan_write_pages(
         &self,
@@ -182,6 +216,39 @@ impl Peer {
             return Ok(op);
         }
         self.0.submit(link, message(src, span, options.imm), options.deadline, "send")
+    }
+
+    /// Touches every rail to this peer, so that the first operation later costs no more than the ones after it. A
+    /// warm-up moves no byte of a region and delivers no imm.
+    ///
+    /// Each rail of each transport gets one write of no bytes; [`WorkRequest::len`](crate::spi::WorkRequest::len) says
+    /// what a backend does with it. The calling thread makes every region ready that is imported from the peer. By
+    /// backend:
+    ///
+    /// - `loopback`: the worker touches the shared memory of message rings and staging buffers, in both directions.
+    ///   The kernel maps what is imported from another process, page by page, before this returns: some milliseconds
+    ///   per GiB. Within one process there is nothing to map.
+    /// - `null` devices: a request like any other.
+    ///
+    /// Import first, then warm up. Both sides may do it. The operation resolves when every rail has answered, by the
+    /// fabric's default deadline at the latest.
+    ///
+    /// # Errors
+    /// `PeerDied`, `Closed`, `Busy`; later those of any write.
+    pub fn warm_up(&self) -> Result<Op> {
+        self.0.check_alive()?;
+        self.0.first_link("warm_up")?;
+        for remote in self.0.imported() {
+            remote.imports.iter().flatten().for_each(|import| import.warm_up());
+        }
+        let can_write = |link: &&Link| {
+            link.capabilities().is_some_and(|caps| caps.operations.contains(Operations::WRITE))
+        };
+        let ops = self.0.links.iter().filter(|link| link.is_up()).filter(can_write).map(|link| {
+            let shape = Shape::WarmUp { rails: link.rails.iter().flatten().count() as u32 };
+            self.0.submit(link, Work::of(WorkKind::Write, shape), None, "warm_up")
+        });
+        Ok(Op::all(ops.collect::<Result<_>>()?))
     }
 
     /// The largest message `send` takes, in bytes; 0 if the transport has none.

@@ -1,37 +1,36 @@
-//! A connected peer: its identity, its links, its end.
+//! A connected peer: its identity, its life, and what each side tells the other.
+//!
+//! [`PeerInner`] holds the state that the clones of a [`Peer`] share. The operations of a peer are in
+//! `operations.rs`, their explanations in `explain.rs`.
 
 mod barriers;
+mod closed;
 mod drain;
-mod end;
-mod grant;
-mod moving;
-mod route;
-mod session;
-mod warm;
+mod inner;
 
-use std::collections::{HashMap, VecDeque};
+use std::future::Future;
 use std::num::NonZeroU64;
-use std::ops::Range;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
-use std::time::{Duration, Instant};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Instant;
 
-use crate::control::{Identity, SessionHandle};
+use crate::control::{Identity, SessionHandle, SessionHost, SessionPeer};
+use crate::engine::Control;
+use crate::engine::flow_control::Allowance;
 use crate::engine::peer::Link;
-use crate::engine::waker_set::WakerSet;
 use crate::fabric::FabricInner;
-use crate::imm::{ImmCounter, ImmCounts};
-use crate::index::{AtomicGroup, GroupIndex, IndexVec, TransportIndex};
-use crate::observe::PeerName;
+use crate::imm::ImmCounter;
+use crate::index::TransportIndex;
 use crate::remote::RemoteInner;
-use crate::{Clock, Error, ErrorKind, Result};
+use crate::spi::{Connector, PeerSlot};
+use crate::{Descriptor, Error, ErrorKind, RemoteRegion, Result};
 
 pub(crate) use barriers::{Barriers, MAX_AHEAD, Refusal};
+pub use closed::PeerClosed;
 pub use drain::Drain;
-pub use end::PeerClosed;
-pub(crate) use moving::Renewals;
+pub(crate) use inner::PeerInner;
 
-/// A connected peer's number, unique among all fabrics of this process; never reused.
+/// A connected peer's number. It is unique among all fabrics of this process, and never used again.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct PeerId(pub(crate) NonZeroU64);
 
@@ -48,52 +47,9 @@ impl std::fmt::Display for PeerId {
     }
 }
 
-/// A connected peer. Clones share the connection; dropping them does not end it.
+/// A connected peer. Clones share the connection. Dropping the clones does not end it.
 #[derive(Clone)]
 pub struct Peer(pub(crate) Arc<PeerInner>);
-
-pub(crate) struct PeerInner {
-    pub id: PeerId,
-    pub fabric_id: u64,
-    pub fabric: Weak<FabricInner>,
-    /// The fabric's clock, and how long an operation may take that says nothing of it.
-    pub clock: Arc<dyn Clock>,
-    pub default_deadline: Duration,
-    tenant: Arc<str>,
-    pub identity: Identity,
-    /// One per rail group of every local transport, in order of preference.
-    pub links: IndexVec<GroupIndex, Link>,
-    /// The links of each transport.
-    routes: IndexVec<TransportIndex, Range<GroupIndex>>,
-    /// Rail group that the next operation goes over, where any will do: the one the last
-    /// went over, while it keeps up.
-    pub home: AtomicGroup,
-    pub imms: ImmCounts,
-    pub barriers: Barriers,
-    pub session: SessionHandle,
-    alive: AtomicBool,
-    end: OnceLock<Error>,
-    wakers: Mutex<WakerSet<()>>,
-    imports: Mutex<Imports>,
-    /// In a pair connected within this process: how the other side sees us.
-    pub twin: OnceLock<Weak<PeerInner>>,
-    /// Where its control connection leads to.
-    pub address: OnceLock<String>,
-    /// When that was last heard.
-    heard: Mutex<Option<Instant>>,
-}
-
-/// What we imported of a peer, by the owner's region number.
-#[derive(Default)]
-struct Imports {
-    known: HashMap<u64, Vec<Weak<RemoteInner>>>,
-    /// Revoked while it was not imported, newest last: a descriptor may be late.
-    revoked: VecDeque<u64>,
-}
-
-/// Revocations remembered per peer; a descriptor that comes after so many more is
-/// refused by the backend instead.
-const REVOCATIONS: usize = 4096;
 
 impl Peer {
     pub(crate) fn new(
@@ -103,50 +59,27 @@ impl Peer {
         links: Vec<Link>,
         session: SessionHandle,
     ) -> Self {
-        let routes = route::routes(&links);
-        let home = route::first_home(&links, &routes);
-        Self(Arc::new(PeerInner {
-            id,
-            fabric_id: fabric.id(),
-            fabric: Arc::downgrade(fabric),
-            clock: Arc::clone(fabric.clock()),
-            default_deadline: fabric.default_deadline(),
-            tenant: Arc::clone(fabric.tenant_name()),
-            identity,
-            routes,
-            home: AtomicGroup::new(home),
-            links: links.into(),
-            imms: ImmCounts::default(),
-            barriers: Barriers::default(),
-            session,
-            alive: AtomicBool::new(true),
-            end: OnceLock::new(),
-            wakers: Mutex::default(),
-            imports: Mutex::default(),
-            twin: OnceLock::new(),
-            address: OnceLock::new(),
-            heard: Mutex::default(),
-        }))
+        Self(Arc::new(PeerInner::new(id, fabric, identity, links, session)))
     }
 
-    /// Its number.
+    /// The peer's number.
     pub fn id(&self) -> PeerId {
         self.0.id
     }
 
-    /// The number of this opening of the peer's fabric: a restarted peer has another.
+    /// The incarnation of the peer's fabric: each opening has another number, so a restarted peer has another.
     pub fn incarnation(&self) -> u64 {
         self.0.identity.incarnation
     }
 
-    /// The tenant of ours that it is a peer of; empty for the fabric itself.
+    /// The name of this side's tenant that the peer belongs to. Empty if it belongs to the fabric itself.
     pub fn tenant(&self) -> &str {
-        &self.0.tenant
+        self.0.tenant()
     }
 
-    /// Whether it is connected, as far as is known.
+    /// Whether the peer is connected, as far as this side knows.
     pub fn is_alive(&self) -> bool {
-        self.0.alive.load(Ordering::Acquire)
+        self.0.is_alive()
     }
 
     /// The count of one imm value from this peer.
@@ -154,114 +87,296 @@ impl Peer {
         ImmCounter { peer: Arc::clone(&self.0), imm }
     }
 
-    /// Tells the other side that a region of ours is revoked.
-    pub(crate) fn tell_revoked(&self, region: u64) {
+    /// Makes a region of this peer usable here, by the first transport that both the region and the connection have.
+    ///
+    /// The call may block up to 2 s per rail, while a backend asks the peer's process.
+    ///
+    /// # Errors
+    /// `Revoked` if the descriptor is of an earlier opening of the peer's fabric. `Unreachable` if the region and the
+    /// connection have no transport and no rail in common. `PeerDied`, `Closed`, and the errors of the backend.
+    pub fn import(&self, descriptor: &Descriptor) -> Result<RemoteRegion> {
+        self.0.check_alive()?;
+        if descriptor.incarnation != self.incarnation() {
+            let why = "the descriptor is of another opening of the owner's fabric; ask for a new one";
+            return Err(Error::new(ErrorKind::Revoked, "import", why));
+        }
+        let mut errors = Vec::new();
+        for links in self.0.links_by_transport().filter(|links| links[0].is_up()) {
+            match RemoteInner::import(self.id(), links, descriptor) {
+                Ok(remote) => {
+                    let remote = Arc::new(remote);
+                    self.0.remember_import(&remote);
+                    return Ok(RemoteRegion(remote));
+                }
+                Err(error) => errors.push(error),
+            }
+        }
+        Err(errors.into_iter().next().unwrap_or_else(|| {
+            let why = "the descriptor has no entry for a transport that reaches its owner";
+            Error::new(ErrorKind::Unreachable, "import", why)
+        }))
+    }
+
+    /// Looks up a region that the peer published, and imports it.
+    pub fn region(&self, name: &str) -> impl Future<Output = Result<RemoteRegion>> + Send + 'static {
+        let (peer, name) = (self.clone(), name.to_owned());
+        async move {
+            let bytes = match peer.in_process_peer() {
+                Some(other) => other.published_here(&name)?,
+                // The close reason says more than the lookup's own error, which is that the session is over.
+                None => {
+                    let found = peer.0.session.lookup(&name).await;
+                    found.map_err(|error| peer.0.close_reason().unwrap_or(error))?
+                }
+            };
+            peer.import(&Descriptor::from_bytes(&bytes)?)
+        }
+    }
+
+    /// The descriptor of a region that the fabric of this handle has published.
+    fn published_here(&self, name: &str) -> Result<Vec<u8>> {
+        let found = self.0.fabric.upgrade().and_then(|fabric| fabric.published(name));
+        let why = || format!("the peer has published nothing named {name:?}");
+        found.ok_or_else(|| Error::new(ErrorKind::NotFound, "region", why()))
+    }
+
+    /// Describes which transport reaches the peer over which rails, why the other transports are not used, and how
+    /// bytes reach the regions that are imported from the peer.
+    pub fn explain(&self) -> String {
+        let mut text = format!("{} ({}):", self.id(), self.0.identity.host);
+        let mut taken = false;
+        for links in self.0.links_by_transport() {
+            let link = &links[0];
+            let rails = links.iter().flat_map(|link| &link.rails).flatten().count();
+            let groups = match links.len() {
+                1 => String::new(),
+                groups => format!(" in {groups} groups"),
+            };
+            let verdict = match &link.refused {
+                Some(reason) => format!("not used: {reason}"),
+                None if taken => format!("{rails} rails{groups}, stands by"),
+                None => format!("{rails} rails{groups}, taken"),
+            };
+            taken |= link.is_up();
+            text.push_str(&format!("\n  {}: {verdict}", link.label));
+        }
+        let mut paths: Vec<_> = self.0.imported().iter().map(|remote| remote.path()).collect();
+        paths.sort_unstable();
+        for same in paths.chunk_by(|a, b| a == b) {
+            text.push_str(&format!("\n  regions by {}: {}", same[0], same.len()));
+        }
+        text
+    }
+
+    /// Asks the fabric's [`GrantPolicy`](crate::GrantPolicy) again how much this peer may send, and tells the peer.
+    /// Call it after the policy has changed, or what the policy decides by.
+    pub fn regrant(&self) {
+        for link in self.0.first_links().filter(|link| link.is_up()) {
+            link.engine.control(Control::RenewGrant { link: link.index, peer: self.0.id });
+        }
+    }
+
+    /// Resolves once no byte can move any more of all operations that were submitted to this peer before, whether
+    /// their [`Op`](crate::Op) was dropped, detached or is held.
+    ///
+    /// It is for operations that nobody can await any more: a `select!` dropped them, or the task that had them was
+    /// aborted. Once it resolves, their memory on both sides belongs to its owner alone. The holder of an `Op` can
+    /// wait for that operation alone by [`Op::cancel`](crate::Op::cancel). A drain does not wait for operations that
+    /// are submitted later.
+    ///
+    /// Dropped operations end by their deadline at the latest. The drain itself ends with `DeadlineExceeded` after
+    /// the fabric's default deadline, and may be repeated.
+    ///
+    /// # Errors
+    /// `Closed` if the fabric is closed. Then all operations have ended.
+    pub fn drain(&self) -> Result<Drain> {
+        Drain::new(&self.0)
+    }
+
+    /// Resolves when the peer is gone, to the reason.
+    pub fn closed(&self) -> PeerClosed {
+        PeerClosed::new(Arc::clone(&self.0))
+    }
+
+    /// Ends the connection. Operations in flight end with `Closed`.
+    pub fn disconnect(&self) {
+        self.0.session.goodbye();
+        self.close(Error::new(ErrorKind::Closed, "disconnect", "this side ended the connection"));
+    }
+
+    /// Closes the peer for a reason of this side. In a pair within one process both sides learn the reason before
+    /// the links of either go down. Otherwise one side might take the lost links for the other's death.
+    pub(crate) fn close(&self, ours: Error) {
+        let theirs = Error::new(ErrorKind::Closed, "peer", "the peer closed the connection");
+        let other = self.in_process_peer().filter(|other| other.0.set_close_reason(theirs.clone()));
+        self.fail(ours);
+        if let Some(other) = other {
+            other.tear_down(&theirs);
+        }
+    }
+
+    /// Marks the peer as gone, ends its operations and wakes all waiters. Does nothing if the peer is gone already:
+    /// the first reason stays.
+    pub(crate) fn fail(&self, error: Error) {
+        if self.0.set_close_reason(error.clone()) {
+            self.tear_down(&error);
+        }
+    }
+
+    /// Takes the links down and wakes all waiters. Called once per peer, after its close reason is set.
+    fn tear_down(&self, error: &Error) {
+        tracing::debug!(peer = self.0.id.0.get(), %error, "peer is gone");
+        for link in self.0.links.iter().filter(|link| link.is_up()) {
+            link.engine.control(Control::Unlink { peer: self.0.id, error: error.clone() });
+            for (_, rail) in link.pairs() {
+                rail.disconnect();
+            }
+        }
+        self.0.imms.wake_all();
+        self.0.barriers.wake_all();
+        let due = self.0.close_wakers().take_all();
+        due.wake();
+        if let Some(fabric) = self.0.fabric.upgrade() {
+            fabric.forget(self.0.id);
+        }
+    }
+
+    /// The other side's handle of this connection, if both sides are in this process.
+    pub(crate) fn in_process_peer(&self) -> Option<Self> {
+        self.0.in_process_peer()
+    }
+
+    /// Tells the peer that a region of this side is revoked.
+    pub(crate) fn announce_revoked(&self, region: u64) {
         self.0.session.revoked(region);
-        if let Some(twin) = self.twin() {
-            twin.note_revoked(twin.incarnation(), region);
+        if let Some(other) = self.in_process_peer() {
+            other.note_revoked(other.incarnation(), region);
         }
     }
 
-    /// Tells the other side that we have reached a barrier.
-    pub(crate) fn tell_arrival(&self, barrier: &str) {
-        self.0.session.reached(barrier);
-        if let Some(twin) = self.twin() {
-            // Nobody there to break the protocol: it is this very code.
-            let _ = twin.0.barriers.arrived(barrier);
-        }
-    }
-
-    /// The other side of a connection within this process.
-    pub(crate) fn twin(&self) -> Option<Self> {
-        self.0.twin.get().and_then(Weak::upgrade).map(Self)
-    }
-
-    /// The owner took a region back: later operations on it are refused at once.
+    /// Notes that the peer has revoked a region. Later operations on it are refused at once.
     pub(crate) fn note_revoked(&self, incarnation: u64, region: u64) {
-        if incarnation != self.incarnation() {
-            return;
+        if incarnation == self.incarnation() {
+            self.0.revoke_import(region);
         }
-        let mut imports = self.0.imports();
-        if imports.revoked.len() == REVOCATIONS {
-            imports.revoked.pop_front();
+    }
+
+    /// Tells the peer that this side has reached a barrier.
+    pub(crate) fn announce_arrival(&self, barrier: &str) {
+        self.0.session.reached(barrier);
+        if let Some(other) = self.in_process_peer() {
+            // An error would mean that the other side broke the protocol, but it runs this same code.
+            let _ = other.0.barriers.arrived(barrier);
         }
-        imports.revoked.push_back(region);
-        for remote in imports.known.remove(&region).iter().flatten().filter_map(Weak::upgrade) {
-            remote.revoked.store(true, Ordering::Release);
+    }
+
+    /// What this side has granted the peer, by the transport's label.
+    pub(crate) fn grants(&self) -> impl Iterator<Item = (&str, Allowance)> {
+        let up = self.0.first_links().filter(|link| link.is_up());
+        up.filter_map(|link| Some((&*link.label, link.engine.receiver_credits.state(self.0.id)?.allowance)))
+    }
+
+    /// Tells the peer what it may send over one transport.
+    pub(crate) fn announce_grant(&self, transport: TransportIndex, allowance: Allowance) {
+        let label = &self.0.first_link_of(transport).label;
+        self.0.session.grant(label, allowance);
+        if let Some(other) = self.in_process_peer()
+            && let Err(error) = other.note_grant(label, &allowance)
+        {
+            tracing::error!(%error, "a peer in this process refused a grant");
         }
+    }
+
+    /// Notes what the peer allows this side to send.
+    pub(crate) fn note_grant(&self, label: &str, allowance: &Allowance) -> Result<()> {
+        let refuse = |why: String| Err(Error::new(ErrorKind::Protocol, "take a grant", why));
+        let Some(link) = self.0.links.iter().find(|link| link.is_up() && link.label == label) else {
+            return refuse(format!("the peer's grant is for {label:?}, which is no transport between us"));
+        };
+        if !link.credit.raise(allowance) {
+            return refuse("the peer's grant is below its last one; a grant may only grow".into());
+        }
+        if link.credit.should_notify() {
+            for link in self.0.links_of(link.engine.transport) {
+                link.engine.control(Control::GrantReceived { link: link.index });
+            }
+        }
+        Ok(())
+    }
+
+    /// Notes the new address of the peer's endpoint of a pair of rails. Returns the answer for the peer.
+    pub(crate) fn note_relocation(&self, label: &str, pair: u16, offer: &[u8]) -> Result<Vec<u8>> {
+        self.renew(label, pair, |connector, slot| connector.renew(slot, offer))
+    }
+
+    /// Notes that the peer uses the new address of this side's endpoint.
+    pub(crate) fn note_followed(&self, label: &str, pair: u16, answer: &[u8]) -> Result<()> {
+        self.renew(label, pair, |connector, slot| connector.renewed(slot, answer))
+    }
+
+    /// Renews the connection of pair `pair` of the transport called `label`. Then wakes the engine, so that its
+    /// endpoint sees the new connection: nothing else wakes an endpoint that sleeps.
+    fn renew<T>(
+        &self,
+        label: &str,
+        pair: u16,
+        renew: impl FnOnce(&dyn Connector, PeerSlot) -> Result<T>,
+    ) -> Result<T> {
+        let up = self.0.links.iter().filter(|link| link.is_up() && link.label == label);
+        let mut pairs = up.flat_map(|link| link.pairs().map(move |(_, pair)| (link, pair)));
+        let Some((link, pair)) = pairs.find(|(_, known)| known.pair == pair) else {
+            let why = format!("the peer names pair {pair} of {label:?}, which is none between us");
+            return Err(Error::new(ErrorKind::Protocol, "renew a connection", why));
+        };
+        let renewed = pair.renew(|connector| renew(connector, pair.slot));
+        link.engine.wake();
+        renewed
     }
 }
 
-impl PeerInner {
-    /// The tenant of ours that it is a peer of.
-    pub fn tenant(&self) -> &str {
-        &self.tenant
+impl SessionPeer for Peer {
+    fn connected(&self, address: String) {
+        let _ = self.0.address.set(address);
     }
 
-    /// Why the peer is gone, once it is.
-    pub fn death(&self) -> Option<Error> {
-        self.end.get().cloned()
+    fn heard(&self, now: Instant) {
+        self.0.note_heard(now);
     }
 
-    /// Who it is, for dumps.
-    pub fn name(&self) -> PeerName {
-        PeerName {
-            id: self.id.0.get(),
-            host: self.identity.host.clone(),
-            incarnation: self.identity.incarnation,
-            address: self.address.get().cloned(),
-        }
+    fn grants(&self) -> Vec<(String, Allowance)> {
+        self.grants().map(|(label, allowance)| (label.to_owned(), allowance)).collect()
     }
 
-    /// Something came over its control connection.
-    pub fn is_heard(&self, now: Instant) {
-        *self.heard.lock().unwrap_or_else(PoisonError::into_inner) = Some(now);
+    fn note_grant(&self, label: &str, allowance: &Allowance) -> Result<()> {
+        self.note_grant(label, allowance)
     }
 
-    /// For how long nothing has come over its control connection.
-    pub fn silence(&self) -> Option<Duration> {
-        self.heard.lock().unwrap_or_else(PoisonError::into_inner).map(|heard| heard.elapsed())
+    fn note_revoked(&self, incarnation: u64, region: u64) {
+        self.note_revoked(incarnation, region);
     }
 
-    /// An error unless the peer is connected.
-    #[inline]
-    pub fn check_alive(&self) -> Result<()> {
-        if self.alive.load(Ordering::Acquire) { Ok(()) } else { Err(self.gone()) }
+    fn note_barrier(&self, name: &str) -> std::result::Result<(), String> {
+        self.0.barriers.arrived(name).map_err(Into::into)
     }
 
-    #[cold]
-    fn gone(&self) -> Error {
-        self.death().unwrap_or_else(|| Error::new(ErrorKind::PeerDied, "peer", "the peer is gone"))
+    fn note_relocation(&self, label: &str, pair: u16, offer: &[u8]) -> Result<Vec<u8>> {
+        self.note_relocation(label, pair, offer)
     }
 
-    /// Remembers an import, to be marked when its owner revokes it.
-    pub fn remember(&self, remote: &Arc<RemoteInner>) {
-        let mut imports = self.imports();
-        if imports.revoked.contains(&remote.region) {
-            remote.revoked.store(true, Ordering::Release);
-            return;
-        }
-        if imports.known.len().is_power_of_two() {
-            imports.known.retain(|_, list| list.iter().any(|known| known.strong_count() > 0));
-        }
-        let list = imports.known.entry(remote.region).or_default();
-        list.retain(|known| known.strong_count() > 0);
-        list.push(Arc::downgrade(remote));
+    fn note_followed(&self, label: &str, pair: u16, answer: &[u8]) -> Result<()> {
+        self.note_followed(label, pair, answer)
     }
 
-    /// The regions that are imported now.
-    fn imported(&self) -> Vec<Arc<RemoteInner>> {
-        self.imports().known.values().flatten().filter_map(Weak::upgrade).collect()
+    fn closed(&self) -> impl Future<Output = Error> + Send + Unpin {
+        self.closed()
     }
 
-    fn wakers(&self) -> MutexGuard<'_, WakerSet<()>> {
-        // As with the imports.
-        self.wakers.lock().unwrap_or_else(PoisonError::into_inner)
+    fn fail(&self, error: Error) {
+        self.fail(error);
     }
 
-    fn imports(&self) -> MutexGuard<'_, Imports> {
-        // No holder panics half way through a change: poison carries no news.
-        self.imports.lock().unwrap_or_else(PoisonError::into_inner)
+    fn disconnect(&self) {
+        self.disconnect();
     }
 }
 
@@ -269,27 +384,6 @@ impl PeerInner {
 impl Peer {
     /// A connected peer of no fabric and without links.
     pub(crate) fn alone() -> Self {
-        Self(Arc::new(PeerInner {
-            id: PeerId::next(),
-            fabric_id: 0,
-            fabric: Weak::new(),
-            clock: Arc::new(crate::SystemClock::default()),
-            default_deadline: Duration::ZERO,
-            tenant: "".into(),
-            identity: Identity { incarnation: 1, host: String::new() },
-            links: Vec::new().into(),
-            routes: Vec::new().into(),
-            home: AtomicGroup::new(GroupIndex::FIRST),
-            imms: ImmCounts::default(),
-            barriers: Barriers::default(),
-            session: SessionHandle::detached(),
-            alive: AtomicBool::new(true),
-            end: OnceLock::new(),
-            wakers: Mutex::default(),
-            imports: Mutex::default(),
-            twin: OnceLock::new(),
-            address: OnceLock::new(),
-            heard: Mutex::default(),
-        }))
+        Self(Arc::new(PeerInner::alone()))
     }
 }

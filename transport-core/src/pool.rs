@@ -11,7 +11,7 @@ use std::time::Duration;
 use crate::engine::waker_set::WakerSet;
 use crate::engine::{Control, EngineHandle};
 use crate::fabric::Fabric;
-use crate::op::{block_on, needs_turns};
+use crate::op::{block_on, needs_steps};
 use crate::region::{RegionInner, revoked};
 use crate::{Error, ErrorKind, Outcome, PeerId, Region, Result};
 
@@ -162,7 +162,7 @@ impl PoolPart {
     }
 
     /// Takes a message that came into a buffer of another pool.
-    pub fn adopt(&self, message: Message) {
+    pub fn deliver(&self, message: Message) {
         let arrival = match message.check_room(self.size) {
             Ok(()) => Ok(message),
             Err(error) => Err(Refused(error, message.buffer)),
@@ -239,7 +239,7 @@ impl Future for NextMessage<'_> {
         match message.or(closed.map(Err)) {
             Some(answer) => Poll::Ready(answer),
             None => {
-                pool.parts.iter().for_each(|part| needs_turns(&part.engine));
+                pool.parts.iter().for_each(|part| needs_steps(&part.engine));
                 Poll::Pending
             }
         }

@@ -8,7 +8,7 @@ use crate::engine::Work;
 use crate::engine::peer::Link;
 use crate::index::TransportIndex;
 use crate::peer::PeerInner;
-use crate::{Access, Op, Pages, Peer, Region, RemoteRegion, Result, Signal, Trigger, WriteOptions};
+use crate::{Access, Op, Result, Signal, Trigger};
 
 /// A paged write, ready to be posted again and again: what a loop over a KV cache does.
 ///
@@ -18,45 +18,11 @@ use crate::{Access, Op, Pages, Peer, Region, RemoteRegion, Result, Signal, Trigg
 ///
 /// It holds the regions, but not the peer's connection.
 pub struct PreparedWrite {
-    peer: Arc<PeerInner>,
-    route: TransportIndex,
-    work: Work,
-    trigger: Option<Trigger>,
-    deadline: Option<Duration>,
-}
-
-impl Peer {
-    /// Prepares [`Peer::write_pages_with`] of these arguments.
-    ///
-    /// ```
-    /// # use std::time::Duration;
-    /// # use multirail_core::{Peer, Region, RemoteRegion, Pages, WriteOptions, Result};
-    /// # fn hand_over(peer: &Peer, cache: &Region, theirs: &RemoteRegion) -> Result<()> {
-    /// let (from, to) = (Pages::new([7, 1, 3]), Pages::new([0, 1, 2]));
-    /// let options = WriteOptions::new().imm(1);
-    /// let pages = peer.prepare_write_pages(cache, &from, theirs, &to, 64 << 10, &options)?;
-    /// for _ in 0..1000 {
-    ///     pages.post()?.wait(Duration::from_secs(1))?;
-    /// }
-    /// # Ok(())
-    /// # }
-    /// ```
-    ///
-    /// # Errors
-    /// As [`Peer::write_pages_with`]'s, before submission.
-    pub fn prepare_write_pages(
-        &self,
-        src: &Region,
-        from: impl Into<Pages>,
-        dst: &RemoteRegion,
-        to: impl Into<Pages>,
-        page: usize,
-        options: &WriteOptions,
-    ) -> Result<PreparedWrite> {
-        let (_, work) = self.plan_write_pages(src, from.into(), dst, to.into(), page, options)?;
-        let (trigger, deadline) = (options.trigger.clone(), options.deadline);
-        Ok(PreparedWrite { peer: Arc::clone(&self.0), route: dst.0.route, work, trigger, deadline })
-    }
+    pub(crate) peer: Arc<PeerInner>,
+    pub(crate) transport: TransportIndex,
+    pub(crate) work: Work,
+    pub(crate) trigger: Option<Trigger>,
+    pub(crate) deadline: Option<Duration>,
 }
 
 impl PreparedWrite {
@@ -84,7 +50,7 @@ impl PreparedWrite {
         peer.submit_when(link, work, self.trigger.as_ref(), self.deadline, "write_pages")
     }
 
-    /// Submits it to begin once `word` has reached `value`: see [`WriteOptions::when`]. A loop of steps
+    /// Submits it to begin once `word` has reached `value`: see [`WriteOptions::when`](crate::WriteOptions::when). A loop of steps
     /// posts it ahead, for one value more each time.
     ///
     /// # Errors
@@ -109,7 +75,7 @@ impl PreparedWrite {
         if let Some(remote) = &self.work.remote {
             remote.check(0, 0, Access::REMOTE_WRITE, "write_pages")?;
         }
-        Ok((&self.peer, self.peer.lead(self.route), &self.work))
+        Ok((&self.peer, self.peer.first_link_of(self.transport), &self.work))
     }
 }
 

@@ -3,10 +3,16 @@
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
+use crate::descriptor::Entry;
+use crate::engine::peer::{Link, PairedRail};
 use crate::index::{GroupIndex, TransportIndex};
-use crate::spi::{Direct, PeerSlot, RemoteMemory};
-use crate::{Access, Error, ErrorKind, PeerId, Result};
+use crate::spi::{Direct, KeyMaterial, PeerSlot, RemoteMemory};
+use crate::{Access, Descriptor, Error, ErrorKind, MemoryKind, PeerId, Result};
+
+/// The most time for the import of one key: a backend may have to ask the peer's process.
+const IMPORT_LIMIT: Duration = Duration::from_secs(2);
 
 /// A peer's region. Clones share it; the last one releases what was mapped for it.
 #[derive(Clone)]
@@ -22,9 +28,9 @@ pub(crate) struct RemoteInner {
     /// Whether the region is device memory that no CPU can address.
     pub device_memory: bool,
     /// The transport that operations take: the first that both sides have.
-    pub route: TransportIndex,
+    pub transport: TransportIndex,
     /// The first rail group of `route`, and so its first link among the peer's.
-    pub lead: GroupIndex,
+    pub first_group: GroupIndex,
     /// Imports on `route`, one per local rail; `None` where a rail has no partner.
     pub imports: Vec<Option<Arc<dyn RemoteMemory>>>,
     /// The direct path, if the route has one.
@@ -85,6 +91,38 @@ impl fmt::Debug for RemoteRegion {
 }
 
 impl RemoteInner {
+    /// Imports a region of `peer` over the transport of `links`.
+    ///
+    /// # Errors
+    /// `Unreachable` if the region has no entry for the transport, or none for a rail that this side sends to; the
+    /// errors of the backend.
+    pub fn import(peer: PeerId, links: &[Link], descriptor: &Descriptor) -> Result<Self> {
+        let imports = import_entries(links, &descriptor.entries)?;
+        let link = &links[0];
+        // The direct path uses the first rail's import.
+        let first = link.direct.clone().zip(imports.first().cloned().flatten());
+        let direct_path = first.map(|(direct, import)| DirectPath {
+            direct,
+            max: link.max_direct,
+            slot: PeerSlot(link.direct_slot),
+            rkey: import.rkey(),
+            base: import.base(),
+            import,
+        });
+        Ok(Self {
+            peer,
+            region: descriptor.region,
+            len: descriptor.len,
+            access: descriptor.access(),
+            device_memory: matches!(descriptor.kind, MemoryKind::Cuda { .. }),
+            transport: link.engine.transport,
+            first_group: link.engine.group,
+            direct_path,
+            imports,
+            revoked: false.into(),
+        })
+    }
+
     /// See [`RemoteRegion::path`]. Its rails are of one transport and go one way.
     pub fn path(&self) -> &'static str {
         self.imports.iter().flatten().next().map_or("no rail", |import| import.path())
@@ -104,6 +142,43 @@ impl RemoteInner {
             _ => Err(outside(operation, offset, len, self.len)),
         }
     }
+}
+
+/// Imports the entries of one transport. Returns one import per local rail: that of the remote rail it sends to.
+fn import_entries(links: &[Link], entries: &[Entry]) -> Result<Vec<Option<Arc<dyn RemoteMemory>>>> {
+    let label = &links[0].label;
+    let mut imports = Vec::new();
+    for rail in links.iter().flat_map(|link| &link.rails) {
+        imports.push(match rail {
+            None => None,
+            Some(rail) => {
+                let is_theirs = |entry: &&Entry| entry.transport == *label && entry.rail == rail.remote;
+                let entry = entries.iter().find(is_theirs);
+                entry.map(|entry| import_on(rail, &entry.key)).transpose()?
+            }
+        });
+    }
+    if imports.iter().all(Option::is_none) {
+        let is_of_transport = |entry: &&Entry| entry.transport == *label;
+        let why = match entries.iter().find(is_of_transport) {
+            None => format!("the descriptor has no entry for transport {label}"),
+            Some(entry) => format!(
+                "its owner registered the region near rail {} of transport {label}, which no rail of this side sends to; register it on all rails",
+                entry.rail
+            ),
+        };
+        return Err(Error::new(ErrorKind::Unreachable, "import", why));
+    }
+    Ok(imports)
+}
+
+fn import_on(rail: &PairedRail, key: &KeyMaterial) -> Result<Arc<dyn RemoteMemory>> {
+    if key.is_staged() && !rail.domain.capabilities().supports_staging {
+        let why = "no device of the peer can register this memory, so the peer stages it; allow staging on this \
+                   side too (MULTIRAIL_STAGING=1)";
+        return Err(Error::new(ErrorKind::Unsupported, "import", why));
+    }
+    rail.domain.import(rail.slot, key, IMPORT_LIMIT)
 }
 
 #[cold]

@@ -84,7 +84,7 @@ impl PeerInner {
         }
         self.same_fabric(region, operation)?;
         self.check_alive()?;
-        Ok(&self.links[remote.lead])
+        Ok(&self.links[remote.first_group])
     }
 
     #[inline]

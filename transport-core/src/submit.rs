@@ -1,4 +1,4 @@
-//! Handing checked operations to the engines: a place in the op table first, then the work.
+//! Submits checked operations to the engines: first the slots in the op tables, then the work.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -7,10 +7,10 @@ use crate::engine::peer::Link;
 use crate::engine::{Submission, Work};
 use crate::op::OpId;
 use crate::peer::PeerInner;
-use crate::spread::Places;
+use crate::striping::{OpSlot, OpSlots};
 use crate::{Op, Result, Time, Trigger};
 
-/// When an operation was submitted, what it waits for before it begins, and when it must have ended.
+/// When an operation was submitted, its trigger, and its deadline.
 #[derive(Clone)]
 pub(crate) struct Times {
     submitted_at: Time,
@@ -19,8 +19,8 @@ pub(crate) struct Times {
 }
 
 impl PeerInner {
-    /// Hands an operation to the engine of `link`, or to those of the other rail groups of
-    /// its transport that may carry it.
+    /// Submits an operation to the engine of `link`, or to the engines of the rail groups of the same transport that
+    /// are to carry it.
     pub(crate) fn submit(
         self: &Arc<Self>,
         link: &Link,
@@ -31,7 +31,7 @@ impl PeerInner {
         self.submit_when(link, work, None, deadline, operation)
     }
 
-    /// As [`PeerInner::submit`], to begin once `trigger` is due.
+    /// As [`PeerInner::submit`]. The operation begins once `trigger` is due.
     #[inline]
     pub(crate) fn submit_when(
         self: &Arc<Self>,
@@ -42,8 +42,8 @@ impl PeerInner {
         operation: &'static str,
     ) -> Result<Op> {
         let times = self.times(trigger, deadline);
-        let places = self.places(link, &work, operation)?;
-        Ok(self.submit_at(places, work, times, operation))
+        let slots = OpSlots::take(self, link, &work, operation)?;
+        Ok(self.submit_with(slots, work, times, operation))
     }
 
     /// The times of an operation that is submitted now.
@@ -54,22 +54,22 @@ impl PeerInner {
         Times { submitted_at, trigger: trigger.cloned(), deadline }
     }
 
-    /// Hands an operation to the engines it has places with. Inlined, as the work is moved by each call
-    /// that takes it.
+    /// Submits an operation to the engines that it has slots of. Inlined, because each call that takes the work by
+    /// value moves it.
     #[inline(always)]
-    pub(crate) fn submit_at(
+    pub(crate) fn submit_with(
         self: &Arc<Self>,
-        places: Places<'_>,
+        slots: OpSlots<'_>,
         work: Work,
         times: Times,
         operation: &'static str,
     ) -> Op {
-        match places {
-            Places::One(place) => self.submit_to(place, work, times, operation),
-            Places::Many(parts, imm_countdown) => {
-                let parts = parts.into_iter().map(|(place, pieces)| {
+        match slots {
+            OpSlots::One(slot) => self.submit_to(slot, work, times, operation),
+            OpSlots::Many(parts, imm_countdown) => {
+                let parts = parts.into_iter().map(|(slot, pieces)| {
                     let work = Work { pieces, imm_countdown: imm_countdown.clone(), ..work.clone() };
-                    self.submit_to(place, work, times.clone(), operation)
+                    self.submit_to(slot, work, times.clone(), operation)
                 });
                 Op::all(parts.collect())
             }
@@ -79,13 +79,13 @@ impl PeerInner {
     #[inline(always)]
     fn submit_to(
         self: &Arc<Self>,
-        place: Place<'_>,
+        slot: OpSlot<'_>,
         work: Work,
         times: Times,
         operation: &'static str,
     ) -> Op {
-        let link = place.link;
-        let id = place.keep();
+        let link = slot.link;
+        let id = slot.keep();
         let Times { submitted_at, trigger, deadline } = times;
         let is_only = trigger.is_none() && link.backlog.add(&work);
         let span = self.span(id, &link.engine.label, operation, &work);
@@ -95,7 +95,7 @@ impl PeerInner {
         Op::pending(Arc::clone(&link.engine), id)
     }
 
-    /// What the events of an operation belong to; a child of the caller's span.
+    /// The tracing span of the operation's events, a child of the caller's span.
     #[inline]
     fn span(&self, id: OpId, transport: &str, operation: &'static str, work: &Work) -> tracing::Span {
         if !tracing::enabled!(tracing::Level::DEBUG) {
@@ -105,32 +105,5 @@ impl PeerInner {
         let span = tracing::debug_span!("operation", op = %id, transport, operation, peer, bytes);
         tracing::trace!(parent: &span, "submitted");
         span
-    }
-}
-
-/// A slot of an engine's op table; given back unless something is submitted with it.
-pub(crate) struct Place<'a> {
-    link: &'a Link,
-    id: OpId,
-    kept: bool,
-}
-
-impl<'a> Place<'a> {
-    /// `Busy` if all are taken.
-    pub fn take(link: &'a Link, operation: &'static str) -> Result<Self> {
-        Ok(Self { link, id: link.engine.insert(operation)?, kept: false })
-    }
-
-    fn keep(mut self) -> OpId {
-        self.kept = true;
-        self.id
-    }
-}
-
-impl Drop for Place<'_> {
-    fn drop(&mut self) {
-        if !self.kept {
-            self.link.engine.table.take_back(self.id);
-        }
     }
 }

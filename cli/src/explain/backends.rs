@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use multirail::{BackendChoice, Place, TransportInfo};
+use multirail::{BackendChoice, GroupLocation, TransportInfo};
 
 use super::super::Common;
 use super::super::failure::CommandResult;
@@ -60,19 +60,19 @@ pub fn found(common: &Common) -> CommandResult<Found> {
 }
 
 fn groups(transport: &TransportInfo) -> Vec<Group> {
-    let group = |(rails, place): (&Range<usize>, &Place)| {
+    let group = |(rails, location): (&Range<usize>, &GroupLocation)| {
         let devices = &transport.devices[rails.clone()];
         Group {
             rails: devices.iter().map(|device| device.name.clone()).collect(),
-            gpus: place.gpus.clone(),
+            gpus: location.gpus.clone(),
             cards: devices.iter().filter_map(|device| device.address).collect(),
-            node: place.node,
-            distance: place.distance,
-            cores: place.cores.clone(),
-            core: place.core,
+            node: location.node,
+            distance: location.distance,
+            cores: location.cores.clone(),
+            core: location.core,
         }
     };
-    transport.groups.iter().zip(&transport.places).map(group).collect()
+    transport.groups.iter().zip(&transport.locations).map(group).collect()
 }
 
 /// The decisions about backends, and how a write of `size` uses this many rails.

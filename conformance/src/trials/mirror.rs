@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use limit::Limit;
 use rustix::process::Signal;
 use transport_core::spi::Operations;
-use transport_core::{Access, AtEnd, ErrorKind, Mirror, WriteOptions};
+use transport_core::{Access, ErrorKind, Mirror, OnPeerClosed, WriteOptions};
 
 use crate::check::{TestResult, ensure, ensure_eq, ensure_err, within};
 use crate::checked_region::{CheckedRegion, FULL_ACCESS};
@@ -44,8 +44,8 @@ fn follows(context: &Context) -> TestResult {
     ensure(pair.to_a.imm(5).try_take(10), "could not take")?;
     let (five, six) = (word(), word());
     let mirrors = [
-        pair.to_a.imm(5).mirror(five.clone(), AtEnd::Keep),
-        pair.to_a.imm(6).mirror(six.clone(), AtEnd::Keep),
+        pair.to_a.imm(5).mirror(five.clone(), OnPeerClosed::Keep),
+        pair.to_a.imm(6).mirror(six.clone(), OnPeerClosed::Keep),
     ];
     ensure_eq("at first", (now(&five), now(&six)), (EACH - 10, 0))?;
     send(6)?;
@@ -64,7 +64,7 @@ fn after_its_bytes(context: &Context) -> TestResult {
     let src = CheckedRegion::new(&pair.a, LEN, Access::LOCAL, context.seed)?;
     let mut dst = CheckedRegion::new(&pair.b, LEN, FULL_ACCESS, context.seed + 1)?;
     let (remote, word) = (dst.import(&pair.to_b)?, word());
-    let _mirror = pair.to_a.imm(1).mirror(word.clone(), AtEnd::Keep);
+    let _mirror = pair.to_a.imm(1).mirror(word.clone(), OnPeerClosed::Keep);
     for round in 1..=5 {
         dst.fill(context.seed + 10 + u64::from(round))?;
         let op = pair.to_b.write_with(&src.region, 0..LEN, &remote, 0, &WriteOptions::new().imm(1))?;
@@ -81,12 +81,15 @@ fn passes_at_the_end(context: &Context) -> TestResult {
     let pair = Pair::new(context)?;
     let (passing, keeping) = (word(), word());
     let mirrors = [
-        pair.to_a.imm(1).mirror(passing.clone(), AtEnd::Pass),
-        pair.to_a.imm(1).mirror(keeping.clone(), AtEnd::Keep),
+        pair.to_a.imm(1).mirror(passing.clone(), OnPeerClosed::Pass),
+        pair.to_a.imm(1).mirror(keeping.clone(), OnPeerClosed::Keep),
     ];
     pair.sim.done(pair.to_b.write_imm(1)?)?;
     pair.sim.settle()?;
-    ensure(mirrors.iter().all(|mirror| mirror.end().is_none()), "a mirror reports an end before the close")?;
+    ensure(
+        mirrors.iter().all(|mirror| mirror.close_reason().is_none()),
+        "a mirror reports an end before the close",
+    )?;
     // The other side's fabric closes.
     pair.a.close();
     pair.sim.settle()?;
@@ -94,7 +97,7 @@ fn passes_at_the_end(context: &Context) -> TestResult {
     let gone = [ErrorKind::Closed, ErrorKind::PeerDied];
     mirrors.iter().try_for_each(|mirror| {
         ensure_eq("total", mirror.total(), 1)?;
-        ensure_err("the end", mirror.end().map_or(Ok(()), Err), &gone).map(drop)
+        ensure_err("the end", mirror.close_reason().map_or(Ok(()), Err), &gone).map(drop)
     })
 }
 
@@ -102,7 +105,7 @@ fn passes_at_the_end(context: &Context) -> TestResult {
 fn killed(context: &Context) -> TestResult {
     let ConnectedPair { peer, mut helper, fabric: _fabric } = ConnectedPair::new(context)?;
     let word = word();
-    let mirror = peer.imm(4).mirror(word.clone(), AtEnd::Pass);
+    let mirror = peer.imm(4).mirror(word.clone(), OnPeerClosed::Pass);
     helper.command("imms 4 100")?;
     peer.imm(4).expect(100).wait(LIMIT)?;
     ensure_eq("the word", (now(&word), mirror.total()), (100, 100))?;
@@ -114,5 +117,5 @@ fn killed(context: &Context) -> TestResult {
         std::thread::yield_now();
     }
     ensure_eq("the word at the end", now(&word), 100 + Mirror::PASS)?;
-    ensure_err::<()>("the end", mirror.end().map_or(Ok(()), Err), &[ErrorKind::PeerDied]).map(drop)
+    ensure_err::<()>("the end", mirror.close_reason().map_or(Ok(()), Err), &[ErrorKind::PeerDied]).map(drop)
 }

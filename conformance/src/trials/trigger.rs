@@ -7,7 +7,7 @@ use std::time::Duration;
 use rustix::process::Signal;
 use transport_core::observe::WaitReason;
 use transport_core::spi::Operations;
-use transport_core::{Access, AtEnd, ErrorKind, Op, Pages, WriteOptions};
+use transport_core::{Access, ErrorKind, OnPeerClosed, Op, Pages, WriteOptions};
 
 use crate::check::{Failure, TestResult, ensure, ensure_eq, ensure_err, within};
 use crate::checked_region::{CheckedRegion, FULL_ACCESS};
@@ -225,7 +225,7 @@ fn once_revoked(context: &Context) -> TestResult {
 fn by_a_mirror(context: &Context) -> TestResult {
     let fixture = Fixture::new(context)?;
     let mut back = CheckedRegion::new(&fixture.pair.a, LEN, FULL_ACCESS, context.seed + 3)?;
-    let landed = fixture.pair.to_a.imm(1).mirror(fixture.word.clone(), AtEnd::Keep);
+    let landed = fixture.pair.to_a.imm(1).mirror(fixture.word.clone(), OnPeerClosed::Keep);
     let options = WriteOptions::new().imm(2).when(fixture.word.clone(), 1);
     let theirs = back.import(&fixture.pair.to_a)?;
     let answer = fixture.pair.to_a.write_with(&fixture.dst.region, 0..LEN, &theirs, 0, &options)?;

@@ -214,7 +214,7 @@ impl Engine {
             // ended it has told the backend, and not yet this engine. In the second case the reason is known.
             let gone = link.peer.clone();
             let lost = || Error::new(ErrorKind::PeerDied, "poll", "the backend lost the connection");
-            let error = gone.death().unwrap_or_else(lost);
+            let error = gone.close_reason().unwrap_or_else(lost);
             self.fail_link(index, &error);
             crate::Peer(gone).fail(error);
         }
@@ -224,7 +224,7 @@ impl Engine {
     /// The endpoint of a rail has a new address: tells all peers.
     fn on_endpoint_changed(&self, rail: usize) {
         for link in self.links.iter().flatten().filter(|link| !link.dead) {
-            link.peer.tell_move(self.handle.group, rail);
+            link.peer.announce_relocation(self.handle.group, rail);
         }
     }
 
@@ -279,7 +279,7 @@ impl Engine {
     pub(super) fn on_probe_ended(&mut self, link: u32, peer: PeerId) {
         let Some(state) = self.links.get(link as usize).and_then(Option::as_ref) else { return };
         // If the peer is gone, an `Unlink` command follows, and ends all its requests.
-        if self.link_of.get(&peer) != Some(&link) || state.peer.death().is_some() {
+        if self.link_of.get(&peer) != Some(&link) || state.peer.close_reason().is_some() {
             return;
         }
         let (resolved, probe_again) = self.ambiguous_failures.on_answer(link);
@@ -408,7 +408,8 @@ impl Engine {
         let name = active.map_or("write", |active| active.work.operation_name());
         let mut error = Error::new(status.kind, name, text);
         if status.kind == ErrorKind::PeerDied
-            && let Some(reason) = self.active[op as usize].as_ref().and_then(|active| active.peer.death())
+            && let Some(reason) =
+                self.active[op as usize].as_ref().and_then(|active| active.peer.close_reason())
         {
             // The backend only sees that the connection ended. The peer's state says why.
             error = reason;

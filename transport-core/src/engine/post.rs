@@ -37,7 +37,7 @@ impl Engine {
         // controls behind it stay queued: they may be about this very submission.
         let mut link = self.live_link(peer);
         while link.is_none()
-            && peer.death().is_none()
+            && peer.close_reason().is_none()
             && let Some(control) = self.handle.controls.pop()
         {
             self.take_control(control);
@@ -116,7 +116,7 @@ impl Engine {
     fn refuse(&mut self, submission: Submission) {
         let Submission { id, peer, trigger, work, span, .. } = submission;
         let died = || Error::new(ErrorKind::PeerDied, "submit", "the peer is gone");
-        let error = peer.death().unwrap_or_else(died);
+        let error = peer.close_reason().unwrap_or_else(died);
         if trigger.is_none() {
             peer.links[self.handle.group].backlog.remove(&work);
         }
@@ -570,7 +570,7 @@ impl Engine {
         let (link, bytes) = (active.link, active.piece_bytes() * u64::from(pieces));
         if failed && let Some(counter) = active.credit_counter(self.handle.group) {
             counter.give_back(pieces);
-            active.peer.tell_others(self.handle.group);
+            active.peer.notify_other_groups(self.handle.group);
         }
         let Some(Some(state)) = self.links.get_mut(link as usize) else { return };
         state.posted_bytes -= bytes;
@@ -592,7 +592,7 @@ impl Engine {
             let Some(active) = self.active[run.op as usize].as_ref().filter(has_credit) else { continue };
             if let Some(counter) = active.credit_counter(self.handle.group) {
                 counter.give_back(refused);
-                active.peer.tell_others(self.handle.group);
+                active.peer.notify_other_groups(self.handle.group);
             }
             let link = active.link;
             if let Some(Some(state)) = self.links.get_mut(link as usize) {
@@ -619,7 +619,7 @@ impl Engine {
         match self.handle.receiver_credits.renew(&peer.0, imms, messages) {
             Ok(grant) => {
                 state.renew_after = grant.renew_after;
-                peer.tell_grant(self.handle.transport, grant.allowance);
+                peer.announce_grant(self.handle.transport, grant.allowance);
             }
             Err(error) => peer.fail(error),
         }

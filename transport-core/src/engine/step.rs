@@ -412,7 +412,7 @@ impl Engine {
         let grant = self.handle.receiver_credits.state(peer.id);
         let renew_after = grant.map_or([1; 2], |grant| grant.renew_after);
         // An endpoint may have changed after the handshake: the peer has an old offer then.
-        (0..self.rails.len()).for_each(|rail| peer.tell_move(self.handle.group, rail));
+        (0..self.rails.len()).for_each(|rail| peer.announce_relocation(self.handle.group, rail));
         self.links[index as usize] = Some(LinkState::new(peer, send_slots, receive_slots, renew_after));
         self.handle_early_events(index);
     }

@@ -10,7 +10,7 @@ use crate::no_transport::{NoCommonTransport, OfferedTransport};
 use crate::{Error, ErrorKind, Peer, PeerId, Result};
 
 /// Slots reserved for a peer on every transport. Dropped unadmitted, it gives them back.
-pub(crate) struct Prepared {
+pub(crate) struct PeerAdmission {
     /// Weak, so that a peer that stalls in its handshake keeps no fabric open.
     fabric: Weak<FabricInner>,
     transports: Vec<Reservation>,
@@ -26,20 +26,20 @@ impl FabricInner {
         self: &Arc<Self>,
         theirs: Option<&[TransportOffer]>,
         is_local: bool,
-    ) -> Result<Prepared> {
+    ) -> Result<PeerAdmission> {
         self.check_open("connect")?;
         if let Some(retained) = self.retained.upgrade() {
             retained.is_reached();
         }
         let new = |transport| Reservation::new(transport, is_local);
         let transports = self.transports.iter().map(new).collect();
-        let mut prepared = Prepared { fabric: Arc::downgrade(self), transports, theirs: Vec::new() };
-        prepared.transports.iter_mut().try_for_each(|reservation| reservation.reserve(theirs))?;
-        Ok(prepared)
+        let mut admission = PeerAdmission { fabric: Arc::downgrade(self), transports, theirs: Vec::new() };
+        admission.transports.iter_mut().try_for_each(|reservation| reservation.reserve(theirs))?;
+        Ok(admission)
     }
 }
 
-impl Prepared {
+impl PeerAdmission {
     /// What to tell the peer.
     pub(crate) fn offers(&self) -> Vec<TransportOffer> {
         self.transports.iter().map(Reservation::offer).collect()
@@ -66,18 +66,18 @@ impl Prepared {
         let fabric = self.fabric.upgrade().ok_or_else(closed)?;
         fabric.check_open("connect")?;
         let mut links = Vec::new();
-        for (prepared, transport) in self.transports.iter_mut().zip(&fabric.transports) {
-            if prepared.refused.is_none() {
-                prepared.refused = match theirs.iter().find(|report| report.label == prepared.label) {
+        for (admission, transport) in self.transports.iter_mut().zip(&fabric.transports) {
+            if admission.refused.is_none() {
+                admission.refused = match theirs.iter().find(|report| report.label == admission.label) {
                     None => Some("the peer did not report on this transport".into()),
                     Some(report) => report.refused.as_ref().map(|why| format!("refused by the peer: {why}")),
                 };
             }
-            links.extend(transport.groups.iter().map(|group| prepared.link(transport, group)));
+            links.extend(transport.groups.iter().map(|group| admission.link(transport, group)));
         }
         if links.iter().all(|link| !link.is_up()) {
-            let reason = |prepared: &Reservation| {
-                format!("{}: {}", prepared.label, prepared.refused.as_deref().unwrap_or(""))
+            let reason = |admission: &Reservation| {
+                format!("{}: {}", admission.label, admission.refused.as_deref().unwrap_or(""))
             };
             let why: Vec<_> = self.transports.iter().map(reason).collect();
             let ours = self.transports.iter().map(Reservation::offered).collect();
@@ -86,8 +86,8 @@ impl Prepared {
             return Err(Error::new(ErrorKind::Unreachable, "connect", context).with_source(offers));
         }
         // What is up now belongs to the peer; what is refused goes back as `self` drops.
-        let up = self.transports.iter_mut().filter(|prepared| prepared.refused.is_none());
-        up.for_each(|prepared| prepared.slots.clear());
+        let up = self.transports.iter_mut().filter(|admission| admission.refused.is_none());
+        up.for_each(|admission| admission.slots.clear());
         let id = PeerId::next();
         let peer = Peer::new(id, &fabric, who, links, session);
         lock(&fabric.peers).insert(id, peer.clone());
@@ -107,9 +107,9 @@ impl Prepared {
     }
 }
 
-impl Drop for Prepared {
+impl Drop for PeerAdmission {
     fn drop(&mut self) {
-        for slot in self.transports.iter().flat_map(|prepared| &prepared.slots) {
+        for slot in self.transports.iter().flat_map(|admission| &admission.slots) {
             slot.domain.connector().disconnect(slot.slot);
         }
     }

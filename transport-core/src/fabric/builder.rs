@@ -6,7 +6,7 @@ use std::time::Duration;
 use tokio::runtime::Handle;
 use topology::{Address, Machine};
 
-use super::placement::Placing;
+use super::placement::PlacementPolicy;
 use super::{RailGroups, Workers};
 use crate::control::{Bootstrap, ControlSettings, TcpBootstrap, Token};
 use crate::observe::StallHook;
@@ -58,7 +58,7 @@ pub struct FabricBuilder {
     pub(super) stall_after: Duration,
     pub(super) on_stall: Option<StallHook>,
     pub(super) grant_policy: Arc<dyn GrantPolicy>,
-    pub(super) placing: Placing,
+    pub(super) placement: PlacementPolicy,
 }
 
 impl Default for FabricBuilder {
@@ -80,7 +80,7 @@ impl Default for FabricBuilder {
             stall_after: Duration::from_secs(1),
             on_stall: None,
             grant_policy: Arc::new(EvenShares),
-            placing: Placing::default(),
+            placement: PlacementPolicy::default(),
         }
     }
 }
@@ -247,26 +247,26 @@ impl FabricBuilder {
 
     /// How devices are put into rail groups. Default [`RailGroups::Nearest`].
     pub fn rail_groups(mut self, groups: RailGroups) -> Self {
-        self.placing.groups = groups;
+        self.placement.groups = groups;
         self
     }
 
     /// The GPUs whose memory is to be moved: cards are dealt out among them alone. Default: all that the
     /// machine shows, also those that this process may not use.
     pub fn gpus(mut self, gpus: Vec<Address>) -> Self {
-        self.placing.gpus = Some(gpus);
+        self.placement.gpus = Some(gpus);
         self
     }
 
     /// The machine in which devices are sought. Default: this host, as its `/sys` shows it, read
     /// when there is a device to be sought.
     pub fn topology(mut self, machine: Machine) -> Self {
-        self.placing.machine = Arc::new(OnceLock::from(Arc::new(machine)));
+        self.placement.machine = Arc::new(OnceLock::from(Arc::new(machine)));
         self
     }
 
     /// With seed and incarnation moved, where they are given.
-    pub(super) fn apart(mut self, by: u64) -> Self {
+    pub(super) fn offset_by(mut self, by: u64) -> Self {
         self.seed = self.seed.map(|seed| seed.wrapping_add(by));
         self.incarnation = self.incarnation.map(|incarnation| incarnation.wrapping_add(by));
         self

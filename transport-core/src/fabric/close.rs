@@ -37,9 +37,9 @@ impl Fabric {
         let fabric = Arc::clone(&self.0);
         async move {
             // Before the links go down, as peers might take their end for our death.
-            fabric.say_goodbye();
-            if let Some(farewells) = fabric.farewells.get() {
-                farewells.none().await;
+            fabric.begin_shutdown();
+            if let Some(tasks) = fabric.closing_tasks.get() {
+                tasks.none().await;
             }
             fabric.close();
         }
@@ -48,8 +48,8 @@ impl Fabric {
 
 impl FabricInner {
     /// Ends the sessions, here and of its tenants.
-    fn say_goodbye(&self) {
-        self.tenants().iter().for_each(|tenant| tenant.say_goodbye());
+    fn begin_shutdown(&self) {
+        self.tenants().iter().for_each(|tenant| tenant.begin_shutdown());
         if let Some(control) = &*lock(&self.control) {
             control.begin_shutdown();
         }
@@ -68,7 +68,7 @@ impl FabricInner {
             thread.shutdown();
         }
         for peer in peers {
-            peer.part(Error::new(ErrorKind::Closed, "close", "this fabric was closed"));
+            peer.close(Error::new(ErrorKind::Closed, "close", "this fabric was closed"));
         }
         self.transports.iter().for_each(Transport::close);
         lock(&self.published).clear();

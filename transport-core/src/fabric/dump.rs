@@ -15,7 +15,7 @@ use crate::observe::{Dump, PeerDump, RailDump, TransportDump, WorkerState};
 const LIMIT: Duration = Duration::from_millis(500);
 
 /// Between two tries to look into an engine that another thread is driving.
-const BREATH: Duration = Duration::from_micros(200);
+const RETRY_PAUSE: Duration = Duration::from_micros(200);
 
 /// A fabric that is not kept open by this.
 #[derive(Clone)]
@@ -46,7 +46,7 @@ impl Fabric {
         let groups = fabric.transports.iter();
         let groups =
             groups.flat_map(|transport| transport.groups.iter().map(move |group| (transport, group)));
-        let asked: Vec<_> = groups.clone().map(|(_, group)| group.ask()).collect();
+        let asked: Vec<_> = groups.clone().map(|(_, group)| group.request_dump()).collect();
         let parts = groups.zip(asked);
         let transports =
             parts.map(|((transport, group), asked)| transport.dump(group, asked, until)).collect();
@@ -71,42 +71,47 @@ impl Fabric {
 }
 
 /// An answer that is on its way, and whether the worker slept.
-struct Asked(Option<Receiver<Snapshot>>, bool);
+struct DumpRequest(Option<Receiver<Snapshot>>, bool);
 
 impl Group {
-    fn ask(&self) -> Asked {
+    fn request_dump(&self) -> DumpRequest {
         if self.driven.is_some() {
-            return Asked(None, false);
+            return DumpRequest(None, false);
         }
         let (answer, answered) = sync_channel(1);
         let parked = self.engine.parked.load(Ordering::Relaxed);
         self.engine.control(Control::Dump { reply: answer });
-        Asked(Some(answered), parked)
+        DumpRequest(Some(answered), parked)
     }
 
     /// Reads a caller-driven engine between two turns, without taking one.
-    fn look_inside(&self, until: Instant) -> Option<Snapshot> {
+    fn snapshot_driven(&self, until: Instant) -> Option<Snapshot> {
         let engine = self.driven.as_ref()?;
         loop {
             match engine.try_lock() {
                 Ok(engine) => return Some(engine.snapshot()),
                 Err(TryLockError::Poisoned(engine)) => return Some(engine.into_inner().snapshot()),
                 Err(TryLockError::WouldBlock) if Instant::now() >= until => return None,
-                Err(TryLockError::WouldBlock) => std::thread::sleep(BREATH),
+                Err(TryLockError::WouldBlock) => std::thread::sleep(RETRY_PAUSE),
             }
         }
     }
 }
 
 impl Transport {
-    fn dump(&self, group: &Group, Asked(answered, parked): Asked, until: Instant) -> TransportDump {
+    fn dump(
+        &self,
+        group: &Group,
+        DumpRequest(answered, parked): DumpRequest,
+        until: Instant,
+    ) -> TransportDump {
         let left = || until.saturating_duration_since(Instant::now());
         let (worker, snapshot) = match answered.map(|answered| answered.recv_timeout(left())) {
             Some(Ok(snapshot)) if parked => (WorkerState::Parked, Some(snapshot)),
             Some(Ok(snapshot)) => (WorkerState::Running, Some(snapshot)),
             Some(Err(RecvTimeoutError::Timeout)) => (WorkerState::Blocked, None),
             Some(Err(RecvTimeoutError::Disconnected)) => (WorkerState::Closed, None),
-            None => match group.look_inside(until) {
+            None => match group.snapshot_driven(until) {
                 Some(snapshot) => (WorkerState::Running, Some(snapshot)),
                 None => (WorkerState::Blocked, None),
             },

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::FabricInner;
-use super::admission::Prepared;
+use super::admission::PeerAdmission;
 use crate::control::{
     Bootstrap, ControlSettings, HandshakeLimiter, Identity, LinkReport, PeerReservation, SessionHandle,
     SessionHost, Spawner, Token, TransportOffer,
@@ -12,7 +12,7 @@ use crate::{Peer, Result};
 
 impl SessionHost for FabricInner {
     type Peer = Peer;
-    type Reservation = Prepared;
+    type Reservation = PeerAdmission;
 
     fn control_settings(&self) -> ControlSettings {
         self.settings
@@ -48,7 +48,7 @@ impl SessionHost for FabricInner {
         Ok(self.control_thread("connect")?.spawner())
     }
 
-    fn reserve(self: &Arc<Self>, theirs: Option<&[TransportOffer]>) -> Result<Prepared> {
+    fn reserve(self: &Arc<Self>, theirs: Option<&[TransportOffer]>) -> Result<PeerAdmission> {
         self.prepare(theirs, false)
     }
 
@@ -58,7 +58,7 @@ impl SessionHost for FabricInner {
     }
 }
 
-impl PeerReservation for Prepared {
+impl PeerReservation for PeerAdmission {
     type Peer = Peer;
 
     fn offers(&self) -> Vec<TransportOffer> {

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, OnceLock, Weak};
 use std::time::Duration;
 
 use super::group::Group;
-use super::placement::Placing;
+use super::placement::PlacementPolicy;
 use super::transport::Transport;
 use super::{lock, tenant};
 use crate::control::{Bootstrap, ControlSettings, ControlThread, HandshakeLimiter, Identity, TaskTracker};
@@ -19,17 +19,17 @@ use crate::{Access, Clock, Error, ErrorKind, Op, Peer, PeerId, Region, Result, T
 
 pub(crate) struct FabricInner {
     pub(super) id: u64,
-    pub(super) lineage: tenant::Lineage,
+    pub(super) tenancy: tenant::Tenancy,
     pub(super) identity: Identity,
     pub(super) clock: Arc<dyn Clock>,
     pub(super) default_deadline: Duration,
     pub(super) transports: IndexVec<TransportIndex, Transport>,
-    pub(super) placing: Placing,
+    pub(super) placement: PlacementPolicy,
     pub(super) settings: ControlSettings,
     pub(super) bootstrap: Arc<dyn Bootstrap>,
     pub(super) control: Mutex<Option<Arc<ControlThread>>>,
     /// What `control` has under way, where its end does not await it. Stays when that is taken.
-    pub(super) farewells: OnceLock<Arc<TaskTracker>>,
+    pub(super) closing_tasks: OnceLock<Arc<TaskTracker>>,
     /// Bounds the handshakes of peers that come to a listener.
     pub(super) handshakes: HandshakeLimiter,
     pub(super) published: Mutex<HashMap<String, Region>>,
@@ -81,7 +81,7 @@ impl FabricInner {
     /// peer, or of the first of all while no peer is connected.
     pub(super) fn receiving_engine(&self) -> &Arc<EngineHandle> {
         let reached =
-            |peer: &Peer| peer.0.leads().find(|link| link.is_up()).map(|link| link.engine.transport);
+            |peer: &Peer| peer.0.first_links().find(|link| link.is_up()).map(|link| link.engine.transport);
         let first = lock(&self.peers).values().filter_map(reached).min();
         self.transports[first.unwrap_or(TransportIndex::FIRST)].first_engine()
     }
@@ -95,7 +95,7 @@ impl FabricInner {
     pub(crate) fn revoke(&self, region: &Arc<RegionInner>) -> Result<Op> {
         region.revoke_at_once();
         for peer in lock(&self.peers).values() {
-            peer.tell_revoked(region.id);
+            peer.announce_revoked(region.id);
         }
         self.check_open("revoke")?;
         let deadline = self.deadline(self.now(), None);
@@ -110,7 +110,7 @@ impl FabricInner {
             engine.control(Control::Revoke { id, region: Arc::clone(region), deadline });
             parts.extend(id.map(|id| Op::pending(Arc::clone(engine), id)));
         }
-        parts.extend(self.late_bytes(region).map(|error| Op::ready(Err(error))));
+        parts.extend(self.late_write_error(region).map(|error| Op::ready(Err(error))));
         match busy {
             Some(error) => Err(error),
             None => Ok(Op::all(parts)),
@@ -118,7 +118,7 @@ impl FabricInner {
     }
 
     /// Why bytes of connected peers may still land in a region whose keys are taken back, if they may.
-    fn late_bytes(&self, region: &RegionInner) -> Option<Error> {
+    fn late_write_error(&self, region: &RegionInner) -> Option<Error> {
         if !region.access.contains(Access::REMOTE_WRITE) {
             return None;
         }
@@ -169,10 +169,10 @@ impl FabricInner {
         if let Some(thread) = &*control {
             return Ok(Arc::clone(thread));
         }
-        let thread = Arc::new(self.own_thread(parent.as_deref())?);
+        let thread = Arc::new(self.start_control_thread(parent.as_deref())?);
         *control = Some(Arc::clone(&thread));
         if let Some(tasks) = thread.tasks() {
-            let _ = self.farewells.set(tasks);
+            let _ = self.closing_tasks.set(tasks);
         }
         Ok(thread)
     }

@@ -16,8 +16,8 @@ pub(super) fn connect_local(ours: &Arc<FabricInner>, theirs: &Arc<FabricInner>) 
     let report_b = b.complete(&offer_a, &report_a);
     let there = a.admit(&report_b, theirs.identity().clone(), SessionHandle::detached())?;
     let here = b.admit(&report_a, ours.identity().clone(), SessionHandle::detached())?;
-    let _ = there.0.twin.set(Arc::downgrade(&here.0));
-    let _ = here.0.twin.set(Arc::downgrade(&there.0));
+    let _ = there.0.in_process_peer.set(Arc::downgrade(&here.0));
+    let _ = here.0.in_process_peer.set(Arc::downgrade(&there.0));
     // Known before anybody can send.
     there.grants().try_for_each(|(label, allowance)| here.note_grant(label, &allowance))?;
     here.grants().try_for_each(|(label, allowance)| there.note_grant(label, &allowance))?;

@@ -6,7 +6,6 @@ mod close;
 mod dump;
 mod group;
 mod host;
-mod import;
 mod inner;
 mod local;
 mod opening;
@@ -25,7 +24,7 @@ pub use builder::{FabricBuilder, TransportConfig};
 pub use dump::WeakFabric;
 use group::Group;
 pub(crate) use inner::FabricInner;
-pub use placement::{ListedGroup, Place, RailGroups};
+pub use placement::{GroupLocation, ListedGroup, RailGroups};
 pub(crate) use transport::Transport;
 pub use transport::TransportInfo;
 pub(crate) use workers::Posting;
@@ -39,7 +38,7 @@ use crate::{Access, Error, ErrorKind, HostBuffer, Memory, MemoryKind, Op, Peer, 
 
 /// The rails to register on.
 #[derive(Clone, Copy)]
-enum Where {
+enum RegisterOn {
     /// Those that the memory says.
     Nearest,
     Everywhere,
@@ -83,7 +82,7 @@ impl Fabric {
     /// bytes as `access` allows: nobody holds a Rust reference into them.
     pub unsafe fn register(&self, memory: Arc<dyn Memory>, access: Access) -> Result<Region> {
         // SAFETY: handed on to the caller.
-        unsafe { self.register_on(Where::Nearest, memory, access) }
+        unsafe { self.register_on(RegisterOn::Nearest, memory, access) }
     }
 
     /// As [`Fabric::register`], on every rail of every transport, however far.
@@ -92,7 +91,7 @@ impl Fabric {
     /// As [`Fabric::register`].
     pub unsafe fn register_everywhere(&self, memory: Arc<dyn Memory>, access: Access) -> Result<Region> {
         // SAFETY: handed on to the caller.
-        unsafe { self.register_on(Where::Everywhere, memory, access) }
+        unsafe { self.register_on(RegisterOn::Everywhere, memory, access) }
     }
 
     /// Registers memory on the rails of rail group `group` alone, by its number in
@@ -119,23 +118,28 @@ impl Fabric {
             return Err(Error::new(ErrorKind::InvalidRequest, "register", why));
         }
         // SAFETY: handed on to the caller.
-        unsafe { self.register_on(Where::Group(group), memory, access) }
+        unsafe { self.register_on(RegisterOn::Group(group), memory, access) }
     }
 
     /// # Safety
     /// As [`Fabric::register`].
-    unsafe fn register_on(&self, rails: Where, memory: Arc<dyn Memory>, access: Access) -> Result<Region> {
+    unsafe fn register_on(
+        &self,
+        rails: RegisterOn,
+        memory: Arc<dyn Memory>,
+        access: Access,
+    ) -> Result<Region> {
         self.0.check_open("register")?;
         if memory.is_empty() {
             return Err(Error::new(ErrorKind::InvalidRequest, "register", "memory of zero bytes"));
         }
         let mut regions = Vec::new();
-        let machine = self.0.placing.known();
+        let machine = self.0.placement.known();
         for transport in &self.0.transports {
             let group = match rails {
-                Where::Everywhere => None,
-                Where::Group(group) => Some(group),
-                Where::Nearest => memory.near().and_then(|gpu| transport.group_of(gpu, machine)),
+                RegisterOn::Everywhere => None,
+                RegisterOn::Group(group) => Some(group),
+                RegisterOn::Nearest => memory.near().and_then(|gpu| transport.group_of(gpu, machine)),
             };
             // SAFETY: handed on to the caller.
             regions.push(unsafe { transport.register(&memory, access, group)? });

@@ -4,14 +4,14 @@ use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 
-use super::tenant::Lineage;
+use super::tenant::Tenancy;
 use super::transport::OpenSettings;
 use super::{Fabric, FabricBuilder, FabricInner, Transport};
 use crate::control::{HandshakeLimiter, Identity};
 use crate::engine::trace::StallMonitor;
 use crate::index::{GroupIndex, Number, TransportIndex};
 use crate::observe::report_stalls;
-use crate::op::MOST_OPERATIONS;
+use crate::op::MAX_OPERATIONS;
 use crate::retained::RetainedMemory;
 use crate::spi::DomainSetup;
 use crate::{Error, ErrorKind, Result};
@@ -19,21 +19,21 @@ use crate::{Error, ErrorKind, Result};
 impl FabricBuilder {
     /// Opens every transport and starts its workers.
     pub fn open(self) -> Result<Fabric> {
-        let lineage = Lineage::root(&self);
-        self.open_as(lineage)
+        let tenancy = Tenancy::root(&self);
+        self.open_as(tenancy)
     }
 
-    pub(super) fn open_as(self, lineage: Lineage) -> Result<Fabric> {
+    pub(super) fn open_as(self, tenancy: Tenancy) -> Result<Fabric> {
         self.check()?;
         let seed = self.seed.map_or_else(|| random("open"), Ok)?;
         let incarnation = self.incarnation.map_or_else(|| random("open"), Ok)?;
         let retained = Arc::new(RetainedMemory::default());
         let stall_monitor = Arc::new(StallMonitor::new(self.stall_after));
         let (mut transports, mut first_group) = (Vec::new(), GroupIndex::FIRST);
-        let sought = self.transports.iter().map(Transport::seek).collect::<Result<Vec<_>>>()?;
-        let names: Vec<&str> = sought.iter().flatten().map(|device| device.name.as_str()).collect();
-        self.placing.groups.check(&names)?;
-        for (position, (config, devices)) in self.transports.iter().zip(sought).enumerate() {
+        let devices = self.transports.iter().map(Transport::find_devices).collect::<Result<Vec<_>>>()?;
+        let names: Vec<&str> = devices.iter().flatten().map(|device| device.name.as_str()).collect();
+        self.placement.groups.check(&names)?;
+        for (position, (config, devices)) in self.transports.iter().zip(devices).enumerate() {
             let setup = DomainSetup {
                 clock: Arc::clone(&self.clock),
                 seed: seed.wrapping_add(position as u64),
@@ -48,7 +48,7 @@ impl FabricBuilder {
                 records: self.records,
                 stall_monitor: Arc::clone(&stall_monitor),
                 workers: &self.workers,
-                placing: &self.placing,
+                placement: &self.placement,
                 grant_policy: Arc::clone(&self.grant_policy),
                 retained: &retained,
             };
@@ -59,16 +59,16 @@ impl FabricBuilder {
         static FABRICS: AtomicU64 = AtomicU64::new(1);
         let fabric = Arc::new(FabricInner {
             id: FABRICS.fetch_add(1, Ordering::Relaxed),
-            lineage,
+            tenancy,
             identity: Identity { incarnation, host: host_name() },
             clock: self.clock,
             default_deadline: self.deadline,
             transports: transports.into(),
-            placing: self.placing,
+            placement: self.placement,
             settings: self.settings,
             bootstrap: self.bootstrap,
             control: Mutex::new(None),
-            farewells: OnceLock::new(),
+            closing_tasks: OnceLock::new(),
             handshakes: HandshakeLimiter::default(),
             published: Mutex::new(HashMap::new()),
             peers: Mutex::new(HashMap::new()),
@@ -97,9 +97,9 @@ impl FabricBuilder {
                 labels[position]
             ));
         }
-        if self.max_operations == 0 || self.max_operations > MOST_OPERATIONS {
+        if self.max_operations == 0 || self.max_operations > MAX_OPERATIONS {
             let asked = self.max_operations;
-            return refuse(format!("max_operations {asked}; 1 to {MOST_OPERATIONS} are allowed"));
+            return refuse(format!("max_operations {asked}; 1 to {MAX_OPERATIONS} are allowed"));
         }
         if self.stall_after.is_zero() {
             return refuse("stall_after is zero; take Duration::MAX to turn the stall monitor off".into());

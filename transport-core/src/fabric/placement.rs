@@ -34,7 +34,7 @@ pub struct ListedGroup {
 /// What a rail group is near to.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 #[non_exhaustive]
-pub struct Place {
+pub struct GroupLocation {
     /// The GPUs whose memory goes over it.
     pub gpus: Vec<Address>,
     /// Its NUMA node.
@@ -47,7 +47,7 @@ pub struct Place {
     pub core: Option<u32>,
 }
 
-impl From<&RailGroup> for Place {
+impl From<&RailGroup> for GroupLocation {
     fn from(group: &RailGroup) -> Self {
         let RailGroup { gpus, node, distance, cores, .. } = group.clone();
         Self { gpus, node, distance, cores, core: None }
@@ -56,7 +56,7 @@ impl From<&RailGroup> for Place {
 
 /// Where a fabric's devices are sought. Clones share what was read.
 #[derive(Clone, Default)]
-pub(super) struct Placing {
+pub(super) struct PlacementPolicy {
     pub groups: RailGroups,
     /// The GPUs to be served; all without.
     pub gpus: Option<Vec<Address>>,
@@ -64,9 +64,9 @@ pub(super) struct Placing {
     pub machine: Arc<OnceLock<Arc<Machine>>>,
 }
 
-impl Placing {
+impl PlacementPolicy {
     /// Sorts `devices` by their groups; the rails of each, and where it is.
-    pub fn place(&self, devices: &mut [DeviceInfo]) -> Result<Vec<(Range<usize>, Place)>> {
+    pub fn place(&self, devices: &mut [DeviceInfo]) -> Result<Vec<(Range<usize>, GroupLocation)>> {
         let machine = match devices.iter().any(|device| device.address.is_some()) {
             true => self.read()?,
             false => None,
@@ -107,14 +107,14 @@ impl RailGroups {
         devices: &mut [DeviceInfo],
         machine: Option<&Machine>,
         gpus: Option<&[Address]>,
-    ) -> Vec<(Range<usize>, Place)> {
+    ) -> Vec<(Range<usize>, GroupLocation)> {
         let near = |machine: &Machine, cards: &[Address]| match gpus {
             Some(gpus) => rail_groups_for(machine, gpus, cards),
             None => rail_groups_of(machine, cards),
         };
         let cards: Vec<Address> = devices.iter().filter_map(|device| device.address).collect();
         let near = machine.map(|machine| near(machine, &cards)).unwrap_or_default();
-        let places = match self {
+        let locations = match self {
             Self::Listed(groups) => listed(groups, devices, machine, near),
             Self::Nearest => nearest(devices, machine, near),
         };
@@ -123,12 +123,12 @@ impl RailGroups {
             (device.group.unwrap_or(u32::MAX), device.address.is_none(), device.address)
         });
         let rails = grouped(devices).into_iter();
-        let place = |rails: Range<usize>| {
+        let location = |rails: Range<usize>| {
             let number = devices[rails.start].group.map(|number| number as usize);
-            let place = number.and_then(|number| places.get(number)).cloned();
-            (rails, place.unwrap_or_default())
+            let location = number.and_then(|number| locations.get(number)).cloned();
+            (rails, location.unwrap_or_default())
         };
-        rails.map(place).collect()
+        rails.map(location).collect()
     }
 
     /// Without the devices that are none of `known`, and what is then empty.
@@ -184,7 +184,11 @@ impl RailGroups {
 }
 
 /// Numbers the devices that the machine knows by their groups, and the others behind them.
-fn nearest(devices: &mut [DeviceInfo], machine: Option<&Machine>, near: Vec<RailGroup>) -> Vec<Place> {
+fn nearest(
+    devices: &mut [DeviceInfo],
+    machine: Option<&Machine>,
+    near: Vec<RailGroup>,
+) -> Vec<GroupLocation> {
     let group = |address| near.iter().position(|group| group.cards.contains(&address));
     for device in devices {
         match device.address.and_then(group) {
@@ -192,13 +196,13 @@ fn nearest(devices: &mut [DeviceInfo], machine: Option<&Machine>, near: Vec<Rail
             None => {
                 if let (Some(address), Some(_)) = (device.address, machine) {
                     let name = &device.name;
-                    tracing::warn!(name, %address, "the machine lacks a device: nothing is known of its place");
+                    tracing::warn!(name, %address, "the machine lacks a device: nothing is known of its location");
                 }
                 device.group = device.group.map(|number| number.saturating_add(near.len() as u32));
             }
         }
     }
-    near.iter().map(Place::from).collect()
+    near.iter().map(GroupLocation::from).collect()
 }
 
 /// Numbers devices by the groups that name them, and each of the others behind them.
@@ -207,17 +211,17 @@ fn listed(
     devices: &mut [DeviceInfo],
     machine: Option<&Machine>,
     near: Vec<RailGroup>,
-) -> Vec<Place> {
+) -> Vec<GroupLocation> {
     let mut others = groups.len()..;
     for device in devices.iter_mut() {
         let number = groups.iter().position(|group| group.devices.contains(&device.name));
         device.group = number.or_else(|| others.next()).map(|number| number as u32);
     }
-    let mut places: Vec<Place> = vec![Place::default(); others.start];
-    for (place, group) in places.iter_mut().zip(groups) {
-        place.core = group.core;
+    let mut locations: Vec<GroupLocation> = vec![GroupLocation::default(); others.start];
+    for (location, group) in locations.iter_mut().zip(groups) {
+        location.core = group.core;
     }
-    let Some(machine) = machine else { return places };
+    let Some(machine) = machine else { return locations };
     let cards = |number: usize| {
         let of_group = devices.iter().filter(move |device| device.group == Some(number as u32));
         of_group.filter_map(|device| machine.function(device.address?))
@@ -225,16 +229,16 @@ fn listed(
     // Whom they serve is still what is nearest; the first of several groups with such a card.
     for near in near {
         let has_it = |number: &usize| cards(*number).any(|card| near.cards.contains(&card.address));
-        if let Some(number) = (0..places.len()).find(has_it) {
-            places[number].gpus.extend(near.gpus);
+        if let Some(number) = (0..locations.len()).find(has_it) {
+            locations[number].gpus.extend(near.gpus);
         }
     }
-    for (number, place) in places.iter_mut().enumerate() {
-        place.node = cards(number).find_map(|card| machine.node_of(card));
-        let gpus = place.gpus.iter().filter_map(|gpu| machine.function(*gpu));
-        place.distance = gpus.flat_map(|gpu| cards(number).map(|card| machine.distance(gpu, card))).max();
+    for (number, location) in locations.iter_mut().enumerate() {
+        location.node = cards(number).find_map(|card| machine.node_of(card));
+        let gpus = location.gpus.iter().filter_map(|gpu| machine.function(*gpu));
+        location.distance = gpus.flat_map(|gpu| cards(number).map(|card| machine.distance(gpu, card))).max();
     }
-    places
+    locations
 }
 
 impl FromStr for RailGroups {

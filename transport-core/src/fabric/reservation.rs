@@ -65,7 +65,7 @@ impl Reservation {
         OfferedTransport::new(&self.label, self.backend)
     }
 
-    fn is_meant_by(&self, offer: &TransportOffer) -> bool {
+    fn matches(&self, offer: &TransportOffer) -> bool {
         offer.label == self.label && offer.backend == self.backend
     }
 
@@ -80,7 +80,7 @@ impl Reservation {
     pub fn reserve(&mut self, theirs: Option<&[TransportOffer]>) -> Result<()> {
         let rails: Vec<_> = match theirs {
             None => (0..self.domains.len()).collect(),
-            Some(theirs) => match theirs.iter().find(|offer| self.is_meant_by(offer)) {
+            Some(theirs) => match theirs.iter().find(|offer| self.matches(offer)) {
                 Some(offer) => self.pair_with(offer),
                 None => Vec::new(),
             },
@@ -104,12 +104,12 @@ impl Reservation {
 
     /// Brings the pairs up, and says whether it worked.
     pub fn complete(&mut self, theirs: &[TransportOffer], reports: &[LinkReport]) -> LinkReport {
-        let offer = theirs.iter().find(|offer| self.is_meant_by(offer));
+        let offer = theirs.iter().find(|offer| self.matches(offer));
         let report = reports.iter().find(|report| report.label == self.label);
         let done = match (offer, self.pairing) {
             (None, _) => Err(unreachable("the peer has no transport of this label and backend")),
-            (Some(offer), None) => self.answer(offer),
-            (Some(_), Some(pairing)) => self.conclude(pairing, report).map(|()| 0),
+            (Some(offer), None) => self.complete_as_connector(offer),
+            (Some(_), Some(pairing)) => self.complete_as_listener(pairing, report).map(|()| 0),
         };
         let new = self.slots.len() - *done.as_ref().unwrap_or(&0)..;
         let more = self.slots[new].iter().map(|slot| slot.offer.clone()).collect();
@@ -134,7 +134,7 @@ impl Reservation {
     }
 
     /// For the side that connected: completes all pairs; how many slots are new, the last.
-    fn answer(&mut self, offer: &TransportOffer) -> Result<usize> {
+    fn complete_as_connector(&mut self, offer: &TransportOffer) -> Result<usize> {
         let pairing = Pairing::new(self.domains.len(), offer.rates.len())
             .ok_or_else(|| unreachable("the peer offers no rail"))?;
         check_offers(offer.rails.len(), pairing)?;
@@ -153,7 +153,7 @@ impl Reservation {
     }
 
     /// For the side that was called: completes all pairs, now that it has every offer.
-    fn conclude(&mut self, pairing: Pairing, report: Option<&LinkReport>) -> Result<()> {
+    fn complete_as_listener(&mut self, pairing: Pairing, report: Option<&LinkReport>) -> Result<()> {
         let report = report.ok_or_else(|| unreachable("the peer did not report on this transport"))?;
         if let Some(why) = &report.refused {
             return Err(unreachable(&format!("refused by the peer: {why}")));

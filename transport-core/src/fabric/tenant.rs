@@ -25,26 +25,26 @@ use crate::{Error, ErrorKind, Result};
 const STRIDE: u64 = 0x9e37_79b9_7f4a_7c15;
 
 /// Where a fabric comes from, and which it has brought forth.
-pub(super) struct Lineage {
+pub(super) struct Tenancy {
     /// Empty for a fabric that is no tenant.
     pub name: Arc<str>,
     parent: Option<Weak<FabricInner>>,
     /// What it was opened with.
-    blueprint: FabricBuilder,
+    builder: FabricBuilder,
     tenants: Mutex<Vec<Weak<FabricInner>>>,
     /// Tenants opened so far; held while one is opened, which may take a while.
     opened: Mutex<u64>,
 }
 
-impl Lineage {
+impl Tenancy {
     /// Of a fabric that is no tenant.
-    pub fn root(blueprint: &FabricBuilder) -> Self {
-        Self::new("", None, blueprint)
+    pub fn root(builder: &FabricBuilder) -> Self {
+        Self::new("", None, builder)
     }
 
-    fn new(name: &str, parent: Option<Weak<FabricInner>>, blueprint: &FabricBuilder) -> Self {
-        let (blueprint, tenants, opened) = (blueprint.clone(), Mutex::default(), Mutex::default());
-        Self { name: name.into(), parent, blueprint, tenants, opened }
+    fn new(name: &str, parent: Option<Weak<FabricInner>>, builder: &FabricBuilder) -> Self {
+        let (builder, tenants, opened) = (builder.clone(), Mutex::default(), Mutex::default());
+        Self { name: name.into(), parent, builder, tenants, opened }
     }
 }
 
@@ -66,7 +66,7 @@ impl Fabric {
         let parent = &self.0;
         parent.check_open("open a tenant")?;
         let refuse = |why: String| Err(Error::new(ErrorKind::InvalidRequest, "open a tenant", why));
-        if parent.lineage.parent.is_some() {
+        if parent.tenancy.parent.is_some() {
             return refuse("a tenant has no tenants: open them all from its parent".into());
         }
         if name.is_empty() || name.len() > MAX_NAME {
@@ -77,20 +77,20 @@ impl Fabric {
             return refuse(why.into());
         };
         // Held until the tenant is entered, so that two of one name cannot both pass.
-        let mut opened = lock(&parent.lineage.opened);
+        let mut opened = lock(&parent.tenancy.opened);
         let live = parent.tenants();
-        if live.iter().any(|tenant| *tenant.lineage.name == *name) {
+        if live.iter().any(|tenant| *tenant.tenancy.name == *name) {
             return refuse(format!("there is a tenant {name:?} already: close it, or choose another name"));
         }
         if own.is(&token) || live.iter().filter_map(|tenant| tenant.token()).any(|other| other.is(&token)) {
             return refuse("the token is the parent's or another tenant's: make one for each".into());
         }
         *opened += 1;
-        let apart = STRIDE.wrapping_mul(*opened);
-        let blueprint = parent.lineage.blueprint.clone().token(token).apart(apart);
-        let lineage = Lineage::new(name, Some(Arc::downgrade(parent)), &blueprint);
-        let tenant = blueprint.open_as(lineage)?;
-        let mut tenants = lock(&parent.lineage.tenants);
+        let offset = STRIDE.wrapping_mul(*opened);
+        let builder = parent.tenancy.builder.clone().token(token).offset_by(offset);
+        let tenancy = Tenancy::new(name, Some(Arc::downgrade(parent)), &builder);
+        let tenant = builder.open_as(tenancy)?;
+        let mut tenants = lock(&parent.tenancy.tenants);
         tenants.retain(|tenant| tenant.strong_count() > 0);
         tenants.push(Arc::downgrade(&tenant.0));
         drop(tenants);
@@ -106,24 +106,24 @@ impl Fabric {
 impl FabricInner {
     /// The token that its peers prove, if it asks for one.
     pub(crate) fn token(&self) -> Option<&Token> {
-        self.lineage.blueprint.token.as_ref()
+        self.tenancy.builder.token.as_ref()
     }
 
     /// Its name as a tenant; empty if it is none.
     pub(crate) fn tenant_name(&self) -> &Arc<str> {
-        &self.lineage.name
+        &self.tenancy.name
     }
 
     /// The fabric this one is a tenant of, if it is one and that is there.
     pub(super) fn parent(&self) -> Option<Arc<Self>> {
-        self.lineage.parent.as_ref().and_then(Weak::upgrade)
+        self.tenancy.parent.as_ref().and_then(Weak::upgrade)
     }
 
     /// A control thread for this fabric: a new one, or a branch of its `parent`'s.
-    pub(super) fn own_thread(&self, parent: Option<&Self>) -> Result<ControlThread> {
-        match (&self.lineage.parent, parent) {
+    pub(super) fn start_control_thread(&self, parent: Option<&Self>) -> Result<ControlThread> {
+        match (&self.tenancy.parent, parent) {
             (None, _) => {
-                let FabricBuilder { control, caller_driven, .. } = &self.lineage.blueprint;
+                let FabricBuilder { control, caller_driven, .. } = &self.tenancy.builder;
                 ControlThread::start(control.as_ref(), *caller_driven)
             }
             (Some(_), Some(parent)) => Ok(parent.control_thread("connect")?.branch()),
@@ -135,7 +135,7 @@ impl FabricInner {
 
     /// Refused to tenants: whoever comes to the parent's listener comes to them too.
     pub(super) fn check_may_listen(&self) -> Result<()> {
-        match self.lineage.parent {
+        match self.tenancy.parent {
             None => Ok(()),
             Some(_) => {
                 let why = "a tenant's peers come to its parent's listener: listen there";
@@ -145,13 +145,13 @@ impl FabricInner {
     }
 
     pub(super) fn close_tenants(&self) {
-        let tenants = std::mem::take(&mut *lock(&self.lineage.tenants));
+        let tenants = std::mem::take(&mut *lock(&self.tenancy.tenants));
         tenants.iter().filter_map(Weak::upgrade).for_each(|tenant| tenant.close());
     }
 
     /// The tenants that are open.
     pub(super) fn tenants(&self) -> Vec<Arc<Self>> {
-        let all: Vec<_> = lock(&self.lineage.tenants).iter().filter_map(Weak::upgrade).collect();
+        let all: Vec<_> = lock(&self.tenancy.tenants).iter().filter_map(Weak::upgrade).collect();
         all.into_iter().filter(|tenant| tenant.check_open("").is_ok()).collect()
     }
 }

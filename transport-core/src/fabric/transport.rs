@@ -6,8 +6,8 @@ use std::sync::{Arc, Mutex};
 use topology::{Address, Machine};
 
 use super::group::Group;
-use super::placement::Placing;
-use super::{Place, TransportConfig, Workers, lock};
+use super::placement::PlacementPolicy;
+use super::{GroupLocation, TransportConfig, Workers, lock};
 use crate::engine::flow_control::ReceiverCredits;
 use crate::engine::trace::StallMonitor;
 use crate::engine::worker::{CoreReservation, Worker, WorkerSetup};
@@ -22,7 +22,7 @@ pub(crate) struct Transport {
     pub backend: &'static str,
     /// By rail, group after group.
     pub devices: Vec<DeviceInfo>,
-    pub places: Vec<Place>,
+    pub locations: Vec<GroupLocation>,
     pub domains: Vec<Arc<dyn Domain>>,
     /// At least one.
     pub groups: Vec<Group>,
@@ -44,7 +44,7 @@ pub(super) struct OpenSettings<'a> {
     pub records: usize,
     pub stall_monitor: Arc<StallMonitor>,
     pub workers: &'a Workers,
-    pub placing: &'a Placing,
+    pub placement: &'a PlacementPolicy,
     pub grant_policy: Arc<dyn GrantPolicy>,
     /// The memory that regions of the fabric have released.
     pub retained: &'a Arc<RetainedMemory>,
@@ -63,14 +63,14 @@ pub struct TransportInfo {
     /// The rails of each rail group.
     pub groups: Vec<Range<usize>>,
     /// What each rail group is near to.
-    pub places: Vec<Place>,
+    pub locations: Vec<GroupLocation>,
     /// Facts and limits of the first device.
     pub capabilities: Capabilities,
 }
 
 impl Transport {
     /// The devices of a transport: those given, else those found.
-    pub(super) fn seek(config: &TransportConfig) -> Result<Vec<DeviceInfo>> {
+    pub(super) fn find_devices(config: &TransportConfig) -> Result<Vec<DeviceInfo>> {
         let devices = match &config.devices {
             Some(devices) => devices.clone(),
             None => config.backend.probe().map_err(|why| {
@@ -91,13 +91,13 @@ impl Transport {
         setup: &DomainSetup,
         settings: OpenSettings<'_>,
     ) -> Result<Self> {
-        let placed = settings.placing.place(&mut devices)?;
-        let (ranges, places): (Vec<_>, Vec<_>) = placed.into_iter().unzip();
+        let placed = settings.placement.place(&mut devices)?;
+        let (ranges, locations): (Vec<_>, Vec<_>) = placed.into_iter().unzip();
         let mut transport = Self {
             label: config.label.clone(),
             backend: config.backend.name(),
             devices,
-            places,
+            locations,
             domains: Vec::new(),
             groups: Vec::new(),
             workers: Mutex::default(),
@@ -112,10 +112,10 @@ impl Transport {
         let receiver_credits = ReceiverCredits::new(label, capacity.unwrap_or(0), groups, policy);
         let receiver_credits = Arc::new(receiver_credits);
         let threads = settings.workers.threads.unwrap_or(ranges.len()).min(ranges.len());
-        let doors = (0..threads).map(|_| WakeupPipe::new()).collect::<Result<Vec<_>>>()?;
+        let wakeups = (0..threads).map(|_| WakeupPipe::new()).collect::<Result<Vec<_>>>()?;
         let mut engines = Vec::new();
         for (number, rails) in ranges.iter().enumerate() {
-            let wakeup = doors[worker_index(number, threads, ranges.len())].handle().try_clone()?;
+            let wakeup = wakeups[worker_index(number, threads, ranges.len())].handle().try_clone()?;
             engines.push(transport.open_group(
                 rails.clone(),
                 wakeup,
@@ -131,9 +131,9 @@ impl Transport {
                 group.engine.drive_by_caller(&engine);
                 group.driven = Some(engine);
             }
-            transport.places.iter_mut().for_each(|place| place.core = None);
+            transport.locations.iter_mut().for_each(|location| location.core = None);
         } else {
-            transport.start_workers(engines, doors, settings.workers, settings.placing.known())?;
+            transport.start_workers(engines, wakeups, settings.workers, settings.placement.known())?;
         }
         Ok(transport)
     }
@@ -173,27 +173,27 @@ impl Transport {
     fn start_workers(
         &mut self,
         engines: Vec<Engine>,
-        doors: Vec<WakeupPipe>,
+        wakeups: Vec<WakeupPipe>,
         workers: &Workers,
         machine: Option<&Machine>,
     ) -> Result<()> {
-        let (threads, groups) = (doors.len(), engines.len());
+        let (threads, groups) = (wakeups.len(), engines.len());
         let mut by_worker: Vec<_> = (0..threads).map(|_| Vec::new()).collect();
         let dealt = engines.into_iter().enumerate();
         dealt.for_each(|(number, engine)| by_worker[worker_index(number, threads, groups)].push(engine));
         let shared = (!workers.sharded).then(Arc::default);
-        for (turn, (engines, door)) in by_worker.into_iter().zip(doors).enumerate() {
+        for (turn, (engines, wakeup)) in by_worker.into_iter().zip(wakeups).enumerate() {
             let is_of_worker = |number: &usize| worker_index(*number, threads, groups) == turn;
-            let places: Vec<&Place> =
-                (0..groups).filter(is_of_worker).map(|number| &self.places[number]).collect();
-            let reservation = CoreReservation::for_worker(&workers.pinning, turn, &places, machine);
+            let locations: Vec<&GroupLocation> =
+                (0..groups).filter(is_of_worker).map(|number| &self.locations[number]).collect();
+            let reservation = CoreReservation::for_worker(&workers.pinning, turn, &locations, machine);
             let core = reservation.as_ref().map(CoreReservation::cpu);
-            (0..groups).filter(is_of_worker).for_each(|number| self.places[number].core = core);
+            (0..groups).filter(is_of_worker).for_each(|number| self.locations[number].core = core);
             let setup = WorkerSetup {
                 // The kernel cuts a thread's name after 15 bytes.
                 name: format!("mr{turn}-{}", self.label),
                 engines,
-                wakeup: door,
+                wakeup,
                 core: reservation,
                 lock: shared.clone(),
             };
@@ -224,7 +224,7 @@ impl Transport {
 
     /// The rail group that serves a GPU, or another function of `machine`'s: the nearest.
     pub(super) fn group_of(&self, near: Address, machine: Option<&Machine>) -> Option<usize> {
-        let serving = self.places.iter().position(|place| place.gpus.contains(&near));
+        let serving = self.locations.iter().position(|location| location.gpus.contains(&near));
         serving.or_else(|| {
             let (machine, from) = (machine?, machine?.function(near)?);
             let distance = |group: &Group| {
@@ -258,7 +258,7 @@ impl Transport {
             backend: self.backend,
             devices: self.devices.clone(),
             groups: self.groups.iter().map(|group| group.rails.clone()).collect(),
-            places: self.places.clone(),
+            locations: self.locations.clone(),
             capabilities: self.domains[0].capabilities().clone(),
         }
     }

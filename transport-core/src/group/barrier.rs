@@ -11,7 +11,7 @@ use super::{PeerGroup, refused};
 use crate::control::MAX_NAME;
 use crate::engine::timers::Timer;
 use crate::fabric::FabricInner;
-use crate::op::{block_on, needs_turns};
+use crate::op::{block_on, needs_steps};
 use crate::peer::{MAX_AHEAD, Refusal};
 use crate::{Error, ErrorKind, Result};
 
@@ -72,7 +72,7 @@ impl PeerGroup {
         barrier.enter()?;
         for (place, peer) in self.peers().iter().enumerate() {
             if peer.0.barriers.announce(&barrier.name) {
-                peer.tell_arrival(&barrier.name);
+                peer.announce_arrival(&barrier.name);
             }
             barrier.missing.push(place);
         }
@@ -141,9 +141,9 @@ impl Barrier {
             let peer = &group.peers()[*place].0;
             let reached = || peer.barriers.poll(name, context.waker());
             // A peer that passes may go at once: what it said before counts.
-            let missing = !reached() && (peer.death().is_none() || !reached());
+            let missing = !reached() && (peer.close_reason().is_none() || !reached());
             if missing {
-                end = end.take().or_else(|| peer.death());
+                end = end.take().or_else(|| peer.close_reason());
             }
             missing
         });
@@ -186,7 +186,7 @@ impl Future for Barrier {
             // After it was set, or the time might pass in between.
             let late = this.fabric.upgrade().is_some_and(|fabric| fabric.now() >= this.timer.at());
             if !late {
-                needs_turns(this.timer.engine());
+                needs_steps(this.timer.engine());
                 return Poll::Pending;
             }
             polled = Poll::Ready(Err(this.late()));

@@ -9,7 +9,7 @@ use crate::engine::peer::{CheckedRange, Link};
 use crate::peer::PeerInner;
 use crate::request::{cut_write, imm_alone};
 use crate::spi::WorkKind;
-use crate::spread::Places;
+use crate::striping::OpSlots;
 use crate::{Error, ImmMode, Op, Peer, Region, RemoteRegion, Result, WriteOptions};
 
 /// What one peer gets of a scatter: a range of the source to an offset in its region,
@@ -157,18 +157,18 @@ fn submit_all(
 ) -> Result<Op> {
     let Some(first) = parts.first() else { return Err(refused(name, "no parts".into())) };
     let times = first.peer.times(options.trigger.as_ref(), options.deadline);
-    let mut places = Vec::with_capacity(parts.len());
+    let mut slots = Vec::with_capacity(parts.len());
     for part in &parts {
-        places.push(part.peer.places(part.link, &part.work, name)?);
+        slots.push(OpSlots::take(part.peer, part.link, &part.work, name)?);
     }
-    let submit = |(part, places): (Checked<'_>, Places<'_>)| {
+    let submit = |(part, slots): (Checked<'_>, OpSlots<'_>)| {
         let Checked { peer, link, work, bytes } = part;
         let now = match (bytes, src) {
             (Some((dst, span)), Some(src)) => link.try_direct(src, &dst.0, span, WorkKind::Write, options),
             (Some(_), None) => None,
             (None, _) => link.try_direct_message(WorkKind::Write, std::ptr::null_mut(), 0, work.imm),
         };
-        now.unwrap_or_else(|| peer.submit_at(places, work, times.clone(), name))
+        now.unwrap_or_else(|| peer.submit_with(slots, work, times.clone(), name))
     };
-    Ok(Op::all(parts.into_iter().zip(places).map(submit).collect()))
+    Ok(Op::all(parts.into_iter().zip(slots).map(submit).collect()))
 }

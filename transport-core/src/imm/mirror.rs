@@ -13,9 +13,9 @@ use crate::{Error, Signal};
 /// What becomes of a mirrored word when the peer ends. Whoever waits for the word alone, as a stream
 /// does, learns of the end by nothing else.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum AtEnd {
+pub enum OnPeerClosed {
     /// It keeps its value. Who waits for more waits on, until somebody else writes the word: with
-    /// [`Peer::closed`](crate::Peer::closed) and [`Mirror::end`] the program knows when.
+    /// [`Peer::closed`](crate::Peer::closed) and [`Mirror::close_reason`] the program knows when.
     Keep,
     /// It goes on by [`Mirror::PASS`], so that every wait for up to 2^29 more arrivals is over. A word
     /// that is then between 2^29 and 2^30 past what was waited for says that arrivals are missing.
@@ -32,21 +32,21 @@ impl ImmCounter {
     ///
     /// ```
     /// # use std::sync::{Arc, atomic::AtomicU32};
-    /// # use multirail_core::{AtEnd, Peer};
+    /// # use multirail_core::{OnPeerClosed, Peer};
     /// # fn decode(peer: &Peer) {
     /// let word = Arc::new(AtomicU32::new(0)); // Or a `CudaSignal`, for which a stream can wait.
-    /// let landed = peer.imm(1).mirror(word.clone(), AtEnd::Pass);
+    /// let landed = peer.imm(1).mirror(word.clone(), OnPeerClosed::Pass);
     /// let next = landed.total() + 512; // Of 512 pages, the next ones.
     /// # drop(next);
     /// # }
     /// ```
-    pub fn mirror(&self, word: Arc<dyn Signal>, at_end: AtEnd) -> Mirror {
+    pub fn mirror(&self, word: Arc<dyn Signal>, on_peer_closed: OnPeerClosed) -> Mirror {
         let Self { peer, imm } = self.clone();
         let mut counts = peer.imms.lock();
         let total = counts.values.count(imm);
         // Who ends the peer sets the reason first, then comes for the mirrors under this lock.
-        let passed = if peer.death().is_some() { at_end.passes() } else { 0 };
-        let id = counts.mirrors.add(imm, Mirrored { id: 0, word, total, at_end, passed });
+        let passed = if peer.close_reason().is_some() { on_peer_closed.passes() } else { 0 };
+        let id = counts.mirrors.add(imm, Mirrored { id: 0, word, total, on_peer_closed, passed });
         drop(counts);
         Mirror { peer, imm, id }
     }
@@ -61,7 +61,7 @@ pub struct Mirror {
 }
 
 impl Mirror {
-    /// By how much the word goes on when the peer ends, with [`AtEnd::Pass`].
+    /// By how much the word goes on when the peer ends, with [`OnPeerClosed::Pass`].
     pub const PASS: u32 = 1 << 30;
 
     /// The arrivals that were counted. Its low 32 bits are what the word was last set to, or
@@ -71,8 +71,8 @@ impl Mirror {
     }
 
     /// Why the peer is gone, once it is. The word goes on right after; what was under way may still arrive.
-    pub fn end(&self) -> Option<Error> {
-        self.peer.death()
+    pub fn close_reason(&self) -> Option<Error> {
+        self.peer.close_reason()
     }
 }
 
@@ -101,7 +101,7 @@ struct Mirrored {
     id: u64,
     word: Arc<dyn Signal>,
     total: u64,
-    at_end: AtEnd,
+    on_peer_closed: OnPeerClosed,
     /// What the word is ahead of the total.
     passed: u32,
 }
@@ -126,7 +126,7 @@ impl Mirrors {
     /// The peer is gone.
     pub fn end(&mut self) {
         for mirror in self.by_imm.values_mut().flatten() {
-            mirror.passed = mirror.at_end.passes();
+            mirror.passed = mirror.on_peer_closed.passes();
             mirror.store();
         }
     }
@@ -162,7 +162,7 @@ impl Mirrored {
     }
 }
 
-impl AtEnd {
+impl OnPeerClosed {
     fn passes(self) -> u32 {
         match self {
             Self::Keep => 0,
@@ -188,7 +188,7 @@ mod tests {
         let (peer, (word, now)) = (Peer::alone(), word());
         (0..3).for_each(|_| peer.0.imms.arrived(7));
         assert!(peer.imm(7).try_take(1));
-        let mirror = peer.imm(7).mirror(word.clone(), AtEnd::Keep);
+        let mirror = peer.imm(7).mirror(word.clone(), OnPeerClosed::Keep);
         assert_eq!((now(), mirror.total()), (2, 2));
         peer.0.imms.arrived(8);
         peer.0.imms.arrived(7);
@@ -207,9 +207,10 @@ mod tests {
     #[test]
     fn several_mirror_one_count_and_others_another() {
         let (peer, (one, first), (two, second), (three, third)) = (Peer::alone(), word(), word(), word());
-        let mirror = peer.imm(7).mirror(one, AtEnd::Keep);
+        let mirror = peer.imm(7).mirror(one, OnPeerClosed::Keep);
         peer.0.imms.arrived(7);
-        let _others = [peer.imm(7).mirror(two, AtEnd::Keep), peer.imm(8).mirror(three, AtEnd::Keep)];
+        let _others =
+            [peer.imm(7).mirror(two, OnPeerClosed::Keep), peer.imm(8).mirror(three, OnPeerClosed::Keep)];
         peer.0.imms.arrived(7);
         drop(mirror);
         peer.0.imms.arrived(7);
@@ -221,7 +222,7 @@ mod tests {
     fn wraps_around() {
         let (peer, (word, now)) = (Peer::alone(), word());
         peer.0.imms.lock().values.set(7, u64::from(u32::MAX) - 1);
-        let mirror = peer.imm(7).mirror(word, AtEnd::Keep);
+        let mirror = peer.imm(7).mirror(word, OnPeerClosed::Keep);
         (0..2).for_each(|_| peer.0.imms.arrived(7));
         assert_eq!((now(), mirror.total()), (0, 1 << 32));
         peer.0.imms.arrived(7);
@@ -233,7 +234,7 @@ mod tests {
     fn loses_none_and_counts_none_twice() {
         const EACH: u32 = if cfg!(miri) { 20 } else { 20_000 };
         let (peer, (word, now)) = (Peer::alone(), word());
-        let mirror = peer.imm(7).mirror(word, AtEnd::Keep);
+        let mirror = peer.imm(7).mirror(word, OnPeerClosed::Keep);
         std::thread::scope(|scope| {
             for _ in 0..2 {
                 scope.spawn(|| (0..EACH).for_each(|_| peer.0.imms.arrived(7)));
@@ -244,7 +245,7 @@ mod tests {
                     let (late, total) = (Arc::new(AtomicU32::new(0)), now());
                     assert!(total >= before, "went back from {before} to {total}");
                     before = total;
-                    let mirror = peer.imm(7).mirror(late.clone(), AtEnd::Keep);
+                    let mirror = peer.imm(7).mirror(late.clone(), OnPeerClosed::Keep);
                     assert!(u64::from(late.load(Ordering::Acquire)) <= mirror.total());
                 }
             });
@@ -258,12 +259,12 @@ mod tests {
     #[test]
     fn the_end_lets_waits_pass_and_tells_what_is_missing() {
         let (peer, (word, now), (other, kept)) = (Peer::alone(), word(), word());
-        let mirror = peer.imm(7).mirror(word, AtEnd::Pass);
-        let keeping = peer.imm(7).mirror(other, AtEnd::Keep);
+        let mirror = peer.imm(7).mirror(word, OnPeerClosed::Pass);
+        let keeping = peer.imm(7).mirror(other, OnPeerClosed::Keep);
         (0..3).for_each(|_| peer.0.imms.arrived(7));
-        assert!(mirror.end().is_none());
+        assert!(mirror.close_reason().is_none());
         peer.disconnect();
-        assert_eq!(keeping.end().unwrap().kind(), ErrorKind::Closed);
+        assert_eq!(keeping.close_reason().unwrap().kind(), ErrorKind::Closed);
         assert_eq!((kept(), now(), mirror.total()), (3, 3 + Mirror::PASS, 3));
         let is_missing = |awaited: u32| {
             let past = now().wrapping_sub(awaited);
@@ -277,7 +278,7 @@ mod tests {
         assert!(!is_missing(4) && is_missing(5));
         // One that comes too late for the end knows of it.
         let late = Arc::new(AtomicU32::new(0));
-        let mirror = peer.imm(7).mirror(late.clone(), AtEnd::Pass);
+        let mirror = peer.imm(7).mirror(late.clone(), OnPeerClosed::Pass);
         assert_eq!((late.load(Ordering::Acquire), mirror.total()), (4 + Mirror::PASS, 4));
     }
 }

@@ -5,7 +5,7 @@ use foldhash::HashMap;
 
 /// Distinct imm values that may have a count above zero per peer. More means that
 /// nobody takes them: further new values are refused.
-pub(super) const MOST: usize = 1 << 20;
+pub(super) const MAX_VALUES: usize = 1 << 20;
 
 #[derive(Default)]
 pub(super) struct Values {
@@ -32,7 +32,7 @@ impl Values {
             self.first.1 += 1;
             return Some(self.first.1);
         }
-        if self.others.len() >= MOST && !self.others.contains_key(&imm) {
+        if self.others.len() >= MAX_VALUES && !self.others.contains_key(&imm) {
             return None;
         }
         let count = self.others.entry(imm).or_default();

@@ -7,7 +7,7 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use super::many::Sum;
-use super::{Outcome, Pending, block_on, needs_turns, taken};
+use super::{Outcome, Pending, block_on, needs_steps, taken};
 use crate::engine::EngineHandle;
 use crate::{Error, ErrorKind, Result};
 
@@ -94,7 +94,7 @@ impl Future for Cancel {
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
         if let Some(pending) = &self.pending {
             if pending.engine.table.poll_quiesced(pending.id, context).is_pending() {
-                needs_turns(&pending.engine);
+                needs_steps(&pending.engine);
                 return Poll::Pending;
             }
             if self.early.is_none() {

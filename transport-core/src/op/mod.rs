@@ -15,9 +15,9 @@ use std::time::Duration;
 pub use cancel::Cancel;
 use many::Joint;
 pub use table::OpId;
-pub(crate) use table::{MOST_OPERATIONS, OpTable};
+pub(crate) use table::{MAX_OPERATIONS, OpTable};
 pub use wait::wait;
-pub(crate) use wait::{block_on, needs_turns};
+pub(crate) use wait::{block_on, needs_steps};
 
 use crate::engine::EngineHandle;
 use crate::{Error, ErrorKind, PeerId, Result};
@@ -200,7 +200,7 @@ impl Future for Op {
             let polled = pending.engine.table.poll_result(pending.id, context);
             pending.completed = polled.is_ready();
             if !pending.completed {
-                needs_turns(&pending.engine);
+                needs_steps(&pending.engine);
             }
             return polled;
         }

@@ -41,7 +41,7 @@ impl OpId {
 }
 
 /// The most slots of a table.
-pub(crate) const MOST_OPERATIONS: usize = 1 << 24;
+pub(crate) const MAX_OPERATIONS: usize = 1 << 24;
 /// The result is there; only the waiter may take it.
 const COMPLETED: u64 = 1;
 /// The engine has finished: no byte can move, and the engine will not write to the slot.
@@ -73,7 +73,7 @@ unsafe impl Send for OpTable {}
 
 impl OpTable {
     pub fn new(capacity: usize) -> Self {
-        let capacity = capacity.clamp(1, MOST_OPERATIONS);
+        let capacity = capacity.clamp(1, MAX_OPERATIONS);
         let free = ArrayQueue::new(capacity);
         let slots = (0..capacity)
             .map(|index| {

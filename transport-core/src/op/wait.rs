@@ -17,11 +17,11 @@ use crate::{Error, ErrorKind, Result};
 const SPIN: Duration = Duration::from_micros(60);
 
 /// Polls between two looks at the clock.
-const TURNS_PER_LOOK: u32 = 16;
+const POLLS_PER_CLOCK_READ: u32 = 16;
 
 /// Pauses between two polls at most: about half a microsecond, little beside a wait
 /// that has already taken several.
-const MOST_PAUSES: u32 = 16;
+const MAX_PAUSES: u32 = 16;
 
 struct Unpark(Thread);
 
@@ -76,7 +76,7 @@ pub fn wait<F: Future>(future: F, limit: Duration) -> Result<F::Output> {
 
 /// A future that is pending tells the [`wait`] that polls it, if one does, that it
 /// needs turns of a caller-driven engine.
-pub(crate) fn needs_turns(engine: &Arc<EngineHandle>) {
+pub(crate) fn needs_steps(engine: &Arc<EngineHandle>) {
     if engine.is_driven_by_caller() {
         DRIVEN.with_borrow_mut(|driven| match driven {
             Some(driven) if !driven.iter().any(|known| Arc::ptr_eq(known, engine)) => {
@@ -109,7 +109,7 @@ pub(crate) fn block_on<F: Future + Unpin>(
             return Some(output);
         }
         turns = turns.wrapping_add(1);
-        if turns.is_multiple_of(TURNS_PER_LOOK) {
+        if turns.is_multiple_of(POLLS_PER_CLOCK_READ) {
             let elapsed = started.elapsed();
             let left = limit.checked_sub(elapsed).filter(|left| !left.is_zero())?;
             if !driven && elapsed >= SPIN {
@@ -122,7 +122,7 @@ pub(crate) fn block_on<F: Future + Unpin>(
         }
         if !driven {
             // Ever more slowly: the worker may share this core with us.
-            (0..(turns / 8 + 1).min(MOST_PAUSES)).for_each(|_| std::hint::spin_loop());
+            (0..(turns / 8 + 1).min(MAX_PAUSES)).for_each(|_| std::hint::spin_loop());
         }
     }
 }

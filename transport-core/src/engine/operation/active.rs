@@ -178,7 +178,7 @@ impl ActiveOp {
     /// Takes credit for up to `wanted` requests. Returns the number of requests it was enough for.
     pub fn take_credit(&self, group: GroupIndex, link: &mut LinkState, wanted: u32) -> u32 {
         // All engines of the transport share the byte window evenly.
-        let engines = self.peer.route(self.peer.links[group].engine.transport).len() as u64;
+        let engines = self.peer.links_of(self.peer.links[group].engine.transport).len() as u64;
         let (window, piece) = (self.credit(group).bytes().div_ceil(engines), self.piece_bytes());
         let fit = match piece {
             0 => u64::MAX,

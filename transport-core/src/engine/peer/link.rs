@@ -1,6 +1,7 @@
 //! The link to a peer over one rail group, and the direct path: small requests that run in the calling thread.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use crossbeam_utils::CachePadded;
 
@@ -8,9 +9,8 @@ use crate::copy::{self, CopyStrategy};
 use crate::engine::flow_control::{Backlog, SendCredit};
 use crate::engine::{Control, EngineHandle};
 use crate::options::WriteOptions;
-use crate::peer::Renewals;
 use crate::remote::{DirectPath, RemoteInner};
-use crate::spi::{Capabilities, Direct, Domain, Operations, PeerSlot, WorkKind, WorkRequest};
+use crate::spi::{Capabilities, Connector, Direct, Domain, Operations, PeerSlot, WorkKind, WorkRequest};
 use crate::{Error, ErrorKind, Locality, Op, Outcome, Region, Result};
 
 /// The link to a peer over one rail group of one transport.
@@ -51,12 +51,58 @@ pub(crate) struct PairedRail {
     pub renewals: Renewals,
 }
 
+/// The state of a slot's renewals: twice the number of renewals under way, and 1 more once the slot is to be
+/// disconnected. In that case the last renewal disconnects the slot. Otherwise the slot could be another peer's before
+/// the renewals end.
+#[derive(Default)]
+pub(crate) struct Renewals(AtomicU32);
+
+/// The bit of [`Renewals`] that says that the slot is to be disconnected.
+const DISCONNECT: u32 = 1;
+/// One renewal under way.
+const ONE_RENEWAL: u32 = 2;
+
 /// Checked offsets into the local and the remote region, and the length in bytes.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct CheckedRange {
     pub local: u64,
     pub remote: u64,
     pub len: u64,
+}
+
+impl PairedRail {
+    /// Runs `renew` while the slot stays this peer's.
+    ///
+    /// # Errors
+    /// `Closed` if the peer is gone, and the errors of `renew`.
+    pub fn renew<T>(&self, renew: impl FnOnce(&dyn Connector) -> Result<T>) -> Result<T> {
+        let begin = |state: u32| (state & DISCONNECT == 0).then(|| state + ONE_RENEWAL);
+        if self.renewals.0.fetch_update(Ordering::AcqRel, Ordering::Acquire, begin).is_err() {
+            let why = "the peer left in the meantime";
+            return Err(Error::new(ErrorKind::Closed, "renew a connection", why));
+        }
+        let _guard = RenewalGuard(self);
+        renew(self.domain.connector())
+    }
+
+    /// Disconnects the slot: now, or when the last renewal under way ends.
+    pub fn disconnect(&self) {
+        if self.renewals.0.fetch_or(DISCONNECT, Ordering::AcqRel) == 0 {
+            self.domain.connector().disconnect(self.slot);
+        }
+    }
+}
+
+/// Ends a renewal, also one that panics.
+struct RenewalGuard<'a>(&'a PairedRail);
+
+impl Drop for RenewalGuard<'_> {
+    fn drop(&mut self) {
+        let Self(rail) = self;
+        if rail.renewals.0.fetch_sub(ONE_RENEWAL, Ordering::AcqRel) == ONE_RENEWAL | DISCONNECT {
+            rail.domain.connector().disconnect(rail.slot);
+        }
+    }
 }
 
 impl Link {

@@ -90,7 +90,7 @@ impl Receives {
             self.pools.retain(|known| known.strong_count() > 0);
             self.pools.push(Arc::downgrade(&part));
         }
-        self.unclaimed.drain(..).for_each(|message| part.adopt(message));
+        self.unclaimed.drain(..).for_each(|message| part.deliver(message));
         let (region, offset, len) = part.buffer(buffer);
         let recipient = Recipient::Pool { part, buffer };
         self.insert(Receive { recipient, region, offset, len, posted: false, submitted_at: Time::ZERO });
@@ -277,7 +277,7 @@ impl Receives {
     /// Gives the message of a dropped pool to another pool, or keeps it for the next receive.
     fn keep_unclaimed(&mut self, message: Message) {
         match self.pools.iter().filter_map(Weak::upgrade).find(|pool| !pool.is_closed()) {
-            Some(pool) => pool.adopt(message),
+            Some(pool) => pool.deliver(message),
             None => self.unclaimed.push_back(message),
         }
     }

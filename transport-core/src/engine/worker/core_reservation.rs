@@ -5,7 +5,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use topology::{Machine, pick_core};
 
-use crate::fabric::{Pinning, Place};
+use crate::fabric::{GroupLocation, Pinning};
 
 /// A core that one worker runs on. While it is reserved, the workers of other fabrics prefer other cores.
 #[derive(Debug)]
@@ -18,12 +18,12 @@ fn reserved() -> MutexGuard<'static, BTreeMap<u32, usize>> {
 }
 
 impl CoreReservation {
-    /// The core for worker number `worker`, which drives the rail groups at `places`. `None` if the worker is not to be
+    /// The core for worker number `worker`, which drives the rail groups at `locations`. `None` if the worker is not to be
     /// bound, or if no core is known.
     pub(crate) fn for_worker(
         pinning: &Pinning,
         worker: usize,
-        places: &[&Place],
+        locations: &[&GroupLocation],
         machine: Option<&Machine>,
     ) -> Option<Self> {
         match pinning {
@@ -33,8 +33,8 @@ impl CoreReservation {
                 Some(Self::of(u32::try_from(*cpu).unwrap_or(u32::MAX)))
             }
             Pinning::Near => {
-                let configured = places.iter().find_map(|place| place.core).map(Self::of);
-                let known = || places.iter().find(|place| !place.cores.is_empty());
+                let configured = locations.iter().find_map(|location| location.core).map(Self::of);
+                let known = || locations.iter().find(|location| !location.cores.is_empty());
                 configured.or_else(|| Self::near(machine?, known()?))
             }
         }
@@ -45,10 +45,10 @@ impl CoreReservation {
         Self(cpu)
     }
 
-    /// The best core for rail groups at `place`.
-    fn near(machine: &Machine, place: &Place) -> Option<Self> {
+    /// The best core for rail groups at `location`.
+    fn near(machine: &Machine, location: &GroupLocation) -> Option<Self> {
         let mut reserved = reserved();
-        let cpu = pick_core(machine, place.node, &place.cores, &reserved)?;
+        let cpu = pick_core(machine, location.node, &location.cores, &reserved)?;
         *reserved.entry(cpu).or_default() += 1;
         Some(Self(cpu))
     }
@@ -95,23 +95,23 @@ mod tests {
     fn cores_are_reserved_until_the_reservation_is_dropped() {
         // No other test's workers run on these cores.
         let machine = topology::Description::p5().machine().unwrap();
-        let mut place = Place::default();
-        (place.node, place.cores) = (Some(1), vec![90, 91]);
+        let mut location = GroupLocation::default();
+        (location.node, location.cores) = (Some(1), vec![90, 91]);
         let mut node = machine.clone();
         node.allowed = "90-91".parse().unwrap();
-        let take = || CoreReservation::for_worker(&Pinning::Near, 0, &[&place], Some(&node)).unwrap();
+        let take = || CoreReservation::for_worker(&Pinning::Near, 0, &[&location], Some(&node)).unwrap();
         let (first, second) = (take(), take());
         assert_eq!((first.cpu(), second.cpu()), (90, 91));
         drop(first);
         assert_eq!(take().cpu(), 90);
-        assert!(CoreReservation::for_worker(&Pinning::Off, 0, &[&place], Some(&node)).is_none());
-        assert!(CoreReservation::for_worker(&Pinning::Cores(Vec::new()), 0, &[&place], None).is_none());
+        assert!(CoreReservation::for_worker(&Pinning::Off, 0, &[&location], Some(&node)).is_none());
+        assert!(CoreReservation::for_worker(&Pinning::Cores(Vec::new()), 0, &[&location], None).is_none());
         assert_eq!(
-            CoreReservation::for_worker(&Pinning::Cores(vec![4, 6]), 3, &[&place], None).unwrap().cpu(),
+            CoreReservation::for_worker(&Pinning::Cores(vec![4, 6]), 3, &[&location], None).unwrap().cpu(),
             6
         );
         drop(second);
-        let asked = Place { core: Some(7), ..Place::default() };
+        let asked = GroupLocation { core: Some(7), ..GroupLocation::default() };
         assert_eq!(CoreReservation::for_worker(&Pinning::Near, 0, &[&asked], None).unwrap().cpu(), 7);
     }
 

@@ -31,11 +31,11 @@ fn cards_come_to_their_gpus_and_others_keep_their_groups() {
     assert_eq!(names(&devices), ["c", "a", "b", "lo0", "lo1", "soft"]);
     let rails: Vec<_> = placed.iter().map(|(rails, _)| rails.clone()).collect();
     assert_eq!(rails, [0..2, 2..3, 3..5, 5..6]);
-    let gpus: Vec<_> = placed.iter().map(|(_, place)| place.gpus.len()).collect();
+    let gpus: Vec<_> = placed.iter().map(|(_, location)| location.gpus.len()).collect();
     assert_eq!(gpus, [4, 4, 0, 0]);
-    let cores: Vec<_> = placed.iter().map(|(_, place)| (place.node, place.cores.len())).collect();
+    let cores: Vec<_> = placed.iter().map(|(_, location)| (location.node, location.cores.len())).collect();
     assert_eq!(cores, [(Some(0), 48), (Some(1), 48), (None, 0), (None, 0)]);
-    assert!(placed.iter().all(|(_, place)| place.core.is_none()), "workers choose");
+    assert!(placed.iter().all(|(_, location)| location.core.is_none()), "workers choose");
     // For one GPU alone.
     let only = ["0000:b9:00.0".parse().unwrap()];
     let placed = RailGroups::Nearest.place(&mut devices, Some(&p5), Some(&only));
@@ -48,7 +48,7 @@ fn without_a_machine_backends_decide() {
         vec![device("a", Some("0000:50:00.0"), Some(7)), device("b", None, None), device("c", None, Some(7))];
     let placed = RailGroups::Nearest.place(&mut devices, None, None);
     assert_eq!(names(&devices), ["a", "c", "b"]);
-    assert_eq!(placed, [(0..2, Place::default()), (2..3, Place::default())]);
+    assert_eq!(placed, [(0..2, GroupLocation::default()), (2..3, GroupLocation::default())]);
 }
 
 #[test]
@@ -69,7 +69,7 @@ fn listed_groups_are_as_listed() {
     assert_eq!(rails, [0..2, 2..3, 3..4, 4..5], "each that is not listed by itself");
     assert_eq!((placed[0].1.core, placed[1].1.core), (Some(0), None));
     // Between the two groups every GPU is served, the first from across the machine.
-    assert_eq!(placed.iter().map(|(_, place)| place.gpus.len()).sum::<usize>(), 8);
+    assert_eq!(placed.iter().map(|(_, location)| location.gpus.len()).sum::<usize>(), 8);
     assert_eq!(placed[0].1.distance, Some(Distance::Machine));
 }
 

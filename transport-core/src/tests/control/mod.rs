@@ -7,7 +7,7 @@ mod crowd;
 mod grant;
 mod handshake;
 mod hostile;
-mod moves;
+mod relocations;
 #[allow(unsafe_code, reason = "a backend that moves nothing")]
 mod null;
 mod raw;

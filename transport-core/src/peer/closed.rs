@@ -1,0 +1,53 @@
+//! Waiting until a peer is gone.
+
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+
+use super::PeerInner;
+use crate::Error;
+use crate::op::needs_steps;
+
+/// The future of [`Peer::closed`](crate::Peer::closed).
+#[must_use = "futures do nothing unless awaited"]
+pub struct PeerClosed {
+    peer: Arc<PeerInner>,
+    /// The key of this future's waker in the peer's set of wakers.
+    id: Option<u64>,
+}
+
+impl PeerClosed {
+    pub(super) fn new(peer: Arc<PeerInner>) -> Self {
+        Self { peer, id: None }
+    }
+}
+
+impl Future for PeerClosed {
+    type Output = Error;
+
+    fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Error> {
+        let Self { peer, id } = self.get_mut();
+        let mut wakers = peer.close_wakers();
+        let reason = peer.close_reason();
+        let old = match reason {
+            Some(_) => wakers.unregister(id, ()),
+            None => wakers.register(id, (), context.waker()),
+        };
+        drop(wakers);
+        drop(old);
+        if reason.is_none() {
+            peer.links.iter().for_each(|link| needs_steps(&link.engine));
+        }
+        reason.map_or(Poll::Pending, Poll::Ready)
+    }
+}
+
+impl Drop for PeerClosed {
+    fn drop(&mut self) {
+        if self.id.is_some() {
+            let old = self.peer.close_wakers().unregister(&mut self.id, ());
+            drop(old);
+        }
+    }
+}
