@@ -1,23 +1,23 @@
-//! What a peer needs to reach a region: bytes a user may send by any means.
+//! Descriptors: the bytes that a peer needs to reach a region. The user may send them by any means.
 
 use serde::{Deserialize, Serialize};
 
 use crate::spi::KeyMaterial;
 use crate::{Access, Error, ErrorKind, MemoryKind, Result};
 
-/// First bytes of every descriptor: `mrD` and the version of the format.
+/// The first bytes of every descriptor: `mrD` and the version of the format.
 const MAGIC: [u8; 4] = *b"mrD\x01";
-/// More than any sensible fabric has: 64 transports of 64 rails would be 4096 entries
-/// of about 40 bytes.
+/// The largest descriptor. It is more than any reasonable fabric needs: 64 transports of 64 rails have 4096 entries of
+/// about 40 bytes.
 const MAX_BYTES: usize = 256 << 10;
 const MAX_ENTRIES: usize = 4096;
 const MAX_LABEL: usize = 64;
 
 /// A region's address and keys, one entry per transport and rail.
 ///
-/// Entries of transports the reader does not know are skipped, so a descriptor
-/// serves peers with other backends. It is bound to one opening of the owner's
-/// fabric (incarnation) and to one registration (region id).
+/// A reader skips the entries of transports that it does not have, so a descriptor also serves peers with other
+/// backends. A descriptor is valid for one opening of the owner's fabric (the incarnation) and for one registration
+/// (the region's number).
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Descriptor {
     pub(crate) incarnation: u64,
@@ -75,38 +75,40 @@ impl Descriptor {
     pub fn from_bytes(bytes: &[u8]) -> Result<Self> {
         let refuse = |why: String| Error::new(ErrorKind::Protocol, "parse a descriptor", why);
         if bytes.len() > MAX_BYTES {
-            return Err(refuse(format!("{} bytes, at most {MAX_BYTES} are allowed", bytes.len())));
+            return Err(refuse(format!("it has {} bytes; at most {MAX_BYTES} are allowed", bytes.len())));
         }
         let Some((magic, body)) = bytes.split_first_chunk::<4>() else {
             return Err(refuse(format!(
-                "{} bytes are too few; pass Descriptor::to_bytes() whole",
+                "{} bytes are too few; pass all bytes of Descriptor::to_bytes()",
                 bytes.len()
             )));
         };
         if magic[..3] != MAGIC[..3] {
-            return Err(refuse("not a descriptor; pass what Descriptor::to_bytes() gave".into()));
+            return Err(refuse("the bytes are no descriptor; pass those of Descriptor::to_bytes()".into()));
         }
         if magic[3] != MAGIC[3] {
             let (theirs, ours) = (magic[3], MAGIC[3]);
-            let why = format!("format {theirs}, this library reads {ours}; run one version on both sides");
+            let why = format!(
+                "the descriptor has format {theirs}, this library reads {ours}; run one version on both sides"
+            );
             return Err(Error::new(ErrorKind::Version, "parse a descriptor", why));
         }
         let (descriptor, rest) = postcard::take_from_bytes::<Self>(body)
-            .map_err(|e| refuse("cut short or damaged".into()).with_source(e))?;
+            .map_err(|e| refuse("the descriptor is cut short or damaged".into()).with_source(e))?;
         if !rest.is_empty() {
-            return Err(refuse(format!("{} bytes too many", rest.len())));
+            return Err(refuse(format!("{} bytes follow the descriptor", rest.len())));
         }
         if descriptor.entries.len() > MAX_ENTRIES
             || descriptor.entries.iter().any(|e| e.transport.len() > MAX_LABEL)
         {
-            return Err(refuse("more entries or longer names than any fabric makes".into()));
+            return Err(refuse("it has more entries or longer names than any fabric makes".into()));
         }
         if descriptor
             .entries
             .iter()
             .any(|e| e.key.len != descriptor.len || e.key.base.checked_add(e.key.len).is_none())
         {
-            return Err(refuse("an entry that does not span the region".into()));
+            return Err(refuse("one of its entries does not span the region".into()));
         }
         Ok(descriptor)
     }

@@ -1,4 +1,4 @@
-//! Peers that are addressed together: scatter, imms to all, barriers.
+//! Groups of peers: scatter, imms to all members, barriers.
 
 mod barrier;
 mod scatter;
@@ -12,10 +12,10 @@ pub use scatter::ScatterPart;
 
 use crate::{Error, ErrorKind, Peer, PeerId, Result};
 
-/// Peers of one fabric, in an order, prepared to be addressed together. Clones share it.
+/// Peers of one fabric, in a fixed order, for operations on all of them. Clones share the group.
 ///
-/// It keeps no connection alive; a peer that dies stays a member, and operations that
-/// address it fail. Make a new group of those that are left.
+/// A group keeps no connection alive. A peer that dies stays a member, and operations on the group fail. Make a new
+/// group of the remaining peers.
 ///
 /// ```
 /// # use std::time::Duration;
@@ -33,22 +33,24 @@ pub struct PeerGroup(Arc<Members>);
 
 struct Members {
     peers: Vec<Peer>,
-    /// Positions in `peers`, in order of the peers' numbers.
+    /// The position of each peer in `peers`, sorted by the peers' numbers.
     by_id: Vec<(PeerId, usize)>,
 }
 
 impl PeerGroup {
-    /// Prepares a list of peers; their order is kept.
+    /// Makes a group of a list of peers, in this order.
     ///
     /// # Errors
-    /// `InvalidRequest` if it is empty, has a peer twice, or peers of several fabrics.
+    /// `InvalidRequest` if the list is empty, has a peer twice, or has peers of several fabrics.
     pub fn new(peers: impl IntoIterator<Item = Peer>) -> Result<Self> {
         let peers: Vec<_> = peers.into_iter().collect();
-        let Some(first) = peers.first() else { return Err(refused("group", "a group of no peers".into())) };
+        let Some(first) = peers.first() else {
+            return Err(refused("group", "the list has no peers; name at least one".into()));
+        };
         if let Some(other) = peers.iter().find(|peer| peer.0.fabric_id != first.0.fabric_id) {
             return Err(refused(
                 "group",
-                format!("{} and {} are of two fabrics of ours", first.id(), other.id()),
+                format!("{} and {} are connected to different fabrics", first.id(), other.id()),
             ));
         }
         let mut by_id: Vec<_> = peers.iter().enumerate().map(|(place, peer)| (peer.id(), place)).collect();
@@ -59,26 +61,25 @@ impl PeerGroup {
         Ok(Self(Arc::new(Members { peers, by_id })))
     }
 
-    /// The peers, in order.
+    /// The peers, in the group's order.
     pub fn peers(&self) -> &[Peer] {
         &self.0.peers
     }
 
-    /// How many there are; never 0.
+    /// The number of peers; never 0.
     #[expect(clippy::len_without_is_empty, reason = "a group is never empty")]
     pub fn len(&self) -> usize {
         self.0.peers.len()
     }
 
-    /// Where in the group a peer stands.
+    /// The position of a peer in the group.
     pub fn position(&self, peer: PeerId) -> Option<usize> {
         let found = self.0.by_id.binary_search_by_key(&peer, |(id, _)| *id);
         found.ok().map(|place| self.0.by_id[place].1)
     }
 
-    /// The bytes of `range` that fall to the peer at `position` when it is split evenly:
-    /// shares follow each other in the order of the group and differ by one byte at most.
-    /// Empty for a position outside the group.
+    /// The share of the peer at `position` when `range` is split evenly. The shares follow each other in the order of
+    /// the group, and their lengths differ by one byte at most. Empty for a position outside the group.
     pub fn share(&self, position: usize, range: Range<usize>) -> Range<usize> {
         let (len, count) = (range.len() as u128, self.len() as u128);
         let at = |position: usize| range.start + (len * (position as u128).min(count) / count) as usize;

@@ -1,7 +1,6 @@
-//! Counting immediate data as it arrives.
+//! Counts of the immediate data that arrives.
 //!
-//! Counts accumulate from the moment a peer is connected, so an imm that arrives
-//! before anyone waits for it is never lost.
+//! Counting begins when a peer is connected. So an imm that arrives before anyone waits for it is never lost.
 
 mod arrivals;
 mod mirror;
@@ -24,22 +23,22 @@ use crate::op::{block_on, needs_steps};
 use crate::peer::PeerInner;
 use crate::{Error, ErrorKind, Result};
 
-/// All counts of one peer.
+/// The counts of all imm values of one peer.
 #[derive(Default)]
 pub(crate) struct ImmCounts(Mutex<Counts>);
 
 #[derive(Default)]
 struct Counts {
     values: Values,
-    /// By the imm and the count they wait for.
+    /// The waiting futures, by the imm and the count that they wait for.
     waiting: WakerSet<(u32, u64)>,
     mirrors: Mirrors,
-    /// Arrivals that were not counted, as there are too many values.
+    /// The arrivals that were not counted, because there are too many values.
     lost: u64,
 }
 
 impl ImmCounts {
-    /// One more has arrived.
+    /// Counts one more arrival of `imm`.
     pub fn arrived(&self, imm: u32) {
         let mut counts = self.lock();
         counts.mirrors.arrived(imm);
@@ -47,7 +46,7 @@ impl ImmCounts {
             if counts.lost == 0 {
                 tracing::error!(
                     imm,
-                    "over {MAX_VALUES} distinct imm values are untaken; new values are dropped: try_take() what has arrived"
+                    "more than {MAX_VALUES} distinct imm values have counts; new values are dropped: take arrivals off their counts with try_take()"
                 );
             }
             counts.lost += 1;
@@ -61,26 +60,26 @@ impl ImmCounts {
         due.wake();
     }
 
-    /// Wakes everyone: the peer is gone.
+    /// Wakes all waiters, because the peer is gone.
     pub fn wake_all(&self) {
         let mut counts = self.lock();
-        counts.mirrors.end();
+        counts.mirrors.close();
         let due = counts.waiting.take_all();
         drop(counts);
         due.wake();
     }
 
     fn lock(&self) -> MutexGuard<'_, Counts> {
-        // Nothing in here panics half way through a change.
+        // No holder panics half way through a change, so a poisoned lock holds good data.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 /// The count of one imm value from one peer.
 ///
-/// Wait for it by [`expect`](Self::expect), be called by [`on_reached`](Self::on_reached),
-/// take what arrives as a stream, by [`arrivals`](Self::arrivals), or have it stored where a
-/// GPU looks, by [`mirror`](Self::mirror).
+/// There are four ways to use it: wait until a count is reached ([`expect`](Self::expect)), have a function called
+/// then ([`on_reached`](Self::on_reached)), take arrivals as a stream ([`arrivals`](Self::arrivals)), or have the count
+/// stored where a GPU reads it ([`mirror`](Self::mirror)).
 #[derive(Clone)]
 pub struct ImmCounter {
     pub(crate) peer: Arc<PeerInner>,
@@ -88,23 +87,26 @@ pub struct ImmCounter {
 }
 
 impl ImmCounter {
-    /// How many have arrived and were not taken.
+    /// The number of arrivals that were not taken.
     pub fn count(&self) -> u64 {
         self.peer.imms.lock().values.count(self.imm)
     }
 
-    /// Waits until at least `n` have arrived. `PeerDied` if the peer goes first.
+    /// Waits until the count is at least `n`.
+    ///
+    /// # Errors
+    /// The future returns `PeerDied` or `Closed` if the peer ends first.
     pub fn expect(&self, n: u64) -> Expect {
         Expect { counter: self.clone(), n, id: None }
     }
 
-    /// Takes `n` off the count, if it is that high.
+    /// Takes `n` off the count if it is at least `n`. Returns whether it did.
     pub fn try_take(&self, n: u64) -> bool {
         self.peer.imms.lock().values.take(self.imm, n)
     }
 
-    /// Ready once at least `n` have arrived, to what `found` makes of the counts; or to the
-    /// reason why the peer is gone. Otherwise the task is woken when that may have changed.
+    /// Ready once the count is at least `n`, with the result of `found`, or once the peer is gone, with the reason.
+    /// Otherwise the task is woken when either may have changed.
     fn poll<T>(
         &self,
         n: u64,
@@ -132,7 +134,7 @@ impl ImmCounter {
         output.map_or(Poll::Pending, Poll::Ready)
     }
 
-    /// Leaves nothing of a wait behind.
+    /// Removes the waker of a wait that is dropped.
     fn forget(&self, n: u64, id: &mut Option<u64>) {
         if id.is_some() {
             let old = self.peer.imms.lock().waiting.unregister(id, (self.imm, n));
@@ -146,12 +148,12 @@ impl ImmCounter {
 pub struct Expect {
     counter: ImmCounter,
     n: u64,
-    /// Among those who wait.
+    /// The key of this future's waker in the set of wakers.
     id: Option<u64>,
 }
 
 impl Expect {
-    /// Blocks until the count is reached, at most `limit`: then `DeadlineExceeded`.
+    /// Blocks until the count is reached, at most `limit`. Then it returns `DeadlineExceeded`.
     pub fn wait(mut self, limit: Duration) -> Result<()> {
         let fabric = self.counter.peer.fabric.clone();
         let drive = || fabric.upgrade().is_some_and(|fabric| fabric.drive());

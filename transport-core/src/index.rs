@@ -1,8 +1,8 @@
-//! The two numbers of a fabric that look alike: that of a transport and that of a rail group.
+//! Index types for the transports and the rail groups of a fabric.
 //!
-//! A fabric numbers its transports in order of preference, and its rail groups over all transports.
-//! Each number is a type of its own, and each list takes one of them alone: the compiler refuses a
-//! transport's number where a rail group's is meant.
+//! A fabric numbers its transports in order of preference, and its rail groups over all transports. Each kind of number
+//! has a type of its own, and each list is indexed by one of the types only. So the compiler refuses a transport's
+//! number where a rail group's number is meant.
 
 use std::marker::PhantomData;
 use std::ops::{Index, Range};
@@ -12,17 +12,17 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct TransportIndex(usize);
 
-/// The number of a rail group among those of all transports of its fabric; a peer's link over that
-/// group has the same number.
+/// The number of a rail group among the groups of all transports of its fabric. A peer's link over that group has the
+/// same number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct GroupIndex(usize);
 
 /// A number that an [`IndexVec`] is indexed by.
 pub(crate) trait Number: Copy {
-    /// The number at that position of a list.
+    /// The number of a position in a list.
     fn new(position: usize) -> Self;
 
-    /// The position in a list.
+    /// The number's position in a list.
     fn position(self) -> usize;
 }
 
@@ -65,33 +65,33 @@ impl GroupIndex {
     }
 }
 
-/// The number of a rail group that any thread may read and change.
+/// The number of a rail group, which any thread may read and change.
 pub(crate) struct AtomicGroup(AtomicUsize);
 
 impl AtomicGroup {
-    /// Begins with `group`.
+    /// A number that starts as `group`.
     pub fn new(group: GroupIndex) -> Self {
         Self(AtomicUsize::new(group.0))
     }
 
-    /// The number, without any order between it and other memory.
+    /// Reads the number, with relaxed ordering.
     #[inline]
     pub fn load(&self) -> GroupIndex {
         GroupIndex(self.0.load(Ordering::Relaxed))
     }
 
-    /// Takes another number, without any order.
+    /// Changes the number, with relaxed ordering.
     #[inline]
     pub fn store(&self, group: GroupIndex) {
         self.0.store(group.0, Ordering::Relaxed);
     }
 }
 
-/// A list that is indexed by one kind of number alone.
+/// A list that is indexed by one kind of number only.
 pub(crate) struct IndexVec<I, T>(Vec<T>, PhantomData<fn(I)>);
 
 impl<I: Number, T> IndexVec<I, T> {
-    /// Its entries, first to last.
+    /// The entries, from first to last.
     #[inline]
     pub fn iter(&self) -> std::slice::Iter<'_, T> {
         self.0.iter()

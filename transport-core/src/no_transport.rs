@@ -1,9 +1,9 @@
-//! Two fabrics without a transport between them.
+//! The error detail for two fabrics that have no transport in common.
 
 use std::fmt;
 
-/// What each side offers, where no transport of both reaches the other: the source of the `Unreachable` error
-/// with which [`Fabric::connect`](crate::Fabric::connect) ends then.
+/// The transports that each side offers, if none of them connects the two sides. It is the source of the `Unreachable`
+/// error of [`Fabric::connect`](crate::Fabric::connect).
 ///
 /// ```
 /// use std::error::Error;
@@ -19,17 +19,17 @@ use std::fmt;
 pub struct NoCommonTransport {
     /// The transports of this side.
     pub ours: Vec<OfferedTransport>,
-    /// The peer's.
+    /// The transports of the peer.
     pub theirs: Vec<OfferedTransport>,
 }
 
-/// A transport as a peer is told of it.
+/// A transport as the other side learns of it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct OfferedTransport {
-    /// The label that its fabric gave it.
+    /// The transport's label in its fabric.
     pub label: String,
-    /// The name of its backend.
+    /// The name of the transport's backend.
     pub backend: String,
 }
 

@@ -1,4 +1,5 @@
-//! The operations of a peer: checked once here, then run at once or submitted.
+//! The operations of a peer. Each is checked once here. Then it runs at once in the calling thread, or is submitted to
+//! the engines.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -14,11 +15,12 @@ use crate::spi::{Operations, WorkKind};
 use crate::{Access, Error, ErrorKind, Op, Peer, Region, RemoteRegion, Result};
 
 impl Peer {
-    /// Writes a range of `src` to `offset` bytes into `dst`.
+    /// Writes a range of `src` to `offset` bytes into `dst`. The operation resolves when the bytes are visible at the
+    /// target.
     ///
-    /// The operation resolves when the bytes are visible at the target.
-    /// Errors before submission: `OutOfBounds`, `RemoteAccess`, `Revoked`,
-    /// `PeerDied`, `InvalidRequest` (an empty range), `Busy`.
+    /// # Errors
+    /// Before submission: `OutOfBounds`, `RemoteAccess`, `Revoked`, `PeerDied`, `InvalidRequest` (an empty range),
+    /// `Busy`.
     pub fn write(&self, src: &Region, range: Range<usize>, dst: &RemoteRegion, offset: usize) -> Result<Op> {
         self.write_as(src, range, dst, offset, &WriteOptions::DEFAULT)
     }
@@ -35,7 +37,7 @@ impl Peer {
         self.write_as(src, range, dst, offset, options)
     }
 
-    /// Apart for either, so that a plain write asks nothing about its options.
+    /// Inlined into both callers, so that a plain write need not look at its options.
     #[inline(always)]
     fn write_as(
         &self,
@@ -52,7 +54,7 @@ impl Peer {
         self.write_later(link, src, dst, span, options)
     }
 
-    /// A write that the processor does not carry out here and now.
+    /// A write that does not run at once in the calling thread.
     #[inline(never)]
     fn write_later(
         &self,
@@ -72,7 +74,7 @@ impl Peer {
         self.0.submit_when(link, work, options.trigger.as_ref(), options.deadline, "write")
     }
 
-    /// Delivers immediate data alone, without bytes.
+    /// Delivers immediate data without bytes.
     pub fn write_imm(&self, imm: u32) -> Result<Op> {
         let link = self.0.check_imm(imm, "write_imm")?;
         if let Some(op) = link.try_direct_message(WorkKind::Write, std::ptr::null_mut(), 0, Some(imm)) {
@@ -81,7 +83,7 @@ impl Peer {
         self.0.submit(link, imm_alone(imm), None, "write_imm")
     }
 
-    /// Writes pages of `page` bytes: the i-th of `from` in `src` to the i-th of `to` in `dst`.
+    /// Writes pages of `page` bytes: the i-th page of `from` in `src` to the i-th page of `to` in `dst`.
     pub fn write_pages(
         &self,
         src: &Region,
@@ -107,7 +109,7 @@ impl Peer {
         self.0.submit_when(link, work, options.trigger.as_ref(), options.deadline, "write_pages")
     }
 
-    /// Prepares [`Peer::write_pages_with`] of these arguments.
+    /// Prepares a [`Peer::write_pages_with`] with these arguments, to be posted many times.
     ///
     /// ```
     /// # use std::time::Duration;
@@ -124,7 +126,7 @@ impl Peer {
     /// ```
     ///
     /// # Errors
-    /// As [`Peer::write_pages_with`]'s, before submission.
+    /// Those of [`Peer::write_pages_with`] before submission.
     pub fn prepare_write_pages(
         &self,
         src: &Region,
@@ -139,7 +141,7 @@ impl Peer {
         Ok(PreparedWrite { peer: Arc::clone(&self.0), transport: dst.0.transport, work, trigger, deadline })
     }
 
-    /// Checks a paged write and says what is to be submitted, and over which link.
+    /// Checks a paged write. Returns the link, and the work to submit over it.
     pub(crate) fn plan_write_pages(
         &self,
         src: &Region,
@@ -153,7 +155,7 @@ impl Peer {
         let count = u32::try_from(from.len()).unwrap_or(u32::MAX);
         if page == 0 || from.is_empty() || from.len() != to.len() || count == u32::MAX {
             let why = format!(
-                "{} source and {} destination pages of {page} bytes; both lists need the same length, and neither may be empty",
+                "there are {} source pages and {} destination pages of {page} bytes; both lists need the same length, and neither they nor the pages may be empty",
                 from.len(),
                 to.len()
             );
@@ -167,14 +169,14 @@ impl Peer {
         let caps = link.require(Operations::WRITE, options.imm, "write_pages")?;
         if page > caps.max_write {
             let why =
-                format!("a page of {page} bytes; this transport writes at most {} at once", caps.max_write);
+                format!("a page has {page} bytes; this transport writes at most {} at once", caps.max_write);
             return Err(Error::new(ErrorKind::TooLarge, "write_pages", why));
         }
         let shape = Shape::Pages { local: from.layout(page), remote: to.layout(page), page, count };
         Ok((link, options.work(shape, src, dst)))
     }
 
-    /// Reads from `offset` bytes into `src` to a range of `dst`.
+    /// Reads into a range of `dst` from `offset` bytes into `src`.
     pub fn read(&self, dst: &Region, range: Range<usize>, src: &RemoteRegion, offset: usize) -> Result<Op> {
         self.read_with(dst, range, src, offset, &ReadOptions::default())
     }
@@ -200,8 +202,8 @@ impl Peer {
         self.0.submit(link, work, options.deadline, "read")
     }
 
-    /// Sends a range of `src` as one message into a receive the peer has posted.
-    /// Without one it waits there, until the deadline.
+    /// Sends a range of `src` as one message into a receive that the peer has posted. If the peer has posted none, the
+    /// operation waits for one, until its deadline.
     pub fn send(&self, src: &Region, range: Range<usize>) -> Result<Op> {
         self.send_with(src, range, &SendOptions::default())
     }
@@ -251,7 +253,7 @@ impl Peer {
         Ok(Op::all(ops.collect::<Result<_>>()?))
     }
 
-    /// The largest message `send` takes, in bytes; 0 if the transport has none.
+    /// The largest message that [`Peer::send`] takes, in bytes; 0 if the transport has no messages.
     pub fn max_message(&self) -> u64 {
         let link = self.0.links.iter().find(|link| link.is_up());
         link.and_then(Link::capabilities).map_or(0, |caps| caps.max_message)

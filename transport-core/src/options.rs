@@ -1,4 +1,4 @@
-//! What may be said about an operation beyond its bytes.
+//! The options of operations.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -8,8 +8,8 @@ use crate::plan::Shape;
 use crate::spi::WorkKind;
 use crate::{Locality, Region, RemoteRegion, Signal, Trigger};
 
-/// Bytes per work request of a single write with [`ImmMode::PerWr`]: fixed, so
-/// that the receiver can compute the number of imms from the length alone.
+/// The bytes per work request of a single write with [`ImmMode::PerWr`]. The number is fixed, so that the receiver can
+/// compute the number of imms from the length alone.
 pub(crate) const PER_WR_UNIT: u64 = 1 << 20;
 
 /// When immediate data is delivered.
@@ -18,13 +18,13 @@ pub enum ImmMode {
     /// Once, after every byte of the operation is visible at the target.
     #[default]
     Last,
-    /// With every work request: one per page of a paged write, and as many as
-    /// [`imm_count`] says for a single write. No order among them.
+    /// With every work request: once per page of a paged write, and [`imm_count`] times for a single write. The imms
+    /// have no order.
     PerWr,
 }
 
-/// The number of imms a single write of `len` bytes delivers in [`ImmMode::PerWr`]:
-/// one per started MiB, at least one.
+/// The number of imms that a single write of `len` bytes delivers in [`ImmMode::PerWr`]: one per started MiB, at least
+/// one.
 pub fn imm_count(len: u64) -> u64 {
     len.div_ceil(PER_WR_UNIT).max(1)
 }
@@ -35,13 +35,13 @@ pub fn imm_count(len: u64) -> u64 {
 pub struct WriteOptions {
     /// Immediate data for the target.
     pub imm: Option<u32>,
-    /// When it is delivered.
+    /// When the imm is delivered.
     pub imm_mode: ImmMode,
     /// Time until the operation fails; `None` takes the fabric's default.
     pub deadline: Option<Duration>,
     /// What the caller knows about the caches.
     pub locality: Locality,
-    /// What it waits for before it begins; see [`WriteOptions::when`].
+    /// The trigger that the operation waits for before it begins: [`WriteOptions::when`].
     pub trigger: Option<Trigger>,
 }
 
@@ -78,19 +78,19 @@ impl WriteOptions {
         self
     }
 
-    /// Begins once `word` has reached `value`, which a stream or a kernel may write: [`Trigger`].
+    /// Begins the operation once `signal` has reached `value`: see [`Trigger`]. A CUDA stream or a kernel may write the
+    /// signal.
     ///
-    /// Everything is checked and ready by then. Until then no byte moves, a cancel ends it at once, and
-    /// it holds up no other operation; its deadline counts from the submission, so give it the time that
-    /// the trigger may take. A peer that dies, and a fabric that is closed, end it. That the
-    /// region was not revoked is looked at again when it begins.
+    /// The operation is checked and planned at submission. Until the trigger is due no byte moves, a cancel ends the
+    /// operation at once, and it delays no other operation. Its deadline counts from the submission, so include the time
+    /// that the trigger may take. The operation ends if its peer dies or the fabric is closed. When it begins, the
+    /// engine checks again that the region is not revoked.
     ///
-    /// Nobody rings when the word changes: somebody has to look, which costs a part of a core for as long
-    /// as an operation waits so. The worker looks in each of its turns, and its naps between them are
-    /// short, as [`Workers::trigger_nap`](crate::Workers::trigger_nap) has it; a fabric that its caller
-    /// drives looks in every `step`.
-    pub fn when(mut self, word: Arc<dyn Signal>, value: u32) -> Self {
-        self.trigger = Some(Trigger::new(word, value));
+    /// No wakeup tells the library that the signal has changed, so it has to poll the signal. That costs a part of a
+    /// core while the operation waits. The worker polls in each step, and sleeps only briefly between steps:
+    /// [`Workers::trigger_nap`](crate::Workers::trigger_nap). A caller-driven fabric polls in every `step`.
+    pub fn when(mut self, signal: Arc<dyn Signal>, value: u32) -> Self {
+        self.trigger = Some(Trigger::new(signal, value));
         self
     }
 
@@ -152,7 +152,7 @@ impl SendOptions {
         Self::default()
     }
 
-    /// Sends `imm` along.
+    /// Sends `imm` with the message.
     pub fn imm(mut self, imm: u32) -> Self {
         self.imm = Some(imm);
         self

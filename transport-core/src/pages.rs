@@ -5,11 +5,10 @@ use std::sync::Arc;
 
 use crate::{Error, ErrorKind, Result};
 
-/// Pages of a region: page `i` of an operation lies at
-/// `offset + indices[i] * stride` bytes.
+/// A list of pages of a region: page `i` of an operation lies at `offset + indices[i] * stride` bytes.
 ///
-/// Cloning shares the list, so one list serves many operations. Whatever takes pages takes a `&Pages`, and also what
-/// a list is made from: a range, an array, a slice or a `Vec` of `u32`. An iterator is collected:
+/// Clones share the list, so one list serves many operations. A function that takes pages accepts a `&Pages`, or a
+/// range, an array, a slice or a `Vec` of `u32`. Collect an iterator into `Pages`:
 ///
 /// ```
 /// # use multirail_core::{Pages, Peer, Region, RemoteRegion, Result};
@@ -33,7 +32,7 @@ pub struct Pages {
 }
 
 impl Pages {
-    /// The pages of these indices, in this order, one page size apart.
+    /// The pages with these indices, in this order. By default they lie one page size apart.
     ///
     /// ```
     /// # use multirail_core::Pages;
@@ -45,29 +44,29 @@ impl Pages {
         indices.into()
     }
 
-    /// Bytes from one index to the next; by default the operation's page size.
+    /// Sets the bytes from one index to the next. The default is the operation's page size.
     pub fn stride(mut self, bytes: usize) -> Self {
         self.stride = Some(bytes as u64);
         self
     }
 
-    /// Bytes from the region's start to index 0.
+    /// Sets the bytes from the region's start to index 0. The default is 0.
     pub fn offset(mut self, bytes: usize) -> Self {
         self.offset = bytes as u64;
         self
     }
 
-    /// How many pages.
+    /// The number of pages.
     pub fn len(&self) -> usize {
         self.indices.len()
     }
 
-    /// Whether there are none.
+    /// Whether the list is empty.
     pub fn is_empty(&self) -> bool {
         self.indices.is_empty()
     }
 
-    /// Checks every page against a region of `region` bytes, by the largest index alone.
+    /// Checks that every page lies in a region of `region` bytes. The largest index decides.
     pub(crate) fn check(&self, page: u64, region: u64, side: &str) -> Result<()> {
         let stride = self.stride.unwrap_or(page);
         let end = u64::from(self.max_index)
@@ -87,7 +86,7 @@ impl Pages {
         }
     }
 
-    /// Ready to compute addresses of pages of `page` bytes.
+    /// The layout of pages of `page` bytes.
     pub(crate) fn layout(self, page: u64) -> PageLayout {
         PageLayout { indices: self.indices, stride: self.stride.unwrap_or(page), offset: self.offset }
     }
@@ -113,7 +112,7 @@ impl From<&Self> for Pages {
     }
 }
 
-/// Lists that are copied, or moved, as a whole.
+/// Conversions of lists that are copied or moved as a whole.
 macro_rules! from_lists {
     ($($list:ty),*) => {$(
         impl From<$list> for Pages {
@@ -156,7 +155,7 @@ impl From<RangeInclusive<u32>> for Pages {
     }
 }
 
-/// A checked page list with its stride settled.
+/// A checked page list with its final stride.
 #[derive(Debug, Clone)]
 pub(crate) struct PageLayout {
     indices: Arc<[u32]>,
@@ -165,10 +164,10 @@ pub(crate) struct PageLayout {
 }
 
 impl PageLayout {
-    /// Where the pages in `range` lie, in order. In bounds because [`Pages::check`] saw
-    /// the largest index; `range` ends at most at the number of pages.
+    /// The offsets of the pages in `range`, in order; `range` must not end beyond the number of pages. The offsets are
+    /// in bounds, because [`Pages::check`] has checked the largest index.
     #[inline]
-    pub(crate) fn places(&self, range: Range<u32>) -> impl ExactSizeIterator<Item = u64> + '_ {
+    pub(crate) fn offsets(&self, range: Range<u32>) -> impl ExactSizeIterator<Item = u64> + '_ {
         let (stride, offset) = (self.stride, self.offset);
         let indices = self.indices[range.start as usize..range.end as usize].iter();
         indices.map(move |index| offset + u64::from(*index) * stride)

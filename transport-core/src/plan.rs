@@ -53,8 +53,8 @@ impl Shape {
                 make(local + start, remote + start, (*len - start).min(*chunk))
             })),
             Self::Pages { local, remote, page, .. } => {
-                let places = local.places(range.clone()).zip(remote.places(range));
-                into.extend(places.map(|(local, remote)| make(local, remote, *page)));
+                let offsets = local.offsets(range.clone()).zip(remote.offsets(range));
+                into.extend(offsets.map(|(local, remote)| make(local, remote, *page)));
             }
             Self::Listed { pieces, .. } => {
                 let pieces = &pieces[range.start as usize..range.end as usize];

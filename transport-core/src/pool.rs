@@ -1,4 +1,4 @@
-//! A pool of receives that posts its buffers again by itself.
+//! Receive pools: receives whose buffers are posted again automatically.
 
 use std::collections::VecDeque;
 use std::future::Future;
@@ -15,43 +15,43 @@ use crate::op::{block_on, needs_steps};
 use crate::region::{RegionInner, revoked};
 use crate::{Error, ErrorKind, Outcome, PeerId, Region, Result};
 
-/// Receives of equal size, posted on every transport, reposted as messages are dropped.
+/// Receives of equal size, posted on every transport. Dropping a message posts its buffer again.
 pub struct RecvPool {
     inbox: Arc<Inbox>,
     parts: Vec<Arc<PoolPart>>,
     fabric: Fabric,
 }
 
-/// One transport's share of a pool.
+/// The part of a pool that belongs to one transport.
 pub(crate) struct PoolPart {
     region: Region,
     size: usize,
     engine: Arc<EngineHandle>,
     inbox: Arc<Inbox>,
-    /// The pool was dropped.
+    /// Whether the pool was dropped.
     closed: AtomicBool,
-    /// The engine is gone: nothing will arrive here.
-    over: AtomicBool,
+    /// Whether the engine has ended, so that nothing more will arrive.
+    has_ended: AtomicBool,
 }
 
 #[derive(Default)]
-struct Inbox(Mutex<Arrivals>);
+struct Inbox(Mutex<InboxState>);
 
 #[derive(Default)]
-struct Arrivals {
-    queue: VecDeque<Result<Message, Refused>>,
+struct InboxState {
+    queue: VecDeque<Result<Message, FailedReceive>>,
     waiting: WakerSet<()>,
-    /// Parts whose engine still serves them.
+    /// The number of parts whose engine has not ended.
     open: usize,
-    /// Why the last of them went.
+    /// The reason why the last engine has ended.
     closed: Option<Error>,
 }
 
-/// A message that did not come, and the buffer it would have had: posted again
-/// when the error is taken, so that errors nobody reads are bounded too.
-struct Refused(Error, #[expect(dead_code, reason = "reposts when dropped")] Buffer);
+/// The error of a failed receive, and its buffer. The buffer is posted again when the error is taken, so that the number
+/// of errors that nobody reads is bounded too.
+struct FailedReceive(Error, #[expect(dead_code, reason = "reposts when dropped")] Buffer);
 
-/// A received message. Dropping it gives its buffer back to the pool.
+/// A received message. Dropping it returns its buffer to the pool.
 pub struct Message {
     buffer: Buffer,
     len: usize,
@@ -59,7 +59,7 @@ pub struct Message {
     imm: Option<u32>,
 }
 
-/// A buffer in the user's hands; posted again when dropped.
+/// A buffer that is not posted. Dropping it posts it again.
 struct Buffer {
     part: Arc<PoolPart>,
     number: u32,
@@ -76,14 +76,15 @@ impl RecvPool {
             .checked_mul(size)
             .filter(|bytes| *bytes > 0 && u32::try_from(count).is_ok())
             .ok_or_else(|| {
-                let why =
-                    format!("{count} buffers of {size} bytes; ask for at least one of at least one byte");
+                let why = format!(
+                    "the pool would have {count} buffers of {size} bytes; ask for at least one of at least one byte"
+                );
                 Error::new(ErrorKind::InvalidRequest, "recv_pool", why)
             })?;
         let inbox = Arc::new(Inbox::default());
         let mut parts = Vec::new();
         for engine in engines {
-            // Messages come to the first rail group.
+            // Messages arrive at the first rail group.
             let region = fabric.alloc_near(0, bytes, crate::Access::LOCAL)?;
             let (engine, inbox) = (Arc::clone(engine), Arc::clone(&inbox));
             parts.push(Arc::new(PoolPart {
@@ -92,7 +93,7 @@ impl RecvPool {
                 engine,
                 inbox,
                 closed: AtomicBool::new(false),
-                over: AtomicBool::new(false),
+                has_ended: AtomicBool::new(false),
             }));
         }
         inbox.lock().open = parts.len();
@@ -102,19 +103,20 @@ impl RecvPool {
         Ok(Self { inbox, parts, fabric: fabric.clone() })
     }
 
-    /// The next message, from whatever peer.
+    /// Waits for the next message, from any peer.
     ///
-    /// A message too long for the buffers is an error of kind `TooLarge`; the pool
-    /// goes on. `Closed` is the last answer of a closed fabric.
+    /// # Errors
+    /// The future returns `TooLarge` for a message that is too long for the buffers; the pool continues after it. It
+    /// returns `Closed` once the fabric is closed and all messages are taken.
     pub fn next(&self) -> NextMessage<'_> {
         NextMessage { pool: self, id: None }
     }
 
-    /// The next message if one is here.
+    /// The next message, if one has arrived.
     pub fn try_next(&self) -> Option<Result<Message>> {
         let message = self.inbox.lock().queue.pop_front()?;
-        // The lock is open again: a refused message posts its buffer as it goes.
-        Some(message.map_err(|Refused(error, _)| error))
+        // The lock is open again: dropping a failed receive posts its buffer.
+        Some(message.map_err(|FailedReceive(error, _)| error))
     }
 }
 
@@ -134,12 +136,13 @@ impl PoolPart {
         self.closed.load(Ordering::Acquire)
     }
 
-    /// Region, offset and length of a buffer.
+    /// The region, the offset and the length of a buffer.
     pub fn buffer(&self, buffer: u32) -> (Arc<RegionInner>, u64, u64) {
         (Arc::clone(&self.region.0), u64::from(buffer) * self.size as u64, self.size as u64)
     }
 
-    /// A receive ended: a message, or why there is none. Returns a message that came after the pool was dropped.
+    /// Notes that a receive has ended, with a message or with an error. Returns a message that came after the pool was
+    /// dropped.
     pub fn arrived(self: &Arc<Self>, number: u32, result: Result<Outcome>) -> Option<Message> {
         let terminal = [ErrorKind::Closed, ErrorKind::DeviceLost, ErrorKind::Cancelled];
         if result.as_ref().is_err_and(|error| terminal.contains(&error.kind())) {
@@ -150,30 +153,30 @@ impl PoolPart {
             Ok(Outcome { bytes, peer: Some(peer), imm, .. }) => {
                 Ok(Message { buffer, len: bytes as usize, peer, imm })
             }
-            // A message of a peer that is gone already.
+            // The message is of a peer that is gone already.
             Ok(_) => return None,
-            Err(error) => Err(Refused(error, buffer)),
+            Err(error) => Err(FailedReceive(error, buffer)),
         };
         if self.is_closed() {
             return arrival.ok();
         }
-        self.inbox.tell(|inbox| inbox.queue.push_back(arrival));
+        self.inbox.update(|inbox| inbox.queue.push_back(arrival));
         None
     }
 
-    /// Takes a message that came into a buffer of another pool.
+    /// Delivers a message that lies in a buffer of another pool.
     pub fn deliver(&self, message: Message) {
         let arrival = match message.check_room(self.size) {
             Ok(()) => Ok(message),
-            Err(error) => Err(Refused(error, message.buffer)),
+            Err(error) => Err(FailedReceive(error, message.buffer)),
         };
-        self.inbox.tell(|inbox| inbox.queue.push_back(arrival));
+        self.inbox.update(|inbox| inbox.queue.push_back(arrival));
     }
 
-    /// The engine serves this part no more.
+    /// Notes that the engine has ended.
     pub fn close(&self, error: Error) {
-        if !self.over.swap(true, Ordering::AcqRel) {
-            self.inbox.tell(|inbox| {
+        if !self.has_ended.swap(true, Ordering::AcqRel) {
+            self.inbox.update(|inbox| {
                 inbox.open -= 1;
                 inbox.closed = (inbox.open == 0).then_some(error);
             });
@@ -186,18 +189,18 @@ impl PoolPart {
 }
 
 impl Inbox {
-    /// Changes the arrivals and wakes whoever waits, with the lock open again.
-    fn tell(&self, change: impl FnOnce(&mut Arrivals)) {
+    /// Changes the inbox. Then opens the lock and wakes the waiters.
+    fn update(&self, change: impl FnOnce(&mut InboxState)) {
         let due = {
-            let mut arrivals = self.lock();
-            change(&mut arrivals);
-            arrivals.waiting.take_all()
+            let mut state = self.lock();
+            change(&mut state);
+            state.waiting.take_all()
         };
         due.wake();
     }
 
-    fn lock(&self) -> MutexGuard<'_, Arrivals> {
-        // Nothing in here panics half way through a change.
+    fn lock(&self) -> MutexGuard<'_, InboxState> {
+        // No holder panics half way through a change, so a poisoned lock holds good data.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -206,16 +209,20 @@ impl Inbox {
 #[must_use = "futures do nothing unless awaited"]
 pub struct NextMessage<'a> {
     pool: &'a RecvPool,
-    /// Among those who wait.
+    /// The key of this future's waker in the set of wakers.
     id: Option<u64>,
 }
 
 impl NextMessage<'_> {
-    /// Blocks until a message is here, at most `limit`: then `DeadlineExceeded`.
+    /// Blocks until there is a message, at most `limit`. Then it returns `DeadlineExceeded`.
     pub fn wait(mut self, limit: Duration) -> Result<Message> {
         let fabric = self.pool.fabric.clone();
         block_on(&mut self, limit, |_| true, || fabric.drive()).unwrap_or_else(|| {
-            Err(Error::new(ErrorKind::DeadlineExceeded, "recv", format!("no message within {limit:?}")))
+            Err(Error::new(
+                ErrorKind::DeadlineExceeded,
+                "recv",
+                format!("no message arrived within {limit:?}"),
+            ))
         })
     }
 }
@@ -234,8 +241,8 @@ impl Future for NextMessage<'_> {
         };
         drop(inbox);
         drop(old);
-        // The lock is open again: a refused message posts its buffer as it goes.
-        let message = message.map(|message| message.map_err(|Refused(error, _)| error));
+        // The lock is open again: dropping a failed receive posts its buffer.
+        let message = message.map(|message| message.map_err(|FailedReceive(error, _)| error));
         match message.or(closed.map(Err)) {
             Some(answer) => Poll::Ready(answer),
             None => {
@@ -256,27 +263,27 @@ impl Drop for NextMessage<'_> {
 }
 
 impl Message {
-    /// Who sent it.
+    /// The sender.
     pub fn peer(&self) -> PeerId {
         self.peer
     }
 
-    /// Immediate data, if it carried any.
+    /// The message's immediate data, if it has any.
     pub fn imm(&self) -> Option<u32> {
         self.imm
     }
 
-    /// Bytes.
+    /// The length in bytes.
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Whether it carries no bytes.
+    /// Whether the message has no bytes.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// Copies the first bytes into `into`, as many as fit or are there.
+    /// Copies the first bytes of the message into `into`, as many as fit. Returns their number.
     pub fn copy_out(&self, into: &mut [u8]) -> usize {
         let (part, len) = (&self.buffer.part, into.len().min(self.len));
         let copied = part.region.copy_out(self.buffer.number as usize * part.size, &mut into[..len]);
@@ -284,7 +291,7 @@ impl Message {
         len
     }
 
-    /// Copies the message into `len` bytes of `region` from `offset` on, as a receive into these would.
+    /// Copies the message into the `len` bytes of `region` from `offset` on, like a receive into these bytes.
     pub(crate) fn receive_into(self, region: Arc<RegionInner>, offset: u64, len: u64) -> Result<Outcome> {
         self.check_room(len as usize)?;
         if region.is_revoked() {
@@ -298,7 +305,7 @@ impl Message {
         if self.len <= room {
             return Ok(());
         }
-        let why = format!("a message of {} bytes, and room for {room}", self.len);
+        let why = format!("the message has {} bytes, and the buffer {room}", self.len);
         Err(Error::new(ErrorKind::TooLarge, "recv", why))
     }
 

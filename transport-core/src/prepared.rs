@@ -10,13 +10,13 @@ use crate::index::TransportIndex;
 use crate::peer::PeerInner;
 use crate::{Access, Op, Result, Signal, Trigger};
 
-/// A paged write, ready to be posted again and again: what a loop over a KV cache does.
+/// A paged write that is ready to be posted many times, as in a loop over a KV cache.
 ///
-/// Lists, bounds, rights and capability were checked when it was made. A post checks
-/// what can change since: that the peer lives and the region was not revoked. It
-/// allocates nothing. Posts of one prepared write may be under way at once.
+/// Lists, bounds, access rights and capabilities were checked when it was prepared. A post checks only what may have
+/// changed since: that the peer is alive, and that no region was revoked. A post allocates nothing. Several posts of one
+/// prepared write may be under way at once.
 ///
-/// It holds the regions, but not the peer's connection.
+/// A prepared write keeps the regions alive, but not the peer's connection.
 pub struct PreparedWrite {
     pub(crate) peer: Arc<PeerInner>,
     pub(crate) transport: TransportIndex,
@@ -26,7 +26,7 @@ pub struct PreparedWrite {
 }
 
 impl PreparedWrite {
-    /// Submits it once more.
+    /// Submits the write.
     ///
     /// # Errors
     /// `PeerDied`, `Revoked` (either region), `Closed`; `Busy` if `max_operations` are under way.
@@ -35,14 +35,15 @@ impl PreparedWrite {
         peer.submit_when(link, work.clone(), self.trigger.as_ref(), self.deadline, "write_pages")
     }
 
-    /// Submits it with another imm than it was prepared with.
+    /// Submits the write with another imm than it was prepared with.
     ///
     /// # Errors
-    /// As [`PreparedWrite::post`]'s, and `InvalidRequest` if it was prepared without
-    /// an imm: whether the transport carries them was not asked.
+    /// Those of [`PreparedWrite::post`], and `InvalidRequest` if the write was prepared without an imm: then nothing has
+    /// checked whether the transport carries imms.
     pub fn post_with_imm(&self, imm: u32) -> Result<Op> {
         if self.work.imm.is_none() {
-            let why = "prepared without an imm; prepare it with any, and post it with this one";
+            let why =
+                "the write was prepared without an imm; prepare it with any imm, and post it with this one";
             return Err(crate::Error::new(crate::ErrorKind::InvalidRequest, "write_pages", why));
         }
         let (peer, link, work) = self.checked()?;
@@ -50,14 +51,15 @@ impl PreparedWrite {
         peer.submit_when(link, work, self.trigger.as_ref(), self.deadline, "write_pages")
     }
 
-    /// Submits it to begin once `word` has reached `value`: see [`WriteOptions::when`](crate::WriteOptions::when). A loop of steps
-    /// posts it ahead, for one value more each time.
+    /// Submits the write to begin once `signal` has reached `value`: see
+    /// [`WriteOptions::when`](crate::WriteOptions::when). A loop of steps posts it in advance, with a value that is one
+    /// higher each time.
     ///
     /// # Errors
-    /// As [`PreparedWrite::post`]'s.
-    pub fn post_when(&self, word: Arc<dyn Signal>, value: u32) -> Result<Op> {
+    /// Those of [`PreparedWrite::post`].
+    pub fn post_when(&self, signal: Arc<dyn Signal>, value: u32) -> Result<Op> {
         let (peer, link, work) = self.checked()?;
-        let trigger = Trigger::new(word, value);
+        let trigger = Trigger::new(signal, value);
         peer.submit_when(link, work.clone(), Some(&trigger), self.deadline, "write_pages")
     }
 
@@ -66,7 +68,7 @@ impl PreparedWrite {
         self.work.shape.bytes()
     }
 
-    /// What a post checks, and what it would submit over which link.
+    /// Makes the checks of a post. Returns the peer, the link, and the work that a post submits.
     pub(crate) fn checked(&self) -> Result<(&Arc<PeerInner>, &Link, &Work)> {
         self.peer.check_alive()?;
         if let Some(local) = &self.work.local {

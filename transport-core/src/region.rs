@@ -1,4 +1,4 @@
-//! Local memory, registered on every rail of every transport.
+//! Local memory, registered on rails of every transport.
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -13,15 +13,15 @@ use crate::retained::RetainedMemory;
 use crate::spi::MemoryRegion;
 use crate::{Access, Descriptor, Error, ErrorKind, Memory, Op, Result};
 
-/// Registered memory. Clones share it; the last one deregisters.
+/// Registered memory. Clones share the region. Dropping the last clone deregisters the memory.
 ///
-/// There is no safe way to a `&[u8]`: a peer may be writing. Copy in and out.
+/// A region never gives out a `&[u8]`, because a peer may be writing. Copy bytes in and out.
 #[derive(Clone)]
 pub struct Region(pub(crate) Arc<RegionInner>);
 
 pub(crate) struct RegionInner {
-    /// Registrations `[transport][rail]`, none on the rails of other groups than its own;
-    /// dropped before the memory they cover.
+    /// The registrations, `[transport][rail]`. `None` on rails that the region is not registered on. Dropped before the
+    /// memory that they cover.
     pub regions: IndexVec<TransportIndex, Vec<Option<Arc<dyn MemoryRegion>>>>,
     pub memory: Arc<dyn Memory>,
     pub start: *mut u8,
@@ -33,9 +33,9 @@ pub(crate) struct RegionInner {
     pub id: u64,
     pub fabric_id: u64,
     pub fabric: Weak<FabricInner>,
-    /// What takes the memory at the end, where a rail of the fabric may still touch it.
+    /// Takes the memory when the region is dropped, if a rail of the fabric may still touch it.
     pub retained: Weak<RetainedMemory>,
-    /// What the range of an operation ends below: `len + 1`, and 0 once the region is revoked. So one comparison
+    /// The end of an operation's range must be below this: `len + 1`, or 0 once the region is revoked. So one comparison
     /// checks both.
     pub limit: AtomicU64,
 }
@@ -47,7 +47,7 @@ unsafe impl Send for RegionInner {}
 unsafe impl Sync for RegionInner {}
 
 impl Region {
-    /// Bytes.
+    /// The length in bytes.
     pub fn len(&self) -> usize {
         self.0.len as usize
     }
@@ -57,17 +57,17 @@ impl Region {
         self.0.len == 0
     }
 
-    /// What peers may do with it.
+    /// What peers may do with the region.
     pub fn access(&self) -> Access {
         self.0.access
     }
 
-    /// The first byte. Peers may change what is behind it at any time.
+    /// The address of the first byte. Peers may change the bytes at any time.
     pub fn as_ptr(&self) -> *mut u8 {
         self.0.start
     }
 
-    /// Copies `bytes` into the region from `offset` on.
+    /// Copies `bytes` into the region, from `offset` on.
     pub fn copy_in(&self, offset: usize, bytes: &[u8]) -> Result<()> {
         self.0.check_bounds(offset..offset.saturating_add(bytes.len()), "copy_in")?;
         if let Some(done) = self.0.memory.store(offset, bytes) {
@@ -79,7 +79,7 @@ impl Region {
         Ok(())
     }
 
-    /// Copies bytes from `offset` on out of the region.
+    /// Copies bytes out of the region, from `offset` on.
     pub fn copy_out(&self, offset: usize, into: &mut [u8]) -> Result<()> {
         self.0.check_bounds(offset..offset.saturating_add(into.len()), "copy_out")?;
         if let Some(done) = self.0.memory.load(offset, into) {
@@ -90,7 +90,7 @@ impl Region {
         Ok(())
     }
 
-    /// What a peer needs to reach this region.
+    /// The descriptor that a peer needs to reach this region.
     pub fn descriptor(&self) -> Descriptor {
         let inner = &*self.0;
         let transports = inner.fabric.upgrade().map(|fabric| fabric.addresses()).unwrap_or_default();
@@ -109,25 +109,27 @@ impl Region {
         Descriptor::new(incarnation, inner.id, inner.len, inner.access, inner.memory.kind(), entries)
     }
 
-    /// Takes the region back from all peers. The operation resolves once no late
-    /// byte can land: from then on the memory is the owner's alone.
+    /// Takes the region back from all peers. The operation resolves once no late byte can land. From then on the memory
+    /// belongs to its owner alone.
     ///
-    /// The owner keeps [`Region::copy_in`] and [`Region::copy_out`]. Every other use of the region is refused as
-    /// `Revoked` from this call on, also as the local side of a write, read, send or receive. Operations and receives
-    /// of the owner that are under way on the region are cancelled and end as `Revoked`; the registration stays until
-    /// the device has let go of them. Where the device knows one key for both sides (verbs, libfabric's cards),
-    /// peers lose theirs only then; else at once.
+    /// From this call on, the owner may use the region only for [`Region::copy_in`] and [`Region::copy_out`]. Every
+    /// other use is refused as `Revoked`, also as the local side of a write, read, send or receive. The owner's
+    /// operations and receives that are under way on the region are cancelled, and end with `Revoked`. The registration
+    /// stays until the device has finished them. If the device has one key for both sides (verbs, libfabric's
+    /// hardware providers), peers keep their access until then; otherwise they lose it at once.
     ///
-    /// A peer that was stopped in the middle of a copy holds the operation up, as does a request of the owner that the
-    /// device does not give back. Then it ends by its deadline with `DeadlineExceeded`, and may be repeated.
+    /// Two things can delay the operation: a peer that was stopped in the middle of a copy, and a request of the owner
+    /// that the device does not complete. At its deadline the operation ends with `DeadlineExceeded`, and may be
+    /// repeated.
     ///
     /// # Errors
-    /// `Closed`; `Busy` if `max_operations` are under way: the region is revoked all the same, and the call may be
-    /// repeated to wait for it. The operation ends with the device's error if that does not deregister the memory:
-    /// peers may still reach it then. It ends with `Unsupported` if peers that may write are connected over a
-    /// transport that cannot say when it has finished what it was receiving
-    /// ([`Revocation::Late`](crate::spi::Revocation::Late): libfabric without cards): the key is taken back, and
-    /// refused from then on, but late bytes may land.
+    /// `Closed`. `Busy` if `max_operations` are under way: the region is revoked all the same, and the call may be
+    /// repeated to wait for the end of the revocation.
+    ///
+    /// The operation ends with the device's error if the device does not deregister the memory. Then peers may still
+    /// reach the memory. It ends with `Unsupported` if peers that may write are connected over a transport that cannot
+    /// say when it has finished the writes it was receiving ([`Revocation::Late`](crate::spi::Revocation::Late):
+    /// libfabric's software providers). Then the key is taken back and refused, but late bytes may land.
     pub fn revoke(&self) -> Result<Op> {
         let fabric = self
             .0
@@ -140,7 +142,7 @@ impl Region {
 }
 
 impl RegionInner {
-    /// Checks a range that an operation uses, and gives it as offset and length.
+    /// Checks a range that an operation uses. Returns its offset and length.
     #[inline]
     pub fn check(&self, range: Range<usize>, operation: &'static str) -> Result<(u64, u64)> {
         let (start, end) = (range.start as u64, range.end as u64);
@@ -150,7 +152,7 @@ impl RegionInner {
         Ok((start, end - start))
     }
 
-    /// Checks a range for the owner's own copies, which a revocation leaves alone.
+    /// Checks a range for the owner's own copies, which a revocation does not stop.
     fn check_bounds(&self, range: Range<usize>, operation: &'static str) -> Result<()> {
         match range.start <= range.end && range.end as u64 <= self.len {
             true => Ok(()),
@@ -164,23 +166,23 @@ impl RegionInner {
         if self.is_revoked() { Err(revoked(operation)) } else { Ok(()) }
     }
 
-    /// Why an operation may not use that range.
+    /// The error for an operation that may not use a range.
     #[cold]
     fn refusal(&self, range: &Range<usize>, operation: &'static str) -> Error {
         if self.is_revoked() { revoked(operation) } else { outside(operation, range, self.len) }
     }
 
-    /// Takes the peers' keys back on the devices where the owner's own requests do not need the key.
+    /// Takes the peers' keys back on all devices where the owner's own requests do not need the same key.
     pub fn revoke_at_once(&self) {
         let regions = self.regions.iter().flatten().flatten();
         for region in regions.filter(|region| region.lkey_outlives_revoke()) {
-            // The engine asks again, and tells of the result.
+            // The engine revokes again, and reports the result.
             let _ = region.revoke();
         }
     }
 
-    /// Takes the peers' keys back on some rails of a transport; ready once no peer is copying there. Where a
-    /// request or receive of the owner `is_in_use`, a device that knows one key for both sides is left alone.
+    /// Takes the peers' keys back on some rails of a transport. Ready once no peer is copying there. `is_in_use` says that
+    /// requests or receives of the owner use the region: then devices that have one key for both sides keep it for now.
     pub fn poll_quiesced(
         &self,
         transport: TransportIndex,
@@ -196,7 +198,7 @@ impl RegionInner {
             }
             match region.revoke() {
                 Poll::Pending => quiet = Poll::Pending,
-                // Every key is taken back, whatever became of the others.
+                // An error on one device does not keep the others from taking their keys back.
                 Poll::Ready(Err(error)) => failed = Some(error),
                 Poll::Ready(Ok(())) => {}
             }
@@ -230,12 +232,12 @@ impl Drop for RegionInner {
 
 #[cold]
 fn outside(operation: &'static str, range: &Range<usize>, len: u64) -> Error {
-    Error::new(ErrorKind::OutOfBounds, operation, format!("bytes {range:?} of a region of {len}"))
+    Error::new(ErrorKind::OutOfBounds, operation, format!("bytes {range:?} of a region of {len} bytes"))
 }
 
 /// The error of an operation whose local region is revoked.
 #[cold]
 pub(crate) fn revoked(operation: &'static str) -> Error {
-    let why = "this side revoked the local region, which only its owner's copies may use now; register the memory anew";
+    let why = "this side has revoked the local region, so only copy_in and copy_out may use it; register the memory again";
     Error::new(ErrorKind::Revoked, operation, why)
 }

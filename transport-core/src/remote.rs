@@ -1,4 +1,4 @@
-//! A peer's region, imported and ready to be addressed.
+//! Remote regions: regions of a peer that this side has imported.
 
 use std::fmt;
 use std::sync::Arc;
@@ -14,12 +14,12 @@ use crate::{Access, Descriptor, Error, ErrorKind, MemoryKind, PeerId, Result};
 /// The most time for the import of one key: a backend may have to ask the peer's process.
 const IMPORT_LIMIT: Duration = Duration::from_secs(2);
 
-/// A peer's region. Clones share it; the last one releases what was mapped for it.
+/// A region of a peer. Clones share it. Dropping the last clone releases what was mapped for it.
 #[derive(Clone)]
 pub struct RemoteRegion(pub(crate) Arc<RemoteInner>);
 
 pub(crate) struct RemoteInner {
-    /// Whose it is. Another peer's handle cannot use it.
+    /// The region's owner. The handle of another peer cannot use the region.
     pub peer: PeerId,
     /// The owner's number for this registration.
     pub region: u64,
@@ -27,31 +27,31 @@ pub(crate) struct RemoteInner {
     pub access: Access,
     /// Whether the region is device memory that no CPU can address.
     pub device_memory: bool,
-    /// The transport that operations take: the first that both sides have.
+    /// The transport for operations on the region: the first that both the region and the connection have.
     pub transport: TransportIndex,
-    /// The first rail group of `route`, and so its first link among the peer's.
+    /// The first rail group of `transport`. The peer's link with this number is the transport's first.
     pub first_group: GroupIndex,
-    /// Imports on `route`, one per local rail; `None` where a rail has no partner.
+    /// The imports over `transport`, one per local rail. `None` if the region is not registered on the rail's remote rail.
     pub imports: Vec<Option<Arc<dyn RemoteMemory>>>,
-    /// The direct path, if the route has one.
+    /// The direct path, if the transport has one.
     pub direct_path: Option<DirectPath>,
     pub revoked: AtomicBool,
 }
 
-/// What a request needs that runs in the calling thread.
+/// What a request needs to run in the calling thread.
 pub(crate) struct DirectPath {
     pub direct: Arc<dyn Direct>,
-    /// The largest operation it takes, in bytes.
+    /// The largest operation for the direct path, in bytes.
     pub max: u64,
     pub slot: PeerSlot,
-    /// The import on the first rail, and its numbers.
+    /// The import on the first rail, with its key and its base address.
     pub import: Arc<dyn RemoteMemory>,
     pub rkey: u64,
     pub base: u64,
 }
 
 impl RemoteRegion {
-    /// Bytes.
+    /// The length in bytes.
     pub fn len(&self) -> usize {
         self.0.len as usize
     }
@@ -61,18 +61,17 @@ impl RemoteRegion {
         self.0.len == 0
     }
 
-    /// What the owner lets us do with it.
+    /// What the owner allows this side to do with the region.
     pub fn access(&self) -> Access {
         self.0.access
     }
 
-    /// Whose region it is.
+    /// The peer that owns the region.
     pub fn peer(&self) -> PeerId {
         self.0.peer
     }
 
-    /// What carries bytes to it, in a few words for people: the device, mapped
-    /// memory, a copy by the kernel, staging.
+    /// How bytes get to the region, in a few words for people: the device, mapped memory, a copy by the kernel, staging.
     pub fn path(&self) -> &'static str {
         self.0.path()
     }
@@ -123,12 +122,12 @@ impl RemoteInner {
         })
     }
 
-    /// See [`RemoteRegion::path`]. Its rails are of one transport and go one way.
+    /// See [`RemoteRegion::path`]. All rails are of one transport, and use the same path.
     pub fn path(&self) -> &'static str {
         self.imports.iter().flatten().next().map_or("no rail", |import| import.path())
     }
 
-    /// Checks right, revocation and bounds for `len` bytes from `offset` on.
+    /// Checks the access right, the revocation and the bounds for `len` bytes from `offset` on.
     #[inline]
     pub fn check(&self, offset: u64, len: u64, need: Access, operation: &'static str) -> Result<()> {
         if !self.access.contains(need) {
@@ -192,7 +191,8 @@ fn refused(operation: &'static str, need: Access) -> Error {
 
 #[cold]
 fn revoked(operation: &'static str) -> Error {
-    Error::new(ErrorKind::Revoked, operation, "the owner took the region back; ask for a new descriptor")
+    let why = "the owner took the region back; ask the owner for a new descriptor";
+    Error::new(ErrorKind::Revoked, operation, why)
 }
 
 #[cold]

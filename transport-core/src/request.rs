@@ -1,4 +1,5 @@
-//! Requests, checked: over which link, and what. Then run at once or submitted.
+//! Checks of requests. Each check returns the link that the request takes; then the request runs at once or is
+//! submitted.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -13,8 +14,8 @@ use crate::spi::{Capabilities, Operations, WorkKind};
 use crate::{Access, Error, ErrorKind, Region, RemoteRegion, Result};
 
 impl PeerInner {
-    /// Checks a write of a range against both regions and the peer. Inlined into every write: a call
-    /// that hands over its arguments and results through memory costs as much as the checks.
+    /// Checks a write of a range against both regions and the peer. Inlined into every write, because a call that passes
+    /// its arguments and results through memory costs as much as the checks.
     #[inline(always)]
     pub(crate) fn check_write(
         &self,
@@ -52,7 +53,7 @@ impl PeerInner {
         Ok((link, CheckedRange { local, remote: offset as u64, len }))
     }
 
-    /// Checks a message; says over which link, and from where on in `src`.
+    /// Checks a message. Returns the link and the range in `src`.
     pub(crate) fn check_send(
         &self,
         src: &Region,
@@ -65,13 +66,14 @@ impl PeerInner {
         self.same_fabric(src, "send")?;
         let caps = link.require(Operations::SEND, options.imm, "send")?;
         if len > caps.max_message {
-            let why = format!("a message of {len} bytes; at most {}: use write for more", caps.max_message);
+            let why =
+                format!("the message has {len} bytes, at most {}: use write for more", caps.max_message);
             return Err(Error::new(ErrorKind::TooLarge, "send", why));
         }
         Ok((link, CheckedRange { local, remote: 0, len }))
     }
 
-    /// The link that `remote` was imported for, after the checks every access shares.
+    /// Makes the checks that all accesses share. Returns the link that `remote` was imported for.
     #[inline]
     pub(crate) fn link_to(
         &self,
@@ -103,7 +105,7 @@ impl PeerInner {
             .ok_or_else(|| Error::new(ErrorKind::Unreachable, operation, "no transport is up"))
     }
 
-    /// Checks an imm without bytes.
+    /// Checks an imm without bytes. Returns the link.
     pub(crate) fn check_imm(&self, imm: u32, operation: &'static str) -> Result<&Link> {
         self.check_alive()?;
         let link = self.first_link(operation)?;
@@ -112,7 +114,7 @@ impl PeerInner {
     }
 }
 
-/// How a checked write is cut, if the transport can do it.
+/// Cuts a checked write into pieces, if the transport can do it.
 pub(crate) fn cut_write(
     link: &Link,
     span: CheckedRange,
@@ -127,7 +129,7 @@ pub(crate) fn cut_write(
     Ok(Shape::Range { local: span.local, remote: span.remote, len: span.len, chunk })
 }
 
-/// How a checked read is cut, if the transport can do it.
+/// Cuts a checked read into pieces, if the transport can do it.
 pub(crate) fn cut_read(link: &Link, span: CheckedRange) -> Result<Shape> {
     let caps = link.require(Operations::READ, None, "read")?;
     let chunk = Shape::chunk_for(span.len, caps.chunk, caps.max_write);
@@ -146,11 +148,11 @@ pub(crate) fn message(src: &Region, span: CheckedRange, imm: Option<u32>) -> Wor
     Work { local: Some(Arc::clone(&src.0)), imm, ..Work::of(WorkKind::Send, shape) }
 }
 
-/// Pieces of a `PerWr` write have one size everywhere, so that both sides can count.
+/// The piece size of a `PerWr` write. It is the same everywhere, so that both sides can count the imms.
 fn per_wr_chunk(caps: &Capabilities, operation: &'static str) -> Result<u64> {
     if caps.max_write < PER_WR_UNIT {
         let why = format!(
-            "this transport writes {} bytes at once, PerWr needs {PER_WR_UNIT}; write pages instead",
+            "this transport writes {} bytes at once, but PerWr needs {PER_WR_UNIT}; write pages instead",
             caps.max_write
         );
         return Err(Error::new(ErrorKind::Unsupported, operation, why));
@@ -159,7 +161,7 @@ fn per_wr_chunk(caps: &Capabilities, operation: &'static str) -> Result<u64> {
 }
 
 impl ReadOptions {
-    /// What the path they share asks of both.
+    /// The same options for the code that reads and writes share.
     pub(crate) fn as_write(&self) -> WriteOptions {
         WriteOptions { deadline: self.deadline, locality: self.locality, ..WriteOptions::DEFAULT }
     }
@@ -167,7 +169,7 @@ impl ReadOptions {
 
 #[cold]
 fn empty(operation: &'static str) -> Error {
-    Error::new(ErrorKind::InvalidRequest, operation, "an empty range; for an imm alone use write_imm")
+    Error::new(ErrorKind::InvalidRequest, operation, "the range is empty; for an imm alone use write_imm")
 }
 
 #[cold]

@@ -14,28 +14,27 @@ use std::sync::{Arc, Mutex, PoisonError};
 use crate::Memory;
 use crate::spi::Domain;
 
-/// What the regions of one fabric have let go. Held by the rails that may touch it.
+/// The memory of dropped regions of one fabric. Held by the rails that may touch it.
 #[derive(Default)]
 pub(crate) struct RetainedMemory {
-    /// A peer was told how to reach a rail.
+    /// Whether a peer was told how to reach a rail.
     is_reachable: AtomicBool,
     state: Mutex<State>,
 }
 
 #[derive(Default)]
 struct State {
-    /// Memory that somebody else had as well when it was looked at, by its address: the region itself just before its
-    /// end, or a user.
+    /// Memory that had another owner at the last scan, by its address: the region just before its end, or the user.
     shared: HashMap<usize, Arc<dyn Memory>>,
-    /// `shared` is looked through when it has so many.
-    next_look: usize,
-    /// Memory that is here alone.
-    alone: Vec<Arc<dyn Memory>>,
+    /// The number of entries of `shared` at which the next scan runs.
+    next_scan: usize,
+    /// Memory that has no other owner.
+    unshared: Vec<Arc<dyn Memory>>,
 }
 
 impl RetainedMemory {
-    /// Peers may reach the rails from now on.
-    pub fn is_reached(&self) {
+    /// Notes that peers may reach the rails from now on.
+    pub fn set_reachable(&self) {
         self.is_reachable.store(true, Ordering::Release);
     }
 
@@ -45,25 +44,25 @@ impl RetainedMemory {
             return;
         }
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        let State { shared, next_look, alone } = &mut *state;
-        if shared.len() >= *next_look {
-            alone.extend(shared.extract_if(|_, memory| discard(memory)).map(|(_, memory)| memory));
-            *next_look = 2 * shared.len();
+        let State { shared, next_scan, unshared } = &mut *state;
+        if shared.len() >= *next_scan {
+            unshared.extend(shared.extract_if(|_, memory| discard(memory)).map(|(_, memory)| memory));
+            *next_scan = 2 * shared.len();
         }
         shared.insert(Arc::as_ptr(memory).cast::<u8>() as usize, Arc::clone(memory));
     }
 }
 
-/// Gives the pages of `memory` back, if nobody else has it. Returns whether nobody has.
+/// Gives the pages of `memory` back to the system if it has no other owner. Returns whether it has none.
 fn discard(memory: &mut Arc<dyn Memory>) -> bool {
     let Some(memory) = Arc::get_mut(memory) else { return false };
     if let Err(error) = memory.discard() {
-        tracing::warn!(%error, len = memory.len(), "the memory of a dropped region is kept whole until the fabric is closed");
+        tracing::warn!(%error, len = memory.len(), "the memory of a dropped region stays allocated until the fabric is closed");
     }
     true
 }
 
-/// A rail's share of the retained memory; to be dropped after the rail's endpoint.
+/// A rail's handle of the retained memory. It must be dropped after the rail's endpoint.
 pub(crate) struct RetainedByRail {
     pub memory: Arc<RetainedMemory>,
     pub domain: Arc<dyn Domain>,
@@ -94,10 +93,10 @@ mod tests {
         let (retained, one, two) = (RetainedMemory::default(), buffer(), buffer());
         retained.retain(&one);
         assert_eq!(Arc::strong_count(&one), 1);
-        retained.is_reached();
+        retained.set_reachable();
         retained.retain(&one);
         retained.retain(&two);
-        // Of memory that is registered again and again there is one.
+        // Memory that is registered again and again is retained once.
         retained.retain(&two);
         assert_eq!((Arc::strong_count(&one), Arc::strong_count(&two)), (2, 2));
         drop(retained);
@@ -107,7 +106,7 @@ mod tests {
     #[test]
     fn pages_go_back_once_nobody_else_has_the_memory() {
         let retained = RetainedMemory::default();
-        retained.is_reached();
+        retained.set_reachable();
         let (kept, dropped) = (buffer(), buffer());
         retained.retain(&kept);
         retained.retain(&dropped);
@@ -118,9 +117,9 @@ mod tests {
         }
         let state = retained.state.lock().unwrap();
         assert!(state.shared.values().any(|memory| memory.as_ptr() == kept.as_ptr()));
-        let dropped = state.alone.iter().find(|memory| memory.as_ptr() == address).unwrap();
+        let dropped = state.unshared.iter().find(|memory| memory.as_ptr() == address).unwrap();
         #[cfg(unix)]
         assert!(dropped.shared_file().is_none(), "its pages are others now");
-        assert!(state.shared.len() <= 3, "the looks are as rare as that");
+        assert!(state.shared.len() <= 3, "the scans are as rare as that");
     }
 }

@@ -1,44 +1,45 @@
-//! What an operation waits for before it begins.
+//! Triggers: an operation may wait for a signal before it begins.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use crate::Signal;
 
-/// What an operation waits for before it begins: that a word reaches a value.
+/// A signal and a value. An operation with a trigger begins once the signal has reached the value.
 ///
-/// "Reaches" wraps around, as `cuStreamWaitValue32` counts with `CU_STREAM_WAIT_VALUE_GEQ`: the
-/// word is at most 2^31 - 1 past the value. So one word serves a loop of steps for ever, each of which
-/// waits for one more. It must not go back before the operation has begun: of an operation that several
-/// rail groups carry each looks for itself.
+/// The comparison wraps around, as `cuStreamWaitValue32` does with `CU_STREAM_WAIT_VALUE_GEQ`: the signal has reached
+/// the value if it is at most 2^31 - 1 past it. So one signal serves a loop of any number of steps, each of which waits
+/// for a value that is one higher. The signal must not go back before the operation has begun: if several rail groups
+/// carry the operation, each of them polls the signal for itself.
 #[derive(Clone)]
 pub struct Trigger(Arc<Inner>);
 
-/// Apart, so that an operation that has no trigger is hardly larger by it.
+/// Allocated, so that a trigger adds only one pointer to each operation.
 struct Inner {
-    word: Arc<dyn Signal>,
+    signal: Arc<dyn Signal>,
     value: u32,
 }
 
 impl Trigger {
-    /// Due once `word` has reached `value`.
-    pub fn new(word: Arc<dyn Signal>, value: u32) -> Self {
-        Self(Arc::new(Inner { word, value }))
+    /// A trigger that is due once `signal` has reached `value`.
+    pub fn new(signal: Arc<dyn Signal>, value: u32) -> Self {
+        Self(Arc::new(Inner { signal, value }))
     }
 
-    /// Whether it is due. What was written before the word was is seen after this.
+    /// Whether the trigger is due. Acquires: if it is due, the caller sees everything that was written before the
+    /// signal.
     pub fn is_due(&self) -> bool {
         self.now().wrapping_sub(self.0.value) as i32 >= 0
     }
 
-    /// The value that is waited for.
+    /// The value that the operation waits for.
     pub fn value(&self) -> u32 {
         self.0.value
     }
 
-    /// Where the word is.
+    /// The current value of the signal.
     pub fn now(&self) -> u32 {
-        self.0.word.atomic().load(Ordering::Acquire)
+        self.0.signal.atomic().load(Ordering::Acquire)
     }
 }
 

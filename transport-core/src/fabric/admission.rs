@@ -1,4 +1,4 @@
-//! Admitting a peer: offers out, offers in, links up on both sides or not at all.
+//! Admitting a peer: the two sides exchange offers, and bring links up on both sides or not at all.
 
 use std::sync::{Arc, Weak};
 
@@ -9,19 +9,20 @@ use crate::engine::Control;
 use crate::no_transport::{NoCommonTransport, OfferedTransport};
 use crate::{Error, ErrorKind, Peer, PeerId, Result};
 
-/// Slots reserved for a peer on every transport. Dropped unadmitted, it gives them back.
+/// The slots that are reserved for a peer on every transport. If it is dropped before the peer is admitted, it gives
+/// the slots back.
 pub(crate) struct PeerAdmission {
     /// Weak, so that a peer that stalls in its handshake keeps no fabric open.
     fabric: Weak<FabricInner>,
     transports: Vec<Reservation>,
-    /// What the peer offers.
+    /// The transports that the peer offers.
     theirs: Vec<OfferedTransport>,
 }
 
 impl FabricInner {
-    /// Reserves slots on the rails of every transport: one each for the side that
-    /// connects, and for the other one per pair with `theirs`; for a peer in this process
-    /// or anywhere.
+    /// Reserves slots for a peer on every transport. The side that connects passes no offers, and reserves one slot
+    /// per rail. The other side passes the peer's offers as `theirs`, and reserves one slot per pair of rails.
+    /// `is_local` says that the peer is in this process.
     pub(crate) fn prepare(
         self: &Arc<Self>,
         theirs: Option<&[TransportOffer]>,
@@ -29,7 +30,7 @@ impl FabricInner {
     ) -> Result<PeerAdmission> {
         self.check_open("connect")?;
         if let Some(retained) = self.retained.upgrade() {
-            retained.is_reached();
+            retained.set_reachable();
         }
         let new = |transport| Reservation::new(transport, is_local);
         let transports = self.transports.iter().map(new).collect();
@@ -40,22 +41,26 @@ impl FabricInner {
 }
 
 impl PeerAdmission {
-    /// What to tell the peer.
+    /// The offers to send to the peer.
     pub(crate) fn offers(&self) -> Vec<TransportOffer> {
         self.transports.iter().map(Reservation::offer).collect()
     }
 
-    /// Brings links up with the peer's offers, and says of each transport whether
-    /// it worked. May block while a backend talks to the peer's process.
+    /// Brings the links up with the peer's offers, and returns a report for each transport. May block while a backend
+    /// talks to the peer's process.
     ///
-    /// `reports` are the peer's, where it connected; else empty: it waits for ours.
+    /// `reports` are the reports of a peer that connected to this side. They are empty on the side that connected: its
+    /// peer waits for this side's reports.
     pub(crate) fn complete(&mut self, theirs: &[TransportOffer], reports: &[LinkReport]) -> Vec<LinkReport> {
         self.theirs =
             theirs.iter().map(|offer| OfferedTransport::new(&offer.label, &offer.backend)).collect();
         self.transports.iter_mut().map(|reservation| reservation.complete(theirs, reports)).collect()
     }
 
-    /// Makes the peer known, with the links that both sides brought up.
+    /// Adds the peer to the fabric, with the links that both sides brought up.
+    ///
+    /// # Errors
+    /// `Unreachable` if no transport is up on both sides; `Closed` if the fabric was closed.
     pub(crate) fn admit(
         mut self,
         theirs: &[LinkReport],
@@ -85,7 +90,7 @@ impl PeerAdmission {
             let context = format!("no transport reaches {}; {}", who.host, why.join("; "));
             return Err(Error::new(ErrorKind::Unreachable, "connect", context).with_source(offers));
         }
-        // What is up now belongs to the peer; what is refused goes back as `self` drops.
+        // The slots of transports that are up belong to the peer now. Dropping `self` gives the others back.
         let up = self.transports.iter_mut().filter(|admission| admission.refused.is_none());
         up.for_each(|admission| admission.slots.clear());
         let id = PeerId::next();
@@ -113,4 +118,22 @@ impl Drop for PeerAdmission {
             slot.domain.connector().disconnect(slot.slot);
         }
     }
+}
+
+/// Connects two fabrics of this process by handing the offers over in memory. Returns each side's handle of the other.
+pub(super) fn connect_local(ours: &Arc<FabricInner>, theirs: &Arc<FabricInner>) -> Result<(Peer, Peer)> {
+    let mut a = ours.prepare(None, true)?;
+    let offer_a = a.offers();
+    let mut b = theirs.prepare(Some(&offer_a), true)?;
+    let offer_b = b.offers();
+    let report_a = a.complete(&offer_b, &[]);
+    let report_b = b.complete(&offer_a, &report_a);
+    let there = a.admit(&report_b, theirs.identity().clone(), SessionHandle::detached())?;
+    let here = b.admit(&report_a, ours.identity().clone(), SessionHandle::detached())?;
+    let _ = there.0.in_process_peer.set(Arc::downgrade(&here.0));
+    let _ = here.0.in_process_peer.set(Arc::downgrade(&there.0));
+    // Each side must know its grants before anyone can send.
+    there.grants().try_for_each(|(label, allowance)| here.note_grant(label, &allowance))?;
+    here.grants().try_for_each(|(label, allowance)| there.note_grant(label, &allowance))?;
+    Ok((there, here))
 }

@@ -6,10 +6,10 @@ use std::time::Duration;
 use tokio::runtime::Handle;
 use topology::{Address, Machine};
 
+use super::dump::StallHook;
 use super::placement::PlacementPolicy;
 use super::{RailGroups, Workers};
 use crate::control::{Bootstrap, ControlSettings, TcpBootstrap, Token};
-use crate::observe::StallHook;
 use crate::spi::{Backend, DeviceInfo};
 use crate::{Clock, Dump, EvenShares, GrantPolicy, SystemClock};
 
@@ -22,17 +22,17 @@ pub struct TransportConfig {
 }
 
 impl TransportConfig {
-    /// All devices the backend finds. Peers match transports by `label`.
+    /// A transport with all devices that the backend finds. Peers match transports by `label`.
     pub fn new(label: impl Into<String>, backend: Arc<dyn Backend>) -> Self {
         Self { label: label.into(), backend, devices: None }
     }
 
-    /// The names of the devices it was given; none where the backend is asked when it is opened.
+    /// The names of the devices that were given. Empty if the backend is to find the devices when the fabric opens.
     pub fn device_names(&self) -> impl Iterator<Item = &str> {
         self.devices.iter().flatten().map(|device| device.name.as_str())
     }
 
-    /// These devices, each a rail.
+    /// Uses these devices, each as a rail.
     pub fn devices(mut self, devices: Vec<DeviceInfo>) -> Self {
         self.devices = Some(devices);
         self
@@ -86,37 +86,38 @@ impl Default for FabricBuilder {
 }
 
 impl FabricBuilder {
-    /// The defaults, and no transport yet.
+    /// The default settings, and no transport yet.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Adds a transport; the first added is preferred.
+    /// Adds a transport. Transports that are added first are preferred.
     pub fn transport(mut self, transport: TransportConfig) -> Self {
         self.transports.push(transport);
         self
     }
 
-    /// Where the engines take the time from.
+    /// The clock of the engines. Default: the system's.
     pub fn clock(mut self, clock: Arc<dyn Clock>) -> Self {
         self.clock = clock;
         self
     }
 
-    /// Seed of every random choice; a random one by default.
+    /// The seed of every random choice. Default: random.
     pub fn seed(mut self, seed: u64) -> Self {
         self.seed = Some(seed);
         self
     }
 
-    /// The number of this opening; a random one by default.
+    /// The number of this opening of the fabric. Default: random.
     pub fn incarnation(mut self, incarnation: u64) -> Self {
         self.incarnation = Some(incarnation);
         self
     }
 
-    /// No worker threads: the caller drives the engines by [`Fabric::step`](crate::Fabric::step), or by waiting
-    /// in [`wait`](crate::wait) or a `wait` method. Connections have their thread: [`control_on`](Self::control_on).
+    /// Starts no worker threads: the caller drives the engines by [`Fabric::step`](crate::Fabric::step), or by waiting
+    /// in [`wait`](crate::wait) or a `wait` method. Connections still have a thread of their own, unless
+    /// [`control_on`](Self::control_on) gives them a runtime.
     pub fn caller_driven(mut self) -> Self {
         self.caller_driven = true;
         self
@@ -128,40 +129,40 @@ impl FabricBuilder {
         self
     }
 
-    /// Operations that may be under way at once, per rail group: 1 to 2^24, each of which takes about 500 bytes.
-    /// Default 4096.
+    /// The most operations that may be under way at once, per rail group: 1 to 2^24. Each takes about 500 bytes of
+    /// memory. Default 4096.
     pub fn max_operations(mut self, operations: usize) -> Self {
         self.max_operations = operations;
         self
     }
 
-    /// Deadline of operations that state none. Default 30 s.
+    /// The deadline of operations that state none. Default 30 s.
     pub fn deadline(mut self, span: Duration) -> Self {
         self.deadline = span;
         self
     }
 
-    /// How often we show peers that we live. Default 500 ms.
+    /// The interval of the heartbeats that this side sends to its peers. Default 500 ms.
     pub fn heartbeat(mut self, span: Duration) -> Self {
         self.settings.heartbeat = span;
         self
     }
 
-    /// Silence after which a peer counts as dead. Default 5 s: a network that is away for 2 s is a silence of up
-    /// to 3.5 s, until TCP repeats what was lost. `Duration::MAX` never.
+    /// The silence after which a peer counts as dead. `Duration::MAX` means never. Default 5 s: a network outage of
+    /// 2 s causes a silence of up to 3.5 s, until TCP repeats what was lost.
     pub fn peer_timeout(mut self, span: Duration) -> Self {
         self.settings.peer_timeout = span;
         self
     }
 
-    /// Time that a new peer has to greet, to pair its rail if it has one, and to answer a lookup. Default 5 s.
+    /// The time that a new peer has to send its first frame, to pair its first rail, and to answer a lookup. Default 5 s.
     pub fn handshake_limit(mut self, span: Duration) -> Self {
         self.settings.handshake_limit = span;
         self
     }
 
-    /// What each further rail, of the side that has more of them, adds to the time in which a new peer has to pair its
-    /// rails: 32 cards make 32 connections, of several queue pairs each. Default 1 s.
+    /// The time that each further rail adds to the handshake limit; the side with more rails counts. 32 devices make
+    /// 32 connections, of several queue pairs each. Default 1 s.
     pub fn handshake_limit_per_rail(mut self, span: Duration) -> Self {
         self.settings.handshake_limit_per_rail = span;
         self
@@ -173,17 +174,17 @@ impl FabricBuilder {
         self
     }
 
-    /// Serves connections on this runtime, instead of by a thread of the fabric's own.
+    /// Serves connections on this runtime, instead of on a thread of the fabric's own.
     ///
-    /// The runtime needs its I/O and its timers (`enable_all`), and has to run: peers that hear nothing
-    /// for their [`peer_timeout`](Self::peer_timeout) take us for dead. One of `new_current_thread` runs
-    /// inside its `block_on` only. Await whatever takes the peer's answer there: connecting, lookups,
-    /// barriers, and many writes with imms, for which the peer makes room again and again. No
-    /// [`wait`](crate::wait) runs it.
+    /// The runtime needs I/O and timers (`enable_all`), and it has to run: peers that hear nothing for their
+    /// [`peer_timeout`](Self::peer_timeout) take this side for dead. A runtime of `new_current_thread` runs only
+    /// inside its `block_on`. On such a runtime, await everything that needs the peer's answer: connecting, lookups,
+    /// barriers, and long series of writes with imms, for which the peer renews its grant again and again.
+    /// [`wait`](crate::wait) does not run the runtime.
     ///
-    /// With [`caller_driven`](Self::caller_driven) as well a fabric has no thread of its own, as long as
-    /// addresses are numbers (names are looked up by a helper); loopback keeps one per device. Who drives
-    /// it serves it, too:
+    /// With [`caller_driven`](Self::caller_driven) as well, a fabric has no thread of its own, as long as addresses
+    /// are numbers (a helper thread looks names up). Loopback keeps one thread per device. The caller that drives the
+    /// fabric then serves its connections too:
     ///
     /// ```
     /// # use multirail_core::FabricBuilder;
@@ -195,77 +196,76 @@ impl FabricBuilder {
     /// # Ok::<(), std::io::Error>(())
     /// ```
     ///
-    /// End it by [`Fabric::close_and_wait`](crate::Fabric::close_and_wait), on the runtime.
-    /// [`Fabric::close`](crate::Fabric::close) waits 600 ms at most for the farewells, in vain if nobody
-    /// runs the runtime meanwhile, and not at all inside it. When the runtime is shut down first, our
-    /// peers end, and whatever still connects fails, with `Closed`; the other side sees us die.
+    /// Close the fabric by [`Fabric::close_and_wait`](crate::Fabric::close_and_wait), on the runtime.
+    /// [`Fabric::close`](crate::Fabric::close) waits 600 ms at most for the sessions to tell their peers. That wait is
+    /// in vain if nobody runs the runtime, and `close` does not wait at all inside the runtime. If the runtime is shut
+    /// down first, all peers and all connection attempts end with `Closed`, and the other sides see this side die.
     pub fn control_on(mut self, runtime: Handle) -> Self {
         self.control = Some(runtime);
         self
     }
 
-    /// Meets only peers that have the same token; both sides prove it.
+    /// Connects only to peers that have the same token. Both sides prove that they have it.
     ///
-    /// A stranger learns that somebody listens and asks for a token, nothing else. A
-    /// peer with another token or none ends with `Permission`, on both sides, and so
-    /// does a peer that asks for a token here. Fabrics that are connected by
-    /// [`Fabric::connect_local`](crate::Fabric::connect_local) prove nothing: one caller holds both.
+    /// An unauthenticated peer learns that a listener asks for a token, and nothing else. If only one side has a token,
+    /// or both have different ones, the connection ends with `Permission` on both sides. Fabrics that are connected by
+    /// [`Fabric::connect_local`](crate::Fabric::connect_local) prove nothing, because one caller holds both.
     pub fn token(mut self, token: Token) -> Self {
         self.token = Some(token);
         self
     }
 
-    /// Records that each transport's flight recorder keeps, rounded up to a power of
-    /// two, of 40 bytes each. Default 4096; 0 records nothing.
+    /// The number of records that each transport's flight recorder keeps, rounded up to a power of two. A record has
+    /// 40 bytes. 0 records nothing. Default 4096.
     pub fn flight_recorder(mut self, records: usize) -> Self {
         self.records = records;
         self
     }
 
-    /// How long an operation may make no progress until it counts as stalled: a
-    /// warning of `tracing` then says what it waits for, and [`FabricBuilder::on_stall`]
-    /// is called, once per stall. Default 1 s; `Duration::MAX` never.
+    /// The time without progress after which an operation counts as stalled. For each stall, a `tracing` warning says
+    /// what the operation waits for, and the function of [`FabricBuilder::on_stall`] is called once. `Duration::MAX`
+    /// means never. Default 1 s.
     ///
-    /// Receives wait for as long as it takes, and are no stalls.
+    /// Receives may wait for any time, and never count as stalled.
     pub fn stall_after(mut self, span: Duration) -> Self {
         self.stall_after = span;
         self
     }
 
-    /// Called with a dump when operations stall; [`Dump::stalled`] has them. On a
-    /// thread of its own, or in the driving thread of a caller-driven fabric.
+    /// Sets a function to call when operations stall, with a dump; [`Dump::stalled`] lists the operations. It runs on
+    /// a thread of its own, or, on a caller-driven fabric, in the thread that drives it.
     pub fn on_stall(mut self, hook: Arc<dyn Fn(&Dump) + Send + Sync>) -> Self {
         self.on_stall = Some(hook);
         self
     }
 
-    /// Decides how much each peer may send us. Default [`EvenShares`].
+    /// The policy that decides how much each peer may send to this side. Default [`EvenShares`].
     pub fn grant_policy(mut self, policy: Arc<dyn GrantPolicy>) -> Self {
         self.grant_policy = policy;
         self
     }
 
-    /// How devices are put into rail groups. Default [`RailGroups::Nearest`].
+    /// How the fabric puts devices into rail groups. Default [`RailGroups::Nearest`].
     pub fn rail_groups(mut self, groups: RailGroups) -> Self {
         self.placement.groups = groups;
         self
     }
 
-    /// The GPUs whose memory is to be moved: cards are dealt out among them alone. Default: all that the
-    /// machine shows, also those that this process may not use.
+    /// The GPUs whose memory the fabric is to move: only these get a share of the devices. Default: all GPUs of the
+    /// machine, also those that this process may not use.
     pub fn gpus(mut self, gpus: Vec<Address>) -> Self {
         self.placement.gpus = Some(gpus);
         self
     }
 
-    /// The machine in which devices are sought. Default: this host, as its `/sys` shows it, read
-    /// when there is a device to be sought.
+    /// The machine in which the fabric locates its devices. Default: this host. The fabric reads its `/sys` if there
+    /// is a device to locate.
     pub fn topology(mut self, machine: Machine) -> Self {
         self.placement.machine = Arc::new(OnceLock::from(Arc::new(machine)));
         self
     }
 
-    /// With seed and incarnation moved, where they are given.
+    /// The same settings for another fabric: adds `by` to the seed and to the incarnation, where they are given.
     pub(super) fn offset_by(mut self, by: u64) -> Self {
         self.seed = self.seed.map(|seed| seed.wrapping_add(by));
         self.incarnation = self.incarnation.map(|incarnation| incarnation.wrapping_add(by));

@@ -1,4 +1,4 @@
-//! Taking a dump of a whole fabric, whatever its workers are at.
+//! What a whole fabric reports: dumps, whatever its workers do at the moment; stalled operations; metrics.
 
 use std::sync::atomic::Ordering;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
@@ -7,39 +7,41 @@ use std::time::{Duration, Instant};
 
 use super::group::Group;
 use super::{Fabric, FabricInner, Transport, lock};
+use crate::engine::trace::Stall;
 use crate::engine::{Control, Snapshot};
+use crate::index::{GroupIndex, Number};
 use crate::observe::{Dump, PeerDump, RailDump, TransportDump, WorkerState};
 
-/// How long a dump waits for all workers together. One that is awake answers within
-/// a batch, tens of microseconds; a loaded machine may take a while to wake one.
+/// The most time that a dump waits for all workers together. A worker that is awake answers after its current batch,
+/// within tens of microseconds. A loaded machine may need some time to wake a worker that sleeps.
 const LIMIT: Duration = Duration::from_millis(500);
 
-/// Between two tries to look into an engine that another thread is driving.
+/// The pause between two tries to lock an engine that another thread drives.
 const RETRY_PAUSE: Duration = Duration::from_micros(200);
 
-/// A fabric that is not kept open by this.
+/// A handle of a fabric that does not keep the fabric open.
 #[derive(Clone)]
 pub struct WeakFabric(Weak<FabricInner>);
 
 impl WeakFabric {
-    /// The fabric, while somebody else has it.
+    /// The fabric, while another handle keeps it open.
     pub fn upgrade(&self) -> Option<Fabric> {
         self.0.upgrade().map(Fabric)
     }
 }
 
 impl Fabric {
-    /// A handle that does not keep it open.
+    /// A handle that does not keep the fabric open.
     pub fn downgrade(&self) -> WeakFabric {
         WeakFabric(Arc::downgrade(&self.0))
     }
 
-    /// What is going on: counters, windows, operations and what each waits for, peers,
-    /// and the flight recorder.
+    /// A snapshot of the fabric: counters, windows, operations with what each waits for, peers, and the flight
+    /// recorder.
     ///
-    /// Any thread may ask at any time, within half a second: a worker that sleeps is
-    /// woken, and of one that is stuck inside a backend or a user's code the dump
-    /// says so, with its counters and records.
+    /// Any thread may take a dump at any time. It takes half a second at most. The dump wakes a worker that sleeps. If
+    /// a worker is stuck inside a backend or inside the user's code, the dump says so, and has the worker's counters
+    /// and records only.
     pub fn dump(&self) -> Dump {
         let fabric = &*self.0;
         let until = Instant::now() + LIMIT;
@@ -63,14 +65,40 @@ impl Fabric {
         }
     }
 
-    /// Peers that are connected.
+    /// Publishes the counters of all rails to the installed recorder of the `metrics` crate. Call it before each
+    /// scrape: the engines do not update metrics by themselves.
+    ///
+    /// The counters are `multirail_rail_*_total`, with the labels `transport`, `backend`, `rail` and `device`. The
+    /// gauge `multirail_peers` is the number of connected peers. If a process has two fabrics, their transports need
+    /// different labels.
     #[cfg(feature = "metrics")]
-    pub(crate) fn peer_count(&self) -> usize {
-        lock(&self.0.peers).len()
+    pub fn publish_metrics(&self) {
+        use metrics::{counter, gauge};
+
+        for rail in self.counters() {
+            let labels = [
+                ("transport", rail.transport),
+                ("backend", rail.backend),
+                ("rail", rail.rail.to_string()),
+                ("device", rail.device),
+            ];
+            counter!("multirail_rail_posts_total", &labels).absolute(rail.posts);
+            counter!("multirail_rail_doorbells_total", &labels).absolute(rail.doorbells);
+            counter!("multirail_rail_bytes_total", &labels).absolute(rail.bytes);
+            counter!("multirail_rail_completions_total", &labels).absolute(rail.completions);
+            counter!("multirail_rail_errors_total", &labels).absolute(rail.errors);
+            counter!("multirail_rail_queue_full_total", &labels).absolute(rail.queue_full);
+            counter!("multirail_rail_retries_total", &labels).absolute(rail.retries);
+            counter!("multirail_rail_grant_waits_total", &labels).absolute(rail.grant_waits);
+            counter!("multirail_rail_direct_total", &labels).absolute(rail.direct);
+            counter!("multirail_rail_direct_bytes_total", &labels).absolute(rail.direct_bytes);
+        }
+        gauge!("multirail_peers").set(lock(&self.0.peers).len() as f64);
     }
 }
 
-/// An answer that is on its way, and whether the worker slept.
+/// A worker's answer to a dump command, still to be received, and whether the worker was asleep. There is no answer to
+/// receive if the caller drives the engine.
 struct DumpRequest(Option<Receiver<Snapshot>>, bool);
 
 impl Group {
@@ -84,7 +112,7 @@ impl Group {
         DumpRequest(Some(answered), parked)
     }
 
-    /// Reads a caller-driven engine between two turns, without taking one.
+    /// Reads a caller-driven engine between two steps.
     fn snapshot_driven(&self, until: Instant) -> Option<Snapshot> {
         let engine = self.driven.as_ref()?;
         loop {
@@ -133,5 +161,27 @@ impl Transport {
             recent_failures: snapshot.recent_failures.into(),
             records: group.engine.flight_recorder.read(),
         }
+    }
+}
+
+/// The function that a user wants called when operations stall.
+pub(crate) type StallHook = Arc<dyn Fn(&Dump) + Send + Sync>;
+
+/// Logs stalled operations and calls the user's hook, each with a dump of the fabric. Does nothing once the fabric is
+/// gone.
+pub(crate) fn report_stalls(fabric: &Weak<FabricInner>, hook: Option<&StallHook>, stalls: &[Stall]) {
+    let Some(fabric) = fabric.upgrade().map(Fabric) else { return };
+    let dump = fabric.dump();
+    // Dropped before the hook runs: the user may close the fabric there, or wait for its end.
+    drop(fabric);
+    // A dump has one part per rail group.
+    for (index, part) in dump.transports.iter().enumerate() {
+        let group = GroupIndex::new(index);
+        for operation in part.operations.iter().filter(|op| stalls.contains(&(group, op.id))) {
+            tracing::warn!(transport = %part.label, op = %operation.id, "stalled: {operation}");
+        }
+    }
+    if let Some(hook) = hook {
+        hook(&dump);
     }
 }

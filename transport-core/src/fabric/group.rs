@@ -1,4 +1,4 @@
-//! A rail group: the devices next to one GPU or NUMA node, and the engine that has them.
+//! A rail group: the devices next to one GPU or NUMA node, and the engine that drives them.
 
 use std::ops::Range;
 use std::sync::{Arc, Mutex};
@@ -8,30 +8,32 @@ use crate::Time;
 use crate::engine::{Engine, EngineHandle, StepReport};
 use crate::spi::DeviceInfo;
 
+/// A rail group of an opened transport.
 pub(crate) struct Group {
     pub engine: Arc<EngineHandle>,
-    /// Its rails among those of the transport.
+    /// The group's range among the transport's rails.
     pub rails: Range<usize>,
-    /// The engine itself, if callers drive it.
+    /// The engine itself, if the caller drives it.
     pub driven: Option<Arc<Mutex<Engine>>>,
 }
 
 impl Group {
+    /// Runs a step of the engine if the caller drives it.
     #[inline]
     pub fn step(&self) -> Option<StepReport> {
-        let turn = lock(self.driven.as_ref()?).step();
-        // Between two turns: the hook may look at the engine.
+        let report = lock(self.driven.as_ref()?).step();
+        // After the engine's lock is open again: the hook may take a dump of the engine.
         self.engine.stall_monitor.report();
-        Some(turn)
+        Some(report)
     }
 
-    /// When a caller-driven engine has something to do by itself.
+    /// The next time at which a caller-driven engine has work of its own.
     pub fn due(&self) -> Time {
         self.driven.as_ref().map_or(Time::NEVER, |engine| lock(engine).due())
     }
 }
 
-/// Sorts `devices` by their groups, first come first, and says which rails each has.
+/// Sorts `devices` by their groups, in the order in which the groups first appear. Returns the range of each group.
 pub(super) fn grouped(devices: &mut [DeviceInfo]) -> Vec<Range<usize>> {
     let mut order: Vec<Option<u32>> = Vec::new();
     for device in devices.iter() {

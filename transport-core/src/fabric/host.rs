@@ -1,4 +1,4 @@
-//! A fabric as the control plane sees it.
+//! The fabric's side of the control plane's traits.
 
 use std::sync::Arc;
 
@@ -44,7 +44,7 @@ impl SessionHost for FabricInner {
     }
 
     fn spawner(&self) -> Result<Spawner> {
-        // Of a tenant it is the tenant's, which ends before its parent's.
+        // A tenant has a thread handle of its own, which ends before its parent's.
         Ok(self.control_thread("connect")?.spawner())
     }
 

@@ -1,4 +1,4 @@
-//! What the clones of a fabric share, and how it ends.
+//! The state that the clones of a fabric share, and how a fabric closes.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -28,14 +28,15 @@ pub(crate) struct FabricInner {
     pub(super) settings: ControlSettings,
     pub(super) bootstrap: Arc<dyn Bootstrap>,
     pub(super) control: Mutex<Option<Arc<ControlThread>>>,
-    /// What `control` has under way, where its end does not await it. Stays when that is taken.
+    /// The tasks of `control` that run on a runtime of the caller, where the end of `control` does not await them. Set
+    /// once, and kept after `control` was taken.
     pub(super) closing_tasks: OnceLock<Arc<TaskTracker>>,
-    /// Bounds the handshakes of peers that come to a listener.
+    /// Limits the handshakes of peers that connect to a listener.
     pub(super) handshakes: HandshakeLimiter,
     pub(super) published: Mutex<HashMap<String, Region>>,
     pub(super) peers: Mutex<HashMap<PeerId, Peer>>,
     pub(super) next_region: AtomicU64,
-    /// What the regions have let go, as long as a rail may touch it.
+    /// The memory of dropped regions, as long as a rail may touch it.
     pub(super) retained: Weak<RetainedMemory>,
     pub(super) closed: AtomicBool,
 }
@@ -57,28 +58,28 @@ impl FabricInner {
         self.default_deadline
     }
 
-    /// Rails of all transports.
+    /// The number of rails of all transports.
     pub(crate) fn rails(&self) -> usize {
         self.groups().map(|group| group.rails.len()).sum()
     }
 
-    /// Label and domain ids of each transport, as descriptors name them.
+    /// The label and the domain ids of each transport, as descriptors name them.
     pub(crate) fn addresses(&self) -> Vec<(String, Vec<u64>)> {
         self.transports.iter().map(Transport::address).collect()
     }
 
-    /// When an operation submitted `now` must have ended.
+    /// The deadline of an operation that is submitted `now`.
     pub(crate) fn deadline(&self, now: Time, span: Option<Duration>) -> Time {
         now.after(span.unwrap_or(self.default_deadline))
     }
 
-    /// The engine that waits of the whole fabric look to.
+    /// The engine that has the timers of waits that concern the whole fabric.
     pub(crate) fn first_engine(&self) -> &Arc<EngineHandle> {
         self.transports[TransportIndex::FIRST].first_engine()
     }
 
-    /// The engine that a single receive is posted on: that of the first transport that reaches a connected
-    /// peer, or of the first of all while no peer is connected.
+    /// The engine to post a single receive on: that of the first transport that reaches a connected peer, or of the
+    /// first of all if no peer is connected.
     pub(super) fn receiving_engine(&self) -> &Arc<EngineHandle> {
         let reached =
             |peer: &Peer| peer.0.first_links().find(|link| link.is_up()).map(|link| link.engine.transport);
@@ -90,8 +91,8 @@ impl FabricInner {
         self.clock.now()
     }
 
-    /// Starts a revocation: peers are told, and each engine that may use the region ends what it has under way there,
-    /// takes the keys of its rails back, and waits until they are quiet.
+    /// Starts a revocation. The fabric tells the peers. Each engine that may use the region ends its operations there,
+    /// takes the keys of its rails back, and waits until those rails are quiet.
     pub(crate) fn revoke(&self, region: &Arc<RegionInner>) -> Result<Op> {
         region.revoke_at_once();
         for peer in lock(&self.peers).values() {
@@ -105,7 +106,7 @@ impl FabricInner {
             if !region.is_registered_on(engine.transport, group.rails.clone()) {
                 continue;
             }
-            // Also where nobody can wait for it.
+            // A full op table leaves no slot to wait with. The engine revokes all the same.
             let id = engine.insert("revoke").map_err(|error| busy = Some(error)).ok();
             engine.control(Control::Revoke { id, region: Arc::clone(region), deadline });
             parts.extend(id.map(|id| Op::pending(Arc::clone(engine), id)));
@@ -117,7 +118,7 @@ impl FabricInner {
         }
     }
 
-    /// Why bytes of connected peers may still land in a region whose keys are taken back, if they may.
+    /// The error for a revocation if bytes of connected peers may still land after the keys are taken back.
     fn late_write_error(&self, region: &RegionInner) -> Option<Error> {
         if !region.access.contains(Access::REMOTE_WRITE) {
             return None;
@@ -135,8 +136,9 @@ impl FabricInner {
         };
         let transport = self.transports.iter().find(is_late)?;
         let why = format!(
-            "the peers' key is taken back and refused from now on, but transport {:?} does not say when it has \
-             finished what it was receiving: bytes may land until the peers' writes have ended, or their connections",
+            "the peers' key is taken back, and transport {:?} refuses it from now on; but the transport does not say \
+             when it has finished the writes that it was receiving, so bytes may land until the peers' writes or \
+             their connections have ended",
             transport.label
         );
         Some(Error::new(ErrorKind::Unsupported, "revoke", why))
@@ -153,18 +155,18 @@ impl FabricInner {
         self.transports.iter().flat_map(|transport| &transport.groups)
     }
 
-    /// Takes a turn of every engine if this fabric is caller-driven.
+    /// Runs a step of every engine if this fabric is caller-driven. Returns whether it is.
     pub(crate) fn drive(&self) -> bool {
         self.groups().filter(|group| group.engine.drive()).count() > 0
     }
 
-    /// The control thread, started with the first listen or connect.
+    /// The control thread. The first listen or connect starts it.
     pub(crate) fn control_thread(&self, operation: &'static str) -> Result<Arc<ControlThread>> {
-        // Let go after the lock: if it is the last handle of the parent, that closes its
-        // tenants, and so this one.
+        // Dropped after the lock: if this is the last handle of the parent, the drop closes the parent's tenants, and
+        // so this fabric.
         let parent = self.parent();
         let mut control = lock(&self.control);
-        // Under the lock, so that `close` finds whatever is started here.
+        // Checked under the lock, so that `close` finds the thread that is started here.
         self.check_open(operation)?;
         if let Some(thread) = &*control {
             return Ok(Arc::clone(thread));
@@ -182,5 +184,38 @@ impl FabricInner {
             return Err(Error::new(ErrorKind::Closed, operation, "the fabric was closed"));
         }
         Ok(())
+    }
+
+    /// Begins to end the sessions of this fabric and of its tenants.
+    pub(super) fn begin_shutdown(&self) {
+        self.tenants().iter().for_each(|tenant| tenant.begin_shutdown());
+        if let Some(control) = &*lock(&self.control) {
+            control.begin_shutdown();
+        }
+    }
+
+    pub(super) fn close(&self) {
+        if self.closed.swap(true, Ordering::AcqRel) {
+            return;
+        }
+        self.close_tenants();
+        let peers: Vec<_> = lock(&self.peers).drain().map(|(_, peer)| peer).collect();
+        peers.iter().for_each(|peer| peer.0.session.goodbye());
+        // Not under the lock: the tasks that `shutdown` awaits may ask for the thread.
+        let thread = lock(&self.control).take();
+        if let Some(thread) = thread {
+            thread.shutdown();
+        }
+        for peer in peers {
+            peer.close(Error::new(ErrorKind::Closed, "close", "this fabric was closed"));
+        }
+        self.transports.iter().for_each(Transport::close);
+        lock(&self.published).clear();
+    }
+}
+
+impl Drop for FabricInner {
+    fn drop(&mut self) {
+        self.close();
     }
 }

@@ -2,12 +2,10 @@
 
 mod admission;
 mod builder;
-mod close;
 mod dump;
 mod group;
 mod host;
 mod inner;
-mod local;
 mod opening;
 mod pairing;
 mod placement;
@@ -36,56 +34,56 @@ use crate::pool::RecvPool;
 use crate::region::RegionInner;
 use crate::{Access, Error, ErrorKind, HostBuffer, Memory, MemoryKind, Op, Peer, Region, Result, Time};
 
-/// The rails to register on.
+/// The rails to register memory on.
 #[derive(Clone, Copy)]
 enum RegisterOn {
-    /// Those that the memory says.
+    /// The rails of the GPU that the memory lies near; all rails if it names none.
     Nearest,
+    /// All rails.
     Everywhere,
-    /// Of one group.
+    /// The rails of one group.
     Group(usize),
 }
 
 /// Waits for peers: [`Fabric::listen`].
 pub type Listener = control::Listener<Peer>;
 
-/// Opened transports, ready to register memory and meet peers. Clones share it.
+/// Opened transports, ready to register memory and connect to peers. Clones share the fabric.
 ///
-/// The last clone closes it, as does [`Fabric::close`]: sessions say goodbye,
-/// workers end, threads are joined.
+/// Dropping the last clone closes the fabric, as [`Fabric::close`] does: it tells the peers, and joins its threads.
 #[derive(Clone)]
 pub struct Fabric(pub(crate) Arc<FabricInner>);
 
 impl Fabric {
-    /// Allocates host memory that this host's peers can map, and registers it.
+    /// Allocates host memory that peers on this host can map, and registers it.
     pub fn alloc(&self, len: usize, access: Access) -> Result<Region> {
         let memory = Arc::new(HostBuffer::new(len)?);
         // SAFETY: the buffer is new, and only the region will know it.
         unsafe { self.register(memory, access) }
     }
 
-    /// As [`Fabric::alloc`], registered near one rail group only: see
-    /// [`Fabric::register_near`].
+    /// As [`Fabric::alloc`]. Registers the memory near one rail group only: see [`Fabric::register_near`].
     pub fn alloc_near(&self, group: usize, len: usize, access: Access) -> Result<Region> {
         let memory = Arc::new(HostBuffer::new(len)?);
         // SAFETY: the buffer is new, and only the region will know it.
         unsafe { self.register_near(group, memory, access) }
     }
 
-    /// Registers memory on the rails that serve it: on every one, or, where it says that it lies
-    /// [near](Memory::near) a GPU, on those of the GPU's rail group. A transport without a group
-    /// for that GPU takes all of its rails. Then the peer's region must be near the group that this
-    /// one's rails are paired with, or on all rails: [`Fabric::register_everywhere`].
+    /// Registers memory on the rails that serve it: on all rails, or, if the memory lies [near](Memory::near) a GPU,
+    /// on the rails of that GPU's rail group. A transport that has no group for the GPU registers on all its rails.
+    ///
+    /// A region near one group exchanges bytes with two kinds of remote regions: those near the group that its rails
+    /// are paired with, and those on all rails ([`Fabric::register_everywhere`]).
     ///
     /// # Safety
-    /// Until the region is dropped, or revoked and quiet, peers may change the
-    /// bytes as `access` allows: nobody holds a Rust reference into them.
+    /// Until the region is dropped, or revoked and quiet, peers may change the bytes as `access` allows: nobody holds
+    /// a Rust reference into them.
     pub unsafe fn register(&self, memory: Arc<dyn Memory>, access: Access) -> Result<Region> {
         // SAFETY: handed on to the caller.
         unsafe { self.register_on(RegisterOn::Nearest, memory, access) }
     }
 
-    /// As [`Fabric::register`], on every rail of every transport, however far.
+    /// As [`Fabric::register`]. Registers the memory on every rail of every transport, however far away.
     ///
     /// # Safety
     /// As [`Fabric::register`].
@@ -94,12 +92,12 @@ impl Fabric {
         unsafe { self.register_on(RegisterOn::Everywhere, memory, access) }
     }
 
-    /// Registers memory on the rails of rail group `group` alone, by its number in
-    /// [`TransportInfo::groups`]; on all of a transport that has no such group.
+    /// Registers memory on the rails of rail group `group` alone. `group` is its index in [`TransportInfo::groups`]. A
+    /// transport that has no such group registers on all its rails.
     ///
-    /// What lies next to one GPU or NUMA node is best registered near that: the bytes take
-    /// its own cards, and registering costs the less the fewer cards it is for. The peer's
-    /// region must be near the group that this one's rails are paired with, or on all rails.
+    /// Register memory that lies next to one GPU or NUMA node near that GPU or node. Then the bytes go over its own
+    /// devices, and registration costs less because it is for fewer devices. The peer's region must be near the group
+    /// that this region's rails are paired with, or on all rails.
     ///
     /// # Errors
     /// `InvalidRequest` if no transport has such a group.
@@ -114,7 +112,7 @@ impl Fabric {
     ) -> Result<Region> {
         let most = self.0.transports.iter().map(|transport| transport.groups.len()).max().unwrap_or(0);
         if group >= most {
-            let why = format!("rail group {group} of {most}; groups are counted from 0");
+            let why = format!("there is no rail group {group} of {most}; groups are counted from 0");
             return Err(Error::new(ErrorKind::InvalidRequest, "register", why));
         }
         // SAFETY: handed on to the caller.
@@ -131,7 +129,8 @@ impl Fabric {
     ) -> Result<Region> {
         self.0.check_open("register")?;
         if memory.is_empty() {
-            return Err(Error::new(ErrorKind::InvalidRequest, "register", "memory of zero bytes"));
+            let why = "the memory has no bytes; register at least one";
+            return Err(Error::new(ErrorKind::InvalidRequest, "register", why));
         }
         let mut regions = Vec::new();
         let machine = self.0.placement.known();
@@ -160,7 +159,10 @@ impl Fabric {
         })))
     }
 
-    /// Lets peers find a region by name, until [`Fabric::unpublish`].
+    /// Publishes a region: peers find it by `name` until [`Fabric::unpublish`].
+    ///
+    /// # Errors
+    /// `InvalidRequest` for a name that is empty or longer than 255 bytes.
     pub fn publish(&self, name: &str, region: &Region) -> Result<()> {
         if name.is_empty() || name.len() > control::MAX_NAME {
             let why = format!("a name of {} bytes; 1 to {} are allowed", name.len(), control::MAX_NAME);
@@ -170,12 +172,12 @@ impl Fabric {
         Ok(())
     }
 
-    /// Takes a name back; peers that imported the region keep it.
+    /// Removes a published name. Peers that imported the region keep it.
     pub fn unpublish(&self, name: &str) {
         lock(&self.0.published).remove(name);
     }
 
-    /// Waits for peers at `address`; without a host it is 127.0.0.1, port 0 takes a free one.
+    /// Listens for peers at `address`. The default host is 127.0.0.1. Port 0 stands for any free port.
     pub fn listen(&self, address: &str) -> impl Future<Output = Result<Listener>> + Send + 'static {
         let (fabric, address) = (Arc::clone(&self.0), address.to_owned());
         async move {
@@ -194,18 +196,18 @@ impl Fabric {
         }
     }
 
-    /// Connects two fabrics of this process, or a fabric with itself, without
-    /// sockets or heartbeats. Gives our view of the other, and the other's of us.
+    /// Connects two fabrics of this process, or a fabric with itself, without sockets or heartbeats. Returns this
+    /// fabric's handle of the other, and the other fabric's handle of this one.
     pub fn connect_local(&self, other: &Self) -> Result<(Peer, Peer)> {
-        local::connect_local(&self.0, &other.0)
+        admission::connect_local(&self.0, &other.0)
     }
 
-    /// Posts one receive. The outcome says who sent, how many bytes and which imm. It has no deadline; drop it
-    /// to take it back.
+    /// Posts one receive. The outcome names the sender, the number of bytes and the imm. A receive has no deadline:
+    /// drop the operation to take the receive back.
     ///
-    /// It is posted on one transport: the first that reaches a peer which is connected now, or the first of all
-    /// while no peer is connected. A fabric whose peers come by several transports takes a
-    /// [`recv_pool`](Self::recv_pool), which is posted on every one.
+    /// The receive is posted on one transport: the first that reaches a peer that is connected now, or the first of
+    /// all if no peer is connected. If peers connect over several transports, use a [`recv_pool`](Self::recv_pool),
+    /// which posts on all of them.
     pub fn recv(&self, region: &Region, range: std::ops::Range<usize>) -> Result<Op> {
         let (offset, len) = region.0.check(range, "recv")?;
         if len == 0 || region.0.fabric_id != self.0.id {
@@ -215,7 +217,7 @@ impl Fabric {
         self.0.check_open("recv")?;
         let engine = self.0.receiving_engine();
         if region.0.regions[engine.transport][engine.first_rail].is_none() {
-            let why = "messages come to the first rail group: register the region near that, or on all rails";
+            let why = "messages arrive at the first rail group: register the region near that group, or on all rails";
             return Err(Error::new(ErrorKind::InvalidRequest, "recv", why));
         }
         let id = engine.insert("recv")?;
@@ -223,7 +225,8 @@ impl Fabric {
         Ok(Op::pending(Arc::clone(engine), id))
     }
 
-    /// `count` receives of `size` bytes on every transport, reposted by themselves.
+    /// Posts `count` receives of `size` bytes on every transport. The pool posts a buffer again once its message is
+    /// dropped.
     pub fn recv_pool(&self, count: usize, size: usize) -> Result<RecvPool> {
         self.0.check_open("recv_pool")?;
         let engines: Vec<_> =
@@ -231,27 +234,27 @@ impl Fabric {
         RecvPool::new(self, &engines, count, size)
     }
 
-    /// One turn of every engine of a caller-driven fabric; nothing otherwise.
+    /// Runs one step of every engine of a caller-driven fabric. Does nothing on other fabrics.
     pub fn step(&self) -> StepReport {
         let mut sum = StepReport::default();
         for transport in &self.0.transports {
-            for turn in transport.groups.iter().filter_map(Group::step) {
-                sum.events += turn.events;
-                sum.posted += turn.posted;
-                sum.outstanding += turn.outstanding;
+            for step in transport.groups.iter().filter_map(Group::step) {
+                sum.events += step.events;
+                sum.posted += step.posted;
+                sum.outstanding += step.outstanding;
             }
         }
         sum
     }
 
-    /// When a caller-driven fabric has something to do by itself, in its own clock: a
-    /// deadline, or what a modelled device has under way. Who drives it in virtual time
-    /// moves the clock there when a turn did nothing. `Time::NEVER` with workers.
+    /// The next time at which a caller-driven fabric has work of its own, by the fabric's clock: a deadline, or an
+    /// event of a modelled device. In virtual time, advance the clock to this time when a step did nothing. Returns
+    /// `Time::NEVER` if the fabric has workers.
     pub fn due(&self) -> Time {
         self.0.groups().map(Group::due).fold(Time::NEVER, Time::min)
     }
 
-    /// A hash over all that happened: caller-driven runs of one seed agree on it.
+    /// A hash over all events so far. Caller-driven runs with the same seed have the same hash.
     pub fn event_hash(&self) -> u64 {
         let hashes = self.0.groups().map(|group| group.engine.hash.load(Ordering::Relaxed));
         hashes.fold(0, |sum, hash| sum.rotate_left(1) ^ hash)
@@ -262,9 +265,46 @@ impl Fabric {
         self.0.transports.iter().map(Transport::info).collect()
     }
 
-    /// A reading of every rail's counters.
+    /// The current counters of every rail.
     pub fn counters(&self) -> Vec<RailCounters> {
         self.0.transports.iter().flat_map(Transport::counters).collect()
+    }
+
+    /// Closes the fabric: peers see `Closed`, operations end, threads are joined. Every later call on this fabric
+    /// fails with `Closed`.
+    ///
+    /// If [`FabricBuilder::control_on`] has set a runtime, use [`Fabric::close_and_wait`] instead.
+    pub fn close(&self) {
+        self.0.close();
+    }
+
+    /// The devices whose library has not closed their endpoints within the backend's limit. Usually there are none.
+    ///
+    /// [`Fabric::close`] leaves such endpoints behind and logs a warning. A thread of the backend goes on closing
+    /// them. Until it is done, all memory that was registered there stays alive. The process may exit before.
+    pub fn unclosed(&self) -> Vec<String> {
+        let unclosed_of = |transport: &Transport| {
+            let rails = transport.devices.iter().zip(&transport.domains);
+            let unclosed = rails.filter(|(_, domain)| domain.unclosed() > 0);
+            unclosed.map(|(device, _)| device.name.clone()).collect::<Vec<_>>()
+        };
+        self.0.transports.iter().flat_map(unclosed_of).collect()
+    }
+
+    /// As [`Fabric::close`], without blocking while the sessions tell their peers.
+    ///
+    /// Await the future on the runtime of [`FabricBuilder::control_on`] before that runtime ends. Otherwise peers see
+    /// this side die. If the future is dropped before it resolves, the fabric is not closed yet.
+    pub fn close_and_wait(&self) -> impl Future<Output = ()> + Send + 'static {
+        let fabric = Arc::clone(&self.0);
+        async move {
+            // Before the links go down: peers might take lost links for the death of this side.
+            fabric.begin_shutdown();
+            if let Some(tasks) = fabric.closing_tasks.get() {
+                tasks.none().await;
+            }
+            fabric.close();
+        }
     }
 
     /// Our incarnation: the number of this opening.
@@ -278,6 +318,6 @@ impl Fabric {
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // No holder panics half way through a change: poison carries no news.
+    // No holder panics half way through a change, so a poisoned lock holds good data.
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

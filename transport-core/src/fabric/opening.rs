@@ -1,16 +1,16 @@
-//! From a builder to a fabric.
+//! Opens a fabric with the settings of a [`FabricBuilder`].
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 
+use super::dump::report_stalls;
 use super::tenant::Tenancy;
 use super::transport::OpenSettings;
 use super::{Fabric, FabricBuilder, FabricInner, Transport};
 use crate::control::{HandshakeLimiter, Identity};
 use crate::engine::trace::StallMonitor;
 use crate::index::{GroupIndex, Number, TransportIndex};
-use crate::observe::report_stalls;
 use crate::op::MAX_OPERATIONS;
 use crate::retained::RetainedMemory;
 use crate::spi::DomainSetup;
@@ -73,7 +73,7 @@ impl FabricBuilder {
             published: Mutex::new(HashMap::new()),
             peers: Mutex::new(HashMap::new()),
             next_region: AtomicU64::new(1),
-            // The rails hold it that may touch it, if there are any.
+            // Held by the rails that may touch the memory, if there are any.
             retained: Arc::downgrade(&retained),
             closed: AtomicBool::new(false),
         });
@@ -105,7 +105,7 @@ impl FabricBuilder {
             return refuse("stall_after is zero; take Duration::MAX to turn the stall monitor off".into());
         }
         if self.settings.handshake_limit.is_zero() {
-            return refuse("handshake_limit is zero; nobody connects within that".into());
+            return refuse("handshake_limit is zero; no peer could connect in that time".into());
         }
         if self.settings.peer_timeout <= self.settings.heartbeat {
             let (timeout, beat) = (self.settings.peer_timeout, self.settings.heartbeat);

@@ -1,12 +1,11 @@
-//! Which rails of two sides pair, however many each has.
+//! How the rails of two sides pair, for any number of rails on each side.
 
 /// The pairs of `ours` local rails with `theirs` remote rails.
 ///
-/// As many as the larger side has, so that no rail is left out, in blocks, so that
-/// neighbours (the cards of one GPU) pair with neighbours: pair `k` of `n` joins local
-/// rail `k * ours / n` with remote rail `k * theirs / n`. Each rail sends over one pair,
-/// its first; the smaller side's other pairs only receive. Seen from the other side it
-/// is the same list.
+/// There are as many pairs as the larger side has rails, so that no rail is left out. Blocks of rails pair with blocks,
+/// so that the devices of one GPU pair with the devices of one GPU: pair `k` of `n` joins local rail `k * ours / n` with
+/// remote rail `k * theirs / n`. Each rail sends over one pair, its first. The other pairs of the smaller side's rails
+/// only receive. Both sides compute the same list.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Pairing {
     ours: usize,
@@ -14,7 +13,7 @@ pub(crate) struct Pairing {
 }
 
 impl Pairing {
-    /// `None` where one side has no rail.
+    /// Returns `None` if one side has no rail.
     pub fn new(ours: usize, theirs: usize) -> Option<Self> {
         (ours > 0 && theirs > 0).then_some(Self { ours, theirs })
     }
@@ -34,7 +33,7 @@ impl Pairing {
         pair * self.theirs / self.len()
     }
 
-    /// Whether `pair` is the one over which its local rail sends.
+    /// Whether the local rail of `pair` sends over this pair.
     pub fn sends(self, pair: usize) -> bool {
         self.first(self.local(pair)) == pair
     }
@@ -44,14 +43,14 @@ impl Pairing {
         (rail * self.len()).div_ceil(self.ours)
     }
 
-    /// The same pairs as the other side sees them.
+    /// The same pairs from the other side's view.
     pub fn mirrored(self) -> Self {
         Self { ours: self.theirs, theirs: self.ours }
     }
 
-    /// What each local rail can carry to the peer: its own rate, or its share of the
-    /// remote rail that several send to. Rates in any unit, 0 for unknown; all alike
-    /// where one is unknown.
+    /// The rate that each local rail can reach to the peer: its own rate, or its share of the rate of a remote rail that
+    /// several local rails send to. Rates may have any unit; 0 stands for unknown. If one rate is unknown, all rails of
+    /// a side count as equal.
     pub fn weights(self, ours: &[u32], theirs: &[u32]) -> Vec<u32> {
         let known = |rates: &[u32], rails| rates.len() == rails && rates.iter().all(|rate| *rate > 0);
         let remote_of = |rail: usize| self.remote(self.first(rail));
@@ -59,7 +58,7 @@ impl Pairing {
         let (local, remote): (Vec<_>, Vec<_>) = if known(ours, self.ours) && known(theirs, self.theirs) {
             (ours.to_vec(), theirs.to_vec())
         } else {
-            // Alike on each side, and divisible by however many share.
+            // Equal rates, large enough to be divided by any number of rails that share one.
             (vec![u32::MAX; self.ours], vec![u32::MAX; self.theirs])
         };
         let rate = |rail: usize| local[rail].min(remote[remote_of(rail)] / sharers(remote_of(rail))).max(1);

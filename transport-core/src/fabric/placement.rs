@@ -1,4 +1,4 @@
-//! Which devices make a rail group, whom it serves, and on which core it is driven.
+//! Which devices make a rail group, which GPUs the group serves, and on which core its worker runs.
 
 use std::ops::Range;
 use std::str::FromStr;
@@ -10,40 +10,41 @@ use super::group::grouped;
 use crate::spi::DeviceInfo;
 use crate::{Error, ErrorKind, Result};
 
-/// How devices are put into rail groups.
+/// How a fabric puts devices into rail groups.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum RailGroups {
-    /// By nearness to GPUs and NUMA nodes: [`topology::rail_groups_of`]. Devices that are no PCI
-    /// function of the machine keep to the groups that their backend gives them.
+    /// By their distance to GPUs and NUMA nodes: [`topology::rail_groups_of`]. Devices that are no PCI function of the
+    /// machine keep the groups that their backend gives them.
     #[default]
     Nearest,
-    /// These, in this order; each device that none of them names makes one of its own.
+    /// These groups, in this order. Each device that none of them names makes a group of its own.
     Listed(Vec<ListedGroup>),
 }
 
-/// A rail group that somebody asked for.
+/// A rail group that the user listed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ListedGroup {
     /// Names of devices of one transport.
     pub devices: Vec<String>,
-    /// The CPU for its worker; the system's choice without.
+    /// The CPU for the group's worker. `None` leaves the choice to the system.
     pub core: Option<u32>,
 }
 
-/// What a rail group is near to.
+/// The GPUs, the NUMA node and the cores that a rail group is near to.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct GroupLocation {
-    /// The GPUs whose memory goes over it.
+    /// The GPUs whose memory the group moves.
     pub gpus: Vec<Address>,
-    /// Its NUMA node.
+    /// The group's NUMA node.
     pub node: Option<u32>,
-    /// From its GPUs to its devices, at the farthest.
+    /// The largest distance between one of its GPUs and one of its devices.
     pub distance: Option<Distance>,
-    /// Its share of the cores near it, by their first CPUs; none where nobody knows.
+    /// The group's share of the cores near it, each by its first CPU. Empty if they are not known.
     pub cores: Vec<u32>,
-    /// The CPU that its worker is kept to; none where it runs anywhere, or callers drive it.
+    /// The CPU that the group's worker is bound to. `None` if the worker may run anywhere, or the caller drives the
+    /// engine.
     pub core: Option<u32>,
 }
 
@@ -54,18 +55,18 @@ impl From<&RailGroup> for GroupLocation {
     }
 }
 
-/// Where a fabric's devices are sought. Clones share what was read.
+/// How a fabric locates its devices in the machine, and groups them. Clones share the machine once it was read.
 #[derive(Clone, Default)]
 pub(super) struct PlacementPolicy {
     pub groups: RailGroups,
-    /// The GPUs to be served; all without.
+    /// The GPUs to serve. `None` stands for all.
     pub gpus: Option<Vec<Address>>,
-    /// This host, read when the first card is to be placed, unless it was given.
+    /// The machine. Unless it was given, it is this host, read when the first PCI device is to be located.
     pub machine: Arc<OnceLock<Arc<Machine>>>,
 }
 
 impl PlacementPolicy {
-    /// Sorts `devices` by their groups; the rails of each, and where it is.
+    /// Sorts `devices` by their groups. Returns each group's range of rails and its location.
     pub fn place(&self, devices: &mut [DeviceInfo]) -> Result<Vec<(Range<usize>, GroupLocation)>> {
         let machine = match devices.iter().any(|device| device.address.is_some()) {
             true => self.read()?,
@@ -80,13 +81,13 @@ impl PlacementPolicy {
                 Ok(machine) => {
                     let _ = self.machine.set(Arc::new(machine));
                 }
-                // What was asked for needs no machine.
+                // Listed groups need no machine.
                 Err(why) if matches!(self.groups, RailGroups::Listed(_)) => {
-                    tracing::warn!(%why, "which GPUs the rail groups are near to is not known");
+                    tracing::warn!(%why, "the fabric does not know which GPUs its rail groups are near to");
                 }
                 Err(why) => {
-                    let remedy = "where cards and GPUs are is read there: list the rail groups, or describe the \
-                                  machine to the fabric";
+                    let remedy = "the fabric reads there where NICs and GPUs are: list the rail groups, or describe \
+                                  the machine to the fabric";
                     return Err(Error::new(ErrorKind::Io, "open", format!("{why}; {remedy}")));
                 }
             }
@@ -94,14 +95,14 @@ impl PlacementPolicy {
         Ok(self.known())
     }
 
-    /// The machine, where it was read or given.
+    /// The machine, if it was read or given.
     pub fn known(&self) -> Option<&Machine> {
         self.machine.get().map(|machine| &**machine)
     }
 }
 
 impl RailGroups {
-    /// Sorts `devices` by their groups; the rails of each, and where it is.
+    /// Sorts `devices` by their groups. Returns each group's range of rails and its location.
     pub(super) fn place(
         &self,
         devices: &mut [DeviceInfo],
@@ -118,7 +119,8 @@ impl RailGroups {
             Self::Listed(groups) => listed(groups, devices, machine, near),
             Self::Nearest => nearest(devices, machine, near),
         };
-        // The backends' own numbers come after ours. In a group, peers' rails pair by their order.
+        // Groups of the backends have higher numbers than groups of the machine. The order within a group decides how
+        // its rails pair with the peer's.
         devices.sort_by_key(|device| {
             (device.group.unwrap_or(u32::MAX), device.address.is_none(), device.address)
         });
@@ -131,7 +133,7 @@ impl RailGroups {
         rails.map(location).collect()
     }
 
-    /// Without the devices that are none of `known`, and what is then empty.
+    /// The same groups without the devices that are not among `known`. Groups without any device left are removed.
     pub fn only(self, known: &[&str]) -> Self {
         let Self::Listed(mut groups) = self else { return self };
         groups.iter_mut().for_each(|group| group.devices.retain(|name| known.contains(&name.as_str())));
@@ -139,7 +141,7 @@ impl RailGroups {
         Self::Listed(groups)
     }
 
-    /// The devices that are listed.
+    /// The names of the listed devices.
     pub fn listed(&self) -> impl Iterator<Item = &str> {
         let groups = match self {
             Self::Listed(groups) => groups.as_slice(),
@@ -148,8 +150,8 @@ impl RailGroups {
         groups.iter().flat_map(|group| &group.devices).map(String::as_str)
     }
 
-    /// That every listed device is one of `known` and in one group, and that every listed CPU may be
-    /// used, and is.
+    /// Checks that each listed device is among `known` and listed once, and that this process may use each listed CPU,
+    /// which is listed once too.
     pub(super) fn check(&self, known: &[&str]) -> Result<()> {
         let Self::Listed(groups) = self else { return Ok(()) };
         let refuse = |why: String| Err(Error::new(ErrorKind::InvalidRequest, "open", why));
@@ -170,7 +172,7 @@ impl RailGroups {
         for name in groups.iter().flat_map(|group| &group.devices) {
             if !known.contains(&name.as_str()) {
                 return refuse(format!(
-                    "rail groups name the device {name:?}, which is none of those to be opened: {}",
+                    "rail groups name the device {name:?}, which is not among the devices to open: {}",
                     known.join(", ")
                 ));
             }
@@ -183,7 +185,8 @@ impl RailGroups {
     }
 }
 
-/// Numbers the devices that the machine knows by their groups, and the others behind them.
+/// Gives the devices that the machine has their group numbers, and the other devices higher ones. Returns the locations
+/// of the machine's groups.
 fn nearest(
     devices: &mut [DeviceInfo],
     machine: Option<&Machine>,
@@ -196,7 +199,7 @@ fn nearest(
             None => {
                 if let (Some(address), Some(_)) = (device.address, machine) {
                     let name = &device.name;
-                    tracing::warn!(name, %address, "the machine lacks a device: nothing is known of its location");
+                    tracing::warn!(name, %address, "the machine has no such device: its location is not known");
                 }
                 device.group = device.group.map(|number| number.saturating_add(near.len() as u32));
             }
@@ -205,7 +208,8 @@ fn nearest(
     near.iter().map(GroupLocation::from).collect()
 }
 
-/// Numbers devices by the groups that name them, and each of the others behind them.
+/// Gives the listed devices the numbers of their groups, and each other device a higher number of its own. Returns the
+/// locations of all these groups.
 fn listed(
     groups: &[ListedGroup],
     devices: &mut [DeviceInfo],
@@ -226,7 +230,8 @@ fn listed(
         let of_group = devices.iter().filter(move |device| device.group == Some(number as u32));
         of_group.filter_map(|device| machine.function(device.address?))
     };
-    // Whom they serve is still what is nearest; the first of several groups with such a card.
+    // Listed groups still serve the GPUs that are nearest. If several groups have devices near a GPU, the first
+    // serves it.
     for near in near {
         let has_it = |number: &usize| cards(*number).any(|card| near.cards.contains(&card.address));
         if let Some(number) = (0..locations.len()).find(has_it) {
@@ -244,8 +249,8 @@ fn listed(
 impl FromStr for RailGroups {
     type Err = Error;
 
-    /// `nearest`, or groups between semicolons, each a list of devices with commas and perhaps a
-    /// CPU: `rdmap79s0,rdmap80s0@5;rdmap96s0@17`.
+    /// Parses `nearest`, or a list of groups that are separated by semicolons. A group is a list of devices that are
+    /// separated by commas, and may end with `@` and a CPU: `rdmap79s0,rdmap80s0@5;rdmap96s0@17`.
     fn from_str(text: &str) -> Result<Self> {
         let refuse = |why: String| Error::new(ErrorKind::InvalidRequest, "read rail groups", why);
         if text.trim() == "nearest" {
@@ -256,13 +261,13 @@ impl FromStr for RailGroups {
                 None => (text, None),
                 Some((names, cpu)) => {
                     let number = cpu.trim().parse();
-                    let core = number.map_err(|_| refuse(format!("{cpu:?} is no number of a CPU")))?;
+                    let core = number.map_err(|_| refuse(format!("{cpu:?} is not the number of a CPU")))?;
                     (names, Some(core))
                 }
             };
             let devices: Vec<String> = names.split(',').map(|name| name.trim().to_owned()).collect();
             if devices.iter().any(String::is_empty) {
-                let why = "a name is missing; groups look like rdmap79s0,rdmap80s0@5;rdmap96s0";
+                let why = "a name is missing; write groups as in rdmap79s0,rdmap80s0@5;rdmap96s0";
                 return Err(refuse(format!("{text:?}: {why}")));
             }
             Ok(ListedGroup { devices, core })

@@ -1,4 +1,4 @@
-//! Slots for a peer on one transport: reserved, paired with the peer's, brought up.
+//! The slots for a peer on one transport: how they are reserved, paired with the peer's slots, and brought up.
 
 use std::sync::Arc;
 
@@ -14,29 +14,30 @@ use crate::no_transport::OfferedTransport;
 use crate::spi::{Domain, PeerSlot};
 use crate::{Error, ErrorKind, Result};
 
-/// Slots reserved for a peer on one transport.
+/// The slots that are reserved for a peer on one transport.
 pub(super) struct Reservation {
     pub label: String,
     backend: &'static str,
     domains: Vec<Arc<dyn Domain>>,
-    /// The peer is in this process.
+    /// Whether the peer is in this process.
     is_local: bool,
-    /// In Mbit/s, by rail.
+    /// The rate of each rail in Mbit/s, 0 if unknown.
     rates: Vec<u32>,
-    /// One per rail, or per pair of rails once the pairs are known.
-    pub slots: Vec<Slot>,
+    /// One slot per rail, or one per pair of rails once the pairs are known.
+    pub slots: Vec<RailSlot>,
     pairing: Option<Pairing>,
-    /// The peer's rates.
+    /// The rates of the peer's rails.
     theirs: Vec<u32>,
-    /// The peer's offers by pair, as far as they have come.
+    /// The peer's offers that have arrived, one per pair.
     offers: Vec<Vec<u8>>,
-    /// What the peer allows us, over all groups.
+    /// The credit that the peer grants this side, over all rail groups.
     credit: Arc<SendCredit>,
     /// Why this transport does not reach the peer.
     pub refused: Option<String>,
 }
 
-pub(super) struct Slot {
+/// A peer slot on one rail, with the offer for the peer.
+pub(super) struct RailSlot {
     rail: usize,
     pub domain: Arc<dyn Domain>,
     pub slot: PeerSlot,
@@ -60,7 +61,7 @@ impl Reservation {
         }
     }
 
-    /// What the peer is told that it is.
+    /// The transport's label and backend, as the peer learns them.
     pub fn offered(&self) -> OfferedTransport {
         OfferedTransport::new(&self.label, self.backend)
     }
@@ -69,14 +70,16 @@ impl Reservation {
         offer.label == self.label && offer.backend == self.backend
     }
 
-    fn slot(&self, rail: usize) -> Result<Slot> {
+    /// Reserves a slot on a rail.
+    fn reserve_on(&self, rail: usize) -> Result<RailSlot> {
         let domain = Arc::clone(&self.domains[rail]);
         let connector = domain.connector();
         let (slot, offer) = if self.is_local { connector.prepare_local()? } else { connector.prepare()? };
-        Ok(Slot { rail, domain, slot, offer })
+        Ok(RailSlot { rail, domain, slot, offer })
     }
 
-    /// Reserves a slot per rail, for the side that connects, or per pair with `theirs`.
+    /// Reserves one slot per rail on the side that connects, and one per pair of rails on the other side, which has
+    /// the peer's offers `theirs`.
     pub fn reserve(&mut self, theirs: Option<&[TransportOffer]>) -> Result<()> {
         let rails: Vec<_> = match theirs {
             None => (0..self.domains.len()).collect(),
@@ -86,13 +89,13 @@ impl Reservation {
             },
         };
         for rail in rails {
-            let slot = self.slot(rail)?;
+            let slot = self.reserve_on(rail)?;
             self.slots.push(slot);
         }
         Ok(())
     }
 
-    /// What to tell the peer.
+    /// The offer to send to the peer.
     pub fn offer(&self) -> TransportOffer {
         TransportOffer {
             label: self.label.clone(),
@@ -102,7 +105,7 @@ impl Reservation {
         }
     }
 
-    /// Brings the pairs up, and says whether it worked.
+    /// Brings the pairs up, and returns the report for the peer.
     pub fn complete(&mut self, theirs: &[TransportOffer], reports: &[LinkReport]) -> LinkReport {
         let offer = theirs.iter().find(|offer| self.matches(offer));
         let report = reports.iter().find(|report| report.label == self.label);
@@ -113,18 +116,18 @@ impl Reservation {
         };
         let new = self.slots.len() - *done.as_ref().unwrap_or(&0)..;
         let more = self.slots[new].iter().map(|slot| slot.offer.clone()).collect();
-        // Into the order of the pairs: stable, and a rail's first slot is the one it sends over.
+        // The order of the pairs. The sort is stable, and each rail sends over its first slot.
         self.slots.sort_by_key(|slot| slot.rail);
-        // Of a backend's error all is told; ours are sentences.
-        let words = |error: Error| match offer {
+        // The context alone is a sentence for the missing transport. A backend's error needs its kind and source too.
+        let describe = |error: Error| match offer {
             None => error.context().to_owned(),
             Some(_) => error.to_string(),
         };
-        self.refused = done.err().map(words);
+        self.refused = done.err().map(describe);
         LinkReport { label: self.label.clone(), refused: self.refused.clone(), more }
     }
 
-    /// Pairs with a peer that connects: which rail each pair takes.
+    /// Pairs the rails with those of a peer that connects. Returns the local rail of each pair.
     fn pair_with(&mut self, offer: &TransportOffer) -> Vec<usize> {
         self.theirs.clone_from(&offer.rates);
         self.offers.clone_from(&offer.rails);
@@ -133,7 +136,7 @@ impl Reservation {
             .map_or(Vec::new(), |pairing| (0..pairing.len()).map(|pair| pairing.local(pair)).collect())
     }
 
-    /// For the side that connected: completes all pairs; how many slots are new, the last.
+    /// Completes all pairs on the side that connected. Returns the number of slots that are new; they are the last.
     fn complete_as_connector(&mut self, offer: &TransportOffer) -> Result<usize> {
         let pairing = Pairing::new(self.domains.len(), offer.rates.len())
             .ok_or_else(|| unreachable("the peer offers no rail"))?;
@@ -141,7 +144,7 @@ impl Reservation {
         self.theirs.clone_from(&offer.rates);
         let before = self.slots.len();
         for pair in (0..pairing.len()).filter(|pair| !pairing.sends(*pair)) {
-            let slot = self.slot(pairing.local(pair))?;
+            let slot = self.reserve_on(pairing.local(pair))?;
             self.slots.push(slot);
         }
         let order = Self::order(pairing);
@@ -152,7 +155,7 @@ impl Reservation {
         Ok(self.slots.len() - before)
     }
 
-    /// For the side that was called: completes all pairs, now that it has every offer.
+    /// Completes all pairs on the side that listens, which now has every offer.
     fn complete_as_listener(&mut self, pairing: Pairing, report: Option<&LinkReport>) -> Result<()> {
         let report = report.ok_or_else(|| unreachable("the peer did not report on this transport"))?;
         if let Some(why) = &report.refused {
@@ -167,14 +170,13 @@ impl Reservation {
         Ok(())
     }
 
-    /// The pairs in the order in which the side that connects has slots for them: those
-    /// over which its rails send, then the others.
+    /// The pairs in the order of the connecting side's slots: first the pairs that its rails send over, then the others.
     fn order(pairing: Pairing) -> impl Iterator<Item = usize> {
         let send = (0..pairing.len()).filter(move |pair| pairing.sends(*pair));
         send.chain((0..pairing.len()).filter(move |pair| !pairing.sends(*pair)))
     }
 
-    /// The link of one of the transport's groups.
+    /// The link over one of the transport's rail groups.
     pub fn link(&self, transport: &Transport, group: &Group) -> Link {
         let pairing = self.pairing.filter(|_| self.refused.is_none());
         let mut link = Link {
@@ -219,7 +221,7 @@ impl Reservation {
     }
 }
 
-/// There is an offer for every pair.
+/// Checks that there is an offer for every pair.
 fn check_offers(offers: usize, pairing: Pairing) -> Result<()> {
     match pairing.len() {
         pairs if pairs == offers => Ok(()),

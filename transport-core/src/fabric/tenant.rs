@@ -1,19 +1,18 @@
 //! Tenants: fabrics behind one listener, each with peers and memory of its own.
 //!
-//! A tenant is a protection domain. It opens the same devices as its parent once
-//! more, so it has its own domains, endpoints, keys and worker threads; its own
-//! regions, published names, peers and counters. It shares the parent's listener
-//! and control thread. Who belongs to it is decided by the token alone: an incoming
-//! peer is admitted to the fabric, parent or tenant, whose token verifies its proof.
+//! A tenant is a protection domain. It opens the same devices as its parent once more. So it has its own domains,
+//! endpoints, keys and worker threads, and its own regions, published names, peers and counters. It shares the parent's
+//! listener and control thread. The token alone decides which tenant a peer belongs to: the peer is admitted to the
+//! fabric, parent or tenant, whose token verifies its proof.
 //!
-//! - A peer of one tenant finds no name, and can use no descriptor or key, of another
-//!   tenant or of the parent: the incarnations differ, so an import is refused, and a
-//!   forged key is looked up in the tables of its own tenant's domains.
-//! - What tenants share is the process: its memory limit, its processors, the links.
-//! - Processes of one user on one host are not kept apart by this: `docs/trust.md`.
+//! - A peer of one tenant cannot use names, descriptors or keys of another tenant or of the parent. Its lookups find
+//!   only the names of its own tenant. The incarnations differ, so an import is refused. A forged key is looked up in
+//!   the tables of its own tenant's domains.
+//! - Tenants share the process: its memory limit, its processors, its network links.
+//! - Tenants do not protect processes of one user on one host from each other: `docs/trust.md`.
 //!
-//! Closing the parent closes its tenants. A tenant that is closed or dropped ends
-//! its own peers, and its token admits nobody any more.
+//! Closing the parent closes its tenants. When a tenant is closed or dropped, its peers end, and its token admits
+//! nobody any more.
 
 use std::sync::{Arc, Mutex, Weak};
 
@@ -21,23 +20,23 @@ use super::{Fabric, FabricBuilder, FabricInner, lock};
 use crate::control::{ControlThread, MAX_NAME, Token};
 use crate::{Error, ErrorKind, Result};
 
-/// Seeds and incarnations of tenants are this far apart where they are given.
+/// The difference between the seeds, and between the incarnations, of successive tenants if the parent's are given.
 const STRIDE: u64 = 0x9e37_79b9_7f4a_7c15;
 
-/// Where a fabric comes from, and which it has brought forth.
+/// The parent and the tenants of a fabric.
 pub(super) struct Tenancy {
-    /// Empty for a fabric that is no tenant.
+    /// The tenant's name. Empty for a fabric that is no tenant.
     pub name: Arc<str>,
     parent: Option<Weak<FabricInner>>,
-    /// What it was opened with.
+    /// The settings that the fabric was opened with.
     builder: FabricBuilder,
     tenants: Mutex<Vec<Weak<FabricInner>>>,
-    /// Tenants opened so far; held while one is opened, which may take a while.
+    /// The number of tenants opened so far. Locked while a tenant is opened, which may take some time.
     opened: Mutex<u64>,
 }
 
 impl Tenancy {
-    /// Of a fabric that is no tenant.
+    /// The tenancy of a fabric that is no tenant.
     pub fn root(builder: &FabricBuilder) -> Self {
         Self::new("", None, builder)
     }
@@ -49,19 +48,16 @@ impl Tenancy {
 }
 
 impl Fabric {
-    /// A tenant of this fabric: a fabric of its own behind the same listener, for the
-    /// peers that have `token`.
+    /// Opens a tenant of this fabric: a fabric of its own behind the same listener, for the peers that have `token`.
     ///
-    /// It is opened with this fabric's transports and settings, and meets peers
-    /// through the parent's [`Listener`](crate::Listener), where
-    /// [`Peer::tenant`](crate::Peer::tenant) tells them apart. Its own
-    /// [`Fabric::connect`] proves `token`; it does not listen. Close it or drop its
-    /// last clone to end it.
+    /// The tenant is opened with this fabric's transports and settings. Its peers arrive at the parent's
+    /// [`Listener`](crate::Listener), where [`Peer::tenant`](crate::Peer::tenant) gives the name of the peer's tenant.
+    /// The tenant's own [`Fabric::connect`] proves `token`. A tenant cannot listen. To end it, close it or drop its
+    /// last clone.
     ///
     /// # Errors
-    /// `InvalidRequest` if the parent has no token or is a tenant itself, if the name
-    /// is empty or longer than 255 bytes, or if name or token are taken; otherwise as
-    /// [`FabricBuilder::open`].
+    /// `InvalidRequest` if the parent has no token or is a tenant itself, if the name is empty or longer than 255
+    /// bytes, or if another fabric of this parent has the name or the token; otherwise as [`FabricBuilder::open`].
     pub fn tenant(&self, name: &str, token: Token) -> Result<Self> {
         let parent = &self.0;
         parent.check_open("open a tenant")?;
@@ -73,10 +69,11 @@ impl Fabric {
             return refuse(format!("a name of {} bytes; 1 to {MAX_NAME} are allowed", name.len()));
         }
         let Some(own) = parent.token() else {
-            let why = "the parent has no token, so anybody is its peer: give it one by FabricBuilder::token";
+            let why =
+                "the parent has no token, so anyone may be its peer: give it one by FabricBuilder::token";
             return refuse(why.into());
         };
-        // Held until the tenant is entered, so that two of one name cannot both pass.
+        // Locked until the tenant is in the list, so that two tenants of one name cannot both pass the checks.
         let mut opened = lock(&parent.tenancy.opened);
         let live = parent.tenants();
         if live.iter().any(|tenant| *tenant.tenancy.name == *name) {
@@ -94,7 +91,7 @@ impl Fabric {
         tenants.retain(|tenant| tenant.strong_count() > 0);
         tenants.push(Arc::downgrade(&tenant.0));
         drop(tenants);
-        // Closed meanwhile, it may not have seen its new tenant.
+        // If the parent was closed in the meantime, it may not have seen its new tenant.
         if let Err(error) = parent.check_open("open a tenant") {
             tenant.close();
             return Err(error);
@@ -104,22 +101,22 @@ impl Fabric {
 }
 
 impl FabricInner {
-    /// The token that its peers prove, if it asks for one.
+    /// The token that peers of this fabric must prove to have, if there is one.
     pub(crate) fn token(&self) -> Option<&Token> {
         self.tenancy.builder.token.as_ref()
     }
 
-    /// Its name as a tenant; empty if it is none.
+    /// The fabric's name as a tenant. Empty if it is no tenant.
     pub(crate) fn tenant_name(&self) -> &Arc<str> {
         &self.tenancy.name
     }
 
-    /// The fabric this one is a tenant of, if it is one and that is there.
+    /// The parent, if this fabric is a tenant and the parent is still open.
     pub(super) fn parent(&self) -> Option<Arc<Self>> {
         self.tenancy.parent.as_ref().and_then(Weak::upgrade)
     }
 
-    /// A control thread for this fabric: a new one, or a branch of its `parent`'s.
+    /// Starts a control thread for this fabric. A tenant gets a branch of its `parent`'s thread.
     pub(super) fn start_control_thread(&self, parent: Option<&Self>) -> Result<ControlThread> {
         match (&self.tenancy.parent, parent) {
             (None, _) => {
@@ -133,12 +130,12 @@ impl FabricInner {
         }
     }
 
-    /// Refused to tenants: whoever comes to the parent's listener comes to them too.
+    /// Refuses to listen on a tenant: its peers arrive at the parent's listener.
     pub(super) fn check_may_listen(&self) -> Result<()> {
         match self.tenancy.parent {
             None => Ok(()),
             Some(_) => {
-                let why = "a tenant's peers come to its parent's listener: listen there";
+                let why = "a tenant's peers connect to its parent's listener: listen there";
                 Err(Error::new(ErrorKind::InvalidRequest, "listen", why))
             }
         }

@@ -20,23 +20,23 @@ use crate::{Access, Error, ErrorKind, GrantPolicy, Memory, Result, WakeupHandle,
 pub(crate) struct Transport {
     pub label: String,
     pub backend: &'static str,
-    /// By rail, group after group.
+    /// The device of each rail, group after group.
     pub devices: Vec<DeviceInfo>,
     pub locations: Vec<GroupLocation>,
     pub domains: Vec<Arc<dyn Domain>>,
     /// At least one.
     pub groups: Vec<Group>,
-    /// The threads that drive the groups, until closed; none if callers do.
+    /// The threads that drive the groups, until the transport is closed. Empty if the caller drives them.
     workers: Mutex<Vec<Worker>>,
 }
 
-/// Which of so many threads drives a group: neighbours share one.
+/// The index of the thread that drives a group. Neighbouring groups share a thread.
 fn worker_index(group: usize, threads: usize, groups: usize) -> usize {
     group * threads / groups
 }
 
 pub(super) struct OpenSettings<'a> {
-    /// Its number, and that of its first rail group.
+    /// The transport's number, and the number of its first rail group.
     pub transport: TransportIndex,
     pub first_group: GroupIndex,
     pub max_operations: usize,
@@ -50,11 +50,11 @@ pub(super) struct OpenSettings<'a> {
     pub retained: &'a Arc<RetainedMemory>,
 }
 
-/// What a fabric opened.
+/// A transport that a fabric has opened.
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct TransportInfo {
-    /// Its label; peers match transports by it.
+    /// The transport's label. Peers match transports by it.
     pub label: String,
     /// The backend's name.
     pub backend: &'static str,
@@ -62,14 +62,14 @@ pub struct TransportInfo {
     pub devices: Vec<DeviceInfo>,
     /// The rails of each rail group.
     pub groups: Vec<Range<usize>>,
-    /// What each rail group is near to.
+    /// The location of each rail group.
     pub locations: Vec<GroupLocation>,
-    /// Facts and limits of the first device.
+    /// The capabilities of the first device.
     pub capabilities: Capabilities,
 }
 
 impl Transport {
-    /// The devices of a transport: those given, else those found.
+    /// The devices of a transport: those that were given, or else those that the backend finds.
     pub(super) fn find_devices(config: &TransportConfig) -> Result<Vec<DeviceInfo>> {
         let devices = match &config.devices {
             Some(devices) => devices.clone(),
@@ -79,7 +79,7 @@ impl Transport {
             })?,
         };
         if devices.is_empty() {
-            let context = format!("transport {}: no device was chosen", config.label);
+            let context = format!("transport {}: no device was chosen; name at least one", config.label);
             return Err(Error::new(ErrorKind::NotFound, "open", context));
         }
         Ok(devices)
@@ -138,7 +138,7 @@ impl Transport {
         Ok(transport)
     }
 
-    /// Opens the endpoints of `rails`, and their engine.
+    /// Opens the endpoints of `rails` and makes their engine.
     fn open_group(
         &mut self,
         rails: Range<usize>,
@@ -182,16 +182,16 @@ impl Transport {
         let dealt = engines.into_iter().enumerate();
         dealt.for_each(|(number, engine)| by_worker[worker_index(number, threads, groups)].push(engine));
         let shared = (!workers.sharded).then(Arc::default);
-        for (turn, (engines, wakeup)) in by_worker.into_iter().zip(wakeups).enumerate() {
-            let is_of_worker = |number: &usize| worker_index(*number, threads, groups) == turn;
+        for (index, (engines, wakeup)) in by_worker.into_iter().zip(wakeups).enumerate() {
+            let is_of_worker = |number: &usize| worker_index(*number, threads, groups) == index;
             let locations: Vec<&GroupLocation> =
                 (0..groups).filter(is_of_worker).map(|number| &self.locations[number]).collect();
-            let reservation = CoreReservation::for_worker(&workers.pinning, turn, &locations, machine);
+            let reservation = CoreReservation::for_worker(&workers.pinning, index, &locations, machine);
             let core = reservation.as_ref().map(CoreReservation::cpu);
             (0..groups).filter(is_of_worker).for_each(|number| self.locations[number].core = core);
             let setup = WorkerSetup {
                 // The kernel cuts a thread's name after 15 bytes.
-                name: format!("mr{turn}-{}", self.label),
+                name: format!("mr{index}-{}", self.label),
                 engines,
                 wakeup,
                 core: reservation,
@@ -202,8 +202,8 @@ impl Transport {
         Ok(())
     }
 
-    /// Registers memory on the rails of group `group`, or on every rail where that is
-    /// `None` or no group of this transport.
+    /// Registers memory on the rails of group `group`, or on every rail if `group` is `None` or this transport has no
+    /// such group.
     ///
     /// # Safety
     /// As [`Domain::register`].
@@ -222,7 +222,7 @@ impl Transport {
         self.domains.iter().enumerate().map(register).collect()
     }
 
-    /// The rail group that serves a GPU, or another function of `machine`'s: the nearest.
+    /// The rail group that serves a GPU; for any other PCI function of `machine`, the nearest group.
     pub(super) fn group_of(&self, near: Address, machine: Option<&Machine>) -> Option<usize> {
         let serving = self.locations.iter().position(|location| location.gpus.contains(&near));
         serving.or_else(|| {
@@ -237,12 +237,12 @@ impl Transport {
         })
     }
 
-    /// The engine that messages come to.
+    /// The engine that messages arrive at.
     pub(super) fn first_engine(&self) -> &Arc<EngineHandle> {
         &self.groups[0].engine
     }
 
-    /// Rates of its devices in Mbit/s, 0 where unknown.
+    /// The rate of each device in Mbit/s, 0 if unknown.
     pub(super) fn rates(&self) -> Vec<u32> {
         let rate = |device: &DeviceInfo| device.link_bits_per_s.unwrap_or(0) / 1_000_000;
         self.devices.iter().map(|device| u32::try_from(rate(device)).unwrap_or(u32::MAX)).collect()

@@ -1,9 +1,9 @@
-//! Who drives the engines: how many threads, on which cores, and how they post.
+//! The threads that drive the engines: how many there are, on which cores they run, and how they post.
 
 use std::time::Duration;
 
-/// The worker threads of a fabric. The defaults are the fastest; the rest is for hosts
-/// with few cores to spare, and for measuring what each step gains (`bench ladder`).
+/// The settings of a fabric's worker threads. The defaults are the fastest. The other settings are for hosts with few
+/// cores to spare, and for measurements of what each optimization gains (`bench ladder`).
 #[derive(Debug, Clone)]
 pub struct Workers {
     pub(crate) threads: Option<usize>,
@@ -12,36 +12,36 @@ pub struct Workers {
     pub(crate) posting: Posting,
 }
 
-/// How requests are written and posted.
+/// How workers write and post work requests.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Posting {
-    /// Most requests under one doorbell.
+    /// The most requests under one doorbell.
     pub batch: usize,
-    /// Requests are written when they are posted, not when they are submitted.
+    /// Whether requests are written when they are posted, not when their operation is taken over.
     pub lazy: bool,
-    /// The longest nap between two looks at what operations wait for.
+    /// The longest sleep between two polls of the triggers that operations wait for.
     pub trigger_nap: Duration,
 }
 
-/// Which core a worker keeps to.
+/// The core that each worker is bound to.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Pinning {
-    /// One of those next to its devices, where the system tells where these are, else none: another
-    /// for each worker of this process, and not that of CPU 0, while there are such.
+    /// A core next to the worker's devices, if the system tells where these are; otherwise the worker is not bound. As
+    /// long as there are enough such cores, each worker of this process gets a core of its own, and none that of CPU 0.
     #[default]
     Near,
-    /// None: the system moves it about.
+    /// Workers are not bound: the system moves them between cores.
     Off,
-    /// The n-th worker keeps to the n-th of these, and begins anew after the last.
+    /// The n-th worker is bound to the n-th of these CPUs. After the last CPU the list starts again.
     Cores(Vec<usize>),
 }
 
-/// Requests per doorbell. Chains beyond 4 gained little on mlx5 and 16 was
-/// Perplexity's choice on EFA; 64 keeps the virtual call per request negligible.
+/// The requests per doorbell. Chains beyond 4 gained little on mlx5, and Perplexity chose 16 on EFA. With 64 the cost of
+/// the virtual call is negligible per request.
 const BATCH: usize = 64;
 
-/// Linux adds 50 µs of slack to any sleep: a shorter nap would cost more and hardly end sooner.
+/// Linux adds 50 µs of slack to any sleep: a shorter sleep would cost more and hardly end sooner.
 const TRIGGER_NAP: Duration = Duration::from_micros(50);
 
 impl Default for Workers {
@@ -57,42 +57,42 @@ impl Workers {
         Self::default()
     }
 
-    /// At most `threads` threads per transport, at least one, each with its share of
-    /// the rail groups.
+    /// At most `threads` threads per transport, but at least one. Each drives a share of the rail groups.
     pub fn at_most(threads: usize) -> Self {
         Self { threads: Some(threads.max(1)), ..Self::default() }
     }
 
-    /// Where the threads run.
+    /// The cores that the threads run on.
     pub fn pinning(mut self, pinning: Pinning) -> Self {
         self.pinning = pinning;
         self
     }
 
-    /// Puts the engines of a transport behind one lock: what workers cost that share
-    /// their state.
+    /// Puts the engines of a transport behind one lock, to measure what shared state costs.
     pub fn behind_one_lock(mut self) -> Self {
         self.sharded = false;
         self
     }
 
-    /// Most requests under one doorbell, at least 1. Default 64.
+    /// The most requests under one doorbell, at least 1. Default 64.
     pub fn batch(mut self, requests: usize) -> Self {
         self.posting.batch = requests.max(1);
         self
     }
 
-    /// The longest nap of a worker while an operation waits for its [`Trigger`](crate::Trigger), whose word
-    /// wakes nobody. A worker takes turns without pause for 100 µs after the last thing that happened, then
-    /// naps between two of them for an eighth of its idle time, and so long at most, to which Linux adds
-    /// 50 µs. Zero: it takes all of a core for as long as one waits. Default 50 µs.
+    /// The longest sleep of a worker between two steps, while an operation waits for its [`Trigger`](crate::Trigger).
+    /// No wakeup tells the worker that the trigger's signal has changed.
+    ///
+    /// For 100 µs after its last event, the worker runs steps without a pause. Then it sleeps between two steps for an
+    /// eighth of its idle time, but no longer than `longest`; Linux adds 50 µs. With zero, the worker takes all of a
+    /// core while an operation waits. Default 50 µs.
     pub fn trigger_nap(mut self, longest: Duration) -> Self {
         self.posting.trigger_nap = longest;
         self
     }
 
-    /// Writes every request of an operation when it is taken over, not when its turn to be
-    /// posted comes: memory for all of them, touched twice.
+    /// Writes all requests of an operation when the worker takes the operation over, not when it posts them. This needs
+    /// memory for all requests, and touches that memory twice.
     pub fn eager(mut self) -> Self {
         self.posting.lazy = false;
         self

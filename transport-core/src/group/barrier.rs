@@ -1,4 +1,4 @@
-//! Waiting until every peer of a group has come as far as we have.
+//! Waiting until every peer of a group has reached the same point as this side.
 
 use std::fmt;
 use std::future::Future;
@@ -16,16 +16,15 @@ use crate::peer::{MAX_AHEAD, Refusal};
 use crate::{Error, ErrorKind, Result};
 
 impl PeerGroup {
-    /// Tells every peer of the group that we have reached the barrier of that name, a word or
-    /// a number, and resolves once each of them has told us so too.
+    /// Tells every peer of the group that this side has reached the barrier `name`, a word or a number. Resolves once
+    /// each of the peers has told this side the same.
     ///
-    /// Every member calls it with a group of all the others. Who comes first does not
-    /// matter: arrivals are kept. A name may be used again and again, for one wait at a
-    /// time; barriers of different names have nothing to do with each other. It goes over
-    /// the control plane and takes no imm and no operation's place.
+    /// Every member calls it with a group of all the other members, in any order in time: arrivals are kept. A name may
+    /// be used again and again, for one wait at a time. Barriers of different names are independent. A barrier uses the
+    /// control plane. It takes no imm and no slot of the op table.
     ///
-    /// It orders nothing but itself: await what the others are to find before it, or let an
-    /// imm announce it.
+    /// A barrier does not order operations. If the peers must find the bytes of an operation after the barrier, await
+    /// that operation before the barrier, or announce it by an imm.
     ///
     /// ```
     /// # use std::time::Duration;
@@ -40,18 +39,17 @@ impl PeerGroup {
     /// ```
     ///
     /// # Errors
-    /// Now: `InvalidRequest` for a name of no or over 255 bytes; `Busy` if somebody waits for
-    /// that barrier with one of the peers already; `Exhausted` if a peer has
-    /// not reached 1024 barriers that we have; `PeerDied`, `Closed`.
+    /// The call returns `InvalidRequest` for a name that is empty or longer than 255 bytes; `Busy` if another future
+    /// waits for this barrier with one of the peers; `Exhausted` if there are 1024 barriers that this side has reached
+    /// and one of the peers has not; `PeerDied`, `Closed`.
     ///
-    /// Later: `DeadlineExceeded` after `limit`, by the fabric's clock; `PeerDied` or `Closed`
-    /// for a peer that goes before it has reached the barrier. In both cases, and if the
-    /// future is dropped, those that know of our arrival keep it: the next
-    /// call of that name waits on instead of arriving once more.
+    /// The future returns `DeadlineExceeded` after `limit`, by the fabric's clock; `PeerDied` or `Closed` if a peer ends
+    /// before it has reached the barrier. In both cases, and if the future is dropped, the peers keep this side's
+    /// arrival: the next call with the same name goes on waiting, and does not arrive a second time.
     pub fn barrier(&self, name: impl fmt::Display, limit: Duration) -> Result<Barrier> {
         let name = name.to_string();
         if name.is_empty() || name.len() > MAX_NAME {
-            let why = format!("a name of {} bytes; 1 to {MAX_NAME} are allowed", name.len());
+            let why = format!("the name has {} bytes; 1 to {MAX_NAME} are allowed", name.len());
             return Err(refused("barrier", why));
         }
         let fabric = self.peers()[0].0.fabric.upgrade();
@@ -59,7 +57,7 @@ impl PeerGroup {
             fabric.ok_or_else(|| Error::new(ErrorKind::Closed, "barrier", "the fabric is closed"))?;
         let timer = Timer::new(Arc::clone(fabric.first_engine()), fabric.deadline(fabric.now(), Some(limit)));
         let weak = Arc::downgrade(&fabric);
-        // From here on, dropping it takes back what it has entered.
+        // From here on, dropping the future leaves the barriers that it has entered.
         let mut barrier = Barrier {
             group: self.clone(),
             fabric: weak,
@@ -70,11 +68,11 @@ impl PeerGroup {
             missing: Vec::new(),
         };
         barrier.enter()?;
-        for (place, peer) in self.peers().iter().enumerate() {
+        for (position, peer) in self.peers().iter().enumerate() {
             if peer.0.barriers.announce(&barrier.name) {
                 peer.announce_arrival(&barrier.name);
             }
-            barrier.missing.push(place);
+            barrier.missing.push(position);
         }
         Ok(barrier)
     }
@@ -88,14 +86,14 @@ pub struct Barrier {
     name: String,
     limit: Duration,
     timer: Timer,
-    /// How many peers of the group know that somebody waits here.
+    /// The number of peers, from the first on, whose barrier this future has entered.
     entered: usize,
-    /// Places of those that have not reached it, as far as was looked.
+    /// The positions of the peers that had not reached the barrier at the last poll.
     missing: Vec<usize>,
 }
 
 impl Barrier {
-    /// Blocks until every peer has reached it, at most its limit.
+    /// Blocks until every peer has reached the barrier, at most for the barrier's limit.
     ///
     /// # Errors
     /// As the future's.
@@ -104,43 +102,48 @@ impl Barrier {
         block_on(&mut self, limit, |_| true, || engine.drive()).unwrap_or_else(|| Err(self.late()))
     }
 
+    /// Enters the barrier of each peer.
     fn enter(&mut self) -> Result<()> {
         let group = self.group.clone();
         for peer in group.peers() {
             let id = peer.id();
             let known = peer.0.barriers.enter(&self.name).map_err(|refusal| match refusal {
                 Refusal::Awaited => {
-                    let why = format!("a barrier of this name is awaited with {id}; use another name");
+                    let why = format!(
+                        "another future waits for a barrier of this name with {id}; use another name"
+                    );
                     Error::new(ErrorKind::Busy, "barrier", why)
                 }
                 Refusal::TooMany => {
-                    let why = format!("{id} has not reached {MAX_AHEAD} barriers that this side has");
+                    let why = format!(
+                        "this side has reached {MAX_AHEAD} barriers that {id} has not; wait for some of them"
+                    );
                     Error::new(ErrorKind::Exhausted, "barrier", why)
                 }
             })?;
             self.entered += 1;
             if !known {
-                // One that knew of our arrival may have passed, and gone.
+                // A peer that knew of this side's arrival may have passed the barrier, and may have gone.
                 peer.0.check_alive()?;
             }
         }
         Ok(())
     }
 
-    /// Takes back what was entered.
+    /// Leaves the barriers that were entered.
     fn leave(&mut self, passed: bool) {
         for peer in &self.group.peers()[..std::mem::take(&mut self.entered)] {
             peer.0.barriers.leave(&self.name, passed);
         }
     }
 
-    fn look(&mut self, context: &mut Context<'_>) -> Poll<Result<()>> {
+    fn poll_missing(&mut self, context: &mut Context<'_>) -> Poll<Result<()>> {
         let Self { group, name, missing, .. } = self;
         let mut end = None;
-        missing.retain(|place| {
-            let peer = &group.peers()[*place].0;
+        missing.retain(|position| {
+            let peer = &group.peers()[*position].0;
             let reached = || peer.barriers.poll(name, context.waker());
-            // A peer that passes may go at once: what it said before counts.
+            // A peer that passes the barrier may close at once. Its arrival before that counts.
             let missing = !reached() && (peer.close_reason().is_none() || !reached());
             if missing {
                 end = end.take().or_else(|| peer.close_reason());
@@ -157,7 +160,7 @@ impl Barrier {
     #[cold]
     fn late(&self) -> Error {
         let names: Vec<_> =
-            self.missing.iter().take(3).map(|place| self.group.peers()[*place].id().to_string()).collect();
+            self.missing.iter().take(3).map(|at| self.group.peers()[*at].id().to_string()).collect();
         let more = if self.missing.len() > names.len() { ", ..." } else { "" };
         let why = format!(
             "{} of {} peers have not reached barrier {} within {:?} ({}{more}); call it again to wait on",
@@ -177,13 +180,13 @@ impl Future for Barrier {
     fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
         let this = self.get_mut();
         if this.entered == 0 {
-            let why = "the barrier's result was handed out before";
+            let why = "the barrier's result was already taken";
             return Poll::Ready(Err(Error::new(ErrorKind::Closed, "barrier", why)));
         }
-        let mut polled = this.look(context);
+        let mut polled = this.poll_missing(context);
         if polled.is_pending() {
             this.timer.set(context.waker());
-            // After it was set, or the time might pass in between.
+            // Checked after the timer was set. Otherwise the deadline might pass in between unnoticed.
             let late = this.fabric.upgrade().is_some_and(|fabric| fabric.now() >= this.timer.at());
             if !late {
                 needs_steps(this.timer.engine());

@@ -1,4 +1,4 @@
-//! One source, many peers: all parts checked before any is submitted.
+//! Scatter: one source, many peers. All parts are checked before any is submitted.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -12,8 +12,7 @@ use crate::spi::WorkKind;
 use crate::striping::OpSlots;
 use crate::{Error, ImmMode, Op, Peer, Region, RemoteRegion, Result, WriteOptions};
 
-/// What one peer gets of a scatter: a range of the source to an offset in its region,
-/// which also says whose it is.
+/// One part of a scatter: a range of the source, and an offset in a peer's region. The region determines the peer.
 #[derive(Debug, Clone)]
 pub struct ScatterPart<'a> {
     dst: &'a RemoteRegion,
@@ -22,35 +21,32 @@ pub struct ScatterPart<'a> {
 }
 
 impl<'a> ScatterPart<'a> {
-    /// `range` of the source to `offset` bytes into `dst`.
+    /// A part that writes `range` of the source to `offset` bytes into `dst`.
     pub fn new(dst: &'a RemoteRegion, range: Range<usize>, offset: usize) -> Self {
         Self { dst, range, offset }
     }
 }
 
 impl PeerGroup {
-    /// Writes ranges of one source to several peers. Nothing is submitted unless every
-    /// part could be; the one [`Op`] resolves when all parts have, to the sum of their
-    /// bytes or to the first error.
+    /// Writes ranges of one source to several peers. Submits all parts or none. The one [`Op`] resolves when all parts
+    /// have resolved, to the sum of their bytes or to the first error.
     ///
-    /// A peer may have several parts, and need not have any. With [`ImmMode::Last`] each
-    /// peer gets the imm of `options` once, after its own bytes: then a peer has one part,
-    /// which may be empty. With [`ImmMode::PerWr`] each part delivers imms as a write of
-    /// its own would.
+    /// A peer may have any number of parts, also none. With [`ImmMode::Last`] each peer gets the imm of `options` once,
+    /// after its own bytes: in this mode a peer may have one part only, which may be empty. With [`ImmMode::PerWr`] each
+    /// part delivers imms as a write of its own would.
     ///
     /// # Errors
-    /// As those of [`Peer::write_with`] before submission, with the number of the part;
-    /// `InvalidRequest` for no parts, or a peer that is not of the group; `Busy` if there
-    /// is not room for all.
+    /// Those of [`Peer::write_with`] before submission, with the number of the part; `InvalidRequest` if there are no
+    /// parts, or if a part's peer is not in the group; `Busy` if the op tables have no room for all parts.
     pub fn scatter(&self, src: &Region, parts: &[ScatterPart<'_>], options: &WriteOptions) -> Result<Op> {
         if parts.is_empty() {
-            return Err(refused("scatter", "a scatter of no parts".into()));
+            return Err(refused("scatter", "the scatter has no parts; give at least one".into()));
         }
         let mut checked = Vec::with_capacity(parts.len());
-        for (place, part) in parts.iter().enumerate() {
+        for (number, part) in parts.iter().enumerate() {
             let one = self.check(src, part, options);
             let of_part = |error: Error| {
-                Error::new(error.kind(), "scatter", format!("part {place}: {}", error.context()))
+                Error::new(error.kind(), "scatter", format!("part {number}: {}", error.context()))
             };
             checked.push(one.map_err(of_part)?);
         }
@@ -60,13 +56,13 @@ impl PeerGroup {
         submit_all("scatter", options, Some(src), checked)
     }
 
-    /// Splits a range of `src` evenly: the i-th peer gets its [`share`](Self::share) at
-    /// `offset` bytes into `dst[i]`, a region of its own. A share of no bytes is left
-    /// out, or is an imm alone if `options` have one.
+    /// Splits a range of `src` evenly: the i-th peer gets its [`share`](Self::share) at `offset` bytes into `dst[i]`,
+    /// which is a region of that peer. If a share has no bytes, its peer gets the imm of `options` alone, or nothing if
+    /// there is no imm.
     ///
     /// # Errors
-    /// As [`PeerGroup::scatter`]'s, and `InvalidRequest` unless `dst` has one region of each peer,
-    /// in the order of the group.
+    /// Those of [`PeerGroup::scatter`], and `InvalidRequest` unless `dst` has one region of each peer, in the order of
+    /// the group.
     pub fn scatter_evenly(
         &self,
         src: &Region,
@@ -79,23 +75,23 @@ impl PeerGroup {
         if !theirs.eq(dst.iter().map(RemoteRegion::peer)) {
             return Err(refused(
                 "scatter",
-                "one region of each peer is needed, in the order of the group".into(),
+                "`dst` needs one region of each peer, in the order of the group".into(),
             ));
         }
-        // As a whole: it may have no bytes, or be no range at all.
+        // Checked as a whole, because the shares of an invalid range may all be empty.
         src.0.check(range.clone(), "scatter")?;
-        let parts = dst.iter().enumerate().map(|(place, dst)| {
-            let share = self.share(place, range.clone());
+        let parts = dst.iter().enumerate().map(|(position, dst)| {
+            let share = self.share(position, range.clone());
             ScatterPart::new(dst, share, offset)
         });
         let parts: Vec<_> = parts.filter(|part| !part.range.is_empty() || options.imm.is_some()).collect();
         self.scatter(src, &parts, options)
     }
 
-    /// Delivers immediate data alone to every peer; to none unless all can be told.
+    /// Delivers immediate data without bytes to every peer. Submits all writes or none.
     ///
     /// # Errors
-    /// As [`Peer::write_imm`]'s for any of them.
+    /// Those of [`Peer::write_imm`] for any of the peers.
     pub fn write_imm(&self, imm: u32) -> Result<Op> {
         let options = WriteOptions::new().imm(imm);
         let checked = self.peers().iter().map(|peer| {
@@ -111,17 +107,17 @@ impl PeerGroup {
         part: &ScatterPart<'a>,
         options: &WriteOptions,
     ) -> Result<Checked<'a>> {
-        let place = self.position(part.dst.peer());
-        let place =
-            place.ok_or_else(|| refused("scatter", "its region is not of a peer of the group".into()))?;
-        let peer = &self.peers()[place].0;
+        let position = self.position(part.dst.peer());
+        let position = position
+            .ok_or_else(|| refused("scatter", "its region belongs to no peer of the group".into()))?;
+        let peer = &self.peers()[position].0;
         let (link, span) =
             peer.check_write(src, part.range.clone(), part.dst, part.offset, options, "scatter")?;
         let work = options.work(cut_write(link, span, options, "scatter")?, src, part.dst);
         Ok(Checked { peer, link, work, bytes: Some((part.dst, span)) })
     }
 
-    /// No peer has two parts.
+    /// Refuses two parts for one peer.
     fn check_once(&self, parts: &[ScatterPart<'_>]) -> Result<()> {
         let mut seen: Vec<_> = parts.iter().map(|part| part.dst.peer()).collect();
         seen.sort_unstable();
@@ -139,16 +135,16 @@ impl PeerGroup {
     }
 }
 
-/// A part that may be submitted.
+/// A part that was checked and may be submitted.
 struct Checked<'a> {
     peer: &'a Arc<PeerInner>,
     link: &'a Link,
     work: Work,
-    /// Of a part with bytes.
+    /// The remote region and the range, for a part with bytes.
     bytes: Option<(&'a RemoteRegion, CheckedRange)>,
 }
 
-/// Submits all parts, or none: with a slot for each nothing can be refused any more.
+/// Submits all parts or none: once each part has its slots, nothing can fail.
 fn submit_all(
     name: &'static str,
     options: &WriteOptions,

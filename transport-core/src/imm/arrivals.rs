@@ -1,4 +1,4 @@
-//! Arrivals of one imm value as they come, for who takes them all.
+//! The arrivals of one imm value as a stream.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -11,9 +11,9 @@ use super::ImmCounter;
 use crate::{Result, wait};
 
 impl ImmCounter {
-    /// Takes arrivals as they come: each item is how many were taken at once, one or more,
-    /// also of those that had arrived before. Not to be mixed with [`try_take`](Self::try_take)
-    /// or [`expect`](Self::expect), which look at what is left.
+    /// Takes all arrivals off the count as they come, those that arrived before included. Each item is the number that
+    /// was taken at once, one or more. Do not mix it with [`try_take`](Self::try_take) or [`expect`](Self::expect),
+    /// which see only what is left of the count.
     ///
     /// ```
     /// # use multirail_core::{Peer, Result};
@@ -26,28 +26,28 @@ impl ImmCounter {
     /// # }
     /// ```
     pub fn arrivals(&self) -> Arrivals {
-        Arrivals { counter: self.clone(), id: None, over: false }
+        Arrivals { counter: self.clone(), id: None, has_ended: false }
     }
 }
 
-/// What [`ImmCounter::arrivals`] gives: a [`Stream`], or [`next`](Self::next) without one's traits.
+/// The arrivals of an imm value, from [`ImmCounter::arrivals`]. It is a [`Stream`]; [`next`](Self::next) needs no
+/// stream trait in scope.
 ///
-/// The stream ends after the error that tells of the peer's end. What arrived before it
-/// comes before it.
+/// The last item is the error with the reason why the peer is gone. Arrivals before the peer's end come before it.
 #[must_use = "streams do nothing unless polled"]
 pub struct Arrivals {
     counter: ImmCounter,
-    /// Among those who wait.
+    /// The key of this stream's waker in the set of wakers.
     id: Option<u64>,
-    /// The stream has told of the peer's end.
-    over: bool,
+    /// Whether the stream has returned the error.
+    has_ended: bool,
 }
 
 impl Arrivals {
-    /// Takes what has arrived, once there is something.
+    /// Takes all arrivals, once there is at least one. Returns their number.
     ///
     /// # Errors
-    /// `PeerDied` or `Closed` when the peer is gone and nothing is left, then every time.
+    /// `PeerDied` or `Closed` if the peer is gone and no arrival is left. From then on every call returns it.
     #[expect(clippy::should_implement_trait, reason = "named as that of streams, and of `RecvPool`")]
     pub fn next(&mut self) -> NextArrivals<'_> {
         NextArrivals(self)
@@ -65,11 +65,11 @@ impl Stream for Arrivals {
 
     fn poll_next(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {
         let this = self.get_mut();
-        if this.over {
+        if this.has_ended {
             return Poll::Ready(None);
         }
         let polled = this.poll(context);
-        this.over = matches!(polled, Poll::Ready(Err(_)));
+        this.has_ended = matches!(polled, Poll::Ready(Err(_)));
         polled.map(Some)
     }
 }
@@ -80,12 +80,12 @@ impl Drop for Arrivals {
     }
 }
 
-/// The future of [`Arrivals::next`]. Dropped, it has taken nothing.
+/// The future of [`Arrivals::next`]. If it is dropped before it resolves, it has taken nothing.
 #[must_use = "futures do nothing unless awaited"]
 pub struct NextArrivals<'a>(&'a mut Arrivals);
 
 impl NextArrivals<'_> {
-    /// Blocks until something has arrived, at most `limit`: then `DeadlineExceeded`.
+    /// Blocks until there is an arrival, at most `limit`. Then it returns `DeadlineExceeded`.
     pub fn wait(self, limit: Duration) -> Result<u64> {
         wait(self, limit)?
     }

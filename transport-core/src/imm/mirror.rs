@@ -1,4 +1,4 @@
-//! Counts that a kernel can poll and a stream wait for: each arrival is stored into a word.
+//! Mirrors: counts that a GPU kernel can poll and a CUDA stream can wait for. Each arrival is stored into a signal.
 
 use std::fmt;
 use std::sync::Arc;
@@ -10,49 +10,49 @@ use super::ImmCounter;
 use crate::peer::PeerInner;
 use crate::{Error, Signal};
 
-/// What becomes of a mirrored word when the peer ends. Whoever waits for the word alone, as a stream
-/// does, learns of the end by nothing else.
+/// What a mirror does with its signal when the peer is closed. A waiter that sees the signal alone, such as a CUDA
+/// stream, learns of the close by nothing else.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum OnPeerClosed {
-    /// It keeps its value. Who waits for more waits on, until somebody else writes the word: with
-    /// [`Peer::closed`](crate::Peer::closed) and [`Mirror::close_reason`] the program knows when.
+    /// The signal keeps its value. Waits for more arrivals go on until the program writes the signal itself.
+    /// [`Peer::closed`](crate::Peer::closed) and [`Mirror::close_reason`] tell the program when to do so.
     Keep,
-    /// It goes on by [`Mirror::PASS`], so that every wait for up to 2^29 more arrivals is over. A word
-    /// that is then between 2^29 and 2^30 past what was waited for says that arrivals are missing.
+    /// The signal advances by [`Mirror::PASS`]. So every wait for up to 2^29 more arrivals ends. If the signal is then
+    /// at least 2^29 and less than 2^30 past the awaited value, arrivals are missing.
     Pass,
 }
 
 impl ImmCounter {
-    /// From now on stores the number of arrivals into `word`, also of those that had arrived and were
-    /// not taken: it only grows, takes do not lower it, and it wraps around after 2^32 - 1.
+    /// From now on stores the number of arrivals into `signal`. The number includes the arrivals so far that were not
+    /// taken. It only grows, because taking arrivals does not lower it, and it wraps around after 2^32 - 1.
     ///
-    /// Each store is made after the bytes that the arrival announces are visible to the processor, and
-    /// releases them: who sees the word sees the bytes. It is made by whoever polls the
-    /// transport: without workers the fabric must be driven. One word is for one mirror.
+    /// A store follows once the bytes that the arrival announces are visible to the processor, and releases them: a
+    /// reader that sees the new value sees the bytes. The thread that polls the transport makes the store, so a fabric
+    /// without workers must be driven. Use each signal for one mirror only.
     ///
     /// ```
     /// # use std::sync::{Arc, atomic::AtomicU32};
     /// # use multirail_core::{OnPeerClosed, Peer};
     /// # fn decode(peer: &Peer) {
-    /// let word = Arc::new(AtomicU32::new(0)); // Or a `CudaSignal`, for which a stream can wait.
-    /// let landed = peer.imm(1).mirror(word.clone(), OnPeerClosed::Pass);
-    /// let next = landed.total() + 512; // Of 512 pages, the next ones.
+    /// let signal = Arc::new(AtomicU32::new(0)); // Or a `CudaSignal`, which a stream can wait for.
+    /// let landed = peer.imm(1).mirror(signal.clone(), OnPeerClosed::Pass);
+    /// let next = landed.total() + 512; // The value once the next 512 pages have landed.
     /// # drop(next);
     /// # }
     /// ```
-    pub fn mirror(&self, word: Arc<dyn Signal>, on_peer_closed: OnPeerClosed) -> Mirror {
+    pub fn mirror(&self, signal: Arc<dyn Signal>, on_peer_closed: OnPeerClosed) -> Mirror {
         let Self { peer, imm } = self.clone();
         let mut counts = peer.imms.lock();
         let total = counts.values.count(imm);
-        // Who ends the peer sets the reason first, then comes for the mirrors under this lock.
+        // The close of a peer sets the reason first, and then advances the mirrors under this lock.
         let passed = if peer.close_reason().is_some() { on_peer_closed.passes() } else { 0 };
-        let id = counts.mirrors.add(imm, Mirrored { id: 0, word, total, on_peer_closed, passed });
+        let id = counts.mirrors.add(imm, Mirrored { id: 0, signal, total, on_peer_closed, passed });
         drop(counts);
         Mirror { peer, imm, id }
     }
 }
 
-/// What [`ImmCounter::mirror`] gives. Dropped, it lets go of the word, which keeps its value.
+/// A mirror of a count, from [`ImmCounter::mirror`]. Dropping it ends the mirroring. The signal keeps its value.
 #[must_use = "dropping it ends the mirroring"]
 pub struct Mirror {
     peer: Arc<PeerInner>,
@@ -61,16 +61,17 @@ pub struct Mirror {
 }
 
 impl Mirror {
-    /// By how much the word goes on when the peer ends, with [`OnPeerClosed::Pass`].
+    /// How far the signal advances when the peer is closed, with [`OnPeerClosed::Pass`].
     pub const PASS: u32 = 1 << 30;
 
-    /// The arrivals that were counted. Its low 32 bits are what the word was last set to, or
-    /// [`PASS`](Self::PASS) less.
+    /// The number of arrivals that were counted. Its low 32 bits are the last value of the signal, without
+    /// [`PASS`](Self::PASS).
     pub fn total(&self) -> u64 {
         self.peer.imms.lock().mirrors.total(self.imm, self.id)
     }
 
-    /// Why the peer is gone, once it is. The word goes on right after; what was under way may still arrive.
+    /// The reason why the peer is gone, once it is. The signal advances right after. Arrivals that were under way may
+    /// still come.
     pub fn close_reason(&self) -> Option<Error> {
         self.peer.close_reason()
     }
@@ -84,13 +85,13 @@ impl fmt::Debug for Mirror {
 
 impl Drop for Mirror {
     fn drop(&mut self) {
-        let word = self.peer.imms.lock().mirrors.remove(self.imm, self.id);
-        // Its owner's code, without the lock.
-        drop(word);
+        let removed = self.peer.imms.lock().mirrors.remove(self.imm, self.id);
+        // Dropping the signal may run its owner's code, so the lock is open again.
+        drop(removed);
     }
 }
 
-/// All mirrors of a peer's counts, by imm.
+/// All mirrors of a peer's counts, by imm value.
 #[derive(Default)]
 pub(super) struct Mirrors {
     by_imm: HashMap<u32, Vec<Mirrored>>,
@@ -99,15 +100,15 @@ pub(super) struct Mirrors {
 
 struct Mirrored {
     id: u64,
-    word: Arc<dyn Signal>,
+    signal: Arc<dyn Signal>,
     total: u64,
     on_peer_closed: OnPeerClosed,
-    /// What the word is ahead of the total.
+    /// How far the signal is ahead of the total.
     passed: u32,
 }
 
 impl Mirrors {
-    /// One more has arrived.
+    /// Counts one more arrival of `imm`.
     #[inline]
     pub fn arrived(&mut self, imm: u32) {
         if !self.by_imm.is_empty() {
@@ -123,8 +124,8 @@ impl Mirrors {
         }
     }
 
-    /// The peer is gone.
-    pub fn end(&mut self) {
+    /// Advances the signals, because the peer is gone.
+    pub fn close(&mut self) {
         for mirror in self.by_imm.values_mut().flatten() {
             mirror.passed = mirror.on_peer_closed.passes();
             mirror.store();
@@ -157,12 +158,13 @@ impl Mirrors {
 
 impl Mirrored {
     fn store(&self) {
-        // Under the lock of the counts, so that the word never goes back; releases the bytes.
-        self.word.atomic().store((self.total as u32).wrapping_add(self.passed), Ordering::Release);
+        // The lock of the counts is held, so that the signal never goes back. The store releases the bytes.
+        self.signal.atomic().store((self.total as u32).wrapping_add(self.passed), Ordering::Release);
     }
 }
 
 impl OnPeerClosed {
+    /// How far the signal advances when the peer is closed.
     fn passes(self) -> u32 {
         match self {
             Self::Keep => 0,
@@ -229,7 +231,7 @@ mod tests {
         assert_eq!(now(), 1);
     }
 
-    /// Arrivals of several threads while mirrors come and go: each counts all that came in its time.
+    /// Several threads count arrivals while mirrors come and go. Each mirror counts all arrivals of its time.
     #[test]
     fn loses_none_and_counts_none_twice() {
         const EACH: u32 = if cfg!(miri) { 20 } else { 20_000 };
@@ -273,10 +275,10 @@ mod tests {
         };
         assert!(!is_missing(1) && !is_missing(3));
         assert!(is_missing(4) && is_missing(3 + (1 << 29)));
-        // What was under way may still come.
+        // Arrivals that were under way may still come.
         peer.0.imms.arrived(7);
         assert!(!is_missing(4) && is_missing(5));
-        // One that comes too late for the end knows of it.
+        // A mirror that is made after the close is advanced too.
         let late = Arc::new(AtomicU32::new(0));
         let mirror = peer.imm(7).mirror(late.clone(), OnPeerClosed::Pass);
         assert_eq!((late.load(Ordering::Acquire), mirror.total()), (4 + Mirror::PASS, 4));

@@ -1,4 +1,4 @@
-//! Being called when a count is reached.
+//! Callbacks for a count that is reached.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -9,13 +9,13 @@ use super::{Expect, ImmCounter};
 use crate::Result;
 
 impl ImmCounter {
-    /// Calls `run` once: with `Ok` when at least `n` have arrived, at once if they have
-    /// already, or with the reason why the peer is gone. Nothing is taken off the count.
+    /// Calls `run` once: with `Ok` when the count is at least `n`, or with the reason why the peer is gone. The call
+    /// comes at once if the count is that high already. It takes nothing off the count.
     ///
-    /// It runs in the thread that finds out, which may be a worker that moves everybody's
-    /// bytes: it must neither block nor panic, and wakes or tells another thread for
-    /// anything longer. No lock is held: it may use the library, also to be called again.
-    /// Without workers the fabric must be driven for it to be called.
+    /// `run` is called in the thread that finds the count reached, which may be a worker that moves the bytes of all
+    /// operations. So it must not block or panic; for longer work it should wake another thread. No lock is held, so it
+    /// may use the library, and may call `on_reached` again. A fabric without workers must be driven for the call to
+    /// happen.
     ///
     /// ```
     /// # use multirail_core::Peer;
@@ -26,22 +26,23 @@ impl ImmCounter {
     /// # }
     /// ```
     pub fn on_reached(&self, n: u64, run: impl FnOnce(Result<()>) + Send + 'static) {
-        look(&Arc::new(Callback(Mutex::new(Some((self.expect(n), run))))));
+        check(&Arc::new(Callback(Mutex::new(Some((self.expect(n), run))))));
     }
 }
 
-/// What waits, and what is then called. It is its own waker, so whoever waits keeps it.
+/// A wait, and the function to call after it. The callback is its own waker, so the set of wakers keeps it alive.
 struct Callback<F>(Mutex<Option<(Expect, F)>>);
 
 impl<F: FnOnce(Result<()>) + Send + 'static> Wake for Callback<F> {
     fn wake(self: Arc<Self>) {
-        look(&self);
+        check(&self);
     }
 }
 
-fn look<F: FnOnce(Result<()>) + Send + 'static>(callback: &Arc<Callback<F>>) {
+/// Polls the wait, and calls the function if the wait is over.
+fn check<F: FnOnce(Result<()>) + Send + 'static>(callback: &Arc<Callback<F>>) {
     let waker = Waker::from(Arc::clone(callback));
-    // Held while polling, so that one who is woken meanwhile looks after this look.
+    // Held during the poll, so that a wake in the meantime polls after this poll.
     let mut slot = callback.0.lock().unwrap_or_else(PoisonError::into_inner);
     let Some((expect, _)) = slot.as_mut() else { return };
     let Poll::Ready(result) = Pin::new(expect).poll(&mut Context::from_waker(&waker)) else { return };
@@ -87,12 +88,12 @@ mod tests {
         peer.imm(7).on_reached(3, tell(5));
         assert_eq!(calls.try_recv(), Ok((5, Err(ErrorKind::Closed))));
         assert_eq!(peer.imm(7).count(), 2);
-        // Nobody keeps what was called.
+        // No one keeps a function that was called.
         drop(told);
         assert!(calls.recv().is_err());
     }
 
-    /// No lock is held: it may wait again, and take.
+    /// No lock is held: the callback may wait again, and take.
     #[test]
     fn may_use_the_counter() {
         let peer = Peer::alone();

@@ -1,17 +1,17 @@
-//! Counts by imm. Where a single value is counted, as in a ping-pong or by a loop of steps, it is found
-//! without a hash.
+//! Counts by imm value. If a single value has a count, as in a ping-pong or in a loop of steps, no hash is needed.
 
 use foldhash::HashMap;
 
-/// Distinct imm values that may have a count above zero per peer. More means that
-/// nobody takes them: further new values are refused.
+/// The most distinct imm values with a count above zero, per peer. More of them mean that nobody takes arrivals off the
+/// counts. Then further new values are refused.
 pub(super) const MAX_VALUES: usize = 1 << 20;
 
 #[derive(Default)]
 pub(super) struct Values {
-    /// A value that is not among the others, and its count; taken while there are no others.
+    /// One value that is not among the others, and its count. It may be replaced while its count is zero and there are
+    /// no others.
     first: (u32, u64),
-    /// Those above zero. Hashed with a seed of their own: a peer chooses the values.
+    /// The other values with a count above zero. Hashed with a seed of its own, because the peer chooses the values.
     others: HashMap<u32, u64>,
 }
 
@@ -22,7 +22,7 @@ impl Values {
         if imm == self.first.0 { self.first.1 } else { self.others.get(&imm).copied().unwrap_or(0) }
     }
 
-    /// One more of `imm` has arrived: its count, or `None` if there are too many values.
+    /// Counts one more arrival of `imm`. Returns its count, or `None` if there are too many values.
     #[inline]
     pub fn add(&mut self, imm: u32) -> Option<u64> {
         if self.first.1 == 0 && self.others.is_empty() {
@@ -40,7 +40,7 @@ impl Values {
         Some(*count)
     }
 
-    /// Takes `n` off the count of `imm`, if it is that high.
+    /// Takes `n` off the count of `imm` if it is at least `n`. Returns whether it did.
     #[inline]
     pub fn take(&mut self, imm: u32, n: u64) -> bool {
         if imm == self.first.0 {
@@ -56,7 +56,7 @@ impl Values {
         true
     }
 
-    /// Takes all there are of `imm`.
+    /// Takes the whole count of `imm`, and returns it.
     pub fn take_all(&mut self, imm: u32) -> u64 {
         let count = self.count(imm);
         self.take(imm, count);
@@ -66,7 +66,7 @@ impl Values {
 
 #[cfg(test)]
 impl Values {
-    /// As if so many had arrived, of the only value.
+    /// Sets the count of the only value.
     pub fn set(&mut self, imm: u32, count: u64) {
         self.first = (imm, count);
     }

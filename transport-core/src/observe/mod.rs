@@ -10,10 +10,7 @@
 //! - `Fabric::publish_metrics` (cargo feature `metrics`): counters through the `metrics` facade.
 
 mod dump;
-#[cfg(feature = "metrics")]
-mod metrics;
 mod recording;
-mod stalls;
 mod text;
 
 pub use crate::engine::trace::{
@@ -21,4 +18,3 @@ pub use crate::engine::trace::{
 };
 pub use dump::{Dump, PeerDump, RailDump, TransportDump, WorkerState};
 pub use recording::{MAX_RECORDING, Recording};
-pub(crate) use stalls::{StallHook, report_stalls};

@@ -1,52 +1,53 @@
-//! Barriers of one peer: which it has reached, which we have, and who waits for it.
+//! The barriers of one peer: which of them the peer and this side have reached, and which waits for them there are.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::task::Waker;
 
 use foldhash::HashMap;
 
-/// Barriers that one side may have reached before the other. So many an honest peer
-/// keeps within, for it is refused more at its own side.
+/// The most barriers that one side may have reached before the other. Each side refuses more to its own user, so a peer
+/// that keeps the protocol stays within this limit.
 pub(crate) const MAX_AHEAD: usize = 1024;
 
-/// All barriers of one peer that somebody has reached.
+/// All barriers of one peer that at least one side has reached.
 #[derive(Default)]
 pub(crate) struct Barriers(Mutex<State>);
 
 #[derive(Default)]
 struct State {
-    /// Hashed with a seed of its own: a peer chooses the names.
+    /// Hashed with a seed of its own, because the peer chooses the names.
     known: HashMap<Box<str>, Barrier>,
-    /// Those that we have reached or are about to, and those that only the peer has.
+    /// The number of barriers that this side has reached or is about to reach.
     ours: usize,
+    /// The number of barriers that only the peer has reached.
     theirs: usize,
 }
 
-/// One barrier. A side that passes it may reach it again before the other has passed,
-/// so the peer may be ahead by two.
+/// One barrier. A side that passes it may reach it again before the other side has passed, so the peer may be ahead by
+/// two.
 #[derive(Default)]
 struct Barrier {
-    /// We have reached it, and said so.
+    /// Whether this side has reached it and told the peer.
     announced: bool,
-    /// How often the peer has reached it and we have not passed it.
+    /// How often the peer has reached it without this side passing it.
     ahead: u8,
-    /// Somebody here waits, and is to be woken.
+    /// Whether a future on this side waits for it.
     awaited: bool,
     waker: Option<Waker>,
 }
 
-/// Why nobody can wait for a barrier.
+/// Why a wait for a barrier is refused.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Refusal {
-    /// Somebody waits already.
+    /// Another future waits for the barrier already.
     Awaited,
-    /// We have reached [`MAX_AHEAD`] others before the peer.
+    /// This side has reached [`MAX_AHEAD`] other barriers before the peer.
     TooMany,
 }
 
 impl Barriers {
-    /// Somebody here begins to wait; says whether the peer knows of it from a wait that
-    /// was given up.
+    /// Begins a wait. Returns whether the peer knows already that this side has reached the barrier, from an earlier
+    /// wait that was given up.
     pub fn enter(&self, name: &str) -> Result<bool, Refusal> {
         let mut state = self.lock();
         let full = state.ours >= MAX_AHEAD;
@@ -64,17 +65,17 @@ impl Barriers {
         Ok(false)
     }
 
-    /// We have reached it: says whether the peer is to be told.
+    /// Notes that this side has reached the barrier. Returns whether the peer is to be told.
     pub fn announce(&self, name: &str) -> bool {
         let mut state = self.lock();
         let Some(barrier) = state.known.get_mut(name) else { return false };
-        let news = !std::mem::replace(&mut barrier.announced, true);
+        let is_new = !std::mem::replace(&mut barrier.announced, true);
         let ahead = barrier.ahead > 0;
-        state.theirs -= usize::from(news && ahead);
-        news
+        state.theirs -= usize::from(is_new && ahead);
+        is_new
     }
 
-    /// Whether the peer has reached it; if not, `waker` is woken once it has.
+    /// Returns whether the peer has reached the barrier. If it has not, `waker` is woken once it has.
     pub fn poll(&self, name: &str, waker: &Waker) -> bool {
         let mut state = self.lock();
         let Some(barrier) = state.known.get_mut(name) else { return false };
@@ -89,8 +90,8 @@ impl Barriers {
         reached
     }
 
-    /// Nobody here waits any more: all have reached it, or the wait was given up. Then what we
-    /// said stands, and the next wait takes it up.
+    /// Ends a wait: `passed` says that all peers have reached the barrier. Otherwise the wait was given up. In that case
+    /// the announcement stands, and the next wait continues with it.
     pub fn leave(&self, name: &str, passed: bool) {
         let mut state = self.lock();
         let Some(barrier) = state.known.get_mut(name) else { return };
@@ -100,17 +101,18 @@ impl Barriers {
             barrier.announced = false;
             barrier.ahead = barrier.ahead.saturating_sub(1);
         }
-        let (stands, ahead) = (barrier.announced, barrier.ahead > 0);
-        state.ours -= usize::from(!stands);
+        let (announced, ahead) = (barrier.announced, barrier.ahead > 0);
+        state.ours -= usize::from(!announced);
         state.theirs += usize::from(passed && ahead);
-        if !stands && !ahead {
+        if !announced && !ahead {
             state.known.remove(name);
         }
         drop(state);
         drop(waker);
     }
 
-    /// The peer has reached it. An error, in words, if it cannot have.
+    /// Notes that the peer has reached the barrier. Returns a description of the violation if the protocol does not
+    /// allow that.
     pub fn arrived(&self, name: &str) -> Result<(), &'static str> {
         let mut state = self.lock();
         let full = state.theirs >= MAX_AHEAD;
@@ -122,7 +124,7 @@ impl Barriers {
                 waker.into_iter().for_each(Waker::wake);
                 return Ok(());
             }
-            // Awaited, and about to be announced.
+            // A future waits for the barrier, and is about to announce it.
             Some(barrier) if !barrier.announced && barrier.ahead == 0 && !full => barrier.ahead = 1,
             None if !full => _ = state.known.insert(name.into(), Barrier { ahead: 1, ..Barrier::default() }),
             Some(barrier) if barrier.ahead > 0 => return Err("a barrier reached again before it was passed"),
@@ -135,7 +137,7 @@ impl Barriers {
         Ok(())
     }
 
-    /// Wakes everyone: the peer is gone.
+    /// Wakes all waiters, because the peer is gone.
     pub fn wake_all(&self) {
         let wakers: Vec<_> =
             self.lock().known.values_mut().filter_map(|barrier| barrier.waker.take()).collect();
@@ -143,7 +145,7 @@ impl Barriers {
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
-        // Nothing in here panics half way through a change.
+        // No holder panics half way through a change, so a poisoned lock holds good data.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

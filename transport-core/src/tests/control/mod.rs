@@ -7,10 +7,10 @@ mod crowd;
 mod grant;
 mod handshake;
 mod hostile;
-mod relocations;
 #[allow(unsafe_code, reason = "a backend that moves nothing")]
 mod null;
 mod raw;
+mod relocations;
 mod served;
 mod session;
 mod tenant;
