@@ -1,4 +1,4 @@
-//! Memory of PCI devices that the kernel gives out (p2pmem).
+//! Memory of PCI devices, which the kernel gives to programs (p2pmem).
 
 #[deny(unsafe_code)]
 mod allocator;
@@ -15,24 +15,22 @@ pub use allocator::P2pAllocator;
 use crate::spi::{Mapping, page_size};
 use crate::{Memory, MemoryKind};
 
-/// Zeroed memory of a PCI device, such as a disk's controller memory buffer: other devices reach it
-/// without the host's memory. [`P2pAllocator`] takes it, in whole pages, and it is given back when this
-/// is dropped, or the process ends. Linux 6.2 and later, built with `CONFIG_PCI_P2PDMA`.
+/// Zeroed memory of a PCI device, such as a disk's controller memory buffer. Other devices reach it without going
+/// through host memory. [`P2pAllocator`] allocates it in whole pages. The memory is given back when this value is
+/// dropped, or when the process ends. It needs Linux 6.2 or later, built with `CONFIG_PCI_P2PDMA`.
 ///
-/// It is this process's to read and write like other memory, and the system's calls `read` and `write`
-/// take it, by `O_DIRECT` from device to device. Each load of the processor crosses PCIe, so it is slow.
-/// Beyond that (Linux 7.3):
+/// The process reads and writes it like other memory. The system calls `read` and `write` accept it; with `O_DIRECT`
+/// the bytes go from device to device. Each load by the CPU crosses PCIe, so loads are slow. Further limits (Linux 7.3):
 ///
-/// - Cards: the kernel never pins it for RDMA. It registers with `verbs` where the card pages on demand
-///   and `VerbsConfig::on_demand_paging` is set, and with an error that says so else. `efa` and
-///   `loopback` refuse it as `Unsupported`, so that a fabric for it is one of `verbs` alone: other
-///   processes cannot get at it by `process_vm_readv` (`EFAULT`), and there is no
-///   [`shared_file`](Memory::shared_file) of it, nor a DMA-BUF.
-/// - `mlock` fails (`EREMOTEIO`), and is not needed: it is never swapped out.
-/// - `fork`: a child shares the bytes, and holds them until it ends or executes another program.
-///   `ibv_fork_init` takes them from children, and that cannot be undone.
-/// - A device that goes away, or is unbound from its driver, takes the memory with it: whoever touches
-///   it then dies of `SIGBUS`. Drop it first.
+/// - NICs: the kernel never pins this memory for RDMA. With `verbs` it registers if the NIC supports on-demand paging and
+///   `VerbsConfig::on_demand_paging` is set; otherwise the error says so. `efa` and `loopback` refuse it as
+///   `Unsupported`, so a fabric for it must have `verbs` transports only. Other processes cannot reach it by
+///   `process_vm_readv` (`EFAULT`), and it has no [`shared_file`](Memory::shared_file) and no DMA-BUF.
+/// - `mlock` fails (`EREMOTEIO`). It is not needed: the memory is never swapped out.
+/// - `fork`: a child shares the bytes, and holds them until it ends or executes another program. `ibv_fork_init` keeps
+///   them from children, and cannot be undone.
+/// - If the device goes away, or is unbound from its driver, the memory goes away too: a process that touches it then
+///   dies of `SIGBUS`. Drop the memory first.
 pub struct P2pMemory {
     pages: Mapping,
     len: usize,
@@ -40,17 +38,17 @@ pub struct P2pMemory {
 }
 
 impl P2pMemory {
-    /// `len` bytes, at least one, of `provider` by its file `allocate`.
+    /// Maps `len` bytes, at least one, of `provider`, by the provider's file `allocate`.
     fn map(allocate: BorrowedFd<'_>, len: usize, provider: Address) -> io::Result<Self> {
         let whole = len.checked_next_multiple_of(page_size()).ok_or(io::ErrorKind::OutOfMemory)?;
         let pages = Mapping::of_device(allocate, whole)?;
-        // The kernel leaves what the last owner wrote.
+        // The kernel does not clear what the last owner wrote.
         // SAFETY: `whole` bytes that were just mapped writable, and that nobody else knows of.
         unsafe { pages.start().as_ptr().write_bytes(0, whole) };
         Ok(Self { pages, len, provider })
     }
 
-    /// The device whose memory it is.
+    /// The device that has the memory.
     pub fn provider(&self) -> Address {
         self.provider
     }

@@ -1,4 +1,4 @@
-//! Stopping an operation, and knowing when no byte of it can move any more.
+//! Cancelling an operation, and waiting until no byte of it can move any more.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -14,32 +14,34 @@ use crate::{Error, ErrorKind, Result};
 /// The future of [`Op::cancel`](super::Op::cancel).
 #[must_use = "the cancel is requested, but only the awaited future says when no byte can move"]
 pub struct Cancel {
+    /// The result, once it is known.
     early: Option<Result<Outcome>>,
     pending: Option<Pending>,
-    /// Of a joint operation: what is not quiesced, and whether its result counts (it does
-    /// not if it was counted before).
+    /// The parts of a joint operation that are not quiesced. The flag says whether a part's result is still to be added
+    /// to `sum`.
     parts: Vec<(Self, bool)>,
     sum: Sum,
 }
 
 impl Cancel {
-    /// Of an operation with nothing under way.
+    /// The cancel of an operation that has ended.
     pub(super) fn over(early: Option<Result<Outcome>>) -> Self {
         Self { early, pending: None, parts: Vec::new(), sum: Sum::default() }
     }
 
-    /// Requests the cancel of one that an engine knows.
+    /// Requests the cancel of an operation that an engine has.
     pub(super) fn of(early: Option<Result<Outcome>>, pending: Pending) -> Self {
         pending.engine.cancel(pending.id);
         Self { pending: Some(pending), ..Self::over(early) }
     }
 
-    /// Of a joint one, whose other parts make `sum`.
+    /// The cancel of a joint operation. `sum` has the results of the parts that are not in `parts`.
     pub(super) fn joint(early: Option<Result<Outcome>>, parts: Vec<(Self, bool)>, sum: Sum) -> Self {
         Self { early, pending: None, parts, sum }
     }
 
-    /// Blocks until no byte can move any more, at most `limit`.
+    /// Blocks until no byte can move any more, at most `limit`. Then it returns `DeadlineExceeded`, and may be called
+    /// again.
     pub fn wait(&mut self, limit: Duration) -> Result<Outcome> {
         let mut engines = Vec::new();
         self.engines(&mut engines);
@@ -53,7 +55,7 @@ impl Cancel {
         })
     }
 
-    /// Whether a poll would find something new. Only reads.
+    /// Whether a poll would find something new. Writes no memory.
     fn has_news(&self) -> bool {
         let is_quiesced = |pending: &Pending| pending.engine.table.is_quiesced(pending.id);
         match self.parts.is_empty() {

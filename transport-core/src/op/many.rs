@@ -9,52 +9,52 @@ use super::{Cancel, Op, OpId, Outcome, State, Waiting, taken};
 use crate::engine::EngineHandle;
 use crate::{Error, Result};
 
-/// What [`Op`] needs of a joint operation.
+/// A joint operation, as [`Op`] uses it.
 pub(super) trait Joint: Send + Sync {
     fn id(&self) -> Option<OpId>;
 
-    /// Lets every part run to its end.
+    /// Lets every part run to its end without a waiter.
     fn detach(&mut self);
 
-    /// The result, once it is there and once only.
+    /// The result if there is one. Returns it once only.
     fn try_result(&mut self) -> Option<Result<Outcome>>;
 
     fn poll(&mut self, context: &mut Context<'_>) -> Poll<Result<Outcome>>;
 
-    /// Whether a poll would find something new. Only reads.
+    /// Whether a poll would find something new. Writes no memory.
     fn has_news(&self) -> bool;
 
-    /// The engines its parts wait for, each once.
+    /// The engines that the parts wait for, each once.
     fn engines(&self) -> Vec<Arc<EngineHandle>>;
 
-    /// Requests a cancel of what is under way; `early` is the result if it was there.
+    /// Requests a cancel of the parts that are under way. `early` is the result if there is one.
     fn cancel(self: Box<Self>, early: Option<Result<Outcome>>) -> Cancel;
 }
 
-/// What a joint operation is made of. It resolves once every part has, also when one
-/// has failed: until then the others' bytes may still move.
+/// The parts of a joint operation. It resolves once every part has resolved, also if one has failed: until then bytes of
+/// the other parts may still move.
 struct Many {
     id: Option<OpId>,
-    /// Parts without a result.
+    /// The parts without a result.
     waiting: Vec<Op>,
-    /// Parts that ended in an error, of which bytes may still move. Those that succeeded
-    /// are quiesced, and give their slot back at once.
+    /// The parts that ended with an error; their bytes may still move. Parts that succeeded are quiesced, and give their
+    /// slot back at once.
     failed: Vec<Op>,
     sum: Sum,
 }
 
-/// Results of parts, added up.
+/// The sum of the results of parts.
 #[derive(Default)]
 pub(super) struct Sum {
     outcome: Outcome,
-    /// The first that arrived.
+    /// The error that arrived first.
     error: Option<Error>,
-    handed_out: bool,
+    was_taken: bool,
 }
 
 impl Op {
-    /// One operation made of `parts`. It resolves once all of them have, to the sum of
-    /// their bytes and work requests, or to the error that arrived first.
+    /// One operation that consists of `parts`. It resolves once all parts have resolved, to the sum of their bytes and
+    /// work requests, or to the error that arrived first.
     pub(crate) fn all(mut parts: Vec<Self>) -> Self {
         if parts.len() == 1
             && let Some(only) = parts.pop()
@@ -63,7 +63,7 @@ impl Op {
         }
         let id = parts.iter().find_map(Self::id);
         let mut many = Many { id, waiting: parts, failed: Vec::new(), sum: Sum::default() };
-        many.look(Self::try_result);
+        many.collect_results(Self::try_result);
         if many.waiting.is_empty() && many.failed.is_empty() {
             return Self::ready(many.sum.take().unwrap_or_else(|| Err(taken())));
         }
@@ -72,11 +72,11 @@ impl Op {
 }
 
 impl Many {
-    /// Takes the results that `of` finds.
-    fn look(&mut self, mut of: impl FnMut(&mut Op) -> Option<Result<Outcome>>) {
+    /// Takes the results of the parts for which `result_of` returns one.
+    fn collect_results(&mut self, mut result_of: impl FnMut(&mut Op) -> Option<Result<Outcome>>) {
         let Self { waiting, failed, sum, .. } = self;
         waiting.retain_mut(|part| {
-            let Some(result) = of(part) else { return true };
+            let Some(result) = result_of(part) else { return true };
             if result.is_err() && !matches!(part.0, State::Taken) {
                 failed.push(Op(std::mem::replace(&mut part.0, State::Taken)));
             }
@@ -96,12 +96,12 @@ impl Joint for Many {
     }
 
     fn try_result(&mut self) -> Option<Result<Outcome>> {
-        self.look(Op::try_result);
+        self.collect_results(Op::try_result);
         if self.waiting.is_empty() { self.sum.take() } else { None }
     }
 
     fn poll(&mut self, context: &mut Context<'_>) -> Poll<Result<Outcome>> {
-        self.look(|part| match Pin::new(part).poll(context) {
+        self.collect_results(|part| match Pin::new(part).poll(context) {
             Poll::Ready(result) => Some(result),
             Poll::Pending => None,
         });
@@ -147,9 +147,9 @@ impl Sum {
         }
     }
 
-    /// The result, once.
+    /// Takes the result. Returns it once only.
     pub fn take(&mut self) -> Option<Result<Outcome>> {
-        if std::mem::replace(&mut self.handed_out, true) {
+        if std::mem::replace(&mut self.was_taken, true) {
             return None;
         }
         Some(self.error.take().map_or(Ok(self.outcome), Err))

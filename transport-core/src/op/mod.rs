@@ -1,4 +1,4 @@
-//! Operations as their submitter sees them: [`Op`], its outcome, its cancel.
+//! Operations from the submitter's side: [`Op`], its outcome, its cancel.
 
 mod cancel;
 mod many;
@@ -22,45 +22,44 @@ pub(crate) use wait::{block_on, needs_steps};
 use crate::engine::EngineHandle;
 use crate::{Error, ErrorKind, PeerId, Result};
 
-/// What an operation did.
+/// The result of an operation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub struct Outcome {
-    /// Bytes moved; for a receive, bytes of the message.
+    /// The bytes that were moved; for a receive, the bytes of the message.
     pub bytes: u64,
-    /// Work requests it took; 0 for what ran in the calling thread, and for receives.
+    /// The number of work requests. 0 for receives, and for operations that ran in the calling thread.
     pub work_requests: u64,
-    /// Who sent the message (receives only).
+    /// The sender of the message (receives only).
     pub peer: Option<PeerId>,
     /// The message's immediate data (receives only).
     pub imm: Option<u32>,
 }
 
-/// A submitted operation. It runs whether or not it is polled.
+/// A submitted operation. It runs even if nobody polls it.
 ///
-/// Dropping it requests a cancel and returns at once: the memory it uses stays
-/// held until the hardware is done with it, and what is posted may still land.
-/// [`Peer::drain`](crate::Peer::drain) says when that is over; [`Op::cancel`] does for
-/// one operation, and [`Op::detach`] lets it run instead.
+/// Dropping it requests a cancel and returns at once. The library keeps the operation's memory until the hardware has
+/// finished with it. Until then posted bytes may still land. [`Peer::drain`](crate::Peer::drain) waits until no dropped
+/// operation can move bytes; [`Op::cancel`] waits for this operation alone. [`Op::detach`] lets the operation run to
+/// its end instead.
 #[must_use = "dropping an operation cancels it; await it, or call detach()"]
 pub struct Op(State);
 
 enum State {
-    /// Ran in the calling thread.
+    /// The operation ended at submission.
     Ready(Result<Outcome>),
-    /// Not over when it was submitted.
+    /// The operation was not over when it was submitted.
     Waiting(Waiting),
-    /// The result was handed out.
+    /// The result was taken.
     Taken,
 }
 
-/// Apart from `State`, so that what ran at once is told apart and dropped in as few
-/// instructions as without joint operations.
+/// A type of its own, so that an operation that ran at once is recognized and dropped in as few instructions as without
+/// joint operations.
 enum Waiting {
-    /// Known to an engine.
+    /// An operation that an engine has.
     One(Pending),
-    /// Made of several. Behind a table of functions, which keeps the drop of the parts
-    /// out of the drop of every `Op`.
+    /// A joint operation. It is a trait object, so that the code that drops the parts is not in the drop of every `Op`.
     Many(Box<dyn Joint>),
 }
 
@@ -80,8 +79,8 @@ impl Op {
         Self(State::Waiting(Waiting::One(Pending { engine, id, completed: false, cancel_on_drop: true })))
     }
 
-    /// Its id in dumps, traces and logs; `None` for what ran in the calling thread.
-    /// A joint operation has that of its first part that has one.
+    /// The operation's id in dumps, traces and logs; `None` if it ran in the calling thread. A joint operation has the
+    /// id of its first part with an id.
     pub fn id(&self) -> Option<OpId> {
         match &self.0 {
             State::Waiting(Waiting::One(pending)) => Some(pending.id),
@@ -90,7 +89,7 @@ impl Op {
         }
     }
 
-    /// Lets the operation run to its end with nobody waiting.
+    /// Lets the operation run to its end without a waiter.
     pub fn detach(mut self) {
         match &mut self.0 {
             State::Waiting(Waiting::One(pending)) => pending.cancel_on_drop = false,
@@ -99,16 +98,16 @@ impl Op {
         }
     }
 
-    /// The result if it is there; `None` before, and after it was handed out.
+    /// Takes the result if there is one. Returns `None` before there is a result, and after it was taken.
     #[inline]
     pub fn try_result(&mut self) -> Option<Result<Outcome>> {
         self.take_ready().or_else(|| self.try_pending())
     }
 
-    /// Blocks until the result is there, at most `limit`; then the error is
-    /// `DeadlineExceeded`, the operation goes on, and `wait` may be called again.
+    /// Blocks until there is a result, at most `limit`. Then it returns `DeadlineExceeded`, the operation continues, and
+    /// `wait` may be called again.
     ///
-    /// On a caller-driven fabric it drives the engine meanwhile.
+    /// On a caller-driven fabric the call drives the engine.
     #[inline]
     pub fn wait(&mut self, limit: Duration) -> Result<Outcome> {
         match self.take_ready() {
@@ -158,12 +157,12 @@ impl Op {
             State::Ready(_) | State::Taken => return Err(taken()),
         };
         result.unwrap_or_else(|| {
-            let why = format!("no result within {limit:?}; the operation goes on");
+            let why = format!("there is no result after {limit:?}; the operation goes on, wait again");
             Err(Error::new(ErrorKind::DeadlineExceeded, "wait", why))
         })
     }
 
-    /// Whether a poll would find something new. Only reads.
+    /// Whether a poll would find something new. Writes no memory.
     fn has_news(&self) -> bool {
         match &self.0 {
             State::Waiting(Waiting::One(pending)) => {
@@ -174,11 +173,11 @@ impl Op {
         }
     }
 
-    /// Requests a cancel; the future returns once no byte can move any more,
-    /// with the outcome if the operation was faster.
+    /// Requests a cancel. The future resolves once no byte can move any more: to the error `Cancelled`, or to the
+    /// operation's result if the operation ended before the cancel.
     ///
-    /// Work that is posted cannot be recalled: it is awaited, and at the
-    /// operation's deadline the backend's abort scope is torn down.
+    /// Posted work cannot be recalled, so the cancel waits for its completions. At the operation's deadline the engine
+    /// tears down the backend's abort scope.
     pub fn cancel(mut self) -> Cancel {
         let early = self.try_result();
         match std::mem::replace(&mut self.0, State::Taken) {
@@ -223,5 +222,5 @@ impl Drop for Pending {
 
 #[cold]
 fn taken() -> Error {
-    Error::new(ErrorKind::Closed, "poll", "the operation's result was handed out before")
+    Error::new(ErrorKind::Closed, "poll", "the operation's result was already taken")
 }

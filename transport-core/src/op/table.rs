@@ -15,8 +15,8 @@ use super::Outcome;
 use crate::sync::{AtomicU64, UnsafeCell, WakerCell};
 use crate::{Error, Result};
 
-/// An operation's id: a slot of its transport's op table, and the generation in
-/// which that was filled. Printed as `slot.generation`.
+/// An operation's id: a slot of an engine's op table, and the slot's generation, which differs for each operation in the
+/// slot. Printed as `slot.generation`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
 pub struct OpId {
     pub(crate) index: u32,
@@ -30,7 +30,7 @@ impl std::fmt::Display for OpId {
 }
 
 impl OpId {
-    /// Both in one word, for the flight recorder.
+    /// Slot and generation in one word, for the flight recorder.
     pub(crate) fn word(self) -> u64 {
         u64::from(self.generation) << 32 | u64::from(self.index)
     }
@@ -95,7 +95,7 @@ impl OpTable {
         Some(OpId { index, generation: (state >> GENERATION_SHIFT) as u32 })
     }
 
-    /// Slots in use.
+    /// The number of slots in use.
     #[cfg(test)]
     pub fn in_use(&self) -> usize {
         self.slots.len() - self.free.len()
@@ -197,7 +197,7 @@ impl OpTable {
         // one value and has not released the slot.
         let result = self.slot(id).result.with_mut(|cell| unsafe { (*cell).take() });
         result.unwrap_or_else(|| {
-            Err(Error::new(crate::ErrorKind::Closed, "poll", "the result was taken before"))
+            Err(Error::new(crate::ErrorKind::Closed, "poll", "the operation's result was already taken"))
         })
     }
 

@@ -1,4 +1,4 @@
-//! Blocking on a future without an executor: [`wait`], and what every `wait` method uses.
+//! Blocking on a future without an executor: [`wait`], and the function behind every `wait` method.
 
 use std::cell::RefCell;
 use std::future::Future;
@@ -11,16 +11,15 @@ use std::time::{Duration, Instant};
 use crate::engine::EngineHandle;
 use crate::{Error, ErrorKind, Result};
 
-/// How long a waiter looks before it sleeps: a sleep and its wake were measured at
-/// 16 µs and more, a megabyte's copy at 40 µs, so shorter spinning would mostly
-/// sleep through the end.
+/// How long a waiter spins before it sleeps. A sleep and its wake were measured at 16 µs and more, the copy of a megabyte
+/// at 40 µs. With a shorter spin most waiters would be asleep when their operation ends.
 const SPIN: Duration = Duration::from_micros(60);
 
-/// Polls between two looks at the clock.
+/// The number of polls between two reads of the clock.
 const POLLS_PER_CLOCK_READ: u32 = 16;
 
-/// Pauses between two polls at most: about half a microsecond, little beside a wait
-/// that has already taken several.
+/// The most pauses between two polls: about half a microsecond, which is short compared with a wait that has already
+/// taken several microseconds.
 const MAX_PAUSES: u32 = 16;
 
 struct Unpark(Thread);
@@ -33,14 +32,14 @@ impl Wake for Unpark {
 
 thread_local! {
     static WAKER: RefCell<Waker> = RefCell::new(Waker::from(Arc::new(Unpark(std::thread::current()))));
-    /// Inside [`wait`]: the caller-driven engines whose turns the polled futures need.
+    /// Inside [`wait`]: the caller-driven engines that the polled futures wait for.
     static DRIVEN: RefCell<Option<Vec<Arc<EngineHandle>>>> = const { RefCell::new(None) };
 }
 
-/// Blocks until `future` is ready, at most `limit`: for callers without an executor.
+/// Blocks until `future` is ready, at most `limit`. For callers without an executor.
 ///
-/// It takes any future. Engines of caller-driven fabrics that futures of this library
-/// wait for are driven meanwhile. Not for use inside an executor's thread: it blocks it.
+/// It takes any future. While it waits, it drives the engines of caller-driven fabrics that futures of this library wait
+/// for. Do not call it in a thread of an executor, because it blocks that thread.
 ///
 /// ```
 /// use std::time::Duration;
@@ -52,11 +51,11 @@ thread_local! {
 /// ```
 ///
 /// # Errors
-/// `DeadlineExceeded` if it was not ready in time. The future is dropped then, which
-/// cancels an operation inside it; pass `&mut future` to go on later. A future with a
-/// result of its own gives one inside the other: `wait(fabric.connect(address), limit)??`.
+/// `DeadlineExceeded` if the future was not ready in time. Then the future is dropped, which cancels an operation inside
+/// it; pass `&mut future` to keep it. If the future itself returns a result, there are two results, one inside the
+/// other: `wait(fabric.connect(address), limit)??`.
 pub fn wait<F: Future>(future: F, limit: Duration) -> Result<F::Output> {
-    /// The waits of one thread may lie in each other: the outer's engines come back.
+    /// Restores the engines of an outer wait, because waits of one thread may be nested.
     struct Outer(Option<Vec<Arc<EngineHandle>>>);
     impl Drop for Outer {
         fn drop(&mut self) {
@@ -69,13 +68,13 @@ pub fn wait<F: Future>(future: F, limit: Duration) -> Result<F::Output> {
         engines.iter().filter(|engine| engine.drive()).count() > 0
     };
     block_on(&mut pin!(future), limit, |_| true, drive).ok_or_else(|| {
-        let why = format!("not ready within {limit:?}; wait longer, or find out what it waits for");
+        let why =
+            format!("the future was not ready within {limit:?}; wait longer, or find out what it waits for");
         Error::new(ErrorKind::DeadlineExceeded, "wait", why)
     })
 }
 
-/// A future that is pending tells the [`wait`] that polls it, if one does, that it
-/// needs turns of a caller-driven engine.
+/// Called by a pending future, to tell the [`wait`] that polls it, if there is one, to drive a caller-driven engine.
 pub(crate) fn needs_steps(engine: &Arc<EngineHandle>) {
     if engine.is_driven_by_caller() {
         DRIVEN.with_borrow_mut(|driven| match driven {
@@ -87,10 +86,9 @@ pub(crate) fn needs_steps(engine: &Arc<EngineHandle>) {
     }
 }
 
-/// Waits for `future`, at most `limit`. `drive` takes a turn of a caller-driven
-/// engine and says whether there is one; without, this thread spins briefly, then
-/// parks. While it spins it only looks by `is_ready`: polling would write to the
-/// cache line that the worker is about to write.
+/// Waits for `future`, at most `limit`. `drive` runs a step of a caller-driven engine, and returns whether there is one.
+/// If there is none, this thread spins briefly and then parks. While it spins, it polls the future only if `is_ready`
+/// returns true: a poll would write to the cache line that the worker is about to write.
 pub(crate) fn block_on<F: Future + Unpin>(
     future: &mut F,
     limit: Duration,
@@ -100,7 +98,7 @@ pub(crate) fn block_on<F: Future + Unpin>(
     let waker = WAKER.with_borrow(Waker::clone);
     let mut context = Context::from_waker(&waker);
     let started = Instant::now();
-    let mut turns = 0_u32;
+    let mut rounds = 0_u32;
     loop {
         let driven = drive();
         if is_ready(future)
@@ -108,12 +106,12 @@ pub(crate) fn block_on<F: Future + Unpin>(
         {
             return Some(output);
         }
-        turns = turns.wrapping_add(1);
-        if turns.is_multiple_of(POLLS_PER_CLOCK_READ) {
+        rounds = rounds.wrapping_add(1);
+        if rounds.is_multiple_of(POLLS_PER_CLOCK_READ) {
             let elapsed = started.elapsed();
             let left = limit.checked_sub(elapsed).filter(|left| !left.is_zero())?;
             if !driven && elapsed >= SPIN {
-                // Leaves the waker behind, or finds that there is no need to sleep.
+                // This poll registers the waker, or finds that there is no need to sleep.
                 if let Poll::Ready(output) = Pin::new(&mut *future).poll(&mut context) {
                     return Some(output);
                 }
@@ -121,8 +119,8 @@ pub(crate) fn block_on<F: Future + Unpin>(
             }
         }
         if !driven {
-            // Ever more slowly: the worker may share this core with us.
-            (0..(turns / 8 + 1).min(MAX_PAUSES)).for_each(|_| std::hint::spin_loop());
+            // The pauses get longer, because the worker may share this core.
+            (0..(rounds / 8 + 1).min(MAX_PAUSES)).for_each(|_| std::hint::spin_loop());
         }
     }
 }

@@ -1,4 +1,4 @@
-//! From which device memory is taken, and how much of it must stay.
+//! The allocator of p2pmem: from which device it takes memory, and how much must stay available.
 
 use std::fs::{File, OpenOptions};
 use std::io;
@@ -15,13 +15,13 @@ use crate::{Error, ErrorKind, Result};
 
 const ALLOCATE: &str = "allocate p2pmem";
 
-/// Takes memory of PCI devices: of one, of the one nearest to another device, or of any.
+/// Allocates memory of PCI devices: of one given device, of the device nearest to another device, or of any device.
 ///
 /// ```no_run
 /// # fn main() -> multirail_core::Result<()> {
 /// use multirail_core::P2pAllocator;
 ///
-/// // What the card at 4f:00.0 reaches best; 16 MiB of each provider stay for others.
+/// // Memory that the NIC at 4f:00.0 reaches best; 16 MiB of each provider stay available to others.
 /// let allocator = P2pAllocator::this_host()?.near("0000:4f:00.0".parse().unwrap()).reserve(16 << 20);
 /// let memory = allocator.allocate(1 << 20)?;
 /// println!("1 MiB of {}", memory.provider());
@@ -39,7 +39,7 @@ pub struct P2pAllocator {
 }
 
 impl P2pAllocator {
-    /// Of this host, whose PCI functions are read now; what is available, at each call.
+    /// An allocator for this host. It reads the host's PCI functions now, and the available memory at each call.
     ///
     /// # Errors
     /// `Io`: sysfs cannot be read.
@@ -48,41 +48,41 @@ impl P2pAllocator {
         Self::of(Path::new("/sys"), forwards_peers(&cpus))
     }
 
-    /// Of the host whose `/sys` lies at `sysfs`. Whether its root complex is known to forward peers'
-    /// requests: [`forwards_peers`].
+    /// An allocator for the host whose `/sys` lies at `sysfs`. `forwards` says whether its root complex is known to
+    /// forward peer-to-peer requests: [`forwards_peers`].
     ///
     /// # Errors
-    /// As [`P2pAllocator::this_host`].
+    /// Those of [`P2pAllocator::this_host`].
     pub fn of(sysfs: &Path, forwards: bool) -> Result<Self> {
         let machine = sysfs::read(sysfs).map_err(unread)?;
         let sysfs = sysfs.to_owned();
         Ok(Self { sysfs, machine, forwards, provider: None, device: None, reserve: 0 })
     }
 
-    /// Of this provider alone.
+    /// Takes memory of this provider only.
     pub fn provider(mut self, provider: Address) -> Self {
         self.provider = Some(provider);
         self
     }
 
-    /// Of what `device` can reach, the nearest first by the kernel's count: the next one is taken where
-    /// one has not enough. Otherwise providers are tried by address.
+    /// Takes memory that `device` can reach. Tries the nearest provider first, by the kernel's distance, and the next one
+    /// if a provider does not have enough. Without this setting, providers are tried in order of their addresses.
     pub fn near(mut self, device: Address) -> Self {
         self.device = Some(device);
         self
     }
 
-    /// So many bytes of each provider must stay available to others.
+    /// Leaves at least so many bytes of each provider available to others.
     pub fn reserve(mut self, bytes: u64) -> Self {
         self.reserve = bytes;
         self
     }
 
-    /// The providers in the order of their turn, each with the way from the device of
-    /// [`near`](Self::near); those that it does not reach last.
+    /// The providers in the order in which they are tried, each with the path from the device of [`near`](Self::near).
+    /// The providers that the device does not reach come last.
     ///
     /// # Errors
-    /// - `NotFound`: no such device, or no provider; the named one is none.
+    /// - `NotFound`: there is no such device, or no provider, or the named device is no provider.
     /// - `Io`: sysfs cannot be read.
     pub fn candidates(&self) -> Result<Vec<(Provider, Option<PeerToPeer>)>> {
         let missing = |why: String| Err(Error::new(ErrorKind::NotFound, ALLOCATE, why));
@@ -111,20 +111,20 @@ impl P2pAllocator {
         Ok(ways.into_iter().map(|(one, way)| (one, Some(way))).collect())
     }
 
-    /// Takes `len` bytes, zeroed; whole pages of them are gone from what is available.
+    /// Allocates `len` bytes, zeroed. They take whole pages of the available memory.
     ///
     /// # Errors
-    /// Each says what there is, and what would mend it.
-    /// - `InvalidRequest`: no bytes.
+    /// Each error says what was found, and what to do.
+    /// - `InvalidRequest`: `len` is 0.
     /// - `NotFound`: as [`P2pAllocator::candidates`].
-    /// - `Exhausted`: nobody has so much in one piece beside the reserve.
-    /// - `Unsupported`: the device does not reach it; not published; Linux before 6.2.
-    /// - `Permission`: it is root's.
-    /// - `Io`: anything else.
+    /// - `Exhausted`: no provider has so many contiguous bytes besides the reserve.
+    /// - `Unsupported`: the device does not reach the memory; the driver does not publish it; Linux is older than 6.2.
+    /// - `Permission`: only root may allocate it.
+    /// - `Io`: all other errors.
     pub fn allocate(&self, len: usize) -> Result<P2pMemory> {
         let whole = len.checked_next_multiple_of(page_size()).filter(|whole| isize::try_from(*whole).is_ok());
         let Some(whole) = whole.filter(|_| len > 0) else {
-            let why = format!("{len} bytes asked for; ask for 1 to {}", isize::MAX);
+            let why = format!("the request is for {len} bytes; ask for 1 to {}", isize::MAX);
             return Err(Error::new(ErrorKind::InvalidRequest, ALLOCATE, why));
         };
         let mut refusals: Vec<Error> = Vec::new();
@@ -162,7 +162,7 @@ impl P2pAllocator {
             let reserve = self.reserve;
             format!(
                 "{address}: {whole} bytes asked for and {reserve} to stay, where {available} are available, \
-                 maybe not in one piece: ask for less, or have others give some back"
+                 maybe not contiguous: ask for less, or let other programs give some back"
             )
         };
         let exhausted = |available: u64| Err(Error::new(ErrorKind::Exhausted, ALLOCATE, short(available)));
@@ -190,7 +190,7 @@ impl P2pAllocator {
                 _ => Error::os(ALLOCATE, format!("{} is not mapped", path.display()), why),
             }
         })?;
-        // Others may have taken some meanwhile.
+        // Other programs may have taken some in the meantime.
         match self.available(address)? {
             left if left < self.reserve => {
                 drop(memory);
@@ -200,7 +200,7 @@ impl P2pAllocator {
         }
     }
 
-    /// Bytes of a provider that nobody has now.
+    /// The bytes of a provider that are free now.
     fn available(&self, provider: Address) -> Result<u64> {
         let found = providers(&self.sysfs).map_err(unread)?;
         Ok(found.iter().find(|one| one.address == provider).map_or(0, |one| one.available))
@@ -212,5 +212,5 @@ fn open(path: &Path) -> io::Result<File> {
 }
 
 fn unread(why: topology::Error) -> Error {
-    Error::new(ErrorKind::Io, ALLOCATE, format!("{why}: providers are listed there"))
+    Error::new(ErrorKind::Io, ALLOCATE, format!("{why}; the list of p2pmem providers comes from there"))
 }
