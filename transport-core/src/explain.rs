@@ -1,5 +1,5 @@
-//! What a request would do if it were made now, and why: the transport, the thread, the
-//! rails, how bytes are copied. Computed by what the request itself goes through.
+//! Explanations: what a request would do if it were made now, and why. An explanation names the transport, the thread,
+//! the rails, and how bytes are copied. It is computed by the same code that the request itself runs.
 
 use std::fmt;
 use std::ops::Range;
@@ -20,29 +20,29 @@ use crate::{
     Pages, Peer, PreparedWrite, ReadOptions, Region, RemoteRegion, Result, SendOptions, WriteOptions,
 };
 
-/// What a request would do now: [`Peer::explain_write`] and its siblings. It prints as a table.
+/// What a request would do now: the result of [`Peer::explain_write`] and its siblings. It prints as a table.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
 pub struct Explanation {
-    /// What was asked.
+    /// The kind of operation.
     pub operation: OperationKind,
-    /// Bytes of the whole.
+    /// The bytes of the whole request.
     pub bytes: u64,
     /// The peer's number and its host's name.
     pub peer: String,
-    /// The transports in order of preference, and what becomes of each.
+    /// The transports in order of preference, and whether the request takes them.
     pub transports: Vec<TransportChoice>,
-    /// What carries bytes to the remote region, as [`RemoteRegion::path`] says; `None` for a message.
+    /// How bytes get to the remote region, as in [`RemoteRegion::path`]; `None` for a message.
     pub path: Option<&'static str>,
-    /// Why the local region's bytes do not go by the device alone; `None` where they do.
+    /// Why the device does not move the local region's bytes by itself; `None` if it does.
     pub staging_reason: Option<String>,
-    /// Why it does not run in the calling thread; `None` if it does.
+    /// Why the request does not run in the calling thread; `None` if it does.
     pub queued: Option<String>,
-    /// Whether copies by the processor stream past the caches; devices do as they like.
+    /// Whether copies by the CPU bypass the caches. It says nothing of copies by devices.
     pub streams: bool,
-    /// When the imm is delivered; `None` without one.
+    /// When the imm is delivered; `None` without an imm.
     pub imm: Option<&'static str>,
-    /// What each rail of the taken transport has to do.
+    /// The share of each rail of the taken transport.
     pub rails: Vec<RailPlan>,
 }
 
@@ -50,11 +50,11 @@ pub struct Explanation {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
 pub struct TransportChoice {
-    /// Its label.
+    /// The transport's label.
     pub transport: String,
-    /// Whether it is the one.
+    /// Whether the request takes this transport.
     pub taken: bool,
-    /// Why, or why not.
+    /// Why the request takes it, or why not.
     pub why: String,
 }
 
@@ -62,24 +62,24 @@ pub struct TransportChoice {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
 pub struct RailPlan {
-    /// Its position.
+    /// The rail's number in the transport.
     pub rail: u32,
     /// The local device.
     pub device: String,
-    /// Requests, that of a last imm among them.
+    /// The number of work requests, the one for a last imm included.
     pub requests: u64,
-    /// Bytes.
+    /// The bytes of the rail's share.
     pub bytes: u64,
-    /// Why it can have no share; `None` if it can, even if it has none this time.
+    /// Why the rail cannot have a share. `None` if it can have one, even if it has none this time.
     pub unusable: Option<&'static str>,
 }
 
 impl Peer {
-    /// What [`Peer::write_with`] of these arguments would do now.
+    /// Explains what [`Peer::write_with`] with these arguments would do now.
     ///
-    /// It is what that call goes through, up to the submission; between the two a queue may
-    /// fill or a device be lost. A transport may hand a request that should run in the calling thread
-    /// to its worker after all, when the peer's queue is full.
+    /// The explanation runs the same code as that call, up to the submission. Before a later call a queue may fill, or
+    /// a device may be lost. If the peer's queue is full, a transport may give a request to its worker that the
+    /// explanation shows in the calling thread.
     ///
     /// # Errors
     /// Those of the call before submission.
@@ -93,12 +93,12 @@ impl Peer {
     ) -> Result<Explanation> {
         let (link, span) = self.0.check_write(src, range, dst, offset, options, "write")?;
         let work = options.work(cut_write(link, span, options, "write")?, src, dst);
-        let why = || "it waits for its trigger, which the worker looks at".into();
+        let why = || "it waits for its trigger, which the worker polls".into();
         let queued = options.trigger.as_ref().map(|_| why()).or_else(|| why_queued(link, src, dst, span));
         explain(&self.0, link, OperationKind::Write, &work, queued)
     }
 
-    /// What [`Peer::write_pages_with`] of these arguments would do now.
+    /// Explains what [`Peer::write_pages_with`] with these arguments would do now.
     ///
     /// # Errors
     /// As [`Peer::explain_write`].
@@ -115,7 +115,7 @@ impl Peer {
         explain_pages(&self.0, link, &work)
     }
 
-    /// What [`Peer::read_with`] of these arguments would do now.
+    /// Explains what [`Peer::read_with`] with these arguments would do now.
     ///
     /// # Errors
     /// As [`Peer::explain_write`].
@@ -133,7 +133,7 @@ impl Peer {
         explain(&self.0, link, OperationKind::Read, &work, why_queued(link, dst, src, span))
     }
 
-    /// What [`Peer::send_with`] of these arguments would do now.
+    /// Explains what [`Peer::send_with`] with these arguments would do now.
     ///
     /// # Errors
     /// As [`Peer::explain_write`].
@@ -148,7 +148,7 @@ impl Peer {
         let queued = match link.message_path(span.len) {
             None => Some(closed(link, link.direct.as_ref().map(|_| link.max_direct), span.len)),
             Some(_) if src.0.device_memory_mask != 0 => {
-                Some("a GPU has the bytes, which go through host memory".into())
+                Some("the bytes are in GPU memory, and go through host memory".into())
             }
             Some(_) => None,
         };
@@ -157,7 +157,7 @@ impl Peer {
 }
 
 impl PreparedWrite {
-    /// What a post of it would do now.
+    /// Explains what a post would do now.
     ///
     /// # Errors
     /// Those of [`PreparedWrite::post`] before submission.
@@ -168,11 +168,11 @@ impl PreparedWrite {
 }
 
 fn explain_pages(peer: &PeerInner, link: &Link, work: &Work) -> Result<Explanation> {
-    let why = "paged writes are the worker's, which posts them in batches";
+    let why = "paged writes are posted in batches, by the worker";
     explain(peer, link, OperationKind::WritePages, work, Some(why.into()))
 }
 
-/// Why a request to a region goes to the worker.
+/// The reason why a request to a region goes to the worker, if it does.
 fn why_queued(link: &Link, local: &Region, remote: &RemoteRegion, span: CheckedRange) -> Option<String> {
     let Some(path) = link.direct_path(&remote.0, span.len) else {
         return Some(closed(link, remote.0.direct_path.as_ref().map(|path| path.max), span.len));
@@ -180,7 +180,7 @@ fn why_queued(link: &Link, local: &Region, remote: &RemoteRegion, span: CheckedR
     path.direct.declines(&*path.import, local.0.device_memory_mask != 0, span.len).map(Into::into)
 }
 
-/// Why the direct path, for up to `max` bytes if there is one, is closed.
+/// The reason why the direct path is closed. `max` is the most bytes for it, if there is one.
 fn closed(link: &Link, max: Option<u64>, len: u64) -> String {
     match max {
         None => format!("transport {} has no direct path", link.label),
@@ -239,7 +239,7 @@ fn explain(
     })
 }
 
-/// Each rail's share, by the split that the workers would make now.
+/// The share of each rail, by the split that the workers would make now.
 fn rails(peer: &PeerInner, link: &Link, work: &Work, at_once: bool) -> Result<Vec<RailPlan>> {
     let groups = peer.links_of(link.engine.transport);
     let mut plans: Vec<_> = groups.iter().flat_map(|link| blank(link, work)).collect();
@@ -267,7 +267,7 @@ fn rails(peer: &PeerInner, link: &Link, work: &Work, at_once: bool) -> Result<Ve
             plan.requests = range.len().into();
             plan.bytes = work.shape.bytes_of(range.start..range.end);
         }
-        // Whichever group is done last sends it, on the first rail it has.
+        // The group that ends last sends the imm, over its first usable rail.
         let first = plans.iter_mut().find(|plan| plan.unusable.is_none());
         if let Some(first) = first.filter(|_| index == 0 && work.imm_comes_last()) {
             first.requests += 1;
@@ -276,7 +276,7 @@ fn rails(peer: &PeerInner, link: &Link, work: &Work, at_once: bool) -> Result<Ve
     Ok(plans)
 }
 
-/// The rails of a link, without shares.
+/// The plans for the rails of a link, without shares.
 fn blank<'a>(link: &'a Link, work: &'a Work) -> impl Iterator<Item = RailPlan> + 'a {
     let (engine, transport) = (&link.engine, link.engine.transport);
     link.rails.iter().enumerate().map(move |(index, paired)| {
@@ -331,7 +331,7 @@ impl fmt::Display for Explanation {
     }
 }
 
-/// Bytes, in the largest unit that leaves nothing over.
+/// Bytes in the largest unit without a remainder.
 fn size(bytes: u64) -> String {
     match bytes {
         1.. if bytes.is_multiple_of(1 << 20) => format!("{} MiB", bytes >> 20),

@@ -1,7 +1,7 @@
-//! The parsers of bytes that are not trusted, for the fuzzer alone (`cfg(fuzzing)`).
+//! The parsers of bytes that are not trusted, for the fuzzer only (`cfg(fuzzing)`).
 //!
-//! Each takes any bytes, and asserts what must hold of whatever was accepted: that
-//! it survives being written and read again, and stays within its bounds.
+//! Each function takes any bytes. If the parser accepts them, the function asserts that the result stays the same when it
+//! is written and read again, and that it is within its limits.
 
 use tokio::runtime::Builder;
 
@@ -11,7 +11,7 @@ use crate::control::framing::StreamReceiver;
 use crate::control::handshake::hello::Hello;
 use crate::control::{MAX_FRAME, RecvHalf};
 
-/// The first frame of a stranger.
+/// The first frame of an unauthenticated peer.
 pub fn hello(bytes: &[u8]) {
     if let Ok(hello) = Hello::decode(bytes) {
         let again = Hello::decode(&hello.encode().expect("what was read can be written"));
@@ -35,7 +35,7 @@ pub fn descriptor(bytes: &[u8]) {
     }
 }
 
-/// The framing of a byte stream, up to its end or to what is no frame.
+/// The framing of a byte stream, up to its end or to the first bytes that are no frame.
 pub fn stream(bytes: &[u8]) {
     let runtime = Builder::new_current_thread().build().expect("a runtime");
     runtime.block_on(async {

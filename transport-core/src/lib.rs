@@ -1,28 +1,26 @@
-//! Types, backend traits and engine of multirail; knows no backend.
+//! The public API and the engine of multirail. This crate knows no backend.
 //!
-//! Users depend on the facade `multirail`, which re-exports all of this and knows
-//! the backends by name; backends implement [`spi`].
+//! Users depend on the facade `multirail`, which re-exports this crate and knows the backends by name. Backends
+//! implement [`spi`].
 //!
 //! In reading order:
 //!
-//! - [`Fabric`], [`FabricBuilder`]: opened transports, and what they are opened with.
-//! - [`Region`], [`Descriptor`], [`RemoteRegion`]: memory here, as bytes, and there;
-//!   [`Memory`] and [`HostBuffer`] own it, [`copy`] moves it; on Linux [`P2pAllocator`] takes devices'.
-//! - [`Peer`] and its operations, with [`WriteOptions`] and [`Pages`]; [`PeerGroup`] asks
-//!   many at once, an [`Explanation`] says what one would do. [`Op`] is their future,
-//!   [`ImmCounter`] and [`RecvPool`] the other side of them. [`wait`] blocks on any future
-//!   where there is no executor. A [`Signal`] is what a GPU waits for ([`ImmCounter::mirror`]), or
-//!   writes to begin an operation ([`WriteOptions::when`]).
-//! - [`Bootstrap`], [`Listener`]: how peers find each other; TCP is built in. A
-//!   [`Token`] keeps strangers out, [`Fabric::tenant`] keeps peers apart.
+//! - [`Fabric`], [`FabricBuilder`]: opened transports, and their settings.
+//! - [`Region`], [`Descriptor`], [`RemoteRegion`]: local memory, the bytes that describe it, and a peer's memory.
+//!   [`Memory`] and [`HostBuffer`] own memory, [`copy`] moves it. On Linux, [`P2pAllocator`] allocates memory of devices.
+//! - [`Peer`] and its operations, with [`WriteOptions`] and [`Pages`]. [`PeerGroup`] addresses many peers at once. An
+//!   [`Explanation`] says what an operation would do. [`Op`] is the future of an operation. The target uses
+//!   [`ImmCounter`] and [`RecvPool`]. [`wait`] blocks on any future if there is no executor. A GPU waits for a
+//!   [`Signal`] ([`ImmCounter::mirror`]), or writes one to begin an operation ([`WriteOptions::when`]).
+//! - [`Bootstrap`], [`Listener`]: how peers find each other; TCP is built in. With a [`Token`] only authenticated peers
+//!   connect. [`Fabric::tenant`] separates groups of peers.
 //! - [`GrantPolicy`]: how much each peer may send.
 //! - [`Clock`]: time is injected, as is every seed.
-//! - [`observe`]: what a fabric is doing, and what each operation waits for.
-//! - [`spi`]: what a backend implements.
+//! - [`observe`]: what a fabric does, and what each operation waits for.
+//! - [`spi`]: the traits that a backend implements.
 //!
-//! Inside: `engine` runs operations (one step is `Engine::step`), `op` keeps them,
-//! `plan` splits them, `engine::worker` is the thread that drives an engine, `control` the
-//! plane beside it.
+//! Inside: `engine` runs operations (one step is `Engine::step`), `op` has their table, `plan` splits them,
+//! `engine::worker` is the thread that drives an engine, and `control` is the control plane.
 //!
 //! ```
 //! use multirail_core::{Pages, imm_count};
@@ -36,23 +34,22 @@
 //!
 //! # Threads
 //!
-//! Everything public may be used from any thread, and every future polled by any
-//! executor. A fabric owns a worker thread per rail group and one control thread;
-//! a caller-driven fabric has no workers, and [`Fabric::step`] drives it; connections may
-//! be served by a runtime of the caller's, too ([`FabricBuilder::control_on`]).
+//! Any thread may use all public items, and any executor may poll the futures. A fabric has a worker thread per rail
+//! group and one control thread. A caller-driven fabric has no workers: [`Fabric::step`] drives it. A runtime of the
+//! caller can serve the connections instead of the control thread ([`FabricBuilder::control_on`]).
 //!
 //! # Cleanup
 //!
-//! The last [`Fabric`] closes it: peers are told, what is posted is taken back,
-//! threads are joined, every waiter has its answer. Dropping an [`Op`] requests a
-//! cancel; the memory it uses stays held until the hardware is done with it.
+//! Dropping the last clone of a [`Fabric`] closes it: the fabric tells its peers, ends its operations, joins its threads,
+//! and answers every waiter. Dropping an [`Op`] requests a cancel. The library keeps the operation's memory until the
+//! hardware has finished with it.
 
 #![deny(unsafe_code)]
 
 mod descriptor;
 mod engine;
 mod explain;
-#[allow(unsafe_code, reason = "hands the contract of registration on")]
+#[allow(unsafe_code, reason = "passes the contract of registration on to the caller")]
 mod fabric;
 #[cfg(fuzzing)]
 pub mod fuzz;

@@ -1,4 +1,4 @@
-//! What a running fabric tells about itself: records, dumps, stalls, metrics.
+//! What a running fabric reports: records, dumps, stalls, metrics.
 //!
 //! None of this code runs as part of a request. In reading order:
 //!
