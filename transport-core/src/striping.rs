@@ -44,7 +44,7 @@ impl<'a> Shares<'a> {
         let groups = reach.clone().count() as u64;
         if groups == 0 {
             let why = "no pair of rails joins the rails that the local region is registered on with those of the \
-                       remote region; register one of the regions on all rails";
+                       remote region; register one of them on all rails";
             return Err(Error::new(ErrorKind::Unreachable, operation, why));
         }
         let shares = (work.bytes() / MIN_SHARE).clamp(1, groups).min(work.pieces.len().max(1).into());

@@ -1,4 +1,4 @@
-//! Barriers over real sockets: whoever comes first, leaves at once, dies or lies.
+//! Barriers over real sockets: any order of arrivals, peers that leave at once, die, or break the protocol.
 
 use std::time::Duration;
 
@@ -15,7 +15,7 @@ fn alone(peer: &Peer) -> PeerGroup {
     PeerGroup::new([peer.clone()]).unwrap()
 }
 
-/// As in [`wait`](super::wait), and the fabric is driven by whoever waits.
+/// As [`wait`](super::wait). The waiting thread drives the fabric.
 fn reach(group: &PeerGroup, name: impl std::fmt::Display, limit: Duration) -> Result<()> {
     group.barrier(name, limit)?.wait()
 }
@@ -66,7 +66,7 @@ fn a_wait_that_was_given_up_is_taken_up_and_arrives_once() {
         assert_eq!(kind(reach(&ours, "a", MS)), ErrorKind::DeadlineExceeded);
         drop(ours.barrier("a", LIMIT).unwrap());
         reach(&theirs, "a", LIMIT).unwrap();
-        // It has passed once, for our one arrival.
+        // The peer has passed once, because this side has arrived once.
         assert_eq!(kind(reach(&theirs, "a", 20 * MS)), ErrorKind::DeadlineExceeded);
         reach(&ours, "a", LIMIT).unwrap();
         reach(&ours, "a", LIMIT).unwrap();
@@ -88,7 +88,7 @@ fn who_passes_may_leave_at_once() {
         let late = alone(&two_there).barrier("end", LIMIT).unwrap();
         let all = PeerGroup::new([one_here, two_here]).unwrap();
         reach(&all, "end", LIMIT).unwrap();
-        // Everyone else passes, though the server is gone by now, or parts in order.
+        // All others pass, although the server may be gone or has closed its connections.
         if round % 2 == 0 {
             server.close();
         } else {
@@ -108,7 +108,7 @@ fn a_peer_that_dies_before_it_ends_the_wait() {
     here.disconnect();
     assert_eq!(kind(wait(barrier)), ErrorKind::Closed);
     client.close();
-    // One that falls silent, beside one that lives and has come.
+    // One peer falls silent; another one lives and has arrived.
     let ((_fabric, listener), silent, _raw) = with_raw();
     let other = fabric();
     let (to_us, lives) = gets_through(&other, &listener);
@@ -136,9 +136,9 @@ fn an_arrival_is_said_once() {
 #[test]
 fn a_peer_that_reaches_more_than_it_can_is_cut_off() {
     let lies: [fn(&mut Raw); 3] = [
-        // Again, though nobody here has come.
+        // The peer arrives again, although this side has not arrived.
         |raw| (0..2).for_each(|_| raw.send(&Frame::Barrier { name: "a".into() })),
-        // Three times for our once.
+        // The peer arrives three times, this side once.
         |raw| {
             assert_eq!(raw.recv(), Some(Frame::Barrier { name: "ours".into() }));
             (0..3).for_each(|_| raw.send(&Frame::Barrier { name: "ours".into() }));
@@ -153,7 +153,7 @@ fn a_peer_that_reaches_more_than_it_can_is_cut_off() {
         let refusal = std::iter::from_fn(|| raw.recv()).find(|frame| !matches!(frame, Frame::Barrier { .. }));
         assert!(matches!(refusal, Some(Frame::Refuse { cause: Cause::Protocol, .. })), "{refusal:?}");
     }
-    // What is agreed is borne, and all of it passes.
+    // The agreed number of arrivals is accepted, and all these barriers pass.
     let ((_fabric, _listener), peer, mut raw) = with_raw();
     (0..MAX_AHEAD).for_each(|at| raw.send(&Frame::Barrier { name: at.to_string() }));
     let group = alone(&peer);

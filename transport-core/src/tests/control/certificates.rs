@@ -1,4 +1,4 @@
-//! A CA and what it signs, for tests; made without a C compiler.
+//! A certificate authority and its certificates, for tests; made without a C compiler.
 
 use graviola::hashing::Sha256;
 use graviola::signing::ecdsa::{P256, SigningKey};
@@ -13,10 +13,10 @@ pub struct Certified {
     pub key: String,
 }
 
-/// An authority of its own.
+/// A new certificate authority.
 pub struct Authority {
     issuer: Issuer<'static, Key>,
-    /// Its certificate, as PEM.
+    /// The authority's certificate, as PEM.
     pub root: String,
 }
 
@@ -30,12 +30,12 @@ impl Authority {
         Self { issuer: Issuer::new(params, key), root }
     }
 
-    /// For these names and addresses, valid now.
+    /// A certificate for these names and addresses that is valid now.
     pub fn certify(&self, names: &[&str]) -> Certified {
         self.sign(params("peer", names))
     }
 
-    /// The same, long expired.
+    /// The same certificate, but expired long ago.
     pub fn certify_expired(&self, names: &[&str]) -> Certified {
         let mut params = params("peer", names);
         params.not_after = date_time_ymd(2001, 1, 1);

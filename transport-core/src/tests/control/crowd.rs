@@ -1,4 +1,4 @@
-//! A thousand clients that come and do nothing keep no good one out.
+//! A thousand clients that connect and do nothing do not keep honest clients out.
 
 use std::net::TcpStream;
 use std::time::Duration;
@@ -11,7 +11,7 @@ use crate::FabricBuilder;
 
 const CROWD: usize = 1000;
 
-/// Room for both ends of the crowd; false if the system has none.
+/// Raises the limit of open files for both ends of all connections. Returns false if the system does not allow it.
 fn descriptors() -> bool {
     let limit = getrlimit(Resource::Nofile);
     let wanted = 3 * CROWD as u64;
@@ -22,12 +22,12 @@ fn descriptors() -> bool {
     setrlimit(Resource::Nofile, raised).is_ok()
 }
 
-/// Longer than any test waits: whoever is admitted did not wait for a crowd to time out.
+/// Longer than any test waits, so that an admitted client did not wait for the crowd's timeouts.
 fn patient(builder: FabricBuilder) -> FabricBuilder {
     builder.handshake_limit(Duration::from_secs(600))
 }
 
-/// Good clients come while `act` has been done to every member of a crowd.
+/// Checks that honest clients connect after `act` was done to every member of a crowd.
 fn survives(builder: impl Fn() -> FabricBuilder, act: impl Fn(&mut Raw)) {
     if !descriptors() {
         return println!("skipped: fewer than {} descriptors: raise `ulimit -Hn`", 3 * CROWD);
@@ -44,7 +44,7 @@ fn survives(builder: impl Fn() -> FabricBuilder, act: impl Fn(&mut Raw)) {
             there.disconnect();
         }
     }
-    // The first were told nothing; the last are still borne.
+    // The first clients were dropped without a frame; the last ones are still connected.
     let mut first = crowd.remove(0);
     while let Some(frame) = first.recv_bytes() {
         assert!(frame.starts_with(b"mrailctl"), "{frame:?}");

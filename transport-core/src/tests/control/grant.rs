@@ -1,4 +1,4 @@
-//! What peers grant each other: it is there with the peer, it rises, and lies end the peer.
+//! Grants between peers: they are there as soon as the peer is, they rise, and invalid ones end the peer.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -12,8 +12,8 @@ use crate::spi::Allowance;
 use crate::spi::WorkKind;
 use crate::{ErrorKind, Grant, GrantPolicy, GrantRequest, Peer};
 
-/// How many more imms and messages a peer lets us send, as far as we know; up to a few.
-fn room(peer: &Peer) -> [u32; 2] {
+/// The number of imms and messages that this side knows it may still send to a peer; up to a small limit.
+fn send_credit(peer: &Peer) -> [u32; 2] {
     let credit = &peer.0.links[GroupIndex::FIRST].credit;
     [(WorkKind::Write, Some(1)), (WorkKind::Send, None)].map(|(kind, imm)| {
         let counter = credit.counter(kind, imm).unwrap();
@@ -26,18 +26,18 @@ fn room(peer: &Peer) -> [u32; 2] {
 #[test]
 fn the_first_grant_is_there_with_the_peer() {
     let ((_client, there), (_server, here)) = pair();
-    // A null device's queue of 1024, half of it for 64 newcomers.
-    assert_eq!([room(&there), room(&here)], [[6, 2]; 2]);
+    // The queue of a null device has 1024 entries; one half is for 64 new peers.
+    assert_eq!([send_credit(&there), send_credit(&here)], [[6, 2]; 2]);
     let (one, other) = (fabric(), fabric());
     let (there, here) = one.connect_local(&other).unwrap();
-    assert_eq!([room(&there), room(&here)], [[6, 2]; 2]);
+    assert_eq!([send_credit(&there), send_credit(&here)], [[6, 2]; 2]);
 }
 
-/// As many imms as it says at the moment.
+/// A policy that grants the number of imms that is set at the moment.
 #[derive(Default)]
-struct Dial(AtomicU64);
+struct AdjustablePolicy(AtomicU64);
 
-impl GrantPolicy for Dial {
+impl GrantPolicy for AdjustablePolicy {
     fn grant(&self, request: &GrantRequest<'_>) -> Grant {
         assert_eq!((request.transport, request.tenant, request.capacity), ("null", "", 1024));
         assert_eq!((request.peers, request.taken), (1, 0));
@@ -47,21 +47,21 @@ impl GrantPolicy for Dial {
 
 #[test]
 fn a_policy_that_changed_is_asked_again() {
-    let dial = Arc::new(Dial::default());
+    let dial = Arc::new(AdjustablePolicy::default());
     let (server, listener, address) = served(builder("null").grant_policy(dial.clone()));
     let client = fabric();
     let there = wait(client.connect(&address)).unwrap();
     let here = wait(listener.accept()).unwrap();
-    assert_eq!(room(&there), [0, 1 << 20]);
+    assert_eq!(send_credit(&there), [0, 1 << 20]);
     assert_eq!(there.0.links[GroupIndex::FIRST].credit.bytes(), 9);
-    // Less than before takes nothing back.
+    // A smaller grant than before takes nothing back.
     for (imms, room_then) in [(5, 5), (7, 7), (3, 7)] {
         dial.0.store(imms, Ordering::SeqCst);
         here.regrant();
         server.step();
-        // A question behind the grant, by the same queue: who answers it has the grant.
+        // A lookup follows the grant in the same queue: a peer that answers it has received the grant.
         assert!(wait(here.0.session.lookup("x")).is_err());
-        assert_eq!(room(&there), [room_then, 1 << 20]);
+        assert_eq!(send_credit(&there), [room_then, 1 << 20]);
     }
 }
 
@@ -72,8 +72,8 @@ fn grant(transport: &str, imms: u64) -> Frame {
 #[test]
 fn grants_that_fall_or_fit_nothing_end_the_session() {
     for (lies, says) in [
-        (&[grant("null", 5), grant("null", 4)][..], "only add up"),
-        (&[grant("null", u64::MAX), grant("null", 0)], "only add up"),
+        (&[grant("null", 5), grant("null", 4)][..], "may only grow"),
+        (&[grant("null", u64::MAX), grant("null", 0)], "may only grow"),
         (&[grant("efa", 5)], "no transport between us"),
     ] {
         let (_server, peer, mut raw) = with_raw();
@@ -88,7 +88,7 @@ fn grants_that_fall_or_fit_nothing_end_the_session() {
 #[test]
 fn who_grants_nothing_is_sent_nothing() {
     let (_server, peer, _raw) = with_raw();
-    assert_eq!((room(&peer), peer.0.links[GroupIndex::FIRST].credit.bytes()), ([0, 0], 0));
+    assert_eq!((send_credit(&peer), peer.0.links[GroupIndex::FIRST].credit.bytes()), ([0, 0], 0));
 }
 
 #[test]
@@ -117,6 +117,6 @@ fn a_flood_of_grants_is_one_piece_of_news() {
     (0..1000).for_each(|imms| raw.send(&grant("null", imms)));
     raw.send(&Frame::Goodbye);
     assert_eq!(wait(peer.closed()).kind(), ErrorKind::Closed);
-    // The news of grants, and of the end.
+    // The notices of grants and of the end.
     assert_eq!(peer.0.links[GroupIndex::FIRST].engine.controls.len(), 2);
 }

@@ -1,4 +1,4 @@
-//! Whoever breaks the handshake gets a typed end, and nobody else notices.
+//! A peer that breaks the handshake gets a typed error, and no other peer is affected.
 
 use std::io::Write;
 use std::net::TcpListener;
@@ -13,7 +13,7 @@ use crate::control::frame::{Cause, Frame, LinkReport};
 use crate::control::{Acceptor, Bootstrap, Channel};
 use crate::{Error, ErrorKind, Result};
 
-/// Two fabrics see each other, and the connection works.
+/// Checks that two fabrics are connected to each other, and that the connection works.
 fn good_client_gets_through(listener: &crate::Listener) {
     let client = fabric();
     let peer = wait(client.connect(&listener.local_addr())).unwrap();
@@ -54,7 +54,7 @@ fn garbage_at_each_step_stops_no_good_client() {
             }
             assert_eq!(raw.recv_bytes(), None);
         }
-        // Not even frames, and gone at once.
+        // Bytes that are no frames, from clients that leave at once.
         let mut http = Raw::connect(&address);
         prologue(&mut http);
         http.0.write_all(b"GET / HTTP/1.1\r\n\r\n").unwrap();
@@ -64,7 +64,7 @@ fn garbage_at_each_step_stops_no_good_client() {
     good_client_gets_through(&listener);
 }
 
-/// A server that is not ours: what `connect` says after `server` did its part.
+/// The error of `connect` to a socket that `server` serves.
 fn connect_to(server: impl FnOnce(Raw) + Send + 'static) -> Error {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap().to_string();
@@ -100,7 +100,7 @@ fn connecting_to_strangers_ends_typed() {
     assert!(error.context().contains("no room"), "{error}");
 }
 
-/// A peer of more rails has longer, whichever side has them, by what the fabric was set to.
+/// A peer with more rails on either side has more time, by the fabric's setting.
 #[test]
 fn more_rails_have_more_time() {
     let limits = builder("null").handshake_limit(300 * MS).handshake_limit_per_rail(20_000 * MS);
@@ -118,7 +118,7 @@ fn more_rails_have_more_time() {
         raw
     };
     let (mut two, mut one) = (with_rails(2), with_rails(1));
-    // The later one of one rail is given up.
+    // The later peer, which has one rail, is dropped.
     match one.recv() {
         Some(Frame::Refuse { cause: Cause::Failed, reason }) => {
             assert!(reason.contains("report on its links within 0.3 s"), "{reason}");
@@ -130,7 +130,7 @@ fn more_rails_have_more_time() {
     assert_eq!(two.recv(), Some(Frame::Ready));
 }
 
-/// Limits that no clock reaches are none.
+/// Limits that no clock reaches mean no limit.
 #[test]
 fn endless_limits_are_none() {
     let endless = || {
@@ -162,7 +162,7 @@ fn without_a_common_transport_both_sides_say_so() {
     let error = wait(other.connect(&address)).err().unwrap();
     assert_eq!(error.kind(), ErrorKind::Unreachable, "{error}");
     assert!(error.context().contains("other"), "{error}");
-    // One that we refuse, one that refuses us, and one whose backend breaks.
+    // A peer that this side refuses, a peer that refuses this side, and a peer whose backend fails.
     let mut raw = Raw::connect(&address);
     raw.hello();
     raw.offers();
@@ -188,7 +188,7 @@ fn without_a_common_transport_both_sides_say_so() {
 
 #[test]
 fn a_silent_client_blocks_nobody_and_is_dropped() {
-    // Longer than any wait here: the silent ones are all still there when the good one has come.
+    // Longer than any wait here, so that all silent clients are still connected when the honest one arrives.
     let (_server, listener, address) = served(builder("null").handshake_limit(10 * limit::HANG));
     let mut silent: Vec<_> = (0..10).map(|_| Raw::connect(&address)).collect();
     silent[0].send_bytes(b"");
@@ -207,7 +207,7 @@ fn peers_nobody_claims_are_disconnected() {
     let peer = wait(client.connect(&address)).unwrap();
     wait(listener.close());
     assert_eq!(wait(peer.closed()).kind(), ErrorKind::Closed);
-    // Closing freed the address.
+    // Closing has freed the address.
     drop(TcpListener::bind(&address).unwrap());
 
     let (_server, listener, address) = listening();
@@ -215,7 +215,7 @@ fn peers_nobody_claims_are_disconnected() {
     let mut context = std::task::Context::from_waker(std::task::Waker::noop());
     assert!(connecting.as_mut().poll(&mut context).is_pending());
     drop(connecting);
-    // The server may have seen a client; that one is gone by itself.
+    // The server may have seen a client, which has gone by itself.
     good_client_gets_through_after_ghosts(&listener);
 }
 
@@ -242,7 +242,7 @@ fn closed_fabrics_neither_listen_nor_connect() {
     assert_eq!(wait(client.connect(&address)).err().unwrap().kind(), ErrorKind::Unreachable);
 }
 
-/// Finds nobody, ever.
+/// A bootstrap that never finds a peer.
 struct Lost;
 
 #[async_trait]

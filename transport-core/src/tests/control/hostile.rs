@@ -1,5 +1,5 @@
-//! Peers that say the wrong thing at every step, over real sockets: each gets a typed
-//! end, nobody else notices, and nothing stays reserved.
+//! Peers that send the wrong frame at every step, over real sockets: each gets a typed error, no other peer is affected,
+//! and no slot stays reserved.
 
 use std::io::Write;
 use std::net::TcpListener;
@@ -15,7 +15,7 @@ use crate::control::frame::{Cause, Frame};
 use crate::control::handshake::hello::Hello;
 use crate::{ErrorKind, Fabric, FabricBuilder, Listener, MAX_FRAME, TransportConfig};
 
-/// A side that is watched for what it keeps reserved.
+/// A fabric whose reserved slots the test counts.
 struct Watched {
     reserved: Arc<AtomicU32>,
     builder: FabricBuilder,
@@ -35,7 +35,7 @@ impl Watched {
         super::served(self.builder.clone())
     }
 
-    /// Ends when all is given back but `kept`.
+    /// Returns once all slots but `kept` are given back.
     fn keeps(&self, kept: u32) {
         let mut limit = limit::Limit::of(limit::HANG);
         while self.reserved.load(Ordering::Relaxed) != kept {
@@ -45,7 +45,7 @@ impl Watched {
     }
 }
 
-/// How far a conversation has come, and the frame that is due then.
+/// A step of the handshake, by the frame that is due.
 #[derive(Debug, Clone, Copy)]
 struct Step {
     guarded: bool,
@@ -68,7 +68,7 @@ const STEPS: [Step; 7] = [
 ];
 
 impl Step {
-    /// Says all that comes before, as the side that connected.
+    /// Sends all frames that come before this step, as the side that connected.
     fn reach(self, raw: &mut Raw) {
         if self.guarded && self.said >= 2 {
             raw.prove(&token("all"));
@@ -86,7 +86,7 @@ impl Step {
     }
 }
 
-/// The connection ends in words, or at least at once; what came before may be read.
+/// Checks that the connection ends, with a reason or at once. Frames that came before may be read.
 fn assert_ends(raw: &mut Raw, what: &str) {
     loop {
         match raw.recv() {
@@ -128,7 +128,7 @@ fn every_frame_at_every_wrong_step_of_a_client() {
                 raw.send_bytes(&bytes);
                 assert_ends(&mut raw, &format!("{name} at {step:?}"));
             }
-            // Gone without a word, in the middle of one, and with a length that lies.
+            // A peer that leaves without a frame, in the middle of a frame, and after a wrong length.
             for bytes in [&b""[..], &[40, 0, 0, 0, 1], &(MAX_FRAME as u32 + 1).to_le_bytes(), &[0xff; 4]] {
                 let mut raw = Raw::connect(&address);
                 step.reach(&mut raw);
@@ -159,7 +159,7 @@ fn a_hello_that_is_none() {
         assert!(raw.recv_bytes().unwrap().starts_with(b"mrailctl"));
         assert_ends(&mut raw, &format!("{hello:?}"));
     }
-    // A stranger may not even announce what an admitted peer may send.
+    // An unauthenticated peer may not even announce the length that an admitted peer may send.
     for length in [2049_u32, 1 << 20, u32::MAX, u32::from_le_bytes(*b"GET ")] {
         let mut raw = Raw::connect(&address);
         raw.0.write_all(&length.to_le_bytes()).unwrap();
@@ -194,7 +194,7 @@ fn silence_at_every_step_ends_within_the_limit() {
     }
 }
 
-/// Serves one client of `watched`: correctly for `said` frames, then `bytes`.
+/// Serves one client of `watched`: sends `said` correct frames, then `bytes`.
 fn serve(watched: &Watched, guarded: bool, said: usize, bytes: Vec<u8>) -> crate::Error {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap().to_string();

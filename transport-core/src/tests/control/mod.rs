@@ -1,4 +1,4 @@
-//! The control plane end to end: real sockets, real fabrics, a backend that moves nothing.
+//! The control plane end to end: real sockets, real fabrics, and a backend that moves no bytes.
 
 mod barrier;
 #[cfg(feature = "tls")]
@@ -28,14 +28,14 @@ use crate::{ErrorKind, Fabric, FabricBuilder, Listener, Peer, Token, TransportCo
 
 const MS: Duration = Duration::from_millis(1);
 
-/// Silence after which fabrics give a peer up: longer on a busy machine, where healthy ones are silent
-/// for longer. One number for the whole run, so that tests can say how long nothing may happen.
+/// The peer timeout of the tests' fabrics. It is longer on a busy machine, where healthy peers are silent for longer. It
+/// stays the same for the whole run, so that tests can say how long nothing may happen.
 fn peer_timeout() -> Duration {
     static TIMEOUT: OnceLock<Duration> = OnceLock::new();
     *TIMEOUT.get_or_init(|| limit::stretched(400 * MS).min(2000 * MS))
 }
 
-/// A fabric with quick limits, to be opened by the test.
+/// The settings of a fabric with short limits.
 fn builder(label: &str) -> FabricBuilder {
     let transport = TransportConfig::new(label, Arc::new(null::Null::default()));
     FabricBuilder::new().transport(transport).caller_driven().heartbeat(50 * MS).peer_timeout(peer_timeout())
@@ -45,17 +45,17 @@ fn fabric() -> Fabric {
     builder("null").open().unwrap()
 }
 
-/// A token of that name.
+/// A token that is made from `name`.
 fn token(name: &str) -> Token {
     Token::new(format!("the token of {name} and of nobody else")).unwrap()
 }
 
-/// A fabric that listens, and where.
+/// A fabric that listens, with its listener and address.
 fn listening() -> (Fabric, Listener, String) {
     served(builder("null"))
 }
 
-/// That fabric, listening.
+/// Opens a fabric that listens, with its listener and address.
 fn served(builder: FabricBuilder) -> (Fabric, Listener, String) {
     let fabric = builder.open().unwrap();
     let listener = wait(fabric.listen("0")).unwrap();
@@ -63,7 +63,7 @@ fn served(builder: FabricBuilder) -> (Fabric, Listener, String) {
     (fabric, listener, address)
 }
 
-/// Two connected fabrics, and how each sees the other.
+/// Two connected fabrics, each with its handle of the other.
 fn pair() -> ((Fabric, Peer), (Fabric, Peer)) {
     let (server, listener, address) = listening();
     let client = fabric();
@@ -72,11 +72,11 @@ fn pair() -> ((Fabric, Peer), (Fabric, Peer)) {
     ((client, there), (server, here))
 }
 
-/// A client that can connect, and is accepted as the next.
+/// Checks that a client can connect and is accepted. Returns both handles.
 fn gets_through(client: &Fabric, listener: &Listener) -> (Peer, Peer) {
     let there = wait(client.connect(&listener.local_addr())).unwrap();
     loop {
-        // Others may have come before, and may be gone already.
+        // Other clients may have connected before, and may be gone already.
         match wait(listener.accept()) {
             Ok(here) if here.incarnation() == client.incarnation() => {
                 assert!(there.is_alive() && here.is_alive());
@@ -88,7 +88,7 @@ fn gets_through(client: &Fabric, listener: &Listener) -> (Peer, Peer) {
     }
 }
 
-/// Waits without any runtime, and not for ever.
+/// Waits without a runtime, and fails the test if the wait takes too long.
 fn wait<T>(future: impl Future<Output = T>) -> T {
     let (done, watch) = std::sync::mpsc::channel::<()>();
     let watchdog = std::thread::spawn(move || {

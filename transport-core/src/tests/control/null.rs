@@ -1,4 +1,4 @@
-//! A backend that connects and registers, and moves nothing.
+//! A backend that connects and registers, but moves no bytes.
 
 use std::os::fd::AsRawFd;
 use std::os::unix::net::UnixStream;
@@ -14,9 +14,9 @@ use crate::{Access, Error, ErrorKind, Memory, Result};
 #[derive(Default)]
 pub(super) struct Null {
     pub reserved: Arc<AtomicU32>,
-    /// What a renewal does; without, endpoints do not move.
+    /// What a renewal does. Without it, endpoints have no new addresses.
     pub renew: Option<Arc<dyn Fn() + Send + Sync>>,
-    /// Counts polls of the endpoint, which sleeps until somebody wakes its worker; without, it does not sleep.
+    /// Counts polls of the endpoint, which sleeps until its worker is woken. Without it, the endpoint does not sleep.
     pub polls: Option<Arc<AtomicU32>>,
 }
 

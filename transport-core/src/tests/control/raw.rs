@@ -1,4 +1,4 @@
-//! A peer made by hand: a plain socket that speaks as well, or as badly, as the test wants.
+//! A raw peer: a plain socket that keeps or breaks the protocol, as the test wants.
 
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -9,10 +9,10 @@ use crate::control::frame::{Frame, Identity, LinkReport, TransportOffer};
 use crate::control::handshake::hello::Hello;
 use crate::control::handshake::proof::{Role, Transcript};
 
-/// Its socket, and the silence it bears.
+/// The socket, and the peer timeout.
 pub(super) struct Raw(pub TcpStream, pub Duration);
 
-/// Offers as good as any.
+/// Valid offers.
 pub(super) fn offers(peer_timeout: Duration, rail: &[u8]) -> Frame {
     let transport = TransportOffer {
         label: "null".into(),
@@ -37,7 +37,7 @@ impl Raw {
         Self(stream, Duration::from_secs(60))
     }
 
-    /// The next client of a listener that is not ours.
+    /// The next client of a plain TCP listener.
     pub fn accept(listener: &TcpListener) -> Self {
         Self::of(listener.accept().unwrap().0)
     }
@@ -60,12 +60,12 @@ impl Raw {
         Some(frame)
     }
 
-    /// Whether the other side closed the connection: a read that gave up says something else.
+    /// Whether the other side closed the connection. False if a read timed out.
     pub fn is_at_its_end(&mut self) -> bool {
         matches!(self.0.read(&mut [0]), Ok(0))
     }
 
-    /// The next frame that is no heartbeat and no grant.
+    /// The next frame that is neither a heartbeat nor a grant.
     pub fn recv(&mut self) -> Option<Frame> {
         loop {
             match Frame::decode(&self.recv_bytes()?).unwrap() {
@@ -75,12 +75,12 @@ impl Raw {
         }
     }
 
-    /// Says hello without a token, and reads the other's.
+    /// Sends a hello without a token, and reads the other side's hello.
     pub fn hello(&mut self) -> Hello {
         self.greet(false).0
     }
 
-    /// Says hello, and reads the other's; both as they were on the wire too.
+    /// Sends a hello, and reads the other side's hello. Returns the bytes of both too.
     pub fn greet(&mut self, token: bool) -> (Hello, [Vec<u8>; 2]) {
         let ours = Hello::new(token).unwrap().encode().unwrap();
         self.send_bytes(&ours);
@@ -88,7 +88,7 @@ impl Raw {
         (Hello::decode(&theirs).unwrap(), [ours, theirs])
     }
 
-    /// Says hello and proves `token` as the side that connected; what was proved.
+    /// Sends a hello and proves `token` as the side that connected. Returns the transcript.
     pub fn prove(&mut self, token: &Token) -> Transcript {
         let (_, [connecting, accepting]) = self.greet(true);
         let transcript = Transcript { connecting, accepting, binding: Vec::new() };
@@ -104,7 +104,7 @@ impl Raw {
         }
     }
 
-    /// All that comes until the end of the connection.
+    /// All bytes until the end of the connection.
     pub fn rest(&mut self) -> Vec<u8> {
         let mut bytes = Vec::new();
         let _ = self.0.read_to_end(&mut bytes);
@@ -119,7 +119,7 @@ impl Raw {
         }
     }
 
-    /// The whole handshake, done well.
+    /// Completes the handshake.
     pub fn shake_hands(&mut self) {
         self.hello();
         self.offers();

@@ -1,4 +1,4 @@
-//! Peers that say their rails have moved, as often as they can: others do not notice.
+//! Peers that announce relocated endpoints as often as they can: other peers are not affected.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError, mpsc};
@@ -12,7 +12,7 @@ use crate::{ErrorKind, Fabric, FabricBuilder, Listener, TransportConfig};
 
 const LIMIT: Duration = Duration::from_secs(20);
 
-/// Renewals wait here until the test lets them through, or ends.
+/// Renewals wait here until the test opens the gate, or ends.
 struct Gate {
     open: Arc<(Mutex<bool>, Condvar)>,
     begun: mpsc::Receiver<()>,
@@ -25,12 +25,12 @@ impl Gate {
         self.open.1.notify_all();
     }
 
-    /// Renewals that have begun since it was last asked.
+    /// The number of renewals that have begun since the last call.
     fn begun(&self) -> usize {
         self.begun.try_iter().count()
     }
 
-    /// Ends once so many slots are reserved.
+    /// Returns once `kept` slots are reserved.
     fn keeps(&self, kept: u32) {
         let until = Instant::now() + LIMIT;
         while self.reserved.load(Ordering::Relaxed) != kept {
@@ -88,7 +88,7 @@ fn a_peer_that_moves_all_the_time_holds_up_nobody() {
     (0..100).for_each(|offer| raw.send(&moved(offer)));
     gate.begun.recv_timeout(LIMIT).expect("a renewal begins");
 
-    // It takes as long as it likes. Meanwhile others are answered, and come in.
+    // The renewal takes its time. Meanwhile other peers are answered, and new ones connect.
     let answered = wait(there.region("none")).err().unwrap();
     assert_eq!(answered.kind(), ErrorKind::NotFound, "{answered}");
     let _another = gets_through(&client, &listener);
@@ -108,7 +108,7 @@ fn more_moves_than_anyone_can_follow_end_the_peer() {
     raw.shake_hands();
     let peer = wait(listener.accept()).unwrap();
     raw.send(&moved(0));
-    // The breach may be told before the first renewal has begun: so the rest comes after that.
+    // The violation could be reported before the first renewal has begun, so the other frames follow after that.
     gate.begun.recv_timeout(LIMIT).expect("a renewal begins");
     (1..2000).for_each(|offer| raw.send(&moved(offer)));
     assert_eq!(wait(peer.closed()).kind(), ErrorKind::Protocol);
@@ -118,7 +118,7 @@ fn more_moves_than_anyone_can_follow_end_the_peer() {
         }
         other => panic!("{other:?}"),
     }
-    // The renewal under way keeps the slot: it is no other peer's meanwhile.
+    // The renewal under way keeps the slot, so no other peer gets it in the meantime.
     assert_eq!((gate.begun(), gate.reserved.load(Ordering::Relaxed)), (0, 1));
     gate.open();
     gate.keeps(0);

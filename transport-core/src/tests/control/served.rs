@@ -1,21 +1,21 @@
-//! Connections that a runtime of the caller's serves.
+//! Connections that a runtime of the caller serves.
 
 use tokio::runtime::{Builder, Runtime};
 use tokio::time::{sleep, timeout};
 
 use super::*;
 
-/// Of one thread, which runs inside `block_on`.
+/// A runtime of one thread, which runs inside `block_on`.
 fn runtime() -> Runtime {
     Builder::new_current_thread().enable_all().build().unwrap()
 }
 
-/// A fabric whose connections it serves.
+/// A fabric whose connections the runtime serves.
 fn on(runtime: &Runtime) -> Fabric {
     builder("null").control_on(runtime.handle().clone()).open().unwrap()
 }
 
-/// Two of them, connected: listener, how the one that connected sees the other, and the other way round.
+/// Two such fabrics, connected: the listener, the connecting side's handle of the other side, and the other side's.
 async fn connected(client: &Fabric, server: &Fabric) -> (Listener, Peer, Peer) {
     let listener = server.listen("0").await.unwrap();
     let address = listener.local_addr();
@@ -29,7 +29,7 @@ fn goodbye_is_said_from_inside_as_well() {
     let (client, server) = (on(&runtime), on(&runtime));
     runtime.block_on(async {
         let (_listener, there, here) = connected(&client, &server).await;
-        // Both stay, and nobody is taken for dead.
+        // Both peers stay connected, and neither counts as dead.
         sleep(2 * peer_timeout()).await;
         assert!(there.is_alive() && here.is_alive());
         client.close_and_wait().await;
@@ -45,7 +45,7 @@ fn goodbye_is_said_from_inside_as_well() {
 #[test]
 fn from_outside_it_is_bounded_and_said_later() {
     let runtime = runtime();
-    // The other side bears more silence than `close` waits.
+    // The other side's peer timeout is longer than `close` waits.
     let (client, server) = (on(&runtime), builder("null").peer_timeout(100 * peer_timeout()).open().unwrap());
     let (_listener, there, here) = runtime.block_on(connected(&client, &server));
     client.close();
@@ -98,7 +98,7 @@ fn a_runtime_that_is_shut_down_ends_all_and_says_so() {
     assert_eq!(wait(asks).err().unwrap().kind(), ErrorKind::Closed);
     let late = wait(fabric.connect(&listener.local_addr())).err().unwrap();
     assert!(late.kind() == ErrorKind::Closed && late.to_string().contains("shut down"), "{late}");
-    // Nothing is there to wait for.
+    // There is nothing to wait for.
     fabric.close();
 }
 

@@ -1,4 +1,4 @@
-//! What a session does for its peer, and all the ways it ends.
+//! What a session does for its peer, and every way in which it ends.
 
 use std::io::Write;
 use std::sync::Arc;
@@ -12,7 +12,7 @@ use crate::control::frame::{Cause, Frame, MAX_NAME};
 use crate::control::{Acceptor, Bootstrap, Channel, TcpBootstrap};
 use crate::{Access, Error, ErrorKind, Fabric, Listener, Peer, Result};
 
-/// A fabric and a hand-made peer that went through the whole handshake.
+/// A fabric and a raw peer that have completed the handshake.
 pub(super) fn with_raw() -> ((Fabric, Listener), Peer, Raw) {
     let (fabric, listener, address) = listening();
     let mut raw = Raw::connect(&address);
@@ -32,7 +32,7 @@ fn names_are_looked_up() {
     assert_eq!(error.kind(), ErrorKind::NotFound);
     assert!(error.context().contains("no such"), "{error}");
     assert_eq!(lookup(&"x".repeat(MAX_NAME + 1)).unwrap_err().kind(), ErrorKind::InvalidRequest);
-    // More at once than may be outstanding.
+    // More lookups at once than may be outstanding.
     let many: Vec<_> = (0..300).map(|_| there.0.session.lookup("kv")).collect();
     assert!(many.into_iter().all(|lookup| wait(lookup).is_ok()));
     server.unpublish("kv");
@@ -53,10 +53,10 @@ fn closing_and_disconnecting_are_seen_as_closed() {
         let ((client, there), (_server, here)) = pair();
         let lookup = there.0.session.lookup("x");
         end(&client, there);
-        // By the goodbye: silence would make it a dead one.
+        // The goodbye ends it with `Closed`; silence would end it with `PeerDied`.
         let error = wait(here.closed());
         assert_eq!(error.kind(), ErrorKind::Closed, "{error}");
-        // Whatever became of it, it ended.
+        // The operation has ended, with any result.
         let _ = wait(lookup);
     }
 }
@@ -135,7 +135,7 @@ fn a_peer_that_asks_and_never_reads_is_dropped() {
     let question = Frame::Lookup { id: 1, name: "kv".into() }.encode().unwrap();
     let framed = [&(question.len() as u32).to_le_bytes()[..], &question].concat();
     let burst = framed.repeat(10_000);
-    // Ends when the connection does: alive by its questions, it reads no answer.
+    // The peer sends lookups, so it counts as alive, but reads no answer. It ends with the connection.
     while raw.0.write_all(&burst).is_ok() {}
     let error = wait(peer.closed());
     assert!(matches!(error.kind(), ErrorKind::PeerDied | ErrorKind::Protocol), "{error}");
@@ -161,7 +161,7 @@ fn an_impatient_peer_hears_more_heartbeats() {
         }
         started.elapsed()
     };
-    // Every 20 ms, not every 50: a busy machine delays some of them, not all.
+    // Every 20 ms, not every 50 ms: a busy machine delays some heartbeats, but not all.
     assert!((0..50).any(|_| five() < 200 * MS));
 }
 
@@ -185,7 +185,7 @@ fn failing_a_peer_elsewhere_ends_its_session() {
     }
 }
 
-/// TCP, and a way to keep the control thread from running at all.
+/// TCP, with a way to block the control thread.
 struct Blocking(TcpBootstrap);
 
 #[async_trait]

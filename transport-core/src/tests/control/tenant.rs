@@ -1,4 +1,4 @@
-//! Tenants: one listener, and nothing in common behind it.
+//! Tenants: fabrics that share a listener and nothing else.
 
 use std::time::Duration;
 
@@ -32,7 +32,7 @@ fn one_accept_loop_serves_all_and_tells_them_apart() {
     assert_eq!(tenants, ["a", "", "b", "a"]);
     let met: Vec<_> = pairs.iter().map(|(there, _)| there.incarnation()).collect();
     assert_eq!(met, [a.incarnation(), parent.incarnation(), b.incarnation(), a.incarnation()]);
-    // Neither does a client know whose tenant it is.
+    // A client does not know which tenant it belongs to.
     assert!(pairs.iter().all(|(there, _)| there.tenant().is_empty()));
     let stranger = client("nobody");
     assert_eq!(wait(stranger.connect(&listener.local_addr())).err().unwrap().kind(), ErrorKind::Permission);
@@ -58,7 +58,7 @@ fn names_and_descriptors_are_each_tenants_own() {
     assert_eq!(looked(&to_a, "secret").unwrap_err().kind(), ErrorKind::NotFound);
     assert_eq!(to_a.import(&secret.descriptor()).err().unwrap().kind(), ErrorKind::Revoked);
     assert!(to_b.import(&secret.descriptor()).is_ok());
-    // Counters are apart as well.
+    // Counters are separate too.
     assert_eq!((a.counters().len(), b.counters().len()), (1, 1));
 }
 
@@ -80,7 +80,7 @@ fn what_is_refused() {
     refused(parent.tenant(&"x".repeat(256), token("b")), "256 bytes");
     refused(a.tenant("b", token("b")), "a tenant has no tenants");
     assert_eq!(wait(a.listen("0")).err().unwrap().kind(), ErrorKind::InvalidRequest);
-    // Once it is gone, name and token are free again.
+    // Once the tenant is gone, its name and its token are free again.
     drop(a);
     let a = parent.tenant("a", token("a")).unwrap();
     a.close();
@@ -101,7 +101,7 @@ fn a_tenant_ends_alone_and_all_end_with_the_parent() {
     assert_eq!(wait(to_a.closed()).kind(), ErrorKind::Closed);
     assert_eq!(wait(from_a.closed()).kind(), ErrorKind::Closed);
     assert_eq!(wait(of_a.connect(&address)).err().unwrap().kind(), ErrorKind::Permission);
-    // Longer than a peer bears silence: the others are still served.
+    // Longer than the peer timeout: the other peers are still served.
     std::thread::sleep(2 * peer_timeout());
     assert!(to_b.is_alive() && from_b.is_alive() && to_parent.is_alive());
     drop(parent);
@@ -131,7 +131,7 @@ fn a_tenant_that_goes_while_a_peer_is_coming_ends_at_once() {
     let a = parent.tenant("a", token("a")).unwrap();
     let of_a = client("a");
     let (to_a, from_a) = gets_through(&of_a, &listener);
-    // It stalls where its report is due, and would for ten minutes.
+    // The peer stalls before its report, and would stall for ten minutes.
     let mut stalled = Raw::connect(&address);
     stalled.prove(&token("a"));
     assert!(matches!(stalled.recv(), Some(Frame::Proof { .. })));
@@ -154,7 +154,7 @@ fn peers_of_one_tenant_that_stall_keep_no_others_out() {
         .map(|number| {
             let mut raw = Raw::connect(&address);
             raw.prove(&token("a"));
-            // Those whose turn it is are answered; the others wait for it.
+            // Handshakes that have a permit are answered; the others wait for one.
             assert!(number >= HANDSHAKES || matches!(raw.recv(), Some(Frame::Proof { .. })));
             raw
         })

@@ -20,7 +20,7 @@ fn secured(bootstrap: TlsBootstrap) -> FabricBuilder {
     builder("null").bootstrap(Arc::new(bootstrap))
 }
 
-/// What the client says about connecting, and then another client gets through.
+/// The error of the client's `connect`; afterwards another client connects.
 fn refused(server: TlsBootstrap, client: Fabric, good: TlsBootstrap) -> Error {
     let (_server, listener, address) = served(secured(server));
     let error = wait(client.connect(&address)).err().unwrap();
@@ -41,7 +41,7 @@ fn peers_of_one_authority_meet() {
     there.disconnect();
     let end = wait(here.closed());
     assert_eq!(end.kind(), ErrorKind::Closed, "{end}");
-    // A token is still a token.
+    // A token works over TLS too.
     let wrong = secured(tls(&b, &ca)).token(token("others")).open().unwrap();
     assert_eq!(wait(wrong.connect(&address)).err().unwrap().kind(), ErrorKind::Permission);
 }
@@ -86,16 +86,16 @@ fn each_kind_of_wrong_certificate_is_told_apart() {
         ("a name asked for", good(), client(good().server_name("node-7").unwrap()), "for another name"),
     ];
     for (what, server, client, why) in cases {
-        // Whether the server is good decides whether anybody gets through.
+        // Clients connect afterwards only if the server's certificate is good.
         let (_server, _listener, address) = served(secured(server));
         let error = wait(client.connect(&address)).err().unwrap();
         assert_eq!(error.kind(), ErrorKind::Permission, "{what}: {error}");
         assert!(error.context().contains(why), "{what}: {error}");
     }
-    // By the name it is certified for, it is found at any address.
+    // A server that is verified by the name in its certificate may have any address.
     let (_server, listener, _) = served(secured(tls(&ca.certify(&["node-7"]), &ca)));
     gets_through(&client(good().server_name("node-7").unwrap()), &listener);
-    // Where that is allowed, clients need no certificate.
+    // If the server allows it, clients need no certificate.
     let (_server, listener, _) = served(secured(good().anonymous_clients()));
     gets_through(&client(TlsBootstrap::anonymous(ca.root.as_bytes()).unwrap()), &listener);
 }
@@ -164,7 +164,7 @@ fn a_proof_cannot_be_relayed_by_one_whom_the_authority_knows() {
     let (_server, listener, address) = served(secured(own()).token(token("all")));
     let client = secured(own()).token(token("all")).open().unwrap();
     gets_through(&client, &listener);
-    // It has a certificate of the same authority, so both sides speak TLS with it.
+    // The proxy has a certificate of the same authority, so both sides speak TLS with it.
     let middle = own();
     let (tell, told) = std::sync::mpsc::channel();
     let relay = std::thread::spawn(move || {

@@ -1,4 +1,4 @@
-//! Tokens: who has the same one gets in, who has not learns nothing.
+//! Tokens: a peer with the same token is admitted; any other peer learns nothing.
 
 use std::net::TcpListener;
 
@@ -13,7 +13,7 @@ fn guarded() -> (Fabric, Listener, String) {
     served(builder("null").token(token("all")))
 }
 
-/// What the connection still brought was one refusal for lack of a token.
+/// Checks that the only remaining frame is a refusal for lack of a token.
 fn assert_denied(raw: &mut Raw) {
     match raw.recv() {
         Some(Frame::Refuse { cause: Cause::Permission, reason }) => {
@@ -91,7 +91,7 @@ fn strangers_see_a_hello_and_a_refusal_and_nothing_else() {
 #[test]
 fn proofs_are_good_once_and_for_one_side() {
     let (_server, listener, address) = guarded();
-    // The right one lets in, as far as offers.
+    // With the right token the handshake continues, up to the offers.
     let mut raw = Raw::connect(&address);
     let transcript = raw.prove(&token("all"));
     match raw.recv() {
@@ -99,13 +99,13 @@ fn proofs_are_good_once_and_for_one_side() {
         other => panic!("{other:?}"),
     }
     raw.offers();
-    // The same once more, under a hello that was recorded with it.
+    // The same proof again, after the hello that was recorded with it.
     let mut replay = Raw::connect(&address);
     replay.send_bytes(&transcript.connecting);
     replay.recv_bytes().unwrap();
     replay.send(&Frame::Proof { mac: transcript.prove(&token("all"), Role::Connecting) });
     assert_denied(&mut replay);
-    // Of another hello, of the other role, with a bit flipped, of another channel.
+    // A proof of another hello, of the other role, with a flipped bit, and of another channel.
     let bad: [fn(Transcript) -> [u8; 32]; 4] = [
         |mut good| {
             good.connecting = Hello::new(true).unwrap().encode().unwrap();
@@ -128,7 +128,7 @@ fn proofs_are_good_once_and_for_one_side() {
         raw.send(&Frame::Proof { mac: bad(Transcript { connecting, accepting, binding: Vec::new() }) });
         assert_denied(&mut raw);
     }
-    // Too early: before the hello it is no hello.
+    // A proof before the hello is no hello.
     let mut early = Raw::connect(&address);
     early.send(&Frame::Proof { mac: [0; 32] });
     early.recv_bytes().unwrap();
@@ -136,7 +136,7 @@ fn proofs_are_good_once_and_for_one_side() {
     gets_through(&builder("null").token(token("all")).open().unwrap(), &listener);
 }
 
-/// A server that is not ours and does not have the token.
+/// A foreign server that does not have the token.
 fn impostor(server: impl FnOnce(&mut Raw) + Send + 'static) -> Error {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap().to_string();
@@ -148,7 +148,7 @@ fn impostor(server: impl FnOnce(&mut Raw) + Send + 'static) -> Error {
     let client = builder("null").token(token("all")).open().unwrap();
     let error = wait(client.connect(&address)).err().unwrap();
     let seen = server.join().unwrap();
-    // Whatever the impostor did, it was offered nothing.
+    // The client offered nothing to the impostor.
     let text = String::from_utf8_lossy(&seen).into_owned();
     assert!(!text.contains("null"), "{text}");
     error

@@ -1,4 +1,4 @@
-//! Version 1 stays as it was recorded, and other versions are told apart in words.
+//! Version 1 stays as it was recorded, and the errors for other versions name the versions.
 
 use std::collections::BTreeSet;
 use std::net::TcpListener;
@@ -11,7 +11,7 @@ use crate::control::frame::{Cause, Frame, Identity, LinkReport, TransportOffer};
 use crate::control::handshake::hello::Hello;
 use crate::spi::Allowance;
 
-/// A frame of every kind, as recorded.
+/// One frame of every kind, as recorded.
 pub(super) fn recorded() -> Vec<(&'static str, Frame)> {
     let mac = std::array::from_fn(|at| at as u8);
     let identity = Identity { incarnation: 0x0123_4567_89ab_cdef, host: "node-7.example".into() };
@@ -84,7 +84,7 @@ fn version_1_is_as_recorded() {
         assert_eq!(Frame::decode(&stored(name)).unwrap(), frame, "{name}");
         assert_eq!(frame.encode().unwrap(), stored(name), "{name}");
     }
-    // Every recording is looked at, and every kind of frame has one.
+    // Every recording is used, and every kind of frame has one.
     let known: BTreeSet<_> = recorded().iter().map(|(name, _)| *name).collect();
     let known = known.into_iter().chain(hellos().map(|(name, _)| name)).map(path);
     let files = std::fs::read_dir(path("").parent().unwrap()).unwrap();
@@ -97,7 +97,7 @@ fn version_1_is_as_recorded() {
     assert!(Frame::decode(&next).is_err(), "a kind of frame is not recorded");
 }
 
-/// Writes the recordings that do not exist yet; for a new kind of frame, once.
+/// Writes the recordings that do not exist yet. To be run once for a new kind of frame.
 #[test]
 #[ignore = "records"]
 fn record() {
