@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use crate::pages::PageLayout;
 
-/// The template: what each piece of the operation is.
+/// The template of an operation's pieces.
 #[derive(Debug, Clone)]
 pub(crate) enum Shape {
     /// One range on each side, cut into pieces of `chunk` bytes.

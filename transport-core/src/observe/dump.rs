@@ -28,7 +28,7 @@ pub struct Dump {
     pub peers: Vec<PeerDump>,
 }
 
-/// One rail group of a transport: what one engine drives.
+/// One rail group of a transport, which one engine drives.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct TransportDump {

@@ -65,8 +65,8 @@ pub(crate) struct OpTable {
 }
 
 // SAFETY: `result` is the only field that is not Sync. The engine writes it before
-// it sets COMPLETED, the waiter takes it after it saw COMPLETED, and whoever frees
-// the slot clears it after both let go: three phases ordered by `state`.
+// it sets COMPLETED, the waiter takes it after it saw COMPLETED, and the owner that
+// frees the slot clears it after both have released it: three phases ordered by `state`.
 unsafe impl Sync for OpTable {}
 // SAFETY: as above; results are Send.
 unsafe impl Send for OpTable {}

@@ -107,8 +107,8 @@ impl P2pAllocator {
         if self.machine.function(device).is_none() {
             return missing(format!("there is no PCI function {device}; lspci -D lists them"));
         }
-        let ways = nearest(&self.machine, &found, device, self.forwards);
-        Ok(ways.into_iter().map(|(one, way)| (one, Some(way))).collect())
+        let paths = nearest(&self.machine, &found, device, self.forwards);
+        Ok(paths.into_iter().map(|(one, path)| (one, Some(path))).collect())
     }
 
     /// Allocates `len` bytes, zeroed. They take whole pages of the available memory.
@@ -128,8 +128,8 @@ impl P2pAllocator {
             return Err(Error::new(ErrorKind::InvalidRequest, ALLOCATE, why));
         };
         let mut refusals: Vec<Error> = Vec::new();
-        for (provider, way) in self.candidates()? {
-            match self.of_provider(&provider, way.as_ref(), len, whole as u64) {
+        for (provider, pci_path) in self.candidates()? {
+            match self.allocate_from(&provider, pci_path.as_ref(), len, whole as u64) {
                 Err(why) if [ErrorKind::Exhausted, ErrorKind::Unsupported].contains(&why.kind()) => {
                     refusals.push(why);
                 }
@@ -142,18 +142,19 @@ impl P2pAllocator {
         Err(Error::new(kind, ALLOCATE, whys.join("; ")))
     }
 
-    fn of_provider(
+    /// Allocates `len` bytes of one provider; `whole` is the length in whole pages.
+    fn allocate_from(
         &self,
         provider: &Provider,
-        way: Option<&PeerToPeer>,
+        pci_path: Option<&PeerToPeer>,
         len: usize,
         whole: u64,
     ) -> Result<P2pMemory> {
         let Provider { address, available, published, .. } = *provider;
         let unsupported =
             |why: String| Err(Error::new(ErrorKind::Unsupported, ALLOCATE, format!("{address}: {why}")));
-        if let (Some(way), Some(device)) = (way.filter(|way| !way.is_possible()), self.device) {
-            return unsupported(format!("peer to peer from {device} is {way}"));
+        if let (Some(refused), Some(device)) = (pci_path.filter(|path| !path.is_possible()), self.device) {
+            return unsupported(format!("peer to peer from {device} is {refused}"));
         }
         if !published {
             return unsupported("its driver keeps its p2pmem to itself: take another's".to_owned());

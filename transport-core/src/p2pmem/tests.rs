@@ -1,4 +1,4 @@
-//! On a p5's `/sys` made up of files; the kernel's own is in `backend-verbs/tests/p2pmem.rs`.
+//! Tests on a p5's `/sys` that is made of files. `backend-verbs/tests/p2pmem.rs` tests the kernel's own.
 
 use std::fs;
 use std::path::PathBuf;
@@ -9,7 +9,7 @@ use super::*;
 use crate::{Error, ErrorKind};
 
 const MIB: usize = 1 << 20;
-/// A GPU, and three cards: two behind its switch, one behind another host bridge.
+/// A GPU, and three NICs: two behind its switch, one behind another host bridge.
 const GPU: &str = "0000:53:00.0";
 const NEAR: &str = "0000:4f:00.0";
 const NEXT: &str = "0000:50:00.0";
@@ -28,7 +28,7 @@ impl Host {
         self.0.path().join(format!("bus/pci/devices/{address}/p2pmem/{file}"))
     }
 
-    /// `size` bytes at `address`, which an earlier owner wrote to.
+    /// Adds `size` bytes of p2pmem at `address`, which an earlier owner wrote to.
     fn with(self, address: &str, size: usize) -> Self {
         fs::create_dir(self.file(address, "")).unwrap();
         fs::write(self.file(address, "allocate"), vec![7; size]).unwrap();
@@ -47,12 +47,12 @@ fn at(address: &str) -> Address {
     address.parse().unwrap()
 }
 
-/// Which provider gave it, or why none did.
+/// The provider that gave the memory, or the error.
 fn taken(allocator: &P2pAllocator, len: usize) -> Result<String, Error> {
     allocator.allocate(len).map(|memory| memory.provider().to_string())
 }
 
-/// Both the kind and the words, of which some are `words`.
+/// Checks the error's kind, and that its text contains `words`.
 #[track_caller]
 fn assert_refused(allocator: &P2pAllocator, len: usize, kind: ErrorKind, words: &str) {
     let why = taken(allocator, len).unwrap_err();
@@ -82,7 +82,7 @@ fn the_nearest_that_has_enough() {
     assert_eq!(taken(&near.clone().reserve(MIB as u64), MIB).unwrap(), NEXT);
     assert_eq!(taken(&near.clone().provider(at(FAR)), 1).unwrap(), FAR);
     assert_refused(&near, 5 * MIB, ErrorKind::Exhausted, "where 4194304 are available");
-    // Of all that were asked.
+    // The error lists every provider that was tried.
     assert_refused(&near, 5 * MIB, ErrorKind::Exhausted, "where 1048576 are available");
     assert_eq!(taken(&host.allocator(false), 3 * MIB).unwrap(), FAR);
 }
@@ -104,7 +104,7 @@ fn the_reserve_stays() {
     let host = Host::new().with(NEAR, 2 * MIB);
     let half = host.allocator(false).reserve(MIB as u64);
     assert_eq!(taken(&half, MIB).unwrap(), NEAR);
-    // Whole pages count.
+    // The request counts as whole pages.
     assert_refused(&half, MIB + 1, ErrorKind::Exhausted, "1048576 to stay, where 2097152 are available");
     assert_refused(&half.reserve(u64::MAX), 1, ErrorKind::Exhausted, "ask for less");
 }

@@ -127,8 +127,10 @@ impl Barriers {
             // A future waits for the barrier, and is about to announce it.
             Some(barrier) if !barrier.announced && barrier.ahead == 0 && !full => barrier.ahead = 1,
             None if !full => _ = state.known.insert(name.into(), Barrier { ahead: 1, ..Barrier::default() }),
-            Some(barrier) if barrier.ahead > 0 => return Err("a barrier reached again before it was passed"),
-            _ => return Err("more barriers reached at once than agreed"),
+            Some(barrier) if barrier.ahead > 0 => {
+                return Err("the peer reached a barrier again before this side passed it");
+            }
+            _ => return Err("the peer is ahead by more barriers than the protocol allows"),
         }
         state.theirs += 1;
         let waker = state.known.get_mut(name).and_then(|barrier| barrier.waker.take());
@@ -158,7 +160,7 @@ mod tests {
         barriers.poll(name, Waker::noop())
     }
 
-    /// One side waits, the other comes; what is left behind.
+    /// The numbers of barriers that are known, that are ahead on this side, and that are ahead on the peer's.
     fn rest(barriers: &Barriers) -> (usize, usize, usize) {
         let state = barriers.lock();
         (state.known.len(), state.ours, state.theirs)
@@ -195,7 +197,7 @@ mod tests {
         barriers.enter("a").unwrap();
         barriers.announce("a");
         barriers.arrived("a").unwrap();
-        // It has passed and come again; we have not looked.
+        // The peer has passed and arrived again before this side has polled.
         barriers.arrived("a").unwrap();
         assert!(barriers.arrived("a").is_err());
         barriers.leave("a", true);
@@ -211,7 +213,7 @@ mod tests {
     #[test]
     fn a_wait_that_was_given_up_is_taken_up_again() {
         let barriers = Barriers::default();
-        // Before it was announced it leaves nothing.
+        // A wait that ends before its announcement leaves nothing behind.
         barriers.enter("a").unwrap();
         barriers.leave("a", false);
         assert_eq!(rest(&barriers), (0, 0, 0));
@@ -239,7 +241,7 @@ mod tests {
         assert_eq!(barriers.enter("one more"), Err(Refusal::TooMany));
         assert_eq!(barriers.enter("theirs 0"), Err(Refusal::TooMany));
         assert_eq!(rest(&barriers), (2 * MAX_AHEAD, MAX_AHEAD, MAX_AHEAD));
-        // A place that is free again.
+        // Once a barrier is passed, there is room for another one.
         barriers.arrived("ours 0").unwrap();
         barriers.leave("ours 0", true);
         barriers.enter("theirs 0").unwrap();

@@ -36,7 +36,7 @@ fn cards_come_to_their_gpus_and_others_keep_their_groups() {
     let cores: Vec<_> = placed.iter().map(|(_, location)| (location.node, location.cores.len())).collect();
     assert_eq!(cores, [(Some(0), 48), (Some(1), 48), (None, 0), (None, 0)]);
     assert!(placed.iter().all(|(_, location)| location.core.is_none()), "workers choose");
-    // For one GPU alone.
+    // One GPU only is to be served.
     let only = ["0000:b9:00.0".parse().unwrap()];
     let placed = RailGroups::Nearest.place(&mut devices, Some(&p5), Some(&only));
     assert_eq!(placed[0].1.gpus, only);
@@ -68,7 +68,7 @@ fn listed_groups_are_as_listed() {
     let rails: Vec<_> = placed.iter().map(|(rails, _)| rails.clone()).collect();
     assert_eq!(rails, [0..2, 2..3, 3..4, 4..5], "each that is not listed by itself");
     assert_eq!((placed[0].1.core, placed[1].1.core), (Some(0), None));
-    // Between the two groups every GPU is served, the first from across the machine.
+    // The two groups together serve every GPU. The first group serves some from across the machine.
     assert_eq!(placed.iter().map(|(_, location)| location.gpus.len()).sum::<usize>(), 8);
     assert_eq!(placed[0].1.distance, Some(Distance::Machine));
 }

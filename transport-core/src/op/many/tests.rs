@@ -31,7 +31,7 @@ fn engine() -> Arc<EngineHandle> {
     Arc::new(EngineHandle::new(setup, wakeup))
 }
 
-/// `count` operations of that engine, and their ids.
+/// Submits `count` operations to the engine. Returns their ids too.
 fn submitted(engine: &Arc<EngineHandle>, count: usize) -> (Vec<OpId>, Vec<Op>) {
     let ids: Vec<_> = (0..count).map(|_| engine.insert("test").unwrap()).collect();
     let ops = ids.iter().map(|id| Op::pending(Arc::clone(engine), *id)).collect();
@@ -62,7 +62,7 @@ fn resolves_with_the_last_part_and_adds_up() {
     engine.table.finish(ids[1], outcome(20, 2));
     assert!(woken.take() > 0);
     assert!(poll(&mut all, &woken).is_pending());
-    // What succeeded has given its slot back.
+    // The parts that succeeded have given their slots back.
     assert_eq!(engine.table.in_use(), 1);
     assert_eq!(kind(all.wait(SHORT)), ErrorKind::DeadlineExceeded);
     assert!(poll(&mut all, &woken).is_pending());
@@ -88,7 +88,7 @@ fn an_error_waits_for_the_others_and_the_first_stays() {
     assert!(all.try_result().is_none());
     engine.table.finish(ids[1], outcome(1, 1));
     assert_eq!(kind(all.wait(SHORT)), ErrorKind::PeerDied);
-    // Part 2 was completed, and is not quiesced.
+    // Part 2 is completed, but not quiesced.
     let mut cancel = all.cancel();
     assert_eq!(kind(cancel.wait(SHORT)), ErrorKind::DeadlineExceeded);
     engine.table.quiesce(ids[2]);
@@ -123,7 +123,7 @@ fn joint_operations_join() {
     assert_eq!(all.wait(SHORT).unwrap(), outcome(3, 3).unwrap());
 }
 
-/// The ids of the cancels that were requested since the last look.
+/// The ids of the cancels that were requested since the last call.
 fn cancels(engine: &EngineHandle) -> Vec<OpId> {
     std::iter::from_fn(|| engine.controls.pop())
         .map(|control| match control {
@@ -165,7 +165,7 @@ fn a_cancel_resolves_when_every_part_is_quiesced() {
     engine.table.quiesce(ids[0]);
     assert!(woken.take() > 0);
     assert!(matches!(poll(&mut cancel, &woken), Poll::Ready(Err(e)) if e.kind() == ErrorKind::Cancelled));
-    // Faster than the cancel: the outcome.
+    // If the operations end before the cancel, the cancel returns the outcome.
     let (ids, ops) = submitted(&engine, 2);
     let all = Op::all(ops);
     ids.iter().for_each(|id| engine.table.finish(*id, outcome(4, 1)));

@@ -1,4 +1,4 @@
-//! Who may free a slot, and when: exhaustively under loom, by threads otherwise.
+//! Which owner frees a slot, and when: exhaustively under loom, otherwise with threads.
 
 use std::sync::Arc;
 use std::task::{Context, Poll, Wake, Waker};
@@ -20,13 +20,13 @@ fn waker() -> Waker {
     Waker::from(Arc::new(Nobody))
 }
 
-/// The engine's part: completes the operation, and then marks it quiesced.
+/// What the engine does: completes the operation, and then marks it quiesced.
 fn engine_side(table: &OpTable, id: OpId) {
     table.complete(id, outcome(7));
     table.quiesce(id);
 }
 
-/// A waiter that looks once and lets go, whatever it saw.
+/// What an impatient waiter does: polls once and then releases the slot in any case.
 fn impatient_waiter(table: &OpTable, id: OpId) {
     let waker = waker();
     if let Poll::Ready(result) = table.poll_result(id, &mut Context::from_waker(&waker)) {

@@ -9,7 +9,7 @@ use crate::control::frame::{Frame, Identity, LinkReport, TransportOffer};
 use crate::control::handshake::hello::Hello;
 use crate::control::handshake::proof::{Role, Transcript};
 
-/// The socket, and the peer timeout.
+/// A raw peer: its socket, and the peer timeout that it announces.
 pub(super) struct Raw(pub TcpStream, pub Duration);
 
 /// Valid offers.
