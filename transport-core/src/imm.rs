@@ -21,7 +21,7 @@ use values::{MAX_VALUES, Values};
 use crate::engine::waker_set::WakerSet;
 use crate::op::{block_on, needs_steps};
 use crate::peer::PeerInner;
-use crate::{Error, ErrorKind, Result};
+use crate::{Error, ErrorKind, Result, Signal};
 
 /// The counts of all imm values of one peer.
 #[derive(Default)]
@@ -103,6 +103,65 @@ impl ImmCounter {
     /// Takes `n` off the count if it is at least `n`. Returns whether it did.
     pub fn try_take(&self, n: u64) -> bool {
         self.peer.imms.lock().values.take(self.imm, n)
+    }
+
+    /// Calls `run` once: with `Ok` when the count is at least `n`, or with the reason why the peer is gone. The call
+    /// comes at once if the count is that high already. It takes nothing off the count.
+    ///
+    /// `run` is called in the thread that finds the count reached, which may be a worker that moves the bytes of all
+    /// operations. So it must not block or panic; for longer work it should wake another thread. No lock is held, so it
+    /// may use the library, and may call `on_reached` again. A fabric without workers must be driven for the call to
+    /// happen.
+    ///
+    /// ```
+    /// # use multirail_core::Peer;
+    /// # fn layers(peer: &Peer) {
+    /// let (done, landed) = std::sync::mpsc::channel();
+    /// peer.imm(3).on_reached(1, move |result| drop(done.send(result)));
+    /// # drop(landed);
+    /// # }
+    /// ```
+    pub fn on_reached(&self, n: u64, run: impl FnOnce(Result<()>) + Send + 'static) {
+        reached::call_when_ready(self.expect(n), run);
+    }
+
+    /// Takes all arrivals off the count as they come, those that arrived before included. Each item is the number that
+    /// was taken at once, one or more. Do not mix it with [`try_take`](Self::try_take) or [`expect`](Self::expect),
+    /// which see only what is left of the count.
+    ///
+    /// ```
+    /// # use multirail_core::{Peer, Result};
+    /// # async fn pages(peer: &Peer) -> Result<()> {
+    /// let (mut arrivals, mut landed) = (peer.imm(1).arrivals(), 0);
+    /// while landed < 512 {
+    ///     landed += arrivals.next().await?;
+    /// }
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn arrivals(&self) -> Arrivals {
+        Arrivals::new(self.clone())
+    }
+
+    /// From now on stores the number of arrivals into `signal`. The number includes the arrivals so far that were not
+    /// taken. It only grows, because taking arrivals does not lower it, and it wraps around after 2^32 - 1.
+    ///
+    /// A store follows once the bytes that the arrival announces are visible to the processor, and releases them: a
+    /// reader that sees the new value sees the bytes. The thread that polls the transport makes the store, so a fabric
+    /// without workers must be driven. Use each signal for one mirror only.
+    ///
+    /// ```
+    /// # use std::sync::{Arc, atomic::AtomicU32};
+    /// # use multirail_core::{OnPeerClosed, Peer};
+    /// # fn decode(peer: &Peer) {
+    /// let signal = Arc::new(AtomicU32::new(0)); // Or a `CudaSignal`, which a stream can wait for.
+    /// let landed = peer.imm(1).mirror(signal.clone(), OnPeerClosed::Pass);
+    /// let next = landed.total() + 512; // The value once the next 512 pages have landed.
+    /// # drop(next);
+    /// # }
+    /// ```
+    pub fn mirror(&self, signal: Arc<dyn Signal>, on_peer_closed: OnPeerClosed) -> Mirror {
+        Mirror::new(self.clone(), signal, on_peer_closed)
     }
 
     /// Ready once the count is at least `n`, with the result of `found`, or once the peer is gone, with the reason.

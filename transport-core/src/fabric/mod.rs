@@ -6,7 +6,6 @@ mod dump;
 mod group;
 mod host;
 mod inner;
-mod opening;
 mod pairing;
 mod placement;
 mod reservation;

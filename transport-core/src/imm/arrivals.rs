@@ -10,26 +10,6 @@ use futures_core::Stream;
 use super::ImmCounter;
 use crate::{Result, wait};
 
-impl ImmCounter {
-    /// Takes all arrivals off the count as they come, those that arrived before included. Each item is the number that
-    /// was taken at once, one or more. Do not mix it with [`try_take`](Self::try_take) or [`expect`](Self::expect),
-    /// which see only what is left of the count.
-    ///
-    /// ```
-    /// # use multirail_core::{Peer, Result};
-    /// # async fn pages(peer: &Peer) -> Result<()> {
-    /// let (mut arrivals, mut landed) = (peer.imm(1).arrivals(), 0);
-    /// while landed < 512 {
-    ///     landed += arrivals.next().await?;
-    /// }
-    /// # Ok(())
-    /// # }
-    /// ```
-    pub fn arrivals(&self) -> Arrivals {
-        Arrivals { counter: self.clone(), id: None, has_ended: false }
-    }
-}
-
 /// The arrivals of an imm value, from [`ImmCounter::arrivals`]. It is a [`Stream`]; [`next`](Self::next) needs no
 /// stream trait in scope.
 ///
@@ -44,6 +24,10 @@ pub struct Arrivals {
 }
 
 impl Arrivals {
+    pub(super) fn new(counter: ImmCounter) -> Self {
+        Self { counter, id: None, has_ended: false }
+    }
+
     /// Takes all arrivals, once there is at least one. Returns their number.
     ///
     /// # Errors

@@ -22,36 +22,6 @@ pub enum OnPeerClosed {
     Pass,
 }
 
-impl ImmCounter {
-    /// From now on stores the number of arrivals into `signal`. The number includes the arrivals so far that were not
-    /// taken. It only grows, because taking arrivals does not lower it, and it wraps around after 2^32 - 1.
-    ///
-    /// A store follows once the bytes that the arrival announces are visible to the processor, and releases them: a
-    /// reader that sees the new value sees the bytes. The thread that polls the transport makes the store, so a fabric
-    /// without workers must be driven. Use each signal for one mirror only.
-    ///
-    /// ```
-    /// # use std::sync::{Arc, atomic::AtomicU32};
-    /// # use multirail_core::{OnPeerClosed, Peer};
-    /// # fn decode(peer: &Peer) {
-    /// let signal = Arc::new(AtomicU32::new(0)); // Or a `CudaSignal`, which a stream can wait for.
-    /// let landed = peer.imm(1).mirror(signal.clone(), OnPeerClosed::Pass);
-    /// let next = landed.total() + 512; // The value once the next 512 pages have landed.
-    /// # drop(next);
-    /// # }
-    /// ```
-    pub fn mirror(&self, signal: Arc<dyn Signal>, on_peer_closed: OnPeerClosed) -> Mirror {
-        let Self { peer, imm } = self.clone();
-        let mut counts = peer.imms.lock();
-        let total = counts.values.count(imm);
-        // The close of a peer sets the reason first, and then advances the mirrors under this lock.
-        let passed = if peer.close_reason().is_some() { on_peer_closed.passes() } else { 0 };
-        let id = counts.mirrors.add(imm, Mirrored { id: 0, signal, total, on_peer_closed, passed });
-        drop(counts);
-        Mirror { peer, imm, id }
-    }
-}
-
 /// A mirror of a count, from [`ImmCounter::mirror`]. Dropping it ends the mirroring. The signal keeps its value.
 #[must_use = "dropping it ends the mirroring"]
 pub struct Mirror {
@@ -63,6 +33,17 @@ pub struct Mirror {
 impl Mirror {
     /// How far the signal advances when the peer is closed, with [`OnPeerClosed::Pass`].
     pub const PASS: u32 = 1 << 30;
+
+    pub(super) fn new(counter: ImmCounter, signal: Arc<dyn Signal>, on_peer_closed: OnPeerClosed) -> Self {
+        let ImmCounter { peer, imm } = counter;
+        let mut counts = peer.imms.lock();
+        let total = counts.values.count(imm);
+        // The close of a peer sets the reason first, and then advances the mirrors under this lock.
+        let passed = if peer.close_reason().is_some() { on_peer_closed.passes() } else { 0 };
+        let id = counts.mirrors.add(imm, Mirrored { id: 0, signal, total, on_peer_closed, passed });
+        drop(counts);
+        Self { peer, imm, id }
+    }
 
     /// The number of arrivals that were counted. Its low 32 bits are the last value of the signal, without
     /// [`PASS`](Self::PASS).

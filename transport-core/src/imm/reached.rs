@@ -5,33 +5,16 @@ use std::pin::Pin;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll, Wake, Waker};
 
-use super::{Expect, ImmCounter};
+use super::Expect;
 use crate::Result;
-
-impl ImmCounter {
-    /// Calls `run` once: with `Ok` when the count is at least `n`, or with the reason why the peer is gone. The call
-    /// comes at once if the count is that high already. It takes nothing off the count.
-    ///
-    /// `run` is called in the thread that finds the count reached, which may be a worker that moves the bytes of all
-    /// operations. So it must not block or panic; for longer work it should wake another thread. No lock is held, so it
-    /// may use the library, and may call `on_reached` again. A fabric without workers must be driven for the call to
-    /// happen.
-    ///
-    /// ```
-    /// # use multirail_core::Peer;
-    /// # fn layers(peer: &Peer) {
-    /// let (done, landed) = std::sync::mpsc::channel();
-    /// peer.imm(3).on_reached(1, move |result| drop(done.send(result)));
-    /// # drop(landed);
-    /// # }
-    /// ```
-    pub fn on_reached(&self, n: u64, run: impl FnOnce(Result<()>) + Send + 'static) {
-        check(&Arc::new(Callback(Mutex::new(Some((self.expect(n), run))))));
-    }
-}
 
 /// A wait, and the function to call after it. The callback is its own waker, so the set of wakers keeps it alive.
 struct Callback<F>(Mutex<Option<(Expect, F)>>);
+
+/// Calls `run` once `expect` is ready.
+pub(super) fn call_when_ready(expect: Expect, run: impl FnOnce(Result<()>) + Send + 'static) {
+    check(&Arc::new(Callback(Mutex::new(Some((expect, run))))));
+}
 
 impl<F: FnOnce(Result<()>) + Send + 'static> Wake for Callback<F> {
     fn wake(self: Arc<Self>) {
