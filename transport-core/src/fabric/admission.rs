@@ -16,7 +16,7 @@ pub(crate) struct PeerAdmission {
     fabric: Weak<FabricInner>,
     transports: Vec<Reservation>,
     /// The transports that the peer offers.
-    theirs: Vec<OfferedTransport>,
+    peer_offers: Vec<OfferedTransport>,
 }
 
 impl FabricInner {
@@ -34,7 +34,8 @@ impl FabricInner {
         }
         let new = |transport| Reservation::new(transport, is_local);
         let transports = self.transports.iter().map(new).collect();
-        let mut admission = PeerAdmission { fabric: Arc::downgrade(self), transports, theirs: Vec::new() };
+        let mut admission =
+            PeerAdmission { fabric: Arc::downgrade(self), transports, peer_offers: Vec::new() };
         admission.transports.iter_mut().try_for_each(|reservation| reservation.reserve(theirs))?;
         Ok(admission)
     }
@@ -52,7 +53,7 @@ impl PeerAdmission {
     /// `reports` are the reports of a peer that connected to this side. They are empty on the side that connected: its
     /// peer waits for this side's reports.
     pub(crate) fn complete(&mut self, theirs: &[TransportOffer], reports: &[LinkReport]) -> Vec<LinkReport> {
-        self.theirs =
+        self.peer_offers =
             theirs.iter().map(|offer| OfferedTransport::new(&offer.label, &offer.backend)).collect();
         self.transports.iter_mut().map(|reservation| reservation.complete(theirs, reports)).collect()
     }
@@ -64,37 +65,37 @@ impl PeerAdmission {
     pub(crate) fn admit(
         mut self,
         theirs: &[LinkReport],
-        who: Identity,
+        identity: Identity,
         session: SessionHandle,
     ) -> Result<Peer> {
         let closed = || Error::new(ErrorKind::Closed, "connect", "the fabric was closed");
         let fabric = self.fabric.upgrade().ok_or_else(closed)?;
         fabric.check_open("connect")?;
         let mut links = Vec::new();
-        for (admission, transport) in self.transports.iter_mut().zip(&fabric.transports) {
-            if admission.refused.is_none() {
-                admission.refused = match theirs.iter().find(|report| report.label == admission.label) {
+        for (reservation, transport) in self.transports.iter_mut().zip(&fabric.transports) {
+            if reservation.refused.is_none() {
+                reservation.refused = match theirs.iter().find(|report| report.label == reservation.label) {
                     None => Some("the peer did not report on this transport".into()),
                     Some(report) => report.refused.as_ref().map(|why| format!("refused by the peer: {why}")),
                 };
             }
-            links.extend(transport.groups.iter().map(|group| admission.link(transport, group)));
+            links.extend(transport.groups.iter().map(|group| reservation.link(transport, group)));
         }
         if links.iter().all(|link| !link.is_up()) {
-            let reason = |admission: &Reservation| {
-                format!("{}: {}", admission.label, admission.refused.as_deref().unwrap_or(""))
+            let reason = |reservation: &Reservation| {
+                format!("{}: {}", reservation.label, reservation.refused.as_deref().unwrap_or(""))
             };
             let why: Vec<_> = self.transports.iter().map(reason).collect();
             let ours = self.transports.iter().map(Reservation::offered).collect();
-            let offers = NoCommonTransport::new(ours, std::mem::take(&mut self.theirs));
-            let context = format!("no transport reaches {}; {}", who.host, why.join("; "));
+            let offers = NoCommonTransport::new(ours, std::mem::take(&mut self.peer_offers));
+            let context = format!("no transport reaches {}; {}", identity.host, why.join("; "));
             return Err(Error::new(ErrorKind::Unreachable, "connect", context).with_source(offers));
         }
         // The slots of transports that are up belong to the peer now. Dropping `self` gives the others back.
-        let up = self.transports.iter_mut().filter(|admission| admission.refused.is_none());
-        up.for_each(|admission| admission.slots.clear());
+        let up = self.transports.iter_mut().filter(|reservation| reservation.refused.is_none());
+        up.for_each(|reservation| reservation.slots.clear());
         let id = PeerId::next();
-        let peer = Peer::new(id, &fabric, who, links, session);
+        let peer = Peer::new(id, &fabric, identity, links, session);
         lock(&fabric.peers).insert(id, peer.clone());
         for link in peer.0.links.iter().filter(|link| link.is_up()) {
             if link.engine.first_rail == 0 {
@@ -114,7 +115,7 @@ impl PeerAdmission {
 
 impl Drop for PeerAdmission {
     fn drop(&mut self) {
-        for slot in self.transports.iter().flat_map(|admission| &admission.slots) {
+        for slot in self.transports.iter().flat_map(|reservation| &reservation.slots) {
             slot.domain.connector().disconnect(slot.slot);
         }
     }

@@ -27,7 +27,7 @@ pub(super) struct Reservation {
     pub slots: Vec<RailSlot>,
     pairing: Option<Pairing>,
     /// The rates of the peer's rails.
-    theirs: Vec<u32>,
+    peer_rates: Vec<u32>,
     /// The peer's offers that have arrived, one per pair.
     offers: Vec<Vec<u8>>,
     /// The credit that the peer grants this side, over all rail groups.
@@ -54,7 +54,7 @@ impl Reservation {
             rates: transport.rates(),
             slots: Vec::new(),
             pairing: None,
-            theirs: Vec::new(),
+            peer_rates: Vec::new(),
             offers: Vec::new(),
             credit: Arc::default(),
             refused: None,
@@ -129,7 +129,7 @@ impl Reservation {
 
     /// Pairs the rails with those of a peer that connects. Returns the local rail of each pair.
     fn pair_with(&mut self, offer: &TransportOffer) -> Vec<usize> {
-        self.theirs.clone_from(&offer.rates);
+        self.peer_rates.clone_from(&offer.rates);
         self.offers.clone_from(&offer.rails);
         self.pairing = Pairing::new(self.domains.len(), offer.rails.len());
         self.pairing
@@ -141,7 +141,7 @@ impl Reservation {
         let pairing = Pairing::new(self.domains.len(), offer.rates.len())
             .ok_or_else(|| unreachable("the peer offers no rail"))?;
         check_offers(offer.rails.len(), pairing)?;
-        self.theirs.clone_from(&offer.rates);
+        self.peer_rates.clone_from(&offer.rates);
         let before = self.slots.len();
         for pair in (0..pairing.len()).filter(|pair| !pairing.sends(*pair)) {
             let slot = self.reserve_on(pairing.local(pair))?;
@@ -193,7 +193,7 @@ impl Reservation {
             backlog: CachePadded::default(),
         };
         let Some(pairing) = pairing else { return link };
-        let weights = pairing.weights(&transport.rates(), &self.theirs);
+        let weights = pairing.weights(&transport.rates(), &self.peer_rates);
         for (pair, slot) in self.slots.iter().enumerate().filter(|(_, slot)| group.rails.contains(&slot.rail))
         {
             let paired = PairedRail {
