@@ -93,8 +93,9 @@ impl CudaSignal {
     /// Lets all later work of `stream` wait until the word has reached `value` (`cuStreamWaitValue32` with
     /// `CU_STREAM_WAIT_VALUE_GEQ`: the word may be up to 2^31 - 1 past the value).
     ///
-    /// Only the word ends the wait. So its writer must write it in any case, as a mirror does with `OnPeerClosed::Pass`. Work
-    /// that waits behind it may block everything that synchronises with the GPU, for example freeing memory.
+    /// Only the word ends the wait. So its writer must write it in any case, as a mirror does with
+    /// `OnPeerClosed::Pass`. Work that waits behind it may block everything that synchronises with the GPU, for example
+    /// freeing memory.
     ///
     /// # Safety
     /// `stream` is a living stream of the GPU's primary context, and the signal outlives the wait.
