@@ -1,7 +1,7 @@
 //! The parsers of bytes that are not trusted, for the fuzzer only (`cfg(fuzzing)`).
 //!
-//! Each function takes any bytes. If the parser accepts them, the function asserts that the result stays the same when it
-//! is written and read again, and that it is within its limits.
+//! Each function takes any bytes. If the parser accepts them, the function asserts that the result stays the same when
+//! it is written and read again, and that it is within its limits.
 
 use tokio::runtime::Builder;
 

@@ -7,7 +7,8 @@
 //!
 //! - [`Fabric`], [`FabricBuilder`]: opened transports, and their settings.
 //! - [`Region`], [`Descriptor`], [`RemoteRegion`]: local memory, the bytes that describe it, and a peer's memory.
-//!   [`Memory`] and [`HostBuffer`] own memory, [`copy`] moves it. On Linux, [`P2pAllocator`] allocates memory of devices.
+//!   [`Memory`] and [`HostBuffer`] own memory, [`copy`] moves it. On Linux, [`P2pAllocator`] allocates memory of
+//!   devices.
 //! - [`Peer`] and its operations, with [`WriteOptions`] and [`Pages`]. [`PeerGroup`] addresses many peers at once. An
 //!   [`Explanation`] says what an operation would do. [`Op`] is the future of an operation. The target uses
 //!   [`ImmCounter`] and [`RecvPool`]. [`wait`] blocks on any future if there is no executor. A GPU waits for a
@@ -40,9 +41,9 @@
 //!
 //! # Cleanup
 //!
-//! Dropping the last clone of a [`Fabric`] closes it: the fabric tells its peers, ends its operations, joins its threads,
-//! and answers every waiter. Dropping an [`Op`] requests a cancel. The library keeps the operation's memory until the
-//! hardware has finished with it.
+//! Dropping the last clone of a [`Fabric`] closes it: the fabric tells its peers, ends its operations, joins its
+//! threads, and answers every waiter. Dropping an [`Op`] requests a cancel. The library keeps the operation's memory
+//! until the hardware has finished with it.
 
 #![deny(unsafe_code)]
 

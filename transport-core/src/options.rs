@@ -82,9 +82,9 @@ impl WriteOptions {
     /// signal.
     ///
     /// The operation is checked and planned at submission. Until the trigger is due no byte moves, a cancel ends the
-    /// operation at once, and it delays no other operation. Its deadline counts from the submission, so include the time
-    /// that the trigger may take. The operation ends if its peer dies or the fabric is closed. When it begins, the
-    /// engine checks again that the region is not revoked.
+    /// operation at once, and it delays no other operation. Its deadline counts from the submission, so include the
+    /// time that the trigger may take. The operation ends if its peer dies or the fabric is closed. When it begins,
+    /// the engine checks again that the region is not revoked.
     ///
     /// No wakeup tells the library that the signal has changed, so it has to poll the signal. That costs a part of a
     /// core while the operation waits. The worker polls in each step, and sleeps only briefly between steps:

@@ -20,10 +20,11 @@ use crate::{Memory, MemoryKind};
 /// dropped, or when the process ends. It needs Linux 6.2 or later, built with `CONFIG_PCI_P2PDMA`.
 ///
 /// The process reads and writes it like other memory. The system calls `read` and `write` accept it; with `O_DIRECT`
-/// the bytes go from device to device. Each load by the CPU crosses PCIe, so loads are slow. Further limits (Linux 7.3):
+/// the bytes go from device to device. Each load by the CPU crosses PCIe, so loads are slow. Further limits (Linux
+/// 7.3):
 ///
-/// - NICs: the kernel never pins this memory for RDMA. With `verbs` it registers if the NIC supports on-demand paging and
-///   `VerbsConfig::on_demand_paging` is set; otherwise the error says so. `efa` and `loopback` refuse it as
+/// - NICs: the kernel never pins this memory for RDMA. With `verbs` it registers if the NIC supports on-demand paging
+///   and `VerbsConfig::on_demand_paging` is set; otherwise the error says so. `efa` and `loopback` refuse it as
 ///   `Unsupported`, so a fabric for it must have `verbs` transports only. Other processes cannot reach it by
 ///   `process_vm_readv` (`EFAULT`), and it has no [`shared_file`](Memory::shared_file) and no DMA-BUF.
 /// - `mlock` fails (`EREMOTEIO`). It is not needed: the memory is never swapped out.

@@ -47,8 +47,8 @@ struct InboxState {
     closed: Option<Error>,
 }
 
-/// The error of a failed receive, and its buffer. The buffer is posted again when the error is taken, so that the number
-/// of errors that nobody reads is bounded too.
+/// The error of a failed receive, and its buffer. The buffer is posted again when the error is taken, so that the
+/// number of errors that nobody reads is bounded too.
 struct FailedReceive(Error, #[expect(dead_code, reason = "reposts when dropped")] Buffer);
 
 /// A received message. Dropping it returns its buffer to the pool.

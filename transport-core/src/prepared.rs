@@ -13,8 +13,8 @@ use crate::{Access, Op, Result, Signal, Trigger};
 /// A paged write that is ready to be posted many times, as in a loop over a KV cache.
 ///
 /// Lists, bounds, access rights and capabilities were checked when it was prepared. A post checks only what may have
-/// changed since: that the peer is alive, and that no region was revoked. A post allocates nothing. Several posts of one
-/// prepared write may be under way at once.
+/// changed since: that the peer is alive, and that no region was revoked. A post allocates nothing. Several posts of
+/// one prepared write may be under way at once.
 ///
 /// A prepared write keeps the regions alive, but not the peer's connection.
 pub struct PreparedWrite {
@@ -38,8 +38,8 @@ impl PreparedWrite {
     /// Submits the write with another imm than it was prepared with.
     ///
     /// # Errors
-    /// Those of [`PreparedWrite::post`], and `InvalidRequest` if the write was prepared without an imm: then nothing has
-    /// checked whether the transport carries imms.
+    /// Those of [`PreparedWrite::post`], and `InvalidRequest` if the write was prepared without an imm: then nothing
+    /// has checked whether the transport carries imms.
     pub fn post_with_imm(&self, imm: u32) -> Result<Op> {
         if self.work.imm.is_none() {
             let why =

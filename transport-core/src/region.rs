@@ -35,8 +35,8 @@ pub(crate) struct RegionInner {
     pub fabric: Weak<FabricInner>,
     /// Takes the memory when the region is dropped, if a rail of the fabric may still touch it.
     pub retained: Weak<RetainedMemory>,
-    /// The end of an operation's range must be below this: `len + 1`, or 0 once the region is revoked. So one comparison
-    /// checks both.
+    /// The end of an operation's range must be below this: `len + 1`, or 0 once the region is revoked. So one
+    /// comparison checks both.
     pub limit: AtomicU64,
 }
 
@@ -181,8 +181,9 @@ impl RegionInner {
         }
     }
 
-    /// Takes the peers' keys back on some rails of a transport. Ready once no peer is copying there. `is_in_use` says that
-    /// requests or receives of the owner use the region: then devices that have one key for both sides keep it for now.
+    /// Takes the peers' keys back on some rails of a transport. Ready once no peer is copying there. `is_in_use` says
+    /// that requests or receives of the owner use the region: then devices that have one key for both sides keep it
+    /// for now.
     pub fn poll_quiesced(
         &self,
         transport: TransportIndex,

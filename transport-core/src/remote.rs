@@ -31,7 +31,8 @@ pub(crate) struct RemoteInner {
     pub transport: TransportIndex,
     /// The first rail group of `transport`. The peer's link with this number is the transport's first.
     pub first_group: GroupIndex,
-    /// The imports over `transport`, one per local rail. `None` if the region is not registered on the rail's remote rail.
+    /// The imports over `transport`, one per local rail. `None` if the region is not registered on the rail's remote
+    /// rail.
     pub imports: Vec<Option<Arc<dyn RemoteMemory>>>,
     /// The direct path, if the transport has one.
     pub direct_path: Option<DirectPath>,
@@ -71,7 +72,8 @@ impl RemoteRegion {
         self.0.peer
     }
 
-    /// How bytes get to the region, in a few words for people: the device, mapped memory, a copy by the kernel, staging.
+    /// How bytes get to the region, in a few words for people: the device, mapped memory, a copy by the kernel,
+    /// staging.
     pub fn path(&self) -> &'static str {
         self.0.path()
     }

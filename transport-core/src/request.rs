@@ -14,8 +14,8 @@ use crate::spi::{Capabilities, Operations, WorkKind};
 use crate::{Access, Error, ErrorKind, Region, RemoteRegion, Result};
 
 impl PeerInner {
-    /// Checks a write of a range against both regions and the peer. Inlined into every write, because a call that passes
-    /// its arguments and results through memory costs as much as the checks.
+    /// Checks a write of a range against both regions and the peer. Inlined into every write, because a call that
+    /// passes its arguments and results through memory costs as much as the checks.
     #[inline(always)]
     pub(crate) fn check_write(
         &self,

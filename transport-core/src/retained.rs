@@ -1,12 +1,12 @@
 //! Retains the memory of dropped regions that a backend may still touch.
 //!
-//! A backend of [`Revocation::Late`](crate::spi::Revocation::Late) checks a key when a peer's write or read begins, and
-//! moves the bytes later, while its endpoint is polled. libfabric's software providers do so (`xnet_op_write` over tcp,
-//! `smr_progress_cmd_rma` over shm), and so does its `efa` of 1.17, which emulates writes. Deregistration does not stop
-//! such a copy, and the backend does not report the end of the copy. A peer that was stopped in the middle of a write may
-//! continue much later, even after this side took the peer for dead. Only a closed endpoint touches no memory. So the
-//! memory lives until the endpoints are closed. Its pages go back to the system at once if its owner can do without them
-//! ([`Memory::discard`]).
+//! A backend of [`Revocation::Late`](crate::spi::Revocation::Late) checks a key when a peer's write or read begins,
+//! and moves the bytes later, while its endpoint is polled. libfabric's software providers do so (`xnet_op_write` over
+//! tcp, `smr_progress_cmd_rma` over shm), and so does its `efa` of 1.17, which emulates writes. Deregistration does
+//! not stop such a copy, and the backend does not report the end of the copy. A peer that was stopped in the middle of
+//! a write may continue much later, even after this side took the peer for dead. Only a closed endpoint touches no
+//! memory. So the memory lives until the endpoints are closed. Its pages go back to the system at once if its owner
+//! can do without them ([`Memory::discard`]).
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};

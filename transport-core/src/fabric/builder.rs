@@ -163,7 +163,8 @@ impl FabricBuilder {
         self
     }
 
-    /// The time that a new peer has to send its first frame, to pair its first rail, and to answer a lookup. Default 5 s.
+    /// The time that a new peer has to send its first frame, to pair its first rail, and to answer a lookup.
+    /// Default 5 s.
     pub fn handshake_limit(mut self, span: Duration) -> Self {
         self.settings.handshake_limit = span;
         self

@@ -2,10 +2,10 @@
 
 /// The pairs of `ours` local rails with `theirs` remote rails.
 ///
-/// There are as many pairs as the larger side has rails, so that no rail is left out. Blocks of rails pair with blocks,
-/// so that the devices of one GPU pair with the devices of one GPU: pair `k` of `n` joins local rail `k * ours / n` with
-/// remote rail `k * theirs / n`. Each rail sends over one pair, its first. The other pairs of the smaller side's rails
-/// only receive. Both sides compute the same list.
+/// There are as many pairs as the larger side has rails, so that no rail is left out. Blocks of rails pair with
+/// blocks, so that the devices of one GPU pair with the devices of one GPU: pair `k` of `n` joins local rail
+/// `k * ours / n` with remote rail `k * theirs / n`. Each rail sends over one pair, its first. The other pairs of the
+/// smaller side's rails only receive. Both sides compute the same list.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Pairing {
     ours: usize,
@@ -48,9 +48,9 @@ impl Pairing {
         Self { ours: self.theirs, theirs: self.ours }
     }
 
-    /// The rate that each local rail can reach to the peer: its own rate, or its share of the rate of a remote rail that
-    /// several local rails send to. Rates may have any unit; 0 stands for unknown. If one rate is unknown, all rails of
-    /// a side count as equal.
+    /// The rate that each local rail can reach to the peer: its own rate, or its share of the rate of a remote rail
+    /// that several local rails send to. Rates may have any unit; 0 stands for unknown. If one rate is unknown, all
+    /// rails of a side count as equal.
     pub fn weights(self, ours: &[u32], theirs: &[u32]) -> Vec<u32> {
         let known = |rates: &[u32], rails| rates.len() == rails && rates.iter().all(|rate| *rate > 0);
         let remote_of = |rail: usize| self.remote(self.first(rail));

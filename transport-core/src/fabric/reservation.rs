@@ -170,7 +170,8 @@ impl Reservation {
         Ok(())
     }
 
-    /// The pairs in the order of the connecting side's slots: first the pairs that its rails send over, then the others.
+    /// The pairs in the order of the connecting side's slots: first the pairs that its rails send over, then the
+    /// others.
     fn order(pairing: Pairing) -> impl Iterator<Item = usize> {
         let send = (0..pairing.len()).filter(move |pair| pairing.sends(*pair));
         send.chain((0..pairing.len()).filter(move |pair| !pairing.sends(*pair)))

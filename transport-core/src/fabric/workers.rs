@@ -37,8 +37,8 @@ pub enum Pinning {
     Cores(Vec<usize>),
 }
 
-/// The requests per doorbell. Chains beyond 4 gained little on mlx5, and Perplexity chose 16 on EFA. With 64 the cost of
-/// the virtual call is negligible per request.
+/// The requests per doorbell. Chains beyond 4 gained little on mlx5, and Perplexity chose 16 on EFA. With 64 the cost
+/// of the virtual call is negligible per request.
 const BATCH: usize = 64;
 
 /// Linux adds 50 µs of slack to any sleep: a shorter sleep would cost more and hardly end sooner.

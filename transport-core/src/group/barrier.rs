@@ -43,8 +43,8 @@ impl PeerGroup {
     /// waits for this barrier with one of the peers; `Exhausted` if there are 1024 barriers that this side has reached
     /// and one of the peers has not; `PeerDied`, `Closed`.
     ///
-    /// The future returns `DeadlineExceeded` after `limit`, by the fabric's clock; `PeerDied` or `Closed` if a peer ends
-    /// before it has reached the barrier. In both cases, and if the future is dropped, the peers keep this side's
+    /// The future returns `DeadlineExceeded` after `limit`, by the fabric's clock; `PeerDied` or `Closed` if a peer
+    /// ends before it has reached the barrier. In both cases, and if the future is dropped, the peers keep this side's
     /// arrival: the next call with the same name goes on waiting, and does not arrive a second time.
     pub fn barrier(&self, name: impl fmt::Display, limit: Duration) -> Result<Barrier> {
         let name = name.to_string();

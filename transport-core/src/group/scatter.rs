@@ -31,9 +31,9 @@ impl PeerGroup {
     /// Writes ranges of one source to several peers. Submits all parts or none. The one [`Op`] resolves when all parts
     /// have resolved, to the sum of their bytes or to the first error.
     ///
-    /// A peer may have any number of parts, also none. With [`ImmMode::Last`] each peer gets the imm of `options` once,
-    /// after its own bytes: in this mode a peer may have one part only, which may be empty. With [`ImmMode::PerWr`] each
-    /// part delivers imms as a write of its own would.
+    /// A peer may have any number of parts, also none. With [`ImmMode::Last`] each peer gets the imm of `options`
+    /// once, after its own bytes: in this mode a peer may have one part only, which may be empty. With
+    /// [`ImmMode::PerWr`] each part delivers imms as a write of its own would.
     ///
     /// # Errors
     /// Those of [`Peer::write_with`] before submission, with the number of the part; `InvalidRequest` if there are no

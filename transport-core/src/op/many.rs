@@ -31,14 +31,14 @@ pub(super) trait Joint: Send + Sync {
     fn cancel(self: Box<Self>, early: Option<Result<Outcome>>) -> Cancel;
 }
 
-/// The parts of a joint operation. It resolves once every part has resolved, also if one has failed: until then bytes of
-/// the other parts may still move.
+/// The parts of a joint operation. It resolves once every part has resolved, also if one has failed: until then bytes
+/// of the other parts may still move.
 struct Many {
     id: Option<OpId>,
     /// The parts without a result.
     waiting: Vec<Op>,
-    /// The parts that ended with an error; their bytes may still move. Parts that succeeded are quiesced, and give their
-    /// slot back at once.
+    /// The parts that ended with an error; their bytes may still move. Parts that succeeded are quiesced, and give
+    /// their slot back at once.
     failed: Vec<Op>,
     sum: Sum,
 }

@@ -104,8 +104,8 @@ impl Op {
         self.take_ready().or_else(|| self.try_pending())
     }
 
-    /// Blocks until there is a result, at most `limit`. Then it returns `DeadlineExceeded`, the operation continues, and
-    /// `wait` may be called again.
+    /// Blocks until there is a result, at most `limit`. Then it returns `DeadlineExceeded`, the operation continues,
+    /// and `wait` may be called again.
     ///
     /// On a caller-driven fabric the call drives the engine.
     #[inline]

@@ -15,8 +15,8 @@ use super::Outcome;
 use crate::sync::{AtomicU64, UnsafeCell, WakerCell};
 use crate::{Error, Result};
 
-/// An operation's id: a slot of an engine's op table, and the slot's generation, which differs for each operation in the
-/// slot. Printed as `slot.generation`.
+/// An operation's id: a slot of an engine's op table, and the slot's generation, which differs for each operation in
+/// the slot. Printed as `slot.generation`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
 pub struct OpId {
     pub(crate) index: u32,

@@ -11,8 +11,8 @@ use std::time::{Duration, Instant};
 use crate::engine::EngineHandle;
 use crate::{Error, ErrorKind, Result};
 
-/// How long a waiter spins before it sleeps. A sleep and its wake were measured at 16 µs and more, the copy of a megabyte
-/// at 40 µs. With a shorter spin most waiters would be asleep when their operation ends.
+/// How long a waiter spins before it sleeps. A sleep and its wake were measured at 16 µs and more, the copy of a
+/// megabyte at 40 µs. With a shorter spin most waiters would be asleep when their operation ends.
 const SPIN: Duration = Duration::from_micros(60);
 
 /// The number of polls between two reads of the clock.
@@ -38,8 +38,8 @@ thread_local! {
 
 /// Blocks until `future` is ready, at most `limit`. For callers without an executor.
 ///
-/// It takes any future. While it waits, it drives the engines of caller-driven fabrics that futures of this library wait
-/// for. Do not call it in a thread of an executor, because it blocks that thread.
+/// It takes any future. While it waits, it drives the engines of caller-driven fabrics that futures of this library
+/// wait for. Do not call it in a thread of an executor, because it blocks that thread.
 ///
 /// ```
 /// use std::time::Duration;
@@ -51,9 +51,9 @@ thread_local! {
 /// ```
 ///
 /// # Errors
-/// `DeadlineExceeded` if the future was not ready in time. Then the future is dropped, which cancels an operation inside
-/// it; pass `&mut future` to keep it. If the future itself returns a result, there are two results, one inside the
-/// other: `wait(fabric.connect(address), limit)??`.
+/// `DeadlineExceeded` if the future was not ready in time. Then the future is dropped, which cancels an operation
+/// inside it; pass `&mut future` to keep it. If the future itself returns a result, there are two results, one inside
+/// the other: `wait(fabric.connect(address), limit)??`.
 pub fn wait<F: Future>(future: F, limit: Duration) -> Result<F::Output> {
     /// Restores the engines of an outer wait, because waits of one thread may be nested.
     struct Outer(Option<Vec<Arc<EngineHandle>>>);
@@ -86,9 +86,9 @@ pub(crate) fn needs_steps(engine: &Arc<EngineHandle>) {
     }
 }
 
-/// Waits for `future`, at most `limit`. `drive` runs a step of a caller-driven engine, and returns whether there is one.
-/// If there is none, this thread spins briefly and then parks. While it spins, it polls the future only if `is_ready`
-/// returns true: a poll would write to the cache line that the worker is about to write.
+/// Waits for `future`, at most `limit`. `drive` runs a step of a caller-driven engine, and returns whether there is
+/// one. If there is none, this thread spins briefly and then parks. While it spins, it polls the future only if
+/// `is_ready` returns true: a poll would write to the cache line that the worker is about to write.
 pub(crate) fn block_on<F: Future + Unpin>(
     future: &mut F,
     limit: Duration,

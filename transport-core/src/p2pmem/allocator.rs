@@ -65,8 +65,8 @@ impl P2pAllocator {
         self
     }
 
-    /// Takes memory that `device` can reach. Tries the nearest provider first, by the kernel's distance, and the next one
-    /// if a provider does not have enough. Without this setting, providers are tried in order of their addresses.
+    /// Takes memory that `device` can reach. Tries the nearest provider first, by the kernel's distance, and the next
+    /// one if a provider does not have enough. Without this setting, providers are tried in order of their addresses.
     pub fn near(mut self, device: Address) -> Self {
         self.device = Some(device);
         self

@@ -90,8 +90,8 @@ impl Barriers {
         reached
     }
 
-    /// Ends a wait: `passed` says that all peers have reached the barrier. Otherwise the wait was given up. In that case
-    /// the announcement stands, and the next wait continues with it.
+    /// Ends a wait: `passed` says that all peers have reached the barrier. Otherwise the wait was given up. In that
+    /// case the announcement stands, and the next wait continues with it.
     pub fn leave(&self, name: &str, passed: bool) {
         let mut state = self.lock();
         let Some(barrier) = state.known.get_mut(name) else { return };

@@ -18,8 +18,8 @@ fn reserved() -> MutexGuard<'static, BTreeMap<u32, usize>> {
 }
 
 impl CoreReservation {
-    /// The core for worker number `worker`, which drives the rail groups at `locations`. `None` if the worker is not to be
-    /// bound, or if no core is known.
+    /// The core for worker number `worker`, which drives the rail groups at `locations`. `None` if the worker is not
+    /// to be bound, or if no core is known.
     pub(crate) fn for_worker(
         pinning: &Pinning,
         worker: usize,

@@ -1,5 +1,5 @@
-//! Peers that send the wrong frame at every step, over real sockets: each gets a typed error, no other peer is affected,
-//! and no slot stays reserved.
+//! Peers that send the wrong frame at every step, over real sockets: each gets a typed error, no other peer is
+//! affected, and no slot stays reserved.
 
 use std::io::Write;
 use std::net::TcpListener;

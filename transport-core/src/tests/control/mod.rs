@@ -28,8 +28,8 @@ use crate::{ErrorKind, Fabric, FabricBuilder, Listener, Peer, Token, TransportCo
 
 const MS: Duration = Duration::from_millis(1);
 
-/// The peer timeout of the tests' fabrics. It is longer on a busy machine, where healthy peers are silent for longer. It
-/// stays the same for the whole run, so that tests can say how long nothing may happen.
+/// The peer timeout of the tests' fabrics. It is longer on a busy machine, where healthy peers are silent for longer.
+/// It stays the same for the whole run, so that tests can say how long nothing may happen.
 fn peer_timeout() -> Duration {
     static TIMEOUT: OnceLock<Duration> = OnceLock::new();
     *TIMEOUT.get_or_init(|| limit::stretched(400 * MS).min(2000 * MS))
