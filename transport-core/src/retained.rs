@@ -5,7 +5,7 @@
 //! `smr_progress_cmd_rma` over shm), and its `efa` of 1.17, which emulates writes. Deregistering does not stop that copy,
 //! and nothing tells when it ends: a peer that was stopped in the middle of a write goes on much later, also after this
 //! side took it for dead. Only a closed endpoint touches nothing. So the memory lives until the endpoints are closed. Its
-//! pages go back to the system at once where its owner can do without them ([`Memory::discard`]).
+//! pages go back to the system when a later region is dropped, where nobody else has the memory ([`Memory::discard`]).
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};

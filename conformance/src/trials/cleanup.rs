@@ -1,6 +1,7 @@
 //! What is left behind: no thread, no descriptor, no late byte, no use of the processor.
 
 use std::mem::ManuallyDrop;
+use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::mpsc::{Sender, channel};
@@ -115,6 +116,10 @@ unsafe impl Memory for Owned {
 
     fn len(&self) -> usize {
         self.buffer.len()
+    }
+
+    fn shared_file(&self) -> Option<BorrowedFd<'_>> {
+        self.buffer.shared_file()
     }
 }
 
