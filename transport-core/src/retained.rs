@@ -9,7 +9,7 @@
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::Memory;
 use crate::spi::Domain;
@@ -35,7 +35,7 @@ struct State {
 
 impl RetainedMemory {
     /// Peers may reach the rails from now on.
-    pub fn is_reached(&self) {
+    pub fn set_reachable(&self) {
         self.is_reachable.store(true, Ordering::Release);
     }
 
@@ -44,23 +44,37 @@ impl RetainedMemory {
         if !self.is_reachable.load(Ordering::Acquire) {
             return;
         }
-        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        let State { shared, next_look, alone } = &mut *state;
-        if shared.len() >= *next_look {
-            alone.extend(shared.extract_if(|_, memory| discard(memory)).map(|(_, memory)| memory));
-            *next_look = 2 * shared.len();
-        }
-        shared.insert(Arc::as_ptr(memory).cast::<u8>() as usize, Arc::clone(memory));
+        let mut found = self.lock().replace(memory);
+        // An owner's code, which must not run under the lock.
+        found.iter_mut().for_each(discard);
+        self.lock().alone.append(&mut found);
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// Gives the pages of `memory` back, if nobody else has it. Returns whether nobody has.
-fn discard(memory: &mut Arc<dyn Memory>) -> bool {
-    let Some(memory) = Arc::get_mut(memory) else { return false };
+impl State {
+    /// Adds memory, and takes out what nobody else has any more, where it is time to look for that.
+    fn replace(&mut self, memory: &Arc<dyn Memory>) -> Vec<Arc<dyn Memory>> {
+        let mut found = Vec::new();
+        if self.shared.len() >= self.next_look {
+            let is_alone = |_: &usize, memory: &mut Arc<dyn Memory>| Arc::get_mut(memory).is_some();
+            found.extend(self.shared.extract_if(is_alone).map(|(_, memory)| memory));
+            self.next_look = 2 * self.shared.len();
+        }
+        self.shared.insert(Arc::as_ptr(memory).cast::<u8>() as usize, Arc::clone(memory));
+        found
+    }
+}
+
+/// Gives the pages of memory back that nobody else has.
+fn discard(memory: &mut Arc<dyn Memory>) {
+    let Some(memory) = Arc::get_mut(memory) else { return };
     if let Err(error) = memory.discard() {
         tracing::warn!(%error, len = memory.len(), "the memory of a dropped region is kept whole until the fabric is closed");
     }
-    true
 }
 
 /// A rail's share of the retained memory; to be dropped after the rail's endpoint.
@@ -94,7 +108,7 @@ mod tests {
         let (retained, one, two) = (RetainedMemory::default(), buffer(), buffer());
         retained.retain(&one);
         assert_eq!(Arc::strong_count(&one), 1);
-        retained.is_reached();
+        retained.set_reachable();
         retained.retain(&one);
         retained.retain(&two);
         // Of memory that is registered again and again there is one.
@@ -107,7 +121,7 @@ mod tests {
     #[test]
     fn pages_go_back_once_nobody_else_has_the_memory() {
         let retained = RetainedMemory::default();
-        retained.is_reached();
+        retained.set_reachable();
         let (kept, dropped) = (buffer(), buffer());
         retained.retain(&kept);
         retained.retain(&dropped);
@@ -116,7 +130,7 @@ mod tests {
         for _ in 0..3 {
             retained.retain(&buffer());
         }
-        let state = retained.state.lock().unwrap();
+        let state = retained.lock();
         assert!(state.shared.values().any(|memory| memory.as_ptr() == kept.as_ptr()));
         let dropped = state.alone.iter().find(|memory| memory.as_ptr() == address).unwrap();
         #[cfg(unix)]

@@ -29,7 +29,7 @@ impl FabricInner {
     ) -> Result<Prepared> {
         self.check_open("connect")?;
         if let Some(retained) = self.retained.upgrade() {
-            retained.is_reached();
+            retained.set_reachable();
         }
         let new = |transport| Reservation::new(transport, is_local);
         let transports = self.transports.iter().map(new).collect();
