@@ -39,11 +39,12 @@ const BY_ADDRESS: &str =
     "who sent something is known by its address, at which it is back; an unread message may crash 1.17";
 const ONE_PD: &str = "the provider has one protection domain per card: tenants of a process share its keys";
 /// What it does not where it emulates writes.
-const NOT_EMULATED: [(&str, &str); 6] = [
+const NOT_EMULATED: [(&str, &str); 7] = [
     // Of 1.17 (`rxr_pkt_type_req.c`): the target drops what has a wrong key, answers nothing, and
     // crashes when more of the same write comes.
     ("crossing::revoked_under_fire", NO_REFUSAL),
     ("forgery::amid_others", NO_REFUSAL),
+    ("cleanup::dropped_memory_is_released", NO_REFUSAL),
     (
         "again::at_once",
         "libfabric 1.17 crashes, or stands still, when an address goes while a write from there is half received",
