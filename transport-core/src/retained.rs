@@ -5,12 +5,12 @@
 //! tcp, `smr_progress_cmd_rma` over shm), and so does its `efa` of 1.17, which emulates writes. Deregistration does
 //! not stop such a copy, and the backend does not report the end of the copy. A peer that was stopped in the middle of
 //! a write may continue much later, even after this side took the peer for dead. Only a closed endpoint touches no
-//! memory. So the memory lives until the endpoints are closed. Its pages go back to the system at once if its owner
-//! can do without them ([`Memory::discard`]).
+//! memory. So the memory lives until the endpoints are closed. Its pages go back to the system when a
+//! later region is dropped, if the memory has no other owner by then ([`Memory::discard`]).
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::Memory;
 use crate::spi::Domain;
@@ -44,23 +44,37 @@ impl RetainedMemory {
         if !self.is_reachable.load(Ordering::Acquire) {
             return;
         }
-        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        let State { shared, next_scan, unshared } = &mut *state;
-        if shared.len() >= *next_scan {
-            unshared.extend(shared.extract_if(|_, memory| discard(memory)).map(|(_, memory)| memory));
-            *next_scan = 2 * shared.len();
-        }
-        shared.insert(Arc::as_ptr(memory).cast::<u8>() as usize, Arc::clone(memory));
+        let mut unshared = self.lock().add(memory);
+        // This is an owner's code, which must not run under the lock.
+        unshared.iter_mut().for_each(discard);
+        self.lock().unshared.append(&mut unshared);
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// Gives the pages of `memory` back to the system if it has no other owner. Returns whether it has none.
-fn discard(memory: &mut Arc<dyn Memory>) -> bool {
-    let Some(memory) = Arc::get_mut(memory) else { return false };
+impl State {
+    /// Adds memory. Takes out the memory that has no other owner any more, if a scan for it is due.
+    fn add(&mut self, memory: &Arc<dyn Memory>) -> Vec<Arc<dyn Memory>> {
+        let mut unshared = Vec::new();
+        if self.shared.len() >= self.next_scan {
+            let is_alone = |_: &usize, memory: &mut Arc<dyn Memory>| Arc::get_mut(memory).is_some();
+            unshared.extend(self.shared.extract_if(is_alone).map(|(_, memory)| memory));
+            self.next_scan = 2 * self.shared.len();
+        }
+        self.shared.insert(Arc::as_ptr(memory).cast::<u8>() as usize, Arc::clone(memory));
+        unshared
+    }
+}
+
+/// Gives the pages of `memory` back to the system if it has no other owner.
+fn discard(memory: &mut Arc<dyn Memory>) {
+    let Some(memory) = Arc::get_mut(memory) else { return };
     if let Err(error) = memory.discard() {
         tracing::warn!(%error, len = memory.len(), "the memory of a dropped region stays allocated until the fabric is closed");
     }
-    true
 }
 
 /// A rail's handle of the retained memory. It must be dropped after the rail's endpoint.
@@ -116,7 +130,7 @@ mod tests {
         for _ in 0..3 {
             retained.retain(&buffer());
         }
-        let state = retained.state.lock().unwrap();
+        let state = retained.lock();
         assert!(state.shared.values().any(|memory| memory.as_ptr() == kept.as_ptr()));
         let dropped = state.unshared.iter().find(|memory| memory.as_ptr() == address).unwrap();
         #[cfg(unix)]
