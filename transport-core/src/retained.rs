@@ -8,6 +8,7 @@
 //! pages go back to the system when a later region is dropped, where nobody else has the memory ([`Memory::discard`]).
 
 use std::collections::HashMap;
+use std::mem::ManuallyDrop;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -24,12 +25,11 @@ pub(crate) struct RetainedMemory {
 
 #[derive(Default)]
 struct State {
-    /// Memory that somebody else had as well when it was looked at, by its address: the region itself just before its
-    /// end, or a user.
+    /// Memory that had another owner at the last scan, by its address: a user, or the region that was being dropped.
     shared: HashMap<usize, Arc<dyn Memory>>,
-    /// `shared` is looked through when it has so many.
+    /// The number of entries of `shared` at which the next scan is due.
     next_look: usize,
-    /// Memory that is here alone.
+    /// Memory that has no other owner.
     alone: Vec<Arc<dyn Memory>>,
 }
 
@@ -44,10 +44,10 @@ impl RetainedMemory {
         if !self.is_reachable.load(Ordering::Acquire) {
             return;
         }
-        let mut found = self.lock().replace(memory);
-        // An owner's code, which must not run under the lock.
+        // An owner's code runs without the lock. If that code panics, the memory is leaked: an endpoint may touch it.
+        let mut found = ManuallyDrop::new(self.lock().replace(memory));
         found.iter_mut().for_each(discard);
-        self.lock().alone.append(&mut found);
+        self.lock().alone.append(&mut ManuallyDrop::into_inner(found));
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -56,7 +56,7 @@ impl RetainedMemory {
 }
 
 impl State {
-    /// Adds memory, and takes out what nobody else has any more, where it is time to look for that.
+    /// Adds memory. Takes out the memory that has no other owner any more, if a scan for it is due.
     fn replace(&mut self, memory: &Arc<dyn Memory>) -> Vec<Arc<dyn Memory>> {
         let mut found = Vec::new();
         if self.shared.len() >= self.next_look {
@@ -69,7 +69,7 @@ impl State {
     }
 }
 
-/// Gives the pages of memory back that nobody else has.
+/// Gives the pages of `memory` back to the system if it has no other owner.
 fn discard(memory: &mut Arc<dyn Memory>) {
     let Some(memory) = Arc::get_mut(memory) else { return };
     if let Err(error) = memory.discard() {
@@ -95,7 +95,10 @@ impl Drop for RetainedByRail {
 }
 
 #[cfg(test)]
+#[allow(unsafe_code, reason = "an owner of memory")]
 mod tests {
+    use std::panic::{AssertUnwindSafe, catch_unwind};
+
     use super::*;
     use crate::HostBuffer;
 
@@ -136,5 +139,36 @@ mod tests {
         #[cfg(unix)]
         assert!(dropped.shared_file().is_none(), "its pages are others now");
         assert!(state.shared.len() <= 3, "the looks are as rare as that");
+    }
+
+    /// Memory whose owner panics when it is to give pages back.
+    struct Panics(HostBuffer, #[expect(dead_code, reason = "tells who lives")] Arc<()>);
+
+    // SAFETY: the buffer's.
+    unsafe impl Memory for Panics {
+        fn as_ptr(&self) -> *mut u8 {
+            self.0.as_ptr()
+        }
+
+        fn len(&self) -> usize {
+            self.0.len()
+        }
+
+        fn discard(&mut self) -> crate::Result<()> {
+            panic!("an owner's fault")
+        }
+    }
+
+    #[test]
+    fn memory_whose_owner_panics_is_not_freed() {
+        let retained = RetainedMemory::default();
+        retained.set_reachable();
+        let held = Arc::new(());
+        let memory: Arc<dyn Memory> = Arc::new(Panics(HostBuffer::new(4096).unwrap(), Arc::clone(&held)));
+        retained.retain(&memory);
+        drop(memory);
+        let next = catch_unwind(AssertUnwindSafe(|| retained.retain(&buffer())));
+        assert!(next.is_err(), "the owner was asked");
+        assert_eq!(Arc::strong_count(&held), 2, "an endpoint may still touch it");
     }
 }

@@ -129,7 +129,7 @@ impl Drop for Owned {
     }
 }
 
-/// The last byte of each page that is not zero any more.
+/// Counts the pages whose last byte is not zero any more.
 fn landed(start: *mut u8, len: usize) -> usize {
     let last = (4095..len).step_by(4096);
     // SAFETY: within memory that is never unmapped; peers may write to it at the same time.
@@ -165,7 +165,8 @@ fn dropped_memory(context: &Context) -> Verdict {
             }
         }
     };
-    // What is in sockets is still taken in; then the peer goes on. An absence can only be waited for.
+    // This side still receives the bytes that sockets hold; then the peer goes on. The trial can only wait to see that no
+    // further byte comes.
     look_on(Duration::from_millis(50));
     child.signal(Signal::CONT)?;
     look_on(Duration::from_millis(200));
