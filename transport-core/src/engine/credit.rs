@@ -158,11 +158,9 @@ impl Engine {
         let Some(Some(state)) = self.links.get_mut(link as usize) else { return };
         let peer = Peer(Arc::clone(&state.peer));
         let [imms, messages] = std::mem::take(&mut state.arrived);
-        match self.handle.ledger.renew(&peer.0, imms, messages) {
-            Ok(given) => {
-                state.steps = given.steps;
-                peer.tell_grant(self.handle.transport, given.allowance);
-            }
+        let tell = |allowance| peer.tell_grant(self.handle.transport, allowance);
+        match self.handle.ledger.renew(&peer.0, imms, messages, tell) {
+            Ok(given) => state.steps = given.steps,
             Err(error) => peer.fail(error),
         }
     }

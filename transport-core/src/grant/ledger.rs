@@ -51,11 +51,28 @@ impl Ledger {
         Self { transport, capacity, engines, admission, books: Mutex::default() }
     }
 
-    /// Opens an account for a peer, or gives it more after so many arrivals.
+    /// Opens an account for a peer.
+    ///
+    /// # Errors
+    /// As [`renew`](Self::renew).
+    pub fn open(&self, peer: &PeerInner) -> Result<Given> {
+        self.renew(peer, 0, 0, |_| ())
+    }
+
+    /// Gives a peer more after so many arrivals, and has `tell` tell it.
+    ///
+    /// Several engines may renew one peer's grant at the same time. `tell` runs under the lock, so that the peer
+    /// gets the grants in the order in which they were given: it ends a connection whose grants sink.
     ///
     /// # Errors
     /// `Protocol` if it sent more than it was granted.
-    pub fn renew(&self, peer: &PeerInner, imms: u64, messages: u64) -> Result<Given> {
+    pub fn renew(
+        &self,
+        peer: &PeerInner,
+        imms: u64,
+        messages: u64,
+        tell: impl FnOnce(Allowance),
+    ) -> Result<Given> {
         let mut books = self.lock();
         let mut account = books.peers.get(&peer.id).copied().unwrap_or_default();
         account.imms += imms;
@@ -89,6 +106,7 @@ impl Ledger {
         account.reserved = account.outstanding();
         books.reserved = others.saturating_add(account.reserved);
         books.peers.insert(peer.id, account);
+        tell(account.allowed);
         Ok(account.given(self.engines))
     }
 
@@ -148,14 +166,14 @@ mod tests {
         let mut arrived = vec![[0_u64; 2]; peers.len()];
         let mut smallest = u64::MAX;
         for peer in &peers {
-            ledger.renew(&peer.0, 0, 0).unwrap();
+            ledger.open(&peer.0).unwrap();
         }
         for _ in 0..5000 {
             let at = random.usize(..peers.len());
             let given = ledger.given(peers[at].0.id).unwrap();
             let left = [given.allowance.imms - arrived[at][0], given.allowance.messages - arrived[at][1]];
             let more = left.map(|left| random.u64(..=left));
-            let renewed = ledger.renew(&peers[at].0, more[0], more[1]).unwrap();
+            let renewed = ledger.renew(&peers[at].0, more[0], more[1], |_| ()).unwrap();
             arrived[at] = [arrived[at][0] + more[0], arrived[at][1] + more[1]];
             assert!(renewed.allowance.imms >= given.allowance.imms);
             let reserved = ledger.lock().reserved;
@@ -173,7 +191,7 @@ mod tests {
         let ledger = ledger(1 << 14);
         let peers: Vec<_> = (0..64).map(|_| Peer::alone()).collect();
         for peer in &peers {
-            ledger.renew(&peer.0, 0, 0).unwrap();
+            ledger.open(&peer.0).unwrap();
         }
         for _ in 0..3 {
             for peer in &peers {
@@ -181,7 +199,7 @@ mod tests {
                 let account = ledger.lock().peers[&peer.0.id];
                 let (imms, messages) =
                     (given.allowance.imms - account.imms, given.allowance.messages - account.messages);
-                ledger.renew(&peer.0, imms, messages).unwrap();
+                ledger.renew(&peer.0, imms, messages, |_| ()).unwrap();
             }
         }
         let shares: Vec<_> = peers.iter().map(|peer| ledger.given(peer.0.id).unwrap().steps).collect();
@@ -192,11 +210,32 @@ mod tests {
     fn who_sends_more_than_granted_is_told_apart() {
         let ledger = ledger(1024);
         let peer = Peer::alone();
-        let given = ledger.renew(&peer.0, 0, 0).unwrap();
-        ledger.renew(&peer.0, given.allowance.imms + SLACK, 0).unwrap();
-        let error = ledger.renew(&peer.0, 1000, 0).unwrap_err();
+        let given = ledger.open(&peer.0).unwrap();
+        ledger.renew(&peer.0, given.allowance.imms + SLACK, 0, |_| ()).unwrap();
+        let error = ledger.renew(&peer.0, 1000, 0, |_| ()).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Protocol);
         assert!(error.context().contains("was granted"), "{error}");
+    }
+
+    #[test]
+    fn a_peer_is_told_of_grants_in_the_order_in_which_two_engines_give_them() {
+        let ledger = Ledger::new("null".into(), 1 << 20, 2, Arc::new(EvenShares));
+        let peer = Peer::alone();
+        ledger.open(&peer.0).unwrap();
+        let told = Mutex::new(Vec::new());
+        let renewals = if cfg!(miri) { 20 } else { 20_000 };
+        let engine = || {
+            for _ in 0..renewals {
+                ledger.renew(&peer.0, 1, 0, |grant| told.lock().unwrap().push(grant.imms)).unwrap();
+            }
+        };
+        std::thread::scope(|scope| {
+            scope.spawn(engine);
+            scope.spawn(engine);
+        });
+        let told = told.into_inner().unwrap();
+        assert_eq!(told.len(), 2 * renewals);
+        assert!(told.is_sorted(), "a grant came behind a larger one");
     }
 
     struct Greedy;
@@ -212,8 +251,8 @@ mod tests {
         let ledger = Ledger::new("null".into(), 10, 1, Arc::new(Greedy));
         let peers: Vec<_> = (0..3).map(|_| Peer::alone()).collect();
         for peer in &peers {
-            ledger.renew(&peer.0, 0, 0).unwrap();
-            let given = ledger.renew(&peer.0, 5, 5).unwrap();
+            ledger.open(&peer.0).unwrap();
+            let given = ledger.renew(&peer.0, 5, 5, |_| ()).unwrap();
             assert_eq!(given.allowance, Allowance { bytes: 0, imms: u64::MAX, messages: u64::MAX });
         }
         peers.iter().for_each(|peer| ledger.close(peer.0.id));
