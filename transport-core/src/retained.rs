@@ -9,6 +9,7 @@
 //! later region is dropped, if the memory has no other owner by then ([`Memory::discard`]).
 
 use std::collections::HashMap;
+use std::mem::ManuallyDrop;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -25,7 +26,7 @@ pub(crate) struct RetainedMemory {
 
 #[derive(Default)]
 struct State {
-    /// Memory that had another owner at the last scan, by its address: the region just before its end, or the user.
+    /// Memory that had another owner at the last scan, by its address: a user, or the region that was being dropped.
     shared: HashMap<usize, Arc<dyn Memory>>,
     /// The number of entries of `shared` at which the next scan runs.
     next_scan: usize,
@@ -44,10 +45,11 @@ impl RetainedMemory {
         if !self.is_reachable.load(Ordering::Acquire) {
             return;
         }
-        let mut unshared = self.lock().add(memory);
-        // This is an owner's code, which must not run under the lock.
+        // This is an owner's code, which must not run under the lock. If it panics, the memory is leaked: an endpoint
+        // may touch it.
+        let mut unshared = ManuallyDrop::new(self.lock().add(memory));
         unshared.iter_mut().for_each(discard);
-        self.lock().unshared.append(&mut unshared);
+        self.lock().unshared.append(&mut ManuallyDrop::into_inner(unshared));
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -95,7 +97,10 @@ impl Drop for RetainedByRail {
 }
 
 #[cfg(test)]
+#[allow(unsafe_code, reason = "an owner of memory")]
 mod tests {
+    use std::panic::{AssertUnwindSafe, catch_unwind};
+
     use super::*;
     use crate::HostBuffer;
 
@@ -136,5 +141,36 @@ mod tests {
         #[cfg(unix)]
         assert!(dropped.shared_file().is_none(), "its pages are others now");
         assert!(state.shared.len() <= 3, "the scans are as rare as that");
+    }
+
+    /// Memory whose owner panics when it is to give pages back.
+    struct Panics(HostBuffer, #[expect(dead_code, reason = "tells who lives")] Arc<()>);
+
+    // SAFETY: the buffer's.
+    unsafe impl Memory for Panics {
+        fn as_ptr(&self) -> *mut u8 {
+            self.0.as_ptr()
+        }
+
+        fn len(&self) -> usize {
+            self.0.len()
+        }
+
+        fn discard(&mut self) -> crate::Result<()> {
+            panic!("an owner's fault")
+        }
+    }
+
+    #[test]
+    fn memory_whose_owner_panics_is_not_freed() {
+        let retained = RetainedMemory::default();
+        retained.set_reachable();
+        let held = Arc::new(());
+        let memory: Arc<dyn Memory> = Arc::new(Panics(HostBuffer::new(4096).unwrap(), Arc::clone(&held)));
+        retained.retain(&memory);
+        drop(memory);
+        let next = catch_unwind(AssertUnwindSafe(|| retained.retain(&buffer())));
+        assert!(next.is_err(), "the owner was asked");
+        assert_eq!(Arc::strong_count(&held), 2, "an endpoint may still touch it");
     }
 }

@@ -616,11 +616,9 @@ impl Engine {
         let Some(Some(state)) = self.links.get_mut(link as usize) else { return };
         let peer = Peer(Arc::clone(&state.peer));
         let [imms, messages] = std::mem::take(&mut state.arrivals);
-        match self.handle.receiver_credits.renew(&peer.0, imms, messages) {
-            Ok(grant) => {
-                state.renew_after = grant.renew_after;
-                peer.announce_grant(self.handle.transport, grant.allowance);
-            }
+        let announce = |allowance| peer.announce_grant(self.handle.transport, allowance);
+        match self.handle.receiver_credits.renew(&peer.0, imms, messages, announce) {
+            Ok(grant) => state.renew_after = grant.renew_after,
             Err(error) => peer.fail(error),
         }
     }

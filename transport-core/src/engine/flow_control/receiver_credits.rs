@@ -56,11 +56,28 @@ impl ReceiverCredits {
         Self { transport, capacity, engines, policy, table: Mutex::default() }
     }
 
-    /// Grants a peer its first credit, or more after `imms` and `messages` further arrivals.
+    /// Grants a peer its first credit.
+    ///
+    /// # Errors
+    /// As [`renew`](Self::renew).
+    pub fn open(&self, peer: &PeerInner) -> Result<GrantState> {
+        self.renew(peer, 0, 0, |_| ())
+    }
+
+    /// Grants a peer more after `imms` and `messages` further arrivals, and calls `announce` to tell the peer.
+    ///
+    /// Several engines may renew one peer's grant at the same time. `announce` runs under the lock, so that the peer
+    /// gets the grants in the order in which they were made: a peer ends the connection when a grant falls.
     ///
     /// # Errors
     /// `Protocol` if the peer sent more than it was granted.
-    pub fn renew(&self, peer: &PeerInner, imms: u64, messages: u64) -> Result<GrantState> {
+    pub fn renew(
+        &self,
+        peer: &PeerInner,
+        imms: u64,
+        messages: u64,
+        announce: impl FnOnce(Allowance),
+    ) -> Result<GrantState> {
         let mut table = self.lock();
         let mut credit = table.peers.get(&peer.id).copied().unwrap_or_default();
         credit.imms += imms;
@@ -94,6 +111,7 @@ impl ReceiverCredits {
         credit.reserved = credit.outstanding();
         table.reserved = others.saturating_add(credit.reserved);
         table.peers.insert(peer.id, credit);
+        announce(credit.granted);
         Ok(credit.state(self.engines))
     }
 
@@ -154,14 +172,14 @@ mod tests {
         let mut arrived = vec![[0_u64; 2]; peers.len()];
         let mut smallest = u64::MAX;
         for peer in &peers {
-            credits.renew(&peer.0, 0, 0).unwrap();
+            credits.open(&peer.0).unwrap();
         }
         for _ in 0..5000 {
             let at = random.usize(..peers.len());
             let granted = credits.state(peers[at].0.id).unwrap();
             let left = [granted.allowance.imms - arrived[at][0], granted.allowance.messages - arrived[at][1]];
             let more = left.map(|left| random.u64(..=left));
-            let renewed = credits.renew(&peers[at].0, more[0], more[1]).unwrap();
+            let renewed = credits.renew(&peers[at].0, more[0], more[1], |_| ()).unwrap();
             arrived[at] = [arrived[at][0] + more[0], arrived[at][1] + more[1]];
             assert!(renewed.allowance.imms >= granted.allowance.imms);
             let reserved = credits.lock().reserved;
@@ -179,7 +197,7 @@ mod tests {
         let credits = credits(1 << 14);
         let peers: Vec<_> = (0..64).map(|_| Peer::alone()).collect();
         for peer in &peers {
-            credits.renew(&peer.0, 0, 0).unwrap();
+            credits.open(&peer.0).unwrap();
         }
         for _ in 0..3 {
             for peer in &peers {
@@ -187,7 +205,7 @@ mod tests {
                 let credit = credits.lock().peers[&peer.0.id];
                 let (imms, messages) =
                     (granted.allowance.imms - credit.imms, granted.allowance.messages - credit.messages);
-                credits.renew(&peer.0, imms, messages).unwrap();
+                credits.renew(&peer.0, imms, messages, |_| ()).unwrap();
             }
         }
         let shares: Vec<_> = peers.iter().map(|peer| credits.state(peer.0.id).unwrap().renew_after).collect();
@@ -198,11 +216,32 @@ mod tests {
     fn a_peer_that_sends_more_than_granted_is_an_error() {
         let credits = credits(1024);
         let peer = Peer::alone();
-        let granted = credits.renew(&peer.0, 0, 0).unwrap();
-        credits.renew(&peer.0, granted.allowance.imms + TOLERANCE, 0).unwrap();
-        let error = credits.renew(&peer.0, 1000, 0).unwrap_err();
+        let granted = credits.open(&peer.0).unwrap();
+        credits.renew(&peer.0, granted.allowance.imms + TOLERANCE, 0, |_| ()).unwrap();
+        let error = credits.renew(&peer.0, 1000, 0, |_| ()).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Protocol);
         assert!(error.context().contains("was granted"), "{error}");
+    }
+
+    #[test]
+    fn a_peer_gets_grants_in_the_order_in_which_two_engines_make_them() {
+        let credits = ReceiverCredits::new("null".into(), 1 << 20, 2, Arc::new(EvenShares));
+        let peer = Peer::alone();
+        credits.open(&peer.0).unwrap();
+        let announced = Mutex::new(Vec::new());
+        let renewals = if cfg!(miri) { 20 } else { 20_000 };
+        let engine = || {
+            for _ in 0..renewals {
+                credits.renew(&peer.0, 1, 0, |grant| announced.lock().unwrap().push(grant.imms)).unwrap();
+            }
+        };
+        std::thread::scope(|scope| {
+            scope.spawn(engine);
+            scope.spawn(engine);
+        });
+        let announced = announced.into_inner().unwrap();
+        assert_eq!(announced.len(), 2 * renewals);
+        assert!(announced.is_sorted(), "a grant came behind a larger one");
     }
 
     struct Greedy;
@@ -218,8 +257,8 @@ mod tests {
         let credits = ReceiverCredits::new("null".into(), 10, 1, Arc::new(Greedy));
         let peers: Vec<_> = (0..3).map(|_| Peer::alone()).collect();
         for peer in &peers {
-            credits.renew(&peer.0, 0, 0).unwrap();
-            let granted = credits.renew(&peer.0, 5, 5).unwrap();
+            credits.open(&peer.0).unwrap();
+            let granted = credits.renew(&peer.0, 5, 5, |_| ()).unwrap();
             assert_eq!(granted.allowance, Allowance { bytes: 0, imms: u64::MAX, messages: u64::MAX });
         }
         peers.iter().for_each(|peer| credits.close(peer.0.id));
