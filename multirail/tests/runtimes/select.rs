@@ -184,11 +184,9 @@ fn without_waiting_late_bytes_land() {
             drop(op);
             pair.dst.fill(5)?;
             pair.peer.drain()?.await?;
-            hit += u32::from(pair.dst.wrong_bytes() > 0);
-            assert!(
-                pair.dst.wrong_bytes() == 0 || differing(&pair.dst.region, 1) == 0,
-                "a part of what is posted"
-            );
+            // On a busy machine the bytes may land before this thread has filled the page, or meanwhile: then they do not
+            // cover it, and the round shows nothing.
+            hit += u32::from(differing(&pair.dst.region, 1) == 0);
         }
         Ok::<_, multirail::Error>(hit)
     };
