@@ -5,34 +5,34 @@ use std::sync::Arc;
 use multirail_spi::{Connector, Error, ErrorKind, PeerSlot, Result};
 
 use crate::config::MOST_QUEUE_PAIRS;
-use crate::domain::Shared;
-use crate::flush::Target;
+use crate::domain::DomainState;
+use crate::flush::FlushTarget;
 use crate::gid::{MOST, meet};
-use crate::peers::{Joining, QueuePairs, Slot, Turn, too_late};
-use crate::queue_pair::{Carries, End, PSN_MASK, Place, QueuePair};
+use crate::peers::{ConnectionNumber, Joining, QueuePairs, SlotState, too_late};
+use crate::queue_pair::{Carries, End, PSN_MASK, PortAddress, QueuePair};
 
 /// What a peer needs to connect. The first field is the version of the others.
 #[derive(Debug, PartialEq, serde::Serialize, serde::Deserialize)]
-struct Offer {
+struct VerbsOffer {
     version: u8,
-    place: Place,
+    place: PortAddress,
     accesses: Vec<End>,
     messages: End,
-    flush: Target,
+    flush: FlushTarget,
     /// An answer has the turn of the offer that it answers.
-    turn: Turn,
+    turn: ConnectionNumber,
 }
 
 const VERSION: u8 = 5;
 
-impl Shared {
+impl DomainState {
     /// The turn of a connection that this side offers.
-    fn turn(&self, generation: u64) -> Turn {
-        Turn { generation, nonce: self.random() }
+    fn turn(&self, generation: u64) -> ConnectionNumber {
+        ConnectionNumber { generation, nonce: self.random() }
     }
 
     /// Creates the queue pairs of a connection.
-    fn pairs(&self, turn: Turn) -> Result<QueuePairs> {
+    fn pairs(&self, turn: ConnectionNumber) -> Result<QueuePairs> {
         let pair = |carries| QueuePair::new(&self.card, carries, self.random() as u32 & PSN_MASK);
         let accesses = (0..self.card.config.queue_pairs).map(|_| pair(Carries::Accesses));
         Ok(QueuePairs {
@@ -44,7 +44,7 @@ impl Shared {
     }
 
     fn offer(&self, pairs: &QueuePairs) -> Result<Vec<u8>> {
-        let offer = Offer {
+        let offer = VerbsOffer {
             version: VERSION,
             place: self.card.place.clone(),
             accesses: pairs.accesses.iter().map(QueuePair::end).collect(),
@@ -57,10 +57,10 @@ impl Shared {
     }
 
     /// Parses and checks the peer's offer.
-    fn read(&self, bytes: &[u8]) -> Result<Offer> {
+    fn read(&self, bytes: &[u8]) -> Result<VerbsOffer> {
         let malformed =
             |why: &str| Error::new(ErrorKind::Protocol, "connect", format!("verbs' offer: {why}"));
-        let offer: Offer = postcard::from_bytes(bytes).map_err(|error| malformed(&error.to_string()))?;
+        let offer: VerbsOffer = postcard::from_bytes(bytes).map_err(|error| malformed(&error.to_string()))?;
         if offer.version != VERSION {
             let context = format!("the peer's offer has version {}, ours {VERSION}", offer.version);
             return Err(Error::new(ErrorKind::Version, "connect", context));
@@ -79,7 +79,7 @@ impl Shared {
     }
 
     /// Connects each of our queue pairs with one of theirs. Destroys those that the peer has no partner for.
-    fn join(&self, pairs: &mut QueuePairs, offer: &Offer) -> Result<()> {
+    fn join(&self, pairs: &mut QueuePairs, offer: &VerbsOffer) -> Result<()> {
         let (card, place) = (&self.card, &offer.place);
         let met = meet(&card.gids, &place.gids).filter(|_| card.place.is_ethernet == place.is_ethernet);
         let Some((ours, theirs)) = met else {
@@ -107,7 +107,7 @@ impl Shared {
     }
 
     /// Connects the queue pairs that `slot` has offered. Returns false if the slot has got another state meanwhile.
-    fn join_offered(&self, slot: PeerSlot, mut joining: Joining<'_>, offer: &Offer) -> Result<bool> {
+    fn join_offered(&self, slot: PeerSlot, mut joining: Joining<'_>, offer: &VerbsOffer) -> Result<bool> {
         match self.join(&mut joining.pairs, offer) {
             Ok(()) => self.peers.raise(slot, joining),
             Err(error) => {
@@ -118,7 +118,7 @@ impl Shared {
     }
 }
 
-impl Connector for Shared {
+impl Connector for DomainState {
     fn prepare(&self) -> Result<(PeerSlot, Vec<u8>)> {
         let pairs = self.pairs(self.turn(0))?;
         let offer = self.offer(&pairs)?;
@@ -132,7 +132,8 @@ impl Connector for Shared {
     }
 
     fn offer_again(&self, slot: PeerSlot) -> Result<Option<Vec<u8>>> {
-        let Slot::Broken { generation: broken, offer: None } = *self.peers.lock_working()?.slot(slot)? else {
+        let SlotState::Broken { generation: broken, offer: None } = *self.peers.lock_working()?.slot(slot)?
+        else {
             return Ok(None);
         };
         // This side ignores a peer that has used the last number.
@@ -140,7 +141,9 @@ impl Connector for Shared {
         let told = self.offer(&pairs)?;
         let mut table = self.peers.lock_working()?;
         match table.slot(slot)? {
-            Slot::Broken { generation, offer: offer @ None } if *generation == broken => *offer = Some(pairs),
+            SlotState::Broken { generation, offer: offer @ None } if *generation == broken => {
+                *offer = Some(pairs)
+            }
             _ => return Ok(None),
         }
         Ok(Some(told))
@@ -164,7 +167,7 @@ impl Connector for Shared {
         if !table.slot(slot)?.takes(offer.turn) {
             return Ok(Vec::new());
         }
-        let replaced = table.set(slot, Slot::Up(Arc::new(joining.pairs)));
+        let replaced = table.set(slot, SlotState::Up(Arc::new(joining.pairs)));
         self.peers.changed();
         drop(table);
         // The replaced connection stops before the peer has the answer and sends over the next one: a late packet must not

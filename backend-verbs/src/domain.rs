@@ -20,7 +20,7 @@ use crate::library::library;
 use crate::objects::Object;
 use crate::peers::Peers;
 use crate::port::Port;
-use crate::queue_pair::Place;
+use crate::queue_pair::PortAddress;
 use crate::receives::{BUFFERS, IMMS, MESSAGE};
 use crate::region::{Imported, Registered};
 use crate::status::os_error;
@@ -38,7 +38,7 @@ const ENTRIES: i32 = (SEND_DEPTH + IMMS + BUFFERS) as i32;
 const CHUNK: u64 = 1 << 20;
 
 /// A port with its queues. Closed in order: queues before what they are made of.
-pub(crate) struct Card {
+pub(crate) struct PortQueues {
     pub(crate) cq: Object<ib::ibv_cq>,
     pub(crate) channel: Object<ib::ibv_comp_channel>,
     /// Receives without buffers, for writes with imm.
@@ -47,7 +47,7 @@ pub(crate) struct Card {
     pub(crate) messages: Object<ib::ibv_srq>,
     pub(crate) device: Arc<Device>,
     pub(crate) port: u8,
-    pub(crate) place: Place,
+    pub(crate) place: PortAddress,
     /// Those that may stand for it, the best one first.
     pub(crate) gids: Vec<Gid>,
     pub(crate) config: VerbsConfig,
@@ -57,17 +57,17 @@ pub(crate) struct Card {
 }
 
 /// A domain as its parts hold it.
-pub(crate) struct Shared {
+pub(crate) struct DomainState {
     pub(crate) peers: Peers,
     pub(crate) flush_page: FlushPage,
-    pub(crate) card: Arc<Card>,
+    pub(crate) card: Arc<PortQueues>,
     pub(crate) capabilities: Capabilities,
     random: Mutex<fastrand::Rng>,
     taken: AtomicBool,
     id: u64,
 }
 
-impl Shared {
+impl DomainState {
     pub(crate) fn random(&self) -> u64 {
         self.random.lock().unwrap_or_else(PoisonError::into_inner).u64(..)
     }
@@ -78,7 +78,7 @@ impl Shared {
     }
 }
 
-pub(crate) struct VerbsDomain(pub(crate) Arc<Shared>);
+pub(crate) struct VerbsDomain(pub(crate) Arc<DomainState>);
 
 impl VerbsDomain {
     pub(crate) fn open(
@@ -90,19 +90,19 @@ impl VerbsDomain {
         let choice = choose(&port.gids(&device)?, port.is_ethernet(), config.gid_index)?;
         tracing::debug!(device = device.name, gid = %choice.gid, others = ?choice.others, "a port is opened");
         let gids = choice.candidates;
-        let place = Place {
+        let place = PortAddress {
             gids: gids.iter().map(|gid| gid.bytes).collect(),
             lid: port.attr.lid,
             mtu: port.attr.active_mtu as u8,
             is_ethernet: port.is_ethernet(),
             needs_grh: port.needs_grh(),
         };
-        let card = Arc::new(Card::open(device, &port, place, gids, config)?);
+        let card = Arc::new(PortQueues::open(device, &port, place, gids, config)?);
         let capabilities = capabilities(&card, &port);
         // Numbers of packets, and whose offer stands: nothing that a stranger must not guess, but two
         // openings must not agree.
         let mut random = fastrand::Rng::with_seed(setup.seed ^ setup.incarnation ^ fastrand::u64(..));
-        Ok(Self(Arc::new(Shared {
+        Ok(Self(Arc::new(DomainState {
             id: random.u64(..),
             random: Mutex::new(random),
             peers: Peers::default(),
@@ -114,11 +114,11 @@ impl VerbsDomain {
     }
 }
 
-impl Card {
+impl PortQueues {
     fn open(
         device: Arc<Device>,
         port: &Port,
-        place: Place,
+        place: PortAddress,
         gids: Vec<Gid>,
         config: &VerbsConfig,
     ) -> Result<Self> {
@@ -186,7 +186,7 @@ fn nonblocking(channel: &Object<ib::ibv_comp_channel>) -> Result<()> {
     set.map_err(|why| os_error("open", "a channel that does not wait", why.raw_os_error()))
 }
 
-fn capabilities(card: &Card, port: &Port) -> Capabilities {
+fn capabilities(card: &PortQueues, port: &Port) -> Capabilities {
     let mut it = Capabilities::minimal();
     it.operations = Operations::all();
     it.imm_bytes = 4;

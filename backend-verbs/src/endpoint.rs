@@ -10,9 +10,9 @@ use multirail_spi::{
 };
 use rdma_sys as ib;
 
-use crate::domain::Shared;
+use crate::domain::DomainState;
 use crate::library::library;
-use crate::peers::{QueuePairs, View};
+use crate::peers::{QueuePairs, SlotView};
 use crate::posted::{CHAIN, Ended};
 use crate::queue_pair::QueuePair;
 use crate::receives::{IMM, RECEIVE, Receives};
@@ -35,8 +35,8 @@ const LOST: PostResult =
 
 /// The connection of a slot.
 #[derive(Default)]
-pub(crate) struct Link {
-    pub(crate) view: View,
+pub(crate) struct SlotConnection {
+    pub(crate) view: SlotView,
     /// The queue pairs that requests are posted to. The slot may have given them up.
     pub(crate) pairs: Option<Arc<QueuePairs>>,
     /// The queue pair that the next chain goes to.
@@ -47,16 +47,16 @@ pub(crate) struct Link {
 
 /// The fields are dropped in order: connections before what they use.
 pub(crate) struct VerbsEndpoint {
-    pub(crate) links: Vec<Link>,
+    pub(crate) links: Vec<SlotConnection>,
     /// Connections that have ended and still have requests posted.
     ending: Vec<(PeerSlot, Arc<QueuePairs>)>,
     /// Slots whose `PeerGone` is reported. They are free once the engine polls again.
     closed: ClosedSlots,
     pub(crate) send_queues: SendQueues,
     pub(crate) receives: Receives,
-    pub(crate) shared: Arc<Shared>,
+    pub(crate) shared: Arc<DomainState>,
     seen: u64,
-    views: Vec<View>,
+    views: Vec<SlotView>,
     /// Connections that slots have given up, until `take_over`.
     retired: Vec<(PeerSlot, Arc<QueuePairs>)>,
     /// Whether a slot waits for its `PeerGone`, or for its next connection.
@@ -79,7 +79,7 @@ pub(crate) struct VerbsEndpoint {
 }
 
 impl VerbsEndpoint {
-    pub(crate) fn open(shared: Arc<Shared>, config: EndpointConfig) -> Result<Self> {
+    pub(crate) fn open(shared: Arc<DomainState>, config: EndpointConfig) -> Result<Self> {
         let depth = shared.capabilities.send_depth;
         Ok(Self {
             links: Vec::new(),
@@ -116,9 +116,9 @@ impl VerbsEndpoint {
     #[cold]
     fn take_over(&mut self) {
         self.is_changed = true;
-        self.links.resize_with(self.views.len(), Link::default);
-        self.has_leaving = self.views.iter().any(|view| matches!(view, View::Leaving));
-        self.has_broken = self.views.iter().any(|view| matches!(view, View::Broken));
+        self.links.resize_with(self.views.len(), SlotConnection::default);
+        self.has_leaving = self.views.iter().any(|view| matches!(view, SlotView::Leaving));
+        self.has_broken = self.views.iter().any(|view| matches!(view, SlotView::Broken));
         for (slot, pairs) in self.retired.drain(..) {
             let link = self.links.get(slot.0 as usize).and_then(|link| link.pairs.as_ref());
             // A connection that was made and given up between two looks has no request, but may have arrivals.
@@ -133,7 +133,7 @@ impl VerbsEndpoint {
         for (index, (link, view)) in self.links.iter_mut().zip(&self.views).enumerate() {
             let slot = PeerSlot(index as u32);
             let next = match view {
-                View::Up(pairs) => Some(Arc::clone(pairs)),
+                SlotView::Up(pairs) => Some(Arc::clone(pairs)),
                 _ => None,
             };
             link.view = view.clone();
@@ -169,7 +169,7 @@ impl VerbsEndpoint {
     /// Whether `slot` has a peer, so that arrivals from it count.
     pub(crate) fn knows(&self, slot: PeerSlot) -> bool {
         let link = self.links.get(slot.0 as usize);
-        link.is_some_and(|link| matches!(link.view, View::Up(_) | View::Broken))
+        link.is_some_and(|link| matches!(link.view, SlotView::Up(_) | SlotView::Broken))
     }
 
     /// Drops those of the first `read` ended connections that have no request posted any more: their completions are all
@@ -196,8 +196,8 @@ impl VerbsEndpoint {
                 let has_pairs = self.ending.iter().any(|(slot, _)| *slot == peer);
                 !has_pairs && self.replays.iter().all(|request| request.peer != peer)
             };
-            if matches!(link.view, View::Leaving) && is_over() {
-                link.view = View::Free;
+            if matches!(link.view, SlotView::Leaving) && is_over() {
+                link.view = SlotView::Free;
                 self.receives.forget(&self.shared.card, peer);
                 self.waiting.push_back(Event::PeerGone { peer });
                 self.shared.peers.end(peer);
@@ -236,9 +236,9 @@ impl VerbsEndpoint {
         let Self { links, send_queues, shared, requests, send_depth, .. } = self;
         let Some(link) = links.get_mut(run.peer.0 as usize) else { return (0, Some(PEER_CLOSED)) };
         let pairs = match (&link.view, &link.pairs) {
-            (View::Up(_), Some(pairs)) => pairs,
+            (SlotView::Up(_), Some(pairs)) => pairs,
             // The caller posts again once there is the next connection.
-            (View::Broken, _) => return (0, None),
+            (SlotView::Broken, _) => return (0, None),
             _ => return (0, Some(PEER_CLOSED)),
         };
         let choice = match run.kind {
@@ -291,7 +291,7 @@ impl VerbsEndpoint {
         let Some(link) = self.links.get(run.peer.0 as usize) else { return (0, Some(PEER_CLOSED)) };
         let Some(target) = link.pairs.as_ref().and_then(|pairs| pairs.flush) else {
             // The next connection of a broken link has a flush target.
-            let is_broken = matches!(link.view, View::Broken);
+            let is_broken = matches!(link.view, SlotView::Broken);
             return (0, (!is_broken).then_some(PEER_CLOSED));
         };
         let (read, piece) = self.shared.flush_page.read(run, target);
@@ -490,8 +490,8 @@ impl VerbsEndpoint {
             let Some(request) = self.replays.pop_front() else { break };
             let view = self.links.get(request.peer.0 as usize).map(|link| &link.view);
             match view {
-                Some(View::Broken) => self.replays.push_back(request),
-                Some(View::Up(_)) => {
+                Some(SlotView::Broken) => self.replays.push_back(request),
+                Some(SlotView::Up(_)) => {
                     let piece = Piece { local: request.local, remote: request.remote, len: request.len };
                     // SAFETY: the request was accepted and its end not reported, so that its memory is still valid.
                     let (taken, error) = unsafe { self.post_run(&request, &[piece]) };

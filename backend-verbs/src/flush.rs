@@ -17,7 +17,7 @@ const WHOLE: usize = 4096;
 
 /// What a peer reads to flush this side's card.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
-pub(crate) struct Target {
+pub(crate) struct FlushTarget {
     address: u64,
     rkey: u32,
 }
@@ -37,13 +37,13 @@ impl FlushPage {
     }
 
     /// What peers are told.
-    pub(crate) fn target(&self) -> Target {
+    pub(crate) fn target(&self) -> FlushTarget {
         let key = self.region.key();
-        Target { address: key.base, rkey: key.key as u32 }
+        FlushTarget { address: key.base, rkey: key.key as u32 }
     }
 
     /// The read of `target` that stands for a run of flushes; each of its requests is the same.
-    pub(crate) fn read(&self, run: &WorkRequest, target: Target) -> (WorkRequest, Piece) {
+    pub(crate) fn read(&self, run: &WorkRequest, target: FlushTarget) -> (WorkRequest, Piece) {
         let local = self.memory.as_ptr().wrapping_add(LANDING);
         let (lkey, rkey) = (self.region.lkey(), target.rkey.into());
         let piece = Piece { local, remote: target.address, len: LEN };

@@ -26,7 +26,7 @@ pub(crate) struct Gid {
 
 /// How far an address reaches.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-enum Reach {
+enum GidScope {
     /// The same link.
     Link,
     /// Beyond it, as IPv6 is routed.
@@ -45,11 +45,11 @@ impl Gid {
         self.address().to_ipv4_mapped()
     }
 
-    fn reach(&self) -> Reach {
+    fn reach(&self) -> GidScope {
         match (self.ipv4(), self.address().is_unicast_link_local()) {
-            (Some(_), _) => Reach::Ipv4,
-            (None, true) => Reach::Link,
-            (None, false) => Reach::Global,
+            (Some(_), _) => GidScope::Ipv4,
+            (None, true) => GidScope::Link,
+            (None, false) => GidScope::Global,
         }
     }
 
@@ -103,7 +103,7 @@ pub(crate) fn meet(ours: &[Gid], theirs: &[[u8; 16]]) -> Option<(Gid, [u8; 16])>
 
 /// The GID that stands for a port where the peer leaves the choice, and what is to be said of it.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Choice {
+pub(crate) struct GidChoice {
     pub gid: Gid,
     /// It, and what else may stand for the port, the best one first.
     pub candidates: Vec<Gid>,
@@ -112,7 +112,7 @@ pub(crate) struct Choice {
 }
 
 /// Chooses among a port's GIDs.
-pub(crate) fn choose(all: &[Gid], is_ethernet: bool, asked: Option<u8>) -> Result<Choice> {
+pub(crate) fn choose(all: &[Gid], is_ethernet: bool, asked: Option<u8>) -> Result<GidChoice> {
     let list = || all.iter().map(Gid::to_string).collect::<Vec<_>>().join(", ");
     let candidates = candidates(all, is_ethernet, asked);
     let Some(gid) = candidates.first().copied() else {
@@ -126,12 +126,12 @@ pub(crate) fn choose(all: &[Gid], is_ethernet: bool, asked: Option<u8>) -> Resul
     let why = |other: &Gid| match other.refusal().filter(|_| is_ethernet) {
         Some(why) => why,
         None if asked.is_some() => "another one was asked for",
-        None if is_ethernet && other.reach() == Reach::Link => "reaches its own link only",
+        None if is_ethernet && other.reach() == GidScope::Link => "reaches its own link only",
         None if is_ethernet && other.reach() < gid.reach() => "IPv4 comes first",
         None => "for peers of its own network",
     };
     let others = all.iter().filter(|other| **other != gid).map(|other| (*other, why(other))).collect();
-    Ok(Choice { gid, candidates, others })
+    Ok(GidChoice { gid, candidates, others })
 }
 
 #[cfg(test)]

@@ -26,7 +26,7 @@ pub(crate) struct Ended {
 
 /// The chains of one queue pair that are posted and not over.
 #[derive(Default)]
-pub(crate) struct Posted {
+pub(crate) struct PostedChains {
     chains: VecDeque<Chain>,
     /// The number of `chains[0]`.
     head: u64,
@@ -34,7 +34,7 @@ pub(crate) struct Posted {
     requests: VecDeque<WorkRequest>,
 }
 
-impl Posted {
+impl PostedChains {
     /// Requests that have not ended.
     pub(crate) fn len(&self) -> u32 {
         self.requests.len() as u32
@@ -121,7 +121,7 @@ mod tests {
 
     use super::*;
 
-    fn push(posted: &mut Posted, id: u64, count: usize) {
+    fn push(posted: &mut PostedChains, id: u64, count: usize) {
         let run = WorkRequest {
             id,
             peer: PeerSlot(0),
@@ -138,8 +138,8 @@ mod tests {
         posted.push(&run, 0, &(0..count).map(piece).collect::<Vec<_>>());
     }
 
-    fn posted() -> Posted {
-        let mut posted = Posted::default();
+    fn posted() -> PostedChains {
+        let mut posted = PostedChains::default();
         assert_eq!(posted.id(3), 3);
         push(&mut posted, 100, 4);
         push(&mut posted, 200, 16);

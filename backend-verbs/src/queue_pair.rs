@@ -5,7 +5,7 @@ use std::sync::Arc;
 use multirail_spi::Result;
 use rdma_sys as ib;
 
-use crate::domain::Card;
+use crate::domain::PortQueues;
 use crate::library::library;
 use crate::objects::{Object, last_errno};
 use crate::status::{EINVAL, os_error};
@@ -20,7 +20,7 @@ pub(crate) struct End {
 
 /// Where a port is.
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
-pub(crate) struct Place {
+pub(crate) struct PortAddress {
     /// The best one first.
     pub gids: Vec<[u8; 16]>,
     pub lid: u16,
@@ -45,7 +45,7 @@ pub(crate) struct QueuePair {
     qp: Object<ib::ibv_qp>,
     psn: u32,
     inline: u32,
-    card: Arc<Card>,
+    card: Arc<PortQueues>,
 }
 
 /// Bytes that go into the request itself, so that the card need not fetch them: a request takes two
@@ -62,7 +62,7 @@ pub(crate) const PSN_MASK: u32 = 0xff_ffff;
 
 impl QueuePair {
     /// One that is not connected yet.
-    pub(crate) fn new(card: &Arc<Card>, carries: Carries, psn: u32) -> Result<Self> {
+    pub(crate) fn new(card: &Arc<PortQueues>, carries: Carries, psn: u32) -> Result<Self> {
         let library = library()?;
         let create = |inline: u32| {
             // SAFETY: zero is a value of the structures; all objects in them are open, and outlive the
@@ -119,7 +119,12 @@ impl QueuePair {
 
     /// Connects it with the queue pair `end` at `place`, from GID `ours` to GID `theirs`: it may receive,
     /// and send.
-    pub(crate) fn connect(&self, place: &Place, end: End, (ours, theirs): (u8, [u8; 16])) -> Result<()> {
+    pub(crate) fn connect(
+        &self,
+        place: &PortAddress,
+        end: End,
+        (ours, theirs): (u8, [u8; 16]),
+    ) -> Result<()> {
         let card = &self.card;
         self.modify("to receive", |attr| {
             attr.qp_state = ib::IBV_QPS_RTR;

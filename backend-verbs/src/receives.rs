@@ -11,7 +11,7 @@ use multirail_spi::{
 };
 use rdma_sys as ib;
 
-use crate::domain::Card;
+use crate::domain::PortQueues;
 use crate::far::FarRegion;
 use crate::region::Registered;
 use crate::status::{STORE_FAILED, of_completion};
@@ -31,7 +31,7 @@ pub(crate) const RECEIVE: u64 = 1 << 63;
 pub(crate) const IMM: u64 = RECEIVE | 1 << 62;
 
 /// A message that waits for a receive.
-struct Arrival {
+struct ReceivedMessage {
     buffer: u32,
     from: PeerSlot,
     len: u32,
@@ -59,7 +59,7 @@ pub(crate) struct Delivered {
 pub(crate) struct Receives {
     region: Registered,
     memory: Arc<HostBuffer>,
-    waiting: VecDeque<Arrival>,
+    waiting: VecDeque<ReceivedMessage>,
     wanted: VecDeque<Wanted>,
     /// Imms that have taken a receive since some were posted.
     taken: usize,
@@ -70,7 +70,7 @@ unsafe impl Send for Receives {}
 
 impl Receives {
     /// Fills both queues of a card.
-    pub(crate) fn open(card: &Card) -> Result<Self> {
+    pub(crate) fn open(card: &PortQueues) -> Result<Self> {
         let memory = Arc::new(HostBuffer::new(MESSAGE * BUFFERS as usize)?);
         // SAFETY: nobody holds references into the buffer.
         let region = unsafe { Registered::new(&card.device, memory.clone(), Access::LOCAL, false) }?;
@@ -84,7 +84,7 @@ impl Receives {
     }
 
     /// Gives a buffer to the card, that nobody wants what is in.
-    pub(crate) fn give(&self, card: &Card, buffer: u32) {
+    pub(crate) fn give(&self, card: &PortQueues, buffer: u32) {
         let at = self.memory.as_ptr().wrapping_add(buffer as usize * MESSAGE);
         let mut sge =
             ib::ibv_sge { addr: at as u64, length: MESSAGE as u32, lkey: self.region.lkey() as u32 };
@@ -104,13 +104,13 @@ impl Receives {
 
     /// An imm has taken a receive.
     #[inline]
-    pub(crate) fn took_imm(&mut self, card: &Card) {
+    pub(crate) fn took_imm(&mut self, card: &PortQueues) {
         self.taken += 1;
         self.refill(card, REFILL);
     }
 
     /// Posts receives for imms, if `least` are missing.
-    fn refill(&mut self, card: &Card, least: usize) {
+    fn refill(&mut self, card: &PortQueues, least: usize) {
         if self.taken < least {
             return;
         }
@@ -137,11 +137,11 @@ impl Receives {
 
     /// A message has come into a buffer.
     pub(crate) fn arrived(&mut self, buffer: u32, from: PeerSlot, len: u32, imm: Option<u32>) {
-        self.waiting.push_back(Arrival { buffer, from, len, imm });
+        self.waiting.push_back(ReceivedMessage { buffer, from, len, imm });
     }
 
     /// A peer is gone: what it has sent and nobody has received is dropped. Its slot will be another's.
-    pub(crate) fn forget(&mut self, card: &Card, peer: PeerSlot) {
+    pub(crate) fn forget(&mut self, card: &PortQueues, peer: PeerSlot) {
         let (theirs, others): (Vec<_>, Vec<_>) =
             self.waiting.drain(..).partition(|arrival| arrival.from == peer);
         self.waiting = VecDeque::from_iter(others);
@@ -149,7 +149,7 @@ impl Receives {
     }
 
     /// Takes receives over, `most` at a time.
-    pub(crate) fn want(&mut self, card: &Card, receives: &[ReceiveRequest], most: usize) -> PostResult {
+    pub(crate) fn want(&mut self, card: &PortQueues, receives: &[ReceiveRequest], most: usize) -> PostResult {
         let count = receives.len().min(most.saturating_sub(self.wanted.len()));
         for (accepted, request) in receives[..count].iter().enumerate() {
             match card.device.far.to_receive_into(request.lkey) {
@@ -173,21 +173,21 @@ impl Receives {
 
     /// The next message and the receive that gets it.
     #[inline]
-    pub(crate) fn next(&mut self, card: &Card) -> Option<Delivered> {
+    pub(crate) fn next(&mut self, card: &PortQueues) -> Option<Delivered> {
         if self.wanted.is_empty() || self.waiting.is_empty() { None } else { self.deliver(card) }
     }
 
-    fn deliver(&mut self, card: &Card) -> Option<Delivered> {
+    fn deliver(&mut self, card: &PortQueues) -> Option<Delivered> {
         let arrival = self.waiting.pop_front()?;
         let wanted = self.wanted.pop_front()?;
         let failed = self.copy(&arrival, &wanted).err();
         self.give(card, arrival.buffer);
-        let Arrival { from, len, imm, .. } = arrival;
+        let ReceivedMessage { from, len, imm, .. } = arrival;
         Some(Delivered { id: wanted.request.id, from, len: len.into(), failed, imm })
     }
 
     /// Copies a message from the buffer that it came into to where it is wanted.
-    fn copy(&self, arrival: &Arrival, wanted: &Wanted) -> Result<(), Status> {
+    fn copy(&self, arrival: &ReceivedMessage, wanted: &Wanted) -> Result<(), Status> {
         let Wanted { request, far } = wanted;
         if u64::from(arrival.len) > request.len {
             return Err(of_completion(ib::IBV_WC_LOC_LEN_ERR));

@@ -2,11 +2,11 @@
 
 use multirail_spi::{PeerSlot, Status};
 
-use crate::posted::Posted;
+use crate::posted::PostedChains;
 
 /// What is posted to a queue pair, and whose it is.
 pub(crate) struct SendQueue {
-    pub(crate) posted: Posted,
+    pub(crate) posted: PostedChains,
     pub(crate) slot: PeerSlot,
     /// Why it failed: what is flushed behind that did, too.
     pub(crate) cause: Option<Status>,
@@ -35,7 +35,7 @@ impl SendQueues {
 
     /// An empty one of `slot`'s, in place of one of that number.
     pub(crate) fn insert(&mut self, number: u32, slot: PeerSlot) {
-        let queue = SendQueue { posted: Posted::default(), slot, cause: None };
+        let queue = SendQueue { posted: PostedChains::default(), slot, cause: None };
         match self.place(number) {
             Ok(place) => self.0[place].1 = queue,
             Err(place) => self.0.insert(place, (number, queue)),

@@ -21,7 +21,7 @@ const LIMIT: Duration = Duration::from_secs(20);
 pub(crate) const LEN: usize = 4096;
 
 /// A device with its endpoint, a peer's slot, and memory that the peer may write.
-pub(crate) struct Side {
+pub(crate) struct TestEndpoint {
     pub(crate) domain: VerbsDomain,
     device: Arc<Device>,
     pub(crate) endpoint: Box<dyn Endpoint>,
@@ -33,7 +33,7 @@ pub(crate) struct Side {
     pub(crate) told: VecDeque<Event>,
 }
 
-impl Side {
+impl TestEndpoint {
     /// One whose queue pairs give up soon on a peer that does not answer.
     pub(crate) fn open(name: &str) -> Self {
         Self::with_retries(name, 3)
@@ -70,7 +70,7 @@ impl Side {
         self.end()
     }
 
-    /// Posts what [`Side::post`] does. The caller waits for the [`Side::end`].
+    /// Posts what [`TestEndpoint::post`] does. The caller waits for the [`TestEndpoint::end`].
     pub(crate) fn begin(&mut self, kind: WorkKind, byte: u8, imm: Option<u32>, other: &Self) {
         // SAFETY: the whole memory; no request of it is under way.
         unsafe { self.memory.as_ptr().write_bytes(byte, LEN) };

@@ -6,7 +6,7 @@ use multirail_spi::{Piece, WorkKind, WorkRequest};
 use rdma_sys as ib;
 
 use crate::far::is_far;
-use crate::posted::{CHAIN, Posted};
+use crate::posted::{CHAIN, PostedChains};
 use crate::queue_pair::QueuePair;
 
 /// Posts up to [`CHAIN`] pieces of a run, the first of which is its `first`-th, to one queue pair: how
@@ -17,7 +17,7 @@ use crate::queue_pair::QueuePair;
 #[inline]
 pub(crate) unsafe fn submit(
     pair: &QueuePair,
-    posted: &mut Posted,
+    posted: &mut PostedChains,
     run: &WorkRequest,
     (first, pieces): (usize, &[Piece]),
 ) -> (usize, i32) {

@@ -24,7 +24,7 @@ const LIMIT: Duration = limit::HANG;
 const CONNECTIONS: usize = 1000;
 
 /// A fabric on one device, with a region and a listener.
-struct Side {
+struct TestFabric {
     region: Region,
     listener: Listener,
     fabric: Fabric,
@@ -36,7 +36,7 @@ fn devices() -> [DeviceInfo; 2] {
     devices.try_into().expect("there are two")
 }
 
-impl Side {
+impl TestFabric {
     fn open(device: &DeviceInfo, pairs: u8) -> Result<Self, Error> {
         let verbs = Arc::new(Verbs::with(VerbsConfig::default().queue_pairs(pairs)));
         let transport = TransportConfig::new("verbs", verbs).devices(vec![device.clone()]);
@@ -63,9 +63,9 @@ impl Side {
 }
 
 /// The control group of this process, which limits what it may have of cards.
-struct Group(PathBuf);
+struct RdmaCgroup(PathBuf);
 
-impl Group {
+impl RdmaCgroup {
     fn join() -> Self {
         let root = Path::new("/sys/fs/cgroup");
         let group = root.join("multirail");
@@ -106,17 +106,17 @@ fn settles(want: &str, now: impl Fn() -> String) {
 #[test]
 #[ignore = "needs soft-RoCE: ci/rdma-vm/suite"]
 fn what_runs_out_is_told_and_nothing_leaks() {
-    let (group, [near, far]) = (Group::join(), devices());
+    let (group, [near, far]) = (RdmaCgroup::join(), devices());
     for (limited, other, visits) in [(&near, &far, true), (&far, &near, false)] {
         let name = &limited.name;
         let mut refused = BTreeSet::new();
         // One object more each time, until there are enough.
         let enough = (0..100).find(|objects| {
             let before = group.current();
-            let other = Side::open(other, PAIRS).expect("the other device has no limit");
+            let other = TestFabric::open(other, PAIRS).expect("the other device has no limit");
             let with_other = group.current();
             group.allow(name, &objects.to_string());
-            let result = Side::open(limited, PAIRS).and_then(|side| match visits {
+            let result = TestFabric::open(limited, PAIRS).and_then(|side| match visits {
                 true => side.visit(&other, || ()),
                 false => other.visit(&side, || ()),
             });
@@ -143,7 +143,7 @@ fn what_runs_out_is_told_and_nothing_leaks() {
 #[ignore = "needs soft-RoCE: ci/rdma-vm/suite"]
 fn a_thousand_connections_leave_nothing() {
     let ([near, far], before) = (devices(), resources());
-    let (near, far) = (Side::open(&near, PAIRS).unwrap(), Side::open(&far, PAIRS).unwrap());
+    let (near, far) = (TestFabric::open(&near, PAIRS).unwrap(), TestFabric::open(&far, PAIRS).unwrap());
     near.visit(&far, || ()).unwrap();
     let opened = resources();
     for _ in 0..CONNECTIONS {
@@ -158,7 +158,7 @@ fn a_thousand_connections_leave_nothing() {
 #[ignore = "needs soft-RoCE: ci/rdma-vm/suite"]
 fn the_lesser_number_of_queue_pairs_is_used() {
     let [near, far] = devices();
-    let (few, many) = (Side::open(&near, 1).unwrap(), Side::open(&far, 5).unwrap());
+    let (few, many) = (TestFabric::open(&near, 1).unwrap(), TestFabric::open(&far, 5).unwrap());
     // What a connection has on each device, one queue pair for messages among it.
     let connected = || {
         let of = |device: &DeviceInfo| {

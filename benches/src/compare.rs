@@ -2,7 +2,7 @@
 
 use std::process::Command;
 
-use crate::Done;
+use crate::BenchResult;
 
 /// A figure that two programs print, of several runs of each.
 pub struct Compared {
@@ -15,9 +15,9 @@ impl Compared {
     /// Calls either side `pairs` times; who goes first changes, in case the second has it easier.
     pub fn of(
         pairs: usize,
-        mut ours: impl FnMut() -> Done<f64>,
-        mut theirs: impl FnMut() -> Done<f64>,
-    ) -> Done<Self> {
+        mut ours: impl FnMut() -> BenchResult<f64>,
+        mut theirs: impl FnMut() -> BenchResult<f64>,
+    ) -> BenchResult<Self> {
         let mut this = Self { ours: Vec::new(), theirs: Vec::new(), ratios: Vec::new() };
         for pair in 0..pairs {
             let (a, b) = match pair % 2 {
@@ -56,7 +56,7 @@ impl Compared {
 }
 
 /// Runs a side and reads one of the figures of its line of JSON.
-pub fn read(mut command: Command, figure: &str) -> Done<f64> {
+pub fn read(mut command: Command, figure: &str) -> BenchResult<f64> {
     let output = command.output().map_err(|why| format!("{command:?} does not start: {why}"))?;
     let value = find(&String::from_utf8_lossy(&output.stdout), figure).filter(|_| output.status.success());
     let words = || String::from_utf8_lossy(&output.stderr).into_owned();

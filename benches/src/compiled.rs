@@ -3,11 +3,11 @@
 use std::path::PathBuf;
 use std::process::Command;
 
-use crate::Done;
+use crate::BenchResult;
 
 /// Compiles `benches/NAME.c` beside the running program; `library` is what it links with, of the
 /// Debian package `package`.
-pub fn compile(name: &str, library: &str, package: &str) -> Done<PathBuf> {
+pub fn compile(name: &str, library: &str, package: &str) -> BenchResult<PathBuf> {
     let source = format!("{}/{name}.c", env!("CARGO_MANIFEST_DIR"));
     let stem = name.rsplit('/').next().unwrap_or(name);
     let program = std::env::current_exe()?.with_file_name(stem);

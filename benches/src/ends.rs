@@ -10,10 +10,10 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use transport_core::spi::Backend;
 use transport_core::{Access, Fabric, FabricBuilder, Peer, Region, RemoteRegion, TransportConfig};
 
-use crate::side::{Side, pin};
+use crate::side::{ProcessRole, pin};
 use crate::turns::Turns;
 use crate::volley::Volley;
-use crate::{Done, Driven, LIMIT};
+use crate::{BenchResult, Driven, LIMIT};
 
 /// The name of the target's region.
 const REGION: &str = "target";
@@ -23,20 +23,20 @@ const SOURCE: &str = "source";
 const PER_LOOK: u32 = 1024;
 
 /// Where a measurement happens: the devices that its two processes open.
-pub trait Place: clap::Args + Clone {
+pub trait BenchDevices: clap::Args + Clone {
     /// Whether processes that move much keep to a core each: not where the kernel does the card's work
     /// in threads of its own, which would have to share them.
     const PINS: bool;
 
     /// A transport over one device, for a side.
-    fn transport(&self, side: Side) -> Done<TransportConfig>;
+    fn transport(&self, side: ProcessRole) -> BenchResult<TransportConfig>;
 
     /// The same for another process.
     fn arguments(&self) -> Vec<String>;
 }
 
 /// The devices of `backend`, or one of them; or why there is none.
-pub fn transport(backend: impl Backend + 'static, only: Option<&str>) -> Done<TransportConfig> {
+pub fn transport(backend: impl Backend + 'static, only: Option<&str>) -> BenchResult<TransportConfig> {
     let mut devices = backend.probe().map_err(|why| format!("{}; {}", why.reason, why.remedy))?;
     if let Some(name) = only {
         devices.retain(|device| device.name == name);
@@ -47,7 +47,7 @@ pub fn transport(backend: impl Backend + 'static, only: Option<&str>) -> Done<Tr
     Ok(TransportConfig::new(backend.name(), Arc::new(backend)).devices(devices))
 }
 
-fn open(place: &impl Place, side: Side, driven: Driven) -> Done<Turns> {
+fn open(place: &impl BenchDevices, side: ProcessRole, driven: Driven) -> BenchResult<Turns> {
     // By callgrind, on a machine that others use too, a handshake takes seconds.
     let builder = FabricBuilder::new().transport(place.transport(side)?).handshake_limit(LIMIT);
     // And whoever waits or sleeps serves nobody meanwhile.
@@ -56,7 +56,7 @@ fn open(place: &impl Place, side: Side, driven: Driven) -> Done<Turns> {
 }
 
 /// A region with `content` in every byte's place, in huge pages where the kernel has them.
-fn region(fabric: &Fabric, bytes: usize, content: impl Fn(usize) -> u8) -> Done<Region> {
+fn region(fabric: &Fabric, bytes: usize, content: impl Fn(usize) -> u8) -> BenchResult<Region> {
     let region = fabric.alloc(bytes, Access::all())?;
     region.copy_in(0, &(0..bytes).map(content).collect::<Vec<_>>())?;
     Ok(region)
@@ -64,7 +64,7 @@ fn region(fabric: &Fabric, bytes: usize, content: impl Fn(usize) -> u8) -> Done<
 
 /// The process that is written to.
 #[derive(clap::Args, Clone)]
-pub struct Target<P: Place> {
+pub struct Target<P: BenchDevices> {
     #[command(flatten)]
     place: P,
     /// Bytes of its region.
@@ -78,17 +78,17 @@ pub struct Target<P: Place> {
     echo: Option<usize>,
 }
 
-impl<P: Place> Target<P> {
+impl<P: BenchDevices> Target<P> {
     /// Tells its address and serves until its input ends.
-    pub fn run(self) -> Done<ExitCode> {
+    pub fn run(self) -> BenchResult<ExitCode> {
         let driven = if self.worker { Driven::ByWorkers } else { Driven::ByCaller };
-        let turns = open(&self.place, Side::Target, driven)?;
+        let turns = open(&self.place, ProcessRole::Target, driven)?;
         let region = region(&turns, self.region, |_| 0)?;
         turns.publish(REGION, &region)?;
         let listener = turns.drive(turns.listen("127.0.0.1:0"))?;
         println!("{}", listener.local_addr());
         if !self.worker && (P::PINS || self.echo.is_some()) {
-            pin(Side::Target)?;
+            pin(ProcessRole::Target)?;
         }
         let input = Input::default();
         match self.echo {
@@ -124,7 +124,7 @@ impl Input {
         self.asked.get().is_multiple_of(PER_LOOK) && self.ends(Some(&Timespec::default())) != Ok(0)
     }
 
-    fn await_end(&self) -> Done<()> {
+    fn await_end(&self) -> BenchResult<()> {
         self.ends(None)?;
         Ok(())
     }
@@ -135,7 +135,7 @@ impl Input {
 }
 
 /// Our side, connected to a target.
-pub struct Ends {
+pub struct ConnectedWriter {
     /// This side's.
     pub turns: Turns,
     /// The target.
@@ -149,31 +149,36 @@ pub struct Ends {
     _input: Option<ChildStdin>,
 }
 
-impl Ends {
+impl ConnectedWriter {
     /// Starts a target of `bytes`, driven as `target` says, and connects to it.
-    pub fn meet(place: &impl Place, driven: Driven, target: Driven, bytes: usize) -> Done<Self> {
+    pub fn meet(
+        place: &impl BenchDevices,
+        driven: Driven,
+        target: Driven,
+        bytes: usize,
+    ) -> BenchResult<Self> {
         let more = (target == Driven::ByWorkers).then(|| "--worker".to_owned());
         Self::start(place, driven, bytes, more)
     }
 
     /// Starts a target that answers each imm with a write of `len` bytes.
-    pub fn echo(place: &impl Place, len: usize) -> Done<Self> {
+    pub fn echo(place: &impl BenchDevices, len: usize) -> BenchResult<Self> {
         Self::start(place, Driven::ByCaller, len, ["--echo".to_owned(), len.to_string()])
     }
 
     fn start(
-        place: &impl Place,
+        place: &impl BenchDevices,
         driven: Driven,
         bytes: usize,
         more: impl IntoIterator<Item = String>,
-    ) -> Done<Self> {
+    ) -> BenchResult<Self> {
         let mut command = Command::new(std::env::current_exe()?);
         command.arg("target").args(place.arguments()).args(["--region", &bytes.to_string()]).args(more);
         let mut target = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn()?;
         let input = target.stdin.take();
         let mut address = String::new();
         BufReader::new(target.stdout.take().ok_or("no output")?).read_line(&mut address)?;
-        let turns = open(place, Side::Writer, driven)?;
+        let turns = open(place, ProcessRole::Writer, driven)?;
         let src = region(&turns, bytes, |at| (at.wrapping_mul(31) >> 3) as u8)?;
         turns.publish(SOURCE, &src)?;
         let peer = turns.drive(turns.connect(address.trim()))?;
@@ -187,7 +192,7 @@ impl Ends {
     }
 
     /// Compares the pages of `size` that were written with what they were written from.
-    pub fn verify(&self, pages: &[u32], size: usize) -> Done<()> {
+    pub fn verify(&self, pages: &[u32], size: usize) -> BenchResult<()> {
         let landing = self.turns.alloc(self.src.len(), Access::LOCAL)?;
         self.peer.read(&landing, 0..self.src.len(), &self.dst, 0)?.wait(LIMIT)?;
         let (mut want, mut got) = (vec![0; size], vec![0; size]);
@@ -203,7 +208,7 @@ impl Ends {
     }
 }
 
-impl Drop for Ends {
+impl Drop for ConnectedWriter {
     fn drop(&mut self) {
         self._input = None;
         let _ = self.target.wait();

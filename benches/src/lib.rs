@@ -19,7 +19,7 @@ pub mod turns;
 pub mod volley;
 
 /// Anything that can go wrong, in words.
-pub type Done<T> = std::result::Result<T, Box<dyn std::error::Error>>;
+pub type BenchResult<T> = std::result::Result<T, Box<dyn std::error::Error>>;
 
 /// Every wait of a bench ends by then.
 pub const LIMIT: Duration = Duration::from_secs(30);
@@ -34,7 +34,7 @@ pub enum Driven {
 }
 
 /// A fabric that writes, one that is written to, and a region in each.
-pub struct Pair {
+pub struct FabricPair {
     /// The writing side.
     pub writer: Fabric,
     /// The written side; it only has to live.
@@ -49,7 +49,7 @@ pub struct Pair {
     pub dst: RemoteRegion,
 }
 
-impl Pair {
+impl FabricPair {
     /// Opens both fabrics, with `bytes` of touched memory on either side.
     pub fn open(driven: Driven, bytes: usize) -> Result<Self> {
         Self::over(Arc::new(Loopback::new()), driven, bytes)
@@ -60,7 +60,7 @@ impl Pair {
         Self::over(Arc::new(Null::new(rails)), driven, bytes)
     }
 
-    /// As [`Pair::open`], over any backend.
+    /// As [`FabricPair::open`], over any backend.
     pub fn over(backend: Arc<dyn Backend>, driven: Driven, bytes: usize) -> Result<Self> {
         let (writer, target) = (open(&backend, driven)?, open(&backend, driven)?);
         let (peer, _) = writer.connect_local(&target)?;

@@ -7,13 +7,13 @@ use std::time::{Duration, Instant};
 
 use transport_core::{Op, Pages};
 
-use crate::ends::{Ends, Place};
-use crate::side::{Side, pin};
-use crate::{Done, Driven, LIMIT, shuffled};
+use crate::ends::{BenchDevices, ConnectedWriter};
+use crate::side::{ProcessRole, pin};
+use crate::{BenchResult, Driven, LIMIT, shuffled};
 
 /// A loop of writes.
 #[derive(clap::Args, Clone)]
-pub struct Load<P: Place> {
+pub struct WriteLoop<P: BenchDevices> {
     /// Where.
     #[command(flatten)]
     pub place: P,
@@ -43,7 +43,7 @@ pub struct Load<P: Place> {
     pub pause: u64,
 }
 
-impl<P: Place> Load<P> {
+impl<P: BenchDevices> WriteLoop<P> {
     /// Writes of `size` bytes, the rest as it usually is.
     pub fn of(place: P, size: usize) -> Self {
         Self {
@@ -79,15 +79,15 @@ impl<P: Place> Load<P> {
     }
 
     /// Prints operations and GB per second, after the bytes were compared.
-    pub fn run(self) -> Done<ExitCode> {
+    pub fn run(self) -> BenchResult<ExitCode> {
         let pages = self.region.checked_div(self.size).unwrap_or(0);
         if self.batch == 0 || self.inflight < self.batch || pages < self.batch {
             return Err("as many in flight as a batch has, and a region of a batch's pages, please".into());
         }
         let target = if self.worker { Driven::ByWorkers } else { Driven::ByCaller };
-        let ends = Ends::meet(&self.place, Driven::ByCaller, target, self.region)?;
+        let ends = ConnectedWriter::meet(&self.place, Driven::ByCaller, target, self.region)?;
         if P::PINS {
-            pin(Side::Writer)?;
+            pin(ProcessRole::Writer)?;
         }
         let order = shuffled(pages as u32, 1);
         let batches: Vec<Pages> = order.chunks_exact(self.batch).map(Pages::new).collect();
@@ -101,7 +101,7 @@ impl<P: Place> Load<P> {
         };
         let pause = Duration::from_millis(self.pause);
         let under_way = self.inflight / self.batch;
-        let window = Window { ends: &ends, size: self.size, under_way, pause, yields: !P::PINS };
+        let window = WriteWindow { ends: &ends, size: self.size, under_way, pause, yields: !P::PINS };
         let done = window.run(&batches, until)? * per_batch;
         let seconds = begun.elapsed().as_secs_f64();
         let written = (batches.len() * self.batch).min(done as usize);
@@ -124,8 +124,8 @@ enum Until {
 }
 
 /// So many batches of writes of `size` bytes, under way at any time.
-struct Window<'a> {
-    ends: &'a Ends,
+struct WriteWindow<'a> {
+    ends: &'a ConnectedWriter,
     size: usize,
     under_way: usize,
     pause: Duration,
@@ -133,10 +133,10 @@ struct Window<'a> {
     yields: bool,
 }
 
-impl Window<'_> {
+impl WriteWindow<'_> {
     /// Writes the batches over and over; how many.
     #[inline(never)]
-    fn run(&self, batches: &[Pages], until: Until) -> Done<u64> {
+    fn run(&self, batches: &[Pages], until: Until) -> BenchResult<u64> {
         let Self { ends, size, under_way: most, pause, yields } = self;
         let mut pages = batches.iter().cycle();
         let mut under_way: VecDeque<Op> = VecDeque::with_capacity(*most);

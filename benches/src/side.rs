@@ -1,10 +1,10 @@
 //! The core of each of the two processes.
 
-use crate::Done;
+use crate::BenchResult;
 
 /// Which of the two processes this is.
 #[derive(Clone, Copy)]
-pub enum Side {
+pub enum ProcessRole {
     /// Measures.
     Writer,
     /// Is written to.
@@ -14,7 +14,7 @@ pub enum Side {
 /// Binds this thread, which drives all, to its side's core as `writes.c` does: the first or the
 /// second of those it may use. Where the scheduler puts them else decides more than what is measured.
 #[cfg(target_os = "linux")]
-pub fn pin(side: Side) -> Done<()> {
+pub fn pin(side: ProcessRole) -> BenchResult<()> {
     use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
     let may = sched_getaffinity(None)?;
     let mut cores = (0..CpuSet::MAX_CPU).filter(|core| may.is_set(*core));
@@ -28,6 +28,6 @@ pub fn pin(side: Side) -> Done<()> {
 
 /// There is nothing to measure.
 #[cfg(not(target_os = "linux"))]
-pub fn pin(_: Side) -> Done<()> {
+pub fn pin(_: ProcessRole) -> BenchResult<()> {
     Ok(())
 }

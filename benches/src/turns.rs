@@ -11,7 +11,7 @@ use tokio::runtime::{Builder, Runtime};
 use tokio::task::yield_now;
 use transport_core::{Fabric, FabricBuilder, StepReport};
 
-use crate::{Done, Driven};
+use crate::{BenchResult, Driven};
 
 /// Turns between two looks at the connections: some milliseconds, where nobody sleeps in between. A look costs as
 /// much as dozens of turns, and who measures the median of round trips must not look in each third of them.
@@ -27,7 +27,7 @@ pub struct Turns {
 
 impl Turns {
     /// Opens the fabric.
-    pub fn open(builder: FabricBuilder, driven: Driven) -> Done<Self> {
+    pub fn open(builder: FabricBuilder, driven: Driven) -> BenchResult<Self> {
         let (builder, connections) = match driven {
             Driven::ByWorkers => (builder, None),
             Driven::ByCaller => {
@@ -48,7 +48,7 @@ impl Turns {
     }
 
     /// Awaits `future`.
-    pub fn drive<T>(&self, future: impl Future<Output = transport_core::Result<T>>) -> Done<T> {
+    pub fn drive<T>(&self, future: impl Future<Output = transport_core::Result<T>>) -> BenchResult<T> {
         let mut future = pin!(future);
         let mut context = Context::from_waker(Waker::noop());
         loop {

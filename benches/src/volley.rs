@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use transport_core::{ImmCounter, Op, Peer, Region, RemoteRegion, WriteOptions};
 
-use crate::Done;
+use crate::BenchResult;
 use crate::turns::Turns;
 
 /// What both sides' writes bring along.
@@ -34,14 +34,14 @@ impl<'a> Volley<'a> {
     }
 
     /// Writes.
-    pub fn plays(&mut self) -> Done<()> {
+    pub fn plays(&mut self) -> BenchResult<()> {
         let options = WriteOptions::new().imm(IMM);
         self.under_way.push_back(self.peer.write_with(self.src, 0..self.len, self.dst, 0, &options)?);
         Ok(())
     }
 
     /// Waits for the other side's; false if it is over before.
-    pub fn takes(&mut self, is_over: impl Fn() -> bool) -> Done<bool> {
+    pub fn takes(&mut self, is_over: impl Fn() -> bool) -> BenchResult<bool> {
         loop {
             self.turns.step();
             if self.arrived.try_take(1) {
@@ -58,7 +58,7 @@ impl<'a> Volley<'a> {
     }
 
     /// Half of the median round trip of `count`.
-    pub fn latency(&mut self, count: usize) -> Done<Duration> {
+    pub fn latency(&mut self, count: usize) -> BenchResult<Duration> {
         let end = Instant::now() + crate::LIMIT;
         let mut trips = Vec::with_capacity(count);
         for _ in 0..count {

@@ -7,11 +7,11 @@ use clap::ArgAction;
 use multirail::{BackendChoice, Fabric, FabricBuilder, Registry};
 
 use crate::dump::Dumps;
-use crate::failure::{CommandResult, Failure};
-use crate::provider::Provider;
+use crate::failure::{CommandFailure, CommandResult};
+use crate::provider::ProviderOptions;
 use crate::security::Security;
 
-/// The backend that the options of [`Provider`] belong to.
+/// The backend that the options of [`ProviderOptions`] belong to.
 pub const LIBFABRIC: &str = "efa";
 
 /// The options of every command.
@@ -30,7 +30,7 @@ pub struct Common {
     pub verbose: u8,
 
     #[command(flatten)]
-    pub provider: Provider,
+    pub provider: ProviderOptions,
 
     #[command(flatten)]
     pub security: Security,
@@ -66,7 +66,7 @@ impl Common {
     pub fn registry(&self) -> CommandResult<Registry> {
         match self.choice()? {
             BackendChoice::Named(name) if name != LIBFABRIC && self.provider.is_given() => {
-                Err(Failure::new(format!(
+                Err(CommandFailure::new(format!(
                     "--provider, --domains and --node are options of the backend {LIBFABRIC}, but --backend is {name}"
                 )))
             }

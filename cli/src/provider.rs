@@ -8,7 +8,7 @@ use crate::failure::CommandResult;
 
 /// The libfabric options of the command line. Options that are not given come from the environment.
 #[derive(clap::Args, Clone, Default)]
-pub struct Provider {
+pub struct ProviderOptions {
     /// libfabric's provider for the backend efa: efa, efa-direct, tcp, shm, ...
     /// [default: $MULTIRAIL_EFA_PROVIDER, or efa]
     #[arg(long, global = true, value_name = "NAME")]
@@ -23,7 +23,7 @@ pub struct Provider {
     node: Option<String>,
 }
 
-impl Provider {
+impl ProviderOptions {
     /// All backends, with `efa` configured by these options.
     pub fn registry(&self) -> CommandResult<Registry> {
         let registry = Registry::standard();

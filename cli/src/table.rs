@@ -33,7 +33,7 @@ enum Destination {
 }
 
 /// Rows under headings.
-pub struct Table {
+pub struct TextTable {
     columns: Vec<Column>,
     rows: Vec<Vec<String>>,
     /// The number of first columns that name a row. They are its title in the one-key-per-line form.
@@ -47,7 +47,7 @@ struct Column {
     optional: u8,
 }
 
-impl Table {
+impl TextTable {
     /// A table without columns yet. Its first `named` columns will name the row.
     pub fn named_by(named: usize) -> Self {
         Self { columns: Vec::new(), rows: Vec::new(), named }
@@ -303,8 +303,9 @@ fn wrap(text: &str, room: usize) -> Vec<String> {
 mod tests {
     use super::*;
 
-    fn findings() -> Table {
-        let mut table = Table::named_by(2).text("check").text("level").text("found").text("cost").text("fix");
+    fn findings() -> TextTable {
+        let mut table =
+            TextTable::named_by(2).text("check").text("level").text("found").text("cost").text("fix");
         let row = |cells: [&str; 5]| cells.map(str::to_owned).to_vec();
         table.row(row([
             "memlock",
@@ -317,8 +318,8 @@ mod tests {
         table
     }
 
-    fn figures() -> Table {
-        let table = Table::named_by(0).number("size").number("GB/s").number("Gbps").optional(1);
+    fn figures() -> TextTable {
+        let table = TextTable::named_by(0).number("size").number("GB/s").number("Gbps").optional(1);
         let mut table =
             table.number("ops/s").number("p50 µs").number("p99.9 µs").optional(2).number("% of memcpy");
         for size in ["8 B", "64 KiB"] {
@@ -329,7 +330,7 @@ mod tests {
     }
 
     /// Checks that every word of `table` is in `text`, uncut.
-    fn assert_whole(table: &Table, text: &str, width_of_lines: usize) {
+    fn assert_whole(table: &TextTable, text: &str, width_of_lines: usize) {
         for line in text.lines() {
             assert!(width(line) <= width_of_lines, "{} columns in:\n{text}", width(line));
         }
@@ -399,7 +400,7 @@ mod tests {
 
     #[test]
     fn empty_columns_are_not_shown() {
-        let mut table = Table::named_by(1).text("backend").text("reason");
+        let mut table = TextTable::named_by(1).text("backend").text("reason");
         table.row(vec!["loopback".into(), String::new()]);
         assert_eq!(table.rendered(Destination::Plain), "backend\nloopback\n");
     }

@@ -5,7 +5,7 @@ mod process;
 
 use std::path::Path;
 
-use process::{LIMIT, Running, eventually, run};
+use process::{LIMIT, RunningCommand, eventually, run};
 use rustix::process::Signal;
 
 const KEYS: &str = "backend op src dst size pages inflight gbytes_per_s gbps ops_per_s p50_us p99_us p999_us max_us verified \
@@ -154,10 +154,10 @@ fn a_table_without_json() {
 }
 
 /// Ends a client during its second size with `end`. Returns its output, its errors and its exit code.
-fn cut_short(end: impl FnOnce(&mut Running, &Running)) -> (String, Vec<String>, Option<i32>) {
-    let (mut server, address) = Running::server(&["bench", "server", "--backend", "loopback"]);
+fn cut_short(end: impl FnOnce(&mut RunningCommand, &RunningCommand)) -> (String, Vec<String>, Option<i32>) {
+    let (mut server, address) = RunningCommand::server(&["bench", "server", "--backend", "loopback"]);
     let sweep = ["--backend", "loopback", "--sweep", "--duration", "300ms", "--pages", "4"];
-    let mut client = Running::start(&[&["bench", "client", &address], &sweep[..]].concat());
+    let mut client = RunningCommand::start(&[&["bench", "client", &address], &sweep[..]].concat());
     for size in [8, 64] {
         assert_eq!(server.json()["size"], size);
     }
@@ -195,7 +195,7 @@ fn after_the_servers_death_the_measured_rows_are_printed() {
 
 #[test]
 fn a_signal_leaves_no_server_behind() {
-    let bench = Running::start(&["bench", "--backend", "loopback", "--duration", "60s", "-v"]);
+    let bench = RunningCommand::start(&["bench", "--backend", "loopback", "--duration", "60s", "-v"]);
     bench.await_error("measuring");
     let children = || std::fs::read_to_string(format!("/proc/{0}/task/{0}/children", bench.id()));
     let Ok(server) = children().map(|children| children.trim().to_owned()) else {
@@ -212,7 +212,7 @@ fn a_signal_leaves_no_server_behind() {
 
 #[test]
 fn two_terminals() {
-    let (mut server, address) = Running::server(&["bench", "server"]);
+    let (mut server, address) = RunningCommand::server(&["bench", "server"]);
     let (done, rows, said) =
         run(&["bench", "client", &address, "--json", "--duration", "50ms", "--pages", "16"]);
     assert!(done, "{said}");

@@ -3,7 +3,7 @@
 
 mod process;
 
-use process::{Running, multirail, run};
+use process::{RunningCommand, multirail, run};
 
 /// A missing libfabric.
 const NO_LIBFABRIC: &str = "/nowhere/libfabric.so.1";
@@ -121,14 +121,22 @@ fn no_common_transport_lists_offers_and_options() {
         println!("skipped: {said}");
         return;
     }
-    let (_server, address) =
-        Running::server(&["bench", "server", "--backend", "efa", "--provider", "tcp", "--node", "127.0.0.1"]);
+    let (_server, address) = RunningCommand::server(&[
+        "bench",
+        "server",
+        "--backend",
+        "efa",
+        "--provider",
+        "tcp",
+        "--node",
+        "127.0.0.1",
+    ]);
     let (done, _, said) = run(&["bench", "client", &address, "--backend", "loopback"]);
     assert!(!done && said.contains("this side offers loopback; the peer offers efa"), "{said}");
     assert!(said.contains("start both with --backend efa --provider tcp"), "{said}");
     // With these options they connect.
     let meet = ["--backend", "efa", "--provider", "tcp", "--node", "127.0.0.1"];
-    let (mut server, address) = Running::server(&[&["bench", "server"], &meet[..]].concat());
+    let (mut server, address) = RunningCommand::server(&[&["bench", "server"], &meet[..]].concat());
     let (done, _, said) =
         run(&[&["bench", "client", &address, "--duration", "20ms", "--pages", "4"], &meet[..]].concat());
     assert!(done, "{said}");

@@ -44,10 +44,12 @@ mod trial;
 mod trial_fabric;
 mod trials;
 
-pub use backend_under_test::{BackendUnderTest, KnownFailure, Shape, Side, Tag, Variant};
-pub use check::Failure;
+pub use backend_under_test::{
+    BackendUnderTest, KnownFailure, TransferSide, TransportShape, TrialTag, Variant,
+};
+pub use check::TrialFailure;
 pub use process::is_helper;
 pub use runner::{main, run_or_skip};
 pub use soak::{SoakConfig, soak};
-pub use trial::{Context, Trial};
+pub use trial::{Trial, TrialContext};
 pub use trials::trials;

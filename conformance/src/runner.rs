@@ -9,12 +9,12 @@ use libtest_mimic::{Arguments, Completion, Trial as Test};
 use transport_core::FabricBuilder;
 use transport_core::spi::Operations;
 
-use crate::backend_under_test::{BackendUnderTest, Shape, Tag, Variant};
+use crate::backend_under_test::{BackendUnderTest, TransportShape, TrialTag, Variant};
 use crate::parallel_runner;
 use crate::process;
-use crate::run::Run;
+use crate::run::TrialRun;
 use crate::statistics;
-use crate::trial::{Context, Trial};
+use crate::trial::{Trial, TrialContext};
 use crate::trials::trials;
 
 /// The default seed. It is fixed, so that a failure in CI also happens in every checkout.
@@ -49,7 +49,7 @@ pub fn main(backends: Vec<Arc<dyn BackendUnderTest>>) -> ExitCode {
         print_plan(&backends, &runs, seed);
     }
     let begun = Instant::now();
-    let conclusion = libtest_mimic::run(&arguments, runs.into_iter().map(Run::into_test).collect());
+    let conclusion = libtest_mimic::run(&arguments, runs.into_iter().map(TrialRun::into_test).collect());
     process::drop_kept_pair();
     if !arguments.list {
         statistics::print(begun.elapsed());
@@ -69,30 +69,30 @@ fn runs(
     seed: u64,
     seeds: Option<u64>,
     arguments: &Arguments,
-) -> Vec<Run> {
+) -> Vec<TrialRun> {
     let supported = LazyCell::new(|| operations(&**backend));
     let mut runs = Vec::new();
     for trial in trials().filter(|trial| backend.runs_tag(trial.tag) && backend.runs_trial(trial.name)) {
         let count = match trial.tag {
-            Tag::Virtual => seeds.unwrap_or(backend.seeds()).max(1),
-            Tag::Process => 1,
+            TrialTag::Virtual => seeds.unwrap_or(backend.seeds()).max(1),
+            TrialTag::Process => 1,
         };
         let variants = backend.variants(trial.variants);
         for &variant in &variants {
             let short = short_name(trial, variant, variants.len());
             let name = format!("{}::{short}", backend.name());
-            if arguments.is_filtered_out(&Run::named(&name, trial.tag, || Ok(Completion::Completed))) {
+            if arguments.is_filtered_out(&TrialRun::named(&name, trial.tag, || Ok(Completion::Completed))) {
                 continue;
             }
             let known =
                 backend.known_failures().iter().find(|known| known.trial == short).map(|known| known.why);
             let skipped = why_skipped(trial, &**backend, variant, &supported);
-            let context = Context {
+            let context = TrialContext {
                 seed_sweep: seeds.is_some() || backend.seeds() > 1,
-                ..Context::new(backend.clone(), variant, seed)
+                ..TrialContext::new(backend.clone(), variant, seed)
             };
             let seeds = seed..seed.saturating_add(count);
-            runs.push(Run { trial: *trial, context, seeds, name, skipped, known });
+            runs.push(TrialRun { trial: *trial, context, seeds, name, skipped, known });
         }
     }
     runs
@@ -108,7 +108,7 @@ fn short_name(trial: &Trial, variant: Variant, of: usize) -> String {
 /// The operations that the backend supports, or the reason why it cannot be opened. One device is enough: the
 /// others support the same operations.
 fn operations(backend: &dyn BackendUnderTest) -> Result<Operations, String> {
-    let shape = Shape { rails: 1, variant: Variant::Plain, seed: SEED };
+    let shape = TransportShape { rails: 1, variant: Variant::Plain, seed: SEED };
     let transport = backend.transport("probe", shape)?;
     let fabric = FabricBuilder::new().transport(transport).open().map_err(|error| error.to_string())?;
     Ok(fabric.transports().iter().fold(Operations::all(), |all, info| all & info.capabilities.operations))
@@ -121,14 +121,14 @@ fn why_skipped(
     variant: Variant,
     supported: &Result<Operations, String>,
 ) -> Option<String> {
-    if trial.tag == Tag::Process && !cfg!(target_os = "linux") {
+    if trial.tag == TrialTag::Process && !cfg!(target_os = "linux") {
         return Some("process trials run on Linux only: they read /proc".into());
     }
     if let Some(why) = backend.skip_reason(trial.name) {
         return Some(why.to_owned());
     }
     let rails = trial.rails.max(backend.rails());
-    if let Err(why) = backend.transport("probe", Shape { rails, variant, seed: SEED }) {
+    if let Err(why) = backend.transport("probe", TransportShape { rails, variant, seed: SEED }) {
         return Some(why);
     }
     match supported {
@@ -152,7 +152,7 @@ fn stale_entry(backend: &dyn BackendUnderTest) -> Option<String> {
     Some(format!("{}: the known failure {:?} names no trial; remove it", backend.name(), stale.trial))
 }
 
-fn print_plan(backends: &[Arc<dyn BackendUnderTest>], runs: &[Run], seed: u64) {
+fn print_plan(backends: &[Arc<dyn BackendUnderTest>], runs: &[TrialRun], seed: u64) {
     let distinct = trials().count();
     println!("conformance: {distinct} trials, {SEED_VARIABLE}={seed}");
     for backend in backends {
@@ -163,7 +163,7 @@ fn print_plan(backends: &[Arc<dyn BackendUnderTest>], runs: &[Run], seed: u64) {
         if all == 0 {
             continue;
         }
-        let (virtual_, process) = (tagged(Tag::Virtual), tagged(Tag::Process));
+        let (virtual_, process) = (tagged(TrialTag::Virtual), tagged(TrialTag::Process));
         println!(
             "  {}: {all} runs ({virtual_} virtual, {process} process), {skipped} skipped, {known} known failures",
             backend.name()

@@ -6,8 +6,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use transport_core::spi::Operations;
 
-use crate::backend_under_test::{BackendUnderTest, Tag, Variant};
-use crate::check::Failure;
+use crate::backend_under_test::{BackendUnderTest, TrialTag, Variant};
+use crate::check::TrialFailure;
 
 /// A behaviour that every backend must show.
 #[derive(Clone, Copy)]
@@ -15,19 +15,19 @@ pub struct Trial {
     /// `noun::behaviour`.
     pub name: &'static str,
     /// The kind of time and processes that the trial runs in.
-    pub tag: Tag,
+    pub tag: TrialTag,
     /// The operations that the trial needs.
     pub needs: Operations,
     /// The largest number of rails that the trial asks for.
     pub rails: u32,
     /// The device variants: the trial runs once per variant.
     pub variants: &'static [Variant],
-    pub(crate) run: fn(&Context) -> Result<(), Failure>,
+    pub(crate) run: fn(&TrialContext) -> Result<(), TrialFailure>,
 }
 
 /// The input of one run of a trial.
 #[derive(Clone)]
-pub struct Context {
+pub struct TrialContext {
     pub(crate) backend: Arc<dyn BackendUnderTest>,
     pub(crate) variant: Variant,
     pub(crate) seed: u64,
@@ -53,7 +53,7 @@ impl EventDigest {
     }
 }
 
-impl Context {
+impl TrialContext {
     /// The context of one run on a device of this variant.
     pub(crate) fn new(backend: Arc<dyn BackendUnderTest>, variant: Variant, seed: u64) -> Self {
         Self { backend, variant, seed, seed_sweep: false, event_digest: Arc::default() }
@@ -94,8 +94,15 @@ pub(crate) const ALL_PATHS: &[Variant] =
 
 impl Trial {
     /// A virtual trial of writes on a plain device.
-    pub(crate) const fn new(name: &'static str, run: fn(&Context) -> Result<(), Failure>) -> Self {
-        Self { name, tag: Tag::Virtual, needs: Operations::WRITE, rails: 1, variants: &[Variant::Plain], run }
+    pub(crate) const fn new(name: &'static str, run: fn(&TrialContext) -> Result<(), TrialFailure>) -> Self {
+        Self {
+            name,
+            tag: TrialTag::Virtual,
+            needs: Operations::WRITE,
+            rails: 1,
+            variants: &[Variant::Plain],
+            run,
+        }
     }
 
     /// Runs the trial on these variants instead of `Plain`.
@@ -118,7 +125,7 @@ impl Trial {
 
     /// Runs the trial in real time, with workers and other processes.
     pub(crate) const fn process(mut self) -> Self {
-        self.tag = Tag::Process;
+        self.tag = TrialTag::Process;
         self
     }
 }

@@ -9,14 +9,14 @@ use crate::driver::check;
 use crate::stream::Stream;
 
 /// A kernel that is loaded into a GPU's primary context. It stays there as long as the context.
-pub(crate) struct Function(sys::CUfunction);
+pub(crate) struct KernelFunction(sys::CUfunction);
 
 // SAFETY: functions may be launched from any thread (CUDA driver API, "Execution Control").
-unsafe impl Send for Function {}
+unsafe impl Send for KernelFunction {}
 // SAFETY: as above.
-unsafe impl Sync for Function {}
+unsafe impl Sync for KernelFunction {}
 
-impl Function {
+impl KernelFunction {
     /// Compiles the kernel `name` of `ptx` for the GPU whose context is current. `ci/ptx/generate` makes PTX 6.3 for
     /// sm_70, which every driver from CUDA 10.0 on compiles for every GPU from Volta on.
     pub fn load(ptx: &str, name: &CStr) -> Result<Self> {

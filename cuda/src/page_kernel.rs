@@ -3,7 +3,7 @@
 use cudarc::driver::sys::CUdeviceptr;
 use multirail_spi::Result;
 
-use crate::function::Function;
+use crate::function::KernelFunction;
 use crate::stream::Stream;
 
 const PTX: &str = include_str!("../kernels/pages.ptx");
@@ -36,12 +36,12 @@ pub(crate) struct PageLaunch {
 }
 
 /// The kernel, loaded on one GPU.
-pub(crate) struct PageKernel(Function);
+pub(crate) struct PageKernel(KernelFunction);
 
 impl PageKernel {
     /// Compiles the kernel for the GPU whose context is current.
     pub fn load() -> Result<Self> {
-        Function::load(PTX, NAME).map(Self)
+        KernelFunction::load(PTX, NAME).map(Self)
     }
 
     /// Starts the kernel on `stream`, with `blocks` blocks.

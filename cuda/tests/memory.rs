@@ -17,9 +17,9 @@ fn devices() -> Vec<Device> {
 }
 
 /// Memory that the test allocates by the driver's own calls, freed with this value.
-struct Raw(u64);
+struct DriverMemory(u64);
 
-impl Raw {
+impl DriverMemory {
     fn new(device: &Device, len: usize, is_managed: bool) -> Self {
         // Makes sure that the primary context exists, as it does in the program of another library.
         let _context = CudaMemory::new(device, 1).unwrap();
@@ -38,7 +38,7 @@ impl Raw {
     }
 }
 
-impl Drop for Raw {
+impl Drop for DriverMemory {
     fn drop(&mut self) {
         // SAFETY: allocated above, freed once.
         let _ = unsafe { sys::cuMemFree_v2(self.0) };
@@ -104,9 +104,9 @@ fn bytes_go_in_and_out() {
 
 fn addresses_of_others_are_checked() {
     for device in devices().into_iter().take(1) {
-        let raw = Arc::new(Raw::new(&device, 1 << 20, false));
-        let of = |start, len, owner: &Arc<Raw>| {
-            let owner: Arc<Raw> = Arc::clone(owner);
+        let raw = Arc::new(DriverMemory::new(&device, 1 << 20, false));
+        let of = |start, len, owner: &Arc<DriverMemory>| {
+            let owner: Arc<DriverMemory> = Arc::clone(owner);
             // SAFETY: the owner keeps the memory.
             unsafe { CudaMemory::of_pointer(start, len, owner) }
         };
@@ -119,7 +119,7 @@ fn addresses_of_others_are_checked() {
         let host = Box::new([0_u8; 64]);
         let refused = of(host.as_ptr() as u64, 64, &raw).err().unwrap();
         assert_eq!(refused.kind(), ErrorKind::InvalidRequest, "{refused}");
-        let managed = Arc::new(Raw::new(&device, 4096, true));
+        let managed = Arc::new(DriverMemory::new(&device, 4096, true));
         let refused = of(managed.0, 4096, &managed).err().unwrap();
         assert_eq!(refused.kind(), ErrorKind::Unsupported, "{refused}");
     }
@@ -133,7 +133,7 @@ struct Pooled {
 
 impl Pooled {
     fn new(device: &Device, len: usize) -> Self {
-        drop(Raw::new(device, 1, false));
+        drop(DriverMemory::new(device, 1, false));
         let (mut start, mut pool) = (0, std::ptr::null_mut());
         // SAFETY: the context is current; each call writes one value.
         unsafe {
@@ -167,7 +167,7 @@ fn reach_follows_access() {
     let devices = devices();
     let Some(first) = devices.first() else { return };
     let own = CudaMemory::new(first, 1 << 20).unwrap();
-    let raw = Raw::new(first, 1 << 20, false);
+    let raw = DriverMemory::new(first, 1 << 20, false);
     let pooled = Pooled::new(first, 1 << 20);
     for address in [own.as_ptr() as u64, raw.0, pooled.start] {
         assert_eq!(Reach::of_gpu(first, first, address, 1 << 20), Some(Reach::Kernel), "{address:#x}");
@@ -208,12 +208,12 @@ fn exports_show_no_neighbours() {
                 .contains("dmabuf")
         );
         // A part of an allocation that begins in the middle of a page.
-        let raw = Arc::new(Raw::new(&device, 1 << 20, false));
+        let raw = Arc::new(DriverMemory::new(&device, 1 << 20, false));
         // SAFETY: the owner keeps the memory.
         let part = unsafe { CudaMemory::of_pointer(raw.0 + 5000, 100, Arc::clone(&raw) as _) }.unwrap();
         assert_eq!(part.dma_buf().unwrap().unwrap().offset, 5000 - 4096);
         // An allocation of less than a page, which shares the page with others.
-        let small = Arc::new(Raw::new(&device, 100, false));
+        let small = Arc::new(DriverMemory::new(&device, 100, false));
         // SAFETY: the owner keeps the memory.
         let small_memory =
             || unsafe { CudaMemory::of_pointer(small.0, 100, Arc::clone(&small) as _) }.unwrap();
@@ -270,7 +270,7 @@ fn dropping_memory_does_not_wait_for_the_gpu() {
             PinnedBuffer::new(&device, 1 << 20).unwrap(),
             CudaSignal::new(&device).unwrap(),
         );
-        let raw = Raw::new(&device, 1, false);
+        let raw = DriverMemory::new(&device, 1, false);
         let mut stream = std::ptr::null_mut();
         let flags = sys::CUstream_flags::CU_STREAM_NON_BLOCKING as u32;
         // SAFETY: the context is current; the call writes one handle.

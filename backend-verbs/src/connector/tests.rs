@@ -6,7 +6,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use super::*;
 use crate::domain::VerbsDomain;
-use crate::soft_roce::{LEN, Side};
+use crate::soft_roce::{LEN, TestEndpoint};
 
 /// Connects what `slot` has offered with the peer's `offer`; the slot is not told yet.
 fn join<'a>(domain: &'a VerbsDomain, slot: PeerSlot, was_up: bool, offer: &[u8]) -> Joining<'a> {
@@ -19,13 +19,13 @@ fn join<'a>(domain: &'a VerbsDomain, slot: PeerSlot, was_up: bool, offer: &[u8])
 }
 
 /// Both sides, `near` with another hold of its domain.
-fn sides() -> (VerbsDomain, Side, Side) {
-    let (near, far) = (Side::open("rxe0"), Side::open("rxe1"));
+fn sides() -> (VerbsDomain, TestEndpoint, TestEndpoint) {
+    let (near, far) = (TestEndpoint::open("rxe0"), TestEndpoint::open("rxe1"));
     (VerbsDomain(Arc::clone(&near.domain.0)), near, far)
 }
 
 /// The peer sends imms and a message, which its card says to be received.
-fn begins(near: &mut Side, far: &mut Side, imm: u32) {
+fn begins(near: &mut TestEndpoint, far: &mut TestEndpoint, imm: u32) {
     let receive = ReceiveRequest { id: imm.into(), local: near.memory.as_ptr(), lkey: 0, len: LEN as u64 };
     // SAFETY: the memory is the side's own, and the message comes into it before the test ends.
     assert_eq!(unsafe { near.endpoint.post_recv(&[receive]) }.accepted, 1);
@@ -36,7 +36,7 @@ fn begins(near: &mut Side, far: &mut Side, imm: u32) {
 }
 
 /// `near` tells in order what the peer has sent.
-fn tells(near: &mut Side, imm: u32) {
+fn tells(near: &mut TestEndpoint, imm: u32) {
     let peer = near.slot;
     let news = |event: &Event| !matches!(event, Event::EndpointChanged);
     let told = [(); 3].map(|()| near.until(news));
@@ -46,24 +46,24 @@ fn tells(near: &mut Side, imm: u32) {
     assert!(near.bytes() == [imm as u8 + 2; LEN]);
 }
 
-fn sends(near: &mut Side, far: &mut Side, imm: u32) {
+fn sends(near: &mut TestEndpoint, far: &mut TestEndpoint, imm: u32) {
     begins(near, far, imm);
     tells(near, imm);
 }
 
 /// The side gives its connection up: its offer of the next one.
-fn breaks(side: &mut Side) -> Vec<u8> {
+fn breaks(side: &mut TestEndpoint) -> Vec<u8> {
     side.endpoint.abort(side.slot);
     side.domain.connector().offer_again(side.slot).unwrap().expect("an offer")
 }
 
 /// What the side answers to the offer.
-fn renews(side: &Side, offer: &[u8]) -> Vec<u8> {
+fn renews(side: &TestEndpoint, offer: &[u8]) -> Vec<u8> {
     side.domain.connector().renew(side.slot, offer).unwrap()
 }
 
 /// The side that has offered hears the answer.
-fn hears(side: &Side, answer: &[u8]) {
+fn hears(side: &TestEndpoint, answer: &[u8]) {
     side.domain.connector().renewed(side.slot, answer).unwrap();
 }
 
@@ -88,7 +88,7 @@ fn what_comes_while_a_connection_is_made_is_told() {
     let offer = breaks(&mut near);
     let number = domain.0.read(&offer).unwrap().messages.number;
     let answer = domain.0.read(&renews(&far, &offer)).unwrap();
-    let answer = Offer { place: Place { is_ethernet: false, ..answer.place }, ..answer };
+    let answer = VerbsOffer { place: PortAddress { is_ethernet: false, ..answer.place }, ..answer };
     let joining = domain.0.peers.take_offered(near.slot, Some(answer.turn), 1).unwrap().unwrap();
     assert_eq!(domain.0.peers.owner(number), Some(near.slot));
     let refused = domain.0.join_offered(near.slot, joining, &answer).unwrap_err();
@@ -218,7 +218,7 @@ fn what_an_ended_connection_flushes_does_not_break_the_next() {
 #[test]
 #[ignore = "needs soft-RoCE: ci/rdma-vm/suite"]
 fn a_sleeping_endpoint_is_woken_when_its_connection_is_replaced() {
-    let (mut near, mut far) = (Side::with_retries("rxe0", 7), Side::open("rxe1"));
+    let (mut near, mut far) = (TestEndpoint::with_retries("rxe0", 7), TestEndpoint::open("rxe1"));
     near.complete(&far);
     far.complete(&near);
     assert!(matches!(near.write(1, &far), Event::Done { .. }));

@@ -5,12 +5,12 @@ use std::ptr::null_mut;
 use multirail_spi::{Armed, Completions, Domain, ReceiveRequest};
 
 use super::*;
-use crate::soft_roce::{LEN, Side};
+use crate::soft_roce::{LEN, TestEndpoint};
 
 #[test]
 #[ignore = "needs soft-RoCE: ci/rdma-vm/suite"]
 fn nothing_lands_once_the_loss_of_the_device_is_told() {
-    let (mut near, mut far) = (Side::open("rxe0"), Side::open("rxe1"));
+    let (mut near, mut far) = (TestEndpoint::open("rxe0"), TestEndpoint::open("rxe1"));
     near.complete(&far);
     far.complete(&near);
     assert!(matches!(far.write(1, &near), Event::Done { .. }));

@@ -12,17 +12,17 @@ use rdma_sys as ib;
 use crate::device::refuse;
 use crate::efadv::{self, CqEx};
 use crate::memory::number_of;
-use crate::page::{Arrival, Kind};
+use crate::page::{ArrivalRecord, ReceivedKind};
 use crate::poll;
-use crate::queue_pair::{QueuePair, lock};
-use crate::request::Request;
-use crate::status::Status;
+use crate::queue_pair::{SimQueuePair, lock};
+use crate::request::SendRequest;
+use crate::status::CompletionStatus;
 
 /// What a poll tells of one thing that ended.
 #[derive(Clone, Copy)]
 pub(crate) struct Completion {
     pub(crate) id: u64,
-    pub(crate) status: Status,
+    pub(crate) status: CompletionStatus,
     pub(crate) opcode: ib::ibv_wc_opcode,
     pub(crate) len: u32,
     pub(crate) imm: u32,
@@ -40,7 +40,7 @@ const NO_HANDLE: u32 = 0xffff;
 impl Completion {
     const NONE: Self = Self {
         id: 0,
-        status: Status::Ok,
+        status: CompletionStatus::Ok,
         opcode: ib::IBV_WC_SEND,
         len: 0,
         imm: 0,
@@ -52,21 +52,21 @@ impl Completion {
         is_unsolicited: false,
     };
 
-    pub(crate) fn of_request(request: &Request, queue: u32, status: Status) -> Self {
+    pub(crate) fn of_request(request: &SendRequest, queue: u32, status: CompletionStatus) -> Self {
         let (id, opcode, len) = (request.id, request.opcode(), request.len() as u32);
         Self { id, status, opcode, len, queue, ..Self::NONE }
     }
 
     pub(crate) fn flushed_receive(id: u64, queue: u32) -> Self {
-        Self { id, status: Status::Flushed, opcode: ib::IBV_WC_RECV, queue, ..Self::NONE }
+        Self { id, status: CompletionStatus::Flushed, opcode: ib::IBV_WC_RECV, queue, ..Self::NONE }
     }
 
-    fn of_arrival(arrival: &Arrival, card: usize, queue: u32) -> Self {
-        let is_write = matches!(arrival.kind, Kind::Write | Kind::Unsolicited);
-        let has_imm = is_write || arrival.kind == Kind::MessageWithImm;
+    fn of_arrival(arrival: &ArrivalRecord, card: usize, queue: u32) -> Self {
+        let is_write = matches!(arrival.kind, ReceivedKind::Write | ReceivedKind::Unsolicited);
+        let has_imm = is_write || arrival.kind == ReceivedKind::MessageWithImm;
         Self {
             id: arrival.id,
-            status: Status::of_code(arrival.status.into()).unwrap_or(Status::QpInternal),
+            status: CompletionStatus::of_code(arrival.status.into()).unwrap_or(CompletionStatus::QpInternal),
             opcode: if is_write { ib::IBV_WC_RECV_RDMA_WITH_IMM } else { ib::IBV_WC_RECV },
             len: arrival.len,
             imm: arrival.imm,
@@ -75,36 +75,36 @@ impl Completion {
             from: arrival.from,
             from_queue: arrival.from_queue,
             handle: number_of(card, &arrival.from).map_or(NO_HANDLE, u32::from),
-            is_unsolicited: arrival.kind == Kind::Unsolicited,
+            is_unsolicited: arrival.kind == ReceivedKind::Unsolicited,
         }
     }
 }
 
 /// A completion queue.
 #[repr(C)]
-pub(crate) struct Completions {
+pub(crate) struct SimCompletionQueue {
     ex: ib::ibv_cq_ex,
     pub(crate) efa: efadv::Cq,
     ready: Mutex<VecDeque<Completion>>,
-    pairs: Mutex<Vec<*mut QueuePair>>,
+    pairs: Mutex<Vec<*mut SimQueuePair>>,
     /// Held from `start_poll` to `end_poll`, as rdma-core's.
     pub(crate) is_polled: AtomicBool,
     pub(crate) current: UnsafeCell<Completion>,
 }
 
-impl Completions {
+impl SimCompletionQueue {
     pub(crate) fn push(&self, completion: Completion) {
         lock(&self.ready).push_back(completion);
     }
 
-    pub(crate) fn attach(&self, pair: *mut QueuePair) {
+    pub(crate) fn attach(&self, pair: *mut SimQueuePair) {
         let mut pairs = lock(&self.pairs);
         if !pairs.contains(&pair) {
             pairs.push(pair);
         }
     }
 
-    pub(crate) fn detach(&self, pair: *mut QueuePair) {
+    pub(crate) fn detach(&self, pair: *mut SimQueuePair) {
         lock(&self.pairs).retain(|known| *known != pair);
     }
 
@@ -139,7 +139,7 @@ pub(crate) unsafe extern "C" fn create(
     }
     (ex.context, ex.cq_context, ex.cqe) = (context, attr.cq_context, attr.cqe as c_int);
     poll::set_calls(&mut ex);
-    let completions = Completions {
+    let completions = SimCompletionQueue {
         ex,
         efa: poll::EFA,
         ready: Mutex::default(),
@@ -172,7 +172,7 @@ pub unsafe extern "C" fn efadv_create_cq(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn efadv_cq_from_ibv_cq_ex(ex: *mut CqEx) -> *mut efadv::Cq {
     // SAFETY: by the caller.
-    unsafe { &raw mut (*ex.cast::<Completions>()).efa }
+    unsafe { &raw mut (*ex.cast::<SimCompletionQueue>()).efa }
 }
 
 /// `ibv_destroy_cq(3)`.
@@ -182,6 +182,6 @@ pub unsafe extern "C" fn efadv_cq_from_ibv_cq_ex(ex: *mut CqEx) -> *mut efadv::C
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_destroy_cq(cq: *mut ib::ibv_cq) -> c_int {
     // SAFETY: by the caller.
-    drop(unsafe { Box::from_raw(cq.cast::<Completions>()) });
+    drop(unsafe { Box::from_raw(cq.cast::<SimCompletionQueue>()) });
     0
 }

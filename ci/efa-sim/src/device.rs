@@ -8,8 +8,8 @@ use std::sync::OnceLock;
 use rdma_sys as ib;
 
 use crate::efadv::{self, DeviceAttr};
-use crate::host::Host;
-use crate::p5::Card;
+use crate::host::SimHost;
+use crate::p5::P5Card;
 use crate::page::{QUEUES, RECEIVE_BUFFERS, REGIONS};
 use crate::{completions, poll, queue_pair};
 
@@ -29,31 +29,31 @@ const FOUR_LANES: u8 = 2;
 
 /// A device, and what tells which.
 #[repr(C)]
-struct Device {
+struct SimDevice {
     device: ib::ibv_device,
     index: usize,
 }
 
 /// An open device: verbs finds what is around the inner context by its address.
 #[repr(C)]
-struct Context {
+struct SimContext {
     verbs: ib::verbs_context,
     index: usize,
 }
 
-struct Devices(Vec<*mut Device>);
+struct DeviceList(Vec<*mut SimDevice>);
 
 // SAFETY: made once, and never changed or freed.
-unsafe impl Send for Devices {}
+unsafe impl Send for DeviceList {}
 // SAFETY: as above.
-unsafe impl Sync for Devices {}
+unsafe impl Sync for DeviceList {}
 
-fn devices() -> &'static [*mut Device] {
-    static DEVICES: OnceLock<Devices> = OnceLock::new();
+fn devices() -> &'static [*mut SimDevice] {
+    static DEVICES: OnceLock<DeviceList> = OnceLock::new();
     let make = || {
-        let Some(host) = Host::get() else { return Devices(Vec::new()) };
+        let Some(host) = SimHost::get() else { return DeviceList(Vec::new()) };
         let device = |index| {
-            let name = Card::new(index).name();
+            let name = P5Card::new(index).name();
             // SAFETY: plain data, for which zero will do.
             let mut device: ib::ibv_device = unsafe { zeroed() };
             // As an EFA's (rdma-core, `providers/efa/efa.c`).
@@ -64,9 +64,9 @@ fn devices() -> &'static [*mut Device] {
             write(&mut device.dev_path, &format!("/dev/infiniband/uverbs{index}"));
             let ibdev = host.sysfs.join("class/infiniband").join(name);
             write(&mut device.ibdev_path, &ibdev.to_string_lossy());
-            Box::into_raw(Box::new(Device { device, index }))
+            Box::into_raw(Box::new(SimDevice { device, index }))
         };
-        Devices((0..host.config.devices).map(device).collect())
+        DeviceList((0..host.config.devices).map(device).collect())
     };
     &DEVICES.get_or_init(make).0
 }
@@ -91,9 +91,9 @@ pub(crate) fn refuse<T>(code: c_int) -> *mut T {
 /// # Safety
 /// One of this library's, not closed.
 pub(crate) unsafe fn card_of(context: *mut ib::ibv_context) -> usize {
-    let outer = offset_of!(Context, verbs) + offset_of!(ib::verbs_context, context);
-    // SAFETY: by the caller, it is that part of a `Context`.
-    unsafe { (*context.byte_sub(outer).cast::<Context>()).index }
+    let outer = offset_of!(SimContext, verbs) + offset_of!(ib::verbs_context, context);
+    // SAFETY: by the caller, it is that part of a `SimContext`.
+    unsafe { (*context.byte_sub(outer).cast::<SimContext>()).index }
 }
 
 /// `ibv_get_device_list(3)`.
@@ -153,7 +153,7 @@ pub unsafe extern "C" fn ibv_open_device(device: *mut ib::ibv_device) -> *mut ib
         verbs.context.ops.post_recv = Some(crate::post::post_recv);
         verbs.context.ops.poll_cq = Some(poll::poll);
         verbs.context.ops.req_notify_cq = Some(poll::notify);
-        let context = Context { verbs, index: (*device.cast::<Device>()).index };
+        let context = SimContext { verbs, index: (*device.cast::<SimDevice>()).index };
         &raw mut (*Box::into_raw(Box::new(context))).verbs.context
     }
 }
@@ -164,9 +164,9 @@ pub unsafe extern "C" fn ibv_open_device(device: *mut ib::ibv_device) -> *mut ib
 /// An open context, without objects.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_close_device(context: *mut ib::ibv_context) -> c_int {
-    let outer = offset_of!(Context, verbs) + offset_of!(ib::verbs_context, context);
-    // SAFETY: by the caller, it is that part of a `Context` of a box.
-    drop(unsafe { Box::from_raw(context.byte_sub(outer).cast::<Context>()) });
+    let outer = offset_of!(SimContext, verbs) + offset_of!(ib::verbs_context, context);
+    // SAFETY: by the caller, it is that part of a `SimContext` of a box.
+    drop(unsafe { Box::from_raw(context.byte_sub(outer).cast::<SimContext>()) });
     0
 }
 
@@ -248,7 +248,7 @@ pub unsafe extern "C" fn ibv_query_gid(
     index: c_int,
     gid: *mut ib::ibv_gid,
 ) -> c_int {
-    let Some(host) = Host::get().filter(|_| index == 0) else { return -1 };
+    let Some(host) = SimHost::get().filter(|_| index == 0) else { return -1 };
     // SAFETY: by the caller.
     unsafe { (*gid).raw = host.process.gid(card_of(context)) };
     0
@@ -264,7 +264,7 @@ pub unsafe extern "C" fn efadv_query_device(
     attr: *mut DeviceAttr,
     len: u32,
 ) -> c_int {
-    let Some(host) = Host::get() else { return libc::ENODEV };
+    let Some(host) = SimHost::get() else { return libc::ENODEV };
     let cap = |has: bool, cap: u32| if has { cap } else { 0 };
     let device = DeviceAttr {
         comp_mask: 0,

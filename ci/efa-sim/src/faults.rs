@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::p5::CARDS;
-use crate::status::Status;
+use crate::status::CompletionStatus;
 
 /// Faults of a process.
 #[derive(Debug, Default)]
@@ -11,7 +11,7 @@ pub(crate) struct Faults {
     /// A card and the number of requests after which it is dead.
     die: Option<(usize, u64)>,
     /// A status, and which requests end with it: every so many-th.
-    status: Option<(Status, u64)>,
+    status: Option<(CompletionStatus, u64)>,
     /// Every so many-th post finds the queue full.
     full: Option<u64>,
     /// Every so many-th batch of more than one is refused when it is closed.
@@ -67,7 +67,7 @@ impl Faults {
                 }
                 "status" => {
                     let (code, every) = pair().filter(|(_, every)| *every > 0).ok_or_else(usage)?;
-                    faults.status = Some((Status::of_code(code).ok_or_else(usage)?, every));
+                    faults.status = Some((CompletionStatus::of_code(code).ok_or_else(usage)?, every));
                 }
                 "full" => faults.full = Some(every().ok_or_else(usage)?),
                 "rnr" => faults.rnr = Some(value.parse().map_err(|_| usage())?),
@@ -89,7 +89,7 @@ impl Faults {
     }
 
     /// What this request ends with instead of being executed.
-    pub(crate) fn status(&self) -> Option<Status> {
+    pub(crate) fn status(&self) -> Option<CompletionStatus> {
         let (status, every) = self.status?;
         is_due(Some(every), &self.requests).then_some(status)
     }

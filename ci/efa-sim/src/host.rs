@@ -6,37 +6,37 @@ use std::path::PathBuf;
 use std::sync::OnceLock;
 
 use crate::config::Config;
-use crate::name::Process;
-use crate::p5::Card;
-use crate::page::{self, Page};
+use crate::name::ProcessId;
+use crate::p5::P5Card;
+use crate::page::{self, ProcessPage};
 use crate::sysfs;
 
 /// Where a process's page is, in its folder.
 const PAGE: &str = "page";
 
 /// What this process has.
-pub(crate) struct Host {
+pub(crate) struct SimHost {
     pub(crate) config: Config,
-    pub(crate) process: Process,
+    pub(crate) process: ProcessId,
     pub(crate) sysfs: PathBuf,
-    page: *mut Page,
+    page: *mut ProcessPage,
 }
 
 // SAFETY: the page is shared memory made of atomics and locked rings, and is never unmapped.
-unsafe impl Send for Host {}
+unsafe impl Send for SimHost {}
 // SAFETY: as above.
-unsafe impl Sync for Host {}
+unsafe impl Sync for SimHost {}
 
-impl Host {
+impl SimHost {
     /// The one of this process, opened at the first call. What is wrong is said once.
     pub(crate) fn get() -> Option<&'static Self> {
-        static HOST: OnceLock<Option<Host>> = OnceLock::new();
+        static HOST: OnceLock<Option<SimHost>> = OnceLock::new();
         HOST.get_or_init(|| Self::open().map_err(|why| eprintln!("efa-sim: {why}")).ok()).as_ref()
     }
 
     fn open() -> std::result::Result<Self, String> {
         let config = Config::read(std::env::vars_os())?;
-        let process = Process::of(std::process::id()).ok_or("/proc shows nothing of this process")?;
+        let process = ProcessId::of(std::process::id()).ok_or("/proc shows nothing of this process")?;
         let dir = config.dir.clone();
         sweep(&dir);
         let folder = dir.join(process.folder());
@@ -54,7 +54,7 @@ impl Host {
     }
 
     /// The part of the page that is card `index`'s.
-    pub(crate) fn card(&self, index: usize) -> &page::Card {
+    pub(crate) fn card(&self, index: usize) -> &page::SharedCard {
         // SAFETY: mapped for the life of the process.
         unsafe { &(*self.page).cards[index] }
     }
@@ -65,16 +65,16 @@ impl Host {
     }
 
     /// Maps the page of another process.
-    pub(crate) fn page_of(&self, process: Process) -> Result<*mut Page> {
+    pub(crate) fn page_of(&self, process: ProcessId) -> Result<*mut ProcessPage> {
         let path = self.config.dir.join(process.folder()).join(PAGE);
         page::map(&OpenOptions::new().read(true).write(true).open(path)?)
     }
 }
 
-fn prepare(config: &Config, folder: &std::path::Path) -> Result<(PathBuf, *mut Page)> {
+fn prepare(config: &Config, folder: &std::path::Path) -> Result<(PathBuf, *mut ProcessPage)> {
     fs::create_dir_all(folder)?;
     let sysfs = folder.join("sys");
-    let cards: Vec<Card> = (0..config.devices).map(Card::new).collect();
+    let cards: Vec<P5Card> = (0..config.devices).map(P5Card::new).collect();
     sysfs::write_tree(&sysfs, &cards)?;
     let page =
         OpenOptions::new().read(true).write(true).create(true).truncate(true).open(folder.join(PAGE))?;
@@ -87,7 +87,7 @@ fn prepare(config: &Config, folder: &std::path::Path) -> Result<(PathBuf, *mut P
 /// Removes what processes left that were killed.
 fn sweep(dir: &std::path::Path) {
     for entry in fs::read_dir(dir).into_iter().flatten().flatten() {
-        let process = entry.file_name().to_str().and_then(Process::of_folder);
+        let process = entry.file_name().to_str().and_then(ProcessId::of_folder);
         if process.is_some_and(|process| !process.is_alive()) {
             // Another process may be faster.
             let _ = fs::remove_dir_all(entry.path());
@@ -98,7 +98,7 @@ fn sweep(dir: &std::path::Path) {
 /// At exit: takes this process's folder away, and the last one the folder around it.
 extern "C" fn leave() {
     // A child that was forked leaves what is its parent's.
-    if let Some(host) = Host::get().filter(|host| host.process.pid == std::process::id()) {
+    if let Some(host) = SimHost::get().filter(|host| host.process.pid == std::process::id()) {
         let _ = fs::remove_dir_all(host.config.dir.join(host.process.folder()));
         let _ = fs::remove_dir(&host.config.dir);
     }

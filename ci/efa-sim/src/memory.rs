@@ -9,10 +9,10 @@ use rdma_sys as ib;
 
 use crate::device::{card_of, refuse};
 use crate::efadv::AhAttr;
-use crate::host::Host;
+use crate::host::SimHost;
 use crate::page::REGIONS;
 use crate::queue_pair::lock;
-use crate::remote::Remote;
+use crate::remote::RemoteCard;
 
 /// `ibv_alloc_pd(3)`.
 ///
@@ -47,7 +47,7 @@ pub unsafe extern "C" fn ibv_reg_mr(
 ) -> *mut ib::ibv_mr {
     // The next key of each card's places: an old key never fits what is there now.
     static NEXT: Mutex<u32> = Mutex::new(0);
-    let Some(host) = Host::get() else { return refuse(libc::ENODEV) };
+    let Some(host) = SimHost::get() else { return refuse(libc::ENODEV) };
     // SAFETY: by the caller.
     let context = unsafe { (*pd).context };
     // SAFETY: a domain's context is open.
@@ -108,7 +108,7 @@ pub extern "C" fn ibv_reg_dmabuf_mr(
 pub unsafe extern "C" fn ibv_dereg_mr(mr: *mut ib::ibv_mr) -> c_int {
     // SAFETY: by the caller.
     let mr = unsafe { Box::from_raw(mr) };
-    let Some(host) = Host::get() else { return libc::ENODEV };
+    let Some(host) = SimHost::get() else { return libc::ENODEV };
     // SAFETY: a region's context is open.
     let card = host.card(unsafe { card_of(mr.context) });
     card.regions[mr.rkey as usize % REGIONS].key.store(0, Ordering::Release);
@@ -125,12 +125,12 @@ pub extern "C" fn efadv_query_mr(_: *mut ib::ibv_mr, _: *mut c_void, _: u32) -> 
 
 /// An address handle.
 #[repr(C)]
-pub(crate) struct Address {
+pub(crate) struct AddressHandle {
     ah: ib::ibv_ah,
     number: u16,
     gid: [u8; 16],
     /// Nobody, where there was no such process.
-    pub(crate) remote: Option<Remote>,
+    pub(crate) remote: Option<RemoteCard>,
 }
 
 /// The number of the handles for a GID by card, how many there are, and the next number.
@@ -153,7 +153,7 @@ pub(crate) fn number_of(card: usize, gid: &[u8; 16]) -> Option<u16> {
 /// A domain, and attributes.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_create_ah(pd: *mut ib::ibv_pd, attr: *mut ib::ibv_ah_attr) -> *mut ib::ibv_ah {
-    let Some(host) = Host::get() else { return refuse(libc::ENODEV) };
+    let Some(host) = SimHost::get() else { return refuse(libc::ENODEV) };
     // SAFETY: by the caller.
     let (context, gid) = unsafe { ((*pd).context, (*attr).grh.dgid.raw) };
     let mut numbers = lock(numbers());
@@ -165,7 +165,7 @@ pub unsafe extern "C" fn ibv_create_ah(pd: *mut ib::ibv_pd, attr: *mut ib::ibv_a
     let number = known.0;
     numbers.1 = next;
     let ah = ib::ibv_ah { context, pd, handle: number.into() };
-    Box::into_raw(Box::new(Address { ah, number, gid, remote: Remote::find(host, &gid) })).cast()
+    Box::into_raw(Box::new(AddressHandle { ah, number, gid, remote: RemoteCard::find(host, &gid) })).cast()
 }
 
 /// `ibv_destroy_ah(3)`.
@@ -175,7 +175,7 @@ pub unsafe extern "C" fn ibv_create_ah(pd: *mut ib::ibv_pd, attr: *mut ib::ibv_a
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_destroy_ah(ah: *mut ib::ibv_ah) -> c_int {
     // SAFETY: by the caller.
-    let address = unsafe { Box::from_raw(ah.cast::<Address>()) };
+    let address = unsafe { Box::from_raw(ah.cast::<AddressHandle>()) };
     let mut numbers = lock(numbers());
     // SAFETY: a handle's context is open.
     let key = (unsafe { card_of(address.ah.context) }, address.gid);
@@ -195,6 +195,6 @@ pub unsafe extern "C" fn ibv_destroy_ah(ah: *mut ib::ibv_ah) -> c_int {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn efadv_query_ah(ah: *mut ib::ibv_ah, attr: *mut AhAttr, _: u32) -> c_int {
     // SAFETY: by the caller; the structure never grew.
-    unsafe { *attr = AhAttr { comp_mask: 0, ahn: (*ah.cast::<Address>()).number, reserved: [0; 6] } };
+    unsafe { *attr = AhAttr { comp_mask: 0, ahn: (*ah.cast::<AddressHandle>()).number, reserved: [0; 6] } };
     0
 }

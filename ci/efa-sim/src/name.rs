@@ -4,13 +4,13 @@ use std::fs;
 
 /// A process, and which of those that had its number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct Process {
+pub(crate) struct ProcessId {
     pub(crate) pid: u32,
     /// When it started, in the kernel's ticks (proc(5), `stat`).
     started: u64,
 }
 
-impl Process {
+impl ProcessId {
     /// The process with this number now, if there is one that has not ended.
     pub(crate) fn of(pid: u32) -> Option<Self> {
         let (process, state) = Self::look(pid)?;
@@ -75,11 +75,11 @@ mod tests {
 
     #[test]
     fn a_process_is_found_by_gid_and_folder() {
-        let me = Process::of(std::process::id()).unwrap();
-        assert_eq!(Process::of_gid(&me.gid(31)), Some((me, 31)));
-        assert_eq!(Process::of_folder(&me.folder()), Some(me));
+        let me = ProcessId::of(std::process::id()).unwrap();
+        assert_eq!(ProcessId::of_gid(&me.gid(31)), Some((me, 31)));
+        assert_eq!(ProcessId::of_folder(&me.folder()), Some(me));
         assert!(!me.is_stopped());
-        assert!(me.is_alive() && !Process { started: me.started + 1, ..me }.is_alive());
-        assert_eq!(Process::of_gid(&[0xff; 16]), None);
+        assert!(me.is_alive() && !ProcessId { started: me.started + 1, ..me }.is_alive());
+        assert_eq!(ProcessId::of_gid(&[0xff; 16]), None);
     }
 }

@@ -9,7 +9,7 @@ pub(crate) const CARDS: usize = 32;
 
 /// What a card is, and where.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Card(&'static Function);
+pub(crate) struct P5Card(&'static Function);
 
 fn all() -> &'static [Function] {
     static ALL: OnceLock<Vec<Function>> = OnceLock::new();
@@ -19,7 +19,7 @@ fn all() -> &'static [Function] {
     })
 }
 
-impl Card {
+impl P5Card {
     /// Card `index` of the host, which is below [`CARDS`].
     pub(crate) fn new(index: usize) -> Self {
         Self(&all()[index])
@@ -59,7 +59,7 @@ mod tests {
     #[test]
     fn cards_are_where_a_p5_has_them() {
         assert_eq!(all().len(), CARDS);
-        let card = |index| Card::new(index);
+        let card = |index| P5Card::new(index);
         assert_eq!((card(0).name(), card(0).address()), ("rdmap79s0", "0000:4f:00.0".into()));
         assert_eq!((card(31).address(), card(31).files()[3].1.clone()), ("0000:c9:00.0".into(), "1".into()));
         assert_eq!((card(15).address(), card(15).files()[3].1.clone()), ("0000:85:00.0".into(), "0".into()));

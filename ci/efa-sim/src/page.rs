@@ -22,31 +22,31 @@ const ARRIVALS: usize = 2 * RECEIVES;
 
 /// Everything of a process. Zeroed memory is an empty one.
 #[repr(C)]
-pub(crate) struct Page {
-    pub(crate) cards: [Card; CARDS],
+pub(crate) struct ProcessPage {
+    pub(crate) cards: [SharedCard; CARDS],
 }
 
 /// A card.
 #[repr(C)]
-pub(crate) struct Card {
+pub(crate) struct SharedCard {
     /// It answers nobody any more.
     pub(crate) is_dead: AtomicU32,
     /// Held while memory is looked up and accessed.
     pub(crate) lock: Lock,
-    pub(crate) regions: [Region; REGIONS],
-    pub(crate) queues: [Queue; QUEUES],
+    pub(crate) regions: [SharedRegion; REGIONS],
+    pub(crate) queues: [ReceiveQueue; QUEUES],
 }
 
 /// A region; nothing while its key is 0.
 #[repr(C)]
-pub(crate) struct Region {
+pub(crate) struct SharedRegion {
     pub(crate) key: AtomicU32,
     pub(crate) access: AtomicU32,
     pub(crate) addr: AtomicU64,
     pub(crate) len: AtomicU64,
 }
 
-impl Page {
+impl ProcessPage {
     /// Makes the locks of so many cards.
     pub(crate) fn prepare(&self, cards: usize) {
         for card in &self.cards[..cards] {
@@ -56,7 +56,7 @@ impl Page {
     }
 }
 
-impl Card {
+impl SharedCard {
     /// Whether `key` stands for memory at `addr` that may be used so.
     pub(crate) fn allows(&self, key: u32, addr: u64, len: u64, access: u32) -> bool {
         let region = &self.regions[key as usize % REGIONS];
@@ -71,7 +71,7 @@ impl Card {
 /// A buffer of a receive.
 #[repr(C)]
 #[derive(Clone, Copy, Default)]
-pub(crate) struct Buffer {
+pub(crate) struct ReceiveBuffer {
     pub(crate) addr: u64,
     pub(crate) len: u64,
 }
@@ -79,21 +79,21 @@ pub(crate) struct Buffer {
 /// A posted receive.
 #[repr(C)]
 #[derive(Clone, Copy, Default)]
-pub(crate) struct Receive {
+pub(crate) struct PostedReceive {
     pub(crate) id: u64,
-    pub(crate) buffers: [Buffer; RECEIVE_BUFFERS],
+    pub(crate) buffers: [ReceiveBuffer; RECEIVE_BUFFERS],
 }
 
 /// Something that a peer did.
 #[repr(C)]
 #[derive(Clone, Copy, Default)]
-pub(crate) struct Arrival {
+pub(crate) struct ArrivalRecord {
     /// Of the receive that it took.
     pub(crate) id: u64,
     pub(crate) status: u32,
     pub(crate) len: u32,
     pub(crate) imm: u32,
-    pub(crate) kind: Kind,
+    pub(crate) kind: ReceivedKind,
     pub(crate) from: [u8; 16],
     pub(crate) from_queue: u32,
 }
@@ -101,7 +101,7 @@ pub(crate) struct Arrival {
 /// What kind of thing.
 #[repr(u32)]
 #[derive(Clone, Copy, Default, PartialEq, Eq)]
-pub(crate) enum Kind {
+pub(crate) enum ReceivedKind {
     #[default]
     Message,
     MessageWithImm,
@@ -112,7 +112,7 @@ pub(crate) enum Kind {
 
 /// The receiving side of a queue pair.
 #[repr(C)]
-pub(crate) struct Queue {
+pub(crate) struct ReceiveQueue {
     lock: Lock,
     /// Its number, 0 while there is none.
     pub(crate) number: AtomicU32,
@@ -124,14 +124,14 @@ pub(crate) struct Queue {
     /// Arrivals that were polled, and that came.
     polled: AtomicU32,
     came: AtomicU32,
-    receives: [UnsafeCell<Receive>; RECEIVES],
-    arrivals: [UnsafeCell<Arrival>; ARRIVALS],
+    receives: [UnsafeCell<PostedReceive>; RECEIVES],
+    arrivals: [UnsafeCell<ArrivalRecord>; ARRIVALS],
 }
 
 // SAFETY: the rings are touched with the lock held only.
-unsafe impl Sync for Queue {}
+unsafe impl Sync for ReceiveQueue {}
 
-impl Queue {
+impl ReceiveQueue {
     /// Makes an empty one, which nobody finds before its number is stored.
     pub(crate) fn open(&self) {
         self.lock.with(|| {
@@ -152,7 +152,7 @@ impl Queue {
     }
 
     /// Posts a receive; whether there was room.
-    pub(crate) fn post(&self, receive: Receive, depth: u32) -> bool {
+    pub(crate) fn post(&self, receive: PostedReceive, depth: u32) -> bool {
         self.lock.with(|| {
             let (taken, posted) = (self.taken.load(Ordering::Acquire), self.posted.load(Ordering::Acquire));
             if posted.wrapping_sub(taken) >= depth {
@@ -166,7 +166,7 @@ impl Queue {
     }
 
     /// The receive that is next; it is not taken by that.
-    pub(crate) fn next(&self) -> Option<Receive> {
+    pub(crate) fn next(&self) -> Option<PostedReceive> {
         let (taken, posted) = (self.taken.load(Ordering::Acquire), self.posted.load(Ordering::Acquire));
         // SAFETY: the caller is in `deliver`, with the lock held.
         (taken != posted).then(|| unsafe { *self.receives[taken as usize % RECEIVES].get() })
@@ -176,7 +176,7 @@ impl Queue {
     /// whether that was used up, and what arrived.
     pub(crate) fn deliver<T>(
         &self,
-        act: impl FnOnce(Option<Receive>) -> (bool, Option<Arrival>, T),
+        act: impl FnOnce(Option<PostedReceive>) -> (bool, Option<ArrivalRecord>, T),
     ) -> Option<T> {
         self.lock.with(|| {
             let (polled, came) = (self.polled.load(Ordering::Acquire), self.came.load(Ordering::Acquire));
@@ -198,7 +198,7 @@ impl Queue {
     }
 
     /// The oldest arrival.
-    pub(crate) fn arrived(&self) -> Option<Arrival> {
+    pub(crate) fn arrived(&self) -> Option<ArrivalRecord> {
         if self.polled.load(Ordering::Acquire) == self.came.load(Ordering::Acquire) {
             return None;
         }
@@ -213,8 +213,8 @@ impl Queue {
 }
 
 /// Maps the page in `file`, which is made as long as it must be.
-pub(crate) fn map(file: &File) -> Result<*mut Page> {
-    let size = size_of::<Page>();
+pub(crate) fn map(file: &File) -> Result<*mut ProcessPage> {
+    let size = size_of::<ProcessPage>();
     // Sparse: what nobody touches takes no memory.
     if file.metadata()?.len() < size as u64 {
         file.set_len(size as u64)?;
@@ -234,7 +234,7 @@ pub(crate) fn map(file: &File) -> Result<*mut Page> {
 ///
 /// # Safety
 /// It is one of [`map`]'s, and nobody uses it any more.
-pub(crate) unsafe fn unmap(page: *mut Page) {
+pub(crate) unsafe fn unmap(page: *mut ProcessPage) {
     // SAFETY: by the caller.
-    unsafe { libc::munmap(page.cast(), size_of::<Page>()) };
+    unsafe { libc::munmap(page.cast(), size_of::<ProcessPage>()) };
 }

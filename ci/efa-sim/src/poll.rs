@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering;
 
 use rdma_sys as ib;
 
-use crate::completions::{Completion, Completions};
+use crate::completions::{Completion, SimCompletionQueue};
 use crate::efadv::{self, CqEx};
 
 /// The calls of libefa's.
@@ -32,7 +32,7 @@ pub(crate) fn set_calls(ex: &mut CqEx) {
 
 /// # Safety
 /// A queue of this library's.
-unsafe fn queue<'a>(ex: *mut CqEx) -> &'a Completions {
+unsafe fn queue<'a>(ex: *mut CqEx) -> &'a SimCompletionQueue {
     // SAFETY: by the caller.
     unsafe { &*ex.cast() }
 }
@@ -110,14 +110,14 @@ field!(read_dlid_path_bits, u8, |_| 0);
 unsafe extern "C" fn read_sgid(efa: *mut efadv::Cq, gid: *mut ib::ibv_gid) -> c_int {
     // SAFETY: as libefa calls it: that part of a queue.
     unsafe {
-        (*gid).raw = current(efa.byte_sub(offset_of!(Completions, efa)).cast()).from;
+        (*gid).raw = current(efa.byte_sub(offset_of!(SimCompletionQueue, efa)).cast()).from;
     }
     0
 }
 
 unsafe extern "C" fn is_unsolicited(efa: *mut efadv::Cq) -> bool {
     // SAFETY: as libefa calls it: that part of a queue.
-    unsafe { current(efa.byte_sub(offset_of!(Completions, efa)).cast()).is_unsolicited }
+    unsafe { current(efa.byte_sub(offset_of!(SimCompletionQueue, efa)).cast()).is_unsolicited }
 }
 
 /// `ibv_poll_cq(3)`.
@@ -125,7 +125,7 @@ pub(crate) unsafe extern "C" fn poll(cq: *mut ib::ibv_cq, most: c_int, wc: *mut 
     // SAFETY: as verbs calls it: a queue of this library's, and room for so many.
     unsafe {
         for place in 0..most {
-            let Some(completion) = (*cq.cast::<Completions>()).next() else { return place };
+            let Some(completion) = (*cq.cast::<SimCompletionQueue>()).next() else { return place };
             let wc = &mut *wc.add(place as usize);
             *wc = zeroed();
             (wc.wr_id, wc.status, wc.opcode) = (completion.id, completion.status.verbs(), completion.opcode);

@@ -6,10 +6,10 @@ use std::slice::from_raw_parts;
 use rdma_sys as ib;
 
 use crate::device::INLINE;
-use crate::memory::Address;
-use crate::page::{Buffer, RECEIVE_BUFFERS, Receive};
-use crate::queue_pair::{QueuePair, lock};
-use crate::request::{BUFFERS, Request, Source, What};
+use crate::memory::AddressHandle;
+use crate::page::{PostedReceive, RECEIVE_BUFFERS, ReceiveBuffer};
+use crate::queue_pair::{SimQueuePair, lock};
+use crate::request::{BUFFERS, RequestBytes, RequestOperation, SendRequest};
 
 /// Fills in the calls that build requests one after the other (`ibv_wr_post(3)`).
 pub(crate) fn set_calls(ex: &mut ib::ibv_qp_ex) {
@@ -32,7 +32,7 @@ pub(crate) fn set_calls(ex: &mut ib::ibv_qp_ex) {
 ///
 /// # Safety
 /// A pair of this library's, not destroyed.
-unsafe fn pair<'a>(ex: *mut ib::ibv_qp_ex) -> &'a QueuePair {
+unsafe fn pair<'a>(ex: *mut ib::ibv_qp_ex) -> &'a SimQueuePair {
     // SAFETY: by the caller.
     unsafe { &*ex.cast() }
 }
@@ -58,10 +58,10 @@ unsafe extern "C" fn abort(ex: *mut ib::ibv_qp_ex) {
 ///
 /// # Safety
 /// As [`pair`].
-unsafe fn begin(ex: *mut ib::ibv_qp_ex, what: What, imm: Option<u32>) {
+unsafe fn begin(ex: *mut ib::ibv_qp_ex, what: RequestOperation, imm: Option<u32>) {
     // SAFETY: by the caller.
     let pair = unsafe { pair(ex) };
-    let request = Request {
+    let request = SendRequest {
         id: pair.ex.wr_id,
         what,
         imm,
@@ -70,7 +70,7 @@ unsafe fn begin(ex: *mut ib::ibv_qp_ex, what: What, imm: Option<u32>) {
         queue: 0,
         secret: 0,
         from: pair.ex.qp_base.qp_num,
-        source: Source::Inline(0, [0; INLINE]),
+        source: RequestBytes::Inline(0, [0; INLINE]),
         fault: None,
         starves: false,
         due: None,
@@ -82,7 +82,7 @@ unsafe fn begin(ex: *mut ib::ibv_qp_ex, what: What, imm: Option<u32>) {
 ///
 /// # Safety
 /// As [`pair`].
-unsafe fn change(ex: *mut ib::ibv_qp_ex, act: impl FnOnce(&mut Request)) {
+unsafe fn change(ex: *mut ib::ibv_qp_ex, act: impl FnOnce(&mut SendRequest)) {
     // SAFETY: by the caller.
     if let Some(request) = lock(&unsafe { pair(ex) }.building).last_mut() {
         act(request);
@@ -91,33 +91,33 @@ unsafe fn change(ex: *mut ib::ibv_qp_ex, act: impl FnOnce(&mut Request)) {
 
 unsafe extern "C" fn send(ex: *mut ib::ibv_qp_ex) {
     // SAFETY: as verbs calls it.
-    unsafe { begin(ex, What::Send, None) };
+    unsafe { begin(ex, RequestOperation::Send, None) };
 }
 
 unsafe extern "C" fn send_imm(ex: *mut ib::ibv_qp_ex, imm: u32) {
     // SAFETY: as verbs calls it.
-    unsafe { begin(ex, What::Send, Some(imm)) };
+    unsafe { begin(ex, RequestOperation::Send, Some(imm)) };
 }
 
 unsafe extern "C" fn rdma_write(ex: *mut ib::ibv_qp_ex, key: u32, addr: u64) {
     // SAFETY: as verbs calls it.
-    unsafe { begin(ex, What::Write { key, addr }, None) };
+    unsafe { begin(ex, RequestOperation::Write { key, addr }, None) };
 }
 
 unsafe extern "C" fn rdma_write_imm(ex: *mut ib::ibv_qp_ex, key: u32, addr: u64, imm: u32) {
     // SAFETY: as verbs calls it.
-    unsafe { begin(ex, What::Write { key, addr }, Some(imm)) };
+    unsafe { begin(ex, RequestOperation::Write { key, addr }, Some(imm)) };
 }
 
 unsafe extern "C" fn rdma_read(ex: *mut ib::ibv_qp_ex, key: u32, addr: u64) {
     // SAFETY: as verbs calls it.
-    unsafe { begin(ex, What::Read { key, addr }, None) };
+    unsafe { begin(ex, RequestOperation::Read { key, addr }, None) };
 }
 
 unsafe extern "C" fn set_ud_addr(ex: *mut ib::ibv_qp_ex, ah: *mut ib::ibv_ah, queue: u32, secret: u32) {
     // SAFETY: as verbs calls it, with a handle of this library's.
     unsafe {
-        let remote = (*ah.cast::<Address>()).remote.clone();
+        let remote = (*ah.cast::<AddressHandle>()).remote.clone();
         change(ex, |request| (request.remote, request.queue, request.secret) = (remote, queue, secret));
     }
 }
@@ -157,26 +157,26 @@ unsafe fn slice<'a, T>(list: *const T, count: usize) -> &'a [T] {
     if count == 0 { &[] } else { unsafe { from_raw_parts(list, count) } }
 }
 
-fn memory(list: &[ib::ibv_sge]) -> Source {
-    let mut buffers = [(Buffer::default(), 0); BUFFERS];
+fn memory(list: &[ib::ibv_sge]) -> RequestBytes {
+    let mut buffers = [(ReceiveBuffer::default(), 0); BUFFERS];
     for (place, sge) in list.iter().enumerate() {
-        let Some(buffer) = buffers.get_mut(place) else { return Source::TooMuch };
-        *buffer = (Buffer { addr: sge.addr, len: sge.length.into() }, sge.lkey);
+        let Some(buffer) = buffers.get_mut(place) else { return RequestBytes::TooMuch };
+        *buffer = (ReceiveBuffer { addr: sge.addr, len: sge.length.into() }, sge.lkey);
     }
-    Source::Memory(list.len(), buffers)
+    RequestBytes::Memory(list.len(), buffers)
 }
 
 /// # Safety
 /// The pieces can be read.
-unsafe fn inline(list: &[ib::ibv_data_buf]) -> Source {
+unsafe fn inline(list: &[ib::ibv_data_buf]) -> RequestBytes {
     let (mut len, mut bytes) = (0, [0; INLINE]);
     for piece in list {
-        let Some(room) = bytes.get_mut(len..len + piece.length) else { return Source::TooMuch };
+        let Some(room) = bytes.get_mut(len..len + piece.length) else { return RequestBytes::TooMuch };
         // SAFETY: by the caller.
         room.copy_from_slice(unsafe { slice(piece.addr.cast(), piece.length) });
         len += piece.length;
     }
-    Source::Inline(len, bytes)
+    RequestBytes::Inline(len, bytes)
 }
 
 /// `ibv_post_send(3)`: a list of requests, of which the first that is refused is told.
@@ -191,8 +191,8 @@ pub(crate) unsafe extern "C" fn post_send(
         while let Some(this) = wr.as_ref() {
             let imm = || Some(this.__bindgen_anon_1.imm_data);
             let (what, imm) = match this.opcode {
-                ib::IBV_WR_SEND => (What::Send, None),
-                ib::IBV_WR_SEND_WITH_IMM => (What::Send, imm()),
+                ib::IBV_WR_SEND => (RequestOperation::Send, None),
+                ib::IBV_WR_SEND_WITH_IMM => (RequestOperation::Send, imm()),
                 // A request of this kind has no room for the address of a datagram.
                 _ => {
                     *bad = wr;
@@ -211,12 +211,12 @@ pub(crate) unsafe extern "C" fn post_send(
                 false => memory(sges),
             };
             let ud = this.wr.ud;
-            let request = Request {
+            let request = SendRequest {
                 id: this.wr_id,
                 what,
                 imm,
                 is_signaled: pair.signals_all || this.send_flags & ib::IBV_SEND_SIGNALED != 0,
-                remote: (*ud.ah.cast::<Address>()).remote.clone(),
+                remote: (*ud.ah.cast::<AddressHandle>()).remote.clone(),
                 queue: ud.remote_qpn,
                 secret: ud.remote_qkey,
                 from: pair.ex.qp_base.qp_num,
@@ -246,10 +246,10 @@ pub(crate) unsafe extern "C" fn post_recv(
     unsafe {
         let pair = pair(qp.cast());
         while let Some(this) = wr.as_ref() {
-            let mut receive = Receive { id: this.wr_id, ..Receive::default() };
+            let mut receive = PostedReceive { id: this.wr_id, ..PostedReceive::default() };
             let sges = slice(this.sg_list, this.num_sge.max(0) as usize);
             for (buffer, sge) in receive.buffers.iter_mut().zip(sges) {
-                *buffer = Buffer { addr: sge.addr, len: sge.length.into() };
+                *buffer = ReceiveBuffer { addr: sge.addr, len: sge.length.into() };
             }
             let is_ours = |sge: &ib::ibv_sge| sge.length == 0 || pair.may_receive(sge);
             let code = match pair.queue() {

@@ -7,21 +7,21 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use rdma_sys as ib;
 
-use crate::completions::Completions;
+use crate::completions::SimCompletionQueue;
 use crate::device::{card_of, refuse};
 use crate::efadv::{DRIVER_TYPE_SRD, QP_UNSOLICITED_WRITE_RECV, QpInitAttr};
-use crate::host::Host;
-use crate::page::{QUEUES, Queue, RECEIVES};
+use crate::host::SimHost;
+use crate::page::{QUEUES, RECEIVES, ReceiveQueue};
 use crate::post;
-use crate::request::Request;
-use crate::work::Sending;
+use crate::request::SendRequest;
+use crate::work::ActiveRequests;
 
 /// Calls that later versions of verbs append to `ibv_qp_ex`: all null.
 const LATER: usize = 8;
 
 /// A queue pair.
 #[repr(C)]
-pub(crate) struct QueuePair {
+pub(crate) struct SimQueuePair {
     pub(crate) ex: ib::ibv_qp_ex,
     later: [usize; LATER],
     pub(crate) card: usize,
@@ -31,9 +31,9 @@ pub(crate) struct QueuePair {
     pub(crate) receives: u32,
     /// Every request completes, whether it asks for that or not.
     pub(crate) signals_all: bool,
-    pub(crate) sending: Mutex<Sending>,
+    pub(crate) sending: Mutex<ActiveRequests>,
     /// Requests between `wr_start` and `wr_complete`.
-    pub(crate) building: Mutex<Vec<Request>>,
+    pub(crate) building: Mutex<Vec<SendRequest>>,
 }
 
 /// Takes a lock, whose holder does not panic.
@@ -52,7 +52,7 @@ unsafe fn create(
 ) -> *mut ib::ibv_qp {
     // The numbers of a place, so that an old one never means what is there now.
     static GENERATION: AtomicU32 = AtomicU32::new(0);
-    let Some(host) = Host::get() else { return refuse(libc::ENODEV) };
+    let Some(host) = SimHost::get() else { return refuse(libc::ENODEV) };
     // SAFETY: by the caller.
     let (attr, card) = unsafe { (&*attr, card_of(context)) };
     let cap = attr.cap;
@@ -60,7 +60,7 @@ unsafe fn create(
         return refuse(libc::EINVAL);
     }
     let generation = GENERATION.fetch_add(1, Ordering::Relaxed) % 2047 + 1;
-    let taken = |(slot, queue): (usize, &Queue)| {
+    let taken = |(slot, queue): (usize, &ReceiveQueue)| {
         // A number has 16 bits (`efa_ep_addr`).
         let number = generation * QUEUES as u32 + slot as u32;
         let taken = queue.number.compare_exchange(0, u32::MAX, Ordering::AcqRel, Ordering::Acquire);
@@ -80,7 +80,7 @@ unsafe fn create(
     (base.handle, base.qp_num, base.qp_type) = (number, number, attr.qp_type);
     post::set_calls(&mut ex);
     let seed = host.config.seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ u64::from(number);
-    let pair = Box::into_raw(Box::new(QueuePair {
+    let pair = Box::into_raw(Box::new(SimQueuePair {
         ex,
         later: [0; LATER],
         card,
@@ -88,13 +88,13 @@ unsafe fn create(
         depth: cap.max_send_wr.max(1),
         receives: cap.max_recv_wr.min(RECEIVES as u32),
         signals_all: attr.sq_sig_all != 0,
-        sending: Mutex::new(Sending::new(seed)),
+        sending: Mutex::new(ActiveRequests::new(seed)),
         building: Mutex::default(),
     }));
     // SAFETY: the program gave queues of this library; the pair lives until it is destroyed.
     unsafe {
-        (*attr.recv_cq.cast::<Completions>()).attach(pair);
-        (*attr.send_cq.cast::<Completions>()).attach(pair);
+        (*attr.recv_cq.cast::<SimCompletionQueue>()).attach(pair);
+        (*attr.send_cq.cast::<SimCompletionQueue>()).attach(pair);
     }
     pair.cast()
 }
@@ -119,7 +119,8 @@ pub unsafe extern "C" fn efadv_create_qp_ex(
             return refuse(libc::EOPNOTSUPP);
         }
         let is_unsolicited = (*efa).flags & QP_UNSOLICITED_WRITE_RECV != 0;
-        if is_unsolicited && Host::get().is_none_or(|host| !host.config.write || !host.config.unsolicited) {
+        if is_unsolicited && SimHost::get().is_none_or(|host| !host.config.write || !host.config.unsolicited)
+        {
             return refuse(libc::EOPNOTSUPP);
         }
         create(context, attr, is_unsolicited)
@@ -145,7 +146,7 @@ pub unsafe extern "C" fn ibv_modify_qp(
     mask: c_int,
 ) -> c_int {
     // SAFETY: by the caller.
-    let (pair, attr) = unsafe { (&mut *qp.cast::<QueuePair>(), &*attr) };
+    let (pair, attr) = unsafe { (&mut *qp.cast::<SimQueuePair>(), &*attr) };
     let Some(queue) = pair.queue() else { return libc::ENODEV };
     if mask as u32 & ib::IBV_QP_QKEY != 0 {
         queue.secret.store(attr.qkey, Ordering::Release);
@@ -165,7 +166,7 @@ pub unsafe extern "C" fn ibv_modify_qp(
 /// A pair of this library's, which nobody uses.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_destroy_qp(qp: *mut ib::ibv_qp) -> c_int {
-    let pair = qp.cast::<QueuePair>();
+    let pair = qp.cast::<SimQueuePair>();
     // SAFETY: by the caller.
     unsafe {
         (*pair).send_queue().detach(pair);

@@ -5,22 +5,22 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
-use crate::host::Host;
-use crate::name::Process;
-use crate::page::{Buffer, Card, Page, unmap};
+use crate::host::SimHost;
+use crate::name::ProcessId;
+use crate::page::{ProcessPage, ReceiveBuffer, SharedCard, unmap};
 use crate::queue_pair::lock;
 
 /// One card of a process.
 #[derive(Clone)]
-pub(crate) struct Remote {
-    reach: Arc<Reach>,
+pub(crate) struct RemoteCard {
+    reach: Arc<RemoteProcess>,
     card: usize,
 }
 
-struct Reach {
-    process: Process,
+struct RemoteProcess {
+    process: ProcessId,
     pidfd: i32,
-    page: *mut Page,
+    page: *mut ProcessPage,
     is_gone: AtomicBool,
     /// Whether it was stopped when somebody looked last.
     stopped: Mutex<Option<(Instant, bool)>>,
@@ -30,9 +30,9 @@ struct Reach {
 const LOOK: Duration = Duration::from_millis(1);
 
 // SAFETY: the page is shared memory made of atomics and locked rings.
-unsafe impl Send for Reach {}
+unsafe impl Send for RemoteProcess {}
 // SAFETY: as above.
-unsafe impl Sync for Reach {}
+unsafe impl Sync for RemoteProcess {}
 
 /// Which way bytes go.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -43,18 +43,18 @@ pub(crate) enum Way {
 
 /// Why bytes did not go.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) enum Lost {
+pub(crate) enum TransferError {
     /// Nobody is there any more.
     Gone,
     /// There is no such memory.
     Address,
 }
 
-impl Remote {
+impl RemoteCard {
     /// Who has this GID, unless that is nobody.
-    pub(crate) fn find(host: &Host, gid: &[u8; 16]) -> Option<Self> {
-        static KNOWN: OnceLock<Mutex<HashMap<Process, Weak<Reach>>>> = OnceLock::new();
-        let (process, card) = Process::of_gid(gid)?;
+    pub(crate) fn find(host: &SimHost, gid: &[u8; 16]) -> Option<Self> {
+        static KNOWN: OnceLock<Mutex<HashMap<ProcessId, Weak<RemoteProcess>>>> = OnceLock::new();
+        let (process, card) = ProcessId::of_gid(gid)?;
         let mut known = lock(KNOWN.get_or_init(Mutex::default));
         known.retain(|_, reach| reach.strong_count() > 0);
         if let Some(reach) = known.get(&process).and_then(Weak::upgrade) {
@@ -72,7 +72,7 @@ impl Remote {
             unsafe { libc::close(pidfd) };
             return None;
         };
-        let reach = Arc::new(Reach {
+        let reach = Arc::new(RemoteProcess {
             process,
             pidfd,
             page,
@@ -83,7 +83,7 @@ impl Remote {
         Some(Self { reach, card })
     }
 
-    pub(crate) fn card(&self) -> &Card {
+    pub(crate) fn card(&self) -> &SharedCard {
         // SAFETY: mapped as long as `reach` lives.
         unsafe { &(*self.reach.page).cards[self.card] }
     }
@@ -117,8 +117,13 @@ impl Remote {
     }
 
     /// Copies between `here`, this process's memory, and `there`, its.
-    pub(crate) fn copy(&self, here: &[Buffer], there: &[Buffer], way: Way) -> Result<(), Lost> {
-        let iovecs = |buffers: &[Buffer]| {
+    pub(crate) fn copy(
+        &self,
+        here: &[ReceiveBuffer],
+        there: &[ReceiveBuffer],
+        way: Way,
+    ) -> Result<(), TransferError> {
+        let iovecs = |buffers: &[ReceiveBuffer]| {
             let mut iovecs = [libc::iovec { iov_base: std::ptr::null_mut(), iov_len: 0 }; 8];
             for (iovec, buffer) in iovecs.iter_mut().zip(buffers) {
                 (iovec.iov_base, iovec.iov_len) = (buffer.addr as *mut _, buffer.len as usize);
@@ -128,7 +133,7 @@ impl Remote {
         let (local, remote) = (iovecs(here), iovecs(there));
         let len: u64 = here.iter().map(|buffer| buffer.len).sum();
         if len == 0 {
-            return if self.is_alive() { Ok(()) } else { Err(Lost::Gone) };
+            return if self.is_alive() { Ok(()) } else { Err(TransferError::Gone) };
         }
         let pid = self.reach.process.pid as libc::pid_t;
         let (locals, remotes) = (here.len() as libc::c_ulong, there.len() as libc::c_ulong);
@@ -144,9 +149,9 @@ impl Remote {
         match copied {
             copied if copied == len as isize => Ok(()),
             // It is ending: its memory, and who it was, go before its number does.
-            -1 if matches!(last_error(), libc::ESRCH | libc::EPERM) => Err(Lost::Gone),
-            _ if self.is_alive() => Err(Lost::Address),
-            _ => Err(Lost::Gone),
+            -1 if matches!(last_error(), libc::ESRCH | libc::EPERM) => Err(TransferError::Gone),
+            _ if self.is_alive() => Err(TransferError::Address),
+            _ => Err(TransferError::Gone),
         }
     }
 }
@@ -155,7 +160,7 @@ fn last_error() -> i32 {
     std::io::Error::last_os_error().raw_os_error().unwrap_or(0)
 }
 
-impl Drop for Reach {
+impl Drop for RemoteProcess {
     fn drop(&mut self) {
         // SAFETY: opened and mapped for this value, whose last user is gone.
         unsafe {

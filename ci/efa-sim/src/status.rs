@@ -5,7 +5,7 @@ use rdma_sys as ib;
 /// Statuses of a completion (`efa_io_defs.h`: `EFA_IO_COMP_STATUS_*`), by their codes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u32)]
-pub(crate) enum Status {
+pub(crate) enum CompletionStatus {
     Ok = 0,
     Flushed = 1,
     QpInternal = 2,
@@ -22,7 +22,7 @@ pub(crate) enum Status {
     Unresponsive = 13,
 }
 
-impl Status {
+impl CompletionStatus {
     const ALL: [Self; 14] = [
         Self::Ok,
         Self::Flushed,

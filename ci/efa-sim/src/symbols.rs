@@ -12,7 +12,7 @@ use crate::device::refuse;
 
 const SYMBOLS: &CStr = c"/proc/kallsyms";
 
-type Open = unsafe extern "C" fn(*const c_char, *const c_char) -> *mut libc::FILE;
+type FopenFn = unsafe extern "C" fn(*const c_char, *const c_char) -> *mut libc::FILE;
 
 /// `fopen(3)`, for which there are no kernel's symbols.
 ///
@@ -32,8 +32,8 @@ pub unsafe extern "C" fn fopen(path: *const c_char, mode: *const c_char) -> *mut
 }
 
 /// The C library's.
-fn next() -> Option<Open> {
-    static NEXT: OnceLock<Option<Open>> = OnceLock::new();
+fn next() -> Option<FopenFn> {
+    static NEXT: OnceLock<Option<FopenFn>> = OnceLock::new();
     // SAFETY: the name is a string; what is behind it in the C library has this type, and a null
     // pointer is `None`.
     *NEXT.get_or_init(|| unsafe { transmute(libc::dlsym(libc::RTLD_NEXT, c"fopen".as_ptr())) })

@@ -5,13 +5,13 @@ use std::io::Result;
 use std::os::unix::fs::symlink;
 use std::path::Path;
 
-use crate::p5::Card;
+use crate::p5::P5Card;
 
 /// Kernel and library agree on version 6 of the uverbs interface (rdma-core's `ABI` files).
 const ABI_VERSION: &str = "6\n";
 
 /// Writes the tree of `cards` below `root`.
-pub(crate) fn write_tree(root: &Path, cards: &[Card]) -> Result<()> {
+pub(crate) fn write_tree(root: &Path, cards: &[P5Card]) -> Result<()> {
     let driver = root.join("bus/pci/drivers/efa");
     create_dir_all(&driver)?;
     create_dir_all(root.join("bus/pci/devices"))?;

@@ -6,40 +6,40 @@ use std::time::{Duration, Instant};
 
 use rdma_sys as ib;
 
-use crate::completions::{Completion, Completions};
-use crate::host::Host;
-use crate::page::Queue;
-use crate::queue_pair::{QueuePair, lock};
-use crate::request::{Request, What};
-use crate::status::Status;
+use crate::completions::{Completion, SimCompletionQueue};
+use crate::host::SimHost;
+use crate::page::ReceiveQueue;
+use crate::queue_pair::{SimQueuePair, lock};
+use crate::request::{RequestOperation, SendRequest};
+use crate::status::CompletionStatus;
 
 /// Requests under way.
-pub(crate) struct Sending {
-    pending: Vec<Request>,
+pub(crate) struct ActiveRequests {
+    pending: Vec<SendRequest>,
     random: fastrand::Rng,
     /// When the link is free again.
     free: Option<Instant>,
 }
 
-impl Sending {
+impl ActiveRequests {
     /// None yet; those to come are executed in an order by `seed`.
     pub(crate) fn new(seed: u64) -> Self {
         Self { pending: Vec::new(), random: fastrand::Rng::with_seed(seed), free: None }
     }
 }
 
-impl QueuePair {
-    pub(crate) fn queue(&self) -> Option<&'static Queue> {
-        Some(&Host::get()?.card(self.card).queues[self.slot])
+impl SimQueuePair {
+    pub(crate) fn queue(&self) -> Option<&'static ReceiveQueue> {
+        Some(&SimHost::get()?.card(self.card).queues[self.slot])
     }
 
     pub(crate) fn is_dead(&self) -> bool {
-        Host::get().is_none_or(|host| host.card(self.card).is_dead.load(Ordering::Relaxed) != 0)
+        SimHost::get().is_none_or(|host| host.card(self.card).is_dead.load(Ordering::Relaxed) != 0)
     }
 
     /// Takes requests, all or none; what they are refused with, else 0.
-    pub(crate) fn post(&self, mut requests: Vec<Request>) -> c_int {
-        let Some(host) = Host::get() else { return libc::ENODEV };
+    pub(crate) fn post(&self, mut requests: Vec<SendRequest>) -> c_int {
+        let Some(host) = SimHost::get() else { return libc::ENODEV };
         if self.is_dead() {
             return libc::EIO;
         }
@@ -62,7 +62,7 @@ impl QueuePair {
         }
         for request in &mut requests {
             request.fault = host.config.faults.status();
-            request.starves = request.what == What::Send && host.config.faults.starves();
+            request.starves = request.what == RequestOperation::Send && host.config.faults.starves();
         }
         sending.pending.append(&mut requests);
         if host.config.seed == 0 {
@@ -75,7 +75,7 @@ impl QueuePair {
     pub(crate) fn progress(&self) {
         let mut sending = lock(&self.sending);
         if !sending.pending.is_empty()
-            && let Some(host) = Host::get()
+            && let Some(host) = SimHost::get()
         {
             self.execute(host, &mut sending);
         }
@@ -85,7 +85,7 @@ impl QueuePair {
 
     /// Executes pending requests: all in order, or some of them in any. One that must wait holds up
     /// no other.
-    fn execute(&self, host: &Host, sending: &mut Sending) {
+    fn execute(&self, host: &SimHost, sending: &mut ActiveRequests) {
         if host.config.seed == 0 {
             return sending.pending.retain(|request| !self.end(host, request));
         }
@@ -101,17 +101,18 @@ impl QueuePair {
     }
 
     /// Executes a request; whether it is over.
-    fn end(&self, host: &Host, request: &Request) -> bool {
+    fn end(&self, host: &SimHost, request: &SendRequest) -> bool {
         if request.due.is_some_and(|due| due > Instant::now()) {
             return false;
         }
-        let ending = if self.is_dead() { Some(Status::Flushed) } else { request.execute(host, self.card) };
+        let ending =
+            if self.is_dead() { Some(CompletionStatus::Flushed) } else { request.execute(host, self.card) };
         let Some(status) = ending else { return false };
         self.count(host);
         if host.config.trace {
             request.tell(self.card, status);
         }
-        if request.is_signaled || status != Status::Ok {
+        if request.is_signaled || status != CompletionStatus::Ok {
             self.send_queue().push(Completion::of_request(request, self.ex.qp_base.qp_num, status));
         }
         true
@@ -121,11 +122,11 @@ impl QueuePair {
     pub(crate) fn may_receive(&self, sge: &ib::ibv_sge) -> bool {
         let right = ib::IBV_ACCESS_LOCAL_WRITE;
         let (addr, len) = (sge.addr, sge.length.into());
-        Host::get().is_some_and(|host| host.card(self.card).allows(sge.lkey, addr, len, right))
+        SimHost::get().is_some_and(|host| host.card(self.card).allows(sge.lkey, addr, len, right))
     }
 
     /// One request more; the card may die of it.
-    fn count(&self, host: &Host) {
+    fn count(&self, host: &SimHost) {
         static EXECUTED: [AtomicU64; crate::p5::CARDS] = [const { AtomicU64::new(0) }; crate::p5::CARDS];
         let executed = EXECUTED[self.card].fetch_add(1, Ordering::Relaxed);
         if host.config.faults.kills(self.card, executed) {
@@ -143,12 +144,12 @@ impl QueuePair {
         }
     }
 
-    pub(crate) fn send_queue(&self) -> &Completions {
+    pub(crate) fn send_queue(&self) -> &SimCompletionQueue {
         // SAFETY: the program destroys a queue after the pairs that use it.
         unsafe { &*self.ex.qp_base.send_cq.cast() }
     }
 
-    pub(crate) fn recv_queue(&self) -> &Completions {
+    pub(crate) fn recv_queue(&self) -> &SimCompletionQueue {
         // SAFETY: as above.
         unsafe { &*self.ex.qp_base.recv_cq.cast() }
     }

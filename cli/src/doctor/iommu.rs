@@ -1,12 +1,12 @@
 //! The IOMMU: whether it translates the addresses of cards and GPUs.
 
-use super::finding::{Check, Checked};
-use super::host::Host;
+use super::finding::{Check, CheckResult};
+use super::host::ExaminedHost;
 
 const GROUPS: &str = "/sys/kernel/iommu_groups";
 
 /// Checks the mode of the IOMMU.
-pub fn mode(check: Check, host: &Host) -> Checked {
+pub fn mode(check: Check, host: &ExaminedHost) -> CheckResult {
     let groups = host.names(GROUPS)?;
     let command = host.text("/proc/cmdline")?.unwrap_or_default();
     let passes = command.split_whitespace().any(|word| word == "iommu=pt" || word == "iommu.passthrough=1");

@@ -1,7 +1,7 @@
 //! The kernel: its version, and whether processes may access each other's memory.
 
-use super::finding::{Check, Checked};
-use super::host::{CAP_SYS_PTRACE, Host, Unreadable};
+use super::finding::{Check, CheckResult};
+use super::host::{CAP_SYS_PTRACE, ExaminedHost, Unreadable};
 
 /// The first kernel with DMA-BUF registration (`ibv_reg_dmabuf_mr`).
 pub const DMA_BUF: (u32, u32) = (5, 12);
@@ -14,7 +14,7 @@ const RELEASE: &str = "/proc/sys/kernel/osrelease";
 const YAMA: &str = "/proc/sys/kernel/yama/ptrace_scope";
 
 /// The major and minor version, or `None` if the file does not exist.
-pub fn version(host: &Host) -> Result<Option<(u32, u32)>, Unreadable> {
+pub fn version(host: &ExaminedHost) -> Result<Option<(u32, u32)>, Unreadable> {
     host.parsed(RELEASE, |text| {
         let mut numbers = text.split(|c: char| !c.is_ascii_digit());
         Some((numbers.next()?.parse().ok()?, numbers.next()?.parse().ok()?))
@@ -27,7 +27,7 @@ pub fn description(version: Option<(u32, u32)>) -> String {
 }
 
 /// Checks for features that need a newer kernel.
-pub fn age(check: Check, host: &Host) -> Checked {
+pub fn age(check: Check, host: &ExaminedHost) -> CheckResult {
     let Some(version) = version(host)? else {
         return Ok(vec![check.skipped(format!("{RELEASE} is missing"))]);
     };
@@ -49,7 +49,7 @@ pub fn age(check: Check, host: &Host) -> Checked {
 }
 
 /// Checks whether Yama keeps processes from accessing each other's memory.
-pub fn yama(check: Check, host: &Host) -> Checked {
+pub fn yama(check: Check, host: &ExaminedHost) -> CheckResult {
     let Some(scope) = host.number(YAMA)? else {
         return Ok(vec![check.ok("this kernel has no Yama")]);
     };

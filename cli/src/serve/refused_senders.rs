@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
-use crate::files::ToSender;
+use crate::files::ReceiverMessage;
 use multirail::{Access, Fabric, Op, Peer, Region};
 
 use super::senders;
@@ -35,7 +35,7 @@ struct Leaving {
 impl RefusedSenders {
     /// No sender is refused yet.
     pub fn new(fabric: &Fabric) -> CommandResult<Self> {
-        let message = wire::encode(&ToSender::Refused(reason()))?;
+        let message = wire::encode(&ReceiverMessage::Refused(reason()))?;
         let refusal = fabric.alloc(message.len(), Access::LOCAL)?;
         refusal.copy_in(0, &message)?;
         Ok(Self { refusal, bytes: message.len(), leaving: VecDeque::new() })

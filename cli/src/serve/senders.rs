@@ -5,14 +5,14 @@ use std::sync::mpsc::{self, Receiver, SyncSender};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use crate::files::Layout;
+use crate::files::WindowLayout;
 use multirail::{Peer, PeerId};
 
-/// The maximum number of senders served at once. Each has a region of `Layout::OFFERED.total()` bytes.
+/// The maximum number of senders served at once. Each has a region of `WindowLayout::OFFERED.total()` bytes.
 pub const MOST: usize = 6;
 
 /// The number of messages that a sender may have outstanding: one per window, and a few more.
-pub const BACKLOG: usize = Layout::OFFERED.windows as usize + 4;
+pub const BACKLOG: usize = WindowLayout::OFFERED.windows as usize + 4;
 
 /// How often a waiting session checks whether its own sender is alive.
 const POLL_INTERVAL: Duration = Duration::from_millis(50);

@@ -2,7 +2,7 @@
 
 use multirail::Region;
 
-use crate::failure::{CommandResult, Failure};
+use crate::failure::{CommandFailure, CommandResult};
 
 /// The number of bytes read from a window at a time. They stay in a core's cache while they are hashed and written.
 const PART: usize = 256 << 10;
@@ -25,7 +25,7 @@ impl<'a> WindowBytes<'a> {
     pub fn take(&mut self, len: usize, mut part: impl FnMut(&[u8]) -> CommandResult) -> CommandResult {
         self.left = match self.left.checked_sub(len) {
             Some(left) => left,
-            None => return Err(Failure::new("the sender's table names more bytes than it sent")),
+            None => return Err(CommandFailure::new("the sender's table names more bytes than it sent")),
         };
         self.part.resize(PART, 0);
         for done in (0..len).step_by(PART) {

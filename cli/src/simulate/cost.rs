@@ -5,8 +5,8 @@ use std::time::{Duration, Instant};
 
 use multirail::VirtualClock;
 
-use super::group::Group;
-use super::profile::{Name, Profile};
+use super::group::BusyGroup;
+use super::profile::{Profile, ProfileName};
 use crate::failure::CommandResult;
 
 /// The duration of a round.
@@ -16,9 +16,9 @@ const ROUNDS: usize = 5;
 
 /// Measures the nanoseconds of one request, from submission to completion, on `cards` null devices.
 pub fn measured(cards: u32) -> CommandResult<f64> {
-    let mut profile = Profile::named(Name::P5);
+    let mut profile = Profile::named(ProfileName::P5);
     (profile.cards, profile.card) = (cards, Default::default());
-    let mut group = Group::open(&profile, 0, 64 << 10, Arc::new(VirtualClock::default()))?;
+    let mut group = BusyGroup::open(&profile, 0, 64 << 10, Arc::new(VirtualClock::default()))?;
     let mut best = f64::INFINITY;
     for _ in 0..ROUNDS {
         let (begun, mut posted) = (Instant::now(), 0);

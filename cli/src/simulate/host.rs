@@ -8,26 +8,26 @@ use std::time::Duration;
 use multirail::{Clock, Time, VirtualClock};
 
 use super::cost::CpuMeter;
-use super::group::Group;
+use super::group::BusyGroup;
 use super::profile::Profile;
-use crate::failure::{CommandResult, Failure};
+use crate::failure::{CommandFailure, CommandResult};
 
 /// The cores of a host.
-pub struct Host {
-    cores: Vec<Core>,
+pub struct SimulatedHost {
+    cores: Vec<SimulatedCore>,
     page: u64,
 }
 
 /// One core and its groups.
-struct Core {
+struct SimulatedCore {
     clock: VirtualClock,
-    groups: Vec<Group>,
+    groups: Vec<BusyGroup>,
     meter: CpuMeter,
     busy: Duration,
 }
 
 /// The result of a simulated host.
-pub struct Measured {
+pub struct HostResult {
     /// The payload of all cards, in Gbps.
     pub gbps: f64,
     /// The bytes of each card.
@@ -36,7 +36,7 @@ pub struct Measured {
     pub busy_cores: f64,
 }
 
-impl Host {
+impl SimulatedHost {
     /// A host whose groups are distributed over `cores` cores.
     pub fn new(profile: &Profile, cores: u32, cost: f64, page: u64) -> CommandResult<Self> {
         let mut host = Self { cores: Vec::new(), page };
@@ -44,15 +44,20 @@ impl Host {
             let clock = VirtualClock::default();
             let groups = (core..profile.groups).step_by(cores as usize);
             let groups = groups
-                .map(|number| Group::open(profile, number, page, Arc::new(clock.clone())))
+                .map(|number| BusyGroup::open(profile, number, page, Arc::new(clock.clone())))
                 .collect::<CommandResult<Vec<_>>>()?;
-            host.cores.push(Core { clock, groups, meter: CpuMeter::new(cost), busy: Duration::ZERO });
+            host.cores.push(SimulatedCore {
+                clock,
+                groups,
+                meter: CpuMeter::new(cost),
+                busy: Duration::ZERO,
+            });
         }
         Ok(host)
     }
 
     /// Runs for a tenth of `span` to fill the queues, then measures `span`.
-    pub fn run(&mut self, span: Duration) -> CommandResult<Measured> {
+    pub fn run(&mut self, span: Duration) -> CommandResult<HostResult> {
         let warm = Time::ZERO.after(span / 10);
         let (mut bytes, mut busy) = (Vec::new(), 0.0);
         for core in &mut self.cores {
@@ -64,11 +69,11 @@ impl Host {
             busy += (core.busy - busy_before).as_secs_f64() / span.as_secs_f64();
         }
         let total: u64 = bytes.iter().sum();
-        Ok(Measured { gbps: total as f64 * 8.0 / span.as_secs_f64() / 1e9, bytes, busy_cores: busy })
+        Ok(HostResult { gbps: total as f64 * 8.0 / span.as_secs_f64() / 1e9, bytes, busy_cores: busy })
     }
 }
 
-impl Core {
+impl SimulatedCore {
     /// Drives the groups in turn until `end`.
     fn run(&mut self, end: Time) -> CommandResult {
         while self.clock.now() < end {
@@ -84,9 +89,9 @@ impl Core {
                 continue;
             }
             // No card has an event before this time.
-            let due = self.groups.iter().map(Group::due).fold(Time::NEVER, Time::min);
+            let due = self.groups.iter().map(BusyGroup::due).fold(Time::NEVER, Time::min);
             if due == Time::NEVER {
-                return Err(Failure::new(
+                return Err(CommandFailure::new(
                     "the simulation makes no progress; this is a bug, please report it",
                 ));
             }
@@ -96,6 +101,6 @@ impl Core {
     }
 
     fn completed(&self) -> Vec<u64> {
-        self.groups.iter().flat_map(Group::completed).collect()
+        self.groups.iter().flat_map(BusyGroup::completed).collect()
     }
 }

@@ -13,7 +13,7 @@ use rustix::process::{Pid, Signal, kill_process};
 pub const LIMIT: Duration = limit::HANG;
 
 /// A running `multirail`. Dropping it kills it.
-pub struct Running {
+pub struct RunningCommand {
     child: Child,
     stdout: Receiver<String>,
     stderr: Receiver<String>,
@@ -72,7 +72,7 @@ pub fn in_terminal(columns: usize, arguments: &[&str]) -> Option<String> {
     }
 }
 
-impl Running {
+impl RunningCommand {
     /// Starts `multirail`.
     pub fn start(arguments: &[&str]) -> Self {
         Self::spawn(multirail(arguments))
@@ -189,7 +189,7 @@ impl Running {
     }
 }
 
-impl Drop for Running {
+impl Drop for RunningCommand {
     fn drop(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();

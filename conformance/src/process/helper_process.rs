@@ -10,8 +10,8 @@ use transport_core::{Fabric, Peer};
 
 use super::helper_commands::{BACKEND, SEED, VARIANT};
 use super::{LIMIT, ResourceUsage};
-use crate::check::{Failure, TestResult, within};
-use crate::trial::Context;
+use crate::check::{TestResult, TrialFailure, within};
+use crate::trial::TrialContext;
 
 /// A helper process. Dropping it kills the process.
 pub(crate) struct HelperProcess {
@@ -23,7 +23,7 @@ pub(crate) struct HelperProcess {
 impl HelperProcess {
     /// Starts a helper with an open fabric of the same backend and variant.
     #[track_caller]
-    pub(crate) fn spawn(context: &Context) -> TestResult<Self> {
+    pub(crate) fn spawn(context: &TrialContext) -> TestResult<Self> {
         let mut helper = Self::spawn_idle(context)?;
         helper.command("open")?;
         Ok(helper)
@@ -31,7 +31,7 @@ impl HelperProcess {
 
     /// Starts a helper that has no fabric yet.
     #[track_caller]
-    pub(crate) fn spawn_idle(context: &Context) -> TestResult<Self> {
+    pub(crate) fn spawn_idle(context: &TrialContext) -> TestResult<Self> {
         let mut process = Command::new(std::env::current_exe()?)
             .env(BACKEND, context.backend.name())
             .env(VARIANT, context.variant.name())
@@ -39,7 +39,7 @@ impl HelperProcess {
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn()?;
-        let missing = || Failure::new("the helper process has no pipes");
+        let missing = || TrialFailure::new("the helper process has no pipes");
         let commands = process.stdin.take().ok_or_else(missing)?;
         let output = process.stdout.take().ok_or_else(missing)?;
         let (sender, responses) = mpsc::channel();
@@ -64,7 +64,7 @@ impl HelperProcess {
         let kind = response.strip_prefix("err ").and_then(|rest| rest.split(' ').next());
         match kind {
             Some(kind) if kinds.contains(&kind) => Ok(()),
-            _ => Err(Failure::new(format!("helper, {command}: {response:?}, want one of {kinds:?}"))),
+            _ => Err(TrialFailure::new(format!("helper, {command}: {response:?}, want one of {kinds:?}"))),
         }
     }
 
@@ -80,19 +80,19 @@ impl HelperProcess {
         let line = self.response(command)?;
         match line.strip_prefix("ok") {
             Some(text) => Ok(text.trim().into()),
-            None => Err(Failure::new(format!("helper, {command}: {line}"))),
+            None => Err(TrialFailure::new(format!("helper, {command}: {line}"))),
         }
     }
 
     #[track_caller]
     fn response(&mut self, command: &str) -> TestResult<String> {
         let waited = Limit::of(LIMIT).receive(&self.responses);
-        waited.map_err(|_| Failure::new(format!("helper, {command}: no response within {LIMIT:?}")))
+        waited.map_err(|_| TrialFailure::new(format!("helper, {command}: no response within {LIMIT:?}")))
     }
 
     /// Starts a helper with a fabric that listens, and connects `fabric` to it.
     #[track_caller]
-    pub(crate) fn spawn_connected(context: &Context, fabric: &Fabric) -> TestResult<(Self, Peer)> {
+    pub(crate) fn spawn_connected(context: &TrialContext, fabric: &Fabric) -> TestResult<(Self, Peer)> {
         let mut helper = Self::spawn(context)?;
         let address = helper.command("listen")?;
         let peer = helper.connect(fabric, &address)?;
@@ -106,7 +106,7 @@ impl HelperProcess {
         let bytes = (0..hex.len()).step_by(2).map(|at| u8::from_str_radix(&hex[at..at + 2], 16));
         bytes
             .collect::<Result<_, _>>()
-            .map_err(|why| Failure::new(format!("the helper sent no descriptor: {why}")))
+            .map_err(|why| TrialFailure::new(format!("the helper sent no descriptor: {why}")))
     }
 
     /// Connects `fabric` to the helper's listener at `address`.
@@ -121,14 +121,14 @@ impl HelperProcess {
     /// The resources that the helper holds now.
     #[track_caller]
     pub(crate) fn resource_usage(&mut self) -> TestResult<ResourceUsage> {
-        self.command("resource-usage")?.parse().map_err(Failure::new)
+        self.command("resource-usage")?.parse().map_err(TrialFailure::new)
     }
 
     /// Sends the helper a signal.
     #[track_caller]
     pub(crate) fn signal(&self, signal: Signal) -> TestResult {
         let id = i32::try_from(self.process.id()).ok().and_then(Pid::from_raw);
-        let id = id.ok_or_else(|| Failure::new("the helper process has no id"))?;
+        let id = id.ok_or_else(|| TrialFailure::new("the helper process has no id"))?;
         kill_process(id, signal).map_err(|error| std::io::Error::from(error).into())
     }
 }

@@ -6,8 +6,8 @@ use transport_core::{Access, Cancel, ErrorKind, Fabric, Op, Pages, WriteOptions}
 use crate::backend_under_test::Variant;
 use crate::check::{TestResult, ensure, ensure_eq, ensure_err};
 use crate::checked_region::{CheckedRegion, FULL_ACCESS};
-use crate::sim_harness::{Options, Pair, SimHarness};
-use crate::trial::{ALL_PATHS, Context, Trial};
+use crate::sim_harness::{Options, SimHarness, SimPair};
+use crate::trial::{ALL_PATHS, Trial, TrialContext};
 
 const QUEUED: &[Variant] =
     &[Variant::Queued, Variant::SmallQueue, Variant::Partial, Variant::Reorder, Variant::Slow];
@@ -46,11 +46,11 @@ fn cancelled(
         result = poll(&mut cancel);
         result.is_some()
     })?;
-    result.ok_or_else(|| crate::check::Failure::new("no result"))
+    result.ok_or_else(|| crate::check::TrialFailure::new("no result"))
 }
 
-fn before_posting(context: &Context) -> TestResult {
-    let pair = Pair::new(context)?;
+fn before_posting(context: &TrialContext) -> TestResult {
+    let pair = SimPair::new(context)?;
     let src = CheckedRegion::new(&pair.a, LEN, Access::LOCAL, context.seed)?;
     let dst = CheckedRegion::new(&pair.b, LEN, FULL_ACCESS, context.seed + 1)?;
     let remote = dst.import(&pair.to_b)?;
@@ -61,10 +61,10 @@ fn before_posting(context: &Context) -> TestResult {
     dst.check("a write that was never posted")
 }
 
-fn at_any_turn(context: &Context) -> TestResult {
+fn at_any_turn(context: &TrialContext) -> TestResult {
     const COUNT: u32 = 400;
     for turns in context.attempts(20) {
-        let pair = Pair::new(&context.with_seed(context.seed + turns))?;
+        let pair = SimPair::new(&context.with_seed(context.seed + turns))?;
         let mut src = CheckedRegion::new(&pair.a, 512 * COUNT as usize, Access::LOCAL, context.seed)?;
         let mut dst = CheckedRegion::new(&pair.b, 512 * COUNT as usize, FULL_ACCESS, context.seed + 1)?;
         let remote = dst.import(&pair.to_b)?;
@@ -107,8 +107,8 @@ fn at_any_turn(context: &Context) -> TestResult {
     Ok(())
 }
 
-fn returns_only_when_quiet(context: &Context) -> TestResult {
-    let pair = Pair::new(context)?;
+fn returns_only_when_quiet(context: &TrialContext) -> TestResult {
+    let pair = SimPair::new(context)?;
     let src = CheckedRegion::new(&pair.a, 4096, Access::LOCAL, context.seed)?;
     let mut dst = CheckedRegion::new(&pair.b, 4096, FULL_ACCESS, context.seed + 1)?;
     let remote = dst.import(&pair.to_b)?;
@@ -131,8 +131,8 @@ fn returns_only_when_quiet(context: &Context) -> TestResult {
     dst.check("posted work is awaited")
 }
 
-fn tears_down_at_the_deadline(context: &Context) -> TestResult {
-    let pair = Pair::new(context)?;
+fn tears_down_at_the_deadline(context: &TrialContext) -> TestResult {
+    let pair = SimPair::new(context)?;
     let src = CheckedRegion::new(&pair.a, LEN, Access::LOCAL, context.seed)?;
     let dst = CheckedRegion::new(&pair.b, LEN, FULL_ACCESS, context.seed + 1)?;
     let remote = dst.import(&pair.to_b)?;
@@ -147,14 +147,14 @@ fn tears_down_at_the_deadline(context: &Context) -> TestResult {
         pair.sim.step();
     }
     let result = poll(&mut cancel)
-        .ok_or_else(|| crate::check::Failure::new("the cancel did not end at its deadline"))?;
+        .ok_or_else(|| crate::check::TrialFailure::new("the cancel did not end at its deadline"))?;
     ensure_err("the write", result, &[ErrorKind::Cancelled])?;
     pair.sim.settle()?;
     dst.check("torn down before it arrived")
 }
 
-fn after_the_end(context: &Context) -> TestResult {
-    let pair = Pair::new(context)?;
+fn after_the_end(context: &TrialContext) -> TestResult {
+    let pair = SimPair::new(context)?;
     let src = CheckedRegion::new(&pair.a, LEN, Access::LOCAL, context.seed)?;
     let mut dst = CheckedRegion::new(&pair.b, LEN, FULL_ACCESS, context.seed + 1)?;
     let remote = dst.import(&pair.to_b)?;
@@ -168,9 +168,9 @@ fn after_the_end(context: &Context) -> TestResult {
     Ok(())
 }
 
-fn spares_other_operations(context: &Context) -> TestResult {
+fn spares_other_operations(context: &TrialContext) -> TestResult {
     const PART: usize = 3000;
-    let pair = Pair::new(context)?;
+    let pair = SimPair::new(context)?;
     let src = CheckedRegion::new(&pair.a, PART * 60, Access::LOCAL, context.seed)?;
     let mut dst = CheckedRegion::new(&pair.b, PART * 60, FULL_ACCESS, context.seed + 1)?;
     let remote = dst.import(&pair.to_b)?;
@@ -198,8 +198,8 @@ fn spares_other_operations(context: &Context) -> TestResult {
 }
 
 /// The trial drops the operation and its source while the write is posted. The device reads the source later.
-fn dropped_then_complete(context: &Context) -> TestResult {
-    let pair = Pair::new(context)?;
+fn dropped_then_complete(context: &TrialContext) -> TestResult {
+    let pair = SimPair::new(context)?;
     let src = CheckedRegion::new(&pair.a, 4096, Access::LOCAL, context.seed)?;
     let mut dst = CheckedRegion::new(&pair.b, 4096, FULL_ACCESS, context.seed + 1)?;
     let remote = dst.import(&pair.to_b)?;
@@ -216,7 +216,7 @@ fn dropped_then_complete(context: &Context) -> TestResult {
     other.check("memory taken meanwhile")
 }
 
-fn slots_come_back(context: &Context) -> TestResult {
+fn slots_come_back(context: &TrialContext) -> TestResult {
     const SLOTS: usize = 16;
     let options = Options { max_operations: SLOTS, ..Options::default() };
     let pair = SimHarness::new(context).pair_of(&options, &options)?;
@@ -245,8 +245,8 @@ fn step(fabric: &Fabric, turns: usize) {
     }
 }
 
-fn no_imm(context: &Context) -> TestResult {
-    let pair = Pair::new(context)?;
+fn no_imm(context: &TrialContext) -> TestResult {
+    let pair = SimPair::new(context)?;
     let src = CheckedRegion::new(&pair.a, LEN, Access::LOCAL, context.seed)?;
     let dst = CheckedRegion::new(&pair.b, LEN, FULL_ACCESS, context.seed + 1)?;
     let remote = dst.import(&pair.to_b)?;

@@ -4,9 +4,9 @@
 use multirail::{Access, Peer, Result};
 
 use crate::child::{self, PeerProcess};
-use crate::device::{Device, limited, outlast};
+use crate::device::{TestDevices, limited, outlast};
 use crate::flood::reclaim;
-use crate::page::{PAGE, Page};
+use crate::page::{PAGE, TestPage};
 
 const SEEDS: [u64; 2] = [3, 4];
 const ROUNDS: u64 = 6;
@@ -16,13 +16,13 @@ const ROUNDS: u64 = 6;
 fn a_dropped_write_is_over_in_the_other_process() {
     for seed in SEEDS {
         let mut other = PeerProcess::start(seed);
-        let fabric = Device::Late.open(seed + 100).unwrap();
+        let fabric = TestDevices::Late.open(seed + 100).unwrap();
         smol::block_on(limited(async {
             let peer = fabric.connect(&other.address).await?;
             // The response comes after the regions are published.
             other.request("fill 2");
             let (to, probe) = (peer.region(child::PAGE).await?, peer.region(child::PROBE).await?);
-            let mut src = Page::new(&fabric, Access::LOCAL, 1)?;
+            let mut src = TestPage::new(&fabric, Access::LOCAL, 1)?;
             let mut random = fastrand::Rng::with_seed(seed);
             let mut lost = 0;
             for round in 0..ROUNDS {
@@ -69,11 +69,11 @@ async fn wait_until_over(peer: &Peer, op: multirail::Op, cancel: bool) -> Result
 fn a_revoke_stops_the_other_process() {
     for seed in SEEDS {
         let mut other = PeerProcess::start(seed);
-        let fabric = Device::Late.open(seed + 100).unwrap();
+        let fabric = TestDevices::Late.open(seed + 100).unwrap();
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).build().unwrap();
         let peer = runtime.block_on(fabric.connect(&other.address)).unwrap();
         for round in 0..ROUNDS {
-            let page = Page::new(&fabric, Access::all(), round).unwrap();
+            let page = TestPage::new(&fabric, Access::all(), round).unwrap();
             let name = format!("page-{round}");
             fabric.publish(&name, &page.region).unwrap();
             other.send(&format!("flood {name} {round}"));

@@ -6,8 +6,8 @@ use std::time::Duration;
 use multirail::{Access, WriteOptions};
 
 use crate::child::{self, PeerProcess};
-use crate::device::Device;
-use crate::page::{PAGE, Page};
+use crate::device::TestDevices;
+use crate::page::{PAGE, TestPage};
 
 /// Ten times the default peer timeout.
 const BLOCKED: Duration = Duration::from_secs(30);
@@ -15,14 +15,14 @@ const BLOCKED: Duration = Duration::from_secs(30);
 #[test]
 fn for_thirty_seconds() {
     let mut other = PeerProcess::start(1);
-    let fabric = Device::Late.open(2).unwrap();
+    let fabric = TestDevices::Late.open(2).unwrap();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     runtime.block_on(async {
         let peer = fabric.connect(&other.address).await.unwrap();
         let mut end = tokio::spawn(peer.closed());
         other.request("fill 5");
         let remote = peer.region(child::PAGE).await.unwrap();
-        let src = Page::new(&fabric, Access::LOCAL, 7).unwrap();
+        let src = TestPage::new(&fabric, Access::LOCAL, 7).unwrap();
         other.send("expect 1 7");
 
         // The test blocks the runtime, so that none of its tasks is polled.

@@ -15,14 +15,14 @@ const LATENCY: Duration = Duration::from_millis(2);
 
 /// The devices of a fabric.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Device {
+pub enum TestDevices {
     /// Copies at once, with small operations in the calling thread.
     Plain,
     /// Every operation is pending for a while.
     Late,
 }
 
-impl Device {
+impl TestDevices {
     /// Both kinds.
     pub const ALL: [Self; 2] = [Self::Plain, Self::Late];
 

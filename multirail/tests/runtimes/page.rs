@@ -6,12 +6,12 @@ use multirail::{Access, Fabric, Region, Result};
 pub const PAGE: usize = 64 << 10;
 
 /// A region that its owner fills and checks as a whole.
-pub struct Page {
+pub struct TestPage {
     pub region: Region,
     seed: u64,
 }
 
-impl Page {
+impl TestPage {
     /// A page with the content of `seed`.
     pub fn new(fabric: &Fabric, access: Access, seed: u64) -> Result<Self> {
         let region = fabric.alloc(PAGE, access)?;

@@ -2,11 +2,11 @@
 
 use tokio::runtime::{Builder, Runtime};
 
-use crate::device::{Device, limited};
+use crate::device::{TestDevices, limited};
 use crate::scenario::scenario;
 
 fn serves(runtime: &Runtime) {
-    for device in Device::ALL {
+    for device in TestDevices::ALL {
         let builder = |seed| device.builder(seed).control_on(runtime.handle().clone());
         runtime.block_on(limited(scenario(builder(12), builder(13)))).unwrap();
     }

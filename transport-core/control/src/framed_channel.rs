@@ -6,7 +6,7 @@ use tokio::time::timeout;
 
 use crate::bootstrap::{Channel, RecvHalf};
 use crate::frame::Frame;
-use crate::send_queue::SendQueue;
+use crate::send_queue::FrameQueue;
 use multirail_spi::Result;
 
 /// How long a side that closes the connection tries to send its final frame, and then waits for the peer to close.
@@ -14,14 +14,14 @@ pub(crate) const CLOSE_LIMIT: Duration = Duration::from_millis(200);
 
 /// A channel that sends and receives frames. A call that receives also sends queued frames meanwhile.
 pub(crate) struct FramedChannel {
-    send_queue: SendQueue,
+    send_queue: FrameQueue,
     receiver: Box<dyn RecvHalf>,
 }
 
 impl FramedChannel {
     pub fn new(channel: Channel) -> Self {
         let (sender, receiver) = channel.split();
-        Self { send_queue: SendQueue::new(sender), receiver }
+        Self { send_queue: FrameQueue::new(sender), receiver }
     }
 
     /// Queues a frame. Returns an error if the frame is larger than the peer accepts.
@@ -56,7 +56,7 @@ impl FramedChannel {
     }
 
     /// The queue of outgoing frames.
-    pub fn send_queue(&self) -> &SendQueue {
+    pub fn send_queue(&self) -> &FrameQueue {
         &self.send_queue
     }
 

@@ -4,11 +4,11 @@ use std::process::ExitCode;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-use benches::ends::Ends;
-use benches::{Done, Driven, LIMIT};
+use benches::ends::ConnectedWriter;
+use benches::{BenchResult, Driven, LIMIT};
 use transport_core::spi::Capabilities;
 
-use crate::provider::Provider;
+use crate::provider::LibfabricProvider;
 
 /// Pauses before a write.
 const PAUSES: [Duration; 4] =
@@ -31,14 +31,14 @@ pub struct Idle {
 
 impl Idle {
     /// Prints a line per provider.
-    pub fn run(self) -> Done<ExitCode> {
+    pub fn run(self) -> BenchResult<ExitCode> {
         println!("idle: share of a core of a process with one connected peer; then the median latency of");
         println!("one 4 KiB write after a pause, both sides idle");
         let pauses = PAUSES.map(|pause| format!("{:>12}", format!("{pause:?}"))).join("");
         println!("provider     waits by        idle{pauses}");
         for provider in self.providers {
-            let place = Provider { staged: self.staged, ..Provider::of(&provider) };
-            let ends = Ends::meet(&place, Driven::ByWorkers, Driven::ByWorkers, 1 << 20)?;
+            let place = LibfabricProvider { staged: self.staged, ..LibfabricProvider::of(&provider) };
+            let ends = ConnectedWriter::meet(&place, Driven::ByWorkers, Driven::ByWorkers, 1 << 20)?;
             ends.peer.warm_up()?.wait(LIMIT)?;
             let waits = waits(&ends.turns.transports()[0].capabilities);
             let before = busy();

@@ -4,11 +4,11 @@ use std::collections::HashMap;
 use std::fs;
 use std::process::{Command, ExitCode};
 
-use benches::Done;
+use benches::BenchResult;
 use benches::compare::find;
 
-use crate::Load;
-use crate::provider::Provider;
+use crate::WriteLoop;
+use crate::provider::LibfabricProvider;
 
 /// Ours per write, at most.
 const LIMIT: f64 = 150.0;
@@ -18,7 +18,7 @@ const BATCH: usize = 512;
 /// does by time: its look for stalls.
 const PAUSE: u64 = 2;
 /// The measured loop; what is outside is not counted.
-const LOOP: &str = "benches::load::Window::run*";
+const LOOP: &str = "benches::load::WriteWindow::run*";
 
 /// Counts the instructions of a write.
 #[derive(clap::Args)]
@@ -33,13 +33,13 @@ pub struct Instructions {
 
 impl Instructions {
     /// Prints what is whose; fails where ours are more than the limit.
-    pub fn run(self) -> Done<ExitCode> {
+    pub fn run(self) -> BenchResult<ExitCode> {
         let mut code = ExitCode::SUCCESS;
         println!("instructions per write of {} bytes, 1024 under way, in batches of {BATCH}", self.size);
         for provider in &self.providers {
             let (few, many) = (self.callgrind(provider, 4096)?, self.callgrind(provider, 3 * 4096)?);
             let writes = many.writes - few.writes;
-            let each = |of: fn(&Counts) -> f64| (of(&many) - of(&few)) / writes;
+            let each = |of: fn(&InstructionCounts) -> f64| (of(&many) - of(&few)) / writes;
             let ours = each(|counts| counts.ours);
             println!(
                 "{provider:<12} ours {ours:>5.0} (limit {LIMIT})   libfabric {:>6.0}   simulated cards {:>6.0}   \
@@ -56,12 +56,12 @@ impl Instructions {
     }
 
     /// A run of about `count` writes.
-    fn callgrind(&self, provider: &str, count: u64) -> Done<Counts> {
-        let load = Load {
+    fn callgrind(&self, provider: &str, count: u64) -> BenchResult<InstructionCounts> {
+        let load = WriteLoop {
             count: Some(count),
             batch: BATCH,
             pause: PAUSE,
-            ..Load::of(Provider::of(provider), self.size)
+            ..WriteLoop::of(LibfabricProvider::of(provider), self.size)
         };
         let out = std::env::temp_dir().join(format!("multirail-{}.callgrind", std::process::id()));
         let program = std::env::current_exe()?;
@@ -78,7 +78,10 @@ impl Instructions {
         fs::remove_file(&out)?;
         let line = String::from_utf8_lossy(&run.stdout);
         let writes = find(&line, "writes").ok_or_else(|| format!("no writes in {line}"))?;
-        let counts = Counts { writes, ..Counts::of(&by_file(&text), &program.display().to_string()) };
+        let counts = InstructionCounts {
+            writes,
+            ..InstructionCounts::of(&by_file(&text), &program.display().to_string())
+        };
         match counts.ours > 0.0 {
             true => Ok(counts),
             false => Err(format!("callgrind saw nothing of {LOOP}").into()),
@@ -88,7 +91,7 @@ impl Instructions {
 
 /// Instructions by whose they are, and what was done with them.
 #[derive(Default)]
-struct Counts {
+struct InstructionCounts {
     ours: f64,
     libfabric: f64,
     /// Of `ci/efa-sim`, where it is preloaded.
@@ -97,7 +100,7 @@ struct Counts {
     writes: f64,
 }
 
-impl Counts {
+impl InstructionCounts {
     fn of(by_file: &HashMap<String, u64>, program: &str) -> Self {
         let of = |name: &str| {
             let of_it = by_file.iter().filter(|(file, _)| file.contains(name));

@@ -17,19 +17,19 @@ use std::process::ExitCode;
 use benches::ends::Target;
 use clap::{Parser, Subcommand};
 
-use provider::Provider;
+use provider::LibfabricProvider;
 
 /// A loop of our writes.
-type Load = benches::load::Load<Provider>;
+type WriteLoop = benches::load::WriteLoop<LibfabricProvider>;
 
 #[derive(Parser)]
-struct Arguments {
+struct LibfabricArguments {
     #[command(subcommand)]
-    what: What,
+    what: BenchCommand,
 }
 
 #[derive(Subcommand)]
-enum What {
+enum BenchCommand {
     /// Our writes against libfabric's own, in turn.
     Overhead(overhead::Overhead),
     /// Instructions of a 64 KiB write, ours and libfabric's, by callgrind.
@@ -37,23 +37,23 @@ enum What {
     /// What an idle fabric costs, and the first write after a pause.
     Idle(idle::Idle),
     /// Latencies of writes while a gigabyte is registered, beside those without.
-    Registration(registration::Registration),
+    Registration(registration::RegistrationLatency),
     /// The measured side of a pair of processes; prints one line.
     #[command(hide = true)]
-    Ours(Load),
+    Ours(WriteLoop),
     /// The other side.
     #[command(hide = true)]
-    Target(Target<Provider>),
+    Target(Target<LibfabricProvider>),
 }
 
 fn main() -> ExitCode {
-    let done = match Arguments::parse().what {
-        What::Overhead(overhead) => overhead.run(),
-        What::Instructions(instructions) => instructions.run(),
-        What::Idle(idle) => idle.run(),
-        What::Registration(registration) => registration.run(),
-        What::Ours(load) => load.run(),
-        What::Target(target) => target.run(),
+    let done = match LibfabricArguments::parse().what {
+        BenchCommand::Overhead(overhead) => overhead.run(),
+        BenchCommand::Instructions(instructions) => instructions.run(),
+        BenchCommand::Idle(idle) => idle.run(),
+        BenchCommand::Registration(registration) => registration.run(),
+        BenchCommand::Ours(load) => load.run(),
+        BenchCommand::Target(target) => target.run(),
     };
     match done {
         Ok(code) => code,

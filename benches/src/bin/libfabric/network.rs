@@ -8,7 +8,7 @@
 use std::env::{args_os, current_exe, var_os};
 use std::process::{Command, ExitCode};
 
-use benches::Done;
+use benches::BenchResult;
 
 /// Set for the process inside.
 const INSIDE: &str = "MULTIRAIL_BENCH_NETWORK";
@@ -16,7 +16,7 @@ const INSIDE: &str = "MULTIRAIL_BENCH_NETWORK";
 const BYTES: u32 = 131_072;
 
 /// Runs this program again, inside; its code. None in there, where all that is left is to measure.
-pub fn enter() -> Done<Option<ExitCode>> {
+pub fn enter() -> BenchResult<Option<ExitCode>> {
     if var_os(INSIDE).is_some() {
         return Ok(None);
     }

@@ -2,12 +2,12 @@
 
 use std::process::{Command, ExitCode};
 
-use benches::Done;
+use benches::BenchResult;
 use benches::compare::{Compared, read};
 
-use crate::Load;
+use crate::WriteLoop;
 use crate::network;
-use crate::provider::Provider;
+use crate::provider::LibfabricProvider;
 use crate::theirs::Writes;
 
 /// A size, what is compared there, and the least that the ratio must surely be.
@@ -32,7 +32,7 @@ pub struct Overhead {
 
 impl Overhead {
     /// Prints a table; fails where a bound is not reached.
-    pub fn run(self) -> Done<ExitCode> {
+    pub fn run(self) -> BenchResult<ExitCode> {
         if let Some(code) = network::enter()? {
             return Ok(code);
         }
@@ -43,7 +43,11 @@ impl Overhead {
         for provider in &self.providers {
             for (size, figure, asked) in SIZES {
                 let inflight = self.inflight;
-                let load = Load { inflight, millis: self.millis, ..Load::of(Provider::of(provider), size) };
+                let load = WriteLoop {
+                    inflight,
+                    millis: self.millis,
+                    ..WriteLoop::of(LibfabricProvider::of(provider), size)
+                };
                 let compared = Compared::of(
                     self.pairs,
                     || read(our(&load)?, figure),
@@ -66,7 +70,7 @@ impl Overhead {
 }
 
 /// This program as our side of `load`.
-fn our(load: &Load) -> Done<Command> {
+fn our(load: &WriteLoop) -> BenchResult<Command> {
     let mut command = Command::new(std::env::current_exe()?);
     command.arg("ours").args(load.arguments());
     Ok(command)

@@ -3,15 +3,15 @@
 use std::sync::Arc;
 
 use backend_efa::{Efa, EfaConfig};
-use benches::Done;
-use benches::ends::{Place, transport};
-use benches::side::Side;
+use benches::BenchResult;
+use benches::ends::{BenchDevices, transport};
+use benches::side::ProcessRole;
 use staging::{Staged, Staging};
 use transport_core::TransportConfig;
 
 /// Where both sides are: one provider's first device.
 #[derive(clap::Args, Clone)]
-pub struct Provider {
+pub struct LibfabricProvider {
     /// tcp, shm, ...
     #[arg(long, default_value = "tcp")]
     pub provider: String,
@@ -20,7 +20,7 @@ pub struct Provider {
     pub staged: bool,
 }
 
-impl Provider {
+impl LibfabricProvider {
     /// By its name.
     pub fn of(name: &str) -> Self {
         Self { provider: name.to_owned(), staged: false }
@@ -33,10 +33,10 @@ impl Provider {
     }
 }
 
-impl Place for Provider {
+impl BenchDevices for LibfabricProvider {
     const PINS: bool = true;
 
-    fn transport(&self, _: Side) -> Done<TransportConfig> {
+    fn transport(&self, _: ProcessRole) -> BenchResult<TransportConfig> {
         let config = EfaConfig::default().provider(&self.provider);
         let inner = Efa::with(self.node().into_iter().fold(config, EfaConfig::node));
         if self.staged {

@@ -6,11 +6,11 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::thread::scope;
 use std::time::{Duration, Instant};
 
-use benches::ends::Ends;
-use benches::{Done, Driven, LIMIT};
+use benches::ends::ConnectedWriter;
+use benches::{BenchResult, Driven, LIMIT};
 use transport_core::{Access, HostBuffer};
 
-use crate::provider::Provider;
+use crate::provider::LibfabricProvider;
 
 /// Bytes that are registered, over and over.
 const LEN: usize = 1 << 30;
@@ -21,7 +21,7 @@ const ROUNDS: usize = 5;
 
 /// Latencies with and without.
 #[derive(clap::Args)]
-pub struct Registration {
+pub struct RegistrationLatency {
     /// Providers.
     #[arg(long, value_delimiter = ',', default_value = "tcp,shm")]
     providers: Vec<String>,
@@ -30,9 +30,9 @@ pub struct Registration {
     size: usize,
 }
 
-impl Registration {
+impl RegistrationLatency {
     /// Prints the 99th percentiles.
-    pub fn run(self) -> Done<ExitCode> {
+    pub fn run(self) -> BenchResult<ExitCode> {
         println!(
             "99th percentile of one {} byte write at a time, median of {ROUNDS} rounds of {SPAN:?}",
             self.size
@@ -40,13 +40,18 @@ impl Registration {
         let mut code = ExitCode::SUCCESS;
         let memory = Arc::new(HostBuffer::new(LEN)?);
         for provider in &self.providers {
-            let ends = Ends::meet(&Provider::of(provider), Driven::ByWorkers, Driven::ByWorkers, 64 << 20)?;
+            let ends = ConnectedWriter::meet(
+                &LibfabricProvider::of(provider),
+                Driven::ByWorkers,
+                Driven::ByWorkers,
+                64 << 20,
+            )?;
             ends.peer.warm_up()?.wait(LIMIT)?;
             let fabric = ends.turns.clone();
             let (is_over, is_wanted, times) =
                 (AtomicBool::new(false), AtomicBool::new(false), AtomicU32::new(0));
             let (mut without, mut with) = (Vec::new(), Vec::new());
-            scope(|scope| -> Done<()> {
+            scope(|scope| -> BenchResult<()> {
                 let registrar = scope.spawn(|| -> Result<(), transport_core::Error> {
                     while !is_over.load(Ordering::Acquire) {
                         if is_wanted.load(Ordering::Acquire) {
@@ -58,7 +63,7 @@ impl Registration {
                     }
                     Ok(())
                 });
-                let measured = (0..ROUNDS).try_for_each(|_| -> Done<()> {
+                let measured = (0..ROUNDS).try_for_each(|_| -> BenchResult<()> {
                     is_wanted.store(false, Ordering::Release);
                     without.push(self.percentile(&ends)?);
                     is_wanted.store(true, Ordering::Release);
@@ -84,7 +89,7 @@ impl Registration {
         Ok(code)
     }
 
-    fn percentile(&self, ends: &Ends) -> Done<Duration> {
+    fn percentile(&self, ends: &ConnectedWriter) -> BenchResult<Duration> {
         let mut latencies = Vec::new();
         let end = Instant::now() + SPAN;
         while Instant::now() < end {

@@ -3,22 +3,22 @@
 use std::path::PathBuf;
 use std::process::Command;
 
-use benches::Done;
+use benches::BenchResult;
 use benches::compiled::compile;
 
-use crate::Load;
+use crate::WriteLoop;
 
 /// The compiled program.
 pub struct Writes(PathBuf);
 
 impl Writes {
     /// Compiles it beside this program.
-    pub fn compile() -> Done<Self> {
+    pub fn compile() -> BenchResult<Self> {
         compile("libfabric/writes", "fabric", "libfabric-dev").map(Self)
     }
 
     /// The program and its arguments for `load`: writes complete when they are delivered, as ours.
-    pub fn command(&self, load: &Load) -> Command {
+    pub fn command(&self, load: &WriteLoop) -> Command {
         let mut command = Command::new(&self.0);
         command.arg("--delivery").args(load.arguments());
         if let Some(node) = load.place.node() {

@@ -2,10 +2,10 @@
 
 use std::process::Command;
 
-use benches::Done;
+use benches::BenchResult;
 use benches::compare::{Compared, read};
 
-use crate::Load;
+use crate::WriteLoop;
 use crate::perftest::row;
 use crate::ports::Ports;
 
@@ -19,21 +19,21 @@ const ASKED: f64 = 0.97;
 const GB_PER_MB: f64 = 1.048_576e-3;
 
 /// Prints a table; whether all ratios are as asked.
-pub fn compare(ports: &Ports, pairs: usize) -> Done<bool> {
+pub fn compare(ports: &Ports, pairs: usize) -> BenchResult<bool> {
     println!("{pairs} pairs, 1 queue pair, {WINDOW} writes under way, GB/s");
     println!("     size     ours  ib_write_bw  median ratio  surely (95 %)  asked");
     let mut is_well = true;
     for (size, count) in SIZES {
         // As there: write by write, the same memory over and over, and a target that sleeps.
-        let load = Load {
+        let load = WriteLoop {
             inflight: WINDOW,
             batch: 1,
             region: size,
             count: Some(count),
             worker: true,
-            ..Load::of(ports.clone(), size)
+            ..WriteLoop::of(ports.clone(), size)
         };
-        let our = || -> Done<f64> {
+        let our = || -> BenchResult<f64> {
             let mut command = Command::new(std::env::current_exe()?);
             command.arg("ours").args(load.arguments());
             read(command, "gb_per_s")

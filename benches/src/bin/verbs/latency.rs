@@ -3,10 +3,10 @@
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 
-use benches::Done;
+use benches::BenchResult;
 use benches::compare::{Compared, median, read};
-use benches::ends::{Ends, Place};
-use benches::side::{Side, pin};
+use benches::ends::{BenchDevices, ConnectedWriter};
+use benches::side::{ProcessRole, pin};
 
 use crate::machine::is_inside;
 use crate::perftest::row;
@@ -28,9 +28,9 @@ pub struct Pings {
 
 impl Pings {
     /// Prints half of the median round trip.
-    pub fn run(self) -> Done<ExitCode> {
-        let ends = Ends::echo(&self.ports, SIZE)?;
-        pin(Side::Writer)?;
+    pub fn run(self) -> BenchResult<ExitCode> {
+        let ends = ConnectedWriter::echo(&self.ports, SIZE)?;
+        pin(ProcessRole::Writer)?;
         let latency = ends.volley(SIZE).latency(COUNT)?;
         println!(r#"{{"size":{SIZE},"count":{COUNT},"latency_us":{:.3}}}"#, latency.as_secs_f64() * 1e6);
         Ok(ExitCode::SUCCESS)
@@ -38,7 +38,7 @@ impl Pings {
 }
 
 /// The program in C, beside this one; in the machine it is there.
-pub fn compile(here: bool) -> Done<PathBuf> {
+pub fn compile(here: bool) -> BenchResult<PathBuf> {
     match is_inside() && !here {
         true => Ok(std::env::current_exe()?.with_file_name("pingpong")),
         false => benches::compiled::compile("verbs/pingpong", "ibverbs", "libibverbs-dev"),
@@ -46,9 +46,9 @@ pub fn compile(here: bool) -> Done<PathBuf> {
 }
 
 /// Prints a table; whether the ratio is as asked.
-pub fn compare(ports: &Ports, pairs: usize, pingpong: &Path) -> Done<bool> {
+pub fn compare(ports: &Ports, pairs: usize, pingpong: &Path) -> BenchResult<bool> {
     let (size, count) = (SIZE.to_string(), COUNT.to_string());
-    let our = || -> Done<f64> {
+    let our = || -> BenchResult<f64> {
         let mut command = Command::new(std::env::current_exe()?);
         command.arg("pings").args(ports.arguments());
         read(command, "latency_us")
@@ -60,11 +60,11 @@ pub fn compare(ports: &Ports, pairs: usize, pingpong: &Path) -> Done<bool> {
     };
     let compared = Compared::of(pairs, our, their)?;
     // Its target polls memory, and gets no completion: the limit of another way to do it.
-    let typical = |_| -> Done<f64> {
+    let typical = |_| -> BenchResult<f64> {
         let row = row("ib_write_lat", ports, SIZE, &["-n", &count])?;
         Ok(*row.get(4).ok_or("ib_write_lat has no typical time")?)
     };
-    let polled = (0..5).map(typical).collect::<Done<Vec<f64>>>()?;
+    let polled = (0..5).map(typical).collect::<BenchResult<Vec<f64>>>()?;
     println!("half a round trip of {SIZE} bytes with imm, us");
     println!("     ours  pingpong.c  median ratio  at most  ib_write_lat (no imm)");
     println!(

@@ -4,7 +4,7 @@ use std::env::{args_os, current_exe, var_os};
 use std::path::Path;
 use std::process::{Command, ExitCode};
 
-use benches::Done;
+use benches::BenchResult;
 
 /// Whether this is it: `ci/rdma-vm` says so.
 pub fn is_inside() -> bool {
@@ -12,7 +12,7 @@ pub fn is_inside() -> bool {
 }
 
 /// Runs this program again, inside; its code. None in there, and where it shall run here.
-pub fn enter(here: bool) -> Done<Option<ExitCode>> {
+pub fn enter(here: bool) -> BenchResult<Option<ExitCode>> {
     if here || is_inside() {
         return Ok(None);
     }

@@ -11,19 +11,19 @@ mod ports;
 
 use std::process::ExitCode;
 
-use benches::Done;
+use benches::BenchResult;
 use benches::ends::Target;
 use clap::{Parser, Subcommand};
 
 use ports::Ports;
 
 /// A loop of our writes.
-type Load = benches::load::Load<Ports>;
+type WriteLoop = benches::load::WriteLoop<Ports>;
 
 #[derive(Parser)]
-struct Arguments {
+struct VerbsArguments {
     #[command(subcommand)]
-    what: Option<What>,
+    what: Option<BenchCommand>,
     #[command(flatten)]
     compare: Compare,
 }
@@ -51,10 +51,10 @@ enum Figure {
 }
 
 #[derive(Subcommand)]
-enum What {
+enum BenchCommand {
     /// The measured side of a pair of processes; prints one line.
     #[command(hide = true)]
-    Ours(Load),
+    Ours(WriteLoop),
     /// The same for a ping-pong.
     #[command(hide = true)]
     Pings(latency::Pings),
@@ -64,7 +64,7 @@ enum What {
 }
 
 impl Compare {
-    fn run(&self) -> Done<ExitCode> {
+    fn run(&self) -> BenchResult<ExitCode> {
         let pingpong = latency::compile(self.here)?;
         if let Some(code) = machine::enter(self.here)? {
             return Ok(code);
@@ -77,12 +77,12 @@ impl Compare {
 }
 
 fn main() -> ExitCode {
-    let arguments = Arguments::parse();
+    let arguments = VerbsArguments::parse();
     let done = match arguments.what {
         None => arguments.compare.run(),
-        Some(What::Ours(load)) => load.run(),
-        Some(What::Pings(pings)) => pings.run(),
-        Some(What::Target(target)) => target.run(),
+        Some(BenchCommand::Ours(load)) => load.run(),
+        Some(BenchCommand::Pings(pings)) => pings.run(),
+        Some(BenchCommand::Target(target)) => target.run(),
     };
     match done {
         Ok(code) => code,

@@ -6,8 +6,8 @@ use std::process::{Child, Command, Stdio};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-use benches::Done;
-use benches::side::Side;
+use benches::BenchResult;
+use benches::side::ProcessRole;
 
 use crate::ports::Ports;
 
@@ -17,9 +17,9 @@ const PORT: u16 = 18_515;
 const LIMIT: Duration = Duration::from_secs(20);
 
 /// A server that goes with us.
-struct Server(Child);
+struct PerftestServer(Child);
 
-impl Drop for Server {
+impl Drop for PerftestServer {
     fn drop(&mut self) {
         let _ = self.0.kill();
         let _ = self.0.wait();
@@ -28,8 +28,8 @@ impl Drop for Server {
 
 /// Runs `program` with `more` arguments between both ports; the figures of its row for `size`, which
 /// begins with the size and the count.
-pub fn row(program: &str, ports: &Ports, size: usize, more: &[&str]) -> Done<Vec<f64>> {
-    let command = |side| -> Done<Command> {
+pub fn row(program: &str, ports: &Ports, size: usize, more: &[&str]) -> BenchResult<Vec<f64>> {
+    let command = |side| -> BenchResult<Command> {
         let mut command = Command::new(program);
         let (gid, size) = (ports.gid.to_string(), size.to_string());
         command
@@ -38,8 +38,8 @@ pub fn row(program: &str, ports: &Ports, size: usize, more: &[&str]) -> Done<Vec
         Ok(command)
     };
     let advice = |why| format!("{program} does not start ({why}): install Debian's package perftest");
-    let spawned = command(Side::Target)?.stdout(Stdio::null()).stderr(Stdio::piped()).spawn();
-    let mut server = Server(spawned.map_err(advice)?);
+    let spawned = command(ProcessRole::Target)?.stdout(Stdio::null()).stderr(Stdio::piped()).spawn();
+    let mut server = PerftestServer(spawned.map_err(advice)?);
     let end = Instant::now() + LIMIT;
     while !is_listening()? {
         if server.0.try_wait()?.is_some() || Instant::now() > end {
@@ -51,7 +51,7 @@ pub fn row(program: &str, ports: &Ports, size: usize, more: &[&str]) -> Done<Vec
         // Nobody tells when another process listens.
         sleep(Duration::from_millis(5));
     }
-    let output = command(Side::Writer)?.arg("127.0.0.1").output().map_err(advice)?;
+    let output = command(ProcessRole::Writer)?.arg("127.0.0.1").output().map_err(advice)?;
     let text = String::from_utf8_lossy(&output.stdout);
     let numbers =
         |line: &str| line.split_whitespace().map(|word| word.parse().ok()).collect::<Option<Vec<f64>>>();
@@ -63,9 +63,9 @@ pub fn row(program: &str, ports: &Ports, size: usize, more: &[&str]) -> Done<Vec
 }
 
 /// Whether somebody listens at [`PORT`] (proc(5): the local address in hexadecimal, state 0A).
-fn is_listening() -> Done<bool> {
+fn is_listening() -> BenchResult<bool> {
     let wanted = format!(":{PORT:04X}");
-    let has_it = |path: &str| -> Done<bool> {
+    let has_it = |path: &str| -> BenchResult<bool> {
         Ok(fs::read_to_string(path)?.lines().any(|line| {
             let mut words = line.split_whitespace();
             words.nth(1).is_some_and(|local| local.ends_with(&wanted)) && words.nth(1) == Some("0A")

@@ -1,9 +1,9 @@
 //! The ports of both sides.
 
 use backend_verbs::{Verbs, VerbsConfig};
-use benches::Done;
-use benches::ends::{Place, transport};
-use benches::side::Side;
+use benches::BenchResult;
+use benches::ends::{BenchDevices, transport};
+use benches::side::ProcessRole;
 use transport_core::TransportConfig;
 
 /// A port for each side, as libibverbs calls them.
@@ -19,16 +19,16 @@ pub struct Ports {
 
 impl Ports {
     /// A side's.
-    pub fn of(&self, side: Side) -> Done<&str> {
+    pub fn of(&self, side: ProcessRole) -> BenchResult<&str> {
         let device = self.devices.get(side as usize).map(String::as_str);
         Ok(device.ok_or("--devices is two names: the writer's and the target's")?)
     }
 }
 
-impl Place for Ports {
+impl BenchDevices for Ports {
     const PINS: bool = false;
 
-    fn transport(&self, side: Side) -> Done<TransportConfig> {
+    fn transport(&self, side: ProcessRole) -> BenchResult<TransportConfig> {
         let config = VerbsConfig::default().queue_pairs(1).gid_index(self.gid);
         transport(Verbs::with(config), Some(self.of(side)?))
     }

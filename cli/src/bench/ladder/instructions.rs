@@ -4,9 +4,9 @@
 
 use std::process::Command;
 
-use super::ladder_run::{Devices, LadderRun};
+use super::ladder_run::{LadderDevices, LadderRun};
 use super::rung::Rung;
-use crate::failure::{CommandResult, Failure};
+use crate::failure::{CommandFailure, CommandResult};
 
 /// The operations of the two counted runs. Their difference does not include the start of the program.
 const FEW: u64 = 4;
@@ -22,7 +22,7 @@ pub fn instructions(number: usize, options: &[String]) -> CommandResult<f64> {
 /// The work requests and instructions of a run.
 fn run(number: usize, operations: u64, options: &[String]) -> CommandResult<(u64, u64)> {
     let program =
-        std::env::current_exe().map_err(|e| Failure::new(format!("cannot find this program: {e}")))?;
+        std::env::current_exe().map_err(|e| CommandFailure::new(format!("cannot find this program: {e}")))?;
     let run = Command::new("valgrind")
         .args(["--tool=callgrind", "--callgrind-out-file=/dev/null"])
         .arg(program)
@@ -30,7 +30,7 @@ fn run(number: usize, operations: u64, options: &[String]) -> CommandResult<(u64
         .args(options)
         .output()
         .map_err(|e| {
-            Failure::new(format!("cannot run valgrind ({e}); install it, or remove --instructions"))
+            CommandFailure::new(format!("cannot run valgrind ({e}); install it, or remove --instructions"))
         })?;
     let stderr = String::from_utf8_lossy(&run.stderr);
     let collected = stderr.lines().find_map(|line| line.split("Collected :").nth(1));
@@ -38,12 +38,21 @@ fn run(number: usize, operations: u64, options: &[String]) -> CommandResult<(u64
     let requests = String::from_utf8_lossy(&run.stdout).trim().parse().ok();
     match (requests, instructions) {
         (Some(requests), Some(instructions)) if run.status.success() => Ok((requests, instructions)),
-        _ => Err(Failure::new(format!("valgrind printed no count: {}", stderr.lines().last().unwrap_or("")))),
+        _ => Err(CommandFailure::new(format!(
+            "valgrind printed no count: {}",
+            stderr.lines().last().unwrap_or("")
+        ))),
     }
 }
 
 /// Runs the counted operations and prints the number of work requests.
-pub fn counted(devices: &Devices, rung: &Rung, batch: usize, page: usize, operations: u64) -> CommandResult {
+pub fn counted(
+    devices: &LadderDevices,
+    rung: &Rung,
+    batch: usize,
+    page: usize,
+    operations: u64,
+) -> CommandResult {
     let workers = rung.workers(batch, &[]);
     let ladder_run =
         LadderRun::open(devices, rung, page, |builder| builder.workers(workers.clone()).caller_driven())?;

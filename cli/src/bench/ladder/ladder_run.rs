@@ -8,7 +8,7 @@ use multirail::spi::{Backend, DeviceInfo};
 use multirail::{Access, Fabric, FabricBuilder, Op, Pages, Peer, Region, RemoteRegion, TransportConfig};
 
 use super::rung::Rung;
-use crate::failure::{CommandResult, Failure};
+use crate::failure::{CommandFailure, CommandResult};
 use crate::simulate::shuffled_pages;
 
 /// The number of pages of an operation.
@@ -31,7 +31,7 @@ pub struct LadderRun {
 }
 
 /// The devices of both fabrics.
-pub struct Devices {
+pub struct LadderDevices {
     pub backend: Arc<dyn Backend>,
     pub devices: Vec<DeviceInfo>,
 }
@@ -39,7 +39,7 @@ pub struct Devices {
 impl LadderRun {
     /// Opens `devices` on both sides, or only the first of them if the rung has one rail.
     pub fn open(
-        devices: &Devices,
+        devices: &LadderDevices,
         rung: &Rung,
         page: usize,
         open: impl Fn(FabricBuilder) -> FabricBuilder,
@@ -102,5 +102,5 @@ impl LadderRun {
 }
 
 fn finish(mut op: Op) -> CommandResult {
-    op.wait(LIMIT).map(drop).map_err(Failure::from)
+    op.wait(LIMIT).map(drop).map_err(CommandFailure::from)
 }

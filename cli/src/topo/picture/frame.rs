@@ -2,7 +2,7 @@
 
 /// A rectangle, in pixels at 100 % zoom.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
-pub struct Frame {
+pub struct PixelRect {
     /// The left edge.
     pub x: f64,
     /// The upper edge.
@@ -13,7 +13,7 @@ pub struct Frame {
     pub height: f64,
 }
 
-impl Frame {
+impl PixelRect {
     /// A rectangle with this corner and size.
     pub fn new(x: f64, y: f64, width: f64, height: f64) -> Self {
         Self { x, y, width, height }

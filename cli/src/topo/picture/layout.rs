@@ -3,15 +3,15 @@
 use topology::{Address, Kind, Machine, RailGroup};
 
 use super::super::label;
-use super::frame::{Frame, columns};
-use super::panel::{self, Content, Panel, TileKind};
+use super::frame::{PixelRect, columns};
+use super::panel::{self, Panel, PanelContent, TileKind};
 use super::svg;
 
 /// The picture of a machine: every element with its position.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Picture {
     /// The page.
-    pub frame: Frame,
+    pub frame: PixelRect,
     /// The machine's name.
     pub title: String,
     /// The machine's summary.
@@ -26,7 +26,7 @@ pub struct Picture {
 #[derive(Debug, Clone, PartialEq)]
 pub struct NodeBox {
     /// The position.
-    pub frame: Frame,
+    pub frame: PixelRect,
     /// The node's name.
     pub title: String,
     /// The node's CPUs.
@@ -41,7 +41,7 @@ pub struct NodeBox {
 #[derive(Debug, Clone, PartialEq)]
 pub struct LegendEntry {
     /// The symbol's position. The label is to the right of it.
-    pub symbol: Frame,
+    pub symbol: PixelRect,
     /// The symbol.
     pub kind: Symbol,
     /// The label.
@@ -82,14 +82,14 @@ impl Picture {
         let mut nodes: Vec<NodeBox> = Vec::new();
         let numbers = numbers(machine, groups, &gpus_without_card);
         for number in &numbers {
-            let mut contents: Vec<Content<'_>> = groups
+            let mut contents: Vec<PanelContent<'_>> = groups
                 .iter()
                 .enumerate()
                 .filter(|(_, group)| group.node == *number)
-                .map(|group| Content { group: Some(group), gpus: &group.1.gpus })
+                .map(|group| PanelContent { group: Some(group), gpus: &group.1.gpus })
                 .collect();
             let gpus = gpus_without_card.iter().find(|(node, _)| node == number);
-            contents.extend(gpus.map(|(_, gpus)| Content { group: None, gpus }));
+            contents.extend(gpus.map(|(_, gpus)| PanelContent { group: None, gpus }));
             let across = columns(contents.len(), if numbers.len() > 1 { 1.0 } else { 2.0 });
             nodes.push(NodeBox::new(machine, *number, &contents, card, across));
         }
@@ -97,7 +97,7 @@ impl Picture {
         let mut legend = symbols(&nodes);
         let bottom = place_legend(&mut legend, bottom, width);
         Self {
-            frame: Frame::new(0.0, 0.0, width, bottom),
+            frame: PixelRect::new(0.0, 0.0, width, bottom),
             title: svg::fitted(name, HEADLINE, true, width - 2.0 * MARGIN),
             subtitle: label::summary(machine, groups.len()),
             nodes,
@@ -145,7 +145,7 @@ impl NodeBox {
     fn new(
         machine: &Machine,
         number: Option<u32>,
-        contents: &[Content<'_>],
+        contents: &[PanelContent<'_>],
         card: f64,
         across: usize,
     ) -> Self {
@@ -153,10 +153,10 @@ impl NodeBox {
         let mut panels = Vec::new();
         let mut y = NODE_TITLE;
         for row in contents.chunks(across) {
-            let height = row.iter().map(Content::height).fold(0.0, f64::max);
+            let height = row.iter().map(PanelContent::height).fold(0.0, f64::max);
             for (column, content) in row.iter().enumerate() {
                 let x = PADDING + column as f64 * (wide + GAP);
-                panels.push(Panel::new(machine, content, Frame::new(x, y, wide, height), card));
+                panels.push(Panel::new(machine, content, PixelRect::new(x, y, wide, height), card));
             }
             y += height + GAP;
         }
@@ -166,7 +166,7 @@ impl NodeBox {
         let known = machine.nodes.iter().find(|node| Some(node.number) == number);
         let cpus = known.map(|node| format!("CPUs {}", label::cpus(&node.cpus, 28)));
         Self {
-            frame: Frame::new(0.0, 0.0, width, bottom),
+            frame: PixelRect::new(0.0, 0.0, width, bottom),
             title: label::node(machine, number),
             subtitle: cpus.unwrap_or_default(),
             note: panels.is_empty().then_some("no rail group"),
@@ -222,7 +222,7 @@ fn symbols(nodes: &[NodeBox]) -> Vec<LegendEntry> {
     ]
     .into_iter()
     .filter(|(is_used, ..)| *is_used)
-    .map(|(_, kind, label)| LegendEntry { symbol: Frame::default(), kind, label })
+    .map(|(_, kind, label)| LegendEntry { symbol: PixelRect::default(), kind, label })
     .collect()
 }
 
@@ -234,7 +234,7 @@ fn place_legend(legend: &mut [LegendEntry], top: f64, width: f64) -> f64 {
         if x > MARGIN && x + room > width - MARGIN {
             (x, y) = (MARGIN, y + LEGEND_LINE);
         }
-        entry.symbol = Frame::new(x, y, 22.0, 16.0);
+        entry.symbol = PixelRect::new(x, y, 22.0, 16.0);
         x += room + 20.0;
     }
     y + if legend.is_empty() { 0.0 } else { LEGEND_LINE } + MARGIN / 2.0

@@ -18,7 +18,7 @@ pub const LIMIT: Duration = Duration::from_secs(30);
 const MARK: &str = "MULTIRAIL_STORM";
 
 /// A running `multirail` and its output. Dropping it kills the process.
-pub struct Side {
+pub struct StormProcess {
     name: &'static str,
     child: Child,
     lines: Receiver<String>,
@@ -27,7 +27,7 @@ pub struct Side {
     stderr: Vec<String>,
 }
 
-impl Side {
+impl StormProcess {
     /// Starts `command` with its temporary files in `work`.
     pub fn start(name: &'static str, mut command: Command, work: &Path) -> Result<Self, String> {
         command.env(MARK, work).env("TMPDIR", work.join("tmp"));
@@ -102,7 +102,7 @@ impl Side {
     }
 }
 
-impl Drop for Side {
+impl Drop for StormProcess {
     fn drop(&mut self) {
         // Kills the process group: this ends the child of a killed bench too, after the search for leftovers.
         let _ = rustix::process::kill_process_group(self.pid(), Signal::KILL);

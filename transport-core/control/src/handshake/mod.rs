@@ -39,7 +39,7 @@ use crate::session::close::{CloseReason, FailOnDrop};
 use crate::session::liveness::Liveness;
 use crate::session::lookups::Lookups;
 use crate::session::relocations::Relocations;
-use crate::session::{Command, Session, SessionHandle};
+use crate::session::{Session, SessionCommand, SessionHandle};
 use multirail_spi::{Error, ErrorKind, Result};
 
 /// The most rails that extend the time limit of a handshake, so that a peer that offers more rails cannot hold its
@@ -186,7 +186,7 @@ impl Drop for Handshake<'_> {
 
 struct Admitted<P> {
     peer: P,
-    commands: mpsc::UnboundedReceiver<Command>,
+    commands: mpsc::UnboundedReceiver<SessionCommand>,
     incarnation: u64,
     liveness: Liveness,
 }
