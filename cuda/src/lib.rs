@@ -67,7 +67,7 @@ pub use device::{Device, Uuid, WritesOrdering};
 pub use memory::CudaMemory;
 pub use page_lock::PageLock;
 pub use pinned_buffer::PinnedBuffer;
-pub use plain_copy::{CopyEnd, PlainCopy};
+pub use plain_copy::{PlainCopyEnd, PlainCopy};
 pub use reach::Reach;
 pub use sharing::{ExportHandle, ExportedMemory, ImportedMemory};
 pub use signal::{CudaSignal, RawStream};

@@ -5,7 +5,7 @@ mod gpus;
 use std::process::ExitCode;
 use std::sync::Arc;
 
-use multirail_cuda::{CopyEnd, CudaMemory, Device, PinnedBuffer, PlainCopy};
+use multirail_cuda::{PlainCopyEnd, CudaMemory, Device, PinnedBuffer, PlainCopy};
 use multirail_spi::{ErrorKind, Memory};
 
 const LEN: usize = 3 << 20;
@@ -42,7 +42,7 @@ fn from_the_host_over_every_gpu_and_back() {
         let gpu = |device| Arc::new(CudaMemory::new(device, LEN).unwrap());
         let (first, second) = (gpu(near), gpu(far));
         for (from, to) in [
-            (CopyEnd::from(source), CopyEnd::from(first.clone())),
+            (PlainCopyEnd::from(source), PlainCopyEnd::from(first.clone())),
             (first.into(), second.clone().into()),
             (second.into(), back.clone().into()),
         ] {

@@ -4,7 +4,7 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use multirail::cuda::{CopyEnd, CudaMemory, Device, PinnedBuffer, PlainCopy};
+use multirail::cuda::{PlainCopyEnd, CudaMemory, Device, PinnedBuffer, PlainCopy};
 use multirail::{Access, Fabric, Region};
 
 use super::content;
@@ -48,7 +48,7 @@ impl CopyLimit {
 }
 
 /// Allocates memory of kind `memory`. Host memory is page-locked for the GPU of `other`.
-fn end(memory: BenchMemory, other: BenchMemory, len: usize) -> CommandResult<CopyEnd> {
+fn end(memory: BenchMemory, other: BenchMemory, len: usize) -> CommandResult<PlainCopyEnd> {
     Ok(match (memory, other) {
         (BenchMemory::Gpu(number), _) => Arc::new(CudaMemory::new(&Device::open(number)?, len)?).into(),
         (_, BenchMemory::Gpu(number)) => Arc::new(PinnedBuffer::new(&Device::open(number)?, len)?).into(),

@@ -35,7 +35,7 @@ thread_local! {
 pub struct ControlThread {
     runs_on: RunsOn,
     spawner: Spawner,
-    closing: watch::Sender<State>,
+    closing: watch::Sender<ShutdownStage>,
     running: Mutex<Option<Running>>,
 }
 
@@ -65,7 +65,7 @@ enum Running {
 
 /// The stages of a shutdown.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-enum State {
+enum ShutdownStage {
     Open,
     /// Tasks send their last frames and end.
     Closing,
@@ -79,7 +79,7 @@ enum State {
 #[derive(Clone)]
 pub struct Spawner {
     tasks: mpsc::UnboundedSender<Task>,
-    closing: watch::Receiver<State>,
+    closing: watch::Receiver<ShutdownStage>,
     branch: Option<Arc<TaskTracker>>,
     /// The fabric and the caller's runtime have one thread only, so blocking work runs on that thread, without a
     /// helper.
@@ -91,7 +91,7 @@ impl ControlThread {
     /// `runtime` has one thread, blocking work gets no helper threads either.
     pub fn start(runtime: Option<&Handle>, caller_driven: bool) -> Result<Self> {
         let (tasks, queue) = mpsc::unbounded_channel();
-        let (closing, closed) = watch::channel(State::Open);
+        let (closing, closed) = watch::channel(ShutdownStage::Open);
         let has_one_thread = |runtime: &Handle| runtime.runtime_flavor() == RuntimeFlavor::CurrentThread;
         let is_single = caller_driven && runtime.is_some_and(has_one_thread);
         let spawner = Spawner { tasks, closing: closed.clone(), branch: None, is_single };
@@ -113,7 +113,7 @@ impl ControlThread {
     /// Creates a branch: tasks of this thread that can be shut down without the others. The
     /// caller must shut down all branches before the thread itself.
     pub fn branch(&self) -> Self {
-        let (closing, closed) = watch::channel(State::Open);
+        let (closing, closed) = watch::channel(ShutdownStage::Open);
         let tasks = Arc::new(TaskTracker::default());
         let branch = Some(Arc::clone(&tasks));
         let spawner = Spawner { closing: closed, branch, ..self.spawner.clone() };
@@ -136,7 +136,7 @@ impl ControlThread {
 
     /// Makes all sessions send `Goodbye`, and cancels connects and accepts.
     pub fn begin_shutdown(&self) {
-        self.closing.send_replace(State::Closing);
+        self.closing.send_replace(ShutdownStage::Closing);
     }
 
     /// Ends all sessions with a `Goodbye`, then all tasks and the thread. Blocks
@@ -155,7 +155,7 @@ impl ControlThread {
             Some(Running::Thread(thread)) => join(thread),
             Some(Running::Tasks(tasks)) => {
                 tasks.await_none(3 * CLOSE_LIMIT);
-                self.closing.send_replace(State::Aborted);
+                self.closing.send_replace(ShutdownStage::Aborted);
             }
             None => {}
         }
@@ -181,7 +181,7 @@ impl Spawner {
             let aborted = async {
                 // A branch that is dropped on the control thread itself cannot wait, and never sets
                 // `Aborted`. Its tasks get the same time as in any other shutdown.
-                if closing.wait_for(|state| *state == State::Aborted).await.is_err() {
+                if closing.wait_for(|state| *state == ShutdownStage::Aborted).await.is_err() {
                     sleep(3 * CLOSE_LIMIT).await;
                 }
             };
@@ -207,21 +207,21 @@ impl Spawner {
     /// The error for work that the thread no longer runs.
     pub fn ended(&self) -> Error {
         closed(match *self.closing.borrow() {
-            State::Open => SERVICE_ENDED,
+            ShutdownStage::Open => SERVICE_ENDED,
             _ => "this fabric was closed",
         })
     }
 
     /// Resolves when the thread or branch begins to shut down.
     pub async fn closing(&self) {
-        let _ = self.closing.clone().wait_for(|state| *state >= State::Closing).await;
+        let _ = self.closing.clone().wait_for(|state| *state >= ShutdownStage::Closing).await;
     }
 }
 
 /// Starts a control thread that runs the tasks of `queue`.
 fn own_thread(
     queue: mpsc::UnboundedReceiver<Task>,
-    closing: watch::Receiver<State>,
+    closing: watch::Receiver<ShutdownStage>,
 ) -> Result<(RunsOn, Running)> {
     static NEXT: AtomicU64 = AtomicU64::new(1);
     let id = NEXT.fetch_add(1, Ordering::Relaxed);
@@ -247,11 +247,11 @@ fn run_until_shutdown(runtime: Runtime, tasks: impl Future<Output = ()>) {
 }
 
 /// Runs the tasks that arrive on `queue`, until shutdown.
-async fn serve(mut queue: mpsc::UnboundedReceiver<Task>, mut closing: watch::Receiver<State>) {
+async fn serve(mut queue: mpsc::UnboundedReceiver<Task>, mut closing: watch::Receiver<ShutdownStage>) {
     let mut running = JoinSet::new();
     loop {
         tokio::select! {
-            _ = closing.wait_for(|state| *state >= State::Closing) => break,
+            _ = closing.wait_for(|state| *state >= ShutdownStage::Closing) => break,
             Some(task) = queue.recv() => { running.spawn(task); }
             Some(ended) = running.join_next() => log_panic(ended),
         }

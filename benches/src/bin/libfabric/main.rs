@@ -25,11 +25,11 @@ type WriteLoop = benches::load::WriteLoop<LibfabricProvider>;
 #[derive(Parser)]
 struct LibfabricArguments {
     #[command(subcommand)]
-    what: BenchCommand,
+    what: LibfabricCommand,
 }
 
 #[derive(Subcommand)]
-enum BenchCommand {
+enum LibfabricCommand {
     /// Our writes against libfabric's own, in turn.
     Overhead(overhead::Overhead),
     /// Instructions of a 64 KiB write, ours and libfabric's, by callgrind.
@@ -48,12 +48,12 @@ enum BenchCommand {
 
 fn main() -> ExitCode {
     let done = match LibfabricArguments::parse().what {
-        BenchCommand::Overhead(overhead) => overhead.run(),
-        BenchCommand::Instructions(instructions) => instructions.run(),
-        BenchCommand::Idle(idle) => idle.run(),
-        BenchCommand::Registration(registration) => registration.run(),
-        BenchCommand::Ours(load) => load.run(),
-        BenchCommand::Target(target) => target.run(),
+        LibfabricCommand::Overhead(overhead) => overhead.run(),
+        LibfabricCommand::Instructions(instructions) => instructions.run(),
+        LibfabricCommand::Idle(idle) => idle.run(),
+        LibfabricCommand::Registration(registration) => registration.run(),
+        LibfabricCommand::Ours(load) => load.run(),
+        LibfabricCommand::Target(target) => target.run(),
     };
     match done {
         Ok(code) => code,

@@ -23,7 +23,7 @@ type WriteLoop = benches::load::WriteLoop<Ports>;
 #[derive(Parser)]
 struct VerbsArguments {
     #[command(subcommand)]
-    what: Option<BenchCommand>,
+    what: Option<VerbsCommand>,
     #[command(flatten)]
     compare: Compare,
 }
@@ -51,7 +51,7 @@ enum Figure {
 }
 
 #[derive(Subcommand)]
-enum BenchCommand {
+enum VerbsCommand {
     /// The measured side of a pair of processes; prints one line.
     #[command(hide = true)]
     Ours(WriteLoop),
@@ -80,9 +80,9 @@ fn main() -> ExitCode {
     let arguments = VerbsArguments::parse();
     let done = match arguments.what {
         None => arguments.compare.run(),
-        Some(BenchCommand::Ours(load)) => load.run(),
-        Some(BenchCommand::Pings(pings)) => pings.run(),
-        Some(BenchCommand::Target(target)) => target.run(),
+        Some(VerbsCommand::Ours(load)) => load.run(),
+        Some(VerbsCommand::Pings(pings)) => pings.run(),
+        Some(VerbsCommand::Target(target)) => target.run(),
     };
     match done {
         Ok(code) => code,
