@@ -65,10 +65,10 @@ pub fn trace(bytes: &[u8]) {
 
 /// Parses messages of the two sides of a bench.
 pub fn bench(bytes: &[u8]) {
-    if let Ok(bench::SenderMessage::Prepare(load)) = decode::<bench::SenderMessage>(bytes) {
+    if let Ok(bench::ClientMessage::Prepare(load)) = decode::<bench::ClientMessage>(bytes) {
         let _ = load.check();
     }
-    let _ = decode::<bench::ToClient>(bytes);
+    let _ = decode::<bench::ServerMessage>(bytes);
 }
 
 fn check_layout(layout: &WindowLayout) {
