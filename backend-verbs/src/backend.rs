@@ -9,7 +9,7 @@ use crate::config::VerbsConfig;
 use crate::device::{Device, names};
 use crate::domain::{VerbsDomain, suffices};
 use crate::gid::choose;
-use crate::library::{VARIABLE, library};
+use crate::objects::{VARIABLE, library};
 use crate::port::Port;
 
 /// RDMA cards of InfiniBand and RoCE; each active port is a device.

@@ -7,7 +7,7 @@ use multirail_spi::{Error, ErrorKind, Fences, Result};
 use rdma_sys as ib;
 
 use crate::far::FarRegions;
-use crate::library::library;
+use crate::objects::library;
 use crate::objects::{Object, last_errno};
 use crate::status::os_error;
 

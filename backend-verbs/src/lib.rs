@@ -17,7 +17,6 @@ mod endpoint;
 mod far;
 mod flush;
 mod gid;
-mod library;
 mod objects;
 mod peers;
 mod port;
@@ -33,4 +32,4 @@ mod submit;
 
 pub use backend::Verbs;
 pub use config::VerbsConfig;
-pub use library::libibverbs_opens;
+pub use objects::libibverbs_opens;

@@ -5,7 +5,7 @@ use rdma_sys as ib;
 
 use crate::device::Device;
 use crate::gid::{Gid, Wire};
-use crate::library::library;
+use crate::objects::library;
 use crate::status::os_error;
 
 /// `IBV_QPF_GRH_REQUIRED` of `infiniband/verbs_api.h`: a macro that bindgen makes nothing of.

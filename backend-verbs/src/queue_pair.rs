@@ -6,7 +6,7 @@ use multirail_spi::Result;
 use rdma_sys as ib;
 
 use crate::domain::PortQueues;
-use crate::library::library;
+use crate::objects::library;
 use crate::objects::{Object, last_errno};
 use crate::status::{EINVAL, os_error};
 

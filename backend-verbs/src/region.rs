@@ -10,7 +10,7 @@ use multirail_spi::{
 use rdma_sys as ib;
 
 use crate::device::Device;
-use crate::library::library;
+use crate::objects::library;
 use crate::objects::{Object, last_errno};
 use crate::status::EINVAL;
 

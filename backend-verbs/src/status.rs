@@ -5,7 +5,7 @@ use std::ffi::CStr;
 use multirail_spi::{Error, ErrorKind, Status};
 use rdma_sys as ib;
 
-use crate::library::library;
+use crate::objects::library;
 
 /// The errno of a card that does not know what it is asked for.
 pub(crate) const EINVAL: i32 = 22;

@@ -1,5 +1,6 @@
 //! Ours against theirs, in turn, so that what the machine does meanwhile falls on both.
 
+use std::path::PathBuf;
 use std::process::Command;
 
 use crate::BenchResult;
@@ -101,6 +102,22 @@ fn lower_bound(values: &[f64]) -> f64 {
         chance *= f64::from(n - k) / f64::from(k + 1);
     }
     index.map_or(0.0, |index| values[index])
+}
+
+/// Compiles `benches/NAME.c` beside the running program; `library` is what it links with, of the
+/// Debian package `package`.
+pub fn compile(name: &str, library: &str, package: &str) -> BenchResult<PathBuf> {
+    let source = format!("{}/{name}.c", env!("CARGO_MANIFEST_DIR"));
+    let stem = name.rsplit('/').next().unwrap_or(name);
+    let program = std::env::current_exe()?.with_file_name(stem);
+    let mut cc = Command::new("cc");
+    cc.args(["-std=c11", "-O2", "-o"]).arg(&program).args([&source, &format!("-l{library}")]);
+    let advice = format!("install a C compiler and headers (Debian: gcc, {package})");
+    match cc.status() {
+        Ok(status) if status.success() => Ok(program),
+        Ok(status) => Err(format!("cc ends with {status}: {advice}").into()),
+        Err(why) => Err(format!("cc does not start ({why}): {advice}").into()),
+    }
 }
 
 #[cfg(test)]

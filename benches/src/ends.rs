@@ -6,11 +6,9 @@ use std::process::{Child, ChildStdin, Command, ExitCode, Stdio};
 use std::sync::Arc;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-
 use transport_core::spi::Backend;
 use transport_core::{Access, Fabric, FabricBuilder, Peer, Region, RemoteRegion, TransportConfig};
 
-use crate::side::{ProcessRole, pin};
 use crate::turns::Turns;
 use crate::volley::Volley;
 use crate::{BenchResult, Driven, LIMIT};
@@ -213,4 +211,34 @@ impl Drop for ConnectedWriter {
         self._input = None;
         let _ = self.target.wait();
     }
+}
+
+/// Which of the two processes this is.
+#[derive(Clone, Copy)]
+pub enum ProcessRole {
+    /// Measures.
+    Writer,
+    /// Is written to.
+    Target,
+}
+
+/// Binds this thread, which drives all, to its side's core as `writes.c` does: the first or the
+/// second of those it may use. Where the scheduler puts them else decides more than what is measured.
+#[cfg(target_os = "linux")]
+pub fn pin(side: ProcessRole) -> BenchResult<()> {
+    use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
+    let may = sched_getaffinity(None)?;
+    let mut cores = (0..CpuSet::MAX_CPU).filter(|core| may.is_set(*core));
+    if let Some(core) = cores.nth(side as usize) {
+        let mut only = CpuSet::new();
+        only.set(core);
+        sched_setaffinity(None, &only)?;
+    }
+    Ok(())
+}
+
+/// There is nothing to measure.
+#[cfg(not(target_os = "linux"))]
+pub fn pin(_: ProcessRole) -> BenchResult<()> {
+    Ok(())
 }

@@ -11,10 +11,8 @@ use transport_core::{
 };
 
 pub mod compare;
-pub mod compiled;
 pub mod ends;
 pub mod load;
-pub mod side;
 pub mod turns;
 pub mod volley;
 

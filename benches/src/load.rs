@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use transport_core::{Op, Pages};
 
 use crate::ends::{BenchDevices, ConnectedWriter};
-use crate::side::{ProcessRole, pin};
+use crate::ends::{ProcessRole, pin};
 use crate::{BenchResult, Driven, LIMIT, shuffled};
 
 /// A loop of writes.

@@ -8,7 +8,7 @@ use multirail::{BackendChoice, GroupLocation, Registry, TransportInfo};
 use serde::Serialize;
 
 use crate::failure::{CommandFailure, CommandResult};
-use crate::table::TextTable;
+use crate::output::TextTable;
 use crate::units::Size;
 use crate::{Common, output};
 

@@ -9,7 +9,7 @@ use transport_core::{Access, ErrorKind, Region, RemoteRegion, TransportInfo};
 
 use crate::check::{TestResult, TrialFailure};
 use crate::process::LIMIT;
-use crate::trial_fabric::TrialFabric;
+use crate::trial::TrialFabric;
 
 /// All access rights for a peer.
 pub(crate) const FULL_ACCESS: Access = Access::all();

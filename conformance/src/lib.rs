@@ -33,7 +33,6 @@
 mod backend_under_test;
 mod check;
 mod checked_region;
-mod parallel_runner;
 mod process;
 mod run;
 mod runner;
@@ -41,7 +40,6 @@ mod sim_harness;
 mod soak;
 mod statistics;
 mod trial;
-mod trial_fabric;
 mod trials;
 
 pub use backend_under_test::{

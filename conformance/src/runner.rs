@@ -1,8 +1,9 @@
 //! Runs the suite: chooses the trials and seeds, and prints what is skipped and why.
 
 use std::cell::LazyCell;
-use std::process::ExitCode;
-use std::sync::Arc;
+use std::process::{Command, ExitCode, Output};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
 use libtest_mimic::{Arguments, Completion, Trial as Test};
@@ -10,12 +11,10 @@ use transport_core::FabricBuilder;
 use transport_core::spi::Operations;
 
 use crate::backend_under_test::{BackendUnderTest, TransportShape, TrialTag, Variant};
-use crate::parallel_runner;
-use crate::process;
 use crate::run::TrialRun;
-use crate::statistics;
 use crate::trial::{Trial, TrialContext};
 use crate::trials::trials;
+use crate::{process, statistics};
 
 /// The default seed. It is fixed, so that a failure in CI also happens in every checkout.
 const SEED: u64 = 1;
@@ -31,7 +30,7 @@ pub fn main(backends: Vec<Arc<dyn BackendUnderTest>>) -> ExitCode {
     }
     let arguments = Arguments::from_args();
     if backends.len() > 1 && arguments.filter.is_none() && !arguments.list {
-        return parallel_runner::run(&backends);
+        return run_in_parallel(&backends);
     }
     let (seed, seeds) = match (number(SEED_VARIABLE), number(SEEDS_VARIABLE)) {
         (Ok(seed), Ok(seeds)) => (seed.unwrap_or(SEED), seeds),
@@ -200,4 +199,48 @@ pub fn run_or_skip(missing: Option<String>, tests: &[(&'static str, fn())]) -> E
         })
     };
     libtest_mimic::run(&Arguments::from_args(), tests.iter().map(test).collect()).exit_code()
+}
+
+/// Runs this program once for each backend and prints each output. Returns success if all passed.
+///
+/// Process trials run alone in their process and mostly wait. So each backend gets its own process, and a few of these
+/// processes run at the same time.
+fn run_in_parallel(backends: &[Arc<dyn BackendUnderTest>]) -> ExitCode {
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    let (next, failed, printing) = (AtomicUsize::new(0), AtomicUsize::new(0), Mutex::new(()));
+    std::thread::scope(|scope| {
+        for _ in 0..=cores.min(backends.len()) {
+            scope.spawn(|| {
+                while let Some(backend) = backends.get(next.fetch_add(1, Ordering::Relaxed)) {
+                    let output = run_one(backend.name());
+                    let _whole_output = printing.lock().unwrap_or_else(PoisonError::into_inner);
+                    println!("-- {}", backend.name());
+                    match output {
+                        Ok(Output { status, stdout, stderr }) => {
+                            eprint!("{}", String::from_utf8_lossy(&stderr));
+                            print!("{}", String::from_utf8_lossy(&stdout));
+                            failed.fetch_add(usize::from(!status.success()), Ordering::Relaxed);
+                        }
+                        Err(error) => {
+                            eprintln!("the test process did not start: {error}");
+                            failed.fetch_add(1, Ordering::Relaxed);
+                        }
+                    }
+                }
+            });
+        }
+    });
+    match failed.into_inner() {
+        0 => ExitCode::SUCCESS,
+        failed => {
+            println!("{failed} of {} backends failed", backends.len());
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// Runs the trials of one backend in a new process.
+fn run_one(backend: &str) -> std::io::Result<Output> {
+    let arguments = std::env::args_os().skip(1);
+    Command::new(std::env::current_exe()?).args(arguments).arg(format!("{backend}::")).output()
 }

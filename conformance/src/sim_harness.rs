@@ -14,7 +14,7 @@ use transport_core::{
 use crate::backend_under_test::{TransferSide, TransportShape, Variant};
 use crate::check::{TestResult, TrialFailure, ensure, ensure_err};
 use crate::trial::TrialContext;
-use crate::trial_fabric::TrialFabric;
+use crate::trial::TrialFabric;
 
 /// The label of a fabric's only transport.
 pub(crate) const LABEL: &str = "under-test";

@@ -10,7 +10,7 @@ use std::collections::VecDeque;
 use multirail_spi::{Error, ErrorKind, Result};
 
 use crate::batch::CopyBatch;
-use crate::page_kernel::{UNIT, WARPS};
+use crate::kernels::{UNIT, WARPS};
 use crate::stream::Stream;
 use crate::tables::{TABLES, Tables};
 use crate::{Device, Reach};

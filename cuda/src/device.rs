@@ -14,9 +14,9 @@ use topology::Address;
 use crate::attributes::ordinal_of;
 use crate::background::run_later;
 use crate::driver::{check, in_context, start};
-use crate::page_kernel::PageKernel;
+use crate::kernels::PageKernel;
+use crate::kernels::VerifyKernel;
 use crate::stream::Stream;
-use crate::verify_kernel::VerifyKernel;
 
 /// A GPU and its primary context, which stays alive as long as the value. Clones share both.
 #[derive(Clone)]

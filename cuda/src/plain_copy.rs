@@ -55,7 +55,9 @@ impl PlainCopy {
         }
         // The source's GPU copies; from host memory, the target's GPU.
         let device = match (&from, &to) {
-            (PlainCopyEnd::Gpu(memory), _) | (PlainCopyEnd::Host(_), PlainCopyEnd::Gpu(memory)) => memory.device(),
+            (PlainCopyEnd::Gpu(memory), _) | (PlainCopyEnd::Host(_), PlainCopyEnd::Gpu(memory)) => {
+                memory.device()
+            }
             (PlainCopyEnd::Host(memory), PlainCopyEnd::Host(_)) => memory.device(),
         };
         Ok(Self { stream: device.stream()?, device: device.clone(), from, to })

@@ -9,7 +9,7 @@ use multirail_spi::{Error, ErrorKind, Result};
 
 use crate::Device;
 use crate::driver::check;
-use crate::page_kernel::PageLaunch;
+use crate::kernels::PageLaunch;
 
 /// Entries of a table. With pages of 4 KiB, the smallest that keep a warp busy, they are 16 MiB. A GPU copies that in
 /// 40 µs over NVLink, several times the cost of a launch.

@@ -5,7 +5,7 @@ mod gpus;
 use std::process::ExitCode;
 use std::sync::Arc;
 
-use multirail_cuda::{PlainCopyEnd, CudaMemory, Device, PinnedBuffer, PlainCopy};
+use multirail_cuda::{CudaMemory, Device, PinnedBuffer, PlainCopy, PlainCopyEnd};
 use multirail_spi::{ErrorKind, Memory};
 
 const LEN: usize = 3 << 20;

@@ -1,15 +1,17 @@
 //! This process among those of the simulation.
 
+use std::ffi::{CStr, c_char};
 use std::fs::{self, OpenOptions};
 use std::io::Result;
+use std::mem::transmute;
 use std::path::PathBuf;
 use std::sync::OnceLock;
 
 use crate::config::Config;
+use crate::device::refuse;
 use crate::name::ProcessId;
-use crate::p5::P5Card;
+use crate::p5::{P5Card, write_tree};
 use crate::page::{self, ProcessPage};
-use crate::sysfs;
 
 /// Where a process's page is, in its folder.
 const PAGE: &str = "page";
@@ -75,7 +77,7 @@ fn prepare(config: &Config, folder: &std::path::Path) -> Result<(PathBuf, *mut P
     fs::create_dir_all(folder)?;
     let sysfs = folder.join("sys");
     let cards: Vec<P5Card> = (0..config.devices).map(P5Card::new).collect();
-    sysfs::write_tree(&sysfs, &cards)?;
+    write_tree(&sysfs, &cards)?;
     let page =
         OpenOptions::new().read(true).write(true).create(true).truncate(true).open(folder.join(PAGE))?;
     let page = page::map(&page)?;
@@ -102,4 +104,36 @@ extern "C" fn leave() {
         let _ = fs::remove_dir_all(host.config.dir.join(host.process.folder()));
         let _ = fs::remove_dir(&host.config.dir);
     }
+}
+
+/// The kernel's symbols. libfabric's provider `verbs`, which is loaded beside the provider for EFA, reads all of them in
+/// every process, to find out whether GPUs and cards know each other (`vrb_set_peer_mem_support`). That takes longer than
+/// everything else that a process with one card does at its start.
+const SYMBOLS: &CStr = c"/proc/kallsyms";
+
+type FopenFn = unsafe extern "C" fn(*const c_char, *const c_char) -> *mut libc::FILE;
+
+/// `fopen(3)`, for which there are no kernel's symbols.
+///
+/// # Safety
+/// As for the C library's.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn fopen(path: *const c_char, mode: *const c_char) -> *mut libc::FILE {
+    // SAFETY: by the caller, a string.
+    if unsafe { CStr::from_ptr(path) } == SYMBOLS {
+        return refuse(libc::ENOENT);
+    }
+    match next() {
+        // SAFETY: by the caller.
+        Some(open) => unsafe { open(path, mode) },
+        None => refuse(libc::ENOSYS),
+    }
+}
+
+/// The C library's.
+fn next() -> Option<FopenFn> {
+    static NEXT: OnceLock<Option<FopenFn>> = OnceLock::new();
+    // SAFETY: the name is a string; what is behind it in the C library has this type, and a null
+    // pointer is `None`.
+    *NEXT.get_or_init(|| unsafe { transmute(libc::dlsym(libc::RTLD_NEXT, c"fopen".as_ptr())) })
 }

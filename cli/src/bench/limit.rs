@@ -4,7 +4,7 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use multirail::cuda::{PlainCopyEnd, CudaMemory, Device, PinnedBuffer, PlainCopy};
+use multirail::cuda::{CudaMemory, Device, PinnedBuffer, PlainCopy, PlainCopyEnd};
 use multirail::{Access, Fabric, Region};
 
 use super::content;

@@ -4,8 +4,7 @@ use multirail::{Explanation, Fabric};
 use serde::Serialize;
 
 use crate::failure::CommandResult;
-use crate::output;
-use crate::table::{self, TextTable};
+use crate::output::{self, TextTable};
 use crate::units::{Size, round};
 
 /// The bytes of each rail that can be used.
@@ -81,7 +80,7 @@ impl Rails {
         }
         output::line("")?;
         table.print()?;
-        table::print_text(&format!("{:.2} GB in total, {}", total / 1e9, self.imbalance()))
+        output::print_text(&format!("{:.2} GB in total, {}", total / 1e9, self.imbalance()))
     }
 
     /// Prints a table of the rails of several measurements, with one row per page size.

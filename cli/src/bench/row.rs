@@ -6,7 +6,7 @@ use super::client::RoundResults;
 use super::load::BenchLoad;
 use super::rails::Rails;
 use crate::failure::CommandResult;
-use crate::table::{self, TextTable};
+use crate::output::{self, TextTable};
 use crate::units::{Size, round};
 
 /// The result of one measurement. The fields are the keys of the JSON.
@@ -85,7 +85,7 @@ impl BenchRow {
     pub fn print(rows: &[Self]) -> CommandResult {
         let Some(first) = rows.first() else { return Ok(()) };
         let Self { backend, op, src, dst, inflight, .. } = first;
-        table::print_text(&format!("{op} over {backend}, from {src} to {dst}, in flight: {inflight}"))?;
+        output::print_text(&format!("{op} over {backend}, from {src} to {dst}, in flight: {inflight}"))?;
         let limit = if first.is_on_gpu { "one copy" } else { "memcpy" };
         let table = TextTable::named_by(0).number("size").number("pages").optional(2);
         let table = table.number("GB/s").number("Gbps").optional(5).number("ops/s").optional(1);
@@ -96,7 +96,7 @@ impl BenchRow {
         table.print()?;
         if rows.iter().any(|row| row.percent_of_limit > Some(100.0)) {
             let one = if first.is_on_gpu { "one contiguous copy" } else { "one thread's memcpy" };
-            table::print_text(&format!(
+            output::print_text(&format!(
                 "over 100 %: the limit is {one}, but the backend may copy with several threads"
             ))?;
         }

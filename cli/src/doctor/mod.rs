@@ -6,7 +6,6 @@ mod devices;
 mod finding;
 mod gpu;
 mod host;
-mod iommu;
 mod kernel;
 mod libraries;
 mod limits;
@@ -19,7 +18,7 @@ use std::process::ExitCode;
 use multirail::{BackendChoice, Registry};
 
 use super::failure::{CommandFailure, CommandResult};
-use super::table::TextTable;
+use super::output::TextTable;
 use super::{Common, output};
 use finding::{Check, CheckResult, Finding, Level, worst};
 use host::ExaminedHost;
@@ -55,7 +54,7 @@ const CHECKS: [(&str, CheckFn); 20] = [
     ("huge pages", pages::huge),
     ("transparent huge pages", pages::transparent),
     ("ptrace", kernel::yama),
-    ("iommu", iommu::mode),
+    ("iommu", kernel::iommu),
     ("acs", pci::acs),
     ("rdma devices", devices::cards),
     ("ports", devices::ports),

@@ -7,12 +7,12 @@ use multirail::MachineSource;
 use serde::Serialize;
 use topology::{Address, Distance, Function, Kind, Machine, RailGroup};
 
+use super::Common;
 use super::doctor::{GpuRegistration, gpu_registration};
 use super::failure::{CommandFailure, CommandResult, printable};
-use super::table::{self, TextTable};
+use super::output::{self, TextTable};
 use super::topo::label;
 use super::units::Size;
-use super::{Common, output};
 
 #[derive(clap::Args)]
 pub struct ExplainArguments {
@@ -129,7 +129,7 @@ pub fn run(common: &Common, arguments: &ExplainArguments) -> CommandResult {
     if common.json {
         return choices.iter().try_for_each(output::json);
     }
-    table::print_text(&format!("{} of {name}, {} at a time", memory.description(), arguments.size))?;
+    output::print_text(&format!("{} of {name}, {} at a time", memory.description(), arguments.size))?;
     let mut table = TextTable::named_by(2).text("decision").text("option").text("chosen").text("reason");
     for choice in choices {
         let chosen = if choice.taken { "yes" } else { "no" };

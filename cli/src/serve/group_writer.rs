@@ -4,7 +4,7 @@ use std::fs::File;
 use std::io::Write;
 use std::time::Instant;
 
-use crate::files::{CHUNK, EntryAction, EntryKind, FilePiece, OfferedEntry, TableItem};
+use multirail::Region;
 use rustix::fs::AtFlags;
 
 use super::directory::{Directory, NameClash, exists, set_mode_and_time, times};
@@ -12,10 +12,10 @@ use super::partial_file::PartialFile;
 use super::report::Stored;
 use super::reservation::{self, ENTRY, QuotaReservation};
 use super::staged_file::StagedFile;
-use super::window_bytes::WindowBytes;
 use super::{failed, unexpected_item};
 use crate::entry_counts::EntryResult;
 use crate::failure::{CommandFailure, CommandResult};
+use crate::files::{CHUNK, EntryAction, EntryKind, FilePiece, OfferedEntry, TableItem};
 
 /// A group whose actions are decided.
 pub struct GroupWriter<'a> {
@@ -353,5 +353,39 @@ impl<'a> GroupWriter<'a> {
             Ok(Stored { entry, entry_result, received, hash, begun })
         });
         stored.collect()
+    }
+}
+
+/// The number of bytes read from a window at a time. They stay in a core's cache while they are hashed and written.
+const PART: usize = 256 << 10;
+
+/// The unread bytes of a window.
+pub struct WindowBytes<'a> {
+    region: &'a Region,
+    part: &'a mut Vec<u8>,
+    at: usize,
+    left: usize,
+}
+
+impl<'a> WindowBytes<'a> {
+    /// `len` bytes of the region at `at`. `part` is a reusable buffer.
+    pub fn new(region: &'a Region, part: &'a mut Vec<u8>, at: usize, len: usize) -> Self {
+        Self { region, part, at, left: len }
+    }
+
+    /// Passes the next `len` bytes to `part`, in parts.
+    pub fn take(&mut self, len: usize, mut part: impl FnMut(&[u8]) -> CommandResult) -> CommandResult {
+        self.left = match self.left.checked_sub(len) {
+            Some(left) => left,
+            None => return Err(CommandFailure::new("the sender's table names more bytes than it sent")),
+        };
+        self.part.resize(PART, 0);
+        for done in (0..len).step_by(PART) {
+            let bytes = &mut self.part[..PART.min(len - done)];
+            self.region.copy_out(self.at, bytes)?;
+            self.at += bytes.len();
+            part(bytes)?;
+        }
+        Ok(())
     }
 }

@@ -16,7 +16,6 @@ mod senders;
 mod session;
 mod staged_file;
 mod staging_directory;
-mod window_bytes;
 
 use std::path::PathBuf;
 use std::sync::Arc;

@@ -6,11 +6,11 @@ use std::os::unix::fs::FileExt;
 use crate::files::{FileHash, FilePiece, MAX_HAVE_PIECES, PieceHash, TreePath};
 
 use super::failed;
+use super::group_writer::WindowBytes;
 use super::journal::Journal;
 use super::reservation::{self, QuotaReservation};
 use super::staged_file::StagedFile;
 use super::staging_directory::StagingDirectory;
-use super::window_bytes::WindowBytes;
 use crate::failure::{CommandFailure, CommandResult};
 
 /// A file that arrives in pieces.

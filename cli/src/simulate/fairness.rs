@@ -9,13 +9,13 @@ use multirail::{
 };
 use serde::Serialize;
 
-use super::cost::CpuMeter;
 use super::group::untouched;
+use super::host::CpuMeter;
 use super::profile::{Profile, ProfileName};
 use crate::Common;
 use crate::failure::{CommandFailure, CommandResult};
 use crate::output;
-use crate::table;
+
 use crate::units::{Size, round};
 
 /// The size of a small write.
@@ -89,7 +89,7 @@ pub fn run(common: &Common, name: ProfileName, profile: &Profile, cost: f64, lar
     if common.json {
         return output::json(&row);
     }
-    table::print_text(&format!(
+    output::print_text(&format!(
         "a write of {} takes {:.1} us at the 99th percentile, {:.1} us large_write one of {} ({:.2} times), which \
          moves {:.1} of {:.1} Gbps; a simulation, not a measurement",
         Size(row.small),

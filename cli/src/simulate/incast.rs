@@ -17,7 +17,7 @@ use super::profile::{Profile, ProfileName};
 use crate::Common;
 use crate::failure::{CommandFailure, CommandResult};
 use crate::output;
-use crate::table;
+
 use crate::units::round;
 
 /// The maximum number of senders.
@@ -157,7 +157,7 @@ pub fn run(
     if common.json {
         return output::json(&row);
     }
-    table::print_text(&format!(
+    output::print_text(&format!(
         "{} senders, a completion queue of {}, {}: {} of {} imms arrived, {} overruns, at most {} in the queue; \
          shares context {:.1} %, {:.1} of {:.1} Gbps; a simulation, not a measurement",
         row.senders,

@@ -3,7 +3,6 @@
 //! A card is modelled by a line rate, a request rate and a latency. The CPU cost of a request is measured in the same
 //! run, or given. The result is what the engine could send, not what a network would carry.
 
-mod cost;
 mod fairness;
 mod group;
 mod host;
@@ -118,7 +117,7 @@ pub fn run(common: &Common, arguments: SimulateArguments) -> CommandResult {
         Some(_) => {
             return Err(CommandFailure::new("--post-cost-ns must be a number of nanoseconds, 0 or more"));
         }
-        None => cost::measured(profile.cards)?,
+        None => host::measured(profile.cards)?,
     };
     if arguments.fairness {
         return fairness::run(common, arguments.profile, &profile, cost, arguments.large.0);

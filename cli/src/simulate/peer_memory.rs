@@ -11,7 +11,6 @@ use super::profile::Profile;
 use crate::Common;
 use crate::failure::{CommandFailure, CommandResult};
 use crate::output;
-use crate::table;
 
 /// The maximum number of peers.
 const MAX: u32 = 1 << 20;
@@ -80,7 +79,7 @@ pub fn run(common: &Common, profile: &Profile, peers: u32) -> CommandResult {
     if common.json {
         return output::json(&row);
     }
-    table::print_text(&format!(
+    output::print_text(&format!(
         "{peers} peers connected and written to once; {each} bytes of memory per peer, {} per rail pair ({rails} rails)",
         row.bytes_per_rail_pair
     ))

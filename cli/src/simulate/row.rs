@@ -6,8 +6,7 @@ use super::host::HostResult;
 use super::profile::{Profile, ProfileName};
 use crate::Common;
 use crate::failure::CommandResult;
-use crate::output;
-use crate::table::{self, TextTable};
+use crate::output::{self, TextTable};
 use crate::units::{Size, round};
 
 /// The result of one page size. The fields are the keys of the JSON.
@@ -71,11 +70,11 @@ impl PageSizeRow {
         rows.iter().for_each(|row| table.row(row.cells()));
         table.print()?;
         if rows.iter().any(|row| row.percent_of_ceiling > 100.0) {
-            table::print_text(
+            output::print_text(
                 "over 100 %: some requests began before the measured time and completed within it",
             )?;
         }
-        table::print_text(
+        output::print_text(
             "a simulation of this engine in virtual time against simulated cards, not a measurement",
         )
     }

@@ -14,7 +14,7 @@ use topology::{Cpus, Kind, Machine, RailGroup};
 use multirail::{BackendChoice, BackendGroups, MachineSource};
 
 use super::failure::{CommandFailure, CommandResult, printable};
-use super::table::TextTable;
+use super::output::TextTable;
 use super::{Common, output};
 
 #[derive(clap::Args)]
@@ -86,7 +86,7 @@ pub fn run(common: &Common, arguments: &TopoArguments) -> CommandResult {
         group_table(&machine, first, groups).print()?;
         if let Some(why) = unavailable {
             let (reason, remedy) = (&why.reason, &why.remedy);
-            super::table::print_text(&format!(
+            super::output::print_text(&format!(
                 "{backend} cannot be opened on this host: {reason}; {remedy}"
             ))?;
         }

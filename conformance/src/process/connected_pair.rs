@@ -7,7 +7,7 @@ use super::{HelperProcess, worker_fabric};
 use crate::backend_under_test::Variant;
 use crate::check::{TestResult, within};
 use crate::trial::TrialContext;
-use crate::trial_fabric::TrialFabric;
+use crate::trial::TrialFabric;
 
 /// A fabric of this process, connected to a fabric in a helper process.
 pub(crate) struct ConnectedPair {

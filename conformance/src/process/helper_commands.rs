@@ -33,7 +33,7 @@ use crate::backend_under_test::{BackendUnderTest, Variant};
 use crate::check::{TestResult, TrialFailure, ensure_eq, within};
 use crate::checked_region::{CheckedRegion, FULL_ACCESS, content};
 use crate::trial::TrialContext;
-use crate::trial_fabric::TrialFabric;
+use crate::trial::TrialFabric;
 
 /// The environment variables of a helper process.
 pub(super) const BACKEND: &str = "MULTIRAIL_HELPER_BACKEND";

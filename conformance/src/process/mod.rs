@@ -8,7 +8,6 @@ mod connected_pair;
 mod helper_commands;
 mod helper_process;
 mod proxy;
-mod resource_usage;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -20,14 +19,14 @@ pub(crate) use connected_pair::{ConnectedPair, drop_kept_pair};
 pub use helper_commands::is_helper;
 pub(crate) use helper_commands::{permutation, run_if_helper};
 pub(crate) use helper_process::HelperProcess;
+pub(crate) use helper_process::ResourceUsage;
 pub(crate) use proxy::Proxy;
-pub(crate) use resource_usage::ResourceUsage;
 
 use crate::backend_under_test::TransferSide;
 use crate::check::TestResult;
 use crate::sim_harness::{Options, builder};
 use crate::trial::TrialContext;
-use crate::trial_fabric::TrialFabric;
+use crate::trial::TrialFabric;
 
 /// The heartbeat interval of fabrics in process trials.
 pub(crate) const HEARTBEAT: Duration = Duration::from_millis(100);

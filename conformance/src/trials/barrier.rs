@@ -11,8 +11,8 @@ use transport_core::{Barrier, Error, ErrorKind, Peer, PeerGroup};
 use crate::check::{TestResult, ensure, ensure_eq, ensure_err, within};
 use crate::process::{HelperProcess, LIMIT, short_timeout_fabric, worker_fabric};
 use crate::sim_harness::{Options, SimHarness, SimPair};
+use crate::trial::TrialFabric;
 use crate::trial::{Trial, TrialContext};
-use crate::trial_fabric::TrialFabric;
 
 pub(super) const TRIALS: &[Trial] = &[
     Trial::new("barrier::whoever_comes_first", order),

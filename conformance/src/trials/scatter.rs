@@ -12,8 +12,8 @@ use crate::backend_under_test::Variant;
 use crate::check::{TestResult, ensure, ensure_eq, ensure_err};
 use crate::checked_region::{CheckedRegion, FULL_ACCESS};
 use crate::sim_harness::{Options, SimHarness};
+use crate::trial::TrialFabric;
 use crate::trial::{ALL_PATHS, Trial, TrialContext};
-use crate::trial_fabric::TrialFabric;
 
 pub(super) const TRIALS: &[Trial] = &[
     Trial::new("scatter::each_peer_gets_its_part", parts).on(ALL_PATHS).needs(Operations::WRITE_IMM),

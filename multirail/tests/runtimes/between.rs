@@ -1,12 +1,14 @@
 //! The same between two processes: no late byte lands, on whichever side the operation ends.
 #![cfg(target_os = "linux")]
 
-use multirail::{Access, Peer, Result};
+use std::time::Duration;
+
+use multirail::{Access, Peer, Result, WriteOptions};
 
 use crate::child::{self, PeerProcess};
+use crate::device::{PAGE, TestPage};
 use crate::device::{TestDevices, limited, outlast};
 use crate::flood::reclaim;
-use crate::page::{PAGE, TestPage};
 
 const SEEDS: [u64; 2] = [3, 4];
 const ROUNDS: u64 = 6;
@@ -82,4 +84,35 @@ fn a_revoke_stops_the_other_process() {
             assert_eq!(page.wrong_bytes(), 0, "late bytes in round {round}");
         }
     }
+}
+
+/// Ten times the default peer timeout.
+const BLOCKED: Duration = Duration::from_secs(30);
+
+#[test]
+fn for_thirty_seconds() {
+    let mut other = PeerProcess::start(1);
+    let fabric = TestDevices::Late.open(2).unwrap();
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    runtime.block_on(async {
+        let peer = fabric.connect(&other.address).await.unwrap();
+        let mut end = tokio::spawn(peer.closed());
+        other.request("fill 5");
+        let remote = peer.region(child::PAGE).await.unwrap();
+        let src = TestPage::new(&fabric, Access::LOCAL, 7).unwrap();
+        other.send("expect 1 7");
+
+        // The test blocks the runtime, so that none of its tasks is polled.
+        std::thread::sleep(BLOCKED);
+
+        assert!(peer.is_alive());
+        let options = WriteOptions::new().imm(1);
+        let written = peer.write_with(&src.region, 0..PAGE, &remote, 0, &options).unwrap().await.unwrap();
+        assert_eq!(written.bytes as usize, PAGE);
+        assert_eq!(other.receive(), "done");
+        // The task that watches the peer was polled since, and still waits.
+        assert!(tokio::time::timeout(Duration::ZERO, &mut end).await.is_err());
+        peer.disconnect();
+        assert_eq!(end.await.unwrap().kind(), multirail::ErrorKind::Closed);
+    });
 }

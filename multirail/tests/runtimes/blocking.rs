@@ -5,7 +5,7 @@ use std::time::Duration;
 use multirail::{Access, ErrorKind, PeerGroup, wait};
 
 use crate::device::{LIMIT, TestDevices};
-use crate::page::{PAGE, TestPage, differing};
+use crate::device::{PAGE, TestPage, differing};
 
 const SHORT: Duration = Duration::from_millis(3);
 

@@ -15,8 +15,8 @@ use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use multirail::{Access, Fabric, Peer, wait};
 
 use crate::device::{LIMIT, TestDevices, limited};
+use crate::device::{TestPage, differing};
 use crate::flood::flood;
-use crate::page::{TestPage, differing};
 
 /// The environment variable that makes this executable the peer. Its value is the seed.
 const CHILD: &str = "MULTIRAIL_RUNTIMES_CHILD";

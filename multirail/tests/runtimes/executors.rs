@@ -4,6 +4,7 @@ use std::future::Future;
 use std::sync::Arc;
 
 use multirail::Result;
+use tokio::runtime::{Builder, Runtime};
 
 use crate::device::{LIMIT, TestDevices, limited};
 use crate::scenario::scenario;
@@ -97,4 +98,21 @@ fn no_executor_and_no_workers() {
         let builder = |seed| device.builder(seed).caller_driven();
         multirail::wait(scenario(builder(10), builder(11)), LIMIT).unwrap().unwrap();
     }
+}
+
+fn serves(runtime: &Runtime) {
+    for device in TestDevices::ALL {
+        let builder = |seed| device.builder(seed).control_on(runtime.handle().clone());
+        runtime.block_on(limited(scenario(builder(12), builder(13)))).unwrap();
+    }
+}
+
+#[test]
+fn of_one_thread() {
+    serves(&Builder::new_current_thread().enable_all().build().unwrap());
+}
+
+#[test]
+fn of_many_threads() {
+    serves(&Builder::new_multi_thread().worker_threads(3).enable_all().build().unwrap());
 }

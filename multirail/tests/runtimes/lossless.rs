@@ -7,7 +7,7 @@ use multirail::{Access, PeerGroup, Result};
 use smol::future::{poll_once, yield_now};
 
 use crate::device::{LIMIT, TestDevices};
-use crate::page::{PAGE, TestPage};
+use crate::device::{PAGE, TestPage};
 use crate::strict;
 
 /// Polls the future of `wait` a few times and drops it.

@@ -8,16 +8,13 @@
 //! `page` is a region with its expected content, and `child` is the other process.
 
 mod between;
-mod blocked;
 mod blocking;
 mod child;
 mod device;
 mod executors;
 mod flood;
 mod lossless;
-mod page;
 mod scenario;
 mod select;
 mod sendable;
-mod served;
 mod strict;

@@ -10,7 +10,7 @@ use multirail::{
 
 use crate::device::LIMIT;
 
-use crate::page::{PAGE, TestPage, differing};
+use crate::device::{PAGE, TestPage, differing};
 
 /// Two connected fabrics: `a` is the initiator, `b` is the target.
 struct ConnectedFabrics {

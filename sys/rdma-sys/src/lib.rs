@@ -9,13 +9,11 @@
 //!
 //! Nothing is made safe: who calls upholds what the manual page says.
 
-mod calls;
 #[allow(missing_docs, non_camel_case_types, non_snake_case, non_upper_case_globals, dead_code)]
 #[allow(unsafe_op_in_unsafe_fn)]
 #[allow(clippy::all, clippy::undocumented_unsafe_blocks)]
 mod generated;
 mod library;
 
-pub use calls::*;
 pub use generated::*;
-pub use library::{Library, LoadError};
+pub use library::*;

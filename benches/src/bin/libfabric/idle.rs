@@ -8,7 +8,7 @@ use benches::ends::ConnectedWriter;
 use benches::{BenchResult, Driven, LIMIT};
 use transport_core::spi::Capabilities;
 
-use crate::provider::LibfabricProvider;
+use crate::LibfabricProvider;
 
 /// Pauses before a write.
 const PAUSES: [Duration; 4] =

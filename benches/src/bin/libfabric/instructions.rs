@@ -7,8 +7,8 @@ use std::process::{Command, ExitCode};
 use benches::BenchResult;
 use benches::compare::find;
 
+use crate::LibfabricProvider;
 use crate::WriteLoop;
-use crate::provider::LibfabricProvider;
 
 /// Ours per write, at most.
 const LIMIT: f64 = 150.0;

@@ -4,20 +4,21 @@
 //! `benches/libfabric/writes.c`, a bare loop of `fi_writemsg`, and runs it and the same loop
 //! of ours in turn. `instructions`, `idle` and `registration` print what their names say.
 
+use std::process::ExitCode;
+use std::sync::Arc;
+
+use backend_efa::{Efa, EfaConfig};
+use benches::BenchResult;
+use benches::ends::{BenchDevices, ProcessRole, Target, transport};
+use clap::{Parser, Subcommand};
+use staging::{Staged, Staging};
+use transport_core::TransportConfig;
+
 mod idle;
 mod instructions;
 mod network;
 mod overhead;
-mod provider;
 mod registration;
-mod theirs;
-
-use std::process::ExitCode;
-
-use benches::ends::Target;
-use clap::{Parser, Subcommand};
-
-use provider::LibfabricProvider;
 
 /// A loop of our writes.
 type WriteLoop = benches::load::WriteLoop<LibfabricProvider>;
@@ -61,5 +62,48 @@ fn main() -> ExitCode {
             eprintln!("libfabric: {why}");
             ExitCode::FAILURE
         }
+    }
+}
+
+/// Where both sides are: one provider's first device.
+#[derive(clap::Args, Clone)]
+pub struct LibfabricProvider {
+    /// tcp, shm, ...
+    #[arg(long, default_value = "tcp")]
+    pub provider: String,
+    /// All memory is staged, as a GPU's is where a card refuses it.
+    #[arg(long)]
+    pub staged: bool,
+}
+
+impl LibfabricProvider {
+    /// By its name.
+    pub fn of(name: &str) -> Self {
+        Self { provider: name.to_owned(), staged: false }
+    }
+
+    /// The local address: sockets stay on this host; shm and cards have none.
+    pub fn node(&self) -> Option<&'static str> {
+        let has_none = matches!(self.provider.as_str(), "shm" | "efa" | "efa-direct");
+        (!has_none).then_some("127.0.0.1")
+    }
+}
+
+impl BenchDevices for LibfabricProvider {
+    const PINS: bool = true;
+
+    fn transport(&self, _: ProcessRole) -> BenchResult<TransportConfig> {
+        let config = EfaConfig::default().provider(&self.provider);
+        let inner = Efa::with(self.node().into_iter().fold(config, EfaConfig::node));
+        if self.staged {
+            return transport(Staged::new(Arc::new(inner), Staging::Always), None);
+        }
+        transport(inner, None)
+    }
+
+    fn arguments(&self) -> Vec<String> {
+        let mut all = vec!["--provider".to_owned(), self.provider.clone()];
+        all.extend(self.staged.then(|| "--staged".to_owned()));
+        all
     }
 }

@@ -1,14 +1,13 @@
 //! Ours against libfabric's own writes.
 
+use std::path::PathBuf;
 use std::process::{Command, ExitCode};
 
 use benches::BenchResult;
-use benches::compare::{Compared, read};
+use benches::compare::{Compared, compile, read};
 
-use crate::WriteLoop;
-use crate::network;
-use crate::provider::LibfabricProvider;
-use crate::theirs::Writes;
+use crate::LibfabricProvider;
+use crate::{WriteLoop, network};
 
 /// A size, what is compared there, and the least that the ratio must surely be.
 const SIZES: [(usize, &str, f64); 2] = [(65_536, "gb_per_s", 0.95), (8, "mops", 0.9)];
@@ -74,4 +73,24 @@ fn our(load: &WriteLoop) -> BenchResult<Command> {
     let mut command = Command::new(std::env::current_exe()?);
     command.arg("ours").args(load.arguments());
     Ok(command)
+}
+
+/// The compiled program.
+pub struct Writes(PathBuf);
+
+impl Writes {
+    /// Compiles it beside this program.
+    pub fn compile() -> BenchResult<Self> {
+        compile("libfabric/writes", "fabric", "libfabric-dev").map(Self)
+    }
+
+    /// The program and its arguments for `load`: writes complete when they are delivered, as ours.
+    pub fn command(&self, load: &WriteLoop) -> Command {
+        let mut command = Command::new(&self.0);
+        command.arg("--delivery").args(load.arguments());
+        if let Some(node) = load.place.node() {
+            command.args(["--node", node]);
+        }
+        command
+    }
 }

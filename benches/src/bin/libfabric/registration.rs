@@ -10,7 +10,7 @@ use benches::ends::ConnectedWriter;
 use benches::{BenchResult, Driven, LIMIT};
 use transport_core::{Access, HostBuffer};
 
-use crate::provider::LibfabricProvider;
+use crate::LibfabricProvider;
 
 /// Bytes that are registered, over and over.
 const LEN: usize = 1 << 30;

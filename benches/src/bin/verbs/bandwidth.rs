@@ -5,9 +5,9 @@ use std::process::Command;
 use benches::BenchResult;
 use benches::compare::{Compared, read};
 
+use crate::Ports;
 use crate::WriteLoop;
 use crate::perftest::row;
-use crate::ports::Ports;
 
 /// Writes under way: perftest's own.
 const WINDOW: usize = 128;

@@ -6,11 +6,11 @@ use std::process::{Command, ExitCode};
 use benches::BenchResult;
 use benches::compare::{Compared, median, read};
 use benches::ends::{BenchDevices, ConnectedWriter};
-use benches::side::{ProcessRole, pin};
+use benches::ends::{ProcessRole, pin};
 
+use crate::Ports;
 use crate::machine::is_inside;
 use crate::perftest::row;
-use crate::ports::Ports;
 
 /// Bytes of a write.
 const SIZE: usize = 8;
@@ -41,7 +41,7 @@ impl Pings {
 pub fn compile(here: bool) -> BenchResult<PathBuf> {
     match is_inside() && !here {
         true => Ok(std::env::current_exe()?.with_file_name("pingpong")),
-        false => benches::compiled::compile("verbs/pingpong", "ibverbs", "libibverbs-dev"),
+        false => benches::compare::compile("verbs/pingpong", "ibverbs", "libibverbs-dev"),
     }
 }
 

@@ -7,9 +7,9 @@ use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use benches::BenchResult;
-use benches::side::ProcessRole;
+use benches::ends::ProcessRole;
 
-use crate::ports::Ports;
+use crate::Ports;
 
 /// Its own default, where both sides meet.
 const PORT: u16 = 18_515;

@@ -1,6 +1,5 @@
 //! `multirail bench ladder`: the gain of each of Perplexity's steps on this machine.
 
-mod instructions;
 mod ladder_run;
 mod row;
 mod rung;
@@ -52,7 +51,7 @@ pub struct LadderArguments {
     instructions: bool,
 
     /// Run one rung with this many operations, driven by the caller, and print its work requests
-    #[arg(long, hide = true, value_parser = instructions::parse)]
+    #[arg(long, hide = true, value_parser = ladder_run::parse)]
     counted: Option<(usize, u64)>,
 }
 
@@ -65,7 +64,7 @@ pub fn run(common: &Common, arguments: &LadderArguments) -> CommandResult {
     let devices = arguments.open(common)?;
     if let Some((number, operations)) = arguments.counted {
         let rung = RUNGS.get(number).ok_or_else(|| CommandFailure::new("the rung does not exist"))?;
-        return instructions::counted(&devices, rung, arguments.batch, page, operations);
+        return ladder_run::counted(&devices, rung, arguments.batch, page, operations);
     }
     let cores: Vec<usize> = (0..cores()).collect();
     let null = arguments.null;
@@ -93,7 +92,7 @@ fn measure_rungs(
             break;
         }
         let instructions = match arguments.instructions {
-            true => Some(instructions::instructions(number, &arguments.counted_options())?),
+            true => Some(ladder_run::instructions(number, &arguments.counted_options())?),
             false => None,
         };
         let busy_cores = arguments.busy_cores(rung, devices);

@@ -6,7 +6,7 @@ use serde::Serialize;
 
 use super::rung::Rung;
 use crate::failure::CommandResult;
-use crate::table::TextTable;
+use crate::output::TextTable;
 use crate::units::round;
 
 /// The result of one rung. The fields are the keys of the JSON.

@@ -1,7 +1,7 @@
 //! Draws a layout as SVG.
 
-use super::frame::PixelRect;
 use super::layout::{BODY, HEADLINE, LegendEntry, NodeBox, Picture, Symbol};
+use super::panel::PixelRect;
 use super::panel::{Bar, Cores, DETAIL, NAME, Panel, Tile, TileKind};
 use super::svg::{Style, Svg};
 

@@ -3,8 +3,8 @@
 use topology::{Address, Kind, Machine, RailGroup};
 
 use super::super::label;
-use super::frame::{PixelRect, columns};
 use super::panel::{self, Panel, PanelContent, TileKind};
+use super::panel::{PixelRect, columns};
 use super::svg;
 
 /// The picture of a machine: every element with its position.

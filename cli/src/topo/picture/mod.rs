@@ -4,7 +4,6 @@
 //! into [`svg`] elements.
 
 mod draw;
-mod frame;
 mod layout;
 mod panel;
 mod svg;

@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-use super::frame::PixelRect;
+use super::panel::PixelRect;
 
 /// A list of SVG elements.
 #[derive(Default)]

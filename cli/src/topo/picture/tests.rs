@@ -2,8 +2,8 @@ use roxmltree::Document;
 use topology::rail_groups;
 
 use super::super::samples;
-use super::frame::PixelRect;
 use super::layout::Picture;
+use super::panel::PixelRect;
 use super::*;
 
 fn machines() -> [(&'static str, Machine); 5] {

@@ -16,9 +16,8 @@
 
 pub(crate) mod authenticate;
 pub mod hello;
-pub mod limiter;
+pub mod limits;
 pub mod proof;
-pub(crate) mod time_limit;
 pub mod token;
 pub(crate) mod unauthenticated;
 
@@ -27,15 +26,15 @@ use std::time::{Duration, Instant};
 
 use tokio::sync::mpsc;
 
-use crate::errors::{closed, refused};
 use crate::frame::{Frame, Identity, LinkReport, MAX_OFFERS, TransportOffer};
 use crate::framed_channel::FramedChannel;
 use crate::handshake::authenticate::AuthenticatedPeer;
+use crate::handshake::limits::TimeLimit;
 use crate::handshake::proof::Role;
-use crate::handshake::time_limit::TimeLimit;
 use crate::host::{PeerReservation, SessionHost, SessionPeer};
 use crate::runtime::Spawner;
 use crate::session::close::{CloseReason, FailOnDrop};
+use crate::session::close::{closed, refused};
 use crate::session::liveness::Liveness;
 use crate::session::lookups::Lookups;
 use crate::session::relocations::Relocations;

@@ -12,12 +12,12 @@ use std::time::{Duration, Instant};
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::{sleep_until, timeout};
 
-use crate::errors::{closed, refused};
 use crate::frame::{Frame, MAX_DESCRIPTOR, MAX_NAME};
 use crate::framed_channel::{CLOSE_LIMIT, FramedChannel};
 use crate::host::{SessionHost, SessionPeer};
 use crate::runtime::Spawner;
 use crate::session::close::CloseReason;
+use crate::session::close::{closed, refused};
 use crate::session::liveness::Liveness;
 use crate::session::lookups::{AnswerSender, Lookups, MAX_OUTSTANDING, ProbeGuard, Requester};
 use crate::session::relocations::Relocations;
@@ -288,13 +288,13 @@ impl<H: SessionHost> Session<H> {
             }
         }
         if due.heartbeat {
-            let send_queue = self.channel.send_queue();
-            if self.liveness.is_send_stuck((!send_queue.is_empty()).then_some(send_queue.sent())) {
+            let frame_queue = self.channel.frame_queue();
+            if self.liveness.is_send_stuck((!frame_queue.is_empty()).then_some(frame_queue.sent())) {
                 return Err(CloseReason::peer_dead("the peer reads nothing for", self.liveness.timeout()));
             }
             // Any queued frame shows the peer that this side is alive, so no heartbeat is needed.
-            if send_queue.is_empty() {
-                self.send(&Frame::Heartbeat { seq: send_queue.sent() })?;
+            if frame_queue.is_empty() {
+                self.send(&Frame::Heartbeat { seq: frame_queue.sent() })?;
             }
         }
         Ok(())
@@ -316,7 +316,7 @@ impl<H: SessionHost> Session<H> {
     /// Sends an answer to the peer. Fails if the peer does not read its answers.
     fn answer(&mut self, frame: &Frame) -> Result<(), CloseReason> {
         self.send(frame)?;
-        if self.channel.send_queue().queued_bytes() > MAX_QUEUED_BYTES {
+        if self.channel.frame_queue().queued_bytes() > MAX_QUEUED_BYTES {
             return Err(CloseReason::protocol_violation(
                 "the peer sends more requests than agreed, and reads no answers",
             ));
