@@ -1,6 +1,13 @@
 //! What the benches share: two connected fabrics over loopback, in one process; and two processes,
 //! one of which writes, beside programs in C that do the same.
 
+pub mod compare;
+pub mod ends;
+pub mod inside;
+pub mod load;
+pub mod turns;
+pub mod volley;
+
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -9,12 +16,6 @@ use transport_core::spi::Backend;
 use transport_core::{
     Access, Fabric, FabricBuilder, Pages, Peer, Region, RemoteRegion, Result, TransportConfig,
 };
-
-pub mod compare;
-pub mod ends;
-pub mod load;
-pub mod turns;
-pub mod volley;
 
 /// Anything that can go wrong, in words.
 pub type BenchResult<T> = std::result::Result<T, Box<dyn std::error::Error>>;

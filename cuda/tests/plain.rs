@@ -1,4 +1,4 @@
-//! Plain copies and page-locked memory. Without a GPU each test is skipped, with a message.
+//! Plain copies, page-locked memory, and comparing bytes on a GPU. Without a GPU each test is skipped, with a message.
 
 mod gpus;
 
@@ -75,13 +75,26 @@ fn different_lengths_and_overlaps_are_refused() {
     }
 }
 
+fn only_whole_pages_are_compared() {
+    let device = Device::open(0).unwrap();
+    let memory = CudaMemory::new(&device, 100).unwrap();
+    for (size, pages) in [(0, 1), (100, 0), (100, 2), (33, 3), (u64::MAX, 2)] {
+        let refused = memory.first_mismatch(size, &vec![0; pages]).unwrap_err();
+        assert_eq!(refused.kind(), ErrorKind::InvalidRequest, "{refused}");
+    }
+    // The first output of SplitMix64 for 1234567, as its authors published it. Zeros follow.
+    memory.copy_in(0, &6_457_827_717_110_365_317_u64.to_le_bytes()).unwrap();
+    assert_eq!(memory.first_mismatch(100, &[1_234_567]).unwrap(), Some(8));
+}
+
 fn main() -> ExitCode {
     conformance::run_or_skip(
         gpus::missing(),
         conformance::tests![
             from_the_host_over_every_gpu_and_back,
             page_locked_memory_can_be_shared_and_locked_again,
-            different_lengths_and_overlaps_are_refused
+            different_lengths_and_overlaps_are_refused,
+            only_whole_pages_are_compared
         ],
     )
 }

@@ -1,5 +1,7 @@
 //! `multirail trace`: prints a recording of dumps as a timeline, or converts it for a trace viewer.
 
+pub(super) mod chrome;
+
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{BufWriter, Read, Write};
@@ -9,8 +11,6 @@ use multirail::observe::{MAX_RECORDING, Record};
 use multirail::{Recording, Time};
 
 use super::failure::{CommandFailure, CommandResult};
-
-pub(super) mod chrome;
 
 #[derive(clap::Args)]
 pub struct TraceArguments {

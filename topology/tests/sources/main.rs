@@ -1,12 +1,12 @@
 //! Descriptions, sysfs and hwloc give the same machine.
 
-use multirail_topology::{Address, Core, Cpus, Description, Machine, Node, RailGroup, fixture, sysfs};
-
 mod broken;
 #[cfg(feature = "hwloc")]
 mod hwloc;
 #[cfg(unix)]
 mod p5;
+
+use multirail_topology::{Address, Core, Cpus, Description, Machine, Node, RailGroup, fixture, sysfs};
 
 /// The machine of the built-in description.
 fn p5() -> Machine {

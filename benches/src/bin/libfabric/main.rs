@@ -4,6 +4,11 @@
 //! `benches/libfabric/writes.c`, a bare loop of `fi_writemsg`, and runs it and the same loop
 //! of ours in turn. `instructions`, `idle` and `registration` print what their names say.
 
+mod idle;
+mod instructions;
+mod overhead;
+mod registration;
+
 use std::process::ExitCode;
 use std::sync::Arc;
 
@@ -13,12 +18,6 @@ use benches::ends::{BenchDevices, ProcessRole, Target, transport};
 use clap::{Parser, Subcommand};
 use staging::{Staged, Staging};
 use transport_core::TransportConfig;
-
-mod idle;
-mod instructions;
-mod network;
-mod overhead;
-mod registration;
 
 /// A loop of our writes.
 type WriteLoop = benches::load::WriteLoop<LibfabricProvider>;

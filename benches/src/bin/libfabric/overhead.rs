@@ -3,11 +3,11 @@
 use std::path::PathBuf;
 use std::process::{Command, ExitCode};
 
-use benches::BenchResult;
 use benches::compare::{Compared, compile, read};
+use benches::{BenchResult, inside};
 
 use crate::LibfabricProvider;
-use crate::{WriteLoop, network};
+use crate::WriteLoop;
 
 /// A size, what is compared there, and the least that the ratio must surely be.
 const SIZES: [(usize, &str, f64); 2] = [(65_536, "gb_per_s", 0.95), (8, "mops", 0.9)];
@@ -32,7 +32,7 @@ pub struct Overhead {
 impl Overhead {
     /// Prints a table; fails where a bound is not reached.
     pub fn run(self) -> BenchResult<ExitCode> {
-        if let Some(code) = network::enter()? {
+        if let Some(code) = inside::network_namespace()? {
             return Ok(code);
         }
         let writes = Writes::compile()?;

@@ -3,18 +3,16 @@
 //! `cargo run --profile dist -p benches --bin verbs` compares them in `ci/rdma-vm`'s machine, on
 //! soft-RoCE; with `--here`, on this one, over the devices that `--devices` names.
 
+mod comparisons;
+mod perftest;
+
 use std::process::ExitCode;
 
 use backend_verbs::{Verbs, VerbsConfig};
-use benches::BenchResult;
 use benches::ends::{BenchDevices, ProcessRole, Target, transport};
+use benches::{BenchResult, inside};
 use clap::{Parser, Subcommand};
 use transport_core::TransportConfig;
-
-mod bandwidth;
-mod latency;
-mod machine;
-mod perftest;
 
 /// A loop of our writes.
 type WriteLoop = benches::load::WriteLoop<Ports>;
@@ -56,7 +54,7 @@ enum VerbsCommand {
     Ours(WriteLoop),
     /// The same for a ping-pong.
     #[command(hide = true)]
-    Pings(latency::Pings),
+    Pings(comparisons::Pings),
     /// The other side.
     #[command(hide = true)]
     Target(Target<Ports>),
@@ -64,13 +62,14 @@ enum VerbsCommand {
 
 impl Compare {
     fn run(&self) -> BenchResult<ExitCode> {
-        let pingpong = latency::compile(self.here)?;
-        if let Some(code) = machine::enter(self.here)? {
+        let pingpong = comparisons::compile(self.here)?;
+        if let Some(code) = inside::virtual_machine(self.here)? {
             return Ok(code);
         }
         let is_asked = |figure| self.only.is_none_or(|only| only == figure);
-        let is_fast = !is_asked(Figure::Bandwidth) || bandwidth::compare(&self.ports, self.pairs)?;
-        let is_quick = !is_asked(Figure::Latency) || latency::compare(&self.ports, self.pairs, &pingpong)?;
+        let is_fast = !is_asked(Figure::Bandwidth) || comparisons::bandwidth(&self.ports, self.pairs)?;
+        let is_quick =
+            !is_asked(Figure::Latency) || comparisons::latency(&self.ports, self.pairs, &pingpong)?;
         Ok(if is_fast && is_quick { ExitCode::SUCCESS } else { ExitCode::FAILURE })
     }
 }

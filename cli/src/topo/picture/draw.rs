@@ -1,9 +1,9 @@
 //! Draws a layout as SVG.
 
-use super::layout::{BODY, HEADLINE, LegendEntry, NodeBox, Picture, Symbol};
 use super::panel::PixelRect;
 use super::panel::{Bar, Cores, DETAIL, NAME, Panel, Tile, TileKind};
 use super::svg::{Style, Svg};
+use super::{BODY, HEADLINE, LegendEntry, NodeBox, Picture, Symbol};
 
 /// The SVG document of a picture.
 pub fn draw(picture: &Picture) -> String {

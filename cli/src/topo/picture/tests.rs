@@ -2,7 +2,7 @@ use roxmltree::Document;
 use topology::rail_groups;
 
 use super::super::samples;
-use super::layout::Picture;
+use super::Picture;
 use super::panel::PixelRect;
 use super::*;
 

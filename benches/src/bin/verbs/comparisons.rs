@@ -1,16 +1,16 @@
-//! Our ping-pong against one of libibverbs' own, `benches/verbs/pingpong.c`.
+//! The two comparisons: the latency of our ping-pong with that of libibverbs' own (`benches/verbs/pingpong.c`), and the
+//! bandwidth of our writes with that of `ib_write_bw`.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 
 use benches::BenchResult;
 use benches::compare::{Compared, median, read};
-use benches::ends::{BenchDevices, ConnectedWriter};
-use benches::ends::{ProcessRole, pin};
+use benches::ends::{BenchDevices, ConnectedWriter, ProcessRole, pin};
+use benches::inside::is_in_machine;
 
-use crate::Ports;
-use crate::machine::is_inside;
 use crate::perftest::row;
+use crate::{Ports, WriteLoop};
 
 /// Bytes of a write.
 const SIZE: usize = 8;
@@ -39,14 +39,14 @@ impl Pings {
 
 /// The program in C, beside this one; in the machine it is there.
 pub fn compile(here: bool) -> BenchResult<PathBuf> {
-    match is_inside() && !here {
+    match is_in_machine() && !here {
         true => Ok(std::env::current_exe()?.with_file_name("pingpong")),
         false => benches::compare::compile("verbs/pingpong", "ibverbs", "libibverbs-dev"),
     }
 }
 
 /// Prints a table; whether the ratio is as asked.
-pub fn compare(ports: &Ports, pairs: usize, pingpong: &Path) -> BenchResult<bool> {
+pub fn latency(ports: &Ports, pairs: usize, pingpong: &Path) -> BenchResult<bool> {
     let (size, count) = (SIZE.to_string(), COUNT.to_string());
     let our = || -> BenchResult<f64> {
         let mut command = Command::new(std::env::current_exe()?);
@@ -75,4 +75,50 @@ pub fn compare(ports: &Ports, pairs: usize, pingpong: &Path) -> BenchResult<bool
         median(&polled)
     );
     Ok(compared.ratio() <= LIMIT)
+}
+
+/// Writes under way: perftest's own.
+const WRITES_UNDER_WAY: usize = 128;
+/// Sizes, with the writes of a run.
+const BANDWIDTH_SIZES: [(usize, u64); 2] = [(65_536, 1500), (1 << 20, 192)];
+/// The least that the ratio must surely be.
+const ASKED: f64 = 0.97;
+/// The megabyte of `ib_write_bw` has 2^20 bytes.
+const GB_PER_MB: f64 = 1.048_576e-3;
+
+/// Prints a table; whether all ratios are as asked.
+pub fn bandwidth(ports: &Ports, pairs: usize) -> BenchResult<bool> {
+    println!("{pairs} pairs, 1 queue pair, {WRITES_UNDER_WAY} writes under way, GB/s");
+    println!("     size     ours  ib_write_bw  median ratio  surely (95 %)  asked");
+    let mut is_well = true;
+    for (size, count) in BANDWIDTH_SIZES {
+        // As there: write by write, the same memory over and over, and a target that sleeps.
+        let load = WriteLoop {
+            inflight: WRITES_UNDER_WAY,
+            batch: 1,
+            region: size,
+            count: Some(count),
+            worker: true,
+            ..WriteLoop::of(ports.clone(), size)
+        };
+        let our = || -> BenchResult<f64> {
+            let mut command = Command::new(std::env::current_exe()?);
+            command.arg("ours").args(load.arguments());
+            read(command, "gb_per_s")
+        };
+        let their = || {
+            let row = row("ib_write_bw", ports, size, &["-n", &count.to_string(), "-q", "1"])?;
+            Ok(row.get(3).ok_or("ib_write_bw has no average")? * GB_PER_MB)
+        };
+        let compared = Compared::of(pairs, our, their)?;
+        let surely = compared.at_least();
+        println!(
+            "{size:>9}  {:>7.4}  {:>11.4}  {:>12.3}  {surely:>13.3}  {ASKED:>5}",
+            compared.ours(),
+            compared.theirs(),
+            compared.ratio(),
+        );
+        is_well &= surely >= ASKED;
+    }
+    Ok(is_well)
 }
