@@ -3,6 +3,7 @@
 use std::fmt;
 use std::future::Future;
 use std::panic::Location;
+use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, Wake, Waker};
 use std::thread::Thread;
@@ -71,6 +72,14 @@ pub(crate) fn ensure_err<T>(what: &str, result: Result<T, Error>, kinds: &[Error
         }
         Err(error) if kinds.contains(&error.kind()) => Ok(error),
         Err(error) => Err(TrialFailure::new(format!("{what}: got {error}, want one of {kinds:?}"))),
+    }
+}
+
+/// Polls `future` once. Returns its output if it is ready.
+pub(crate) fn poll_once<F: Future>(future: Pin<&mut F>) -> Option<F::Output> {
+    match future.poll(&mut Context::from_waker(Waker::noop())) {
+        Poll::Ready(output) => Some(output),
+        Poll::Pending => None,
     }
 }
 

@@ -1,6 +1,7 @@
 //! Caller-driven fabrics and the virtual clock that they share.
 
 use std::cell::{Cell, RefCell};
+use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -12,7 +13,7 @@ use transport_core::{
 };
 
 use crate::backend_under_test::{TransferSide, TransportShape, Variant};
-use crate::check::{TestResult, TrialFailure, ensure, ensure_err};
+use crate::check::{TestResult, TrialFailure, ensure, ensure_err, poll_once};
 use crate::trial::TrialContext;
 use crate::trial::TrialFabric;
 
@@ -197,6 +198,17 @@ impl SimHarness {
             self.tick();
         }
         Err(TrialFailure::new(format!("{what}: did not happen within {MAX_TURNS} turns")))
+    }
+
+    /// Ticks until `future` is ready, and returns its output.
+    #[track_caller]
+    pub(crate) fn output<F: Future>(&self, what: &str, future: F) -> TestResult<F::Output> {
+        let (mut future, mut output) = (pin!(future), None);
+        self.until(what, || {
+            output = poll_once(future.as_mut());
+            output.is_some()
+        })?;
+        output.ok_or_else(|| TrialFailure::new("no result"))
     }
 
     /// Ticks until `op` has its result.

@@ -1,18 +1,15 @@
 //! Barriers: peers wait for each other, in virtual time and between processes.
 
-use std::future::Future;
 use std::pin::Pin;
-use std::task::{Context as Task, Poll, Waker};
 use std::time::Duration;
 
 use rustix::process::Signal;
 use transport_core::{Barrier, Error, ErrorKind, Peer, PeerGroup};
 
-use crate::check::{TestResult, ensure, ensure_eq, ensure_err, within};
+use crate::check::{TestResult, ensure, ensure_eq, ensure_err, poll_once, within};
 use crate::process::{HelperProcess, LIMIT, short_timeout_fabric, worker_fabric};
 use crate::sim_harness::{Options, SimHarness, SimPair};
-use crate::trial::TrialFabric;
-use crate::trial::{Trial, TrialContext};
+use crate::trial::{Trial, TrialContext, TrialFabric};
 
 pub(super) const TRIALS: &[Trial] = &[
     Trial::new("barrier::whoever_comes_first", order),
@@ -29,10 +26,7 @@ const LONG: Duration = Duration::from_secs(60);
 
 /// Returns the barrier's result if it has one.
 fn try_result(barrier: &mut Barrier) -> Option<Result<(), Error>> {
-    match Pin::new(barrier).poll(&mut Task::from_waker(Waker::noop())) {
-        Poll::Ready(result) => Some(result),
-        Poll::Pending => None,
-    }
+    poll_once(Pin::new(barrier))
 }
 
 #[track_caller]

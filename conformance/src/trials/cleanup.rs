@@ -16,8 +16,7 @@ use crate::backend_under_test::{TransferSide, Variant};
 use crate::check::{TestResult, TrialFailure, ensure, ensure_eq, ensure_err, within};
 use crate::checked_region::{CheckedRegion, FULL_ACCESS};
 use crate::process::{ConnectedPair, HelperProcess, LIMIT, default_fabric, worker_fabric};
-use crate::trial::TrialFabric;
-use crate::trial::{Trial, TrialContext};
+use crate::trial::{Trial, TrialContext, TrialFabric};
 
 const PATHS: &[Variant] = &[Variant::Plain, Variant::Queued, Variant::Slow];
 

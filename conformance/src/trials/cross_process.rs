@@ -9,8 +9,7 @@ use crate::backend_under_test::Variant;
 use crate::check::{TestResult, ensure_eq, ensure_err, within};
 use crate::checked_region::{CheckedRegion, FULL_ACCESS};
 use crate::process::{ConnectedPair, HelperProcess, LIMIT, permutation};
-use crate::trial::TrialFabric;
-use crate::trial::{Trial, TrialContext};
+use crate::trial::{Trial, TrialContext, TrialFabric};
 
 const ALL: Operations = Operations::all();
 const PATHS: &[Variant] = &[Variant::Plain, Variant::Queued];

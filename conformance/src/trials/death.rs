@@ -9,8 +9,7 @@ use crate::backend_under_test::Variant;
 use crate::check::{TestResult, ensure, ensure_eq, ensure_err, within};
 use crate::checked_region::{CheckedRegion, FULL_ACCESS};
 use crate::process::{ConnectedPair, HelperProcess, LIMIT, Proxy, short_timeout_fabric, worker_fabric};
-use crate::trial::TrialFabric;
-use crate::trial::{Trial, TrialContext};
+use crate::trial::{Trial, TrialContext, TrialFabric};
 
 /// Operations that complete at once, and operations that stay posted for long.
 const PATHS: &[Variant] = &[Variant::Plain, Variant::Queued, Variant::Slow];

@@ -1,9 +1,11 @@
 //! Draining a peer: a drain waits for dropped operations too.
 
+use std::pin::Pin;
+
 use transport_core::{Access, Drain, ErrorKind, Op, Pages, WriteOptions};
 
 use crate::backend_under_test::Variant;
-use crate::check::{TestResult, TrialFailure, ensure, ensure_eq, ensure_err};
+use crate::check::{TestResult, TrialFailure, ensure, ensure_eq, ensure_err, poll_once};
 use crate::checked_region::{CheckedRegion, FULL_ACCESS};
 use crate::sim_harness::{Options, SimHarness, SimPair};
 use crate::trial::{ALL_PATHS, Trial, TrialContext};
@@ -21,24 +23,9 @@ pub(super) const TRIALS: &[Trial] = &[
     Trial::new("drain::dropped_leaves_nothing_behind", dropped).on(&[Variant::Slow]),
 ];
 
-/// Returns the outcome of a drain if it has one.
-fn poll(drain: &mut Drain) -> Option<Result<(), transport_core::Error>> {
-    use std::future::Future;
-    let mut task = std::task::Context::from_waker(std::task::Waker::noop());
-    match std::pin::Pin::new(drain).poll(&mut task) {
-        std::task::Poll::Ready(result) => Some(result),
-        std::task::Poll::Pending => None,
-    }
-}
-
 #[track_caller]
-fn drained(sim: &SimHarness, mut drain: Drain) -> TestResult {
-    let mut result = None;
-    sim.until("a drain", || {
-        result = poll(&mut drain);
-        result.is_some()
-    })?;
-    Ok(result.ok_or_else(|| TrialFailure::new("no result"))??)
+fn drained(sim: &SimHarness, drain: Drain) -> TestResult {
+    Ok(sim.output("a drain", drain)??)
 }
 
 /// Submits one write of 4 KiB. Returns the operation, its source and its destination.
@@ -110,12 +97,12 @@ fn returns_only_when_quiet(context: &TrialContext) -> TestResult {
     pair.sim.clock.advance(Variant::SLOW / 2);
     for _ in 0..20 {
         pair.sim.step();
-        ensure(poll(&mut drain).is_none(), "the drain returned while the write was posted")?;
+        ensure(poll_once(Pin::new(&mut drain)).is_none(), "the drain returned while the write was posted")?;
     }
     dst.check("while it is posted")?;
     pair.sim.clock.advance(Variant::SLOW);
     a_few_turns(&pair);
-    ensure(poll(&mut drain).is_some(), "the drain did not return after the write had ended")?;
+    ensure(poll_once(Pin::new(&mut drain)).is_some(), "the drain did not return after the write had ended")?;
     dst.expect_from(0, &src, 0..4096);
     dst.check("posted work is awaited")
 }
@@ -127,12 +114,13 @@ fn tears_down_at_the_deadline(context: &TrialContext) -> TestResult {
     drop(op);
     let mut drain = pair.to_b.drain()?;
     pair.sim.step();
-    ensure(poll(&mut drain).is_none(), "the drain returned while the write was posted")?;
+    ensure(poll_once(Pin::new(&mut drain)).is_none(), "the drain returned while the write was posted")?;
     pair.sim.clock.advance(Variant::SLOW / 10);
     for _ in 0..10 {
         pair.sim.step();
     }
-    poll(&mut drain).ok_or_else(|| TrialFailure::new("the drain did not end at the write's deadline"))??;
+    poll_once(Pin::new(&mut drain))
+        .ok_or_else(|| TrialFailure::new("the drain did not end at the write's deadline"))??;
     pair.sim.settle()?;
     dst.check("torn down before it arrived")
 }
@@ -149,7 +137,7 @@ fn spares_later_operations(context: &TrialContext) -> TestResult {
     pair.post(1)?;
     pair.sim.clock.advance(Variant::SLOW * 3 / 4);
     a_few_turns(&pair);
-    ensure(poll(&mut drain).is_some(), "the drain waits for a later operation")?;
+    ensure(poll_once(Pin::new(&mut drain)).is_some(), "the drain waits for a later operation")?;
     ensure(later.try_result().is_none(), "the later write has ended, so the trial shows nothing")?;
     pair.sim.done(later).map(drop)
 }
@@ -163,8 +151,8 @@ fn gives_up(context: &TrialContext) -> TestResult {
     pair.sim.step();
     pair.sim.clock.advance(Variant::SLOW / 4);
     pair.sim.step();
-    let result =
-        poll(&mut drain).ok_or_else(|| TrialFailure::new("the drain did not end at its deadline"))?;
+    let result = poll_once(Pin::new(&mut drain))
+        .ok_or_else(|| TrialFailure::new("the drain did not end at its deadline"))?;
     ensure_err("the drain", result, &[ErrorKind::DeadlineExceeded])?;
     ensure(op.try_result().is_none(), "the write ended with the drain")?;
     dst.check("while it is posted")?;
@@ -183,7 +171,7 @@ fn gives_up(context: &TrialContext) -> TestResult {
 fn idle_and_gone(context: &TrialContext) -> TestResult {
     let pair = SimPair::new(context)?;
     ensure(
-        matches!(poll(&mut pair.to_b.drain()?), Some(Ok(()))),
+        matches!(poll_once(Pin::new(&mut pair.to_b.drain()?)), Some(Ok(()))),
         "the drain waits although no operation is outstanding",
     )?;
     let src = CheckedRegion::new(&pair.a, 1 << 20, Access::LOCAL, context.seed)?;

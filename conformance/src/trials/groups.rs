@@ -15,8 +15,7 @@ use crate::check::{TestResult, ensure, ensure_eq};
 use crate::checked_region::{CheckedRegion, FULL_ACCESS};
 use crate::process::{HelperProcess, LIMIT, multi_transport_fabric};
 use crate::sim_harness::{LABEL, Options, SimHarness, SimPair};
-use crate::trial::TrialFabric;
-use crate::trial::{ALL_PATHS, Trial, TrialContext};
+use crate::trial::{ALL_PATHS, Trial, TrialContext, TrialFabric};
 
 const METERED: Operations = Operations::WRITE_IMM.union(Operations::SEND);
 

@@ -11,7 +11,7 @@ use transport_core::spi::Operations;
 use transport_core::{Access, ErrorKind, Pages, WriteOptions, imm_count};
 
 use crate::backend_under_test::Variant;
-use crate::check::{TestResult, ensure, ensure_eq, ensure_err};
+use crate::check::{TestResult, ensure, ensure_eq, ensure_err, poll_once};
 use crate::checked_region::{CheckedRegion, FULL_ACCESS};
 use crate::sim_harness::{Options, SimHarness, SimPair};
 use crate::trial::{ALL_PATHS, Trial, TrialContext};
@@ -197,14 +197,13 @@ fn called_and_streamed(context: &TrialContext) -> TestResult {
     let ops: Result<Vec<_>, _> =
         (0..2 * IMMS).map(|at| pair.to_b.write_imm(if at % 2 == 0 { 6 } else { 7 })).collect();
     let mut arrivals = pair.to_a.imm(7).arrivals();
-    let mut task = std::task::Context::from_waker(std::task::Waker::noop());
     let mut taken = 0;
     let mut failed = None;
     pair.sim.until("all arrivals", || {
-        match std::pin::pin!(arrivals.next()).poll(&mut task) {
-            Poll::Ready(Ok(count)) => taken += count,
-            Poll::Ready(Err(error)) => failed = Some(error),
-            Poll::Pending => {}
+        match poll_once(pin!(arrivals.next())) {
+            Some(Ok(count)) => taken += count,
+            Some(Err(error)) => failed = Some(error),
+            None => {}
         }
         taken >= IMMS || failed.is_some()
     })?;
@@ -216,10 +215,7 @@ fn called_and_streamed(context: &TrialContext) -> TestResult {
         (taken, pair.to_a.imm(7).count(), pair.to_a.imm(6).count()),
         (IMMS, 0, IMMS),
     )?;
-    ensure(
-        std::pin::pin!(arrivals.next()).poll(&mut task).is_pending(),
-        "the stream has one arrival too many",
-    )?;
+    ensure(poll_once(pin!(arrivals.next())).is_none(), "the stream has one arrival too many")?;
     let called = || calls.try_iter().collect::<Vec<_>>();
     ensure_eq("calls", called(), vec![(0, true), (1, true), (IMMS, true)])?;
     pair.to_b.disconnect();
@@ -255,7 +251,6 @@ fn a_waker_that_panics(context: &TrialContext) -> TestResult {
     let (wakes, waits) = counting_waker();
     let mut panicking = pin!(pair.to_a.imm(1).expect(3));
     let mut other = pin!(pair.to_a.imm(1).expect(3));
-    let mut poll = std::task::Context::from_waker(Waker::noop());
     let panics = Waker::from(Arc::new(PanickingWaker));
     ensure(
         panicking.as_mut().poll(&mut std::task::Context::from_waker(&panics)).is_pending(),
@@ -280,7 +275,7 @@ fn a_waker_that_panics(context: &TrialContext) -> TestResult {
     ensure_eq("imms", pair.to_a.imm(1).count(), COUNT)?;
     ensure_eq("panics", panics, 1)?;
     ensure(wakes.count() > 0, "the other waiter was not woken")?;
-    ensure(panicking.poll(&mut poll).is_ready(), "the wait is not ready although its imms arrived")?;
+    ensure(poll_once(panicking.as_mut()).is_some(), "the wait is not ready although its imms arrived")?;
     // The connection still works.
     pair.sim.done(pair.to_b.write_imm(1)?)?;
     pair.sim.settle()?;

@@ -1,12 +1,12 @@
 //! Peers that connect and disconnect.
 
-use std::future::Future;
+use std::pin::pin;
 
 use transport_core::spi::Operations;
 use transport_core::{Access, Error, ErrorKind, Op, Peer, WriteOptions};
 
 use crate::backend_under_test::Variant;
-use crate::check::{TestResult, TrialFailure, ensure, ensure_eq, ensure_err};
+use crate::check::{TestResult, TrialFailure, ensure, ensure_eq, ensure_err, poll_once};
 use crate::checked_region::{CheckedRegion, FULL_ACCESS};
 use crate::sim_harness::{Options, SimHarness, SimPair};
 use crate::trial::{ALL_PATHS, Trial, TrialContext};
@@ -39,12 +39,7 @@ pub(super) const TRIALS: &[Trial] = &[
 
 /// The reason why a peer is closed, if it is.
 fn close_reason(peer: &Peer) -> Option<Error> {
-    let closed = std::pin::pin!(peer.closed());
-    let mut task = std::task::Context::from_waker(std::task::Waker::noop());
-    match closed.poll(&mut task) {
-        std::task::Poll::Ready(error) => Some(error),
-        std::task::Poll::Pending => None,
-    }
+    poll_once(pin!(peer.closed()))
 }
 
 /// Waits for every operation, which must succeed or fail because the peer is closed. Returns the number of failures.

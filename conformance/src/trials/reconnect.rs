@@ -8,8 +8,7 @@ use transport_core::{ErrorKind, SendOptions, WriteOptions};
 use crate::check::{TestResult, ensure_eq, ensure_err, within};
 use crate::checked_region::{CheckedRegion, FULL_ACCESS};
 use crate::process::{HelperProcess, LIMIT, worker_fabric};
-use crate::trial::TrialFabric;
-use crate::trial::{Trial, TrialContext};
+use crate::trial::{Trial, TrialContext, TrialFabric};
 
 pub(super) const TRIALS: &[Trial] = &[
     Trial::new("reconnect::at_once", at_once).needs(Operations::WRITE_IMM).process(),

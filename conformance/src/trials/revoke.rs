@@ -14,8 +14,7 @@ use crate::check::{TestResult, ensure, ensure_eq, ensure_err, within};
 use crate::checked_region::{CheckedRegion, FULL_ACCESS};
 use crate::process::{ConnectedPair, LIMIT};
 use crate::sim_harness::SimPair;
-use crate::trial::TrialFabric;
-use crate::trial::{ALL_PATHS, Trial, TrialContext};
+use crate::trial::{ALL_PATHS, Trial, TrialContext, TrialFabric};
 
 const ALL: Operations = Operations::all();
 const REFUSALS: &[ErrorKind] = &[ErrorKind::Revoked, ErrorKind::RemoteAccess];

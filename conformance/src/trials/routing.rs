@@ -6,8 +6,7 @@ use super::forgery::WireDescriptor;
 use crate::check::{TestResult, ensure, ensure_eq, ensure_err};
 use crate::checked_region::{CheckedRegion, FULL_ACCESS};
 use crate::sim_harness::{Options, SimHarness};
-use crate::trial::TrialFabric;
-use crate::trial::{ALL_PATHS, Trial, TrialContext};
+use crate::trial::{ALL_PATHS, Trial, TrialContext, TrialFabric};
 
 pub(super) const TRIALS: &[Trial] = &[
     Trial::new("routing::prefers_the_first", prefers_the_first).on(ALL_PATHS),

@@ -8,8 +8,7 @@ use crate::check::{TestResult, TrialFailure, ensure, ensure_eq, ensure_err, with
 use crate::checked_region::{CheckedRegion, FULL_ACCESS};
 use crate::process::{LIMIT, token_fabric};
 use crate::sim_harness::{Options, SimHarness};
-use crate::trial::TrialFabric;
-use crate::trial::{ALL_PATHS, Trial, TrialContext};
+use crate::trial::{ALL_PATHS, Trial, TrialContext, TrialFabric};
 
 pub(super) const TRIALS: &[Trial] = &[
     Trial::new("tenant::a_stolen_descriptor", stolen_descriptor).on(ALL_PATHS),
