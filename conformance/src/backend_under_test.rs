@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use transport_core::spi::{Backend, DeviceInfo};
 use transport_core::{Memory, TransportConfig};
 
 /// A backend under test. The suite opens all its fabrics through this trait.
@@ -155,6 +156,18 @@ impl Variant {
             Self::Faulty => "faulty",
         }
     }
+}
+
+/// The devices of a backend, at least `rails` of them.
+///
+/// # Errors
+/// The reason why the machine has fewer, and what to do about it.
+pub fn devices(backend: &dyn Backend, rails: u32) -> Result<Vec<DeviceInfo>, String> {
+    let devices = backend.probe().map_err(|why| format!("{}; {}", why.reason, why.remedy))?;
+    if devices.len() < rails as usize {
+        return Err(format!("the machine has {} devices, and the trial needs {rails}", devices.len()));
+    }
+    Ok(devices)
 }
 
 /// A trial that fails, and why that is accepted for now.

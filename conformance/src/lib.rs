@@ -43,7 +43,7 @@ mod trial;
 mod trials;
 
 pub use backend_under_test::{
-    BackendUnderTest, KnownFailure, TransferSide, TransportShape, TrialTag, Variant,
+    BackendUnderTest, KnownFailure, TransferSide, TransportShape, TrialTag, Variant, devices,
 };
 pub use check::TrialFailure;
 pub use process::is_helper;

@@ -9,9 +9,8 @@ use std::sync::Arc;
 
 use backend_efa::{Efa, EfaConfig};
 use backend_loopback::{LinkModel, Loopback, LoopbackConfig};
-use multirail_conformance::{BackendUnderTest, TransportShape, TrialTag, Variant};
+use multirail_conformance::{BackendUnderTest, TransportShape, TrialTag, Variant, devices};
 use transport_core::TransportConfig;
-use transport_core::spi::Backend;
 
 /// The label of the transport that the suite's peers share.
 const SHARED: &str = "under-test";
@@ -49,7 +48,7 @@ impl TransportKind {
             Self::Tcp => {
                 let backend =
                     Efa::with(EfaConfig::default().provider("tcp").domains(rails).node("127.0.0.1"));
-                let devices = backend.probe().map_err(|why| format!("{}; {}", why.reason, why.remedy))?;
+                let devices = devices(&backend, rails)?;
                 Ok(TransportConfig::new(label, Arc::new(backend)).devices(devices))
             }
         }

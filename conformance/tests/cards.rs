@@ -5,7 +5,7 @@ use std::process::ExitCode;
 use std::sync::{Arc, OnceLock};
 
 use backend_efa::{Efa, EfaConfig};
-use multirail_conformance::{BackendUnderTest, TransportShape, TrialTag, Variant};
+use multirail_conformance::{BackendUnderTest, TransportShape, TrialTag, Variant, devices};
 use transport_core::spi::{Backend, Operations};
 use transport_core::{FabricBuilder, TransportConfig, TransportInfo};
 
@@ -94,14 +94,7 @@ impl BackendUnderTest for SimulatedEfa {
     }
 
     fn transport(&self, label: &str, shape: TransportShape) -> Result<TransportConfig, String> {
-        let mut devices = self.backend.probe().map_err(|why| format!("{}; {}", why.reason, why.remedy))?;
-        if devices.len() < shape.rails as usize {
-            return Err(format!(
-                "the machine has {} devices, and the trial needs {}",
-                devices.len(),
-                shape.rails
-            ));
-        }
+        let mut devices = devices(&*self.backend, shape.rails)?;
         devices.truncate(shape.rails as usize);
         Ok(TransportConfig::new(label, self.backend.clone()).devices(devices))
     }

@@ -4,9 +4,8 @@ use std::process::ExitCode;
 use std::sync::Arc;
 
 use backend_efa::{Efa, EfaConfig};
-use multirail_conformance::{BackendUnderTest, TransportShape, TrialTag, Variant};
+use multirail_conformance::{BackendUnderTest, TransportShape, TrialTag, Variant, devices};
 use transport_core::TransportConfig;
-use transport_core::spi::Backend;
 
 struct EfaProvider {
     name: String,
@@ -73,7 +72,7 @@ impl BackendUnderTest for EfaProvider {
         // Sockets stay on this host. shm takes no addresses.
         let config = if self.provider == "shm" { config } else { config.node("127.0.0.1") };
         let backend = Efa::with(config);
-        let devices = backend.probe().map_err(|why| format!("{}; {}", why.reason, why.remedy))?;
+        let devices = devices(&backend, shape.rails)?;
         Ok(TransportConfig::new(label, Arc::new(backend)).devices(devices))
     }
 }

@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use backend_efa::{Efa, EfaConfig};
 use backend_loopback::{Loopback, LoopbackConfig};
-use multirail_conformance::{BackendUnderTest, TransportShape, TrialTag, Variant};
+use multirail_conformance::{BackendUnderTest, TransportShape, TrialTag, Variant, devices};
 use staging::{Staged, Staging};
 use transport_core::TransportConfig;
 use transport_core::spi::Backend;
@@ -72,7 +72,7 @@ impl BackendUnderTest for StagedDevices {
             )),
             Some(_) => return Err(format!("libfabric cannot simulate {} devices", shape.variant.name())),
         };
-        let devices = inner.probe().map_err(|why| format!("{}; {}", why.reason, why.remedy))?;
+        let devices = devices(&*inner, shape.rails)?;
         let backend = Staged::new(inner, Staging::Always);
         Ok(TransportConfig::new(label, Arc::new(backend)).devices(devices))
     }

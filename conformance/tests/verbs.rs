@@ -7,7 +7,7 @@ use std::process::ExitCode;
 use std::sync::Arc;
 
 use backend_verbs::{Verbs, VerbsConfig};
-use multirail_conformance::{BackendUnderTest, TransportShape, TrialTag, Variant};
+use multirail_conformance::{BackendUnderTest, TransportShape, TrialTag, Variant, devices};
 use staging::{Staged, Staging};
 use transport_core::TransportConfig;
 use transport_core::spi::Backend;
@@ -46,14 +46,7 @@ impl BackendUnderTest for VerbsDevices {
     }
 
     fn transport(&self, label: &str, shape: TransportShape) -> Result<TransportConfig, String> {
-        let mut devices = self.backend.probe().map_err(|why| format!("{}; {}", why.reason, why.remedy))?;
-        if devices.len() < shape.rails as usize {
-            return Err(format!(
-                "the machine has {} devices, and the trial needs {}",
-                devices.len(),
-                shape.rails
-            ));
-        }
+        let mut devices = devices(&*self.backend, shape.rails)?;
         // A helper takes the devices that this process leaves.
         if multirail_conformance::is_helper() {
             devices.reverse();

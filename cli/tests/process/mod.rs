@@ -1,12 +1,11 @@
 //! Processes of the command under test. Every wait has a limit, and no process is left behind.
 #![allow(dead_code)]
 
-use std::io::{BufRead, BufReader, Read};
 use std::process::{Child, Command, ExitStatus, Stdio};
-use std::sync::mpsc::{self, Receiver};
+use std::sync::mpsc::Receiver;
 use std::time::Duration;
 
-use limit::Limit;
+use limit::{Limit, lines};
 use rustix::process::{Pid, Signal, kill_process};
 
 /// The limit of waits, on an idle machine.
@@ -199,14 +198,4 @@ impl Drop for RunningCommand {
 /// Polls `ask` until it returns a value, for at most `limit`.
 pub fn eventually<T>(limit: Duration, what: &str, ask: impl FnMut() -> Option<T>) -> T {
     Limit::of(limit).ask(ask).unwrap_or_else(|| panic!("within {limit:?} of an idle machine: {what}"))
-}
-
-fn lines(pipe: impl Read + Send + 'static) -> Receiver<String> {
-    let (sender, receiver) = mpsc::channel();
-    std::thread::spawn(move || {
-        for line in BufReader::new(pipe).lines().map_while(Result::ok) {
-            let _ = sender.send(line);
-        }
-    });
-    receiver
 }

@@ -1,13 +1,13 @@
 //! The parent's handle on a helper process.
 
 use std::fmt;
-use std::io::{BufRead, BufReader, Write};
+use std::io::Write;
 use std::process::{ChildStdin, Command, Stdio};
 use std::str::FromStr;
-use std::sync::mpsc::{self, Receiver};
+use std::sync::mpsc::Receiver;
 use std::time::Duration;
 
-use limit::Limit;
+use limit::{Limit, lines};
 use rustix::process::{Pid, Signal, kill_process};
 use transport_core::{Fabric, Peer};
 
@@ -45,11 +45,7 @@ impl HelperProcess {
         let missing = || TrialFailure::new("the helper process has no pipes");
         let commands = process.stdin.take().ok_or_else(missing)?;
         let output = process.stdout.take().ok_or_else(missing)?;
-        let (sender, responses) = mpsc::channel();
-        std::thread::spawn(move || {
-            BufReader::new(output).lines().map_while(Result::ok).try_for_each(|line| sender.send(line))
-        });
-        Ok(Self { process, commands, responses })
+        Ok(Self { process, commands, responses: lines(output) })
     }
 
     /// Sends a command and waits for its response. Fails if the response is an error.
