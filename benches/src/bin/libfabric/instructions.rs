@@ -1,4 +1,4 @@
-//! Instructions per write, by callgrind and by whose they are.
+//! Instructions per write of our code, of libfabric and of others, counted by callgrind.
 
 use std::collections::HashMap;
 use std::fs;
@@ -10,14 +10,14 @@ use benches::compare::find;
 use crate::LibfabricProvider;
 use crate::WriteLoop;
 
-/// Ours per write, at most.
+/// The maximum of our instructions per write.
 const LIMIT: f64 = 150.0;
 /// Pages of a batch.
 const BATCH: usize = 512;
-/// Milliseconds for the target between two turns. Longer pauses are counted with what the engine
-/// does by time: its look for stalls.
+/// Milliseconds for the target between two turns. During a longer pause the engine would look for stalls, and callgrind
+/// would count that.
 const PAUSE: u64 = 2;
-/// The measured loop; what is outside is not counted.
+/// The measured loop. Callgrind counts nothing outside of it.
 const LOOP: &str = "benches::load::WriteWindow::run*";
 
 /// Counts the instructions of a write.
@@ -32,7 +32,7 @@ pub struct Instructions {
 }
 
 impl Instructions {
-    /// Prints what is whose; fails where ours are more than the limit.
+    /// Prints the instructions of each part. Fails if ours exceed the limit.
     pub fn run(self) -> BenchResult<ExitCode> {
         let mut code = ExitCode::SUCCESS;
         println!("instructions per write of {} bytes, 1024 under way, in batches of {BATCH}", self.size);
@@ -55,7 +55,7 @@ impl Instructions {
         Ok(code)
     }
 
-    /// A run of about `count` writes.
+    /// Counts the instructions of a run of about `count` writes.
     fn callgrind(&self, provider: &str, count: u64) -> BenchResult<InstructionCounts> {
         let load = WriteLoop {
             count: Some(count),
@@ -89,12 +89,12 @@ impl Instructions {
     }
 }
 
-/// Instructions by whose they are, and what was done with them.
+/// Instructions by the code that ran them, and the number of writes.
 #[derive(Default)]
 struct InstructionCounts {
     ours: f64,
     libfabric: f64,
-    /// Of `ci/efa-sim`, where it is preloaded.
+    /// Instructions of `ci/efa-sim`, if it is preloaded.
     simulator: f64,
     others: f64,
     writes: f64,
@@ -112,7 +112,8 @@ impl InstructionCounts {
     }
 }
 
-/// Own costs by object file, of callgrind's output (its manual, "Callgrind Format Specification").
+/// The costs of each object file without its callees, from callgrind's output (its manual, "Callgrind Format
+/// Specification").
 fn by_file(text: &str) -> HashMap<String, u64> {
     let (mut names, mut counts) = (HashMap::new(), HashMap::new());
     let (mut file, mut is_call) = (String::new(), false);
@@ -124,7 +125,7 @@ fn by_file(text: &str) -> HashMap<String, u64> {
         } else if line.starts_with("calls=") {
             is_call = true;
         } else if line.starts_with(|first: char| first.is_ascii_digit() || "+-*".contains(first)) {
-            // The line after a call is the callee's cost.
+            // The line after a call has the callee's cost.
             if !std::mem::take(&mut is_call) {
                 let cost = line.split(' ').nth(1).and_then(|cost| cost.parse::<u64>().ok());
                 *counts.entry(file.clone()).or_default() += cost.unwrap_or(0);
@@ -134,7 +135,7 @@ fn by_file(text: &str) -> HashMap<String, u64> {
     counts
 }
 
-/// A name: `(3) /lib/a.so` the first time, `(3)` later.
+/// Resolves a name. Callgrind writes `(3) /lib/a.so` the first time, and `(3)` later.
 fn named(object: &str, names: &mut HashMap<String, String>) -> String {
     match object.split_once(' ') {
         Some((number, name)) => {

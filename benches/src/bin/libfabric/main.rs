@@ -1,8 +1,8 @@
-//! What the backend `efa` costs beside libfabric itself, on providers that need no card.
+//! The cost of the backend `efa` compared with libfabric itself, on providers that need no card.
 //!
 //! `cargo run --profile dist -p benches --bin libfabric -- overhead` compiles
-//! `benches/libfabric/writes.c`, a bare loop of `fi_writemsg`, and runs it and the same loop
-//! of ours in turn. `instructions`, `idle` and `registration` print what their names say.
+//! `benches/libfabric/writes.c`, a bare loop of `fi_writemsg`, and runs it and our loop in turn. `instructions` counts
+//! instructions, `idle` measures an idle fabric, and `registration` measures writes while memory is registered.
 
 mod idle;
 mod instructions;
@@ -13,8 +13,8 @@ use std::process::ExitCode;
 use std::sync::Arc;
 
 use backend_efa::{Efa, EfaConfig};
-use benches::BenchResult;
-use benches::ends::{BenchDevices, ProcessRole, Target, transport};
+use benches::processes::{BenchDevices, ProcessRole, Target, transport};
+use benches::{BenchResult, exit_code};
 use clap::{Parser, Subcommand};
 use staging::{Staged, Staging};
 use transport_core::TransportConfig;
@@ -32,11 +32,11 @@ struct LibfabricArguments {
 enum LibfabricCommand {
     /// Our writes against libfabric's own, in turn.
     Overhead(overhead::Overhead),
-    /// Instructions of a 64 KiB write, ours and libfabric's, by callgrind.
+    /// Instructions of a 64 KiB write, ours and libfabric's, counted by callgrind.
     Instructions(instructions::Instructions),
-    /// What an idle fabric costs, and the first write after a pause.
+    /// The cost of an idle fabric, and of the first write after a pause.
     Idle(idle::Idle),
-    /// Latencies of writes while a gigabyte is registered, beside those without.
+    /// Latencies of writes while a gigabyte is registered, and without.
     Registration(registration::RegistrationLatency),
     /// The measured side of a pair of processes; prints one line.
     #[command(hide = true)]
@@ -55,33 +55,27 @@ fn main() -> ExitCode {
         LibfabricCommand::Ours(load) => load.run(),
         LibfabricCommand::Target(target) => target.run(),
     };
-    match done {
-        Ok(code) => code,
-        Err(why) => {
-            eprintln!("libfabric: {why}");
-            ExitCode::FAILURE
-        }
-    }
+    exit_code("libfabric", done)
 }
 
-/// Where both sides are: one provider's first device.
+/// The first device of a provider of libfabric, for both processes.
 #[derive(clap::Args, Clone)]
 pub struct LibfabricProvider {
     /// tcp, shm, ...
     #[arg(long, default_value = "tcp")]
     pub provider: String,
-    /// All memory is staged, as a GPU's is where a card refuses it.
+    /// Stage all memory, as GPU memory is staged if a card refuses it.
     #[arg(long)]
     pub staged: bool,
 }
 
 impl LibfabricProvider {
-    /// By its name.
+    /// The provider `name`.
     pub fn of(name: &str) -> Self {
         Self { provider: name.to_owned(), staged: false }
     }
 
-    /// The local address: sockets stay on this host; shm and cards have none.
+    /// The local address. Sockets stay on this host; shm and cards have no address.
     pub fn node(&self) -> Option<&'static str> {
         let has_none = matches!(self.provider.as_str(), "shm" | "efa" | "efa-direct");
         (!has_none).then_some("127.0.0.1")

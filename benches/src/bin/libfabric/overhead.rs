@@ -1,4 +1,4 @@
-//! Ours against libfabric's own writes.
+//! Our writes compared with libfabric's own.
 
 use std::path::PathBuf;
 use std::process::{Command, ExitCode};
@@ -9,10 +9,10 @@ use benches::{BenchResult, inside};
 use crate::LibfabricProvider;
 use crate::WriteLoop;
 
-/// A size, what is compared there, and the least that the ratio must surely be.
+/// A size, the compared figure, and the minimum of the ratio's lower bound.
 const SIZES: [(usize, &str, f64); 2] = [(65_536, "gb_per_s", 0.95), (8, "mops", 0.9)];
 
-/// Ours against theirs.
+/// Our loop compared with libfabric's.
 #[derive(clap::Args)]
 pub struct Overhead {
     /// Providers.
@@ -30,7 +30,7 @@ pub struct Overhead {
 }
 
 impl Overhead {
-    /// Prints a table; fails where a bound is not reached.
+    /// Prints a table. Fails if a ratio is below its minimum.
     pub fn run(self) -> BenchResult<ExitCode> {
         if let Some(code) = inside::network_namespace()? {
             return Ok(code);
@@ -49,7 +49,7 @@ impl Overhead {
                 };
                 let compared = Compared::of(
                     self.pairs,
-                    || read(our(&load)?, figure),
+                    || read(load.command()?, figure),
                     || read(writes.command(&load), figure),
                 )?;
                 let surely = compared.at_least();
@@ -68,27 +68,20 @@ impl Overhead {
     }
 }
 
-/// This program as our side of `load`.
-fn our(load: &WriteLoop) -> BenchResult<Command> {
-    let mut command = Command::new(std::env::current_exe()?);
-    command.arg("ours").args(load.arguments());
-    Ok(command)
-}
-
-/// The compiled program.
+/// The loop in C, `benches/libfabric/writes.c`.
 pub struct Writes(PathBuf);
 
 impl Writes {
-    /// Compiles it beside this program.
+    /// Compiles the loop beside this program.
     pub fn compile() -> BenchResult<Self> {
         compile("libfabric/writes", "fabric", "libfabric-dev").map(Self)
     }
 
-    /// The program and its arguments for `load`: writes complete when they are delivered, as ours.
+    /// The command that runs `load`. A write completes when it is delivered, as ours do.
     pub fn command(&self, load: &WriteLoop) -> Command {
         let mut command = Command::new(&self.0);
         command.arg("--delivery").args(load.arguments());
-        if let Some(node) = load.place.node() {
+        if let Some(node) = load.devices.node() {
             command.args(["--node", node]);
         }
         command

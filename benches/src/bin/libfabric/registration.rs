@@ -1,4 +1,4 @@
-//! Writes while memory is registered.
+//! The latency of writes while memory is registered.
 
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -6,20 +6,20 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::thread::scope;
 use std::time::{Duration, Instant};
 
-use benches::ends::ConnectedWriter;
+use benches::processes::ConnectedWriter;
 use benches::{BenchResult, Driven, LIMIT};
 use transport_core::{Access, HostBuffer};
 
 use crate::LibfabricProvider;
 
-/// Bytes that are registered, over and over.
+/// The bytes that are registered again and again.
 const LEN: usize = 1 << 30;
 /// How long each part measures.
 const SPAN: Duration = Duration::from_secs(3);
 /// Parts of each kind, in turn.
 const ROUNDS: usize = 5;
 
-/// Latencies with and without.
+/// Compares the latencies with and without registration.
 #[derive(clap::Args)]
 pub struct RegistrationLatency {
     /// Providers.
@@ -40,14 +40,14 @@ impl RegistrationLatency {
         let mut code = ExitCode::SUCCESS;
         let memory = Arc::new(HostBuffer::new(LEN)?);
         for provider in &self.providers {
-            let ends = ConnectedWriter::meet(
+            let writer = ConnectedWriter::connect(
                 &LibfabricProvider::of(provider),
                 Driven::ByWorkers,
                 Driven::ByWorkers,
                 64 << 20,
             )?;
-            ends.peer.warm_up()?.wait(LIMIT)?;
-            let fabric = ends.turns.clone();
+            writer.peer.warm_up()?.wait(LIMIT)?;
+            let fabric = writer.fabric.clone();
             let (is_over, is_wanted, times) =
                 (AtomicBool::new(false), AtomicBool::new(false), AtomicU32::new(0));
             let (mut without, mut with) = (Vec::new(), Vec::new());
@@ -55,7 +55,7 @@ impl RegistrationLatency {
                 let registrar = scope.spawn(|| -> Result<(), transport_core::Error> {
                     while !is_over.load(Ordering::Acquire) {
                         if is_wanted.load(Ordering::Acquire) {
-                            // SAFETY: nobody knows the region, so that no peer touches the bytes.
+                            // SAFETY: no peer has the descriptor of the region, so that none touches the bytes.
                             drop(unsafe { fabric.register(memory.clone(), Access::all()) }?);
                             times.fetch_add(1, Ordering::Relaxed);
                         }
@@ -65,9 +65,9 @@ impl RegistrationLatency {
                 });
                 let measured = (0..ROUNDS).try_for_each(|_| -> BenchResult<()> {
                     is_wanted.store(false, Ordering::Release);
-                    without.push(self.percentile(&ends)?);
+                    without.push(self.percentile(&writer)?);
                     is_wanted.store(true, Ordering::Release);
-                    with.push(self.percentile(&ends)?);
+                    with.push(self.percentile(&writer)?);
                     Ok(())
                 });
                 is_over.store(true, Ordering::Release);
@@ -89,12 +89,12 @@ impl RegistrationLatency {
         Ok(code)
     }
 
-    fn percentile(&self, ends: &ConnectedWriter) -> BenchResult<Duration> {
+    fn percentile(&self, writer: &ConnectedWriter) -> BenchResult<Duration> {
         let mut latencies = Vec::new();
         let end = Instant::now() + SPAN;
         while Instant::now() < end {
             let begun = Instant::now();
-            ends.peer.write(&ends.src, 0..self.size, &ends.dst, 0)?.wait(LIMIT)?;
+            writer.peer.write(&writer.src, 0..self.size, &writer.dst, 0)?.wait(LIMIT)?;
             latencies.push(begun.elapsed());
         }
         latencies.sort();

@@ -6,8 +6,8 @@ use std::process::{Command, ExitCode};
 
 use benches::BenchResult;
 use benches::compare::{Compared, median, read};
-use benches::ends::{BenchDevices, ConnectedWriter, ProcessRole, pin};
 use benches::inside::is_in_machine;
+use benches::processes::{BenchDevices, ConnectedWriter, ProcessRole, pin};
 
 use crate::perftest::row;
 use crate::{Ports, WriteLoop};
@@ -16,10 +16,10 @@ use crate::{Ports, WriteLoop};
 const SIZE: usize = 8;
 /// Round trips of a run.
 const COUNT: usize = 2000;
-/// The most that the median ratio may be.
+/// The maximum of the median ratio.
 const LIMIT: f64 = 1.1;
 
-/// Our measured side.
+/// The measured side of our ping-pong.
 #[derive(clap::Args)]
 pub struct Pings {
     #[command(flatten)]
@@ -29,15 +29,15 @@ pub struct Pings {
 impl Pings {
     /// Prints half of the median round trip.
     pub fn run(self) -> BenchResult<ExitCode> {
-        let ends = ConnectedWriter::echo(&self.ports, SIZE)?;
+        let writer = ConnectedWriter::echo(&self.ports, SIZE)?;
         pin(ProcessRole::Writer)?;
-        let latency = ends.volley(SIZE).latency(COUNT)?;
+        let latency = writer.ping_pong(SIZE).latency(COUNT)?;
         println!(r#"{{"size":{SIZE},"count":{COUNT},"latency_us":{:.3}}}"#, latency.as_secs_f64() * 1e6);
         Ok(ExitCode::SUCCESS)
     }
 }
 
-/// The program in C, beside this one; in the machine it is there.
+/// Compiles the program in C beside this program. In the virtual machine it is there already.
 pub fn compile(here: bool) -> BenchResult<PathBuf> {
     match is_in_machine() && !here {
         true => Ok(std::env::current_exe()?.with_file_name("pingpong")),
@@ -45,7 +45,7 @@ pub fn compile(here: bool) -> BenchResult<PathBuf> {
     }
 }
 
-/// Prints a table; whether the ratio is as asked.
+/// Prints the latencies. Returns true if the ratio is within its limit.
 pub fn latency(ports: &Ports, pairs: usize, pingpong: &Path) -> BenchResult<bool> {
     let (size, count) = (SIZE.to_string(), COUNT.to_string());
     let our = || -> BenchResult<f64> {
@@ -59,7 +59,7 @@ pub fn latency(ports: &Ports, pairs: usize, pingpong: &Path) -> BenchResult<bool
         read(command, "latency_us")
     };
     let compared = Compared::of(pairs, our, their)?;
-    // Its target polls memory, and gets no completion: the limit of another way to do it.
+    // The target of ib_write_lat polls memory and gets no completion: this is the limit of that method.
     let typical = |_| -> BenchResult<f64> {
         let row = row("ib_write_lat", ports, SIZE, &["-n", &count])?;
         Ok(*row.get(4).ok_or("ib_write_lat has no typical time")?)
@@ -77,22 +77,22 @@ pub fn latency(ports: &Ports, pairs: usize, pingpong: &Path) -> BenchResult<bool
     Ok(compared.ratio() <= LIMIT)
 }
 
-/// Writes under way: perftest's own.
+/// Writes under way. This is the default of perftest.
 const WRITES_UNDER_WAY: usize = 128;
-/// Sizes, with the writes of a run.
+/// The sizes, and the number of writes of a run.
 const BANDWIDTH_SIZES: [(usize, u64); 2] = [(65_536, 1500), (1 << 20, 192)];
-/// The least that the ratio must surely be.
+/// The minimum of the ratio's lower bound.
 const ASKED: f64 = 0.97;
 /// The megabyte of `ib_write_bw` has 2^20 bytes.
 const GB_PER_MB: f64 = 1.048_576e-3;
 
-/// Prints a table; whether all ratios are as asked.
+/// Prints a table. Returns true if all ratios reach their minimum.
 pub fn bandwidth(ports: &Ports, pairs: usize) -> BenchResult<bool> {
     println!("{pairs} pairs, 1 queue pair, {WRITES_UNDER_WAY} writes under way, GB/s");
     println!("     size     ours  ib_write_bw  median ratio  surely (95 %)  asked");
     let mut is_well = true;
     for (size, count) in BANDWIDTH_SIZES {
-        // As there: write by write, the same memory over and over, and a target that sleeps.
+        // As ib_write_bw does: one write at a time, always the same memory, and a target that sleeps.
         let load = WriteLoop {
             inflight: WRITES_UNDER_WAY,
             batch: 1,
@@ -101,11 +101,7 @@ pub fn bandwidth(ports: &Ports, pairs: usize) -> BenchResult<bool> {
             worker: true,
             ..WriteLoop::of(ports.clone(), size)
         };
-        let our = || -> BenchResult<f64> {
-            let mut command = Command::new(std::env::current_exe()?);
-            command.arg("ours").args(load.arguments());
-            read(command, "gb_per_s")
-        };
+        let our = || read(load.command()?, "gb_per_s");
         let their = || {
             let row = row("ib_write_bw", ports, size, &["-n", &count.to_string(), "-q", "1"])?;
             Ok(row.get(3).ok_or("ib_write_bw has no average")? * GB_PER_MB)

@@ -1,7 +1,7 @@
-//! What the backend `verbs` costs beside perftest and beside libibverbs itself.
+//! The cost of the backend `verbs` compared with perftest and with libibverbs itself.
 //!
-//! `cargo run --profile dist -p benches --bin verbs` compares them in `ci/rdma-vm`'s machine, on
-//! soft-RoCE; with `--here`, on this one, over the devices that `--devices` names.
+//! `cargo run --profile dist -p benches --bin verbs` compares them on soft-RoCE, in the machine of `ci/rdma-vm`. With
+//! `--here` it compares them on this machine, over the devices of `--devices`.
 
 mod comparisons;
 mod perftest;
@@ -9,8 +9,8 @@ mod perftest;
 use std::process::ExitCode;
 
 use backend_verbs::{Verbs, VerbsConfig};
-use benches::ends::{BenchDevices, ProcessRole, Target, transport};
-use benches::{BenchResult, inside};
+use benches::processes::{BenchDevices, ProcessRole, Target, transport};
+use benches::{BenchResult, exit_code, inside};
 use clap::{Parser, Subcommand};
 use transport_core::TransportConfig;
 
@@ -28,13 +28,13 @@ struct VerbsArguments {
 /// The whole comparison.
 #[derive(clap::Args)]
 struct Compare {
-    /// On this machine's devices, not in a virtual machine.
+    /// Use this machine's devices, not a virtual machine.
     #[arg(long)]
     here: bool,
     /// Pairs of runs of each.
     #[arg(long, default_value_t = 41)]
     pairs: usize,
-    /// One of both figures alone.
+    /// Measure one figure only.
     #[arg(long)]
     only: Option<Figure>,
     #[command(flatten)]
@@ -52,7 +52,7 @@ enum VerbsCommand {
     /// The measured side of a pair of processes; prints one line.
     #[command(hide = true)]
     Ours(WriteLoop),
-    /// The same for a ping-pong.
+    /// The measured side of a ping-pong.
     #[command(hide = true)]
     Pings(comparisons::Pings),
     /// The other side.
@@ -82,31 +82,25 @@ fn main() -> ExitCode {
         Some(VerbsCommand::Pings(pings)) => pings.run(),
         Some(VerbsCommand::Target(target)) => target.run(),
     };
-    match done {
-        Ok(code) => code,
-        Err(why) => {
-            eprintln!("verbs: {why}");
-            ExitCode::FAILURE
-        }
-    }
+    exit_code("verbs", done)
 }
 
-/// A port for each side, as libibverbs calls them.
+/// A port for each process, by the names of libibverbs.
 #[derive(clap::Args, Clone)]
 pub struct Ports {
-    /// The writer's and the target's.
+    /// The device of the writer and the device of the target.
     #[arg(long, value_delimiter = ',', default_values_t = ["rxe0".to_owned(), "rxe1".to_owned()])]
     pub devices: Vec<String>,
-    /// The GID of both, by its index.
+    /// The index of the GID of both ports.
     #[arg(long, default_value_t = 1)]
     pub gid: u8,
 }
 
 impl Ports {
-    /// A side's.
+    /// The port of one process.
     pub fn of(&self, side: ProcessRole) -> BenchResult<&str> {
         let device = self.devices.get(side as usize).map(String::as_str);
-        Ok(device.ok_or("--devices is two names: the writer's and the target's")?)
+        Ok(device.ok_or("--devices must have two names: the writer's device and the target's")?)
     }
 }
 

@@ -1,4 +1,4 @@
-//! Debian's perftest: two processes, of which the second one measures.
+//! The programs of Debian's package perftest. Each runs as two processes, of which the second measures.
 
 use std::fs;
 use std::io::Read;
@@ -7,16 +7,16 @@ use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use benches::BenchResult;
-use benches::ends::ProcessRole;
+use benches::processes::ProcessRole;
 
 use crate::Ports;
 
-/// Its own default, where both sides meet.
+/// The TCP port through which both processes connect: perftest's default.
 const PORT: u16 = 18_515;
-/// How long the first process may take until it listens.
+/// The limit of the time until the first process listens.
 const LIMIT: Duration = Duration::from_secs(20);
 
-/// A server that goes with us.
+/// The first process. Dropping it kills it.
 struct PerftestServer(Child);
 
 impl Drop for PerftestServer {
@@ -26,8 +26,8 @@ impl Drop for PerftestServer {
     }
 }
 
-/// Runs `program` with `more` arguments between both ports; the figures of its row for `size`, which
-/// begins with the size and the count.
+/// Runs `program` with `more` arguments between both ports. Returns the figures of its row for `size`, which begins with
+/// the size and the count.
 pub fn row(program: &str, ports: &Ports, size: usize, more: &[&str]) -> BenchResult<Vec<f64>> {
     let command = |side| -> BenchResult<Command> {
         let mut command = Command::new(program);
@@ -48,7 +48,7 @@ pub fn row(program: &str, ports: &Ports, size: usize, more: &[&str]) -> BenchRes
             server.0.stderr.take().ok_or("no output")?.read_to_string(&mut words)?;
             return Err(format!("{program} does not listen: {words}").into());
         }
-        // Nobody tells when another process listens.
+        // No event tells when another process listens.
         sleep(Duration::from_millis(5));
     }
     let output = command(ProcessRole::Writer)?.arg("127.0.0.1").output().map_err(advice)?;
@@ -62,7 +62,7 @@ pub fn row(program: &str, ports: &Ports, size: usize, more: &[&str]) -> BenchRes
     Ok(row)
 }
 
-/// Whether somebody listens at [`PORT`] (proc(5): the local address in hexadecimal, state 0A).
+/// Whether a process listens at [`PORT`] (proc(5): the local address in hexadecimal, state 0A).
 fn is_listening() -> BenchResult<bool> {
     let wanted = format!(":{PORT:04X}");
     let has_it = |path: &str| -> BenchResult<bool> {
