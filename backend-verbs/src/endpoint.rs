@@ -13,11 +13,11 @@ use rdma_sys as ib;
 use crate::domain::DomainState;
 use crate::objects::library;
 use crate::peers::{QueuePairs, SlotView};
-use crate::posted::{CHAIN, Ended};
+use crate::posted::{CHAIN, EndedRun};
 use crate::queue_pair::QueuePair;
 use crate::receives::{IMM, RECEIVE, Receives};
 use crate::send_queues::SendQueues;
-use crate::status::{of_completion, words};
+use crate::status::{error_text, of_completion};
 use crate::submit::submit;
 
 /// The status of a request to a peer that has left.
@@ -40,7 +40,7 @@ pub(crate) struct SlotConnection {
     /// The queue pairs that requests are posted to. The slot may have given them up.
     pub(crate) pairs: Option<Arc<QueuePairs>>,
     /// The queue pair that the next chain goes to.
-    pub(crate) turn: usize,
+    pub(crate) next_pair: usize,
     /// The engine has aborted what is posted: it is not posted again.
     pub(crate) is_aborted: bool,
 }
@@ -121,7 +121,7 @@ impl VerbsEndpoint {
         self.has_broken = self.views.iter().any(|view| matches!(view, SlotView::Broken));
         for (slot, pairs) in self.retired.drain(..) {
             let link = self.links.get(slot.0 as usize).and_then(|link| link.pairs.as_ref());
-            // A connection that was made and given up between two looks has no request, but may have arrivals.
+            // A connection that was made and given up between two polls has no request, but may have arrivals.
             if !link.is_some_and(|link| Arc::ptr_eq(link, &pairs)) {
                 for pair in pairs.all() {
                     self.send_queues.insert(pair.number(), slot);
@@ -167,7 +167,7 @@ impl VerbsEndpoint {
     }
 
     /// Whether `slot` has a peer, so that arrivals from it count.
-    pub(crate) fn knows(&self, slot: PeerSlot) -> bool {
+    pub(crate) fn is_connected(&self, slot: PeerSlot) -> bool {
         let link = self.links.get(slot.0 as usize);
         link.is_some_and(|link| matches!(link.view, SlotView::Up(_) | SlotView::Broken))
     }
@@ -253,10 +253,10 @@ impl VerbsEndpoint {
             let pair = match choice {
                 [only] => only,
                 all => {
-                    // Without a division, which takes many cycles.
-                    let turn = if link.turn < all.len() { link.turn } else { 0 };
-                    link.turn = turn + 1;
-                    &all[turn]
+                    // Avoids a division, which takes many cycles.
+                    let next = if link.next_pair < all.len() { link.next_pair } else { 0 };
+                    link.next_pair = next + 1;
+                    &all[next]
                 }
             };
             let Some(queue) = send_queues.get_mut(pair.number()) else { return (taken, Some(PEER_CLOSED)) };
@@ -295,7 +295,7 @@ impl VerbsEndpoint {
             return (0, (!is_broken).then_some(PEER_CLOSED));
         };
         let (read, piece) = self.shared.flush_page.read(run, target);
-        // SAFETY: the landing place lives as long as the domain, and nobody reads what lands there.
+        // SAFETY: the flush page lives as long as the domain, and no code reads the bytes that a flush writes there.
         unsafe { self.post_run(&read, &vec![piece; count]) }
     }
 
@@ -314,7 +314,7 @@ impl VerbsEndpoint {
             // SAFETY: the queue is open, and there is room for so many.
             let count = unsafe { ib::ibv_poll_cq(self.shared.card.cq.as_ptr(), most, into) };
             if count != 0 {
-                self.file(count);
+                self.queue_events(count);
                 any |= count > 0;
             }
             if count < most {
@@ -326,7 +326,7 @@ impl VerbsEndpoint {
     }
 
     /// Queues the events of `count` completions that were read; a negative `count` is an error of the card.
-    fn file(&mut self, count: c_int) {
+    fn queue_events(&mut self, count: c_int) {
         let entries = std::mem::take(&mut self.entries);
         for entry in entries.iter().take(count.max(0) as usize) {
             match entry.wr_id & RECEIVE {
@@ -360,14 +360,14 @@ impl VerbsEndpoint {
         // A completion of a queue pair that was dropped.
         let Some(queue) = self.send_queues.get_mut(entry.qp_num) else { return };
         let (waiting, requests) = (&mut self.waiting, &mut self.requests);
-        let tell = |Ended { first, count }| {
+        let report = |EndedRun { first, count }| {
             *requests -= count as usize;
             waiting.push_back(Event::Done { first, count });
         };
         if entry.status == ib::IBV_WC_SUCCESS {
-            return queue.posted.done(entry.wr_id, tell);
+            return queue.posted.done(entry.wr_id, report);
         }
-        let failed = queue.posted.failed(entry.wr_id, tell);
+        let failed = queue.posted.failed(entry.wr_id, report);
         let (slot, is_flushed) = (queue.slot, entry.status == ib::IBV_WC_WR_FLUSH_ERR);
         let status = of_completion(entry.status);
         if !is_flushed {
@@ -402,11 +402,11 @@ impl VerbsEndpoint {
 
     /// The peer of a queue pair.
     fn owner(&self, number: u32) -> Option<PeerSlot> {
-        self.send_queues.get(number).map(|queue| queue.slot).filter(|slot| self.knows(*slot))
+        self.send_queues.get(number).map(|queue| queue.slot).filter(|slot| self.is_connected(*slot))
     }
 
     /// The peer of a queue pair that the endpoint does not know: the control side has connected the queue pair since the
-    /// last look at the slots, or is connecting it now. A peer that has connected its own side may send before this side
+    /// last refresh of the slots, or is connecting it now. A peer that has connected its own side may send before this side
     /// has finished, and the card acknowledges that. So a slot names its queue pairs while they are being connected.
     #[cold]
     fn new_owner(&mut self, number: u32) -> Option<PeerSlot> {
@@ -436,7 +436,7 @@ impl VerbsEndpoint {
                 let imm = (entry.wc_flags & WITH_IMM != 0).then_some(imm);
                 self.receives.arrived(buffer, peer, entry.byte_len, imm);
             }
-            None => self.receives.give(&self.shared.card, buffer),
+            None => self.receives.post_buffer(&self.shared.card, buffer),
         }
     }
 
@@ -448,7 +448,7 @@ impl VerbsEndpoint {
         }
         let status = Status { kind: ErrorKind::DeviceLost, code };
         for queue in self.send_queues.all() {
-            for Ended { first, count } in queue.posted.take_all() {
+            for EndedRun { first, count } in queue.posted.take_all() {
                 let failed = (first..first + u64::from(count)).map(|id| Event::Failed { id, status });
                 self.waiting.extend(failed);
             }
@@ -456,7 +456,7 @@ impl VerbsEndpoint {
         self.requests = 0;
         let replays = self.replays.drain(..).map(|request| Event::Failed { id: request.id, status });
         self.waiting.extend(replays);
-        let receives = self.receives.take_wanted();
+        let receives = self.receives.take_all();
         self.waiting.extend(receives.into_iter().map(|id| Event::ReceiveFailed { id, status }));
         self.destroy_queue_pairs();
         self.loss = Some(status);
@@ -543,7 +543,7 @@ impl Endpoint for VerbsEndpoint {
             return LOST;
         }
         let most = self.shared.capabilities.recv_depth as usize;
-        self.receives.want(&self.shared.card, batch, most)
+        self.receives.add(&self.shared.card, batch, most)
     }
 
     fn poll(&mut self, into: &mut Completions) {
@@ -558,8 +558,8 @@ impl Endpoint for VerbsEndpoint {
             self.replay();
         }
         // A connection is dropped only after all completions that came before its end are read.
-        let may_part = self.is_drained || self.is_lost;
-        if may_part && (self.has_leaving || !self.ending.is_empty()) {
+        let may_close = self.is_drained || self.is_lost;
+        if may_close && (self.has_leaving || !self.ending.is_empty()) {
             self.refresh();
             self.report_closed_peers(stopped);
         }
@@ -618,14 +618,14 @@ impl Endpoint for VerbsEndpoint {
         match (status.kind, status.code) {
             (ErrorKind::DeviceLost, code) => format!("{}: error {code}", self.shared.card.device.name),
             (_, 0) => String::new(),
-            (_, code) => words(code),
+            (_, code) => error_text(code),
         }
     }
 }
 
 impl Drop for VerbsEndpoint {
     fn drop(&mut self) {
-        // The queue pairs are destroyed: the card touches no memory after that.
+        // Destroys the queue pairs: the card touches no memory after that.
         self.links.clear();
         self.ending.clear();
         self.retired.clear();
@@ -662,29 +662,29 @@ mod tests {
 
     #[test]
     #[ignore = "needs soft-RoCE: ci/rdma-vm/suite"]
-    fn nothing_lands_once_the_loss_of_the_device_is_told() {
+    fn nothing_lands_once_the_loss_of_the_device_is_reported() {
         let (mut near, mut far) = (TestEndpoint::open("rxe0"), TestEndpoint::open("rxe1"));
         near.complete(&far);
         far.complete(&near);
         assert!(matches!(far.write(1, &near), Event::Done { .. }));
         assert!(near.bytes() == [1; LEN]);
         let receive = |id| ReceiveRequest { id, local: null_mut(), lkey: 0, len: 0 };
-        // SAFETY: no message comes for it.
+        // SAFETY: no message arrives for the receive.
         assert_eq!(unsafe { near.endpoint.post_recv(&[receive(7)]) }.accepted, 1);
 
         near.lose();
-        let mut told = Completions::with_room(16);
-        near.endpoint.poll(&mut told);
+        let mut events = Completions::with_room(16);
+        near.endpoint.poll(&mut events);
         let status = Status { kind: ErrorKind::DeviceLost, code: -1 };
-        assert_eq!(told.as_slice(), [Event::ReceiveFailed { id: 7, status }, Event::DeviceLost { status }]);
+        assert_eq!(events.as_slice(), [Event::ReceiveFailed { id: 7, status }, Event::DeviceLost { status }]);
 
         // The user may use the memory for something else from now on.
         let late = far.write(2, &near);
         assert!(near.bytes() == [1; LEN], "a late byte has landed; its write ended as {late:?}");
         assert!(!matches!(late, Event::Done { .. }), "{late:?}");
 
-        // Nothing is posted or connected any more, and the peer's end is told.
-        // SAFETY: it is refused.
+        // The endpoint posts and connects nothing any more, and still reports the end of the peer.
+        // SAFETY: the endpoint refuses the receive.
         let refused = unsafe { near.endpoint.post_recv(&[receive(8)]) };
         assert_eq!((refused.accepted, refused.error.map(|why| why.kind)), (0, Some(ErrorKind::DeviceLost)));
         let refused = near.domain.connector().prepare().err().unwrap();

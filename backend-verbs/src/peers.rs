@@ -26,7 +26,7 @@ pub(crate) struct QueuePairs {
     pub(crate) messages: QueuePair,
     /// The memory of the peer that a flush reads, once connected.
     pub(crate) flush: Option<FlushTarget>,
-    pub(crate) turn: ConnectionNumber,
+    pub(crate) connection: ConnectionNumber,
 }
 
 impl QueuePairs {
@@ -49,7 +49,7 @@ pub(crate) enum SlotState {
     Offered(QueuePairs),
     /// The control side is connecting the queue pairs that were offered.
     Joining {
-        turn: ConnectionNumber,
+        connection: ConnectionNumber,
         was_up: bool,
     },
     Up(Arc<QueuePairs>),
@@ -82,12 +82,12 @@ impl SlotState {
     /// Whether this side takes the peer's offer of the next connection. If not, the peer has left, or it takes our offer.
     pub(crate) fn takes(&self, offer: ConnectionNumber) -> bool {
         match self {
-            Self::Broken { offer: Some(ours), .. } if ours.turn.generation == offer.generation => {
-                offer.nonce < ours.turn.nonce
+            Self::Broken { offer: Some(ours), .. } if ours.connection.generation == offer.generation => {
+                offer.nonce < ours.connection.nonce
             }
             Self::Broken { generation, .. } => offer.generation > *generation,
-            Self::Joining { turn, was_up: true } => offer.generation > turn.generation,
-            Self::Up(pairs) => offer.generation > pairs.turn.generation,
+            Self::Joining { connection, was_up: true } => offer.generation > connection.generation,
+            Self::Up(pairs) => offer.generation > pairs.connection.generation,
             _ => false,
         }
     }
@@ -248,13 +248,13 @@ impl Peers {
         let state = table.slot(slot)?;
         let pairs = match std::mem::take(state) {
             SlotState::Offered(pairs) if answered.is_none() => pairs,
-            SlotState::Broken { offer: Some(pairs), .. } if answered == Some(pairs.turn) => pairs,
+            SlotState::Broken { offer: Some(pairs), .. } if answered == Some(pairs.connection) => pairs,
             other => {
                 *state = other;
                 return Ok(None);
             }
         };
-        *state = SlotState::Joining { turn: pairs.turn, was_up: answered.is_some() };
+        *state = SlotState::Joining { connection: pairs.connection, was_up: answered.is_some() };
         // The peer connects `count` of them. The others are destroyed.
         let connected = pairs.accesses.iter().take(count).chain([&pairs.messages]);
         table.joining.extend(connected.map(|pair| (pair.number(), slot)));
@@ -315,7 +315,8 @@ impl Peers {
         table.end_join(&pairs);
         self.works(&table)?;
         let state = table.slot(slot)?;
-        let is_still = matches!(state, SlotState::Joining { turn, .. } if *turn == pairs.turn);
+        let is_still =
+            matches!(state, SlotState::Joining { connection, .. } if *connection == pairs.connection);
         if is_still {
             *state = SlotState::Up(Arc::new(pairs));
         } else {
@@ -333,8 +334,9 @@ impl Peers {
         let mut table = self.lock();
         table.end_join(&pairs);
         let Ok(state) = table.slot(slot) else { return };
-        let generation = pairs.turn.generation;
-        if matches!(state, SlotState::Joining { turn, was_up: true } if *turn == pairs.turn) {
+        let generation = pairs.connection.generation;
+        if matches!(state, SlotState::Joining { connection, was_up: true } if *connection == pairs.connection)
+        {
             *state = SlotState::Broken { generation, offer: None };
         }
         table.retire(slot, pairs);
@@ -371,7 +373,7 @@ impl Peers {
     pub(crate) fn broke(&self, slot: PeerSlot, number: Option<u32>) -> bool {
         let mut table = self.lock();
         let Some(SlotState::Up(pairs)) = table.slots.get(slot.0 as usize) else { return false };
-        let generation = pairs.turn.generation;
+        let generation = pairs.connection.generation;
         let is_its = |number| pairs.all().any(|pair| pair.number() == number);
         let breaks = number.is_none_or(is_its);
         if breaks {
@@ -448,19 +450,22 @@ mod tests {
 
     #[test]
     fn an_offer_of_a_generation_that_was_there_is_stale() {
-        let turn = |generation| ConnectionNumber { generation, nonce: 9 };
-        let taken = |slot: SlotState| [2, 3, 4].map(|generation| slot.takes(turn(generation)));
+        let connection = |generation| ConnectionNumber { generation, nonce: 9 };
+        let taken = |slot: SlotState| [2, 3, 4].map(|generation| slot.takes(connection(generation)));
         assert_eq!(taken(SlotState::Broken { generation: 2, offer: None }), [false, true, true]);
-        assert_eq!(taken(SlotState::Joining { turn: turn(3), was_up: true }), [false, false, true]);
-        assert_eq!(taken(SlotState::Joining { turn: turn(0), was_up: false }), [false; 3]);
+        assert_eq!(
+            taken(SlotState::Joining { connection: connection(3), was_up: true }),
+            [false, false, true]
+        );
+        assert_eq!(taken(SlotState::Joining { connection: connection(0), was_up: false }), [false; 3]);
         assert_eq!(taken(SlotState::Leaving), [false; 3]);
     }
 
     #[test]
     fn queue_pairs_that_are_being_connected_are_their_slots() {
         let peers = Peers::default();
-        let turn = ConnectionNumber { generation: 0, nonce: 0 };
-        let joining = |was_up| SlotState::Joining { turn, was_up };
+        let connection = ConnectionNumber { generation: 0, nonce: 0 };
+        let joining = |was_up| SlotState::Joining { connection, was_up };
         peers.lock().slots.extend([SlotState::Free, joining(false), joining(true)]);
         peers.lock().joining.extend([(17, PeerSlot(1)), (19, PeerSlot(1)), (18, PeerSlot(2))]);
         let owners = [17, 18, 19, 20].map(|number| peers.owner(number).map(|slot| slot.0));
