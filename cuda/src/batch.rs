@@ -82,7 +82,8 @@ impl CopyBatch {
         }
     }
 
-    /// Joins a piece to the last one if it is adjacent. Otherwise files the last one, and keeps this piece as the last.
+    /// Joins a piece to the last one if it is adjacent. Otherwise moves the last one to the entries or copies, and keeps
+    /// this piece as the last.
     fn join(&mut self, table: &mut PieceTable, piece: CopyPiece) {
         self.bytes += piece.len;
         match &mut self.last {
@@ -136,7 +137,7 @@ impl CopyBatch {
         next
     }
 
-    /// Files the last piece, so that later pieces are not joined to it.
+    /// Moves the last piece to the entries or copies, so that later pieces are not joined to it.
     pub fn end_piece(&mut self, table: &mut PieceTable) {
         if let Some(last) = self.last.take() {
             self.file(table, last);

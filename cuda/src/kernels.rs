@@ -1,4 +1,5 @@
-//! A kernel on one GPU.
+//! Kernels that are loaded on a GPU: one copies the pages of a table (`kernels/pages.cu`), the other compares bytes with
+//! their expected values (`kernels/verify.cu`).
 
 use std::ffi::{CStr, CString, c_void};
 
@@ -61,7 +62,7 @@ impl KernelFunction {
 
 const PAGES_PTX: &str = include_str!("../kernels/pages.ptx");
 const PAGES_NAME: &std::ffi::CStr = c"multirail_pages";
-/// Threads of a block.
+/// Threads of a block that copies pages.
 const PAGE_THREADS: u32 = 1024;
 /// Bytes that a warp copies at a time: `UNIT` in `kernels/pages.cu`.
 pub(crate) const UNIT: u32 = 4096;
@@ -88,7 +89,7 @@ pub(crate) struct PageLaunch {
     pub each: u32,
 }
 
-/// The kernel, loaded on one GPU.
+/// The kernel that copies pages, loaded on one GPU.
 pub(crate) struct PageKernel(KernelFunction);
 
 impl PageKernel {
@@ -110,7 +111,7 @@ impl PageKernel {
 
 const VERIFY_PTX: &str = include_str!("../kernels/verify.ptx");
 const VERIFY_NAME: &std::ffi::CStr = c"multirail_verify";
-/// Threads of a block.
+/// Threads of a block that compares bytes.
 const VERIFY_THREADS: u32 = 256;
 /// Enough blocks to fill a GPU. Each thread takes further words in turns.
 const MAX_BLOCKS: u64 = 4096;
@@ -132,7 +133,7 @@ pub(crate) struct VerifyLaunch {
     pub total: u64,
 }
 
-/// The kernel, loaded on one GPU.
+/// The kernel that compares bytes, loaded on one GPU.
 pub(crate) struct VerifyKernel(KernelFunction);
 
 impl VerifyKernel {

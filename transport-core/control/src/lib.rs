@@ -15,10 +15,10 @@
 //!   frames in both directions at once; `frame_queue` is its sending half.
 //! - [`handshake`]: the steps from a new channel to an admitted peer. `authenticate` is the first part, with
 //!   [`handshake::hello`], [`handshake::token`] and [`handshake::proof`]; `unauthenticated` holds the clients that have
-//!   not passed it. [`handshake::limiter`] limits the number of handshakes of a fabric, `time_limit` the time of each.
+//!   not passed it. [`handshake::limits`] limits the number of handshakes of a fabric, and the time of each.
 //! - [`session`]: the task that serves an admitted peer, with its `liveness`, `lookups`, `relocations` and `close`.
-//! - [`runtime`]: the thread or runtime that runs all tasks. `listener` and `connect` are the two entry points.
-//!   `task_tracker` counts the tasks of a branch, so that a caller can wait for their end.
+//! - [`runtime`]: the thread or runtime that runs all tasks, and the [`TaskTracker`], which counts the tasks of a branch
+//!   so that a caller can wait for their end. `listener` and `connect` are the two entry points.
 //!
 //! # Threads and cleanup
 //!

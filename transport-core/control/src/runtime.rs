@@ -56,7 +56,7 @@ impl RunsOn {
     }
 }
 
-/// What shutdown waits for.
+/// The thread or the tasks that shutdown waits for.
 enum Running {
     Thread(JoinHandle<()>),
     Tasks(Arc<TaskTracker>),

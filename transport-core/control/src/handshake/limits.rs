@@ -1,4 +1,4 @@
-//! Limits the number of concurrent handshakes of a fabric.
+//! Limits the number of concurrent handshakes of a fabric, and the time of each.
 
 use std::future::Future;
 use std::pin::pin;
