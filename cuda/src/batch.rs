@@ -92,7 +92,7 @@ impl CopyBatch {
             }
             last => {
                 if let Some(before) = last.replace(piece) {
-                    self.file(table, before);
+                    self.assign(table, before);
                 }
             }
         }
@@ -140,12 +140,12 @@ impl CopyBatch {
     /// Moves the last piece to the entries or copies, so that later pieces are not joined to it.
     pub fn end_piece(&mut self, table: &mut PieceTable) {
         if let Some(last) = self.last.take() {
-            self.file(table, last);
+            self.assign(table, last);
         }
     }
 
     /// Makes a piece an entry of the table, or a copy for the copy engine.
-    fn file(&mut self, table: &mut PieceTable, piece: CopyPiece) {
+    fn assign(&mut self, table: &mut PieceTable, piece: CopyPiece) {
         if piece.reach == Reach::Driver || piece.len >= LARGE {
             return self.copies.push(piece);
         }

@@ -2,7 +2,7 @@
 //!
 //! [`helper_process`] is the parent's handle, and [`helper_commands`] is the helper's side. They exchange
 //! lines over the helper's standard input and output. [`proxy`] forwards the control connection of two
-//! fabrics, and [`resource_usage`] counts what a process holds.
+//! fabrics. `ResourceUsage` counts the resources of a process.
 
 mod connected_pair;
 mod helper_commands;
