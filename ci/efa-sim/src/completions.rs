@@ -1,4 +1,4 @@
-//! Completion queues, polled entry by entry.
+//! Completion queues.
 
 use std::cell::UnsafeCell;
 use std::collections::VecDeque;
@@ -18,7 +18,7 @@ use crate::queue_pair::{SimQueuePair, lock};
 use crate::request::SendRequest;
 use crate::status::CompletionStatus;
 
-/// What a poll tells of one thing that ended.
+/// The completion of a request or a receive.
 #[derive(Clone, Copy)]
 pub(crate) struct Completion {
     pub(crate) id: u64,
@@ -87,7 +87,7 @@ pub(crate) struct SimCompletionQueue {
     pub(crate) efa: efadv::Cq,
     ready: Mutex<VecDeque<Completion>>,
     pairs: Mutex<Vec<*mut SimQueuePair>>,
-    /// Held from `start_poll` to `end_poll`, as rdma-core's.
+    /// True from `start_poll` to `end_poll`, as the lock of rdma-core's queues.
     pub(crate) is_polled: AtomicBool,
     pub(crate) current: UnsafeCell<Completion>,
 }
@@ -108,7 +108,7 @@ impl SimCompletionQueue {
         lock(&self.pairs).retain(|known| *known != pair);
     }
 
-    /// The oldest completion, after the cards went on.
+    /// Removes the oldest completion. If there is none, the cards first execute pending requests.
     pub(crate) fn next(&self) -> Option<Completion> {
         if let Some(completion) = lock(&self.ready).pop_front() {
             return Some(completion);
@@ -119,7 +119,7 @@ impl SimCompletionQueue {
             pair.progress();
             let number = pair.ex.qp_base.qp_num;
             let is_ours = std::ptr::addr_eq(pair.ex.qp_base.recv_cq, std::ptr::from_ref(self));
-            while let Some(arrival) = pair.queue().filter(|_| is_ours).and_then(|queue| queue.arrived()) {
+            while let Some(arrival) = pair.queue().filter(|_| is_ours).and_then(|queue| queue.pop_arrival()) {
                 self.push(Completion::of_arrival(&arrival, pair.card, number));
             }
         }
@@ -131,9 +131,9 @@ pub(crate) unsafe extern "C" fn create(
     context: *mut ib::ibv_context,
     attr: *mut ib::ibv_cq_init_attr_ex,
 ) -> *mut CqEx {
-    // SAFETY: as verbs calls it; the rest is plain data, for which zero will do.
+    // SAFETY: verbs passes valid attributes; zero is a value of the other structure.
     let (attr, mut ex): (_, CqEx) = unsafe { (&*attr, zeroed()) };
-    // EFA's queues cannot be waited for here (and neither in libfabric).
+    // The simulation has no completion channels. libfabric uses none with EFA either.
     if !attr.channel.is_null() {
         return refuse(libc::EOPNOTSUPP);
     }
@@ -161,14 +161,14 @@ pub unsafe extern "C" fn efadv_create_cq(
     _: *mut c_void,
     _: u32,
 ) -> *mut CqEx {
-    // SAFETY: by the caller. What libefa's attributes ask for, every queue has.
+    // SAFETY: by the caller. Every queue has the features that libefa's attributes can ask for.
     unsafe { create(context, attr) }
 }
 
 /// `efadv_cq_from_ibv_cq_ex(3)`.
 ///
 /// # Safety
-/// A queue of this library's.
+/// The queue was made by this library.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn efadv_cq_from_ibv_cq_ex(ex: *mut CqEx) -> *mut efadv::Cq {
     // SAFETY: by the caller.
@@ -178,7 +178,7 @@ pub unsafe extern "C" fn efadv_cq_from_ibv_cq_ex(ex: *mut CqEx) -> *mut efadv::C
 /// `ibv_destroy_cq(3)`.
 ///
 /// # Safety
-/// A queue of this library's, which no pair uses.
+/// The queue was made by this library, and no pair uses it.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_destroy_cq(cq: *mut ib::ibv_cq) -> c_int {
     // SAFETY: by the caller.

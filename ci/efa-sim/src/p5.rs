@@ -1,4 +1,4 @@
-//! The cards of a p5.48xlarge, by the project's description of one.
+//! The cards of a p5.48xlarge, from the project's description of one, and their sysfs tree.
 
 use std::fs::{create_dir_all, write};
 use std::io::Result;
@@ -8,10 +8,10 @@ use std::sync::OnceLock;
 
 use topology::{Description, Function, Kind};
 
-/// The most that a host has.
+/// The most cards of a host.
 pub(crate) const CARDS: usize = 32;
 
-/// What a card is, and where.
+/// A card of a p5.48xlarge.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct P5Card(&'static Function);
 
@@ -29,22 +29,22 @@ impl P5Card {
         Self(&all()[index])
     }
 
-    /// As rdma-core names it: by the bus, in decimal.
+    /// The name in rdma-core, which contains the bus number in decimal.
     pub(crate) fn name(&self) -> &'static str {
         self.0.rdma.first().map_or("", String::as_str)
     }
 
-    /// Its PCI address.
+    /// The PCI address.
     pub(crate) fn address(&self) -> String {
         self.0.address.to_string()
     }
 
-    /// The way to it from the root, below sysfs's `devices`.
+    /// The path below sysfs's `devices`.
     pub(crate) fn path(&self) -> String {
         self.0.sysfs_path()
     }
 
-    /// What its files in sysfs say.
+    /// The names and contents of its files in sysfs.
     pub(crate) fn files(&self) -> [(&'static str, String); 4] {
         let Function { vendor, device, class, node, .. } = self.0;
         [
@@ -59,7 +59,7 @@ impl P5Card {
 /// Kernel and library agree on version 6 of the uverbs interface (rdma-core's `ABI` files).
 const ABI_VERSION: &str = "6\n";
 
-/// Writes the tree of `cards` below `root`.
+/// Writes the part of a sysfs tree that libfabric and libibverbs read, for `cards`, below the folder `root`.
 pub(crate) fn write_tree(root: &Path, cards: &[P5Card]) -> Result<()> {
     let driver = root.join("bus/pci/drivers/efa");
     create_dir_all(&driver)?;

@@ -1,4 +1,4 @@
-//! The memory of a process that the others reach: its cards' keys, queues and what came in.
+//! The shared memory of a process: the regions, receives and arrivals of its cards. The other processes map it.
 
 use std::cell::UnsafeCell;
 use std::fs::File;
@@ -9,35 +9,35 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use crate::p5::CARDS;
 
-/// Regions of a card.
+/// The number of regions of a card.
 pub(crate) const REGIONS: usize = 1 << 14;
-/// Queue pairs of a card.
+/// The number of queue pairs of a card.
 pub(crate) const QUEUES: usize = 32;
-/// Receives of a queue pair (p5: 8192).
+/// The number of receives of a queue pair (p5: 8192).
 pub(crate) const RECEIVES: usize = 8192;
-/// Buffers of a receive (p5: 3).
+/// The number of buffers of a receive (p5: 3).
 pub(crate) const RECEIVE_BUFFERS: usize = 3;
-/// What came in and was not polled yet. More than receives, as some need none.
+/// The number of arrivals that are not polled yet. It exceeds the number of receives, because some arrivals take none.
 const ARRIVALS: usize = 2 * RECEIVES;
 
-/// Everything of a process. Zeroed memory is an empty one.
+/// The shared memory of a process. Zeroed memory is a valid page without regions and queues.
 #[repr(C)]
 pub(crate) struct ProcessPage {
     pub(crate) cards: [SharedCard; CARDS],
 }
 
-/// A card.
+/// A card in shared memory.
 #[repr(C)]
 pub(crate) struct SharedCard {
-    /// It answers nobody any more.
+    /// Not 0 if the card is dead: it answers no request any more.
     pub(crate) is_dead: AtomicU32,
-    /// Held while memory is looked up and accessed.
+    /// Held while a request looks up a region and accesses it.
     pub(crate) lock: Lock,
     pub(crate) regions: [SharedRegion; REGIONS],
     pub(crate) queues: [ReceiveQueue; QUEUES],
 }
 
-/// A region; nothing while its key is 0.
+/// A region. The place is free while the key is 0.
 #[repr(C)]
 pub(crate) struct SharedRegion {
     pub(crate) key: AtomicU32,
@@ -47,7 +47,7 @@ pub(crate) struct SharedRegion {
 }
 
 impl ProcessPage {
-    /// Makes the locks of so many cards.
+    /// Initialises the locks of the first `cards` cards.
     pub(crate) fn prepare(&self, cards: usize) {
         for card in &self.cards[..cards] {
             card.lock.init();
@@ -57,14 +57,14 @@ impl ProcessPage {
 }
 
 impl SharedCard {
-    /// Whether `key` stands for memory at `addr` that may be used so.
+    /// Whether `key` gives `access` to `len` bytes at `addr`.
     pub(crate) fn allows(&self, key: u32, addr: u64, len: u64, access: u32) -> bool {
         let region = &self.regions[key as usize % REGIONS];
-        let is_it = || key != 0 && region.key.load(Ordering::Acquire) == key;
+        let is_same = || key != 0 && region.key.load(Ordering::Acquire) == key;
         let (begin, size) = (region.addr.load(Ordering::Acquire), region.len.load(Ordering::Acquire));
         let is_inside = addr >= begin && addr - begin <= size && size - (addr - begin) >= len;
-        // The key last: it is another one when the place was taken again meanwhile.
-        is_it() && is_inside && region.access.load(Ordering::Acquire) & access == access && is_it()
+        // The key is read again at the end: if the place was reused meanwhile, the key has changed.
+        is_same() && is_inside && region.access.load(Ordering::Acquire) & access == access && is_same()
     }
 }
 
@@ -84,11 +84,11 @@ pub(crate) struct PostedReceive {
     pub(crate) buffers: [ReceiveBuffer; RECEIVE_BUFFERS],
 }
 
-/// Something that a peer did.
+/// A message or write of a peer that has arrived.
 #[repr(C)]
 #[derive(Clone, Copy, Default)]
 pub(crate) struct ArrivalRecord {
-    /// Of the receive that it took.
+    /// The id of the receive that it took.
     pub(crate) id: u64,
     pub(crate) status: u32,
     pub(crate) len: u32,
@@ -98,7 +98,7 @@ pub(crate) struct ArrivalRecord {
     pub(crate) from_queue: u32,
 }
 
-/// What kind of thing.
+/// The kind of an arrival.
 #[repr(u32)]
 #[derive(Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) enum ReceivedKind {
@@ -114,44 +114,44 @@ pub(crate) enum ReceivedKind {
 #[repr(C)]
 pub(crate) struct ReceiveQueue {
     lock: Lock,
-    /// Its number, 0 while there is none.
+    /// The number of the queue pair; 0 while there is none.
     pub(crate) number: AtomicU32,
     pub(crate) secret: AtomicU32,
     pub(crate) is_unsolicited: AtomicU32,
-    /// Receives that were taken, and that were posted.
+    /// The number of receives that arrivals have taken, and the number that were posted.
     taken: AtomicU32,
     posted: AtomicU32,
-    /// Arrivals that were polled, and that came.
+    /// The number of arrivals that were polled, and the number that were added.
     polled: AtomicU32,
-    came: AtomicU32,
+    added: AtomicU32,
     receives: [UnsafeCell<PostedReceive>; RECEIVES],
     arrivals: [UnsafeCell<ArrivalRecord>; ARRIVALS],
 }
 
-// SAFETY: the rings are touched with the lock held only.
+// SAFETY: the rings are accessed only while the lock is held.
 unsafe impl Sync for ReceiveQueue {}
 
 impl ReceiveQueue {
-    /// Makes an empty one, which nobody finds before its number is stored.
+    /// Empties the queue. No process finds it before its number is stored.
     pub(crate) fn open(&self) {
         self.lock.with(|| {
-            for index in [&self.taken, &self.posted, &self.polled, &self.came] {
+            for index in [&self.taken, &self.posted, &self.polled, &self.added] {
                 index.store(0, Ordering::Release);
             }
         });
     }
 
-    /// Nobody finds it any more, and nothing of what was delivered is under way.
+    /// Closes the queue: no process finds it any more, and no delivery is in progress.
     pub(crate) fn close(&self) {
         self.lock.with(|| self.number.store(0, Ordering::Release));
     }
 
-    /// Whether it is that of the pair `number` with this `secret`.
-    pub(crate) fn is(&self, number: u32, secret: u32) -> bool {
+    /// Whether the queue belongs to the pair `number` with this `secret`.
+    pub(crate) fn belongs_to(&self, number: u32, secret: u32) -> bool {
         self.number.load(Ordering::Acquire) == number && self.secret.load(Ordering::Acquire) == secret
     }
 
-    /// Posts a receive; whether there was room.
+    /// Posts a receive. Returns false if `depth` receives are posted already.
     pub(crate) fn post(&self, receive: PostedReceive, depth: u32) -> bool {
         self.lock.with(|| {
             let (taken, posted) = (self.taken.load(Ordering::Acquire), self.posted.load(Ordering::Acquire));
@@ -165,22 +165,22 @@ impl ReceiveQueue {
         })
     }
 
-    /// The receive that is next; it is not taken by that.
+    /// The next receive, which stays in the queue.
     pub(crate) fn next(&self) -> Option<PostedReceive> {
         let (taken, posted) = (self.taken.load(Ordering::Acquire), self.posted.load(Ordering::Acquire));
         // SAFETY: the caller is in `deliver`, with the lock held.
         (taken != posted).then(|| unsafe { *self.receives[taken as usize % RECEIVES].get() })
     }
 
-    /// With the queue locked, and room for an arrival: what `act` makes of the next receive. It says
-    /// whether that was used up, and what arrived.
+    /// Locks the queue and calls `act` with the next receive. `act` returns whether the receive was taken, and the arrival
+    /// to add. Returns `None` without a call if there is no space for an arrival.
     pub(crate) fn deliver<T>(
         &self,
         act: impl FnOnce(Option<PostedReceive>) -> (bool, Option<ArrivalRecord>, T),
     ) -> Option<T> {
         self.lock.with(|| {
-            let (polled, came) = (self.polled.load(Ordering::Acquire), self.came.load(Ordering::Acquire));
-            if came.wrapping_sub(polled) as usize >= ARRIVALS {
+            let (polled, added) = (self.polled.load(Ordering::Acquire), self.added.load(Ordering::Acquire));
+            if added.wrapping_sub(polled) as usize >= ARRIVALS {
                 return None;
             }
             let (is_taken, arrival, result) = act(self.next());
@@ -190,16 +190,16 @@ impl ReceiveQueue {
             }
             if let Some(arrival) = arrival {
                 // SAFETY: the lock is held.
-                unsafe { *self.arrivals[came as usize % ARRIVALS].get() = arrival };
-                self.came.store(came.wrapping_add(1), Ordering::Release);
+                unsafe { *self.arrivals[added as usize % ARRIVALS].get() = arrival };
+                self.added.store(added.wrapping_add(1), Ordering::Release);
             }
             Some(result)
         })
     }
 
-    /// The oldest arrival.
-    pub(crate) fn arrived(&self) -> Option<ArrivalRecord> {
-        if self.polled.load(Ordering::Acquire) == self.came.load(Ordering::Acquire) {
+    /// Removes the oldest arrival.
+    pub(crate) fn pop_arrival(&self) -> Option<ArrivalRecord> {
+        if self.polled.load(Ordering::Acquire) == self.added.load(Ordering::Acquire) {
             return None;
         }
         self.lock.with(|| {
@@ -212,10 +212,10 @@ impl ReceiveQueue {
     }
 }
 
-/// Maps the page in `file`, which is made as long as it must be.
+/// Maps the page in `file`, and extends the file to the size of a page first.
 pub(crate) fn map(file: &File) -> Result<*mut ProcessPage> {
     let size = size_of::<ProcessPage>();
-    // Sparse: what nobody touches takes no memory.
+    // The file is sparse: untouched parts take no memory.
     if file.metadata()?.len() < size as u64 {
         file.set_len(size as u64)?;
     }
@@ -230,28 +230,29 @@ pub(crate) fn map(file: &File) -> Result<*mut ProcessPage> {
     }
 }
 
-/// Takes a mapping away again.
+/// Unmaps a page.
 ///
 /// # Safety
-/// It is one of [`map`]'s, and nobody uses it any more.
+/// The page was mapped by [`map`], and no code uses it any more.
 pub(crate) unsafe fn unmap(page: *mut ProcessPage) {
     // SAFETY: by the caller.
     unsafe { libc::munmap(page.cast(), size_of::<ProcessPage>()) };
 }
 
-/// A robust, process-shared pthread mutex. Zeroed memory is none yet: [`init`](Lock::init) first.
+/// A robust, process-shared pthread mutex: a lock between processes that outlives its holder. Zeroed memory needs
+/// [`init`](Lock::init) first.
 #[repr(C)]
 pub(crate) struct Lock(UnsafeCell<libc::pthread_mutex_t>);
 
-// SAFETY: that is what it is for.
+// SAFETY: a process-shared mutex may be used by any thread of any process.
 unsafe impl Sync for Lock {}
 
 impl Lock {
-    /// Makes the lock, which nobody uses yet.
+    /// Initialises the lock, which no thread uses yet.
     pub(crate) fn init(&self) {
         let mut attributes = MaybeUninit::<libc::pthread_mutexattr_t>::uninit();
-        // SAFETY: the attributes are initialised by the first call, and destroyed last; the mutex is
-        // in memory that all its users share.
+        // SAFETY: the first call initialises the attributes and the last one destroys them; the mutex is in memory that all
+        // its users share.
         unsafe {
             libc::pthread_mutexattr_init(attributes.as_mut_ptr());
             libc::pthread_mutexattr_setpshared(attributes.as_mut_ptr(), libc::PTHREAD_PROCESS_SHARED);
@@ -261,8 +262,8 @@ impl Lock {
         }
     }
 
-    /// Waits for who holds it now, but no longer than a second: one that is stopped is not waited for.
-    pub(crate) fn pass(&self) {
+    /// Waits until the present holder releases the lock, for at most a second, because a stopped process never does.
+    pub(crate) fn await_holder(&self) {
         // SAFETY: plain data; as in `with`.
         unsafe {
             let mut until: libc::timespec = std::mem::zeroed();
@@ -277,10 +278,10 @@ impl Lock {
         }
     }
 
-    /// Runs `act` while no other process or thread does. A holder that died left rings whose
-    /// indices are moved last: at worst what it was about to add is not there.
+    /// Runs `act` while the lock is held. A holder that died leaves consistent rings, because their indices change last: at
+    /// worst the item that it was adding is missing.
     pub(crate) fn with<T>(&self, act: impl FnOnce() -> T) -> T {
-        // SAFETY: initialised when the page was made; unlocked by the thread that locked.
+        // SAFETY: the lock was initialised when the page was made, and the thread that locks it unlocks it.
         unsafe {
             if libc::pthread_mutex_lock(self.0.get()) == libc::EOWNERDEAD {
                 libc::pthread_mutex_consistent(self.0.get());

@@ -1,4 +1,4 @@
-//! A request, and what the card does with it.
+//! A request of the program, and its execution by the card.
 
 use std::time::Instant;
 
@@ -7,13 +7,13 @@ use rdma_sys as ib;
 use crate::device::{INLINE, MAX_RDMA, MTU};
 use crate::host::SimHost;
 use crate::page::{ArrivalRecord, PostedReceive, QUEUES, ReceiveBuffer, ReceiveQueue, ReceivedKind};
-use crate::remote::{RemoteCard, TransferError, Way};
+use crate::remote::{Direction, RemoteCard, TransferError};
 use crate::status::CompletionStatus;
 
-/// Buffers of a request (p5: 2).
+/// The most buffers of a request (p5: 2).
 pub(crate) const BUFFERS: usize = 2;
 
-/// What is asked for.
+/// The operation of a request.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum RequestOperation {
     Send,
@@ -21,48 +21,48 @@ pub(crate) enum RequestOperation {
     Read { key: u32, addr: u64 },
 }
 
-/// Where the bytes are.
+/// The location of a request's bytes.
 #[derive(Clone, Copy)]
 pub(crate) enum RequestBytes {
-    /// So many buffers, with their keys.
+    /// The number of buffers, and the buffers with their keys.
     Memory(usize, [(ReceiveBuffer, u32); BUFFERS]),
-    /// In the request itself.
+    /// The bytes are in the request itself.
     Inline(usize, [u8; INLINE]),
-    /// There are more than a request takes.
+    /// The program gave more bytes or buffers than a request takes.
     TooMuch,
 }
 
 /// A request as it was posted.
 pub(crate) struct SendRequest {
     pub(crate) id: u64,
-    pub(crate) what: RequestOperation,
+    pub(crate) operation: RequestOperation,
     pub(crate) imm: Option<u32>,
     pub(crate) is_signaled: bool,
     pub(crate) remote: Option<RemoteCard>,
     pub(crate) queue: u32,
     pub(crate) secret: u32,
-    /// The pair that it was posted to.
+    /// The number of the pair that it was posted to.
     pub(crate) from: u32,
     pub(crate) source: RequestBytes,
-    /// What it ends with instead of being executed.
+    /// The status that it ends with instead of being executed, by a fault.
     pub(crate) fault: Option<CompletionStatus>,
-    /// It finds no receive, whatever there is.
-    pub(crate) starves: bool,
-    /// When the link has carried it.
+    /// True if it ends as if the peer had no receive, by a fault.
+    pub(crate) finds_no_receive: bool,
+    /// The time when the link has carried its bytes.
     pub(crate) due: Option<Instant>,
 }
 
 impl SendRequest {
-    /// What verbs calls its completion.
+    /// The opcode of its completion in verbs.
     pub(crate) fn opcode(&self) -> ib::ibv_wc_opcode {
-        match self.what {
+        match self.operation {
             RequestOperation::Send => ib::IBV_WC_SEND,
             RequestOperation::Write { .. } => ib::IBV_WC_RDMA_WRITE,
             RequestOperation::Read { .. } => ib::IBV_WC_RDMA_READ,
         }
     }
 
-    /// Bytes that it moves.
+    /// The number of its bytes.
     pub(crate) fn len(&self) -> u64 {
         match &self.source {
             RequestBytes::Memory(count, buffers) => {
@@ -73,37 +73,42 @@ impl SendRequest {
         }
     }
 
-    /// Tells how it ended.
-    pub(crate) fn tell(&self, card: usize, status: CompletionStatus) {
-        let what = match self.what {
+    /// Prints the end of the request.
+    pub(crate) fn trace(&self, card: usize, status: CompletionStatus) {
+        let operation = match self.operation {
             RequestOperation::Send => "send".to_owned(),
             RequestOperation::Write { key, addr } => format!("write {key:#x}+{addr:#x}"),
             RequestOperation::Read { key, addr } => format!("read {key:#x}+{addr:#x}"),
         };
         let (from, to, len, imm) = (self.from, self.queue, self.len(), self.imm);
-        eprintln!("efa-sim: card {card} pair {from} to {to}: {what}, {len} bytes, imm {imm:?}: {status:?}");
+        eprintln!(
+            "efa-sim: card {card} pair {from} to {to}: {operation}, {len} bytes, imm {imm:?}: {status:?}"
+        );
     }
 
-    /// Executes it for card `card`: how it ends, unless the peer has no receive for it yet.
+    /// Executes the request for card `card`. Returns its status, or `None` if the peer has no receive for it yet.
     pub(crate) fn execute(&self, host: &SimHost, card: usize) -> Option<CompletionStatus> {
         if self.fault.is_some() {
             return self.fault;
         }
-        let most = if self.what == RequestOperation::Send { MTU } else { MAX_RDMA };
+        let most = if self.operation == RequestOperation::Send { MTU } else { MAX_RDMA };
         if self.len() > most.into() {
             return Some(CompletionStatus::BadLength);
         }
-        // What a read brings must be writable here.
-        let right =
-            if matches!(self.what, RequestOperation::Read { .. }) { ib::IBV_ACCESS_LOCAL_WRITE } else { 0 };
+        // The bytes of a read must be writable here.
+        let right = if matches!(self.operation, RequestOperation::Read { .. }) {
+            ib::IBV_ACCESS_LOCAL_WRITE
+        } else {
+            0
+        };
         let mut here = [ReceiveBuffer::default(); BUFFERS];
         let here = match &self.source {
             RequestBytes::Memory(count, buffers) => {
-                for (place, (buffer, key)) in buffers[..*count].iter().enumerate() {
+                for (index, (buffer, key)) in buffers[..*count].iter().enumerate() {
                     if buffer.len > 0 && !host.card(card).allows(*key, buffer.addr, buffer.len, right) {
                         return Some(CompletionStatus::InvalidLkey);
                     }
-                    here[place] = *buffer;
+                    here[index] = *buffer;
                 }
                 &here[..*count]
             }
@@ -113,7 +118,7 @@ impl SendRequest {
             }
             RequestBytes::TooMuch => return Some(CompletionStatus::BadLength),
         };
-        // A host that does not answer and one that never was look the same.
+        // A host that does not answer looks like one that never existed.
         let Some(remote) = self.remote.as_ref().filter(|remote| remote.is_alive()) else {
             return Some(CompletionStatus::Unresponsive);
         };
@@ -121,17 +126,17 @@ impl SendRequest {
             return None;
         }
         let queue = &remote.card().queues[self.queue as usize % QUEUES];
-        if !queue.is(self.queue, self.secret) {
+        if !queue.belongs_to(self.queue, self.secret) {
             return Some(CompletionStatus::RemoteBadQpn);
         }
-        match self.what {
-            RequestOperation::Send if self.starves => Some(CompletionStatus::RemoteRnr),
+        match self.operation {
+            RequestOperation::Send if self.finds_no_receive => Some(CompletionStatus::RemoteRnr),
             RequestOperation::Send => self.send(host, card, remote, queue, here),
             RequestOperation::Write { key, addr } => {
                 self.write(host, card, (remote, queue), here, (key, addr))
             }
             RequestOperation::Read { key, addr } => {
-                Some(self.access(remote, here, (key, addr), Way::Here, ib::IBV_ACCESS_REMOTE_READ))
+                Some(self.access(remote, here, (key, addr), Direction::FromPeer, ib::IBV_ACCESS_REMOTE_READ))
             }
         }
     }
@@ -146,13 +151,13 @@ impl SendRequest {
         }
     }
 
-    /// Delivers to the pair that it is for, if that is still there.
+    /// Delivers to the target pair, if it still exists.
     fn deliver(
         &self,
         queue: &ReceiveQueue,
         act: impl FnOnce(Option<PostedReceive>) -> (bool, Option<ArrivalRecord>, Option<CompletionStatus>),
     ) -> Option<CompletionStatus> {
-        let delivered = queue.deliver(|receive| match queue.is(self.queue, self.secret) {
+        let delivered = queue.deliver(|receive| match queue.belongs_to(self.queue, self.secret) {
             true => act(receive),
             false => (false, None, Some(CompletionStatus::RemoteBadQpn)),
         });
@@ -173,16 +178,16 @@ impl SendRequest {
             let Some(receive) = receive else { return (false, None, None) };
             let room: u64 = receive.buffers.iter().map(|buffer| buffer.len).sum();
             let status = match room >= self.len() {
-                true => Self::ending(remote.copy(here, &receive.buffers, Way::There)),
+                true => Self::status_of(remote.copy(here, &receive.buffers, Direction::ToPeer)),
                 false => CompletionStatus::RemoteBadLength,
             };
-            // A message that is too long spoils the receive.
-            let (is_taken, theirs) = match status {
+            // A message that is too long uses up the receive.
+            let (is_taken, receive_status) = match status {
                 CompletionStatus::Ok => (true, CompletionStatus::Ok),
                 CompletionStatus::RemoteBadLength => (true, CompletionStatus::BadLength),
                 _ => (false, CompletionStatus::Ok),
             };
-            let arrival = ArrivalRecord { id: receive.id, status: theirs as u32, ..arrival };
+            let arrival = ArrivalRecord { id: receive.id, status: receive_status as u32, ..arrival };
             (is_taken, is_taken.then_some(arrival), Some(status))
         })
     }
@@ -195,7 +200,7 @@ impl SendRequest {
         here: &[ReceiveBuffer],
         there: (u32, u64),
     ) -> Option<CompletionStatus> {
-        let write = || self.access(remote, here, there, Way::There, ib::IBV_ACCESS_REMOTE_WRITE);
+        let write = || self.access(remote, here, there, Direction::ToPeer, ib::IBV_ACCESS_REMOTE_WRITE);
         if self.imm.is_none() {
             return Some(write());
         }
@@ -218,20 +223,20 @@ impl SendRequest {
         remote: &RemoteCard,
         here: &[ReceiveBuffer],
         (key, addr): (u32, u64),
-        way: Way,
+        direction: Direction,
         right: ib::ibv_access_flags,
     ) -> CompletionStatus {
         let len = self.len();
-        // Whoever takes the key away waits for this.
+        // Deregistering the region waits for this lock.
         remote.card().lock.with(|| {
             if len > 0 && !remote.card().allows(key, addr, len, right) {
                 return CompletionStatus::RemoteBadAddress;
             }
-            Self::ending(remote.copy(here, &[ReceiveBuffer { addr, len }], way))
+            Self::status_of(remote.copy(here, &[ReceiveBuffer { addr, len }], direction))
         })
     }
 
-    fn ending(copied: Result<(), TransferError>) -> CompletionStatus {
+    fn status_of(copied: Result<(), TransferError>) -> CompletionStatus {
         match copied {
             Ok(()) => CompletionStatus::Ok,
             Err(TransferError::Gone) => CompletionStatus::Unresponsive,

@@ -1,4 +1,4 @@
-//! How a request ends: the card's status, which rdma-core maps to one of verbs'.
+//! The statuses with which a card ends a request. rdma-core maps them to statuses of verbs.
 
 use rdma_sys as ib;
 
@@ -45,7 +45,7 @@ impl CompletionStatus {
         Self::ALL.get(usize::try_from(code).ok()?).copied()
     }
 
-    /// What verbs calls it (rdma-core, `providers/efa/verbs.c`).
+    /// The status in verbs (rdma-core, `providers/efa/verbs.c`).
     pub(crate) fn verbs(self) -> ib::ibv_wc_status {
         match self {
             Self::Ok => ib::IBV_WC_SUCCESS,
