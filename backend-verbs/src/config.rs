@@ -4,8 +4,8 @@
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct VerbsConfig {
-    /// Queue pairs for writes and reads per peer, 1 to 16. Switches spread flows, not packets, over equal paths, and each
-    /// queue pair is one flow (Meta, SIGCOMM 2024, used up to 16).
+    /// Queue pairs for writes and reads per peer, 1 to 16. Switches spread flows, not packets, over equal paths, and
+    /// each queue pair is one flow (Meta, SIGCOMM 2024, used up to 16).
     pub queue_pairs: u8,
     /// Index of the GID of this side. If it is `None`, the backend chooses the GID.
     pub gid_index: Option<u8>,
@@ -15,8 +15,8 @@ pub struct VerbsConfig {
     pub service_level: u8,
     /// Index of the partition key of InfiniBand.
     pub pkey_index: u16,
-    /// The exponent of the time-out of an unacknowledged packet, 1 to 31: the time-out is 4.096 µs times two to this power.
-    /// The default, 18, is 1.07 s (IBTA 1.4, 9.9.1.6.1).
+    /// The exponent of the time-out of an unacknowledged packet, 1 to 31: the time-out is 4.096 µs times two to this
+    /// power. The default, 18, is 1.07 s (IBTA 1.4, 9.9.1.6.1).
     pub timeout: u8,
     /// How often the card sends an unacknowledged packet again, 0 to 7.
     pub retries: u8,

@@ -78,7 +78,8 @@ impl DomainState {
         Ok(offer)
     }
 
-    /// Connects each queue pair of this side with one of the peer. Destroys queue pairs that the peer has no partner for.
+    /// Connects each queue pair of this side with one of the peer. Destroys queue pairs that the peer has no partner
+    /// for.
     fn join(&self, pairs: &mut QueuePairs, offer: &VerbsOffer) -> Result<()> {
         let (card, address) = (&self.card, &offer.address);
         let met = choose_common(&card.gids, &address.gids)
@@ -159,8 +160,8 @@ impl Connector for DomainState {
         }
         let join = self.peers.begin_join(&table);
         drop(table);
-        // A card takes some milliseconds for this. Meanwhile other slots change, and this one may get another connection.
-        // The peer sends nothing before it has the answer.
+        // A card takes some milliseconds for this. Meanwhile other slots change, and this one may get another
+        // connection. The peer sends nothing before it has the answer.
         let mut joining = Joining { pairs: self.pairs(offer.connection)?, _join: join };
         self.join(&mut joining.pairs, &offer)?;
         let answer = self.offer(&joining.pairs)?;
@@ -171,10 +172,10 @@ impl Connector for DomainState {
         let replaced = table.set(slot, SlotState::Up(Arc::new(joining.pairs)));
         self.peers.changed();
         drop(table);
-        // The replaced connection stops before the peer has the answer and sends over the next one: a late packet must not
-        // land on newer bytes. Stopping also flushes the requests that are posted there, which wakes an endpoint that
-        // sleeps: the peer acknowledges nothing over that connection any more, and a card that repeats requests without
-        // end reports nothing by itself.
+        // The replaced connection stops before the peer has the answer and sends over the next one: a late packet must
+        // not land on newer bytes. Stopping also flushes the requests that are posted there, which wakes an endpoint
+        // that sleeps: the peer acknowledges nothing over that connection any more, and a card that repeats requests
+        // without end reports nothing by itself.
         if let Some(replaced) = replaced {
             replaced.fail();
         }

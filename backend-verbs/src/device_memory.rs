@@ -7,8 +7,8 @@ use multirail_spi::{ErrorKind, Memory, MemoryKind, Result, Status};
 
 use crate::status::{NO_STORE, NOT_REGISTERED};
 
-/// A local key has the card's number in its lower 32 bits. The upper bits have the number of the device region, or 0 for
-/// a region that the processor can access. Bit 63 stays clear: it marks staged memory (`KeyMaterial::STAGED`).
+/// A local key has the card's number in its lower 32 bits. The upper bits have the number of the device region, or 0
+/// for a region that the processor can access. Bit 63 stays clear: it marks staged memory (`KeyMaterial::STAGED`).
 const SHIFT: u32 = u32::BITS;
 const MOST: u32 = u32::MAX >> 1;
 
@@ -65,7 +65,8 @@ impl DeviceRegions {
         }
     }
 
-    /// The device region that a message for this local key is stored into. `None` if the processor can access the memory.
+    /// The device region that a message for this local key is stored into. `None` if the processor can access the
+    /// memory.
     ///
     /// # Errors
     /// The owner has no [`Memory::store`], or the region is not registered any more.

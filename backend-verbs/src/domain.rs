@@ -100,8 +100,8 @@ impl VerbsDomain {
         };
         let card = Arc::new(PortQueues::open(device, &port, address, gids, config)?);
         let capabilities = capabilities(&card, &port);
-        // The random numbers are first packet numbers and nonces of offers. They need not be secret, but two fabrics must
-        // not draw the same ones.
+        // The random numbers are first packet numbers and nonces of offers. They need not be secret, but two fabrics
+        // must not draw the same ones.
         let mut random = fastrand::Rng::with_seed(setup.seed ^ setup.incarnation ^ fastrand::u64(..));
         Ok(Self(Arc::new(DomainState {
             id: random.u64(..),

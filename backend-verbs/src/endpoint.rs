@@ -172,8 +172,8 @@ impl VerbsEndpoint {
         link.is_some_and(|link| matches!(link.view, SlotView::Up(_) | SlotView::Broken))
     }
 
-    /// Drops those of the first `read` ended connections that have no request posted any more: their completions are all
-    /// read. Then reports the peers that have left.
+    /// Drops those of the first `read` ended connections that have no request posted any more: their completions are
+    /// all read. Then reports the peers that have left.
     fn report_closed_peers(&mut self, read: usize) {
         let send_queues = &mut self.send_queues;
         let mut place = 0;
@@ -379,7 +379,8 @@ impl VerbsEndpoint {
             self.requests -= 1;
             match status.kind {
                 _ if is_flushed => self.flushed(request, cause),
-                // The kernel takes the keys of a killed process before its queue pairs, so that its death looks the same.
+                // The kernel takes the keys of a killed process before its queue pairs, so that its death looks the
+                // same.
                 ErrorKind::RemoteAccess => {
                     self.waiting.push_back(Event::FailedUnconfirmed { id: request.id, peer: slot, status });
                 }
@@ -389,8 +390,8 @@ impl VerbsEndpoint {
         self.mark_broken(slot, Some(entry.qp_num));
     }
 
-    /// Marks the connection of `slot` as broken, if the queue pair `number`, which has failed, belongs to it. The peer then
-    /// gets the offer of the next connection.
+    /// Marks the connection of `slot` as broken, if the queue pair `number`, which has failed, belongs to it. The peer
+    /// then gets the offer of the next connection.
     pub(crate) fn mark_broken(&mut self, slot: PeerSlot, number: Option<u32>) {
         if self.shared.peers.broke(slot, number) {
             self.waiting.push_back(Event::EndpointChanged);
@@ -405,9 +406,10 @@ impl VerbsEndpoint {
         self.send_queues.get(number).map(|queue| queue.slot).filter(|slot| self.is_connected(*slot))
     }
 
-    /// The peer of a queue pair that the endpoint does not know: the control side has connected the queue pair since the
-    /// last refresh of the slots, or is connecting it now. A peer that has connected its own side may send before this side
-    /// has finished, and the card acknowledges that. So a slot names its queue pairs while they are being connected.
+    /// The peer of a queue pair that the endpoint does not know: the control side has connected the queue pair since
+    /// the last refresh of the slots, or is connecting it now. A peer that has connected its own side may send before
+    /// this side has finished, and the card acknowledges that. So a slot names its queue pairs while they are being
+    /// connected.
     #[cold]
     fn new_owner(&mut self, number: u32) -> Option<PeerSlot> {
         self.refresh();
@@ -440,8 +442,8 @@ impl VerbsEndpoint {
         }
     }
 
-    /// Gives up the card, which does not work any more. Destroys its queue pairs before it reports the loss: from then on
-    /// the card writes no byte of a peer and sends no byte of ours.
+    /// Gives up the card, which does not work any more. Destroys its queue pairs before it reports the loss: from then
+    /// on the card writes no byte of a peer and sends no byte of ours.
     fn lose(&mut self, code: c_int) {
         if std::mem::replace(&mut self.is_lost, true) {
             return;

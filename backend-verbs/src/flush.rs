@@ -1,5 +1,5 @@
-//! Flushes: reads of a few bytes of the peer's memory. Such a read makes the peer's card finish its earlier writes first.
-//! docs/verbs.md, "Several cards", gives the reason.
+//! Flushes: reads of a few bytes of the peer's memory. Such a read makes the peer's card finish its earlier writes
+//! first. docs/verbs.md, "Several cards", gives the reason.
 
 use std::sync::Arc;
 

@@ -1,5 +1,5 @@
-//! The libibverbs of this process, and its objects. Dropping an object destroys it. An object that was made from another
-//! one is held by a value that also holds the other, so that they are destroyed in the right order.
+//! The libibverbs of this process, and its objects. Dropping an object destroys it. An object that was made from
+//! another one is held by a value that also holds the other, so that they are destroyed in the right order.
 
 use std::ptr::NonNull;
 use std::sync::OnceLock;

@@ -53,7 +53,8 @@ pub(crate) enum SlotState {
         was_up: bool,
     },
     Up(Arc<QueuePairs>),
-    /// The connection of that generation failed. `offer` has the queue pairs of the next one, once the peer has the offer.
+    /// The connection of that generation failed. `offer` has the queue pairs of the next one, once the peer has the
+    /// offer.
     Broken {
         generation: u64,
         offer: Option<QueuePairs>,
@@ -79,7 +80,8 @@ impl SlotState {
         }
     }
 
-    /// Whether this side takes the peer's offer of the next connection. If not, the peer has left, or it takes our offer.
+    /// Whether this side takes the peer's offer of the next connection. If not, the peer has left, or it takes our
+    /// offer.
     pub(crate) fn takes(&self, offer: ConnectionNumber) -> bool {
         match self {
             Self::Broken { offer: Some(ours), .. } if ours.connection.generation == offer.generation => {
@@ -99,8 +101,8 @@ pub(crate) struct PeerSlots {
     pub(crate) slots: Vec<SlotState>,
     /// Queue pairs that are being connected, by their numbers.
     joining: Vec<(u32, PeerSlot)>,
-    /// Connections that slots have given up, and that the endpoint may have never seen. The endpoint still reports their
-    /// arrivals.
+    /// Connections that slots have given up, and that the endpoint may have never seen. The endpoint still reports
+    /// their arrivals.
     retired: Vec<(PeerSlot, Arc<QueuePairs>)>,
 }
 
@@ -140,8 +142,8 @@ impl PeerSlots {
     }
 }
 
-/// Queue pairs that the control side is connecting. The fields are dropped in order: the join ends after its queue pairs
-/// are destroyed.
+/// Queue pairs that the control side is connecting. The fields are dropped in order: the join ends after its queue
+/// pairs are destroyed.
 pub(crate) struct Joining<'a> {
     pub(crate) pairs: QueuePairs,
     pub(crate) _join: Join<'a>,
@@ -327,8 +329,8 @@ impl Peers {
     }
 
     /// Ends a join that has failed. The table forgets the numbers of its queue pairs before these are destroyed, as the
-    /// card may give the numbers to queue pairs of another peer. The peer has taken the offer, so that the next offer has
-    /// the next generation.
+    /// card may give the numbers to queue pairs of another peer. The peer has taken the offer, so that the next offer
+    /// has the next generation.
     pub(crate) fn fail(&self, slot: PeerSlot, joining: Joining<'_>) {
         let Joining { _join, pairs } = joining;
         let mut table = self.lock();
@@ -368,8 +370,9 @@ impl Peers {
         self.lock().slots[slot.0 as usize] = SlotState::Free;
     }
 
-    /// Marks the slot's connection as broken: the endpoint gives it up, or its queue pair `number` has failed. That queue
-    /// pair may belong to an earlier connection. Returns true if the slot was connected: the peer then gets the next offer.
+    /// Marks the slot's connection as broken: the endpoint gives it up, or its queue pair `number` has failed. That
+    /// queue pair may belong to an earlier connection. Returns true if the slot was connected: the peer then gets the
+    /// next offer.
     pub(crate) fn broke(&self, slot: PeerSlot, number: Option<u32>) -> bool {
         let mut table = self.lock();
         let Some(SlotState::Up(pairs)) = table.slots.get(slot.0 as usize) else { return false };

@@ -5,8 +5,8 @@ use std::collections::VecDeque;
 
 use multirail_spi::{Piece, WorkRequest};
 
-/// The most requests of a chain, which has one doorbell and one completion. fabric-lib gained nothing from chains longer
-/// than 4 on mlx5; the longer chain saves completions: one per 16 requests.
+/// The most requests of a chain, which has one doorbell and one completion. fabric-lib gained nothing from chains
+/// longer than 4 on mlx5; the longer chain saves completions: one per 16 requests.
 pub(crate) const CHAIN: usize = 16;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -91,8 +91,8 @@ impl PostedChains {
         }
     }
 
-    /// Ends the request `id`, which failed, and reports the requests before it, which succeeded. Returns the failed request,
-    /// if it had not ended before.
+    /// Ends the request `id`, which failed, and reports the requests before it, which succeeded. Returns the failed
+    /// request, if it had not ended before.
     pub(crate) fn failed(&mut self, id: u64, report: impl FnMut(EndedRun)) -> Option<WorkRequest> {
         let (number, place) = (id >> 8, (id & 0xff) as u8);
         if place > 0 {

@@ -48,8 +48,8 @@ pub(crate) struct QueuePair {
     card: Arc<PortQueues>,
 }
 
-/// The most bytes that go into the request itself, so that the card need not fetch them. Such a request takes two blocks
-/// of 64 bytes on mlx5, instead of one.
+/// The most bytes that go into the request itself, so that the card need not fetch them. Such a request takes two
+/// blocks of 64 bytes on mlx5, instead of one.
 const INLINE: u32 = 64;
 /// The most routers between two hosts.
 const HOPS: u8 = 64;
@@ -118,8 +118,8 @@ impl QueuePair {
         self.qp.as_ptr()
     }
 
-    /// Connects the queue pair with `end` of the port `address`, from GID `ours` to GID `theirs`. It may then receive and
-    /// send.
+    /// Connects the queue pair with `end` of the port `address`, from GID `ours` to GID `theirs`. It may then receive
+    /// and send.
     pub(crate) fn connect(
         &self,
         address: &PortAddress,

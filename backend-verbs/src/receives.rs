@@ -1,7 +1,7 @@
 //! Posted receives: receives without buffers for imms, and receives with buffers of this backend for messages.
 //!
-//! A receive that is posted to a shared queue cannot be cancelled, so the user's buffers are not posted there. A message
-//! lands in a buffer of the backend, which copies it to the user's next receive.
+//! A receive that is posted to a shared queue cannot be cancelled, so the user's buffers are not posted there. A
+//! message lands in a buffer of the backend, which copies it to the user's next receive.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -208,8 +208,8 @@ impl Receives {
             let stored = region.store(request.local, bytes);
             return stored.map_err(|kind| Status { kind, code: STORE_FAILED });
         }
-        // SAFETY: as above; the receive's range is valid and large enough, the processor can access it, and no other code
-        // touches it until its end is reported.
+        // SAFETY: as above; the receive's range is valid and large enough, the processor can access it, and no other
+        // code touches it until its end is reported.
         unsafe { std::ptr::copy_nonoverlapping(from, request.local, arrival.len as usize) };
         Ok(())
     }

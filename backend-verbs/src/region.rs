@@ -35,8 +35,8 @@ impl Registered {
         access: Access,
         is_paged: bool,
     ) -> Result<Self> {
-        // GPU memory is slow without relaxed ordering. A completion still comes after its bytes. The library drops the flag
-        // if the kernel does not know it.
+        // GPU memory is slow without relaxed ordering. A completion still comes after its bytes. The library drops the
+        // flag if the kernel does not know it.
         let mut rights = ib::IBV_ACCESS_LOCAL_WRITE;
         if !memory.is_watched() {
             rights |= ib::IBV_ACCESS_RELAXED_ORDERING;
@@ -117,8 +117,8 @@ unsafe fn of_host(
     Object::of(mr, "register")
 }
 
-/// Registers p2pmem, memory of a PCI device that the kernel gives out. It is paged in on demand. The kernel refuses to pin
-/// it for any card (Linux' `mm/gup.c`: `EFAULT`, or `EREMOTEIO` for a card that only reads).
+/// Registers p2pmem, memory of a PCI device that the kernel gives out. It is paged in on demand. The kernel refuses to
+/// pin it for any card (Linux' `mm/gup.c`: `EFAULT`, or `EREMOTEIO` for a card that only reads).
 ///
 /// # Safety
 /// As `Domain::register`.

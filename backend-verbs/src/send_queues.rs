@@ -12,8 +12,8 @@ pub(crate) struct SendQueue {
     pub(crate) cause: Option<Status>,
 }
 
-/// The send queues, sorted by the numbers of their queue pairs. Each request and each completion looks one up. Among a few
-/// thousand, a binary search takes fewer steps than hashing the number.
+/// The send queues, sorted by the numbers of their queue pairs. Each request and each completion looks one up. Among a
+/// few thousand, a binary search takes fewer steps than hashing the number.
 #[derive(Default)]
 pub(crate) struct SendQueues(Vec<(u32, SendQueue)>);
 

@@ -1,4 +1,5 @@
-//! Endpoints on soft-RoCE devices, for this crate's tests. These run as root on `rxe0` and `rxe1`, by `ci/rdma-vm/suite`.
+//! Endpoints on soft-RoCE devices, for this crate's tests. These run as root on `rxe0` and `rxe1`, by
+//! `ci/rdma-vm/suite`.
 
 use std::collections::VecDeque;
 use std::ffi::c_int;

@@ -59,7 +59,8 @@ pub(crate) unsafe fn submit(
         }
     }
     let mut bad: *mut ib::ibv_send_wr = std::ptr::null_mut();
-    // SAFETY: the queue pair is open, the call copies the chain, and the caller promises the memory that the chain names.
+    // SAFETY: the queue pair is open, the call copies the chain, and the caller promises the memory that the chain
+    // names.
     let code = unsafe { ib::ibv_post_send(pair.as_ptr(), chain_start, &raw mut bad) };
     let taken = match code {
         0 => count,

@@ -24,8 +24,8 @@ enum Store {
     Absent,
 }
 
-/// A stand-in for GPU memory: the card writes it by its address, where the processor faults. Its owner accesses the same
-/// bytes through another mapping.
+/// A stand-in for GPU memory: the card writes it by its address, where the processor faults. Its owner accesses the
+/// same bytes through another mapping.
 struct DeviceMemory {
     bytes: HostBuffer,
     hidden: Mapping,

@@ -1,5 +1,5 @@
-//! Memory of a PCI device (p2pmem), through the kernel's files and soft-RoCE cards. `ci/rdma-vm/p2pmem` runs the tests, as
-//! root, on a machine whose NVMe disk has p2pmem and whose cards `rxe0` and `rxe1` page on demand.
+//! Memory of a PCI device (p2pmem), through the kernel's files and soft-RoCE cards. `ci/rdma-vm/p2pmem` runs the tests,
+//! as root, on a machine whose NVMe disk has p2pmem and whose cards `rxe0` and `rxe1` page on demand.
 #![cfg(target_os = "linux")]
 
 use std::os::unix::process::CommandExt;
@@ -189,8 +189,8 @@ fn memory_paged_on_demand_is_written_and_read() {
     let (near, far) = (fabric(0, false), fabric(1, true));
     let target = register(&far, allocator().allocate(MIB as usize).unwrap(), Access::all()).unwrap();
     assert_eq!(before - available(), MIB);
-    // Each packet is a whole page. In any memory that is paged on demand, soft-RoCE of Linux 7.3 ignores at which offset
-    // of its page a packet begins (`__rxe_odp_mr_copy`).
+    // Each packet is a whole page. In any memory that is paged on demand, soft-RoCE of Linux 7.3 ignores at which
+    // offset of its page a packet begins (`__rxe_odp_mr_copy`).
     let (source, back) =
         (near.alloc(1 << 20, Access::LOCAL).unwrap(), near.alloc(1 << 20, Access::LOCAL).unwrap());
     let (sent, mut came) = (bytes(MIB), vec![0; MIB as usize]);

@@ -1,5 +1,5 @@
-//! The objects of a card run out, and closed connections return them. `ci/rdma-vm/suite` runs the tests, as root, on the
-//! soft-RoCE devices `rxe0` and `rxe1`.
+//! The objects of a card run out, and closed connections return them. `ci/rdma-vm/suite` runs the tests, as root, on
+//! the soft-RoCE devices `rxe0` and `rxe1`.
 #![cfg(target_os = "linux")]
 
 use std::collections::BTreeSet;
@@ -132,8 +132,8 @@ fn what_runs_out_is_told_and_nothing_leaks() {
             settles(&before, || group.current());
             result.is_ok()
         });
-        // A protection domain, a completion queue, two shared receive queues, buffers and a region; and six or three queue
-        // pairs.
+        // A protection domain, a completion queue, two shared receive queues, buffers and a region; and six or three
+        // queue pairs.
         assert!(enough.is_some_and(|objects| objects >= 9), "{name}: {enough:?} objects are enough");
         let meets = if visits { "connect" } else { "control" };
         assert_eq!(refused, BTreeSet::from([meets, "open", "register"]), "{name}");

@@ -1,8 +1,8 @@
 //! A fabric, and the code that drives it.
 //!
-//! If the caller drives the engine, the same thread serves the connections too, so that the process has one thread. glibc
-//! locks without atomics in such a process, libfabric locks often, and the programs in C that the benches compare with
-//! have one thread.
+//! If the caller drives the engine, the same thread serves the connections too, so that the process has one thread.
+//! glibc locks without atomics in such a process, libfabric locks often, and the programs in C that the benches compare
+//! with have one thread.
 
 use std::cell::Cell;
 use std::ops::Deref;

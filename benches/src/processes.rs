@@ -148,8 +148,8 @@ pub struct ConnectedWriter {
 }
 
 impl ConnectedWriter {
-    /// Starts a target with a region of `bytes`, and connects to it. `driven` and `target` say who drives the engines of
-    /// the writer and of the target.
+    /// Starts a target with a region of `bytes`, and connects to it. `driven` and `target` say who drives the engines
+    /// of the writer and of the target.
     pub fn connect(
         devices: &impl BenchDevices,
         driven: Driven,

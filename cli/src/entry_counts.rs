@@ -58,8 +58,8 @@ impl EntryCounts {
         (self.files, self.directories, self.links) == (1, 0, 0)
     }
 
-    /// `sent NAME: 3 files, 2 directories, 5 MiB in 0.10 s, 0.05 GB/s`, for `moved` bytes over the wire, followed by the
-    /// entries that were not stored. The line of a single file has no counts.
+    /// `sent NAME: 3 files, 2 directories, 5 MiB in 0.10 s, 0.05 GB/s`, for `moved` bytes over the wire, followed by
+    /// the entries that were not stored. The line of a single file has no counts.
     pub fn line(&self, verb: &str, name: &str, moved: u64, took: Duration) -> String {
         let counts = if self.is_one_file() { String::new() } else { format!("{self}, ") };
         let (seconds, speed) = (took.as_secs_f64(), gbytes_per_s(moved, took));

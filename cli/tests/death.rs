@@ -6,8 +6,8 @@ mod process;
 use process::{LIMIT, RunningCommand, eventually};
 use rustix::process::{Pid, Signal, kill_process};
 
-/// A text in the sentence of a command whose peer was silent. A killed peer is recognised by its closed connection, long
-/// before its silence counts.
+/// A text in the sentence of a command whose peer was silent. A killed peer is recognised by its closed connection,
+/// long before its silence counts.
 const SILENCE: &str = "no heartbeat for 5.0 s";
 
 fn pair(op: &str) -> (RunningCommand, RunningCommand) {

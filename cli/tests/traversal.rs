@@ -1,5 +1,5 @@
-//! A hand-written sender that tries to leave the directory of `multirail serve`, with all kinds of bad paths and through
-//! existing symbolic links.
+//! A hand-written sender that tries to leave the directory of `multirail serve`, with all kinds of bad paths and
+//! through existing symbolic links.
 #![cfg(target_os = "linux")]
 
 mod process;

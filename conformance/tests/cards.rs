@@ -1,5 +1,5 @@
-//! The suite against EFA devices, real ones or the simulated ones of `ci/efa-sim/run`: with 1, 4 and 32 rails, as far as
-//! the machine has so many devices.
+//! The suite against EFA devices, real ones or the simulated ones of `ci/efa-sim/run`: with 1, 4 and 32 rails, as far
+//! as the machine has so many devices.
 
 use std::process::ExitCode;
 use std::sync::{Arc, OnceLock};

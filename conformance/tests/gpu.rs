@@ -1,8 +1,8 @@
-//! The suite against loopback with GPU memory: on the source side, on the target side, and on both sides. A fourth run has
-//! GPU memory on both sides and stages all bytes through host memory.
+//! The suite against loopback with GPU memory: on the source side, on the target side, and on both sides. A fourth run
+//! has GPU memory on both sides and stages all bytes through host memory.
 //!
-//! With two GPUs the source is on the first and the target on the second. With one GPU both are on it. Without a GPU all
-//! runs are skipped.
+//! With two GPUs the source is on the first and the target on the second. With one GPU both are on it. Without a GPU
+//! all runs are skipped.
 
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -59,8 +59,8 @@ impl BackendUnderTest for GpuMemory {
         self.name
     }
 
-    /// Only `Plain`: a GPU changes only the memory, and the suite against loopback covers the link model. A trial without
-    /// `Plain` is shown as skipped.
+    /// Only `Plain`: a GPU changes only the memory, and the suite against loopback covers the link model. A trial
+    /// without `Plain` is shown as skipped.
     fn variants(&self, asked: &[Variant]) -> Vec<Variant> {
         if asked.contains(&Variant::Plain) { vec![Variant::Plain] } else { asked[..1].to_vec() }
     }

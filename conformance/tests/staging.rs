@@ -1,5 +1,5 @@
-//! The suite against devices that always stage memory: loopback on the virtual clock, with a link model, loopback between
-//! processes, where only a wakeup imm wakes a worker, and libfabric's tcp.
+//! The suite against devices that always stage memory: loopback on the virtual clock, with a link model, loopback
+//! between processes, where only a wakeup imm wakes a worker, and libfabric's tcp.
 
 mod link;
 

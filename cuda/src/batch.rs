@@ -82,8 +82,8 @@ impl CopyBatch {
         }
     }
 
-    /// Joins a piece to the last one if it is adjacent. Otherwise moves the last one to the entries or copies, and keeps
-    /// this piece as the last.
+    /// Joins a piece to the last one if it is adjacent. Otherwise moves the last one to the entries or copies, and
+    /// keeps this piece as the last.
     fn join(&mut self, table: &mut PieceTable, piece: CopyPiece) {
         self.bytes += piece.len;
         match &mut self.last {

@@ -1,5 +1,5 @@
-//! Kernels that are loaded on a GPU: one copies the pages of a table (`kernels/pages.cu`), the other compares bytes with
-//! their expected values (`kernels/verify.cu`).
+//! Kernels that are loaded on a GPU: one copies the pages of a table (`kernels/pages.cu`), the other compares bytes
+//! with their expected values (`kernels/verify.cu`).
 
 use std::ffi::{CStr, CString, c_void};
 

@@ -36,8 +36,8 @@
 //! - `driver` loads the library and maps its statuses; `attributes` asks what an address is; `reach` which GPU can
 //!   access it.
 //! - `mapped_block` is memory by handle (`cuMemCreate`); `background` frees memory.
-//! - `stream` queues work; `kernels` has the kernels that are loaded on a GPU. One (`kernels/pages.cu`) copies the pages
-//!   of `tables`, which `batch` fills; the other (`kernels/verify.cu`) compares bytes.
+//! - `stream` queues work; `kernels` has the kernels that are loaded on a GPU. One (`kernels/pages.cu`) copies the
+//!   pages of `tables`, which `batch` fills; the other (`kernels/verify.cu`) compares bytes.
 
 mod attributes;
 mod background;

@@ -16,7 +16,8 @@ pub(crate) struct Faults {
     full: Option<u64>,
     /// The interval of the batches of several requests that are refused when they are closed.
     rollback: Option<u64>,
-    /// The number of messages of this process after which no further message finds a receive, as long as its target lives.
+    /// The number of messages of this process after which no further message finds a receive, as long as its target
+    /// lives.
     rnr: Option<u64>,
     /// True if a stopped process looks like a host that does not answer.
     pub(crate) freeze: bool,

@@ -49,8 +49,8 @@ impl SimHost {
         // SAFETY: the arguments are plain numbers. The call lets processes of this user copy from and to this process
         // although Yama is active. Kernels without Yama refuse the call.
         unsafe { libc::prctl(libc::PR_SET_PTRACER, libc::PR_SET_PTRACER_ANY, 0, 0, 0) };
-        // SAFETY: libfabric opens its providers once, under its own lock, and reads the variable right after that. A program
-        // whose other threads read the environment at that time sets the variable itself.
+        // SAFETY: libfabric opens its providers once, under its own lock, and reads the variable right after that. A
+        // program whose other threads read the environment at that time sets the variable itself.
         unsafe { std::env::set_var("SYSFS_PATH", &sysfs) };
         Ok(Self { config, process, sysfs, page })
     }
@@ -107,9 +107,9 @@ extern "C" fn remove_folder() {
     }
 }
 
-/// The kernel's symbols. libfabric's provider `verbs`, which is loaded beside the provider for EFA, reads all of them in
-/// every process, to find out whether GPUs and cards know each other (`vrb_set_peer_mem_support`). That takes longer than
-/// everything else that a process with one card does at its start.
+/// The kernel's symbols. libfabric's provider `verbs`, which is loaded beside the provider for EFA, reads all of them
+/// in every process, to find out whether GPUs and cards know each other (`vrb_set_peer_mem_support`). That takes longer
+/// than everything else that a process with one card does at its start.
 const SYMBOLS: &CStr = c"/proc/kallsyms";
 
 type FopenFn = unsafe extern "C" fn(*const c_char, *const c_char) -> *mut libc::FILE;
@@ -134,6 +134,7 @@ pub unsafe extern "C" fn fopen(path: *const c_char, mode: *const c_char) -> *mut
 /// The C library's `fopen`.
 fn next() -> Option<FopenFn> {
     static NEXT: OnceLock<Option<FopenFn>> = OnceLock::new();
-    // SAFETY: the name is a string, the function of this name in the C library has this type, and a null pointer is `None`.
+    // SAFETY: the name is a string, the function of this name in the C library has this type, and a null pointer is
+    // `None`.
     *NEXT.get_or_init(|| unsafe { transmute(libc::dlsym(libc::RTLD_NEXT, c"fopen".as_ptr())) })
 }

@@ -48,8 +48,8 @@ impl ProcessId {
         Some(Self { pid: pid.parse().ok()?, started: started.parse().ok()? })
     }
 
-    /// The GID of card `card` of the process. It is link-local, as an EFA card's, and differs for every process, so that
-    /// each process is a host of its own.
+    /// The GID of card `card` of the process. It is link-local, as an EFA card's, and differs for every process, so
+    /// that each process is a host of its own.
     pub(crate) fn gid(&self, card: usize) -> [u8; 16] {
         let mut gid = [0; 16];
         gid[..2].copy_from_slice(&[0xfe, 0x80]);

@@ -172,8 +172,8 @@ impl ReceiveQueue {
         (taken != posted).then(|| unsafe { *self.receives[taken as usize % RECEIVES].get() })
     }
 
-    /// Locks the queue and calls `act` with the next receive. `act` returns whether the receive was taken, and the arrival
-    /// to add. Returns `None` without a call if there is no space for an arrival.
+    /// Locks the queue and calls `act` with the next receive. `act` returns whether the receive was taken, and the
+    /// arrival to add. Returns `None` without a call if there is no space for an arrival.
     pub(crate) fn deliver<T>(
         &self,
         act: impl FnOnce(Option<PostedReceive>) -> (bool, Option<ArrivalRecord>, T),
@@ -251,8 +251,8 @@ impl Lock {
     /// Initialises the lock, which no thread uses yet.
     pub(crate) fn init(&self) {
         let mut attributes = MaybeUninit::<libc::pthread_mutexattr_t>::uninit();
-        // SAFETY: the first call initialises the attributes and the last one destroys them; the mutex is in memory that all
-        // its users share.
+        // SAFETY: the first call initialises the attributes and the last one destroys them; the mutex is in memory that
+        // all its users share.
         unsafe {
             libc::pthread_mutexattr_init(attributes.as_mut_ptr());
             libc::pthread_mutexattr_setpshared(attributes.as_mut_ptr(), libc::PTHREAD_PROCESS_SHARED);
@@ -278,8 +278,8 @@ impl Lock {
         }
     }
 
-    /// Runs `act` while the lock is held. A holder that died leaves consistent rings, because their indices change last: at
-    /// worst the item that it was adding is missing.
+    /// Runs `act` while the lock is held. A holder that died leaves consistent rings, because their indices change
+    /// last: at worst the item that it was adding is missing.
     pub(crate) fn with<T>(&self, act: impl FnOnce() -> T) -> T {
         // SAFETY: the lock was initialised when the page was made, and the thread that locks it unlocks it.
         unsafe {

@@ -84,8 +84,8 @@ impl SimQueuePair {
         self.flush_receives();
     }
 
-    /// Executes pending requests: all of them in order, or some of them in random order. A request that must wait does not
-    /// delay others.
+    /// Executes pending requests: all of them in order, or some of them in random order. A request that must wait does
+    /// not delay others.
     fn execute(&self, host: &SimHost, active: &mut ActiveRequests) {
         if host.config.seed == 0 {
             return active.pending.retain(|request| !self.end(host, request));

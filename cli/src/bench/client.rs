@@ -23,8 +23,8 @@ const WORK: Duration = Duration::from_secs(600);
 /// The minimum number of rounds for a median.
 const ROUNDS: usize = 3;
 
-/// The duration of a round. It is far above the clock's resolution, and short enough that the rounds of the limit and of
-/// the transfer run under the same conditions.
+/// The duration of a round. It is far above the clock's resolution, and short enough that the rounds of the limit and
+/// of the transfer run under the same conditions.
 const ROUND: Duration = Duration::from_millis(10);
 
 /// A client in a session with a server.

@@ -1,7 +1,7 @@
 //! Random content and page order, the same on both sides for one seed.
 //!
-//! The generator is part of the protocol: SplitMix64 (Steele, Lea, Flood 2014), one stream per page, little-endian. A GPU
-//! that compares a page gets the start of its stream (`verification`).
+//! The generator is part of the protocol: SplitMix64 (Steele, Lea, Flood 2014), one stream per page, little-endian. A
+//! GPU that compares a page gets the start of its stream (`verification`).
 
 use multirail::{Region, Result};
 

@@ -42,7 +42,8 @@ struct Rows<R> {
 }
 
 impl<R: Serialize + Send + 'static> RowReport<R> {
-    /// A report of `planned` rows, with the noun `what`. Rows are printed as JSON one by one, or with `print` at the end.
+    /// A report of `planned` rows, with the noun `what`. Rows are printed as JSON one by one, or with `print` at the
+    /// end.
     pub fn new(
         json: bool,
         planned: usize,
@@ -58,8 +59,8 @@ impl<R: Serialize + Send + 'static> RowReport<R> {
         })
     }
 
-    /// Handles INT, TERM and HUP from now on: the measurement sees them with [`Self::is_interrupted`]. If it does not end,
-    /// `fabrics` are closed. If it still does not end, the report is printed and the process exits.
+    /// Handles INT, TERM and HUP from now on: the measurement sees them with [`Self::is_interrupted`]. If it does not
+    /// end, `fabrics` are closed. If it still does not end, the report is printed and the process exits.
     #[cfg(unix)]
     pub fn take_signals(self: &Arc<Self>, fabrics: Vec<WeakFabric>) -> CommandResult {
         use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};

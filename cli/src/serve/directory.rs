@@ -18,7 +18,8 @@ use crate::content;
 use crate::failure::{CommandFailure, CommandResult};
 
 /// The mode of a directory that a server made, until its content is stored. A later server recognises by the sticky bit
-/// that mode and time are still to be set. The bit has no effect where only the owner may write, and no sender can set it.
+/// that mode and time are still to be set. The bit has no effect where only the owner may write, and no sender can set
+/// it.
 const UNFINISHED: Mode = Mode::RWXU.union(Mode::SVTX);
 
 /// The number of suffixes that are tried if a name exists.
@@ -115,8 +116,8 @@ impl Directory {
         }
     }
 
-    /// Sets mode and time of a directory whose entries are stored, unless the directory existed before and the rule keeps
-    /// it.
+    /// Sets mode and time of a directory whose entries are stored, unless the directory existed before and the rule
+    /// keeps it.
     pub fn finish_directory(&self, entry: &OfferedEntry) -> CommandResult {
         let fd = beneath::open(&self.fd, entry.path.as_bytes()).map_err(parent_failure)?;
         let mode = rustix::fs::fstat(&fd).map(|stat| Mode::from_raw_mode(stat.st_mode));
@@ -144,8 +145,8 @@ impl Directory {
     /// Gives a staged file its final name, by the rule for existing names. Returns false if another file has the name
     /// and stays.
     ///
-    /// With `resume`, an existing file or link with the same content is no clash: an interrupted sender has sent it, and
-    /// the server gave it its name after it had decided about this entry.
+    /// With `resume`, an existing file or link with the same content is no clash: an interrupted sender has sent it,
+    /// and the server gave it its name after it had decided about this entry.
     pub fn publish(&self, staged: StagedFile<'_>, entry: &OfferedEntry, resume: bool) -> CommandResult<bool> {
         let path = &entry.path;
         let (parent, from) = (self.parent(path)?, &self.staging.fd);
@@ -182,8 +183,8 @@ impl Directory {
         Ok(true)
     }
 
-    /// Returns true if an existing file or link has the name of `entry` and the content of the staged file. In that case
-    /// it also sets the file's mode and time.
+    /// Returns true if an existing file or link has the name of `entry` and the content of the staged file. In that
+    /// case it also sets the file's mode and time.
     fn has_same_content(&self, staged: &StagedFile<'_>, entry: &OfferedEntry) -> CommandResult<bool> {
         let found = self.stat(&entry.path)?.map(|found| FileType::from_raw_mode(found.st_mode));
         match (&entry.kind, found) {

@@ -21,8 +21,8 @@ impl Durable {
         Self { broken: Mutex::new(false), each: !syncfs_reports_errors() }
     }
 
-    /// Syncs all files with `sync`. The system reports a failure once, to one caller. So callers take turns, and after the
-    /// first failure all of them fail.
+    /// Syncs all files with `sync`. The system reports a failure once, to one caller. So callers take turns, and after
+    /// the first failure all of them fail.
     pub fn all(&self, sync: impl FnOnce() -> rustix::io::Result<()>) -> CommandResult {
         let mut broken = self.broken.lock().unwrap_or_else(PoisonError::into_inner);
         if *broken {

@@ -301,8 +301,8 @@ impl<'a> GroupWriter<'a> {
         Ok(())
     }
 
-    /// Makes the received files durable and gives them their final names. If a file cannot get its name, the other files
-    /// still get theirs, but directories stay unfinished.
+    /// Makes the received files durable and gives them their final names. If a file cannot get its name, the other
+    /// files still get theirs, but directories stay unfinished.
     pub fn commit(&mut self) -> CommandResult {
         if self.batch.iter().any(|step| matches!(step, DurableStep::Publish { .. })) {
             self.directory.sync()?;

@@ -53,7 +53,8 @@ impl<'a> PartialFile<'a> {
         self.bytes
     }
 
-    /// The pieces from number `first` on, up to the first that differs from the journal, and whether these are the last.
+    /// The pieces from number `first` on, up to the first that differs from the journal, and whether these are the
+    /// last.
     pub fn have(&self, first: u64) -> CommandResult<(Vec<FilePiece>, bool)> {
         let unreadable = |error| failed("read a partial file", error);
         let until = first.saturating_add(MAX_HAVE_PIECES as u64).min(self.journal.count());
@@ -101,8 +102,8 @@ impl<'a> PartialFile<'a> {
         Ok(())
     }
 
-    /// Stores the next piece. The quota of the piece is counted before its first byte is written. If the piece fails, the
-    /// quota is given back after its bytes are removed.
+    /// Stores the next piece. The quota of the piece is counted before its first byte is written. If the piece fails,
+    /// the quota is given back after its bytes are removed.
     pub fn push(
         &mut self,
         piece: &FilePiece,

@@ -71,8 +71,8 @@ impl<'a> QuotaReservation<'a> {
         Ok(())
     }
 
-    /// Moves `cost` from the reservation to the caller, who has stored the bytes and counts them from now on. The caller
-    /// must have called [`QuotaReservation::ensure`].
+    /// Moves `cost` from the reservation to the caller, who has stored the bytes and counts them from now on. The
+    /// caller must have called [`QuotaReservation::ensure`].
     pub fn spend(&mut self, bytes: u64, cost: u64) {
         self.offered = self.offered.saturating_sub(bytes);
         self.reserved = self.reserved.saturating_sub(cost);

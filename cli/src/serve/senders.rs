@@ -49,8 +49,8 @@ impl Senders {
         self.left.notify_all();
     }
 
-    /// Passes a message to its sender's session. Messages without a session are dropped. A sender with too many outstanding
-    /// messages gets no more delivered, which ends its session.
+    /// Passes a message to its sender's session. Messages without a session are dropped. A sender with too many
+    /// outstanding messages gets no more delivered, which ends its session.
     pub fn deliver(&self, peer: PeerId, message: Vec<u8>) {
         if let Some(served) = self.lock().get_mut(&peer)
             && served.incoming.as_ref().is_some_and(|incoming| incoming.try_send(message).is_err())
@@ -59,8 +59,8 @@ impl Senders {
         }
     }
 
-    /// Waits until the sessions of dead senders have ended. Then their complete files have their names, and their partial
-    /// files can be continued. Returns early if the caller's own sender is dead too.
+    /// Waits until the sessions of dead senders have ended. Then their complete files have their names, and their
+    /// partial files can be continued. Returns early if the caller's own sender is dead too.
     pub fn wait_for_dead_sessions(&self, own: &Peer) {
         let mut served = self.lock();
         let dead = served.values().filter(|served| !served.peer.is_alive());

@@ -26,8 +26,8 @@ const MAX: u32 = 4096;
 const PAGE: usize = 4 << 10;
 /// The number of pages of each sender.
 const PAGES: u32 = 1024;
-/// The time between two polls of the receiver's completion queue, as of a thread that also does other work. In this time
-/// its line carries 1500 pages.
+/// The time between two polls of the receiver's completion queue, as of a thread that also does other work. In this
+/// time its line carries 1500 pages.
 const POLL_INTERVAL: Duration = Duration::from_micros(500);
 /// The imm of all pages.
 const IMM: u32 = 1;

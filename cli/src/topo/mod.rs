@@ -20,7 +20,8 @@ use super::{Common, output};
 #[derive(clap::Args)]
 pub struct TopoArguments {
     /// The machine to show: hwloc (this host through libhwloc), hwloc:FILE (XML of lstopo),
-    /// sysfs:DIR (a copy of a /sys), file:FILE (a description in TOML) or p5.48xlarge (built in) [default: $MULTIRAIL_TOPOLOGY, or this host, from /sys]
+    /// sysfs:DIR (a copy of a /sys), file:FILE (a description in TOML) or p5.48xlarge (built in) [default:
+    /// $MULTIRAIL_TOPOLOGY, or this host, from /sys]
     #[arg(long, value_name = "SOURCE")]
     from: Option<MachineSource>,
 

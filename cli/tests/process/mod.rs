@@ -53,8 +53,8 @@ pub fn assert_agree(sent: &serde_json::Value, stored: &serde_json::Value) {
     assert_eq!(sent["sent_bytes"], stored["received_bytes"], "{sent} {stored}");
 }
 
-/// The output of `multirail` in a terminal with this many columns. Without the program `script`, prints that the test is
-/// skipped and returns `None`.
+/// The output of `multirail` in a terminal with this many columns. Without the program `script`, prints that the test
+/// is skipped and returns `None`.
 pub fn in_terminal(columns: usize, arguments: &[&str]) -> Option<String> {
     // `script` is in bsdutils, which every Debian has.
     let inside = format!("stty cols {columns} rows 50 && exec \"$MULTIRAIL\" {}", arguments.join(" "));
@@ -146,7 +146,8 @@ impl RunningCommand {
     /// Waits for the end for at most `limit`. Returns the exit status and the rest of stderr.
     pub fn end_within(&mut self, limit: Duration) -> (ExitStatus, Vec<String>) {
         let status = eventually(limit, "the process ends", || self.child.try_wait().expect("wait"));
-        // Reads until the end of the pipe. A child process may keep the pipe open, but the process's own lines come soon.
+        // Reads until the end of the pipe. A child process may keep the pipe open, but the process's own lines come
+        // soon.
         let mut said = Vec::new();
         while let Ok(line) = Limit::of(Duration::from_millis(300)).receive(&self.stderr) {
             said.push(line);

@@ -164,8 +164,8 @@ fn dropped_memory(context: &TrialContext) -> TestResult {
             }
         }
     };
-    // This side still receives the bytes that sockets hold; then the peer goes on. The trial can only wait to see that no
-    // further byte comes.
+    // This side still receives the bytes that sockets hold; then the peer goes on. The trial can only wait to see that
+    // no further byte comes.
     look_on(Duration::from_millis(50));
     helper.signal(Signal::CONT)?;
     look_on(Duration::from_millis(200));

@@ -150,7 +150,8 @@ fn comes_back(context: &TrialContext) -> TestResult {
     helper.command("check-all far").map(drop)
 }
 
-/// A stopped peer continues after the other side has closed the connection. It gets the close, and none of its bytes land.
+/// A stopped peer continues after the other side has closed the connection. It gets the close, and none of its bytes
+/// land.
 fn thaws(context: &TrialContext) -> TestResult {
     let fabric = short_timeout_fabric(context)?;
     let (mut helper, peer) = HelperProcess::spawn_connected(context, &fabric)?;

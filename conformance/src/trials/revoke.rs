@@ -341,8 +341,8 @@ fn prepared_explanation(peer: &Peer, own: &Region, remote: &RemoteRegion) -> Res
     peer.explain_write(own, 0..8, remote, 0, &WriteOptions::new()).map(drop)
 }
 
-/// Writes, reads, a triggered write and a receive are outstanding when their region is revoked. Each round revokes after
-/// one more turn.
+/// Writes, reads, a triggered write and a receive are outstanding when their region is revoked. Each round revokes
+/// after one more turn.
 fn ends_what_the_owner_does(context: &TrialContext) -> TestResult {
     let len = context.amount(2 << 20, 1 << 20);
     for turns in context.attempts(8) {
@@ -399,8 +399,8 @@ fn refuses_in_real_time(context: &TrialContext) -> TestResult {
     Ok(())
 }
 
-/// The owner revokes its region while it writes from the region and reads into it, and most of these requests are posted.
-/// The library keeps the memory until the device is done with it, and no byte lands after the revocation.
+/// The owner revokes its region while it writes from the region and reads into it, and most of these requests are
+/// posted. The library keeps the memory until the device is done with it, and no byte lands after the revocation.
 fn amid_own_traffic(context: &TrialContext) -> TestResult {
     const LEN: usize = 2 << 20;
     let mut pair = ConnectedPair::kept_or_new(context)?;

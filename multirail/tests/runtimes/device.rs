@@ -56,8 +56,8 @@ pub async fn limited<T>(future: impl Future<Output = T>) -> T {
     smol::future::or(late, future).await
 }
 
-/// Waits until every earlier request to `peer` has arrived, if it still can: each probe takes one latency, and no request
-/// takes more than two.
+/// Waits until every earlier request to `peer` has arrived, if it still can: each probe takes one latency, and no
+/// request takes more than two.
 pub async fn outlast(peer: &Peer, from: &Region, probe: &RemoteRegion) -> Result<()> {
     for _ in 0..3 {
         peer.write(from, 0..64, probe, 0)?.await?;

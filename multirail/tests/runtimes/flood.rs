@@ -55,8 +55,8 @@ pub async fn flood(peer: &Peer, from: &Region, to: &RemoteRegion, seed: u64) -> 
     peer.drain()?.await
 }
 
-/// The target's side: waits for the flood, revokes the page and reuses it. Returns the page, to be checked again after the
-/// flood.
+/// The target's side: waits for the flood, revokes the page and reuses it. Returns the page, to be checked again after
+/// the flood.
 pub async fn reclaim(initiator: &Peer, mut page: TestPage, seed: u64) -> Result<TestPage> {
     initiator.imm(BEGUN).expect(1).await?;
     initiator.imm(BEGUN).try_take(1);

@@ -17,8 +17,8 @@
 //!   [`handshake::hello`], [`handshake::token`] and [`handshake::proof`]; `unauthenticated` holds the clients that have
 //!   not passed it. [`handshake::limits`] limits the number of handshakes of a fabric, and the time of each.
 //! - [`session`]: the task that serves an admitted peer, with its `liveness`, `lookups`, `relocations` and `close`.
-//! - [`runtime`]: the thread or runtime that runs all tasks, and the [`TaskTracker`], which counts the tasks of a branch
-//!   so that a caller can wait for their end. `listener` and `connect` are the two entry points.
+//! - [`runtime`]: the thread or runtime that runs all tasks, and the [`TaskTracker`], which counts the tasks of a
+//!   branch so that a caller can wait for their end. `listener` and `connect` are the two entry points.
 //!
 //! # Threads and cleanup
 //!

@@ -26,8 +26,8 @@ impl Drop for PerftestServer {
     }
 }
 
-/// Runs `program` with `more` arguments between both ports. Returns the figures of its row for `size`, which begins with
-/// the size and the count.
+/// Runs `program` with `more` arguments between both ports. Returns the figures of its row for `size`, which begins
+/// with the size and the count.
 pub fn row(program: &str, ports: &Ports, size: usize, more: &[&str]) -> BenchResult<Vec<f64>> {
     let command = |side| -> BenchResult<Command> {
         let mut command = Command::new(program);

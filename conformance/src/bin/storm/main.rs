@@ -1,5 +1,5 @@
-//! Fault injection: rounds that send KILL, TERM, STOP or STOP-CONT at a random moment to one side of `multirail bench`, or
-//! of `multirail send` and `multirail serve`.
+//! Fault injection: rounds that send KILL, TERM, STOP or STOP-CONT at a random moment to one side of `multirail bench`,
+//! or of `multirail send` and `multirail serve`.
 //!
 //! ```console
 //! $ ci/storm --rounds 200          # or: --seconds 60
@@ -7,8 +7,8 @@
 //! ```
 //!
 //! In every round both sides must end, without a panic and by no signal except the round's own. Each printed row of
-//! bench must be verified. Each file with its final name must have the sender's bytes, and `send --resume` must store the
-//! rest. After the last round no process, no temporary file and no file in `/dev/shm` may be left.
+//! bench must be verified. Each file with its final name must have the sender's bytes, and `send --resume` must store
+//! the rest. After the last round no process, no temporary file and no file in `/dev/shm` may be left.
 
 mod files;
 mod round;

@@ -134,8 +134,8 @@ impl Round {
         let pause = Duration::from_millis(random.u64(1..5000));
         let fault = [Fault::Kill, Fault::Term, Fault::Stop, Fault::Pause(pause)][random.usize(..4)];
         let target = if random.bool() { FaultTarget::Client } else { FaultTarget::Server };
-        // A round spends most of its short time on start and connection, and the rest on the transfer. The moment may be
-        // in any of these.
+        // A round spends most of its short time on start and connection, and the rest on the transfer. The moment may
+        // be in any of these.
         let after = Duration::from_micros((10_f64.powf(random.f64() * 3.2 + 3.0)) as u64);
         Self { setting, workload, fault, target, after }
     }
@@ -226,8 +226,8 @@ impl Round {
         match self.fault {
             Fault::Kill => signal(target, Signal::KILL),
             Fault::Term => signal(target, Signal::TERM),
-            // If the child is stopped, bench ends the connection to it. If bench itself is stopped, no other process ends
-            // before it does.
+            // If the child is stopped, bench ends the connection to it. If bench itself is stopped, no other process
+            // ends before it does.
             Fault::Stop if child.is_some() => signal(target, Signal::STOP),
             Fault::Stop => pause(target, Duration::from_secs(5)),
             Fault::Pause(span) => pause(target, span),
@@ -334,8 +334,8 @@ fn pause(process: Pid, span: Duration) {
     signal(process, Signal::CONT);
 }
 
-/// Checks that every printed row of a bench has verified bytes, except rows of measurements that were cut short. A bench
-/// that succeeded must have printed a row.
+/// Checks that every printed row of a bench has verified bytes, except rows of measurements that were cut short. A
+/// bench that succeeded must have printed a row.
 fn verified(bench: &mut StormProcess, succeeded: bool) -> Result<(), String> {
     let rows = bench.output();
     let is_bad = |row: &&String| row.contains("\"verified\":false") && !row.contains("\"cut_short\":true");
