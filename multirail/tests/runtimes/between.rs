@@ -1,4 +1,4 @@
-//! The same between two processes: no late byte lands, on whichever side the operation ends.
+//! Between two processes: no late byte lands, on whichever side the operation ends, and a blocked runtime loses no peer.
 #![cfg(target_os = "linux")]
 
 use std::time::Duration;
@@ -90,7 +90,7 @@ fn a_revoke_stops_the_other_process() {
 const BLOCKED: Duration = Duration::from_secs(30);
 
 #[test]
-fn for_thirty_seconds() {
+fn a_runtime_that_is_blocked_for_thirty_seconds_loses_no_peer() {
     let mut other = PeerProcess::start(1);
     let fabric = TestDevices::Late.open(2).unwrap();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();

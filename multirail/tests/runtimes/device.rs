@@ -1,4 +1,4 @@
-//! Fabrics on loopback, plain or with a link model on which every request is late.
+//! Fabrics on loopback, plain or with a link model on which every request is late, and pages with an expected content.
 
 use std::future::Future;
 use std::sync::Arc;

@@ -108,11 +108,11 @@ fn serves(runtime: &Runtime) {
 }
 
 #[test]
-fn of_one_thread() {
+fn a_runtime_of_one_thread_serves_the_connections_too() {
     serves(&Builder::new_current_thread().enable_all().build().unwrap());
 }
 
 #[test]
-fn of_many_threads() {
+fn a_runtime_of_many_threads_serves_the_connections_too() {
     serves(&Builder::new_multi_thread().worker_threads(3).enable_all().build().unwrap());
 }

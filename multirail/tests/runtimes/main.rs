@@ -4,8 +4,8 @@
 //! among them the one in `strict`, which shows lost wakeups. `blocking` uses no executor, and
 //! `lossless` drops waits before they complete. The compiler checks `sendable`. `select` and
 //! `flood` show that no late byte of a dropped operation lands, and `between` shows it between
-//! two processes. `blocked` shows that a blocked runtime loses no peer. `device` opens fabrics,
-//! `page` is a region with its expected content, and `child` is the other process.
+//! two processes. It also shows that a blocked runtime loses no peer. `device` opens fabrics and
+//! makes pages with an expected content, and `child` is the other process.
 
 mod between;
 mod blocking;
