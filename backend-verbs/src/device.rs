@@ -7,8 +7,7 @@ use multirail_spi::{Error, ErrorKind, Fences, Result};
 use rdma_sys as ib;
 
 use crate::device_memory::DeviceRegions;
-use crate::objects::library;
-use crate::objects::{Object, last_errno};
+use crate::objects::{Object, last_errno, library};
 use crate::status::os_error;
 
 /// The names of the InfiniBand and RoCE cards of this machine.

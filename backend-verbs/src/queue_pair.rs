@@ -6,8 +6,7 @@ use multirail_spi::Result;
 use rdma_sys as ib;
 
 use crate::domain::PortQueues;
-use crate::objects::library;
-use crate::objects::{Object, last_errno};
+use crate::objects::{Object, last_errno, library};
 use crate::status::{EINVAL, os_error};
 
 /// The values that the other side needs to connect to a queue pair.

@@ -10,8 +10,7 @@ use multirail_spi::{
 use rdma_sys as ib;
 
 use crate::device::Device;
-use crate::objects::library;
-use crate::objects::{Object, last_errno};
+use crate::objects::{Object, last_errno, library};
 use crate::status::EINVAL;
 
 /// A registration. The fields are dropped in order: the keys before the memory.

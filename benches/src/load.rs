@@ -7,8 +7,7 @@ use std::time::{Duration, Instant};
 
 use transport_core::{Op, Pages};
 
-use crate::processes::{BenchDevices, ConnectedWriter};
-use crate::processes::{ProcessRole, pin};
+use crate::processes::{BenchDevices, ConnectedWriter, ProcessRole, pin};
 use crate::{BenchResult, Driven, LIMIT, shuffled};
 
 /// A loop of writes.

@@ -14,8 +14,7 @@ use transport_core::{
 
 use crate::backend_under_test::{TransferSide, TransportShape, Variant};
 use crate::check::{TestResult, TrialFailure, ensure, ensure_err, poll_once};
-use crate::trial::TrialContext;
-use crate::trial::TrialFabric;
+use crate::trial::{TrialContext, TrialFabric};
 
 /// The label of a fabric's only transport.
 pub(crate) const LABEL: &str = "under-test";

@@ -14,8 +14,7 @@ use crate::backend_under_test::{BackendUnderTest, Variant};
 use crate::check::{TestResult, TrialFailure, ensure_eq, ensure_err, within};
 use crate::checked_region::{CheckedRegion, FULL_ACCESS, content};
 use crate::process::{self, HelperProcess, LIMIT, ResourceUsage, default_fabric, permutation};
-use crate::trial::TrialContext;
-use crate::trial::TrialFabric;
+use crate::trial::{TrialContext, TrialFabric};
 
 const LEN: usize = 4 << 20;
 /// The number of printed rows after the first.

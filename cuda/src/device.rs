@@ -14,8 +14,7 @@ use topology::Address;
 use crate::attributes::ordinal_of;
 use crate::background::run_later;
 use crate::driver::{check, in_context, start};
-use crate::kernels::PageKernel;
-use crate::kernels::VerifyKernel;
+use crate::kernels::{PageKernel, VerifyKernel};
 use crate::stream::Stream;
 
 /// A GPU and its primary context, which stays alive as long as the value. Clones share both.

@@ -12,8 +12,7 @@ use multirail::{Access, Descriptor, Fabric, Peer, Region};
 
 use super::list::List;
 use super::progress::SendProgress;
-use super::server_channel::KeepAliveTimer;
-use super::server_channel::{SendError, ServerChannel, refused, unexpected};
+use super::server_channel::{KeepAliveTimer, SendError, ServerChannel, refused, unexpected};
 use super::source::SourceFile;
 use super::window_packer::{Filled, WindowPacker};
 use super::window_writer::{FilledWindow, WindowWriter};

@@ -5,8 +5,7 @@ use std::sync::mpsc::SyncSender;
 use crate::files::{FilePiece, PieceHash, TableItem, WindowLayout, encode};
 use multirail::Region;
 
-use super::server_channel::KeepAliveTimer;
-use super::server_channel::{SendError, ServerChannel};
+use super::server_channel::{KeepAliveTimer, SendError, ServerChannel};
 use super::source::SourceFile;
 use super::window_writer::FilledWindow;
 use crate::failure::CommandFailure;

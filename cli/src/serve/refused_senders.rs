@@ -9,8 +9,7 @@ use multirail::{Access, Fabric, Op, Peer, Region};
 use super::senders;
 use crate::connection::DISCONNECT_LIMIT;
 use crate::failure::CommandResult;
-use crate::output;
-use crate::wire;
+use crate::{output, wire};
 
 /// The maximum number of refused senders that are still connected. Above it, the first is disconnected.
 const MOST: usize = 64;

@@ -6,8 +6,7 @@ use std::time::Duration;
 use super::{HelperProcess, worker_fabric};
 use crate::backend_under_test::Variant;
 use crate::check::{TestResult, within};
-use crate::trial::TrialContext;
-use crate::trial::TrialFabric;
+use crate::trial::{TrialContext, TrialFabric};
 
 /// A fabric of this process, connected to a fabric in a helper process.
 pub(crate) struct ConnectedPair {

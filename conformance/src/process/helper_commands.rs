@@ -32,8 +32,7 @@ use super::{LIMIT, ResourceUsage, default_fabric, multi_transport_fabric, worker
 use crate::backend_under_test::{BackendUnderTest, Variant};
 use crate::check::{TestResult, TrialFailure, ensure_eq, within};
 use crate::checked_region::{CheckedRegion, FULL_ACCESS, content};
-use crate::trial::TrialContext;
-use crate::trial::TrialFabric;
+use crate::trial::{TrialContext, TrialFabric};
 
 /// The environment variables of a helper process.
 pub(super) const BACKEND: &str = "MULTIRAIL_HELPER_BACKEND";

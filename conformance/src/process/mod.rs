@@ -25,8 +25,7 @@ pub(crate) use proxy::Proxy;
 use crate::backend_under_test::TransferSide;
 use crate::check::TestResult;
 use crate::sim_harness::{Options, builder};
-use crate::trial::TrialContext;
-use crate::trial::TrialFabric;
+use crate::trial::{TrialContext, TrialFabric};
 
 /// The heartbeat interval of fabrics in process trials.
 pub(crate) const HEARTBEAT: Duration = Duration::from_millis(100);

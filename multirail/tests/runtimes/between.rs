@@ -6,8 +6,7 @@ use std::time::Duration;
 use multirail::{Access, Peer, Result, WriteOptions};
 
 use crate::child::{self, PeerProcess};
-use crate::device::{PAGE, TestPage};
-use crate::device::{TestDevices, limited, outlast};
+use crate::device::{PAGE, TestDevices, TestPage, limited, outlast};
 use crate::flood::reclaim;
 
 const SEEDS: [u64; 2] = [3, 4];

@@ -4,8 +4,7 @@ use std::time::Duration;
 
 use multirail::{Access, ErrorKind, PeerGroup, wait};
 
-use crate::device::{LIMIT, TestDevices};
-use crate::device::{PAGE, TestPage, differing};
+use crate::device::{LIMIT, PAGE, TestDevices, TestPage, differing};
 
 const SHORT: Duration = Duration::from_millis(3);
 

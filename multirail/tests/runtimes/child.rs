@@ -14,8 +14,7 @@ use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 
 use multirail::{Access, Fabric, Peer, wait};
 
-use crate::device::{LIMIT, TestDevices, limited};
-use crate::device::{TestPage, differing};
+use crate::device::{LIMIT, TestDevices, TestPage, differing, limited};
 use crate::flood::flood;
 
 /// The environment variable that makes this executable the peer. Its value is the seed.

@@ -12,8 +12,7 @@ use crate::handshake::authenticate::authenticate;
 use crate::handshake::proof::Role;
 use crate::handshake::{UnacceptedPeer, establish, upgrade};
 use crate::host::SessionHost;
-use crate::runtime::{ControlThread, Spawner};
-use crate::session::close::closed;
+use crate::runtime::{ControlThread, Spawner, closed};
 use multirail_spi::{Error, ErrorKind, Result};
 
 /// Connects to the fabric that listens at `address`.

@@ -17,8 +17,7 @@ use crate::handshake::proof::Role;
 use crate::handshake::unauthenticated::UnauthenticatedClients;
 use crate::handshake::{UnacceptedPeer, establish, upgrade};
 use crate::host::{SessionHost, SessionPeer};
-use crate::runtime::{ControlThread, Spawner};
-use crate::session::close::closed;
+use crate::runtime::{ControlThread, Spawner, closed};
 use multirail_spi::{Error, ErrorKind, Result};
 
 /// The most peers that wait for [`Listener::accept`]. Further peers wait at the end of their handshake.

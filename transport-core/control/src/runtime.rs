@@ -9,15 +9,17 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use multirail_spi::{Error, Result};
+use multirail_spi::{Error, ErrorKind, Result};
 use tokio::runtime::{self, Builder, Handle, Runtime, RuntimeFlavor};
 use tokio::sync::{Notify, mpsc, watch};
 use tokio::task::{JoinError, JoinSet, spawn_blocking};
 use tokio::time::{sleep, timeout};
 
 use crate::framed_channel::CLOSE_LIMIT;
-use crate::session::close::{SERVICE_ENDED, closed};
 
+/// The message for a fabric whose control thread or runtime ended before the fabric was closed.
+pub(crate) const SERVICE_ENDED: &str = "nothing serves this fabric's connections any more: its control thread \
+     panicked, or the runtime that it was given was shut down or has no I/O or timers (build it with enable_all)";
 /// How long shutdown waits for helper threads that still block, for example while they bring up links. After this
 /// time, shutdown leaves such a thread behind; a hanging name server can cause that.
 const BLOCKING_LIMIT: Duration = Duration::from_secs(3);
@@ -338,6 +340,11 @@ impl Drop for TaskGuard {
         self.0.task_ended.notify_all();
         self.0.task_ended_async.notify_waiters();
     }
+}
+
+/// An error of kind `Closed`: the connection ended in order.
+pub(crate) fn closed(why: &str) -> Error {
+    Error::new(ErrorKind::Closed, "control", why)
 }
 
 #[cfg(test)]

@@ -7,8 +7,7 @@ use std::process::{Command, ExitCode};
 use benches::BenchResult;
 use benches::compare::find;
 
-use crate::LibfabricProvider;
-use crate::WriteLoop;
+use crate::{LibfabricProvider, WriteLoop};
 
 /// The maximum of our instructions per write.
 const LIMIT: f64 = 150.0;

@@ -6,8 +6,7 @@ use std::process::{Command, ExitCode};
 use benches::compare::{Compared, compile, read};
 use benches::{BenchResult, inside};
 
-use crate::LibfabricProvider;
-use crate::WriteLoop;
+use crate::{LibfabricProvider, WriteLoop};
 
 /// A size, the compared figure, and the minimum of the ratio's lower bound.
 const SIZES: [(usize, &str, f64); 2] = [(65_536, "gb_per_s", 0.95), (8, "mops", 0.9)];

@@ -1,7 +1,6 @@
 //! Draws a layout as SVG.
 
-use super::panel::PixelRect;
-use super::panel::{Bar, Cores, DETAIL, NAME, Panel, Tile, TileKind};
+use super::panel::{Bar, Cores, DETAIL, NAME, Panel, PixelRect, Tile, TileKind};
 use super::svg::{Style, Svg};
 use super::{BODY, HEADLINE, LegendEntry, NodeBox, Picture, Symbol};
 

@@ -26,15 +26,14 @@ use std::time::{Duration, Instant};
 
 use tokio::sync::mpsc;
 
-use crate::frame::{Frame, Identity, LinkReport, MAX_OFFERS, TransportOffer};
+use crate::frame::{Frame, Identity, LinkReport, MAX_OFFERS, TransportOffer, refused};
 use crate::framed_channel::FramedChannel;
 use crate::handshake::authenticate::AuthenticatedPeer;
 use crate::handshake::limits::TimeLimit;
 use crate::handshake::proof::Role;
 use crate::host::{PeerReservation, SessionHost, SessionPeer};
-use crate::runtime::Spawner;
+use crate::runtime::{Spawner, closed};
 use crate::session::close::{CloseReason, FailOnDrop};
-use crate::session::close::{closed, refused};
 use crate::session::liveness::Liveness;
 use crate::session::lookups::Lookups;
 use crate::session::relocations::Relocations;

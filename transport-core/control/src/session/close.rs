@@ -4,8 +4,9 @@ use std::time::Duration;
 
 use multirail_spi::{Error, ErrorKind};
 
-use crate::frame::{Cause, Frame};
+use crate::frame::Frame;
 use crate::host::SessionPeer;
+use crate::runtime::{SERVICE_ENDED, closed};
 
 /// Why a session ends.
 pub(crate) struct CloseReason {
@@ -53,24 +54,4 @@ impl<P: SessionPeer> Drop for FailOnDrop<P> {
     fn drop(&mut self) {
         self.0.fail(closed(SERVICE_ENDED));
     }
-}
-
-/// The message for a fabric whose control thread or runtime ended before the fabric was closed.
-pub(crate) const SERVICE_ENDED: &str = "nothing serves this fabric's connections any more: its control thread \
-     panicked, or the runtime that it was given was shut down or has no I/O or timers (build it with enable_all)";
-
-/// An error of kind `Closed`: the connection ended in order.
-pub(crate) fn closed(why: &str) -> Error {
-    Error::new(ErrorKind::Closed, "control", why)
-}
-
-/// Converts a `Refuse` frame of the peer to an error.
-pub(crate) fn refused(cause: Cause, reason: &str) -> Error {
-    let kind = match cause {
-        Cause::Protocol => ErrorKind::Protocol,
-        Cause::Unreachable => ErrorKind::Unreachable,
-        Cause::Failed => ErrorKind::PeerDied,
-        Cause::Permission => ErrorKind::Permission,
-    };
-    Error::new(kind, "control", format!("the peer ended the connection: {reason}"))
 }

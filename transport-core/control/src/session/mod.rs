@@ -12,12 +12,11 @@ use std::time::{Duration, Instant};
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::{sleep_until, timeout};
 
-use crate::frame::{Frame, MAX_DESCRIPTOR, MAX_NAME};
+use crate::frame::{Frame, MAX_DESCRIPTOR, MAX_NAME, refused};
 use crate::framed_channel::{CLOSE_LIMIT, FramedChannel};
 use crate::host::{SessionHost, SessionPeer};
-use crate::runtime::Spawner;
+use crate::runtime::{Spawner, closed};
 use crate::session::close::CloseReason;
-use crate::session::close::{closed, refused};
 use crate::session::liveness::Liveness;
 use crate::session::lookups::{AnswerSender, Lookups, MAX_OUTSTANDING, ProbeGuard, Requester};
 use crate::session::relocations::Relocations;
