@@ -2,8 +2,6 @@
 //!
 //! The tests print how long each step took (`--nocapture --test-threads 1`), and do not check these times.
 
-mod gpus;
-
 use std::process::ExitCode;
 use std::ptr::null_mut;
 use std::sync::Arc;
@@ -290,7 +288,7 @@ fn there_and_back_by_the_stream_alone() {
 
 fn main() -> ExitCode {
     conformance::run_or_skip(
-        gpus::missing(),
+        Device::all().err().map(|why| why.to_string()),
         conformance::tests![
             processor_and_gpu_share_a_word,
             a_stream_waits_for_arrivals,

@@ -6,8 +6,8 @@ use std::time::Duration;
 use multirail::{Access, Peer, Result, WriteOptions};
 
 use crate::child::{self, PeerProcess};
-use crate::device::{PAGE, TestDevices, TestPage, limited, outlast};
 use crate::flood::reclaim;
+use crate::{PAGE, TestDevices, TestPage, limited, outlast};
 
 const SEEDS: [u64; 2] = [3, 4];
 const ROUNDS: u64 = 6;

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use multirail::{Access, ErrorKind, PeerGroup, wait};
 
-use crate::device::{LIMIT, PAGE, TestDevices, TestPage, differing};
+use crate::{LIMIT, PAGE, TestDevices, TestPage, differing};
 
 const SHORT: Duration = Duration::from_millis(3);
 

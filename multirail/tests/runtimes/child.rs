@@ -14,8 +14,8 @@ use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 
 use multirail::{Access, Fabric, Peer, wait};
 
-use crate::device::{LIMIT, TestDevices, TestPage, differing, limited};
 use crate::flood::flood;
+use crate::{LIMIT, TestDevices, TestPage, differing, limited};
 
 /// The environment variable that makes this executable the peer. Its value is the seed.
 const CHILD: &str = "MULTIRAIL_RUNTIMES_CHILD";

@@ -6,9 +6,9 @@ use std::sync::Arc;
 use multirail::Result;
 use tokio::runtime::{Builder, Runtime};
 
-use crate::device::{LIMIT, TestDevices, limited};
 use crate::scenario::scenario;
 use crate::strict;
+use crate::{LIMIT, TestDevices, limited};
 
 /// The number of concurrent tasks on executors with threads.
 const TASKS: u64 = 6;

@@ -2,7 +2,7 @@
 
 use multirail::{Access, ErrorKind, Op, Peer, Region, RemoteRegion, Result};
 
-use crate::device::{LIMIT, PAGE, TestDevices, TestPage, limited, outlast};
+use crate::{LIMIT, PAGE, TestDevices, TestPage, limited, outlast};
 
 /// The number of writes after which a flood reports its start with an imm.
 const BEGUN: u32 = 1;

@@ -6,8 +6,7 @@ use futures::future::{join, try_join};
 use multirail::{Access, PeerGroup, Result};
 use smol::future::{poll_once, yield_now};
 
-use crate::device::{LIMIT, PAGE, TestDevices, TestPage};
-use crate::strict;
+use crate::{LIMIT, PAGE, TestDevices, TestPage, strict};
 
 /// Polls the future of `wait` a few times and drops it.
 async fn poll_and_drop<F: Future>(mut wait: impl FnMut() -> F) {

@@ -8,9 +8,9 @@ use multirail::{
     Result, WriteOptions,
 };
 
-use crate::device::LIMIT;
+use crate::LIMIT;
 
-use crate::device::{PAGE, TestPage, differing};
+use crate::{PAGE, TestPage, differing};
 
 /// Two connected fabrics: `a` is the initiator, `b` is the target.
 struct ConnectedFabrics {

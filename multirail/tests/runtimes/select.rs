@@ -7,8 +7,7 @@ use std::task::{Context, Poll};
 use futures::FutureExt;
 use multirail::{Access, Fabric, Op, Peer, Region, RemoteRegion, Result};
 
-use crate::device::{PAGE, TestDevices, TestPage, differing, limited, outlast};
-use crate::strict;
+use crate::{PAGE, TestDevices, TestPage, differing, limited, outlast, strict};
 
 const SEEDS: std::ops::Range<u64> = 0..4;
 /// The number of rounds of each seed.
