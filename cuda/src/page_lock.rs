@@ -15,7 +15,7 @@ use crate::{Device, drop_in_background};
 const FLAGS: u32 = sys::CU_MEMHOSTREGISTER_PORTABLE | sys::CU_MEMHOSTREGISTER_DEVICEMAP;
 
 /// Keeps a range of host memory page-locked for all GPUs of this process. Dropping it waits until no GPU uses the
-/// range; [`drop_in_background`](crate::drop_in_background) lets another thread wait.
+/// range; [`drop_in_background`] lets another thread wait.
 pub struct PageLock {
     start: *mut c_void,
     device: Device,

@@ -1,7 +1,7 @@
 //! The rail groups as an SVG picture without external files.
 //!
-//! [`Picture`] is the layout. It has one [`Panel`](panel::Panel) per group. `draw` turns the layout
-//! into [`svg`] elements.
+//! [`Picture`] is the layout. It has one [`Panel`] per group. `draw` turns the layout
+//! into [`mod@svg`] elements.
 
 mod draw;
 mod panel;
