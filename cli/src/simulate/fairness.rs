@@ -90,7 +90,7 @@ pub fn run(common: &Common, name: ProfileName, profile: &Profile, cost: f64, lar
         return output::json(&row);
     }
     output::print_text(&format!(
-        "a write of {} takes {:.1} us at the 99th percentile, {:.1} us large_write one of {} ({:.2} times), which \
+        "a write of {} takes {:.1} us at the 99th percentile, {:.1} us during a write of {} ({:.2} times), which \
          moves {:.1} of {:.1} Gbps; a simulation, not a measurement",
         Size(row.small),
         row.idle_p99_us,

@@ -159,7 +159,7 @@ pub fn run(
     }
     output::print_text(&format!(
         "{} senders, a completion queue of {}, {}: {} of {} imms arrived, {} overruns, at most {} in the queue; \
-         shares context {:.1} %, {:.1} of {:.1} Gbps; a simulation, not a measurement",
+         spread of shares {:.1} %, {:.1} of {:.1} Gbps; a simulation, not a measurement",
         row.senders,
         row.cq_depth,
         if grants { "grants" } else { "no grants" },
